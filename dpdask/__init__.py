@@ -13,11 +13,16 @@ if TYPE_CHECKING:
     from dpdask.analysis.opening import open  # noqa: A004 - `dpdask.open`, as `Image.open`
     from dpdask.engine.account import LedgerPlace
     from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError, TemporaryError
-    from dpdask.estimators.copula import CopulaRelease, GaussianCopula
-    from dpdask.estimators.dip import DIP
-    from dpdask.estimators.histogram import HistogramRelease, PerturbedHistogram
-    from dpdask.estimators.interval import IntervalMechanism
-    from dpdask.estimators.marginals import Marginals, MarginalsRelease
+    from dpdask.estimators.families import (
+        DIP,
+        CopulaRelease,
+        GaussianCopula,
+        HistogramRelease,
+        IntervalMechanism,
+        Marginals,
+        MarginalsRelease,
+        PerturbedHistogram,
+    )
     from dpdask.estimators.release import Release
     from dpdask.evaluation.tables import exact_marginals
     from dpdask.mechanisms.copula.fit import CopulaOptions
@@ -67,11 +72,16 @@ _MODULES = {
     "analysis.opening": ("open",),
     "errors": ("BudgetError", "DataError", "DpdaskError", "InputError", "OutputError", "SpecError", "TemporaryError"),
     "engine.account": ("LedgerPlace",),
-    "estimators.copula": ("CopulaRelease", "GaussianCopula"),
-    "estimators.dip": ("DIP",),
-    "estimators.histogram": ("HistogramRelease", "PerturbedHistogram"),
-    "estimators.interval": ("IntervalMechanism",),
-    "estimators.marginals": ("Marginals", "MarginalsRelease"),
+    "estimators.families": (
+        "DIP",
+        "CopulaRelease",
+        "GaussianCopula",
+        "HistogramRelease",
+        "IntervalMechanism",
+        "Marginals",
+        "MarginalsRelease",
+        "PerturbedHistogram",
+    ),
     "estimators.release": ("Release",),
     "evaluation.tables": ("exact_marginals",),
     "mechanisms.copula.fit": ("CopulaOptions",),

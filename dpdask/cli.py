@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from dpdask.errors import DpdaskError, InternalError, UsageError
-from dpdask.plurals import say_count
+from dpdask.errors import DpdaskError, InternalError, UsageError, say_count
 from dpdask.startup import collect_rarely, keep_folder_out
 from dpdask.steps import step
 from dpdask.terminal.echo import echo, echo_json, keep_streams
@@ -24,7 +23,7 @@ from dpdask.terminal.waiting import show_step
 from dpdask.version import __version__
 
 if TYPE_CHECKING:
-    from dpdask.engine.told import Told
+    from dpdask.engine.write import Told
     from dpdask.jobs.run import Outcome
     from dpdask.jobs.spec import Job
     from dpdask.mechanisms.mechanism import Mechanism
@@ -273,7 +272,7 @@ def _check_one(usage: str, out: str | None, job: str | None) -> None:
 def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> None:
     """Compute the exact ε* of every channel, and a lower bound on the ε of noisy counts; read footers only."""
     with show_step("auditing"):
-        from dpdask.jobs.auditing import audit_job
+        from dpdask.jobs.plan import audit_job
         from dpdask.jobs.spec import load_job
         from dpdask.terminal.texts import describe_audit
 

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, mode
 
 from dpdask.documents import Document, Text, find_near, join_errors, parse_yaml, read_text, validate
 from dpdask.errors import DataError, SpecError, quote_names
-from dpdask.html.tables import make_html_table
+from dpdask.html import make_html_table
 
 Role = Literal["keep", "privatise", "drop"]
 Kind = Literal["discrete", "categorical", "continuous", "mixed"]

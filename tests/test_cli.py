@@ -26,7 +26,7 @@ from e2e.bad_input import COLUMNS, KNOWN, Ended, command, files, job, table
 import dpdask
 from dpdask.cli import cli
 from dpdask.errors import TemporaryError
-from dpdask.mechanisms import auditing
+from dpdask.mechanisms import mechanism as auditing
 from dpdask.mechanisms.dip import columns
 from dpdask.privacy.audit import audit_event
 from dpdask.streams import RunKey, stream

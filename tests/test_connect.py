@@ -22,7 +22,7 @@ from e2e.helpers import call_cli, lake, run_cli, write_job
 
 from dpdask.connect import check_cluster, open_cluster
 from dpdask.connect.address import is_loopback
-from dpdask.connect.private import scratch_folder
+from dpdask.connect.local import scratch_folder
 from dpdask.connect.spec import Address, Local, Synchronous, Threads
 from dpdask.errors import OutputError, SpecError, TemporaryError
 from dpdask.io.storage import Folder, absolute_url

@@ -276,7 +276,7 @@ def test_a_forked_process_that_ends_leaves_its_parent_the_key(tmp_path: Path) ->
     """Servers fork their workers after they have prepared everything, and the workers come and go."""
     script = f"""
 import os, sys
-from dpdask.estimators.temporary import open_secrets
+from dpdask.estimators.frames import open_secrets
 folder = open_secrets({str(tmp_path)!r})
 folder.write("run.key", b"secret", private=True)
 child = os.fork()

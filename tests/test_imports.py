@@ -34,7 +34,6 @@ COMMAND_LINE = {
     "dpdask",
     "dpdask.cli",
     "dpdask.errors",
-    "dpdask.plurals",
     "dpdask.startup",
     "dpdask.steps",
     "dpdask.terminal",
@@ -156,7 +155,7 @@ def test_every_public_name_has_the_module_that_a_checker_sees() -> None:
 
 def test_public_names_in_a_fresh_python() -> None:
     loaded("import dpdask\nassert set(dpdask.__all__) <= set(dir(dpdask))")
-    loaded("from dpdask import *\nassert DIP.__module__ == 'dpdask.estimators.dip' and local.export and __version__")
+    loaded("from dpdask import *\nassert DIP.__module__ == 'dpdask.estimators.families' and local.export and __version__")
     loaded("import dpdask\nassert dpdask.inference.ReleasedColumn and dpdask.errors.SpecError is dpdask.SpecError")
     loaded("import dpdask.survey\nassert dpdask.survey.Survey is dpdask.Survey")
 

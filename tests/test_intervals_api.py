@@ -14,11 +14,10 @@ import pytest
 from mechanisms.containing import held_by
 
 import dpdask
-from dpdask.mechanisms.interval.card import describe_protected, describe_unprotected, list_revealed
 from dpdask.mechanisms.interval.design import Case1, ScipyDistribution
 from dpdask.mechanisms.interval.ranges import Ranges
 from dpdask.mechanisms.interval.release import IntervalRelease
-from dpdask.mechanisms.interval.spec import IntervalSpec
+from dpdask.mechanisms.interval.spec import IntervalSpec, describe_protected, describe_unprotected, list_revealed
 from dpdask.privacy import Budget
 
 LEVELS = [1.0, 2.0, 3.0, 4.0, 5.0]

@@ -12,7 +12,7 @@ from e2e.helpers import call_cli
 
 import dpdask
 from dpdask.schemas import NAMES, find_file
-from dpdask.schemas.making import make_json_schema
+from dpdask.schemas.__main__ import make_json_schema
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(file for file in (ROOT / "pipelines").rglob("*.yaml") if file.name.startswith(("job", "schema")))

@@ -27,8 +27,9 @@ import dpdask
 from dpdask import local
 from dpdask.engine.work import load
 from dpdask.errors import InputError, OutputError, SpecError
-from dpdask.kernels import bins, rank
-from dpdask.kernels.guide import guide as guide_of
+from dpdask.kernels import cdf as bins
+from dpdask.kernels import rank
+from dpdask.kernels.cdf import guide as guide_of
 from dpdask.mechanisms.dip.columns import RankMechanism
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon
 from pipelines.local import apply

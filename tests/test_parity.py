@@ -10,7 +10,7 @@ from e2e.helpers import load, refusing, write_job
 
 import dpdask
 from dpdask.errors import SpecError
-from dpdask.jobs.keys import name_keys
+from dpdask.jobs.spec import name_keys
 from dpdask.schema import Schema
 
 COLUMNS: dict[str, Any] = {

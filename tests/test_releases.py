@@ -19,7 +19,7 @@ from e2e.helpers import refusing
 from test_frames import CountingScheduler
 
 import dpdask
-from dpdask.io.saved import save_release
+from dpdask.io.shards import save_release
 from dpdask.io.storage import Folder
 from dpdask.privacy.events import DiscreteGaussian, to_dict
 

@@ -10,10 +10,11 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import chi2, chi2_contingency
 
+from dpdask import simulate as census
 from dpdask.codec import codec_for
 from dpdask.errors import OutputError, UsageError
 from dpdask.schema import Schema
-from dpdask.simulate import CENSUS_ATTRIBUTES, CENSUS_LEVELS, census, simulate_census
+from dpdask.simulate import CENSUS_ATTRIBUTES, CENSUS_LEVELS, simulate_census
 
 N_ROWS = 300_000
 SHAPES = [(27, 674), (1, 2), (1, 64), (2, 4), (2, 128), (5, 11), (1000, 2000), (40, 2560)]

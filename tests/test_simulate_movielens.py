@@ -10,8 +10,9 @@ import pytest
 from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
+from dpdask import simulate as movielens
 from dpdask.errors import OutputError, UsageError
-from dpdask.simulate import ML25M_MOVIES, ML25M_RATING_COUNTS, ML25M_ROWS, ML25M_USERS, movielens, simulate_movielens
+from dpdask.simulate import ML25M_MOVIES, ML25M_RATING_COUNTS, ML25M_ROWS, ML25M_USERS, simulate_movielens
 
 N_ROWS = 300_000
 SHARES = np.array(ML25M_RATING_COUNTS) / ML25M_ROWS

@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 
 import dpdask
-from dpdask.estimators import temporary
-from dpdask.estimators.temporary import close_secrets, open_secrets
+from dpdask.estimators import frames as temporary
+from dpdask.estimators.frames import close_secrets, open_secrets
 
 SCHEMA = {"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}}
 FIT = f"""
@@ -31,7 +31,7 @@ input()
 """
 FORK = """
 import os, sys
-from dpdask.estimators.temporary import open_secrets
+from dpdask.estimators.frames import open_secrets
 open_secrets(None).write("run.key", b"secret", private=True)
 child = os.fork()
 if child:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime as dt
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,9 +15,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
+from scipy import special
 
-from dpdask.analysis.dates import DateScale
-from dpdask.analysis.result import Result
 from dpdask.engine.lazy import read_frame, read_shards
 from dpdask.engine.source import Frame
 from dpdask.errors import SpecError
@@ -24,10 +24,254 @@ from dpdask.inference import NPMLE, WeightedSample
 from dpdask.io.parquet import read_schema
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import say_date
+from dpdask.privacy.rounding import write_digits
+
+Floats = NDArray[np.float64]
+_MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DateScale:
+    """How the dates of a column are numbers.
+
+    Attributes
+    ----------
+    unit
+        What a number counts since 1970: days (`D`), seconds, milliseconds or microseconds. The card's bounds and edges count so too.
+    zone
+        The time zone; None if there is none.
+    """
+
+    unit: str
+    zone: Any = None
+
+    @classmethod
+    def of(cls, values: pd.Series) -> DateScale | None:
+        """Return the scale of a column of dates; None if it holds none."""
+        if pd.api.types.is_datetime64_any_dtype(values):
+            return cls(unit="us" if values.dt.unit == "ns" else values.dt.unit, zone=values.dt.tz)
+        return cls(unit="D") if pd.api.types.infer_dtype(values, skipna=True) == "date" else None
+
+    @property
+    def microseconds(self) -> int:
+        """How long one unit is."""
+        return _MICROSECONDS[self.unit]
+
+    def to_numbers(self, dates: pd.Series | Sequence[object]) -> Floats:
+        """Return dates as float64 numbers, missing ones as NaN."""
+        index = pd.DatetimeIndex(dates)
+        if index.tz is not None:
+            index = index.tz_convert("UTC").tz_localize(None)
+        elif self.zone is not None:
+            index = index.tz_localize(self.zone).tz_convert("UTC").tz_localize(None)
+        found = index.to_numpy()
+        unit = np.datetime_data(found.dtype)[0]
+        if unit == "ns":
+            found, unit = found.astype("datetime64[us]"), "us"
+        numbers: Floats = np.where(np.isnat(found), np.nan, found.astype(np.int64) / (self.microseconds / _MICROSECONDS[unit]))  # years may be far
+        return numbers
+
+    def to_dates(self, numbers: Floats) -> pd.DatetimeIndex:
+        """Return numbers as dates."""
+        index = pd.DatetimeIndex(self._count(numbers).astype("datetime64[us]"))
+        return index if self.zone is None else index.tz_localize("UTC").tz_convert(self.zone)
+
+    def to_spans(self, numbers: Floats) -> pd.TimedeltaIndex:
+        """Return differences of numbers as spans of time."""
+        return pd.TimedeltaIndex(self._count(numbers).astype("timedelta64[us]"))
+
+    def to_edges(self, bins: Sequence[Any], where: str) -> Floats:
+        """Return the edges of a histogram's ranges as numbers.
+
+        Parameters
+        ----------
+        bins
+            Timestamps, dates or their ISO texts.
+        where
+            The column, for messages.
+
+        Raises
+        ------
+        SpecError
+            If one of them is no date.
+        """
+        try:
+            if any(isinstance(each, int | float | np.number) for each in bins):
+                raise ValueError("numbers")
+            return self.to_numbers(list(bins))
+        except (TypeError, ValueError):
+            raise SpecError("the edges of a column of dates are dates", where, "write them as in bins=['2026-01-01', '2026-07-01']") from None
+
+    def _count(self, numbers: Floats) -> NDArray[np.int64]:
+        known = np.isfinite(numbers)
+        missing = np.iinfo(np.int64).min  # NaT
+        micro: NDArray[np.int64] = np.where(known, np.rint(np.where(known, numbers, 0.0) * self.microseconds), 0.0).astype(np.int64)
+        micro[~known] = missing
+        return micro
+
+
+def count_since_1970(bound: str, microseconds: int, *, last: bool) -> float:
+    """Return a bound of a card of ranges, an ISO text, as a number.
+
+    Parameters
+    ----------
+    bound
+        A date, or a time; one without a zone is in UTC.
+    microseconds
+        How long one unit of the number is.
+    last
+        Whether a date that bounds times is its last moment, and not its first one.
+    """
+    time = dt.datetime.fromisoformat(bound)  # pandas counts in nanoseconds, which end in 2262
+    since = (time if time.tzinfo else time.replace(tzinfo=dt.UTC)) - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    rest = _MICROSECONDS["D"] // microseconds - 1 if last and len(bound) == len("2000-01-31") else 0
+    return since / dt.timedelta(microseconds=microseconds) + rest
+
+
+def find_scales(frame: pd.DataFrame) -> dict[str, DateScale]:
+    """Return how the numbers of each column of dates count them."""
+    return {str(name): scale for name in frame.columns if (scale := DateScale.of(frame[name])) is not None}
+
+
+def check_no_dates(names: Sequence[str], dates: Mapping[str, DateScale]) -> None:
+    """Check that no column of a regression holds dates.
+
+    Parameters
+    ----------
+    names
+        The columns.
+    dates
+        Those that hold dates.
+
+    Raises
+    ------
+    SpecError
+        If one does.
+    """
+    for name in names:
+        if name in dates:
+            raise SpecError("holds dates, and slopes of dates are not supported", f"column {name!r}", "use mean(), quantile() or histogram()")
+
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Result:
+    """An estimate of a quantity of the original table.
+
+    Attributes
+    ----------
+    estimate
+        A number, a Series or a DataFrame; of dates Timestamps, whose errors are Timedeltas.
+    standard_error
+        Its standard deviation over drawing the rows from a population and releasing them, of the shape of the estimate. None where
+        no standard error is known.
+    bias_bound
+        The largest possible bias, of the shape of the estimate or one number; 0.0 if there is none. None where no bound is known.
+    limits
+        What the numbers leave out, in words.
+    find_ends
+        Of a quantile: from a number of standard errors to the values at the ranks so far below and above it; None of others.
+    """
+
+    estimate: Any
+    standard_error: Any
+    bias_bound: Any = 0.0
+    limits: tuple[str, ...] = ()
+    find_ends: Callable[[float], tuple[Any, Any]] | None = None
+
+    @classmethod
+    def gather(cls, parts: Sequence[Result], index: pd.Index) -> Result:
+        """Return several results of numbers as one, with Series.
+
+        Parameters
+        ----------
+        parts
+            The results, one or more.
+        index
+            What each is of.
+        """
+        columns = {name: [getattr(part, name) for part in parts] for name in ("estimate", "standard_error", "bias_bound")}
+        estimate, error, bias = (None if all(each is None for each in column) else pd.Series(column, index) for column in columns.values())
+        bias = None if None in columns["bias_bound"] else bias
+        error = error if error is None or error.dtype != object else error.astype(float)
+        limits = tuple(dict.fromkeys(limit for part in parts for limit in part.limits))
+        finders = [part.find_ends for part in parts if part.find_ends is not None]
+
+        def find_ends(deviations: float) -> tuple[Any, Any]:
+            low, high = zip(*(find(deviations) for find in finders), strict=True)
+            return pd.Series(low, index), pd.Series(high, index)
+
+        own = find_ends if len(finders) == len(parts) else None
+        return cls(estimate=estimate, standard_error=error, bias_bound=bias, limits=limits, find_ends=own)
+
+    def interval(self, confidence: float = 0.95, *, ignore_bias: bool = False) -> tuple[Any, Any]:
+        """Return the normal confidence interval, that of a quantile by ranks, widened by the bound on the bias.
+
+        Parameters
+        ----------
+        confidence
+            The probability with which it contains the true value, in (0, 1).
+        ignore_bias
+            Leave the bias out: the interval then holds the true value with that probability only if there is no bias.
+
+        Raises
+        ------
+        SpecError
+            If no standard error or no bound on the bias is known, or the confidence is not within 0 to 1.
+        """
+        if not isinstance(confidence, int | float | np.floating) or not 0 < confidence < 1:
+            raise SpecError("the confidence is a probability between 0 and 1", "interval", "give a fraction such as 0.95, not a percentage")
+        deviations = float(special.ndtri(0.5 + confidence / 2))
+        if self.find_ends is not None:
+            low, high = self.find_ends(deviations)
+        elif self.standard_error is None:
+            raise SpecError("no standard error is known, so there is no interval", "interval", "see `limits`")
+        else:
+            low, high = self.estimate - deviations * self.standard_error, self.estimate + deviations * self.standard_error
+        if not ignore_bias:
+            if self.bias_bound is None:
+                what = "no bound on the bias is known, so no interval is known to hold the true value"
+                use = "see `limits`; interval(ignore_bias=True) has the standard error alone"
+                raise SpecError(what, "interval", use)
+            low, high = low - self.bias_bound, high + self.bias_bound
+        return low, high
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each number of the estimate: the estimate, its standard error and the bound on its bias."""
+        if isinstance(self.estimate, pd.DataFrame):
+            index: pd.Index = pd.MultiIndex.from_product([self.estimate.index, self.estimate.columns])
+        else:
+            index = self.estimate.index if isinstance(self.estimate, pd.Series) else pd.RangeIndex(1)
+        parts = {"estimate": self.estimate, "standard_error": self.standard_error, "bias_bound": self.bias_bound}
+        shape = np.shape(self.estimate)
+        numbers = {name: np.ravel(np.broadcast_to(np.nan if part is None else part, shape)) for name, part in parts.items()}
+        return pd.DataFrame(numbers, index=index)
+
+    def __repr__(self) -> str:
+        if isinstance(self.estimate, pd.Series | pd.DataFrame):
+            frame = self.to_frame()
+            more = f"\n… {len(frame) - _SHOWN:,} more" if len(frame) > _SHOWN else ""
+            return str(frame.head(_SHOWN).to_string(float_format=lambda number: f"{number:.4g}")) + more
+        if isinstance(self.estimate, pd.Timestamp):
+            return self._describe_date(self.estimate)
+        error = "no standard error" if self.standard_error is None else f"standard error {write_digits(self.standard_error)}"
+        bias = "no bound on its bias" if self.bias_bound is None else f"bias at most {write_digits(self.bias_bound)}"
+        bias = "unbiased" if self.bias_bound == 0.0 else bias
+        if self.standard_error is None and self.find_ends is not None:
+            low, high = self.find_ends(float(special.ndtri(0.975)))
+            error, bias = f"at ranks within 1.96 standard errors {low:.6g} to {high:.6g}", "" if self.bias_bound == 0.0 else bias
+            return f"{self.estimate:.6g} ({', '.join(filter(None, (error, bias)))})"
+        return f"{self.estimate:.6g} ({error}, {bias})"
+
+    def _describe_date(self, estimate: pd.Timestamp) -> str:
+        bias = "no bound on its bias" if self.bias_bound is None else f"bias at most {self.bias_bound}" if self.bias_bound else "unbiased"
+        return f"{estimate} (standard error {self.standard_error}, {bias})"
+
 
 QUESTIONS = ("mean", "share", "histogram", "quantile", "crosstab", "slope", "npmle", "regress", "fit")
 _N_BINS = 20
-_SHOWN = 12
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

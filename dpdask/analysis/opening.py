@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from dpdask.analysis.cells import OpenedCells
+from dpdask.analysis.cells import OpenedCells, OpenedTables
 from dpdask.analysis.opened import OpenedRelease
+from dpdask.analysis.points import OpenedRecords
 from dpdask.analysis.ranges import OpenedRanges
-from dpdask.analysis.records import OpenedRecords
 from dpdask.analysis.rows import OpenedRows
-from dpdask.analysis.tables import OpenedTables
 from dpdask.errors import InputError, SpecError
-from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, META, Manifest
-from dpdask.io.options import by_root, check_options, set_options
+from dpdask.io.filesystems import by_root, check_options, set_options
+from dpdask.io.shards import CARD_NAME, MANIFEST_NAME, META, Manifest
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms.card import Card
 

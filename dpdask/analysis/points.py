@@ -6,18 +6,21 @@ the points; noise in the counts gives it the sum of its squares over the noisy c
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.analysis.dates import DateScale, check_no_dates
-from dpdask.analysis.result import Result
+from dpdask.analysis.opened import DateScale, OpenedRelease, Result, check_no_dates, check_no_groups, check_one, check_probabilities, find_scales
 from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, least_squares, quantile
 from dpdask.inference.tallies import level_codes
@@ -455,3 +458,239 @@ def _to_numbers(values: pd.Series, name: str) -> Floats:
     except (TypeError, ValueError):
         raise SpecError("does not hold numbers", f"column {name!r}", "use share() or crosstab()") from None
     return numbers
+
+
+def check_features(question: str, response: str, features: Sequence[str]) -> None:
+    """Check the columns of a regression.
+
+    Parameters
+    ----------
+    question
+        Where the check is made, for messages.
+    response, features
+        The columns.
+
+    Raises
+    ------
+    SpecError
+        If there is no feature, or a column is named twice.
+    """
+    if not features:
+        raise SpecError("a regression needs a column that explains", question, "name one or more after the response")
+    check_distinct(question, [response, *features])
+
+
+def check_distinct(question: str, names: Sequence[str]) -> None:
+    """Check that no column is named twice, and each by itself.
+
+    Parameters
+    ----------
+    question
+        Where the check is made, for messages.
+    names
+        The columns.
+
+    Raises
+    ------
+    SpecError
+        If one is, or a list stands for one.
+    """
+    for name in names:
+        check_one(name, question)
+    if len(set(names)) < len(names):
+        raise SpecError("a column is named twice", question, "name each column once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class OpenedPoints(OpenedRelease):
+    """A release whose estimates are weighted averages."""
+
+    @abstractmethod
+    def _points(self, *names: str) -> Points:
+        """Return the points of some columns."""
+
+    def mean(self, column: str, *, by: str | None = None, values: Sequence[float] | None = None) -> Result:
+        """Return the mean of a column; see `OpenedRelease.mean`."""
+        names = [column] if by is None else [column, by]
+        check_distinct("mean", names)
+        return self._points(*names).mean(column, by, self._level_values(column, values))
+
+    def share(self, column: str, *, by: str | None = None) -> Result:
+        """Return the share of each level of a column; see `OpenedRelease.share`."""
+        check_no_groups("share", column, by)
+        return self._points(column).share(column)
+
+    def histogram(self, column: str, bins: int | Sequence[float] = 20) -> Result:
+        """Return how many rows lie in each range of a column of numbers; see `OpenedRelease.histogram`."""
+        points = self._points(column)
+        return points.histogram(column, self._edges(column, bins, points.dates.get(column)))
+
+    def quantile(self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None) -> Result:
+        """Return a quantile of a column of numbers, or several; see `OpenedRelease.quantile`."""
+        check_no_groups("quantile", column, by)
+        probabilities, points = check_probabilities(q), self._points(column)
+        found = [points.quantile(column, each) for each in probabilities]
+        return found[0] if np.ndim(q) == 0 else Result.gather(found, pd.Index(probabilities, name="q"))
+
+    def crosstab(self, first: str, second: str) -> Result:
+        """Return how many rows have each pair of levels; see `OpenedRelease.crosstab`."""
+        check_distinct("crosstab", [first, second])
+        return self._points(first, second).crosstab(first, second)
+
+    def slope(self, response: str, *features: str) -> Result:
+        """Return the slopes of a linear regression; see `OpenedRelease.slope`."""
+        check_features("slope", response, features)
+        return self._points(response, *features).slope(response, features)
+
+    def _answers(self, name: str) -> set[str]:
+        partners, levels = self._partners(name), self._levels(name)
+        found = set() if levels is None else {"share", *(["crosstab"] if any(self._levels(other) is not None for other in partners) else [])}
+        if levels is not None and not self._has_numbers(name):
+            return found
+        explained = self._may_explain(name) and any(self._may_explain(other) for other in partners)
+        return found | {"mean", "histogram", "quantile"} | ({"slope"} if explained else set())
+
+    def _may_explain(self, name: str) -> bool:
+        """Return whether a column has numbers that a slope can be made of."""
+        return not self._is_of_dates(name) if self._levels(name) is None else self._has_numbers(name)
+
+    def _has_numbers(self, name: str) -> bool:
+        """Return whether a column's levels are numbers, and no mere codes."""
+        levels = self._levels(name) or ()
+        return self._column(name).get("kind") != "categorical" and all(isinstance(level, int | float) for level in levels if level is not None)
+
+    def _is_of_dates(self, name: str) -> bool:
+        """Return whether a column without levels holds dates, as its first shard says."""
+        return name in self._types.names and pa.types.is_temporal(self._types.field(name).type)
+
+    def _level_map(self, names: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
+        return {name: levels for name in names if (levels := self._levels(name)) is not None}
+
+    def _bounds(self, names: Sequence[str]) -> dict[str, tuple[float, float]]:
+        return {name: (float(bounds[0]), float(bounds[1])) for name in names if (bounds := self._column(name).get("bounds"))}
+
+
+_MOST_LEVELS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class KeptColumns(OpenedPoints):
+    """A release of rows: its kept columns are exact, and their errors are those of drawing the rows."""
+
+    def _is_kept(self, *names: str) -> bool:
+        return all(self._column(name)["role"] == "kept" for name in names)
+
+    def _points(self, *names: str) -> Points:
+        frame = self.to_pandas(names)
+        with read_as_python(*names):
+            levels, dates = {name: levels for name in names if (levels := _list_values(frame[name])) is not None}, find_scales(frame)
+        return Points(
+            frame=frame,
+            weights=np.ones(len(frame)),
+            n_rows=float(self.n_rows),
+            sampling=1.0 / self.n_rows,
+            levels=levels,
+            limits=self._limits_of_units(),
+            dates=dates,
+        )
+
+    def _limits_of_units(self) -> tuple[str, ...]:
+        unit = self.content["guarantee"]["unit"]
+        return (f"rows that share a {unit['column']!r} are taken to be independent",) if isinstance(unit, dict) else ()
+
+    def _answers(self, name: str) -> set[str]:
+        type_ = self._types.field(name).type if name in self._types.names else pa.null()
+        numbers = pa.types.is_integer(type_) or pa.types.is_floating(type_)
+        own = {"mean", "histogram", "quantile"} if numbers or pa.types.is_date(type_) or pa.types.is_timestamp(type_) else set()
+        return {"share", "crosstab"} | own | ({"slope"} if numbers else set())
+
+
+@contextmanager
+def read_as_python(*names: str) -> Iterator[None]:
+    """Refuse kept columns whose values, such as dates after the year 9999, Python cannot hold."""
+    try:
+        yield
+    except (pa.ArrowException, NotImplementedError, OverflowError):
+        what = "holds values that Python cannot hold, so no question about it is answered"
+        raise SpecError(what, f"column {' or '.join(map(repr, names))}", "use to_pandas(), and convert it") from None
+
+
+def _list_values(column: pd.Series) -> Sequence[object] | None:
+    """Return the different values of a kept column; None if there are too many."""
+    found = column.unique()
+    if len(found) > _MOST_LEVELS:
+        return None
+    values = sorted(found[pd.notna(found)].tolist())
+    return [*([None] if column.hasnans else []), *values]
+
+
+_RECORDS = (
+    "standard errors add up the draw of the rows, the noise of the tables before they were smoothed, and the draw of the records",
+    "what the model leaves out is not in them, and no bound on it is known: dependence of three columns, and where values lie inside a cell",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class OpenedRecords(OpenedPoints):
+    """Synthetic records: ordinary estimates are right, but their ordinary standard errors are too small, since counts had noise."""
+
+    refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "npmle": ("the release holds values, not ranges", "use share(), histogram() or quantile()"),
+        "regress": ("the release holds values, not ranges", "use slope()"),
+        "fit": (
+            "the records carry no weights, and their noise cannot be redrawn from the folder",
+            "use slope(), or to_pandas(), whose errors leave the noise out",
+        ),
+    }
+
+    def _points(self, *names: str) -> Points:
+        levels = self._level_map(names)
+        frame, columns = self.to_pandas(names), {name: self._column(name) for name in names}
+        n_rows = self.content["n_rows"]["value"] or float(self.n_rows)
+        return Points(
+            frame=frame,
+            weights=np.ones(self.n_rows),
+            n_rows=n_rows,
+            sampling=1.0 / n_rows + 1.0 / self.n_rows,
+            levels=levels,
+            ends={name: cell_ends(column, frame[name]) for name, column in columns.items() if "edges" in column},
+            bounds=self._bounds(names),
+            noise=lambda chosen: self._noise(chosen, n_rows),
+            biased=len(names) > 1 or self.content["mechanism"]["kind"] != "copula",  # a model, or cells that were left out
+            limits=_RECORDS,
+            dates=find_scales(frame),
+        )
+
+    def _noise(self, names: Sequence[str], n_rows: float) -> NoisyCells:
+        """Return the cells of the noisy table of one or two columns."""
+        lines = {name: list_cells(self._column(name)) for name in names}
+        frame = pd.DataFrame(list(itertools.product(*lines.values())), columns=list(lines))
+        mechanism, noise = self.content["mechanism"], self.content["accounting"]["noise"]
+        if mechanism["kind"] == "copula":
+            deviation, n_added = noise["one_way" if len(names) == 1 else "two_way"]["standard_deviation"], 1.0
+        else:  # a cell of these columns is a sum over the cells of the others that are listed
+            deviation, n_added = noise["cells"]["standard_deviation"], max(1.0, mechanism["cells_listed"] / len(frame))
+        return NoisyCells(frame=frame, variance=n_added * (deviation / n_rows) ** 2)
+
+
+def list_cells(column: Mapping[str, Any]) -> list[object]:
+    """Return a value in each cell of a column of a card: its levels; or null, the atoms, and the middles of the ranges."""
+    if "levels" in column:
+        return list(column["levels"])
+    edges = np.array(column["edges"], dtype=np.float64)
+    single: list[object] = [math.nan] if column["nulls"] == "level" else []
+    return [*single, *column["atoms"], *((edges[:-1] + edges[1:]) / 2.0).tolist()]
+
+
+def cell_ends(column: Mapping[str, Any], values: pd.Series) -> tuple[Floats, Floats]:
+    """Return the least and the greatest value of the cell of each value of a column with edges; of an atom both are itself."""
+    scale, edges = DateScale.of(values), np.array(column["edges"], dtype=np.float64)
+    x = values.to_numpy(dtype=np.float64, na_value=np.nan) if scale is None else scale.to_numbers(values)
+    cell = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
+    single = np.isnan(x) | np.isin(x, np.array(column["atoms"], dtype=np.float64))
+    # of whole numbers the first edge lies one below the bound: a cell does not hold its lower edge
+    step = 0.0 if column["bounds"] is None else float(column["bounds"][0]) - edges[0]
+    above = np.where(np.isfinite(edges[:-1]), np.nextafter(edges[:-1], np.inf), edges[:-1])
+    least = edges[:-1] + step if step > 0.0 else above
+    low, high = np.minimum(least[cell], x), np.maximum(edges[cell + 1], x)
+    return np.where(single, x, low), np.where(single, x, high)

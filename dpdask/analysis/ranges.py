@@ -12,15 +12,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dpdask.analysis.dates import check_no_dates, count_since_1970, find_scales
-from dpdask.analysis.kept import KeptColumns
-from dpdask.analysis.opened import check_no_groups, check_probabilities
-from dpdask.analysis.points import WITHOUT_NULLS
-from dpdask.analysis.result import Result
-from dpdask.analysis.weighted import check_features
+from dpdask.analysis.opened import Result, check_no_dates, check_no_groups, check_probabilities, count_since_1970, find_scales
+from dpdask.analysis.points import WITHOUT_NULLS, KeptColumns, check_features
 from dpdask.errors import SpecError
 from dpdask.inference import NPMLE, RangeCounts, bootstrap, npmle
-from dpdask.inference.range_grids import count_ranges
+from dpdask.inference.range_estimates import count_ranges
 from dpdask.mechanisms.card import OWN_NUMBERS, microseconds_of
 from dpdask.streams import RunKey, stream
 

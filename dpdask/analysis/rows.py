@@ -12,11 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dpdask.analysis.kept import KeptColumns, read_as_python
-from dpdask.analysis.opened import check_no_groups, check_probabilities
-from dpdask.analysis.points import WITHOUT_NULLS, NoisyCells, Points
-from dpdask.analysis.result import Result
-from dpdask.analysis.weighted import OpenedPoints, check_distinct, check_features
+from dpdask.analysis.opened import Result, check_no_groups, check_probabilities
+from dpdask.analysis.points import WITHOUT_NULLS, KeptColumns, NoisyCells, OpenedPoints, Points, check_distinct, check_features, read_as_python
 from dpdask.errors import SpecError
 from dpdask.inference import Estimate, ReleasedColumn
 from dpdask.inference.tallies import Frame, Outcomes, outcome_counts

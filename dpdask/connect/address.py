@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import ipaddress
 import logging
 import re
@@ -10,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dask
 
@@ -206,3 +207,24 @@ def _timeout() -> float:
 
 def _unreachable(address: str) -> DpdaskError:
     return TemporaryError("the scheduler cannot be reached", hide_user(address), "check the address, and that it runs")
+
+
+def import_extra(module: str, kind: str) -> Any:
+    """Return a module that is installed only for one kind of cluster.
+
+    Parameters
+    ----------
+    module
+        Its name.
+    kind
+        The kind, which is also the name of the extra.
+
+    Raises
+    ------
+    SpecError
+        If it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise SpecError(f"the package {module.partition('.')[0]} is not installed", f"cluster.kind {kind}", f"install dpdask[{kind}]") from None

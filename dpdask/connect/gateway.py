@@ -7,9 +7,8 @@ from contextlib import contextmanager
 
 import dask
 
-from dpdask.connect.address import hide_user, silence_dask
+from dpdask.connect.address import hide_user, import_extra, silence_dask
 from dpdask.connect.spec import Gateway
-from dpdask.connect.starting import import_extra
 from dpdask.errors import SpecError, TemporaryError
 
 

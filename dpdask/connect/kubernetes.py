@@ -15,9 +15,8 @@ from typing import Any
 
 import yaml
 
-from dpdask.connect.address import make_security, open_client, silence_dask
+from dpdask.connect.address import import_extra, make_security, open_client, silence_dask
 from dpdask.connect.spec import Kubernetes
-from dpdask.connect.starting import import_extra
 from dpdask.errors import SpecError, TemporaryError
 
 _PORT = 8786

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import dask
 
-from dpdask.connect.address import silence_dask
-from dpdask.connect.private import scratch_folder, worker_settings
+from dpdask.connect.address import import_extra, silence_dask
+from dpdask.connect.local import scratch_folder, worker_settings
 from dpdask.connect.spec import Slurm
-from dpdask.connect.starting import import_extra
 from dpdask.errors import OutputError, SpecError
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def _options(cluster: Slurm, folder: Path) -> dict[str, Any]:
         environment.append("export PYTHONSAFEPATH=1")
     # `mktemp -d` gives mode 0700
     private = [f'DPDASK_SCRATCH=$(mktemp -d "{scratch}/dpdask-XXXXXX") || exit 1', "trap 'rm -rf \"$DPDASK_SCRATCH\"' EXIT"]
-    worker = ["--worker-class", "dpdask.connect.private.PrivateWorker", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
+    worker = ["--worker-class", "dpdask.connect.local.PrivateWorker", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
     return {
         "cores": cluster.threads_per_worker,
         "processes": 1,

@@ -14,10 +14,8 @@ from pydantic import Field
 from dpdask.documents import Document
 from dpdask.errors import BudgetError, DataError, DpdaskError, InternalError, SpecError
 from dpdask.privacy.accountant import compose, epsilon
-from dpdask.privacy.coverage import Coverage
-from dpdask.privacy.events import to_dict
+from dpdask.privacy.events import Coverage, Series, to_dict
 from dpdask.privacy.ledger_entries import FREE, Balance, Charge, Entry, Position
-from dpdask.privacy.series import Series
 
 if TYPE_CHECKING:  # SQLAlchemy is for those who have a ledger; a ledger is shown without any mechanism
     from dpdask.mechanisms.mechanism import Mechanism

@@ -20,7 +20,7 @@ from dpdask.channels.optimal import solve_weights
 from dpdask.channels.unbiased import solve_unbiased
 from dpdask.errors import TemporaryError
 from dpdask.io.encrypted import BOUNDS_NAME, ask_for_keys, drop_key, hold_key, name_bounds
-from dpdask.io.options import Options, set_options, use_options
+from dpdask.io.filesystems import Options, set_options, use_options
 from dpdask.io.parquet import FOOTERS
 
 if TYPE_CHECKING:

@@ -11,14 +11,13 @@ from typing import Any
 
 from dpdask.archive import Archived, salt
 from dpdask.engine.compute import Progress, one_thread
-from dpdask.engine.scan import Scanned, scan
+from dpdask.engine.scan import Scanned, bound_units, scan
 from dpdask.engine.source import Source
-from dpdask.engine.units import bound_units
 from dpdask.engine.work import RELEASE_NAME, TableWork, counts_name, keep, noisy_name
 from dpdask.errors import DataError, InternalError
 from dpdask.mechanisms.mechanism import Mechanism, Search
 from dpdask.privacy.events import LocalRelease, leaves
-from dpdask.references.statistics import ColumnStatistic
+from dpdask.references.reference import ColumnStatistic
 from dpdask.steps import step
 from dpdask.streams import stream, words
 

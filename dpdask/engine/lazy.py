@@ -12,13 +12,13 @@ from dask import delayed
 
 from dpdask.codec import Codec, LevelCodec
 from dpdask.engine.compute import guard, task_prefix
-from dpdask.engine.select import Chooser, filter_rows
+from dpdask.engine.scan import Chooser, filter_rows
 from dpdask.engine.source import Frame, FramePart, FrameSource, check_index, find_meta
 from dpdask.engine.work import TableWork, load
 from dpdask.errors import DataError, SpecError
 from dpdask.io.parquet import open_parquet, read_schema
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.releases import RecordRelease, RowRelease
+from dpdask.mechanisms.mechanism import RecordRelease, RowRelease
 from dpdask.streams import RunKey, fresh_seed
 
 _COPIED = (pa.types.is_struct, pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_map)

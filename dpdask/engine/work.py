@@ -14,8 +14,7 @@ from dpdask.archive import Archived
 from dpdask.codec import Codec, codec_for
 from dpdask.engine.cluster import remember, share_bounds
 from dpdask.errors import DataError, InputError, MissingError, SpecError
-from dpdask.io.encrypted import BOUNDS_NAME, EncryptedFile, EncryptedFolder
-from dpdask.io.private import KEY_NAME, PrivateFolder
+from dpdask.io.encrypted import BOUNDS_NAME, KEY_NAME, EncryptedFile, EncryptedFolder, PrivateFolder
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.mechanism import Columns, Mechanism
 from dpdask.privacy import UnitColumn

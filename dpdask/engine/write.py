@@ -4,22 +4,376 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, pairwise
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from dpdask.codec import LevelCodec
 from dpdask.engine.compute import Progress, guard, make_stage, run_stage
-from dpdask.engine.told import Teller, Told
+from dpdask.engine.scan import Chooser, filter_rows, take_values
+from dpdask.engine.source import FilePart
 from dpdask.engine.work import TableWork, load
 from dpdask.errors import InputError
+from dpdask.io.faults import report_change
+from dpdask.io.fragment import Fragment, estimate_width
 from dpdask.io.shards import Shard, ShardWriter, number_key
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.releases import RecordRelease
+from dpdask.kernels.hashing import permutation
+from dpdask.mechanisms.mechanism import Columns, RecordRelease, RowRelease
+from dpdask.privacy.rounding import RowOrder
+from dpdask.stats.ranks import ColumnOrder
+from dpdask.streams import Rng, RunKey, stream, words
 from dpdask.versions import Stamp
+
+_HEAD = 2**10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # private: Dask logs the arguments of a failed task
+class Told:
+    """What the writing tasks found in the rows before they randomised them; results are merged in the order of the rows.
+
+    Attributes
+    ----------
+    changed
+        For each private column, how many values were outside its domain and were changed as the schema says. A column that
+        is not listed had none.
+    order
+        The order of the values in each private or kept column. A column that is not listed was not checked.
+
+    Privacy
+    -------
+    Exact, and covered by no ε: shown to the steward, and stored only in the run's private folder, which the commit removes.
+    """
+
+    changed: Mapping[str, int] = field(default_factory=dict)
+    order: Mapping[str, ColumnOrder] = field(default_factory=dict)
+
+    def merge(self, *others: Self) -> Self:
+        """Return the result for this one's rows followed by the others' rows."""
+        changed, order = dict(self.changed), dict(self.order)
+        for other in others:
+            for name, count in other.changed.items():
+                changed[name] = changed.get(name, 0) + count
+            for name, following in other.order.items():
+                order[name] = order.get(name, ColumnOrder.identity()).merge(following)
+        return type(self)(changed=changed, order=order)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for the run's private records."""
+        return {"changed": dict(self.changed), "order": {name: asdict(order) for name, order in self.order.items()}}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """Return the object from the result of `to_dict`, after it was stored as JSON.
+
+        Raises
+        ------
+        KeyError, TypeError, AttributeError
+            If it is not such a result.
+        """
+        order = {name: ColumnOrder(**{**given, **_tuples(given)}) for name, given in content["order"].items()}
+        return cls(changed={name: int(count) for name, count in content["changed"].items()}, order=order)
+
+
+def _tuples(order: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: None if order[key] is None else tuple(order[key]) for key in ("first", "last")}
+
+
+class Teller:
+    """Collects what to tell the steward about one task's rows, batch by batch and in order.
+
+    Parameters
+    ----------
+    columns
+        The table's columns.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        self._codecs = columns.codecs
+        self._ranks = {name: _ranks(codec) for name, codec in columns.codecs.items() if isinstance(codec, LevelCodec)}
+        watched = [field.name for field in columns.types if field.name in columns.codecs or _is_number(field.type)]
+        self._order = {name: ColumnOrder.identity() for name in watched}
+        self._changed = dict.fromkeys(columns.codecs, 0)
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Look at the next released rows before they are randomised.
+
+        Raises
+        ------
+        DataError
+            If a value violates the schema.
+        """
+        for name, codec in self._codecs.items():
+            self._changed[name] += codec.n_outside(rows.column(name))
+        for name in self._order:
+            array = rows.column(name)
+            for part in (array.slice(0, _HEAD), array.slice(_HEAD)):
+                order = self._order[name]
+                if not order.is_mixed and len(part):  # most columns are mixed after a few rows, and later rows cannot change that
+                    self._order[name] = order.merge(ColumnOrder.of_batch(self._numbers(name, part)))
+
+    def _numbers(self, name: str, array: pa.Array) -> NDArray[Any]:
+        """Return a column's non-null values as numbers in the same order: texts as their rank among the levels."""
+        codec = self._codecs.get(name)
+        if isinstance(codec, LevelCodec):
+            ranks = self._ranks[name][codec.encode(array)]
+            return ranks[ranks >= 0]
+        if codec is not None:
+            values, is_null = codec.encode(array)
+            return values[~is_null]
+        array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+        if pa.types.is_temporal(array.type):
+            array = array.cast(pa.int32() if array.type.bit_width == 32 else pa.int64())
+        return np.asarray(array.drop_null().to_numpy(zero_copy_only=False))
+
+    @property
+    def told(self) -> Told:
+        """What to tell the steward about all rows so far."""
+        return Told(changed={name: count for name, count in self._changed.items() if count}, order=dict(self._order))
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    temporal = pa.types.is_temporal(type_) and not pa.types.is_interval(type_)
+    return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_) or temporal)
+
+
+def _ranks(codec: LevelCodec) -> NDArray[np.int64]:
+    """Return the rank of each code's level in the natural order of the levels, by which files are sorted; -1 for null."""
+    levels = codec.levels.to_pylist()
+    places = {level: rank for rank, level in enumerate(sorted(level for level in levels if level is not None))}
+    return np.array([-1 if level is None else places[level] for level in levels])
+
+
+ROWS_ID, SHARDS_ID = "order/rows", "order/shards"
+
+WINDOW_ROWS = 2**20
+WINDOW_BYTES = 2**27
+HELD_BYTES = WINDOW_BYTES
+_MOST_READ = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTask:
+    """One task of the writing stage: neighbouring fragments, and the shards that they become.
+
+    Attributes
+    ----------
+    fragments
+        In order.
+    n_released
+        How many rows of each are released.
+    names
+        The shards, in order; all but the last hold `rows_per_shard` rows.
+    rows_per_shard
+        The most rows of a shard.
+    window
+        How many rows are shuffled at a time, a multiple of whole shards; None if rows keep their order.
+    """
+
+    fragments: tuple[Fragment, ...]
+    n_released: tuple[int, ...] = field(repr=False)  # Dask logs the arguments of a task that failed
+    names: tuple[str, ...]
+    rows_per_shard: int
+    window: int | None = None
+
+    @property
+    def number(self) -> int:
+        """The place of the first fragment in the table."""
+        return self.fragments[0].number
+
+    def open(self, release: RowRelease, work: TableWork, teller: Teller) -> tuple[Iterable[pa.RecordBatch], pa.Schema, Collection[str]]:
+        """Return the randomised rows; see `write.Task`."""
+        rows = shuffle_rows(self._rows(release, work, teller), self, work.key())
+        return rows, release.types(work.released), release.few_valued(work.codecs)
+
+    def _rows(self, release: RowRelease, work: TableWork, teller: Teller) -> Iterator[pa.RecordBatch]:
+        """Yield the released rows of the fragments, checking that each has as many as were counted."""
+        for fragment, expected in zip(self.fragments, self.n_released, strict=True):
+            n_rows = 0
+            for batch in randomise_batches(fragment, release, work, teller):
+                n_rows += batch.num_rows
+                yield batch
+            if n_rows != expected:
+                raise report_change(fragment.where)
+
+
+def lay_out(fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_per_shard: int) -> list[RowTask]:
+    """Return the writing tasks: neighbours share a shard while they fit, and a large fragment is cut into several.
+
+    Where most rows are not released (a bound on units), a task reads at most four times `rows_per_shard` rows all the
+    same, so that the work stays spread.
+
+    Parameters
+    ----------
+    fragments, n_released
+        The fragments in the order of the rows, and how many rows of each are released.
+    rows_per_shard
+        The most rows of a shard.
+    """
+    groups: list[list[int]] = []
+    room = taken = 0
+    for index, rows in enumerate(n_released):
+        read = max(rows, fragments[index].n_rows or 0)
+        if not groups or rows > room or taken + read > _MOST_READ * rows_per_shard:
+            groups.append([])
+            room, taken = rows_per_shard, 0
+        groups[-1].append(index)
+        room, taken = room - rows, taken + read
+    works: list[RowTask] = []
+    first = 0
+    for group in groups:
+        rows = sum(n_released[index] for index in group)
+        if rows == 0 and len(groups) > 1:
+            continue
+        count = max(1, -(-rows // rows_per_shard))
+        names = tuple(f"part-{number:05d}.parquet" for number in range(first, first + count))
+        first += count
+        works.append(
+            RowTask(
+                fragments=tuple(fragments[index] for index in group),
+                n_released=tuple(n_released[index] for index in group),
+                names=names,
+                rows_per_shard=rows_per_shard,
+            )
+        )
+    return works
+
+
+def lay_out_rows(
+    fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_per_shard: int, released: pa.Schema, order: RowOrder, key: RunKey
+) -> list[RowTask]:
+    """Return the writing tasks of a release row by row, in the order of their shards.
+
+    Parameters
+    ----------
+    fragments, n_released
+        As for `lay_out`.
+    rows_per_shard
+        The most rows of a shard, as the job says.
+    released
+        The released columns and types.
+    order
+        Whether the rows keep the order of the fragments.
+    key
+        The run's key.
+
+    Privacy
+    -------
+    If rows are shuffled, a keyed permutation assigns the shards' numbers and orders the tasks: a shard's name does not reveal
+    where in the table its rows were. Its size can: the last rows of a table fill a shard only in part.
+    """
+    if order == "keep":
+        return lay_out(fragments, n_released, rows_per_shard)
+    per_shard = limit_shard_rows(released, rows_per_shard, order)
+    tasks = lay_out(fragments, n_released, per_shard)
+    names = [name for task in tasks for name in task.names]
+    places = iter(permutation(words(stream(key, SHARDS_ID, ""), len(names))).tolist())
+    window = per_shard * max(1, min(WINDOW_ROWS, WINDOW_BYTES // estimate_row_bytes(released)) // per_shard)
+    shuffled = [replace(task, names=tuple(names[next(places)] for _ in task.names), window=window) for task in tasks]
+    return sorted(shuffled, key=lambda task: number_key(task.names[0]))
+
+
+def limit_shard_rows(released: pa.Schema, rows_per_shard: int, order: RowOrder) -> int:
+    """Return the most rows of a shard: as the job says, but if rows are shuffled, at most the rows that are shuffled at once.
+
+    Parameters
+    ----------
+    released
+        The types of the written rows.
+    rows_per_shard
+        The most rows of a shard that the job allows.
+    order
+        The order of the rows.
+    """
+    return rows_per_shard if order == "keep" else max(1, min(rows_per_shard, WINDOW_BYTES // estimate_row_bytes(released)))
+
+
+def estimate_row_bytes(released: pa.Schema) -> int:
+    """Estimate the bytes that a row takes in memory from its types alone; texts, lists and the like count 64 bytes."""
+    return sum(max(1, int(estimate_width(type_))) for type_ in released.types) or 1
+
+
+def randomise_batches(fragment: Fragment, release: RowRelease, work: TableWork, teller: Teller) -> Iterator[pa.RecordBatch]:
+    """Yield a fragment's released rows, in order: a pure function of the run key, the release and the fragment.
+
+    Parameters
+    ----------
+    fragment, release, work
+        What is released, and how.
+    teller
+        Looks at each batch before it is randomised.
+
+    Raises
+    ------
+    DataError
+        If a value violates the schema.
+    InputError
+        At the end, if the fragment changed since it was first read; then none of its rows may be kept.
+    """
+    work = work.hold_keys()
+    types = release.types(work.released)
+    rngs = release.streams(work.key(), fragment.id)
+    released = Chooser(work, fragment.id, fragment.number).find_released()
+    for batch in FilePart(fragment).read_all(work):
+        rows = filter_rows(batch.select(work.released.names), released(batch))
+        teller.add(rows)
+        yield release.randomise(rows, work.codecs, rngs).cast(types)
+
+
+def shuffle_rows(batches: Iterable[pa.RecordBatch], task: RowTask, key: RunKey) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a writing task in the order of its shards: in the order of the input, or shuffled window by window.
+
+    Parameters
+    ----------
+    batches
+        The rows in the order of the input.
+    task
+        The writing task.
+    key
+        The run key.
+
+    Notes
+    -----
+    A window has `task.window` rows, which are whole shards, so the rows of a shard are in random order. A window ends earlier
+    only if it reaches 128 MiB because of long texts. The permutation is a function of the run key, the task's first fragment
+    and the number of rows before.
+    """
+    if task.window is None:
+        yield from batches
+        return
+    rng = stream(key, ROWS_ID, task.fragments[0].id)
+    held: list[pa.RecordBatch] = []
+    n_held = bytes_held = 0
+    for batch in batches:
+        start = 0
+        while start < batch.num_rows:
+            part = batch.slice(start, task.window - n_held)
+            held.append(part)
+            start, n_held, bytes_held = start + part.num_rows, n_held + part.num_rows, bytes_held + part.nbytes
+            if n_held == task.window or bytes_held >= HELD_BYTES:
+                yield from _permute(held, rng)
+                n_held = bytes_held = 0
+    if held:
+        yield from _permute(held, rng)
+
+
+def _permute(held: list[pa.RecordBatch], rng: Rng) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of batches in random order; column by column, and the list of batches is emptied, to free memory."""
+    types, n_rows = held[0].schema, sum(batch.num_rows for batch in held)
+    columns = pa.Table.from_batches(held).columns
+    held.clear()
+    order = permutation(words(rng, n_rows))
+    taken = []
+    while columns:
+        taken.append(take_values(pa.concat_arrays(columns.pop(0).chunks), order))
+    yield pa.record_batch(taken, types)
+
 
 _TOLD_BYTES = 2**9  # the most that is told of a column
 _TOGETHER = 2**17  # records that a release draws together, or a multiple of them

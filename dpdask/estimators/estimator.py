@@ -19,15 +19,11 @@ from dpdask.engine.fit import Fitted, PublicTable, fit
 from dpdask.engine.source import Frame, FrameSource, identify
 from dpdask.engine.work import HOLDOUT_NAME, NOISY_NAME, RELEASE_NAME, TableWork, load
 from dpdask.errors import BudgetError, DataError, DpdaskError
-from dpdask.estimators.batches import FITTED, PUBLIC, Batches
-from dpdask.estimators.frame_order import find_order_warning
-from dpdask.estimators.frames import check_frame, check_secrets, make_frame_work
-from dpdask.estimators.release import Release
-from dpdask.estimators.temporary import close_secrets, open_secrets
+from dpdask.estimators.frames import check_frame, check_secrets, close_secrets, find_order_warning, make_frame_work, open_secrets
+from dpdask.estimators.release import FITTED, PUBLIC, Batches, Release
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.auditing import audit_mechanism
-from dpdask.mechanisms.mechanism import Mechanism
-from dpdask.mechanisms.plan_text import describe_promise, describe_steps, list_noise, warn_of_number_bounds
+from dpdask.mechanisms.expectations import describe_promise, describe_steps, list_noise, warn_of_number_bounds
+from dpdask.mechanisms.mechanism import Mechanism, audit_mechanism
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget, UnitColumn, delta_warnings
 from dpdask.privacy.events import Adjacency

@@ -4,22 +4,106 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from dpdask.analysis.opening import open as open_release
 from dpdask.errors import OutputError, SpecError
-from dpdask.evaluation.comparison import compare_sides
-from dpdask.evaluation.render import render_report
-from dpdask.evaluation.samples import code_sides, read_input, read_original, read_released
+from dpdask.evaluation.measures import Comparison, compare_sides
+from dpdask.evaluation.samples import Floats, Side, code_sides, read_input, read_original, read_released
+from dpdask.html import read_style, render_page
 from dpdask.io.delta import Delta
+from dpdask.io.files import TableFormat
 from dpdask.io.fragments import InputTable, discover, takes_in
 from dpdask.io.iceberg import Iceberg
-from dpdask.io.listing import TableFormat
 from dpdask.io.storage import absolute_url
+from dpdask.mechanisms.card import Guarantee, say_date
 from dpdask.schema import Schema
 from dpdask.steps import step
 from dpdask.streams import RunKey, stream
+from dpdask.version import __version__
+
+_N_ROWS, _N_PICTURES, _N_BARS = 20, 40, 20
+_WIDTH, _HEIGHT = 240.0, 100.0
+
+
+def render_report(card: Mapping[str, Any], original: Side, released: Side, found: Comparison, left_out: Sequence[str]) -> str:
+    """Return the page; every value in it is escaped, and it loads nothing; confidential: it shows private rows' statistics.
+
+    Parameters
+    ----------
+    card
+        The release card, as plain values.
+    original, released
+        The compared rows.
+    found
+        What was found.
+    left_out
+        The columns that were not compared.
+    """
+    summary = [
+        (label, [found.average(of, which) for which in ("released", "independent", "resample")])
+        for label, of in (("column shapes", "columns"), ("pair trends", "pairs"))
+    ]
+    values = {
+        "name": card["name"],
+        "mechanism": card["mechanism"]["kind"],
+        "promise": Guarantee.model_validate(card["guarantee"]).in_short,
+        "n_original": original.n_rows,
+        "n_released": released.n_rows,
+        "version": __version__,
+        "style": read_style(__package__, "report.css"),
+        "summary": summary,
+        "impossible_shares": found.impossible_shares,
+        "prediction": found.prediction,
+        "pictures": [_draw(each.names[0], original, released) for each in found.columns[:_N_PICTURES]],
+        "columns": found.columns,
+        "pairs": found.pairs[:_N_ROWS],
+        "n_pairs": len(found.pairs),
+        "rare": found.rare,
+        "impossible": [each for each in found.impossible if each.released or each.independent or each.floor],
+        "left_out": left_out,
+        "kept": [name for name, column in card["columns"].items() if column["role"] == "kept" and name in original.columns],
+    }
+    return render_page(__package__, "report.html", {}, values)
+
+
+def _draw(name: str, original: Side, released: Side) -> dict[str, Any]:
+    """Return the bars of a column: pairs of original and release for each level or range."""
+    if name in original.levels:
+        size = len(original.levels[name])
+        shares = [np.bincount(side.columns[name], minlength=size) / side.n_rows for side in (original, released)]
+        fits = size - 1 <= _N_BARS  # the last place is of values outside the domain
+        order = np.arange(size) if fits else np.argsort(-shares[0], kind="stable")[:_N_BARS]
+        shares = [each[order] for each in shares]
+        if fits and not (shares[0][-1] or shares[1][-1]):
+            shares = [each[:-1] for each in shares]  # nothing lies outside the domain
+        caption = f"{size - 1} levels, in order" if fits else f"the {_N_BARS} most frequent of {size - 1} levels"
+    else:
+        values = [side.columns[name].astype(np.float64) for side in (original, released)]
+        known = np.concatenate([each[~np.isnan(each)] for each in values])
+        low, high = (float(end) for end in np.quantile(known, [0.005, 0.995]))
+        edges = np.linspace(low, high if high > low else low + 1.0, _N_BARS + 1)
+        shares = [np.histogram(np.clip(each[~np.isnan(each)], edges[0], edges[-1]), edges)[0] / len(each) for each in values]
+        ends = [(say_date(float(end), "days") if name in original.dates else None) or f"{end:.6g}" for end in edges[[0, -1]]]
+        caption = f"{ends[0]} to {ends[1]}; values beyond are in the outermost bars"
+    return {"name": name, "bars": _place_bars(*shares), "caption": caption}
+
+
+def _place_bars(original: Floats, released: Floats) -> list[dict[str, Any]]:
+    top, width = max(float(original.max()), float(released.max()), 1e-12), _WIDTH / max(len(original), 1)
+    bars = []
+    for place, pair in enumerate(zip(original, released, strict=True)):
+        for side, (share, of) in enumerate(zip(pair, ("original", "release"), strict=True)):
+            height = (_HEIGHT - 4.0) * float(share) / top
+            x = width * (place + 0.1 + 0.4 * side)
+            bars.append({"x": f"{x:.2f}", "y": f"{_HEIGHT - height:.2f}", "width": f"{0.4 * width:.2f}", "height": f"{height:.2f}", "of": of})
+    return bars
+
 
 N_ROWS = 100_000
 _SEED = 0

@@ -13,14 +13,13 @@ import pyarrow.csv as pa_csv
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpdask.analysis.dates import DateScale
+from dpdask.analysis.opened import DateScale
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.inference.tallies import level_key
 from dpdask.io import csv, parquet
-from dpdask.io.files import Files
+from dpdask.io.files import LOG_FOLDERS, Files
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.fragments import InputTable, discover, read_batches
-from dpdask.io.listing import LOG_FOLDERS
 from dpdask.io.parquet import open_parquet
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import microseconds_of

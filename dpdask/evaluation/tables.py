@@ -10,12 +10,11 @@ from dpdask.engine.scan import scan
 from dpdask.engine.source import Frame, FrameSource, find_meta, find_types
 from dpdask.engine.work import TableWork
 from dpdask.errors import SpecError
-from dpdask.estimators.frames import check_objects, declare_counted
-from dpdask.estimators.temporary import close_secrets, open_secrets
-from dpdask.references.bins import as_fixed_bins
+from dpdask.estimators.frames import check_objects, close_secrets, declare_counted, open_secrets
+from dpdask.references.histogram import as_fixed_bins
 from dpdask.schema import Schema
 from dpdask.stats import Clique, MarginalCounts
-from dpdask.stats.tables import TableStatistic
+from dpdask.stats.marginals import TableStatistic
 
 
 def exact_marginals(

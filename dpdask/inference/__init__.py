@@ -8,21 +8,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dpdask.inference.debias import ReleasedColumn
-from dpdask.inference.estimates import Estimate
 from dpdask.inference.m_estimators import (
     Contrast,
+    NoiseError,
     WeightedSample,
     huber,
     least_squares,
     logistic,
+    make_redraw,
     minimise,
+    noise_error,
     poisson,
     quantile,
     quantile_regression,
 )
-from dpdask.inference.noise_error import NoiseError, make_redraw, noise_error
 from dpdask.inference.pseudo_values import MAX_CONDITION
 from dpdask.inference.range_estimates import NPMLE, RangeEstimate, bootstrap, npmle
+from dpdask.inference.tallies import Estimate
 from dpdask.stats.ranges import RangeCounts
 
 if TYPE_CHECKING:

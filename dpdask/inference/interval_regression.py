@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.kernels import truncated
+from dpdask.kernels import normal as truncated
 
 try:
     from sklearn.base import BaseEstimator, RegressorMixin, clone  # type: ignore[import-untyped, unused-ignore]  # it ships no types

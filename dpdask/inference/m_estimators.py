@@ -11,17 +11,69 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
+from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy import optimize, special
 
 from dpdask.errors import SpecError
-from dpdask.inference.cell_widths import cell_widths
+from dpdask.mechanisms.card import Card
 
 Floats = NDArray[np.float64]
+
+
+def cell_widths(card: Mapping[str, Any], features: pd.DataFrame, weights: Floats) -> Floats:
+    """Return the width of the cell of each feature, float64 array of the frame's shape; 0 where its centre needs no correction.
+
+    Parameters
+    ----------
+    card
+        The card of a perturbed histogram.
+    features
+        The centres of its cells, by column.
+    weights
+        The cells' weights.
+
+    Raises
+    ------
+    InputError
+        If this is no release card.
+    SpecError
+        If it is not that of a perturbed histogram, or a number lies outside its column's cells.
+
+    Notes
+    -----
+    Columns whose cells were found are not corrected: their points have the cells' means, so their variance is not too large. Nor is a column
+    where Σ w h²/12 is below twice the noise's standard deviation of Σ w (x - mean)², as with the threshold `none` at many cells.
+    """
+    content = Card.read(card, "card").to_dict()
+    mechanism, columns = content["mechanism"], content["columns"]
+    if mechanism["kind"] != "histogram":
+        raise SpecError("belongs to another mechanism", "card", "give the card of the perturbed histogram")
+    widths = np.zeros(features.shape)
+    if mechanism["points"] == "spread":
+        return widths
+    deviation = float(content["accounting"]["noise"]["cells"]["standard_deviation"])
+    for place, name in enumerate(map(str, features.columns)):
+        column = columns.get(name, {})
+        if name in mechanism["found"] or not column.get("edges") or column["bounds"] is None:
+            continue  # means of cells that were found, levels, indicators, the whole line
+        x, edges = features.iloc[:, place].to_numpy(dtype=np.float64), np.array(column["edges"])
+        if (x < edges[0]).any() or (x > edges[-1]).any():
+            raise SpecError("holds a number outside the cells of its card", f"column {name!r}", "use the frame that the card was written for")
+        cell = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
+        step = column["bounds"][0] - edges[0]  # of whole numbers: k of them have the variance (k² - 1) step² / 12
+        width = np.sqrt(np.maximum(np.diff(edges) ** 2 - step**2, 0.0))
+        own = np.where(np.isin(x, np.array(column["atoms"], dtype=np.float64)), 0.0, width[cell])
+        mean = weights @ x / weights.sum()
+        hidden = 2.0 * deviation * float(np.sqrt(((x - mean) ** 4).sum()))
+        widths[:, place] = own if weights @ own**2 / 12.0 > hidden else 0.0
+    return widths
+
+
 Contrast = Callable[[Floats, Floats], tuple[Floats, Floats]]
 """(points of shape (n, d), θ of shape (p,)) -> (m of shape (n,), its gradient in θ of shape (n, p))."""
 
@@ -427,3 +479,90 @@ def _check_tau(tau: float) -> None:
 def _ill_posed(weights: Floats, what: str, where: str) -> SpecError:
     """Return the refusal of a fit, with the hint for negative weights where there are some."""
     return SpecError(what, where, HINT if (weights < 0).any() else "leave out features that others determine, or take another estimator")
+
+
+Sampled = TypeVar("Sampled")
+
+_REFUSED = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NoiseError:
+    """The part of an estimate's error that comes from the privacy noise.
+
+    Attributes
+    ----------
+    standard_error
+        float64 array of the estimate's shape: its standard deviation over redrawn noise.
+    repeats
+        How many redrawn samples were fitted.
+    refused
+        How many more were not, having no minimum: they are left out, so the errors are somewhat too small if there are any.
+    """
+
+    standard_error: Floats
+    repeats: int
+    refused: int
+
+
+def noise_error(estimator: Callable[[Sampled], Any], redraw: Callable[[Generator], Sampled], *, repeats: int = 200, rng: Generator) -> NoiseError:
+    """Return the standard errors that the privacy noise causes, by a parametric bootstrap of the noise; it costs no ε.
+
+    Parameters
+    ----------
+    estimator
+        From a sample to a number or an array.
+    redraw
+        Gives the released sample with the noise drawn once more, as `make_redraw` or `NoisyHistogram.redraw` do.
+    repeats
+        How many times, at least 2.
+    rng
+        One of numpy's generators: to analyse a release protects nobody.
+
+    Raises
+    ------
+    SpecError
+        If there are fewer than 2 repeats, or more than one in twenty redrawn samples has no estimate.
+
+    Notes
+    -----
+    The noise is added to counts that have it already. Where the estimate is nearly linear in the counts that is no
+    matter; after a threshold, cells that the noise has removed are not there to be removed again. Sampling error and the
+    error of taking centres for values are not in it.
+
+    References
+    ----------
+    Efron and Tibshirani, An introduction to the bootstrap (1993), section 6.5.
+    """
+    if repeats < 2:
+        raise SpecError("the bootstrap needs at least 2 repeats", "repeats", "take 200")
+    found: list[Floats] = []
+    refused = 0
+    while len(found) < repeats:
+        try:
+            found.append(np.asarray(estimator(redraw(rng)), dtype=np.float64))
+        except SpecError as error:
+            refused += 1
+            if refused > max(1.0, _REFUSED * repeats):
+                raise SpecError(f"with the noise alone there is often no estimate: {error.what}", error.where, HINT) from None
+    return NoiseError(standard_error=np.std(found, axis=0, ddof=1), repeats=repeats, refused=refused)
+
+
+def make_redraw(sample: WeightedSample, scale: float, cut: int | None = None) -> Callable[[Generator], WeightedSample]:
+    """Return a function for `noise_error` that adds discrete Laplace noise to every weight of a sample, and applies the threshold.
+
+    Parameters
+    ----------
+    sample
+        All cells of the histogram, also those of weight 0, which had noise like the others.
+    scale, cut
+        The scale of the noise and the least count that was kept (None: all), from the card.
+    """
+    share = -math.expm1(-1.0 / scale)
+
+    def redraw(rng: Generator) -> WeightedSample:
+        first, second = (rng.geometric(share, len(sample.weights)) for _ in range(2))
+        weights = sample.weights + (first - second)
+        return replace(sample, weights=weights if cut is None else np.where(weights >= cut, weights, 0.0))
+
+    return redraw

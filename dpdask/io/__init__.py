@@ -2,8 +2,7 @@
 
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable, discover, read_batches
-from dpdask.io.manifest import Manifest
-from dpdask.io.shards import Shard, ShardWriter
+from dpdask.io.shards import Manifest, Shard, ShardWriter
 from dpdask.io.storage import Folder
 
 __all__ = ["Folder", "Fragment", "InputTable", "Manifest", "Shard", "ShardWriter", "discover", "read_batches"]

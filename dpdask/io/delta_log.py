@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dpdask.errors import MissingError, OutputError, SpecError, TemporaryError
-from dpdask.io.commits import Mode, Transaction, count_committed
-from dpdask.io.shards import Shard
+from dpdask.io.shards import Mode, Shard, Transaction, count_committed
 from dpdask.io.storage import Folder
 
 if TYPE_CHECKING:

@@ -4,19 +4,305 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
+from urllib.parse import unquote
 
-from dpdask.errors import InputError, MissingError, SpecError
+import pyarrow as pa
+
+from dpdask.errors import DataError, InputError, MissingError, SpecError, say_count
 from dpdask.io import csv, parquet
+from dpdask.io.csv import csv_type
 from dpdask.io.faults import Fault, classify, mask, storage_faults
 from dpdask.io.filesystems import call_storage, open_filesystem, protocols
-from dpdask.io.hive import partition_types, read_value, split_folders
-from dpdask.io.listing import LOG_FOLDERS, DataFile, FoundColumn, Listing
+from dpdask.io.footer import Footer, Ranges, find_ranges
 from dpdask.io.objects import find_files
-from dpdask.plurals import say_count
 from dpdask.schema import Schema
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+def split_folders(name: str) -> dict[str, str | None]:
+    """Return the columns in a file's folders, each with its value as text; None is null.
+
+    Parameters
+    ----------
+    name
+        The file's path inside the table.
+
+    Raises
+    ------
+    DataError
+        If a column appears twice in the path.
+    """
+    found: dict[str, str | None] = {}
+    for folder in name.split("/")[:-1]:
+        key, sign, value = folder.partition("=")
+        if not sign:
+            continue
+        column = unquote(key)
+        if column in found:
+            raise DataError("two folders of one path hold this column", f"column {column!r}", "rename one of the two")
+        found[column] = None if value == NULL else unquote(value)
+    return found
+
+
+def partition_types(names: list[str], schema: Schema) -> dict[str, pa.DataType]:
+    """Return the types of the columns in the folders of a table: those that the schema declares, or that its domains imply; else text.
+
+    Parameters
+    ----------
+    names
+        The paths of its files inside the table, at least one.
+    schema
+        The declared columns.
+
+    Raises
+    ------
+    DataError
+        If not all files have the same columns in their folders.
+    """
+    first = list(split_folders(names[0]))
+    for name in names:
+        differing = set(first) ^ set(split_folders(name))
+        if differing:
+            what = "some files have a folder for this column, and others do not"
+            raise DataError(what, f"column {min(differing)!r}", "give all files the same folders, or name those to read with a glob")
+    return {column: csv_type(schema.columns[column]) if column in schema.columns else pa.string() for column in first}
+
+
+def read_value(text: str | None, column: str, type_: pa.DataType) -> Any:
+    """Return the value of a partition column.
+
+    Parameters
+    ----------
+    text
+        The value as text, or None.
+    column
+        The column's name, for messages.
+    type_
+        Its type.
+
+    Raises
+    ------
+    DataError
+        If the text is not of that type; it is not shown.
+    """
+    try:
+        return pa.array([text], pa.string()).cast(type_)[0].as_py()
+    except (pa.ArrowException, ValueError, OverflowError):
+        what = "the name of a folder cannot be read as this column's declared type"
+        raise DataError(what, f"column {column!r}", "correct the schema's `type` or levels, or rename the folder") from None
+
+
+def check_agreement(types: pa.Schema, folders: Mapping[str, str | None], footer: Footer | None, where: str) -> None:
+    """Check that a file that holds a column which its folder's name holds too cannot have other values than the folder.
+
+    Raises
+    ------
+    DataError
+        If no footer shows that all rows have the folder's value.
+    """
+    both = sorted(set(types.names) & set(folders))
+    ranges = find_ranges(footer, both) if both and footer is not None else {}
+    for column in both:
+        text, found = folders[column], ranges.get(column)
+        if footer is None or text is None or found is None or _has_nulls(footer, column) or not _is_constant(found, text, column, types):
+            what = "both the file and its folder's name hold this column, and they could disagree"
+            raise DataError(what, f"{where}, column {column!r}", "write the files without it, or rename the folders")
+
+
+def _has_nulls(footer: Footer, column: str) -> bool:
+    return any(chunk.n_nulls != 0 for group in footer.groups for chunk in group.chunks if chunk.column == column)
+
+
+def _is_constant(ranges: Ranges, text: str, column: str, types: pa.Schema) -> bool:
+    value = read_value(text, column, types.field(column).type)
+    return all(low == high == value for low, high in ranges)
+
+
+_ID = b"PARQUET:field_id"
+LOG_FOLDERS = ("_delta_log", "metadata")  # of Delta and Iceberg tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """One file of a table.
+
+    Attributes
+    ----------
+    url
+        Where it is.
+    name
+        Its path inside the table, which names its fragments; folders may hold values.
+    format
+        `parquet` or `csv`.
+    constants
+        The partition columns with their values in this file.
+    deleted
+        Its deleted rows, as `deletions.pack` writes them.
+    n_bytes
+        Its length, if a listing told it.
+    """
+
+    url: str = field(repr=False)
+    name: str = field(repr=False)
+    format: Literal["parquet", "csv"]
+    constants: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    deleted: bytes = field(default=b"", repr=False)
+    n_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableField:
+    """One column of a table that keeps its own schema: Delta or Iceberg.
+
+    Attributes
+    ----------
+    name, type
+        Its name and Arrow type in the table.
+    names
+        The names that it may have in a file that has no field ids.
+    field_id
+        Its number in files that have field ids; None if columns are found by name alone.
+    default
+        Its value in files that were written before the table got it.
+    optional
+        Whether a file may lack it.
+    """
+
+    name: str
+    type: pa.DataType
+    names: tuple[str, ...]
+    field_id: int | None = None
+    default: Any = None
+    optional: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The files of a table.
+
+    Attributes
+    ----------
+    files
+        In the order of the rows.
+    format
+        `files`, `delta` or `iceberg`.
+    version
+        The Delta version or the Iceberg snapshot; None for plain files, and for an Iceberg table without a snapshot.
+    location
+        The URL of the table's folder.
+    fields
+        The table's own columns; None if the files decide.
+    partitions
+        The types of the partition columns of plain files.
+    left_out
+        What lies beside plain files and is not read, in words.
+    """
+
+    files: tuple[DataFile, ...]
+    format: Literal["files", "delta", "iceberg"] = "files"
+    version: int | None = None
+    location: str = ""
+    fields: tuple[TableField, ...] | None = None
+    partitions: Mapping[str, pa.DataType] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundColumn:
+    """A column of a table as its metadata name it, before anybody has declared it.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    type
+        Its Arrow type; None if the files do not tell: in CSV, and for columns in the names of folders.
+    nullable
+        Whether it may hold nulls, as far as the files tell.
+    in_folders
+        Whether its values stand in the names of folders.
+    """
+
+    name: str
+    type: pa.DataType | None
+    nullable: bool = True
+    in_folders: bool = False
+
+
+class TableFormat(Protocol):
+    """How the files of a table are found."""
+
+    def read_columns(self, url: str) -> tuple[FoundColumn, ...]:
+        """Return the columns of the table at a URL, from the names and types in its metadata: no value or statistic is looked at.
+
+        Raises
+        ------
+        InputError, DataError, SpecError
+            As `list_files`.
+        """
+
+    def list_files(self, url: str, schema: Schema) -> Listing:
+        """Return the files of the table at a URL.
+
+        Parameters
+        ----------
+        url
+            The table.
+        schema
+            The declared columns.
+
+        Raises
+        ------
+        InputError
+            If there is no such table or version.
+        DataError
+            If it uses something that is not supported.
+        """
+
+
+def find_columns(fields: tuple[TableField, ...], found: pa.Schema, given: Mapping[str, Any], where: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the name in a file of each of a table's columns, and the values of those that the file does not hold.
+
+    Parameters
+    ----------
+    fields
+        The table's columns.
+    found
+        The file's columns, with their metadata.
+    given
+        The values of partition columns, which count if the file does not hold them.
+    where
+        The file's name, for messages.
+
+    Raises
+    ------
+    DataError
+        If a column cannot be found in the file.
+    """
+    by_id = {int(column.metadata[_ID]): column.name for column in found if column.metadata and _ID in column.metadata}
+    names: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    for wanted in fields:
+        if wanted.field_id is not None and by_id:
+            name = by_id.get(wanted.field_id)
+        elif wanted.field_id is not None and not wanted.names:
+            raise DataError("the file has no field ids, and the table no names for its columns", where, "write the file again with field ids")
+        else:
+            name = next((each for each in wanted.names if each in found.names), None)
+        if name is not None:
+            names[wanted.name] = name
+        elif wanted.name in given:
+            constants[wanted.name] = given[wanted.name]
+        elif wanted.optional or wanted.default is not None:
+            constants[wanted.name] = wanted.default
+        else:
+            raise DataError("the file lacks this column, which has no default", f"{where}, column {wanted.name!r}", "write the file again")
+    return names, constants
+
 
 _SUFFIXES: dict[str, Literal["parquet", "csv"]] = {".parquet": "parquet", ".parq": "parquet", ".pq": "parquet", ".csv": "csv", ".csv.gz": "csv"}
 PlainFormat = Literal["files", "parquet", "csv"]

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpdask.errors import InputError
-from dpdask.io.rows import TEXT_BYTES
+from dpdask.io.fragment import TEXT_BYTES
 
 TAIL_BYTES = 2**16
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"

@@ -12,11 +12,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dpdask.errors import DataError, DpdaskError, InputError, SpecError, TemporaryError
-from dpdask.io.deletions import pack
 from dpdask.io.faults import classify, metadata_faults
-from dpdask.io.files import natural
+from dpdask.io.files import DataFile, FoundColumn, Listing, TableField, natural
 from dpdask.io.filesystems import open_filesystem
-from dpdask.io.listing import DataFile, FoundColumn, Listing, TableField
+from dpdask.io.fragment import pack
 from dpdask.io.parquet import open_parquet
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.schema import Schema

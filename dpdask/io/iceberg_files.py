@@ -7,7 +7,7 @@ import io
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 
 from dpdask.io.filesystems import call_storage
-from dpdask.io.remote import open_remote
+from dpdask.io.objects import open_remote
 from dpdask.io.storage import Folder, absolute_url
 
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from dpdask.errors import DpdaskError, OutputError, SpecError, TemporaryError
-from dpdask.io.commits import Mode, Transaction, count_committed
 from dpdask.io.faults import storage_faults
-from dpdask.io.shards import Shard
+from dpdask.io.fragment import UTC
+from dpdask.io.shards import Mode, Shard, Transaction, count_committed
 from dpdask.io.storage import Folder, absolute_url
-from dpdask.io.types import UTC
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

@@ -22,9 +22,8 @@ from dpdask.errors import DataError, InputError
 from dpdask.io.faults import report_change, storage_faults
 from dpdask.io.filesystems import call_storage
 from dpdask.io.footer import INT96, TAIL_BYTES, Footer, RowGroup, digest_footer, parse_footer, read_tail, refuse_corrupt
-from dpdask.io.fragment import Fragment, Layout
-from dpdask.io.remote import RemoteFile, read_ranges
-from dpdask.io.rows import estimate_width, has_width
+from dpdask.io.fragment import Fragment, Layout, estimate_width, has_width
+from dpdask.io.objects import RemoteFile, read_ranges
 from dpdask.io.storage import Folder
 
 BATCH_ROWS = 2**17

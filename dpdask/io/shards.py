@@ -4,16 +4,113 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Collection
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from typing import IO, Any
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import IO, Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpdask.errors import InputError
+from dpdask.errors import InputError, OutputError
 from dpdask.io.storage import Folder
+
+Mode = Literal["error", "append", "overwrite"]
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A release, and the run that commits it: the log keeps both, so that no release is committed twice.
+
+    Attributes
+    ----------
+    release
+        The name of the release.
+    run
+        The number of the run.
+    """
+
+    release: str
+    run: int
+
+
+def count_committed(is_there: Callable[[int], bool]) -> int:
+    """Return how many of the releases that are numbered from 0 are committed; there is no gap between them.
+
+    Parameters
+    ----------
+    is_there
+        Whether the release with a number is committed.
+    """
+    end = 1
+    while is_there(end - 1):
+        end *= 2
+    return bisect_left(range(end), True, key=lambda number: not is_there(number))
+
+
+CARD = "card.json"
+PAGE = "release.html"
+_DIGEST = "sha256"
+
+
+def save_release(place: Folder, name: str, data: bytes, card: Mapping[str, Any], page: bytes) -> None:
+    """Write a release and its page, then its card, which marks the release as complete; nothing is overwritten.
+
+    Parameters
+    ----------
+    place
+        The folder; it is created if it is not there.
+    name
+        The release's file in it.
+    data
+        The release.
+    card
+        Plain values that JSON has.
+    page
+        The card, for people.
+
+    Raises
+    ------
+    OutputError
+        If a release, a page or a card is there already, or no folder can be made there.
+    """
+    place.create()
+    for file in (name, PAGE, CARD):
+        if place.exists(file):
+            raise OutputError(f"a file {file!r} is there already", place.url, "remove it, or choose another folder")
+    place.write(name, data)
+    place.write(PAGE, page)
+    place.write(CARD, json.dumps({**card, _DIGEST: {name: sha256(data).hexdigest()}}, indent=1, ensure_ascii=False).encode())
+
+
+def load_release(place: Folder, name: str) -> tuple[bytes, dict[str, Any]]:
+    """Return a release and its card, as `save_release` wrote them.
+
+    Parameters
+    ----------
+    place
+        The folder of the release.
+    name
+        The release's file name in it.
+
+    Raises
+    ------
+    InputError
+        If either is missing, or the card is invalid or of another release.
+    """
+    data = place.read(name, replaced=True)
+    try:
+        card = json.loads(place.read(CARD, replaced=True))
+        digest = card.pop(_DIGEST)[name]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InputError(f"this is not a card of {name!r}", CARD, "save the release again") from None
+    if digest != sha256(data).hexdigest():
+        raise InputError(f"this card belongs to another release than {name!r}", CARD, "restore both from one release, or save it again")
+    return data, card
+
 
 ROW_GROUP_ROWS = 2**17
 ROW_GROUP_BYTES = 2**26
@@ -163,3 +260,109 @@ class ShardWriter:
         with suppress(pa.ArrowException, OSError, ValueError):  # else it writes its footer when it is collected
             self._writer.close()
         self._stack.__exit__(type(error), error, error.__traceback__)
+
+
+MANIFEST_FORMAT = 1
+META = "_dpdask"
+MANIFEST_NAME = f"{META}/manifest.json"
+CARD_NAME = f"{META}/release.json"
+PAGE_NAME = f"{META}/release.html"  # the card, for people
+CROISSANT_NAME = f"{META}/croissant.json"  # the card, for catalogues of data sets
+DOCUMENTS = (PAGE_NAME, CROISSANT_NAME, CARD_NAME)  # beside the shards, in the order in which they are written
+SUCCESS_NAME = "_SUCCESS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The list of a release's files; safe to publish.
+
+    Attributes
+    ----------
+    job
+        A digest of the job, by which a finished run knows its own output.
+    shards
+        The shards, sorted by name.
+    card_sha256
+        SHA-256 of the release card.
+    """
+
+    job: str
+    shards: tuple[Shard, ...]
+    card_sha256: str
+
+    @property
+    def n_rows(self) -> int:
+        """The released rows."""
+        return sum(shard.n_rows for shard in self.shards)
+
+    def to_bytes(self) -> bytes:
+        """Return the manifest as canonical JSON; the same release gives the same bytes."""
+        content: dict[str, Any] = {"format": MANIFEST_FORMAT, "rows": self.n_rows, **asdict(self)}
+        return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+
+    @classmethod
+    def read(cls, folder: Folder, name: str = MANIFEST_NAME) -> Manifest | None:
+        """Return the manifest of an output folder, or None if there is none.
+
+        Parameters
+        ----------
+        folder
+            The output folder.
+        name
+            The name of the manifest in it.
+
+        Raises
+        ------
+        OutputError
+            If there is one that cannot be read, or names a shard that is not a file of the folder itself.
+        """
+        if not folder.exists(name):
+            return None
+        try:
+            content = json.loads(folder.read(name, replaced=name != MANIFEST_NAME))  # that of a folder is created once
+            if content["format"] != MANIFEST_FORMAT:
+                raise KeyError
+            shards = tuple(Shard(**shard) for shard in content["shards"])
+            if not all(_is_file_name(shard.name) for shard in shards):
+                raise ValueError
+            return cls(job=content["job"], shards=shards, card_sha256=content["card_sha256"])
+        except (ValueError, KeyError, TypeError):
+            raise OutputError("the manifest cannot be read", name, "choose another output, or remove this one") from None
+
+
+def _is_file_name(name: object) -> bool:
+    """Return whether a name leads to no other folder; every output has its shards beside each other."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\"} & set(name)
+
+
+def list_manifests(folder: Folder, but: str = "") -> list[Manifest]:
+    """Return the manifests of all releases in an output folder.
+
+    Parameters
+    ----------
+    folder
+        The output folder.
+    but
+        The name of a manifest that is not committed yet.
+
+    Raises
+    ------
+    OutputError
+        If one of them cannot be read.
+    """
+    names = (f"{META}/{name}" for name in folder.child(META).names() if name.startswith("manifest"))
+    return [found for found in (Manifest.read(folder, name) for name in names if name != but) if found is not None]
+
+
+def count_missing(folder: Folder, manifests: Sequence[Manifest]) -> int:
+    """Return how many shards of manifests an output folder lacks; those that a listing lacks are looked for, since it may be an earlier one.
+
+    Parameters
+    ----------
+    folder
+        The output folder.
+    manifests
+        Of its releases.
+    """
+    names = set(folder.names())
+    return sum(shard.name not in names and not folder.exists(shard.name) for manifest in manifests for shard in manifest.shards)

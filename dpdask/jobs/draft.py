@@ -15,7 +15,7 @@ import pyarrow as pa
 from dpdask.codec import LevelCodec, codec_for
 from dpdask.documents import parse_value, parse_yaml, suggest
 from dpdask.errors import DataError, OutputError, SpecError
-from dpdask.io.listing import FoundColumn
+from dpdask.io.files import FoundColumn
 from dpdask.io.storage import absolute_url
 from dpdask.jobs.spec import Input
 from dpdask.schema import MAX_LEVELS, Level, Schema

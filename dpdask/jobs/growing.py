@@ -11,21 +11,20 @@ from typing import Any, TypeVar
 from dpdask.engine.work import RELEASE_NAME
 from dpdask.errors import SPENT_AGAIN, MissingError, OutputError
 from dpdask.io.fragments import InputTable
-from dpdask.io.manifest import CARD_NAME, META, Manifest
+from dpdask.io.shards import CARD_NAME, CROISSANT_NAME, META, PAGE_NAME, Manifest
 from dpdask.io.storage import Folder
-from dpdask.jobs.charging import finish
-from dpdask.jobs.growing_folder import name_release, read_number
-from dpdask.jobs.growing_table import GrowingPublication, open_growing
-from dpdask.jobs.naming import Name
+from dpdask.jobs.growing_table import GrowingPublication, name_release, open_growing, read_number
 from dpdask.jobs.output import Target
 from dpdask.jobs.records import busy
-from dpdask.jobs.series import Kept, KeptFolder, Size, choose_new, select
-from dpdask.jobs.series_card import describe_release, describe_series, sum_series
+from dpdask.jobs.run_keys import Name
+from dpdask.jobs.series import Kept, KeptFolder, Size, choose_new, describe_release, describe_series, select, sum_series
 from dpdask.jobs.spec import Job
-from dpdask.jobs.state import Progressed, RunState
+from dpdask.jobs.state import Progressed, RunState, finish
 from dpdask.jobs.tables import JobTable, check_apart, discover_public, open_table
-from dpdask.mechanisms.card import Card
-from dpdask.privacy.series import Series, derive_salt, name_series
+from dpdask.mechanisms.card import Card, EarlierRelease, LedgerPosition, ReleaseName, make_card
+from dpdask.page import make_croissant, make_page
+from dpdask.privacy.events import Series, derive_salt, name_series
+from dpdask.privacy.ledger_entries import Position
 
 SUMMARY_NAME = f"{META}/series.json"
 
@@ -355,3 +354,77 @@ def open_state(output: Folder, ledger_url: str | None = None) -> RunState:
     """
     begun = KeptFolder(output, ledger_url).read_job()
     return RunState(output, ledger_url) if begun is None else GrowingState(output, ledger_url, begun[1], begun[0])
+
+
+_MOST_EARLIER = 20
+
+
+def make_job_card(job: Job, state: RunState, opened: JobTable, reached: Progressed, release: Any) -> Card:
+    """Return the release card of a run: the same run, the same card.
+
+    Parameters
+    ----------
+    job, state, opened
+        The job, its state and its input.
+    reached
+        What the run has reached.
+    release
+        What was fitted.
+
+    Privacy
+    -------
+    A card of noise from a seed has no name, time or place in a ledger: the same job gives the same bytes.
+    """
+    fitted, order = reached.fitted, job.file.output.order
+    insecure = job.file.insecure_seed is not None
+    section = opened.mechanism.section(release, opened.work.columns, n_rows=opened.public_rows, n_released=sum(fitted.n_released), order=order)
+    card = opened.tell_version(make_card(section, name=job.file.name, insecure=insecure))
+    if isinstance(state, GrowingState):
+        card = state.describe(job, card)
+    changes: dict[str, Any] = {"dropped": [name for name, column in job.schema.columns.items() if column.role == "drop"]}
+    if job.file.about is not None:
+        changes["about"] = job.file.about
+    if not insecure:
+        changes["release"] = ReleaseName(id=reached.run_id, time=reached.began)
+        position = job.account.find_position(reached.run_id)
+        if position is not None and job.ledger is not None:
+            changes["ledger"] = _tell_position(job.ledger.dataset, position)
+    return card.model_copy(update=changes).with_dataset(job.account.coverage_until(reached.run_id))
+
+
+def _tell_position(dataset: str, position: Position) -> LedgerPosition:
+    earlier = [
+        EarlierRelease(id=entry.run_id.partition(" ")[0], epsilon=entry.charge.epsilon, delta=entry.charge.delta) for entry in position.earlier
+    ]
+    return LedgerPosition(
+        dataset=dataset,
+        entry=position.entry.digest,
+        epsilon=position.epsilon if position.epsilon < float("inf") else None,
+        delta=position.delta,
+        epsilon_limit=position.epsilon_limit,
+        delta_limit=position.delta_limit,
+        n_earlier=len(earlier),
+        earlier=earlier[-_MOST_EARLIER:],
+    )
+
+
+def write_documents(card: Card, manifest: Manifest, shards: Folder) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """Return the documents of a release beside its card by their names in the output, and warnings about what could not be made.
+
+    Parameters
+    ----------
+    card
+        The release card.
+    manifest
+        The list of the shards.
+    shards
+        The folder where the shards are staged.
+
+    Privacy
+    -------
+    The documents are functions of what is published: the card and the released rows. They cost no ε. The budget is spent by now, so
+    no failure to make them may fail the release.
+    """
+    page, faults = make_page(card, manifest, shards)
+    croissant, further = make_croissant(card, manifest, shards)
+    return {PAGE_NAME: page, CROISSANT_NAME: croissant}, (*faults, *further)

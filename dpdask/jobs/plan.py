@@ -2,27 +2,193 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from dpdask.engine.shuffle import limit_shard_rows
-from dpdask.errors import BudgetError, DpdaskError, InputError, OutputError, SpecError, list_names
+from dpdask.codec import LevelCodec
+from dpdask.connect.spec import Local, Synchronous, Threads
+from dpdask.engine.write import Told, limit_shard_rows
+from dpdask.errors import BudgetError, DpdaskError, InputError, OutputError, SpecError, list_names, say_count
 from dpdask.io.files import Files
-from dpdask.io.fragments import InputTable
+from dpdask.io.footer import Ranges
+from dpdask.io.fragments import InputTable, row_group_ranges
 from dpdask.io.storage import Folder
-from dpdask.jobs.duration import COMPILING_SECONDS, expect_duration
 from dpdask.jobs.growing import GrowingState, plan_growing
-from dpdask.jobs.keys import raises_in_keys
-from dpdask.jobs.ordering import list_footer_warnings, list_partition_warnings
-from dpdask.jobs.spec import Job
+from dpdask.jobs.growing_table import name_release, open_growing
+from dpdask.jobs.output import Publication
+from dpdask.jobs.spec import Job, raises_in_keys
 from dpdask.jobs.state import Progressed, RunState
-from dpdask.jobs.stores import opens_stores
-from dpdask.jobs.tables import JobTable, open_table
-from dpdask.mechanisms.mechanism import Mechanism
-from dpdask.mechanisms.plan_text import describe_promise, describe_seconds, describe_steps, list_noise, tell_date_bounds, warn_of_number_bounds
-from dpdask.plurals import say_count
+from dpdask.jobs.tables import JobTable, open_table, opens_stores
+from dpdask.mechanisms.card import Card
+from dpdask.mechanisms.expectations import describe_promise, describe_seconds, describe_steps, list_noise, tell_date_bounds, warn_of_number_bounds
+from dpdask.mechanisms.mechanism import Mechanism, audit_mechanism
+from dpdask.stats.ranks import ColumnOrder
+
+
+def list_sorted_warnings(job: Job, told: Told, n_shards: int) -> tuple[str, ...]:
+    """Return the warnings after a run: about private columns that were sorted in the input, as the rows showed.
+
+    Parameters
+    ----------
+    job
+        The job.
+    told
+        What its writing tasks found.
+    n_shards
+        How many shards were released; if there is only one, all rows are shuffled together.
+    """
+    found = [name for name, order in told.order.items() if order.is_sorted]
+    private = [name for name in found if name in job.schema.privatised]
+    places = [f"column {name!r} is sorted in the input: {_place(job)}" for name in private if job.order == "keep" or n_shards > 1]
+    numbers = [
+        f"the kept column {kept!r} is sorted in the input, and so is {name!r}: {kept!r} reveals the position of each row, and so roughly its "
+        f"{name!r}, in whatever order rows are released; drop the column, or shuffle the table and renumber its rows"
+        for name in private
+        for kept in found
+        if kept in job.schema.kept
+    ]
+    return (*places, *numbers)
+
+
+def list_footer_warnings(job: Job, table: InputTable) -> tuple[str, ...]:
+    """Return the warnings before a run: about private columns by which the row groups of the input are sorted.
+
+    Only footers are read. If a footer has no statistics for a column, there is no warning about it.
+
+    Parameters
+    ----------
+    job
+        The job.
+    table
+        Its input.
+
+    Raises
+    ------
+    InputError
+        If a file is missing or unreadable.
+    """
+    if job.order is None or len(table.fragments) < 2:
+        return ()
+    found = row_group_ranges(table, job.schema.privatised, lambda ranges: not _order(ranges).is_mixed)
+    in_order = [name for name, ranges in found.items() if _order(ranges).is_sorted]
+    return tuple(f"the row groups of the input are sorted by column {name!r}: {_place(job)}" for name in in_order)
+
+
+def _order(ranges: Ranges) -> ColumnOrder:
+    return ColumnOrder.identity().merge(*(ColumnOrder.of_range(low, high) for low, high in ranges))
+
+
+def list_partition_warnings(job: Job, table: InputTable) -> tuple[str, ...]:
+    """Return the warnings about private columns by which the input is partitioned: all rows of a file have the same value.
+
+    Parameters
+    ----------
+    job
+        The job.
+    table
+        Its input.
+    """
+    if job.order is None or len(table.fragments) < 2:
+        return ()
+    constant = {name for fragment in table.fragments for name, _ in fragment.constants}
+    return tuple(
+        f"the files of the input hold one value of column {name!r} each: {_place(job)}" for name in job.schema.privatised if name in constant
+    )
+
+
+def _place(job: Job) -> str:
+    """Return what the order of the rows reveals about a sorted column, and the hint."""
+    if job.order == "keep":
+        return "a row's position reveals roughly what its value was, whatever the noise; set output.order: shuffled, or shuffle the table first"
+    return "the rows of one shard had similar values, and their released values together reveal roughly which; shuffle the table before the run"
+
+
+# of one core of 2.5 GHz; docs/reference/cost.md has the runs that they were taken from
+_READ_BYTES = 5e8  # decoded Parquet bytes that are read and counted in a second
+_READ_TEXT = 1e8  # bytes of CSV
+_WRITE_BYTES = 1.5e8  # decoded bytes that are randomised, shuffled and written in a second
+_RECORD_LEVELS = 3e7  # records times levels of all columns that are drawn in a second
+_FIT_SECONDS = 2.0
+_CHANNEL_SECONDS = 0.7  # of a fit, for each column of a released row
+_FIT_LEVELS = 2e-5  # seconds, times the square of the number of levels, of a fit to pairs of columns
+_STAGED_SECONDS = 0.02  # of the driver, for each task
+_PAGE_SECONDS = 3.0  # of the commit
+COMPILING_SECONDS = 20  # the first time on a machine, beside all that
+_ADAPTIVE_LEVELS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duration:
+    """About how long a run takes.
+
+    Attributes
+    ----------
+    stages
+        The whole seconds of each stage, at least 1: what is shown adds up.
+    n_workers
+        On how many threads of workers.
+    """
+
+    stages: tuple[float, ...]
+    n_workers: int
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of all stages."""
+        return sum(self.stages)
+
+
+def expect_duration(job: Job, opened: JobTable, stages: tuple[str, ...], n_records: int | None) -> Duration | None:
+    """Return about how long a run takes once its workers are there; None if their number is not known.
+
+    Parameters
+    ----------
+    job
+        The job.
+    opened
+        Its input.
+    stages
+        In words, each with its name before a colon.
+    n_records
+        How many records are written, if no row is and that is known.
+    """
+    n_workers = _count_workers(job)
+    if n_workers is None:
+        return None
+    table, work = opened.table, opened.work
+    n_fragments = max(1, len(table.fragments))
+    at_once = min(n_workers, n_fragments)
+    n_bytes = sum(fragment.n_bytes_decoded or fragment.n_bytes for fragment in table.fragments)
+    n_levels = sum(codec.n_levels if isinstance(codec, LevelCodec) else _ADAPTIVE_LEVELS for codec in work.columns.codecs.values())
+    read = n_bytes / (_READ_TEXT if table.format == "csv" else _READ_BYTES) / at_once + _STAGED_SECONDS * n_fragments
+    if opened.mechanism.releases_rows:
+        fit = _FIT_SECONDS + _CHANNEL_SECONDS * len(opened.mechanism.spending.row)
+        write = n_bytes / _WRITE_BYTES / at_once + _STAGED_SECONDS * n_fragments
+    else:
+        fit = _FIT_SECONDS + _FIT_LEVELS * n_levels**2
+        n_written = n_records or table.n_rows or 0
+        n_shards = max(1, -(-n_written // job.file.output.rows_per_shard))
+        write = n_written * n_levels / _RECORD_LEVELS / min(n_workers, n_shards)
+    named = {"fit": fit, "write": write, "commit": _PAGE_SECONDS + _STAGED_SECONDS * n_fragments}
+    seconds = (named.get(stage.partition(":")[0], read) for stage in stages)
+    return Duration(stages=tuple(float(max(1, round(each))) for each in seconds), n_workers=n_workers)
+
+
+def _count_workers(job: Job) -> int | None:
+    cluster = job.cluster
+    if isinstance(cluster, Synchronous):
+        return 1
+    if isinstance(cluster, Threads):
+        return cluster.workers or os.cpu_count() or 1
+    if isinstance(cluster, Local):
+        return (cluster.workers or os.cpu_count() or 1) * cluster.threads_per_worker
+    n_workers: int | None = getattr(cluster, "workers", None)
+    return n_workers
+
 
 _CONTINUED = (
     "survey: read the new rows; check and count them",
@@ -417,3 +583,44 @@ def most_shards(n_rows: int, fraction: float | None, n_fragments: int, per_shard
     """
     most = n_rows if fraction is None else min(n_rows, math.ceil(n_rows * (1 - fraction) + math.sqrt(20 * n_rows)))
     return min(n_fragments, 2 * -(-most // per_shard) + 2 * -(-n_rows // (4 * per_shard))) + most // per_shard
+
+
+@raises_in_keys
+@opens_stores
+def audit_job(job: Job, *, n_runs: int = 20_000) -> dict[str, Any]:
+    """Return, for each column and each central measurement of a job, what is claimed and what is found.
+
+    Parameters
+    ----------
+    job
+        The job; its input's footers give the columns' types.
+    n_runs
+        How often each central measurement is drawn, on each of two neighbouring inputs.
+
+    Returns
+    -------
+    `name`, and the entries of `audit_mechanism`.
+
+    Raises
+    ------
+    InputError, DataError
+        If the input cannot be found, or does not fit the schema.
+    """
+    opened = open_table(job, Folder(job.output_url))
+    card = _card(job, opened.table.fingerprint)
+    return {"name": job.file.name, **audit_mechanism(opened.mechanism, opened.work.columns, card, n_runs=n_runs)}
+
+
+def _card(job: Job, fingerprint: str) -> dict[str, Any] | None:
+    """Return the card of a finished job's own release of the input, or None if there is none or it was changed."""
+    output, target = Folder(job.output_url), job.file.output.target
+    publication: Publication = target.open(output)
+    if job.file.growing:
+        publication = open_growing(target, output, job.digest)
+    try:
+        release = name_release(job.digest, 0) if job.file.growing else job.name_releases(fingerprint).find(publication)
+        manifest = publication.find(release)
+        data = b"" if manifest is None else publication.read_card(release)
+        return Card.read(data, "the card").to_dict() if manifest is not None and hashlib.sha256(data).hexdigest() == manifest.card_sha256 else None
+    except (InputError, OutputError):
+        return None

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dpdask.errors import DpdaskError, InputError, MissingError, OutputError, TemporaryError
+from dpdask.io.encrypted import LOCK, PrivateFolder
 from dpdask.io.faults import storage_faults
-from dpdask.io.private import LOCK, PrivateFolder
 from dpdask.io.storage import Folder
 
 STATE_FORMAT = 2

@@ -12,26 +12,19 @@ from dpdask.connect.probe import check_workers
 from dpdask.engine.account import settle
 from dpdask.engine.compute import Progress
 from dpdask.engine.fit import Fitted, carry_on, fit
-from dpdask.engine.shuffle import lay_out_rows
-from dpdask.engine.told import Told
 from dpdask.engine.work import load
-from dpdask.engine.write import Staged, Staging, Task, list_record_tasks, write_all
+from dpdask.engine.write import Staged, Staging, Task, Told, lay_out_rows, list_record_tasks, write_all
 from dpdask.errors import BudgetError, DpdaskError, InputError, OutputError, TemporaryError
+from dpdask.io.files import LOG_FOLDERS
 from dpdask.io.fragment import Fragment
-from dpdask.io.listing import LOG_FOLDERS
-from dpdask.io.manifest import CARD_NAME, MANIFEST_NAME, Manifest, count_missing, list_manifests
+from dpdask.io.shards import CARD_NAME, MANIFEST_NAME, Manifest, count_missing, list_manifests
 from dpdask.io.storage import Folder
-from dpdask.jobs.charging import charge, finish, is_undrawn, record_draw
-from dpdask.jobs.describing import make_job_card, write_documents
-from dpdask.jobs.growing import GrowingState, open_state, run_growing
-from dpdask.jobs.keys import raises_in_keys
-from dpdask.jobs.naming import Name, ReleaseNames, forget_unused
-from dpdask.jobs.ordering import list_sorted_warnings
-from dpdask.jobs.plan import expect, find_resumed
-from dpdask.jobs.spec import Job
-from dpdask.jobs.state import Progressed, RunState
-from dpdask.jobs.stores import opens_stores
-from dpdask.jobs.tables import JobTable, open_table
+from dpdask.jobs.growing import GrowingState, make_job_card, open_state, run_growing, write_documents
+from dpdask.jobs.plan import expect, find_resumed, list_sorted_warnings
+from dpdask.jobs.run_keys import Name, ReleaseNames, forget_unused
+from dpdask.jobs.spec import Job, raises_in_keys
+from dpdask.jobs.state import Progressed, RunState, charge, finish, is_undrawn, record_draw
+from dpdask.jobs.tables import JobTable, open_table, opens_stores
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.steps import step
 

@@ -8,35 +8,66 @@ import re
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
+from functools import wraps
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 from pydantic import Field, SerializerFunctionWrapHandler, create_model, field_validator, model_serializer, model_validator
 
 from dpdask.connect.spec import ClusterBlock, Threads, place_files
 from dpdask.documents import Document, Text, check_all, join_errors, parse_value, parse_yaml, read_text, validate
 from dpdask.engine.account import Account, LedgerPlace
-from dpdask.errors import CombinedSpecError, SpecError
+from dpdask.errors import CombinedSpecError, DpdaskError, SpecError
 from dpdask.io.csv import is_csv
 from dpdask.io.delta import Delta
-from dpdask.io.files import Files
+from dpdask.io.files import Files, TableFormat
+from dpdask.io.filesystems import Options, by_root, check_options
 from dpdask.io.fragments import takes_in
 from dpdask.io.iceberg import Iceberg
-from dpdask.io.listing import TableFormat
-from dpdask.io.options import Options, by_root, check_options
 from dpdask.io.storage import Folder, absolute_url
-from dpdask.jobs.catalog import Catalog
-from dpdask.jobs.keys import raises_in_keys
-from dpdask.jobs.naming import ReleaseNames
-from dpdask.jobs.output import Output
-from dpdask.mechanisms.card_parts import About
+from dpdask.jobs.output import Catalog, Output
+from dpdask.jobs.run_keys import ReleaseNames
+from dpdask.mechanisms.card import About
 from dpdask.mechanisms.mechanism import Spec
-from dpdask.mechanisms.registry import bind, spec_union
+from dpdask.mechanisms.registry import bind, parameters, spec_union
 from dpdask.privacy import Budget
-from dpdask.privacy.order import RowOrder
-from dpdask.privacy.series import Series
+from dpdask.privacy.events import Series
+from dpdask.privacy.rounding import RowOrder
 from dpdask.schema import Schema
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+_PRIVACY = {"epsilon", "delta", "adjacency", "unit"}
+_PARAMETER = re.compile(r"`(?P<root>[a-z_]+)(?P<rest>(?:\.[^`]*)?)`")
+
+
+def name_keys(text: str | None) -> str | None:
+    """Return a text with its parameters as keys of a job: `epsilon` becomes privacy.epsilon, `bins` mechanism.bins."""
+    return None if text is None else _PARAMETER.sub(_key, text)
+
+
+def _key(found: re.Match[str]) -> str:
+    root, rest = found["root"], found["rest"]
+    if root in _PRIVACY:
+        return f"privacy.{root}{rest}"
+    return f"mechanism.{root}{rest}" if root in parameters() else found[0]
+
+
+def raises_in_keys(function: Callable[Args, Result]) -> Callable[Args, Result]:
+    """Return a function whose errors name the keys of a job."""
+
+    @wraps(function)
+    def speaking(*args: Args.args, **kwargs: Args.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except DpdaskError as error:
+            error.what, error.where, error.hint = name_keys(error.what) or "", name_keys(error.where), name_keys(error.hint)
+            raise
+
+    return speaking
+
 
 _BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"}
 

@@ -14,17 +14,16 @@ from typing import Any, Literal, get_args
 
 from dpdask.engine.cluster import forget_everywhere, share_key, withdraw_key
 from dpdask.engine.fit import Fitted
-from dpdask.engine.work import HOLDOUT_NAME, has_counts
+from dpdask.engine.work import HOLDOUT_NAME, NOISY_NAME, RELEASE_NAME, has_counts
 from dpdask.engine.write import Staging
 from dpdask.errors import SPENT_AGAIN, InputError, OutputError, SpecError, TemporaryError
-from dpdask.io.encrypted import EncryptedFolder, decrypt, encrypt
-from dpdask.io.manifest import META, Manifest
-from dpdask.io.private import PrivateFolder, commit, hide
+from dpdask.io.encrypted import EncryptedFolder, PrivateFolder, commit, decrypt, encrypt, hide
+from dpdask.io.shards import META, Manifest
 from dpdask.io.storage import Folder
-from dpdask.jobs.naming import Name
 from dpdask.jobs.output import Target
 from dpdask.jobs.records import STATE_FORMAT, LockedRecord, NumberedRecords, RunRecords, busy, unreadable
-from dpdask.jobs.run_keys import check_run_id, find_keys, say_place
+from dpdask.jobs.run_keys import Name, check_run_id, find_keys, say_place
+from dpdask.jobs.spec import Job
 from dpdask.streams import STREAM_FORMAT, RunKey
 from dpdask.version import __version__
 
@@ -467,3 +466,88 @@ class RunState:
     def lock(self) -> AbstractContextManager[None]:
         """Keep other drivers away from the run; see `RunRecords.lock`."""
         return self._records.lock()  # type: ignore[no-any-return]  # of either class
+
+
+def is_undrawn(job: Job, state: RunState) -> bool:
+    """Return whether this job's run holds no noise yet, so that nothing is lost with it, and nobody can have seen any.
+
+    Parameters
+    ----------
+    job, state
+        The job, and the state of its output.
+    """
+    reached = state.read()
+    if reached is None:
+        return True
+    drawn = any(state.secrets(reached.run_id).exists(name) for name in (NOISY_NAME, RELEASE_NAME))
+    return reached.stage == "opened" and reached.job == job.digest and not drawn
+
+
+def charge(job: Job, state: RunState, reached: Progressed) -> None:
+    """Charge the run.
+
+    Parameters
+    ----------
+    job, state
+        The job, and the state of its output.
+    reached
+        What the run has reached.
+
+    Raises
+    ------
+    InputError
+        If noise was already drawn and the ledger is not the same as before; the noise is kept until the ledger is restored.
+    OutputError
+        If the run has already drawn its noise: its folder is an old copy, and resuming from it would draw it a second time.
+    """
+    try:
+        entry = job.account.intend(reached.run_id, reached.sample)
+    except SpecError as error:
+        if is_undrawn(job, state):
+            raise
+        raise InputError(error.what, error.where, "restore the ledger and run again, or `dpdask abort` the run") from None
+    if entry is None or entry.kind == "intend":
+        return
+    if reached.stage == "opened" or entry.release not in ("", reached.release_sha256):
+        raise _copy_error(job)
+
+
+def record_draw(job: Job, reached: Progressed) -> None:
+    """Tell the ledger which noise was drawn, before anything of it is released.
+
+    Parameters
+    ----------
+    job
+        The job.
+    reached
+        What the run has reached.
+
+    Raises
+    ------
+    OutputError
+        If the run drew other noise before, in another copy of its folder.
+    """
+    try:
+        job.account.record_draw(reached.run_id, reached.release_sha256)
+    except SpecError:
+        raise _copy_error(job) from None
+
+
+def finish(job: Job, state: RunState) -> None:
+    """Bring a run whose release is published to its end: its key is removed, the ledger is told, and the rest is removed.
+
+    Parameters
+    ----------
+    job, state
+        The job, and the state of its output.
+    """
+    left = state.read_unfinished()
+    if left is not None and left.job == job.digest:
+        state.remove_key(left.run_id)
+        job.account.commit(left.run_id)
+    state.remove(None if left is None else left.run_id)
+
+
+def _copy_error(job: Job) -> OutputError:
+    what = "this run has already drawn its noise; its hidden folder is an old copy, and resuming from it would draw new noise without a new charge"
+    return OutputError(what, job.file.output.path, "`dpdask abort` it; a new run is charged again")

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Concatenate, ParamSpec, TypeVar
 
 from dpdask.engine.account import Hide
+from dpdask.engine.cluster import share_options
 from dpdask.engine.fit import Fitted, PublicTable
 from dpdask.engine.source import FileSource
 from dpdask.engine.work import TableWork, make_public_work, make_table_work
 from dpdask.errors import DataError, SpecError
-from dpdask.io.copies import check_copies, find_copies
 from dpdask.io.delta import Delta
 from dpdask.io.files import Files
 from dpdask.io.fragment import Fragment
-from dpdask.io.fragments import InputTable, discover, takes_in
+from dpdask.io.fragments import InputTable, check_copies, discover, find_copies, takes_in
 from dpdask.io.storage import Folder
-from dpdask.jobs.publication import Publication
+from dpdask.jobs.output import Publication
 from dpdask.jobs.run_keys import hide_name
 from dpdask.jobs.spec import Job
-from dpdask.mechanisms.card import Card
-from dpdask.mechanisms.card_parts import InputVersion
+from dpdask.mechanisms.card import Card, InputVersion
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.references.reference import TableReference
 from dpdask.schema import Schema
 from dpdask.steps import step
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+
+def opens_stores(function: Callable[Concatenate[Job, Args], Result]) -> Callable[Concatenate[Job, Args], Result]:
+    """Return a function of a job that opens the job's stores with its options, here and on the workers."""
+
+    @functools.wraps(function)
+    def opening(job: Job, *args: Args.args, **kwargs: Args.kwargs) -> Result:
+        with share_options(job.stores):
+            return function(job, *args, **kwargs)
+
+    return opening  # type: ignore[return-value]  # `wraps` takes the first argument for a named one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

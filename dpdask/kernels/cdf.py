@@ -3,14 +3,89 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.kernels.guide import Guide, first_knot
 from dpdask.kernels.jit import jit
 
 Floats = NDArray[np.float64]
+Indices = NDArray[np.int32]
+
+
+class Guide(NamedTuple):
+    """An index of sorted knots, for quick search.
+
+    Attributes
+    ----------
+    starts
+        int32 array of shape (n_buckets + 1,): how many knots lie in the buckets before each one.
+    middle, scale
+        The centre of the knots and one over their spread, by which a number finds its bucket.
+    """
+
+    starts: Indices
+    middle: float
+    scale: float
+
+
+def guide(knots: Floats) -> Guide:
+    """Return the guide of sorted knots, with as many buckets as there are knots.
+
+    Notes
+    -----
+    Buckets are equal steps of t / (1 + |t|), where t is the distance from the median in halves of the interquartile
+    range: about equally full for bell-shaped and for heavy-tailed knots. A knot and a number find their buckets by the
+    same monotone function, so a bucket never misleads, however its arithmetic rounds.
+    """
+    n = len(knots)
+    spread = float(knots[3 * n // 4] / 2 - knots[n // 4] / 2)
+    middle, scale = float(knots[n // 2]), 1.0 / min(max(spread, 1e-300), 1e300)
+    return Guide(_starts(knots, middle, scale), middle, scale)
+
+
+@jit
+def _bucket(value: float, n_buckets: int, middle: float, scale: float) -> int:
+    """Return the bucket of a number; every step rounds monotonically."""
+    t = (value - middle) * scale
+    share = 2.0 - 1.0 / (1.0 + t) if t >= 0.0 else 1.0 / (1.0 - t)
+    return min(int(share * (n_buckets / 2.0)), n_buckets - 1)
+
+
+@jit
+def _starts(knots: Floats, middle: float, scale: float) -> Indices:
+    n_buckets = len(knots)
+    starts = np.zeros(n_buckets + 1, dtype=np.int32)
+    for knot in knots:
+        starts[_bucket(knot, n_buckets, middle, scale) + 1] += 1
+    for bucket in range(n_buckets):
+        starts[bucket + 1] += starts[bucket]
+    return starts
+
+
+@jit
+def first_knot(value: float, knots: Floats, guide: Guide) -> int:
+    """Return the index of the first knot that is not below `value`.
+
+    Parameters
+    ----------
+    value
+        The value to find.
+    knots
+        float64 array, non-decreasing.
+    guide
+        The guide of the knots, as `guide` returns it.
+    """
+    bucket = _bucket(value, len(knots), guide.middle, guide.scale)
+    low, high = guide.starts[bucket], guide.starts[bucket + 1]
+    while low < high:
+        middle = (low + high) >> 1
+        if knots[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return int(low)
 
 
 @jit
@@ -88,3 +163,193 @@ def values_at(ranks: Floats, x: Floats, c: Floats, guide: Guide, lattice: bool) 
         if not is_null[row]:
             out[row] = value_at(ranks[row], x, c, guide, lattice)
     return out, is_null
+
+
+Ints = NDArray[np.int64]
+
+
+def find_distinct(values: Floats) -> tuple[Floats, Ints]:
+    """Return the sorted distinct values (float64) and how often each occurs (int64)."""
+    found, counts = np.unique(values, return_counts=True)
+    return found, counts.astype(np.int64)
+
+
+def merge(values: list[Floats], weights: list[Ints]) -> tuple[Floats, Ints]:
+    """Return the union of weighted samples: sorted distinct values and their summed weights.
+
+    Parameters
+    ----------
+    values
+        float64 arrays, one per sample.
+    weights
+        int64 arrays, one per sample: the weight of each value.
+    """
+    found, inverse = np.unique(np.concatenate(values), return_inverse=True)
+    summed = np.zeros(len(found), dtype=np.int64)
+    np.add.at(summed, inverse, np.concatenate(weights))
+    return found, summed
+
+
+def compress(values: Floats, weights: Ints, n_points: int) -> tuple[Floats, Ints, int]:
+    """Return at most `n_points` of the values, each carrying the weight of those dropped just below it.
+
+    Parameters
+    ----------
+    values, weights
+        A weighted sample, sorted and distinct; weights are positive.
+    n_points
+        How many points to keep, at least 2.
+
+    Returns
+    -------
+    values, weights
+        The compressed sample: the same total weight, the same smallest and largest value.
+    error
+        By how much weight the rank of any number can have moved, below ceil(total / (n_points - 1)).
+
+    Notes
+    -----
+    The cumulative weight is cut into n_points - 1 equal widths. A point is kept when a cut falls inside its weight or at
+    its end, so that all points dropped between two kept ones lie inside one width, however heavy the kept ones are.
+    Ranks at the kept points are exact; in between, at most the dropped weight is misplaced.
+    """
+    if len(values) <= n_points:
+        return values, weights, 0
+    cumulative = np.cumsum(weights)
+    width = -(-int(cumulative[-1]) // (n_points - 1))
+    keep = np.diff(cumulative // width, prepend=0) > 0
+    keep[0] = keep[-1] = True  # where the distribution begins and ends
+    kept = np.flatnonzero(keep)
+    new_weights = np.diff(cumulative[kept], prepend=0)
+    dropped = new_weights - weights[kept]
+    return values[kept], new_weights.astype(np.int64), int(dropped.max())
+
+
+def continualise(
+    values: Floats, weights: Floats, atoms: Floats, atom_weights: Floats, start: float | None, step: float | None
+) -> tuple[Floats, Floats]:
+    """Return the knots (x, c) of the continualised cdf: linear between the values, with a jump at each atom.
+
+    Parameters
+    ----------
+    values, weights
+        The sample apart from the atoms: sorted, distinct; float64 weights.
+    atoms, atom_weights
+        The declared atoms, increasing, and their weights (0 allowed).
+    start
+        The lower bound of the line, if it has one.
+    step
+        The lattice step (1 for whole numbers), or None for real numbers.
+
+    Returns
+    -------
+    x, c
+        float64 arrays of one length, both non-decreasing; c runs from 0 to 1. Where x repeats, c jumps.
+
+    Notes
+    -----
+    Bi & Shen (3) and (7): the weight of a value is spread over the gap below it. The gap below the smallest is not in
+    the paper: one lattice step, or the width of the gap above it, and never past `start`.
+    """
+    points = np.concatenate([values, atoms])
+    masses = np.concatenate([weights, atom_weights])
+    is_atom = np.concatenate([np.zeros(len(values), bool), np.ones(len(atoms), bool)])
+    order = np.argsort(points, kind="stable")
+    points, masses, is_atom = points[order], masses[order], is_atom[order]
+    points, masses, is_atom = points[masses > 0], masses[masses > 0], is_atom[masses > 0]
+    below = np.concatenate([[0.0], np.cumsum(masses)[:-1]])
+    above = below + masses
+    # every point closes a linear piece; an atom is a piece of no width, preceded by a flat one
+    x = np.repeat(points, np.where(is_atom, 2, 1))
+    c = np.repeat(above, np.where(is_atom, 2, 1))
+    c[np.cumsum(np.where(is_atom, 2, 1))[is_atom] - 2] = below[is_atom]
+    first = points[0] if is_atom[0] else origin(points, start, step)
+    return np.concatenate([[first], x]), np.concatenate([[0.0], c / above[-1]])
+
+
+def origin(points: Floats, start: float | None, step: float | None) -> float:
+    """Return where the gap below the smallest of some sorted points begins; parameters as for `continualise`."""
+    gap = step if step is not None else float(points[1] - points[0]) if len(points) > 1 else 1.0
+    below = float(points[0]) - gap
+    return below if start is None or step is not None else max(start, below)
+
+
+Weights = NDArray[np.uint64]
+
+_UNIT = 1.0 / 9007199254740992.0  # 2**-53
+
+
+def bin_edges(x: Floats, c: Floats, n_bins: int) -> Floats:
+    """Return the edges of about `n_bins` bins of ranks: null and every atom a bin of its own, the rest cut evenly.
+
+    Parameters
+    ----------
+    x, c
+        The knots of the continualised cdf; it jumps where x repeats, and null holds the ranks below c[0].
+    n_bins
+        How many bins a cdf without null and atoms would be cut into.
+
+    Returns
+    -------
+    float64 array, strictly increasing from 0 to 1.
+    """
+    jumps = np.flatnonzero((np.diff(x) == 0) & (np.diff(c) > 0))
+    fixed = np.unique(np.concatenate([[0.0, c[0]], c[jumps], c[jumps + 1], [1.0]]))
+    whole = {(float(c[jump]), float(c[jump + 1])) for jump in jumps} | {(0.0, float(c[0]))}
+    edges = [0.0]
+    for low, high in zip(fixed[:-1].tolist(), fixed[1:].tolist(), strict=True):
+        pieces = 1 if (low, high) in whole else max(1, round((high - low) * n_bins))
+        edges.extend(np.linspace(low, high, pieces + 1)[1:].tolist())
+    return np.unique(np.array(edges))
+
+
+def cells_of(values: Floats, is_null: NDArray[np.bool_], words: Weights, x: Floats, c: Floats, edges: Floats, *, lattice: bool) -> NDArray[np.int32]:
+    """Return the bin of each value: that of a rank drawn uniformly from the interval of ranks that it stands for.
+
+    Parameters
+    ----------
+    values, is_null
+        float64 and bool arrays of shape (n,).
+    words
+        uint64 array of shape (n,), uniform and independent.
+    x, c
+        The knots of the continualised cdf.
+    edges
+        From `bin_edges`.
+    lattice
+        Whether values are whole numbers.
+    """
+    return _cells(values, is_null, words, x, c, guide(x), edges, lattice)
+
+
+@jit
+def _cells(
+    values: Floats, is_null: NDArray[np.bool_], words: Weights, x: Floats, c: Floats, guide: Guide, edges: Floats, lattice: bool
+) -> NDArray[np.int32]:
+    out = np.empty(len(values), dtype=np.int32)
+    for row in range(len(values)):
+        low, high = (0.0, c[0]) if is_null[row] else rank_interval(values[row], x, c, guide, lattice)
+        rank = low + (words[row] >> np.uint64(11)) * _UNIT * (high - low)
+        out[row] = min(max(np.searchsorted(edges, rank, side="right") - 1, 0), len(edges) - 2)
+    return out
+
+
+def draw_values(cells: NDArray[np.int32], words: Weights, x: Floats, c: Floats, edges: Floats, *, lattice: bool) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return a value, or null, from each bin, distributed as the reference is inside it.
+
+    Parameters
+    ----------
+    cells
+        int32 array of shape (n,): each row's bin.
+    words
+        uint64 array of shape (n,), uniform.
+    x, c
+        The knots of the continualised cdf and its values there.
+    edges
+        float64 array: the ranks between the bins.
+    lattice
+        Whether values are whole numbers.
+    """
+    place = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * _UNIT
+    ranks = edges[cells] + place * (edges[cells + 1] - edges[cells])
+    return values_at(ranks, x, c, guide(c), lattice)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.kernels.ecdf import origin
+from dpdask.kernels.cdf import origin
 from dpdask.kernels.jit import jit
 from dpdask.kernels.rank import TOGETHER, Draws, disturb_block, make_room
 

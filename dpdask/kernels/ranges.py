@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.kernels.guide import Guide, first_knot, guide
+from dpdask.kernels.cdf import Guide, first_knot, guide
 from dpdask.kernels.jit import jit
 
 Floats = NDArray[np.float64]

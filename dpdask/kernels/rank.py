@@ -17,9 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.kernels.cdf import rank_interval, values_at
+from dpdask.kernels.cdf import Guide, guide, rank_interval, values_at
 from dpdask.kernels.channel import TOTAL_BITS, alias_tables, integer_weights
-from dpdask.kernels.guide import Guide, guide
 from dpdask.kernels.jit import jit
 
 N_CELLS = 2**16

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
 
-from dpdask.kernels.isotonic import case_one
 from dpdask.kernels.jit import jit
+from dpdask.kernels.projections import case_one
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]

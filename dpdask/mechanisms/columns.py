@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cells
 from dpdask.codec import Codec, LevelCodec, codec_for
 from dpdask.kernels.marginals import MAX_LEVELS
-from dpdask.references.bins import Bins as GivenBins
-from dpdask.references.bins import Found
 from dpdask.references.hierarchy import make_grid
+from dpdask.references.histogram import Bins as GivenBins
+from dpdask.references.histogram import Found
 from dpdask.schema import Schema
 from dpdask.stats import Domain
-from dpdask.stats.tables import domain_of
+from dpdask.stats.marginals import domain_of
 from dpdask.streams import Rng, words
 
 CHUNK_ROWS = 2**15  # records that are drawn together; what the memory of a worker depends on

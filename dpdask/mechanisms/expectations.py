@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.cells import Cells
+from dpdask.cells import DEFAULT_BINS, Cells, cells
 from dpdask.channels import calibrate, costs, laplace, optimal
-from dpdask.codec import Codec, LevelCodec
-from dpdask.errors import SpecError, list_names
+from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.errors import DpdaskError, SpecError, list_names, say_count
 from dpdask.kernels import rank as rank_kernel
+from dpdask.mechanisms.card import say_date, tell_numbers
+from dpdask.mechanisms.mechanism import Columns
 from dpdask.privacy.budget import UnitColumn
-from dpdask.privacy.events import DiscreteLaplace
-from dpdask.privacy.rounding import write_digits
-from dpdask.references.bins import Bins
-from dpdask.streams import RunKey, stream, words
+from dpdask.privacy.events import CentralEvent, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, leaves
+from dpdask.privacy.noise import deviation, perturb
+from dpdask.privacy.rounding import shorten, write_digits
+from dpdask.references.hierarchy import Hierarchy, find_bins, make_grid
+from dpdask.references.histogram import Bins, Found, NoisyHistograms
+from dpdask.references.reference import ColumnCounts, ColumnStatistic
+from dpdask.schema import Schema
+from dpdask.stats.levels import CellCounts
+from dpdask.streams import Noise, RunKey, stream, words
 
 LITTLE = 0.1
 TAILS = "quantiles can be estimated; under wide bounds, the mean of a heavy tail cannot"
@@ -211,3 +223,266 @@ def warn_of_spread(name: str, keys: Floats, lows: Floats, weights: Floats, *, la
         return ()
     what = "many rows of the reference share values, which are released spread over the gaps below them"
     return (f"column {name!r}: {what}: means, quantiles and counts are off; name such values as `atoms` of a `mixed` column, or declare levels",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSearch:
+    """Fine counts of the columns whose cells are found, and what they decide.
+
+    Attributes
+    ----------
+    names
+        The columns.
+    event
+        The noise: one vector for each level of each column.
+    n_rows_public
+        Whether neighbours have the same number of rows.
+    n_bins
+        Into how many cells of equal counts each column is cut; a fine cell with many rows is a cell of its own.
+    affords
+        Whether so many rows allow these cells: then the most are taken that they allow, up to `n_bins`, and at least one. None: they allow any.
+
+    Privacy
+    -------
+    Unit, adjacency and sensitivity: those of the event. A row is in one count of each level of each column. Protected: every row
+    counted. The cells are post-processing of the noisy counts.
+    """
+
+    names: tuple[str, ...]
+    event: CentralEvent
+    n_rows_public: bool
+    n_bins: int = DEFAULT_BINS
+    affords: Callable[[Columns, Found, float], bool] | None = None
+
+    @property
+    def stage(self) -> str:
+        """What the first round does, in words."""
+        names = ", ".join(self.names)
+        cut = f"cut each into about {self.n_bins} cells of equal counts" + ("" if self.affords is None else ", or fewer if the rows are too few")
+        return f"search: read all privatised columns once; count {names} in fine cells, add noise, {cut}"
+
+    @property
+    def expectations(self) -> tuple[str, ...]:
+        """What the noise of the fine counts allows, in sentences."""
+        return (f"{', '.join(self.names)}: {TAILS}",)
+
+    def statistic(self, columns: Columns) -> ColumnStatistic:
+        """Return what is counted: every column, since all rows are checked before the first noise."""
+        cut = {name: codec for name, codec in columns.codecs.items() if not isinstance(codec, LevelCodec)}
+        return ColumnStatistic(
+            codecs=columns.codecs, cells={name: make_grid(codec) if name in self.names else cells(codec, 1) for name, codec in cut.items()}
+        )
+
+    def draw(self, counts: ColumnCounts, columns: Columns, noise: Noise) -> NoisyHistograms:
+        """Draw the noise of the fine counts.
+
+        Parameters
+        ----------
+        counts
+            The exact counts.
+        columns
+            The table's columns.
+        noise
+            Returns the random stream of each measurement.
+        """
+        drawn, n_rows = {}, 0
+        for name in self.names:
+            counted = counts.columns[name]
+            assert isinstance(counted, CellCounts)
+            n_rows, exact = counted.n_rows, Hierarchy(make_grid(columns.codecs[name])).count(counted)
+            drawn[name] = perturb(exact, self.event, rng=noise(f"cells/{name}"))
+        return NoisyHistograms(counts=drawn, events=dict.fromkeys(self.names, self.event), n_rows=n_rows if self.n_rows_public else None)
+
+    def read_drawn(self, data: bytes, columns: Columns) -> NoisyHistograms:
+        """Return the noisy fine counts that an earlier driver kept.
+
+        Parameters
+        ----------
+        data
+            The bytes that were kept.
+        columns
+            The table's columns.
+
+        Raises
+        ------
+        InputError
+            If they are of other columns, or have other noise.
+        """
+        found = NoisyHistograms.from_bytes(data, "the run's fine counts")
+        found.check(dict.fromkeys(self.names, self.event), {name: Hierarchy(make_grid(columns.codecs[name])).size for name in self.names})
+        return found
+
+    def find(self, drawn: NoisyHistograms, columns: Columns) -> Found:
+        """Return the cells of each column.
+
+        Parameters
+        ----------
+        drawn
+            The noisy fine counts.
+        columns
+            The table's columns.
+        """
+        grids = {name: make_grid(columns.codecs[name]) for name in self.names}
+        counts = {name: Hierarchy(grid).estimate(drawn.counts[name], self.event, drawn.n_rows) for name, grid in grids.items()}
+
+        noise, tails = deviation(self.event), self.affords is not None
+
+        def cut(n_bins: int) -> Found:
+            return {name: find_bins(grid, counts[name], n_bins, noise, tails=tails) for name, grid in grids.items()}
+
+        if self.affords is None:
+            return cut(self.n_bins)
+        n_rows = sum(float(each.sum()) for each in counts.values()) / len(counts)
+        low, high = 1, self.n_bins + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.affords(columns, cut(middle), n_rows) else (low, middle)
+        return cut(low)
+
+
+class Planned(Protocol):
+    """What the plans of a job and of a fit have in common; see `jobs.plan.Plan`."""
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """In order, in words."""
+
+    @property
+    def epsilons(self) -> Mapping[str, float]:
+        """What each column of a released row may cost."""
+
+    @property
+    def reference_epsilons(self) -> Mapping[str, float]:
+        """What each noisy histogram costs."""
+
+    @property
+    def noise(self) -> tuple[Mapping[str, Any], ...]:
+        """The central noise, as `list_noise` returns it."""
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """About how long each stage takes; empty if that is not known."""
+
+    @property
+    def ledger(self) -> Mapping[str, Any] | None:
+        """The dataset's ε before and after, and its limit."""
+
+    @property
+    def guarantee(self) -> str:
+        """Who is protected by what, and who is not."""
+
+    @property
+    def expectations(self) -> tuple[str, ...]:
+        """How much a released row keeps, or how large noise is."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to consider before the run."""
+
+    @property
+    def refusal(self) -> DpdaskError | None:
+        """The error that it would end with, if that is known."""
+
+
+def describe_steps(planned: Planned) -> list[str]:
+    """Return lines on what is done, about how long it takes, and what it costs."""
+    stages = [stage.partition(": ") for stage in planned.stages]
+    durations = ["", *map(describe_seconds, planned.seconds)] if planned.seconds else [""] * (len(stages) + 1)
+    head = ("stage", "about" if planned.seconds else "", "what is done")
+    columns = dict.fromkeys((*planned.epsilons, *planned.reference_epsilons))
+    costs = [(name, _show(planned.epsilons.get(name)), _show(planned.reference_epsilons.get(name))) for name in columns]
+    noise = [(each["on"], f"{each['sigma']:.3g}", each["kind"]) for each in planned.noise]
+    return [
+        *_tabulate([head, *((name, seconds, words) for (name, _, words), seconds in zip(stages, durations[1:], strict=True))]),
+        *_tabulate([("column", "ε of a row", "ε of its counts"), *costs] if costs else []),
+        *_tabulate([("noise on", "σ", "drawn as"), *noise] if noise else []),
+        *(_describe_ledger(planned.ledger) if costs or noise else []),
+    ]
+
+
+def list_noise(event: Event) -> tuple[dict[str, Any], ...]:
+    """Return the central noise of an event: on how many vectors of counts it is added, its σ in counts, and its kind."""
+    found: Counter[tuple[float, str]] = Counter()
+    for each in leaves(event):
+        if not isinstance(each, LocalRelease):
+            kind = "discrete Gaussian" if isinstance(each, DiscreteGaussian) else "discrete Laplace"
+            found[deviation(each), kind] += each.count
+    return tuple({"on": f"{n:,} vector{'' if n == 1 else 's'} of counts", "sigma": sigma, "kind": kind} for (sigma, kind), n in found.items())
+
+
+def tell_date_bounds(codecs: Mapping[str, Codec]) -> dict[str, tuple[str, str]]:
+    """Return the bounds of each column of dates or times, as dates.
+
+    Parameters
+    ----------
+    codecs
+        The codec of each privatised column.
+    """
+    return {name: (say(codec.bounds[0]), say(codec.bounds[1])) for name, codec, say in _list_dated(codecs) if codec.bounds is not None}
+
+
+def _list_dated(codecs: Mapping[str, Codec]) -> Iterator[tuple[str, ValueCodec, Callable[[float], str]]]:
+    """Yield each column of dates or times, its codec, and what writes a number of it as a date."""
+    for name, codec in codecs.items():
+        if isinstance(codec, ValueCodec) and (numbers := tell_numbers(codec).get("numbers")):
+            yield name, codec, partial(_say_date, numbers)
+
+
+def _say_date(numbers: str, number: float) -> str:
+    return say_date(number, numbers) or f"{number:g}"
+
+
+def warn_of_number_bounds(schema: Schema, codecs: Mapping[str, Codec]) -> tuple[str, ...]:
+    """Return a warning for each column of dates or times whose bounds are declared by numbers: it says which dates they are.
+
+    Parameters
+    ----------
+    schema
+        The declared columns.
+    codecs
+        The codec of each privatised column.
+    """
+    warnings = []
+    for name, codec, say in _list_dated(codecs):
+        declared = schema.columns[name].bounds
+        if declared is not None and codec.bounds is not None and not isinstance(declared[0], dt.date):
+            low, high = map(say, codec.bounds)
+            counts = tell_numbers(codec)["numbers"]
+            what = f"its bounds {declared[0]:g} and {declared[1]:g} count {counts}, so they are {low} and {high}"
+            warnings.append(f"column {name!r}: {what}; write dates, such as 2000-01-31, if others are meant")
+    return tuple(warnings)
+
+
+def describe_seconds(seconds: float) -> str:
+    """Return a rough duration in words: `3 s`, `5 min` or `2 h`."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{round(seconds / 3600)} h"
+
+
+def _show(epsilon: float | None) -> str:
+    return "" if epsilon is None else f"{epsilon:.6g}"
+
+
+def _tabulate(rows: list[tuple[str, str, str]]) -> list[str]:
+    """Return rows as lines with columns of equal width; the first is as wide as the labels of other lines."""
+    widths = [max([9 * (place == 0), *(len(row[place]) for row in rows)]) for place in range(2)]
+    return ["  " + "  ".join(filter(None, (row[0].ljust(widths[0]), row[1].ljust(widths[1]), row[2]))).rstrip() for row in rows]
+
+
+def _describe_ledger(ledger: Mapping[str, Any] | None) -> list[str]:
+    if ledger is None:
+        return ["  ledger    none, so nothing keeps count of what this release and others of the table cost together"]
+    before, after = (shorten(ledger[key], up=True) if ledger[key] < math.inf else "no ε is enough for its δ" for key in ("before", "after"))
+    spent = f"  ledger    ε {before} of {ledger['limit']!r} spent by {say_count(ledger['runs'], 'run')}; {after} after this run"
+    return [spent, *([f"  coverage  after this run, {ledger['coverage']}"] if ledger["coverage"] else [])]
+
+
+def describe_promise(planned: Planned) -> list[str]:
+    """Return lines on what is promised, what to expect, what to consider, and why it will be refused."""
+    return [
+        f"  promise   {planned.guarantee}",
+        *(f"  expect    {sentence}" for sentence in planned.expectations),
+        *(f"  WARNING   {warning}" for warning in planned.warnings),
+        *([f"  REFUSED   {planned.refusal.what}"] if planned.refusal else []),
+    ]

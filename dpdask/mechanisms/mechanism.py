@@ -7,27 +7,134 @@ result. `engine.fit` decides the order of these steps, so that no mechanism can 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import pyarrow as pa
+from pydantic import BeforeValidator
 
 from dpdask.archive import Archived
-from dpdask.codec import Codec, codec_for
+from dpdask.codec import Codec, LevelCodec, codec_for
 from dpdask.documents import Document, check_all, suggest
 from dpdask.errors import DataError, SpecError
 from dpdask.mechanisms.card import Section
-from dpdask.mechanisms.releases import FittedRelease
-from dpdask.privacy import Budget
-from dpdask.privacy.coverage import Uncovered
-from dpdask.privacy.events import Composed
-from dpdask.privacy.order import RowOrder
+from dpdask.privacy import COVERED, UNCOVERED, Budget, delta_warnings, noisy_counts_text
+from dpdask.privacy.audit import audit_event
+from dpdask.privacy.events import CentralEvent, Composed, DiscreteLaplace, LocalRelease, Uncovered, leaves
+from dpdask.privacy.noise import check_scale
+from dpdask.privacy.rounding import RowOrder, round_up_sum
+from dpdask.references.histogram import check_bins
 from dpdask.references.reference import TableReference
 from dpdask.schema import Column, Schema, arrow_type
 from dpdask.stats.statistic import Statistic
-from dpdask.streams import Noise, RunKey
+from dpdask.streams import Noise, Rng, RunKey, Stream, stream
+
+
+class RowRelease(Protocol):
+    """A fitted release that randomises every row on its own."""
+
+    def to_bytes(self) -> bytes:
+        """Return the release as bytes: the same release, the same bytes."""
+
+    def types(self, released: pa.Schema) -> pa.Schema:
+        """Return the columns that are written, given the released columns of the table."""
+
+    def few_valued(self, codecs: Mapping[str, Codec]) -> list[str]:
+        """Return which of the written columns have few distinct values."""
+
+    def streams(self, key: RunKey, fragment_id: str) -> dict[str, Stream]:
+        """Return the random stream of each private column on one part of the table, at its start.
+
+        Parameters
+        ----------
+        key
+            The run key.
+        fragment_id
+            The id of the part.
+        """
+
+    def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]) -> pa.RecordBatch:
+        """Return the released rows of a batch, in its order.
+
+        Parameters
+        ----------
+        batch
+            The private columns of some rows, and the columns that are also read.
+        codecs
+            The codec of each private column.
+        rngs
+            What `streams` returned; each stream is advanced by the rows of the batch.
+        """
+
+
+class RecordRelease(Protocol):
+    """A fitted release from which records are drawn; a function of noisy counts alone, so it may be published."""
+
+    def to_bytes(self) -> bytes:
+        """Return the release as bytes: the same release, the same bytes."""
+
+    @property
+    def schema(self) -> Schema:
+        """The declared columns."""
+
+    @property
+    def types(self) -> pa.Schema:
+        """The columns that are written."""
+
+    @property
+    def few_valued(self) -> list[str]:
+        """Which of them have few distinct values."""
+
+    def n_drawn(self, wanted: int | None) -> int:
+        """Return how many records to draw: as many as wanted, or as many as the release says."""
+
+    def batches(self, start: int, n_rows: int, n_total: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
+        """Yield records: a function of the arguments.
+
+        Parameters
+        ----------
+        start, n_rows, n_total
+            The number of the first record, how many records, and how many all parts have together.
+        key, part
+            Name the random streams.
+        """
+
+
+FittedRelease = RowRelease | RecordRelease
+
+
+class RandomisedRows(Archived):
+    """The base of DIP's fitted releases: which columns are written, and what each one's randomness comes from.
+
+    Attributes
+    ----------
+    columns
+        What randomises each privatised column.
+    """
+
+    __slots__ = ()
+    mechanism_id: ClassVar[str]
+    columns: Mapping[str, Any]
+
+    @property
+    def epsilon(self) -> float:
+        """An upper bound on the ε that a released row has cost."""
+        return round_up_sum(mechanism.epsilon for mechanism in self.columns.values())
+
+    def types(self, released: pa.Schema) -> pa.Schema:
+        """Return the columns that are written: the released columns of the table."""
+        return released
+
+    def few_valued(self, codecs: Mapping[str, Codec]) -> list[str]:
+        """Return which of them have few distinct values."""
+        return [name for name, codec in codecs.items() if isinstance(codec, LevelCodec)]
+
+    def streams(self, key: RunKey, fragment_id: str) -> dict[str, Stream]:
+        """Return the random stream of each column on one fragment, at its start; see `RowRelease.streams`."""
+        return {name: stream(key, f"{self.mechanism_id}/{name}", fragment_id) for name in self.columns}
+
 
 WHOLE_ROW = "(all columns of a row)"
 
@@ -452,3 +559,130 @@ def _check_type(name: str, column: Column) -> None:
             codec_for(name, column, arrow_type(column.type))
         except DataError as error:
             raise SpecError(error.what, error.where, error.hint) from None
+
+
+CONFIDENCE = 1 - 1e-6  # a false alarm in a million audits
+
+
+def audit_mechanism(mechanism: Mechanism, columns: Columns, card: Mapping[str, Any] | None, *, n_runs: int = 20_000) -> dict[str, Any]:
+    """Return, for each column and each central measurement, what is claimed and what is found.
+
+    Parameters
+    ----------
+    mechanism
+        What is audited.
+    columns
+        The table's columns.
+    card
+        The release card, if there is one.
+    n_runs
+        How often each central measurement is drawn, on each of two neighbouring inputs.
+
+    Returns
+    -------
+    `columns`: for each that is released row by row, `claimed` (its part of ε), `epsilon_exact` (ε* of the tables that are
+    drawn from) and `reference`, which is the released channel where the release is finished, the declared distribution, or a
+    stand-in: ε* of a run is computed again, for its own reference, before anything is drawn. `row`: the same of a whole
+    row, where that is less than the sum of its columns', or None. `measurements`: for each noisy histogram its `scale` or
+    `sigma`, `sensitivity`, `claimed` and `lower_bound` (99.9999 % confidence). `sound`: whether nothing found is above its
+    claim.
+    """
+    found = mechanism.audit(columns, card)
+    delta = 0.0 if mechanism.budget is None else mechanism.budget.delta
+    measurements = [_audit(event, delta, n_runs) for event in leaves(mechanism.event) if not isinstance(event, LocalRelease)]
+    sound = all(part["epsilon_exact"] <= part["claimed"] for part in found.values())
+    row = found.pop(WHOLE_ROW, None)
+    sound = sound and all(measurement["lower_bound"] <= measurement["claimed"] for measurement in measurements)
+    return {"columns": found, "row": row, "measurements": measurements, "sound": sound}
+
+
+def _audit(event: CentralEvent, delta: float, n_runs: int) -> dict[str, Any]:
+    found = audit_event(event, delta=delta, n_runs=n_runs, confidence=CONFIDENCE)
+    noise = {"scale": event.scale} if isinstance(event, DiscreteLaplace) else {"sigma": event.sigma}
+    return {**noise, "sensitivity": event.sensitivity, "claimed": found.claimed, "lower_bound": found.lower_bound}
+
+
+def _as_records_wanted(value: object) -> object:
+    if value != "input" and (type(value) is not int or value < 1):
+        raise ValueError(f"a whole number of at least 1, or `input`, is expected, not {value!r}")
+    return value
+
+
+RecordsWanted = Annotated[Literal["input"] | int, BeforeValidator(_as_records_wanted)]
+"""How many records are drawn: a number, or `input`: as many as the table has."""
+
+
+def no_rows(where: str) -> DataError:
+    """Return the error of a table that had rows before, or must have some.
+
+    Parameters
+    ----------
+    where
+        In which pass they are missing.
+    """
+    return DataError("the table has no rows", where, "leave its files alone until the run ends; persist a Dask frame before its first use")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoisyCounts(Mechanism):
+    """What mechanisms that release nothing but noisy counts of all rows have in common."""
+
+    budget: Budget
+
+    releases_rows: ClassVar[bool] = False
+    nobody: ClassVar[str]
+    protected: ClassVar[str] = COVERED
+    unprotected: ClassVar[str] = UNCOVERED
+
+    def check_parameters(self) -> None:
+        """Check that no column has the role keep, since no input row is released, and check the specification.
+
+        Raises
+        ------
+        SpecError
+            If one is, or if the specification does not fit the schema and the budget.
+        """
+        if self.schema.kept:
+            what = f"{self.nobody} do not correspond to input rows, so no column can have the role keep"
+            raise SpecError(what, f"column {self.schema.kept[0]!r}", "give it the role privatise, or drop")
+        check_bins(getattr(self.spec, "bins", None), self.schema)
+        self.check_spec()
+        for event in leaves(self.event):  # it cannot be planned for every budget
+            if not isinstance(event, LocalRelease):
+                check_scale(event.scale if isinstance(event, DiscreteLaplace) else event.sigma)
+
+    @abstractmethod
+    def draw(self, counts: Any, columns: Columns, noise: Noise) -> Archived:
+        """Draw the noise on the driver and return the noisy counts; see `Mechanism.draw`."""
+
+    @abstractmethod
+    def read_drawn(self, data: bytes, columns: Columns) -> Archived:
+        """Return noisy counts that an earlier driver kept; see `Mechanism.read_drawn`."""
+
+    @abstractmethod
+    def n_records(self, release: Any) -> int:
+        """Return how many records a job writes; see `Mechanism.n_records`."""
+
+    def check_spec(self) -> None:
+        """Check the mechanism's own parameters, which need no table.
+
+        Raises
+        ------
+        SpecError
+            If something does not fit.
+        """
+
+    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+        """Return a warning if δ is so large that it would allow publishing a row; see `Mechanism.cautions`."""
+        del columns
+        return delta_warnings(self.budget, n_rows)
+
+    def guarantee(self, order: RowOrder) -> str:
+        """Return the promise in words; no row of the input is released, so no order matters."""
+        del order
+        return noisy_counts_text(self.budget)
+
+    @property
+    def n_rows_private(self) -> bool:
+        """Whether neighbouring tables differ by the presence of a row."""
+        return self.budget.adjacency == "add-remove"

@@ -13,9 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from dpdask.io.manifest import Manifest
 from dpdask.io.parquet import read_schema
-from dpdask.io.shards import Shard
+from dpdask.io.shards import Manifest, Shard
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import Card
 from dpdask.version import __version__

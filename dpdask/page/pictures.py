@@ -7,14 +7,18 @@ import math
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
 from unicodedata import east_asian_width
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.page.histograms import ReleasedHistogram
+from dpdask.mechanisms.card import Card, ColumnPart
+from dpdask.mechanisms.expectations import LITTLE, correlate_ranks
+from dpdask.page.histograms import MISSING, ReleasedHistogram, Sample, find_weights, label_level, read_numbers
 
 _WIDTH, _EDGE = 440, 8  # CSS pixels: pictures stay readable on a telephone
 _LINE, _LETTER = 18, 7.5  # the height of a bar's line, and the width of most letters
@@ -152,3 +156,224 @@ def _close(parts: Sequence[str], height: float) -> str:
 
 def _address(kind: str, data: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+MAX_ASSOCIATED = 16
+_MAX_CODES = 10
+
+Floats = NDArray[np.float64]
+Codes = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Associations:
+    """Cramér's V of every two columns.
+
+    Attributes
+    ----------
+    columns
+        The columns.
+    table
+        A symmetric matrix in [0, 1], with 1 on its diagonal.
+    """
+
+    columns: tuple[str, ...]
+    table: Floats
+
+    def list_strongest(self, n_pairs: int) -> list[tuple[str, str, float]]:
+        """Return the pairs that depend most on each other, the strongest first."""
+        first, second = np.triu_indices(len(self.columns), 1)
+        order = np.argsort(-self.table[first, second], kind="stable")[:n_pairs]
+        return [(self.columns[first[pair]], self.columns[second[pair]], float(self.table[first[pair], second[pair]])) for pair in order]
+
+
+def associate(columns: Sequence[str], sample: Sample, card: Card) -> Associations | None:
+    """Return the associations of released columns; None for fewer than two.
+
+    Parameters
+    ----------
+    columns
+        The columns; at most `MAX_ASSOCIATED` are taken.
+    sample
+        Released rows.
+    card
+        The release card.
+
+    Notes
+    -----
+    Numbers are cut into at most 10 cells with equal counts; of levels, the 9 most frequent are kept and the others joined. The
+    estimate is corrected for its bias, so that independent columns have 0 on average.
+
+    References
+    ----------
+    Bergsma 2013, A bias-correction for Cramér's V and Tschuprow's T.
+    """
+    chosen = tuple(columns[:MAX_ASSOCIATED])
+    if len(chosen) < 2:
+        return None
+    weights = find_weights(card, sample)
+    coded = [_encode(sample.rows[name].combine_chunks(), weights) for name in chosen]
+    table = np.eye(len(chosen))
+    for i in range(len(chosen)):
+        for j in range(i):
+            table[i, j] = table[j, i] = _correlate(coded[i], coded[j], weights)
+    return Associations(columns=chosen, table=table)
+
+
+def _encode(values: pa.Array, weights: Floats) -> Codes:
+    """Return a small number for each row: a cell's or a level's."""
+    encoded = values.dictionary_encode(null_encoding="encode")
+    indices: Codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    n_values = len(encoded.dictionary)
+    if n_values <= _MAX_CODES:
+        return indices
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_boolean(values.type):
+        counts = np.bincount(indices, weights, minlength=n_values)
+        codes = np.full(n_values, _MAX_CODES - 1)
+        codes[np.argsort(-counts, kind="stable")[: _MAX_CODES - 1]] = np.arange(_MAX_CODES - 1)
+        return codes[indices]
+    numbers = read_numbers(values)
+    edges = np.unique(np.nanquantile(numbers, np.arange(1, _MAX_CODES) / _MAX_CODES))
+    return np.where(np.isnan(numbers), len(edges) + 1, np.searchsorted(edges, numbers, side="left"))
+
+
+def _correlate(one: Codes, other: Codes, weights: Floats) -> float:
+    """Return Cramér's V with its bias corrected."""
+    n_columns = int(other.max()) + 1
+    counts = np.bincount(one * n_columns + other, weights, minlength=(int(one.max()) + 1) * n_columns).reshape(-1, n_columns)
+    counts = counts[counts.sum(axis=1) > 0][:, counts.sum(axis=0) > 0]
+    n_rows, (rows, columns) = counts.sum(), counts.shape
+    if min(rows, columns) < 2 or n_rows <= 1:
+        return 0.0
+    expected = np.outer(counts.sum(axis=1), counts.sum(axis=0)) / n_rows
+    phi = float(((counts - expected) ** 2 / expected).sum()) / n_rows
+    corrected = max(0.0, phi - (rows - 1) * (columns - 1) / (n_rows - 1))
+    least = min(rows - (rows - 1) ** 2 / (n_rows - 1), columns - (columns - 1) ** 2 / (n_rows - 1)) - 1
+    return min(1.0, math.sqrt(corrected / least)) if least > 0 else 0.0
+
+
+MAX_CHANNELS = 6
+_MOST_KEPT = 50  # columns
+_MANY = 2**20  # steps, after which a channel has forgotten where it began
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelView:
+    """A channel of a column.
+
+    Attributes
+    ----------
+    column
+        The column.
+    labels
+        The levels, or the cells of ranks.
+    matrix
+        Row-stochastic: a row for each original value.
+    of_ranks
+        Whether it is about ranks, not levels.
+    is_ordered
+        Whether the labels have an order.
+    """
+
+    column: str
+    labels: tuple[str, ...]
+    matrix: Floats
+    of_ranks: bool
+    is_ordered: bool
+
+    @property
+    def summary(self) -> str:
+        """The channel in a sentence."""
+        what = "rank cell" if self.of_ranks else "level"
+        kept = np.diag(self.matrix)
+        return (
+            f"{self.column}: {len(self.labels)} {what}s. A {what} stays as it is with a probability between {100 * kept.min():.1f} % and "
+            f"{100 * kept.max():.1f} %; the largest entry of the table is {self.matrix.max():.2f}."
+        )
+
+    @property
+    def quality(self) -> str:
+        """How much of a value a released row keeps, in a sentence."""
+        if self.of_ranks:
+            return _say_correlation(self.column, self.kept)
+        kept, chance = float(self._shares @ np.diag(self.matrix)), float(self._shares @ self._shares)
+        told = f"{self.column}: a row keeps its value in {100 * kept:.1f} % of the cases"
+        return f"{told}; values drawn apart from it would agree in {100 * chance:.1f} %."
+
+    @property
+    def kept(self) -> float:
+        """How much of a value a released row keeps: of ordered values the correlation, else the share of values kept beyond chance."""
+        shares = self._shares
+        if not self.is_ordered:
+            chance = float(shares @ shares)
+            return (float(shares @ np.diag(self.matrix)) - chance) / (1.0 - chance) if chance < 1.0 else 1.0
+        places = np.arange(len(shares)) - float(shares @ np.arange(len(shares)))
+        spread = float(shares @ places**2)
+        return float(shares * places @ self.matrix @ places / spread) if spread > 0.0 else 1.0
+
+    @property
+    def _shares(self) -> Floats:
+        """The frequencies that the channel itself keeps."""
+        return np.linalg.matrix_power(self.matrix, _MANY).mean(axis=0)  # type: ignore[no-any-return]  # numpy's stub
+
+
+def list_channels(card: Card, limit: int = MAX_CHANNELS) -> list[ChannelView]:
+    """Return the channels that a card holds.
+
+    Parameters
+    ----------
+    card
+        The release card.
+    limit
+        The most of them that are returned.
+    """
+    found = (_read(name, part) for name, part in card.columns.items())
+    return [view for view in found if view is not None][:limit]
+
+
+def describe_kept(card: Card) -> tuple[list[str], list[str]]:
+    """Return how much of a value a released row keeps, a sentence for each column, and the columns of which it keeps almost nothing."""
+    sentences, little = [], []
+    views = {view.column: view for view in list_channels(card, _MOST_KEPT)}
+    for name, part in list(card.columns.items())[:_MOST_KEPT]:
+        if name in views:
+            sentences.append(views[name].quality)
+            kept = views[name].kept
+        elif _has_rank_noise(card, part):
+            kept = correlate_ranks(part.epsilon or 0.0)
+            sentences.append(_say_correlation(name, kept))
+        else:
+            continue
+        little += [name] if kept < LITTLE else []
+    return sentences, little
+
+
+def _has_rank_noise(card: Card, part: ColumnPart) -> bool:
+    """Return whether noise was added to a column's ranks in the whole table; those of a chain are ranks among rows alike."""
+    chained = (card.mechanism.model_extra or {}).get("reference", {}).get("kind") == "chain"
+    return "ranks" in (part.model_extra or {}) and part.epsilon is not None and not chained
+
+
+def _say_correlation(column: str, correlation: float) -> str:
+    return f"{column}: a row's released and original ranks have a correlation of {correlation:.2f}."
+
+
+def _read(column: str, part: ColumnPart) -> ChannelView | None:
+    told = part.model_extra or {}
+    several = told.get("channels", ())
+    entries = told.get("channel", several[0] if len(several) == 1 else None)  # several: one for each level of another column
+    if not isinstance(entries, list) or ("parent" in told and told["parent"] is not None):
+        return None
+    matrix = np.array(entries, dtype=np.float64)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        return None
+    levels = [label_level(level) for level in told.get("levels", ())]
+    of_ranks = "rank_edges" in told
+    if not of_ranks and len(levels) == len(matrix) - 1:
+        levels.append(MISSING)
+    if of_ranks:
+        levels = [f"{100 * rank:.0f} %" for rank in told["rank_edges"][1:]]
+    if len(levels) != len(matrix):
+        levels = [str(place + 1) for place in range(len(matrix))]
+    is_ordered = of_ranks or (part.kind == "discrete" and len(told.get("levels", ())) == len(matrix))
+    return ChannelView(column=column, labels=tuple(levels), matrix=matrix, of_ranks=of_ranks, is_ordered=is_ordered)

@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from dpdask.errors import OutputError
-from dpdask.html.pages import read_style, render_page
-from dpdask.io.manifest import CARD_NAME, Manifest
+from dpdask.html import read_style, render_page
+from dpdask.io.shards import CARD_NAME, Manifest
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import OWN_NUMBERS, Card, say_date
 from dpdask.mechanisms.expectations import LITTLE
 from dpdask.page import pictures, words
-from dpdask.page.associations import MAX_ASSOCIATED, associate
-from dpdask.page.channels import ChannelView, describe_kept, list_channels
-from dpdask.page.histograms import ReleasedHistogram, count_histogram, describe_margins, label_level, read_tables
-from dpdask.page.sample import Sample, read_sample
+from dpdask.page.histograms import ReleasedHistogram, Sample, count_histogram, describe_margins, label_level, read_sample, read_tables
+from dpdask.page.pictures import MAX_ASSOCIATED, ChannelView, associate, describe_kept, list_channels
 from dpdask.privacy import attacker_power, percent_above
 
 MAX_COLUMNS = 50

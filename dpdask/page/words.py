@@ -10,8 +10,7 @@ from typing import Any
 from dpdask.errors import list_names
 from dpdask.mechanisms.card import Card
 from dpdask.privacy.budget import attacker_power, bound_values, percent_above
-from dpdask.privacy.order import order_text
-from dpdask.privacy.rounding import write_digits
+from dpdask.privacy.rounding import order_text, write_digits
 
 PRIORS = (0.01, 0.1, 0.5, 0.9)
 ALARMS = (0.01, 0.05, 0.1)

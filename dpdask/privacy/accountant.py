@@ -16,9 +16,8 @@ from fractions import Fraction
 from typing import Any, TypeGuard
 
 from dpdask.errors import SpecError
-from dpdask.privacy.events import CentralEvent, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, from_dict, leaves, units
+from dpdask.privacy.events import CentralEvent, Charged, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, from_dict, leaves, units
 from dpdask.privacy.rounding import round_down, round_up, round_up_sum
-from dpdask.privacy.series import Charged
 
 _GRID = 1e-4  # the PLD's step relative to ε: connected dots err by its square
 _MIN_STEP = 1e-7

@@ -14,8 +14,7 @@ from pydantic import AfterValidator, Field, PlainSerializer
 from dpdask.documents import Document
 from dpdask.errors import SpecError, quote_names
 from dpdask.privacy.events import Adjacency
-from dpdask.privacy.order import RowOrder, describe_published
-from dpdask.privacy.rounding import round_down
+from dpdask.privacy.rounding import RowOrder, describe_published, round_down
 
 MAX_EPSILON = 100.0
 

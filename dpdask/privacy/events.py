@@ -6,14 +6,297 @@ costs is `accountant`'s to say, so that a better accountant re-prices an old led
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from fractions import Fraction
+from hashlib import blake2b
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from dpdask.errors import SpecError
-from dpdask.privacy.coverage import Uncovered
-from dpdask.privacy.series import KEY, Series
+from dpdask.privacy.rounding import round_up
+
+Fate = Literal["held out", "republished"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uncovered:
+    """A random sample of the rows that have no ε in one release.
+
+    Attributes
+    ----------
+    fraction
+        The probability, in (0, 1), with which each row (or each whole unit) is in the sample.
+    fate
+        `held out`: the sample shapes the release and is not in it. `republished`: its records are also in the release.
+    sample
+        The name of the draw: of two samples with the same name, the larger contains the smaller.
+
+    Raises
+    ------
+    SpecError
+        If an attribute is out of its range.
+    """
+
+    fraction: float
+    fate: Fate
+    sample: str = ""
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.fraction, float | int) and not isinstance(self.fraction, bool)
+        if not (number and 0 < self.fraction < 1 and self.fate in get_args(Fate) and isinstance(self.sample, str)):
+            raise SpecError("the rows that an event leaves out are described wrongly", "event", "give a fraction in (0, 1), their fate and a name")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes as a mapping that JSON can hold."""
+        return {"fraction": self.fraction, "fate": self.fate, "sample": self.sample}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """The rows without ε of all releases of one dataset together.
+
+    Attributes
+    ----------
+    uncovered
+        The expected share of the rows, in [0, 1], that had no ε in some release; if there are several draws, a bound on it.
+    republished
+        The share of the rows whose records some release republished, in the same sense.
+    n_unknown
+        How many releases do not record which rows they leave out: those of an earlier version of dpdask.
+    columns
+        The private columns that some release published without ε, such as true ranges.
+    """
+
+    uncovered: float = 0.0
+    republished: float = 0.0
+    n_unknown: int = 0
+    columns: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The shares in words; empty if every row is covered by every release."""
+        found = []
+        if self.uncovered:
+            many = "up to every row" if self.uncovered == 1 else f"up to about {_percent(self.uncovered)} of the rows"
+            again = f", and the records of up to about {_percent(self.republished)} were republished" if self.republished else ""
+            found.append(f"{many} had no ε in some run (hold-outs){again}")
+        if self.n_unknown:
+            runs, leave = ("1 run does", "it leaves") if self.n_unknown == 1 else (f"{self.n_unknown} runs do", "they leave")
+            found.append(f"{runs} not record which rows {leave} out")
+        if self.columns:
+            found.append(f"the private columns {', '.join(self.columns)} were released without ε in some run")
+        return "; ".join(found)
+
+
+def coverage_of(events: Iterable[Mapping[str, Any]]) -> Coverage:
+    """Return the rows without ε of several releases together, from their events in a ledger.
+
+    Notes
+    -----
+    Samples with the same name are nested, so only the largest counts. Samples with different names were drawn separately; their
+    fractions are added, which is a bound even if the samples overlap.
+    """
+    largest: dict[tuple[str, str], float] = {}
+    columns: dict[str, None] = {}
+    n_unknown = 0
+    for number, event in enumerate(events):
+        columns |= dict.fromkeys(event.get("without_epsilon", ()))
+        if "uncovered" not in event:
+            n_unknown += _releases_rows(event)
+            continue
+        for each in event["uncovered"]:
+            name = each["sample"] or f"({number})"
+            for kind in ("held out", each["fate"]):
+                largest[kind, name] = max(largest.get((kind, name), 0.0), each["fraction"])
+    return Coverage(uncovered=_total(largest, "held out"), republished=_total(largest, "republished"), n_unknown=n_unknown, columns=tuple(columns))
+
+
+def _total(largest: Mapping[tuple[str, str], float], kind: str) -> float:
+    return min(1.0, round_up(sum((Fraction(fraction) for (each, _), fraction in largest.items() if each == kind), Fraction(0))))
+
+
+def _releases_rows(event: Mapping[str, Any]) -> bool:
+    """Return whether an event releases rows one by one; only such a release can leave rows out."""
+    return event.get("kind") == "local-release" or any(_releases_rows(inner) for inner in event.get("events", ()))
+
+
+def _percent(share: float) -> str:
+    return f"{math.ceil(1000 * share) / 10:g} %"
+
+
+_PERSON = b"dpdask series"
+KEY = "series"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Where one release stands in a series.
+
+    Attributes
+    ----------
+    id
+        Names the series: a digest of its job and its first run.
+    release
+        SHA-256 of the fitted release that all releases share; empty in the first, which has none yet.
+    previous
+        A keyed digest of the fragments that were released before; empty in the first.
+    head
+        The same digest with this release's fragments.
+
+    Raises
+    ------
+    SpecError
+        If one of them is not a text.
+    """
+
+    id: str
+    release: str = ""
+    previous: str = ""
+    head: str
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(value, str) for value in asdict(self).values()):
+            raise SpecError("an event's series must be a mapping of texts", "event")
+
+    @classmethod
+    def from_dict(cls, data: object) -> Series | None:
+        """Return what stands under `series` in an event; None if nothing does.
+
+        Raises
+        ------
+        SpecError
+            If it is something else.
+        """
+        if data is None:
+            return None
+        if not isinstance(data, Mapping) or set(data) != {field.name for field in fields(cls)}:
+            raise SpecError("an event's series must have an id, a release, a previous digest and a head", "event")
+        return cls(**data)
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the attributes as a mapping that JSON can hold."""
+        return asdict(self)
+
+
+def name_series(job: str, run_id: str) -> str:
+    """Return the id of a series.
+
+    Parameters
+    ----------
+    job
+        The job's digest.
+    run_id
+        The name of its first run.
+    """
+    return blake2b(f"{job} {run_id}".encode(), person=_PERSON, digest_size=16).hexdigest()
+
+
+def derive_salt(key: bytes) -> bytes:
+    """Return the key of a series' digests, derived from the key of its first run."""
+    return blake2b(b"salt", key=key, person=_PERSON, digest_size=32).digest()
+
+
+def extend_head(salt: bytes, previous: str, fragments: Iterable[str]) -> str:
+    """Return the digest of the released fragments with some more.
+
+    Parameters
+    ----------
+    salt
+        The key of the series' digests: without it, nobody can test which files were released.
+    previous
+        The digest before; empty if there is none.
+    fragments
+        The ids of the further fragments.
+    """
+    return blake2b("\n".join([previous, *sorted(fragments)]).encode(), key=salt, person=_PERSON, digest_size=32).hexdigest()
+
+
+class Charged(Protocol):
+    """A release in the ledger; the event is empty where only epsilon and delta are known."""
+
+    @property
+    def epsilon(self) -> float:
+        """The ε charged."""
+
+    @property
+    def delta(self) -> float:
+        """The δ charged."""
+
+    @property
+    def event(self) -> Mapping[str, Any]:
+        """The event, as `events.to_dict` gives it."""
+
+
+Charge = TypeVar("Charge", bound=Charged)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Segment:
+    """The part of a series that one full charge covers: that charge, the fitted release, and the newest digest."""
+
+    full: Charged
+    release: str
+    head: str
+
+
+def count_series(charges: Sequence[tuple[Charge, str]]) -> list[Charge]:
+    """Return the charges that count: all but those of releases that go on with a series of rows.
+
+    Parameters
+    ----------
+    charges
+        Each charge of a dataset in the order of the charging, with the digest of the fitted release that its run recorded (or an
+        empty text).
+
+    Notes
+    -----
+    A release goes on with its series if its digest of the fragments released before is the newest one, the fitted release is the
+    same, the unit is the row, and its events are among those of the last charge of the series that counts in full.
+    """
+    counted: list[Charge] = []
+    segments: dict[str, _Segment] = {}
+    for charge, recorded in charges:
+        series = Series.from_dict(charge.event.get(KEY))
+        if series is None:
+            counted.append(charge)
+            continue
+        segment = segments.get(series.id)
+        if segment is not None and _goes_on(charge, series, segment):
+            segments[series.id] = _Segment(full=segment.full, release=segment.release, head=series.head)
+            continue
+        counted.append(charge)
+        segments[series.id] = _Segment(full=charge, release=series.release or recorded, head=series.head)
+    return counted
+
+
+def _goes_on(charge: Charged, series: Series, segment: _Segment) -> bool:
+    same = series.previous == segment.head != "" and series.release == segment.release != ""
+    covered = charge.epsilon <= segment.full.epsilon and charge.delta <= segment.full.delta
+    events, paid = list(_leaves(charge.event)), list(_leaves(segment.full.event))
+    by_row = all(event.get("unit") == "row" for event in (charge.event, segment.full.event, *(leaf for leaf in events if "unit" in leaf)))
+    return same and covered and by_row and bool(events) and _count(events) <= _count(paid)
+
+
+def _count(leaves: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    return Counter(json.dumps(leaf, sort_keys=True) for leaf in leaves)
+
+
+def _leaves(event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the events inside an event that are not compositions."""
+    if "events" not in event:
+        yield event
+        return
+    for inner in event["events"]:
+        yield from _leaves(inner)
+
+
+def leave_series(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an event without its place in a series, so that it is charged in full."""
+    return {name: value for name, value in event.items() if name != KEY}
+
 
 FORMAT = 1
 

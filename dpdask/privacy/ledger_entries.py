@@ -12,10 +12,8 @@ from fractions import Fraction
 from typing import Any, Literal, get_args
 
 from dpdask.errors import DataError, SpecError
-from dpdask.privacy.coverage import Coverage, coverage_of
-from dpdask.privacy.events import add_cost
+from dpdask.privacy.events import Coverage, add_cost, count_series, coverage_of, leave_series
 from dpdask.privacy.rounding import round_down, round_up_sum
-from dpdask.privacy.series import count_series, leave_series
 
 Kind = Literal["intend", "draw", "commit", "void", "refuse", "strict", "hold-out"]
 NO_RUN = ("strict", "hold-out")

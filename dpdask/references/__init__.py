@@ -1,10 +1,8 @@
 """Where the reference distribution comes from, and therefore who is protected."""
 
-from dpdask.references.chain import Chain
-from dpdask.references.distribution import Distribution, LevelDistribution, RankDistribution, from_statistic
-from dpdask.references.histogram import Histogram
-from dpdask.references.sources import Holdout, Known, Public
-from dpdask.references.tree import Tree
+from dpdask.references.histogram import Histogram, Tree
+from dpdask.references.reference import Distribution, LevelDistribution, RankDistribution, from_statistic
+from dpdask.references.sources import Chain, Holdout, Known, Public
 
 Reference = Holdout | Public | Known | Histogram | Chain | Tree
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from dpdask.cells import Cells, FoundBins, cells, cells_of_edges, step
 from dpdask.codec import Codec, LevelCodec
-from dpdask.kernels import simplex
+from dpdask.kernels import projections as simplex
 from dpdask.privacy.events import CentralEvent
 from dpdask.privacy.noise import deviation
-from dpdask.stats.cell_counts import CellCounts
+from dpdask.stats.levels import CellCounts
 
 N_LEVELS = 3
 BRANCHING = 16

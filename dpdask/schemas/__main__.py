@@ -1,7 +1,83 @@
 """`python -m dpdask.schemas` writes the JSON Schemas again, after a change of the models."""
 
-from dpdask.schemas import NAMES, find_file
-from dpdask.schemas.making import make_json_schema
+from __future__ import annotations
 
-for name in NAMES:
-    find_file(name).write_text(make_json_schema(name), encoding="utf-8")
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
+
+from dpdask.documents import models_in
+from dpdask.jobs.spec import job_file_type
+from dpdask.mechanisms.card import Card
+from dpdask.schema import Schema
+from dpdask.schemas import NAMES, Name, find_file
+
+_SECTION = re.compile(r"^(Attributes|Examples|Notes|References|Raises|Privacy|Parameters)\n-+\n", re.MULTILINE)
+_TITLES = {"job": "A job of dpdask", "schema": "The declared columns of a table", "card": "The card of a release"}
+
+
+class _Untitled(GenerateJsonSchema):
+    """Leaves out the titles that repeat the names of keys."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        del schema
+        return False
+
+
+def make_json_schema(name: Name) -> str:
+    """Return the JSON Schema of a document, as its file holds it."""
+    models: dict[str, type[BaseModel]] = {"job": job_file_type(), "schema": Schema, "card": Card}
+    model = models[name]
+    written = model.model_json_schema(by_alias=True, schema_generator=_Untitled)
+    found = {each.__name__: each for each in _list_models(model)}
+    for part, definition in written.get("$defs", {}).items():
+        _describe(definition, found[part])
+    _describe(written, model)
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": _TITLES[name]}
+    return json.dumps(head | {key: value for key, value in written.items() if key != "title"}, indent=1, ensure_ascii=False) + "\n"
+
+
+def _list_models(model: type[BaseModel], seen: tuple[type[BaseModel], ...] = ()) -> Iterator[type[BaseModel]]:
+    """Yield a model and all that its fields lead to."""
+    yield model
+    for field in model.model_fields.values():
+        for inner in models_in(field.annotation):
+            if inner not in (*seen, model):
+                yield from _list_models(inner, (*seen, model))
+
+
+def _describe(definition: dict[str, Any], model: type[BaseModel]) -> None:
+    """Put a model's summary, and the description of each field, into its JSON Schema."""
+    definition["description"] = next(filter(None, (_read_docstring(base)[0] for base in model.__mro__)))
+    fields: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        fields |= _read_docstring(base)[1]
+    for name, field in model.model_fields.items():
+        key = definition["properties"][field.alias or name]
+        if "const" in key:
+            fields.setdefault(name, f"Selects this {name}.")
+        if name in fields:
+            key["description"] = fields[name]
+
+
+def _read_docstring(model: type) -> tuple[str, Mapping[str, str]]:
+    """Return the text before the first section of a docstring, and the description of each attribute."""
+    parts = _SECTION.split(inspect.cleandoc(model.__dict__.get("__doc__") or ""))
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    entries = re.findall(r"^(\S.*)\n((?:[ ]+.*(?:\n|$)|\n)+)", sections.get("Attributes", ""), re.MULTILINE)
+    described = {name.strip(): _join(text) for names, text in entries for name in names.split(",")}
+    return _join(parts[0]), described
+
+
+def _join(text: str) -> str:
+    return " ".join(text.split())
+
+
+if __name__ == "__main__":
+    for each in NAMES:
+        find_file(each).write_text(make_json_schema(each), encoding="utf-8")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents
-from dpdask.kernels import units as kernel
+from dpdask.kernels import rows as kernel
 
 Words = NDArray[np.uint64]
 

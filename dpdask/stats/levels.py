@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dpdask.cells import Cells
 from dpdask.codec import LevelCodec
-from dpdask.kernels.levels import count_all, count_chosen, find_codes
+from dpdask.kernels.channel import count_all, count_chosen, find_codes
 
 
 def encode(codec: LevelCodec, array: pa.Array) -> NDArray[np.int32]:
@@ -88,3 +89,37 @@ class LevelCounts(Tally):
         """
         codes = encode(codec, array)
         return cls(count_all(codes, codec.n_levels) if chosen is None else count_chosen(codes, chosen, codec.n_levels))
+
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class CellCounts(Tally):
+    """How many rows lie in each public cell: int64 array of shape (n_cells,), exact."""
+
+    @classmethod
+    def identity(cls, cells: Cells) -> Self:
+        """Return the counts of no rows."""
+        return cls(np.zeros(cells.n_cells, dtype=np.int64))
+
+    @classmethod
+    def of_batch(cls, cells: Cells, array: pa.Array, chosen: NDArray[np.bool_] | None = None) -> Self:
+        """Return the counts of the chosen rows of a batch; every row is checked against the schema.
+
+        Parameters
+        ----------
+        cells
+            The column's cells.
+        array
+            The batch's values of the column.
+        chosen
+            Which rows to count; all if None.
+
+        Raises
+        ------
+        DataError
+            If any row, chosen or not, violates the schema.
+        """
+        index = cells.index(array)
+        return cls(np.bincount(index if chosen is None else index[chosen], minlength=cells.n_cells).astype(np.int64))

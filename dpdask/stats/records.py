@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from dpdask.codec import Codec, LevelCodec
 from dpdask.errors import DataError
-from dpdask.kernels import records as kernel
-from dpdask.kernels.siphash import siphash
-from dpdask.stats.hashing import as_words
+from dpdask.kernels import hashing as kernel
+from dpdask.kernels.hashing import siphash
 from dpdask.stats.levels import encode
-from dpdask.stats.statistic import Chosen
+from dpdask.stats.statistic import Chosen, as_words
 from dpdask.streams import RunKey, Streams, stream, words
 
 MAX_RECORDS = 2**22

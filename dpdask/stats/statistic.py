@@ -2,14 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Generic, Protocol, Self, TypeVar
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dpdask.streams import Streams
+
+Words = NDArray[np.uint64]
+
+_NULL = np.uint64(0x9E3779B97F4A7C15)
+
+
+def as_words(array: pa.Array) -> Words:
+    """Return a column as 64-bit words, equal if and only if the values are (for texts, up to a 64-bit hash)."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_temporal(array.type):
+        array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
+    if pa.types.is_boolean(array.type) or pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
+        floating = pa.types.is_floating(array.type)
+        numbers = array.cast(pa.float64() if floating else pa.int64(), safe=False)
+        found = np.asarray((numbers.fill_null(0) if numbers.null_count else numbers).to_numpy(zero_copy_only=False))
+        plain = (np.where(np.isnan(found), np.nan, found + 0.0) if floating else found).view(np.uint64)  # one zero, one NaN
+    else:
+        encoded = array.dictionary_encode()
+        distinct = encoded.dictionary.to_pylist()
+        hashed = [int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little") for value in distinct]
+        codes = np.asarray(encoded.indices.fill_null(0).to_numpy(zero_copy_only=False))
+        plain = np.array(hashed or [0], dtype=np.uint64)[codes]
+    if array.null_count:
+        plain = np.where(np.asarray(pc.is_null(array).to_numpy(zero_copy_only=False)), _NULL, plain)
+    return np.ascontiguousarray(plain, dtype=np.uint64)
+
+
+def list_leaves(value: Any, template: Any) -> Iterator[NDArray[Any]]:
+    """Yield the arrays and numbers of a value, in a fixed order.
+
+    Parameters
+    ----------
+    value
+        Frozen dataclasses, mappings and sequences of arrays and numbers. All else is what the template has there.
+    template
+        A value of the same statistic.
+
+    Raises
+    ------
+    TypeError
+        If the value is not made as the template is.
+    """
+    if type(value) is not type(template):
+        raise TypeError(type(value).__name__)
+    if isinstance(value, np.ndarray | np.generic | int | float):
+        yield np.asarray(value)
+    elif dataclasses.is_dataclass(value):
+        for each in dataclasses.fields(value):
+            yield from list_leaves(getattr(value, each.name), getattr(template, each.name))
+    elif isinstance(value, Mapping) and list(value) == list(template):
+        for key in value:
+            yield from list_leaves(value[key], template[key])
+    elif isinstance(value, tuple | list) and len(value) == len(template):
+        for one, other in zip(value, template, strict=True):
+            yield from list_leaves(one, other)
+    elif value != template:
+        raise TypeError(type(value).__name__)
+
+
+def replace_leaves(template: Any, leaves: Iterator[NDArray[Any]]) -> Any:
+    """Return the value whose arrays and numbers `list_leaves` yielded.
+
+    Parameters
+    ----------
+    template
+        As for `list_leaves`.
+    leaves
+        The arrays and numbers.
+    """
+    if isinstance(template, np.ndarray):
+        return next(leaves)
+    if isinstance(template, np.generic | int | float):
+        return type(template)(next(leaves)[()])
+    if dataclasses.is_dataclass(template) and not isinstance(template, type):
+        return dataclasses.replace(
+            template, **{each.name: replace_leaves(getattr(template, each.name), leaves) for each in dataclasses.fields(template)}
+        )
+    if isinstance(template, Mapping):
+        return {key: replace_leaves(each, leaves) for key, each in template.items()}
+    if isinstance(template, tuple | list):
+        return type(template)(replace_leaves(each, leaves) for each in template)
+    return template
+
 
 FAN_IN = 8
 

@@ -17,19 +17,15 @@ from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
 from dpdask.documents import Document, validate
 from dpdask.errors import SpecError
 from dpdask.kernels.ranges import Quantiles
-from dpdask.mechanisms.card import make_card
-from dpdask.mechanisms.card_parts import CoveredContent
-from dpdask.mechanisms.interval.card import TRUE, interval_section
+from dpdask.mechanisms.card import CoveredContent, make_card
 from dpdask.mechanisms.interval.design import Canonical, Case1, Case2, CoverageAnchors, Design, Progressive, Ring
 from dpdask.mechanisms.interval.ranges import Narrowing, Partition
 from dpdask.mechanisms.interval.release import IntervalRelease, ends_of, to_numbers
-from dpdask.mechanisms.interval.spec import IntervalSpec, check_designs
+from dpdask.mechanisms.interval.spec import TRUE, IntervalSpec, check_designs, interval_section
 from dpdask.schema import Schema, arrow_type
 from dpdask.streams import RunKey
-from dpdask.survey.answers import MAX_ID, Answers, check_headers, choice_ranges, form_ranges, id_of, read_answers
-from dpdask.survey.form import ANSWER_FORMAT, form
-from dpdask.survey.questions import question_table
-from dpdask.survey.wording import Asked, Wording
+from dpdask.survey.answers import MAX_ID, Answers, check_headers, choice_ranges, form_ranges, id_of, question_table, read_answers
+from dpdask.survey.form import ANSWER_FORMAT, Asked, Wording, form
 
 _DAYS = (-719162, 2932896)  # 0001-01-01 and 9999-12-31, in days since 1970
 _UNANSWERED = "which questions a respondent left unanswered, a choice that may depend on the value"

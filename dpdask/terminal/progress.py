@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any, Literal, Protocol
 
-from dpdask.html.tables import make_html_table
+from dpdask.html import make_html_table
 from dpdask.steps import LOG
 from dpdask.terminal.echo import echo, echo_json, make_lasting
 

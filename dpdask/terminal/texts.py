@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpdask.plurals import say_count
+from dpdask.errors import say_count
 from dpdask.privacy import attacker_power, bound_values, percent_above
 from dpdask.privacy.events import from_dict, hides_presence
 from dpdask.privacy.ledger_entries import NO_RUN, Balance, Summary

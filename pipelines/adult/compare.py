@@ -26,20 +26,19 @@ import pyarrow.parquet as pq
 from dpdask.cells import DEFAULT_BINS, cells
 from dpdask.codec import codec_for
 from dpdask.jobs.spec import load_job
-from dpdask.kernels import simplex
+from dpdask.kernels import projections as simplex
 from dpdask.kernels.marginals import Codes
 from dpdask.mechanisms.copula.fit import CopulaOptions, Records, fit_copula
 from dpdask.mechanisms.copula.model import CopulaModel
 from dpdask.mechanisms.copula.spec import CopulaSpec, count_measured_again
 from dpdask.mechanisms.marginals.denoise import denoise, measure_pairs_again
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure, pair_cells
-from dpdask.mechanisms.marginals.plan import MarginalNoise, plan_noise
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, pair_cells, plan_noise
 from dpdask.privacy import Budget
 from dpdask.privacy.accountant import scale_events
 from dpdask.privacy.events import Adjacency, DiscreteLaplace
-from dpdask.references.bins import list_adaptive
+from dpdask.references.histogram import list_adaptive
 from dpdask.stats import Domain, MarginalCounts
-from dpdask.stats.tables import domain_of, encode
+from dpdask.stats.marginals import domain_of, encode
 from dpdask.streams import RunKey, Stream, stream
 from pipelines.papers import asghar_baselines as baselines
 from pipelines.papers import asghar_copula

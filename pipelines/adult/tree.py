@@ -27,13 +27,12 @@ from dpdask.jobs.spec import load_job
 from dpdask.kernels.marginals import Codes
 from dpdask.mechanisms.copula.spec import CopulaSpec
 from dpdask.mechanisms.dip.spec import ChannelKind, DipSpec
-from dpdask.mechanisms.dip.tree_fit import TreeMechanism, fit_tree
-from dpdask.mechanisms.dip.tree_tables import measure_tree
+from dpdask.mechanisms.dip.tree import TreeMechanism, fit_tree, measure_tree
 from dpdask.privacy import Budget
-from dpdask.references.tree import Tree
+from dpdask.references.histogram import Tree
 from dpdask.schema import Schema
 from dpdask.stats import Domain, MarginalCounts
-from dpdask.stats.tables import domain_of, encode
+from dpdask.stats.marginals import domain_of, encode
 from dpdask.streams import RunKey, stream
 
 DELTAS = (0.0, 2.0**-30)

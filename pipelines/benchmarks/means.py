@@ -20,7 +20,7 @@ import pandas as pd
 from dpdask import channels
 from dpdask.channels import costs
 from dpdask.inference import ReleasedColumn
-from dpdask.simulate.movielens import ML25M_RATING_COUNTS
+from dpdask.simulate import ML25M_RATING_COUNTS
 
 STARS = np.arange(1, 11) / 2
 PROBABILITIES = np.array(ML25M_RATING_COUNTS) / sum(ML25M_RATING_COUNTS)

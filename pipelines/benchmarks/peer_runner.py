@@ -68,7 +68,7 @@ def dpdask_copula(task: Task) -> pd.DataFrame:
 def independent(task: Task) -> pd.DataFrame:
     """Each column drawn on its own, from noisy one-way tables that share the whole budget."""
     import dpdask
-    from dpdask.kernels import simplex
+    from dpdask.kernels import projections as simplex
 
     rng = np.random.default_rng(task.seed)
     own = {name: f"column-{place}" for place, name in enumerate(task.sizes)}  # released tables have a column `count`, as a table may have

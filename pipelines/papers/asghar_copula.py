@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 
 from dpdask.kernels import correlation as correlation_kernel
 from dpdask.kernels import normal as normal_kernel
-from dpdask.kernels.latent import pack, room_for
+from dpdask.kernels.correlation import pack, room_for
 from dpdask.mechanisms.columns import CHUNK_ROWS
 from dpdask.mechanisms.copula.model import draw_latents
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure
-from dpdask.mechanisms.marginals.plan import MarginalNoise
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure
 from dpdask.privacy.events import Adjacency, DiscreteLaplace
 from dpdask.privacy.noise import laplace_scale
 from dpdask.stats import Domain, MarginalCounts

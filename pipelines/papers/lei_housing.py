@@ -11,7 +11,7 @@ coefficients.
 Errors are |θ of the noisy cells / θ of OLS on the rows - 1|, as the paper defines them, root mean square over the
 repeats. They hold the noise, the threshold, and what cells do to values, which no n and no ε removes: with a cell's centre
 for the values in it (`centre`, the paper's Algorithm 1), 4.1 % of the slope of the size and 8 % of the intercept. With
-`spread` (`dpdask.mechanisms.histogram.points`), whose points keep the moments of a smooth density, 1.0 to 1.9 % and 0.5 to
+`spread` (`dpdask.mechanisms.histogram.release`), whose points keep the moments of a smooth density, 1.0 to 1.9 % and 0.5 to
 3.3 %. The noise's part falls as 1/n: at ε = 1 the sample's is that of the full table at ε = 0.106.
 
 Compared are the sample; the sample with ε times 250,070 / 26,435, which has the full table's noise; the sample's rows drawn
@@ -48,10 +48,10 @@ from dpdask.inference import WeightedSample, least_squares
 from dpdask.mechanisms.histogram import noise as histogram
 from dpdask.mechanisms.histogram.cells import centres
 from dpdask.mechanisms.histogram.noise import Threshold
-from dpdask.mechanisms.histogram.points import Points, spread
+from dpdask.mechanisms.histogram.release import Points, spread
 from dpdask.privacy import Budget
 from dpdask.stats import Domain
-from dpdask.stats.joint import JointCounts
+from dpdask.stats.marginals import JointCounts
 from dpdask.streams import RunKey, stream
 
 NAMES = ["Intercept", "Size", "Year", "County2", "County3", "County4", "County5", "County6"]

@@ -17,7 +17,7 @@ import pytest
 from e2e.helpers import open_once, refusing
 
 import dpdask
-from dpdask.analysis.result import Result
+from dpdask.analysis.opened import Result
 from dpdask.inference import NPMLE, logistic
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "analyse-a-release.md"

@@ -13,8 +13,7 @@ import pytest
 from e2e.helpers import open_once
 
 import dpdask
-from dpdask.analysis.dates import count_since_1970
-from dpdask.analysis.result import Result
+from dpdask.analysis.opened import Result, count_since_1970
 
 N = 4_000
 FIRST = pd.Timestamp("2026-01-01")

@@ -13,9 +13,9 @@ from strategies import zeros_and_a_tail
 
 import dpdask
 from dpdask.analysis.cells import OpenedCells
+from dpdask.analysis.opened import Result
 from dpdask.analysis.points import NoisyCells, Points
 from dpdask.analysis.ranges import OpenedRanges
-from dpdask.analysis.result import Result
 from dpdask.analysis.rows import OpenedRows
 from dpdask.inference import Estimate, WeightedSample, quantile_regression
 

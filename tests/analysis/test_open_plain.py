@@ -14,9 +14,8 @@ import pytest
 from e2e.helpers import open_once
 
 import dpdask
-from dpdask.analysis.dates import find_scales
+from dpdask.analysis.opened import Result, find_scales
 from dpdask.analysis.points import Points
-from dpdask.analysis.result import Result
 from dpdask.errors import SpecError
 
 N = 6_000

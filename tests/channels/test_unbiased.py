@@ -11,7 +11,7 @@ from dpdask.channels import LevelChannel, calibrate, costs, measure_attenuation,
 from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS
 from dpdask.errors import SpecError
 from dpdask.kernels.channel import TOTAL_BITS, exact_epsilon, integer_weights
-from dpdask.simulate.movielens import ML25M_RATING_COUNTS
+from dpdask.simulate import ML25M_RATING_COUNTS
 
 MOVIELENS = np.array(ML25M_RATING_COUNTS) / sum(ML25M_RATING_COUNTS)
 STARS = np.arange(1, 11) / 2

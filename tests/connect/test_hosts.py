@@ -22,7 +22,7 @@ from dpdask.connect import open_cluster
 from dpdask.connect.spec import Address, Tls
 from dpdask.errors import SpecError, TemporaryError
 from dpdask.io.filesystems import open_filesystem
-from dpdask.io.manifest import Manifest
+from dpdask.io.shards import Manifest
 
 MOST = 60.0  # seconds
 

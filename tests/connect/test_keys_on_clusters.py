@@ -23,10 +23,9 @@ from distributed.utils import get_ip
 from e2e.helpers import lake, load, run_each, write_job
 
 from dpdask.connect import check_cluster, open_cluster
-from dpdask.connect.address import is_exposed
+from dpdask.connect.address import import_extra, is_exposed
 from dpdask.connect.slurm import _options
 from dpdask.connect.spec import Address, Slurm
-from dpdask.connect.starting import import_extra
 from dpdask.engine import cluster
 from dpdask.engine.cluster import INSECURE_KEY, share_bounds, share_key, share_options, withdraw_key
 from dpdask.errors import SpecError, TemporaryError

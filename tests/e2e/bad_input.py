@@ -31,7 +31,7 @@ import yaml
 from e2e.helpers import call_cli, refusing
 
 from dpdask.engine.account import open_ledger
-from dpdask.engine.select import holdout_mask
+from dpdask.engine.scan import holdout_mask
 from dpdask.errors import TemporaryError
 from dpdask.io.fragments import discover
 from dpdask.jobs.run import run_job

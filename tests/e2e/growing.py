@@ -13,10 +13,9 @@ from deltalake import write_deltalake
 from e2e.helpers import charging_entries, run_here, write_job
 
 from dpdask.engine.account import open_ledger
-from dpdask.io.manifest import Manifest
+from dpdask.io.shards import Manifest
 from dpdask.io.storage import Folder
-from dpdask.jobs.growing_folder import name_release
-from dpdask.jobs.growing_table import open_growing
+from dpdask.jobs.growing_table import name_release, open_growing
 from dpdask.jobs.output import Target
 from dpdask.jobs.run import Outcome
 from dpdask.jobs.series import KeptFolder

@@ -26,12 +26,13 @@ from distributed import LocalCluster
 
 import dpdask
 from dpdask.cli import main
-from dpdask.engine import scan, units, write
+from dpdask.engine import scan, write
+from dpdask.engine import scan as units
 from dpdask.engine.account import open_ledger
 from dpdask.engine.compute import Progress, Stage, make_stage, run_stage
 from dpdask.jobs.run import Outcome, run_job
 from dpdask.jobs.spec import Job, load_job
-from dpdask.privacy import ledger_tables
+from dpdask.privacy import ledger as ledger_tables
 from dpdask.privacy.ledger_entries import Entry
 
 SEED = 7

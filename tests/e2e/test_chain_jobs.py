@@ -23,8 +23,7 @@ from faults.drivers import Drivers
 from scipy import stats
 
 import dpdask
-from dpdask.jobs.auditing import audit_job
-from dpdask.jobs.plan import plan_job
+from dpdask.jobs.plan import audit_job, plan_job
 from dpdask.streams import RunKey
 
 ALPHA = 1e-9

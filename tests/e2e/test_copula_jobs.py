@@ -23,9 +23,8 @@ from e2e.helpers import GENRES, LEVELS, MIXED_SCHEMA, charging_entries, digests,
 from dpdask.codec import codec_for
 from dpdask.engine.account import open_ledger
 from dpdask.errors import BudgetError
-from dpdask.jobs.auditing import audit_job
-from dpdask.jobs.plan import plan_job
-from dpdask.mechanisms.marginals.plan import margin_95
+from dpdask.jobs.plan import audit_job, plan_job
+from dpdask.mechanisms.marginals.noise import margin_95
 from dpdask.privacy.accountant import epsilon
 from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace, from_dict, leaves, to_dict
 from dpdask.schema import Schema

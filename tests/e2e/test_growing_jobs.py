@@ -27,7 +27,7 @@ from dpdask.errors import BudgetError, DataError, InputError, OutputError, SpecE
 from dpdask.io.storage import Folder
 from dpdask.jobs import growing
 from dpdask.jobs.growing import GrowingState
-from dpdask.jobs.growing_folder import GrowingFolder
+from dpdask.jobs.growing_table import GrowingFolder
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort, status
 from dpdask.jobs.series import KeptFolder

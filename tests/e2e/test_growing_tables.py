@@ -19,10 +19,9 @@ from pyiceberg.catalog import Catalog, load_catalog
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, OutputError, SpecError
-from dpdask.io.commits import Transaction, count_committed
 from dpdask.io.delta_log import DeltaLog
-from dpdask.jobs.auditing import audit_job
-from dpdask.jobs.plan import plan_job
+from dpdask.io.shards import Transaction, count_committed
+from dpdask.jobs.plan import audit_job, plan_job
 from dpdask.jobs.run import abort, status
 
 DELTA = {"output__format": "delta"}

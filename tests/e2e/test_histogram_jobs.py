@@ -30,9 +30,9 @@ from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget, UnitColumn
 from dpdask.privacy.events import DiscreteLaplace, from_dict, leaves
 from dpdask.references import Histogram, histogram
-from dpdask.references.statistics import ColumnCounts
+from dpdask.references.reference import ColumnCounts
 from dpdask.schema import Schema
-from dpdask.stats.cell_counts import CellCounts
+from dpdask.stats.levels import CellCounts
 from dpdask.streams import RunKey, stream
 
 HISTOGRAM: dict[str, Any] = {"kind": "histogram", "share": 0.25, "bins": 64}

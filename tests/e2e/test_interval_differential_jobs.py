@@ -22,8 +22,7 @@ from dpdask.engine import fit
 from dpdask.engine.account import open_ledger
 from dpdask.errors import BudgetError, SpecError
 from dpdask.jobs import run
-from dpdask.jobs.auditing import audit_job
-from dpdask.jobs.plan import plan_job
+from dpdask.jobs.plan import audit_job, plan_job
 from dpdask.jobs.run import run_job
 from dpdask.mechanisms.interval.ranges import Ranges
 from dpdask.privacy.events import Composed, LocalRelease, to_dict

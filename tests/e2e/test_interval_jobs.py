@@ -24,12 +24,10 @@ from scipy import stats
 from dpdask.engine.compute import Progress
 from dpdask.errors import DataError, SpecError
 from dpdask.inference.range_estimates import npmle
-from dpdask.jobs.auditing import audit_job
-from dpdask.jobs.plan import plan_job
+from dpdask.jobs.plan import audit_job, plan_job
 from dpdask.jobs.run import run_job, status
-from dpdask.mechanisms.interval.coverage import coverages
 from dpdask.mechanisms.interval.design import ScipyDistribution
-from dpdask.mechanisms.interval.ranges import Ranges
+from dpdask.mechanisms.interval.ranges import Ranges, coverages
 from dpdask.stats.ranges import RangeCounts, grid_of_ranges
 
 SCHEMA: dict[str, Any] = {**refusing(MIXED_SCHEMA), "genre": {"role": "drop", "type": "string"}}

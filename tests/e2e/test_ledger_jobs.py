@@ -20,7 +20,7 @@ from dpdask.engine import fit
 from dpdask.engine.account import Account, open_ledger
 from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, NOISY_NAME, RELEASE_NAME
 from dpdask.errors import BudgetError, DataError, InputError, OutputError, SpecError, TemporaryError
-from dpdask.io.manifest import DOCUMENTS, MANIFEST_NAME, list_manifests
+from dpdask.io.shards import DOCUMENTS, MANIFEST_NAME, list_manifests
 from dpdask.io.storage import Folder
 from dpdask.jobs import run
 from dpdask.jobs.plan import plan_job

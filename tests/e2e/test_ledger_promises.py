@@ -18,7 +18,8 @@ from e2e.helpers import call_cli, charging_entries, hidden, load, run_here, writ
 from pyarrow import parquet as pq
 
 import dpdask
-from dpdask.engine import scan, shuffle
+from dpdask.engine import scan
+from dpdask.engine import write as shuffle
 from dpdask.engine.account import Account, open_ledger
 from dpdask.errors import BudgetError, DataError, InternalError, OutputError, SpecError, TemporaryError
 from dpdask.io import fragments
@@ -27,8 +28,7 @@ from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort
 from dpdask.jobs.state import RunState
 from dpdask.jobs.tables import JobTable
-from dpdask.privacy.coverage import Coverage
-from dpdask.privacy.events import Composed, DiscreteLaplace, to_dict
+from dpdask.privacy.events import Composed, Coverage, DiscreteLaplace, to_dict
 from dpdask.privacy.ledger import Charge, Ledger
 from dpdask.privacy.ledger_entries import Balance
 

@@ -14,14 +14,14 @@ from services.stores import in_environment
 
 from dpdask.errors import InputError, SpecError
 from dpdask.io import filesystems
-from dpdask.io.delta_options import find_options
+from dpdask.io.delta import find_options
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.fragments import discover, read_batches
-from dpdask.io.manifest import MANIFEST_NAME, list_manifests
+from dpdask.io.shards import MANIFEST_NAME, list_manifests
 from dpdask.io.storage import Folder
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
-from dpdask.page.sample import MAX_PARTS
+from dpdask.page.histograms import MAX_PARTS
 
 N_FRAGMENTS = 6
 
@@ -83,7 +83,7 @@ def test_every_process_looks_its_own_secrets_up(job, remote_store, caplog):
             assert run_job(loaded).status == "released"
         cluster.scale(2)
         client.wait_for_workers(2, timeout=60)
-        told = client.run(lambda: __import__("dpdask.io.options").io.options._ACTIVE)
+        told = client.run(lambda: __import__("dpdask.io.filesystems").io.options._ACTIVE)
         assert len(told) == 2
         assert all(found == loaded.stores for found in told.values())
     released = everything(settings["output__path"])

@@ -25,8 +25,7 @@ from dpdask.engine.account import open_ledger
 from dpdask.engine.work import NOISY_NAME
 from dpdask.errors import BudgetError, InputError, SpecError
 from dpdask.inference import WeightedSample, least_squares, make_redraw, noise_error
-from dpdask.jobs.auditing import audit_job
-from dpdask.jobs.plan import plan_job
+from dpdask.jobs.plan import audit_job, plan_job
 from dpdask.jobs.run import run_job
 from dpdask.jobs.state import Progressed
 from dpdask.mechanisms.histogram.noise import NoisyHistogram

@@ -238,7 +238,7 @@ def test_a_resumed_run_still_knows_what_to_tell(tmp_path: Path, monkeypatch: pyt
 
 
 def test_shards_hold_no_more_than_is_shuffled_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpdask.engine.shuffle.WINDOW_BYTES", 2**12)  # 256 rows of 16 bytes
+    monkeypatch.setattr("dpdask.engine.write.WINDOW_BYTES", 2**12)  # 256 rows of 16 bytes
     source = incomes(tmp_path / "in", 2000)
     job = income_job(tmp_path, source)
     planned = plan_job(load(job))

@@ -14,7 +14,7 @@ import pytest
 from distributed import Client, LocalCluster
 from e2e.helpers import HOLDOUT, KNOWN, MIXED_SCHEMA, RATINGS_SCHEMA, digests, hidden, lake, load, processes, run_cli, run_here, write_job
 
-from dpdask.engine.shuffle import lay_out
+from dpdask.engine.write import lay_out
 from dpdask.io.fragments import discover
 from dpdask.jobs.run import run_job
 

@@ -18,10 +18,10 @@ import yaml
 from e2e.helpers import call_cli, command, hidden, holds_number, run_here, write_job
 
 from dpdask.engine.account import open_ledger
-from dpdask.engine.told import Told
+from dpdask.engine.write import Told
 from dpdask.errors import TemporaryError
 from dpdask.io.storage import Folder
-from dpdask.stats.order import ColumnOrder
+from dpdask.stats.ranks import ColumnOrder
 
 SCHEMA: dict[str, Any] = {
     "who": {"role": "keep", "type": "int64"},

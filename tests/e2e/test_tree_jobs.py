@@ -26,10 +26,9 @@ from scipy import stats
 import dpdask
 from dpdask.engine.account import open_ledger
 from dpdask.errors import BudgetError
-from dpdask.io.manifest import MANIFEST_NAME, Manifest
+from dpdask.io.shards import MANIFEST_NAME, Manifest
 from dpdask.io.storage import Folder
-from dpdask.jobs.auditing import audit_job
-from dpdask.jobs.plan import plan_job
+from dpdask.jobs.plan import audit_job, plan_job
 from dpdask.jobs.run import run_job
 from dpdask.privacy import accountant
 from dpdask.privacy.events import from_dict
@@ -360,7 +359,7 @@ def test_a_released_channel_of_one_parent_level_that_is_too_weak_is_not_sound(so
 
 
 def test_channels_that_are_too_many_are_not_shown(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpdask.mechanisms.dip.tree_fit.MAX_SHOWN", 10)
+    monkeypatch.setattr("dpdask.mechanisms.dip.tree.MAX_SHOWN", 10)
     made = job(tmp_path, source)
     run_here(made)
     assert not any("channels" in column for _, column in private(card_of(tmp_path)))

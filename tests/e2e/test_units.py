@@ -23,7 +23,7 @@ from faults.drivers import Drivers
 
 import dpdask
 from dpdask.engine import scan
-from dpdask.engine.select import Chooser
+from dpdask.engine.scan import Chooser
 from dpdask.errors import TemporaryError
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job

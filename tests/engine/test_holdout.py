@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpdask.engine.select import HOLDOUT_ID, holdout_mask
+from dpdask.engine.scan import HOLDOUT_ID, holdout_mask
 from dpdask.streams import RunKey, stream
 
 KEY = RunKey.insecure(1)

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.engine import seal as engine_seal
-from dpdask.engine.seal import Seal, find_content
+from dpdask.engine import source as engine_seal
+from dpdask.engine.source import Seal, find_content
 from dpdask.errors import InputError
 from dpdask.io.storage import Folder
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from e2e.helpers import run_here, write_job
 
-from dpdask.engine.select import filter_rows, take_values
+from dpdask.engine.scan import filter_rows, take_values
 
 WORDS = ["a", None, "long enough not to be kept in the view itself", "", "e"]
 VIEWS = {

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.engine import shuffle
-from dpdask.engine.shuffle import RowTask, estimate_row_bytes, lay_out_rows, limit_shard_rows, shuffle_rows
+from dpdask.engine import write as shuffle
+from dpdask.engine.write import RowTask, estimate_row_bytes, lay_out_rows, limit_shard_rows, shuffle_rows
 from dpdask.io.fragment import Fragment
 from dpdask.streams import RunKey
 

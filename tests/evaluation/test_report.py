@@ -20,9 +20,8 @@ from scipy import stats
 
 from dpdask.codec import ValueCodec, codec_for
 from dpdask.errors import SpecError
-from dpdask.evaluation.comparison import compare_sides
+from dpdask.evaluation.measures import compare_sides, contingency_similarity, correlation_similarity, cut_ranges, ks_complement, tv_complement
 from dpdask.evaluation.samples import Side, code_sides, sample_rows
-from dpdask.evaluation.similarity import contingency_similarity, correlation_similarity, cut_ranges, ks_complement, tv_complement
 from dpdask.mechanisms.card import tell_domain, tell_numbers
 from dpdask.schema import Schema
 

@@ -39,7 +39,7 @@ from dpdask.jobs.state import RunState
 from dpdask.mechanisms.copula.spec import CopulaMechanism
 from dpdask.mechanisms.dip.chain import RecordsMechanism
 from dpdask.mechanisms.dip.columns import ColumnsMechanism
-from dpdask.mechanisms.dip.tree_fit import TreeMechanism
+from dpdask.mechanisms.dip.tree import TreeMechanism
 from dpdask.mechanisms.histogram.spec import HistogramMechanism
 from dpdask.mechanisms.interval.spec import RandomRangesMechanism
 from dpdask.mechanisms.marginals.spec import MarginalsMechanism

@@ -29,7 +29,7 @@ from services.stores import Store
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, OutputError, TemporaryError
-from dpdask.io.manifest import MANIFEST_NAME, list_manifests
+from dpdask.io.shards import MANIFEST_NAME, list_manifests
 from dpdask.jobs.run import run_job
 
 FOREVER = 10**6

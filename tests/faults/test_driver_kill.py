@@ -17,7 +17,7 @@ from faults.drivers import Drivers
 
 from dpdask.errors import InputError, OutputError, TemporaryError
 from dpdask.io import shards
-from dpdask.io.manifest import DOCUMENTS, MANIFEST_NAME
+from dpdask.io.shards import DOCUMENTS, MANIFEST_NAME
 from dpdask.jobs.run import abort, status
 from dpdask.streams import RunKey
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from e2e.helpers import HOLDOUT, KNOWN, MIXED_SCHEMA, hidden, lake, load, run_here, spy_on_stages, write_job
 
-from dpdask.engine import select
+from dpdask.engine import scan as select
 from dpdask.errors import DataError, DpdaskError, InputError, InternalError
 from dpdask.jobs.run import run_job
 

@@ -18,12 +18,12 @@ from services.stores import OpenStore, Store, everything_ever_written
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
-from dpdask.io.manifest import Manifest
+from dpdask.io.shards import Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs import records, state
-from dpdask.jobs.publication import ManifestFolder
+from dpdask.jobs.output import ManifestFolder
 from dpdask.jobs.run import abort, abort_job, status
-from dpdask.privacy.ledger_keys import KeyTable
+from dpdask.privacy.ledger import KeyTable
 
 BEFORE_COMMIT = (
     *("acquired", "key-kept", "opened", "surveying", "counts-kept", "surveyed", "release-fitted", "release-written", "recorded", "fitted"),

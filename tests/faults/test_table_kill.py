@@ -16,7 +16,7 @@ from services.stores import OpenStore, Store
 from dpdask.engine.account import open_ledger
 from dpdask.errors import TemporaryError
 from dpdask.io.delta_log import DeltaLog
-from dpdask.io.manifest import list_manifests
+from dpdask.io.shards import list_manifests
 from dpdask.io.storage import Folder
 from dpdask.jobs.run import abort, status
 

@@ -15,7 +15,7 @@ from faults.drivers import Drivers
 from dpdask.engine.account import open_ledger
 from dpdask.engine.work import NOISY_NAME
 from dpdask.jobs.run import status
-from dpdask.mechanisms.dip import tree_fit
+from dpdask.mechanisms.dip import tree as tree_fit
 from dpdask.mechanisms.dip.tree import TreeRelease
 
 pytestmark = pytest.mark.usefixtures("seeded_ledgers")

@@ -18,8 +18,7 @@ import dpdask
 from dpdask.channels import laplace
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.inference import MAX_CONDITION, Estimate, ReleasedColumn
-from dpdask.mechanisms.card import Section, make_card
-from dpdask.mechanisms.card_parts import CoveredRows
+from dpdask.mechanisms.card import CoveredRows, Section, make_card
 from dpdask.privacy import Budget
 
 ALPHA = 1e-9

@@ -13,8 +13,7 @@ import pytest
 
 from dpdask.errors import SpecError
 from dpdask.inference import m_estimators as me
-from dpdask.inference.m_estimators import WeightedSample, quantile_regression
-from dpdask.inference.noise_error import make_redraw, noise_error
+from dpdask.inference.m_estimators import WeightedSample, make_redraw, noise_error, quantile_regression
 
 linear = pytest.importorskip("sklearn.linear_model")
 

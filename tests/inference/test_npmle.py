@@ -10,12 +10,10 @@ from scipy import stats
 
 from dpdask.errors import SpecError
 from dpdask.inference import range_estimates as module
-from dpdask.inference.range_estimates import bootstrap, npmle
-from dpdask.inference.range_grids import _place_knots, _Stretch, count_ranges
-from dpdask.kernels.isotonic import case_one
-from dpdask.mechanisms.interval.coverage import coverages
+from dpdask.inference.range_estimates import _place_knots, _Stretch, bootstrap, count_ranges, npmle
+from dpdask.kernels.projections import case_one
 from dpdask.mechanisms.interval.design import ScipyDistribution
-from dpdask.mechanisms.interval.ranges import Ranges
+from dpdask.mechanisms.interval.ranges import Ranges, coverages
 from dpdask.stats.ranges import RangeCounts, grid_of_ranges
 
 INF = np.inf

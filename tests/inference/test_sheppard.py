@@ -11,7 +11,7 @@ import pytest
 import dpdask
 from dpdask.errors import InputError, SpecError
 from dpdask.inference import WeightedSample, least_squares, make_redraw, noise_error
-from dpdask.inference.cell_widths import cell_widths
+from dpdask.inference.m_estimators import cell_widths
 from pipelines.benchmarks import sheppard
 
 N = 60_000

@@ -16,9 +16,9 @@ import pytest
 
 from dpdask import Schema
 from dpdask.errors import DataError
-from dpdask.io import footer, parquet, ranges
-from dpdask.io.fragments import InputTable, discover
-from dpdask.io.ranges import row_group_ranges
+from dpdask.io import footer, parquet
+from dpdask.io import fragments as ranges
+from dpdask.io.fragments import InputTable, discover, row_group_ranges
 
 ROWS = {
     "whole": pa.array([3, 1, 5, 4, None, None], pa.int32()),

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io import fragments, parquet
 from dpdask.io.csv import csv_type
+from dpdask.io.files import DataFile, Listing
 from dpdask.io.fragments import InputTable, discover, read_batches, takes_in
-from dpdask.io.listing import DataFile, Listing
 from dpdask.io.parquet import BATCH_ROWS
 from dpdask.io.storage import absolute_url
 from dpdask.schema import Column, Schema

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpdask.io import local_file
+from dpdask.io import storage as local_file
 from dpdask.io.storage import Folder
 
 MIB = 2**20

@@ -13,10 +13,9 @@ import pytest
 
 from dpdask.errors import DataError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io import filesystems
+from dpdask.io.encrypted import PrivateFolder
 from dpdask.io.faults import storage_faults
-from dpdask.io.manifest import MANIFEST_FORMAT, MANIFEST_NAME, Manifest
-from dpdask.io.private import PrivateFolder
-from dpdask.io.shards import Shard
+from dpdask.io.shards import MANIFEST_FORMAT, MANIFEST_NAME, Manifest, Shard
 from dpdask.io.storage import Folder
 
 

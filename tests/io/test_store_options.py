@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dpdask.errors import SpecError
-from dpdask.io import options
-from dpdask.io.options import by_root, check_options, resolve_options, use_options
+from dpdask.io import filesystems as options
+from dpdask.io.filesystems import by_root, check_options, resolve_options, use_options
 
 SECRET = "Zebulon-93af"
 

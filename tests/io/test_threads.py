@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from dpdask.io.threads import map_files
+from dpdask.io.fragments import map_files
 
 
 def test_what_is_found_is_in_the_order_of_the_files():

@@ -24,13 +24,11 @@ from dpdask.engine.account import Account, open_ledger
 from dpdask.engine.fit import Fitted
 from dpdask.errors import BudgetError, DataError, SpecError, TemporaryError
 from dpdask.io.storage import Folder
-from dpdask.jobs.auditing import audit_job
-from dpdask.jobs.plan import plan_job
+from dpdask.jobs.plan import audit_job, plan_job
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import Job, load_job
 from dpdask.jobs.state import RunState
-from dpdask.mechanisms.card import Section
-from dpdask.mechanisms.card_parts import CoveredRows
+from dpdask.mechanisms.card import CoveredRows, Section
 from dpdask.mechanisms.dip.columns import ColumnsMechanism
 from dpdask.mechanisms.dip.spec import DipSpec
 from dpdask.mechanisms.mechanism import Columns, Mechanism, Spec, Spending
@@ -38,7 +36,7 @@ from dpdask.mechanisms.registry import _REGISTERED, bind, register
 from dpdask.privacy import Budget, central_guarantee_text
 from dpdask.privacy.accountant import epsilon
 from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace, to_dict
-from dpdask.privacy.order import RowOrder
+from dpdask.privacy.rounding import RowOrder
 from dpdask.schema import Schema
 from dpdask.streams import Noise, RunKey
 from dpdask.terminal.texts import describe_audit

@@ -14,9 +14,9 @@ import pytest
 from e2e.helpers import HOLDOUT, KNOWN, MIXED_SCHEMA, lake, load, run_here, write_job
 
 from dpdask.channels import laplace
-from dpdask.jobs.auditing import audit_job
+from dpdask.jobs.plan import audit_job
 from dpdask.kernels.channel import exact_epsilon
-from dpdask.mechanisms import auditing
+from dpdask.mechanisms import mechanism as auditing
 from dpdask.mechanisms.dip import columns
 from dpdask.mechanisms.dip.columns import fit_dip
 from dpdask.privacy import audit, noise

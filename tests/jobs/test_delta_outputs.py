@@ -23,15 +23,13 @@ from services.stores import OpenStore
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, MissingError, OutputError, SpecError, TemporaryError
 from dpdask.io import delta_log, filesystems
-from dpdask.io.commits import Transaction
 from dpdask.io.delta_log import DeltaLog
-from dpdask.io.shards import Shard
+from dpdask.io.shards import Shard, Transaction
 from dpdask.io.storage import Folder
-from dpdask.jobs import naming
-from dpdask.jobs.auditing import audit_job
-from dpdask.jobs.naming import ReleaseNames
-from dpdask.jobs.plan import plan_job
+from dpdask.jobs import run_keys as naming
+from dpdask.jobs.plan import audit_job, plan_job
 from dpdask.jobs.run import abort, status
+from dpdask.jobs.run_keys import ReleaseNames
 
 TYPES = pa.schema([("n", pa.int64())])
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from e2e.bad_input import command, job
 
-from dpdask.mechanisms.plan_text import describe_seconds
+from dpdask.mechanisms.expectations import describe_seconds
 
 
 def plan(folder: Path, **changed: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def test_each_stage_has_a_duration(tmp_path):
 
 
 def test_more_workers_take_less_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpdask.jobs.duration._WRITE_BYTES", 1.0)
+    monkeypatch.setattr("dpdask.jobs.plan._WRITE_BYTES", 1.0)
     slow, fast = (plan(tmp_path / str(workers), cluster={"kind": "threads", "workers": workers}) for workers in (1, 4))
     assert sum(slow["seconds"]) > 3 * sum(fast["seconds"])
 

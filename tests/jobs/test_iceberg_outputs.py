@@ -20,10 +20,8 @@ from services.stores import OpenStore
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import OutputError, SpecError, TemporaryError
-from dpdask.io.commits import Transaction
 from dpdask.io.iceberg_log import IcebergLog
-from dpdask.io.manifest import list_manifests
-from dpdask.io.shards import Shard
+from dpdask.io.shards import Shard, Transaction, list_manifests
 from dpdask.io.storage import Folder
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort, status

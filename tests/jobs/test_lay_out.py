@@ -3,7 +3,7 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dpdask.engine.shuffle import RowTask, lay_out
+from dpdask.engine.write import RowTask, lay_out
 from dpdask.io.fragment import Fragment
 from dpdask.jobs.plan import most_shards
 

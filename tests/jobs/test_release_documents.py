@@ -14,7 +14,7 @@ from e2e.helpers import RATINGS_SCHEMA, charging_entries, lake, load, run_here, 
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import SpecError, TemporaryError
-from dpdask.io.manifest import CARD_NAME, DOCUMENTS
+from dpdask.io.shards import CARD_NAME, DOCUMENTS
 from dpdask.mechanisms.card import Card
 from dpdask.privacy.ledger_entries import Charge, sum_charges
 

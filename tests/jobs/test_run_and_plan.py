@@ -18,7 +18,7 @@ import yaml
 from e2e.helpers import lake, run_here, write_job
 
 from dpdask.errors import DataError, InputError, OutputError, SpecError, TemporaryError
-from dpdask.io.manifest import MANIFEST_NAME, SUCCESS_NAME, Manifest
+from dpdask.io.shards import MANIFEST_NAME, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort, run_job, status

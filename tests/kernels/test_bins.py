@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from dpdask.kernels import bins, ecdf
+from dpdask.kernels import cdf as bins
+from dpdask.kernels import cdf as ecdf
 
 
 def reference(atoms: tuple[float, ...] = (), null: float = 0.0) -> tuple[np.ndarray, np.ndarray]:

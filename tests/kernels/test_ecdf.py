@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpdask.kernels import ecdf
+from dpdask.kernels import cdf as ecdf
 
 NOTHING = np.empty(0)
 

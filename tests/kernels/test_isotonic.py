@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.kernels.isotonic import case_one, isotonic
+from dpdask.kernels.projections import case_one, isotonic
 
 PAIRS = st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(1e-2, 1e2)), min_size=1, max_size=20)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from dpdask.kernels.latent import BLOCK_ROWS, latents, normals, pack, room_for, thin, words_per_block
+from dpdask.kernels.correlation import BLOCK_ROWS, latents, normals, pack, room_for, thin, words_per_block
 
 ALPHA = 1e-10
 SIZES = [*range(1, 11), 33]

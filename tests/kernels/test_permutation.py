@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpdask.kernels.permutation import MAX_ROWS, below, permutation
+from dpdask.kernels.hashing import MAX_ROWS, below, permutation
 from dpdask.streams import RunKey, stream, words
 
 WORDS = st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1])

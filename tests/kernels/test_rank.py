@@ -16,10 +16,11 @@ from kernels.rank_cells import cell_interval
 from scipy import stats
 
 from dpdask.kernels import cdf as cdf_kernel
-from dpdask.kernels import ecdf, rank
+from dpdask.kernels import cdf as ecdf
+from dpdask.kernels import rank
+from dpdask.kernels.cdf import first_knot
+from dpdask.kernels.cdf import guide as guide_of
 from dpdask.kernels.channel import laplace_channel
-from dpdask.kernels.guide import first_knot
-from dpdask.kernels.guide import guide as guide_of
 
 ALPHA = 1e-9
 NOTHING = np.empty(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpdask.kernels.rivals import find_rivals
+from dpdask.kernels.decode import find_rivals
 
 
 def rivals(utilities: np.ndarray, offsets: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

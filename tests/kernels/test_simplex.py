@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
-from dpdask.kernels.simplex import project
+from dpdask.kernels.projections import project
 
 VECTORS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40).map(np.array)
 TOTALS = st.floats(1e-3, 1e6)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.kernels.siphash import siphash
+from dpdask.kernels.hashing import siphash
 
 KEY = tuple(np.uint64(int.from_bytes(bytes(range(start, start + 8)), "little")) for start in (0, 8))
 MASK = 2**64 - 1

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpdask.kernels import simplex
-from dpdask.kernels.tables import estimate, independence, mutual_information, project_stack, rake, shrink_values, tell_dependence
+from dpdask.kernels import projections as simplex
+from dpdask.kernels.marginals import estimate, independence, mutual_information, project_stack, rake, shrink_values, tell_dependence
 
 SHAPES = [(2, 2), (2, 9), (5, 5), (4, 16), (12, 7), (20, 20)]
 SIGMA = 50.0
@@ -187,7 +187,7 @@ def test_many_tables_are_the_same_as_one_at_a_time(monkeypatch):
     noisy = noised(rng, truth)
     rows, columns = truth.sum(axis=2), truth.sum(axis=1)
     together = estimate(noisy, rows, columns, TOTAL, SIGMA)
-    monkeypatch.setattr("dpdask.kernels.tables._CHUNK_CELLS", 24)  # two tables at a time
+    monkeypatch.setattr("dpdask.kernels.marginals._CHUNK_CELLS", 24)  # two tables at a time
     np.testing.assert_allclose(estimate(noisy, rows, columns, TOTAL, SIGMA), together, rtol=1e-12)
     for place in range(7):
         one = slice(place, place + 1)

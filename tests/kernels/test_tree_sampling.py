@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from dpdask.kernels import channel as channel_kernel
-from dpdask.kernels import tree as kernel
+from dpdask.kernels import channel as kernel
 
 
 def random_weights(n_parents: int, n: int, seed: int = 1) -> np.ndarray:

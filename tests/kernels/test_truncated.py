@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from dpdask.kernels import truncated
-from dpdask.kernels.truncated import log_density, truncate, variance
+from dpdask.kernels import normal as truncated
+from dpdask.kernels.normal import log_density, truncate, variance
 
 LAWS = ["gaussian", "logistic"]
 SCIPY = {"gaussian": stats.norm, "logistic": stats.logistic}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from dpdask.kernels import turnbull
-from dpdask.kernels.isotonic import case_one
+from dpdask.kernels.projections import case_one
 
 N_CELLS = 9
 RANGES = st.lists(st.tuples(st.integers(0, N_CELLS - 1), st.integers(0, N_CELLS - 1), st.integers(1, 20)), min_size=1, max_size=12)

@@ -24,8 +24,7 @@ from dpdask.estimators.estimator import Estimator
 from dpdask.io.storage import Folder
 from dpdask.jobs import run as run_module
 from dpdask.jobs import spec
-from dpdask.jobs.auditing import audit_job
-from dpdask.jobs.plan import plan_job
+from dpdask.jobs.plan import audit_job, plan_job
 from dpdask.jobs.run import run_job
 from dpdask.jobs.state import RunState
 from dpdask.jobs.tables import open_table

@@ -13,8 +13,7 @@ from dpdask.engine.fit import Fitted, fit
 from dpdask.engine.source import FrameSource, find_types
 from dpdask.engine.work import KEY_NAME, load, make_table_work
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.mechanism import Mechanism
-from dpdask.mechanisms.releases import RecordRelease
+from dpdask.mechanisms.mechanism import Mechanism, RecordRelease
 from dpdask.streams import RunKey
 
 KEY = RunKey.insecure(3)

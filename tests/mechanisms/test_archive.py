@@ -36,15 +36,12 @@ from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.dip.chain import ChainRelease, fit_chain, group_hashes
 from dpdask.mechanisms.dip.columns import DipRelease, fit_dip
 from dpdask.mechanisms.dip.spec import DipSpec
-from dpdask.mechanisms.dip.tree import TreeRelease
-from dpdask.mechanisms.dip.tree_fit import fit_tree
-from dpdask.mechanisms.dip.tree_tables import measure_tree
+from dpdask.mechanisms.dip.tree import TreeRelease, fit_tree, measure_tree
 from dpdask.mechanisms.histogram.noise import NoisyHistogram, draw, plan
 from dpdask.mechanisms.histogram.release import FittedHistogram
 from dpdask.mechanisms.interval.release import IntervalRelease
 from dpdask.mechanisms.interval.spec import IntervalSpec
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure
-from dpdask.mechanisms.marginals.plan import MarginalNoise, plan_noise
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, plan_noise
 from dpdask.mechanisms.marginals.release import MarginalTables
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget
@@ -54,7 +51,7 @@ from dpdask.references.histogram import NoisyHistograms
 from dpdask.schema import Schema
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.bounding import UnitBounds, UnitRows
-from dpdask.stats.joint import JointCounts
+from dpdask.stats.marginals import JointCounts
 from dpdask.stats.records import numbers
 from dpdask.streams import RunKey, stream
 

@@ -17,10 +17,9 @@ import dpdask
 from dpdask.errors import InputError
 from dpdask.inference import ReleasedColumn
 from dpdask.mechanisms import card
-from dpdask.mechanisms.card import CARD_FORMAT, Card, Section, make_card, noisy_counts_section, plain, say_date
-from dpdask.mechanisms.card_parts import CoveredRows
+from dpdask.mechanisms.card import CARD_FORMAT, Card, CoveredRows, Section, make_card, noisy_counts_section, plain, say_date
 from dpdask.privacy import Budget
-from dpdask.privacy.coverage import Coverage
+from dpdask.privacy.events import Coverage
 from dpdask.schema import Schema
 
 SCHEMA = Schema.from_dict(

@@ -18,10 +18,18 @@ from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
 from dpdask.kernels import rank
-from dpdask.mechanisms.dip.chain import ChainRelease, RecordsMechanism, fit_chain, group_hashes
+from dpdask.mechanisms.dip.chain import (
+    BinnedRanks,
+    ChainRelease,
+    LaplaceRanks,
+    RankRandomiser,
+    RecordsMechanism,
+    fit_chain,
+    group_hashes,
+    rank_mechanisms,
+)
 from dpdask.mechanisms.dip.spec import N_BINS, DipSpec
 from dpdask.mechanisms.mechanism import Columns
-from dpdask.mechanisms.ranks import BinnedRanks, LaplaceRanks, RankRandomiser, rank_mechanisms
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget
 from dpdask.privacy.audit import rank_epsilon

@@ -14,8 +14,7 @@ import pytest
 from dpdask.errors import InputError, InternalError, SpecError
 from dpdask.mechanisms.copula.spec import CopulaMechanism, CopulaSpec, count_measured_again
 from dpdask.mechanisms.marginals.denoise import average_pairs, choose_pairs, denoise
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure, measure_chosen
-from dpdask.mechanisms.marginals.plan import MarginalNoise, plan_noise
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, measure_chosen, plan_noise
 from dpdask.mechanisms.mechanism import Columns
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget, UnitColumn

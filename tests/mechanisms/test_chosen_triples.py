@@ -19,13 +19,12 @@ import dpdask
 from dpdask.codec import LevelCodec
 from dpdask.engine import fit as fit_module
 from dpdask.errors import InternalError, SpecError
-from dpdask.mechanisms import cell_search
-from dpdask.mechanisms.copula import triples as triples_module
-from dpdask.mechanisms.copula.raking import MOST_CELLS
+from dpdask.mechanisms import expectations as cell_search
+from dpdask.mechanisms.copula import fit as triples_module
+from dpdask.mechanisms.copula.fit import MOST_CANDIDATES, choose_triples, count_candidates, list_candidates
+from dpdask.mechanisms.copula.model import MOST_CELLS
 from dpdask.mechanisms.copula.spec import CopulaMechanism, CopulaSpec
-from dpdask.mechanisms.copula.triples import MOST_CANDIDATES, choose_triples, count_candidates, list_candidates
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure, measure_chosen
-from dpdask.mechanisms.marginals.plan import MarginalNoise, draft_scores, plan_noise
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, draft_scores, measure, measure_chosen, plan_noise
 from dpdask.mechanisms.mechanism import Columns
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget, UnitColumn, noise

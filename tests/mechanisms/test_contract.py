@@ -15,7 +15,7 @@ import dpdask
 from dpdask.engine import fit as fit_module
 from dpdask.errors import DataError
 from dpdask.estimators.estimator import Estimator
-from dpdask.mechanisms import cell_search
+from dpdask.mechanisms import expectations as cell_search
 from dpdask.privacy import noise
 from dpdask.schema import Schema
 

@@ -17,8 +17,7 @@ from dpdask.mechanisms.copula.fit import CopulaOptions, FitReport, fit_copula
 from dpdask.mechanisms.copula.model import CopulaModel, n_latents_of
 from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.marginals.denoise import denoise
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure
-from dpdask.mechanisms.marginals.plan import MarginalNoise, plan_noise
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, plan_noise
 from dpdask.privacy import Budget
 from dpdask.privacy.events import DiscreteGaussian
 from dpdask.schema import Schema

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse.csgraph import minimum_spanning_tree
 
-from dpdask.kernels.tables import independence, mutual_information
+from dpdask.kernels.marginals import independence, mutual_information
 from dpdask.mechanisms.marginals.denoise import Denoised, PairGroup, denoise, dependence_tree, stack_tables
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure
-from dpdask.mechanisms.marginals.plan import MarginalNoise
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure
 from dpdask.privacy.events import DiscreteGaussian
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.streams import RunKey, stream

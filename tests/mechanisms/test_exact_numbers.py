@@ -16,20 +16,19 @@ from dpdask.cells import cells
 from dpdask.codec import ValueCodec
 from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, noise_error
+from dpdask.kernels import marginals as tables_kernel
 from dpdask.kernels import raking as raking_kernel
-from dpdask.kernels import tables as tables_kernel
 from dpdask.mechanisms import expectations
-from dpdask.mechanisms.copula import raking
+from dpdask.mechanisms.copula import model as raking
 from dpdask.mechanisms.copula.fit import CopulaOptions, fit_copula
-from dpdask.mechanisms.dip import tree_fit
-from dpdask.mechanisms.dip.tree_tables import plan_tree_noise
+from dpdask.mechanisms.dip import tree as tree_fit
+from dpdask.mechanisms.dip.tree import plan_tree_noise
 from dpdask.mechanisms.histogram import noise as histogram_noise
 from dpdask.mechanisms.histogram import spec as histogram_spec
 from dpdask.mechanisms.histogram.cells import affordable_bins
 from dpdask.mechanisms.marginals.denoise import Denoised, PairGroup, denoise
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, _total
-from dpdask.mechanisms.marginals.plan import MarginalNoise, draft, margin_95, plan_noise
-from dpdask.mechanisms.marginals.tables import list_noisy_tables
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, _total, draft, margin_95, plan_noise
+from dpdask.mechanisms.marginals.spec import list_noisy_tables
 from dpdask.privacy import Budget, UnitColumn
 from dpdask.privacy.events import Adjacency, CentralEvent, DiscreteGaussian, DiscreteLaplace
 from dpdask.references import hierarchy

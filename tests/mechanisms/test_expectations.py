@@ -19,7 +19,7 @@ from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.spec import load_job
 from dpdask.mechanisms.expectations import LITTLE, estimate_kept, warn_of_spread
-from dpdask.mechanisms.marginals.plan import plan_noise
+from dpdask.mechanisms.marginals.noise import plan_noise
 from dpdask.privacy import Budget
 from dpdask.privacy.noise import deviation
 

@@ -24,8 +24,7 @@ from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, least_squares, quantile
 from dpdask.mechanisms.histogram.cells import centres, count_rest, line_moments
 from dpdask.mechanisms.histogram.noise import NoisyHistogram, plan
-from dpdask.mechanisms.histogram.points import spread
-from dpdask.mechanisms.histogram.release import FittedHistogram
+from dpdask.mechanisms.histogram.release import FittedHistogram, spread
 from dpdask.privacy import Budget, UnitColumn
 from dpdask.privacy.accountant import epsilon as paid
 from dpdask.privacy.events import DiscreteLaplace

@@ -18,7 +18,7 @@ from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, least_squares
 from dpdask.mechanisms.histogram.cells import WholeLine, centres
 from dpdask.mechanisms.histogram.noise import NoisyHistogram, plan
-from dpdask.mechanisms.histogram.points import points_per_cell, spread
+from dpdask.mechanisms.histogram.release import points_per_cell, spread
 from dpdask.privacy import Budget
 from dpdask.references.hierarchy import make_grid
 from dpdask.stats.marginals import Domain

@@ -19,13 +19,20 @@ from dpdask.codec import codec_for
 from dpdask.documents import validate
 from dpdask.errors import DataError, SpecError
 from dpdask.mechanisms.interval import release
-from dpdask.mechanisms.interval.card import describe_unprotected
-from dpdask.mechanisms.interval.coverage import compute_released_coverages, coverage, coverages
 from dpdask.mechanisms.interval.design import Design, ScipyDistribution
 from dpdask.mechanisms.interval.fit import range_randomiser
-from dpdask.mechanisms.interval.ranges import Partition, Perturbed, RangeRandomiser, Ranges, Selection
+from dpdask.mechanisms.interval.ranges import (
+    Partition,
+    Perturbed,
+    RangeRandomiser,
+    Ranges,
+    Selection,
+    compute_released_coverages,
+    coverage,
+    coverages,
+)
 from dpdask.mechanisms.interval.release import IntervalRelease
-from dpdask.mechanisms.interval.spec import IntervalSpec
+from dpdask.mechanisms.interval.spec import IntervalSpec, describe_unprotected
 from dpdask.schema import Column
 from dpdask.streams import RunKey, stream, words
 

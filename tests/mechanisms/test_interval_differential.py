@@ -21,10 +21,9 @@ from dpdask.documents import validate
 from dpdask.errors import SpecError
 from dpdask.kernels.channel import TOTAL_BITS
 from dpdask.mechanisms.dip.columns import BinMechanism, LevelMechanism, RankMechanism
-from dpdask.mechanisms.interval.coverage import coverage
 from dpdask.mechanisms.interval.design import Design, ScipyDistribution, find_reference
 from dpdask.mechanisms.interval.fit import fit_perturbation
-from dpdask.mechanisms.interval.ranges import Partition, Perturbed, Ranges
+from dpdask.mechanisms.interval.ranges import Partition, Perturbed, Ranges, coverage
 from dpdask.mechanisms.interval.release import IntervalRelease, LevelPerturbation, ValuePerturbation, adapt, is_lattice, to_numbers
 from dpdask.mechanisms.interval.spec import IntervalSpec, RandomRangesMechanism, check_designs
 from dpdask.mechanisms.mechanism import Spending

@@ -10,10 +10,9 @@ from scipy import integrate, stats
 from dpdask.documents import validate
 from dpdask.errors import SpecError
 from dpdask.kernels.ranges import LEVELS, TABLE_ERROR
-from dpdask.mechanisms.interval.coverage import PublicReference, coverage, coverages, table
 from dpdask.mechanisms.interval.design import ScipyDistribution
 from dpdask.mechanisms.interval.fit import can_inform, optimal, range_randomiser
-from dpdask.mechanisms.interval.ranges import Partition, RangeRandomiser
+from dpdask.mechanisms.interval.ranges import Partition, PublicReference, RangeRandomiser, coverage, coverages, table
 from dpdask.mechanisms.interval.spec import IntervalSpec
 from dpdask.streams import RunKey, stream
 

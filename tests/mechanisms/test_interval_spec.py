@@ -24,9 +24,8 @@ from dpdask.engine.work import KEY_NAME, TableWork, load
 from dpdask.errors import BudgetError, DataError, SpecError
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import Card, make_card
-from dpdask.mechanisms.interval import card as interval_card
-from dpdask.mechanisms.interval.coverage import coverage
-from dpdask.mechanisms.interval.ranges import RangeRandomiser, Ranges
+from dpdask.mechanisms.interval import spec as interval_card
+from dpdask.mechanisms.interval.ranges import RangeRandomiser, Ranges, coverage
 from dpdask.mechanisms.interval.release import IntervalRelease
 from dpdask.mechanisms.interval.spec import IntervalSpec, RandomRangesMechanism
 from dpdask.mechanisms.mechanism import Columns, Spending

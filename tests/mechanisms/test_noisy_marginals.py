@@ -14,8 +14,7 @@ import pytest
 from scipy import stats
 
 from dpdask.errors import SpecError
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure, pair_cells
-from dpdask.mechanisms.marginals.plan import MarginalNoise, compute_spent, margin_95, plan_noise
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, compute_spent, margin_95, measure, pair_cells, plan_noise
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.accountant import epsilon as paid
 from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace, from_dict, leaves, to_dict

@@ -15,14 +15,13 @@ from dpdask.cells import cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.mechanisms.histogram import noise as histogram
-from dpdask.mechanisms.histogram import sparse
+from dpdask.mechanisms.histogram import noise as sparse
 from dpdask.mechanisms.histogram.cells import WholeLine, affordable_bins, bandwidth, bins_by_rule, centres, largest_noise
 from dpdask.mechanisms.histogram.noise import NoisyHistogram, compute_spent, plan
 from dpdask.mechanisms.histogram.spec import list_warnings
 from dpdask.privacy import Budget
 from dpdask.privacy.events import DiscreteLaplace
-from dpdask.stats.joint import JointCounts, codes_of
-from dpdask.stats.marginals import Domain
+from dpdask.stats.marginals import Domain, JointCounts, codes_of
 from dpdask.streams import RunKey, stream
 
 ALPHA = 1e-9  # how often a right sampler may fail, per test

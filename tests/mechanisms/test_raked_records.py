@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from dpdask.mechanisms.columns import CHUNK_ROWS
-from dpdask.mechanisms.copula import raking
+from dpdask.mechanisms.copula import model as raking
 from dpdask.mechanisms.copula.fit import fit_copula
 from dpdask.mechanisms.copula.model import BLOCK_ROWS, CopulaModel
 from dpdask.mechanisms.marginals.denoise import denoise
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure
-from dpdask.mechanisms.marginals.plan import MarginalNoise
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure
 from dpdask.privacy.events import DiscreteGaussian
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.streams import RunKey, stream

@@ -24,7 +24,7 @@ from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget, UnitColumn, accountant, noise
 from dpdask.privacy.events import Composed, DiscreteLaplace, LocalRelease
 from dpdask.references import Histogram, Holdout, Known, Reference, histogram
-from dpdask.references.statistics import ColumnStatistic
+from dpdask.references.reference import ColumnStatistic
 from dpdask.schema import Schema
 from dpdask.streams import RunKey, Streams
 

@@ -16,12 +16,11 @@ from dpdask.errors import InputError
 from dpdask.estimators.estimator import Estimator, make_budget
 from dpdask.mechanisms import registry
 from dpdask.mechanisms.card import Section, noisy_counts_section
-from dpdask.mechanisms.mechanism import Columns, Spec
-from dpdask.mechanisms.noisy_counts import NoisyCounts
+from dpdask.mechanisms.mechanism import Columns, NoisyCounts, Spec
 from dpdask.privacy import Budget
 from dpdask.privacy.events import Composed, DiscreteLaplace, to_dict
 from dpdask.privacy.noise import laplace_scale, perturb
-from dpdask.references.statistics import ColumnCounts, ColumnStatistic
+from dpdask.references.reference import ColumnCounts, ColumnStatistic
 from dpdask.schema import Schema
 from dpdask.streams import Noise, RunKey
 

@@ -20,17 +20,27 @@ from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError, SpecError
 from dpdask.mechanisms.dip.columns import fit_dip
 from dpdask.mechanisms.dip.spec import ChannelKind, DipSpec
-from dpdask.mechanisms.dip.tree import TreeRelease
-from dpdask.mechanisms.dip.tree_fit import MAX_WEIGHTS, TreeMechanism, check_tree, fit_tree
-from dpdask.mechanisms.dip.tree_tables import clean_tables, compose_events, find_tree, measure_tree, plan_tree_noise, scale_noise
-from dpdask.mechanisms.marginals.plan import MarginalNoise
+from dpdask.mechanisms.dip.tree import (
+    MAX_WEIGHTS,
+    TreeMechanism,
+    TreeRelease,
+    check_tree,
+    clean_tables,
+    compose_events,
+    find_tree,
+    fit_tree,
+    measure_tree,
+    plan_tree_noise,
+    scale_noise,
+)
+from dpdask.mechanisms.marginals.noise import MarginalNoise
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget
 from dpdask.privacy.accountant import epsilon as priced
 from dpdask.privacy.budget import UnitColumn
 from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace, LocalRelease, leaves
 from dpdask.references import LevelDistribution
-from dpdask.references.tree import Tree
+from dpdask.references.histogram import Tree
 from dpdask.schema import Schema
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.streams import RunKey, stream

@@ -14,7 +14,7 @@ from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget
 from dpdask.privacy.accountant import epsilon
 from dpdask.privacy.events import from_dict
-from dpdask.references.tree import Tree
+from dpdask.references.histogram import Tree
 from dpdask.schema import Schema
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.streams import RunKey, stream

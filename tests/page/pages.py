@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from e2e.helpers import run_here, write_job
 
-from dpdask.io.manifest import CARD_NAME, Manifest
+from dpdask.io.shards import CARD_NAME, Manifest
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import Card
 

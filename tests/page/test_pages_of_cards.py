@@ -12,7 +12,7 @@ from e2e.helpers import refusing
 from page.pages import EVIL, SCHEMA, Page, release
 
 import dpdask
-from dpdask.io.manifest import PAGE_NAME
+from dpdask.io.shards import PAGE_NAME
 from dpdask.page import words
 
 DAYS = [dt.date(2020, 1, 1), dt.date(2021, 12, 31)]

@@ -17,17 +17,15 @@ import pyarrow as pa
 import pytest
 from page.pages import EVIL, LEVEL, SCHEMA, Page, parts, release, synthetic
 
-from dpdask.html.pages import read_style
-from dpdask.io.manifest import CROISSANT_NAME, PAGE_NAME
-from dpdask.io.shards import ROW_GROUP_ROWS, Shard
-from dpdask.mechanisms.card import Card
-from dpdask.mechanisms.card_parts import ColumnPart, LedgerPosition
-from dpdask.page import channels, make_croissant, make_page, render, sample, words
-from dpdask.page.associations import associate
-from dpdask.page.channels import ChannelView, describe_kept
-from dpdask.page.histograms import count_histogram
-from dpdask.page.sample import Sample
-from dpdask.privacy.order import order_text
+from dpdask.html import read_style
+from dpdask.io.shards import CROISSANT_NAME, PAGE_NAME, ROW_GROUP_ROWS, Shard
+from dpdask.mechanisms.card import Card, ColumnPart, LedgerPosition
+from dpdask.page import histograms as sample
+from dpdask.page import make_croissant, make_page, render, words
+from dpdask.page import pictures as channels
+from dpdask.page.histograms import Sample, count_histogram
+from dpdask.page.pictures import ChannelView, associate, describe_kept
+from dpdask.privacy.rounding import order_text
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dpdask.mechanisms.card import Card
-from dpdask.mechanisms.card_parts import ColumnPart
+from dpdask.mechanisms.card import Card, ColumnPart
 from dpdask.page import histograms, render, words
-from dpdask.page.histograms import count_histogram
-from dpdask.page.sample import Sample
+from dpdask.page.histograms import Sample, count_histogram
 
 
 def make_card(*, left_out: float = 0.0, insecure: bool = False, **changed: Any) -> Card:

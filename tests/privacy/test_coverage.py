@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from dpdask.errors import SpecError
-from dpdask.privacy.coverage import Coverage, Uncovered, coverage_of
-from dpdask.privacy.events import Composed, DiscreteLaplace, LocalRelease, from_dict, to_dict
+from dpdask.privacy.events import Composed, Coverage, DiscreteLaplace, LocalRelease, Uncovered, coverage_of, from_dict, to_dict
 
 ROWS = LocalRelease(epsilon=1.0)
 COUNTS = DiscreteLaplace(scale=2.0, sensitivity=2, adjacency="replace-one")

@@ -20,8 +20,7 @@ from privacy.test_neighbours import CASES, SOLVED, placed
 from services.stores import forget_file_systems
 
 from dpdask.engine import compute, scan
-from dpdask.engine.told import Told
-from dpdask.engine.write import Staging, stage
+from dpdask.engine.write import Staging, Told, stage
 from dpdask.io.encrypted import EncryptedFolder, drop_key, hold_key
 from dpdask.io.fragments import discover
 from dpdask.io.storage import Folder
@@ -29,7 +28,7 @@ from dpdask.jobs.run_keys import HostKeys
 from dpdask.jobs.series import Kept, KeptFile
 from dpdask.jobs.state import Progressed, RunState
 from dpdask.schema import Schema
-from dpdask.stats.order import ColumnOrder
+from dpdask.stats.ranks import ColumnOrder
 
 KEY = b"k" * 32
 Listing = set[tuple[str, int]]

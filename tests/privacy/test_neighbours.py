@@ -19,7 +19,7 @@ from privacy.outsider import Bench, Effort, Finding, View, released, tell_apart
 
 from dpdask.errors import DataError
 from dpdask.io import parquet
-from dpdask.mechanisms.marginals import tables
+from dpdask.mechanisms.marginals import spec as tables
 
 PUBLIC = "(the public table)"
 CASES = {case.name: case for case in (*dip_cases(PUBLIC), *central_cases(), *interval_cases())}

@@ -28,7 +28,7 @@ from scipy import stats
 
 import dpdask
 from dpdask.kernels import channel as channel_kernel
-from dpdask.mechanisms import releases
+from dpdask.mechanisms import mechanism as releases
 from dpdask.mechanisms.dip import columns as dip
 from dpdask.privacy import noise
 from dpdask.streams import stream

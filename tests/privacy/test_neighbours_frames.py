@@ -17,7 +17,7 @@ from privacy.outsider import Draw, Effort, View, distribution_p_value, document_
 
 import dpdask
 from dpdask.errors import DpdaskError
-from dpdask.mechanisms import releases
+from dpdask.mechanisms import mechanism as releases
 from dpdask.streams import stream
 
 EPSILON = 0.2

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from e2e.helpers import run_here, write_job
 
-from dpdask.engine import shuffle
+from dpdask.engine import write as shuffle
 from dpdask.io import csv, parquet, shards
 
 N_ROWS = 2000

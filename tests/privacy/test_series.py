@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import BudgetError, SpecError
-from dpdask.privacy.events import Composed, DiscreteLaplace, LocalRelease, from_dict, to_dict
+from dpdask.privacy.events import Composed, DiscreteLaplace, LocalRelease, Series, count_series, extend_head, from_dict, name_series, to_dict
 from dpdask.privacy.ledger import Ledger
 from dpdask.privacy.ledger_entries import FREE, Charge, event_text
-from dpdask.privacy.series import Series, count_series, extend_head, name_series
 
 RELEASE = "f" * 64
 NOISE = DiscreteLaplace(scale=8.0, sensitivity=2, adjacency="replace-one")

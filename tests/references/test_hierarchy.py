@@ -22,9 +22,8 @@ from dpdask.privacy.accountant import epsilon as paid
 from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace
 from dpdask.privacy.noise import perturb
 from dpdask.references import RankDistribution
-from dpdask.references.bins import cut_with_found
 from dpdask.references.hierarchy import N_LEVELS, Hierarchy, find_bins, make_grid
-from dpdask.references.histogram import CellCounts, Histogram, histogram_event
+from dpdask.references.histogram import CellCounts, Histogram, cut_with_found, histogram_event
 from dpdask.schema import Column
 from dpdask.streams import RunKey, stream
 

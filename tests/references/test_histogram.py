@@ -23,7 +23,7 @@ from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.documents import validate
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import cdf as cdf_kernel
-from dpdask.kernels.guide import guide as guide_of
+from dpdask.kernels.cdf import guide as guide_of
 from dpdask.privacy import noise
 from dpdask.privacy.accountant import epsilon as paid
 from dpdask.references import LevelDistribution, RankDistribution
@@ -37,7 +37,7 @@ from dpdask.references.histogram import (
     distribution_of,
     histogram_event,
 )
-from dpdask.references.statistics import ColumnCounts
+from dpdask.references.reference import ColumnCounts
 from dpdask.schema import Schema
 from dpdask.streams import RunKey, stream
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpdask.errors import SpecError
-from dpdask.stats.joint import MAX_JOINT_CELLS, JointCounts, codes_of, keys_of, n_cells
-from dpdask.stats.marginals import Domain
+from dpdask.stats.marginals import MAX_JOINT_CELLS, Domain, JointCounts, codes_of, keys_of, n_cells
 
 
 def named(*sizes: int) -> Domain:

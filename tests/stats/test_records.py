@@ -13,7 +13,7 @@ from stats.counting import records_of_rows
 
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError
-from dpdask.kernels.records import leading_zeros
+from dpdask.kernels.hashing import leading_zeros
 from dpdask.stats.records import Records, from_numbers, numbers
 
 

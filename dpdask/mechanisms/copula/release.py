@@ -15,8 +15,7 @@ from dpdask.archive import Archive, Archived, Contents
 from dpdask.cells import Cells
 from dpdask.mechanisms.columns import CHUNK_ROWS, Bins, columns_from_header, columns_to_header, cut_released, draw_records
 from dpdask.mechanisms.copula.fit import FitReport
-from dpdask.mechanisms.copula.model import CopulaModel, Node, check_latents
-from dpdask.mechanisms.copula.raking import Targets
+from dpdask.mechanisms.copula.model import CopulaModel, Node, Targets, check_latents
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
 from dpdask.privacy.events import Composed
 from dpdask.schema import Schema

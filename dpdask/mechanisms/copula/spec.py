@@ -12,23 +12,18 @@ from dpdask.documents import Document, suggest
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section, noisy_counts_section
 from dpdask.mechanisms.columns import describe_bins
-from dpdask.mechanisms.copula.fit import CopulaOptions, Records, fit_copula
-from dpdask.mechanisms.copula.model import check_latents
-from dpdask.mechanisms.copula.raking import MOST_CELLS
+from dpdask.mechanisms.copula.fit import MOST_CANDIDATES, CopulaOptions, Records, choose_triples, count_candidates, fit_copula, list_candidates
+from dpdask.mechanisms.copula.model import MOST_CELLS, check_latents
 from dpdask.mechanisms.copula.release import FittedCopula
-from dpdask.mechanisms.copula.triples import MOST_CANDIDATES, choose_triples, count_candidates, list_candidates
 from dpdask.mechanisms.expectations import LITTLE
-from dpdask.mechanisms.marginals.card import tables_accounting
 from dpdask.mechanisms.marginals.denoise import measure_pairs_again
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure_chosen
-from dpdask.mechanisms.marginals.plan import MarginalNoise, plan_noise
-from dpdask.mechanisms.marginals.tables import NoisyTables
-from dpdask.mechanisms.mechanism import Columns, Search, Spec
-from dpdask.mechanisms.noisy_counts import RecordsWanted
-from dpdask.privacy.order import RowOrder
-from dpdask.references.bins import Bins, Found
+from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure_chosen, plan_noise
+from dpdask.mechanisms.marginals.spec import NoisyTables, tables_accounting
+from dpdask.mechanisms.mechanism import Columns, RecordsWanted, Search, Spec
+from dpdask.privacy.rounding import RowOrder
+from dpdask.references.histogram import Bins, Found
 from dpdask.stats import Domain, MarginalCounts
-from dpdask.stats.tables import TableStatistic
+from dpdask.stats.marginals import TableStatistic
 from dpdask.streams import Noise, RunKey, stream
 
 

@@ -14,16 +14,15 @@ from dpdask.archive import Archive, Archived, Contents
 from dpdask.channels import LevelChannel, calibrate, check_values, costs, laplace, measure_attenuation, optimal, optimal_unbiased
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import SpecError, list_names
-from dpdask.kernels import bins as bins_kernel
+from dpdask.kernels import cdf as bins_kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
 from dpdask.mechanisms.dip.spec import N_BINS, ChannelKind, Cost, DipMechanism, check_costs
 from dpdask.mechanisms.expectations import correlate_ranks, warn_of_spread
-from dpdask.mechanisms.mechanism import Columns
-from dpdask.mechanisms.releases import RandomisedRows
+from dpdask.mechanisms.mechanism import Columns, RandomisedRows
 from dpdask.references import Distribution, LevelDistribution, RankDistribution
 from dpdask.references.histogram import NoisyHistograms
-from dpdask.references.statistics import ColumnCounts
+from dpdask.references.reference import ColumnCounts
 from dpdask.schema import Column
 from dpdask.stats.levels import encode
 from dpdask.streams import Noise, Rng, RunKey, words

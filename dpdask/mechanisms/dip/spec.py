@@ -14,17 +14,21 @@ from dpdask.codec import Codec, LevelCodec
 from dpdask.documents import suggest
 from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
-from dpdask.mechanisms.card import Section, tell_domain, tell_numbers
-from dpdask.mechanisms.card_parts import CoveredRows
-from dpdask.mechanisms.cell_search import CellSearch
-from dpdask.mechanisms.expectations import TAILS, describe_kept, describe_needed_rows, describe_spread, warn_of_little, warn_of_noisy_references
+from dpdask.mechanisms.card import CoveredRows, Section, tell_domain, tell_numbers
+from dpdask.mechanisms.expectations import (
+    TAILS,
+    CellSearch,
+    describe_kept,
+    describe_needed_rows,
+    describe_spread,
+    warn_of_little,
+    warn_of_noisy_references,
+)
 from dpdask.mechanisms.mechanism import Columns, Mechanism, Spec, Spending
 from dpdask.privacy import Budget, guarantee_text, split_epsilon
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon, read_weights, within_digits
-from dpdask.privacy.coverage import Uncovered
-from dpdask.privacy.events import Composed, DiscreteLaplace, LocalRelease, to_dict
-from dpdask.privacy.order import RowOrder, order_text
-from dpdask.privacy.rounding import round_down, round_up, round_up_sum
+from dpdask.privacy.events import Composed, DiscreteLaplace, LocalRelease, Uncovered, to_dict
+from dpdask.privacy.rounding import RowOrder, order_text, round_down, round_up, round_up_sum
 from dpdask.references import Chain, Histogram, Holdout, Known, Public, Tree
 from dpdask.references.reference import TableReference
 from dpdask.schema import Schema

@@ -5,38 +5,91 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 from pydantic import BeforeValidator, Field
 
-from dpdask.cells import DEFAULT_BINS, Cells
+from dpdask.cells import DEFAULT_BINS, Cells, FoundBins
 from dpdask.errors import SpecError
-from dpdask.mechanisms.card import Section
-from dpdask.mechanisms.cell_search import CellSearch
-from dpdask.mechanisms.columns import bins_by_column
-from dpdask.mechanisms.expectations import describe_wide_cells
+from dpdask.mechanisms.card import Section, noisy_counts_section
+from dpdask.mechanisms.columns import bins_by_column, describe_bins
+from dpdask.mechanisms.expectations import CellSearch, describe_wide_cells
 from dpdask.mechanisms.histogram import noise as histogram
-from dpdask.mechanisms.histogram.card import histogram_section
 from dpdask.mechanisms.histogram.cells import MOST_FOUND, RARE, WELL_ABOVE, affordable_bins, bins_by_rule, count_rest, largest_noise
-from dpdask.mechanisms.histogram.noise import HistogramPlan, NoisyHistogram, Threshold, least_threshold
-from dpdask.mechanisms.histogram.points import MAX_CUT, Points, points_per_cell
-from dpdask.mechanisms.histogram.release import WEIGHT, FittedHistogram, Output, type_points
-from dpdask.mechanisms.histogram.sparse import compute_excess_mean, compute_tail
-from dpdask.mechanisms.marginals.plan import margin_95
-from dpdask.mechanisms.mechanism import Columns, Spec
-from dpdask.mechanisms.noisy_counts import NoisyCounts, RecordsWanted, no_rows
-from dpdask.privacy.events import Composed, DiscreteLaplace
+from dpdask.mechanisms.histogram.noise import (
+    HistogramPlan,
+    NoisyHistogram,
+    Threshold,
+    compute_excess_mean,
+    compute_spent,
+    compute_tail,
+    least_threshold,
+)
+from dpdask.mechanisms.histogram.release import MAX_CUT, WEIGHT, FittedHistogram, Output, Points, points_per_cell, type_points
+from dpdask.mechanisms.marginals.noise import margin_95
+from dpdask.mechanisms.mechanism import Columns, NoisyCounts, RecordsWanted, Spec, no_rows
+from dpdask.privacy import Budget
+from dpdask.privacy.events import Composed, DiscreteLaplace, to_dict
 from dpdask.privacy.noise import deviation
-from dpdask.privacy.order import RowOrder
-from dpdask.privacy.rounding import write_digits
-from dpdask.references.bins import Bins, Found, as_bins, cut_with_found, list_adaptive, warn_of_far_cells
+from dpdask.privacy.rounding import RowOrder, write_digits
 from dpdask.references.hierarchy import MANY
-from dpdask.references.statistics import ColumnCounts
+from dpdask.references.histogram import Bins, Found, as_bins, cut_with_found, list_adaptive, warn_of_far_cells
+from dpdask.references.reference import ColumnCounts
 from dpdask.stats import Domain
-from dpdask.stats.joint import JointCounts, n_cells
-from dpdask.stats.tables import JointStatistic, domain_of
+from dpdask.stats.marginals import JointCounts, JointStatistic, domain_of, n_cells
 from dpdask.streams import Noise, RunKey
+
+
+def histogram_section(budget: Budget, fitted: FittedHistogram, n_released: int | None) -> Section:
+    """Return what the card says about a perturbed histogram.
+
+    Parameters
+    ----------
+    budget
+        What was promised.
+    fitted
+        The histogram.
+    n_released
+        How many cells or synthetic rows were released, or None before any are.
+
+    Privacy
+    -------
+    Holds parameters, the public domain, and sums of released weights. The number of rows is exact under replace-one; under
+    add-remove it is the noisy one, or null where none was measured.
+    """
+    histogram = fitted.histogram
+    planned = histogram.plan
+    output = None if n_released is None else fitted.output
+    mechanism = {
+        "kind": "histogram",
+        "output": output,
+        "records": n_released if output == "rows" else None,
+        "points": None if output == "rows" else fitted.points,
+        "bins": describe_bins(fitted.bins, fitted.cells()),
+        "found": [name for name, bins in fitted.bins.items() if isinstance(bins, FoundBins)],
+        "threshold": planned.threshold,
+        "factor": planned.factor if planned.threshold == "enhanced" else None,
+        "cut": histogram.cut,
+        "cells": n_cells(histogram.domain),
+        "cells_listed": len(histogram.keys),
+        "total_weight": histogram.total,
+    }
+    noises = {"cells": planned.cells, "n_rows": planned.total, "fine_counts": planned.fine}
+    accounting = {
+        "composition": "the smallest of three upper bounds (a sum, concentrated privacy, a privacy loss distribution), over all counts",
+        "epsilon_exact": compute_spent(planned, budget),
+        "noise": {key: _noise(event) for key, event in noises.items() if event is not None},
+        "events": to_dict(planned.event),
+    }
+    return noisy_counts_section(
+        budget=budget, mechanism=mechanism, schema=fitted.schema, cells=fitted.cells(), accounting=accounting, n_rows=histogram.n_rows
+    )
+
+
+def _noise(event: DiscreteLaplace) -> dict[str, Any]:
+    return {"law": "discrete Laplace", "scale": event.scale, "standard_deviation": deviation(event), "margin_95": margin_95(event)}
+
 
 _SPURIOUS = 0.05
 _MANY_ROWS = 1e18  # if the number of rows is unknown or private: gives the highest enhanced threshold, so nothing feasible is refused

@@ -14,7 +14,6 @@ from dpdask.codec import Codec, LevelCodec
 from dpdask.errors import SpecError
 from dpdask.kernels.ranges import LEVELS, TABLE_ERROR, Acceptable, Quantiles
 from dpdask.mechanisms.dip.columns import ColumnMechanism, fit_dip
-from dpdask.mechanisms.interval.coverage import PublicReference, quasi_run, step_coverage, table
 from dpdask.mechanisms.interval.design import (
     Canonical,
     CoverageAnchors,
@@ -29,7 +28,20 @@ from dpdask.mechanisms.interval.design import (
     ScipyDistribution,
     Selective,
 )
-from dpdask.mechanisms.interval.ranges import Narrowing, Partition, Perturbation, Perturbed, RangeRandomiser, Selection, Step, Union
+from dpdask.mechanisms.interval.ranges import (
+    Narrowing,
+    Partition,
+    Perturbation,
+    Perturbed,
+    PublicReference,
+    RangeRandomiser,
+    Selection,
+    Step,
+    Union,
+    quasi_run,
+    step_coverage,
+    table,
+)
 from dpdask.references import Known
 
 Floats = NDArray[np.float64]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.errors import DataError
+from dpdask.errors import DataError, SpecError
 from dpdask.kernels import ranges as kernel
-from dpdask.kernels.ranges import Acceptable, Quantiles, Steps
+from dpdask.kernels.ranges import LEVELS, Acceptable, Quantiles, Steps
+from dpdask.mechanisms.interval.design import ScipyDistribution
 from dpdask.streams import Rng, words
 
 Floats = NDArray[np.float64]
@@ -365,3 +366,303 @@ class RangeRandomiser:
         if has_nulls:
             lower[is_null] = upper[is_null] = np.nan
         return Ranges(lower=lower, upper=upper, is_null=is_null.copy())
+
+
+Interval = tuple[float, float]
+
+_LARGEST = 2.0**1000
+_MAX_POINTS = 2**20
+_N_DRAWS = 2**16
+_N_PAIRS = 2**18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PublicReference:
+    """A public distribution of the values, in whole numbers where the column's are.
+
+    Attributes
+    ----------
+    distribution
+        A frozen distribution of scipy.stats.
+    lattice
+        Whether values are whole numbers; a continuous distribution then stands for its rounded values.
+    where
+        Whose reference it is, for messages.
+    """
+
+    distribution: Any
+    lattice: bool
+    where: str
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether scipy calls the distribution discrete."""
+        return hasattr(self.distribution, "pmf")
+
+    def cdf(self, u: Floats) -> Floats:
+        """Return Pr(Y <= u)."""
+        at = np.floor(u) + 0.5 if self.lattice and not self.is_discrete else u
+        return np.asarray(self.distribution.cdf(at), dtype=np.float64)
+
+    def quantile(self, p: Floats) -> Floats:
+        """Return the smallest y with Pr(Y <= y) >= p."""
+        found = np.asarray(self.distribution.ppf(p), dtype=np.float64)
+        return np.ceil(found - 0.5) if self.lattice and not self.is_discrete else found
+
+    def steps(self) -> Steps:
+        """Return bounds on the cdf: exact for a discrete distribution, within `TABLE_ERROR` for a continuous one.
+
+        Raises
+        ------
+        SpecError
+            If a discrete distribution has too many values to be tabulated, or a continuous one is too wide.
+        """
+        if not self.is_discrete:
+            x = table(self.distribution, self.where, short=False).x - (0.5 if self.lattice else 0.0)
+            return Steps(x, np.concatenate([[0.0], LEVELS]), np.concatenate([LEVELS, [1.0]]))
+        first, last = float(self.distribution.ppf(LEVELS[0])), float(self.distribution.isf(1.0 - LEVELS[-1]))
+        if not last - first < _MAX_POINTS:
+            raise SpecError("a discrete reference has too many values", self.where, "use a continuous one")
+        points = np.arange(first, last + 1.0)
+        cumulative = np.concatenate([[0.0], np.asarray(self.distribution.cdf(points), dtype=np.float64)])
+        return Steps(np.nextafter(points, -np.inf), cumulative, cumulative)  # F jumps at a point: the point itself lies above
+
+
+def table(distribution: Any, where: str, *, short: bool = True) -> Quantiles:
+    """Return the quantiles of a continuous scipy distribution: the tabulated cdf is within `TABLE_ERROR` of it, and equal at the knots.
+
+    Parameters
+    ----------
+    distribution
+        With its parameters.
+    where
+        Whose distribution it is, for the message.
+    short
+        Whether a uniform distribution may be two knots, which is quick and exact.
+
+    Raises
+    ------
+    SpecError
+        If its quantiles are not finite, or beyond ±2**1000, where differences overflow.
+    """
+    if short and distribution.dist.name == "uniform":
+        x = np.array(distribution.support(), dtype=np.float64)
+        levels = np.array([0.0, 1.0])
+    else:
+        low = LEVELS < 0.5
+        with np.errstate(over="ignore", divide="ignore"):  # what is not finite is refused below
+            x = np.concatenate([distribution.ppf(LEVELS[low]), distribution.isf(1.0 - LEVELS[~low])])
+        levels = LEVELS
+    if not (np.abs(x) <= _LARGEST).all():
+        raise SpecError("the distribution's tails are too wide to be tabulated", where, "choose another distribution, or a smaller scale")
+    return Quantiles(np.maximum.accumulate(x), levels)
+
+
+def coverages(
+    ranges: Ranges, reference: ScipyDistribution, *, acceptable: Sequence[Interval] = (), lattice: bool = False, where: str = "reference"
+) -> Floats:
+    """Return the individual coverage L(S) of each released range: its probability under a public reference.
+
+    Parameters
+    ----------
+    ranges
+        The released ranges.
+    reference
+        The distribution of the values.
+    acceptable
+        The intervals of the design's acceptable set, which may overlap: what is told as a range is known to lie outside them.
+    lattice
+        Whether values are whole numbers.
+    where
+        Whose reference it is, for messages.
+
+    Returns
+    -------
+    float64 array of shape (n,), in [0, 1]: 0 for an exact value, NaN for a null.
+
+    Raises
+    ------
+    SpecError
+        If the reference is no distribution of scipy.stats.
+
+    References
+    ----------
+    Ding and Ding, Interval privacy, Implication 3 of Definition 1.
+    """
+    public = PublicReference(distribution=reference.freeze(where, discrete=True), lattice=lattice, where=where)
+    measured = _measure(ranges.lower, ranges.upper, public, acceptable)
+    measured[ranges.is_null] = np.nan
+    return measured
+
+
+def compute_released_coverages(mechanism: RangeRandomiser, ranges: Ranges, reference: ScipyDistribution) -> Floats:
+    """Return the individual coverage of each range that a mechanism released, as `coverages` does: a function of ranges and designs alone.
+
+    Parameters
+    ----------
+    mechanism
+        Its acceptable set, and whether its values are whole numbers, are public.
+    ranges
+        The released ranges. The coverage of a perturbed column is that of the perturbed value.
+    reference
+        The distribution of the values.
+
+    Raises
+    ------
+    SpecError
+        If the reference is no distribution of scipy.stats.
+    """
+    step = mechanism.step
+    return coverages(ranges, reference, acceptable=_list_accepted(step), lattice=_is_lattice(step), where=_where(mechanism))
+
+
+def coverage(mechanism: RangeRandomiser, reference: ScipyDistribution) -> float:
+    """Return the expected coverage τ(M) of a mechanism under a public reference; its leakage is 1 - τ(M).
+
+    Parameters
+    ----------
+    mechanism
+        The mechanism.
+    reference
+        The distribution of the values; a discrete one is best for whole numbers.
+
+    Returns
+    -------
+    In [0, 1], within about 0.002. Of a perturbed column, what its ranges leave open of the perturbed values, if these follow
+    the reference: they do if the private ones do and the perturbation keeps it.
+
+    Raises
+    ------
+    SpecError
+        If the reference is no distribution of scipy.stats.
+
+    Notes
+    -----
+    Σᵢ F(Rᵢ)² is the probability that two independent values share a range, so τ(M) = E q(Y, Y'), where q(y, y') is the
+    probability that no anchor falls in [y, y') and none of the two is told exactly: a product of the anchors' own
+    probabilities, and for an ensemble the product over its members. What cannot be written so (spaced anchors,
+    progressive, selective) is run on 2**16 points of a low-discrepancy sequence instead of values and words.
+
+    References
+    ----------
+    Ding and Ding, Interval privacy, Definition 1. Roberts, The unreasonable effectiveness of quasirandom sequences (2018).
+    """
+    where = _where(mechanism)
+    public = PublicReference(distribution=reference.freeze(where, discrete=True), lattice=_is_lattice(mechanism.step), where=where)
+    return step_coverage(mechanism.step, public)
+
+
+def _where(mechanism: RangeRandomiser) -> str:
+    return f"reference of column {mechanism.column!r}"
+
+
+def _is_lattice(step: Step) -> bool:
+    return any(part.lattice for part in _cutting(step))
+
+
+def step_coverage(step: Step, public: PublicReference) -> float:
+    """Return the expected coverage of a step under a public reference; of a perturbed one, that of its range.
+
+    Parameters
+    ----------
+    step
+        How values become ranges.
+    public
+        The distribution of the values.
+    """
+    if isinstance(step, Perturbed):
+        return step_coverage(step.step, public)
+    parts = [step] if isinstance(step, Partition) else list(step.steps) if isinstance(step, Union) else []
+    if not parts or any(part.spacing > 0 for part in parts):
+        lower, upper, _ = quasi_run(step, public)
+        return float(_measure(lower, upper, public, _list_accepted(step)).mean())
+    most = max(part.words_per_row for part in parts)
+    n = int(np.sqrt(_N_PAIRS / max(1, most // 2)))
+    points = public.quantile((np.arange(n) + 0.5) / n)
+    shared = np.ones((n, n))
+    for part in parts:
+        shared *= _join_steps(part, points)
+    return float(shared.mean())
+
+
+def quasi_run(step: Step, public: PublicReference) -> tuple[Floats, Floats, Floats]:
+    """Return the ranges of 2**16 values that fill the reference evenly, with words that fill their cube evenly, and the values.
+
+    Parameters
+    ----------
+    step
+        How values become ranges.
+    public
+        The distribution of the values.
+    """
+    n_dimensions = 1 + step.words_per_row
+    root = 2.0
+    for _ in range(64):  # x**(d + 1) = x + 1 has one positive root, at a contracting fixed point
+        root = (1.0 + root) ** (1.0 / (n_dimensions + 1))
+    offsets = (np.arange(1, _N_DRAWS + 1)[:, None] * root ** -np.arange(1.0, n_dimensions + 1)) % 1.0
+    values = public.quantile(np.clip(offsets[:, 0], 2.0**-40, 1.0 - 2.0**-40))
+    drawn = (offsets[:, 1:] * 2.0**53).astype(np.uint64) << np.uint64(11)
+    lower, upper = step.ranges(values, np.ascontiguousarray(drawn))
+    return lower, upper, values
+
+
+def _join_steps(step: Partition, points: Floats) -> Floats:
+    """Return for each two of increasing points the probability that they share a range and neither is told exactly.
+
+    After the first i anchors, `shared[j]` is the probability that none of them lies between and j lie below both.
+    """
+    n = len(points)
+    shared = [np.ones((n, n))]
+    across = np.ones((n, n))  # that all of them lie between
+    for centre in step.centres.tolist():
+        below = np.interp(points - centre, step.distribution.x, step.distribution.p, left=0.0, right=1.0)
+        low, high = np.minimum(below, below[:, None]), np.maximum(below, below[:, None])
+        nothing = [np.zeros((n, n))]
+        shared = [under * low + same * (1.0 - high) for under, same in zip(nothing + shared, shared + nothing, strict=True)]
+        across *= high - low
+    exact = step.acceptable.ranges
+    total = sum((part for part, told in zip(shared, exact.tolist(), strict=True) if not told), np.zeros((n, n)))
+    if step.ring:
+        total += across
+    told = np.zeros(n, dtype=np.bool_)
+    for low_end, high_end in _intervals(step):
+        told |= (low_end < points) & (points <= high_end)
+    total[told] = 0.0
+    total[:, told] = 0.0
+    return np.asarray(total, dtype=np.float64)
+
+
+def _measure(lower: Floats, upper: Floats, public: PublicReference, accepted: Sequence[Interval]) -> Floats:
+    """Return the probability of each range without the accepted intervals; none of an exact value."""
+    inside = public.cdf(upper) - public.cdf(lower) + (lower > upper)
+    for low, high in _apart(accepted):
+        overlap = public.cdf(np.minimum(upper, high)) - public.cdf(np.maximum(lower, low))
+        inside -= np.maximum(overlap, 0.0)
+    return np.where(lower == upper, 0.0, np.clip(inside, 0.0, 1.0))
+
+
+def _cutting(step: Step) -> list[Partition | Narrowing]:
+    if isinstance(step, Union):
+        return list(step.steps)
+    if isinstance(step, Selection | Perturbed):
+        return [step.step]
+    return [step] if isinstance(step, Partition | Narrowing) else []
+
+
+def _intervals(step: Partition) -> list[Interval]:
+    return list(zip(step.acceptable.low.tolist(), step.acceptable.high.tolist(), strict=True))
+
+
+def _list_accepted(step: Step) -> list[Interval]:
+    return [each for part in _cutting(step) if isinstance(part, Partition) for each in _intervals(part)]
+
+
+def _apart(intervals: Sequence[Interval]) -> list[Interval]:
+    """Return the union of intervals as increasing ones that are apart."""
+    merged: list[Interval] = []
+    for low, high in sorted(intervals):
+        if merged and low <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        else:
+            merged.append((low, high))
+    return merged

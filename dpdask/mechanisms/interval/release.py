@@ -16,14 +16,13 @@ from pydantic import TypeAdapter
 from dpdask.archive import Archive, Archived, Contents
 from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
 from dpdask.errors import SpecError
-from dpdask.kernels import bins as bins_kernel
+from dpdask.kernels import cdf as bins_kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
 from dpdask.mechanisms.dip.columns import BinMechanism, ColumnMechanism, DipRelease, LevelMechanism, RankMechanism
-from dpdask.mechanisms.interval.coverage import compute_released_coverages
 from dpdask.mechanisms.interval.design import Design, IntervalDifferential, find_reference
 from dpdask.mechanisms.interval.fit import can_inform, fit_perturbation, range_randomiser
-from dpdask.mechanisms.interval.ranges import MECHANISM_ID, RangeRandomiser
+from dpdask.mechanisms.interval.ranges import MECHANISM_ID, RangeRandomiser, compute_released_coverages
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon
 from dpdask.schema import Column
 from dpdask.stats.levels import encode

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.kernels import simplex
-from dpdask.kernels import tables as tables_kernel
+from dpdask.kernels import marginals as tables_kernel
+from dpdask.kernels import projections as simplex
 from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure_chosen, pair_cells
 from dpdask.privacy.noise import deviation
 from dpdask.stats import Clique, Domain, MarginalCounts

@@ -2,21 +2,278 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents
-from dpdask.errors import InputError, InternalError
-from dpdask.mechanisms.marginals.plan import MarginalNoise, margin_95
-from dpdask.privacy import noise
-from dpdask.privacy.events import CentralEvent
+from dpdask.errors import InputError, InternalError, SpecError
+from dpdask.privacy import Budget, noise
+from dpdask.privacy.accountant import epsilon, scale_events
+from dpdask.privacy.events import Adjacency, CentralEvent, Composed, DiscreteGaussian, DiscreteLaplace, central_from_dict, to_dict
 from dpdask.privacy.noise import deviation
+from dpdask.references.hierarchy import N_LEVELS
 from dpdask.stats import Clique, Domain, MarginalCounts
 from dpdask.streams import Rng
+
+_NORMAL_95 = 1.959963984540054
+_SHARE_OF_CHOSEN, _SHARE_OF_TRIPLES, _SHARE_OF_SCORES = 0.4, 0.15, 0.05
+_SHARED = ("one_way", "pairs", "chosen", "scores", "triples", "cells")  # the events of several tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarginalNoise:
+    """The noise of every table, decided before any is drawn.
+
+    Attributes
+    ----------
+    one_way, pairs
+        The noise of each attribute's own table, and of each two-way table; None if these are not measured.
+    cliques
+        The noise of each further table.
+    chosen
+        The noise of the tables that are chosen after the others were drawn, at most `chosen.count`; None if none are chosen.
+    scores
+        The noise of the scores by which three-way tables are chosen; None if none are chosen.
+    triples
+        The noise of the three-way tables that are chosen by their scores, at most `triples.count`; None if none are chosen.
+    cells
+        The noise of the fine counts from which cells are found; None if no cells are found.
+
+    Privacy
+    -------
+    Unit and adjacency: the budget's. Sensitivity of one table: a row replaced takes 1 from a cell and adds 1 to another
+    (L1 2, L2 √2), a row added or removed changes one by 1; a unit of k rows does so k times, and all may fall on the same
+    cells. Which tables are chosen depends on noisy tables, but their number and noise do not, so the events compose as if the
+    tables had been fixed beforehand. Composition over all tables: by `accountant`.
+    """
+
+    one_way: CentralEvent | None
+    pairs: CentralEvent | None
+    cliques: Mapping[Clique, CentralEvent] = field(default_factory=dict)
+    chosen: CentralEvent | None = None
+    scores: CentralEvent | None = None
+    triples: CentralEvent | None = None
+    cells: CentralEvent | None = None
+
+    @property
+    def event(self) -> Composed:
+        """All events of the run, composed."""
+        events = (self.cells, self.one_way, self.pairs, *self.cliques.values(), self.chosen, self.scores, self.triples)
+        return Composed(events=tuple(event for event in events if event is not None))
+
+    def of_chosen(self, clique: Clique) -> CentralEvent | None:
+        """Return the noise of all chosen tables with the clique's number of columns; None if no such tables are chosen."""
+        return {2: self.chosen, 3: self.triples}.get(len(clique))
+
+    def check_paid(self, chosen: Sequence[Clique]) -> None:
+        """Check that chosen tables are distinct, are not declared ones, and are not more than the events pay for.
+
+        Raises
+        ------
+        ValueError
+            If a table is chosen twice or declared, or there are too many.
+        """
+        columns = {frozenset(clique) for clique in chosen}
+        if len(columns) < len(chosen) or columns & {frozenset(clique) for clique in self.cliques}:
+            raise ValueError("a table is chosen twice")
+        for n_columns in {len(clique) for clique in chosen}:
+            own = [clique for clique in chosen if len(clique) == n_columns]
+            event = self.of_chosen(own[0])
+            if len(own) > (0 if event is None else event.count):
+                raise ValueError("more tables are chosen than are paid for")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the noise as a mapping that JSON can hold."""
+        own = {name: None if getattr(self, name) is None else to_dict(getattr(self, name)) for name in _SHARED}
+        return {**own, "cliques": [[list(clique), to_dict(event)] for clique, event in self.cliques.items()]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the noise that a mapping from `to_dict` holds.
+
+        Raises
+        ------
+        ValueError, TypeError, KeyError, SpecError
+            If it holds none.
+        """
+        own = {name: None if data[name] is None else central_from_dict(data[name]) for name in _SHARED}
+        return cls(**own, cliques={tuple(clique): central_from_dict(event) for clique, event in data["cliques"]})
+
+
+def margin_95(event: CentralEvent) -> float:
+    """Return m with Pr(|noise| > m) <= 5 %: what a cell's count may be off, in counts."""
+    if isinstance(event, DiscreteGaussian):
+        return _NORMAL_95 * event.sigma + 1.0
+    # Pr(|e| >= j) = 2 α^j / (1 + α), α = exp(-1 / scale)
+    return max(0.0, math.ceil(event.scale * math.log(2.0 / (0.05 * (1.0 + math.exp(-1.0 / event.scale))))) - 1.0)
+
+
+def plan_noise(
+    budget: Budget,
+    n_attributes: int,
+    *,
+    one_way: float = 1.0,
+    pairs: float = 1.0,
+    cliques: Mapping[Clique, float] | None = None,
+    n_chosen: int = 0,
+    n_triples: int = 0,
+    n_scores: int = 0,
+    n_found: int = 0,
+) -> MarginalNoise:
+    """Return the noise that spends a budget on tables: Gaussian if there is a δ, otherwise Laplace.
+
+    Parameters
+    ----------
+    budget
+        ε, δ, adjacency and unit.
+    n_attributes
+        How many attributes there are. How many levels they have changes no price.
+    one_way, pairs
+        The weight of each one-way and of each two-way table: its share of the budget, relative to the other tables; 0 to
+        leave them out.
+    cliques
+        The weight of each further table, positive.
+    n_chosen
+        The number of tables that are chosen after the tables above were drawn. They get two fifths of the weight of both together.
+    n_triples, n_scores
+        The number of three-way tables that are chosen last, and of the candidates with a score. The chosen tables get 15 % of the weight
+        of all tables, and the scores 5 %. Only with a δ.
+    n_found
+        The number of columns whose cells are found. Their fine counts get a twentieth of all weight, or a tenth for Laplace noise.
+
+    Raises
+    ------
+    SpecError
+        If there is nothing to measure.
+    """
+    chosen = dict(cliques or {})
+    rows = budget.unit_column.max_rows if budget.unit_column is not None else 1
+    counted = ((one_way, n_attributes), (pairs, n_attributes * (n_attributes - 1) // 2), *((weight, 1) for weight in chosen.values()))
+    if not any(weight > 0 and count for weight, count in counted):
+        raise SpecError("there is no table to measure", "`weights`", "give at least one table a weight above 0")
+    others = sum(weight * count for weight, count in counted)
+    further = (weigh(others, _SHARE_OF_CHOSEN, n_chosen), n_chosen)
+    others = (others + further[0] * n_chosen) / (1.0 - (_SHARE_OF_TRIPLES + _SHARE_OF_SCORES if n_triples else 0.0))
+    triples = (others * _SHARE_OF_TRIPLES / n_triples if n_triples else 0.0, n_triples)
+    scores = (others * _SHARE_OF_SCORES if n_triples else 0.0, n_scores)
+    cells = share_of_cells(others, n_found, budget.delta)
+    tables = tuple((weight, count, 0) for weight, count in (cells, *counted, further))
+    wanted = (*tables, (scores[0], 1, scores[1]), (*triples, 0))
+    fine, own, two, *named, again, scored, of_three = _plan(budget.epsilon, budget.delta, budget.adjacency, rows, wanted)
+    declared = {clique: event for clique, event in zip(chosen, named, strict=True) if event is not None}
+    return MarginalNoise(cells=fine, one_way=own, pairs=two, cliques=declared, chosen=again, scores=scored, triples=of_three)
+
+
+def weigh(others: float, share: float, count: int) -> float:
+    """Return the weight of each of several equal tables, so that together they have a given share of the total weight.
+
+    Parameters
+    ----------
+    others
+        The weight of all other tables together.
+    share
+        The share of the tables together, in [0, 1).
+    count
+        The number of tables; if it is 0, the weight is 0.
+    """
+    return others * share / (1.0 - share) / count if count else 0.0
+
+
+def share_of_cells(others: float, n_found: int, delta: float) -> tuple[float, int]:
+    """Return the weight of each vector of fine counts, and how many vectors there are.
+
+    Parameters
+    ----------
+    others
+        The weight of everything else together.
+    n_found
+        The number of columns whose cells are found.
+    delta
+        Above 0, noise is Gaussian, and a weight is a share of the inverse variance; at 0, a weight is a share of ε.
+    """
+    n_vectors = n_found * N_LEVELS
+    return weigh(others, 0.05 if delta > 0 else 0.1, n_vectors), n_vectors
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(
+    epsilon: float, delta: float, adjacency: Adjacency, rows: int, wanted: tuple[tuple[float, int, int], ...]
+) -> tuple[CentralEvent | None, ...]:
+    """Return the events of (weight, count, number of scores), or None for those that are left out.
+
+    `wanted` has the order of `MarginalNoise.event`, because the last digits of a price depend on the order.
+    """
+    drafts = [
+        None if not (weight > 0 and count) else draft_scores(adjacency, rows, weight, n) if n else draft(delta, adjacency, rows, weight, count)
+        for weight, count, n in wanted
+    ]
+    found = iter(scale_events([each for each in drafts if each is not None], epsilon, delta))
+    return tuple(next(found) if each is not None else None for each in drafts)
+
+
+def draft(delta: float, adjacency: Adjacency, rows: int, weight: float, count: int) -> CentralEvent:
+    """Return the event of some tables of one weight, up to the factor that all noise has in common.
+
+    Parameters
+    ----------
+    delta, adjacency
+        As for `Budget`.
+    rows
+        The most rows of a unit.
+    weight
+        The share of each table.
+    count
+        The number of tables.
+    """
+    replaced = adjacency == "replace-one"
+    if delta > 0:
+        sensitivity = rows * (math.nextafter(math.sqrt(2.0), 2.0) if replaced else 1.0)
+        return DiscreteGaussian(sigma=1.0 / math.sqrt(weight), sensitivity=sensitivity, adjacency=adjacency, count=count)
+    return DiscreteLaplace(scale=1.0 / weight, sensitivity=rows * (2 if replaced else 1), adjacency=adjacency, count=count)
+
+
+def draft_scores(adjacency: Adjacency, rows: int, weight: float, n: int) -> DiscreteGaussian:
+    """Return the event of the scores of three-way tables, up to the factor that all noise has in common.
+
+    Parameters
+    ----------
+    adjacency, rows
+        As for `draft`.
+    weight
+        The share of all scores together.
+    n
+        The number of scores. A score is the sum over a table's cells of |count - expected|, whole numbers. A row that is added or removed
+        changes one cell of each table, and so each score, by at most 1; one that is replaced by at most 2.
+
+    References
+    ----------
+    McKenna, Mullins, Sheldon and Miklau, AIM: an adaptive and iterative mechanism for differentially private synthetic data (2022),
+    for scores of this kind.
+    """
+    replaced = adjacency == "replace-one"
+    sensitivity = math.nextafter(math.sqrt(n * (rows * (2 if replaced else 1)) ** 2), math.inf)
+    unit = rows * (math.sqrt(2.0) if replaced else 1.0)  # of one table: a weight costs scores what it costs tables
+    return DiscreteGaussian(sigma=sensitivity / unit / math.sqrt(weight), sensitivity=sensitivity, adjacency=adjacency)
+
+
+def compute_spent(noise_: MarginalNoise, budget: Budget) -> float:
+    """Return the ε, at the budget's δ, of what is drawn: never above the budget's.
+
+    Parameters
+    ----------
+    noise_
+        The noise of the tables.
+    budget
+        What is promised.
+    """
+    return epsilon(noise_.event, budget.delta)
+
 
 Counts = NDArray[np.int64]
 

@@ -12,17 +12,15 @@ import pyarrow as pa
 from dpdask.cells import Cells, cells
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.kernels import chain as kernel
-from dpdask.mechanisms.dip.chain import ChainRelease
+from dpdask.mechanisms.dip.chain import ChainRelease, rank_mechanisms
 from dpdask.mechanisms.dip.spec import ChannelKind, DipSpec
-from dpdask.mechanisms.dip.tree_fit import TreeMechanism, fit_tree
-from dpdask.mechanisms.dip.tree_tables import measure_tree
-from dpdask.mechanisms.ranks import rank_mechanisms
+from dpdask.mechanisms.dip.tree import TreeMechanism, fit_tree, measure_tree
 from dpdask.privacy import Budget
-from dpdask.references.tree import Tree
+from dpdask.references.histogram import Tree
 from dpdask.schema import Column, Schema
 from dpdask.stats import MarginalCounts
+from dpdask.stats.marginals import domain_of, encode
 from dpdask.stats.records import numbers
-from dpdask.stats.tables import domain_of, encode
 from dpdask.streams import RunKey
 
 Array = Any

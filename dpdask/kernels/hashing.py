@@ -1,4 +1,4 @@
-"""Distinct rows of 64-bit words and their counts, in a table with open addresses that further rows are added to."""
+"""Keyed hashes and permutations of rows, and the sketch of distinct records that is built on them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,113 @@ from numpy.typing import NDArray
 from dpdask.kernels.jit import jit
 
 Words = NDArray[np.uint64]
+
+
+@jit
+def _rotate(value: np.uint64, bits: int) -> np.uint64:
+    return np.uint64((value << np.uint64(bits)) | (value >> np.uint64(64 - bits)))
+
+
+@jit
+def _round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
+    v0 = np.uint64(v0 + v1)
+    v1 = _rotate(v1, 13) ^ v0
+    v0 = _rotate(v0, 32)
+    v2 = np.uint64(v2 + v3)
+    v3 = _rotate(v3, 16) ^ v2
+    v0 = np.uint64(v0 + v3)
+    v3 = _rotate(v3, 21) ^ v0
+    v2 = np.uint64(v2 + v1)
+    v1 = _rotate(v1, 17) ^ v2
+    v2 = _rotate(v2, 32)
+    return v0, v1, v2, v3
+
+
+@jit
+def _same(one: Words, other: Words) -> bool:
+    for position in range(len(one)):  # noqa: SIM110 - numba compiles no generator
+        if one[position] != other[position]:
+            return False
+    return True
+
+
+@jit
+def siphash(rows: Words, key0: np.uint64, key1: np.uint64) -> Words:
+    """Return the SipHash-2-4 of each row.
+
+    Parameters
+    ----------
+    rows
+        uint64 array of shape (n, m): each row is a message of m little-endian words.
+    key0, key1
+        The 128-bit key.
+
+    Returns
+    -------
+    uint64 array of shape (n,).
+    """
+    out = np.empty(len(rows), dtype=np.uint64)
+    length = np.uint64((rows.shape[1] * 8) & 255) << np.uint64(56)
+    for row in range(len(rows)):
+        if row > 0 and _same(rows[row], rows[row - 1]):  # tables are often sorted by their units
+            out[row] = out[row - 1]
+            continue
+        v0 = key0 ^ np.uint64(0x736F6D6570736575)
+        v1 = key1 ^ np.uint64(0x646F72616E646F6D)
+        v2 = key0 ^ np.uint64(0x6C7967656E657261)
+        v3 = key1 ^ np.uint64(0x7465646279746573)
+        for position in range(rows.shape[1] + 1):
+            word = rows[row, position] if position < rows.shape[1] else length
+            v3 ^= word
+            v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+            v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+            v0 ^= word
+        v2 ^= np.uint64(255)
+        for _ in range(4):
+            v0, v1, v2, v3 = _round(v0, v1, v2, v3)
+        out[row] = v0 ^ v1 ^ v2 ^ v3
+    return out
+
+
+MAX_ROWS = 2**32 - 1
+
+
+@jit
+def below(word: np.uint64, n: int) -> np.int64:
+    """Return floor(word * n / 2**64), exactly: uniform on 0..n-1 up to a bias of at most n / 2**64; n < 2**32.
+
+    Parameters
+    ----------
+    word
+        A uniform word.
+    n
+        How many values are possible, below 2**32.
+    """
+    factor, half = np.uint64(n), np.uint64(32)
+    low = np.uint64((word & np.uint64(0xFFFFFFFF)) * factor) >> half
+    return np.int64(np.uint64(np.uint64((word >> half) * factor) + low) >> half)
+
+
+@jit
+def permutation(words: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """Return a random permutation of 0..n-1 (Fisher-Yates, in Durstenfeld's form), with one word for each element.
+
+    Parameters
+    ----------
+    words
+        uint64 array of shape (n,), independent and uniform; n is at most `MAX_ROWS`.
+
+    Returns
+    -------
+    uint32 array of shape (n,).
+    """
+    out = np.arange(len(words)).astype(np.uint32)
+    for last in range(len(words) - 1, 0, -1):
+        chosen = below(words[last], last + 1)
+        out[last], out[chosen] = out[chosen], out[last]
+    return out
+
+
 Grades = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
@@ -62,7 +169,7 @@ def add_rows(keys: Words, grades: Grades, counts: Ints, least: int, entries: Wor
                     slots[slot] = (tag << half) | np.uint64(n_entries)
                     break
                 place = (found & low) - one
-                if found >> half == tag and entries[place, m] == grade and _same(keys, row, entries, place):
+                if found >> half == tag and entries[place, m] == grade and _equals(keys, row, entries, place):
                     entries[place, m + 1] += count
                     break
                 slot = (slot + one) & last
@@ -138,7 +245,7 @@ def _mix(hashed: np.uint64, word: np.uint64) -> np.uint64:
 
 
 @jit
-def _same(keys: Words, row: int, entries: Words, place: np.uint64) -> bool:
+def _equals(keys: Words, row: int, entries: Words, place: np.uint64) -> bool:
     for position in range(keys.shape[1]):  # noqa: SIM110 - numba compiles no generator
         if keys[row, position] != entries[place, position]:
             return False
