@@ -1,6 +1,7 @@
 """dpdask releases privacy-protected versions of tables too big for one machine's memory, on Dask.
 
-Importing it does no work: a name's module, or a submodule, is imported when it is first asked for (PEP 562).
+Importing it does no work: a name's module, or a submodule, is imported when it is first asked for
+(PEP 562).
 """
 
 import importlib
@@ -12,7 +13,15 @@ if TYPE_CHECKING:
     from dpdask import local
     from dpdask.analysis.opening import open  # noqa: A004 - `dpdask.open`, as `Image.open`
     from dpdask.engine.account import LedgerPlace
-    from dpdask.errors import BudgetError, DataError, DpdaskError, InputError, OutputError, SpecError, TemporaryError
+    from dpdask.errors import (
+        BudgetError,
+        DataError,
+        DpdaskError,
+        InputError,
+        OutputError,
+        SpecError,
+        TemporaryError,
+    )
     from dpdask.estimators.families import (
         DIP,
         CopulaRelease,
@@ -70,7 +79,15 @@ __all__ = [
 
 _MODULES = {
     "analysis.opening": ("open",),
-    "errors": ("BudgetError", "DataError", "DpdaskError", "InputError", "OutputError", "SpecError", "TemporaryError"),
+    "errors": (
+        "BudgetError",
+        "DataError",
+        "DpdaskError",
+        "InputError",
+        "OutputError",
+        "SpecError",
+        "TemporaryError",
+    ),
     "engine.account": ("LedgerPlace",),
     "estimators.families": (
         "DIP",
@@ -94,7 +111,9 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
-if not TYPE_CHECKING:  # a checker takes the names from above, and so still finds those that do not exist
+if (
+    not TYPE_CHECKING
+):  # a checker takes the names from above, and so still finds those that do not exist
 
     def __getattr__(name: str) -> Any:
         if name in _MODULE_OF:

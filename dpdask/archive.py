@@ -23,7 +23,9 @@ from dpdask.errors import DpdaskError, InputError
 from dpdask.version import __version__
 
 T = TypeVar("T")
-Contents = tuple[Mapping[str, Any], Mapping[str, Any]]  # a header and arrays, as `Archive.pack` takes them
+Contents = tuple[
+    Mapping[str, Any], Mapping[str, Any]
+]  # a header and arrays, as `Archive.pack` takes them
 
 _HEADER = "header"
 _DATE = "date of a level"
@@ -32,29 +34,35 @@ _HINT = "read it with the version that wrote it, or begin again (a job: `dpdask 
 
 # raised when the bytes are of another file, or cut
 _UNREADABLE = (
-    *(ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, OSError, EOFError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError, pa.ArrowException, DpdaskError),
+    *(
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+        AssertionError,
+        OSError,
+        EOFError,
+        RuntimeError,
+    ),
+    *(
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+        struct.error,
+        tokenize.TokenError,
+        pa.ArrowException,
+        DpdaskError,
+    ),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """The format of one kind of content: an npz file without pickles, whose array `header` is JSON.
-
-    Attributes
-    ----------
-    kind
-        What the header calls the content.
-    format
-        The version of the content's layout: raise it whenever the layout changes.
-    noun
-        What messages call the content.
-    is_compressed
-        Whether the arrays are compressed.
-    """
+    """The format of one kind of content: an npz file without pickles, whose array `header` is JSON."""
 
     kind: str
-    format: int
+    format: int  # the version of the content's layout: raise it whenever the layout changes
     noun: str
     is_compressed: bool = False
 
@@ -65,45 +73,49 @@ class Archive:
         ----------
         header
             What JSON can hold, and dates; without the keys `kind` and `format`.
-        arrays
-            By name; none of objects, and none named `header`.
         """
-        text = json.dumps({"kind": self.kind, "format": self.format, **header}, default=_tag_date).encode()
+        text = json.dumps(
+            {"kind": self.kind, "format": self.format, **header}, default=_tag_date
+        ).encode()
         buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED if self.is_compressed else zipfile.ZIP_STORED) as members:
+        with zipfile.ZipFile(
+            buffer, "w", zipfile.ZIP_DEFLATED if self.is_compressed else zipfile.ZIP_STORED
+        ) as members:
             for name, array in {_HEADER: np.frombuffer(text, dtype=np.uint8), **arrays}.items():
                 with members.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, np.asarray(array, order="C"), allow_pickle=False)
+                    np.lib.format.write_array(
+                        member, np.asarray(array, order="C"), allow_pickle=False
+                    )
         return buffer.getvalue()
 
-    def unpack(self, data: bytes, where: str, build: Callable[[Mapping[str, Any], Mapping[str, Any]], T]) -> T:
+    def unpack(
+        self, data: bytes, where: str, build: Callable[[Mapping[str, Any], Mapping[str, Any]], T]
+    ) -> T:
         """Return the contents of a header and arrays.
 
         Parameters
         ----------
-        data
-            From `pack`.
-        where
-            Where they come from, for the message.
         build
             Makes the content from the header and the arrays; it may raise any error on wrong ones.
-
-        Raises
-        ------
-        InputError
-            If they are something else, incomplete, or of another kind or format.
         """
         try:
             with _READING, np.load(io.BytesIO(data), allow_pickle=False) as members:
                 _check_sizes(members.zip)
                 header = _header(members)
-                if type(header["format"]) is int and (header["kind"], header["format"]) == (self.kind, self.format):
+                if type(header["format"]) is int and (header["kind"], header["format"]) == (
+                    self.kind,
+                    self.format,
+                ):
                     return build(header, _Members(members))
         except MemoryError:
             raise  # Arrow's, too: the file may be right
         except _UNREADABLE:
             pass
-        raise InputError(f"this is not a {self.noun} of format {self.format}, which dpdask {__version__} reads", where, _HINT)
+        raise InputError(
+            f"this is not a {self.noun} of format {self.format}, which dpdask {__version__} reads",
+            where,
+            _HINT,
+        )
 
 
 def _check_sizes(members: zipfile.ZipFile) -> None:
@@ -117,13 +129,7 @@ def _check_sizes(members: zipfile.ZipFile) -> None:
 
 
 class _Members(dict[str, Any]):
-    """The arrays of an archive, read when they are asked for: members that nobody asks for are not inflated.
-
-    Parameters
-    ----------
-    members
-        The open archive.
-    """
+    """The arrays of an archive, read when they are asked for: members that nobody asks for are not inflated."""
 
     def __init__(self, members: Any) -> None:
         self._members = members
@@ -149,20 +155,7 @@ class Archived:
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Self:
-        """Return the object that `to_bytes` wrote.
-
-        Parameters
-        ----------
-        data
-            What it returned.
-        where
-            Where they come from, for the message.
-
-        Raises
-        ------
-        InputError
-            If they are something else, incomplete, or of another format.
-        """
+        """Return the object that `to_bytes` wrote."""
         return cls.archive.unpack(data, where, cls._of_contents)
 
     def _contents(self) -> Contents:

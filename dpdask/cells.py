@@ -21,44 +21,27 @@ DEFAULT_BINS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FoundBins:
-    """Cells of a continuous or mixed column that were found from noisy counts, with the finer distribution inside them.
+    """Cells of a continuous or mixed column that were found from noisy counts, with the finer distribution inside them."""
 
-    Attributes
-    ----------
-    cuts
-        float64 array, increasing, among `edges`: the edges of the cells.
-    edges
-        float64 array of shape (n + 1,), increasing: the edges of the fine cells.
-    masses
-        float64 array of shape (n,), none below 0: what the noisy counts say about each fine cell.
-    """
-
-    cuts: Floats
-    edges: Floats
+    cuts: Floats  # float64 array, increasing, among `edges`: the edges of the cells
+    edges: Floats  # float64 array of shape (n + 1,), increasing: the edges of the fine cells
+    # Float64 array of shape (n,), none below 0: what the noisy counts say about each fine cell.
     masses: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cells:
-    """The public cells of one column: null (where it is a level), then the atoms, then the cells of the line; or the levels.
-
-    Attributes
-    ----------
-    codec
-        The column's codec.
-    edges
-        float64 array, increasing: line cell k holds the values in (edges[k], edges[k+1]] that are no atoms; the
-        first cell holds its lower edge too. Every atom is an edge. On a lattice the edges are whole and begin one step below the bound.
-        Empty for a level column.
-    possible
-        bool array of shape (n_cells,): False where no value can be, as between an atom and the whole number below it.
-    found
-        The fine cells that values inside a cell follow; None: values inside a cell are uniform.
-    """
+    """The public cells of one column: null (where it is a level), then the atoms, then the cells of the line; or the levels."""
 
     codec: Codec
+    # Float64 array, increasing: line cell k holds the values in (edges[k], edges[k+1]] that are no
+    # atoms; the first cell holds its lower edge too. Every atom is an edge. On a lattice the edges
+    # are whole and begin one step below the bound. Empty for a level column.
     edges: Floats
+    # Bool array of shape (n_cells,): False where no value can be, as between an atom and the whole
+    # number below it.
     possible: NDArray[np.bool_]
+    # The fine cells that values inside a cell follow; None: values inside a cell are uniform.
     found: FoundBins | None = None
 
     @property
@@ -67,19 +50,15 @@ class Cells:
         return len(self.possible)
 
     def index(self, array: pa.Array) -> NDArray[np.intp]:
-        """Return the cell of each value.
-
-        Raises
-        ------
-        DataError
-            If a value violates the schema.
-        """
+        """Return the cell of each value."""
         if isinstance(self.codec, LevelCodec):
             return self.codec.encode(array).astype(np.intp)
         values, is_null = self.codec.encode(array)
         atoms = np.array(self.codec.atoms)
         offset = int(self.codec.nulls)
-        found: NDArray[np.intp] = offset + len(atoms) + np.searchsorted(self.edges[1:-1], values, side="left")
+        found: NDArray[np.intp] = (
+            offset + len(atoms) + np.searchsorted(self.edges[1:-1], values, side="left")
+        )
         is_atom = np.isin(values, atoms)
         found[is_atom] = offset + np.searchsorted(atoms, values[is_atom])
         found[is_null] = 0
@@ -97,13 +76,7 @@ class Cells:
         return int(self.possible.sum())
 
     def codes(self, array: pa.Array) -> NDArray[np.intp]:
-        """Return the number of each value's cell among the possible ones, 0..size-1.
-
-        Raises
-        ------
-        DataError
-            If a value violates the schema.
-        """
+        """Return the number of each value's cell among the possible ones, 0..size-1."""
         index = self.index(array)
         return index if self.possible.all() else (np.cumsum(self.possible) - 1)[index]
 
@@ -112,13 +85,13 @@ class Cells:
 
         Parameters
         ----------
-        codes
-            Numbers of possible cells, integers in 0..size-1.
         words
             uint64 array of the same shape, uniform; not looked at where a cell is a single value.
         """
         if isinstance(self.codec, LevelCodec):
-            return self.codec.decode(codes if self.possible.all() else np.flatnonzero(self.possible)[codes])
+            return self.codec.decode(
+                codes if self.possible.all() else np.flatnonzero(self.possible)[codes]
+            )
         index = np.flatnonzero(self.possible)[codes]
         singles = int(self.codec.nulls) + len(self.codec.atoms)
         line = np.maximum(index - singles, 0)
@@ -128,16 +101,32 @@ class Cells:
             low, high, share = _narrow(self.found, low, high, share)
         if self.codec.lattice:  # a whole number in (low, high]; cells are narrower than 2**53, so a remainder is even to 2**-11
             width = np.maximum(high - low, 1.0)
-            above = np.floor(share * width) if self.found is not None else (words % width.astype(np.uint64)).astype(np.float64)
+            above = (
+                np.floor(share * width)
+                if self.found is not None
+                else (words % width.astype(np.uint64)).astype(np.float64)
+            )
             values = high - np.minimum(above, width - 1.0)
         else:
             first, last = ends(self.codec, self.edges)
-            values = np.clip(_check_type(self.codec, high * (1.0 - share) + low * share), first[line], last[line])
-            if self.found is not None:  # a fine cell (low, high] may be one number, such as 0, whose neighbour below is no value of it
+            values = np.clip(
+                _check_type(self.codec, high * (1.0 - share) + low * share), first[line], last[line]
+            )
+            if (
+                self.found is not None
+            ):  # a fine cell (low, high] may be one number, such as 0, whose neighbour below is no value of it
                 nearest = _check_type(self.codec, low)
                 least = np.where(nearest <= low, step(self.codec, nearest, np.inf), nearest)
-                values = np.where(least <= high, np.maximum(values, least), values) + 0.0  # and -0.0 is 0
-        values = np.where(index < singles, np.array([*([0.0] * self.codec.nulls), *self.codec.atoms, 0.0])[np.minimum(index, singles)], values)
+                values = (
+                    np.where(least <= high, np.maximum(values, least), values) + 0.0
+                )  # and -0.0 is 0
+        values = np.where(
+            index < singles,
+            np.array([*([0.0] * self.codec.nulls), *self.codec.atoms, 0.0])[
+                np.minimum(index, singles)
+            ],
+            values,
+        )
         is_null = (index == 0) if self.codec.nulls else np.zeros(len(index), dtype=np.bool_)
         if self.codec.bounds is not None:
             values = np.clip(values, *self.codec.bounds)
@@ -149,21 +138,39 @@ class Cells:
         Null is `null`, or where that is a level itself, `(null)`.
         """
         if isinstance(self.codec, LevelCodec):
-            levels = [None if level is None else str(level) for level in self.codec.levels.to_pylist()]
+            levels = [
+                None if level is None else str(level) for level in self.codec.levels.to_pylist()
+            ]
             null = "(null)" if "null" in levels else "null"
             return [null if level is None else level for level in levels]
-        singles = [*(["null"] * self.codec.nulls), *map(str, self._values(np.array(self.codec.atoms)))]
-        line = self._whole_ranges() if self.codec.lattice else list(map(_range, self.edges[:-1].tolist(), self.edges[1:].tolist()))
-        return [label for label, possible in zip([*singles, *line], self.possible, strict=True) if possible]
+        singles = [
+            *(["null"] * self.codec.nulls),
+            *map(str, self._values(np.array(self.codec.atoms))),
+        ]
+        line = (
+            self._whole_ranges()
+            if self.codec.lattice
+            else list(map(_range, self.edges[:-1].tolist(), self.edges[1:].tolist()))
+        )
+        return [
+            label
+            for label, possible in zip([*singles, *line], self.possible, strict=True)
+            if possible
+        ]
 
     def _whole_ranges(self) -> list[str]:
         first, last = self._values(self.edges[:-1] + 1.0), self._values(self.edges[1:])
-        return [str(low) if low == high else f"{low}..{high}" for low, high in zip(first, last, strict=True)]
+        return [
+            str(low) if low == high else f"{low}..{high}"
+            for low, high in zip(first, last, strict=True)
+        ]
 
     def _values(self, numbers: Floats) -> list[object]:
         """Return numbers as the column's own values."""
         assert not isinstance(self.codec, LevelCodec)
-        values: list[object] = self.codec.decode(numbers, np.zeros(len(numbers), dtype=np.bool_)).to_pylist()
+        values: list[object] = self.codec.decode(
+            numbers, np.zeros(len(numbers), dtype=np.bool_)
+        ).to_pylist()
         return values
 
 
@@ -173,20 +180,27 @@ def _range(low: float, high: float) -> str:
         return repr(high)
     first, following = math.nextafter(low, math.inf), math.nextafter(high, math.inf)
     begin = f"[{first!r}" if len(repr(first)) < len(repr(low)) else f"({low!r}"
-    return begin + (f", {following!r})" if len(repr(following)) < len(repr(high)) else f", {high!r}]")
+    return begin + (
+        f", {following!r})" if len(repr(following)) < len(repr(high)) else f", {high!r}]"
+    )
 
 
-def _narrow(found: FoundBins, low: Floats, high: Floats, share: Floats) -> tuple[Floats, Floats, Floats]:
+def _narrow(
+    found: FoundBins, low: Floats, high: Floats, share: Floats
+) -> tuple[Floats, Floats, Floats]:
     """Return, for values at a share of the way through (low, high], the fine cell of each, and the share of the way through that.
 
-    Nothing changes where nothing is known. The share of a fine cell that has a part p of its cell keeps 53 + log2(p) random bits.
+    Nothing changes where nothing is known. The share of a fine cell that has a part p of its cell
+    keeps 53 + log2(p) random bits.
     """
     rises = np.concatenate([[0.0], np.cumsum(found.masses)])
     below, above = np.interp(low, found.edges, rises), np.interp(high, found.edges, rises)
     known = above > below
     place = below + (above - below) * share
     fine = np.clip(np.searchsorted(rises, place, side="right") - 1, 0, len(found.masses) - 1)
-    inside = np.clip((place - rises[fine]) / np.maximum(found.masses[fine], 1e-300), 0.0, np.nextafter(1.0, 0.0))
+    inside = np.clip(
+        (place - rises[fine]) / np.maximum(found.masses[fine], 1e-300), 0.0, np.nextafter(1.0, 0.0)
+    )
     first, last = np.maximum(found.edges[fine], low), np.minimum(found.edges[fine + 1], high)
     return np.where(known, first, low), np.where(known, last, high), np.where(known, inside, share)
 
@@ -196,40 +210,35 @@ def cells(codec: Codec, bins: int | Sequence[float] | FoundBins) -> Cells:
 
     Parameters
     ----------
-    codec
-        The column's codec.
     bins
-        How many cells of equal width between the bounds of a continuous or mixed column; fewer where there are fewer whole
-        numbers, a few more where atoms cut some. Or the first value of each cell, increasing and within the bounds; what
-        lies before the first of them is a cell too. Or cells that were found. Not looked at for levels.
-
-    Raises
-    ------
-    SpecError
-        If a continuous or mixed column has no bounds: then there is no public range to cut. If the cuts do not increase,
-        or leave the bounds.
+        How many cells of equal width between the bounds of a continuous or mixed column; fewer
+        where there are fewer whole numbers, a few more where atoms cut some. Or the first value of
+        each cell, increasing and within the bounds; what lies before the first of them is a cell
+        too. Or cells that were found. Not looked at for levels.
     """
     if isinstance(codec, LevelCodec):
-        return Cells(codec=codec, edges=np.empty(0), possible=np.ones(codec.n_levels, dtype=np.bool_))
+        return Cells(
+            codec=codec, edges=np.empty(0), possible=np.ones(codec.n_levels, dtype=np.bool_)
+        )
     if codec.bounds is None:
         hint = "give it bounds in the schema, or drop it; in a DIP job, another reference works too"
-        raise SpecError("a column without bounds has no public cells to count in", f"column {codec.name!r}", hint)
+        raise SpecError(
+            "a column without bounds has no public cells to count in",
+            f"column {codec.name!r}",
+            hint,
+        )
     if isinstance(bins, FoundBins):
         return replace(cells_of_edges(codec, bins.cuts), found=bins)
-    cuts = _even(codec, codec.bounds, bins) if isinstance(bins, int) else _cut_declared(codec, codec.bounds, bins)
+    cuts = (
+        _even(codec, codec.bounds, bins)
+        if isinstance(bins, int)
+        else _cut_declared(codec, codec.bounds, bins)
+    )
     return cells_of_edges(codec, cuts)
 
 
 def cells_of_edges(codec: ValueCodec, cuts: Floats) -> Cells:
-    """Return the cells of a continuous or mixed column between given edges.
-
-    Parameters
-    ----------
-    codec
-        The column's codec.
-    cuts
-        The edges, as in `Cells`; atoms are added.
-    """
+    """Return the cells of a continuous or mixed column between given edges."""
     atoms = np.array(codec.atoms)
     if codec.lattice:
         edges = np.unique(np.concatenate([cuts, atoms - 1.0, atoms]))
@@ -246,7 +255,9 @@ def _even(codec: ValueCodec, bounds: tuple[float, float], bins: int) -> Floats:
     if codec.lattice:
         start, n_values = int(low) - 1, int(high) - int(low) + 1
         n_bins = min(bins, n_values)
-        return np.array([float(start + k * n_values // n_bins) for k in range(n_bins + 1)])  # Python's whole numbers do not overflow
+        return np.array(
+            [float(start + k * n_values // n_bins) for k in range(n_bins + 1)]
+        )  # Python's whole numbers do not overflow
     t = np.arange(bins + 1) / bins
     cuts = np.clip(low * (1.0 - t) + high * t, low, high)  # high - low may overflow
     cuts[0], cuts[-1] = low, high
@@ -261,17 +272,7 @@ def _check_type(codec: ValueCodec, values: Floats) -> Floats:
 
 
 def step(codec: ValueCodec, values: Floats, towards: float) -> Floats:
-    """Return the next numbers of a floating column's own type, float64; beyond its greatest the next ones of float64.
-
-    Parameters
-    ----------
-    codec
-        The column's codec.
-    values
-        Numbers of that type.
-    towards
-        Minus or plus infinity.
-    """
+    """Return the next numbers of a floating column's own type, float64; beyond its greatest the next ones of float64."""
     kind = codec.type.to_pandas_dtype()
     with np.errstate(over="ignore"):
         following = np.nextafter(values.astype(kind), kind(towards)).astype(np.float64)
@@ -279,15 +280,7 @@ def step(codec: ValueCodec, values: Floats, towards: float) -> Floats:
 
 
 def ends(codec: ValueCodec, edges: Floats) -> tuple[Floats, Floats]:
-    """Return the first and the last value of each line cell of a floating column, atoms left out; crossed if there is none.
-
-    Parameters
-    ----------
-    codec
-        The column's codec.
-    edges
-        As in `Cells`.
-    """
+    """Return the first and the last value of each line cell of a floating column, atoms left out; crossed if there is none."""
     nearest, is_atom = _check_type(codec, edges), np.isin(edges, np.array(codec.atoms))
     first = np.where(nearest <= edges, step(codec, nearest, np.inf), nearest)[:-1]
     if not is_atom[0] and codec.bounds is not None and edges[0] >= codec.bounds[0]:
@@ -296,16 +289,35 @@ def ends(codec: ValueCodec, edges: Floats) -> tuple[Floats, Floats]:
     return first, last
 
 
-def _cut_declared(codec: ValueCodec, bounds: tuple[float, float], firsts: Sequence[float]) -> Floats:
+def _cut_declared(
+    codec: ValueCodec, bounds: tuple[float, float], firsts: Sequence[float]
+) -> Floats:
     """Return the edges (a, b] of cells that begin with declared values: one step before each."""
     low, high = bounds
     first = np.array(firsts, dtype=np.float64)
-    first = first if codec.lattice else _check_type(codec, first)  # 0.7 is no float32: the column holds its neighbour
-    where, hint = f"bins of {codec.name!r}", "list the first value of each cell, within the column's bounds"
-    if not len(first) or not np.isfinite(first).all() or (np.diff(first) <= 0).any() or first[0] < low or first[-1] > high:
-        raise SpecError("the first values of the cells must increase within the column's bounds", where, hint)
+    first = (
+        first if codec.lattice else _check_type(codec, first)
+    )  # 0.7 is no float32: the column holds its neighbour
+    where, hint = (
+        f"bins of {codec.name!r}",
+        "list the first value of each cell, within the column's bounds",
+    )
+    if (
+        not len(first)
+        or not np.isfinite(first).all()
+        or (np.diff(first) <= 0).any()
+        or first[0] < low
+        or first[-1] > high
+    ):
+        raise SpecError(
+            "the first values of the cells must increase within the column's bounds", where, hint
+        )
     if codec.lattice and (first != np.round(first)).any():
-        raise SpecError("the cells of a column of whole numbers must begin with whole numbers", where, "round them")
+        raise SpecError(
+            "the cells of a column of whole numbers must begin with whole numbers",
+            where,
+            "round them",
+        )
     before = first - 1.0 if codec.lattice else step(codec, first, -np.inf)
     start = low - 1.0 if codec.lattice else low
     if not codec.lattice and low in before:  # the lower bound is a cell of its own
@@ -314,43 +326,36 @@ def _cut_declared(codec: ValueCodec, bounds: tuple[float, float], firsts: Sequen
 
 
 def cut_columns(
-    codecs: Mapping[str, Codec], bins: Mapping[str, int | Sequence[float] | FoundBins] | int, parameter: str = "bins"
+    codecs: Mapping[str, Codec],
+    bins: Mapping[str, int | Sequence[float] | FoundBins] | int,
+    parameter: str = "bins",
 ) -> dict[str, Cells]:
     """Return the public cells of each column.
 
     Parameters
     ----------
-    codecs
-        The codec of each column.
     bins
-        How continuous and mixed columns are cut: a number of cells for all, or for each column that number or the first value
-        of each cell.
+        How continuous and mixed columns are cut: a number of cells for all, or for each column that
+        number or the first value of each cell.
     parameter
         The name of the bins among the mechanism's parameters, for messages.
-
-    Raises
-    ------
-    SpecError
-        If bins name a column that is not cut, or do not fit a column.
     """
     given = {} if isinstance(bins, int) else bins
     for name in given:
         if name not in codecs or isinstance(codecs[name], LevelCodec):
-            raise not_cut(name, [other for other, codec in codecs.items() if not isinstance(codec, LevelCodec)], parameter)
+            raise not_cut(
+                name,
+                [other for other, codec in codecs.items() if not isinstance(codec, LevelCodec)],
+                parameter,
+            )
     usual = bins if isinstance(bins, int) else DEFAULT_BINS
     return {name: cells(codec, given.get(name, usual)) for name, codec in codecs.items()}
 
 
 def not_cut(name: str, known: Sequence[str], parameter: str) -> SpecError:
-    """Return the error of bins for a column that is not cut.
-
-    Parameters
-    ----------
-    name
-        The column.
-    known
-        The columns that are cut.
-    parameter
-        The name of the bins among the mechanism's parameters.
-    """
-    return SpecError("is not a continuous or mixed column that is privatised", f"`{parameter}.{name}`", suggest(name, known, "remove it"))
+    """Return the error of bins for a column that is not cut."""
+    return SpecError(
+        "is not a continuous or mixed column that is privatised",
+        f"`{parameter}.{name}`",
+        suggest(name, known, "remove it"),
+    )

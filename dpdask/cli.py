@@ -1,6 +1,7 @@
 """The command line: verbs, documented exit codes (docs/explanation/design.md, Contract), one line for an error.
 
-Each verb imports its modules when it runs, so that help is fast, and so is `dask`, which imports this module at each call.
+Each verb imports its modules when it runs, so that help is fast, and so is `dask`, which imports
+this module at each call.
 """
 
 from __future__ import annotations
@@ -61,13 +62,21 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
     if isinstance(error, click.Abort):
         return "interrupted; run again to resume", _INTERRUPTED
     if isinstance(error, click.ClickException):
-        return f"{' '.join(error.format_message().split()).rstrip('.')}; see `dpdask --help`", UsageError.exit_code
+        return (
+            f"{' '.join(error.format_message().split()).rstrip('.')}; see `dpdask --help`",
+            UsageError.exit_code,
+        )
     # the last resort: a library's message may quote data, so only its type is shown
-    return f"{type(error).__name__}; this is a defect of dpdask; run `dpdask --debug` with the same arguments to see where", _DEFECT
+    return (
+        f"{type(error).__name__}; this is a defect of dpdask; run `dpdask --debug` with the same arguments to see where",
+        _DEFECT,
+    )
 
 
 def _fail(ctx: click.Context, line: str, code: int) -> NoReturn:
-    echo("dpdask: " + line.replace("\n", "\ndpdask: "), err=True)  # several things may be wrong with a job
+    echo(
+        "dpdask: " + line.replace("\n", "\ndpdask: "), err=True
+    )  # several things may be wrong with a job
     ctx.exit(code)
 
 
@@ -86,10 +95,21 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 
 
 _job = click.argument("job", type=click.Path(dir_okay=False))
-_set = click.option("--set", "settings", multiple=True, metavar="A.B=C", callback=_settings, help="Change a key of the job.")
+_set = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="A.B=C",
+    callback=_settings,
+    help="Change a key of the job.",
+)
 _json = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 _log_format = click.option(
-    "--log-format", type=click.Choice(["auto", "bars", "text", "json"]), default="auto", show_default=True, help="How progress is shown on stderr."
+    "--log-format",
+    type=click.Choice(["auto", "bars", "text", "json"]),
+    default="auto",
+    show_default=True,
+    help="How progress is shown on stderr.",
 )
 
 
@@ -103,22 +123,40 @@ _log_format = click.option(
     show_default=True,
     help="What the table is.",
 )
-@click.option("--catalog", metavar="MAPPING", help="The catalog of an Iceberg table, as a job has it: '{name: lake, uri: …}'.")
-@click.option("--levels-from", metavar="FILE", help="A public code list: a CSV file with the header column,value and a line for each level.")
-@click.option("--output", metavar="FILE", help="Write the draft to this new file instead of printing it.")
-def init(table: str, format_: str, catalog: str | None, levels_from: str | None, output: str | None) -> None:
+@click.option(
+    "--catalog",
+    metavar="MAPPING",
+    help="The catalog of an Iceberg table, as a job has it: '{name: lake, uri: …}'.",
+)
+@click.option(
+    "--levels-from",
+    metavar="FILE",
+    help="A public code list: a CSV file with the header column,value and a line for each level.",
+)
+@click.option(
+    "--output", metavar="FILE", help="Write the draft to this new file instead of printing it."
+)
+def init(
+    table: str, format_: str, catalog: str | None, levels_from: str | None, output: str | None
+) -> None:
     """Draft the schema of a table; read names, types and null flags, never a value."""
     from dpdask.documents import parse_value, validate
     from dpdask.jobs.draft import draft_schema, read_levels, write_draft
     from dpdask.jobs.spec import Input
 
-    given = {"path": table, "format": format_} | ({"catalog": parse_value(catalog, "--catalog")} if catalog else {})
-    draft = draft_schema(validate(Input, given, "init"), read_levels(levels_from) if levels_from else None)
+    given = {"path": table, "format": format_} | (
+        {"catalog": parse_value(catalog, "--catalog")} if catalog else {}
+    )
+    draft = draft_schema(
+        validate(Input, given, "init"), read_levels(levels_from) if levels_from else None
+    )
     if output is None:
         echo(draft, nl=False)
         return
     write_draft(draft, output)
-    echo(f"{output}: a draft of {draft.count('    role: ')} columns; {draft.count(': TODO')} values are left as TODO")
+    echo(
+        f"{output}: a draft of {draft.count('    role: ')} columns; {draft.count(': TODO')} values are left as TODO"
+    )
 
 
 @cli.command()
@@ -159,9 +197,13 @@ def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
 @_job
 @_set
 @_json
-@click.option("--scheduler", metavar="ADDR", help="Run on this Dask scheduler instead of the job's cluster.")
+@click.option(
+    "--scheduler", metavar="ADDR", help="Run on this Dask scheduler instead of the job's cluster."
+)
 @_log_format
-def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None, log_format: LogFormat) -> None:
+def run(
+    job: str, settings: dict[str, str], as_json: bool, scheduler: str | None, log_format: LogFormat
+) -> None:
     """Run a job, or resume it; a finished job is not changed."""
     from dpdask.terminal.progress import show_progress
 
@@ -190,7 +232,9 @@ def run(job: str, settings: dict[str, str], as_json: bool, scheduler: str | None
     _tell(outcome.told)
 
 
-def _run(job: str, settings: dict[str, str], scheduler: str | None, report: Report) -> tuple[Job, tuple[str, ...], Outcome]:
+def _run(
+    job: str, settings: dict[str, str], scheduler: str | None, report: Report
+) -> tuple[Job, tuple[str, ...], Outcome]:
     with step("reading the job", logging.DEBUG):
         from dpdask.connect import check_cluster
         from dpdask.jobs.lineage import report_lineage
@@ -201,7 +245,9 @@ def _run(job: str, settings: dict[str, str], scheduler: str | None, report: Repo
         warned = check_cluster(loaded.cluster, scheduler)
     for warning in warned:  # before the run: afterwards would be too late
         _warn(warning)
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it tells of a lost cluster's coroutines when the process ends
+    logging.getLogger("asyncio").setLevel(
+        logging.CRITICAL
+    )  # it tells of a lost cluster's coroutines when the process ends
     with report_lineage(loaded, _warn) as complete, _open(loaded, scheduler):
         outcome = complete(run_job(loaded, report, count_rows=report.count_rows))
     return loaded, warned, outcome
@@ -230,7 +276,9 @@ def schema(document: Name) -> None:
 
 @cli.command()
 @click.argument("out", required=False)
-@click.option("--job", metavar="JOB", help="The job, instead of OUT: for a job with storage options.")
+@click.option(
+    "--job", metavar="JOB", help="The job, instead of OUT: for a job with storage options."
+)
 @_json
 def status(out: str | None, job: str | None, as_json: bool) -> None:
     """Show the state of an output: absent, opened, fitted, staged or released."""
@@ -240,14 +288,26 @@ def status(out: str | None, job: str | None, as_json: bool) -> None:
 
     _check_one("status OUT", out, job)
     found = runner.status(absolute_url(str(out)) if job is None else load_job(job).output_url)
-    sizes = [f", {say_count(n, what)}" for n, what in ((found.n_shards, "shard"), (found.n_releases, "release")) if n > (what == "release")]
-    sizes += [f"; missing shards: {found.n_missing}; restore them from a copy"] if found.n_missing else []
+    sizes = [
+        f", {say_count(n, what)}"
+        for n, what in ((found.n_shards, "shard"), (found.n_releases, "release"))
+        if n > (what == "release")
+    ]
+    sizes += (
+        [f"; missing shards: {found.n_missing}; restore them from a copy"]
+        if found.n_missing
+        else []
+    )
     echo_json(asdict(found)) if as_json else echo(f"{out or job}: {found.stage}" + "".join(sizes))
 
 
 @cli.command()
 @click.argument("out", required=False)
-@click.option("--job", metavar="JOB", help="The job, instead of OUT: for a run whose key is in a ledger, or a job with storage options.")
+@click.option(
+    "--job",
+    metavar="JOB",
+    help="The job, instead of OUT: for a run whose key is in a ledger, or a job with storage options.",
+)
 def abort(out: str | None, job: str | None) -> None:
     """Remove an unfinished run: its key and everything staged."""
     from dpdask.io.storage import absolute_url
@@ -255,20 +315,36 @@ def abort(out: str | None, job: str | None) -> None:
     from dpdask.jobs.spec import load_job
 
     _check_one("abort OUT", out, job)
-    removed = runner.abort(absolute_url(str(out))) if job is None else runner.abort_job(load_job(job))
-    echo(f"{out or job}: " + ("the unfinished run is removed" if removed else "there is no unfinished run"))
+    removed = (
+        runner.abort(absolute_url(str(out))) if job is None else runner.abort_job(load_job(job))
+    )
+    echo(
+        f"{out or job}: "
+        + ("the unfinished run is removed" if removed else "there is no unfinished run")
+    )
 
 
 def _check_one(usage: str, out: str | None, job: str | None) -> None:
     if (out is None) == (job is None):
-        raise UsageError("either an output or a job is needed", "OUT", f"dpdask {usage}, or dpdask {usage.partition(' ')[0]} --job JOB")
+        raise UsageError(
+            "either an output or a job is needed",
+            "OUT",
+            f"dpdask {usage}, or dpdask {usage.partition(' ')[0]} --job JOB",
+        )
 
 
 @cli.command()
 @_job
 @_set
 @_json
-@click.option("--runs", "n_runs", type=click.IntRange(min=1000), default=20_000, show_default=True, help="How often each noise is drawn.")
+@click.option(
+    "--runs",
+    "n_runs",
+    type=click.IntRange(min=1000),
+    default=20_000,
+    show_default=True,
+    help="How often each noise is drawn.",
+)
 def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> None:
     """Compute the exact ε* of every channel, and a lower bound on the ε of noisy counts; read footers only."""
     with show_step("auditing"):
@@ -279,19 +355,51 @@ def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> Non
         found = audit_job(load_job(job, settings), n_runs=n_runs)
     echo_json(found) if as_json else echo(describe_audit(found))
     if not found["sound"]:
-        raise InternalError("the audit found more ε than is claimed", found["name"], "release nothing with this version, and report it")
+        raise InternalError(
+            "the audit found more ε than is claimed",
+            found["name"],
+            "release nothing with this version, and report it",
+        )
 
 
 @cli.command()
 @click.argument("out", required=False)
 @click.option("--original", metavar="PATH", help="The table that was released: Parquet or CSV.")
-@click.option("--job", metavar="JOB", help="The job, instead of OUT and --original; its input may be a Delta or an Iceberg table.")
-@click.option("--to", metavar="FILE", help="The file to write; by default NAME-confidential.html in the working folder.")
-@click.option("--target", metavar="COLUMN", help="Also test models that are trained on the release to predict this column.")
-@click.option("--rows", "n_rows", type=click.IntRange(min=100), default=100_000, show_default=True, help="Rows of each table to compare, at most.")
-def report(out: str | None, original: str | None, job: str | None, to: str | None, target: str | None, n_rows: int) -> None:
+@click.option(
+    "--job",
+    metavar="JOB",
+    help="The job, instead of OUT and --original; its input may be a Delta or an Iceberg table.",
+)
+@click.option(
+    "--to",
+    metavar="FILE",
+    help="The file to write; by default NAME-confidential.html in the working folder.",
+)
+@click.option(
+    "--target",
+    metavar="COLUMN",
+    help="Also test models that are trained on the release to predict this column.",
+)
+@click.option(
+    "--rows",
+    "n_rows",
+    type=click.IntRange(min=100),
+    default=100_000,
+    show_default=True,
+    help="Rows of each table to compare, at most.",
+)
+def report(
+    out: str | None,
+    original: str | None,
+    job: str | None,
+    to: str | None,
+    target: str | None,
+    n_rows: int,
+) -> None:
     """Compare a release with its original, as a CONFIDENTIAL page; reads private rows."""
-    _check_one("report OUT --original PATH", out and original if job is None else out or original, job)
+    _check_one(
+        "report OUT --original PATH", out and original if job is None else out or original, job
+    )
     with show_step("comparing with the original"):
         from dpdask.evaluation.report import Original, write_report
         from dpdask.jobs.spec import load_job
@@ -300,7 +408,11 @@ def report(out: str | None, original: str | None, job: str | None, to: str | Non
             path = write_report(str(out), str(original), to, target=target, n_rows=n_rows)
         else:
             loaded = load_job(job)
-            table = Original(url=loaded.input_url, schema=loaded.schema, table_format=loaded.file.input.table_format)
+            table = Original(
+                url=loaded.input_url,
+                schema=loaded.schema,
+                table_format=loaded.file.input.table_format,
+            )
             path = write_report(loaded.output_url, table, to, target=target, n_rows=n_rows)
     echo(f"{path}: CONFIDENTIAL, computed from private rows; do not publish it")
 
@@ -310,16 +422,30 @@ def ledger() -> None:
     """The budget of a dataset: what its releases have spent, and what is left."""
 
 
-_url = click.option("--url", required=True, help="The ledger's database: sqlite:///ledger.db, or a PostgreSQL URL.")
+_url = click.option(
+    "--url", required=True, help="The ledger's database: sqlite:///ledger.db, or a PostgreSQL URL."
+)
 _dataset = click.option("--dataset", required=True, help="The dataset's name.")
 
 
 @ledger.command("init")
 @_url
 @_dataset
-@click.option("--epsilon", type=float, required=True, help="The largest total ε that all releases may spend.")
-@click.option("--delta", type=float, default=0.0, show_default=True, help="The largest total δ that all releases may spend.")
-@click.option("--strict", is_flag=True, help="Charge runs that read rows and then refuse them; cannot be undone.")
+@click.option(
+    "--epsilon", type=float, required=True, help="The largest total ε that all releases may spend."
+)
+@click.option(
+    "--delta",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="The largest total δ that all releases may spend.",
+)
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Charge runs that read rows and then refuse them; cannot be undone.",
+)
 def ledger_init(url: str, dataset: str, epsilon: float, delta: float, strict: bool) -> None:
     """Give a dataset its budget."""
     from dpdask.engine.account import open_ledger
@@ -327,7 +453,11 @@ def ledger_init(url: str, dataset: str, epsilon: float, delta: float, strict: bo
     opened = open_ledger(url)
     made = opened.init(dataset, epsilon, delta, strict=strict)
     rule = ", strict: refusals that read rows are charged" if opened.is_strict(dataset) else ""
-    echo(f"{dataset}: " + ("a budget of" if made else "has this budget already:") + f" ε {epsilon!r}, δ {delta!r}{rule}")
+    echo(
+        f"{dataset}: "
+        + ("a budget of" if made else "has this budget already:")
+        + f" ε {epsilon!r}, δ {delta!r}{rule}"
+    )
 
 
 @ledger.command("show")
@@ -360,13 +490,26 @@ def simulate() -> None:
 
 @simulate.command()
 @click.option("--rows", "n_rows", type=int, required=True, help="Number of ratings.")
-@click.option("--users", "n_users", type=int, help="Number of users; by default in proportion to the ratings, as in MovieLens-25M.")
+@click.option(
+    "--users",
+    "n_users",
+    type=int,
+    help="Number of users; by default in proportion to the ratings, as in MovieLens-25M.",
+)
 @click.option("--movies", "n_movies", type=int, help="Number of movies.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--rows-per-file", type=int, default=1_000_000, show_default=True)
 @click.option("--out", required=True, help="A new folder.")
 @_log_format
-def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int, rows_per_file: int, out: str, log_format: LogFormat) -> None:
+def movielens(
+    n_rows: int,
+    n_users: int | None,
+    n_movies: int | None,
+    seed: int,
+    rows_per_file: int,
+    out: str,
+    log_format: LogFormat,
+) -> None:
     """Write simulated ratings like those of MovieLens-25M: the same rating frequencies, and similarly active users and movies."""
     from dpdask.simulate import simulate_movielens
     from dpdask.terminal.progress import show_progress
@@ -381,14 +524,26 @@ def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int,
             rows_per_file=rows_per_file,
             on_file=lambda done, total: report("simulate", done, total),
         )
-    echo(f"{out}: {written['rows']:,} simulated ratings of {written['users']:,} users in {say_count(int(written['files']), 'file')}")
+    echo(
+        f"{out}: {written['rows']:,} simulated ratings of {written['users']:,} users in {say_count(int(written['files']), 'file')}"
+    )
 
 
 @simulate.command()
 @click.option("--rows", "n_rows", type=int, required=True, help="Number of people.")
-@click.option("--attributes", "n_attributes", type=int, default=_CENSUS_ATTRIBUTES, show_default=True, help="Number of columns.")
 @click.option(
-    "--levels", "n_levels", type=int, help="Number of levels of all attributes together; by default in proportion to 674 levels for 27 attributes."
+    "--attributes",
+    "n_attributes",
+    type=int,
+    default=_CENSUS_ATTRIBUTES,
+    show_default=True,
+    help="Number of columns.",
+)
+@click.option(
+    "--levels",
+    "n_levels",
+    type=int,
+    help="Number of levels of all attributes together; by default in proportion to 674 levels for 27 attributes.",
 )
 @click.option("--binary", is_flag=True, help="Two levels for every attribute.")
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -396,7 +551,14 @@ def movielens(n_rows: int, n_users: int | None, n_movies: int | None, seed: int,
 @click.option("--out", required=True, help="A new folder; the schema is written beside it.")
 @_log_format
 def census(
-    n_rows: int, n_attributes: int, n_levels: int | None, binary: bool, seed: int, rows_per_file: int, out: str, log_format: LogFormat
+    n_rows: int,
+    n_attributes: int,
+    n_levels: int | None,
+    binary: bool,
+    seed: int,
+    rows_per_file: int,
+    out: str,
+    log_format: LogFormat,
 ) -> None:
     """Write a simulated census table: columns with strong, weak and no dependence, and pairs of levels that never occur."""
     from dpdask.simulate import simulate_census
@@ -415,7 +577,9 @@ def census(
             on_file=lambda done, total: report("simulate", done, total),
         )
     size = f"{written['rows']:,} simulated people, {written['attributes']:,} attributes of {written['levels']:,} levels"
-    echo(f"{out}: {size}, in {say_count(int(written['files']), 'file')}; schema {written['schema']}")
+    echo(
+        f"{out}: {size}, in {say_count(int(written['files']), 'file')}; schema {written['schema']}"
+    )
 
 
 def _read_balance(job: Job) -> dict[str, Any] | None:
@@ -428,9 +592,12 @@ def _read_balance(job: Job) -> dict[str, Any] | None:
 def _outcome_text(job: Job, mechanism: Mechanism, result: dict[str, Any]) -> str:
     warnings = [f"  WARNING   {warning}" for warning in result["warnings"]]
     if result["status"] == "nothing new":
-        return "\n".join([f"{job.file.name}: nothing new", f"  where     {result['output']}", *warnings])
+        return "\n".join(
+            [f"{job.file.name}: nothing new", f"  where     {result['output']}", *warnings]
+        )
     lines = [
-        f"{job.file.name}: {result['status']}" + (" (INSECURE: seeded, protects nobody)" if result["insecure"] else ""),
+        f"{job.file.name}: {result['status']}"
+        + (" (INSECURE: seeded, protects nobody)" if result["insecure"] else ""),
         f"  where     {result['output']}",
         f"  what      {say_count(result['rows'], 'row')} in {say_count(result['shards'], 'shard')}, {result['bytes'] / 1e6:,.1f} MB",
         f"  how       {mechanism.how}",
@@ -445,11 +612,16 @@ def _tell(told: Told) -> None:
     """Print exact counts of the private table, on a terminal only, so that they are not logged or passed on."""
     if sys.stderr.isatty():
         for name, count in told.changed.items():
-            echo(f"  private   column {name!r}: {count:,} values were outside its domain and were changed as the schema says", err=True)
+            echo(
+                f"  private   column {name!r}: {count:,} values were outside its domain and were changed as the schema says",
+                err=True,
+            )
 
 
 def _warn(warning: str) -> None:
-    echo(f"dpdask: WARNING {warning}", err=True) if sys.stderr.isatty() else echo_json({"warning": warning}, err=True)
+    echo(f"dpdask: WARNING {warning}", err=True) if sys.stderr.isatty() else echo_json(
+        {"warning": warning}, err=True
+    )
 
 
 def main() -> NoReturn:

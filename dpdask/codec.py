@@ -1,7 +1,8 @@
 """Conversion of values to level codes or to numbers on a line, and back, for one Arrow array at a time.
 
-The domain comes from the schema, never from the data. The schema says how a value outside it is treated: it is clipped,
-replaced by null or by another level, or refused with an error that does not show the value.
+The domain comes from the schema, never from the data. The schema says how a value outside it is
+treated: it is clipped, replaced by null or by another level, or refused with an error that does not
+show the value.
 """
 
 from __future__ import annotations
@@ -32,23 +33,15 @@ _YEARS = 1500, 2500  # in days, 1974 to 1976
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelCodec:
-    """The codec of a discrete or categorical column: values <-> codes 0..n_levels-1.
-
-    Attributes
-    ----------
-    name
-        The column.
-    levels
-        The public levels in the column's own Arrow type, in the schema's order; when null is a level it stands first.
-    ordered
-        Whether the order of the codes means anything.
-    instead
-        The code that replaces every value outside the levels: the code of null or of another level. None: such values are refused.
-    """
+    """The codec of a discrete or categorical column: values <-> codes 0..n_levels-1."""
 
     name: str
+    # The public levels in the column's own Arrow type, in the schema's order; when null is a level
+    # it stands first.
     levels: pa.Array
-    ordered: bool
+    ordered: bool  # whether the order of the codes means anything
+    # The code that replaces every value outside the levels: the code of null or of another level.
+    # None: such values are refused.
     instead: int | None = None
 
     @property
@@ -63,15 +56,6 @@ class LevelCodec:
         ----------
         array
             The values, of the column's type or a dictionary of it.
-
-        Returns
-        -------
-        int32 array of shape (len(array),), each in 0..n_levels-1.
-
-        Raises
-        ------
-        DataError
-            If a value is null without null being a level, or is not one of the levels.
         """
         array = _plain(array, self.name, self.levels.type)
         run = self._in_run(array)
@@ -82,7 +66,11 @@ class LevelCodec:
             if array.null_count and not self.levels.null_count:
                 raise _refuse(self.name, "a null", "declare `nulls: level`, or fill it")
             if self.instead is None:
-                raise _refuse(self.name, "a value outside its levels", "add the level to the schema, or declare `other: <level>`")
+                raise _refuse(
+                    self.name,
+                    "a value outside its levels",
+                    "add the level to the schema, or declare `other: <level>`",
+                )
             codes = codes.fill_null(self.instead)
         return codes.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]  # pyarrow is untyped
 
@@ -93,14 +81,18 @@ class LevelCodec:
         array = _plain(array, self.name, self.levels.type)
         if self._in_run(array) is not None:
             return 0
-        return int(self._look_up(array).null_count) - (0 if self.levels.null_count else int(array.null_count))
+        return int(self._look_up(array).null_count) - (
+            0 if self.levels.null_count else int(array.null_count)
+        )
 
     def decode(self, codes: NDArray[np.integer]) -> pa.Array:
         """Return the values of `codes`, in the column's Arrow type."""
         first = self._first_of_run()
         if first is not None:
             values = np.add(codes, first, dtype=np.int64) if first else np.asarray(codes)
-            return pa.array(values.astype(self.levels.type.to_pandas_dtype()), type=self.levels.type)
+            return pa.array(
+                values.astype(self.levels.type.to_pandas_dtype()), type=self.levels.type
+            )
         if self.numbers is not None:
             return pa.array(self.numbers[codes])
         return _comparable(self.levels).take(pa.array(codes)).cast(self.levels.type)
@@ -120,7 +112,11 @@ class LevelCodec:
         first = int(self.levels[0].as_py())
         if first > np.iinfo(np.int64).max - len(self.levels):  # differences are computed in int64
             return None
-        return first if self.levels.to_pylist() == list(range(first, first + len(self.levels))) else None
+        return (
+            first
+            if self.levels.to_pylist() == list(range(first, first + len(self.levels)))
+            else None
+        )
 
     def _in_run(self, array: pa.Array) -> NDArray[np.int32] | None:
         """Return the codes of whole numbers, as differences from the first level, if levels are consecutive and contain them all; else None."""
@@ -128,9 +124,15 @@ class LevelCodec:
         if first is None or array.null_count:
             return None
         values = np.asarray(array.to_numpy(zero_copy_only=False))
-        if len(values) and not (first <= int(values.min()) and int(values.max()) < first + len(self.levels)):
+        if len(values) and not (
+            first <= int(values.min()) and int(values.max()) < first + len(self.levels)
+        ):
             return None
-        return (values.astype(np.int64) - first).astype(np.int32) if abs(first) > _SMALL else values.astype(np.int32) - np.int32(first)
+        return (
+            (values.astype(np.int64) - first).astype(np.int32)
+            if abs(first) > _SMALL
+            else values.astype(np.int32) - np.int32(first)
+        )
 
     def _look_up(self, array: pa.Array) -> pa.Array:
         """Return the codes of any values, null for a value that is not a level."""
@@ -139,32 +141,19 @@ class LevelCodec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueCodec:
-    """The codec of a continuous or mixed column: values <-> float64 numbers and a null mask.
-
-    Attributes
-    ----------
-    name
-        The column.
-    type
-        The column's Arrow type. Dates become days since 1970, times their own unit since 1970; nanoseconds are cut to
-        microseconds, which float64 still counts exactly.
-    bounds
-        The public closed range, in numbers.
-    atoms
-        The declared atoms, in numbers, increasing; empty for a continuous column.
-    nulls
-        Whether null is a level.
-    outside
-        How a number outside the domain is treated, as in `Column`. The domain is the bounds, which are no wider than the numbers
-        that float64 holds exactly (whole numbers up to 2**53; dates and times of the years 1 to 9999) or without overflow
-        (other numbers up to 2**1021).
-    """
+    """The codec of a continuous or mixed column: values <-> float64 numbers and a null mask."""
 
     name: str
+    # The column's Arrow type. Dates become days since 1970, times their own unit since 1970;
+    # nanoseconds are cut to microseconds, which float64 still counts exactly.
     type: pa.DataType
     bounds: tuple[float, float] | None
+    # The declared atoms, in numbers, increasing; empty for a continuous column.
     atoms: tuple[float, ...]
     nulls: bool
+    # How a number outside the domain is treated, as in `Column`. The domain is the bounds, which
+    # are no wider than the numbers that float64 holds exactly (whole numbers up to 2**53; dates and
+    # times of the years 1 to 9999) or without overflow (other numbers up to 2**1021).
     outside: Outside = "refuse"
 
     @property
@@ -183,21 +172,7 @@ class ValueCodec:
         return _find_limits(self.type)[1]
 
     def encode(self, array: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return each value as a number, and where it is null.
-
-        Returns
-        -------
-        values
-            float64 array of shape (len(array),), finite; 0 where null.
-        is_null
-            bool array of the same shape.
-
-        Raises
-        ------
-        DataError
-            If a value is null and null is not a level; if a value is NaN and is not replaced by null. If values outside the
-            domain are refused: also on a value outside the bounds or beyond what the type counts exactly, or an infinity.
-        """
+        """Return each value as a number, and where it is null."""
         array = _plain(array, self.name, self.type)
         if array.null_count and not self.nulls:
             raise _refuse(self.name, "a null", "declare `nulls: level`, or fill it")
@@ -225,39 +200,55 @@ class ValueCodec:
         return int((changed & ~np.asarray(array.is_null().to_numpy(zero_copy_only=False))).sum())
 
     def decode(self, values: NDArray[np.float64], is_null: NDArray[np.bool_]) -> pa.Array:
-        """Return numbers (whole ones for a lattice column) as the column's Arrow type, null where `is_null`.
-
-        Parameters
-        ----------
-        values
-            float64 array of shape (n,); values of nulls are ignored.
-        is_null
-            bool array of shape (n,).
-        """
+        """Return numbers (whole ones for a lattice column) as the column's Arrow type, null where `is_null`."""
         values = np.where(is_null, 0.0, values)  # Arrow keeps the values of nulls
         if not self.lattice:
             kind = self.type.to_pandas_dtype()
             most = float(np.finfo(kind).max)
             return pa.array(np.clip(values, -most, most).astype(kind), mask=is_null)
         counted = _count(self.type)
-        return pa.array(values.astype(np.int64), mask=is_null).cast(_whole(counted)).cast(counted).cast(self.type)
+        return (
+            pa.array(values.astype(np.int64), mask=is_null)
+            .cast(_whole(counted))
+            .cast(counted)
+            .cast(self.type)
+        )
 
-    def _check(self, found: NDArray[np.integer] | NDArray[np.float64], is_null: NDArray[np.bool_]) -> None:
+    def _check(
+        self, found: NDArray[np.integer] | NDArray[np.float64], is_null: NDArray[np.bool_]
+    ) -> None:
         """Refuse numbers outside the domain."""
-        low, high = (found.min().item(), found.max().item()) if len(found) else (0, 0)  # Python compares whole numbers with floats exactly
+        low, high = (
+            (found.min().item(), found.max().item()) if len(found) else (0, 0)
+        )  # Python compares whole numbers with floats exactly
         if not (math.isfinite(low) and math.isfinite(high)):
             raise _refuse(self.name, "NaN or an infinity", "store a missing value as null")
         if low < self.least or high > self.greatest:
             what, mend = _say_limits(self.type)
-            raise _refuse(self.name, f"a value beyond {what}", f"{mend}, or declare {'bounds' if self.bounds is None else '`outside: clip`'}")
-        if self.bounds is not None and bool((((found < self.bounds[0]) | (found > self.bounds[1])) & ~is_null).any()):
-            raise _refuse(self.name, "a value outside its bounds", "widen the schema's bounds, or declare `outside: clip`")
+            raise _refuse(
+                self.name,
+                f"a value beyond {what}",
+                f"{mend}, or declare {'bounds' if self.bounds is None else '`outside: clip`'}",
+            )
+        if self.bounds is not None and bool(
+            (((found < self.bounds[0]) | (found > self.bounds[1])) & ~is_null).any()
+        ):
+            raise _refuse(
+                self.name,
+                "a value outside its bounds",
+                "widen the schema's bounds, or declare `outside: clip`",
+            )
 
-    def _clip(self, found: NDArray[np.integer] | NDArray[np.float64]) -> NDArray[np.integer] | NDArray[np.float64]:
+    def _clip(
+        self, found: NDArray[np.integer] | NDArray[np.float64]
+    ) -> NDArray[np.integer] | NDArray[np.float64]:
         """Return the nearest numbers in the domain, with the same dtype; NaN stays NaN."""
         low, high = self.bounds or (self.least, self.greatest)
         if self.lattice:
-            low, high = int(low), int(high)  # with float limits, np.clip would turn whole numbers into floats
+            low, high = (
+                int(low),
+                int(high),
+            )  # with float limits, np.clip would turn whole numbers into floats
         inside: NDArray[np.integer] | NDArray[np.float64] = np.clip(found, low, high)
         return inside
 
@@ -266,11 +257,15 @@ class ValueCodec:
         if not self.lattice:
             return np.asarray(array.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False))
         if pa.types.is_date64(self.type):  # Arrow's cast to whole days overflows without an error
-            milliseconds = np.asarray(array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False))
+            milliseconds = np.asarray(
+                array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+            )
             days: NDArray[np.integer] = (milliseconds - np.fmod(milliseconds, _DAY)) // _DAY
             return days
         counted = _count(self.type)
-        whole = array.cast(counted, safe=False).cast(_whole(counted))  # unsafe only because nanoseconds are cut to microseconds
+        whole = array.cast(counted, safe=False).cast(
+            _whole(counted)
+        )  # unsafe only because nanoseconds are cut to microseconds
         return np.asarray(whole.fill_null(0).to_numpy(zero_copy_only=False))
 
 
@@ -278,25 +273,14 @@ Codec = LevelCodec | ValueCodec
 
 
 def codec_for(name: str, column: Column, type_: pa.DataType) -> Codec:
-    """Return the codec of one privatised column.
-
-    Parameters
-    ----------
-    name
-        The column.
-    column
-        What the schema declares of it.
-    type_
-        Its Arrow type in the table.
-
-    Raises
-    ------
-    DataError
-        If the declared domain cannot be expressed in that type, or its time zone is not known.
-    """
+    """Return the codec of one privatised column."""
     if pa.types.is_timestamp(type_):
         _check_zone(name, type_)
-    return _level_codec(name, column, type_) if column.has_levels else _value_codec(name, column, type_)
+    return (
+        _level_codec(name, column, type_)
+        if column.has_levels
+        else _value_codec(name, column, type_)
+    )
 
 
 def _check_zone(name: str, type_: pa.DataType) -> None:
@@ -304,7 +288,9 @@ def _check_zone(name: str, type_: pa.DataType) -> None:
     try:
         pa.scalar(0, type_).as_py()
     except (pa.ArrowException, LookupError, ValueError):
-        hint = "store the column with a known zone, such as UTC or Europe/Zurich, or keep or drop it"
+        hint = (
+            "store the column with a known zone, such as UTC or Europe/Zurich, or keep or drop it"
+        )
         raise DataError(f"its time zone is not known: {type_}", f"column {name!r}", hint) from None
 
 
@@ -313,19 +299,40 @@ def _level_codec(name: str, column: Column, type_: pa.DataType) -> LevelCodec:
     levels = _convert_type(name, column.levels, type_)
     if column.nulls == "level":
         levels = pa.concat_arrays([pa.nulls(1, type_), levels])
-    instead = {"null": 0, "other": None if column.other is None else column.levels.index(column.other) + int(column.nulls == "level")}
-    return LevelCodec(name=name, levels=levels, ordered=column.kind == "discrete", instead=instead.get(str(column.outside)))
+    instead = {
+        "null": 0,
+        "other": None
+        if column.other is None
+        else column.levels.index(column.other) + int(column.nulls == "level"),
+    }
+    return LevelCodec(
+        name=name,
+        levels=levels,
+        ordered=column.kind == "discrete",
+        instead=instead.get(str(column.outside)),
+    )
 
 
 def _value_codec(name: str, column: Column, type_: pa.DataType) -> ValueCodec:
-    if not (pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_date(type_) or pa.types.is_timestamp(type_)):
+    if not (
+        pa.types.is_integer(type_)
+        or pa.types.is_floating(type_)
+        or pa.types.is_date(type_)
+        or pa.types.is_timestamp(type_)
+    ):
         what = f"a {column.kind} column holds integers, floats, dates or timestamps, but this one is {type_}"
         raise DataError(what, f"column {name!r}", "correct its kind, or the file's type")
     bounds = None if column.bounds is None else _convert_bounds(name, column.bounds, type_)
-    codec = ValueCodec(name=name, type=type_, bounds=bounds, atoms=(), nulls=column.nulls == "level")
+    codec = ValueCodec(
+        name=name, type=type_, bounds=bounds, atoms=(), nulls=column.nulls == "level"
+    )
     if bounds is not None:
         bounds = _narrow_bounds(codec, bounds)
-    atoms = () if column.atoms is None else tuple(map(float, codec.encode(_convert_type(name, column.atoms, type_))[0]))
+    atoms = (
+        ()
+        if column.atoms is None
+        else tuple(map(float, codec.encode(_convert_type(name, column.atoms, type_))[0]))
+    )
     assert column.outside is not None
     return replace(codec, bounds=bounds, atoms=atoms, outside=column.outside)
 
@@ -337,7 +344,11 @@ def _narrow_bounds(codec: ValueCodec, bounds: tuple[float, float]) -> tuple[floa
         low, high = -_EXACT, _EXACT
     if not (low <= bounds[0] and bounds[1] <= high):
         what, mend = _say_limits(codec.type)
-        raise DataError(f"its bounds reach beyond {what}", f"column {codec.name!r}", f"narrow the bounds, or {mend}")
+        raise DataError(
+            f"its bounds reach beyond {what}",
+            f"column {codec.name!r}",
+            f"narrow the bounds, or {mend}",
+        )
     narrow = max(bounds[0], codec.least), min(bounds[1], codec.greatest)
     if narrow[0] > narrow[1]:
         what = f"no value of its type {codec.type} is between its bounds"
@@ -345,24 +356,30 @@ def _narrow_bounds(codec: ValueCodec, bounds: tuple[float, float]) -> tuple[floa
     return narrow
 
 
-def _convert_bounds(name: str, bounds: tuple[Bound, Bound], type_: pa.DataType) -> tuple[float, float]:
-    """Return declared bounds in the numbers that a codec counts in.
-
-    Raises
-    ------
-    DataError
-        If they do not fit the column's type.
-    """
+def _convert_bounds(
+    name: str, bounds: tuple[Bound, Bound], type_: pa.DataType
+) -> tuple[float, float]:
+    """Return declared bounds in the numbers that a codec counts in."""
     low, high = bounds
     if isinstance(low, dt.date) and isinstance(high, dt.date):
-        return _count_since_1970(name, low, type_, last=False), _count_since_1970(name, high, type_, last=True)
+        return _count_since_1970(name, low, type_, last=False), _count_since_1970(
+            name, high, type_, last=True
+        )
     assert not isinstance(low, dt.date) and not isinstance(high, dt.date)  # noqa: PT018 - two of one kind, says the schema
     if pa.types.is_temporal(type_) and _YEARS[0] <= low and high <= _YEARS[1]:
-        raise DataError("its bounds look like years, but dates as numbers count from 1970", f"column {name!r}", "write dates, such as 2000-01-01")
+        raise DataError(
+            "its bounds look like years, but dates as numbers count from 1970",
+            f"column {name!r}",
+            "write dates, such as 2000-01-01",
+        )
     if pa.types.is_floating(type_):
         low, high = _convert_type(name, (low, high), type_).cast(pa.float64()).to_pylist()
     elif (low, high) != (round(low), round(high)):
-        raise DataError("the bounds of a column of whole numbers must be whole", f"column {name!r}", "round them outward")
+        raise DataError(
+            "the bounds of a column of whole numbers must be whole",
+            f"column {name!r}",
+            "round them outward",
+        )
     return low, high
 
 
@@ -370,33 +387,59 @@ def _count_since_1970(name: str, bound: dt.date, type_: pa.DataType, *, last: bo
     """Return a date or a time in the steps of a column's type; a date, as a time, is its first moment, or its last one."""
     where = f"column {name!r}"
     if not (pa.types.is_date(type_) or pa.types.is_timestamp(type_)):
-        raise DataError(f"its bounds are dates, but its type is {type_}", where, "write numbers, or correct the file's type")
+        raise DataError(
+            f"its bounds are dates, but its type is {type_}",
+            where,
+            "write numbers, or correct the file's type",
+        )
     if pa.types.is_date(type_):
         if isinstance(bound, dt.datetime):
-            raise DataError(f"its bound {bound} is a time, but its type is {type_}", where, f"write the date {bound.date()}")
+            raise DataError(
+                f"its bound {bound} is a time, but its type is {type_}",
+                where,
+                f"write the date {bound.date()}",
+            )
         return float((bound - _EPOCH.date()).days)
     unit = _step(_count(type_))
     moment = bound if isinstance(bound, dt.datetime) else dt.datetime.combine(bound, dt.time())
     if moment.tzinfo is not None and type_.tz is None:
-        raise DataError(f"its bound {bound} has a time zone, but its type {type_} has none", where, "write the bound without a zone")
-    steps, rest = divmod((moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)) - _EPOCH, unit)
+        raise DataError(
+            f"its bound {bound} has a time zone, but its type {type_} has none",
+            where,
+            "write the bound without a zone",
+        )
+    steps, rest = divmod(
+        (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)) - _EPOCH, unit
+    )
     if rest:
-        raise DataError(f"its bound {bound} is finer than its type {type_}", where, "round it outward")
-    return float(steps + (_ONE_DAY // unit - 1 if last and not isinstance(bound, dt.datetime) else 0))
+        raise DataError(
+            f"its bound {bound} is finer than its type {type_}", where, "round it outward"
+        )
+    return float(
+        steps + (_ONE_DAY // unit - 1 if last and not isinstance(bound, dt.datetime) else 0)
+    )
 
 
 def _convert_type(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> pa.Array:
     """Return declared values in a column's own type; rounding (as of 0.1 to float32) is no error."""
     fits = {
-        "text": pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_),
+        "text": pa.types.is_string(type_)
+        or pa.types.is_large_string(type_)
+        or pa.types.is_string_view(type_),
         "truth": pa.types.is_boolean(type_),
         "time": pa.types.is_date(type_) or pa.types.is_timestamp(type_),
-        "number": pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_),
+        "number": pa.types.is_integer(type_)
+        or pa.types.is_floating(type_)
+        or pa.types.is_decimal(type_),
     }
     kind = _kind_of(levels[0])
     wanted = next((each for each, is_wanted in fits.items() if is_wanted), "")
     mend = _mend_quotes(levels, wanted) if wanted != kind else "correct the schema, or"
-    wrong = DataError(f"its declared values do not fit its type {type_}", f"column {name!r}", f"{mend} the file's type")
+    wrong = DataError(
+        f"its declared values do not fit its type {type_}",
+        f"column {name!r}",
+        f"{mend} the file's type",
+    )
     if wanted != kind:
         raise wrong
     try:
@@ -404,24 +447,46 @@ def _convert_type(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> p
         typed.to_pylist()  # the last day of the year 9999 in UTC may be one of 10,000 in a zone
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         raise wrong from None
-    if pa.types.is_floating(type_) and not np.isfinite(typed.to_numpy()).all():  # 1e300 is infinite as a float32
+    if (
+        pa.types.is_floating(type_) and not np.isfinite(typed.to_numpy()).all()
+    ):  # 1e300 is infinite as a float32
         raise wrong
     if len(_comparable(typed).unique()) < len(typed):
-        raise DataError(f"two of its declared values become equal when stored as {type_}", f"column {name!r}", "make them differ by more")
+        raise DataError(
+            f"two of its declared values become equal when stored as {type_}",
+            f"column {name!r}",
+            "make them differ by more",
+        )
     return typed
 
 
 def _kind_of(level: Level) -> str:
-    return "text" if isinstance(level, str) else "truth" if isinstance(level, bool) else "time" if isinstance(level, dt.date) else "number"
+    return (
+        "text"
+        if isinstance(level, str)
+        else "truth"
+        if isinstance(level, bool)
+        else "time"
+        if isinstance(level, dt.date)
+        else "number"
+    )
 
 
 def _mend_quotes(levels: tuple[Level, ...], wanted: str) -> str:
     """Return how levels of another kind are corrected, as a hint begins: many differ from those that are wanted by quotes alone."""
     if wanted == "text":
         return "put them in quotes, or correct"
-    forms = {"truth": "(?i)true|false", "number": r"[-+]?[\d.]+(e[-+]?\d+)?", "time": r"\d{4}-\d\d-\d\d"}
-    texts = all(isinstance(level, str) and re.fullmatch(forms.get(wanted, "$."), level) for level in levels)
-    if texts and any(re.match(r"[-+]?0\d", str(level)) for level in levels):  # codes such as 01 are no numbers
+    forms = {
+        "truth": "(?i)true|false",
+        "number": r"[-+]?[\d.]+(e[-+]?\d+)?",
+        "time": r"\d{4}-\d\d-\d\d",
+    }
+    texts = all(
+        isinstance(level, str) and re.fullmatch(forms.get(wanted, "$."), level) for level in levels
+    )
+    if texts and any(
+        re.match(r"[-+]?0\d", str(level)) for level in levels
+    ):  # codes such as 01 are no numbers
         return "declare `type: string` if the file is CSV, or correct"
     return "write them without quotes, or correct" if texts else "correct the schema, or"
 
@@ -457,15 +522,35 @@ def _find_limits(type_: pa.DataType) -> tuple[float, float]:
     held = np.iinfo(_whole(counted).to_pandas_dtype())
     low, high = max(float(held.min), -_EXACT), min(float(held.max), _EXACT)
     if pa.types.is_temporal(type_):
-        zones = {dt.UTC, (pa.scalar(0, counted).as_py().tzinfo if pa.types.is_timestamp(counted) else None) or dt.UTC}  # a year there, and in UTC
-        low = max(low, *(float((dt.datetime.min.replace(tzinfo=zone) - _EPOCH) // _step(counted)) for zone in zones))
-        high = min(high, *(float((dt.datetime.max.replace(tzinfo=zone) - _EPOCH) // _step(counted)) for zone in zones))
+        zones = {
+            dt.UTC,
+            (pa.scalar(0, counted).as_py().tzinfo if pa.types.is_timestamp(counted) else None)
+            or dt.UTC,
+        }  # a year there, and in UTC
+        low = max(
+            low,
+            *(
+                float((dt.datetime.min.replace(tzinfo=zone) - _EPOCH) // _step(counted))
+                for zone in zones
+            ),
+        )
+        high = min(
+            high,
+            *(
+                float((dt.datetime.max.replace(tzinfo=zone) - _EPOCH) // _step(counted))
+                for zone in zones
+            ),
+        )
     return low, high
 
 
 def _step(counted: pa.DataType) -> dt.timedelta:
     """Return how long one step of a lattice of dates or times is."""
-    return dt.timedelta(microseconds={"s": 1_000_000, "ms": 1_000, "us": 1}[counted.unit]) if pa.types.is_timestamp(counted) else _ONE_DAY
+    return (
+        dt.timedelta(microseconds={"s": 1_000_000, "ms": 1_000, "us": 1}[counted.unit])
+        if pa.types.is_timestamp(counted)
+        else _ONE_DAY
+    )
 
 
 def _say_limits(type_: pa.DataType) -> tuple[str, str]:
@@ -477,8 +562,14 @@ def _say_limits(type_: pa.DataType) -> tuple[str, str]:
         if high < _EXACT:
             return f"the years 1 to 9999 of {type_}", "correct the file's type"
         first, last = ((_EPOCH + number * _step(_count(type_))).date() for number in (low, high))
-        return f"{first + _ONE_DAY} to {last - _ONE_DAY}, the whole days that {type_} counts exactly", "store it as timestamp[ms]"
-    return "±2**53, where whole numbers are no longer exact", "store it in a larger unit (times: microseconds in place of nanoseconds)"
+        return (
+            f"{first + _ONE_DAY} to {last - _ONE_DAY}, the whole days that {type_} counts exactly",
+            "store it as timestamp[ms]",
+        )
+    return (
+        "±2**53, where whole numbers are no longer exact",
+        "store it in a larger unit (times: microseconds in place of nanoseconds)",
+    )
 
 
 def _count(type_: pa.DataType) -> pa.DataType:
@@ -492,7 +583,13 @@ def _count(type_: pa.DataType) -> pa.DataType:
 
 def _whole(counted: pa.DataType) -> pa.DataType:
     """Return the integer type that Arrow casts a counted type from and to."""
-    return counted if pa.types.is_integer(counted) else pa.int32() if pa.types.is_date(counted) else pa.int64()
+    return (
+        counted
+        if pa.types.is_integer(counted)
+        else pa.int32()
+        if pa.types.is_date(counted)
+        else pa.int64()
+    )
 
 
 def _plain(array: pa.Array, name: str, type_: pa.DataType) -> pa.Array:
@@ -500,7 +597,11 @@ def _plain(array: pa.Array, name: str, type_: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if array.type != type_:
-        raise DataError(f"its type is {array.type}, but {type_} is expected", f"column {name!r}", "give every file the same type")
+        raise DataError(
+            f"its type is {array.type}, but {type_} is expected",
+            f"column {name!r}",
+            "give every file the same type",
+        )
     return array
 
 

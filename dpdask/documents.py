@@ -23,29 +23,33 @@ def list_known_keys(model: type[BaseModel], path: Sequence[str], data: Any) -> l
 
     Parameters
     ----------
-    model
-        The document's model.
     path
         The keys that lead there; names in a mapping and positions in a list lead no deeper.
     data
-        The document's values. Where models of several kinds may stand, the one whose kind they name is meant.
+        The document's values. Where models of several kinds may stand, the one whose kind they name
+        is meant.
     """
-    return [field.alias or name for each in _find_models(model, path, data) for name, field in each.model_fields.items()]
+    return [
+        field.alias or name
+        for each in _find_models(model, path, data)
+        for name, field in each.model_fields.items()
+    ]
 
 
 def list_required_keys(model: type[BaseModel], path: Sequence[str], data: Any) -> list[str]:
-    """Return the required keys of the mapping that may stand at a path inside a model; none if no mapping may.
-
-    Parameters
-    ----------
-    model, path, data
-        As for `list_known_keys`.
-    """
+    """Return the required keys of the mapping that may stand at a path inside a model; none if no mapping may."""
     *parent, last = path or ("",)
     around = _find_models(model, parent, data)
     fields = [each.model_fields[last] for each in around if last in each.model_fields]
-    inner = [each for field in fields for each in models_in(field.annotation)] if fields else around  # a name in a mapping
-    return [field.alias or name for each in inner[:1] for name, field in each.model_fields.items() if field.is_required() or name == "kind"]
+    inner = (
+        [each for field in fields for each in models_in(field.annotation)] if fields else around
+    )  # a name in a mapping
+    return [
+        field.alias or name
+        for each in inner[:1]
+        for name, field in each.model_fields.items()
+        if field.is_required() or name == "kind"
+    ]
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -59,7 +63,11 @@ def _find_models(model: type[BaseModel], path: Sequence[str], data: Any) -> list
     """Return the models that may stand at a path inside a model."""
     models = [model]
     for key in path:
-        data = data[int(key)] if isinstance(data, list | tuple) else next(value for name, value in data.items() if str(name) == key)
+        data = (
+            data[int(key)]
+            if isinstance(data, list | tuple)
+            else next(value for name, value in data.items() if str(name) == key)
+        )
         fields = [each.model_fields[key] for each in models if key in each.model_fields]
         models = [inner for field in fields for inner in models_in(field.annotation)] or models
         models = [each for each in models if _is_named(each, data)] or models
@@ -67,8 +75,12 @@ def _find_models(model: type[BaseModel], path: Sequence[str], data: Any) -> list
 
 
 def _is_named(model: type[BaseModel], data: Any) -> bool:
-    tags = ((tag, model.model_fields[tag]) for tag in ("kind", "design") if tag in model.model_fields)
-    return isinstance(data, Mapping) and any(data.get(tag) in getattr(field.annotation, "__args__", ()) for tag, field in tags)
+    tags = (
+        (tag, model.model_fields[tag]) for tag in ("kind", "design") if tag in model.model_fields
+    )
+    return isinstance(data, Mapping) and any(
+        data.get(tag) in getattr(field.annotation, "__args__", ()) for tag, field in tags
+    )
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -78,7 +90,9 @@ _DEEPEST = 100  # levels of lists and mappings
 _NEAR = 0.7  # how alike a name must be to be proposed
 _NEAR_KEY = 0.6  # a key, of which fewer are possible
 _TAG = "tag:yaml.org,2002:"
-_DECIMAL = re.compile(r"[-+]?(0|[1-9]\d*|[1-9]\d{0,2}(_\d{3})+)?(\.\d*)?(e[-+]?\d+)?", re.IGNORECASE)  # also 1_000_000
+_DECIMAL = re.compile(
+    r"[-+]?(0|[1-9]\d*|[1-9]\d{0,2}(_\d{3})+)?(\.\d*)?(e[-+]?\d+)?", re.IGNORECASE
+)  # also 1_000_000
 _ODD_TEXT = re.compile(r"[-+]?0(\d[\d_]*(\.\d*)?|o[0-7_]+)")  # a number to people, a text to YAML
 _EXPECTED = {  # pydantic's types of errors, in the words of a YAML document
     "bool_type": "true or false is expected",
@@ -113,19 +127,17 @@ class _PlainErrors(ModelMetaclass):
         try:
             return super().__call__(*args, **given)
         except ValidationError as error:
-            raise join_errors(_list_problems(error, cast("type[BaseModel]", self), given, Text(self.__name__))) from None
+            raise join_errors(
+                _list_problems(error, cast("type[BaseModel]", self), given, Text(self.__name__))
+            ) from None
 
 
 class Document(BaseModel, metaclass=_PlainErrors):
-    """The base of documents that users write: immutable, and without unknown keys.
+    """The base of documents that users write: immutable, and without unknown keys."""
 
-    Raises
-    ------
-    SpecError
-        If values are missing, unknown or wrong: a line for each.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=False
+    )
 
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C, where it was built
@@ -143,10 +155,22 @@ class _StrictLoader(_Loader):  # type: ignore[misc]  # one of two
 
     def check_look(self, node: yaml.Node) -> None:
         """Refuse a value that YAML reads as another than a person does: 0100 as 64, 1:30 as 90, no as false, and 08, beside 7, as a text."""
-        if isinstance(node, yaml.SequenceNode) and any(inner.tag != _TAG + "str" for inner in node.value):
+        if isinstance(node, yaml.SequenceNode) and any(
+            inner.tag != _TAG + "str" for inner in node.value
+        ):
             for inner in node.value:
-                if inner.tag == _TAG + "str" and not inner.style and _ODD_TEXT.fullmatch(inner.value):
-                    raise _describe_look(inner, "a text", "" if "o" in inner.value else ", or write the number without the leading zero")
+                if (
+                    inner.tag == _TAG + "str"
+                    and not inner.style
+                    and _ODD_TEXT.fullmatch(inner.value)
+                ):
+                    raise _describe_look(
+                        inner,
+                        "a text",
+                        ""
+                        if "o" in inner.value
+                        else ", or write the number without the leading zero",
+                    )
         if not isinstance(node, yaml.ScalarNode):
             return
         if node.tag in (_TAG + "merge", _TAG + "value"):  # << and = are no values
@@ -161,12 +185,18 @@ class _StrictLoader(_Loader):  # type: ignore[misc]  # one of two
 
 def _describe_look(node: yaml.ScalarNode, read: str, otherwise: str) -> SpecError:
     shown = node.value if _may_show(node.value) else "this value"
-    return SpecError(f"YAML reads {shown} as {read}", f"line {node.start_mark.line + 1}", f"put it in quotes{otherwise}")
+    return SpecError(
+        f"YAML reads {shown} as {read}",
+        f"line {node.start_mark.line + 1}",
+        f"put it in quotes{otherwise}",
+    )
 
 
 def _write_plain(value: Any) -> str:
     """Return a value as YAML shows it."""
-    return value.isoformat() if isinstance(value, date) else str(value).lower().replace("inf", ".inf")
+    return (
+        value.isoformat() if isinstance(value, date) else str(value).lower().replace("inf", ".inf")
+    )
 
 
 def _looks_like(value: Any, text: str) -> bool:
@@ -179,7 +209,9 @@ def _looks_like(value: Any, text: str) -> bool:
         return bool(_DECIMAL.fullmatch(text)) and Decimal(text) == Decimal(repr(value))
     if isinstance(value, date):
         try:
-            return type(value).fromisoformat(text) == value and not re.search(r"\.\d{7}", text)  # more digits are cut off
+            return type(value).fromisoformat(text) == value and not re.search(
+                r"\.\d{7}", text
+            )  # more digits are cut off
         except ValueError:
             return False
     return True
@@ -196,7 +228,9 @@ def _check_depth(text: str) -> None:
         elif isinstance(event, yaml.AliasEvent) and event.anchor in around:
             raise SpecError("a value contains itself", None, f"remove the alias *{event.anchor}")
         if len(around) > _DEEPEST:
-            raise SpecError("the values are nested too deeply", None, "remove some of the brackets or indents")
+            raise SpecError(
+                "the values are nested too deeply", None, "remove some of the brackets or indents"
+            )
 
 
 def _check_keys(root: Any) -> Iterator[yaml.Node]:
@@ -213,36 +247,34 @@ def _check_keys(root: Any) -> Iterator[yaml.Node]:
         seen: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             line = f"line {key.start_mark.line + 1}"
-            if key.tag not in (_TAG + "str", _TAG + "merge"):  # 1, no, 2020-01-01 and [a] are no names
+            if key.tag not in (
+                _TAG + "str",
+                _TAG + "merge",
+            ):  # 1, no, 2020-01-01 and [a] are no names
                 raise SpecError("a key is not a text", line, "put it in quotes")
             if key.value in seen:
                 raise SpecError(f"the key {key.value!r} is repeated", line, "remove one of the two")
             seen.add(key.value)
-        values = [value for _, value in node.value] if isinstance(node, yaml.MappingNode) else node.value
+        values = (
+            [value for _, value in node.value] if isinstance(node, yaml.MappingNode) else node.value
+        )
         waiting += reversed(values)
 
 
-_StrictLoader.add_implicit_resolver(_TAG + "float", re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"), list("-+.0123456789"))
+_StrictLoader.add_implicit_resolver(
+    _TAG + "float",
+    re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
-    """Return the mapping that a YAML text holds.
-
-    Parameters
-    ----------
-    text
-        The YAML text.
-    where
-        The document's name, for messages.
-
-    Raises
-    ------
-    SpecError
-        If the text is not YAML, is not a mapping, gives a key twice, or has a key that is not a text.
-    """
+    """Return the mapping that a YAML text holds."""
     data = parse_value(text, where)
     if not isinstance(data, dict):
-        raise SpecError("a mapping of names to values is expected", where, "begin with `key: value` lines")
+        raise SpecError(
+            "a mapping of names to values is expected", where, "begin with `key: value` lines"
+        )
     return data
 
 
@@ -250,11 +282,6 @@ def parse_value(text: str, where: str) -> Any:
     """Return the value that a YAML text holds.
 
     For the parameters see `parse_yaml`.
-
-    Raises
-    ------
-    SpecError
-        If the text is not YAML, gives a key twice, or has a key that is not a text.
     """
     try:
         _check_depth(text)
@@ -263,14 +290,20 @@ def parse_value(text: str, where: str) -> Any:
         raise _describe_invalid(error, text, where) from None
     except ValueError:  # raised for 2020-02-30
         place = ", ".join(filter(None, (where, _find_unreadable(text))))
-        raise SpecError("a value cannot be read", place, "correct a date that does not exist, or a number that is too long") from None
+        raise SpecError(
+            "a value cannot be read",
+            place,
+            "correct a date that does not exist, or a number that is too long",
+        ) from None
     except SpecError as error:
         raise error.at(where) from None
 
 
 def _find_unreadable(text: str) -> str:
     """Return where the first value stands that YAML cannot read: the line, if there are several, and the dotted key."""
-    waiting: list[tuple[int, tuple[str, ...], Any]] = [(1, (), yaml.compose(text, Loader=_StrictLoader))]
+    waiting: list[tuple[int, tuple[str, ...], Any]] = [
+        (1, (), yaml.compose(text, Loader=_StrictLoader))
+    ]
     while waiting:
         line, keys, node = waiting.pop()
         waiting += reversed([(at, (*keys, key), inner) for at, key, inner in _children(node)])
@@ -278,39 +311,51 @@ def _find_unreadable(text: str) -> str:
             if isinstance(node, yaml.ScalarNode):
                 _StrictLoader("").construct_object(node)
         except ValueError:
-            return ", ".join(filter(None, (f"line {line}" if "\n" in text.strip() else "", ".".join(keys))))
+            return ", ".join(
+                filter(None, (f"line {line}" if "\n" in text.strip() else "", ".".join(keys)))
+            )
     return ""
 
 
 def _describe_invalid(error: yaml.YAMLError, text: str, where: str) -> SpecError:
     """Return the problem of a text that is not YAML: its lines, and what often is the cause."""
-    marks = [mark for mark in (getattr(error, "context_mark", None), getattr(error, "problem_mark", None)) if mark is not None]
+    marks = [
+        mark
+        for mark in (getattr(error, "context_mark", None), getattr(error, "problem_mark", None))
+        if mark is not None
+    ]
     lines = sorted({mark.line for mark in marks})
-    place = f", line{'s' * (len(lines) > 1)} {' to '.join(str(line + 1) for line in lines)}" if lines else ""
-    if any("\t" in line[: len(line) - len(line.lstrip())] for at in lines for line in text.splitlines()[at : at + 1]):
-        return SpecError("this is not valid YAML", f"{where}{place}", "indent with blanks, not with a tab")
+    place = (
+        f", line{'s' * (len(lines) > 1)} {' to '.join(str(line + 1) for line in lines)}"
+        if lines
+        else ""
+    )
+    if any(
+        "\t" in line[: len(line) - len(line.lstrip())]
+        for at in lines
+        for line in text.splitlines()[at : at + 1]
+    ):
+        return SpecError(
+            "this is not valid YAML", f"{where}{place}", "indent with blanks, not with a tab"
+        )
     if "flow" in str(getattr(error, "context", "")):
-        return SpecError("this is not valid YAML", f"{where}{place}", "close the bracket, or write the missing comma")
-    return SpecError("this is not valid YAML", f"{where}{place}", "correct its indentation or quoting")
+        return SpecError(
+            "this is not valid YAML",
+            f"{where}{place}",
+            "close the bracket, or write the missing comma",
+        )
+    return SpecError(
+        "this is not valid YAML", f"{where}{place}", "correct its indentation or quoting"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The text of a document, which tells messages the line of a key.
-
-    Attributes
-    ----------
-    name
-        The document's name.
-    content
-        The YAML text; empty if the document was not written as one.
-    settings
-        The dotted keys that were changed outside the text, by `--set`.
-    """
+    """The text of a document, which tells messages the line of a key."""
 
     name: str
-    content: str = ""
-    settings: Collection[str] = ()
+    content: str = ""  # the YAML text; empty if the document was not written as one
+    settings: Collection[str] = ()  # the dotted keys that were changed outside the text, by `--set`
 
     def locate(self, keys: Sequence[str]) -> str:
         """Return where a value stands: the document, the line, and the dotted key."""
@@ -346,24 +391,13 @@ class Text:
         *most, last = keys
         what = f"{', '.join(most)} and {last} are still TODO" if most else "this is still TODO"
         where = self.locate(parent if most else (*parent, last))
-        return SpecError(what, where, f"replace TODO by a value, or remove the key{'s' if most else ''}")
+        return SpecError(
+            what, where, f"replace TODO by a value, or remove the key{'s' if most else ''}"
+        )
 
 
 def read_text(path: str | Path, what: str, hint: str) -> Text:
-    """Return the text of a file.
-
-    Parameters
-    ----------
-    path
-        The file.
-    what, hint
-        What the error says if it cannot be read.
-
-    Raises
-    ------
-    SpecError
-        If it cannot be read, or is no text.
-    """
+    """Return the text of a file."""
     no_text = SpecError(f"{what}, since it is not a YAML text in UTF-8", str(path), hint)
     try:
         content = Path(path).read_text(encoding="utf-8")
@@ -381,7 +415,10 @@ def _children(node: yaml.Node | None) -> Iterator[tuple[int, str, yaml.Node]]:
     if isinstance(node, yaml.MappingNode):
         yield from ((key.start_mark.line + 1, key.value, value) for key, value in node.value)
     elif isinstance(node, yaml.SequenceNode):
-        yield from ((value.start_mark.line + 1, str(number), value) for number, value in enumerate(node.value))
+        yield from (
+            (value.start_mark.line + 1, str(number), value)
+            for number, value in enumerate(node.value)
+        )
 
 
 def _find_todos(node: yaml.Node, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -393,31 +430,22 @@ def _find_todos(node: yaml.Node, keys: tuple[str, ...] = ()) -> Iterator[tuple[s
 
 
 def validate(model: type[Model], data: Mapping[str, Any], where: str | Text) -> Model:
-    """Return `data` as a `model`.
-
-    Parameters
-    ----------
-    model
-        The class to build.
-    data
-        The values to build it from.
-    where
-        The document's name, for messages, or its text.
-
-    Raises
-    ------
-    SpecError
-        With a line for each thing that is wrong; an unknown key is answered with the nearest known one.
-    """
+    """Return `data` as a `model`."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise join_errors(_list_problems(error, model, data, Text(where) if isinstance(where, str) else where)) from None
+        raise join_errors(
+            _list_problems(error, model, data, Text(where) if isinstance(where, str) else where)
+        ) from None
 
 
 def join_errors(errors: Sequence[SpecError]) -> SpecError:
     """Return one error that says all of them, at least one."""
-    problems = [problem for error in errors for problem in (error.problems if isinstance(error, CombinedSpecError) else (error,))]
+    problems = [
+        problem
+        for error in errors
+        for problem in (error.problems if isinstance(error, CombinedSpecError) else (error,))
+    ]
     return problems[0] if len(problems) == 1 else CombinedSpecError(problems)
 
 
@@ -435,64 +463,84 @@ def check_all(*checks: Callable[[], Any]) -> list[Any]:
 
 
 def suggest(name: object, known: Iterable[str], otherwise: str) -> str:
-    """Return a hint: the known name that is nearest to a wrong one, if one is near.
-
-    Parameters
-    ----------
-    name
-        The wrong name.
-    known
-        The names that would be right.
-    otherwise
-        The hint if none is near.
-    """
+    """Return a hint: the known name that is nearest to a wrong one, if one is near."""
     near = find_near(name, known)
     return otherwise if near is None else f"did you mean {near!r}?"
 
 
 def find_near(name: object, known: Iterable[str]) -> str | None:
-    """Return the known name that is nearest to a wrong one; None if none is near.
-
-    Parameters
-    ----------
-    name
-        The wrong name.
-    known
-        The names that would be right.
-    """
+    """Return the known name that is nearest to a wrong one; None if none is near."""
     return next(iter(difflib.get_close_matches(str(name), list(known), n=1, cutoff=_NEAR)), None)
 
 
-def _list_problems(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], text: Text) -> list[SpecError]:
+def _list_problems(
+    error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], text: Text
+) -> list[SpecError]:
     """Return a problem for each place of a document that is wrong, in the order of the issues."""
     problems: dict[tuple[str, ...], SpecError] = {}
-    answered: set[tuple[str, ...]] = set()  # missing keys that stand there under a name that is nearly theirs
+    answered: set[tuple[str, ...]] = (
+        set()
+    )  # missing keys that stand there under a name that is nearly theirs
     for issue in _without_other_members(error.errors(include_url=False), data):
         keys = _place(issue["loc"], data)
         if issue["type"] in ("missing", "union_tag_not_found"):
-            missing = (*keys, str(issue["loc"][-1]) if issue["type"] == "missing" else issue["ctx"]["discriminator"].strip("'"))
-            problems.setdefault(missing, SpecError(f"the key {'.'.join(missing)!r} is missing", text.find_line(keys), "add it"))
+            missing = (
+                *keys,
+                str(issue["loc"][-1])
+                if issue["type"] == "missing"
+                else issue["ctx"]["discriminator"].strip("'"),
+            )
+            problems.setdefault(
+                missing,
+                SpecError(
+                    f"the key {'.'.join(missing)!r} is missing", text.find_line(keys), "add it"
+                ),
+            )
         elif issue["type"] == "extra_forbidden":
-            known = [name for name in list_known_keys(model, keys[:-1], data) if name != keys[-1]]  # that of another kind may have the name
+            known = [
+                name for name in list_known_keys(model, keys[:-1], data) if name != keys[-1]
+            ]  # that of another kind may have the name
             near = difflib.get_close_matches(keys[-1], known, n=1, cutoff=_NEAR_KEY)
             answered.update((*keys[:-1], name) for name in near)
-            hint = f"did you mean {near[0]!r}?" if near else f"the keys here are {', '.join(dict.fromkeys(known))}" if known else None
+            hint = (
+                f"did you mean {near[0]!r}?"
+                if near
+                else f"the keys here are {', '.join(dict.fromkeys(known))}"
+                if known
+                else None
+            )
             shown = keys if all(map(_may_show, keys)) else []
-            problems[tuple(keys)] = SpecError(f"unknown key {'.'.join(shown)!r}" if shown else "unknown key", text.find_line(keys), hint)
+            problems[tuple(keys)] = SpecError(
+                f"unknown key {'.'.join(shown)!r}" if shown else "unknown key",
+                text.find_line(keys),
+                hint,
+            )
         else:
-            problems.setdefault(tuple(keys), _describe_wrong(issue, keys, text, list_required_keys(model, keys, data)))
+            problems.setdefault(
+                tuple(keys),
+                _describe_wrong(issue, keys, text, list_required_keys(model, keys, data)),
+            )
     return [problem for place, problem in problems.items() if place not in answered]
 
 
-def _describe_wrong(issue: Any, keys: Sequence[str], text: Text, inside: Sequence[str]) -> SpecError:
+def _describe_wrong(
+    issue: Any, keys: Sequence[str], text: Text, inside: Sequence[str]
+) -> SpecError:
     """Return the problem of a value that is there, and wrong; `inside` are the keys of the mapping that may stand there."""
     context, given = issue.get("ctx", {}), issue["input"]
     if issue["type"] == "union_tag_invalid":
-        key, kinds = context["discriminator"].strip("'"), re.findall(r"'([^']*)'", context["expected_tags"])
+        key, kinds = (
+            context["discriminator"].strip("'"),
+            re.findall(r"'([^']*)'", context["expected_tags"]),
+        )
         hint = suggest(context["tag"].lower(), kinds, f"take one of {', '.join(kinds)}")
         shown = f"{key} {context['tag']!r}" if _may_show(context["tag"]) else f"such {key}"
         return SpecError(f"there is no {shown} here", text.locate([*keys, key]), hint)
-    message = _EXPECTED[issue["type"]].format(**context) if issue["type"] in _EXPECTED else issue["msg"].removeprefix("Value error, ")
+    message = (
+        _EXPECTED[issue["type"]].format(**context)
+        if issue["type"] in _EXPECTED
+        else issue["msg"].removeprefix("Value error, ")
+    )
     what, semicolon, mend = message.partition("; ")
     shown = str(given).lower() if isinstance(given, bool) else repr(given)
     if isinstance(given, bool | int | float | str) and _may_show(shown) and shown not in message:
@@ -508,15 +556,30 @@ def _may_show(text: str) -> bool:
 def _mend_type(issue: Any, keys: Sequence[str], inside: Sequence[str]) -> str | None:
     """Return how a value of the wrong type is written, where that can be told."""
     kind, given = issue["type"], issue["input"]
-    if isinstance(given, str) and kind in ("literal_error", "model_type", "model_attributes_type", "dict_type"):
+    if isinstance(given, str) and kind in (
+        "literal_error",
+        "model_type",
+        "model_attributes_type",
+        "dict_type",
+    ):
         if "{" in str(keys[-1:]):
             return "write a blank after the colon"
         choices = re.findall(r"'([^']*)'", issue.get("ctx", {}).get("expected", ""))
         fits = inside and _may_show(given) and (inside[0] != "kind" or given.isidentifier())
-        return suggest(given, choices, "") or (f"write {{{inside[0]}: {given}{', …' if len(inside) > 1 else ''}}}" if fits else None)
-    if isinstance(given, str) and kind in ("float_type", "int_type") and re.fullmatch(r"[-+.\d]+(e[-+]?\d+)?", given, re.IGNORECASE):
+        return suggest(given, choices, "") or (
+            f"write {{{inside[0]}: {given}{', …' if len(inside) > 1 else ''}}}" if fits else None
+        )
+    if (
+        isinstance(given, str)
+        and kind in ("float_type", "int_type")
+        and re.fullmatch(r"[-+.\d]+(e[-+]?\d+)?", given, re.IGNORECASE)
+    ):
         return "write it without quotes"
-    return "put it in quotes" if kind == "string_type" and isinstance(given, bool | int | float | date) else None
+    return (
+        "put it in quotes"
+        if kind == "string_type" and isinstance(given, bool | int | float | date)
+        else None
+    )
 
 
 def _without_other_members(issues: Sequence[Any], data: Any) -> list[Any]:
@@ -527,14 +590,22 @@ def _without_other_members(issues: Sequence[Any], data: Any) -> list[Any]:
         for place, member in _members(issue, data):
             if place not in chosen or depth > chosen[place][0]:
                 chosen[place] = (depth, member)
-    return [issue for issue in issues if all(chosen[place][1] == member for place, member in _members(issue, data))]
+    return [
+        issue
+        for issue in issues
+        if all(chosen[place][1] == member for place, member in _members(issue, data))
+    ]
 
 
 def _members(issue: Any, data: Any) -> Iterator[tuple[tuple[str, ...], str | int]]:
     """Yield the parts of an issue's location that are no keys, but name a type that was tried, each with its place in the document."""
     location = issue["loc"][:-1] if issue["type"] == "missing" else issue["loc"]
     places = [tuple(_place(location[:end], data)) for end in range(len(location) + 1)]
-    yield from ((place, part) for part, place, following in zip(location, places, places[1:], strict=False) if place == following)
+    yield from (
+        (place, part)
+        for part, place, following in zip(location, places, places[1:], strict=False)
+        if place == following
+    )
 
 
 def _place(location: Sequence[str | int], data: Any) -> list[str]:
@@ -542,10 +613,16 @@ def _place(location: Sequence[str | int], data: Any) -> list[str]:
     keys: list[str] = []
     tagged = False
     for part in location:
-        if not tagged and _is_tag(part, data):  # `address` may be the kind of a cluster and one of its keys: the kind comes first
+        if not tagged and _is_tag(
+            part, data
+        ):  # `address` may be the kind of a cluster and one of its keys: the kind comes first
             tagged = True
             continue
-        inside = part in data if isinstance(data, Mapping) else isinstance(data, list | tuple) and isinstance(part, int) and part < len(data)
+        inside = (
+            part in data
+            if isinstance(data, Mapping)
+            else isinstance(data, list | tuple) and isinstance(part, int) and part < len(data)
+        )
         if inside:
             keys.append(str(part))
             data, tagged = data[part], False

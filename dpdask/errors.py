@@ -1,11 +1,13 @@
 """The exception tree: every error says what is wrong, where, and the hint, and carries its exit code.
 
-Messages name columns and public parameters; they never contain a data value or an exact private count. An error about a
-value (`DataError`) names no file and no row group; only a line of a CSV file that cannot be split or decoded is named by its number.
-An error about a missing, unreadable or changed file (`InputError`) names the file.
+Messages name columns and public parameters; they never contain a data value or an exact private
+count. An error about a value (`DataError`) names no file and no row group; only a line of a CSV
+file that cannot be split or decoded is named by its number. An error about a missing, unreadable or
+changed file (`InputError`) names the file.
 
-Exit codes and messages are for the steward only: they may depend on private rows, and an analyst must never see them. Whoever
-can change a job and see how it ends can ask the table questions that are not charged unless the ledger is strict.
+Exit codes and messages are for the steward only: they may depend on private rows, and an analyst
+must never see them. Whoever can change a job and see how it ends can ask the table questions that
+are not charged unless the ledger is strict.
 """
 
 from __future__ import annotations

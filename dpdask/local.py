@@ -16,7 +16,12 @@ from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import OutputError, SpecError
 from dpdask.estimators.release import Release
 from dpdask.kernels.channel import TOTAL_BITS
-from dpdask.mechanisms.dip.columns import BinMechanism, ColumnMechanism, LevelMechanism, RankMechanism
+from dpdask.mechanisms.dip.columns import (
+    BinMechanism,
+    ColumnMechanism,
+    LevelMechanism,
+    RankMechanism,
+)
 from dpdask.mechanisms.dip.spec import DipMechanism
 from dpdask.references import RankDistribution
 from dpdask.schema import Column, Level
@@ -42,33 +47,38 @@ def export(release: Release) -> str:
     Returns
     -------
     str
-        `format`, `guarantee`, `epsilon` (one answer to all columns, rounded up), and for each privatised column its `kind`, its
-        exact `epsilon`, its domain, and `weights`: rows of whole numbers that sum to 2**63, as texts, since many readers of
-        JSON round beyond 2**53. `levels`: one row per level. `edges`: one row per bin of ranks. `ranks`: noise on so many
-        whole ranks, its sign's row (not below 0, below 0) and one row for each base-256 digit, least significant first.
-        `x` and `c` are the knots of the continualised reference cdf, of which null has the part below c[0].
+        `format`, `guarantee`, `epsilon` (one answer to all columns, rounded up), and for each
+        privatised column its `kind`, its exact `epsilon`, its domain, and `weights`: rows of whole
+        numbers that sum to 2**63, as texts, since many readers of JSON round beyond 2**53.
+        `levels`: one row per level. `edges`: one row per bin of ranks. `ranks`: noise on so many
+        whole ranks, its sign's row (not below 0, below 0) and one row for each base-256 digit,
+        least significant first. `x` and `c` are the knots of the continualised reference cdf, of
+        which null has the part below c[0].
 
     Raises
     ------
     SpecError
-        If the reference is another one, the unit is not the row, or a level column has more than 2**18 weights.
+        If the reference is another one, the unit is not the row, or a level column has more than
+        2**18 weights.
     InputError
         If the fitted release is gone: it was closed.
 
     Privacy
     -------
-    Unit: one answer of one person. Adjacency: replace-one. A device that draws from these tables with its own entropy is
-    ε-locally private, whoever reads the answer. The file holds no key, and nothing of a private row: a `Known` reference is
-    declared, a `Public` table public. A `Holdout` is refused, because its channels publish the hold-out's distribution,
-    which no ε covers; a `Histogram`, because raw rows were counted for it, so that somebody holds them and has spent part
-    of their ε: nothing is local then. (What is already released may be the `Public` table.)
+    Unit: one answer of one person. Adjacency: replace-one. A device that draws from these tables
+    with its own entropy is ε-locally private, whoever reads the answer. The file holds no key, and
+    nothing of a private row: a `Known` reference is declared, a `Public` table public. A `Holdout`
+    is refused, because its channels publish the hold-out's distribution, which no ε covers; a
+    `Histogram`, because raw rows were counted for it, so that somebody holds them and has spent
+    part of their ε: nothing is local then. (What is already released may be the `Public` table.)
 
     Notes
     -----
-    The reference of a continuous or mixed column keeps at most 1,024 knots, and three more for each atom: pieces of the cdf
-    are joined where they hold little probability. Released values follow the thinned cdf, which is in the file and so
-    exactly known; `rank_error` bounds its distance from the distribution that the reference was made of. ε does not
-    change: it is the noise's, and the cdf is read before it (as a function of the value) and after it.
+    The reference of a continuous or mixed column keeps at most 1,024 knots, and three more for each
+    atom: pieces of the cdf are joined where they hold little probability. Released values follow
+    the thinned cdf, which is in the file and so exactly known; `rank_error` bounds its distance
+    from the distribution that the reference was made of. ε does not change: it is the noise's, and
+    the cdf is read before it (as a function of the value) and after it.
 
     References
     ----------
@@ -80,7 +90,8 @@ def export(release: Release) -> str:
     rows.work.key()  # the release is not closed
     fitted = rows.load(release.sha256)
     columns = {
-        name: _column(rows.mechanism.schema.columns[name], rows.work.codecs[name], mechanism) | {"weights": _weights(name, mechanism)}
+        name: _column(rows.mechanism.schema.columns[name], rows.work.codecs[name], mechanism)
+        | {"weights": _weights(name, mechanism)}
         for name, mechanism in fitted.columns.items()
     }
     document = {
@@ -119,7 +130,9 @@ def save(release: Release, path: str | Path) -> None:
         with Path(path).open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise OutputError("the file is there already", str(path), "remove it, or choose another name") from None
+        raise OutputError(
+            "the file is there already", str(path), "remove it, or choose another name"
+        ) from None
     except OSError:
         raise OutputError("the file cannot be written", str(path), "choose another place") from None
 
@@ -128,10 +141,18 @@ def _check(release: Release) -> None:
     """Check that devices can randomise their own values by a release."""
     where, rows = "local.export", release.rows
     if rows is None or not isinstance(rows.mechanism, DipMechanism):
-        raise SpecError("only distribution-invariant releases have channels that a device can use", where, "fit dpdask.DIP")
+        raise SpecError(
+            "only distribution-invariant releases have channels that a device can use",
+            where,
+            "fit dpdask.DIP",
+        )
     why_not = rows.mechanism.spec.reference.not_local
     if why_not is not None:
-        raise SpecError(why_not, where, "fit with Known(...), or with Public() on a table that is already public")
+        raise SpecError(
+            why_not,
+            where,
+            "fit with Known(...), or with Public() on a table that is already public",
+        )
     if rows.work.unit is not None:
         what = "a device sees its own answer, and cannot bound how many others its unit gives"
         raise SpecError(what, where, "fit with unit='row' and ε divided by the number of answers")
@@ -151,12 +172,18 @@ def _column(declared: Column, codec: Codec, mechanism: ColumnMechanism) -> dict[
         assert declared.levels is not None
         nulls = [None] if codec.levels.null_count else []
         whole = pa.types.is_integer(codec.levels.type)
-        return common | {"levels": nulls + [_plain(level, whole=whole) for level in declared.levels]}
+        return common | {
+            "levels": nulls + [_plain(level, whole=whole) for level in declared.levels]
+        }
     assert isinstance(codec, ValueCodec)
     common |= _reference(codec, mechanism.distribution)
     if isinstance(mechanism, BinMechanism):
         return common | {"edges": mechanism.edges.tolist()}
-    return common | {"ranks": mechanism.noise.n_cells, "rate": mechanism.noise.rate, "margin": mechanism.noise.margin}
+    return common | {
+        "ranks": mechanism.noise.n_cells,
+        "rate": mechanism.noise.rate,
+        "margin": mechanism.noise.margin,
+    }
 
 
 def _reference(codec: ValueCodec, distribution: RankDistribution) -> dict[str, Any]:
@@ -168,7 +195,11 @@ def _reference(codec: ValueCodec, distribution: RankDistribution) -> dict[str, A
         "lattice": codec.lattice,
         "bounds": _numbers(codec, np.array(codec.bounds)) if codec.bounds else [-most, most],
         "atoms": _numbers(codec, np.array(codec.atoms, dtype=np.float64)),
-        "knots": {"kept": len(kept), "fitted": len(distribution.x), "rank_error": distribution.rank_error + error},
+        "knots": {
+            "kept": len(kept),
+            "fitted": len(distribution.x),
+            "rank_error": distribution.rank_error + error,
+        },
         "x": _numbers(codec, distribution.x[kept]),
         "c": distribution.c[kept].tolist(),
     }
@@ -181,7 +212,11 @@ def _weights(name: str, mechanism: ColumnMechanism) -> list[list[str]]:
         return [[str(weight) for weight in row] for row in [sign, *noise.weights.tolist()]]
     weights = mechanism.channel.weights
     if weights.size > MAX_WEIGHTS:
-        raise SpecError(f"its channel has more than {MAX_WEIGHTS:,} weights, too many for a small file", f"column {name!r}", "merge some levels")
+        raise SpecError(
+            f"its channel has more than {MAX_WEIGHTS:,} weights, too many for a small file",
+            f"column {name!r}",
+            "merge some levels",
+        )
     return [[str(weight) for weight in row] for row in weights.tolist()]
 
 
@@ -202,8 +237,13 @@ def _numbers(codec: ValueCodec, values: Floats) -> list[float]:
         return whole
     with np.errstate(over="ignore"):
         narrow = values.astype(codec.type.to_pandas_dtype())
-    shortest = [float(str(short)) if short == value else value for short, value in zip(narrow, values.tolist(), strict=True)]
-    increasing: list[float] = np.maximum.accumulate(shortest).tolist()  # a number between two float32 may now lie beside the wrong one
+    shortest = [
+        float(str(short)) if short == value else value
+        for short, value in zip(narrow, values.tolist(), strict=True)
+    ]
+    increasing: list[float] = np.maximum.accumulate(
+        shortest
+    ).tolist()  # a number between two float32 may now lie beside the wrong one
     return increasing
 
 
@@ -220,7 +260,8 @@ def thin_knots(x: Floats, c: Floats, n_knots: int) -> tuple[NDArray[np.intp], fl
     Returns
     -------
     kept
-        Increasing positions: the ends, both sides of every jump, and between them as evenly in probability as there are knots.
+        Increasing positions: the ends, both sides of every jump, and between them as evenly in
+        probability as there are knots.
     error
         The largest change of a rank.
     """
@@ -243,5 +284,7 @@ def _evenly(c: Floats, fixed: NDArray[np.intp], width: float) -> NDArray[np.intp
     steps, stops, kept = c.tolist(), fixed.tolist(), [0]
     for stop in stops[1:]:
         while kept[-1] < stop:
-            kept.append(min(stop, max(kept[-1] + 1, bisect_right(steps, steps[kept[-1]] + width) - 1)))
+            kept.append(
+                min(stop, max(kept[-1] + 1, bisect_right(steps, steps[kept[-1]] + width) - 1))
+            )
     return np.array(kept)

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import pyarrow as pa
-from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from dpdask.documents import Document, Text, find_near, join_errors, parse_yaml, read_text, validate
 from dpdask.errors import DataError, SpecError, quote_names
@@ -31,8 +37,12 @@ _QUOTED = "bounds are texts, and two numbers or two dates are expected; write da
 
 
 def _as_levels(value: object) -> object:
-    if not isinstance(value, list | tuple) or any(type(level) not in (bool, int, float, str, dt.date) for level in value):
-        raise ValueError("a list of numbers, texts, dates or true and false is expected; a missing value is declared by `nulls: level`")
+    if not isinstance(value, list | tuple) or any(
+        type(level) not in (bool, int, float, str, dt.date) for level in value
+    ):
+        raise ValueError(
+            "a list of numbers, texts, dates or true and false is expected; a missing value is declared by `nulls: level`"
+        )
     return tuple(value)
 
 
@@ -44,16 +54,24 @@ def _as_level(value: object) -> object:
 
 def _as_nulls(value: object) -> object:
     if isinstance(value, bool):
-        raise ValueError("`level` (null is one more value) or `refuse` (a null stops the job) is expected")  # noqa: TRY004 - pydantic collects ValueErrors
+        text = "`level` (null is one more value) or `refuse` (a null stops the job) is expected"
+        raise ValueError(text)  # noqa: TRY004 - pydantic collects ValueErrors
     return value
 
 
 def _as_bounds(value: object) -> object:
     if isinstance(value, list | tuple) and any(isinstance(bound, str) for bound in value):
         raise ValueError(_QUOTED)
-    if not isinstance(value, list | tuple) or len(value) != 2 or isinstance(value[0], dt.date) != isinstance(value[1], dt.date):
+    if (
+        not isinstance(value, list | tuple)
+        or len(value) != 2
+        or isinstance(value[0], dt.date) != isinstance(value[1], dt.date)
+    ):
         raise ValueError(_BOUNDS)
-    if any(type(bound) is int and abs(bound) < 2**1023 and int(float(bound)) != bound for bound in value):
+    if any(
+        type(bound) is int and abs(bound) < 2**1023 and int(float(bound)) != bound
+        for bound in value
+    ):
         raise ValueError(
             "whole bounds beyond ±2**53 are not exact; store the column in a larger unit, or, if it holds floats, write the bound as in 1.0e+16"
         )
@@ -77,35 +95,6 @@ class _Plain(str):
 class Column(Document):
     """One column of the table.
 
-    Attributes
-    ----------
-    role
-        `keep`: public, passed through as it is. `privatise`: randomised. `drop`: never read, never released.
-    kind
-        The kind of a privatised column: `discrete` (ordered numbers or dates), `categorical` (unordered), `continuous`
-        (numbers, whole or not, or times), or `mixed` (declared atoms, and continuous between them).
-    levels
-        The public domain of a discrete column (strictly increasing) or a categorical one (distinct).
-    bounds
-        The public closed range of a continuous or mixed column; none means the whole line. For dates and times: two dates or
-        times, such as 2020-01-01 (as the upper bound of times, a date means its last moment; without a time zone, UTC is
-        meant), or days or the column's own unit since 1970 (microseconds if that is finer).
-    atoms
-        The values of a mixed column that carry probability of their own, strictly increasing.
-    nulls
-        `refuse`: a null violates the schema. `level`: null is one more level, as private as the others.
-    outside
-        How a value outside the domain of a privatised column is treated, so that a refusal does not reveal which values
-        occur. `clip`: replace it by the nearest bound (NaN becomes null, and is refused if null is not a level). `null`:
-        replace it by null, which must be a level. `other`: replace it by the level `other`. `refuse`: it violates the
-        schema, and nothing is released. The default is `clip` if there are bounds, `other` if that level is declared, and
-        `refuse` otherwise.
-    other
-        The level that replaces every value outside the levels.
-    type
-        The Arrow type, by its name in pyarrow (`int32`, `float64`, `string`, `date32`, `timestamp[us]`…). Needed only for CSV, and for
-        columns in the names of folders (`key=value`).
-
     Examples
     --------
     >>> import dpdask
@@ -114,14 +103,43 @@ class Column(Document):
     """
 
     role: Role
+    """`keep`: public, passed through as it is. `privatise`: randomised. `drop`: never read, never
+    released.
+    """
     kind: Kind | None = None
+    """The kind of a privatised column: `discrete` (ordered numbers or dates), `categorical`
+    (unordered), `continuous` (numbers, whole or not, or times), or `mixed` (declared atoms, and
+    continuous between them).
+    """
     levels: Levels | None = None
+    """The public domain of a discrete column (strictly increasing) or a categorical one (distinct)."""
     bounds: Bounds | None = None
+    """The public closed range of a continuous or mixed column; none means the whole line. For dates
+    and times: two dates or times, such as 2020-01-01 (as the upper bound of times, a date means
+    its last moment; without a time zone, UTC is meant), or days or the column's own unit since
+    1970 (microseconds if that is finer).
+    """
     atoms: Levels | None = None
+    """The values of a mixed column that carry probability of their own, strictly increasing."""
     nulls: Annotated[Literal["refuse", "level"], BeforeValidator(_as_nulls)] = "refuse"
+    """`refuse`: a null violates the schema. `level`: null is one more level, as private as the
+    others.
+    """
     outside: Outside | None = None
+    """How a value outside the domain of a privatised column is treated, so that a refusal does not
+    reveal which values occur. `clip`: replace it by the nearest bound (NaN becomes null, and is
+    refused if null is not a level). `null`: replace it by null, which must be a level. `other`:
+    replace it by the level `other`. `refuse`: it violates the schema, and nothing is released.
+    The default is `clip` if there are bounds, `other` if that level is declared, and `refuse`
+    otherwise.
+    """
     other: Annotated[Level | None, BeforeValidator(_as_level)] = None
+    """The level that replaces every value outside the levels."""
     type: str | None = None
+    """The Arrow type, by its name in pyarrow (`int32`, `float64`, `string`, `date32`,
+    `timestamp[us]`…). Needed only for CSV, and for columns in the names of folders
+    (`key=value`).
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -137,16 +155,26 @@ class Column(Document):
         """Leave out default values, so that the digests of jobs and surveys that do not mention values outside do not change."""
         written: dict[str, Any] = plain(self)
         usual = {"outside": None if self.role != "privatise" else _usual(written), "other": None}
-        return {key: value for key, value in written.items() if key not in usual or value != usual[key]}
+        return {
+            key: value for key, value in written.items() if key not in usual or value != usual[key]
+        }
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.role != "privatise":
-            given = [key for key in ("kind", "levels", "bounds", "atoms", "outside", "other") if getattr(self, key) is not None]
+            given = [
+                key
+                for key in ("kind", "levels", "bounds", "atoms", "outside", "other")
+                if getattr(self, key) is not None
+            ]
             if given:
-                raise ValueError(f"{given[0]} belongs to a privatised column, and this one's role is {self.role}")
+                raise ValueError(
+                    f"{given[0]} belongs to a privatised column, and this one's role is {self.role}"
+                )
         elif self.kind is None:
-            raise ValueError("a privatised column needs a kind: discrete, categorical, continuous or mixed")
+            raise ValueError(
+                "a privatised column needs a kind: discrete, categorical, continuous or mixed"
+            )
         else:
             self._check_domain()
         if self.type is not None:
@@ -154,7 +182,12 @@ class Column(Document):
         return self
 
     def _check_domain(self) -> None:
-        takes = {"discrete": {"levels"}, "categorical": {"levels"}, "continuous": {"bounds"}, "mixed": {"atoms", "bounds"}}[str(self.kind)]
+        takes = {
+            "discrete": {"levels"},
+            "categorical": {"levels"},
+            "continuous": {"bounds"},
+            "mixed": {"atoms", "bounds"},
+        }[str(self.kind)]
         for key in ("levels", "bounds", "atoms"):
             given = getattr(self, key) is not None
             if given and key not in takes:
@@ -175,34 +208,60 @@ class Column(Document):
         finite = math.isfinite(low) and math.isfinite(high)
         if finite and low > high:
             shown = [str(bound).removesuffix(".0") for bound in self.bounds or ()]
-            raise ValueError(f"the lower bound {shown[0]} is above the upper bound {shown[1]}; swap them")
+            raise ValueError(
+                f"the lower bound {shown[0]} is above the upper bound {shown[1]}; swap them"
+            )
         if not (finite and low < high):
             raise ValueError(_BOUNDS)
         if high - low < sys.float_info.min:
-            raise ValueError(f"the bounds are closer than {sys.float_info.min}, where numbers lose digits; widen them, or store a smaller unit")
+            raise ValueError(
+                f"the bounds are closer than {sys.float_info.min}, where numbers lose digits; widen them, or store a smaller unit"
+            )
         dated = isinstance((self.bounds or (0,))[0], dt.date)
-        if any(isinstance(atom, dt.date) == dated and not low <= _position(atom) <= high for atom in self.atoms or () if not isinstance(atom, str)):
+        if any(
+            isinstance(atom, dt.date) == dated and not low <= _position(atom) <= high
+            for atom in self.atoms or ()
+            if not isinstance(atom, str)
+        ):
             raise ValueError("atoms must lie within the bounds")
 
     def _check_outside(self) -> None:
         if self.outside == "clip" and self.bounds is None:
-            raise ValueError(f"`outside: clip` needs bounds to clip to; {'declare `other: <level>`' if self.has_levels else 'declare bounds'}")
+            raise ValueError(
+                f"`outside: clip` needs bounds to clip to; {'declare `other: <level>`' if self.has_levels else 'declare bounds'}"
+            )
         if self.outside == "null" and self.nulls != "level":
-            raise ValueError("`outside: null` needs `nulls: level`: otherwise the nulls would be refused")
+            raise ValueError(
+                "`outside: null` needs `nulls: level`: otherwise the nulls would be refused"
+            )
         if self.outside == "other" and self.other is None:
-            raise ValueError("`outside: other` needs the level that replaces other values: declare `other: <level>`")
+            raise ValueError(
+                "`outside: other` needs the level that replaces other values: declare `other: <level>`"
+            )
         if self.other is not None and self.outside != "other":
-            raise ValueError(f"`other` belongs to `outside: other`, and this column has `outside: {self.outside}`")
+            raise ValueError(
+                f"`other` belongs to `outside: other`, and this column has `outside: {self.outside}`"
+            )
         if self.other is not None and self.levels is None:
-            raise ValueError(f"a {self.kind} column takes no other level; clip its values to bounds")
-        if self.other is not None and not any(self.other == level and _is_truth(self.other) == _is_truth(level) for level in self.levels or ()):
+            raise ValueError(
+                f"a {self.kind} column takes no other level; clip its values to bounds"
+            )
+        if self.other is not None and not any(
+            self.other == level and _is_truth(self.other) == _is_truth(level)
+            for level in self.levels or ()
+        ):
             raise ValueError("`other` must be one of the levels: add it to them")
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Yield what differs from the defaults, and of many levels the first and the last."""
         for name, value in super().__repr_args__():
             if name is not None and value != (type(self).model_fields[name].default):
-                yield name, _Plain(_shorten(value)) if isinstance(value, tuple) and len(value) > _SHOWN else value
+                yield (
+                    name,
+                    _Plain(_shorten(value))
+                    if isinstance(value, tuple) and len(value) > _SHOWN
+                    else value,
+                )
 
     @property
     def domain_in_words(self) -> str:
@@ -210,7 +269,11 @@ class Column(Document):
         if self.levels is not None:
             return f"{len(self.levels)} levels: {_shorten(self.levels)}"
         bounds = "" if self.bounds is None else f"{self.bounds[0]} to {self.bounds[1]}"
-        return bounds if self.atoms is None else f"{bounds}, atoms {_shorten(self.atoms)}".removeprefix(", ")
+        return (
+            bounds
+            if self.atoms is None
+            else f"{bounds}, atoms {_shorten(self.atoms)}".removeprefix(", ")
+        )
 
     @property
     def has_levels(self) -> bool:
@@ -221,7 +284,9 @@ class Column(Document):
     def may_be_times(self) -> bool:
         """Whether it has no levels and is declared by dates, which hold for a column of dates and for one of times."""
         declared = (*(self.bounds or ()), *(self.atoms or ()))
-        return any(isinstance(value, dt.date) for value in declared) and not any(isinstance(value, dt.datetime) for value in declared)
+        return any(isinstance(value, dt.date) for value in declared) and not any(
+            isinstance(value, dt.datetime) for value in declared
+        )
 
     @property
     def outside_in_words(self) -> str:
@@ -232,12 +297,20 @@ class Column(Document):
 def _shorten(values: tuple[Any, ...]) -> str:
     """Return values in brackets; of many the first ones and the last."""
     shown = [str(value) if isinstance(value, dt.date) else repr(value) for value in values]
-    return f"({', '.join(shown if len(shown) <= _SHOWN else [*shown[: _SHOWN - 2], '…', shown[-1]])})"
+    return (
+        f"({', '.join(shown if len(shown) <= _SHOWN else [*shown[: _SHOWN - 2], '…', shown[-1]])})"
+    )
 
 
 def _usual(column: Mapping[str, Any]) -> Outside:
     """Return the default treatment of values outside a privatised column's domain."""
-    return "other" if column.get("other") is not None else "clip" if column.get("bounds") is not None else "refuse"
+    return (
+        "other"
+        if column.get("other") is not None
+        else "clip"
+        if column.get("bounds") is not None
+        else "refuse"
+    )
 
 
 def _position(value: Bound) -> float:
@@ -254,19 +327,35 @@ def _is_truth(level: Level) -> bool:
 
 def _say_level(level: Level) -> str:
     """Return how a message names a level, which is public: by its value, unless that is long."""
-    shown = str(level) if isinstance(level, dt.date) else str(level).lower() if isinstance(level, bool) else repr(level)
+    shown = (
+        str(level)
+        if isinstance(level, dt.date)
+        else str(level).lower()
+        if isinstance(level, bool)
+        else repr(level)
+    )
     return f"the level {shown}" if len(shown) <= _LONGEST_SHOWN else "a level"
 
 
 def _check_distinct(levels: tuple[Level, ...]) -> None:
     if not 1 <= len(levels) <= MAX_LEVELS:
-        raise ValueError(f"a column may have between 1 and {MAX_LEVELS:,} levels; declare a column with more values continuous, or bin it")
-    if len({type(level) for level in levels} - {int, float}) + any(type(level) in (int, float) for level in levels) > 1:
-        raise ValueError("levels must be of one type: all numbers, all texts, all dates, or true and false")
+        raise ValueError(
+            f"a column may have between 1 and {MAX_LEVELS:,} levels; declare a column with more values continuous, or bin it"
+        )
+    if (
+        len({type(level) for level in levels} - {int, float})
+        + any(type(level) in (int, float) for level in levels)
+        > 1
+    ):
+        raise ValueError(
+            "levels must be of one type: all numbers, all texts, all dates, or true and false"
+        )
     if any(isinstance(level, float) and not math.isfinite(level) for level in levels):
         raise ValueError("levels must be finite")
     if len(set(levels)) < len(levels):
-        raise ValueError(f"{_say_level(next(level for place, level in enumerate(levels) if level in levels[:place]))} is repeated; give it once")
+        raise ValueError(
+            f"{_say_level(next(level for place, level in enumerate(levels) if level in levels[:place]))} is repeated; give it once"
+        )
 
 
 def _check_increasing(name: str, levels: tuple[Level, ...]) -> None:
@@ -280,11 +369,6 @@ def _check_increasing(name: str, levels: tuple[Level, ...]) -> None:
 class Schema(Document):
     """The declared columns of a table; a column that is not declared stops the job.
 
-    Attributes
-    ----------
-    columns
-        Each column of the table, by its name.
-
     Examples
     --------
     >>> import dpdask
@@ -296,6 +380,7 @@ class Schema(Document):
     """
 
     columns: dict[str, Column] = Field(min_length=1)
+    """Each column of the table, by its name."""
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Schema:
@@ -306,7 +391,9 @@ class Schema(Document):
         SpecError
             If the file is missing or invalid.
         """
-        return cls.from_text(read_text(path, "the schema cannot be read", "check the path in the job's `schema`"))
+        return cls.from_text(
+            read_text(path, "the schema cannot be read", "check the path in the job's `schema`")
+        )
 
     @classmethod
     def from_text(cls, text: Text) -> Schema:
@@ -321,8 +408,14 @@ class Schema(Document):
         todos = text.list_todos()
         if todos:
             raise join_errors(todos)
-        if "columns" not in data and all(isinstance(value, dict) and "role" in value for value in data.values()):
-            raise SpecError("the key 'columns' is missing above the columns", text.name, "begin with the line `columns:`, and indent the rest")
+        if "columns" not in data and all(
+            isinstance(value, dict) and "role" in value for value in data.values()
+        ):
+            raise SpecError(
+                "the key 'columns' is missing above the columns",
+                text.name,
+                "begin with the line `columns:`, and indent the rest",
+            )
         return validate(cls, data, text)
 
     @classmethod
@@ -348,10 +441,21 @@ class Schema(Document):
 
     def _repr_html_(self) -> str:
         rows = (
-            (name, column.role, column.kind, column.domain_in_words, column.nulls if column.role == "privatise" else None, column.outside)
+            (
+                name,
+                column.role,
+                column.kind,
+                column.domain_in_words,
+                column.nulls if column.role == "privatise" else None,
+                column.outside,
+            )
             for name, column in self.columns.items()
         )
-        return make_html_table(f"Schema of {len(self.columns)} columns", ("column", "role", "kind", "domain", "nulls", "outside"), rows)
+        return make_html_table(
+            f"Schema of {len(self.columns)} columns",
+            ("column", "role", "kind", "domain", "nulls", "outside"),
+            rows,
+        )
 
     @property
     def privatised(self) -> tuple[str, ...]:
@@ -367,7 +471,11 @@ class Schema(Document):
             If none is; it names `where`, the schema's file.
         """
         if not self.privatised:
-            raise SpecError("the schema privatises no column", where, "give at least one column the role privatise")
+            raise SpecError(
+                "the schema privatises no column",
+                where,
+                "give at least one column the role privatise",
+            )
 
     def check_dates(self) -> None:
         """Check that a file without types, as CSV is, can be read: dates may bound dates and times alike, so such columns need a `type`.
@@ -377,9 +485,21 @@ class Schema(Document):
         SpecError
             With a line for each column that has none.
         """
-        what, hint = "are dates, and a CSV file does not tell whether it holds dates or times", "add `type: date32` or `type: timestamp[us]`"
-        untyped = {name: column for name, column in self.columns.items() if column.type is None and column.may_be_times}
-        errors = [SpecError(f"its {'bounds' if column.bounds else 'atoms'} {what}", f"column {name!r}", hint) for name, column in untyped.items()]
+        what, hint = (
+            "are dates, and a CSV file does not tell whether it holds dates or times",
+            "add `type: date32` or `type: timestamp[us]`",
+        )
+        untyped = {
+            name: column
+            for name, column in self.columns.items()
+            if column.type is None and column.may_be_times
+        }
+        errors = [
+            SpecError(
+                f"its {'bounds' if column.bounds else 'atoms'} {what}", f"column {name!r}", hint
+            )
+            for name, column in untyped.items()
+        ]
         if errors:
             raise join_errors(errors)
 
@@ -399,7 +519,8 @@ class Schema(Document):
         Raises
         ------
         DataError
-            If `table` has a column that is not declared, twice the same name, lacks one, or has one of another type.
+            If `table` has a column that is not declared, twice the same name, lacks one, or has one
+            of another type.
         """
         self.check_names(table.names)
         fields = []
@@ -410,7 +531,9 @@ class Schema(Document):
             plain = _plain(field.type)
             if column.type is not None and arrow_type(column.type) != plain:
                 what = f"declared as {column.type}, but its type is {plain}"
-                raise DataError(what, f"column {field.name!r}", "correct the schema's `type`, or leave it out")
+                raise DataError(
+                    what, f"column {field.name!r}", "correct the schema's `type`, or leave it out"
+                )
             fields.append(pa.field(field.name, plain))
         return pa.schema(fields)
 
@@ -427,14 +550,28 @@ class Schema(Document):
             if name not in self.columns:
                 near = find_near(name, lacking)
                 other = "" if near is None else f", or correct the name {near!r} there"
-                also = f", and of those that are declared the table lacks {quote_names(lacking)}" if lacking and near is None else ""
+                also = (
+                    f", and of those that are declared the table lacks {quote_names(lacking)}"
+                    if lacking and near is None
+                    else ""
+                )
                 what = f"this column is not declared in the schema{also}"
-                raise DataError(what, f"column {name!r}", f"declare it: role keep, privatise or drop{other}")
+                raise DataError(
+                    what, f"column {name!r}", f"declare it: role keep, privatise or drop{other}"
+                )
             if count > 1:
-                raise DataError("this column appears twice in the table", f"column {name!r}", "rename one of the two")
+                raise DataError(
+                    "this column appears twice in the table",
+                    f"column {name!r}",
+                    "rename one of the two",
+                )
         for name in self.columns:
             if name not in names:
-                raise DataError("this declared column is not in the table", f"column {name!r}", "correct the schema, or the input")
+                raise DataError(
+                    "this declared column is not in the table",
+                    f"column {name!r}",
+                    "correct the schema, or the input",
+                )
 
     def check_header(self, names: list[str], file: str) -> None:
         """Check that the fields of a CSV file's first line are declared; one that is not is not shown, because without a header it is a value.
@@ -449,12 +586,18 @@ class Schema(Document):
         DataError
             If one is undeclared.
         """
-        place = next((place for place, name in enumerate(names, 1) if name not in self.columns), None)
+        place = next(
+            (place for place, name in enumerate(names, 1) if name not in self.columns), None
+        )
         if place is not None:
             near = find_near(names[place - 1], [name for name in self.columns if name not in names])
             other = "" if near is None else f", or correct the name {near!r} there"
             what = f"field {place} of its first line is no column that the schema declares, and is not shown, because it may be a value"
-            raise DataError(what, file, f"begin the file with the names of its columns, and declare each: role keep, privatise or drop{other}")
+            raise DataError(
+                what,
+                file,
+                f"begin the file with the names of its columns, and declare each: role keep, privatise or drop{other}",
+            )
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:
@@ -472,4 +615,6 @@ def arrow_type(name: str) -> pa.DataType:
     try:
         return pa.type_for_alias(name)
     except ValueError:
-        raise ValueError(f"{name!r} is not an Arrow type; use int32, int64, float64, string, bool, date32, timestamp[us] or the like") from None
+        raise ValueError(
+            f"{name!r} is not an Arrow type; use int32, int64, float64, string, bool, date32, timestamp[us] or the like"
+        ) from None

@@ -29,11 +29,6 @@ def check_ranges(ranges: Mapping[str, tuple[int, int, int]]) -> None:
     ----------
     ranges
         The value, the least and the largest possible one, of each argument by its name.
-
-    Raises
-    ------
-    UsageError
-        If one does not.
     """
     for name, (value, low, high) in ranges.items():
         if not low <= value <= high:
@@ -41,31 +36,23 @@ def check_ranges(ranges: Mapping[str, tuple[int, int, int]]) -> None:
 
 
 def check_local(out: str) -> None:
-    """Check that a place is a path, not a URL.
-
-    Raises
-    ------
-    UsageError
-        If it is a URL.
-    """
+    """Check that a place is a path, not a URL."""
     if "://" in out:
         raise UsageError("simulated tables are written to local folders only", out, "give a path")
 
 
 def claim(out: str) -> Path:
-    """Return the output folder, made with its parents.
-
-    Raises
-    ------
-    OutputError
-        If it cannot be made, or holds something already.
-    """
+    """Return the output folder, made with its parents."""
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         occupied = next(folder.iterdir(), None) is not None
     except OSError as error:
-        raise OutputError(f"is not a folder that can be made or read ({type(error).__name__})", out, "choose another") from error
+        raise OutputError(
+            f"is not a folder that can be made or read ({type(error).__name__})",
+            out,
+            "choose another",
+        ) from error
     if occupied:
         raise OutputError("exists and is not empty", out, "choose another folder, or delete it")
     return folder
@@ -73,19 +60,17 @@ def claim(out: str) -> Path:
 
 @contextmanager
 def stage(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; the file written there is renamed to `path` at the end, and removed on failure.
-
-    Raises
-    ------
-    OutputError
-        If it cannot be written.
-    """
+    """Yield a temporary name beside `path`; the file written there is renamed to `path` at the end, and removed on failure."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        raise OutputError(f"cannot be written ({type(error).__name__})", str(path), "delete the folder, make room, run again") from error
+        raise OutputError(
+            f"cannot be written ({type(error).__name__})",
+            str(path),
+            "delete the folder, make room, run again",
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -96,7 +81,9 @@ CENSUS_LEVELS: Final = 674
 
 _BLOCK_ROWS: Final = 131_072  # a row group at most; part of what a seed means
 _MAX_ATTRIBUTES = 10_000
-_MAX_MEAN_LEVELS = 64  # the largest attribute then has some 350: int16 holds it, and the schema allows 2,048
+_MAX_MEAN_LEVELS = (
+    64  # the largest attribute then has some 350: int16 holds it, and the schema allows 2,048
+)
 _MAX_ROWS_PER_FILE = 1 << 26
 _FEW_LEVELS = 12  # attributes with more levels are ages, years, counts: their order has a meaning
 _SKEW = (0.3, 2.5)  # exponents of Zipf's law, from nearly even to nearly constant
@@ -113,26 +100,25 @@ class _Relation(Enum):
 
 
 # The relation of attribute i to its parent is number i mod 6; attribute 0 has no parent.
-_RELATIONS = (_Relation.EXCLUSIVE, _Relation.STRONG, _Relation.WEAK, _Relation.EXCLUSIVE, _Relation.STRONG, _Relation.INDEPENDENT)
+_RELATIONS = (
+    _Relation.EXCLUSIVE,
+    _Relation.STRONG,
+    _Relation.WEAK,
+    _Relation.EXCLUSIVE,
+    _Relation.STRONG,
+    _Relation.INDEPENDENT,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attribute:
-    """One column: its parent, and its distribution given the parent's level.
+    """One column: its parent, and its distribution given the parent's level."""
 
-    Attributes
-    ----------
-    parent
-        The number of an earlier attribute; of attribute 0, itself.
-    relation
-        How it depends on the parent.
-    edges
-        uint64 array of shape (parent's levels, levels - 1): level k is drawn where edges[k - 1] <= u < edges[k] for u uniform on the
-        whole numbers below 2**32. A level between equal edges cannot occur.
-    """
-
-    parent: int
+    parent: int  # the number of an earlier attribute; of attribute 0, itself
     relation: _Relation
+    # Uint64 array of shape (parent's levels, levels - 1): level k is drawn where edges[k - 1] <= u
+    # < edges[k] for u uniform on the whole numbers below 2**32. A level between equal edges cannot
+    # occur.
     edges: NDArray[np.uint64]
 
 
@@ -144,19 +130,28 @@ def _sizes(n_attributes: int, n_levels: int) -> list[int]:
     for _ in range(60):  # the largest size, by bisection
         middle = (low + high) / 2
         tried = np.floor(2 * (middle / 2) ** place).astype(np.int64)
-        low, high, sizes = (middle, high, tried) if tried.sum() <= n_levels else (low, middle, sizes)
+        low, high, sizes = (
+            (middle, high, tried) if tried.sum() <= n_levels else (low, middle, sizes)
+        )
     sizes[: n_levels - int(sizes.sum())] += 1
-    return [int(size) for size in Generator(PCG64(SeedSequence([n_attributes, n_levels]))).permutation(sizes)]
+    return [
+        int(size)
+        for size in Generator(PCG64(SeedSequence([n_attributes, n_levels]))).permutation(sizes)
+    ]
 
 
-def _table(relation: _Relation, n_parent: int, base: NDArray[np.float64], rng: Generator) -> NDArray[np.float64]:
+def _table(
+    relation: _Relation, n_parent: int, base: NDArray[np.float64], rng: Generator
+) -> NDArray[np.float64]:
     """Probability of each level given each level of the parent: a distribution without the parent, mixed with a peak that moves with it."""
     least, most, exclusive = relation.value
     n = len(base)
     weight = rng.uniform(least, most)
     centre = (np.arange(n_parent) + 0.5) / n_parent * n
     peak = np.exp(-np.abs(np.arange(n) + 0.5 - centre[:, None]) / max(0.5, n / 20))
-    table: NDArray[np.float64] = (1 - weight) * base + weight * peak / peak.sum(axis=1, keepdims=True)
+    table: NDArray[np.float64] = (1 - weight) * base + weight * peak / peak.sum(
+        axis=1, keepdims=True
+    )
     if exclusive:  # impossible pairs, as children are not married: the parent's first third of levels occurs with the first third only
         table[: -(-n_parent // 3), -(-n // 3) :] = 0
     table /= table.sum(axis=1, keepdims=True)
@@ -166,7 +161,9 @@ def _table(relation: _Relation, n_parent: int, base: NDArray[np.float64], rng: G
 def _model(sizes: list[int], seed: int) -> list[_Attribute]:
     """The distribution of the table: a tree in which attribute i is a child of attribute (i - 1) // 2, whatever the number of rows."""
     attributes = []
-    for number, (size, child) in enumerate(zip(sizes, SeedSequence(seed).spawn(len(sizes)), strict=True)):
+    for number, (size, child) in enumerate(
+        zip(sizes, SeedSequence(seed).spawn(len(sizes)), strict=True)
+    ):
         rng = Generator(PCG64(child))
         zipf = np.arange(1, size + 1) ** -rng.uniform(*_SKEW)
         base = rng.permutation(zipf / zipf.sum())
@@ -178,7 +175,12 @@ def _model(sizes: list[int], seed: int) -> list[_Attribute]:
     return attributes
 
 
-def _draw_levels(uniform: NDArray[np.uint32], given: NDArray[np.integer], edges: NDArray[np.uint64], out: NDArray[np.integer]) -> None:
+def _draw_levels(
+    uniform: NDArray[np.uint32],
+    given: NDArray[np.integer],
+    edges: NDArray[np.uint64],
+    out: NDArray[np.integer],
+) -> None:
     for row in range(len(uniform)):
         u, line = uniform[row], given[row]
         low, n_left = 0, edges.shape[1]
@@ -192,20 +194,28 @@ def _draw_levels(uniform: NDArray[np.uint32], given: NDArray[np.integer], edges:
 _draw: Callable[..., None] = numba.njit(nogil=True)(_draw_levels)
 
 
-def _codes(model: list[_Attribute], n_rows: int, rng: Generator, type_: type[np.signedinteger]) -> NDArray[np.signedinteger]:
+def _codes(
+    model: list[_Attribute], n_rows: int, rng: Generator, type_: type[np.signedinteger]
+) -> NDArray[np.signedinteger]:
     """Levels of `n_rows` rows, of shape (attributes, rows)."""
     codes = np.zeros((len(model), n_rows), type_)
     for out, attribute in zip(codes, model, strict=True):
         uniform = rng.integers(0, _ONE - 1, n_rows, dtype=np.uint32, endpoint=True)
-        _draw(uniform, codes[attribute.parent], attribute.edges, out)  # attribute 0 is its own parent, still all zeros
+        _draw(
+            uniform, codes[attribute.parent], attribute.edges, out
+        )  # attribute 0 is its own parent, still all zeros
     return codes
 
 
-def _blocks(model: list[_Attribute], schema: pa.Schema, n_rows: int, seed: int) -> Iterator[pa.Table]:
+def _blocks(
+    model: list[_Attribute], schema: pa.Schema, n_rows: int, seed: int
+) -> Iterator[pa.Table]:
     """The rows, one block at a time."""
     for number, first in enumerate(range(0, n_rows, _BLOCK_ROWS)):
         rng = Generator(PCG64(SeedSequence([seed, number])))
-        codes = _codes(model, min(_BLOCK_ROWS, n_rows - first), rng, schema.types[0].to_pandas_dtype())
+        codes = _codes(
+            model, min(_BLOCK_ROWS, n_rows - first), rng, schema.types[0].to_pandas_dtype()
+        )
         yield pa.table(list(codes), schema=schema)
 
 
@@ -244,35 +254,24 @@ def simulate_census(
     Parameters
     ----------
     out
-        Local folder, made with its parents; it must be missing or empty. Receives `people-00000.parquet`, ...: row groups of at
-        most 131,072 rows, dictionary-encoded, not compressed, columns `a00`, `a01`, ... int8 (all int16 if one has more than
-        128 levels), each 0..levels - 1. `<out>-schema.yaml` declares every one of them privatised; it must not exist.
-    n_rows
-        People, at least 1.
-    n_attributes
-        Columns, 1..10,000.
+        Local folder, made with its parents; it must be missing or empty. Receives
+        `people-00000.parquet`, ...: row groups of at most 131,072 rows, dictionary-encoded, not
+        compressed, columns `a00`, `a01`, ... int8 (all int16 if one has more than 128 levels), each
+        0..levels - 1. `<out>-schema.yaml` declares every one of them privatised; it must not exist.
     n_levels
-        Levels of all attributes together, 2 to 64 per attribute. By default in proportion to 674 for 27; 2 * n_attributes makes every
-        attribute binary.
+        Levels of all attributes together, 2 to 64 per attribute. By default in proportion to 674
+        for 27; 2 * n_attributes makes every attribute binary.
     seed
-        0..2**64 - 1. It fixes the distribution of the table, and the rows. Equal arguments, equal rows, under one version of numpy;
-        `rows_per_file` changes none.
-    rows_per_file
-        Rows of each file but the last, 1..2**26.
+        0..2**64 - 1. It fixes the distribution of the table, and the rows. Equal arguments, equal
+        rows, under one version of numpy; `rows_per_file` changes none.
     on_file
         Called after each file with the number of files written and the number of files in total.
 
     Returns
     -------
     dict
-        `rows`, `attributes`, `levels`, `files`, `bytes` (without the schema's), `schema` (its path).
-
-    Raises
-    ------
-    UsageError
-        A number is out of its range, or `out` is a URL.
-    OutputError
-        `out` is not empty, the schema's file exists, or one cannot be written; files already complete stay there.
+        `rows`, `attributes`, `levels`, `files`, `bytes` (without the schema's), `schema` (its
+        path).
 
     Privacy
     -------
@@ -289,8 +288,9 @@ def simulate_census(
 
     References
     ----------
-    H. J. Asghar, M. Ding, T. Rakotoarivelo, S. Mrabet, M. A. Kaafar (2020), Differentially Private Release of Datasets using Gaussian Copula,
-    Journal of Privacy and Confidentiality 10(2): the size of its largest table, 5,240,260 rows of 27 attributes with 674 levels.
+    H. J. Asghar, M. Ding, T. Rakotoarivelo, S. Mrabet, M. A. Kaafar (2020), Differentially Private
+    Release of Datasets using Gaussian Copula, Journal of Privacy and Confidentiality 10(2): the
+    size of its largest table, 5,240,260 rows of 27 attributes with 674 levels.
     """
     if n_levels is None:
         n_levels = max(2, n_attributes * CENSUS_LEVELS // CENSUS_ATTRIBUTES)
@@ -318,7 +318,10 @@ def simulate_census(
         n_left = min(rows_per_file, n_rows - number * rows_per_file)
         path = folder / f"people-{number:05d}.parquet"
         # the dictionary packs a value into as many bits as its levels need: nothing is left to compress, and no file is read faster
-        with stage(path) as temporary, pq.ParquetWriter(temporary, schema, compression="none", store_schema=False) as writer:
+        with (
+            stage(path) as temporary,
+            pq.ParquetWriter(temporary, schema, compression="none", store_schema=False) as writer,
+        ):
             while n_left:
                 piece = rest[:n_left]
                 writer.write_table(piece)
@@ -329,20 +332,55 @@ def simulate_census(
             on_file(number + 1, n_files)
     with stage(place) as temporary:
         temporary.write_text(_schema_text(names, sizes), encoding="utf-8")
-    return {"rows": n_rows, "attributes": n_attributes, "levels": n_levels, "files": n_files, "bytes": bytes_, "schema": str(place)}
+    return {
+        "rows": n_rows,
+        "attributes": n_attributes,
+        "levels": n_levels,
+        "files": n_files,
+        "bytes": bytes_,
+        "schema": str(place),
+    }
 
 
 ML25M_ROWS: Final = 25_000_095
 ML25M_USERS: Final = 162_541
 ML25M_MOVIES: Final = 59_047
-ML25M_RATING_COUNTS: Final = (393_068, 776_815, 399_490, 1_640_868, 1_262_797, 4_896_928, 3_177_318, 6_639_798, 2_200_539, 3_612_474)
+ML25M_RATING_COUNTS: Final = (
+    393_068,
+    776_815,
+    399_490,
+    1_640_868,
+    1_262_797,
+    4_896_928,
+    3_177_318,
+    6_639_798,
+    2_200_539,
+    3_612_474,
+)
 
 _USER_VARIANCE, _MOVIE_VARIANCE = 0.2, 0.25
-_MIN_ACTIVITY, _MEDIAN_EXCESS, _EXCESS_SIGMA = 20.0, 51.0, 1.389  # 20 + lognormal: median 71, mean 154
-_ZIPF_EXPONENT, _ZIPF_OFFSET = 2.14, 350.0  # at 59,047 movies: the top one has 0.326 % of the ratings, the median one 6 of 25 million
-_FIRST_SECOND, _LAST_SECOND = 789_609_600, 1_574_380_799  # 1995-01-09T00:00:00Z, 2019-11-21T23:59:59Z
+_MIN_ACTIVITY, _MEDIAN_EXCESS, _EXCESS_SIGMA = (
+    20.0,
+    51.0,
+    1.389,
+)  # 20 + lognormal: median 71, mean 154
+_ZIPF_EXPONENT, _ZIPF_OFFSET = (
+    2.14,
+    350.0,
+)  # at 59,047 movies: the top one has 0.326 % of the ratings, the median one 6 of 25 million
+_FIRST_SECOND, _LAST_SECOND = (
+    789_609_600,
+    1_574_380_799,
+)  # 1995-01-09T00:00:00Z, 2019-11-21T23:59:59Z
 _INT32_MAX = (1 << 31) - 1
-_SCHEMA = pa.schema([("userId", pa.int32()), ("movieId", pa.int32()), ("rating", pa.float32()), ("timestamp", pa.int64())])
+_SCHEMA = pa.schema(
+    [
+        ("userId", pa.int32()),
+        ("movieId", pa.int32()),
+        ("rating", pa.float32()),
+        ("timestamp", pa.int64()),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,7 +408,9 @@ def _activity(n_rows: int, n_users: int, rng: Generator) -> NDArray[np.int64]:
 def _movie_rank(uniform: NDArray[np.float64], n_movies: int) -> NDArray[np.int64]:
     """Rank (0 is the most popular) at quantiles of a discretised Zipf-Mandelbrot law cut at `n_movies`, by inversion."""
     tail: float = (1 + n_movies / _ZIPF_OFFSET) ** (1 - _ZIPF_EXPONENT)
-    place: NDArray[np.float64] = _ZIPF_OFFSET * ((1 - uniform * (1 - tail)) ** (1 / (1 - _ZIPF_EXPONENT)) - 1)
+    place: NDArray[np.float64] = _ZIPF_OFFSET * (
+        (1 - uniform * (1 - tail)) ** (1 / (1 - _ZIPF_EXPONENT)) - 1
+    )
     return place.clip(max=n_movies - 1).astype(np.int64)
 
 
@@ -380,10 +420,13 @@ def _movie_shares(n_movies: int) -> NDArray[np.float64]:
     return np.diff(-beyond / (1 - beyond[-1]))
 
 
-def _effects(shares: NDArray[np.float64], variance: float, rng: Generator) -> tuple[NDArray[np.float32], float]:
+def _effects(
+    shares: NDArray[np.float64], variance: float, rng: Generator
+) -> tuple[NDArray[np.float32], float]:
     """Effects that are N(0, `variance`) when weighted by `shares`, in random order, and the weighted variance reached.
 
-    Weighted normal scores, not free draws: a movie with 0.3 % of the ratings would otherwise move the marginal.
+    Weighted normal scores, not free draws: a movie with 0.3 % of the ratings would otherwise move
+    the marginal.
     """
     order = rng.permutation(len(shares))
     ordered = shares[order]
@@ -396,7 +439,9 @@ def _effects(shares: NDArray[np.float64], variance: float, rng: Generator) -> tu
 
 def _population(n_rows: int, n_users: int, n_movies: int, seed: int) -> _Population:
     """Fix the users and movies of a table."""
-    activity_rng, user_rng, start_rng, movie_rng, id_rng = (Generator(PCG64(child)) for child in SeedSequence(seed).spawn(5))
+    activity_rng, user_rng, start_rng, movie_rng, id_rng = (
+        Generator(PCG64(child)) for child in SeedSequence(seed).spawn(5)
+    )
     counts = _activity(n_rows, n_users, activity_rng)
     user_effects, user_variance = _effects(counts / n_rows, _USER_VARIANCE, user_rng)
     movie_effects, movie_variance = _effects(_movie_shares(n_movies), _MOVIE_VARIANCE, movie_rng)
@@ -422,7 +467,10 @@ def _ratings(latent: NDArray[np.float32]) -> NDArray[np.float32]:
 def _rows(population: _Population, first: int, last: int, rng: Generator) -> pa.Table:
     """Rows `first` to `last` (not included) of the table, sorted by user."""
     n, ends = last - first, population.user_ends
-    users = slice(int(np.searchsorted(ends, first, side="right")), int(np.searchsorted(ends, last - 1, side="right")) + 1)
+    users = slice(
+        int(np.searchsorted(ends, first, side="right")),
+        int(np.searchsorted(ends, last - 1, side="right")) + 1,
+    )
     upto = np.minimum(ends[users], last)
     per_user = np.ediff1d(upto, to_begin=upto[0] - first)
     rank = _movie_rank(rng.random(n), len(population.movie_ids))
@@ -446,7 +494,14 @@ def _write(table: pa.Table, path: Path) -> int:
     """Write one file and return its bytes."""
     with stage(path) as temporary:
         repetitive = table.column_names[:3]  # a dictionary of the timestamps would only cost time
-        pq.write_table(table, temporary, compression="zstd", row_group_size=len(table), use_dictionary=repetitive, store_schema=False)
+        pq.write_table(
+            table,
+            temporary,
+            compression="zstd",
+            row_group_size=len(table),
+            use_dictionary=repetitive,
+            store_schema=False,
+        )
         return temporary.stat().st_size
 
 
@@ -465,15 +520,16 @@ def simulate_movielens(
     Parameters
     ----------
     out
-        Local folder, made with its parents; it must be missing or empty. Receives `ratings-00000.parquet`, ...: zstd, one row group
-        each, columns `userId` int32 (1..n_users), `movieId` int32 (1..n_movies), `rating` float32 (0.5, 1, ..., 5), `timestamp` int64
-        (seconds since 1970, 1995-01-09 to 2019-11-21 UTC).
-    n_rows
-        Ratings in total, at least 1.
+        Local folder, made with its parents; it must be missing or empty. Receives
+        `ratings-00000.parquet`, ...: zstd, one row group each, columns `userId` int32 (1..n_users),
+        `movieId` int32 (1..n_movies), `rating` float32 (0.5, 1, ..., 5), `timestamp` int64 (seconds
+        since 1970, 1995-01-09 to 2019-11-21 UTC).
     n_users
-        Users, 1..n_rows, each with at least one rating. By default as many as leave 153.8 ratings per user.
+        Users, 1..n_rows, each with at least one rating. By default as many as leave 153.8 ratings
+        per user.
     n_movies
-        Movies that can be rated, at least 1. By default 59,047 * (n_rows / 25,000,095)**0.6, at most 59,047.
+        Movies that can be rated, at least 1. By default 59,047 * (n_rows / 25,000,095)**0.6, at
+        most 59,047.
     seed
         0..2**64 - 1. Equal arguments, equal tables, under one version of numpy.
     rows_per_file
@@ -481,44 +537,42 @@ def simulate_movielens(
     on_file
         Called after each file with the number of files written and the number of files in total.
 
-    Returns
-    -------
-    dict
-        `rows`, `users`, `movies` (the movies that were rated), `files`, `bytes`.
-
-    Raises
-    ------
-    UsageError
-        A number is out of its range, or `out` is a URL.
-    OutputError
-        `out` is not empty or cannot be written; files already complete stay there.
-
     Privacy
     -------
     The table is simulated from published figures: it describes no person.
 
     Notes
     -----
-    Row i of user u rates movie m by thresholding a standard normal latent a_u + b_m + e_i at the normal quantiles of ML-25M's cumulative
-    rating frequencies, with variances 0.2, 0.25 and 0.55. The effects a and b are normal scores weighted by the ratings each user or
-    movie receives, and the variance of e makes up what few users or movies lack, so the marginal distribution of the rating is ML-25M's (nearly
-    so for a handful of movies, whose effects are not normal). Ratings per user are in the proportions of 20 + 51 exp(1.389 z), z at
-    stratified normal quantiles: at the default scale at least 20, median 71, mean 153.8. Movies are drawn with P(rank >= r) falling as
-    (1 + r/350)**-1.14, cut at n_movies: at 25 million rows 0.33 % for the first, 6 ratings for the median one, none for one in twenty.
+    Row i of user u rates movie m by thresholding a standard normal latent a_u + b_m + e_i at the
+    normal quantiles of ML-25M's cumulative rating frequencies, with variances 0.2, 0.25 and 0.55.
+    The effects a and b are normal scores weighted by the ratings each user or movie receives, and
+    the variance of e makes up what few users or movies lack, so the marginal distribution of the
+    rating is ML-25M's (nearly so for a handful of movies, whose effects are not normal). Ratings
+    per user are in the proportions of 20 + 51 exp(1.389 z), z at stratified normal quantiles: at
+    the default scale at least 20, median 71, mean 153.8. Movies are drawn with P(rank >= r) falling
+    as (1 + r/350)**-1.14, cut at n_movies: at 25 million rows 0.33 % for the first, 6 ratings for
+    the median one, none for one in twenty.
 
-    Unlike the original: **a user may rate a movie twice** (draws are with replacement: a fifth of the rows repeat an earlier pair), ids are
-    contiguous, a user's rows are in no order, and popularity, effects, ids, activity and time are independent of each other.
+    Unlike the original: **a user may rate a movie twice** (draws are with replacement: a fifth of
+    the rows repeat an earlier pair), ids are contiguous, a user's rows are in no order, and
+    popularity, effects, ids, activity and time are independent of each other.
 
     References
     ----------
-    F. M. Harper and J. A. Konstan (2015), The MovieLens Datasets: History and Context, ACM TiiS 5(4), 19. Ratings, users, dates and the least
-    activity: https://files.grouplens.org/datasets/movielens/ml-25m-README.html (62,423 movies, tagged ones included). The rest: ratings.csv.
+    F. M. Harper and J. A. Konstan (2015), The MovieLens Datasets: History and Context, ACM TiiS
+    5(4), 19. Ratings, users, dates and the least activity:
+    https://files.grouplens.org/datasets/movielens/ml-25m-README.html (62,423 movies, tagged ones
+    included). The rest: ratings.csv.
     """
     if n_users is None:
         n_users = max(1, n_rows * ML25M_USERS // ML25M_ROWS)
     if n_movies is None:
         n_movies = round(ML25M_MOVIES * (min(max(n_rows, 1), ML25M_ROWS) / ML25M_ROWS) ** 0.6)
-    ranges = {"n_rows": (n_rows, 1, 1 << 53), "n_users": (n_users, 1, min(n_rows, _INT32_MAX)), "n_movies": (n_movies, 1, _INT32_MAX)}
+    ranges = {
+        "n_rows": (n_rows, 1, 1 << 53),
+        "n_users": (n_users, 1, min(n_rows, _INT32_MAX)),
+        "n_movies": (n_movies, 1, _INT32_MAX),
+    }
     ranges |= {"seed": (seed, *SEEDS), "rows_per_file": (rows_per_file, 1, _MAX_ROWS_PER_FILE)}
     check_ranges(ranges)
     check_local(out)
@@ -529,12 +583,20 @@ def simulate_movielens(
     bytes_ = 0
     for number in range(n_files):
         rng = Generator(PCG64(SeedSequence([seed, number])))
-        table = _rows(population, number * rows_per_file, min(n_rows, (number + 1) * rows_per_file), rng)
+        table = _rows(
+            population, number * rows_per_file, min(n_rows, (number + 1) * rows_per_file), rng
+        )
         rated[table["movieId"].to_numpy()] = True
         bytes_ += _write(table, folder / f"ratings-{number:05d}.parquet")
         if on_file is not None:
             on_file(number + 1, n_files)
-    return {"rows": n_rows, "users": n_users, "movies": int(rated.sum()), "files": n_files, "bytes": bytes_}
+    return {
+        "rows": n_rows,
+        "users": n_users,
+        "movies": int(rated.sum()),
+        "files": n_files,
+        "bytes": bytes_,
+    }
 
 
 __all__ = [

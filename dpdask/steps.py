@@ -15,8 +15,6 @@ def step(name: str, level: int = logging.INFO) -> Iterator[None]:
 
     Parameters
     ----------
-    name
-        What is done.
     level
         The records' level; steps below INFO are shown on terminals, and are left out of logs.
     """

@@ -1,8 +1,9 @@
 """Keyed secure random streams: (run key, mechanism id, fragment id) -> the words of AES-128 in counter mode.
 
-A draw is a pure function of these three, so a task that runs twice draws the same noise: a retry, a lost worker or a
-resumed run is never a second release. The key is 256 bits from the operating system; each stream's AES key is the keyed
-BLAKE2b of its identifiers (docs/explanation/design.md, Streams).
+A draw is a pure function of these three, so a task that runs twice draws the same noise: a retry, a
+lost worker or a resumed run is never a second release. The key is 256 bits from the operating
+system; each stream's AES key is the keyed BLAKE2b of its identifiers (docs/explanation/design.md,
+Streams).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _PERSON = b"dpdask stream %d" % STREAM_FORMAT
 _BLOCK_BYTES = 16
 _TOGETHER = 2**12  # blocks that are encrypted at once: counters and words stay in the cache
 _COUNTERS = np.stack([np.arange(_TOGETHER, dtype="<u8"), np.zeros(_TOGETHER, dtype="<u8")], axis=1)
-_STEP = np.tile(np.array([_TOGETHER, 0], dtype="<u8"), (_TOGETHER, 1))  # to add both halves is faster than to skip one
+_STEP = np.tile(
+    np.array([_TOGETHER, 0], dtype="<u8"), (_TOGETHER, 1)
+)  # to add both halves is faster than to skip one
 _COUNTERS.setflags(write=False)
 _STEP.setflags(write=False)
 
@@ -34,15 +37,10 @@ _STEP.setflags(write=False)
 class RunKey:
     """The 256-bit secret of one run; it refuses to be printed, pickled or tokenised.
 
-    Parameters
-    ----------
-    secret
-        32 bytes.
-
     Privacy
     -------
-    Whoever holds the key can redraw every noise value of the run and so undo it. It is therefore never put in a Dask
-    graph: tasks are handed the place of its file and read it there.
+    Whoever holds the key can redraw every noise value of the run and so undo it. It is therefore
+    never put in a Dask graph: tasks are handed the place of its file and read it there.
     """
 
     __slots__ = ("__secret",)
@@ -63,8 +61,6 @@ class RunKey:
 
         Parameters
         ----------
-        seed
-            The seed.
         release
             The number of the release in its series: each has another key.
         """
@@ -91,15 +87,10 @@ class RunKey:
 class Stream:
     """The words of one randomised call: AES-128 of the little-endian counters 0, 1, 2 and so on, two words a block.
 
-    Parameters
-    ----------
-    key
-        16 bytes, of this stream alone.
-
     Privacy
     -------
-    Whoever holds the key can draw the words again. A stream is never pickled or copied: the copy would repeat words. Threads that share
-    one get different words.
+    Whoever holds the key can draw the words again. A stream is never pickled or copied: the copy
+    would repeat words. Threads that share one get different words.
     """
 
     __slots__ = ("_cipher", "_lock", "_n_drawn")
@@ -118,13 +109,17 @@ class Stream:
         first, skipped = divmod(self._n_drawn, 2)
         n_blocks = (skipped + n + 1) // 2
         counters = _COUNTERS[: n_blocks or 1].copy()
-        out = np.empty(2 * n_blocks + 2, dtype="<u8")  # the cipher asks for almost a block more than it writes
+        out = np.empty(
+            2 * n_blocks + 2, dtype="<u8"
+        )  # the cipher asks for almost a block more than it writes
         given, room = counters.data.cast("B"), out.data.cast("B")
         counters[:, 0] += np.uint64(first)
         for done in range(0, n_blocks, _TOGETHER):
             if done:
                 counters += _STEP
-            self._cipher.update_into(given[: (n_blocks - done) * _BLOCK_BYTES], room[done * _BLOCK_BYTES :])
+            self._cipher.update_into(
+                given[: (n_blocks - done) * _BLOCK_BYTES], room[done * _BLOCK_BYTES :]
+            )
         self._n_drawn += n
         return out[skipped : skipped + n].astype(np.uint64, copy=False)
 
@@ -153,8 +148,6 @@ def stream(key: RunKey, mechanism_id: str, fragment_id: str) -> Stream:
 
     Parameters
     ----------
-    key
-        The run's key.
     mechanism_id
         Names the randomised call, for instance `dip/rating`; two calls never share one.
     fragment_id
@@ -168,10 +161,13 @@ def stream(key: RunKey, mechanism_id: str, fragment_id: str) -> Stream:
 def words(rng: Rng, *shape: int) -> NDArray[np.uint64]:
     """Return the next raw 64-bit words, uniform on 0..2**64-1.
 
-    Raw words, not numpy's distributions: numpy may change how those use the words, and a resumed run must not notice.
+    Raw words, not numpy's distributions: numpy may change how those use the words, and a resumed
+    run must not notice.
     """
     n = math.prod(shape)
-    raw: NDArray[np.uint64] = rng.draw(n) if isinstance(rng, Stream) else np.asarray(rng.bit_generator.random_raw(n))
+    raw: NDArray[np.uint64] = (
+        rng.draw(n) if isinstance(rng, Stream) else np.asarray(rng.bit_generator.random_raw(n))
+    )
     return raw.reshape(shape)
 
 
@@ -182,8 +178,6 @@ class Streams:
     ----------
     read_key
         Reads the run's key; called when a stream is first asked for.
-    fragment_id
-        Names the part.
     """
 
     def __init__(self, read_key: Callable[[], RunKey], fragment_id: str) -> None:

@@ -16,14 +16,18 @@ Versions = Mapping[str, str | None]
 def find_versions(libraries: tuple[str, ...] = LIBRARIES) -> dict[str, str | None]:
     """Return the versions of Python, dpdask, its streams' format and some libraries in this process; None for what is missing.
 
-    The function needs nothing of this module, so it can be sent by value to a process without dpdask.
+    The function needs nothing of this module, so it can be sent by value to a process without
+    dpdask.
     """
     import importlib
     import sys
     from importlib.metadata import PackageNotFoundError, version
 
     found: dict[str, str | None] = {"Python": f"{sys.version_info[0]}.{sys.version_info[1]}"}
-    for name, module, attribute in (("dpdask", "dpdask.version", "__version__"), ("stream format", "dpdask.streams", "STREAM_FORMAT")):
+    for name, module, attribute in (
+        ("dpdask", "dpdask.version", "__version__"),
+        ("stream format", "dpdask.streams", "STREAM_FORMAT"),
+    ):
         try:
             found[name] = str(getattr(importlib.import_module(module), attribute, None))
         except ImportError:
@@ -40,15 +44,7 @@ own_versions = functools.cache(find_versions)
 
 
 def compare_versions(found: Versions, wanted: Versions) -> str:
-    """Return the first version that differs, as `numba 0.60.0, and the driver has 0.61.2`; empty if all agree.
-
-    Parameters
-    ----------
-    found
-        The versions of a worker.
-    wanted
-        Those of the driver.
-    """
+    """Return the first version that differs, as `numba 0.60.0, and the driver has 0.61.2`; empty if all agree."""
     for name, version in wanted.items():
         there = found.get(name)
         if there != version:
@@ -58,31 +54,21 @@ def compare_versions(found: Versions, wanted: Versions) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The driver's versions in a task: where it is unpickled, they are compared with those there.
+    """The driver's versions in a task: where it is unpickled, they are compared with those there."""
 
-    Attributes
-    ----------
-    differs
-        How they differ, as `compare_versions` tells; empty if they agree.
-    """
-
-    differs: str = ""
+    differs: str = ""  # how they differ, as `compare_versions` tells; empty if they agree
 
     def __reduce__(self) -> tuple[Any, ...]:
         # no exception there: a worker that cannot unpickle a task closes its connection, and says nothing to the driver
         return _compare_here, (own_versions(),)
 
     def check(self) -> None:
-        """Check that this process has the driver's versions.
-
-        Raises
-        ------
-        TemporaryError
-            If it has not.
-        """
+        """Check that this process has the driver's versions."""
         if self.differs:
             hint = "install the same versions on every worker, and run again to resume"
-            raise TemporaryError(f"a worker joined with another version: {self.differs}", "cluster", hint)
+            raise TemporaryError(
+                f"a worker joined with another version: {self.differs}", "cluster", hint
+            )
 
 
 def _compare_here(wanted: Versions) -> Stamp:

@@ -24,15 +24,31 @@ from e2e.helpers import processes, spare_the_disk
 from faults.drivers import Drivers, serving
 from hypothesis import settings
 from services.browser import browser  # noqa: F401  # a fixture
-from services.stores import azurite_server, open_store, radosgw_server, remote_store, shared_folder, store  # noqa: F401  # fixtures
+from services.stores import (  # noqa: F401  # fixtures
+    azurite_server,
+    open_store,
+    radosgw_server,
+    remote_store,
+    shared_folder,
+    store,
+)
 
 from dpdask.jobs import spec
 
-PRELOADED = ["distributed", "distributed.nanny", "dask.dataframe", "dpdask.jobs.run", "dpdask.engine.work", "dpdask.mechanisms.dip.columns"]
+PRELOADED = [
+    "distributed",
+    "distributed.nanny",
+    "dask.dataframe",
+    "dpdask.jobs.run",
+    "dpdask.engine.work",
+    "dpdask.mechanisms.dip.columns",
+]
 
 # the same examples everywhere, and no deadline on machines that are shared
 settings.register_profile("dpdask", deadline=None, derandomize=True, database=None, max_examples=30)
-settings.register_profile("thorough", deadline=None, derandomize=True, database=None, max_examples=100)
+settings.register_profile(
+    "thorough", deadline=None, derandomize=True, database=None, max_examples=100
+)
 settings.load_profile("dpdask")
 
 
@@ -44,7 +60,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 def has_room(folder: Path, n_bytes: int) -> bool:
     """Return whether a file system in memory can be written, may hold programs, and has room."""
-    if not (folder.is_dir() and os.access(folder, os.W_OK)) or psutil.virtual_memory().available < 2 * n_bytes:
+    if (
+        not (folder.is_dir() and os.access(folder, os.W_OK))
+        or psutil.virtual_memory().available < 2 * n_bytes
+    ):
         return False
     system = os.statvfs(folder)
     return system.f_bavail * system.f_frsize >= n_bytes and not system.f_flag & os.ST_NOEXEC
@@ -67,7 +86,9 @@ if "TMPDIR" not in os.environ and has_room(Path("/dev/shm"), 4 * 2**30):
     IN_MEMORY = Path(tempfile.mkdtemp(prefix="dpdask-tests-", dir="/dev/shm"))
     IN_MEMORY.chmod(0o711)  # some tests start a process of another user
     os.environ["TMPDIR"] = tempfile.tempdir = str(IN_MEMORY)
-    Finalize(None, free_memory, (IN_MEMORY, os.getpid()), exitpriority=-1000)  # after what multiprocessing has there
+    Finalize(
+        None, free_memory, (IN_MEMORY, os.getpid()), exitpriority=-1000
+    )  # after what multiprocessing has there
 gc.disable()  # what is imported and collected stays: to look for garbage in it is a quarter of the time
 
 
@@ -98,7 +119,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("few") and item.get_closest_marker("slow") is None:
             with_few.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in with_few.values():
-        values = [{name: repr(value) for name, value in item.callspec.params.items()} for item in cases]  # `indices` number cases in pytest 9
+        values = [
+            {name: repr(value) for name, value in item.callspec.params.items()} for item in cases
+        ]  # `indices` number cases in pytest 9
         few = choose_few(values, *cases[0].get_closest_marker("few").args)
         for number, item in enumerate(cases):
             if number not in few:

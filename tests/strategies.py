@@ -15,14 +15,33 @@ from dpdask.schema import Schema
 
 EXACT = 2**53
 
-INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+INTEGERS = [
+    pa.int8(),
+    pa.int16(),
+    pa.int32(),
+    pa.int64(),
+    pa.uint8(),
+    pa.uint16(),
+    pa.uint32(),
+    pa.uint64(),
+]
 FLOATS = [pa.float16(), pa.float32(), pa.float64()]
 DECIMALS = [pa.decimal32(7, 2), pa.decimal64(12, 2), pa.decimal128(20, 2), pa.decimal256(50, 2)]
 TEXTS = [pa.string(), pa.large_string(), pa.string_view()]
 TIMES = [
     pa.date32(),
     pa.date64(),
-    *(pa.timestamp(unit, tz=tz) for unit, tz in [("s", None), ("ms", "UTC"), ("us", "Europe/Amsterdam"), ("us", None), ("ns", None), ("ns", "UTC")]),
+    *(
+        pa.timestamp(unit, tz=tz)
+        for unit, tz in [
+            ("s", None),
+            ("ms", "UTC"),
+            ("us", "Europe/Amsterdam"),
+            ("us", None),
+            ("ns", None),
+            ("ns", "UTC"),
+        ]
+    ),
 ]
 NUMBERS = [*INTEGERS, *FLOATS, *DECIMALS]
 LEVEL_TYPES = [*NUMBERS, *TEXTS, *TIMES, pa.bool_()]
@@ -40,7 +59,11 @@ class ColumnCase:
 
     @property
     def type(self) -> pa.DataType:
-        return self.array.type.value_type if pa.types.is_dictionary(self.array.type) else self.array.type
+        return (
+            self.array.type.value_type
+            if pa.types.is_dictionary(self.array.type)
+            else self.array.type
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +78,18 @@ class TableCase:
 def as_array(values: list[Any], type_: pa.DataType) -> pa.Array:
     """Return Python numbers, texts, dates or truths (None is null) as an Arrow array; whole numbers become times by their own unit."""
     if pa.types.is_decimal(type_):
-        return pa.array([None if value is None else Decimal(str(value)) for value in values], type=type_)
+        return pa.array(
+            [None if value is None else Decimal(str(value)) for value in values], type=type_
+        )
     if pa.types.is_floating(type_):
         return pa.array(values, type=pa.float64()).cast(type_)
     if pa.types.is_date(type_) or pa.types.is_timestamp(type_):
         days = all(value is None or isinstance(value, dt.date) for value in values)
-        whole = pa.array(values, type=pa.date32()) if days else pa.array(values, type=pa.int32() if pa.types.is_date(type_) else pa.int64())
+        whole = (
+            pa.array(values, type=pa.date32())
+            if days
+            else pa.array(values, type=pa.int32() if pa.types.is_date(type_) else pa.int64())
+        )
         return (whole.cast(pa.date32()) if pa.types.is_date(type_) else whole).cast(type_)
     return pa.array(values, type=type_)
 
@@ -92,26 +121,45 @@ def level_columns(draw: st.DrawFn, n_rows: int) -> ColumnCase:
     kind = draw(st.sampled_from(["discrete", "categorical"])) if sortable else "categorical"
     levels = sorted(levels) if kind == "discrete" else levels
     nulls = draw(st.sampled_from(["refuse", "level"]))
-    values = draw(st.lists(st.sampled_from([*levels, None] if nulls == "level" else levels), min_size=n_rows, max_size=n_rows))
+    values = draw(
+        st.lists(
+            st.sampled_from([*levels, None] if nulls == "level" else levels),
+            min_size=n_rows,
+            max_size=n_rows,
+        )
+    )
     array = as_array(values, type_)
     if type_ in (pa.string(), pa.large_string(), pa.int64(), pa.date32()) and draw(st.booleans()):
         array = array.dictionary_encode()
     coded = ([None] if nulls == "level" else []) + levels
     refused = _not_null_refusals(values, type_, nulls)
-    strange = draw(_level_values(type_).filter(lambda value: value not in levels)) if type_ != pa.bool_() or len(levels) == 1 else None
+    strange = (
+        draw(_level_values(type_).filter(lambda value: value not in levels))
+        if type_ != pa.bool_() or len(levels) == 1
+        else None
+    )
     if strange is not None:
         refused.append(as_array([*values, strange], type_))
     if pa.types.is_floating(type_):
-        refused += [as_array([*values, bad], type_) for bad in (float("nan"), float("inf"), float("-inf"))]
+        refused += [
+            as_array([*values, bad], type_) for bad in (float("nan"), float("inf"), float("-inf"))
+        ]
     declared = {"role": "privatise", "kind": kind, "levels": levels, "nulls": nulls}
-    return ColumnCase(declared=declared, array=array, expected=[coded.index(value) for value in values], refused=refused)
+    return ColumnCase(
+        declared=declared,
+        array=array,
+        expected=[coded.index(value) for value in values],
+        refused=refused,
+    )
 
 
 def _range(type_: pa.DataType) -> tuple[int, int]:
     """Return whole numbers, well inside the type, that a column may take; of a time, in its own unit (of ns: microseconds)."""
     if pa.types.is_integer(type_):
         low, high = (
-            (0, 2**type_.bit_width - 1) if pa.types.is_unsigned_integer(type_) else (-(2 ** (type_.bit_width - 1)), 2 ** (type_.bit_width - 1) - 1)
+            (0, 2**type_.bit_width - 1)
+            if pa.types.is_unsigned_integer(type_)
+            else (-(2 ** (type_.bit_width - 1)), 2 ** (type_.bit_width - 1) - 1)
         )
         return max(low, -EXACT), min(high, EXACT)
     if pa.types.is_date(type_):
@@ -121,7 +169,9 @@ def _range(type_: pa.DataType) -> tuple[int, int]:
 
 def _as_stored(values: list[Any], type_: pa.DataType) -> pa.Array:
     nanoseconds = pa.types.is_timestamp(type_) and type_.unit == "ns"
-    return as_array([value * 1000 if nanoseconds and value is not None else value for value in values], type_)
+    return as_array(
+        [value * 1000 if nanoseconds and value is not None else value for value in values], type_
+    )
 
 
 @st.composite
@@ -129,11 +179,22 @@ def value_columns(draw: st.DrawFn, n_rows: int) -> ColumnCase:
     """Draw a continuous or mixed column."""
     type_ = draw(st.sampled_from(VALUE_TYPES))
     low, high = _range(type_)
-    bounds = draw(st.none() | st.lists(st.integers(low, high), min_size=2, max_size=2, unique=True).map(sorted))
+    bounds = draw(
+        st.none()
+        | st.lists(st.integers(low, high), min_size=2, max_size=2, unique=True).map(sorted)
+    )
     inside = st.integers(*(bounds or (low, high)))
-    inside = inside.map(lambda whole: max(bounds[0], whole - 0.5) if bounds else whole / 4) if pa.types.is_floating(type_) else inside
+    inside = (
+        inside.map(lambda whole: max(bounds[0], whole - 0.5) if bounds else whole / 4)
+        if pa.types.is_floating(type_)
+        else inside
+    )
     nulls = draw(st.sampled_from(["refuse", "level"]))
-    values = draw(st.lists(inside | st.none() if nulls == "level" else inside, min_size=n_rows, max_size=n_rows))
+    values = draw(
+        st.lists(
+            inside | st.none() if nulls == "level" else inside, min_size=n_rows, max_size=n_rows
+        )
+    )
     array = _as_stored(values, type_)
     refused = [*_not_null_refusals([], type_, nulls)]
     if pa.types.is_floating(type_):
@@ -144,9 +205,18 @@ def value_columns(draw: st.DrawFn, n_rows: int) -> ColumnCase:
         refused.append(_as_stored([bounds[0] - 1], type_))
     if bounds and bounds[1] < high:
         refused.append(_as_stored([bounds[1] + 1], type_))
-    declared = {"role": "privatise", "kind": "continuous", "bounds": bounds, "nulls": nulls, "outside": "refuse"}
+    declared = {
+        "role": "privatise",
+        "kind": "continuous",
+        "bounds": bounds,
+        "nulls": nulls,
+        "outside": "refuse",
+    }
     if type_ in NUMBERS and draw(st.booleans()):
-        declared |= {"kind": "mixed", "atoms": sorted(set(draw(st.lists(inside, min_size=1, max_size=3))))}
+        declared |= {
+            "kind": "mixed",
+            "atoms": sorted(set(draw(st.lists(inside, min_size=1, max_size=3)))),
+        }
     return ColumnCase(declared=declared, array=array, expected=values, refused=refused)
 
 
@@ -154,15 +224,29 @@ def value_columns(draw: st.DrawFn, n_rows: int) -> ColumnCase:
 def mixed_tables(draw: st.DrawFn, max_columns: int = 4, max_rows: int = 8) -> TableCase:
     """Draw a schema of privatised, kept and dropped columns, and a table that it accepts, in any order of columns."""
     n_rows = draw(st.integers(0, max_rows))
-    drawn = draw(st.lists(level_columns(n_rows) | value_columns(n_rows), min_size=1, max_size=max_columns))
+    drawn = draw(
+        st.lists(level_columns(n_rows) | value_columns(n_rows), min_size=1, max_size=max_columns)
+    )
     columns = {f"private{i}": case for i, case in enumerate(drawn)}
-    arrays = {name: case.array for name, case in columns.items()} | {"kept": pa.array(range(n_rows), pa.int64()), "dropped": pa.nulls(n_rows)}
+    arrays = {name: case.array for name, case in columns.items()} | {
+        "kept": pa.array(range(n_rows), pa.int64()),
+        "dropped": pa.nulls(n_rows),
+    }
     order = draw(st.permutations(list(arrays)))
-    declared = {name: case.declared for name, case in columns.items()} | {"kept": {"role": "keep"}, "dropped": {"role": "drop"}}
-    return TableCase(schema=Schema.from_dict({"columns": declared}), table=pa.table({name: arrays[name] for name in order}), columns=columns)
+    declared = {name: case.declared for name, case in columns.items()} | {
+        "kept": {"role": "keep"},
+        "dropped": {"role": "drop"},
+    }
+    return TableCase(
+        schema=Schema.from_dict({"columns": declared}),
+        table=pa.table({name: arrays[name] for name in order}),
+        columns=columns,
+    )
 
 
 def zeros_and_a_tail(seed: int, n_rows: int = 50_000, share: float = 0.96) -> np.ndarray:
     """Return whole numbers: that share of them 0, the rest log-normal up to 100,000."""
     rng = np.random.default_rng(seed)
-    return np.where(rng.random(n_rows) < share, 0.0, np.round(rng.lognormal(8.6, 1.1, n_rows))).clip(0.0, 1e5)
+    return np.where(
+        rng.random(n_rows) < share, 0.0, np.round(rng.lognormal(8.6, 1.1, n_rows))
+    ).clip(0.0, 1e5)

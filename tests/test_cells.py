@@ -24,7 +24,16 @@ INT, DAY, MICRO = pa.int32(), pa.date32(), pa.timestamp("us", tz="UTC")
 
 
 def value_codec(**changes: Any) -> ValueCodec:
-    return ValueCodec(**{"name": "v", "type": pa.float64(), "bounds": (0.0, 10.0), "atoms": (), "nulls": False, **changes})
+    return ValueCodec(
+        **{
+            "name": "v",
+            "type": pa.float64(),
+            "bounds": (0.0, 10.0),
+            "atoms": (),
+            "nulls": False,
+            **changes,
+        }
+    )
 
 
 def level_codec(levels: list[Any], type_: pa.DataType | None = None) -> LevelCodec:
@@ -47,7 +56,9 @@ GRIDS = {
     "whole": cells(value_codec(type=INT, bounds=(-5.0, 90.0)), 7),
     "each whole": cells(value_codec(type=INT, bounds=(1.0, 4.0)), 100),
     "mixed whole": cells(value_codec(type=INT, bounds=(0.0, 9.0), atoms=(0.0, 5.0)), 2),
-    "atoms fill it": cells(value_codec(type=INT, bounds=(0.0, 3.0), atoms=(0.0, 1.0, 3.0), nulls=True), 2),
+    "atoms fill it": cells(
+        value_codec(type=INT, bounds=(0.0, 3.0), atoms=(0.0, 1.0, 3.0), nulls=True), 2
+    ),
     "days": cells(value_codec(type=DAY, bounds=(-400.0, 400.0), atoms=(100.0,), nulls=True), 5),
     "moments": cells(value_codec(type=MICRO, bounds=(0.0, 2.0**52)), 9),
     "widest": cells(value_codec(type=pa.int64(), bounds=(-(2.0**53) + 2, 2.0**53)), 3),
@@ -57,7 +68,9 @@ GRIDS = {
     "declared later": cells(value_codec(), [2.0, 7.0]),
     "declared to the end": cells(value_codec(), [0.0, 5.0, 10.0]),
     "declared whole": cells(value_codec(type=INT, bounds=(1.0, 9.0)), [1, 4, 9]),
-    "declared float32": cells(value_codec(type=pa.float32(), bounds=(0.0, 1.0)), [0.0, 0.1, 0.3, 0.7]),
+    "declared float32": cells(
+        value_codec(type=pa.float32(), bounds=(0.0, 1.0)), [0.0, 0.1, 0.3, 0.7]
+    ),
     "declared at atoms": cells(value_codec(atoms=(0.0, 5.0, 10.0)), [0.0, 5.0, 7.0, 10.0]),
     "declared days": cells(value_codec(type=DAY, bounds=(0.0, 400.0)), [0, 31, 59]),
 }
@@ -76,10 +89,14 @@ def crossed(grid: Cells, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @EVERY
 def test_what_is_drawn_lies_in_its_cell_for_every_word(grid):
-    words = np.concatenate([WORDS, np.random.default_rng(0).integers(0, 2**64, 200, dtype=np.uint64)])
+    words = np.concatenate(
+        [WORDS, np.random.default_rng(0).integers(0, 2**64, 200, dtype=np.uint64)]
+    )
     codes, crossed_words = crossed(grid, words)
     drawn = grid.draw(codes, crossed_words)
-    assert drawn.type == (grid.codec.levels.type if isinstance(grid.codec, LevelCodec) else grid.codec.type)
+    assert drawn.type == (
+        grid.codec.levels.type if isinstance(grid.codec, LevelCodec) else grid.codec.type
+    )
     assert (grid.codes(drawn) == codes).all()  # encoding refuses what is outside the bounds
 
 
@@ -105,7 +122,11 @@ def test_edges_increase_and_cover_the_bounds(grid):
     assert (np.diff(grid.edges) > 0).all()
     low, high = grid.codec.bounds
     assert (grid.edges[0], grid.edges[-1]) == (low - 1 if grid.codec.lattice else low, high)
-    assert len(grid.possible) == grid.n_cells == int(grid.codec.nulls) + len(grid.codec.atoms) + len(grid.edges) - 1
+    assert (
+        len(grid.possible)
+        == grid.n_cells
+        == int(grid.codec.nulls) + len(grid.codec.atoms) + len(grid.edges) - 1
+    )
     assert set(grid.codec.atoms) <= set(grid.edges.tolist())
 
 
@@ -121,13 +142,18 @@ def test_levels_come_back_as_they_are_with_null_among_them():
     array = pa.array([2, None, 1, 2])
     grid = GRIDS["null level"]
     assert grid.codes(array).tolist() == [2, 0, 1, 2]
-    assert grid.draw(grid.codes(array), np.zeros(4, dtype=np.uint64)).to_pylist() == array.to_pylist()
+    assert (
+        grid.draw(grid.codes(array), np.zeros(4, dtype=np.uint64)).to_pylist() == array.to_pylist()
+    )
 
 
 @pytest.mark.parametrize("name", ["each whole", "atoms fill it"])
 def test_single_values_come_back_as_they_are(name):
     grid = GRIDS[name]
-    values = [*([None] if grid.codec.nulls else []), *range(int(grid.codec.bounds[0]), int(grid.codec.bounds[1]) + 1)]
+    values = [
+        *([None] if grid.codec.nulls else []),
+        *range(int(grid.codec.bounds[0]), int(grid.codec.bounds[1]) + 1),
+    ]
     array = pa.array(values, INT)
     assert grid.size == len(values)
     assert sorted(grid.codes(array).tolist()) == list(range(grid.size))
@@ -136,7 +162,9 @@ def test_single_values_come_back_as_they_are(name):
 
 @settings(max_examples=200)
 @given(
-    bounds=st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=2, unique=True).map(sorted),
+    bounds=st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=2, unique=True).map(
+        sorted
+    ),
     type_=st.sampled_from([pa.float32(), pa.float64()]),
     cuts=st.lists(st.floats(0, 1), max_size=5),
     seed=st.integers(0, 2**32 - 1),
@@ -144,11 +172,17 @@ def test_single_values_come_back_as_they_are(name):
 def test_declared_values_begin_cells_whatever_they_are(bounds, type_, cuts, seed):
     low, high = bounds
     kind = type_.to_pandas_dtype()
-    firsts = sorted({float(kind(np.clip(low + (high - low) * cut, low, high))) for cut in cuts} | {low})
-    assume(len(firsts) == 1 or firsts[1] > np.nextafter(kind(low), kind(np.inf)))  # a cell of the lower bound alone cannot be told
+    firsts = sorted(
+        {float(kind(np.clip(low + (high - low) * cut, low, high))) for cut in cuts} | {low}
+    )
+    assume(
+        len(firsts) == 1 or firsts[1] > np.nextafter(kind(low), kind(np.inf))
+    )  # a cell of the lower bound alone cannot be told
     grid = cells(value_codec(type=type_, bounds=(low, high)), firsts)
     found = grid.codes(pa.array(np.array(firsts).astype(kind)))
-    assert found.tolist() == list(range(len(firsts)))  # each value is in a cell of its own, the cell it begins
+    assert found.tolist() == list(
+        range(len(firsts))
+    )  # each value is in a cell of its own, the cell it begins
     words = np.random.default_rng(seed).integers(0, 2**64, 16, dtype=np.uint64)
     codes, crossed_words = crossed(grid, np.concatenate([WORDS, words]))
     drawn = grid.draw(codes, crossed_words)
@@ -163,7 +197,14 @@ def test_declared_values_begin_cells_whatever_they_are(bounds, type_, cuts, seed
 def test_a_declared_value_is_the_first_of_its_cell_even_without_a_finite_binary_form():
     grid = cells(value_codec(bounds=(0.0, 1.0)), [0.0, 0.005, 0.3])
     below = [math.nextafter(value, -1) for value in (0.005, 0.3)]
-    assert grid.codes(pa.array([0.0, below[0], 0.005, below[1], 0.3, 1.0])).tolist() == [0, 0, 1, 1, 2, 2]
+    assert grid.codes(pa.array([0.0, below[0], 0.005, below[1], 0.3, 1.0])).tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+    ]
 
 
 def test_a_declared_value_is_as_exact_as_the_column_is():
@@ -173,13 +214,21 @@ def test_a_declared_value_is_as_exact_as_the_column_is():
 
 
 def test_what_lies_before_the_first_declared_value_is_a_cell_too():
-    assert cells(value_codec(), [2.0, 7.0]).codes(pa.array([0.0, 1.9, 2.0, 6.9, 7.0, 10.0])).tolist() == [0, 0, 1, 1, 2, 2]
+    assert cells(value_codec(), [2.0, 7.0]).codes(
+        pa.array([0.0, 1.9, 2.0, 6.9, 7.0, 10.0])
+    ).tolist() == [0, 0, 1, 1, 2, 2]
     assert cells(value_codec(), [0.0, 7.0]).codes(pa.array([0.0, 6.9, 7.0])).tolist() == [0, 0, 1]
 
 
 def test_the_last_cell_may_be_the_upper_bound_alone():
     grid = GRIDS["declared to the end"]
-    assert grid.codes(pa.array([0.0, 4.9, 5.0, math.nextafter(10, 0), 10.0])).tolist() == [0, 0, 1, 1, 2]
+    assert grid.codes(pa.array([0.0, 4.9, 5.0, math.nextafter(10, 0), 10.0])).tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+    ]
     assert set(grid.draw(np.full(len(WORDS), 2), WORDS).to_pylist()) == {10.0}
     assert GRIDS["declared whole"].codes(pa.array([1, 3, 4, 8, 9], INT)).tolist() == [0, 0, 1, 1, 2]
 
@@ -187,10 +236,22 @@ def test_the_last_cell_may_be_the_upper_bound_alone():
 def test_a_declared_value_that_is_an_atom_makes_no_cell_of_nothing():
     grid = GRIDS["declared at atoms"]
     assert grid.size == 3 + 3  # the atoms, and (0, 5), (5, 7), [7, 10)
-    assert grid.codes(pa.array([0.0, 5.0, 10.0, 0.1, 4.9, 5.1, 6.9, 7.0, 9.9])).tolist() == [0, 1, 2, 3, 3, 4, 4, 5, 5]
+    assert grid.codes(pa.array([0.0, 5.0, 10.0, 0.1, 4.9, 5.1, 6.9, 7.0, 9.9])).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        3,
+        4,
+        4,
+        5,
+        5,
+    ]
 
 
-@pytest.mark.parametrize("bins", [[], [3.0, 3.0], [5.0, 2.0], [-0.1, 5.0], [0.0, 10.1], [0.0, math.nan], [0.0, math.inf]])
+@pytest.mark.parametrize(
+    "bins", [[], [3.0, 3.0], [5.0, 2.0], [-0.1, 5.0], [0.0, 10.1], [0.0, math.nan], [0.0, math.inf]]
+)
 def test_declared_values_that_do_not_increase_within_the_bounds_are_refused(bins):
     with pytest.raises(SpecError, match="increase within"):
         cells(value_codec(), bins)
@@ -233,7 +294,9 @@ def test_labels_name_null_levels_atoms_and_ranges():
 def test_draws_are_uniform_inside_a_cell(name):
     grid = GRIDS[name]
     code, n = grid.size - 1, 40_000
-    values, _ = grid.codec.encode(grid.draw(np.full(n, code), np.random.default_rng(1).integers(0, 2**64, n, dtype=np.uint64)))
+    values, _ = grid.codec.encode(
+        grid.draw(np.full(n, code), np.random.default_rng(1).integers(0, 2**64, n, dtype=np.uint64))
+    )
     low, high = grid.edges[-2:]
     share = (values - low) / (high - low)
     if grid.codec.lattice:
@@ -244,7 +307,9 @@ def test_draws_are_uniform_inside_a_cell(name):
 
 
 def test_the_schema_gives_the_same_cells():
-    column = Column(role="privatise", kind="mixed", bounds=(0.0, 10.0), atoms=(0.0, 6.0), nulls="level")
+    column = Column(
+        role="privatise", kind="mixed", bounds=(0.0, 10.0), atoms=(0.0, 6.0), nulls="level"
+    )
     grid = cells(codec_for("v", column, pa.float64()), 2)
     assert grid.edges.tolist() == [0.0, 5.0, 6.0, 10.0]
     assert grid.codes(pa.array([None, 0.0, 6.0, 5.0, 5.5, 10.0])).tolist() == [0, 1, 2, 3, 4, 5]
@@ -263,4 +328,7 @@ def test_a_found_cell_of_one_floating_number_gives_that_number_alone() -> None:
     assert (values == 0.0).mean() == pytest.approx(0.6, abs=0.02)
     assert not np.signbit(values[values == 0.0]).any()
     assert not ((values != 0.0) & (np.abs(values) < 1e-300)).any()
-    assert ((values < 0.0).mean(), (values > 0.0).mean()) == (pytest.approx(0.2, abs=0.02), pytest.approx(0.2, abs=0.02))
+    assert ((values < 0.0).mean(), (values > 0.0).mean()) == (
+        pytest.approx(0.2, abs=0.02),
+        pytest.approx(0.2, abs=0.02),
+    )

@@ -43,14 +43,20 @@ def words(folder: Path, verb: str, *more: str) -> list[str]:
 
 def test_validate_reads_no_data(tmp_path):
     ended = command(*job(tmp_path, {}, verb="validate"))  # there is no table
-    assert (ended.code, ended.out, ended.err) == (0, "bad-input: valid; privatises rating, price\n", "")
+    assert (ended.code, ended.out, ended.err) == (
+        0,
+        "bad-input: valid; privatises rating, price\n",
+        "",
+    )
 
 
 def test_validate_of_a_schema_lists_the_keys_of_a_job_as_they_are_written(tmp_path):
     job(tmp_path, {})
     ended = command("validate", str(tmp_path / "schema.yaml"))
     assert ended.code == 64
-    line = "unknown key 'columns'; the keys here are name, input, output, schema, privacy, mechanism, "
+    line = (
+        "unknown key 'columns'; the keys here are name, input, output, schema, privacy, mechanism, "
+    )
     assert sum(line in each for each in ended.lines) == 1
     assert "schema_path" not in ended.err
 
@@ -149,23 +155,48 @@ def test_plan_of_the_jobs_own_release_says_that_nothing_is_left_to_do(tmp_path):
 
 def test_plan_names_the_columns_that_refuse_in_one_line(tmp_path):
     ended = command(*words(tmp_path, "plan"))
-    assert "  outside   price: clip\n  outside   rating: refuse (one such value stops the run)\n" in ended.out
-    many = {f"c{number}": {"role": "privatise", "kind": "categorical", "levels": ["a"]} for number in range(11)}
+    assert (
+        "  outside   price: clip\n  outside   rating: refuse (one such value stops the run)\n"
+        in ended.out
+    )
+    many = {
+        f"c{number}": {"role": "privatise", "kind": "categorical", "levels": ["a"]}
+        for number in range(11)
+    }
     parts = {"a.parquet": pa.table({name: ["a"] for name in many})}
     ended = command(*job(tmp_path / "many", parts, columns=many, verb="plan"))
-    assert "  outside   c0, c1, c2, c3, c4, c5, c6, c7 and 3 more: refuse (one such value stops the run)\n" in ended.out
+    assert (
+        "  outside   c0, c1, c2, c3, c4, c5, c6, c7 and 3 more: refuse (one such value stops the run)\n"
+        in ended.out
+    )
 
 
 def test_plan_shows_the_bounds_of_dates_as_dates(tmp_path):
     columns = {
-        "born": {"role": "privatise", "kind": "continuous", "bounds": [dt.date(1900, 1, 1), dt.date(2026, 12, 31)]},
-        "admitted": {"role": "privatise", "kind": "continuous", "bounds": [dt.date(2020, 1, 1), dt.date(2026, 12, 31)]},
+        "born": {
+            "role": "privatise",
+            "kind": "continuous",
+            "bounds": [dt.date(1900, 1, 1), dt.date(2026, 12, 31)],
+        },
+        "admitted": {
+            "role": "privatise",
+            "kind": "continuous",
+            "bounds": [dt.date(2020, 1, 1), dt.date(2026, 12, 31)],
+        },
         "died": {"role": "privatise", "kind": "continuous", "bounds": [0, 120]},
         "age": {"role": "privatise", "kind": "continuous", "bounds": [0, 120]},
     }
     days = pa.array([dt.date(2000, 1, 1)] * 100)
-    table = pa.table({"born": days, "admitted": days.cast(pa.timestamp("ms")), "died": days, "age": [50.0] * 100})
-    words = job(tmp_path, {"a.parquet": table}, columns=columns, verb="plan", mechanism={"kind": "dip", "reference": {"kind": "histogram"}})
+    table = pa.table(
+        {"born": days, "admitted": days.cast(pa.timestamp("ms")), "died": days, "age": [50.0] * 100}
+    )
+    words = job(
+        tmp_path,
+        {"a.parquet": table},
+        columns=columns,
+        verb="plan",
+        mechanism={"kind": "dip", "reference": {"kind": "histogram"}},
+    )
     ended = command(*words)
     for line in (
         "outside   born: clip to 1900-01-01..2026-12-31\n",
@@ -183,23 +214,36 @@ def test_plan_shows_the_bounds_of_dates_as_dates(tmp_path):
     assert [each for each in found["warnings"] if "its bounds" in each] == [warning]
     assert found["date_bounds"]["born"] == ["1900-01-01", "2026-12-31"]
     frame = table.to_pandas(types_mapper=pd.ArrowDtype)
-    planned = dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Histogram()).plan(frame)
+    planned = dpdask.DIP(
+        dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Histogram()
+    ).plan(frame)
     assert [each for each in planned.warnings if "its bounds" in each] == [warning]
 
 
-def with_ledger(folder: Path, verb: str = "run", epsilon: str = "1", dataset: str = "ratings", **changed: Any) -> list[str]:
+def with_ledger(
+    folder: Path, verb: str = "run", epsilon: str = "1", dataset: str = "ratings", **changed: Any
+) -> list[str]:
     url = f"sqlite:///{folder / 'ledger.db'}"
-    return [*job(folder, verb=verb, ledger={"url": url, "dataset": dataset}, **changed), "--set", f"privacy.epsilon={epsilon}"]
+    return [
+        *job(folder, verb=verb, ledger={"url": url, "dataset": dataset}, **changed),
+        "--set",
+        f"privacy.epsilon={epsilon}",
+    ]
 
 
 def ledger(folder: Path, verb: str, *more: str, dataset: str = "ratings") -> Ended:
-    return command("ledger", verb, "--url", f"sqlite:///{folder / 'ledger.db'}", "--dataset", dataset, *more)
+    return command(
+        "ledger", verb, "--url", f"sqlite:///{folder / 'ledger.db'}", "--dataset", dataset, *more
+    )
 
 
 def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
     made = ledger(tmp_path, "init", "--epsilon", "2")
     assert (made.code, made.out, made.err) == (0, "ratings: a budget of ε 2.0, δ 0.0\n", "")
-    assert ledger(tmp_path, "init", "--epsilon", "2").out == "ratings: has this budget already: ε 2.0, δ 0.0\n"
+    assert (
+        ledger(tmp_path, "init", "--epsilon", "2").out
+        == "ratings: has this budget already: ε 2.0, δ 0.0\n"
+    )
     other = ledger(tmp_path, "init", "--epsilon", "3")
     assert (other.code, other.out) == (64, "")
     assert "has a limit already: ε 2.0 and δ 0.0" in other.err
@@ -214,10 +258,23 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
     again = with_ledger(tmp_path, "plan", "1.5", output={"path": "second"})
     planned = command(*again)
     assert "ledger    ε 1.5 of 2.0 spent by 1 run; 3.0 after this run\n" in planned.out
-    assert planned.out.splitlines()[-1].startswith("  REFUSED   the budget of the dataset 'ratings' is too small: the run asks for ε 1.5")
+    assert planned.out.splitlines()[-1].startswith(
+        "  REFUSED   the budget of the dataset 'ratings' is too small: the run asks for ε 1.5"
+    )
     found = json.loads(command(*again, "--json").out)["ledger"]
-    coverage = {"uncovered_before": 0.25, "uncovered_after": 0.25, "coverage": "up to about 25 % of the rows had no ε in some run (hold-outs)"}
-    assert found == {"limit": 2.0, "before": 1.5, "after": 3.0, "runs": 1, "fits": False, **coverage}
+    coverage = {
+        "uncovered_before": 0.25,
+        "uncovered_after": 0.25,
+        "coverage": "up to about 25 % of the rows had no ε in some run (hold-outs)",
+    }
+    assert found == {
+        "limit": 2.0,
+        "before": 1.5,
+        "after": 3.0,
+        "runs": 1,
+        "fits": False,
+        **coverage,
+    }
     refused = command(*with_ledger(tmp_path, "run", "1.5", output={"path": "second"}))
     assert (refused.code, refused.out, len(refused.lines)) == (77, "", 1)
     assert (planned.code, planned.lines) == (77, refused.lines)
@@ -229,11 +286,24 @@ def test_the_budget_of_a_dataset_from_its_first_day_to_its_last(tmp_path):
     assert "ratings: ε 1.5 of 2.0 spent by 1 run, 0.5 left; δ 0.0 of 0.0\n" in shown
     assert "for a row that every run covers" in shown
     assert "detects it with probability at most 22.5 %" in shown  # 0.05 · exp(1.5), rounded up
-    assert [line.split()[2] for line in shown.splitlines()[3:7]] == ["hold-out", "intend", "draw", "commit"]
+    assert [line.split()[2] for line in shown.splitlines()[3:7]] == [
+        "hold-out",
+        "intend",
+        "draw",
+        "commit",
+    ]
     summary = json.loads(ledger(tmp_path, "show", "--json").out)
     assert summary["balance"]["epsilon_spent"] == 1.5
-    assert json.loads(command(*with_ledger(tmp_path, "run", "1.5"), "--json").out)["balance"] == summary["balance"]
-    assert [entry["kind"] for entry in summary["entries"]] == ["hold-out", "intend", "draw", "commit"]
+    assert (
+        json.loads(command(*with_ledger(tmp_path, "run", "1.5"), "--json").out)["balance"]
+        == summary["balance"]
+    )
+    assert [entry["kind"] for entry in summary["entries"]] == [
+        "hold-out",
+        "intend",
+        "draw",
+        "commit",
+    ]
     assert shown.endswith(f"  head {summary['head']}\n")
     assert ledger(tmp_path, "verify").out == "ratings: 4 entries, and the chain is intact\n"
 
@@ -248,7 +318,11 @@ KNOWN_DIP = {"kind": "dip", "reference": KNOWN}
         ("", {"privacy__epsilon": 3.0}, 77),
         (
             "",
-            {"privacy__delta": 1e-6, "mechanism": {"kind": "marginals", "cliques": [["rating"]]}, "columns": COLUMNS | {"userId": {"role": "drop"}}},
+            {
+                "privacy__delta": 1e-6,
+                "mechanism": {"kind": "marginals", "cliques": [["rating"]]},
+                "columns": COLUMNS | {"userId": {"role": "drop"}},
+            },
             77,
         ),
         ("", {"output__path": "job.yaml/out"}, 73),
@@ -271,14 +345,28 @@ def test_plan_ends_as_run_would(before, changed, code, tmp_path):
     """The dataset has a budget of ε 1.5; a job of ε 1 has run before, or has begun."""
     ledger(tmp_path, "init", "--epsilon", "1.5")
     given = {"ledger": {"url": f"sqlite:///{tmp_path / 'ledger.db'}", "dataset": "ratings"}}
-    first = job(tmp_path, **given, **{key: value for key, value in changed.items() if key in ("growing", "mechanism")})
-    with mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash")) if "crash" in before else contextlib.nullcontext():
+    first = job(
+        tmp_path,
+        **given,
+        **{key: value for key, value in changed.items() if key in ("growing", "mechanism")},
+    )
+    with (
+        mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash"))
+        if "crash" in before
+        else contextlib.nullcontext()
+    ):
         if before.startswith(("run", "crash")):
             assert command(*first).code == (75 if "crash" in before else 0)
     if before == "a link":
         (tmp_path / ".out.dpdask").symlink_to(tmp_path / "data")
-    parts = {"part-0.parquet": table(0), "part-1.parquet": table(0)} if before == "no rows" else None
-    words = job(tmp_path, {"part-0.parquet": table(seed=5)} if "change" in before else parts, **given | changed)
+    parts = (
+        {"part-0.parquet": table(0), "part-1.parquet": table(0)} if before == "no rows" else None
+    )
+    words = job(
+        tmp_path,
+        {"part-0.parquet": table(seed=5)} if "change" in before else parts,
+        **given | changed,
+    )
     if "copy" in before:
         shutil.copy(tmp_path / "data" / "part-0.parquet", tmp_path / "data" / "part-9.parquet")
     there = files(tmp_path)
@@ -287,8 +375,14 @@ def test_plan_ends_as_run_would(before, changed, code, tmp_path):
     ran = command(*words)
     assert (planned.code, as_json.code, ran.code) == (code, code, code), planned.err + ran.err
     assert planned.lines == as_json.lines == ran.lines
-    if before != "a link" and ("growing" not in changed or not code):  # a folder that is not ours, or a series of another job, has no plan
-        refusal = {"exit_code": code, "why": ran.err.splitlines()[-1].removeprefix("dpdask: ")} if code else None
+    if before != "a link" and (
+        "growing" not in changed or not code
+    ):  # a folder that is not ours, or a series of another job, has no plan
+        refusal = (
+            {"exit_code": code, "why": ran.err.splitlines()[-1].removeprefix("dpdask: ")}
+            if code
+            else None
+        )
         assert json.loads(as_json.out)["refusal"] == refusal
         assert planned.out.splitlines()[-1].startswith("  REFUSED   ") == bool(code)
     if "privacy__delta" in changed:
@@ -312,12 +406,72 @@ def test_a_tampered_ledger_is_found_and_named(tmp_path):
         (["ledger"], 2, "Usage"),
         (["ledger", "show"], 2, "--url"),
         (["ledger", "init", "--url", "sqlite:///x.db", "--dataset", "a"], 2, "--epsilon"),
-        (["ledger", "init", "--url", "sqlite:///{folder}/x.db", "--dataset", "a", "--epsilon", "0"], 64, "allows no release"),
-        (["ledger", "init", "--url", "sqlite:///{folder}/x.db", "--dataset", "a", "--epsilon", "-1"], 64, "out of its range"),
-        (["ledger", "init", "--url", "sqlite:///{folder}/x.db", "--dataset", "a", "--epsilon", "nan"], 64, "out of its range"),
-        (["ledger", "init", "--url", "sqlite:///{folder}/no/x.db", "--dataset", "a", "--epsilon", "1"], 64, "folder of the ledger"),
-        (["ledger", "show", "--url", "sqlite:///{folder}/x.db", "--dataset", "a"], 64, "there is no ledger here"),
-        (["ledger", "verify", "--url", "mysql://x/y", "--dataset", "a"], 64, "an SQLite or a PostgreSQL URL"),
+        (
+            [
+                "ledger",
+                "init",
+                "--url",
+                "sqlite:///{folder}/x.db",
+                "--dataset",
+                "a",
+                "--epsilon",
+                "0",
+            ],
+            64,
+            "allows no release",
+        ),
+        (
+            [
+                "ledger",
+                "init",
+                "--url",
+                "sqlite:///{folder}/x.db",
+                "--dataset",
+                "a",
+                "--epsilon",
+                "-1",
+            ],
+            64,
+            "out of its range",
+        ),
+        (
+            [
+                "ledger",
+                "init",
+                "--url",
+                "sqlite:///{folder}/x.db",
+                "--dataset",
+                "a",
+                "--epsilon",
+                "nan",
+            ],
+            64,
+            "out of its range",
+        ),
+        (
+            [
+                "ledger",
+                "init",
+                "--url",
+                "sqlite:///{folder}/no/x.db",
+                "--dataset",
+                "a",
+                "--epsilon",
+                "1",
+            ],
+            64,
+            "folder of the ledger",
+        ),
+        (
+            ["ledger", "show", "--url", "sqlite:///{folder}/x.db", "--dataset", "a"],
+            64,
+            "there is no ledger here",
+        ),
+        (
+            ["ledger", "verify", "--url", "mysql://x/y", "--dataset", "a"],
+            64,
+            "an SQLite or a PostgreSQL URL",
+        ),
     ],
 )
 def test_ledger_verbs_that_cannot_be(given, code, says, tmp_path):
@@ -329,25 +483,44 @@ def test_ledger_verbs_that_cannot_be(given, code, says, tmp_path):
 
 
 def test_audit_as_text_and_as_json(tmp_path, monkeypatch):
-    monkeypatch.setattr(auditing, "audit_event", functools.partial(audit_event, rng=stream(RunKey.insecure(1), "audit", "")))
+    monkeypatch.setattr(
+        auditing,
+        "audit_event",
+        functools.partial(audit_event, rng=stream(RunKey.insecure(1), "audit", "")),
+    )
     given = words(tmp_path, "audit", "--runs", "2000")
     ended = command(*given)
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith("bad-input: sound\n  rating: ε* = ")
     assert " of 0.5 claimed, for a uniform stand-in\n" in ended.out
-    found = json.loads(command(*given, "--json", "--set", "mechanism.reference={kind: histogram}").out)
+    found = json.loads(
+        command(*given, "--json", "--set", "mechanism.reference={kind: histogram}").out
+    )
     assert set(found) == {"name", "columns", "row", "measurements", "sound"}
     assert found["row"] is None
-    assert (found["sound"], set(found["columns"]), len(found["measurements"])) == (True, {"rating", "price"}, 2)
-    assert "histogram noise of scale 40: at least ε = " in command(*given, "--set", "mechanism.reference={kind: histogram}").out
+    assert (found["sound"], set(found["columns"]), len(found["measurements"])) == (
+        True,
+        {"rating", "price"},
+        2,
+    )
+    assert (
+        "histogram noise of scale 40: at least ε = "
+        in command(*given, "--set", "mechanism.reference={kind: histogram}").out
+    )
     assert not (tmp_path / "out").exists()
     assert command(*words(tmp_path, "audit", "--runs", "10")).code == 2
 
 
 def test_an_audit_that_finds_too_much_says_so(tmp_path, monkeypatch):
     fit = columns.fit_dip
-    monkeypatch.setattr(columns, "fit_dip", lambda r, c, e, *rest: fit(r, c, {name: 3 * part for name, part in e.items()}, *rest))
-    assert command(*words(tmp_path, "audit")).out.startswith("bad-input: NOT SOUND: an ε is above its claim\n")
+    monkeypatch.setattr(
+        columns,
+        "fit_dip",
+        lambda r, c, e, *rest: fit(r, c, {name: 3 * part for name, part in e.items()}, *rest),
+    )
+    assert command(*words(tmp_path, "audit")).out.startswith(
+        "bad-input: NOT SOUND: an ε is above its claim\n"
+    )
 
 
 def test_run_as_json_and_again(tmp_path):
@@ -396,18 +569,37 @@ def test_progress_is_json_lines_on_stderr(tmp_path):
 @pytest.mark.parametrize(
     ("mechanism", "passes"),
     [
-        ({"kind": "copula", "n_rows": 10, "target": "rating", "triples": 1}, ["search", "tabulate", "choose"]),
-        ({"kind": "dip", "reference": {"kind": "tree"}, "channel": "optimal"}, ["search", "survey"]),
+        (
+            {"kind": "copula", "n_rows": 10, "target": "rating", "triples": 1},
+            ["search", "tabulate", "choose"],
+        ),
+        (
+            {"kind": "dip", "reference": {"kind": "tree"}, "channel": "optimal"},
+            ["search", "survey"],
+        ),
     ],
     ids=["copula", "tree"],
 )
 def test_progress_names_the_passes_as_the_plan_does(tmp_path, mechanism, passes):
-    given = {"mechanism": mechanism, "privacy__delta": 1e-6, "columns": COLUMNS | {"userId": {"role": "drop"}, "cost": COLUMNS["price"]}}
+    given = {
+        "mechanism": mechanism,
+        "privacy__delta": 1e-6,
+        "columns": COLUMNS | {"userId": {"role": "drop"}, "cost": COLUMNS["price"]},
+    }
     parts = {"part-0.parquet": table().append_column("cost", table().column("price"))}
     planned = json.loads(command(*job(tmp_path, parts, "--json", verb="plan", **given)).out)
-    found = [line["stage"] for line in progress(command(*job(tmp_path, parts, **given))) if "stage" in line]
+    found = [
+        line["stage"]
+        for line in progress(command(*job(tmp_path, parts, **given)))
+        if "stage" in line
+    ]
     assert list(dict.fromkeys(found)) == [*passes, "write"]
-    assert [stage.partition(":")[0] for stage in planned["stages"]] == [*passes, "fit", "write", "commit"]
+    assert [stage.partition(":")[0] for stage in planned["stages"]] == [
+        *passes,
+        "fit",
+        "write",
+        "commit",
+    ]
 
 
 def test_progress_may_be_plain_lines(tmp_path):
@@ -426,7 +618,12 @@ def test_run_as_text_says_what_is_promised(tmp_path):
     assert "Not protected: the held-out rows" in ended.out
     assert "INSECURE" not in ended.out
     assert "bad-input: already released\n" in command(*words(tmp_path, "run")).out
-    assert "INSECURE: seeded, protects nobody" in command(*words(tmp_path, "run", "--set", "insecure_seed=1", "--set", "output.path=seeded")).out
+    assert (
+        "INSECURE: seeded, protects nobody"
+        in command(
+            *words(tmp_path, "run", "--set", "insecure_seed=1", "--set", "output.path=seeded")
+        ).out
+    )
 
 
 @pytest.mark.filterwarnings("ignore:unclosed")
@@ -434,7 +631,15 @@ def test_settings_change_what_they_name(tmp_path):
     found = json.loads(
         command(
             *words(
-                tmp_path, "run", "--json", "--set", "privacy.epsilon=1e-1", "--set", "output.path=else where/ö", "--set", "output.rows_per_shard=50"
+                tmp_path,
+                "run",
+                "--json",
+                "--set",
+                "privacy.epsilon=1e-1",
+                "--set",
+                "output.path=else where/ö",
+                "--set",
+                "output.rows_per_shard=50",
             )
         ).out
     )
@@ -451,7 +656,10 @@ def test_status_and_abort(tmp_path):
 
     assert state() == {"stage": "absent", "n_shards": 0, "n_releases": 0, "n_missing": 0}
     assert command("abort", out).out == f"{out}: there is no unfinished run\n"
-    with mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash", None, "run again to resume")):
+    with mock.patch(
+        "dpdask.jobs.run.make_job_card",
+        side_effect=TemporaryError("crash", None, "run again to resume"),
+    ):
         ended = command(*given)
     assert (ended.code, ended.lines) == (75, ["dpdask: crash; run again to resume"])
     assert state() == {"stage": "fitted", "n_shards": 1, "n_releases": 0, "n_missing": 0}
@@ -474,7 +682,10 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path):
     column = f"price{EVIL}"
     parts = {"part-0.parquet": table().rename_columns({"price": column})}
     columns = {(column if name == "price" else name): value for name, value in COLUMNS.items()}
-    verbs = {verb: job(tmp_path, parts, columns=columns, verb=verb, name=EVIL) for verb in ("validate", "plan", "run")}
+    verbs = {
+        verb: job(tmp_path, parts, columns=columns, verb=verb, name=EVIL)
+        for verb in ("validate", "plan", "run")
+    }
     out = str(tmp_path / "out")
     verbs["plan as JSON"] = [*verbs["plan"], "--json"]
     ended = {name: command(*given) for name, given in verbs.items()}
@@ -483,7 +694,11 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path):
     ended["no job"] = command("plan", str(tmp_path / EVIL))
     for name, each in ended.items():
         assert each.code == (64 if name == "no job" else 0), name
-        assert not [letter for letter in each.out + each.err if unicodedata.category(letter) == "Cc" and letter != "\n"], name
+        assert not [
+            letter
+            for letter in each.out + each.err
+            if unicodedata.category(letter) == "Cc" and letter != "\n"
+        ], name
     for name in ("validate", "plan", "run", "status"):
         assert SHOWN in ended[name].out, name
     assert json.loads(ended["plan as JSON"].out)["name"] == EVIL
@@ -496,7 +711,10 @@ def test_shards_that_are_missing_are_told(tmp_path):
     shards = sorted((tmp_path / "out").glob("part-*.parquet"))
     assert command("status", out).out == f"{out}: released, {len(shards)} shards\n"
     shards[1].unlink()
-    assert command("status", out).out == f"{out}: released, {len(shards)} shards; missing shards: 1; restore them from a copy\n"
+    assert (
+        command("status", out).out
+        == f"{out}: released, {len(shards)} shards; missing shards: 1; restore them from a copy\n"
+    )
     again = command(*given)
     assert again.code == 0
     assert f"WARNING   missing shards: 1 of {len(shards)}; restore them from a copy" in again.out
@@ -512,14 +730,27 @@ def test_status_takes_a_relative_path_and_one_with_a_slash(tmp_path, monkeypatch
 
 def test_simulate(tmp_path):
     out = str(tmp_path / "ratings")
-    ended = command("simulate", "movielens", "--rows", "1000", "--users", "20", "--rows-per-file", "400", "--out", out)
+    ended = command(
+        "simulate",
+        "movielens",
+        "--rows",
+        "1000",
+        "--users",
+        "20",
+        "--rows-per-file",
+        "400",
+        "--out",
+        out,
+    )
     assert ended.code == 0
     assert ended.out == f"{out}: 1,000 simulated ratings of 20 users in 3 files\n"
     last = progress(ended)[-1]
     assert (last["stage"], last["done"], last["total"]) == ("simulate", 3, 3)
     assert command("simulate", "movielens", "--rows", "1000", "--out", out).code == 73
     assert command("simulate", "movielens", "--rows", "-1", "--out", str(tmp_path / "b")).code == 2
-    assert command("simulate", "movielens", "--rows", "many", "--out", str(tmp_path / "b")).code == 2
+    assert (
+        command("simulate", "movielens", "--rows", "many", "--out", str(tmp_path / "b")).code == 2
+    )
 
 
 # ---- exit codes
@@ -547,7 +778,11 @@ def test_a_defect_shows_its_type_alone(tmp_path):
 def test_debug_shows_where(tmp_path):
     with mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash")):
         ended = command("--debug", *words(tmp_path, "run"))
-    assert (ended.code, ended.lines[0], ended.lines[-1]) == (75, "Traceback (most recent call last):", "dpdask: crash")
+    assert (ended.code, ended.lines[0], ended.lines[-1]) == (
+        75,
+        "Traceback (most recent call last):",
+        "dpdask: crash",
+    )
     assert any("in _release" in line for line in ended.lines)
 
 
@@ -578,12 +813,22 @@ def test_version():
 def test_it_is_a_verb_of_dask_by_its_name():
     from importlib.metadata import entry_points
 
-    [entry] = [entry for entry in entry_points(group="dask_cli") if entry.value.startswith("dpdask.")]
+    [entry] = [
+        entry for entry in entry_points(group="dask_cli") if entry.value.startswith("dpdask.")
+    ]
     assert entry.load() is cli
     assert cli.name == "dpdask"  # dask takes the group's own name
 
 
-@pytest.mark.parametrize(("given", "code"), [(["run", "nowhere.yaml"], 64), (["rnu"], 2), (["status", "nosuch://x"], 64), (["status", "/tmp"], 0)])
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        (["run", "nowhere.yaml"], 64),
+        (["rnu"], 2),
+        (["status", "nosuch://x"], 64),
+        (["status", "/tmp"], 0),
+    ],
+)
 def test_dask_dpdask_ends_with_the_same_codes(given, code):
     @click.group()
     def dask_() -> None:
@@ -607,7 +852,11 @@ def test_sigint_in_the_middle_of_a_run(tmp_path):
         "def interrupted(*a, **k): signal.raise_signal(signal.SIGINT)\n"
         "run.write_all = interrupted; main()"
     )
-    ended = subprocess.run([sys.executable, "-c", program, *given], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *given], capture_output=True, text=True, check=False
+    )
     assert ended.returncode in (130, -signal.SIGINT)
-    assert [line for line in ended.stderr.splitlines() if not line.startswith("{")] == ["dpdask: interrupted; run again to resume"]
+    assert [line for line in ended.stderr.splitlines() if not line.startswith("{")] == [
+        "dpdask: interrupted; run again to resume"
+    ]
     assert command(*given).code == 0

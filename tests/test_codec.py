@@ -24,7 +24,13 @@ def level_codec(levels, type_, nulls="refuse", kind="categorical") -> LevelCodec
 
 def value_codec(type_, bounds=None, nulls="refuse", atoms=None, outside="refuse") -> ValueCodec:
     kind = "mixed" if atoms else "continuous"
-    codec = codec_for("x", Column(role="privatise", kind=kind, bounds=bounds, atoms=atoms, nulls=nulls, outside=outside), type_)
+    codec = codec_for(
+        "x",
+        Column(
+            role="privatise", kind=kind, bounds=bounds, atoms=atoms, nulls=nulls, outside=outside
+        ),
+        type_,
+    )
     assert isinstance(codec, ValueCodec)
     return codec
 
@@ -48,7 +54,13 @@ def decoded(codec: Codec, encoded) -> pa.Array:
 # ---- the acceptance distribution
 
 
-@settings(max_examples=250, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=250,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(mixed_tables())
 def test_what_a_schema_accepts_comes_back_unchanged_and_everything_else_is_refused(case: TableCase):
     released = case.schema.select_released(case.table.schema)
@@ -63,12 +75,17 @@ def test_what_a_schema_accepts_comes_back_unchanged_and_everything_else_is_refus
         if isinstance(codec, LevelCodec):
             assert encoded.dtype == np.int32
             assert encoded.tolist() == column.expected
-            assert codec.n_levels == len(column.declared["levels"]) + (column.declared["nulls"] == "level")
+            assert codec.n_levels == len(column.declared["levels"]) + (
+                column.declared["nulls"] == "level"
+            )
             assert codec.ordered == (column.declared["kind"] == "discrete")
         else:
             values, is_null = encoded
             assert (values.dtype, is_null.dtype) == (np.float64, np.bool_)
-            assert [None if null else value for value, null in zip(values.tolist(), is_null, strict=True)] == column.expected
+            assert [
+                None if null else value
+                for value, null in zip(values.tolist(), is_null, strict=True)
+            ] == column.expected
             assert not values[is_null].any()
             assert codec.atoms == tuple(map(float, column.declared.get("atoms", ())))
         for bad in column.refused:
@@ -109,7 +126,10 @@ def test_a_declared_0_1_is_the_files_own_float32():
 
 
 def test_a_value_outside_the_levels_is_refused():
-    assert refusal(level_codec(["a"], pa.string()).encode, pa.array(["a", SECRET])).what == "holds a value outside its levels"
+    assert (
+        refusal(level_codec(["a"], pa.string()).encode, pa.array(["a", SECRET])).what
+        == "holds a value outside its levels"
+    )
 
 
 def test_a_null_that_is_no_level_is_refused():
@@ -117,7 +137,10 @@ def test_a_null_that_is_no_level_is_refused():
     assert str(error) == "column 'x': holds a null; declare `nulls: level`, or fill it"
 
 
-@pytest.mark.parametrize("array", [pa.array([1, 2]), pa.array(["a"], pa.large_string()), pa.array([1]).dictionary_encode()])
+@pytest.mark.parametrize(
+    "array",
+    [pa.array([1, 2]), pa.array(["a"], pa.large_string()), pa.array([1]).dictionary_encode()],
+)
 def test_an_array_of_another_type_is_refused(array):
     assert "string is expected" in refusal(level_codec(["a"], pa.string()).encode, array).what
 
@@ -172,18 +195,31 @@ def test_levels_that_only_quotes_make_wrong_are_answered_so(levels, type_, hint)
 
 
 def test_a_level_that_is_beyond_the_year_9999_in_its_zone_is_refused():
-    column = Column(role="privatise", kind="categorical", levels=(dt.date(2000, 1, 1), dt.date(1, 1, 1)))
-    assert "do not fit its type" in refusal(codec_for, "x", column, pa.timestamp("s", "America/Lima")).what
+    column = Column(
+        role="privatise", kind="categorical", levels=(dt.date(2000, 1, 1), dt.date(1, 1, 1))
+    )
+    assert (
+        "do not fit its type"
+        in refusal(codec_for, "x", column, pa.timestamp("s", "America/Lima")).what
+    )
 
 
 def test_levels_that_are_one_number_in_the_columns_type_are_refused():
-    assert "become equal when stored as float" in refusal(level_codec, [0.1, 0.1 + 1e-12], pa.float32()).what
-    assert "become equal when stored as float" in refusal(value_codec, pa.float32(), None, "refuse", [0.1, 0.1 + 1e-12]).what
+    assert (
+        "become equal when stored as float"
+        in refusal(level_codec, [0.1, 0.1 + 1e-12], pa.float32()).what
+    )
+    assert (
+        "become equal when stored as float"
+        in refusal(value_codec, pa.float32(), None, "refuse", [0.1, 0.1 + 1e-12]).what
+    )
 
 
 def test_decimal_levels_are_exact():
     codec = level_codec([0.1, 0.25], pa.decimal128(5, 2), kind="discrete")
-    assert codec.encode(pa.array([Decimal("0.25"), Decimal("0.10")], type=pa.decimal128(5, 2))).tolist() == [1, 0]
+    assert codec.encode(
+        pa.array([Decimal("0.25"), Decimal("0.10")], type=pa.decimal128(5, 2))
+    ).tolist() == [1, 0]
 
 
 # ---- numbers
@@ -201,7 +237,9 @@ def test_an_uint64_beyond_int64_is_refused_without_a_context_that_carries_it():
     assert error.__context__ is None
 
 
-@pytest.mark.parametrize(("bounds", "mend"), [(None, "or declare bounds"), ([0, 100], "or declare `outside: clip`")])
+@pytest.mark.parametrize(
+    ("bounds", "mend"), [(None, "or declare bounds"), ([0, 100], "or declare `outside: clip`")]
+)
 def test_a_number_beyond_what_is_exact_is_answered_with_what_is_not_declared_yet(bounds, mend):
     codec = value_codec(pa.uint64(), bounds=bounds, outside="refuse")
     assert refusal(codec.encode, pa.array([2**60], pa.uint64())).hint.endswith(mend)
@@ -220,18 +258,47 @@ BEYOND = "store it in a larger unit (times: microseconds in place of nanoseconds
 @pytest.mark.parametrize(
     ("type_", "inside", "beyond", "mend"),
     [
-        *((type_, [-(2**53), 2**53], [0, 2.0**54], BEYOND) for type_ in (pa.int8(), pa.uint32(), pa.int64())),
+        *(
+            (type_, [-(2**53), 2**53], [0, 2.0**54], BEYOND)
+            for type_ in (pa.int8(), pa.uint32(), pa.int64())
+        ),
         (pa.uint64(), [0, 2.0**53], [-(2.0**60), 5], BEYOND),
         (pa.float64(), [-(2.0**1021), 2.0**1021], [0, 1.7e308], "store it in a larger unit"),
-        *((type_, [FIRST, LAST], [0, 2_932_897], "correct the file's type") for type_ in (pa.date32(), pa.date64())),
-        *((pa.timestamp(unit, zone), [FIRST, LAST], [0, 1e15], "correct the file's type") for unit in ("s", "ms") for zone in (None, "UTC")),
-        (pa.timestamp("ms", "Asia/Tokyo"), [FIRST, dt.date(9999, 12, 30)], [FIRST, LAST], "correct the file's type"),
-        (pa.timestamp("s", "America/Lima"), [dt.date(1, 1, 2), LAST], [FIRST, LAST], "correct the file's type"),
         *(
-            (pa.timestamp(unit, zone), [dt.date(1684, 7, 29), dt.date(2255, 6, 4)], beyond, "store it as timestamp[ms]")
+            (type_, [FIRST, LAST], [0, 2_932_897], "correct the file's type")
+            for type_ in (pa.date32(), pa.date64())
+        ),
+        *(
+            (pa.timestamp(unit, zone), [FIRST, LAST], [0, 1e15], "correct the file's type")
+            for unit in ("s", "ms")
+            for zone in (None, "UTC")
+        ),
+        (
+            pa.timestamp("ms", "Asia/Tokyo"),
+            [FIRST, dt.date(9999, 12, 30)],
+            [FIRST, LAST],
+            "correct the file's type",
+        ),
+        (
+            pa.timestamp("s", "America/Lima"),
+            [dt.date(1, 1, 2), LAST],
+            [FIRST, LAST],
+            "correct the file's type",
+        ),
+        *(
+            (
+                pa.timestamp(unit, zone),
+                [dt.date(1684, 7, 29), dt.date(2255, 6, 4)],
+                beyond,
+                "store it as timestamp[ms]",
+            )
             for unit in ("us", "ns")
             for zone in (None, "+05:30")
-            for beyond in ([dt.date(2020, 1, 1), LAST], [dt.date(1684, 7, 27), dt.date(2020, 1, 1)], [0, 2.0**54])
+            for beyond in (
+                [dt.date(2020, 1, 1), LAST],
+                [dt.date(1684, 7, 27), dt.date(2020, 1, 1)],
+                [0, 2.0**54],
+            )
         ),
     ],
     ids=str,
@@ -250,14 +317,28 @@ def test_bounds_reach_as_far_as_numbers_are_exact_and_dates_exist(type_, inside,
 @pytest.mark.parametrize("bound", [2**53 + 1, -(2**53) - 1, 2**63 - 1, 10**20 + 1])
 def test_whole_bounds_that_float64_would_change_are_refused(bound):
     for bounds in ([0, bound], [bound, 0]):
-        with pytest.raises(SpecError, match=r"whole bounds beyond ±2\*\*53 are not exact; store the column in a larger unit"):
+        with pytest.raises(
+            SpecError,
+            match=r"whole bounds beyond ±2\*\*53 are not exact; store the column in a larger unit",
+        ):
             Column(role="privatise", kind="continuous", bounds=bounds)
 
 
-@pytest.mark.parametrize(("type_", "first"), [(pa.uint64(), 2**64 - 3), (pa.uint64(), 2**63 - 1), (pa.int64(), 2**63 - 3), (pa.int64(), -(2**63))])
+@pytest.mark.parametrize(
+    ("type_", "first"),
+    [
+        (pa.uint64(), 2**64 - 3),
+        (pa.uint64(), 2**63 - 1),
+        (pa.int64(), 2**63 - 3),
+        (pa.int64(), -(2**63)),
+    ],
+)
 def test_whole_levels_reach_to_the_ends_of_their_type(type_, first):
     levels = [first, first + 1, first + 2]
-    codec, values = level_codec(levels, type_, kind="discrete"), pa.array([levels[2], levels[0]], type_)
+    codec, values = (
+        level_codec(levels, type_, kind="discrete"),
+        pa.array([levels[2], levels[0]], type_),
+    )
     assert codec.encode(values).tolist() == [2, 0]
     assert codec.decode(np.array([2, 0])).equals(values)
     assert refusal(codec.encode, pa.array([5], type_)).what == "holds a value outside its levels"
@@ -321,7 +402,11 @@ def test_fractional_bounds_of_whole_numbers_are_refused():
         assert "must be whole" in refusal(value_codec, type_, (0, 0.5)).what
 
 
-@pytest.mark.parametrize("type_", [pa.string(), pa.bool_(), pa.decimal128(5, 2), pa.binary(), pa.time64("us"), pa.duration("s")], ids=str)
+@pytest.mark.parametrize(
+    "type_",
+    [pa.string(), pa.bool_(), pa.decimal128(5, 2), pa.binary(), pa.time64("us"), pa.duration("s")],
+    ids=str,
+)
 def test_a_continuous_column_of_another_type_is_refused(type_):
     assert str(type_) in refusal(value_codec, type_).what
 
@@ -343,12 +428,20 @@ def test_atoms_of_times_are_declared_as_dates():
 
 
 def test_only_floats_are_off_the_lattice():
-    assert {str(type_) for type_ in VALUE_TYPES if not value_codec(type_).lattice} == {"halffloat", "float", "double"}
+    assert {str(type_) for type_ in VALUE_TYPES if not value_codec(type_).lattice} == {
+        "halffloat",
+        "float",
+        "double",
+    }
 
 
-@pytest.mark.parametrize("type_", [pa.float32(), pa.float64(), pa.int32(), pa.timestamp("ns")], ids=str)
+@pytest.mark.parametrize(
+    "type_", [pa.float32(), pa.float64(), pa.int32(), pa.timestamp("ns")], ids=str
+)
 def test_nothing_lies_under_a_released_null(type_):
-    released = value_codec(type_, nulls="level").decode(np.array([1815.0, 7.0]), np.array([True, False]))
+    released = value_codec(type_, nulls="level").decode(
+        np.array([1815.0, 7.0]), np.array([True, False])
+    )
     assert released.null_count == 1
     assert not np.frombuffer(released.buffers()[1], dtype=np.uint8)[: type_.bit_width // 8].any()
 
@@ -358,7 +451,10 @@ def test_slices_are_encoded_like_their_copies():
     values, is_null = value_codec(pa.int32(), nulls="level").encode(array)
     assert values.tolist() == [0.0, 7.0]
     assert is_null.tolist() == [True, False]
-    assert level_codec(["a", "b"], pa.string()).encode(pa.array(["zz", "b", "a"])[1:]).tolist() == [1, 0]
+    assert level_codec(["a", "b"], pa.string()).encode(pa.array(["zz", "b", "a"])[1:]).tolist() == [
+        1,
+        0,
+    ]
 
 
 # ---- no data value in an error
@@ -366,7 +462,11 @@ def test_slices_are_encoded_like_their_copies():
 
 def _surfaces(error: BaseException) -> str:
     chain = [error, error.__cause__, error.__context__]
-    texts = [f"{each}{each!r}{each.args}{getattr(each, '__dict__', None)}{pickle.dumps(each)!r}" for each in chain if each is not None]
+    texts = [
+        f"{each}{each!r}{each.args}{getattr(each, '__dict__', None)}{pickle.dumps(each)!r}"
+        for each in chain
+        if each is not None
+    ]
     return "".join([*texts, *traceback.format_exception(error)])
 
 
@@ -384,10 +484,22 @@ def _surfaces(error: BaseException) -> str:
         (level_codec([1.5], pa.float32()), pa.array([1815.1875], pa.float32()), "1815.1875"),
         (value_codec(pa.float64()), pa.array([SECRET]), SECRET),
         (value_codec(pa.float64(), bounds=(0, 1)), pa.array([1815.1875]), "1815.1875"),
-        (value_codec(pa.uint64()), pa.array([18151815181518151815], pa.uint64()), "18151815181518151815"),
+        (
+            value_codec(pa.uint64()),
+            pa.array([18151815181518151815], pa.uint64()),
+            "18151815181518151815",
+        ),
         (value_codec(pa.int64()), pa.array([1815181518151815181]), "1815181518151815181"),
-        (value_codec(pa.timestamp("s")), pa.array([1815181518151815181]).cast(pa.timestamp("s")), "1815181518151815181"),
-        (value_codec(pa.timestamp("ns"), bounds=(0, 1)), pa.array([1815181518000000000]).cast(pa.timestamp("ns")), "1815181518"),
+        (
+            value_codec(pa.timestamp("s")),
+            pa.array([1815181518151815181]).cast(pa.timestamp("s")),
+            "1815181518151815181",
+        ),
+        (
+            value_codec(pa.timestamp("ns"), bounds=(0, 1)),
+            pa.array([1815181518000000000]).cast(pa.timestamp("ns")),
+            "1815181518",
+        ),
         (value_codec(pa.date32(), bounds=(0, 1)), pa.array([dt.date(1915, 12, 10)]), "1915"),
     ],
 )

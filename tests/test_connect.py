@@ -48,13 +48,20 @@ def test_threads_are_as_many_as_there_are_without_a_number():
 
 def test_local_processes_listen_on_this_machine_alone_and_leave(recwarn):
     me = psutil.Process()
-    children, listening = set(me.children(recursive=True)), {connection.laddr for connection in me.net_connections()}
-    as_for_users = dask.config.set({"distributed.worker.multiprocessing-method": "spawn"})  # what forks the tests' workers stays
+    children, listening = (
+        set(me.children(recursive=True)),
+        {connection.laddr for connection in me.net_connections()},
+    )
+    as_for_users = dask.config.set(
+        {"distributed.worker.multiprocessing-method": "spawn"}
+    )  # what forks the tests' workers stays
     with as_for_users, open_cluster(Local(workers=1)) as description:
         assert description == "1 local processes"
         client = get_client()
         assert client.submit(lambda: 1 + 1).result() == 2
-        assert client.submit(gc.get_threshold).result()[0] == 100_000  # workers collect garbage rarely
+        assert (
+            client.submit(gc.get_threshold).result()[0] == 100_000
+        )  # workers collect garbage rarely
         client.submit(time.sleep, 1.5).result()
         assert client.profile()["count"] == 0  # nor do they sample what they do: no page shows it
         started = [process for process in me.children(recursive=True) if process not in children]
@@ -68,20 +75,45 @@ def test_local_processes_listen_on_this_machine_alone_and_leave(recwarn):
         assert {address.ip for address in open_} == {"127.0.0.1"}
         assert 8787 not in {address.port for address in open_}
         info = client.scheduler_info()
-        assert {address.partition("://")[0] for address in (client.scheduler.address, *info["workers"])} == {"tls"}
+        assert {
+            address.partition("://")[0] for address in (client.scheduler.address, *info["workers"])
+        } == {"tls"}
         for server in (info, *info["workers"].values()):
-            for page in ("status", "health", "metrics", "info/main/workers.html", "json/counts.json", "statics/css/base.css"):
+            for page in (
+                "status",
+                "health",
+                "metrics",
+                "info/main/workers.html",
+                "json/counts.json",
+                "statics/css/base.css",
+            ):
                 with pytest.raises(HTTPError, match="404"):
-                    urllib.request.urlopen(f"http://127.0.0.1:{server['services']['dashboard']}/{page}")
-    left = [process for process in me.children(recursive=True) if process in started and process.status() != psutil.STATUS_ZOMBIE]
-    assert not [process for process in left if "resource_tracker" not in " ".join(process.cmdline())]  # Python's own, until the end
-    assert not [str(warning.message) for warning in recwarn if "already in use" in str(warning.message)]
+                    urllib.request.urlopen(
+                        f"http://127.0.0.1:{server['services']['dashboard']}/{page}"
+                    )
+    left = [
+        process
+        for process in me.children(recursive=True)
+        if process in started and process.status() != psutil.STATUS_ZOMBIE
+    ]
+    assert not [
+        process for process in left if "resource_tracker" not in " ".join(process.cmdline())
+    ]  # Python's own, until the end
+    assert not [
+        str(warning.message) for warning in recwarn if "already in use" in str(warning.message)
+    ]
     with pytest.raises(ValueError, match=r"No clients found|No global client"):
         get_client()
 
 
 def test_an_address_is_taken_from_the_job_or_the_command_line():
-    with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0", host="127.0.0.1", protocol="tcp") as cluster:
+    with LocalCluster(
+        n_workers=1,
+        processes=False,
+        dashboard_address="127.0.0.1:0",
+        host="127.0.0.1",
+        protocol="tcp",
+    ) as cluster:
         address = cluster.scheduler_address
         for block, scheduler in (
             (Address(address=address), None),
@@ -102,7 +134,10 @@ def test_an_address_is_taken_from_the_job_or_the_command_line():
 
 def test_an_address_must_be_given():
     with (
-        pytest.raises(SpecError, match=r"cluster: the key 'cluster.address' is missing; give the scheduler's address"),
+        pytest.raises(
+            SpecError,
+            match=r"cluster: the key 'cluster.address' is missing; give the scheduler's address",
+        ),
         open_cluster(Address()),
     ):
         pass
@@ -115,7 +150,13 @@ def unused() -> str:
 
 
 @pytest.mark.parametrize(
-    "address", [pytest.param(unused(), id="an unused port"), "127.0.0.1:99999", "foo://127.0.0.1:1", "tcp://nowhere.invalid:8786"]
+    "address",
+    [
+        pytest.param(unused(), id="an unused port"),
+        "127.0.0.1:99999",
+        "foo://127.0.0.1:1",
+        "tcp://nowhere.invalid:8786",
+    ],
 )
 def test_a_scheduler_that_cannot_be_reached_is_temporary(address):
     with (
@@ -153,22 +194,45 @@ def test_a_scheduler_open_to_the_network_is_refused_unless_the_job_says_so(addre
         with pytest.raises(SpecError, match=says):
             check_cluster(cluster, scheduler)
     [warning] = check_cluster(block.model_copy(update={"insecure": True}))
-    assert warning.startswith(f"the scheduler at {shown} asks for no certificate: anyone who can reach it over the network can run code")
+    assert warning.startswith(
+        f"the scheduler at {shown} asks for no certificate: anyone who can reach it over the network can run code"
+    )
     assert check_cluster(Address(insecure=True), address) == (warning,)
 
 
 @pytest.mark.parametrize(
-    "address", ["tcp://127.0.0.1:8786", "127.3.2.1:8786", "localhost:8786", "tcp://LOCALHOST", "ws://[::1]:8786", "tcp://127.0.0.1"]
+    "address",
+    [
+        "tcp://127.0.0.1:8786",
+        "127.3.2.1:8786",
+        "localhost:8786",
+        "tcp://LOCALHOST",
+        "ws://[::1]:8786",
+        "tcp://127.0.0.1",
+    ],
 )
 def test_a_scheduler_open_to_this_machine_alone_is_warned_of(address):
     [warning] = check_cluster(Address(address=address))
-    assert warning.startswith(f"the scheduler at {address} asks for no certificate: every user of this machine can run code")
+    assert warning.startswith(
+        f"the scheduler at {address} asks for no certificate: every user of this machine can run code"
+    )
 
 
 def test_the_command_line_warns_before_it_runs_and_in_its_result(tmp_path):
-    with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0", host="127.0.0.1", protocol="tcp") as cluster:
+    with LocalCluster(
+        n_workers=1,
+        processes=False,
+        dashboard_address="127.0.0.1:0",
+        host="127.0.0.1",
+        protocol="tcp",
+    ) as cluster:
         address = cluster.scheduler_address
-        job = write_job(tmp_path / "job", lake(tmp_path / "in", [400]), tmp_path / "out", cluster={"kind": "address", "address": address})
+        job = write_job(
+            tmp_path / "job",
+            lake(tmp_path / "in", [400]),
+            tmp_path / "out",
+            cluster={"kind": "address", "address": address},
+        )
         [warning] = check_cluster(Threads(), address)
         assert f"WARNING   {warning}" in call_cli("plan", job).stdout
         ended = run_cli("run", job, "--json")
@@ -178,10 +242,23 @@ def test_the_command_line_warns_before_it_runs_and_in_its_result(tmp_path):
     for verb in ("validate", "plan"):
         refused = call_cli(verb, job, "--set", "cluster.address=tcp://192.0.2.1:8786")
         assert (refused.returncode, "with insecure: true" in refused.stderr) == (64, True)
-    assert call_cli("validate", job, "--set", "cluster.address=tcp://192.0.2.1:8786", "--set", "cluster.insecure=true").returncode == 0
+    assert (
+        call_cli(
+            "validate",
+            job,
+            "--set",
+            "cluster.address=tcp://192.0.2.1:8786",
+            "--set",
+            "cluster.insecure=true",
+        ).returncode
+        == 0
+    )
 
 
-@pytest.mark.parametrize("address", ["tls://10.0.0.1:8786", "TLS://scheduler:8786", "wss://10.0.0.1:8786", "inproc://10.0.0.1/1/1"])
+@pytest.mark.parametrize(
+    "address",
+    ["tls://10.0.0.1:8786", "TLS://scheduler:8786", "wss://10.0.0.1:8786", "inproc://10.0.0.1/1/1"],
+)
 def test_a_scheduler_that_asks_for_certificates_needs_no_word(address):
     assert check_cluster(Address(address=address)) == ()
 
@@ -191,17 +268,32 @@ def test_an_address_without_a_scheme_has_dasks_default():
         assert check_cluster(Address(address="10.0.0.1:8786")) == ()
 
 
-@pytest.mark.parametrize("cluster", [Threads(), Local(), Synchronous(), Address(address="tls://h:1", insecure=True)])
+@pytest.mark.parametrize(
+    "cluster", [Threads(), Local(), Synchronous(), Address(address="tls://h:1", insecure=True)]
+)
 def test_without_an_address_nobody_is_warned(cluster):
     assert check_cluster(cluster) == ()
 
 
 def test_a_tls_address_without_certificates_is_refused():
-    with pytest.raises(SpecError, match="needs certificates"), open_cluster(Threads(), "tls://127.0.0.1:1"):
+    with (
+        pytest.raises(SpecError, match="needs certificates"),
+        open_cluster(Threads(), "tls://127.0.0.1:1"),
+    ):
         pass
 
 
-@pytest.mark.parametrize(("place", "expected"), [("[::1]", True), ("[::2]:1", False), ("", False), (":8786", False), ("[", False), ("::1", False)])
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("[::1]", True),
+        ("[::2]:1", False),
+        ("", False),
+        (":8786", False),
+        ("[", False),
+        ("::1", False),
+    ],
+)
 def test_what_is_loopback(place, expected):
     assert is_loopback(place) is expected
 
@@ -218,23 +310,41 @@ def spill(number: int, folder: str) -> np.ndarray:
 def test_what_workers_spill_is_for_this_user_alone_and_leaves(tmp_path):
     """Values above a target of some bytes go straight to disk: spilled for real, and read again."""
     (tmp_path / "out").mkdir()
-    settings = {"distributed.worker.memory.target": 1e-9, "temporary-directory": str(tmp_path / "scratch")}
+    settings = {
+        "distributed.worker.memory.target": 1e-9,
+        "temporary-directory": str(tmp_path / "scratch"),
+    }
     umask = os.umask(0o022)
     try:
         with dask.config.set(settings), open_cluster(Local(workers=1)):
             client = get_client()
             futures = client.map(spill, range(3), folder=str(tmp_path / "out"))
-            assert [float(values.sum()) for values in client.gather(futures)] == [0.0, 100_000.0, 200_000.0]
+            assert [float(values.sum()) for values in client.gather(futures)] == [
+                0.0,
+                100_000.0,
+                200_000.0,
+            ]
             [storage] = (tmp_path / "scratch").rglob("storage")
             assert len(modes(storage)) == 3
             assert set(modes(storage).values()) == {0o600}
-            assert [folder.stat().st_mode & 0o777 for folder in (tmp_path / "scratch").iterdir()] == [0o700]
-            assert "PRIVATE KEY" not in "".join(path.read_text(errors="ignore") for path in (tmp_path / "scratch").rglob("*") if path.is_file())
+            assert [
+                folder.stat().st_mode & 0o777 for folder in (tmp_path / "scratch").iterdir()
+            ] == [0o700]
+            assert "PRIVATE KEY" not in "".join(
+                path.read_text(errors="ignore")
+                for path in (tmp_path / "scratch").rglob("*")
+                if path.is_file()
+            )
             del futures
     finally:
         os.umask(umask)
-    assert set(modes(tmp_path / "out").values()) == {0o644}  # what workers publish keeps its usual mode
-    assert {name for name in modes(tmp_path / "scratch") if "." not in name} == {f"dpdask-{os.getuid()}", "dask-scratch-space"}
+    assert set(modes(tmp_path / "out").values()) == {
+        0o644
+    }  # what workers publish keeps its usual mode
+    assert {name for name in modes(tmp_path / "scratch") if "." not in name} == {
+        f"dpdask-{os.getuid()}",
+        "dask-scratch-space",
+    }
 
 
 KILLED = """
@@ -253,13 +363,26 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_what_a_killed_driver_leaves_is_removed_at_the_next_start(tmp_path):
-    environment = {**os.environ, "DASK_TEMPORARY_DIRECTORY": str(tmp_path / "scratch"), "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "1e-9"}
+    environment = {
+        **os.environ,
+        "DASK_TEMPORARY_DIRECTORY": str(tmp_path / "scratch"),
+        "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "1e-9",
+    }
     (tmp_path / "driver.py").write_text(KILLED)
-    killed = subprocess.run([sys.executable, str(tmp_path / "driver.py")], env=environment, capture_output=True, text=True, check=False)
+    killed = subprocess.run(
+        [sys.executable, str(tmp_path / "driver.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, "spilled\n")
     [left] = (tmp_path / "scratch").rglob("storage")
     assert set(modes(left).values()) == {0o600}
-    with dask.config.set({"temporary-directory": str(tmp_path / "scratch")}), open_cluster(Local(workers=1)):
+    with (
+        dask.config.set({"temporary-directory": str(tmp_path / "scratch")}),
+        open_cluster(Local(workers=1)),
+    ):
         get_client().wait_for_workers(1)
         assert not left.exists()
 
@@ -270,11 +393,17 @@ def test_the_workers_folder_is_this_users_alone_or_none(tmp_path):
         assert (folder.parent, folder.stat().st_mode & 0o777) == (tmp_path / "a" / "b", 0o700)
         assert scratch_folder() == folder
         folder.chmod(0o750)
-        with pytest.raises(OutputError, match=r"need a folder that only this user can read .*; set Dask's temporary-directory"):
+        with pytest.raises(
+            OutputError,
+            match=r"need a folder that only this user can read .*; set Dask's temporary-directory",
+        ):
             scratch_folder()
         folder.rmdir()
         folder.symlink_to(tmp_path, target_is_directory=True)
-        with pytest.raises(OutputError, match="need a folder that only this user can read"), open_cluster(Local()):
+        with (
+            pytest.raises(OutputError, match="need a folder that only this user can read"),
+            open_cluster(Local()),
+        ):
             pass
         folder.unlink()
         folder.mkdir(mode=0o700)
@@ -283,5 +412,8 @@ def test_the_workers_folder_is_this_users_alone_or_none(tmp_path):
             with pytest.raises(OutputError, match="need a folder that only this user can read"):
                 scratch_folder()
     (tmp_path / "file").touch()
-    with dask.config.set({"temporary-directory": str(tmp_path / "file")}), pytest.raises(OutputError, match=r"no folder .* can be made here"):
+    with (
+        dask.config.set({"temporary-directory": str(tmp_path / "file")}),
+        pytest.raises(OutputError, match=r"no folder .* can be made here"),
+    ):
         scratch_folder()

@@ -22,7 +22,9 @@ TIMES = "[2020-01-01 06:00:00, 2024-12-31 12:00:00.5]"
 
 
 def column(bounds: str, **more: object) -> Column:
-    data = parse_yaml(f"columns: {{x: {{role: privatise, kind: continuous, bounds: {bounds}}}}}", "schema.yaml")
+    data = parse_yaml(
+        f"columns: {{x: {{role: privatise, kind: continuous, bounds: {bounds}}}}}", "schema.yaml"
+    )
     data["columns"]["x"] |= more
     return Schema.from_dict(data).columns["x"]
 
@@ -36,11 +38,19 @@ def codec(bounds: str, type_: pa.DataType) -> ValueCodec:
 @pytest.mark.parametrize("type_", [pa.date32(), pa.date64()])
 def test_dates_bound_a_column_of_dates(type_):
     made = codec(DAYS, type_)
-    assert made.decode(np.array(made.bounds), np.zeros(2, dtype=bool)).to_pylist() == [dt.date(2020, 1, 1), dt.date(2024, 12, 31)]
+    assert made.decode(np.array(made.bounds), np.zeros(2, dtype=bool)).to_pylist() == [
+        dt.date(2020, 1, 1),
+        dt.date(2024, 12, 31),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("unit", "step"), [("s", dt.timedelta(seconds=1)), ("ms", dt.timedelta(milliseconds=1)), ("us", dt.timedelta(microseconds=1))]
+    ("unit", "step"),
+    [
+        ("s", dt.timedelta(seconds=1)),
+        ("ms", dt.timedelta(milliseconds=1)),
+        ("us", dt.timedelta(microseconds=1)),
+    ],
 )
 @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
 def test_dates_bound_a_column_of_times_from_the_first_moment_to_the_last(unit, step, zone):
@@ -52,8 +62,14 @@ def test_dates_bound_a_column_of_times_from_the_first_moment_to_the_last(unit, s
 
 def test_times_bound_a_column_of_times_exactly():
     assert codec(TIMES, pa.timestamp("us")).bounds == (1577858400e6, 1735646400.5e6)
-    assert codec(TIMES, pa.timestamp("ns")).bounds == (1577858400e6, 1735646400.5e6)  # counted in microseconds
-    assert codec("[2020-01-01T08:00:00+02:00, 2024-12-31]", pa.timestamp("s", tz="UTC")).bounds == (1577858400.0, 1735689599.0)
+    assert codec(TIMES, pa.timestamp("ns")).bounds == (
+        1577858400e6,
+        1735646400.5e6,
+    )  # counted in microseconds
+    assert codec("[2020-01-01T08:00:00+02:00, 2024-12-31]", pa.timestamp("s", tz="UTC")).bounds == (
+        1577858400.0,
+        1735689599.0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,11 +77,31 @@ def test_times_bound_a_column_of_times_exactly():
     [
         (DAYS, pa.int64(), "its bounds are dates, but its type is int64"),
         (DAYS, pa.float64(), "its bounds are dates, but its type is double"),
-        (TIMES, pa.date32(), r"its bound 2020-01-01 06:00:00 is a time, but its type is date32\[day\]; write the date 2020-01-01"),
-        (TIMES, pa.timestamp("s"), r"its bound 2024-12-31 12:00:00.500000 is finer than its type timestamp\[s\]"),
-        ("[2020-01-01T00:00:00Z, 2024-12-31]", pa.timestamp("us"), ".* has a time zone, but its type .* has none"),
-        ("[2000, 2040]", pa.timestamp("ms"), "its bounds look like years, .*; write dates, such as 2000-01-01"),
-        ("[1900, 2024]", pa.date32(), "its bounds look like years, .*; write dates, such as 2000-01-01"),
+        (
+            TIMES,
+            pa.date32(),
+            r"its bound 2020-01-01 06:00:00 is a time, but its type is date32\[day\]; write the date 2020-01-01",
+        ),
+        (
+            TIMES,
+            pa.timestamp("s"),
+            r"its bound 2024-12-31 12:00:00.500000 is finer than its type timestamp\[s\]",
+        ),
+        (
+            "[2020-01-01T00:00:00Z, 2024-12-31]",
+            pa.timestamp("us"),
+            ".* has a time zone, but its type .* has none",
+        ),
+        (
+            "[2000, 2040]",
+            pa.timestamp("ms"),
+            "its bounds look like years, .*; write dates, such as 2000-01-01",
+        ),
+        (
+            "[1900, 2024]",
+            pa.date32(),
+            "its bounds look like years, .*; write dates, such as 2000-01-01",
+        ),
     ],
 )
 def test_bounds_that_do_not_fit_the_type_are_refused_in_dates(bounds, type_, says):
@@ -73,11 +109,16 @@ def test_bounds_that_do_not_fit_the_type_are_refused_in_dates(bounds, type_, say
         codec(bounds, type_)
 
 
-@pytest.mark.parametrize("bounds", ["[2020-01-01, 2020-01-01]", "[2020-01-01, 5]", "[0, 2020-01-01]"])
+@pytest.mark.parametrize(
+    "bounds", ["[2020-01-01, 2020-01-01]", "[2020-01-01, 5]", "[0, 2020-01-01]"]
+)
 def test_bounds_are_two_dates_the_earlier_one_first(bounds):
     with pytest.raises(SpecError, match=r"columns\.x.*bounds need two finite numbers or two dates"):
         column(bounds)
-    with pytest.raises(SpecError, match=r"the lower bound 2024-12-31 is above the upper bound 2020-01-01 06:00:00; swap them"):
+    with pytest.raises(
+        SpecError,
+        match=r"the lower bound 2024-12-31 is above the upper bound 2020-01-01 06:00:00; swap them",
+    ):
         column("[2024-12-31, 2020-01-01T06:00:00]")
 
 
@@ -96,8 +137,15 @@ def test_a_csv_column_has_the_type_of_its_bounds():
 @pytest.mark.parametrize("bounds", [DAYS, TIMES])
 def test_a_release_between_dates_is_saved_and_loaded(bounds, tmp_path):
     kind = pa.date32() if bounds == DAYS else pa.timestamp("us")
-    schema = Schema(columns={"x": column(bounds), "y": Column(role="privatise", kind="categorical", levels=("a", "b"))})
-    values = pa.array([START + dt.timedelta(days=day) for day in range(1000)], pa.timestamp("us")).cast(kind, safe=False)
+    schema = Schema(
+        columns={
+            "x": column(bounds),
+            "y": Column(role="privatise", kind="categorical", levels=("a", "b")),
+        }
+    )
+    values = pa.array(
+        [START + dt.timedelta(days=day) for day in range(1000)], pa.timestamp("us")
+    ).cast(kind, safe=False)
     frame = pa.table({"x": values, "y": ["a", "b"] * 500}).to_pandas(types_mapper=pd.ArrowDtype)
     release = dpdask.GaussianCopula(schema, epsilon=5.0, delta=1e-6, bins=4).fit(frame)
     json.dumps(release.card, allow_nan=False)

@@ -25,7 +25,16 @@ from pipelines.movielens import correlations
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 YAML_FILES = sorted((ROOT / "pipelines").rglob("*.yaml"))
-BUILT = {".git", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__", "dist", "out"}
+BUILT = {
+    ".git",
+    ".hypothesis",
+    ".mypy_cache",
+    ".pytest_cache",
+    ".ruff_cache",
+    "__pycache__",
+    "dist",
+    "out",
+}
 
 
 def page(name: str) -> str:
@@ -33,7 +42,11 @@ def page(name: str) -> str:
     return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
 
 
-DESIGN, EXIT_CODES, JOB = page("explanation/design"), page("reference/exit-codes"), page("reference/job")
+DESIGN, EXIT_CODES, JOB = (
+    page("explanation/design"),
+    page("reference/exit-codes"),
+    page("reference/job"),
+)
 
 
 def blocks(language: str, text: str) -> list[str]:
@@ -50,13 +63,22 @@ def rows(heading: str, text: str) -> list[str]:
 def tracked() -> list[Path]:
     """The repository's files; where there is no git, all but what is built."""
     listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, check=False
+        ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        check=False,
     )
     if listed.returncode == 0 and listed.stdout:
-        return [path for name in listed.stdout.decode().split("\0") if name and (path := ROOT / name).is_file()]
+        return [
+            path
+            for name in listed.stdout.decode().split("\0")
+            if name and (path := ROOT / name).is_file()
+        ]
     parts = ((path, path.relative_to(ROOT).parts) for path in ROOT.rglob("*") if path.is_file())
     return [
-        path for path, names in parts if not BUILT & set(names) and not any(name.startswith(".venv") or name.endswith(".egg-info") for name in names)
+        path
+        for path, names in parts
+        if not BUILT & set(names)
+        and not any(name.startswith(".venv") or name.endswith(".egg-info") for name in names)
     ]
 
 
@@ -82,12 +104,16 @@ def test_the_python_example_keeps_its_promises():
     assert "Not protected: none; " in names["promise"]
 
 
-WITH_EXAMPLES = sorted(path for path in (ROOT / "dpdask").rglob("*.py") if ">>> " in path.read_text(encoding="utf-8"))
+WITH_EXAMPLES = sorted(
+    path for path in (ROOT / "dpdask").rglob("*.py") if ">>> " in path.read_text(encoding="utf-8")
+)
 
 
 @pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: path.stem)
 def test_the_examples_of_docstrings_run(path):
-    found = doctest.testmod(importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts)))
+    found = doctest.testmod(
+        importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    )
     assert found.attempted
     assert not found.failed
 
@@ -99,7 +125,10 @@ def with_options(text: str) -> str:
 
 @pytest.mark.parametrize("change", [str, with_options], ids=["as it stands", "with its options"])
 def test_job_and_schema_examples_validate(change, tmp_path):
-    by_name = {text.split(".yaml")[0].removeprefix("# "): text for text in blocks("yaml", JOB) + blocks("yaml", page("reference/schema"))}
+    by_name = {
+        text.split(".yaml")[0].removeprefix("# "): text
+        for text in blocks("yaml", JOB) + blocks("yaml", page("reference/schema"))
+    }
     (tmp_path / "job.yaml").write_text(change(by_name["job"]), encoding="utf-8")
     (tmp_path / "schema.yaml").write_text(by_name["schema"], encoding="utf-8")
     job = load_job(tmp_path / "job.yaml")
@@ -124,15 +153,25 @@ def test_listed_references_and_channels_are_those_of_a_job():
     assert {cell.strip("`") for cell in rows("reference", page("explanation/references"))} == {
         kind.model_fields["kind"].default for kind in get_args(Reference)
     }
-    assert {cell.strip("`") for cell in rows("kind", page("explanation/channels"))} == set(get_args(ChannelKind))
+    assert {cell.strip("`") for cell in rows("kind", page("explanation/channels"))} == set(
+        get_args(ChannelKind)
+    )
 
 
 def test_listed_correlations_are_computed():
-    listed = re.findall(r"^\| `([a-z-]+)` \| (0\.\d+) \| (0\.\d+) \| (0\.\d+) \| (0\.\d+) \|$", page("explanation/channels"), re.MULTILINE)
-    computed = {(row["channel"], row["epsilon"]): row["correlation"] for row in correlations.table()}
-    assert {(channel, epsilon): float(cell) for channel, *cells in listed for epsilon, cell in enumerate(cells, start=1)} == {
-        key: pytest.approx(value, abs=6e-4) for key, value in computed.items()
+    listed = re.findall(
+        r"^\| `([a-z-]+)` \| (0\.\d+) \| (0\.\d+) \| (0\.\d+) \| (0\.\d+) \|$",
+        page("explanation/channels"),
+        re.MULTILINE,
+    )
+    computed = {
+        (row["channel"], row["epsilon"]): row["correlation"] for row in correlations.table()
     }
+    assert {
+        (channel, epsilon): float(cell)
+        for channel, *cells in listed
+        for epsilon, cell in enumerate(cells, start=1)
+    } == {key: pytest.approx(value, abs=6e-4) for key, value in computed.items()}
 
 
 @pytest.mark.parametrize("path", YAML_FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -150,16 +189,26 @@ def test_pipelines_have_jobs():
 
 def verbs(group: click.Group) -> set[str]:
     named = dict(group.commands)
-    inner = {f"{name} {verb}" for name, command in named.items() if isinstance(command, click.Group) for verb in verbs(command)}
+    inner = {
+        f"{name} {verb}"
+        for name, command in named.items()
+        if isinstance(command, click.Group)
+        for verb in verbs(command)
+    }
     return inner | {name for name, command in named.items() if not isinstance(command, click.Group)}
 
 
 def test_listed_verbs_are_the_program_s():
-    listed = {re.sub(r"`dpdask ([a-z ]+?)( [A-Z]+)?`", r"\1", cell) for cell in rows("verb", page("reference/command-line"))}
+    listed = {
+        re.sub(r"`dpdask ([a-z ]+?)( [A-Z]+)?`", r"\1", cell)
+        for cell in rows("verb", page("reference/command-line"))
+    }
     assert listed == verbs(cli.cli)
 
 
-@pytest.mark.parametrize("text", [README, page("reference/command-line"), JOB], ids=["README", "command line", "job"])
+@pytest.mark.parametrize(
+    "text", [README, page("reference/command-line"), JOB], ids=["README", "command line", "job"]
+)
 def test_named_options_exist(text):
     known = {"--help", "--version"}
     commands: list[click.Command] = [cli.cli]
@@ -173,15 +222,27 @@ def test_named_options_exist(text):
 
 def test_listed_streams_are_drawn_from():
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "dpdask").rglob("*.py"))
-    listed = [name for cell in rows("mechanism id", DESIGN) for name in re.findall(r"`([^`]+)`", cell)]
+    listed = [
+        name for cell in rows("mechanism id", DESIGN) for name in re.findall(r"`([^`]+)`", cell)
+    ]
     assert len(listed) > 10
-    assert [name for name in listed if not re.search(f'"{re.sub("/?(COLUMN|ID).*", "", name)}["/]', source)] == []
+    assert [
+        name
+        for name in listed
+        if not re.search(f'"{re.sub("/?(COLUMN|ID).*", "", name)}["/]', source)
+    ] == []
 
 
 @pytest.mark.parametrize("text", [EXIT_CODES, DESIGN], ids=["reference", "design"])
 def test_exit_codes_are_those_of_the_errors(text):
-    kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.DpdaskError)]
-    assert sorted(map(int, rows("exit code", text))) == sorted({0, 130} | {kind.exit_code for kind in kinds})
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if inspect.isclass(kind) and issubclass(kind, errors.DpdaskError)
+    ]
+    assert sorted(map(int, rows("exit code", text))) == sorted(
+        {0, 130} | {kind.exit_code for kind in kinds}
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in dpdask.__all__ if not name.startswith("__")])
@@ -189,14 +250,24 @@ def test_public_names_are_documented(name):
     public = getattr(dpdask, name)
     assert (inspect.getdoc(public) or "").strip()
     members = [getattr(public, member) for member in vars(public) if not member.startswith("_")]
-    undocumented = [member.__name__ for member in members if (inspect.isfunction(member) or inspect.ismethod(member)) and not inspect.getdoc(member)]
+    undocumented = [
+        member.__name__
+        for member in members
+        if (inspect.isfunction(member) or inspect.ismethod(member)) and not inspect.getdoc(member)
+    ]
     assert undocumented == []
 
 
-@pytest.mark.parametrize("name", [name for name in dpdask.__all__ if callable(getattr(dpdask, name))])
+@pytest.mark.parametrize(
+    "name", [name for name in dpdask.__all__ if callable(getattr(dpdask, name))]
+)
 def test_public_classes_and_functions_have_examples(name):
     public = getattr(dpdask, name)
-    public = errors.DpdaskError if inspect.isclass(public) and issubclass(public, errors.DpdaskError) else public  # its example shows all errors
+    public = (
+        errors.DpdaskError
+        if inspect.isclass(public) and issubclass(public, errors.DpdaskError)
+        else public
+    )  # its example shows all errors
     assert "Examples\n--------\n>>> " in inspect.cleandoc(public.__doc__ or "")
 
 
@@ -220,7 +291,9 @@ def broken_links(text: str, folder: Path) -> list[str]:
         path = folder / target if target else None
         if path is not None and not path.exists():
             found.append(target)
-        elif part and part not in map(anchor, headings(text if path is None else path.read_text(encoding="utf-8"))):
+        elif part and part not in map(
+            anchor, headings(text if path is None else path.read_text(encoding="utf-8"))
+        ):
             found.append(f"{target}#{part}")
     return found
 
@@ -243,26 +316,46 @@ def test_headings_are_unique(document):
 
 
 def test_the_index_lists_every_page_once():
-    listed = re.findall(r"^- \[[^]]+\]\(((?:tutorials|how-to|reference|explanation)/[^)#]+)\)", page("README"), re.MULTILINE)
+    listed = re.findall(
+        r"^- \[[^]]+\]\(((?:tutorials|how-to|reference|explanation)/[^)#]+)\)",
+        page("README"),
+        re.MULTILINE,
+    )
     there = [name.removeprefix("docs/") for name in EXPLANATIONS if name != "docs/README.md"]
-    assert sorted(listed) == sorted(set(there) - {"explanation/design.md", "explanation/math.md"})  # of the maintainers, on a line of their own
+    assert sorted(listed) == sorted(
+        set(there) - {"explanation/design.md", "explanation/math.md"}
+    )  # of the maintainers, on a line of their own
     assert "(explanation/design.md)" in page("README")
     assert "(explanation/math.md)" in page("README")
     assert "(docs/README.md)" in README
 
 
 def test_titles_are_unique():
-    titles = [headings((ROOT / document).read_text(encoding="utf-8"))[0] for document in EXPLANATIONS]
+    titles = [
+        headings((ROOT / document).read_text(encoding="utf-8"))[0] for document in EXPLANATIONS
+    ]
     assert sorted(titles) == sorted(set(titles))
 
 
 # blocks that run one after the other: in tests/analysis/test_open.py, and those of tutorials in test_examples.py
 RUN_TOGETHER = {"docs/how-to/analyse-a-release.md"}
-RUN_ALONE = [name for name in EXPLANATIONS if not name.startswith("docs/tutorials/") and name not in RUN_TOGETHER]
-EXAMPLES = [(document, text) for document in RUN_ALONE for text in blocks("python", (ROOT / document).read_text(encoding="utf-8"))]
+RUN_ALONE = [
+    name
+    for name in EXPLANATIONS
+    if not name.startswith("docs/tutorials/") and name not in RUN_TOGETHER
+]
+EXAMPLES = [
+    (document, text)
+    for document in RUN_ALONE
+    for text in blocks("python", (ROOT / document).read_text(encoding="utf-8"))
+]
 
 
-@pytest.mark.parametrize(("document", "text"), EXAMPLES, ids=[f"{document} {number}" for number, (document, _) in enumerate(EXAMPLES)])
+@pytest.mark.parametrize(
+    ("document", "text"),
+    EXAMPLES,
+    ids=[f"{document} {number}" for number, (document, _) in enumerate(EXAMPLES)],
+)
 def test_examples_of_the_explanations_run(document, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(text, document, "exec"), {"__name__": "example"})
@@ -272,22 +365,38 @@ def wrong_references(text: str) -> list[str]:
     """The documents, and the headings after a comma (`docs/explanation/math.md, Channels`), that a text names and that do not exist."""
     found = []
     for name, rest in re.findall(r"\b(docs/[\w/.-]*\w)([^\n]*(?:\n[^\n]*)?)", text):
-        heading = re.sub(r"\s*\n[\s#]*", " ", rest).removeprefix(", ") if re.match(r",\s+(?:#\s+)?[A-Z]", rest) else None
+        heading = (
+            re.sub(r"\s*\n[\s#]*", " ", rest).removeprefix(", ")
+            if re.match(r",\s+(?:#\s+)?[A-Z]", rest)
+            else None
+        )
         if not (ROOT / name).exists():
             found.append(name)
-        elif heading is not None and not any(re.match(rf"{re.escape(known)}(?!\w)", heading) for known in headings((ROOT / name).read_text("utf-8"))):
+        elif heading is not None and not any(
+            re.match(rf"{re.escape(known)}(?!\w)", heading)
+            for known in headings((ROOT / name).read_text("utf-8"))
+        ):
             found.append(f"{name}, {heading}")
     return found
 
 
 def test_named_documents_and_headings_exist():
     this = Path(__file__)
-    assert {path: found for path, text in texts().items() if path != this and (found := wrong_references(text))} == {}
+    assert {
+        path: found
+        for path, text in texts().items()
+        if path != this and (found := wrong_references(text))
+    } == {}
 
 
 @pytest.mark.parametrize(
     "text",
-    ["see docs/gone.md", "docs/explanation/math.md, Nowhere", "docs/explanation/math.md, Chains", "# docs/explanation/math.md,\n# Nowhere"],
+    [
+        "see docs/gone.md",
+        "docs/explanation/math.md, Nowhere",
+        "docs/explanation/math.md, Chains",
+        "# docs/explanation/math.md,\n# Nowhere",
+    ],
 )
 def test_wrong_references_are_found(text):
     assert wrong_references(text)
@@ -295,28 +404,45 @@ def test_wrong_references_are_found(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["docs/explanation/math.md.", "(docs/explanation/math.md, Chain)", "docs/explanation/math.md,\n    # Chain.", "docs/explanation/math.md, which"],
+    [
+        "docs/explanation/math.md.",
+        "(docs/explanation/math.md, Chain)",
+        "docs/explanation/math.md,\n    # Chain.",
+        "docs/explanation/math.md, which",
+    ],
 )
 def test_right_references_are_right(text):
     assert wrong_references(text) == []
 
 
 # a note that is not in the repository: a name in capitals as a Markdown file, or as a word with a place in it
-NOTE = re.compile(r"\b(?:([A-Z]{3,}\.md)|(?:MATH|DESIGN|LAKE|STYLE|REDESIGN)(?:'s |,? section |,? §| \d))")
+NOTE = re.compile(
+    r"\b(?:([A-Z]{3,}\.md)|(?:MATH|DESIGN|LAKE|STYLE|REDESIGN)(?:'s |,? section |,? §| \d))"
+)
 
 
 def test_no_file_names_a_note_that_is_not_here():
     names, this = {path.name for path in tracked()}, Path(__file__)
-    found = [(path, match[0]) for path, text in texts().items() if path != this for match in NOTE.finditer(text) if match[1] not in names]
+    found = [
+        (path, match[0])
+        for path, text in texts().items()
+        if path != this
+        for match in NOTE.finditer(text)
+        if match[1] not in names
+    ]
     assert found == []
 
 
-@pytest.mark.parametrize("text", ["see MATH section 3", "of DESIGN's table", "LAKE.md", "(MATH, §2)", "STYLE 2"])
+@pytest.mark.parametrize(
+    "text", ["see MATH section 3", "of DESIGN's table", "LAKE.md", "(MATH, §2)", "STYLE 2"]
+)
 def test_notes_are_recognised(text):
     assert NOTE.search(text)
 
 
-@pytest.mark.parametrize("text", ["DESIGNS_FORMAT = 2", "MATHS = {}", 'DESIGN["tau"]', "MATH | streams"])
+@pytest.mark.parametrize(
+    "text", ["DESIGNS_FORMAT = 2", "MATHS = {}", 'DESIGN["tau"]', "MATH | streams"]
+)
 def test_other_words_are_no_notes(text):
     assert not NOTE.search(text)
 
@@ -330,7 +456,10 @@ def test_commands_are_single_lines():
 def test_patent_sentence_stands_in_readme_and_notice():
     for name in ("README.md", "NOTICE"):
         text = " ".join((ROOT / name).read_text(encoding="utf-8").split())
-        assert "patent 12,248,613 B2 (Regents of the University of Minnesota, granted 2025-03-11): check whether" in text
+        assert (
+            "patent 12,248,613 B2 (Regents of the University of Minnesota, granted 2025-03-11): check whether"
+            in text
+        )
 
 
 def test_licence_is_whole():
@@ -340,28 +469,52 @@ def test_licence_is_whole():
 
 
 # written apart, so that this file may be searched too; a home of `somebody` is an example
-PLACES = re.compile(r"(?<![\w.~*$}\])/-])(?:file://)?/(?:" + "work|root|tmp|home|opt|mnt|Users" + r")/(?!somebody\b)[\w.-]+")
+PLACES = re.compile(
+    r"(?<![\w.~*$}\])/-])(?:file://)?/(?:"
+    "work|root|tmp|home|opt|mnt|Users"
+    r")/(?!somebody\b)[\w.-]+"
+)
 HOSTS = re.compile(
     "|".join(
-        [r"pypi\.(?:org|python)", r"files\.python" + "hosted", "pypi" + r"\.nvidia", "artifact" + "ory", "index-" + r"url[ =]", r"find-" + r"links"]
+        [
+            r"pypi\.(?:org|python)",
+            r"files\.python" + "hosted",
+            "pypi" + r"\.nvidia",
+            "artifact" + "ory",
+            "index-" + r"url[ =]",
+            r"find-" + r"links",
+        ]
     )
 )
 
 
 @pytest.mark.parametrize("pattern", [PLACES, HOSTS], ids=["places", "hosts"])
 def test_no_file_names_a_machine(pattern):
-    found = [f"{path.relative_to(ROOT)}: {match[0]}" for path, text in texts().items() for match in pattern.finditer(text)]
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path, text in texts().items()
+        for match in pattern.finditer(text)
+    ]
     assert found == []
 
 
 @pytest.mark.parametrize(
-    "text", ["see /wo" + "rk/main/x", '"/tm' + 'p/out"', "path: /ro" + "ot/.cache", "file:///ho" + "me/me/x", "(/op" + "t/venv)"]
+    "text",
+    [
+        "see /wo" + "rk/main/x",
+        '"/tm' + 'p/out"',
+        "path: /ro" + "ot/.cache",
+        "file:///ho" + "me/me/x",
+        "(/op" + "t/venv)",
+    ],
 )
 def test_places_are_recognised(text):
     assert PLACES.search(text)
 
 
-@pytest.mark.parametrize("text", ["engine/work/x", "https://example.org/work/x", "dask/ho" + "me/x", "{base}/tmp/x"])
+@pytest.mark.parametrize(
+    "text", ["engine/work/x", "https://example.org/work/x", "dask/ho" + "me/x", "{base}/tmp/x"]
+)
 def test_other_paths_are_not_places(text):
     assert not PLACES.search(text)
 

@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
 
 
-@pytest.mark.filterwarnings("ignore:The inplace keyword:DeprecationWarning")  # of dask.dataframe.read_parquet
+@pytest.mark.filterwarnings(
+    "ignore:The inplace keyword:DeprecationWarning"
+)  # of dask.dataframe.read_parquet
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_prints_what_it_says(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -41,7 +43,9 @@ def test_what_is_printed_replaces_what_the_page_said(tmp_path, monkeypatch):
     page = "```python\nfor line in 'abcd': print(line)\n```\n\n```text\n{}```\n"
     assert examples.run_page(page.format("old\n")) == page.format("a\nb\nc\nd\n")
     assert examples.run_page(page.format("a\n…\nx\ny\n")) == page.format("a\n…\nc\nd\n")
-    numbers = "```python\nprint('in', 1.5, 'days by', 'ab12' * 8)\n```\n\n```text\nin 7 days by {}\n```\n".format("0" * 32)
+    numbers = "```python\nprint('in', 1.5, 'days by', 'ab12' * 8)\n```\n\n```text\nin 7 days by {}\n```\n".format(
+        "0" * 32
+    )
     assert examples.run_page(numbers) == numbers
 
 

@@ -28,25 +28,59 @@ SPAN = [dt.date(1970, 1, 1), dt.date(2030, 12, 31)]
 NULLABLE = {"nulls": "level"}
 
 TYPED: dict[str, tuple[pd.Series, dict[str, Any]]] = {
-    "date32": (pd.Series(DATES, dtype=pd.ArrowDtype(pa.date32())), {"kind": "continuous", "bounds": SPAN}),
-    "date64": (pd.Series(DATES, dtype=pd.ArrowDtype(pa.date64())), {"kind": "continuous", "bounds": SPAN}),
-    "date levels": (pd.Series(DATES, dtype=pd.ArrowDtype(pa.date32())), {"kind": "discrete", "levels": sorted(set(DATES))}),
-    "date nulls": (pd.Series(DATES, dtype=pd.ArrowDtype(pa.date32())).mask(NULLS), {"kind": "continuous", "bounds": SPAN, **NULLABLE}),
+    "date32": (
+        pd.Series(DATES, dtype=pd.ArrowDtype(pa.date32())),
+        {"kind": "continuous", "bounds": SPAN},
+    ),
+    "date64": (
+        pd.Series(DATES, dtype=pd.ArrowDtype(pa.date64())),
+        {"kind": "continuous", "bounds": SPAN},
+    ),
+    "date levels": (
+        pd.Series(DATES, dtype=pd.ArrowDtype(pa.date32())),
+        {"kind": "discrete", "levels": sorted(set(DATES))},
+    ),
+    "date nulls": (
+        pd.Series(DATES, dtype=pd.ArrowDtype(pa.date32())).mask(NULLS),
+        {"kind": "continuous", "bounds": SPAN, **NULLABLE},
+    ),
     "decimal": (
-        pd.Series([Decimal(int(day) % 3) / 2 for day in DAYS], dtype=pd.ArrowDtype(pa.decimal128(5, 1))),
+        pd.Series(
+            [Decimal(int(day) % 3) / 2 for day in DAYS], dtype=pd.ArrowDtype(pa.decimal128(5, 1))
+        ),
         {"kind": "discrete", "levels": [0, 0.5, 1]},
     ),
     "int32": (pd.Series(DAYS % 7, dtype="int32"), {"kind": "continuous", "bounds": [0, 7]}),
-    "Int32": (pd.Series(pd.array(DAYS % 7, dtype="Int32")).mask(NULLS), {"kind": "continuous", "bounds": [0, 7], **NULLABLE}),
-    "UInt8": (pd.Series(pd.array(DAYS % 7, dtype="UInt8")).mask(NULLS), {"kind": "discrete", "levels": list(range(7)), **NULLABLE}),
-    "boolean": (pd.Series(pd.array(DAYS % 7 > 2, dtype="boolean")).mask(NULLS), {"kind": "categorical", "levels": [True, False], **NULLABLE}),
+    "Int32": (
+        pd.Series(pd.array(DAYS % 7, dtype="Int32")).mask(NULLS),
+        {"kind": "continuous", "bounds": [0, 7], **NULLABLE},
+    ),
+    "UInt8": (
+        pd.Series(pd.array(DAYS % 7, dtype="UInt8")).mask(NULLS),
+        {"kind": "discrete", "levels": list(range(7)), **NULLABLE},
+    ),
+    "boolean": (
+        pd.Series(pd.array(DAYS % 7 > 2, dtype="boolean")).mask(NULLS),
+        {"kind": "categorical", "levels": [True, False], **NULLABLE},
+    ),
     "float32": (pd.Series(DAYS, dtype="float32"), {"kind": "continuous", "bounds": [0, 20_000]}),
-    "seconds": (pd.Series(DAYS * 86_400).astype("datetime64[s]"), {"kind": "continuous", "bounds": SPAN}),
-    "nanoseconds": (pd.Series(pd.to_datetime(DAYS, unit="D")).astype("datetime64[ns]"), {"kind": "continuous", "bounds": SPAN}),
-    "zoned": (pd.Series(pd.to_datetime(DAYS, unit="D", utc=True)).astype("datetime64[us, UTC]"), {"kind": "continuous", "bounds": SPAN}),
+    "seconds": (
+        pd.Series(DAYS * 86_400).astype("datetime64[s]"),
+        {"kind": "continuous", "bounds": SPAN},
+    ),
+    "nanoseconds": (
+        pd.Series(pd.to_datetime(DAYS, unit="D")).astype("datetime64[ns]"),
+        {"kind": "continuous", "bounds": SPAN},
+    ),
+    "zoned": (
+        pd.Series(pd.to_datetime(DAYS, unit="D", utc=True)).astype("datetime64[us, UTC]"),
+        {"kind": "continuous", "bounds": SPAN},
+    ),
 }
 
-pytestmark = pytest.mark.filterwarnings("ignore:A released row keeps", "ignore:A cell holds", "ignore:.*few cells stand out")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:A released row keeps", "ignore:A cell holds", "ignore:.*few cells stand out"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +104,9 @@ def test_transformed_rows_have_the_dtypes_of_the_frame(name: str, lazy: bool) ->
     values, column = TYPED[name]
     table = pd.DataFrame({"x": values, "kept": values})
     frame = dd.from_pandas(table, npartitions=2) if lazy else table
-    with dpdask.DIP(declare(column, kept={"role": "keep"}), epsilon=2.0, reference=dpdask.Histogram()).fit(frame) as release:
+    with dpdask.DIP(
+        declare(column, kept={"role": "keep"}), epsilon=2.0, reference=dpdask.Histogram()
+    ).fit(frame) as release:
         released = release.transform(frame)
         assert known_as(released) == known_as(table)
         assert known_as(dask.compute(released)[0]) == known_as(table)
@@ -81,9 +117,13 @@ def test_transformed_rows_have_the_dtypes_of_the_frame(name: str, lazy: bool) ->
 @pytest.mark.parametrize("kind", ["copula", "histogram"])
 def test_records_have_the_dtypes_of_the_frame(kind: str, name: str, lazy: bool) -> None:
     values, column = TYPED[name]
-    estimator = (dpdask.GaussianCopula if kind == "copula" else dpdask.PerturbedHistogram)(declare(column), epsilon=8.0, bins=4)
+    estimator = (dpdask.GaussianCopula if kind == "copula" else dpdask.PerturbedHistogram)(
+        declare(column), epsilon=8.0, bins=4
+    )
     table = pd.DataFrame({"x": values})
-    records = estimator.fit(dd.from_pandas(table, npartitions=2) if lazy else table).sample(300, rows_per_partition=120)
+    records = estimator.fit(dd.from_pandas(table, npartitions=2) if lazy else table).sample(
+        300, rows_per_partition=120
+    )
     assert known_as(records) == known_as(table)
     assert known_as(records.compute()) == known_as(table)
 
@@ -92,19 +132,37 @@ def test_records_have_the_dtypes_of_the_frame(kind: str, name: str, lazy: bool) 
 @pytest.mark.parametrize("name", ["date32", "date levels", "decimal", "Int32"])
 def test_records_are_written_with_the_type_of_the_table(name: str, tmp_path: Path) -> None:
     values, column = TYPED[name]
-    release = dpdask.GaussianCopula(declare(column), epsilon=8.0, bins=4).fit(pd.DataFrame({"x": values}))
+    release = dpdask.GaussianCopula(declare(column), epsilon=8.0, bins=4).fit(
+        pd.DataFrame({"x": values})
+    )
     records = release.sample(300, rows_per_partition=120)
     records.to_parquet(tmp_path / "records")
-    assert pq.read_schema(tmp_path / "records" / "part.0.parquet").field("x").type == release.fitted.types.field("x").type
-    assert pq.read_table(tmp_path / "records")["x"].to_pylist() == pa.array(records["x"].compute()).to_pylist()
+    assert (
+        pq.read_schema(tmp_path / "records" / "part.0.parquet").field("x").type
+        == release.fitted.types.field("x").type
+    )
+    assert (
+        pq.read_table(tmp_path / "records")["x"].to_pylist()
+        == pa.array(records["x"].compute()).to_pylist()
+    )
 
 
 def test_a_published_table_is_read_lazily_with_its_types(tmp_path: Path) -> None:
-    table = pa.table({"day": pa.array(DATES), "price": pa.array([Decimal("1.5")] * N), "town": ["a"] * N, "tags": [["a", "b"]] * N})
+    table = pa.table(
+        {
+            "day": pa.array(DATES),
+            "price": pa.array([Decimal("1.5")] * N),
+            "town": ["a"] * N,
+            "tags": [["a", "b"]] * N,
+        }
+    )
     pq.write_table(table, tmp_path / "part.parquet")
     rows = read_frame(Folder(str(tmp_path)), ["part.parquet"])
     assert known_as(rows) == known_as(rows.compute())
-    assert [str(rows.dtypes[name]) for name in ("day", "price")] == ["date32[day][pyarrow]", "decimal128(2, 1)[pyarrow]"]
+    assert [str(rows.dtypes[name]) for name in ("day", "price")] == [
+        "date32[day][pyarrow]",
+        "decimal128(2, 1)[pyarrow]",
+    ]
     assert rows[rows["day"] > DATES[0]]["day"].compute().gt(DATES[0]).all()
     assert list(rows["tags"].compute()[0]) == ["a", "b"]
 
@@ -113,14 +171,20 @@ def test_a_published_table_is_read_lazily_with_its_types(tmp_path: Path) -> None
 
 
 def objects(values: list[Any]) -> pd.DataFrame:
-    return pd.DataFrame({"x": pd.Series(values, dtype=object), "kept": pd.Series(values, dtype=object)})
+    return pd.DataFrame(
+        {"x": pd.Series(values, dtype=object), "kept": pd.Series(values, dtype=object)}
+    )
 
 
 def dip(column: dict[str, Any], **given: Any) -> dpdask.DIP:
-    return dpdask.DIP(declare(column, kept={"role": "keep"}), epsilon=2.0, reference=dpdask.Histogram(), **given)
+    return dpdask.DIP(
+        declare(column, kept={"role": "keep"}), epsilon=2.0, reference=dpdask.Histogram(), **given
+    )
 
 
-@pytest.mark.parametrize("values", [DATES, [None, *DATES[1:]], [None] * N], ids=["dates", "a null first", "nulls only"])
+@pytest.mark.parametrize(
+    "values", [DATES, [None, *DATES[1:]], [None] * N], ids=["dates", "a null first", "nulls only"]
+)
 def test_dates_that_pandas_holds_as_objects_are_dates(values: list[Any]) -> None:
     table = objects(values)
     column = {"kind": "continuous", "bounds": SPAN, **NULLABLE}
@@ -154,9 +218,18 @@ def test_truth_values_beside_nulls_are_objects_too() -> None:
 
 def test_units_may_have_dates_as_objects() -> None:
     table = pd.DataFrame({"x": DAYS % 2, "born": pd.Series(DATES, dtype=object)})
-    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}, "born": {"role": "keep"}}})
+    schema = dpdask.Schema.from_dict(
+        {
+            "columns": {
+                "x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]},
+                "born": {"role": "keep"},
+            }
+        }
+    )
     unit = dpdask.UnitColumn(column="born", max_rows=1)
-    with dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram(), unit=unit).fit(table) as release:
+    with dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram(), unit=unit).fit(
+        table
+    ) as release:
         assert len(release.transform(table)) == len(set(DATES))
 
 
@@ -168,17 +241,34 @@ CONVERT = r"; convert it before `fit`, by astype\(\{'x': 'date32\[pyarrow\]'\}\)
     ("values", "message"),
     [
         ([str(date) for date in DATES], TEXTS + CONVERT),
-        ([pd.Timestamp(date) for date in DATES], "holds Python objects, such as a Timestamp; convert it before `fit`, by pandas.to_datetime"),
+        (
+            [pd.Timestamp(date) for date in DATES],
+            "holds Python objects, such as a Timestamp; convert it before `fit`, by pandas.to_datetime",
+        ),
         ([None, *range(1, N)], "holds Python objects, such as an int; convert"),
-        ([Decimal(1)] * N, "holds Python objects, such as a Decimal; convert it before `fit`, by astype, such as to 'Int64'"),
+        (
+            [Decimal(1)] * N,
+            "holds Python objects, such as a Decimal; convert it before `fit`, by astype, such as to 'Int64'",
+        ),
         (
             [*DATES[1:], dt.datetime(2000, 1, 1, 12, tzinfo=dt.UTC)],
             "a partition's values do not fit the frame's dtypes",
         ),  # not cut
-        ([*DATES[1:], 12_345], "a partition's values do not fit the frame's dtypes"),  # nor taken for days
+        (
+            [*DATES[1:], 12_345],
+            "a partition's values do not fit the frame's dtypes",
+        ),  # nor taken for days
         ([*DATES[1:], "planted-secret"], "a partition's values do not fit the frame's dtypes"),
     ],
-    ids=["texts", "times", "whole numbers", "decimals", "a time among dates", "a number among dates", "a text among dates"],
+    ids=[
+        "texts",
+        "times",
+        "whole numbers",
+        "decimals",
+        "a time among dates",
+        "a number among dates",
+        "a text among dates",
+    ],
 )
 def test_objects_that_are_no_dates_are_refused(values: list[Any], message: str) -> None:
     with pytest.raises(dpdask.DataError, match=message) as caught:
@@ -188,13 +278,21 @@ def test_objects_that_are_no_dates_are_refused(values: list[Any], message: str) 
 
 def test_dask_is_told_how_to_keep_dates() -> None:
     table, made = objects(DATES), dip({"kind": "continuous", "bounds": SPAN})
-    with pytest.raises(dpdask.DataError, match=f"{TEXTS}, as Dask makes of Python's dates{CONVERT}"):
+    with pytest.raises(
+        dpdask.DataError, match=f"{TEXTS}, as Dask makes of Python's dates{CONVERT}"
+    ):
         made.plan(dd.from_pandas(table, npartitions=2))
     with dask.config.set({"dataframe.convert-string": False}):
         frame = dd.from_pandas(table, npartitions=2)
-        with pytest.raises(dpdask.DataError, match=f"it holds Python objects, and Dask does not tell of which type{CONVERT}"):
+        with pytest.raises(
+            dpdask.DataError,
+            match=f"it holds Python objects, and Dask does not tell of which type{CONVERT}",
+        ):
             made.fit(frame)
-    for frame in (dd.from_pandas(table, npartitions=2).astype({"x": "date32[pyarrow]"}), dd.from_pandas(table.astype({"x": "date32[pyarrow]"}))):
+    for frame in (
+        dd.from_pandas(table, npartitions=2).astype({"x": "date32[pyarrow]"}),
+        dd.from_pandas(table.astype({"x": "date32[pyarrow]"})),
+    ):
         with made.fit(frame) as release:
             assert str(release.transform(frame).compute()["x"].dtype) == "date32[day][pyarrow]"
 
@@ -210,7 +308,9 @@ def test_dask_is_told_how_to_keep_dates() -> None:
     ],
     ids=["whole", "codes", "fractions", "bounds", "texts"],
 )
-def test_a_column_of_nulls_alone_has_the_type_that_is_declared(column: dict[str, Any], types: set[type]) -> None:
+def test_a_column_of_nulls_alone_has_the_type_that_is_declared(
+    column: dict[str, Any], types: set[type]
+) -> None:
     """pandas knows no type of it; texts were assumed, and the error advised to put the declared numbers in quotes."""
     table = objects([None] * N)
     with dip({**column, **NULLABLE}).fit(table) as release:
@@ -229,7 +329,14 @@ def test_a_private_column_of_views_is_refused_before_it_is_counted() -> None:
     for each in (made.fit, made.plan):
         with pytest.raises(dpdask.DataError, match=refused):
             each(table)
-    assert len(dpdask.GaussianCopula(declare(column), epsilon=8.0, bins=4).fit(table[["x"]]).sample(100)) == 100
+    assert (
+        len(
+            dpdask.GaussianCopula(declare(column), epsilon=8.0, bins=4)
+            .fit(table[["x"]])
+            .sample(100)
+        )
+        == 100
+    )
     table["x"] = table["x"].to_list()
     with made.fit(table) as release:
         assert known_as(release.transform(table)) == known_as(table)

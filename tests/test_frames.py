@@ -41,7 +41,12 @@ def schema() -> dpdask.Schema:
                 "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
                 "price": {"role": "privatise", "kind": "continuous"},
                 "count": {"role": "privatise", "kind": "continuous"},
-                "colour": {"role": "privatise", "kind": "categorical", "levels": ["red", "green", "blue"], "nulls": "level"},
+                "colour": {
+                    "role": "privatise",
+                    "kind": "categorical",
+                    "levels": ["red", "green", "blue"],
+                    "nulls": "level",
+                },
                 "note": {"role": "drop"},
             }
         }
@@ -58,7 +63,10 @@ def table() -> pd.DataFrame:
             "rating": rng.choice(LEVELS, n).astype(np.float32),
             "price": rng.lognormal(3, 1, n),
             "count": rng.poisson(20, n).astype(np.int16),
-            "colour": pd.Categorical(rng.choice(["red", "green", "blue", None], n), categories=["red", "green", "blue", "unused"]),
+            "colour": pd.Categorical(
+                rng.choice(["red", "green", "blue", None], n),
+                categories=["red", "green", "blue", "unused"],
+            ),
             "note": ["secret"] * n,
         },
         index=pd.RangeIndex(1, 2 * n + 1, 2),
@@ -75,7 +83,9 @@ def holdout(schema: dpdask.Schema) -> dpdask.DIP:
     return dpdask.DIP(schema, epsilon=4.0, reference=dpdask.Holdout(fraction=0.25))
 
 
-def test_fit_computes_once_and_transform_not_at_all(holdout: dpdask.DIP, frame: dd.DataFrame) -> None:
+def test_fit_computes_once_and_transform_not_at_all(
+    holdout: dpdask.DIP, frame: dd.DataFrame
+) -> None:
     counting = CountingScheduler()
     with dask.config.set(scheduler=counting):
         release = holdout.fit(frame)
@@ -86,7 +96,9 @@ def test_fit_computes_once_and_transform_not_at_all(holdout: dpdask.DIP, frame: 
         assert counting.computes == 2
 
 
-def test_known_reference_computes_nothing_to_fit(schema: dpdask.Schema, frame: dd.DataFrame) -> None:
+def test_known_reference_computes_nothing_to_fit(
+    schema: dpdask.Schema, frame: dd.DataFrame
+) -> None:
     known = dpdask.Known(
         columns={
             "rating": {"probabilities": [0.1] * 10},
@@ -103,7 +115,9 @@ def test_known_reference_computes_nothing_to_fit(schema: dpdask.Schema, frame: d
     assert release.card["guarantee"]["unprotected"]["fraction"] == 0
 
 
-def test_rows_keep_index_order_dtypes_and_kept_columns(holdout: dpdask.DIP, frame: dd.DataFrame, table: pd.DataFrame) -> None:
+def test_rows_keep_index_order_dtypes_and_kept_columns(
+    holdout: dpdask.DIP, frame: dd.DataFrame, table: pd.DataFrame
+) -> None:
     lazy = holdout.fit(frame).transform(frame)
     released = lazy.compute()
     assert list(released.columns) == ["user", "rating", "price", "count", "colour"]
@@ -118,7 +132,9 @@ def test_rows_keep_index_order_dtypes_and_kept_columns(holdout: dpdask.DIP, fram
     assert lazy.divisions == frame.divisions
 
 
-def test_about_a_quarter_is_held_out_and_values_change(holdout: dpdask.DIP, frame: dd.DataFrame, table: pd.DataFrame) -> None:
+def test_about_a_quarter_is_held_out_and_values_change(
+    holdout: dpdask.DIP, frame: dd.DataFrame, table: pd.DataFrame
+) -> None:
     released = holdout.fit(frame).transform(frame).compute()
     assert 2800 < len(released) < 3200  # 7 standard deviations around 3000
     original = table.loc[released.index]
@@ -127,7 +143,9 @@ def test_about_a_quarter_is_held_out_and_values_change(holdout: dpdask.DIP, fram
     assert np.corrcoef(released["price"].rank(), original["price"].rank())[0, 1] > 0.1
 
 
-def test_recomputing_selecting_and_slicing_repeat_the_same_noise(holdout: dpdask.DIP, frame: dd.DataFrame) -> None:
+def test_recomputing_selecting_and_slicing_repeat_the_same_noise(
+    holdout: dpdask.DIP, frame: dd.DataFrame
+) -> None:
     lazy = holdout.fit(frame).transform(frame)
     whole = lazy.compute()
     pd.testing.assert_frame_equal(lazy.compute(), whole)
@@ -137,20 +155,32 @@ def test_recomputing_selecting_and_slicing_repeat_the_same_noise(holdout: dpdask
     pd.testing.assert_frame_equal(lazy.persist().compute(), whole)
 
 
-def test_a_partition_keeps_its_noise_when_dask_would_join_files(schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
+def test_a_partition_keeps_its_noise_when_dask_would_join_files(
+    schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path
+) -> None:
     for number in range(20):
-        table.iloc[number * 200 : (number + 1) * 200].to_parquet(tmp_path / f"part.{number}.parquet")
+        table.iloc[number * 200 : (number + 1) * 200].to_parquet(
+            tmp_path / f"part.{number}.parquet"
+        )
     frame = dd.read_parquet(tmp_path).astype({"colour": "string"})
     release = dpdask.DIP(schema, epsilon=2.0, reference=dpdask.Holdout(fraction=0.5)).fit(frame)
     lazy = release.transform(frame)
     whole = lazy.compute()
-    pd.testing.assert_series_equal(lazy["rating"].compute().reset_index(drop=True), whole["rating"].reset_index(drop=True))
+    pd.testing.assert_series_equal(
+        lazy["rating"].compute().reset_index(drop=True), whole["rating"].reset_index(drop=True)
+    )
     assert len(whole) == len(set(whole["user"]))
 
 
-def test_an_index_is_published_only_if_it_is_row_numbers_or_declared(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_an_index_is_published_only_if_it_is_row_numbers_or_declared(
+    schema: dpdask.Schema, table: pd.DataFrame
+) -> None:
     public = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public())
-    for index in (table["rating"].rename("secret"), table["price"].rename(None), pd.MultiIndex.from_frame(table[["user", "count"]])):
+    for index in (
+        table["rating"].rename("secret"),
+        table["price"].rename(None),
+        pd.MultiIndex.from_frame(table[["user", "count"]]),
+    ):
         with pytest.raises(dpdask.DataError):
             public.fit(table.set_index(pd.Index(index)))
     with pytest.raises(dpdask.DataError, match="not keep"):
@@ -167,7 +197,11 @@ def test_a_private_category_never_brings_its_values_along(table: pd.DataFrame) -
     columns = {"price": {"role": "privatise", "kind": "continuous"}}
     prices = table[["price"]].astype("category")
     released = (
-        dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Public()).fit(prices.iloc[::-1]).transform(prices)
+        dpdask.DIP(
+            dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Public()
+        )
+        .fit(prices.iloc[::-1])
+        .transform(prices)
     )
     assert released["price"].dtype == np.float64
 
@@ -177,12 +211,18 @@ def test_whole_numbers_beyond_2_to_the_53_come_out_exactly() -> None:
     columns = {"n": {"role": "privatise", "kind": "discrete", "levels": levels, "nulls": "level"}}
     table = pd.DataFrame({"n": pd.array([*levels, None] * 50, dtype="Int64")})
     released = (
-        dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Public()).fit(table.iloc[::-1]).transform(table)
+        dpdask.DIP(
+            dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Public()
+        )
+        .fit(table.iloc[::-1])
+        .transform(table)
     )
     assert set(released["n"].dropna()) == set(levels)
 
 
-def test_noise_never_meets_other_rows(schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
+def test_noise_never_meets_other_rows(
+    schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path
+) -> None:
     """A lazy frame whose source changed, or whose rows come in another order, is refused: its noise was for the first rows."""
     path = tmp_path / "rows.parquet"
     table.astype({"colour": "string"}).to_parquet(path)
@@ -205,7 +245,9 @@ def test_pandas_frames_work_too(holdout: dpdask.DIP, table: pd.DataFrame) -> Non
     assert (released["user"] == table.loc[released.index, "user"]).all()
 
 
-def test_a_holdout_release_refuses_another_frame(holdout: dpdask.DIP, frame: dd.DataFrame, table: pd.DataFrame) -> None:
+def test_a_holdout_release_refuses_another_frame(
+    holdout: dpdask.DIP, frame: dd.DataFrame, table: pd.DataFrame
+) -> None:
     release = holdout.fit(frame)
     with pytest.raises(dpdask.SpecError, match="only the frame it was fitted on"):
         release.transform(dd.from_pandas(table, npartitions=4))
@@ -215,7 +257,9 @@ def test_a_holdout_release_refuses_another_frame(holdout: dpdask.DIP, frame: dd.
         holdout.fit(table).transform(changed)
 
 
-def test_a_public_reference_releases_every_row_of_another_frame(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_a_public_reference_releases_every_row_of_another_frame(
+    schema: dpdask.Schema, table: pd.DataFrame
+) -> None:
     release = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public()).fit(table.head(1000))
     assert len(release.transform(table)) == 4000
     assert release.transform(table.tail(100), batch="tail").shape == (100, 5)
@@ -231,33 +275,46 @@ def test_frames_of_other_types_are_refused(schema: dpdask.Schema, table: pd.Data
         release.transform(table.assign(other=1))
 
 
-def test_two_fits_draw_different_noise_and_a_seed_repeats_it(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_two_fits_draw_different_noise_and_a_seed_repeats_it(
+    schema: dpdask.Schema, table: pd.DataFrame
+) -> None:
     public = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public())
     other = table.iloc[::-1]
     assert not public.fit(other).transform(table).equals(public.fit(other).transform(table))
     seeded = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public(), insecure_seed=3)
-    pd.testing.assert_frame_equal(seeded.fit(other).transform(table), seeded.fit(other).transform(table))
+    pd.testing.assert_frame_equal(
+        seeded.fit(other).transform(table), seeded.fit(other).transform(table)
+    )
     assert seeded.fit(table).card["insecure"] is True
     assert seeded.fit(table).card["guarantee"]["text"].startswith("INSECURE")
 
 
 def test_two_columns_with_the_same_values_get_different_noise() -> None:
-    columns = {name: {"role": "privatise", "kind": "discrete", "levels": list(range(10))} for name in ("a", "b")}
+    columns = {
+        name: {"role": "privatise", "kind": "discrete", "levels": list(range(10))}
+        for name in ("a", "b")
+    }
     values = np.arange(5000) % 10
     table = pd.DataFrame({"a": values, "b": values})
-    release = dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Public()).fit(table.iloc[::-1])
+    release = dpdask.DIP(
+        dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Public()
+    ).fit(table.iloc[::-1])
     released = release.transform(table)
     assert 0.05 < (released["a"] == released["b"]).mean() < 0.2
 
 
-def test_the_same_bytes_on_processes(holdout: dpdask.DIP, frame: dd.DataFrame, two_workers: LocalCluster) -> None:
+def test_the_same_bytes_on_processes(
+    holdout: dpdask.DIP, frame: dd.DataFrame, two_workers: LocalCluster
+) -> None:
     release = holdout.fit(frame)
     here = release.transform(frame).compute(scheduler="synchronous")
     with Client(two_workers):
         pd.testing.assert_frame_equal(release.transform(frame).compute(), here)
 
 
-def test_the_run_key_is_private_never_in_the_graph_and_destroyed_by_close(holdout: dpdask.DIP, frame: dd.DataFrame, tmp_path: Path) -> None:
+def test_the_run_key_is_private_never_in_the_graph_and_destroyed_by_close(
+    holdout: dpdask.DIP, frame: dd.DataFrame, tmp_path: Path
+) -> None:
     release = holdout.fit(frame, secrets=str(tmp_path))
     [folder] = tmp_path.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -285,7 +342,9 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 print(folder.names())
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "['run.key']\n"
     assert list(tmp_path.iterdir()) == []
 
@@ -297,11 +356,16 @@ def test_the_run_key_may_not_lie_in_a_store(holdout: dpdask.DIP, frame: dd.DataF
     assert not fsspec.filesystem("memory").exists("/lake")
 
 
-def test_values_that_do_not_fit_are_refused_without_being_shown(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_values_that_do_not_fit_are_refused_without_being_shown(
+    schema: dpdask.Schema, table: pd.DataFrame
+) -> None:
     public = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public())
     wrong = table.astype({"rating": object})
     wrong.iloc[7, 1] = "planted-secret"
-    fits: list[Callable[[], object]] = [lambda: public.fit(wrong), lambda: public.fit(table.assign(rating=np.float32(0.75)))]
+    fits: list[Callable[[], object]] = [
+        lambda: public.fit(wrong),
+        lambda: public.fit(table.assign(rating=np.float32(0.75))),
+    ]
     for fit in fits:
         with pytest.raises(dpdask.DataError) as caught:
             fit()
@@ -319,22 +383,40 @@ def test_values_that_do_not_fit_are_refused_without_being_shown(schema: dpdask.S
         ({"epsilon": "one"}, "epsilon"),
         ({"reference": "holdout"}, "reference must be named"),
         ({"schema": "schema.yaml"}, "a Schema is expected; give Schema.from_yaml"),
-        ({"channel": "optimum"}, "channel: 'laplace', 'laplace-calibrated', 'optimal' or 'optimal-unbiased' is expected"),
+        (
+            {"channel": "optimum"},
+            "channel: 'laplace', 'laplace-calibrated', 'optimal' or 'optimal-unbiased' is expected",
+        ),
         ({"weights": {"rating": 1.0}}, "exactly the privatised columns"),
-        ({"schema": dpdask.Schema.from_dict({"columns": {"user": {"role": "keep"}}})}, "privatises no column"),
+        (
+            {"schema": dpdask.Schema.from_dict({"columns": {"user": {"role": "keep"}}})},
+            "privatises no column",
+        ),
     ],
 )
-def test_wrong_parameters_are_refused(schema: dpdask.Schema, changes: dict[str, object], message: str) -> None:
-    right: dict[str, object] = {"schema": schema, "epsilon": 1.0, "reference": dpdask.Holdout(fraction=0.25)}
+def test_wrong_parameters_are_refused(
+    schema: dpdask.Schema, changes: dict[str, object], message: str
+) -> None:
+    right: dict[str, object] = {
+        "schema": schema,
+        "epsilon": 1.0,
+        "reference": dpdask.Holdout(fraction=0.25),
+    }
     with pytest.raises(dpdask.SpecError, match=message):
         dpdask.DIP(**{**right, **changes})  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_a_declared_distribution_of_dates_counts_days() -> None:
-    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "continuous"}}})
-    known = dpdask.Known(columns={"x": {"name": "uniform", "loc": dt.date(1900, 1, 1), "scale": 9.0}})
+    schema = dpdask.Schema.from_dict(
+        {"columns": {"x": {"role": "privatise", "kind": "continuous"}}}
+    )
+    known = dpdask.Known(
+        columns={"x": {"name": "uniform", "loc": dt.date(1900, 1, 1), "scale": 9.0}}
+    )
     table = pd.DataFrame({"x": pd.to_datetime(["2000-01-01"])})
-    says = "the parameters of a distribution are finite numbers; for dates write days since 1970-01-01"
+    says = (
+        "the parameters of a distribution are finite numbers; for dates write days since 1970-01-01"
+    )
     with pytest.raises(dpdask.SpecError, match=f"^reference of column 'x': {says}"):
         dpdask.DIP(schema, epsilon=1.0, reference=known).fit(table)
 

@@ -31,7 +31,12 @@ N_ROWS = 4000
 COLUMNS: dict[str, Any] = {
     "user": {"role": "drop"},
     "size": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 10.0]},
-    "town": {"role": "privatise", "kind": "categorical", "levels": ["a", "b", "nobody"], "nulls": "level"},
+    "town": {
+        "role": "privatise",
+        "kind": "categorical",
+        "levels": ["a", "b", "nobody"],
+        "nulls": "level",
+    },
     "rooms": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
     "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 100.0]},
 }
@@ -56,7 +61,9 @@ def table() -> pd.DataFrame:
     size, town = rng.uniform(0, 10, N_ROWS), rng.choice(["a", "b", None], N_ROWS, p=[0.5, 0.4, 0.1])
     rooms = rng.integers(1, 4, N_ROWS).astype(np.int32)
     price = np.clip(10 + 5 * size + 10 * (town == "b") + rooms + rng.normal(0, 8, N_ROWS), 0, 100)
-    return pd.DataFrame({"user": np.arange(N_ROWS) // 2, "size": size, "town": town, "rooms": rooms, "price": price})
+    return pd.DataFrame(
+        {"user": np.arange(N_ROWS) // 2, "size": size, "town": town, "rooms": rooms, "price": price}
+    )
 
 
 def fitted(schema: dpdask.Schema, frame: Any, **changed: Any) -> dpdask.HistogramRelease:
@@ -71,8 +78,15 @@ def release(schema: dpdask.Schema, table: pd.DataFrame) -> dpdask.HistogramRelea
 
 
 def exact(table: pd.DataFrame) -> pd.Series:
-    cells = table.assign(size=np.ceil(table["size"] / 2.5).clip(1, 4) * 2.5 - 1.25, price=(np.ceil(table["price"] * 0.06).clip(1, 6) - 0.5) / 0.06)
-    return cells.assign(price=cells["price"].round(6), town=cells["town"].fillna("?")).groupby(NAMES).size()
+    cells = table.assign(
+        size=np.ceil(table["size"] / 2.5).clip(1, 4) * 2.5 - 1.25,
+        price=(np.ceil(table["price"] * 0.06).clip(1, 6) - 0.5) / 0.06,
+    )
+    return (
+        cells.assign(price=cells["price"].round(6), town=cells["town"].fillna("?"))
+        .groupby(NAMES)
+        .size()
+    )
 
 
 def test_cells_are_near_the_truth(release: dpdask.HistogramRelease, table: pd.DataFrame) -> None:
@@ -80,7 +94,9 @@ def test_cells_are_near_the_truth(release: dpdask.HistogramRelease, table: pd.Da
     assert list(cells.columns) == [*NAMES, "weight"]
     assert list(cells["town"].cat.categories) == ["a", "b", "nobody"]
     assert cells["weight"].dtype == cells["size"].dtype == np.float64
-    found = cells.assign(price=cells["price"].round(6), town=cells["town"].astype(object).fillna("?")).set_index(NAMES)["weight"]
+    found = cells.assign(
+        price=cells["price"].round(6), town=cells["town"].astype(object).fillna("?")
+    ).set_index(NAMES)["weight"]
     truth = exact(table).reindex(found.index, fill_value=0)
     assert np.abs(found - truth).max() < 10  # 20 scales
     assert ((found - truth) != 0).mean() > 0.2
@@ -89,14 +105,18 @@ def test_cells_are_near_the_truth(release: dpdask.HistogramRelease, table: pd.Da
 
 
 @pytest.mark.parametrize("npartitions", [1, 5])
-def test_dask_counts_what_pandas_counts(npartitions: int, release: dpdask.HistogramRelease, schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_dask_counts_what_pandas_counts(
+    npartitions: int, release: dpdask.HistogramRelease, schema: dpdask.Schema, table: pd.DataFrame
+) -> None:
     found = fitted(schema, dd.from_pandas(table, npartitions=npartitions))
     pd.testing.assert_frame_equal(found.cells, release.cells)
     assert found.card == release.card
     assert found.sha256 == release.sha256
 
 
-def test_rows_are_valid_lazy_and_decided_by_their_seed(release: dpdask.HistogramRelease, schema: dpdask.Schema) -> None:
+def test_rows_are_valid_lazy_and_decided_by_their_seed(
+    release: dpdask.HistogramRelease, schema: dpdask.Schema
+) -> None:
     lazy = release.sample(rows_per_partition=1500, seed=2)
     rows = lazy.compute()
     assert len(rows) == N_ROWS
@@ -106,14 +126,20 @@ def test_rows_are_valid_lazy_and_decided_by_their_seed(release: dpdask.Histogram
         array = pa.array(rows[name], from_pandas=True)
         array = array.cast(pa.string()) if name == "town" else array
         codec_for(name, schema.columns[name], array.type).encode(array)
-    pd.testing.assert_frame_equal(release.sample(rows_per_partition=1500, seed=2).compute(scheduler="threads"), rows)
+    pd.testing.assert_frame_equal(
+        release.sample(rows_per_partition=1500, seed=2).compute(scheduler="threads"), rows
+    )
     assert not release.sample().compute()["price"].equals(release.sample().compute()["price"])
     assert len(set(rows["size"])) == N_ROWS  # no partition repeats another
-    share = release.cells.groupby("town", observed=True)["weight"].sum() / release.cells["weight"].sum()
+    share = (
+        release.cells.groupby("town", observed=True)["weight"].sum() / release.cells["weight"].sum()
+    )
     assert abs((rows["town"] == "b").mean() - share["b"]) < 0.04
 
 
-def test_the_card_and_the_noise(release: dpdask.HistogramRelease, schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_the_card_and_the_noise(
+    release: dpdask.HistogramRelease, schema: dpdask.Schema, table: pd.DataFrame
+) -> None:
     card = release.card
     assert card["mechanism"]["cells"] == 4 * 4 * 3 * 6
     assert (card["mechanism"]["threshold"], card["mechanism"]["cut"]) == ("enhanced", 2)
@@ -129,20 +155,32 @@ def test_the_card_and_the_noise(release: dpdask.HistogramRelease, schema: dpdask
 
 
 def test_units_and_add_remove(schema: dpdask.Schema, table: pd.DataFrame) -> None:
-    found = fitted(schema, table, unit=dpdask.UnitColumn(column="user", max_rows=1), adjacency="add-remove", epsilon=10.0)
+    found = fitted(
+        schema,
+        table,
+        unit=dpdask.UnitColumn(column="user", max_rows=1),
+        adjacency="add-remove",
+        epsilon=10.0,
+    )
     assert found.card["n_rows"]["exact"] is False
-    assert abs(found.card["n_rows"]["value"] - N_ROWS / 2) < 300  # a hundredth of the budget: scale 10
+    assert (
+        abs(found.card["n_rows"]["value"] - N_ROWS / 2) < 300
+    )  # a hundredth of the budget: scale 10
     assert abs(found.cells["weight"].sum() - N_ROWS / 2) < 200
     plain = fitted(schema, table, threshold="none", adjacency="add-remove")
     assert plain.card["n_rows"]["value"] is None
     assert abs(len(plain.sample()) - N_ROWS) < 200
 
 
-def test_ols_on_the_cells_is_that_of_the_exact_cells_but_for_the_noise(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_ols_on_the_cells_is_that_of_the_exact_cells_but_for_the_noise(
+    schema: dpdask.Schema, table: pd.DataFrame
+) -> None:
     def fit(cells: pd.DataFrame) -> Any:
         return least_squares(
             WeightedSample.of_frame(
-                cells[cells["town"].isin(["a", "b"])].assign(b=lambda c: (c["town"] == "b") * 1.0), "price", ["size", "b", "rooms"]
+                cells[cells["town"].isin(["a", "b"])].assign(b=lambda c: (c["town"] == "b") * 1.0),
+                "price",
+                ["size", "b", "rooms"],
             )
         )
 
@@ -177,13 +215,18 @@ def test_the_rule_s_plan_counts_no_rows(schema: dpdask.Schema, table: pd.DataFra
     lazy = dd.from_pandas(table, npartitions=3).map_partitions(never, meta=table.head(0))
     estimator = dpdask.PerturbedHistogram(schema, epsilon=1.0, bins="rule")
     planned = estimator.plan(lazy)
-    assert planned.warnings[-1] == "The bins that the rule gives, and so the number of cells, are known only when the rows are counted."
+    assert (
+        planned.warnings[-1]
+        == "The bins that the rule gives, and so the number of cells, are known only when the rows are counted."
+    )
     assert " cells, merged" not in planned.stages[0]
     assert " cells, merged" in estimator.plan(table).stages[0]
     assert estimator.audit(lazy, n_runs=500)["sound"]
 
 
-def test_spread_points_keep_the_cells_weights_and_the_variance(release: dpdask.HistogramRelease, table: pd.DataFrame) -> None:
+def test_spread_points_keep_the_cells_weights_and_the_variance(
+    release: dpdask.HistogramRelease, table: pd.DataFrame
+) -> None:
     spread = release.with_points("spread")
     points = spread.cells
     assert len(points) == 4 * len(release.cells)
@@ -192,7 +235,9 @@ def test_spread_points_keep_the_cells_weights_and_the_variance(release: dpdask.H
     keys = np.repeat(np.arange(len(release.cells)), 4)
     sums = points.groupby(keys)["weight"].sum()
     assert sums.to_numpy() == pytest.approx(release.cells["weight"].to_numpy())
-    assert np.abs(points["size"].to_numpy() - release.cells["size"].to_numpy()[keys]) == pytest.approx(2.5 / math.sqrt(12))
+    assert np.abs(
+        points["size"].to_numpy() - release.cells["size"].to_numpy()[keys]
+    ) == pytest.approx(2.5 / math.sqrt(12))
 
     def variance(frame: pd.DataFrame) -> float:
         return float(np.cov(frame["size"], aweights=frame["weight"], ddof=0))
@@ -203,7 +248,9 @@ def test_spread_points_keep_the_cells_weights_and_the_variance(release: dpdask.H
     again = spread.redraw(np.random.default_rng(0))
     assert again.dtypes.astype(str).to_dict() == points.dtypes.astype(str).to_dict()
     pd.testing.assert_frame_equal(spread.with_points("centre").cells, release.cells)
-    assert [one.card["mechanism"]["points"] for one in (release, spread, spread.with_points("centre"))] == ["centre", "spread", "centre"]
+    assert [
+        one.card["mechanism"]["points"] for one in (release, spread, spread.with_points("centre"))
+    ] == ["centre", "spread", "centre"]
     with pytest.raises(dpdask.SpecError, match="must be centre or spread"):
         release.with_points("mean")  # type: ignore[arg-type]  # what is tested
 
@@ -220,40 +267,65 @@ print(release.sample(300, seed=9).compute().to_csv())
 
 
 @pytest.mark.more
-def test_a_saved_histogram_is_the_same_elsewhere(release: dpdask.HistogramRelease, tmp_path: Path) -> None:
+def test_a_saved_histogram_is_the_same_elsewhere(
+    release: dpdask.HistogramRelease, tmp_path: Path
+) -> None:
     release = release.with_points("spread")
     release.save(str(tmp_path / "saved"))
     expected = release.sample(300, seed=9).compute()
     here = dpdask.HistogramRelease.load(str(tmp_path / "saved"))
     pd.testing.assert_frame_equal(here.cells, release.cells)
     pd.testing.assert_frame_equal(here.sample(300, seed=9).compute(), expected)
-    pd.testing.assert_frame_equal(here.redraw(np.random.default_rng(1)), release.redraw(np.random.default_rng(1)))
+    pd.testing.assert_frame_equal(
+        here.redraw(np.random.default_rng(1)), release.redraw(np.random.default_rng(1))
+    )
     assert here.card == release.card
     assert here.noise == release.noise
-    there = subprocess.run([sys.executable, "-c", ELSEWHERE, str(tmp_path / "saved")], capture_output=True, text=True, check=True, cwd=tmp_path)
+    there = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, str(tmp_path / "saved")],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
     assert there.stdout == f"{release.cells.to_csv()}\n{expected.to_csv()}\n"
 
 
-def test_no_key_and_no_row_is_in_what_is_saved(schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
+def test_no_key_and_no_row_is_in_what_is_saved(
+    schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path
+) -> None:
     release = fitted(schema, table.assign(price=12.34567891), insecure_seed=None)
     release.save(str(tmp_path / "saved"))
-    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["card.json", "histogram.npz", "release.html"]
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
+        "card.json",
+        "histogram.npz",
+        "release.html",
+    ]
     with np.load(tmp_path / "saved" / "histogram.npz", allow_pickle=False) as arrays:
         assert set(arrays.files) == {"header", "noisy"}
-        assert list(json.loads(arrays["header"].tobytes())["schema"]["columns"]) == NAMES  # nothing of a dropped column, not even its name
+        assert (
+            list(json.loads(arrays["header"].tobytes())["schema"]["columns"]) == NAMES
+        )  # nothing of a dropped column, not even its name
         noisy = np.load(io.BytesIO(arrays["noisy"].tobytes()), allow_pickle=False)
         assert set(noisy.files) == {"header", "keys", "weights"}
         saved = b"".join(each[name].tobytes() for each in (arrays, noisy) for name in each.files)
-    told = b"".join((tmp_path / "saved" / name).read_bytes() for name in ("card.json", "release.html"))
+    told = b"".join(
+        (tmp_path / "saved" / name).read_bytes() for name in ("card.json", "release.html")
+    )
     assert np.float64(12.34567891).tobytes() not in saved + told
     assert b"12.34567" not in told
 
 
-def test_nothing_is_saved_over_another_release(release: dpdask.HistogramRelease, schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
+def test_nothing_is_saved_over_another_release(
+    release: dpdask.HistogramRelease, schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path
+) -> None:
     place = tmp_path / "saved"
     release.save(str(place))
     kept = {path.name: path.read_bytes() for path in place.iterdir()}
-    with pytest.raises(dpdask.OutputError, match=r"a file 'histogram\.npz' is there already; remove it, or choose another folder"):
+    with pytest.raises(
+        dpdask.OutputError,
+        match=r"a file 'histogram\.npz' is there already; remove it, or choose another folder",
+    ):
         fitted(schema, table, insecure_seed=2).save(str(place))
     assert {path.name: path.read_bytes() for path in place.iterdir()} == kept
     for name, left in (("histogram.npz", "release.html"), ("release.html", "card.json")):
@@ -262,24 +334,39 @@ def test_nothing_is_saved_over_another_release(release: dpdask.HistogramRelease,
             release.save(str(place))
 
 
-def test_a_card_of_another_release_is_refused(schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
+def test_a_card_of_another_release_is_refused(
+    schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path
+) -> None:
     for epsilon in (2.5, 5.0):
         fitted(schema, table, epsilon=epsilon, threshold="none").save(str(tmp_path / f"{epsilon}"))
     cheap, dear = tmp_path / "2.5" / "card.json", tmp_path / "5.0" / "card.json"
     assert dpdask.HistogramRelease.load(str(dear.parent)).card["guarantee"]["epsilon"] == 5.0
     dear.write_bytes(cheap.read_bytes())
-    with pytest.raises(dpdask.InputError, match=r"card\.json: this card belongs to another release than 'histogram\.npz'"):
+    with pytest.raises(
+        dpdask.InputError,
+        match=r"card\.json: this card belongs to another release than 'histogram\.npz'",
+    ):
         dpdask.HistogramRelease.load(str(dear.parent))
 
 
-@pytest.mark.parametrize("harm", ["empty", "garbage", "zip", "cut", "flipped", "card", "no card", "nothing"])
-def test_what_is_no_saved_histogram_is_refused(harm: str, release: dpdask.HistogramRelease, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "harm", ["empty", "garbage", "zip", "cut", "flipped", "card", "no card", "nothing"]
+)
+def test_what_is_no_saved_histogram_is_refused(
+    harm: str, release: dpdask.HistogramRelease, tmp_path: Path
+) -> None:
     place = tmp_path / "saved"
     if harm != "nothing":
         release.save(str(place))
         data = bytearray((place / "histogram.npz").read_bytes())
         data[len(data) // 2] ^= 1
-        broken = {"empty": b"", "garbage": b"garbage", "zip": b"PK\x03\x04 garbage", "cut": bytes(data[: len(data) // 2]), "flipped": bytes(data)}
+        broken = {
+            "empty": b"",
+            "garbage": b"garbage",
+            "zip": b"PK\x03\x04 garbage",
+            "cut": bytes(data[: len(data) // 2]),
+            "flipped": bytes(data),
+        }
         if harm in broken:
             (place / "histogram.npz").write_bytes(broken[harm])
         elif harm == "card":
@@ -303,7 +390,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changed", "words"), REFUSED, ids=[words[:20] for _, words in REFUSED])
-def test_refusals(changed: dict[str, Any], words: str, schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_refusals(
+    changed: dict[str, Any], words: str, schema: dpdask.Schema, table: pd.DataFrame
+) -> None:
     with pytest.raises(dpdask.SpecError, match=words):
         fitted(schema, table, **changed)
 
@@ -322,19 +411,25 @@ def test_schemas_that_do_not_do(columns: dict[str, Any], words: str) -> None:
 
 
 def test_data_that_do_not_do(schema: dpdask.Schema, table: pd.DataFrame) -> None:
-    with pytest.raises(dpdask.DataError, match=r"^frame: the table has no rows; give it some rows$"):
+    with pytest.raises(
+        dpdask.DataError, match=r"^frame: the table has no rows; give it some rows$"
+    ):
         fitted(schema, table.head(0))
     with pytest.raises(dpdask.DataError, match="'price'"):
         fitted(schema, table.assign(price=float("nan")))
     clipped = fitted(schema, table.assign(price=101.0)).cells
-    assert clipped["weight"][clipped["price"].round(3) == 91.667].sum() > 0.9 * clipped["weight"].sum()  # the last cell
+    assert (
+        clipped["weight"][clipped["price"].round(3) == 91.667].sum() > 0.9 * clipped["weight"].sum()
+    )  # the last cell
     with pytest.warns(UserWarning, match="is not below"):
         fitted(schema, table, delta=0.01)
     with pytest.raises(dpdask.SpecError, match="no cell has a positive weight"):
         fitted(schema, table, factor=1e5).sample()
 
 
-@pytest.mark.parametrize("given", [{"n_rows": 0}, {"n_rows": 1.5}, {"rows_per_partition": 0}, {"seed": -1}])
+@pytest.mark.parametrize(
+    "given", [{"n_rows": 0}, {"n_rows": 1.5}, {"rows_per_partition": 0}, {"seed": -1}]
+)
 def test_numbers_out_of_range(given: dict[str, Any], release: dpdask.HistogramRelease) -> None:
     with pytest.raises(dpdask.SpecError, match=next(iter(given))):
         release.sample(**given)

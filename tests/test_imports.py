@@ -29,7 +29,19 @@ ROW = {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}
 
 # what the driver draws, prices, solves and keeps books with
 DRIVERS = {"dp_accounting", "opendp", "scipy.optimize", "scipy.stats", "sklearn", "sqlalchemy"}
-HEAVY = DRIVERS | {"dask", "distributed", "jinja2", "numba", "numpy", "pandas", "pyarrow", "pydantic", "rich", "scipy", "yaml"}
+HEAVY = DRIVERS | {
+    "dask",
+    "distributed",
+    "jinja2",
+    "numba",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "pydantic",
+    "rich",
+    "scipy",
+    "yaml",
+}
 COMMAND_LINE = {
     "dpdask",
     "dpdask.cli",
@@ -73,7 +85,16 @@ def test_the_package_does_no_work() -> None:
     assert not HEAVY & modules
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"], ["ledger", "show", "--help"], ["simulate", "census", "--help"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["--version"],
+        ["run", "--help"],
+        ["ledger", "show", "--help"],
+        ["simulate", "census", "--help"],
+    ],
+)
 def test_help_loads_the_command_line_alone(words: list[str]) -> None:
     modules = verb(*words)
     assert of(modules, "dpdask") == COMMAND_LINE
@@ -81,7 +102,9 @@ def test_help_loads_the_command_line_alone(words: list[str]) -> None:
 
 
 def test_dask_loads_the_command_line_alone() -> None:
-    [(name, value)] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["dask_cli"].items()
+    [(name, value)] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "entry-points"
+    ]["dask_cli"].items()
     assert isinstance(EntryPoint(name, value, "dask_cli").load(), click.Group)
     load_it = f"from importlib.metadata import EntryPoint\nEntryPoint({name!r}, {value!r}, 'dask_cli').load()"
     more = loaded(f"import dask.cli\n{load_it}") - loaded("import dask.cli")
@@ -94,16 +117,38 @@ def test_a_ledger_takes_no_mechanism(tmp_path: Path) -> None:
     for words in (["init", *where, "--epsilon", "1"], ["show", *where], ["verify", *where]):
         modules = verb("ledger", *words)
         assert "sqlalchemy" in modules
-        assert not modules & {"dask", "distributed", "dp_accounting", "numba", "opendp", "pandas", "pyarrow", "rich", "scipy", "sklearn"}
+        assert not modules & {
+            "dask",
+            "distributed",
+            "dp_accounting",
+            "numba",
+            "opendp",
+            "pandas",
+            "pyarrow",
+            "rich",
+            "scipy",
+            "sklearn",
+        }
 
 
 @pytest.mark.more
 def test_a_verb_loads_what_it_runs(tmp_path: Path) -> None:
     job = write_job(tmp_path, lake(tmp_path / "in", [40]), tmp_path / "out")
-    assert not verb("validate", job, ";", "plan", job, ";", "status", tmp_path / "out") & (DRIVERS | {"dask.dataframe", "distributed", "rich"})
-    assert not verb("run", job) & (DRIVERS | {"dask.dataframe", "rich"})  # a hold-out draws no central noise
-    elsewhere = write_job(tmp_path, tmp_path / "in", tmp_path / "out", cluster={"kind": "address", "address": "127.0.0.1:1"})
-    assert "distributed" not in verb("validate", elsewhere)  # also where the address leaves its scheme to Dask
+    assert not verb("validate", job, ";", "plan", job, ";", "status", tmp_path / "out") & (
+        DRIVERS | {"dask.dataframe", "distributed", "rich"}
+    )
+    assert not verb("run", job) & (
+        DRIVERS | {"dask.dataframe", "rich"}
+    )  # a hold-out draws no central noise
+    elsewhere = write_job(
+        tmp_path,
+        tmp_path / "in",
+        tmp_path / "out",
+        cluster={"kind": "address", "address": "127.0.0.1:1"},
+    )
+    assert "distributed" not in verb(
+        "validate", elsewhere
+    )  # also where the address leaves its scheme to Dask
 
 
 class _StopError(Exception):
@@ -112,18 +157,39 @@ class _StopError(Exception):
 
 @pytest.mark.parametrize(
     ("mechanism", "delta"),
-    [({"kind": "dip", "reference": HOLDOUT}, 0), ({"kind": "dip", "reference": {"kind": "tree"}}, 1e-6), ({"kind": "copula", "bins": 4}, 1e-6)],
+    [
+        ({"kind": "dip", "reference": HOLDOUT}, 0),
+        ({"kind": "dip", "reference": {"kind": "tree"}}, 1e-6),
+        ({"kind": "copula", "bins": 4}, 1e-6),
+    ],
     ids=["dip", "tree", "copula"],
 )
-def test_a_worker_loads_no_library_of_the_driver(mechanism: dict[str, Any], delta: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_loads_no_library_of_the_driver(
+    mechanism: dict[str, Any], delta: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     schema = {"rating": MIXED_SCHEMA["rating"], "genre": MIXED_SCHEMA["genre"]}
     source = lake(tmp_path / "in", [40], schema=schema)
-    job = load(write_job(tmp_path, source, tmp_path / "out", schema=schema, mechanism=mechanism, privacy__delta=delta))
+    job = load(
+        write_job(
+            tmp_path,
+            source,
+            tmp_path / "out",
+            schema=schema,
+            mechanism=mechanism,
+            privacy__delta=delta,
+        )
+    )
     check_worker(lambda: run_job(job), tmp_path, monkeypatch)
 
 
-def test_a_worker_of_a_frame_loads_no_library_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dip = dpdask.DIP(dpdask.Schema.from_dict({"columns": ROW}), epsilon=1.0, reference=dpdask.Holdout(fraction=0.5))
+def test_a_worker_of_a_frame_loads_no_library_of_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dip = dpdask.DIP(
+        dpdask.Schema.from_dict({"columns": ROW}),
+        epsilon=1.0,
+        reference=dpdask.Holdout(fraction=0.5),
+    )
     check_worker(lambda: dip.fit(pd.DataFrame({"x": [0, 1] * 50})), tmp_path, monkeypatch)
 
 
@@ -146,17 +212,30 @@ def check_worker(fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_every_public_name_has_the_module_that_a_checker_sees() -> None:
     statements = ast.parse((ROOT / "dpdask" / "__init__.py").read_text()).body
     block = next(each for each in statements if isinstance(each, ast.If))
-    seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    seen = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
     assert {"__version__", *seen} == set(dpdask.__all__)
     for name, module in seen.items():
         found = getattr(dpdask, name)
-        assert found is (sys.modules[f"dpdask.{name}"] if module == "dpdask" else getattr(sys.modules[str(module)], name))
+        assert found is (
+            sys.modules[f"dpdask.{name}"]
+            if module == "dpdask"
+            else getattr(sys.modules[str(module)], name)
+        )
 
 
 def test_public_names_in_a_fresh_python() -> None:
     loaded("import dpdask\nassert set(dpdask.__all__) <= set(dir(dpdask))")
-    loaded("from dpdask import *\nassert DIP.__module__ == 'dpdask.estimators.families' and local.export and __version__")
-    loaded("import dpdask\nassert dpdask.inference.ReleasedColumn and dpdask.errors.SpecError is dpdask.SpecError")
+    loaded(
+        "from dpdask import *\nassert DIP.__module__ == 'dpdask.estimators.families' and local.export and __version__"
+    )
+    loaded(
+        "import dpdask\nassert dpdask.inference.ReleasedColumn and dpdask.errors.SpecError is dpdask.SpecError"
+    )
     loaded("import dpdask.survey\nassert dpdask.survey.Survey is dpdask.Survey")
 
 
@@ -182,7 +261,12 @@ else:
 
 def test_public_objects_are_pickled() -> None:
     schema = dpdask.Schema.from_dict(yaml.safe_load(yaml.safe_dump({"columns": ROW})))
-    objects = [schema, schema.columns["x"], dpdask.Holdout(fraction=0.5), dpdask.UnitColumn(column="user", max_rows=2)]
+    objects = [
+        schema,
+        schema.columns["x"],
+        dpdask.Holdout(fraction=0.5),
+        dpdask.UnitColumn(column="user", max_rows=2),
+    ]
     assert pickle.loads(pickle.dumps(objects)) == objects
     classes = [value for name in dpdask.__all__ if isinstance(value := getattr(dpdask, name), type)]
     assert pickle.loads(pickle.dumps(classes)) == classes

@@ -17,7 +17,12 @@ import dpdask
 from dpdask.mechanisms.interval.design import Case1, ScipyDistribution
 from dpdask.mechanisms.interval.ranges import Ranges
 from dpdask.mechanisms.interval.release import IntervalRelease
-from dpdask.mechanisms.interval.spec import IntervalSpec, describe_protected, describe_unprotected, list_revealed
+from dpdask.mechanisms.interval.spec import (
+    IntervalSpec,
+    describe_protected,
+    describe_unprotected,
+    list_revealed,
+)
 from dpdask.privacy import Budget
 
 LEVELS = [1.0, 2.0, 3.0, 4.0, 5.0]
@@ -29,19 +34,32 @@ COLUMNS: dict[str, Any] = {
 }
 DESIGNS: dict[str, Any] = {
     "rating": {"design": "case2", "anchors": {"name": "uniform", "loc": 0.5, "scale": 5}},
-    "price": {"design": "case1", "anchors": {"name": "norm", "loc": 20, "scale": 10}, "nulls": "public", "reference": {"name": "norm", "loc": 20}},
+    "price": {
+        "design": "case1",
+        "anchors": {"name": "norm", "loc": 20, "scale": 10},
+        "nulls": "public",
+        "reference": {"name": "norm", "loc": 20},
+    },
 }
 
 
-def mechanism(columns: dict[str, Any] = COLUMNS, designs: dict[str, Any] = DESIGNS, **options: Any) -> dpdask.IntervalMechanism:
-    return dpdask.IntervalMechanism(dpdask.Schema.from_dict({"columns": columns}), columns=designs, **options)
+def mechanism(
+    columns: dict[str, Any] = COLUMNS, designs: dict[str, Any] = DESIGNS, **options: Any
+) -> dpdask.IntervalMechanism:
+    return dpdask.IntervalMechanism(
+        dpdask.Schema.from_dict({"columns": columns}), columns=designs, **options
+    )
 
 
-def fitted(frame: Any, columns: dict[str, Any] = COLUMNS, designs: dict[str, Any] = DESIGNS, **options: Any) -> dpdask.Release:
+def fitted(
+    frame: Any, columns: dict[str, Any] = COLUMNS, designs: dict[str, Any] = DESIGNS, **options: Any
+) -> dpdask.Release:
     return mechanism(columns, designs, **options).fit(frame)
 
 
-def transformed(frame: Any, columns: dict[str, Any] = COLUMNS, designs: dict[str, Any] = DESIGNS, **options: Any) -> Any:
+def transformed(
+    frame: Any, columns: dict[str, Any] = COLUMNS, designs: dict[str, Any] = DESIGNS, **options: Any
+) -> Any:
     return fitted(frame, columns, designs, **options).transform(frame)
 
 
@@ -51,20 +69,34 @@ def table() -> pd.DataFrame:
     price = rng.normal(20, 5, n)
     price[::7] = np.nan
     return pd.DataFrame(
-        {"user": np.arange(n, dtype=np.int32), "rating": rng.choice(LEVELS, n), "price": price, "note": ["secret"] * n},
+        {
+            "user": np.arange(n, dtype=np.int32),
+            "rating": rng.choice(LEVELS, n),
+            "price": price,
+            "note": ["secret"] * n,
+        },
         index=pd.RangeIndex(0, 2 * n, 2),
     )
 
 
 def check(released: pd.DataFrame, table: pd.DataFrame) -> None:
-    assert list(released.columns) == ["user", "rating_lower", "rating_upper", "price_lower", "price_upper"]
+    assert list(released.columns) == [
+        "user",
+        "rating_lower",
+        "rating_upper",
+        "price_lower",
+        "price_upper",
+    ]
     pd.testing.assert_series_equal(released["user"], table["user"])
     for name in ("rating", "price"):
         lower, upper = (released[f"{name}_{end}"] for end in ("lower", "upper"))
         assert lower.dtype == upper.dtype == np.float64
         is_null = table[name].isna().to_numpy()
         assert (lower.isna() == is_null).all()
-        inside = held_by(Ranges(lower=lower.to_numpy(), upper=upper.to_numpy(), is_null=is_null), table[name].fillna(0.0).to_numpy())
+        inside = held_by(
+            Ranges(lower=lower.to_numpy(), upper=upper.to_numpy(), is_null=is_null),
+            table[name].fillna(0.0).to_numpy(),
+        )
         assert (inside | is_null).all()
 
 
@@ -82,7 +114,9 @@ def test_pandas_at_once_and_dask_lazily(table: pd.DataFrame) -> None:
         check(lazy.compute(), table)
 
 
-def test_the_same_frame_gives_the_same_ranges_and_another_release_others(table: pd.DataFrame) -> None:
+def test_the_same_frame_gives_the_same_ranges_and_another_release_others(
+    table: pd.DataFrame,
+) -> None:
     frame = dd.from_pandas(table, npartitions=3)
     made = fitted(frame)
     with dask.config.set(scheduler="synchronous"):
@@ -109,24 +143,34 @@ def test_whole_numbers_have_a_mean_coverage_of_their_own() -> None:
     anchors = {"name": "uniform", "loc": 0, "scale": 2}
     designs = {"price": {"design": "case1", "anchors": anchors, "reference": anchors}}
     price = {"role": "privatise", "kind": "continuous", "bounds": [0, 10], "outside": "refuse"}
-    values = np.random.default_rng(0).choice([0, 1, 2], 20_000, p=[0.25, 0.5, 0.25])  # what the reference rounds to
+    values = np.random.default_rng(0).choice(
+        [0, 1, 2], 20_000, p=[0.25, 0.5, 0.25]
+    )  # what the reference rounds to
     for type_, expected in (("float64", 2 / 3), ("int64", 5 / 8)):
         frame = pd.DataFrame({"price": values.astype(type_)})
         for column in (price, {**price, "type": type_}):
-            assert fitted(frame, {"price": column}, designs).card["columns"]["price"]["mean_coverage"] == pytest.approx(expected, abs=1e-3)
-    released = transformed(pd.DataFrame({"price": values}), {"price": price}, designs, coverage=True)
+            assert fitted(frame, {"price": column}, designs).card["columns"]["price"][
+                "mean_coverage"
+            ] == pytest.approx(expected, abs=1e-3)
+    released = transformed(
+        pd.DataFrame({"price": values}), {"price": price}, designs, coverage=True
+    )
     assert released["price_coverage"].mean() == pytest.approx(5 / 8, abs=0.01)
 
 
 def test_documents_do_as_designs(table: pd.DataFrame) -> None:
     columns = {"price": {"role": "privatise", "kind": "continuous"}}
     design = Case1(design="case1", anchors=ScipyDistribution(name="uniform", loc=0, scale=40))
-    released = transformed(table[["price"]].dropna().reset_index(drop=True), columns, {"price": design})
+    released = transformed(
+        table[["price"]].dropna().reset_index(drop=True), columns, {"price": design}
+    )
     assert list(released.columns) == ["price_lower", "price_upper"]
 
 
 def test_what_does_not_fit_is_refused(table: pd.DataFrame) -> None:
-    with pytest.raises(dpdask.SpecError, match=r"column 'price': has no design; add it to `?columns`?"):
+    with pytest.raises(
+        dpdask.SpecError, match=r"column 'price': has no design; add it to `?columns`?"
+    ):
         mechanism(designs={"rating": DESIGNS["rating"]})
     with pytest.raises(dpdask.SpecError, match="did you mean 'anchors'"):
         mechanism(designs={**DESIGNS, "rating": {"design": "case2", "anchor": {}}})
@@ -147,7 +191,11 @@ def test_closed_means_that_nothing_more_is_drawn(table: pd.DataFrame) -> None:
 
 PERTURBED: dict[str, Any] = {
     "design": "interval-differential",
-    "perturb": {"epsilon": 2.0, "channel": "optimal", "reference": {"kind": "known", "probabilities": [0.2] * 5}},
+    "perturb": {
+        "epsilon": 2.0,
+        "channel": "optimal",
+        "reference": {"kind": "known", "probabilities": [0.2] * 5},
+    },
     "of": DESIGNS["rating"],
 }
 
@@ -163,7 +211,12 @@ def test_a_perturbed_column_has_an_epsilon_and_the_other_none(table: pd.DataFram
     pd.testing.assert_frame_equal(released, again)
     none = np.zeros(len(table), dtype=bool)
     inside = held_by(
-        Ranges(lower=released["rating_lower"].to_numpy(), upper=released["rating_upper"].to_numpy(), is_null=none), table["rating"].to_numpy()
+        Ranges(
+            lower=released["rating_lower"].to_numpy(),
+            upper=released["rating_upper"].to_numpy(),
+            is_null=none,
+        ),
+        table["rating"].to_numpy(),
     )
     assert 0.5 < inside.mean() < 0.95
     card = release.card
@@ -172,17 +225,29 @@ def test_a_perturbed_column_has_an_epsilon_and_the_other_none(table: pd.DataFram
     assert 1.9 < card["columns"]["rating"]["epsilon_exact"] <= 2.0
     assert "For price that ε says nothing" in card["guarantee"]["text"]
     assert card["columns"]["rating"]["protected"] == "the value, by the ε of its perturbation"
-    assert "the value, or the perturbed value where the column is perturbed, lies in (lower, upper]" in card["mechanism"]["convention"]
+    assert (
+        "the value, or the perturbed value where the column is perturbed, lies in (lower, upper]"
+        in card["mechanism"]["convention"]
+    )
 
 
 def test_coverage_is_a_third_column_where_there_is_a_reference(table: pd.DataFrame) -> None:
-    with pytest.raises(dpdask.SpecError, match=r"column 'rating': coverage needs a public reference"):
+    with pytest.raises(
+        dpdask.SpecError, match=r"column 'rating': coverage needs a public reference"
+    ):
         mechanism(coverage=True)
     rating = {**DESIGNS["rating"], "reference": {"name": "randint", "low": 1, "high": 6}}
     frame = dd.from_pandas(table, npartitions=2)
     made = fitted(frame, designs={**DESIGNS, "rating": rating}, coverage=True)
     lazy = made.transform(frame)
-    names = ["user", *(f"{name}_{what}" for name in ("rating", "price") for what in ("lower", "upper", "coverage"))]
+    names = [
+        "user",
+        *(
+            f"{name}_{what}"
+            for name in ("rating", "price")
+            for what in ("lower", "upper", "coverage")
+        ),
+    ]
     assert list(lazy.columns) == names
     with dask.config.set(scheduler="synchronous"):
         released = lazy.compute()
@@ -196,7 +261,10 @@ def test_coverage_is_a_third_column_where_there_is_a_reference(table: pd.DataFra
 def test_a_budget_that_no_card_can_promise_is_refused() -> None:
     dear = {**PERTURBED, "perturb": {**PERTURBED["perturb"], "epsilon": 60.0}}
     columns = {**COLUMNS, "stars": {"role": "privatise", "kind": "discrete", "levels": LEVELS}}
-    with pytest.raises(dpdask.SpecError, match=r"columns`?: the perturbed columns spend 120 together, and no budget is larger than 100"):
+    with pytest.raises(
+        dpdask.SpecError,
+        match=r"columns`?: the perturbed columns spend 120 together, and no budget is larger than 100",
+    ):
         mechanism(columns, {**DESIGNS, "rating": dear, "stars": dear})
 
 
@@ -214,21 +282,41 @@ EVERY: list[tuple[dict[str, Any], str]] = [
     ({"design": "canonical", **PLAIN, "n_anchors": 1, "acceptable": [[0, 1]]}, f"{TRUE}; {TOLD}"),
     ({"design": "progressive", **PLAIN, "tau": 0.2, "reference": {"name": "norm"}}, TRUE),
     (
-        {"design": "progressive", **PLAIN, "tau": 0.2, "reference": {"name": "norm"}, "stop": "own"},
+        {
+            "design": "progressive",
+            **PLAIN,
+            "tau": 0.2,
+            "reference": {"name": "norm"},
+            "stop": "own",
+        },
         f"{TRUE}; {STOPPED} (interval privacy does not hold)",
     ),
     (
-        {"design": "selective", "of": {"design": "case2", **PLAIN}, "tau": 0.3, "reference": {"name": "norm"}, "nulls": "public"},
+        {
+            "design": "selective",
+            "of": {"design": "case2", **PLAIN},
+            "tau": 0.3,
+            "reference": {"name": "norm"},
+            "nulls": "public",
+        },
         f"{TRUE}; {UNRELEASED} (under the public reference); which values are missing",
     ),
     (
-        {"design": "ensemble", "of": [{"design": "canonical", **PLAIN, "n_anchors": n, "exact_ranges": [1]} for n in (1, 2)]},
+        {
+            "design": "ensemble",
+            "of": [
+                {"design": "canonical", **PLAIN, "n_anchors": n, "exact_ranges": [1]}
+                for n in (1, 2)
+            ],
+        },
         f"{TRUE}; {TOLD}",
     ),
 ]
 
 
-@pytest.mark.parametrize(("design", "says"), EVERY, ids=lambda given: given["design"] if isinstance(given, dict) else "")
+@pytest.mark.parametrize(
+    ("design", "says"), EVERY, ids=lambda given: given["design"] if isinstance(given, dict) else ""
+)
 def test_what_a_design_does_not_protect_is_said_once(design: dict[str, Any], says: str) -> None:
     document = IntervalSpec.model_validate({"columns": {"y": design}}).columns["y"]
     assert (describe_protected(document), describe_unprotected(document)) == (WHERE, says)
@@ -239,31 +327,55 @@ def test_the_page_on_ranges_names_each_design_that_tells_where_inside_a_value_li
     inner = {"design": "case2", "anchors": norm}
     designs: dict[str, dict[str, Any]] = {
         "selective": {"design": "selective", "of": inner, "tau": 0.45, "reference": norm},
-        "progressive` with `stop: own": {"design": "progressive", "anchors": norm, "tau": 0.1, "stop": "own", "reference": norm},
-        "canonical` with an acceptable set": {"design": "canonical", "anchors": norm, "n_anchors": 2, "acceptable": [[0, 1]]},
+        "progressive` with `stop: own": {
+            "design": "progressive",
+            "anchors": norm,
+            "tau": 0.1,
+            "stop": "own",
+            "reference": norm,
+        },
+        "canonical` with an acceptable set": {
+            "design": "canonical",
+            "anchors": norm,
+            "n_anchors": 2,
+            "acceptable": [[0, 1]],
+        },
     }
-    page = (Path(__file__).parents[1] / "docs/explanation/interval-privacy.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs/explanation/interval-privacy.md").read_text(
+        encoding="utf-8"
+    )
     for name, design in designs.items():
-        assert list_revealed(IntervalSpec.model_validate({"kind": "interval", "columns": {"x": design}}).columns["x"])
+        assert list_revealed(
+            IntervalSpec.model_validate({"kind": "interval", "columns": {"x": design}}).columns["x"]
+        )
         assert f"- `{name}" in page
     schema = {"x": {"role": "privatise", "kind": "continuous"}}
     zeros_and_tails = pd.DataFrame({"x": [0.0, -3.0] * 20_000})
     found = transformed(zeros_and_tails, schema, {"x": designs["selective"]}, insecure_seed=1)
     whole = np.isneginf(found["x_lower"]) & np.isposinf(found["x_upper"])
     for value, percent in ((0, 54), (-3, 83)):
-        assert whole[zeros_and_tails["x"] == value].mean() == pytest.approx(percent / 100, abs=0.012)
+        assert whole[zeros_and_tails["x"] == value].mean() == pytest.approx(
+            percent / 100, abs=0.012
+        )
         assert f"{percent} % of the values {value}" in page
 
 
 def test_what_a_perturbed_design_does_not_protect() -> None:
     of = {"design": "canonical", **PLAIN, "n_anchors": 1, "acceptable": [[0, 1]]}
-    document = IntervalSpec.model_validate({"columns": {"y": {**PERTURBED, "of": of, "nulls": "public"}}}).columns["y"]
+    document = IntervalSpec.model_validate(
+        {"columns": {"y": {**PERTURBED, "of": of, "nulls": "public"}}}
+    ).columns["y"]
     assert describe_protected(document) == "the value, by the ε of its perturbation"
     what = "what the range says of the perturbed value; its ε bounds what that says of the value"
-    assert describe_unprotected(document) == f"{what}; of perturbed values, {TOLD}; which values are missing"
+    assert (
+        describe_unprotected(document)
+        == f"{what}; of perturbed values, {TOLD}; which values are missing"
+    )
 
 
-@pytest.mark.parametrize(("design", "says"), EVERY, ids=lambda given: given["design"] if isinstance(given, dict) else "")
+@pytest.mark.parametrize(
+    ("design", "says"), EVERY, ids=lambda given: given["design"] if isinstance(given, dict) else ""
+)
 def test_a_release_comes_back_from_its_bytes(design: dict[str, Any], says: str) -> None:
     document = IntervalSpec.model_validate({"columns": {"y": design}}).columns["y"]
     release = IntervalRelease(designs={"y": document}, lattice={"y": True})
@@ -276,19 +388,33 @@ def test_a_release_comes_back_from_its_bytes(design: dict[str, Any], says: str) 
 @pytest.mark.parametrize(
     "design",
     [
-        {"design": "selective", "of": {"design": "case2", **PLAIN}, "tau": 0.3, "reference": {"name": "norm"}},
+        {
+            "design": "selective",
+            "of": {"design": "case2", **PLAIN},
+            "tau": 0.3,
+            "reference": {"name": "norm"},
+        },
         {"design": "ensemble", "of": [{"design": "case1", **PLAIN}, {"design": "case1", **PLAIN}]},
         PERTURBED,
     ],
     ids=lambda design: design["design"],
 )
-def test_nulls_are_decided_by_the_outer_design_alone(design: dict[str, Any], nulls: str, table: pd.DataFrame) -> None:
+def test_nulls_are_decided_by_the_outer_design_alone(
+    design: dict[str, Any], nulls: str, table: pd.DataFrame
+) -> None:
     *others, last = design["of"] if isinstance(design["of"], list) else [design["of"]]
     said = {**last, "nulls": nulls}
-    with pytest.raises(dpdask.SpecError, match=r"columns\.rating\.of.*: a design inside another cannot set `nulls`: move `nulls` to"):
-        mechanism(designs={**DESIGNS, "rating": {**design, "of": [*others, said] if others else said}})
+    with pytest.raises(
+        dpdask.SpecError,
+        match=r"columns\.rating\.of.*: a design inside another cannot set `nulls`: move `nulls` to",
+    ):
+        mechanism(
+            designs={**DESIGNS, "rating": {**design, "of": [*others, said] if others else said}}
+        )
     columns = {**COLUMNS, "rating": {**COLUMNS["rating"], "nulls": "level"}}
-    card = fitted(table, columns, {**DESIGNS, "rating": {**design, "nulls": "public"}}).card["columns"]["rating"]
+    card = fitted(table, columns, {**DESIGNS, "rating": {**design, "nulls": "public"}}).card[
+        "columns"
+    ]["rating"]
     assert card["nulls"] == card["design"]["nulls"] == "public"
     assert "nulls" not in json.dumps(card["design"]["of"])
 

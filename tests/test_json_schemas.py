@@ -15,7 +15,9 @@ from dpdask.schemas import NAMES, find_file
 from dpdask.schemas.__main__ import make_json_schema
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted(file for file in (ROOT / "pipelines").rglob("*.yaml") if file.name.startswith(("job", "schema")))
+FILES = sorted(
+    file for file in (ROOT / "pipelines").rglob("*.yaml") if file.name.startswith(("job", "schema"))
+)
 
 
 def read(name: Any) -> dict[str, Any]:
@@ -29,7 +31,9 @@ def as_json(value: Any) -> Any:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_files_are_made_from_the_models(name):
-    assert find_file(name).read_text(encoding="utf-8") == make_json_schema(name), "write them again: python -m dpdask.schemas"
+    assert find_file(name).read_text(encoding="utf-8") == make_json_schema(name), (
+        "write them again: python -m dpdask.schemas"
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,13 +47,17 @@ def test_the_command_line_prints_them(name):
 def test_every_key_is_described(name):
     whole = read(name)
     for part, definition in [(name, whole), *whole["$defs"].items()]:
-        bare = [key for key, value in definition["properties"].items() if not value.get("description")]
+        bare = [
+            key for key, value in definition["properties"].items() if not value.get("description")
+        ]
         assert not bare, part
         assert definition["description"], part
         assert "----" not in json.dumps(definition)  # no heading of a docstring is left
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: "-".join(file.relative_to(ROOT / "pipelines").parts))
+@pytest.mark.parametrize(
+    "file", FILES, ids=lambda file: "-".join(file.relative_to(ROOT / "pipelines").parts)
+)
 def test_each_pipeline_names_its_json_schema_and_follows_it(file):
     text = file.read_text(encoding="utf-8")
     first, sign, place = text.split("\n", 1)[0].partition("# yaml-language-server: $schema=")
@@ -65,7 +73,16 @@ def test_each_pipeline_names_its_json_schema_and_follows_it(file):
         ("schema", {"columns": {"a": {"role": "keeep"}}}),
         ("schema", {"columns": {"a": {"role": "keep", "levles": []}}}),
         ("job", {"name": "j"}),
-        ("job", {"name": "j", "input": {"path": "x"}, "output": {"path": "y"}, "schema": "s", "mechanism": {"kind": "copola"}}),
+        (
+            "job",
+            {
+                "name": "j",
+                "input": {"path": "x"},
+                "output": {"path": "y"},
+                "schema": "s",
+                "mechanism": {"kind": "copola"},
+            },
+        ),
     ],
 )
 def test_what_is_wrong_is_found_by_an_editor_too(name, document):
@@ -74,7 +91,13 @@ def test_what_is_wrong_is_found_by_an_editor_too(name, document):
 
 
 def test_a_card_follows_its_json_schema(tmp_path):
-    schema = dpdask.Schema.from_dict({"columns": {"a": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]}}})
-    release = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Known(columns={"a": {"probabilities": [0.2, 0.3, 0.5]}}))
+    schema = dpdask.Schema.from_dict(
+        {"columns": {"a": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]}}}
+    )
+    release = dpdask.DIP(
+        schema,
+        epsilon=1.0,
+        reference=dpdask.Known(columns={"a": {"probabilities": [0.2, 0.3, 0.5]}}),
+    )
     card = release.fit(pd.DataFrame({"a": [1, 2, 3] * 50})).card
     jsonschema.validate(card, read("card"))

@@ -23,7 +23,9 @@ from dpdask.privacy.ledger_entries import Charge, Entry
 CHARGED = [name for name in estimators() if name != "interval"]
 OF_BATCHES = ("dip known", "perturbed interval")
 
-pytestmark = pytest.mark.filterwarnings("ignore:the chain republishes", "ignore:A cell holds", "ignore:.*few cells stand out")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the chain republishes", "ignore:A cell holds", "ignore:.*few cells stand out"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +47,11 @@ def made(folder: Path, epsilon: float, *, strict: bool = False) -> dpdask.Ledger
 
 
 def entries(place: dpdask.LedgerPlace) -> list[Entry]:
-    return [entry for entry in open_ledger(place.url).show(place.dataset).entries if entry.kind not in ("hold-out", "strict")]
+    return [
+        entry
+        for entry in open_ledger(place.url).show(place.dataset).entries
+        if entry.kind not in ("hold-out", "strict")
+    ]
 
 
 def kinds(place: dpdask.LedgerPlace) -> list[str]:
@@ -56,7 +62,9 @@ def spent(place: dpdask.LedgerPlace) -> float:
     return open_ledger(place.url).read_balance(place.dataset).epsilon_spent
 
 
-def draws(monkeypatch: pytest.MonkeyPatch, place: dpdask.LedgerPlace) -> list[tuple[str, str, list[str]]]:
+def draws(
+    monkeypatch: pytest.MonkeyPatch, place: dpdask.LedgerPlace
+) -> list[tuple[str, str, list[str]]]:
     """What `engine.fit` keeps from now on: name, digest, and the ledger's entries at that moment."""
     seen: list[tuple[str, str, list[str]]] = []
     keep = engine_fit.keep
@@ -74,7 +82,9 @@ def draws(monkeypatch: pytest.MonkeyPatch, place: dpdask.LedgerPlace) -> list[tu
 @pytest.mark.few
 @pytest.mark.parametrize("name", CHARGED)
 @pytest.mark.parametrize("lazy", [False, True], ids=["pandas", "dask"])
-def test_a_release_is_charged_once_before_its_noise(name: str, lazy: bool, place: dpdask.LedgerPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_is_charged_once_before_its_noise(
+    name: str, lazy: bool, place: dpdask.LedgerPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     estimator, table = estimators()[name], rows()
     frame = dd.from_pandas(table, npartitions=2) if lazy else table
     seen = draws(monkeypatch, place)
@@ -88,7 +98,9 @@ def test_a_release_is_charged_once_before_its_noise(name: str, lazy: bool, place
         _ = release.sample().compute() if name in OF_RECORDS else release.transform(frame)
     assert kinds(place) == ["intend", "draw", "commit"]
     assert len({entry.run_id for entry in entries(place)}) == 1
-    assert {entry.release for entry in entries(place)[1:]} == {sha256 for kept, sha256, _ in seen if kept == "release.npz"}
+    assert {entry.release for entry in entries(place)[1:]} == {
+        sha256 for kept, sha256, _ in seen if kept == "release.npz"
+    }
     assert spent(place) == estimator.mechanism.budget.epsilon
     assert open_ledger(place.url).verify(place.dataset) >= 3
     release.close()
@@ -96,7 +108,9 @@ def test_a_release_is_charged_once_before_its_noise(name: str, lazy: bool, place
 
 
 @pytest.mark.parametrize("name", CHARGED)
-def test_without_room_nothing_is_drawn(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_nothing_is_drawn(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = made(tmp_path, 0.25)
     seen = draws(monkeypatch, place)
     with pytest.raises(dpdask.BudgetError, match=r"asks for ε .* are left of ε 0\.25") as caught:
@@ -107,7 +121,9 @@ def test_without_room_nothing_is_drawn(name: str, tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "work").exists()  # nor is a key
 
 
-def test_a_budget_that_another_release_took_meanwhile(place: dpdask.LedgerPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_that_another_release_took_meanwhile(
+    place: dpdask.LedgerPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There was room before the rows were read, and none when the noise was to be drawn."""
     estimator = dpdask.GaussianCopula(schema(), epsilon=1.5, bins=4)
     scan, seen = engine_fit.scan, draws(monkeypatch, place)
@@ -178,8 +194,21 @@ def test_a_refused_frame_is_recorded(name: str, strict: bool, tmp_path: Path) ->
     assert [path for path in (tmp_path / "work").rglob("*") if path.is_file()] == []
 
 
-REFUSING = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"], "outside": "refuse"}}})
-TINY = dpdask.DIP(REFUSING, epsilon=1e-6, reference=dpdask.Known(columns={"x": {"probabilities": [0.5, 0.5]}}))
+REFUSING = dpdask.Schema.from_dict(
+    {
+        "columns": {
+            "x": {
+                "role": "privatise",
+                "kind": "categorical",
+                "levels": ["a", "b"],
+                "outside": "refuse",
+            }
+        }
+    }
+)
+TINY = dpdask.DIP(
+    REFUSING, epsilon=1e-6, reference=dpdask.Known(columns={"x": {"probabilities": [0.5, 0.5]}})
+)
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["lenient", "strict"])
@@ -208,13 +237,17 @@ def test_a_refusal_that_could_not_be_paid_for_reads_no_row(tmp_path: Path) -> No
     place = made(tmp_path, 1.0, strict=True)
     release = TINY.fit(pd.DataFrame({"x": ["a", "b"]}), ledger=place)
     open_ledger(place.url).intend(place.dataset, "rest", Charge(epsilon=0.995))
-    with pytest.raises(dpdask.BudgetError, match="of 1 unfinished ones would cost more than is left"):
+    with pytest.raises(
+        dpdask.BudgetError, match="of 1 unfinished ones would cost more than is left"
+    ):
         release.transform(pd.DataFrame({"x": ["a", "b", "other"]}))
     assert kinds(place) == ["intend"]
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["lenient", "strict"])
-def test_rows_that_are_read_after_the_commit_cost_at_least_a_refusal(strict: bool, tmp_path: Path) -> None:
+def test_rows_that_are_read_after_the_commit_cost_at_least_a_refusal(
+    strict: bool, tmp_path: Path
+) -> None:
     place = made(tmp_path, 1.0, strict=strict)
     frame = dd.from_pandas(pd.DataFrame({"x": ["a", "b", "other"]}), npartitions=1)
     lazy = TINY.fit(frame, ledger=place).transform(frame)
@@ -227,9 +260,17 @@ def test_values_that_a_fit_does_not_read_cost_at_least_a_refusal(tmp_path: Path)
     """A declared reference needs the units alone, so the values are refused after the commit."""
     place = made(tmp_path, 1.0, strict=True)
     columns = {"x": REFUSING.columns["x"], "user": {"role": "keep"}}
-    plain = {name: column if isinstance(column, dict) else column.model_dump(exclude_none=True) for name, column in columns.items()}
+    plain = {
+        name: column if isinstance(column, dict) else column.model_dump(exclude_none=True)
+        for name, column in columns.items()
+    }
     unit = dpdask.UnitColumn(column="user", max_rows=1)
-    estimator = dpdask.DIP(dpdask.Schema.from_dict({"columns": plain}), epsilon=1e-6, reference=TINY.reference, unit=unit)
+    estimator = dpdask.DIP(
+        dpdask.Schema.from_dict({"columns": plain}),
+        epsilon=1e-6,
+        reference=TINY.reference,
+        unit=unit,
+    )
     table = pd.DataFrame({"x": ["a", "b", "other"], "user": [1, 2, 3]})
     release = estimator.fit(table, ledger=place)
     assert spent(place) == pytest.approx(0.01)
@@ -238,7 +279,12 @@ def test_values_that_a_fit_does_not_read_cost_at_least_a_refusal(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
-def test_any_failure_leaves_no_key(kind: type[BaseException], place: dpdask.LedgerPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_failure_leaves_no_key(
+    kind: type[BaseException],
+    place: dpdask.LedgerPlace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The noise may have been drawn, so the run stays charged."""
 
     def failing(*_: Any, **__: Any) -> Any:
@@ -246,17 +292,23 @@ def test_any_failure_leaves_no_key(kind: type[BaseException], place: dpdask.Ledg
 
     monkeypatch.setattr(dpdask.mechanisms.copula.spec.CopulaMechanism, "draw", failing)
     with pytest.raises(kind):
-        dpdask.GaussianCopula(schema(), epsilon=1.0, bins=4).fit(rows(), ledger=place, secrets=str(tmp_path / "work"))
+        dpdask.GaussianCopula(schema(), epsilon=1.0, bins=4).fit(
+            rows(), ledger=place, secrets=str(tmp_path / "work")
+        )
     assert [path for path in (tmp_path / "work").rglob("*") if path.is_file()] == []
     assert kinds(place) == ["intend"]
 
 
-def test_a_relative_ledger_is_that_of_the_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_ledger_is_that_of_the_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     here, elsewhere = made(tmp_path, 1.0), made(tmp_path / "elsewhere", 1.0)
     monkeypatch.chdir(tmp_path)
     frame = pd.DataFrame({"x": ["a", "b"]})
-    release = TINY.fit(frame, ledger=dpdask.LedgerPlace(url="sqlite:///ledger.db", dataset="people"))
+    release = TINY.fit(
+        frame, ledger=dpdask.LedgerPlace(url="sqlite:///ledger.db", dataset="people")
+    )
     monkeypatch.chdir(tmp_path / "elsewhere")
     release.transform(frame)
     assert kinds(here) == ["intend", "draw", "commit"]
@@ -264,7 +316,11 @@ def test_a_relative_ledger_is_that_of_the_fit(tmp_path: Path, monkeypatch: pytes
 
 
 def test_no_repr_shows_a_password(place: dpdask.LedgerPlace) -> None:
-    for url in ("postgresql://me:se/cr?et@host/base", "postgresql://host/base?user=me&password=se/cr?et", "postgresql://me:se@cr?et@host/b"):
+    for url in (
+        "postgresql://me:se/cr?et@host/base",
+        "postgresql://host/base?user=me&password=se/cr?et",
+        "postgresql://me:se@cr?et@host/b",
+    ):
         hidden = dpdask.LedgerPlace(url=url, dataset="people")
         shown = f"{hidden!r} {hidden} {Account(mechanism=TINY.mechanism, place=hidden)!r}"
         assert "people" in shown
@@ -275,7 +331,9 @@ def test_no_repr_shows_a_password(place: dpdask.LedgerPlace) -> None:
     assert place.url not in repr(release.rows)
 
 
-def test_a_failure_before_any_noise_is_taken_back(place: dpdask.LedgerPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_before_any_noise_is_taken_back(
+    place: dpdask.LedgerPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(*_: Any, **__: Any) -> Any:
         raise dpdask.TemporaryError("the entropy is gone", None, "wait")
 
@@ -295,7 +353,13 @@ def test_a_plan_tells_the_balance_and_writes_nothing(name: str, tmp_path: Path) 
     assert entries(place) == []
     assert plan.ledger is not None
     found = {key: plan.ledger[key] for key in ("limit", "before", "after", "runs", "fits")}
-    assert found == {"limit": 1.5 * epsilon, "before": 0.0, "after": epsilon, "runs": 0, "fits": True}
+    assert found == {
+        "limit": 1.5 * epsilon,
+        "before": 0.0,
+        "after": epsilon,
+        "runs": 0,
+        "fits": True,
+    }
     release = estimator.fit(table, ledger=place)
     if name in OF_BATCHES:
         release.transform(table)
@@ -309,14 +373,19 @@ def test_a_hold_out_leaves_rows_without_an_epsilon(place: dpdask.LedgerPlace) ->
     release = estimators()["dip holdout"].fit(rows(), ledger=place)
     assert release.card["dataset"]["uncovered_fraction"] == pytest.approx(0.25)
     copula = dpdask.GaussianCopula(schema(), epsilon=0.5, bins=4)
-    assert copula.fit(rows(), ledger=place).card["dataset"]["uncovered_fraction"] == pytest.approx(0.25)  # by the earlier release
+    assert copula.fit(rows(), ledger=place).card["dataset"]["uncovered_fraction"] == pytest.approx(
+        0.25
+    )  # by the earlier release
     assert "dataset" not in copula.fit(rows()).card
 
 
 def test_units_are_held_out_once_for_a_dataset(place: dpdask.LedgerPlace) -> None:
     """Two releases that hold out units leave the same ones without ε."""
     table = rows().assign(user=lambda frame: frame.index % 100)
-    columns = {**schema().model_dump(exclude_none=True, exclude_defaults=True)["columns"], "user": {"role": "keep"}}
+    columns = {
+        **schema().model_dump(exclude_none=True, exclude_defaults=True)["columns"],
+        "user": {"role": "keep"},
+    }
     unit = dpdask.UnitColumn(column="user", max_rows=2)
     kept_schema = dpdask.Schema.from_dict({"columns": columns})
     dip = dpdask.DIP(kept_schema, epsilon=0.5, reference=dpdask.Holdout(fraction=0.5), unit=unit)
@@ -330,21 +399,32 @@ def test_units_are_held_out_once_for_a_dataset(place: dpdask.LedgerPlace) -> Non
 def test_what_cannot_be_charged(place: dpdask.LedgerPlace, tmp_path: Path) -> None:
     table = rows()
     for verb in ("fit", "plan"):
-        with pytest.raises(dpdask.SpecError, match="this mechanism has no ε, so there is none to charge"):
-            getattr(dpdask.IntervalMechanism(schema(refusing(COLUMNS)), columns=DESIGNS), verb)(table, ledger=place)
+        with pytest.raises(
+            dpdask.SpecError, match="this mechanism has no ε, so there is none to charge"
+        ):
+            getattr(dpdask.IntervalMechanism(schema(refusing(COLUMNS)), columns=DESIGNS), verb)(
+                table, ledger=place
+            )
         for estimator in estimators(insecure_seed=1).values():
-            with pytest.raises(dpdask.SpecError, match=r"so a release with a seed cannot be charged to a ledger|no ε"):
+            with pytest.raises(
+                dpdask.SpecError,
+                match=r"so a release with a seed cannot be charged to a ledger|no ε",
+            ):
                 getattr(estimator, verb)(table, ledger=place)
         nobody = dpdask.LedgerPlace(url=place.url, dataset="nobody")
         with pytest.raises(dpdask.SpecError, match="nobody"):
-            getattr(dpdask.IntervalMechanism(schema(refusing(COLUMNS)), columns=PERTURBED), verb)(table, ledger=nobody)
+            getattr(dpdask.IntervalMechanism(schema(refusing(COLUMNS)), columns=PERTURBED), verb)(
+                table, ledger=nobody
+            )
         missing = dpdask.LedgerPlace(url=f"sqlite:///{tmp_path / 'none.db'}", dataset="people")
         with pytest.raises(dpdask.SpecError, match="there is no ledger here"):
             getattr(dpdask.GaussianCopula(schema(), epsilon=1.0), verb)(table, ledger=missing)
     assert entries(place) == []
 
 
-@pytest.mark.parametrize("given", [{"url": ""}, {"dataset": ""}, {"dataset": None}, {"url": 3}, {"key": "x"}])
+@pytest.mark.parametrize(
+    "given", [{"url": ""}, {"dataset": ""}, {"dataset": None}, {"url": 3}, {"key": "x"}]
+)
 def test_a_ledger_s_place_is_checked(given: dict[str, Any]) -> None:
     with pytest.raises(dpdask.SpecError, match=next(iter(given))):
         dpdask.LedgerPlace(**{"url": "sqlite:///ledger.db", "dataset": "people", **given})
@@ -361,9 +441,13 @@ def test_a_ledger_s_place_is_plain(place: dpdask.LedgerPlace) -> None:
 @pytest.mark.parametrize("strict", [False, True], ids=["lenient", "strict"])
 def test_only_a_lenient_dataset_is_told_of_a_sorted_column(strict: bool, tmp_path: Path) -> None:
     place = made(tmp_path, 2.0, strict=strict)
-    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}})
+    schema = dpdask.Schema.from_dict(
+        {"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}}
+    )
     in_order = pd.DataFrame({"x": [0] * 20 + [1] * 20})
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(in_order, ledger=place).close()
+        dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(
+            in_order, ledger=place
+        ).close()
     assert any("sorted" in str(warning.message) for warning in said) is not strict

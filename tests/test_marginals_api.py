@@ -22,7 +22,12 @@ LEVELS = [1, 2, 3]
 COLUMNS: dict[str, Any] = {
     "user": {"role": "drop"},
     "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
-    "colour": {"role": "privatise", "kind": "categorical", "levels": ["red", "blue"], "nulls": "level"},
+    "colour": {
+        "role": "privatise",
+        "kind": "categorical",
+        "levels": ["red", "blue"],
+        "nulls": "level",
+    },
     "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 10.0]},
 }
 CLIQUES = [["rating"], ["colour", "price"]]
@@ -45,30 +50,56 @@ def table() -> pd.DataFrame:
     rng = np.random.default_rng(2)
     rating = rng.choice(LEVELS, N_ROWS)
     colour = rng.choice(["red", "blue", None], N_ROWS, p=[0.5, 0.3, 0.2])
-    return pd.DataFrame({"user": np.arange(N_ROWS) // 4, "rating": rating, "colour": colour, "price": rng.uniform(0, 10, N_ROWS)})
+    return pd.DataFrame(
+        {
+            "user": np.arange(N_ROWS) // 4,
+            "rating": rating,
+            "colour": colour,
+            "price": rng.uniform(0, 10, N_ROWS),
+        }
+    )
 
 
 def marginals(schema: dpdask.Schema, **changed: Any) -> dpdask.Marginals:
     return dpdask.Marginals(schema, **{"epsilon": 2.0, "cliques": CLIQUES, "bins": 4, **changed})
 
 
-def test_the_tables_are_those_of_the_job_of_the_same_seed(schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
+def test_the_tables_are_those_of_the_job_of_the_same_seed(
+    schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path
+) -> None:
     (tmp_path / "in").mkdir()
     table.to_parquet(tmp_path / "in" / "part.parquet")
     mechanism = {"kind": "marginals", "cliques": CLIQUES, "bins": 4}
-    run_here(write_job(tmp_path, tmp_path / "in", tmp_path / "out", schema=COLUMNS, mechanism=mechanism, privacy__epsilon=2.0))
+    run_here(
+        write_job(
+            tmp_path,
+            tmp_path / "in",
+            tmp_path / "out",
+            schema=COLUMNS,
+            mechanism=mechanism,
+            privacy__epsilon=2.0,
+        )
+    )
     expected = pq.read_table(tmp_path / "out").to_pandas()
     for frame in (table, dd.from_pandas(table, npartitions=3)):
         release = marginals(schema, insecure_seed=SEED).fit(frame)
         assert isinstance(release, dpdask.MarginalsRelease)
-        found = pd.concat([release.to_frame(clique).assign(table=" x ".join(clique)) for clique in CLIQUES], ignore_index=True)
+        found = pd.concat(
+            [release.to_frame(clique).assign(table=" x ".join(clique)) for clique in CLIQUES],
+            ignore_index=True,
+        )
         pd.testing.assert_frame_equal(found[expected.columns], expected, check_dtype=False)
         assert release.sample().compute().to_csv() == expected.to_csv()
-        with pytest.raises(dpdask.SpecError, match=r"^n_rows: tables are no sample, .*; leave it out to get every cell$"):
+        with pytest.raises(
+            dpdask.SpecError,
+            match=r"^n_rows: tables are no sample, .*; leave it out to get every cell$",
+        ):
             release.sample(3)
 
 
-def test_the_noise_is_there_and_within_its_margin(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_the_noise_is_there_and_within_its_margin(
+    schema: dpdask.Schema, table: pd.DataFrame
+) -> None:
     exact = dpdask.exact_marginals(table, schema, [tuple(clique) for clique in CLIQUES], bins=4)
     releases = [marginals(schema).fit(table) for _ in range(2)]
     for clique in CLIQUES:
@@ -77,19 +108,29 @@ def test_the_noise_is_there_and_within_its_margin(schema: dpdask.Schema, table: 
         assert 0 < np.abs(off).max() <= 5 * releases[0].margin(clique)
         np.testing.assert_array_equal(releases[0].table(clique[::-1]), releases[0].table(clique).T)
     listed = releases[0].to_frame(["colour", "price"])
-    assert listed["colour"].tolist() == [level for level in ("null", "red", "blue") for _ in range(4)]
+    assert listed["colour"].tolist() == [
+        level for level in ("null", "red", "blue") for _ in range(4)
+    ]
     assert listed["count"].tolist() == releases[0].table(["colour", "price"]).ravel().tolist()
 
 
-def test_it_counts_once_and_needs_no_rows_afterwards(schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
+def test_it_counts_once_and_needs_no_rows_afterwards(
+    schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path
+) -> None:
     counting = CountingScheduler()
     with dask.config.set(scheduler=counting):
-        release = marginals(schema).fit(dd.from_pandas(table, npartitions=3), secrets=str(tmp_path / "work"))
+        release = marginals(schema).fit(
+            dd.from_pandas(table, npartitions=3), secrets=str(tmp_path / "work")
+        )
     assert counting.computes == 1
     [folder] = (tmp_path / "work").iterdir()
     assert [path.name for path in folder.iterdir()] == ["release.npz"]
     release.save(str(tmp_path / "saved"))
-    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["card.json", "marginals.npz", "release.html"]
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
+        "card.json",
+        "marginals.npz",
+        "release.html",
+    ]
     here = dpdask.MarginalsRelease.load(str(tmp_path / "saved"))
     assert here.card == release.card
     for clique in CLIQUES:
@@ -100,7 +141,11 @@ def test_it_counts_once_and_needs_no_rows_afterwards(schema: dpdask.Schema, tabl
 
 def test_the_card(schema: dpdask.Schema, table: pd.DataFrame) -> None:
     card = marginals(schema, delta=1e-6, adjacency="add-remove").fit(table).card
-    assert (card["guarantee"]["epsilon"], card["guarantee"]["delta"], card["insecure"]) == (2.0, 1e-6, False)
+    assert (card["guarantee"]["epsilon"], card["guarantee"]["delta"], card["insecure"]) == (
+        2.0,
+        1e-6,
+        False,
+    )
     assert card["guarantee"]["adjacency"] == "add-remove"
     assert card["accounting"]["epsilon_exact"] <= 2.0
     assert (card["mechanism"]["kind"], card["n_rows"]["exact"]) == ("marginals", False)
@@ -120,7 +165,9 @@ def test_weights_divide_the_budget(schema: dpdask.Schema, table: pd.DataFrame) -
     assert release.margin(["rating"]) < release.margin(["colour", "price"])
 
 
-def test_a_single_name_is_the_table_of_that_column(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_a_single_name_is_the_table_of_that_column(
+    schema: dpdask.Schema, table: pd.DataFrame
+) -> None:
     release = marginals(schema).fit(table)
     np.testing.assert_array_equal(release.table("rating"), release.table(["rating"]))
     assert release.margin("rating") == release.margin(["rating"])
@@ -145,7 +192,9 @@ def test_a_single_name_is_the_table_of_that_column(schema: dpdask.Schema, table:
     ],
     ids=str,
 )
-def test_wrong_parameters_are_refused_at_construction(changed: dict[str, Any], message: str) -> None:
+def test_wrong_parameters_are_refused_at_construction(
+    changed: dict[str, Any], message: str
+) -> None:
     schema = dpdask.Schema.from_dict({"columns": changed.get("schema", COLUMNS)})
     with pytest.raises(dpdask.SpecError, match=message) as caught:
         marginals(schema, **{key: value for key, value in changed.items() if key != "schema"})
@@ -153,15 +202,25 @@ def test_wrong_parameters_are_refused_at_construction(changed: dict[str, Any], m
     assert "privacy." not in str(caught.value)
 
 
-def test_a_table_that_was_not_released_is_refused(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_a_table_that_was_not_released_is_refused(
+    schema: dpdask.Schema, table: pd.DataFrame
+) -> None:
     release = marginals(schema).fit(table)
     for ask in (release.table, release.margin, release.to_frame):
-        with pytest.raises(dpdask.SpecError, match=r"there is no table of the columns \['price'\]; ask for one of rating, colour x price"):
+        with pytest.raises(
+            dpdask.SpecError,
+            match=r"there is no table of the columns \['price'\]; ask for one of rating, colour x price",
+        ):
             ask(["price"])
 
 
 def test_rows_that_do_not_fit_are_refused(schema: dpdask.Schema, table: pd.DataFrame) -> None:
-    for frame in (table.assign(rating=9), table.head(0), table.drop(columns="price"), dd.from_pandas(table.assign(rating=9), npartitions=2)):
+    for frame in (
+        table.assign(rating=9),
+        table.head(0),
+        table.drop(columns="price"),
+        dd.from_pandas(table.assign(rating=9), npartitions=2),
+    ):
         with pytest.raises(dpdask.DataError) as caught:
             marginals(schema).fit(frame)
         assert "9" not in str(caught.value)

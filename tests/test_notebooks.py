@@ -55,7 +55,11 @@ def schema(**columns: object) -> dpdask.Schema:
 SMALL = schema(
     user={"role": "keep"},
     x={"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
-    day={"role": "privatise", "kind": "continuous", "bounds": [dt.date(2020, 1, 1), dt.date(2024, 12, 31)]},
+    day={
+        "role": "privatise",
+        "kind": "continuous",
+        "bounds": [dt.date(2020, 1, 1), dt.date(2024, 12, 31)],
+    },
     cost={"role": "privatise", "kind": "mixed", "atoms": [0], "bounds": [0, 100], "nulls": "level"},
 )
 
@@ -84,13 +88,22 @@ def test_a_schema_is_shown_in_a_line_and_as_a_table():
     assert repr(SMALL) == "Schema(user: keep, x: discrete, day: continuous, cost: mixed)"
     texts = parse(SMALL).texts
     assert texts[0] == "Schema of 4 columns"
-    for text in ("3 levels: (1, 2, 3)", "2020-01-01 to 2024-12-31", "0.0 to 100.0, atoms (0)", "clip", "level"):
+    for text in (
+        "3 levels: (1, 2, 3)",
+        "2020-01-01 to 2024-12-31",
+        "0.0 to 100.0, atoms (0)",
+        "clip",
+        "level",
+    ):
         assert text in texts
 
 
 def test_many_levels_are_shortened():
     column = dpdask.Column(role="privatise", kind="discrete", levels=tuple(range(2000)))
-    assert repr(column) == "Column(role='privatise', kind='discrete', levels=(0, 1, 2, 3, …, 1999), outside='refuse')"
+    assert (
+        repr(column)
+        == "Column(role='privatise', kind='discrete', levels=(0, 1, 2, 3, …, 1999), outside='refuse')"
+    )
     assert repr(dpdask.Column(role="keep")) == "Column(role='keep')"
 
 
@@ -106,7 +119,9 @@ def test_names_and_levels_are_escaped():
 
 def test_a_release_is_shown_with_its_promise():
     made = schema(x={"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]})
-    release = dpdask.DIP(made, epsilon=1.0, reference=dpdask.Histogram()).fit(pd.DataFrame({"x": [1, 2, 3] * 100}))
+    release = dpdask.DIP(made, epsilon=1.0, reference=dpdask.Histogram()).fit(
+        pd.DataFrame({"x": [1, 2, 3] * 100})
+    )
     texts = parse(release).texts
     assert texts[0] == "Release: dip, ε = 1, δ = 0"
     assert release.card["guarantee"]["text"] in texts
@@ -119,11 +134,26 @@ def test_the_package_ships_its_types():
 @pytest.mark.slow
 def test_a_script_of_a_user_passes_a_strict_type_checker(tmp_path):
     (tmp_path / "script.py").write_text(USER_SCRIPT)
-    words = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--ignore-missing-imports", "--follow-imports=silent", "script.py"]
+    words = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--config-file=",
+        "--ignore-missing-imports",
+        "--follow-imports=silent",
+        "script.py",
+    ]
     environment = {**os.environ, "MYPYPATH": str(ROOT), "MYPY_CACHE_DIR": str(tmp_path / "cache")}
-    ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stdout
-    wrong = USER_SCRIPT.replace("refinements=1", 'refinements="1"').replace("error.hint", "error.hnit")
+    wrong = USER_SCRIPT.replace("refinements=1", 'refinements="1"').replace(
+        "error.hint", "error.hnit"
+    )
     (tmp_path / "script.py").write_text(wrong)
-    ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert "hnit" in ended.stdout  # the types are seen

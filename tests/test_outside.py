@@ -38,7 +38,10 @@ def codec(type_, **declared):
         (LEVELS, "refuse"),
         ({**LEVELS, "other": "rest"}, "other"),
         ({**LEVELS, "outside": "other", "other": "rest"}, "other"),
-        ({**LEVELS, "nulls": "level", "outside": None}, "null"),  # what YAML makes of `outside: null`
+        (
+            {**LEVELS, "nulls": "level", "outside": None},
+            "null",
+        ),  # what YAML makes of `outside: null`
         ({**BOUNDED, "nulls": "level", "outside": "null"}, "null"),
         ({**NUMBER, "nulls": "level", "outside": "null"}, "null"),
         ({**BOUNDED, "outside": "refuse"}, "refuse"),
@@ -61,11 +64,17 @@ def test_a_column_says_what_becomes_of_values_outside_its_domain(declared, outsi
         ({**LEVELS, "outside": "null"}, "`outside: null` needs `nulls: level`"),
         ({**LEVELS, "outside": "other"}, "declare `other: <level>`"),
         ({**LEVELS, "outside": "refuse", "other": "rest"}, "`other` belongs to `outside: other`"),
-        ({**LEVELS, "nulls": "level", "outside": "null", "other": "rest"}, "`other` belongs to `outside: other`"),
+        (
+            {**LEVELS, "nulls": "level", "outside": "null", "other": "rest"},
+            "`other` belongs to `outside: other`",
+        ),
         ({**LEVELS, "other": "c"}, "`other` must be one of the levels"),
         ({**LEVELS, "other": 1}, "`other` must be one of the levels"),
         ({**LEVELS, "other": ["rest"]}, "a number, a text, a date, true or false is expected"),
-        ({**LEVELS, "kind": "discrete", "levels": [0, 1], "other": True}, "`other` must be one of the levels"),
+        (
+            {**LEVELS, "kind": "discrete", "levels": [0, 1], "other": True},
+            "`other` must be one of the levels",
+        ),
         ({**BOUNDED, "other": 3}, "takes no other level"),
         ({**BOUNDED, "outside": "other", "other": 3}, "takes no other level"),
         ({**BOUNDED, "outside": "widen"}, "'clip', 'null', 'other' or 'refuse'"),
@@ -87,22 +96,60 @@ def test_what_cannot_be_is_refused_at_construction(declared, what):
 @pytest.mark.parametrize(
     ("type_", "bounds", "values", "expected", "n_outside"),
     [
-        (pa.float64(), [0, 10], [-INF, -1.0, 0.0, 5.5, 10.0, 10.1, 2.0**1023, INF], [0, 0, 0, 5.5, 10, 10, 10, 10], 5),
-        (pa.float32(), [0.1, 0.3], [0.0, 0.2, 1.0], [np.float32(0.1), np.float32(0.2), np.float32(0.3)], 2),
+        (
+            pa.float64(),
+            [0, 10],
+            [-INF, -1.0, 0.0, 5.5, 10.0, 10.1, 2.0**1023, INF],
+            [0, 0, 0, 5.5, 10, 10, 10, 10],
+            5,
+        ),
+        (
+            pa.float32(),
+            [0.1, 0.3],
+            [0.0, 0.2, 1.0],
+            [np.float32(0.1), np.float32(0.2), np.float32(0.3)],
+            2,
+        ),
         (pa.float16(), [2, 10], [np.float16(-1), np.float16(3), np.float16(INF)], [2, 3, 10], 2),
-        (pa.float64(), [-(2.0**1021), 2.0**1021], [-1.6e308, 0.0, 2.0**1021, 2.0**1022], [-(2.0**1021), 0, 2.0**1021, 2.0**1021], 2),
-        (pa.int64(), [0, 10], [-(2**63), -1, 0, 10, 11, 2**53 + 1, 2**63 - 1], [0, 0, 0, 10, 10, 10, 10], 5),
-        (pa.int64(), [-(2.0**53), 2.0**53], [-(2**53) - 1, -(2**53), 2**53, 2**53 + 1], [-(2.0**53), -(2.0**53), 2.0**53, 2.0**53], 2),
+        (
+            pa.float64(),
+            [-(2.0**1021), 2.0**1021],
+            [-1.6e308, 0.0, 2.0**1021, 2.0**1022],
+            [-(2.0**1021), 0, 2.0**1021, 2.0**1021],
+            2,
+        ),
+        (
+            pa.int64(),
+            [0, 10],
+            [-(2**63), -1, 0, 10, 11, 2**53 + 1, 2**63 - 1],
+            [0, 0, 0, 10, 10, 10, 10],
+            5,
+        ),
+        (
+            pa.int64(),
+            [-(2.0**53), 2.0**53],
+            [-(2**53) - 1, -(2**53), 2**53, 2**53 + 1],
+            [-(2.0**53), -(2.0**53), 2.0**53, 2.0**53],
+            2,
+        ),
         (pa.uint64(), [5, 10], [0, 5, 2**64 - 1], [5, 5, 10], 2),
         (pa.uint8(), [-5, 100], [0, 100, 101, 255], [0, 100, 100, 100], 2),
         (pa.int8(), [-1000, 0], [-128, 0, 127], [-128, 0, 0], 1),
-        (pa.date32(), [0, 1], [dt.date(1915, 12, 10), dt.date(1970, 1, 2), dt.date(9999, 1, 1)], [0, 1, 1], 2),
+        (
+            pa.date32(),
+            [0, 1],
+            [dt.date(1915, 12, 10), dt.date(1970, 1, 2), dt.date(9999, 1, 1)],
+            [0, 1, 1],
+            2,
+        ),
         (pa.timestamp("s"), [0, 10], [-(2**62), 5, 2**62], [0, 5, 10], 2),
         (pa.timestamp("ns"), [0, 10], [-(10**18), 5000, 2**62], [0, 5, 10], 2),
     ],
     ids=str,
 )
-def test_numbers_outside_the_bounds_go_to_the_nearest_bound(type_, bounds, values, expected, n_outside, dictionary):
+def test_numbers_outside_the_bounds_go_to_the_nearest_bound(
+    type_, bounds, values, expected, n_outside, dictionary
+):
     array = pa.array(values, type=type_)
     if dictionary and type_ == pa.float16():
         pytest.skip("Arrow has no dictionaries of half floats")
@@ -115,8 +162,17 @@ def test_numbers_outside_the_bounds_go_to_the_nearest_bound(type_, bounds, value
 
 
 def test_days_counted_in_milliseconds_do_not_overflow():
-    array = pa.Array.from_buffers(pa.date64(), 4, [None, pa.py_buffer(np.array([-(2**63), 86_400_000, 2 * 86_400_000, 2**62]))])
-    assert codec(pa.date64(), **{**NUMBER, "bounds": [0, 1]}).encode(array)[0].tolist() == [0, 1, 1, 1]
+    array = pa.Array.from_buffers(
+        pa.date64(),
+        4,
+        [None, pa.py_buffer(np.array([-(2**63), 86_400_000, 2 * 86_400_000, 2**62]))],
+    )
+    assert codec(pa.date64(), **{**NUMBER, "bounds": [0, 1]}).encode(array)[0].tolist() == [
+        0,
+        1,
+        1,
+        1,
+    ]
     assert codec(pa.date64(), **{**NUMBER, "bounds": [0, 1]}).n_outside(array) == 3
     with pytest.raises(DataError, match="a value beyond the years 1 to 9999"):
         codec(pa.date64(), **{**NUMBER, "bounds": [0, 1], "outside": "refuse"}).encode(array)
@@ -148,7 +204,11 @@ def test_numbers_outside_become_null(bounds):
 def test_a_null_under_bounds_without_zero_is_not_counted():
     made = codec(pa.int32(), **{**NUMBER, "bounds": [5, 10], "nulls": "level"})
     values, is_null = made.encode(pa.array([None, 4], pa.int32()))
-    assert (values.tolist(), is_null.tolist(), made.n_outside(pa.array([None, 4], pa.int32()))) == ([0, 5], [True, False], 1)
+    assert (values.tolist(), is_null.tolist(), made.n_outside(pa.array([None, 4], pa.int32()))) == (
+        [0, 5],
+        [True, False],
+        1,
+    )
 
 
 @pytest.mark.parametrize(("type_", "bounds"), [(pa.uint8(), [300, 400]), (pa.int8(), [-400, -300])])
@@ -159,7 +219,9 @@ def test_bounds_between_which_the_type_has_no_value_are_refused(type_, bounds):
 
 def test_atoms_are_never_clipped_in_silence():
     with pytest.raises(DataError, match="outside its bounds"):
-        codec(pa.date32(), role="privatise", kind="mixed", bounds=[0, 10], atoms=[dt.date(2000, 1, 1)])
+        codec(
+            pa.date32(), role="privatise", kind="mixed", bounds=[0, 10], atoms=[dt.date(2000, 1, 1)]
+        )
 
 
 def test_what_is_refused_counts_nothing_and_names_the_mend():
@@ -179,18 +241,36 @@ def test_what_is_refused_counts_nothing_and_names_the_mend():
     ("type_", "levels", "other", "values", "n_outside"),
     [
         (pa.string(), ["a", "b", "rest"], "rest", ["b", "zebulon", "rest", ""], 2),
-        (pa.int64(), [1, 2, 3], 2, [1, 2**60, 3, -7], 2),  # neighbouring whole numbers take a way of their own
+        (
+            pa.int64(),
+            [1, 2, 3],
+            2,
+            [1, 2**60, 3, -7],
+            2,
+        ),  # neighbouring whole numbers take a way of their own
         (pa.uint64(), [1, 5, 7], 1, [5, 2**64 - 1, 7, 0], 2),
         (pa.float64(), [0.5, 1.5], 0.5, [1.5, NAN, INF, 0.5], 2),
         (pa.bool_(), [True], True, [True, False], 1),
-        (pa.date32(), [dt.date(2020, 1, 1)], dt.date(2020, 1, 1), [dt.date(2020, 1, 1), dt.date(1915, 1, 1)], 1),
+        (
+            pa.date32(),
+            [dt.date(2020, 1, 1)],
+            dt.date(2020, 1, 1),
+            [dt.date(2020, 1, 1), dt.date(1915, 1, 1)],
+            1,
+        ),
     ],
     ids=str,
 )
-def test_values_outside_the_levels_become_the_other_level(type_, levels, other, values, n_outside, nulls):
-    made = codec(type_, role="privatise", kind="categorical", levels=levels, other=other, nulls=nulls)
+def test_values_outside_the_levels_become_the_other_level(
+    type_, levels, other, values, n_outside, nulls
+):
+    made = codec(
+        type_, role="privatise", kind="categorical", levels=levels, other=other, nulls=nulls
+    )
     array = pa.array(values, type=type_)
-    assert made.decode(made.encode(array)).to_pylist() == [value if value in levels else other for value in values]
+    assert made.decode(made.encode(array)).to_pylist() == [
+        value if value in levels else other for value in values
+    ]
     assert made.n_outside(array) == n_outside
     assert made.n_outside(array.dictionary_encode()) == n_outside
     assert made.n_outside(pa.array(levels, type=type_)) == 0

@@ -24,7 +24,9 @@ FAR = 4.5  # standard errors; with 60 cells, one in 2,500 runs would be beyond
 @pytest.fixture(scope="module")
 def moments() -> dict[str, list[ding_moments.Cell]]:
     cells = list(ding_moments.table(1, 40))
-    return {method: [cell for cell in cells if cell.method == method] for method in ding_moments.METHODS}
+    return {
+        method: [cell for cell in cells if cell.method == method] for method in ding_moments.METHODS
+    }
 
 
 @pytest.mark.parametrize("method", ["Example 2", "NPMLE, ends guessed", "mean", "median"])
@@ -41,9 +43,16 @@ def test_table_2_is_not_met_with_public_bounds_and_is_bettered(moments) -> None:
 
 def test_another_row_s_numbers_would_not_be_met(moments) -> None:
     """The standard errors are small enough to tell the methods apart, at 40 replications."""
-    errors = {method: {(c.moment, c.n_rows, c.share): (c.ours, c.standard_error) for c in cells} for method, cells in moments.items()}
+    errors = {
+        method: {(c.moment, c.n_rows, c.share): (c.ours, c.standard_error) for c in cells}
+        for method, cells in moments.items()
+    }
     for one, other in (("Example 2", "mean"), ("Example 2", "median"), ("mean", "median")):
-        apart = [abs(errors[one][key][0] - errors[other][key][0]) / np.hypot(errors[one][key][1], errors[other][key][1]) for key in errors[one]]
+        apart = [
+            abs(errors[one][key][0] - errors[other][key][0])
+            / np.hypot(errors[one][key][1], errors[other][key][1])
+            for key in errors[one]
+        ]
         assert sum(z > FAR for z in apart) >= CELLS / 2
 
 
@@ -73,12 +82,18 @@ def test_ranges_contain_their_values_and_coverage_is_known() -> None:
     seen = ding_regression.ranges(y, anchors)
     assert ((seen[:, 0] < y) & (y <= seen[:, 1])).all()
     assert ((anchors <= seen[:, :1]) | (anchors >= seen[:, 1:])).all()
-    covered = ding_regression.coverage(rng.uniform(size=100_000), rng.uniform(size=(100_000, 2)).cumsum(axis=1) / 2)
+    covered = ding_regression.coverage(
+        rng.uniform(size=100_000), rng.uniform(size=(100_000, 2)).cumsum(axis=1) / 2
+    )
     assert 1 / 3 < covered < 1
-    assert ding_regression.coverage(np.linspace(0, 1, 1001), np.full((1, 1), 0.5)) == pytest.approx(0.5, abs=1e-3)
+    assert ding_regression.coverage(np.linspace(0, 1, 1001), np.full((1, 1), 0.5)) == pytest.approx(
+        0.5, abs=1e-3
+    )
     assert ding_figures.uniform_coverage(0) == pytest.approx(1 / 3 + 1 / 3)  # E[U² + (1 - U)²]
     drawn = rng.uniform(-2, 3, (200_000, 1))
-    assert ding_figures.uniform_coverage(2) == pytest.approx(ding_regression.coverage(np.linspace(0, 1, 10_001), drawn), abs=2e-3)
+    assert ding_figures.uniform_coverage(2) == pytest.approx(
+        ding_regression.coverage(np.linspace(0, 1, 10_001), drawn), abs=2e-3
+    )
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -144,7 +159,9 @@ def test_life_expectancy_on_a_small_table(tmp_path, capsys) -> None:
     countries(path)
     assert ding_life_expectancy.load(path)[0].shape == (390, 20)
     assert ding_life_expectancy.load(path, "drop")[0].shape == (380, 20)
-    ding_life_expectancy.main(["--input", str(path), "--learners", "LR", "--draws", "2", "--iterations", "20"])
+    ding_life_expectancy.main(
+        ["--input", str(path), "--learners", "LR", "--draws", "2", "--iterations", "20"]
+    )
     lines = capsys.readouterr().out.splitlines()[1:]
     assert [line[:11].split()[1] for line in lines] == ["oracle", "M1", "M1", "M2", "M3"]
     r2 = [float(line.split("|")[1].split()[0]) for line in lines]
@@ -166,7 +183,10 @@ def test_mechanisms_have_the_paper_s_coverages_on_a_standard_table() -> None:
     covered = ding_life_expectancy.coverages(y, rng)
     assert covered["M1 ±½"] == pytest.approx(0.57, abs=0.02)
     assert covered["M1 ±1"] < 0.45
-    assert (covered["M2"], covered["M3"]) == (pytest.approx(0.76, abs=0.02), pytest.approx(0.94, abs=0.02))
+    assert (covered["M2"], covered["M3"]) == (
+        pytest.approx(0.76, abs=0.02),
+        pytest.approx(0.94, abs=0.02),
+    )
 
 
 def test_the_mean_of_uniform_anchors_is_unbiased_with_its_standard_error():

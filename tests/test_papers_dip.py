@@ -12,7 +12,21 @@ import pytest
 from scipy import stats
 
 from pipelines.movielens.recommender import Table as Ratings
-from pipelines.papers.dip import common, figure5, joint, networks, summary, table1, table2, table4, table5, table6, table7, table8, table9
+from pipelines.papers.dip import (
+    common,
+    figure5,
+    joint,
+    networks,
+    summary,
+    table1,
+    table2,
+    table4,
+    table5,
+    table6,
+    table7,
+    table8,
+    table9,
+)
 from pipelines.papers.dip.common import Cell, Row, Table, published
 
 pytestmark = pytest.mark.more
@@ -27,20 +41,29 @@ def of(rows: list[Row], *methods: str) -> list[Row]:
 
 def test_small_table_4_agrees_with_the_paper_and_its_exm_is_resampling() -> None:
     rows = table4.table(100, epsilons=(2.0,)).rows
-    assert all(abs(row.apart) < FAR for row in of(rows, "NP", "DIP", "OPM", "resampling") if row.setting != "Geom(0.2)" or row.method != "OPM")
+    assert all(
+        abs(row.apart) < FAR
+        for row in of(rows, "NP", "DIP", "OPM", "resampling")
+        if row.setting != "Geom(0.2)" or row.method != "OPM"
+    )
     assert all(abs(row.apart) < FAR for row in of(rows, "LRM") if row.setting != "Geom(0.2)")
     assert max(abs(row.apart) for row in of(rows, "EXM")) > 50
     dip, lrm = (of(rows, method) for method in ("DIP", "LRM"))
     assert all(noisy.ours.mean > 1.4 * row.ours.mean for row, noisy in zip(dip, lrm, strict=True))
     assert all(abs(row.optimal.mean / row.ours.mean - 1) < 0.35 for row in dip)
-    assert all(row.ours.mean * 0.7 < row.private.mean < noisy.ours.mean for row, noisy in zip(dip, lrm, strict=True))
+    assert all(
+        row.ours.mean * 0.7 < row.private.mean < noisy.ours.mean
+        for row, noisy in zip(dip, lrm, strict=True)
+    )
 
 
 def test_small_table_5_agrees_with_the_paper() -> None:
     rows = table5.table(60, epsilons=(2.0,)).rows
     assert len(rows) == 16
     assert all(abs(row.apart) < FAR for row in rows)
-    assert all(abs(row.optimal.mean - row.paper.mean) < 6 * row.optimal.error for row in of(rows, "DIP"))
+    assert all(
+        abs(row.optimal.mean - row.paper.mean) < 6 * row.optimal.error for row in of(rows, "DIP")
+    )
     assert all(25 < row.private.mean < 60 for row in of(rows, "DIP"))
 
 
@@ -52,7 +75,9 @@ def test_the_distance_of_table_5_is_scipys() -> None:
 
 def test_the_simulated_salaries_have_the_published_numbers() -> None:
     law, salaries = table7.law(), table7.population()
-    assert (law.mean(), law.std(), law.ppf(0.9)) == pytest.approx((table7.MEAN, table7.DEVIATION, table7.NINTH_DECILE), rel=1e-8)
+    assert (law.mean(), law.std(), law.ppf(0.9)) == pytest.approx(
+        (table7.MEAN, table7.DEVIATION, table7.NINTH_DECILE), rel=1e-8
+    )
     assert len(salaries) == table7.SIZE
     assert salaries.mean() == pytest.approx(table7.MEAN, rel=1e-3)
     assert salaries.std() == pytest.approx(table7.DEVIATION, rel=5e-3)
@@ -61,10 +86,15 @@ def test_the_simulated_salaries_have_the_published_numbers() -> None:
 
 def test_small_table_7_has_the_paper_s_order_and_dip_the_hold_out_s_error() -> None:
     salaries, replicates = table7.population(20_000), 20
-    rows = {row.method: row for row in table7.rows_of(salaries, 1.0, replicates, seed=2, fractions=(0.25,))}
+    rows = {
+        row.method: row
+        for row in table7.rows_of(salaries, 1.0, replicates, seed=2, fractions=(0.25,))
+    }
     dip = rows["DIP, 25 % held out"]
     variation = float(salaries.std() / salaries.mean())
-    independent = 100 * math.sqrt(2 / math.pi) * variation * math.sqrt(0.75 / 5_000 + 1 / 15_000)  # if nothing of a row were left
+    independent = (
+        100 * math.sqrt(2 / math.pi) * variation * math.sqrt(0.75 / 5_000 + 1 / 15_000)
+    )  # if nothing of a row were left
     assert 0.5 * independent < dip.ours.mean < 1.3 * independent
     assert 0.5 * independent < dip.optimal.mean < 1.3 * independent
     assert dip.ours.mean < rows["OPM"].ours.mean < rows["LRM"].ours.mean
@@ -78,7 +108,9 @@ def test_the_chain_keeps_a_joint_law_and_hardly_a_row() -> None:
     assert out.sum() == 1000
     lines = [joint.line("a"), joint.line("b")]
     for channel in ("laplace", "optimal"):
-        released = joint.chain(rows[out], rows[~out], lines, 1.0, channel, np.array([1, 0]), 1, channel)
+        released = joint.chain(
+            rows[out], rows[~out], lines, 1.0, channel, np.array([1, 0]), 1, channel
+        )
         assert np.corrcoef(released.T)[0, 1] == pytest.approx(0.8, abs=0.06)
         assert 0 < np.corrcoef(rows[~out, 0], released[:, 0])[0, 1] < 0.5
 
@@ -103,13 +135,17 @@ def test_entropy_loss_is_zero_at_the_truth_and_grows_away_from_it() -> None:
     assert networks.entropy_loss(np.eye(2), np.diag([1.0, -1.0])) == math.inf
 
 
-def test_the_penalty_of_table_1_is_chosen_by_likelihood_and_a_solver_that_gives_up_is_no_choice() -> None:
+def test_the_penalty_of_table_1_is_chosen_by_likelihood_and_a_solver_that_gives_up_is_no_choice() -> (
+    None
+):
     rng = np.random.default_rng(9)
     sigma = networks.covariance("Chain", 8, rng)
     rows = rng.multivariate_normal(np.zeros(8), sigma, 60)
     chosen = table1.chosen_penalty(rows, 5, 1)
     assert chosen in table1.PENALTIES
-    assert networks.entropy_loss(sigma, table1.precision(rows, chosen)) < networks.entropy_loss(sigma, table1.precision(rows, 5.0))
+    assert networks.entropy_loss(sigma, table1.precision(rows, chosen)) < networks.entropy_loss(
+        sigma, table1.precision(rows, 5.0)
+    )
     assert table1.likelihood(rows, np.full((8, 8), np.nan)) == -math.inf
     assert math.isnan(networks.entropy_loss(sigma, np.full((8, 8), np.nan)))
 
@@ -122,7 +158,9 @@ def test_the_distance_of_table_2_counts_the_intercept() -> None:
 
 
 def test_a_design_of_table_2_is_the_same_for_all_replicates() -> None:
-    one, other = (table2.data(50, 6, common.replicate_rng(1, k), common.replicate_rng(9, 2)) for k in (0, 1))
+    one, other = (
+        table2.data(50, 6, common.replicate_rng(1, k), common.replicate_rng(9, 2)) for k in (0, 1)
+    )
     np.testing.assert_array_equal(one[:, :-1], other[:, :-1])
     assert not np.array_equal(one[:, -1], other[:, -1])
     assert not np.array_equal(one[:, :-1], table2.data(50, 6, common.replicate_rng(1, 0))[:, :-1])
@@ -138,7 +176,9 @@ def test_one_replicate_of_tables_2_and_6_keeps_the_order_of_methods() -> None:
 def test_table_8_measures_divergence_and_regresses() -> None:
     p = np.array([0.1, 0.5, 0.9])
     assert table8.divergence(p, p) == 0
-    assert table8.divergence(np.array([0.5]), np.array([0.25])) == pytest.approx(100 * (0.5 * math.log(2) + 0.5 * math.log(2 / 3)))
+    assert table8.divergence(np.array([0.5]), np.array([0.25])) == pytest.approx(
+        100 * (0.5 * math.log(2) + 0.5 * math.log(2 / 3))
+    )
     rng = np.random.default_rng(7)
     table = rng.integers(0, 2, (20_000, 10)).astype(float)
     table[:, -1] = rng.random(20_000) < 1 / (1 + np.exp(-(table[:, 0] - 0.5)))
@@ -158,14 +198,18 @@ def test_table_8_on_the_bank_s_rows() -> None:
     assert table[:, -1].mean() == pytest.approx(0.1266, abs=1e-3)
     truth = table8.probabilities(table, table8.regressed(table))
     found = table8.one_replicate(table, truth, 1.0, 1, 0)
-    assert max(found[f"laplace {fraction}"] for fraction in table8.FRACTIONS) < 0.6  # the paper's, and the bound, is ten times that
+    assert (
+        max(found[f"laplace {fraction}"] for fraction in table8.FRACTIONS) < 0.6
+    )  # the paper's, and the bound, is ten times that
     assert 3 < found["unmatched 0.25"] < 7
     assert found["laplace 0.25"] < found["private"] < found["NLRM"]
 
 
 def test_the_factors_of_table_9_find_a_product() -> None:
     rng = np.random.default_rng(8)
-    users, movies = (part.ravel() for part in np.meshgrid(np.arange(60), np.arange(40), indexing="ij"))
+    users, movies = (
+        part.ravel() for part in np.meshgrid(np.arange(60), np.arange(40), indexing="ij")
+    )
     truth = (2 + rng.random(60)[users]) * (1 + 0.5 * rng.random(40)[movies])
     seen = Ratings(users=users, movies=movies, ratings=truth, shape=(60, 40))
     assert table9.libmf_rmse(seen, seen, 1) < 0.5 * truth.std()
@@ -180,7 +224,9 @@ def test_cells_have_standard_errors_and_infinite_means_are_said() -> None:
     assert str(Cell.of([2.0])) == "2"
     assert str(Cell(math.inf, math.nan, 3)) == "∞"
     assert published(1.0, 0.0).error == pytest.approx(0.01 / math.sqrt(12))
-    row = Row(setting="s", method="DIP", epsilon=1.0, paper=Cell(1.0, 1.0, 100), ours=Cell(1.5, 1.0, 100))
+    row = Row(
+        setting="s", method="DIP", epsilon=1.0, paper=Cell(1.0, 1.0, 100), ours=Cell(1.5, 1.0, 100)
+    )
     assert row.apart == pytest.approx(0.5 / math.hypot(0.1, 0.1))
     assert Row(setting="s", method="DIP", epsilon=1.0, ours=cell).apart is None
 
@@ -188,7 +234,14 @@ def test_cells_have_standard_errors_and_infinite_means_are_said() -> None:
 def small() -> Table:
     rows = [
         Row(setting="s", method="NP", epsilon=None, ours=Cell(1.0, 0.1, 4)),
-        Row(setting="s", method="DIP", epsilon=1.0, paper=Cell(1.0, 0.1, 100), ours=Cell(1.2, 0.1, 100), private=Cell(2.0, 1.0, 4)),
+        Row(
+            setting="s",
+            method="DIP",
+            epsilon=1.0,
+            paper=Cell(1.0, 0.1, 100),
+            ours=Cell(1.2, 0.1, 100),
+            private=Cell(2.0, 1.0, 4),
+        ),
     ]
     return Table(name="Table 0", title="a trial", unit="nothing", rows=rows, notes=["a note"])
 
@@ -198,7 +251,9 @@ def test_tables_survive_json_and_name_far_cells() -> None:
     assert Table.from_json(table.to_json()) == table
     assert [row.method for row in table.judged()] == ["DIP"]
     assert not table.judged()[0].is_near
-    assert table.verdict().startswith("1 cells of NP and DIP: 0 within 3 combined standard errors, 0 so or within 10 %, 0")
+    assert table.verdict().startswith(
+        "1 cells of NP and DIP: 0 within 3 combined standard errors, 0 so or within 10 %, 0"
+    )
     printed = table.markdown()
     assert "| s | DIP | 1 | 1.000 ± 0.010 | 1.200 ± 0.010 |  | 2.00 ± 0.50 | +14.1 |" in printed
 
@@ -206,13 +261,27 @@ def test_tables_survive_json_and_name_far_cells() -> None:
 def test_a_variant_can_explain_a_cell() -> None:
     paper = Cell(1.0, 0.1, 100)
     rows = [
-        Row(setting="s", method=f"DIP, 25 % held out{variant}", epsilon=epsilon, paper=paper, ours=Cell(mean, 0.1, 100))
-        for epsilon, variant, mean in ((1.0, "", 2.0), (1.0, ", continualised", 1.0), (2.0, "", 1.09), (3.0, "", 2.0))
+        Row(
+            setting="s",
+            method=f"DIP, 25 % held out{variant}",
+            epsilon=epsilon,
+            paper=paper,
+            ours=Cell(mean, 0.1, 100),
+        )
+        for epsilon, variant, mean in (
+            (1.0, "", 2.0),
+            (1.0, ", continualised", 1.0),
+            (2.0, "", 1.09),
+            (3.0, "", 2.0),
+        )
     ]
     table = Table(name="", title="", unit="", rows=rows)
     assert [row.epsilon for row in table.judged()] == [1.0, 2.0, 3.0]
     assert [len(table.variants(row)) for row in table.judged()] == [1, 0, 0]
-    assert "3 cells of NP and DIP: 0 within 3 combined standard errors, 1 so or within 10 %, 2 with the variants" in table.verdict()
+    assert (
+        "3 cells of NP and DIP: 0 within 3 combined standard errors, 1 so or within 10 %, 2 with the variants"
+        in table.verdict()
+    )
 
 
 def test_the_summary_is_made_of_kept_tables(tmp_path) -> None:
@@ -232,7 +301,10 @@ def test_table_3_is_a_digest_of_the_others() -> None:
         for method in ("DIP, 15 % held out", "DIP, 25 % held out", "LRM")
     ]
     digest = summary.table_3({"table7": Table(name="", title="", unit="", rows=rows)})
-    assert [(row.method, row.epsilon) for row in digest.rows] == [("DIP, 25 % held out", 1.0), ("LRM", 1.0)]
+    assert [(row.method, row.epsilon) for row in digest.rows] == [
+        ("DIP, 25 % held out", 1.0),
+        ("LRM", 1.0),
+    ]
 
 
 def test_a_script_prints_and_keeps_its_table(tmp_path, capsys) -> None:
@@ -246,7 +318,13 @@ def test_a_script_prints_and_keeps_its_table(tmp_path, capsys) -> None:
 
 def test_the_picture_of_figure_5_has_a_curve_for_every_law_and_method() -> None:
     rows = [
-        Row(setting=f"{law.label}, n = {n}", method=m, epsilon=1.0, ours=Cell(1000 / n, 1, 4), private=Cell(1, 1, 4) if m == "DIP" else None)
+        Row(
+            setting=f"{law.label}, n = {n}",
+            method=m,
+            epsilon=1.0,
+            ours=Cell(1000 / n, 1, 4),
+            private=Cell(1, 1, 4) if m == "DIP" else None,
+        )
         for law in table4.LAWS
         for n in figure5.SIZES
         for m in table4.METHODS

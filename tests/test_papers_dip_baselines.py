@@ -40,7 +40,9 @@ def test_the_density_of_lrm_changes_by_epsilon_over_the_width_and_by_less_if_clo
         baselines.lrm(np.array([-1.0, 2.1]), 3.0, EPSILON, rng=rng())
 
 
-@pytest.mark.parametrize(("k", "expected"), [(1, 2.0 * 500), (3, 2.0 * 500 ** (1 / 3)), (math.inf, 2.0)])
+@pytest.mark.parametrize(
+    ("k", "expected"), [(1, 2.0 * 500), (3, 2.0 * 500 ** (1 / 3)), (math.inf, 2.0)]
+)
 def test_truncation_has_the_published_rate(k: float, expected: float) -> None:
     assert baselines.truncation(2.0, k, 10_000, 5.0) == pytest.approx(expected)
 
@@ -60,32 +62,55 @@ def test_opm_of_a_moment_cuts_and_then_adds_noise_of_the_cut_range(non_negative:
 def test_opm_of_a_moment_has_expectation_of_the_cut_values_and_its_exact_variance() -> None:
     values = np.array([-9.0, -1.0, 0.5, 40.0])
     bound = baselines.truncation(2.0, 2, 4, 2.0)
-    draws = np.array([baselines.opm_moment(values, 2.0, 2, 2.0, rng=generator).mean() for generator in [rng(4)] for _ in range(20_000)])
+    draws = np.array(
+        [
+            baselines.opm_moment(values, 2.0, 2, 2.0, rng=generator).mean()
+            for generator in [rng(4)]
+            for _ in range(20_000)
+        ]
+    )
     exact = 2 * (2 * bound / 2.0) ** 2 / 4
-    assert draws.mean() == pytest.approx(np.clip(values, -bound, bound).mean(), abs=5 * math.sqrt(exact / len(draws)))
+    assert draws.mean() == pytest.approx(
+        np.clip(values, -bound, bound).mean(), abs=5 * math.sqrt(exact / len(draws))
+    )
     assert draws.var() == pytest.approx(exact, rel=0.06)
 
 
 def test_opm_of_a_ball_is_unbiased_and_stays_on_its_sphere() -> None:
     vector, radius, generator = np.array([0.3, -0.6, 0.9]), 1.5, rng(5)
-    draws = np.array([baselines.opm_ball(vector, radius, EPSILON, rng=generator) for _ in range(20_000)])
+    draws = np.array(
+        [baselines.opm_ball(vector, radius, EPSILON, rng=generator) for _ in range(20_000)]
+    )
     length = radius * baselines.ball_radius(3, EPSILON)
     np.testing.assert_allclose(np.linalg.norm(draws, axis=1), length, rtol=1e-12)
     error = 5 * length / math.sqrt(3 * len(draws))
     np.testing.assert_allclose(draws.mean(axis=0), vector, atol=error)
-    assert np.abs(draws.mean(axis=0) - 1.3 * vector).max() > error  # the test would see a wrong radius
+    assert (
+        np.abs(draws.mean(axis=0) - 1.3 * vector).max() > error
+    )  # the test would see a wrong radius
 
 
 @pytest.mark.parametrize(("d", "exact"), [(1, 1.0), (2, math.pi / 2), (3, 2.0)])
 def test_the_sphere_of_a_ball_has_the_published_radius(d: int, exact: float) -> None:
-    assert baselines.ball_radius(d, EPSILON) == pytest.approx(exact * (math.exp(EPSILON) + 1) / (math.exp(EPSILON) - 1))
-    published = math.sqrt(math.pi) / 2 * d * math.gamma((d - 1) / 2 + 1) / math.gamma(d / 2 + 1) / math.tanh(EPSILON / 2)
+    assert baselines.ball_radius(d, EPSILON) == pytest.approx(
+        exact * (math.exp(EPSILON) + 1) / (math.exp(EPSILON) - 1)
+    )
+    published = (
+        math.sqrt(math.pi)
+        / 2
+        * d
+        * math.gamma((d - 1) / 2 + 1)
+        / math.gamma(d / 2 + 1)
+        / math.tanh(EPSILON / 2)
+    )
     assert baselines.ball_radius(d, EPSILON) == pytest.approx(published)
 
 
 def sides(vector: np.ndarray, generator: np.random.Generator, n: int = 15_000) -> float:
     """Return how often the view of a vector on a line lies on the positive side."""
-    return float(np.mean([baselines.opm_ball(vector, 1.0, EPSILON, rng=generator)[0] > 0 for _ in range(n)]))
+    return float(
+        np.mean([baselines.opm_ball(vector, 1.0, EPSILON, rng=generator)[0] > 0 for _ in range(n)])
+    )
 
 
 def test_opm_on_a_line_is_randomised_response_whose_epsilon_is_exact() -> None:
@@ -95,7 +120,9 @@ def test_opm_on_a_line_is_randomised_response_whose_epsilon_is_exact() -> None:
     error = 5 * math.sqrt(kept * (1 - kept) / 15_000)
     assert sides(np.array([1.0]), rng(6)) == pytest.approx(kept, abs=error)
     assert sides(np.array([-1.0]), rng(7)) == pytest.approx(1 - kept, abs=error)
-    assert sides(np.array([0.5]), rng(8)) == pytest.approx(0.75 * kept + 0.25 * (1 - kept), abs=error)
+    assert sides(np.array([0.5]), rng(8)) == pytest.approx(
+        0.75 * kept + 0.25 * (1 - kept), abs=error
+    )
     assert sides(np.array([0.0]), rng(9)) == pytest.approx(0.5, abs=error)
 
 
@@ -104,7 +131,9 @@ def test_opm_in_the_plane_puts_epsilon_between_its_half_circles_and_nothing_insi
     draws = np.array([baselines.opm_ball(up, 1.0, EPSILON, rng=generator) for _ in range(15_000)])
     upper = draws[draws[:, 1] > 0]
     kept = 1 / (1 + math.exp(-EPSILON))
-    assert len(upper) / len(draws) == pytest.approx(kept, abs=5 * math.sqrt(kept * (1 - kept) / len(draws)))
+    assert len(upper) / len(draws) == pytest.approx(
+        kept, abs=5 * math.sqrt(kept * (1 - kept) / len(draws))
+    )
     angles = np.arctan2(upper[:, 1], upper[:, 0])
     assert stats.kstest(angles, stats.uniform(0, math.pi).cdf).pvalue > TINY
     assert stats.kstest(angles, stats.uniform(0, math.pi * 0.95).cdf).pvalue < TINY
@@ -137,12 +166,17 @@ def test_the_naive_mechanisms_share_epsilon_among_the_columns() -> None:
     assert not laplace_scale_fits(noise[:, 0], 1.0 / EPSILON)
     radii = np.linalg.norm(table, axis=0)
     released = baselines.nopm(table, radii, EPSILON, rng=rng(12))
-    np.testing.assert_allclose(np.linalg.norm(released, axis=0), radii * baselines.ball_radius(20_000, EPSILON / 2))
+    np.testing.assert_allclose(
+        np.linalg.norm(released, axis=0), radii * baselines.ball_radius(20_000, EPSILON / 2)
+    )
 
 
 def test_draws_repeat_with_their_generator() -> None:
     vector = np.array([0.1, 0.2])
-    for draw in (lambda g: baselines.lrm(vector, 1.0, 1.0, rng=g), lambda g: baselines.opm_ball(vector, 1.0, 1.0, rng=g)):
+    for draw in (
+        lambda g: baselines.lrm(vector, 1.0, 1.0, rng=g),
+        lambda g: baselines.opm_ball(vector, 1.0, 1.0, rng=g),
+    ):
         assert draw(rng(13)).tolist() == draw(rng(13)).tolist() != draw(rng(14)).tolist()
 
 

@@ -25,7 +25,10 @@ UNIFORM = {"name": "uniform", "loc": 0.0, "scale": 1.0}
 KNOWN = {"x": {"probabilities": [0.2, 0.3, 0.5]}, "c": {"probabilities": [0.5, 0.5]}, "y": UNIFORM}
 HOLDOUT = {"kind": "holdout", "fraction": 0.5}
 CASE1 = {"design": "case1", "anchors": UNIFORM}
-RANGES = {"x": {"design": "case1", "anchors": {"name": "uniform", "loc": 0.0, "scale": 4.0}}, "y": CASE1}
+RANGES = {
+    "x": {"design": "case1", "anchors": {"name": "uniform", "loc": 0.0, "scale": 4.0}},
+    "y": CASE1,
+}
 
 REFERENCES = {
     "holdout": dpdask.Holdout,
@@ -85,7 +88,13 @@ COUNTS: list[dict[str, Any]] = [
     {"bins": {"y": [0.5, "a"]}},
     {"unit": {"column": "y", "max_rows": 2}},
 ]
-HISTOGRAM: list[dict[str, Any]] = [*COUNTS, {"threshold": "low"}, {"factor": 0.0}, {"factor": -1.0}, {"bins": "rule", "adjacency": "add-remove"}]
+HISTOGRAM: list[dict[str, Any]] = [
+    *COUNTS,
+    {"threshold": "low"},
+    {"factor": 0.0},
+    {"factor": -1.0},
+    {"bins": "rule", "adjacency": "add-remove"},
+]
 MARGINALS: list[dict[str, Any]] = [
     *COUNTS,
     {"cliques": []},
@@ -134,10 +143,25 @@ SCHEMAS = {"dip": COLUMNS, "interval": refusing(NUMBERS)}
 def job_of(kind: str, changes: dict[str, Any], folder: Path) -> Any:
     """Load a job with wrong parameters."""
     (folder / "in").mkdir()
-    promised = {"epsilon": 1.0, "delta": 0, "adjacency": "replace-one", "unit": "row"} | {k: v for k, v in changes.items() if k in PROMISE}
-    mechanism = {"kind": kind, **DEFAULTS[kind], **{k: v for k, v in changes.items() if k not in PROMISE}}
+    promised = {"epsilon": 1.0, "delta": 0, "adjacency": "replace-one", "unit": "row"} | {
+        k: v for k, v in changes.items() if k in PROMISE
+    }
+    mechanism = {
+        "kind": kind,
+        **DEFAULTS[kind],
+        **{k: v for k, v in changes.items() if k not in PROMISE},
+    }
     privacy = None if kind == "interval" else promised
-    return load(write_job(folder / "job", folder / "in", folder / "out", schema=SCHEMAS.get(kind, COUNTED), mechanism=mechanism, privacy=privacy))
+    return load(
+        write_job(
+            folder / "job",
+            folder / "in",
+            folder / "out",
+            schema=SCHEMAS.get(kind, COUNTED),
+            mechanism=mechanism,
+            privacy=privacy,
+        )
+    )
 
 
 def python_of(kind: str, changes: dict[str, Any]) -> Any:
@@ -152,7 +176,9 @@ def python_of(kind: str, changes: dict[str, Any]) -> Any:
         given["unit"] = dpdask.UnitColumn(**given["unit"])
     if kind == "dip":
         named = given["reference"]
-        given["reference"] = REFERENCES[named["kind"]](**{key: value for key, value in named.items() if key != "kind"})
+        given["reference"] = REFERENCES[named["kind"]](
+            **{key: value for key, value in named.items() if key != "kind"}
+        )
         return dpdask.DIP(schema, **given)
     if kind == "copula":
         return dpdask.GaussianCopula(schema, **given.pop("weights", {}), **given)
@@ -165,7 +191,9 @@ def words(text: str | None) -> str:
 
 
 @pytest.mark.parametrize(("kind", "changes"), CASES, ids=lambda value: str(value)[:70])
-def test_a_job_and_a_python_class_refuse_the_same(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_job_and_a_python_class_refuse_the_same(
+    kind: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
     with pytest.raises(SpecError) as by_job:
         job_of(kind, changes, tmp_path)
     with pytest.raises(SpecError) as by_class:

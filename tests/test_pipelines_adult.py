@@ -45,9 +45,16 @@ def table(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def rows(table, tmp_path_factory) -> dict[str, dict]:
     path = tmp_path_factory.mktemp("json") / "rows.json"
-    compare.main(["--input", table, "--seeds", "1", "--seed", "3", "--queries", "200", "--json", str(path)])
+    compare.main(
+        ["--input", table, "--seeds", "1", "--seed", "3", "--queries", "200", "--json", str(path)]
+    )
     document = json.loads(path.read_text(encoding="utf-8"))
-    assert (document["n_rows"], document["n_levels"], document["n_queries"][2], document["insecure_seed"]) == (600, 194, 200, 3)
+    assert (
+        document["n_rows"],
+        document["n_levels"],
+        document["n_queries"][2],
+        document["insecure_seed"],
+    ) == (600, 194, 200, 3)
     return {row["name"]: row for row in document["rows"]}
 
 
@@ -55,10 +62,15 @@ def test_every_row_is_there_and_is_sane(rows) -> None:
     assert len(rows) == 23
     for name, row in rows.items():
         assert set(row["one_way"]) == {"average", "maximum"}, name
-        assert all(a <= b for a, b in zip(row["two_way"]["average"], row["two_way"]["maximum"], strict=True)), name
+        assert all(
+            a <= b
+            for a, b in zip(row["two_way"]["average"], row["two_way"]["maximum"], strict=True)
+        ), name
         assert (row["three_way"] is None) == ("tables" in name), name
     for name in ("ours", "bootstrap"):
-        assert all(row["valid_share"] == 1 for key, row in rows.items() if key.strip("*").startswith(name))
+        assert all(
+            row["valid_share"] == 1 for key, row in rows.items() if key.strip("*").startswith(name)
+        )
     assert rows["*not private:* independent columns (no-cor)"]["one_way"]["maximum"][-1] == 0
     assert rows["*not private:* the paper's copula (cop)"]["valid_share"] < 0.5
 
@@ -66,15 +78,32 @@ def test_every_row_is_there_and_is_sane(rows) -> None:
 def test_rows_stand_as_their_noise_says(rows) -> None:
     variation = {name: row["mean_total_variation"] for name, row in rows.items()}
     floor = variation["*not private:* bootstrap resample, the floor"]
-    assert all(value > floor for name, value in variation.items() if "ours" in name or "dpc" in name)
+    assert all(
+        value > floor for name, value in variation.items() if "ours" in name or "dpc" in name
+    )
     for what in ("our noisy tables alone", "the paper's Laplace answers (Lap)"):
         assert variation[f"{what}, replace-one"] > variation[f"{what}, add-remove"]
-    assert variation["our tables without their noise, as the fit believes them, add-remove"] < variation["our noisy tables alone, add-remove"]
+    assert (
+        variation["our tables without their noise, as the fit believes them, add-remove"]
+        < variation["our noisy tables alone, add-remove"]
+    )
 
 
 def test_a_seed_gives_the_same_errors_and_none_gives_others(table, capsys) -> None:
     def errors(*seed: str) -> list[str]:
-        compare.main(["--input", table, "--seeds", "1", *seed, "--queries", "50", "--rows", "our noisy tables"])
+        compare.main(
+            [
+                "--input",
+                table,
+                "--seeds",
+                "1",
+                *seed,
+                "--queries",
+                "50",
+                "--rows",
+                "our noisy tables",
+            ]
+        )
         printed = capsys.readouterr().out
         assert ("INSECURE" in printed) == bool(seed)
         return [line for line in printed.splitlines() if line.startswith("| our noisy")]
@@ -96,6 +125,23 @@ def test_the_real_tables_are_released_well(pipeline, tmp_path) -> None:
         pytest.skip(f"{table} is not there: fetch it, or name its folder in DPDASK_DATA")
     job, path = PIPELINES / pipeline / "job.yaml", tmp_path / "rows.json"
     names = ["**ours**, add-remove", "no-cor", "bootstrap"]
-    compare.main(["--job", str(job), "--input", str(table), "--seeds", "1", "--seed", "1", "--rows", *names, "--json", str(path)])
-    ours, independent, floor = (row["mean_total_variation"] for row in json.loads(path.read_text(encoding="utf-8"))["rows"])
+    compare.main(
+        [
+            "--job",
+            str(job),
+            "--input",
+            str(table),
+            "--seeds",
+            "1",
+            "--seed",
+            "1",
+            "--rows",
+            *names,
+            "--json",
+            str(path),
+        ]
+    )
+    ours, independent, floor = (
+        row["mean_total_variation"] for row in json.loads(path.read_text(encoding="utf-8"))["rows"]
+    )
     assert floor < ours < 0.6 * independent

@@ -17,10 +17,16 @@ DATA = Path(os.environ.get("DPDASK_DATA", FOLDER.parents[1] / "data"))
 
 
 def figures(printed: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines() if line.startswith(("| laplace", "| optimal"))]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in printed.splitlines()
+        if line.startswith(("| laplace", "| optimal"))
+    ]
 
 
-def test_a_small_table_is_released_and_a_seed_repeats_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_table_is_released_and_a_seed_repeats_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rng = np.random.default_rng(1)
     trait = rng.random(3_000)
     columns: dict[str, np.ndarray] = {}
@@ -34,7 +40,9 @@ def test_a_small_table_is_released_and_a_seed_repeats_it(tmp_path: Path, capsys:
     pd.DataFrame(columns).to_parquet(path)
 
     def rows(*more: str) -> list[list[str]]:
-        tree.main(["--input", str(path), "--runs", "1", "--channels", "laplace", "--deltas", "0", *more])
+        tree.main(
+            ["--input", str(path), "--runs", "1", "--channels", "laplace", "--deltas", "0", *more]
+        )
         return figures(capsys.readouterr().out)
 
     first, second = rows("--shares", "0.1", "0.9", "--epsilon", "10", "--seed", "1")
@@ -50,7 +58,22 @@ def test_the_real_table_is_released_as_near_as_is_asked(capsys: pytest.CaptureFi
     table = DATA / "adult.parquet"
     if not table.exists():
         pytest.skip(f"{table} is not there: fetch it, or name its folder in DPDASK_DATA")
-    tree.main(["--input", str(table), "--runs", "2", "--channels", "laplace", "--deltas", str(2.0**-30), "--shares", "0.5", "--seed", "1"])
+    tree.main(
+        [
+            "--input",
+            str(table),
+            "--runs",
+            "2",
+            "--channels",
+            "laplace",
+            "--deltas",
+            str(2.0**-30),
+            "--shares",
+            "0.5",
+            "--seed",
+            "1",
+        ]
+    )
     [row] = figures(capsys.readouterr().out)
     assert float(row[3]) <= 0.05
     assert float(row[9]) <= 2.0

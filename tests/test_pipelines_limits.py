@@ -15,7 +15,18 @@ def test_the_script_measures_each_side(tmp_path: Path, monkeypatch: pytest.Monke
     pytest.importorskip("polars")
     pytest.importorskip("duckdb")
     monkeypatch.setattr("pyarrow.set_cpu_count", lambda _: None)
-    limits.main(["--rows", "2000", "--rounds", "1", "--folder", str(tmp_path), "--json", str(tmp_path / "out.json")])
+    limits.main(
+        [
+            "--rows",
+            "2000",
+            "--rounds",
+            "1",
+            "--folder",
+            str(tmp_path),
+            "--json",
+            str(tmp_path / "out.json"),
+        ]
+    )
     found = json.loads((tmp_path / "out.json").read_text())
     assert list(found["of_pyarrow"]) == list(limits.SIDES)
     assert found["of_pyarrow"]["pyarrow"] == 1.0

@@ -61,14 +61,21 @@ def test_correlations_print_a_table_and_json(capsys) -> None:
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 16
 
 
-def made(n_users: int = 150, n_movies: int = 60, share: float = 0.5, seed: int = 3) -> recommender.Table:
+def made(
+    n_users: int = 150, n_movies: int = 60, share: float = 0.5, seed: int = 3
+) -> recommender.Table:
     """Return whole ratings of mean, biases and two factors."""
     rng = np.random.default_rng(seed)
     users, movies = np.nonzero(rng.random((n_users, n_movies)) < share)
     signal = 3.4 + rng.normal(0, 0.4, n_users)[users] + rng.normal(0, 0.5, n_movies)[movies]
-    signal += 0.7 * (rng.normal(size=(n_users, 2))[users] * rng.normal(size=(n_movies, 2))[movies]).sum(axis=1)
+    signal += 0.7 * (
+        rng.normal(size=(n_users, 2))[users] * rng.normal(size=(n_movies, 2))[movies]
+    ).sum(axis=1)
     return recommender.Table(
-        users=users, movies=movies, ratings=np.clip(np.rint(signal + rng.normal(0, 0.4, len(users))), 1, 5), shape=(n_users, n_movies)
+        users=users,
+        movies=movies,
+        ratings=np.clip(np.rint(signal + rng.normal(0, 0.4, len(users))), 1, 5),
+        shape=(n_users, n_movies),
     )
 
 
@@ -79,7 +86,10 @@ def test_alternating_least_squares_solves_each_ridge_regression() -> None:
     recommender.solve_side(*recommender.grouped(keys, others, values, 6), solved, fixed, 0.7)
     for key in range(5):
         design = fixed[others[keys == key]]
-        np.testing.assert_allclose(solved[key], np.linalg.solve(design.T @ design + 0.7 * np.eye(3), design.T @ values[keys == key]))
+        np.testing.assert_allclose(
+            solved[key],
+            np.linalg.solve(design.T @ design + 0.7 * np.eye(3), design.T @ values[keys == key]),
+        )
     np.testing.assert_array_equal(solved[5], 0.0)  # rated nothing
 
 
@@ -102,12 +112,17 @@ def test_released_codes_follow_the_channel() -> None:
     np.testing.assert_allclose(found, matrix, atol=0.015)
 
 
-def test_pseudo_ratings_are_unbiased_where_the_channel_allows_and_moderate_where_it_does_not() -> None:
+def test_pseudo_ratings_are_unbiased_where_the_channel_allows_and_moderate_where_it_does_not() -> (
+    None
+):
     mild = 0.6 * np.eye(5) + 0.08
     np.testing.assert_allclose(mild @ recommender.pseudo_ratings(mild), recommender.RATINGS)
     law = np.array([0.056, 0.108, 0.261, 0.349, 0.226])
     law /= law.sum()
-    for matrix in (laplace(law, 1.0, ordered=True).matrix, optimal(law, 1.0, (recommender.RATINGS[:, None] - recommender.RATINGS) ** 2).matrix):
+    for matrix in (
+        laplace(law, 1.0, ordered=True).matrix,
+        optimal(law, 1.0, (recommender.RATINGS[:, None] - recommender.RATINGS) ** 2).matrix,
+    ):
         g = recommender.pseudo_ratings(matrix)
         assert law @ g == pytest.approx(law @ recommender.RATINGS)
         assert np.abs(g - law @ g).max() < 10
@@ -120,14 +135,22 @@ def test_noisy_histograms_are_probabilities_with_the_noise_they_should_have() ->
     assert (draws >= 0).all()
     q = np.exp(-0.5)
     law = recommender.shares(table)
-    expected = np.sqrt(2 * q / (1 - q) ** 2 * ((1 - law) ** 2 + law**2 * 4)) / len(table.ratings)  # the sum is noisy too
+    expected = np.sqrt(2 * q / (1 - q) ** 2 * ((1 - law) ** 2 + law**2 * 4)) / len(
+        table.ratings
+    )  # the sum is noisy too
     np.testing.assert_allclose(draws.std(axis=0), expected, rtol=0.15)
 
 
 def test_the_experiment_runs_on_a_file_and_reports(tmp_path: Path, capsys) -> None:
     table = made()
     path = tmp_path / "ratings.parquet"
-    pd.DataFrame({"UserID": table.users + 1, "MovieID": 3 * table.movies, "Rating": table.ratings.astype("int8")}).to_parquet(path)
+    pd.DataFrame(
+        {
+            "UserID": table.users + 1,
+            "MovieID": 3 * table.movies,
+            "Rating": table.ratings.astype("int8"),
+        }
+    ).to_parquet(path)
     recommender.main([str(path), "--epsilons", "4", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert len(found["results"]) == 10
@@ -138,14 +161,19 @@ def test_the_experiment_runs_on_a_file_and_reports(tmp_path: Path, capsys) -> No
         assert (row["excess"] > 0) == (channel != "none")
     assert by["holdout", "optimal", True]["excess"] < by["holdout", "laplace", False]["excess"]
     [summary] = found["acceptance"]
-    assert summary["closed"] == pytest.approx(1 - by["holdout", "optimal", True]["excess"] / by["holdout", "laplace", False]["excess"])
+    assert summary["closed"] == pytest.approx(
+        1 - by["holdout", "optimal", True]["excess"] / by["holdout", "laplace", False]["excess"]
+    )
     recommender.main([str(path), "--epsilons", "3", "--rows", "1500"])
     assert "optimal + debias closes" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif("DPDASK_ML_1M" not in os.environ, reason="DPDASK_ML_1M names no MovieLens-1M ratings file, which may not be passed on")
+@pytest.mark.skipif(
+    "DPDASK_ML_1M" not in os.environ,
+    reason="DPDASK_ML_1M names no MovieLens-1M ratings file, which may not be passed on",
+)
 def test_the_recommender_on_movielens_1m_keeps_its_promise(capsys) -> None:
     recommender.main([os.environ["DPDASK_ML_1M"], "--epsilons", "1", "4", "--json"])
     low, high = json.loads(capsys.readouterr().out)["acceptance"]

@@ -36,7 +36,10 @@ def job(tmp_path: Path) -> Path:
     columns["c"][columns["b"] == 0] = 1  # some pairs of levels are impossible
     frame = pd.DataFrame(columns).assign(e=np.where(columns["e"] > 1, "high", "low"))
     frame.to_parquet(tmp_path / "table.parquet", index=False)
-    roles = [f"  {name}: {{role: privatise, kind: categorical, levels: {list(range(LEVELS))}}}" for name in "abcd"]
+    roles = [
+        f"  {name}: {{role: privatise, kind: categorical, levels: {list(range(LEVELS))}}}"
+        for name in "abcd"
+    ]
     (tmp_path / "schema.yaml").write_text("\n".join(["columns:", *roles, "  e: {role: drop}"]))
     (tmp_path / "job.yaml").write_text(JOB)
     return tmp_path / "job.yaml"
@@ -45,13 +48,24 @@ def job(tmp_path: Path) -> Path:
 def compare(job: Path, *options: str) -> dict[str, object]:
     folder = job.parent
     said = folder / "peers.json"
-    where = ["--job", str(job), "--input", str(folder / "table.parquet"), "--work", str(folder / "work"), "--json", str(said)]
+    where = [
+        "--job",
+        str(job),
+        "--input",
+        str(folder / "table.parquet"),
+        "--work",
+        str(folder / "work"),
+        "--json",
+        str(said),
+    ]
     peers.main([*where, "--seeds", "1", "--seed", "5", *options])
     return json.loads(said.read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow
-def test_the_floor_beats_the_copula_and_the_copula_independent_columns(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_floor_beats_the_copula_and_the_copula_independent_columns(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = compare(job, "--target", "e=high")
     methods = found["rows"][0]["methods"]
     best, copula, worst = (methods[name]["medians"] for name in ("floor", "dpdask", "independent"))
@@ -68,7 +82,10 @@ def test_the_floor_beats_the_copula_and_the_copula_independent_columns(job: Path
     assert 0.15 < found["n_held_out"] / 8000 < 0.25
 
     peers_of_others = [name for name, source in peers.METHODS.items() if source is not None]
-    assert all(methods[name]["status"] == "not run" and methods[name]["runs"] == [] for name in peers_of_others)
+    assert all(
+        methods[name]["status"] == "not run" and methods[name]["runs"] == []
+        for name in peers_of_others
+    )
     printed = capsys.readouterr().out
     assert printed.count("| not run |") == len(peers_of_others)
 
@@ -89,12 +106,25 @@ def test_a_peer_that_fails_or_takes_too_long_is_listed_so(job: Path, tmp_path: P
     copy = tmp_path / "private-pgm"
     (copy / "src" / "mbi").mkdir(parents=True)
     (copy / "src" / "mbi" / "__init__.py").write_text("import time\ntime.sleep(60)\n")
-    options = ("--private-pgm", str(copy), "--private-pgm-python", sys.executable, "--methods", "mst")
+    options = (
+        "--private-pgm",
+        str(copy),
+        "--private-pgm-python",
+        sys.executable,
+        "--methods",
+        "mst",
+    )
     methods = compare(job, *options, "--limit", "2")["rows"][0]["methods"]
     assert methods["mst"]["status"] == "did not finish in 2 s"
     assert methods["mst"]["costs"]["wall_seconds"] < 30
     assert methods["dpdask"]["status"] == "not run"
 
     (copy / "src" / "mbi" / "__init__.py").write_text("raise ValueError('no such thing')\n")
-    assert compare(job, *options, "--limit", "1")["rows"][0]["methods"]["mst"]["status"] == "did not finish in 2 s"
-    assert compare(job, *options)["rows"][0]["methods"]["mst"]["status"] == "failed: ValueError: no such thing"
+    assert (
+        compare(job, *options, "--limit", "1")["rows"][0]["methods"]["mst"]["status"]
+        == "did not finish in 2 s"
+    )
+    assert (
+        compare(job, *options)["rows"][0]["methods"]["mst"]["status"]
+        == "failed: ValueError: no such thing"
+    )

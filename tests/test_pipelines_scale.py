@@ -14,8 +14,18 @@ pytestmark = pytest.mark.more
 
 
 def run_of(n: int, driver: float, scheduler: float) -> dict[str, Any]:
-    found = {"fragments": n, "driver_ms_each": driver, "scheduler_ms_each": scheduler, "milliseconds_each": driver + scheduler}
-    return found | {"driver_mib": 300.0, "driver_kib_each": 2.0, "scheduler_mib": 200.0, "scheduler_kib_each": 0.0}
+    found = {
+        "fragments": n,
+        "driver_ms_each": driver,
+        "scheduler_ms_each": scheduler,
+        "milliseconds_each": driver + scheduler,
+    }
+    return found | {
+        "driver_mib": 300.0,
+        "driver_kib_each": 2.0,
+        "scheduler_mib": 200.0,
+        "scheduler_kib_each": 0.0,
+    }
 
 
 def test_the_exponent_is_the_growth_of_the_costs() -> None:
@@ -28,18 +38,32 @@ def test_the_exponent_is_the_growth_of_the_costs() -> None:
 def test_costs_of_a_small_table_are_taken_off() -> None:
     def used(seconds: float, mib: float) -> dict[str, Any]:
         driver = {"seconds": seconds, "mib": mib, "stages": {}, "shards": 1}
-        return {"driver": driver, "scheduler": seconds, "workers": seconds, "wall": seconds, "scheduler_mib": mib}
+        return {
+            "driver": driver,
+            "scheduler": seconds,
+            "workers": seconds,
+            "wall": seconds,
+            "scheduler_mib": mib,
+        }
 
     found = scale.summarise(1000 + scale.WARM, used(2.0, 100.0), used(3.0, 101.0))
-    assert (found["driver_ms_each"], found["scheduler_ms_each"], found["milliseconds_each"]) == (1.0, 1.0, 2.0)
+    assert (found["driver_ms_each"], found["scheduler_ms_each"], found["milliseconds_each"]) == (
+        1.0,
+        1.0,
+        2.0,
+    )
     assert found["driver_kib_each"] == 1.024
 
 
 def test_the_simulation_waits_for_the_slowest() -> None:
-    slow = scale.simulate(run_of(1000, 0.1, 2.0), n_fragments=20_000, n_workers=100, seconds_each=0.01)
+    slow = scale.simulate(
+        run_of(1000, 0.1, 2.0), n_fragments=20_000, n_workers=100, seconds_each=0.01
+    )
     assert slow["others_wait_for"] == "scheduler"
     assert slow["hours"] == pytest.approx(slow["scheduler_hours"], rel=0.05)
-    long = scale.simulate(run_of(1000, 0.1, 0.2), n_fragments=20_000, n_workers=100, seconds_each=1.0)
+    long = scale.simulate(
+        run_of(1000, 0.1, 0.2), n_fragments=20_000, n_workers=100, seconds_each=1.0
+    )
     assert long["others_wait_for"] == "workers"
     assert long["hours"] == pytest.approx(scale.PASSES * 20_000 / 100 / 3600, rel=0.05)
     assert long["share_of_time_that_workers_work"] > 0.95
@@ -51,7 +75,19 @@ def test_the_simulation_waits_for_the_slowest() -> None:
 
 @pytest.mark.slow
 def test_the_script_measures_a_small_table(tmp_path: Path) -> None:
-    scale.main(["--fragments", "80", "120", "--workers", "1", "--folder", str(tmp_path), "--json", str(tmp_path / "out.json")])
+    scale.main(
+        [
+            "--fragments",
+            "80",
+            "120",
+            "--workers",
+            "1",
+            "--folder",
+            str(tmp_path),
+            "--json",
+            str(tmp_path / "out.json"),
+        ]
+    )
     found = json.loads((tmp_path / "out.json").read_text())
     assert [run["fragments"] for run in found["runs"]] == [80, 120]
     assert all(run["shards"] >= run["fragments"] - 10 for run in found["runs"])

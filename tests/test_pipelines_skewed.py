@@ -13,7 +13,18 @@ from pipelines.benchmarks import skewed
 
 def test_the_script_measures_each_column_and_mechanism(tmp_path: Path) -> None:
     skewed.simulate(40_000).to_parquet(tmp_path / "in.parquet")
-    skewed.main(["--input", str(tmp_path / "in.parquet"), "--runs", "1", "--seed", "3", "--json", str(tmp_path / "out.json")])
+    skewed.main(
+        [
+            "--input",
+            str(tmp_path / "in.parquet"),
+            "--runs",
+            "1",
+            "--seed",
+            "3",
+            "--json",
+            str(tmp_path / "out.json"),
+        ]
+    )
     found = json.loads((tmp_path / "out.json").read_text())
     assert [(row["column"], row["mechanism"]) for row in found["rows"]] == [
         (column, mechanism) for mechanism in skewed.MECHANISMS for column in ("amount", "visits")
@@ -38,8 +49,12 @@ def test_what_is_asked_for_depends_on_the_rows_and_the_unit() -> None:
     assert not skewed.is_met({**found, "zeros": 0.02}, None, 41_000)
 
 
-def test_tables_of_a_folder_are_read_as_far_as_they_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pd.DataFrame({"ArrDelay": [1.0, None], "DepDelay": [2.0, 3.0], "Date": "x"}).to_parquet(tmp_path / "hflights_2011.parquet")
+def test_tables_of_a_folder_are_read_as_far_as_they_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pd.DataFrame({"ArrDelay": [1.0, None], "DepDelay": [2.0, 3.0], "Date": "x"}).to_parquet(
+        tmp_path / "hflights_2011.parquet"
+    )
     monkeypatch.setenv("DPDASK_DATA", str(tmp_path))
     [(name, frame)] = skewed.read_tables(None, None)
     assert name == "hflights_2011"

@@ -23,9 +23,7 @@ from dpdask.jobs.run import run_job
 
 RATING = {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]}
 KNOWN = dpdask.Known(columns={"rating": {"probabilities": [0.2] * 5}})
-REFUSED = (
-    r"its index would be published, but is neither row numbers \(a RangeIndex\) nor one column that the schema declares.*reset_index\(drop=True\)"
-)
+REFUSED = r"its index would be published, but is neither row numbers \(a RangeIndex\) nor one column that the schema declares.*reset_index\(drop=True\)"
 PLANTED = "planted-secret-name"
 
 
@@ -38,11 +36,18 @@ def dip(reference: Any, **columns: Any) -> dpdask.DIP:
 
 
 def ranges(**columns: Any) -> dpdask.IntervalMechanism:
-    return dpdask.IntervalMechanism(schema(**columns), columns={"rating": {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 6}}})
+    return dpdask.IntervalMechanism(
+        schema(**columns),
+        columns={
+            "rating": {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 6}}
+        },
+    )
 
 
 def rows(n: int = 600, index: Any = None) -> pd.DataFrame:
-    return pd.DataFrame({"rating": np.random.default_rng(3).choice([1, 2, 3, 4, 5], n)}, index=index)
+    return pd.DataFrame(
+        {"rating": np.random.default_rng(3).choice([1, 2, 3, 4, 5], n)}, index=index
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +59,19 @@ def client(two_workers: LocalCluster) -> Any:
 NUMBERS = 123_456_789 + 7919 * np.random.default_rng(0).permutation(600)  # as of insured people
 
 
-@pytest.mark.parametrize("reference", [KNOWN, dpdask.Histogram(), dpdask.Holdout(fraction=0.25), dpdask.Public()], ids=lambda each: each.kind)
+@pytest.mark.parametrize(
+    "reference",
+    [KNOWN, dpdask.Histogram(), dpdask.Holdout(fraction=0.25), dpdask.Public()],
+    ids=lambda each: each.kind,
+)
 def test_an_index_that_nobody_declared_is_refused(reference: Any) -> None:
     table = rows(index=pd.Index(NUMBERS))
-    for frame in (table, rows()[rows()["rating"] > 2], rows().sample(frac=1, random_state=1), rows().astype({"rating": "int64"}).set_axis(NUMBERS)):
+    for frame in (
+        table,
+        rows()[rows()["rating"] > 2],
+        rows().sample(frac=1, random_state=1),
+        rows().astype({"rating": "int64"}).set_axis(NUMBERS),
+    ):
         with pytest.raises(dpdask.DataError, match=REFUSED) as caught:
             dip(reference).fit(frame)
         assert "123456789" not in str(caught.value)
@@ -86,12 +100,21 @@ def test_every_partition_s_own_index_is_looked_at(client: Client) -> None:
     whole = dd.from_pandas(rows(), npartitions=3)
     hidden = whole.map_partitions(lambda part: part.set_axis(NUMBERS[: len(part)]), meta=rows(0))
     named = whole.map_partitions(lambda part: part.rename_axis("person"), meta=rows(0))
-    for frame in (dd.from_pandas(rows(index=pd.Index(np.sort(NUMBERS))), npartitions=3), whole[whole["rating"] > 2], hidden, named):
+    for frame in (
+        dd.from_pandas(rows(index=pd.Index(np.sort(NUMBERS))), npartitions=3),
+        whole[whole["rating"] > 2],
+        hidden,
+        named,
+    ):
         for scheduler in ("synchronous", "threads", client):
             with pytest.raises(dpdask.DataError, match=REFUSED) as caught:
                 lazily(frame).compute(scheduler=scheduler)
             assert "123456789" not in str(caught.value)
-        for reference in (dpdask.Histogram(), dpdask.Tree(), dpdask.Holdout(fraction=0.25)):  # at the barrier, before ε is spent
+        for reference in (
+            dpdask.Histogram(),
+            dpdask.Tree(),
+            dpdask.Holdout(fraction=0.25),
+        ):  # at the barrier, before ε is spent
             if frame is not named:
                 with pytest.raises(dpdask.DataError, match=REFUSED):
                     dip(reference).fit(frame)
@@ -106,9 +129,14 @@ def test_the_usual_ways_to_a_dask_frame_are_usable(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         for number in range(3):
             if table is None:
-                rows().iloc[200 * number : 200 * (number + 1)].to_parquet(tmp_path / name / f"part.{number}.parquet")
+                rows().iloc[200 * number : 200 * (number + 1)].to_parquet(
+                    tmp_path / name / f"part.{number}.parquet"
+                )
             else:
-                pq.write_table(pa.Table.from_pandas(table.head(200), preserve_index=False), tmp_path / name / f"part.{number}.parquet")
+                pq.write_table(
+                    pa.Table.from_pandas(table.head(200), preserve_index=False),
+                    tmp_path / name / f"part.{number}.parquet",
+                )
     rows().to_csv(tmp_path / "rows.csv", index=False)
     frame = dd.from_pandas(rows(), npartitions=3)
     with dask.config.set(scheduler="synchronous"):
@@ -145,10 +173,17 @@ def carried(frame: Any) -> set[int]:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", ["category", "dictionary", "index"])
 @pytest.mark.parametrize("bounded", [False, True], ids=["holdout", "unit"])
-def test_categories_of_rows_that_are_not_released_do_not_come_along(bounded: bool, dtype: str, client: Client) -> None:
+def test_categories_of_rows_that_are_not_released_do_not_come_along(
+    bounded: bool, dtype: str, client: Client
+) -> None:
     table = people().assign(user=np.arange(600) % 100)
     if dtype == "dictionary":
-        table["name"] = table["name"].astype(str).astype(pd.ArrowDtype(pa.string())).astype(pd.ArrowDtype(pa.dictionary(pa.int32(), pa.string())))
+        table["name"] = (
+            table["name"]
+            .astype(str)
+            .astype(pd.ArrowDtype(pa.string()))
+            .astype(pd.ArrowDtype(pa.dictionary(pa.int32(), pa.string())))
+        )
     if dtype == "index":
         table = table.set_index("name")
         assert isinstance(table.index, pd.CategoricalIndex)
@@ -159,14 +194,23 @@ def test_categories_of_rows_that_are_not_released_do_not_come_along(bounded: boo
     frame = dd.from_pandas(table, npartitions=3, sort=False)
     lazy = made.fit(frame).transform(frame)
     assert carried(lazy._meta) == set()
-    for found in (released, lazy.compute(scheduler="threads"), lazy.compute(scheduler=client), lazy.partitions[1].compute(scheduler="synchronous")):
+    for found in (
+        released,
+        lazy.compute(scheduler="threads"),
+        lazy.compute(scheduler=client),
+        lazy.partitions[1].compute(scheduler="synchronous"),
+    ):
         names = pd.Series(found.index) if dtype == "index" else found["name"]
         shown = {int(str(name)[-4:]) for name in names}
         assert len(shown) == len(found) < 600
         assert carried(found) == shown
         assert not isinstance(names.dtype, pd.CategoricalDtype)
     plain = lazy.compute(scheduler="synchronous")
-    assert plain.dtypes.astype(str).to_dict() == lazy.dtypes.astype(str).to_dict() == released.dtypes.astype(str).to_dict()
+    assert (
+        plain.dtypes.astype(str).to_dict()
+        == lazy.dtypes.astype(str).to_dict()
+        == released.dtypes.astype(str).to_dict()
+    )
 
 
 OBJECTS: dict[str, Any] = {
@@ -183,41 +227,66 @@ def nested(kind: str) -> Any:
     names = [f"{PLANTED}-{number:04d}" for number in range(600)]
     ends, words = pa.array(range(601), pa.int32()), pa.array(names).dictionary_encode()
     if kind in OBJECTS:
-        return pd.Series([OBJECTS[kind](pd.Categorical([name], categories=names)) for name in names], dtype=object)
+        return pd.Series(
+            [OBJECTS[kind](pd.Categorical([name], categories=names)) for name in names],
+            dtype=object,
+        )
     found: Any = {
         "list": lambda: pa.ListArray.from_arrays(ends, words),
         "fixed": lambda: pa.FixedSizeListArray.from_arrays(words, 1),
         "struct": lambda: pa.StructArray.from_arrays([pa.array(range(600)), words], ["n", "name"]),
         "map": lambda: pa.MapArray.from_arrays(ends, pa.array(range(600)), words),
-        "deep": lambda: pa.StructArray.from_arrays([pa.ListArray.from_arrays(ends, words)], ["names"]),
+        "deep": lambda: pa.StructArray.from_arrays(
+            [pa.ListArray.from_arrays(ends, words)], ["names"]
+        ),
         "view": lambda: pa.ListArray.from_arrays(ends, pa.array(names, pa.string_view())),
-        "runs": lambda: pa.StructArray.from_arrays([pa.RunEndEncodedArray.from_arrays(pa.array(range(1, 601), pa.int32()), names)], ["name"]),
+        "runs": lambda: pa.StructArray.from_arrays(
+            [pa.RunEndEncodedArray.from_arrays(pa.array(range(1, 601), pa.int32()), names)],
+            ["name"],
+        ),
     }[kind]()
     return pd.Series(pd.arrays.ArrowExtensionArray(pa.chunked_array([found])))
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("kind", ["list", "fixed", "struct", "map", "deep", "view", "runs", *OBJECTS])
+@pytest.mark.parametrize(
+    "kind", ["list", "fixed", "struct", "map", "deep", "view", "runs", *OBJECTS]
+)
 def test_kept_values_that_hold_those_of_other_rows_are_refused(kind: str, tmp_path: Path) -> None:
     table = rows().assign(name=nested(kind))
-    table = table.head(100).copy() if kind in OBJECTS else table  # each cell holds all names, and a graph all cells
+    table = (
+        table.head(100).copy() if kind in OBJECTS else table
+    )  # each cell holds all names, and a graph all cells
     made = dip(dpdask.Holdout(fraction=0.5), name=KEPT)
-    with pytest.raises(dpdask.DataError, match=r"column 'name': its (values|cells) .* which may hold values of rows that are not released") as caught:
+    with pytest.raises(
+        dpdask.DataError,
+        match=r"column 'name': its (values|cells) .* which may hold values of rows that are not released",
+    ) as caught:
         made.fit(table, secrets=str(tmp_path))
     assert PLANTED not in str(caught.value)
     assert list(tmp_path.rglob("*.npz")) == []  # nothing was fitted
 
-    meta = rows(0).assign(name=pd.Series(dtype=object if kind in OBJECTS else pd.ArrowDtype(pa.list_(pa.string()))))
+    meta = rows(0).assign(
+        name=pd.Series(dtype=object if kind in OBJECTS else pd.ArrowDtype(pa.list_(pa.string())))
+    )
     with dask.config.set({"dataframe.convert-string": False}):
         lazy = dd.from_map(lambda _: table, [0], meta=meta)
-    with dask.config.set(scheduler="synchronous"), pytest.raises(dpdask.DataError, match="which may hold values of rows that are not released"):
+    with (
+        dask.config.set(scheduler="synchronous"),
+        pytest.raises(
+            dpdask.DataError, match="which may hold values of rows that are not released"
+        ),
+    ):
         dip(KNOWN, name=KEPT).fit(lazy).transform(lazy).compute()
 
 
 @pytest.mark.parametrize("kind", OBJECTS)
 def test_an_index_whose_values_hold_those_of_other_rows_is_refused(kind: str) -> None:
     table = rows().head(100).set_axis(pd.Index(nested(kind).head(100), dtype=object))
-    with pytest.raises(dpdask.DataError, match=r"column 'name': its cells .* which may hold values of rows that are not released"):
+    with pytest.raises(
+        dpdask.DataError,
+        match=r"column 'name': its cells .* which may hold values of rows that are not released",
+    ):
         lazily_kept(table.rename_axis("name"))
 
 
@@ -239,7 +308,11 @@ def arrow(kind: str) -> pd.Series:
     names = [f"{PLANTED}-{number:04d}" for number in range(600)]
     if kind == "str":
         return pd.Series(names)
-    found = {"string": names, "list": [[name] for name in names], "struct": [{"name": name} for name in names]}[kind]
+    found = {
+        "string": names,
+        "list": [[name] for name in names],
+        "struct": [{"name": name} for name in names],
+    }[kind]
     return pd.Series(pd.arrays.ArrowExtensionArray(pa.chunked_array([pa.array(found)])))
 
 
@@ -253,8 +326,15 @@ def test_kept_values_are_copied_from_beside_those_that_are_not_released(kind: st
     for name, frame in whole.items():
         found = dip(KNOWN, name=KEPT).fit(frame).transform(frame)
         values = found.index.array if name == "index" else found["name"].array
-        held = b"".join(buffer.to_pybytes() for chunk in values.__arrow_array__().chunks for buffer in chunk.buffers() if buffer is not None)
-        assert {number for number in range(600) if f"{PLANTED}-{number:04d}".encode() in held} == set(range(100, 300))
+        held = b"".join(
+            buffer.to_pybytes()
+            for chunk in values.__arrow_array__().chunks
+            for buffer in chunk.buffers()
+            if buffer is not None
+        )
+        assert {
+            number for number in range(600) if f"{PLANTED}-{number:04d}".encode() in held
+        } == set(range(100, 300))
 
 
 def test_ranges_carry_no_categories() -> None:
@@ -279,7 +359,9 @@ def test_ranges_carry_no_categories() -> None:
     ],
     ids=["int64", "uint8", "bool", "float64", "datetime", "interval"],
 )
-def test_kept_categories_become_plain_values_nulls_included(categories: Any, dtype: str | None) -> None:
+def test_kept_categories_become_plain_values_nulls_included(
+    categories: Any, dtype: str | None
+) -> None:
     codes = np.random.default_rng(1).integers(-1, len(categories), 600)
     table = rows().assign(name=pd.Categorical.from_codes(codes, categories=pd.Index(categories)))
     found = dip(KNOWN, name=KEPT).fit(table).transform(table)["name"]
@@ -287,30 +369,53 @@ def test_kept_categories_become_plain_values_nulls_included(categories: Any, dty
     assert found.isna().equals(table["name"].isna())
     assert (found.dropna().astype(object) == table["name"].dropna().astype(object)).all()
     frame = dd.from_pandas(table, npartitions=3)
-    pd.testing.assert_series_equal(dip(KNOWN, name=KEPT).fit(frame).transform(frame).compute(scheduler="synchronous")["name"], found)
+    pd.testing.assert_series_equal(
+        dip(KNOWN, name=KEPT).fit(frame).transform(frame).compute(scheduler="synchronous")["name"],
+        found,
+    )
 
 
 def test_unknown_categories_are_texts_or_refused() -> None:
-    texts = dd.from_pandas(people().astype({"name": str}), npartitions=2).astype({"name": "category"})
+    texts = dd.from_pandas(people().astype({"name": str}), npartitions=2).astype(
+        {"name": "category"}
+    )
     assert not texts["name"].cat.known
     found = dip(KNOWN, name=KEPT).fit(texts).transform(texts).compute(scheduler="synchronous")
     assert list(found["name"]) == list(people()["name"])
-    numbers = dd.from_pandas(rows().assign(name=NUMBERS), npartitions=2).astype({"name": "category"})
-    with pytest.raises(dpdask.DataError, match="column 'name': a partition's values do not fit the frame's dtypes") as caught:
+    numbers = dd.from_pandas(rows().assign(name=NUMBERS), npartitions=2).astype(
+        {"name": "category"}
+    )
+    with pytest.raises(
+        dpdask.DataError, match="column 'name': a partition's values do not fit the frame's dtypes"
+    ) as caught:
         dip(KNOWN, name=KEPT).fit(numbers).transform(numbers).compute(scheduler="synchronous")
     assert "123456789" not in str(caught.value)
 
 
 PRIVATE: dict[str, Any] = {
     "rating": RATING,
-    "colour": {"role": "privatise", "kind": "categorical", "levels": ["red", "green", "blue"], "nulls": "level"},
-    "price": {"role": "privatise", "kind": "continuous", "bounds": [0, 1], "nulls": "level", "outside": "refuse"},
+    "colour": {
+        "role": "privatise",
+        "kind": "categorical",
+        "levels": ["red", "green", "blue"],
+        "nulls": "level",
+    },
+    "price": {
+        "role": "privatise",
+        "kind": "continuous",
+        "bounds": [0, 1],
+        "nulls": "level",
+        "outside": "refuse",
+    },
 }
 
 
 def shuffled(n: int = 300) -> pd.DataFrame:
     rng = np.random.default_rng(4)
-    columns = {"rating": rng.choice([1, 2, 3, 4, 5], n), "colour": rng.choice(["red", "green", "blue", None], n)}
+    columns = {
+        "rating": rng.choice([1, 2, 3, 4, 5], n),
+        "colour": rng.choice(["red", "green", "blue", None], n),
+    }
     return pd.DataFrame({**columns, "price": np.where(rng.random(n) < 0.1, np.nan, rng.random(n))})
 
 
@@ -319,7 +424,9 @@ def shuffled(n: int = 300) -> pd.DataFrame:
 def test_a_table_sorted_by_a_private_column_is_warned_of(name: str, ascending: bool) -> None:
     table = shuffled().sort_values(name, ascending=ascending, ignore_index=True)
     made = dpdask.Schema.from_dict({"columns": PRIVATE})
-    told = rf"which is sorted by '{name}': a row's position reveals its value; shuffle the rows first"
+    told = (
+        rf"which is sorted by '{name}': a row's position reveals its value; shuffle the rows first"
+    )
     with pytest.warns(UserWarning, match=told) as caught:
         dpdask.DIP(made, epsilon=6.0, reference=dpdask.Histogram()).fit(table)
     [message] = [str(each.message) for each in caught if "sorted" in str(each.message)]
@@ -331,7 +438,9 @@ def test_a_table_sorted_by_a_private_column_is_warned_of(name: str, ascending: b
     designs: Any = {"rating": design, "price": {**design, "nulls": "public"}}
     columns = {each: PRIVATE[each] for each in designs}
     if name in columns:
-        mechanism = dpdask.IntervalMechanism(dpdask.Schema.from_dict({"columns": columns}), columns=designs)
+        mechanism = dpdask.IntervalMechanism(
+            dpdask.Schema.from_dict({"columns": columns}), columns=designs
+        )
         private = table[list(columns)]
         intervals = mechanism.fit(private)
         with pytest.warns(UserWarning, match=told):
@@ -340,7 +449,9 @@ def test_a_table_sorted_by_a_private_column_is_warned_of(name: str, ascending: b
 
 def test_other_tables_are_not_warned_of() -> None:
     """Warnings are errors here: shuffled rows, a constant column, few rows, and a public table in order."""
-    made = dpdask.DIP(dpdask.Schema.from_dict({"columns": PRIVATE}), epsilon=2.0, reference=dpdask.Public())
+    made = dpdask.DIP(
+        dpdask.Schema.from_dict({"columns": PRIVATE}), epsilon=2.0, reference=dpdask.Public()
+    )
     release = made.fit(shuffled(200).sort_values("price", ignore_index=True))
     release.transform(shuffled())
     release.transform(shuffled().assign(price=0.5, rating=3, colour="red"), batch="constant")
@@ -350,7 +461,9 @@ def test_other_tables_are_not_warned_of() -> None:
 def held() -> dict[str, int]:
     """What this process's caches hold; runs on workers."""
     lru = [cache for cache in engine_cluster._CACHES if cache is not FOOTERS]
-    return {cache.__name__: cache.cache_info().currsize for cache in lru} | {"footers": len(FOOTERS._kept)}
+    return {cache.__name__: cache.cache_info().currsize for cache in lru} | {
+        "footers": len(FOOTERS._kept)
+    }
 
 
 def test_a_job_leaves_the_workers_memory_at_its_commit(client: Client, tmp_path: Path) -> None:
@@ -359,15 +472,34 @@ def test_a_job_leaves_the_workers_memory_at_its_commit(client: Client, tmp_path:
         {"kind": "histogram", "output": "rows", "bins": 4},
         {"kind": "copula", "bins": 4},
     ]
-    columns = {"rating": {"role": "privatise", "kind": "discrete", "levels": [0.5 * level for level in range(1, 11)]}, "userId": {"role": "drop"}}
+    columns = {
+        "rating": {
+            "role": "privatise",
+            "kind": "discrete",
+            "levels": [0.5 * level for level in range(1, 11)],
+        },
+        "userId": {"role": "drop"},
+    }
     columns["timestamp"] = {"role": "drop"}
-    columns["genre"] = {"role": "privatise", "kind": "categorical", "levels": ["comedy", "drama", "horror"], "nulls": "level"}
+    columns["genre"] = {
+        "role": "privatise",
+        "kind": "categorical",
+        "levels": ["comedy", "drama", "horror"],
+        "nulls": "level",
+    }
     for name in ("price", "age", "amount"):
         columns[name] = {"role": "drop"}
     source = lake(tmp_path / "in", [900, 900, 900])
     for mechanism in mechanisms:
         place = tmp_path / mechanism["kind"]
-        job = write_job(place, source, place / "out", schema=columns, mechanism=mechanism, output__rows_per_shard=300)
+        job = write_job(
+            place,
+            source,
+            place / "out",
+            schema=columns,
+            mechanism=mechanism,
+            output__rows_per_shard=300,
+        )
         seen: list[int] = []
 
         def look(stage: str, done: int, total: int, seen: list[int] = seen) -> None:
@@ -383,7 +515,12 @@ def test_a_job_leaves_the_workers_memory_at_its_commit(client: Client, tmp_path:
 def test_closed_frames_leave_the_workers_memory(client: Client) -> None:
     table = rows().assign(user=np.arange(600) % 100)
     frame = dd.from_pandas(table, npartitions=4)
-    made = dpdask.DIP(schema(user=KEPT), epsilon=2.0, reference=dpdask.Histogram(), unit=dpdask.UnitColumn(column="user", max_rows=3))
+    made = dpdask.DIP(
+        schema(user=KEPT),
+        epsilon=2.0,
+        reference=dpdask.Histogram(),
+        unit=dpdask.UnitColumn(column="user", max_rows=3),
+    )
     release = made.fit(frame)
     release.transform(frame).compute()
     before = [client.run(held)]
@@ -421,11 +558,22 @@ def test_a_cluster_that_has_gone_away_is_let_go(tmp_path: Path) -> None:
 
 def test_whole_numbers_whose_null_is_a_level_come_back_with_their_nulls(tmp_path: Path) -> None:
     """`dd.read_parquet` says int64, and its partitions hold floats where there are nulls."""
-    pq.write_table(pa.table({"x": pa.array([1, 2, None, 4] * 500, pa.int64())}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"x": pa.array([1, 2, None, 4] * 500, pa.int64())}), tmp_path / "a.parquet"
+    )
     frame = dd.read_parquet(tmp_path / "a.parquet")
-    for column in ({"kind": "continuous", "bounds": [0, 10]}, {"kind": "discrete", "levels": [1, 2, 4]}):
-        schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "nulls": "level", **column}}})
-        lazy = dpdask.DIP(schema, epsilon=4.0, reference=dpdask.Histogram()).fit(frame).transform(frame)
+    for column in (
+        {"kind": "continuous", "bounds": [0, 10]},
+        {"kind": "discrete", "levels": [1, 2, 4]},
+    ):
+        schema = dpdask.Schema.from_dict(
+            {"columns": {"x": {"role": "privatise", "nulls": "level", **column}}}
+        )
+        lazy = (
+            dpdask.DIP(schema, epsilon=4.0, reference=dpdask.Histogram())
+            .fit(frame)
+            .transform(frame)
+        )
         released = lazy.compute()
         assert released["x"].dtype == lazy["x"].dtype == "Int64"
         assert 200 < released["x"].isna().sum() < 900
@@ -433,8 +581,12 @@ def test_whole_numbers_whose_null_is_a_level_come_back_with_their_nulls(tmp_path
 
 def test_private_texts_in_several_chunks_are_released() -> None:
     table = pd.concat([pd.DataFrame({"k": ["a", "b"] * 500})] * 2, ignore_index=True)
-    schema = dpdask.Schema.from_dict({"columns": {"k": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]}}})
-    released = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(table).transform(table)
+    schema = dpdask.Schema.from_dict(
+        {"columns": {"k": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]}}}
+    )
+    released = (
+        dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(table).transform(table)
+    )
     assert set(released["k"]) == {"a", "b"}
     assert len(released) == 2000
     assert len(dpdask.GaussianCopula(schema, epsilon=1.0).fit(table).sample(100)) == 100
@@ -449,9 +601,18 @@ def cover(array: pa.Array) -> pa.Array:
     if isinstance(array.type, pa.BaseExtensionType):
         return array.type.wrap_array(cover(array.storage))
     validity = pa.array([row != 1 for row in range(len(array))]).buffers()[1]
-    fields = [array.field(number) for number in range(array.type.num_fields)] if pa.types.is_struct(array.type) else []
+    fields = (
+        [array.field(number) for number in range(array.type.num_fields)]
+        if pa.types.is_struct(array.type)
+        else []
+    )
     children = fields or ([array.values] if pa.types.is_nested(array.type) else None)
-    return pa.Array.from_buffers(array.type, len(array), [validity, *array.buffers()[1 : array.type.num_buffers]], children=children)
+    return pa.Array.from_buffers(
+        array.type,
+        len(array),
+        [validity, *array.buffers()[1 : array.type.num_buffers]],
+        children=children,
+    )
 
 
 def bare(type_: pa.DataType, first: bytes = SECRET) -> pa.Array:
@@ -460,9 +621,17 @@ def bare(type_: pa.DataType, first: bytes = SECRET) -> pa.Array:
         return type_.wrap_array(bare(type_.storage_type))
     if pa.types.is_fixed_size_list(type_):
         return pa.FixedSizeListArray.from_arrays(bare(type_.value_type), 1)
-    if pa.types.is_primitive(type_) or pa.types.is_fixed_size_binary(type_) or pa.types.is_decimal(type_):
+    if (
+        pa.types.is_primitive(type_)
+        or pa.types.is_fixed_size_binary(type_)
+        or pa.types.is_decimal(type_)
+    ):
         width = type_.bit_width // 8
-        return pa.Array.from_buffers(type_, N_COVERED, [None, pa.py_buffer(bytes(width) + first[:width] + bytes(width * (N_COVERED - 2)))])
+        return pa.Array.from_buffers(
+            type_,
+            N_COVERED,
+            [None, pa.py_buffer(bytes(width) + first[:width] + bytes(width * (N_COVERED - 2)))],
+        )
     return pa.array(["", first.decode()] + [""] * (N_COVERED - 2)).cast(type_)
 
 
@@ -471,8 +640,26 @@ STEPS = pa.array(range(N_COVERED + 1), pa.int32())
 TENSOR = pa.fixed_shape_tensor(pa.int64(), [1])
 PAIRS = pa.StructArray.from_arrays([LONGS, bare(pa.string())], ["a", "b"])
 FLAT = [
-    *(pa.int64(), pa.uint64(), pa.float64(), pa.timestamp("ns"), pa.timestamp("us", "UTC"), pa.duration("us"), pa.time64("us"), pa.date64()),
-    *(pa.decimal128(38, 3), pa.decimal256(76, 3), pa.binary(16), pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), TENSOR),
+    *(
+        pa.int64(),
+        pa.uint64(),
+        pa.float64(),
+        pa.timestamp("ns"),
+        pa.timestamp("us", "UTC"),
+        pa.duration("us"),
+        pa.time64("us"),
+        pa.date64(),
+    ),
+    *(
+        pa.decimal128(38, 3),
+        pa.decimal256(76, 3),
+        pa.binary(16),
+        pa.string(),
+        pa.large_string(),
+        pa.binary(),
+        pa.large_binary(),
+        TENSOR,
+    ),
 ]
 COVERED: dict[str, Any] = {
     **{str(type_): cover(bare(type_)) for type_ in FLAT},
@@ -487,21 +674,29 @@ COVERED: dict[str, Any] = {
     "fixed list": cover(pa.FixedSizeListArray.from_arrays(LONGS, 1)),
     "map": cover(pa.MapArray.from_arrays(STEPS, pa.array(range(N_COVERED)), LONGS)),
     "lists in a struct": cover(
-        pa.StructArray.from_arrays([pa.ListArray.from_arrays(STEPS, LONGS), pa.FixedSizeListArray.from_arrays(LONGS, 1)], ["l", "f"])
+        pa.StructArray.from_arrays(
+            [pa.ListArray.from_arrays(STEPS, LONGS), pa.FixedSizeListArray.from_arrays(LONGS, 1)],
+            ["l", "f"],
+        )
     ),
     "tensor in a struct": pa.StructArray.from_arrays([cover(bare(TENSOR))], ["t"]),
     "dictionary": pa.DictionaryArray.from_arrays(
-        cover(pa.array([*range(N_COVERED - 1), 0], pa.int32())), pa.array([*map(str, range(N_COVERED - 1)), SECRET.decode()])
+        cover(pa.array([*range(N_COVERED - 1), 0], pa.int32())),
+        pa.array([*map(str, range(N_COVERED - 1)), SECRET.decode()]),
     ),
     "Int64": pd.arrays.IntegerArray(LONGS.to_numpy(), np.arange(N_COVERED) == 1),
     "UInt64": pd.arrays.IntegerArray(LONGS.to_numpy().view("uint64"), np.arange(N_COVERED) == 1),
     "Float64": pd.arrays.FloatingArray(LONGS.to_numpy().view("float64"), np.arange(N_COVERED) == 1),
     "boolean": pd.arrays.BooleanArray(np.arange(N_COVERED) == 1, np.arange(N_COVERED) == 1),
-    "category": pd.Categorical.from_codes([0, -1] + [0] * (N_COVERED - 2), [7, int(LONGS[1].as_py())]),
+    "category": pd.Categorical.from_codes(
+        [0, -1] + [0] * (N_COVERED - 2), [7, int(LONGS[1].as_py())]
+    ),
     "period": pd.array(pd.PeriodIndex(["2020-01", None] * (N_COVERED // 2), freq="M")),
     "Interval": pd.array([pd.Interval(0.5, 1.5), None] * (N_COVERED // 2)),
     "python text": pd.array(["a", None] * (N_COVERED // 2), dtype="string[python]"),
-    "dates with a zone": pd.array(pd.DatetimeIndex(["2020-01-01", None] * (N_COVERED // 2), tz="UTC")),
+    "dates with a zone": pd.array(
+        pd.DatetimeIndex(["2020-01-01", None] * (N_COVERED // 2), tz="UTC")
+    ),
 }
 
 
@@ -509,12 +704,20 @@ COVERED: dict[str, Any] = {
 @pytest.mark.parametrize("kind", COVERED)
 def test_what_lies_behind_a_null_of_a_kept_column_is_not_released(kind: str) -> None:
     given = COVERED[kind]
-    table = rows(N_COVERED).assign(name=given if not isinstance(given, pa.Array) else pd.arrays.ArrowExtensionArray(pa.chunked_array([given])))
+    table = rows(N_COVERED).assign(
+        name=given
+        if not isinstance(given, pa.Array)
+        else pd.arrays.ArrowExtensionArray(pa.chunked_array([given]))
+    )
     assert SECRET[:8] in cloudpickle.dumps(table) or not isinstance(given, pa.Array)
-    frames = [table, table.set_index("name")] if isinstance(given, pd.arrays.IntegerArray) else [table]
+    frames = (
+        [table, table.set_index("name")] if isinstance(given, pd.arrays.IntegerArray) else [table]
+    )
     for frame in frames:
         released = lazily_kept(frame)
-        lazy = lazily_kept(dd.from_pandas(frame, npartitions=1, sort=False)).compute(scheduler="synchronous")
+        lazy = lazily_kept(dd.from_pandas(frame, npartitions=1, sort=False)).compute(
+            scheduler="synchronous"
+        )
         for found in (released, lazy):
             assert SECRET[:8] not in cloudpickle.dumps(found)
             name = found.index.to_series() if found.index.name else found["name"]
@@ -528,21 +731,32 @@ def test_what_lies_behind_a_null_of_a_kept_column_is_not_released(kind: str) -> 
 
 @pytest.mark.parametrize("dtype", ["Int64", "Float64", "int64[pyarrow]", "double[pyarrow]"])
 @pytest.mark.parametrize(
-    "made", [dpdask.Known(columns={"x": {"name": "uniform", "loc": 0, "scale": 10}}), dpdask.Histogram()], ids=lambda each: each.kind
+    "made",
+    [dpdask.Known(columns={"x": {"name": "uniform", "loc": 0, "scale": 10}}), dpdask.Histogram()],
+    ids=lambda each: each.kind,
 )
 def test_what_lies_behind_a_null_of_a_private_column_decides_nothing(made: Any, dtype: str) -> None:
     column = {"role": "privatise", "kind": "continuous", "bounds": [0, 10], "nulls": "level"}
     released = []
     for secret in (SECRET[:8], SECRET[8:16][::-1]):
-        array = cover(bare(pa.float64() if dtype in ("Float64", "double[pyarrow]") else pa.int64(), secret))
+        array = cover(
+            bare(pa.float64() if dtype in ("Float64", "double[pyarrow]") else pa.int64(), secret)
+        )
         own: Any = pd.arrays.ArrowExtensionArray(pa.chunked_array([array]))
         if "pyarrow" not in dtype:
             masked = pd.arrays.FloatingArray if dtype == "Float64" else pd.arrays.IntegerArray
-            own = masked(np.frombuffer(array.buffers()[1], array.type.to_pandas_dtype()), own.isna())
+            own = masked(
+                np.frombuffer(array.buffers()[1], array.type.to_pandas_dtype()), own.isna()
+            )
         values = pd.concat([pd.Series(own)] * 50, ignore_index=True)
         table = pd.DataFrame({"x": values})
         assert secret in cloudpickle.dumps(table)
-        mechanism = dpdask.DIP(dpdask.Schema.from_dict({"columns": {"x": column}}), epsilon=1.0, reference=made, insecure_seed=1)
+        mechanism = dpdask.DIP(
+            dpdask.Schema.from_dict({"columns": {"x": column}}),
+            epsilon=1.0,
+            reference=made,
+            insecure_seed=1,
+        )
         released.append(cloudpickle.dumps(mechanism.fit(table).transform(table)))
         assert secret not in released[-1]
     assert released[0] == released[1]

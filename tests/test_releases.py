@@ -30,10 +30,21 @@ COLUMNS: dict[str, Any] = {
     "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 10.0]},
 }
 ANCHORS = {"name": "uniform", "loc": 0, "scale": 10}
-DESIGNS: Any = {"rating": {"design": "case1", "anchors": ANCHORS}, "price": {"design": "case2", "anchors": ANCHORS}}
+DESIGNS: Any = {
+    "rating": {"design": "case1", "anchors": ANCHORS},
+    "price": {"design": "case2", "anchors": ANCHORS},
+}
 PERTURB = {"epsilon": 0.5, "reference": {"kind": "known", "probabilities": [0.25, 0.25, 0.5]}}
-PERTURBED: Any = {**DESIGNS, "rating": {"design": "interval-differential", "perturb": PERTURB, "of": DESIGNS["rating"]}}
-KNOWN = dpdask.Known(columns={"rating": {"probabilities": [0.25, 0.25, 0.5]}, "price": {"name": "uniform", "loc": 0, "scale": 10}})
+PERTURBED: Any = {
+    **DESIGNS,
+    "rating": {"design": "interval-differential", "perturb": PERTURB, "of": DESIGNS["rating"]},
+}
+KNOWN = dpdask.Known(
+    columns={
+        "rating": {"probabilities": [0.25, 0.25, 0.5]},
+        "price": {"name": "uniform", "loc": 0, "scale": 10},
+    }
+)
 
 
 def schema(columns: dict[str, Any] = COLUMNS) -> dpdask.Schema:
@@ -42,7 +53,13 @@ def schema(columns: dict[str, Any] = COLUMNS) -> dpdask.Schema:
 
 def rows(n: int = 600, seed: int = 0) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
-    return pd.DataFrame({"user": np.arange(n) // 3, "rating": rng.choice([1.0, 2.0, SECRET], n), "price": rng.uniform(0, 10, n)})
+    return pd.DataFrame(
+        {
+            "user": np.arange(n) // 3,
+            "rating": rng.choice([1.0, 2.0, SECRET], n),
+            "price": rng.uniform(0, 10, n),
+        }
+    )
 
 
 def estimators(**more: Any) -> dict[str, Any]:
@@ -51,14 +68,22 @@ def estimators(**more: Any) -> dict[str, Any]:
     return {
         "dip known": dpdask.DIP(schema(), epsilon=1.0, reference=KNOWN, **more),
         "dip histogram": dpdask.DIP(schema(), epsilon=1.0, reference=dpdask.Histogram(), **more),
-        "dip holdout": dpdask.DIP(schema(), epsilon=1.0, reference=dpdask.Holdout(fraction=0.25), **more),
+        "dip holdout": dpdask.DIP(
+            schema(), epsilon=1.0, reference=dpdask.Holdout(fraction=0.25), **more
+        ),
         "dip units": dpdask.DIP(schema(), epsilon=1.0, reference=dpdask.Histogram(), **unit),
-        "dip chain": dpdask.DIP(schema(), epsilon=1.0, reference=dpdask.Chain(fraction=0.25), **more),
+        "dip chain": dpdask.DIP(
+            schema(), epsilon=1.0, reference=dpdask.Chain(fraction=0.25), **more
+        ),
         "dip tree": dpdask.DIP(schema(), epsilon=1.0, reference=dpdask.Tree(bins=4), **more),
         "interval": dpdask.IntervalMechanism(schema(refusing(COLUMNS)), columns=DESIGNS, **more),
-        "perturbed interval": dpdask.IntervalMechanism(schema(refusing(COLUMNS)), columns=PERTURBED, **more),
+        "perturbed interval": dpdask.IntervalMechanism(
+            schema(refusing(COLUMNS)), columns=PERTURBED, **more
+        ),
         "copula": dpdask.GaussianCopula(schema(), epsilon=1.0, bins=4, **more),
-        "marginals": dpdask.Marginals(schema(), epsilon=1.0, cliques=[["rating"], ["rating", "price"]], bins=4, **more),
+        "marginals": dpdask.Marginals(
+            schema(), epsilon=1.0, cliques=[["rating"], ["rating", "price"]], bins=4, **more
+        ),
         "histogram": dpdask.PerturbedHistogram(schema(), epsilon=1.0, bins=4, **more),
     }
 
@@ -67,7 +92,9 @@ OF_RECORDS = ("copula", "marginals", "histogram")
 NAMES = list(estimators())
 OF_ROWS = [name for name in NAMES if name not in OF_RECORDS]
 
-pytestmark = pytest.mark.filterwarnings("ignore:the chain republishes", "ignore:A cell holds", "ignore:.*few cells stand out")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the chain republishes", "ignore:A cell holds", "ignore:.*few cells stand out"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -137,8 +164,17 @@ def test_a_repr_is_short_and_shows_neither_values_nor_places(name: str, tmp_path
     shown = repr(release)
     assert len(shown) < 120
     assert "\n" not in shown
-    assert shown.startswith(f"{type(release).__name__}({'rows' if name in OF_ROWS else 'records'}, mechanism=")
-    for private in (str(SECRET), str(tmp_path), "run.key", release.sha256, "array", str(len(table))):
+    assert shown.startswith(
+        f"{type(release).__name__}({'rows' if name in OF_ROWS else 'records'}, mechanism="
+    )
+    for private in (
+        str(SECRET),
+        str(tmp_path),
+        "run.key",
+        release.sha256,
+        "array",
+        str(len(table)),
+    ):
         assert private not in shown
     assert str(release) == shown
 
@@ -147,7 +183,11 @@ def test_a_repr_is_short_and_shows_neither_values_nor_places(name: str, tmp_path
 def test_a_release_of_rows_carries_no_private_value(name: str) -> None:
     table = rows()
     release = estimators()[name].fit(table)
-    lazy = release.transform(dd.from_pandas(rows(seed=1), npartitions=1), batch="x") if release.rows.batches.several else release.transform(table)
+    lazy = (
+        release.transform(dd.from_pandas(rows(seed=1), npartitions=1), batch="x")
+        if release.rows.batches.several
+        else release.transform(table)
+    )
     for sent in (release, lazy.__dask_graph__() if isinstance(lazy, dd.DataFrame) else release):
         data = cloudpickle.dumps(sent)
         assert not [value for value in table["price"] if np.float64(value).tobytes() in data]
@@ -157,19 +197,30 @@ def test_a_release_of_rows_carries_no_private_value(name: str) -> None:
 def test_records_cannot_be_transformed(name: str) -> None:
     table = rows()
     release = estimators()[name].fit(table)
-    with pytest.raises(dpdask.SpecError, match=r"^transform: this release has no rows to transform; draw records from it: sample\(\)$"):
+    with pytest.raises(
+        dpdask.SpecError,
+        match=r"^transform: this release has no rows to transform; draw records from it: sample\(\)$",
+    ):
         release.transform(table)
 
 
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_rows_can_neither_be_sampled_nor_saved(name: str, tmp_path: Path) -> None:
     release = estimators()[name].fit(rows())
-    with pytest.raises(dpdask.SpecError, match=r"^sample: this release randomises rows and has no records to draw; give it a frame: transform"):
+    with pytest.raises(
+        dpdask.SpecError,
+        match=r"^sample: this release randomises rows and has no records to draw; give it a frame: transform",
+    ):
         release.sample(10)
-    with pytest.raises(dpdask.SpecError, match=r"^save: this release holds the key of its noise .*; write the transformed rows, or run a job$"):
+    with pytest.raises(
+        dpdask.SpecError,
+        match=r"^save: this release holds the key of its noise .*; write the transformed rows, or run a job$",
+    ):
         release.save(str(tmp_path / "saved"))
     assert not (tmp_path / "saved").exists()
-    with pytest.raises(dpdask.SpecError, match="take CopulaRelease, MarginalsRelease or HistogramRelease"):
+    with pytest.raises(
+        dpdask.SpecError, match="take CopulaRelease, MarginalsRelease or HistogramRelease"
+    ):
         type(release).load(str(tmp_path / "saved"))
 
 
@@ -178,7 +229,9 @@ def test_records_are_loaded_without_the_table(name: str, tmp_path: Path) -> None
     release = estimators()[name].fit(rows())
     release.save(str(tmp_path / "saved"))
     with type(release).load(str(tmp_path / "saved"), secrets=str(tmp_path / "work")) as loaded:
-        pd.testing.assert_frame_equal(loaded.sample(seed=1).compute(), release.sample(seed=1).compute())
+        pd.testing.assert_frame_equal(
+            loaded.sample(seed=1).compute(), release.sample(seed=1).compute()
+        )
         assert loaded.card == release.card
         assert repr(loaded) == repr(release)
     assert list((tmp_path / "work").iterdir()) == []
@@ -187,23 +240,40 @@ def test_records_are_loaded_without_the_table(name: str, tmp_path: Path) -> None
 CARDS: dict[str, tuple[dict[str, Any], str]] = {
     "kind": ({"mechanism": {"kind": "dip"}}, "belongs to another mechanism than the release"),
     "epsilon": ({"guarantee": {"epsilon": 0.01}}, "states less ε than the release's noise costs"),
-    "epsilon_exact": ({"accounting": {"epsilon_exact": 0.01}}, "states less ε than the release's noise costs"),
+    "epsilon_exact": (
+        {"accounting": {"epsilon_exact": 0.01}},
+        "states less ε than the release's noise costs",
+    ),
     "no epsilon": ({"guarantee": {"epsilon": None}}, "states no ε"),
     "delta": ({"guarantee": {"delta": 2.0}}, "states no ε"),
-    "events": ({"accounting": {"events": {"format": 1, "kind": "composed", "events": []}}}, "states different noise from that of the release"),
-    "no events": ({"accounting": {"events": None}}, "states different noise from that of the release"),
+    "events": (
+        {"accounting": {"events": {"format": 1, "kind": "composed", "events": []}}},
+        "states different noise from that of the release",
+    ),
+    "no events": (
+        {"accounting": {"events": None}},
+        "states different noise from that of the release",
+    ),
 }
 
 
 @pytest.mark.parametrize("change", CARDS)
 @pytest.mark.parametrize("name", OF_RECORDS)
-def test_a_card_that_does_not_fit_its_release_is_refused(name: str, change: str, tmp_path: Path) -> None:
+def test_a_card_that_does_not_fit_its_release_is_refused(
+    name: str, change: str, tmp_path: Path
+) -> None:
     release = estimators()[name].fit(rows())
     release.save(str(tmp_path))
     card = json.loads((tmp_path / "card.json").read_text(encoding="utf-8"))
     changes, words = CARDS[change]
-    (tmp_path / "card.json").write_text(json.dumps(card | {part: card[part] | values for part, values in changes.items()}), encoding="utf-8")
-    with pytest.raises(dpdask.InputError, match=rf"^card\.json: the card {words}; restore both from one release, or save it again$"):
+    (tmp_path / "card.json").write_text(
+        json.dumps(card | {part: card[part] | values for part, values in changes.items()}),
+        encoding="utf-8",
+    )
+    with pytest.raises(
+        dpdask.InputError,
+        match=rf"^card\.json: the card {words}; restore both from one release, or save it again$",
+    ):
         type(release).load(str(tmp_path))
 
 
@@ -222,7 +292,10 @@ def test_noise_that_has_no_price_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["copula", "histogram"])
 def test_more_records_than_a_graph_holds_are_refused(name: str) -> None:
     release = estimators()[name].fit(rows())
-    with pytest.raises(dpdask.SpecError, match=r"^n_rows: .* records would be more than 1,000,000 partitions; ask for fewer"):
+    with pytest.raises(
+        dpdask.SpecError,
+        match=r"^n_rows: .* records would be more than 1,000,000 partitions; ask for fewer",
+    ):
         release.sample(10**18)
 
 
@@ -264,9 +337,17 @@ def test_a_plan_computes_nothing_and_says_what_the_card_will(name: str, lazy: bo
     budget = estimator.mechanism.budget
     spent = sum(plan.epsilons.values()) + sum(plan.reference_epsilons.values())
     assert spent <= (0 if budget is None else budget.epsilon)
-    private = {"rating", "price"} if name.startswith("dip") else {"rating"} if name == "perturbed interval" else set()
+    private = (
+        {"rating", "price"}
+        if name.startswith("dip")
+        else {"rating"}
+        if name == "perturbed interval"
+        else set()
+    )
     assert set(plan.epsilons) == private
-    assert (set(plan.reference_epsilons) == {"rating", "price"}) == (name in ("dip histogram", "dip units"))
+    assert (set(plan.reference_epsilons) == {"rating", "price"}) == (
+        name in ("dip histogram", "dip units")
+    )
     assert estimator.plan(frame) == plan
 
 
@@ -282,14 +363,20 @@ def test_a_plan_warns_of_what_fit_will_warn() -> None:
             estimator.fit(table)
         assert [str(each.message) for each in caught] == [told]
         assert caught[0].filename == __file__
-        with pytest.warns(UserWarning, match="is not below 1 / the number of rows"):  # known once the rows are counted
+        with pytest.warns(
+            UserWarning, match="is not below 1 / the number of rows"
+        ):  # known once the rows are counted
             estimator.fit(dd.from_pandas(table, npartitions=2))
 
 
 def test_a_plan_refuses_what_fit_refuses_before_it_reads_a_row() -> None:
     table = rows()
     for name, estimator in estimators().items():
-        for frame, words in ((table.drop(columns="price"), "'price'"), (table.assign(other=1), "'other'"), (table.assign(price="x"), "'price'")):
+        for frame, words in (
+            (table.drop(columns="price"), "'price'"),
+            (table.assign(other=1), "'other'"),
+            (table.assign(price="x"), "'price'"),
+        ):
             refusals = []
             for verb in (estimator.plan, estimator.audit, estimator.fit):
                 with pytest.raises(dpdask.DataError, match=words) as caught:

@@ -90,7 +90,10 @@ def test_sensible_columns_are_accepted(column):
         ({}, "the key 'columns.x.role' is missing"),
         ({"role": "private"}, "columns.x.role: 'keep', 'privatise' or 'drop' is expected"),
         ({"role": 1}, "columns.x.role"),
-        ({"role": "keep", "nulls": "drop"}, "columns.x.nulls: 'refuse' or 'level' is expected, not 'drop'"),
+        (
+            {"role": "keep", "nulls": "drop"},
+            "columns.x.nulls: 'refuse' or 'level' is expected, not 'drop'",
+        ),
         ({"role": "privatise"}, "needs a kind"),
         ({"role": "privatise", "kind": "ordinal"}, "columns.x.kind: 'discrete'"),
         ({"role": "keep", "kind": "discrete"}, "kind belongs to a privatised column"),
@@ -169,7 +172,20 @@ def test_discrete_levels_and_atoms_are_ordered_numbers_or_dates(levels, message)
 
 @pytest.mark.parametrize(
     "bounds",
-    [[1, 1], [0, float("inf")], [float("-inf"), 0], [float("nan"), 1], [0], [0, 1, 2], [], 3, "ab", {"low": 0}, [DAY, 1], [DAY, DAY]],
+    [
+        [1, 1],
+        [0, float("inf")],
+        [float("-inf"), 0],
+        [float("nan"), 1],
+        [0],
+        [0, 1, 2],
+        [],
+        3,
+        "ab",
+        {"low": 0},
+        [DAY, 1],
+        [DAY, DAY],
+    ],
 )
 def test_bounds_are_two_finite_numbers_the_lower_one_first(bounds):
     assert "bounds need two finite numbers" in refused(**privatised("continuous", bounds=bounds))
@@ -177,10 +193,16 @@ def test_bounds_are_two_finite_numbers_the_lower_one_first(bounds):
 
 @pytest.mark.parametrize(
     ("bounds", "low", "high"),
-    [([5000, 0], "5000", "0"), ([0.5, -1e300], "0.5", "-1e+300"), ([DAY + dt.timedelta(1), DAY], f"{DAY + dt.timedelta(1)}", f"{DAY}")],
+    [
+        ([5000, 0], "5000", "0"),
+        ([0.5, -1e300], "0.5", "-1e+300"),
+        ([DAY + dt.timedelta(1), DAY], f"{DAY + dt.timedelta(1)}", f"{DAY}"),
+    ],
 )
 def test_bounds_in_the_wrong_order_are_named(bounds, low, high):
-    assert refused(**privatised("continuous", bounds=bounds)).endswith(f"the lower bound {low} is above the upper bound {high}; swap them")
+    assert refused(**privatised("continuous", bounds=bounds)).endswith(
+        f"the lower bound {low} is above the upper bound {high}; swap them"
+    )
 
 
 @pytest.mark.parametrize("bounds", [[0, 5e-324], [0, 1e-320], [-1e-310, 1e-310]])
@@ -193,9 +215,13 @@ def test_bounds_of_another_type_are_refused_by_their_place(bounds):
     assert "columns.x.bounds." in refused(**privatised("continuous", bounds=bounds))
 
 
-@pytest.mark.parametrize("bounds", [["0", 1], ["2000-01-01", "2040-12-31"], ["01.01.2000", "31.12.2040"]])
+@pytest.mark.parametrize(
+    "bounds", [["0", 1], ["2000-01-01", "2040-12-31"], ["01.01.2000", "31.12.2040"]]
+)
 def test_bounds_in_quotes_are_answered_with_how_they_are_written(bounds):
-    assert "columns.x.bounds: bounds are texts" in refused(**privatised("continuous", bounds=bounds))
+    assert "columns.x.bounds: bounds are texts" in refused(
+        **privatised("continuous", bounds=bounds)
+    )
 
 
 @pytest.mark.parametrize("nulls", [True, False])
@@ -207,20 +233,44 @@ def test_nulls_are_a_word(nulls):
 def test_columns_without_the_key_above_them_are_answered_once():
     with pytest.raises(SpecError) as caught:
         Schema.from_text(Text("schema.yaml", "a: {role: keep}\nb: {role: drop}\n"))
-    assert str(caught.value) == "schema.yaml: the key 'columns' is missing above the columns; begin with the line `columns:`, and indent the rest"
+    assert (
+        str(caught.value)
+        == "schema.yaml: the key 'columns' is missing above the columns; begin with the line `columns:`, and indent the rest"
+    )
 
 
 @pytest.mark.parametrize("atoms", [[-1, 0], [0, 11], [-0.5], [10**400]])
 def test_atoms_outside_the_bounds_are_refused(atoms):
-    assert "atoms must lie within the bounds" in refused(**privatised("mixed", atoms=atoms, bounds=[0, 10]))
+    assert "atoms must lie within the bounds" in refused(
+        **privatised("mixed", atoms=atoms, bounds=[0, 10])
+    )
 
 
-@pytest.mark.parametrize("data", [{}, {"columns": {}}, {"columns": ["x"]}, {"columns": None}, {"columns": {"x": None}}, {"columns": {"x": "keep"}}])
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"columns": {}},
+        {"columns": ["x"]},
+        {"columns": None},
+        {"columns": {"x": None}},
+        {"columns": {"x": "keep"}},
+    ],
+)
 def test_a_schema_of_another_shape_is_refused(data):
     assert "columns" in str(refusal(SpecError, Schema.from_dict, data))
 
 
-@pytest.mark.parametrize(("key", "nearest"), [("level", "levels"), ("rle", "role"), ("Bounds", "bounds"), ("knid", "kind"), ("columns", None)])
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("level", "levels"),
+        ("rle", "role"),
+        ("Bounds", "bounds"),
+        ("knid", "kind"),
+        ("columns", None),
+    ],
+)
 def test_an_unknown_key_of_a_column_is_answered_with_the_nearest_one(key, nearest):
     error = refusal(SpecError, lambda: declare(role="keep", **{key: 1}))
     assert error.what == f"unknown key 'columns.x.{key}'"
@@ -230,7 +280,11 @@ def test_an_unknown_key_of_a_column_is_answered_with_the_nearest_one(key, neares
 
 
 @pytest.mark.parametrize(
-    ("column", "says"), [({"role": "kep"}, "columns.0"), ({"role": "privatise", "kind": "discrete", "levels": "a"}, "columns.0")]
+    ("column", "says"),
+    [
+        ({"role": "kep"}, "columns.0"),
+        ({"role": "privatise", "kind": "discrete", "levels": "a"}, "columns.0"),
+    ],
 )
 def test_columns_that_are_named_by_numbers_are_refused(column, says):
     with pytest.raises(SpecError, match=says):
@@ -261,7 +315,10 @@ def test_a_schema_is_read_from_yaml(tmp_path):
 def test_a_column_declared_twice_is_refused_with_its_line(tmp_path):
     path = tmp_path / "schema.yaml"
     path.write_text("columns:\n  id: {role: keep}\n  id: {role: drop}\n")
-    assert str(refusal(SpecError, Schema.from_yaml, path)) == "schema.yaml, line 3: the key 'id' is repeated; remove one of the two"
+    assert (
+        str(refusal(SpecError, Schema.from_yaml, path))
+        == "schema.yaml, line 3: the key 'id' is repeated; remove one of the two"
+    )
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\x00columns", b"PAR1\x00columns"])
@@ -270,7 +327,9 @@ def test_a_schema_file_that_cannot_be_read_is_refused(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     error = refusal(SpecError, Schema.from_yaml, path)
-    assert error.what == "the schema cannot be read" + ("" if content is None else ", since it is not a YAML text in UTF-8")
+    assert error.what == "the schema cannot be read" + (
+        "" if content is None else ", since it is not a YAML text in UTF-8"
+    )
     assert error.hint
     refusal(SpecError, Schema.from_yaml, tmp_path)
 
@@ -290,19 +349,27 @@ def test_a_schema_is_immutable_and_knows_its_roles():
 
 def test_what_is_released_has_the_tables_order_and_plain_types_and_no_metadata():
     released = RATINGS.select_released(TABLE)
-    assert released.equals(pa.schema([("genre", pa.string()), ("rating", pa.float32()), ("userId", pa.int64())]), check_metadata=True)
+    assert released.equals(
+        pa.schema([("genre", pa.string()), ("rating", pa.float32()), ("userId", pa.int64())]),
+        check_metadata=True,
+    )
     assert released.metadata is None
     assert all(field.nullable and field.metadata is None for field in released)
 
 
 def test_a_column_that_is_not_declared_stops_the_job():
     error = refusal(DataError, RATINGS.select_released, TABLE.append(pa.field("name", pa.string())))
-    assert str(error) == "column 'name': this column is not declared in the schema; declare it: role keep, privatise or drop"
+    assert (
+        str(error)
+        == "column 'name': this column is not declared in the schema; declare it: role keep, privatise or drop"
+    )
 
 
 def test_a_renamed_column_is_answered_with_what_the_table_lacks():
     place = TABLE.get_field_index("rating")
-    error = refusal(DataError, RATINGS.select_released, TABLE.set(place, TABLE.field(place).with_name("stars")))
+    error = refusal(
+        DataError, RATINGS.select_released, TABLE.set(place, TABLE.field(place).with_name("stars"))
+    )
     what = "this column is not declared in the schema, and of those that are declared the table lacks 'rating'"
     assert str(error) == f"column 'stars': {what}; declare it: role keep, privatise or drop"
     many = Schema.from_dict({"columns": {f"c{number}": {"role": "keep"} for number in range(9)}})
@@ -312,7 +379,11 @@ def test_a_renamed_column_is_answered_with_what_the_table_lacks():
 
 def test_a_misspelt_column_is_answered_with_the_declared_one():
     place = TABLE.get_field_index("rating")
-    error = refusal(DataError, RATINGS.select_released, TABLE.set(place, TABLE.field(place).with_name("ratings")))
+    error = refusal(
+        DataError,
+        RATINGS.select_released,
+        TABLE.set(place, TABLE.field(place).with_name("ratings")),
+    )
     assert (
         str(error)
         == "column 'ratings': this column is not declared in the schema; declare it: role keep, privatise or drop, or correct the name 'rating' there"
@@ -330,11 +401,16 @@ def test_a_declared_column_that_is_missing_stops_the_job(name):
 @pytest.mark.parametrize("name", ["userId", "rating", "timestamp"])
 def test_a_column_that_stands_twice_stops_the_job(name):
     error = refusal(DataError, RATINGS.select_released, TABLE.append(pa.field(name, pa.string())))
-    assert (error.where, error.what) == (f"column {name!r}", "this column appears twice in the table")
+    assert (error.where, error.what) == (
+        f"column {name!r}",
+        "this column appears twice in the table",
+    )
     assert error.hint
 
 
-@pytest.mark.parametrize("type_", [pa.large_string(), pa.int32(), pa.dictionary(pa.int8(), pa.int64())], ids=str)
+@pytest.mark.parametrize(
+    "type_", [pa.large_string(), pa.int32(), pa.dictionary(pa.int8(), pa.int64())], ids=str
+)
 def test_a_column_of_another_type_than_declared_stops_the_job(type_):
     error = refusal(DataError, RATINGS.select_released, TABLE.set(0, pa.field("genre", type_)))
     assert error.where == "column 'genre'"
@@ -342,7 +418,20 @@ def test_a_column_of_another_type_than_declared_stops_the_job(type_):
     assert error.hint
 
 
-@pytest.mark.parametrize("name", ["int8", "uint64", "float16", "float64", "string", "large_string", "bool", "date32", "timestamp[us]"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "int8",
+        "uint64",
+        "float16",
+        "float64",
+        "string",
+        "large_string",
+        "bool",
+        "date32",
+        "timestamp[us]",
+    ],
+)
 def test_arrow_types_are_known_by_their_names(name):
     assert arrow_type(name) == pa.type_for_alias(name)
 
@@ -354,7 +443,13 @@ def test_a_name_of_no_arrow_type_is_refused(name):
     assert caught.value.__suppress_context__
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=60,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(mixed_tables())
 def test_any_table_that_lacks_a_column_or_has_one_too_many_is_refused(case: TableCase):
     table = case.table.schema

@@ -27,7 +27,12 @@ def read(folder: Path) -> pa.Table:
 def probabilities(attribute: census._Attribute) -> NDArray[np.float64]:
     """P(level | parent's level), from the edges that are drawn from."""
     n_parent = len(attribute.edges)
-    return np.diff(attribute.edges.astype(np.float64) / 2**32, axis=1, prepend=np.zeros((n_parent, 1)), append=np.ones((n_parent, 1)))
+    return np.diff(
+        attribute.edges.astype(np.float64) / 2**32,
+        axis=1,
+        prepend=np.zeros((n_parent, 1)),
+        append=np.ones((n_parent, 1)),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +78,14 @@ def test_sizes_of_the_benchmark():
 def test_drawing_inverts_the_edges():
     rng = np.random.default_rng(0)
     for n_levels in (2, 3, 4, 7, 64):
-        edges = np.sort(rng.integers(0, 2**32, (5, n_levels - 1), endpoint=True).astype(np.uint64), axis=1)
-        edges[0, 0], edges[1], edges[2] = 0, 2**32, edges[2, :1]  # impossible: the first level, all but the first, those between
+        edges = np.sort(
+            rng.integers(0, 2**32, (5, n_levels - 1), endpoint=True).astype(np.uint64), axis=1
+        )
+        edges[0, 0], edges[1], edges[2] = (
+            0,
+            2**32,
+            edges[2, :1],
+        )  # impossible: the first level, all but the first, those between
         uniform = np.concatenate([rng.integers(0, 2**32, 2_000), [0, 2**32 - 1]]).astype(np.uint32)
         given = rng.integers(0, 5, len(uniform)).astype(np.int8)
         out = np.zeros(len(uniform), np.int16)
@@ -84,9 +95,13 @@ def test_drawing_inverts_the_edges():
         assert not out[given == 1].any()
 
 
-def test_rows_follow_the_distribution_given_the_parent(columns: list[NDArray[np.int8]], model: list[census._Attribute]):
+def test_rows_follow_the_distribution_given_the_parent(
+    columns: list[NDArray[np.int8]], model: list[census._Attribute]
+):
     for column, attribute in zip(columns, model, strict=True):
-        given = columns[attribute.parent] if attribute is not model[0] else np.zeros(N_ROWS, np.int8)
+        given = (
+            columns[attribute.parent] if attribute is not model[0] else np.zeros(N_ROWS, np.int8)
+        )
         table = probabilities(attribute)
         counts = np.zeros(table.shape)
         np.add.at(counts, (given, column), 1)
@@ -97,8 +112,12 @@ def test_rows_follow_the_distribution_given_the_parent(columns: list[NDArray[np.
         assert chi2.sf(statistic, seen.sum()) > 1e-6
 
 
-def test_there_are_strong_weak_independent_and_exclusive_pairs(columns: list[NDArray[np.int8]], model: list[census._Attribute]):
-    dependence: dict[census._Relation, list[float]] = {relation: [] for relation in census._Relation}
+def test_there_are_strong_weak_independent_and_exclusive_pairs(
+    columns: list[NDArray[np.int8]], model: list[census._Attribute]
+):
+    dependence: dict[census._Relation, list[float]] = {
+        relation: [] for relation in census._Relation
+    }
     for column, attribute in list(zip(columns, model, strict=True))[1:]:
         counts = np.zeros(probabilities(attribute).shape)
         np.add.at(counts, (columns[attribute.parent], column), 1)
@@ -109,9 +128,14 @@ def test_there_are_strong_weak_independent_and_exclusive_pairs(columns: list[NDA
         else:
             assert p_value < 1e-6
         joint = counts / counts.sum()
-        dependence[attribute.relation].append(np.abs(joint - np.outer(joint.sum(axis=1), joint.sum(axis=0))).sum() / 2)
+        dependence[attribute.relation].append(
+            np.abs(joint - np.outer(joint.sum(axis=1), joint.sum(axis=0))).sum() / 2
+        )
     kinds = census._Relation
-    strong, weak, exclusive, independent = (np.median(dependence[kind]) for kind in (kinds.STRONG, kinds.WEAK, kinds.EXCLUSIVE, kinds.INDEPENDENT))
+    strong, weak, exclusive, independent = (
+        np.median(dependence[kind])
+        for kind in (kinds.STRONG, kinds.WEAK, kinds.EXCLUSIVE, kinds.INDEPENDENT)
+    )
     assert strong > 0.2
     assert exclusive > 0.1
     assert 0.01 < weak < 0.1
@@ -143,12 +167,18 @@ def test_marginals_are_skewed(columns: list[NDArray[np.int8]]):
 
 def test_columns_types_and_row_groups(tmp_path: Path, folder: Path):
     table = read(folder)
-    assert table.schema.equals(pa.schema([(f"a{number:02}", pa.int8()) for number in range(27)]), check_metadata=True)
+    assert table.schema.equals(
+        pa.schema([(f"a{number:02}", pa.int8()) for number in range(27)]), check_metadata=True
+    )
     assert len(table) == N_ROWS
     assert sum(column.null_count for column in table.columns) == 0
     [path] = folder.iterdir()
     footer = pq.read_metadata(path)
-    assert [footer.row_group(k).num_rows for k in range(footer.num_row_groups)] == [131_072, 131_072, 37_856]
+    assert [footer.row_group(k).num_rows for k in range(footer.num_row_groups)] == [
+        131_072,
+        131_072,
+        37_856,
+    ]
     assert footer.metadata is None
     simulate_census(str(tmp_path / "wide"), n_rows=10, n_attributes=101, n_levels=6_000)
     wide = read(tmp_path / "wide")
@@ -159,7 +189,9 @@ def test_columns_types_and_row_groups(tmp_path: Path, folder: Path):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("rows_per_file", [70_000, 131_072, 131_073, 299_999])
 def test_the_split_into_files_changes_no_row(tmp_path: Path, folder: Path, rows_per_file: int):
-    summary = simulate_census(str(tmp_path / "out"), n_rows=N_ROWS, seed=1, rows_per_file=rows_per_file)
+    summary = simulate_census(
+        str(tmp_path / "out"), n_rows=N_ROWS, seed=1, rows_per_file=rows_per_file
+    )
     assert read(tmp_path / "out").equals(read(folder))
     lengths = [pq.read_metadata(path).num_rows for path in sorted((tmp_path / "out").iterdir())]
     assert summary["files"] == len(lengths) == -(-N_ROWS // rows_per_file)
@@ -169,7 +201,9 @@ def test_the_split_into_files_changes_no_row(tmp_path: Path, folder: Path, rows_
 def test_a_seed_fixes_every_byte_and_another_changes_them(tmp_path: Path):
     for name, seed in (("one", 1), ("same", 1), ("other", 2)):
         simulate_census(str(tmp_path / name), n_rows=1_000, seed=seed)
-    one, same, other = ((tmp_path / name / "people-00000.parquet").read_bytes() for name in ("one", "same", "other"))
+    one, same, other = (
+        (tmp_path / name / "people-00000.parquet").read_bytes() for name in ("one", "same", "other")
+    )
     assert one == same != other
 
 
@@ -186,11 +220,23 @@ def test_the_distribution_does_not_depend_on_the_number_of_rows(tmp_path: Path, 
 def test_summary_and_progress(tmp_path: Path):
     seen: list[tuple[int, int]] = []
     summary = simulate_census(
-        str(tmp_path / "out"), n_rows=2_500, n_attributes=3, n_levels=9, rows_per_file=1_000, on_file=lambda *at: seen.append(at)
+        str(tmp_path / "out"),
+        n_rows=2_500,
+        n_attributes=3,
+        n_levels=9,
+        rows_per_file=1_000,
+        on_file=lambda *at: seen.append(at),
     )
     size = sum(path.stat().st_size for path in (tmp_path / "out").iterdir())
     place = str(tmp_path / "out-schema.yaml")
-    assert summary == {"rows": 2_500, "attributes": 3, "levels": 9, "files": 3, "bytes": size, "schema": place}
+    assert summary == {
+        "rows": 2_500,
+        "attributes": 3,
+        "levels": 9,
+        "files": 3,
+        "bytes": size,
+        "schema": place,
+    }
     assert seen == [(1, 3), (2, 3), (3, 3)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out-schema.yaml"]
 
@@ -204,7 +250,9 @@ def test_levels_are_in_proportion(tmp_path: Path, n_attributes: int, n_levels: i
 # ---- schema
 
 
-@pytest.mark.parametrize("shape", [{}, {"n_attributes": 40, "n_levels": 80}, {"n_attributes": 4, "n_levels": 256}])
+@pytest.mark.parametrize(
+    "shape", [{}, {"n_attributes": 40, "n_levels": 80}, {"n_attributes": 4, "n_levels": 256}]
+)
 def test_the_schema_declares_every_value(tmp_path: Path, shape: dict[str, int]):
     simulate_census(str(tmp_path / "out"), n_rows=20_000, **shape)
     schema = Schema.from_yaml(tmp_path / "out-schema.yaml")
@@ -213,11 +261,15 @@ def test_the_schema_declares_every_value(tmp_path: Path, shape: dict[str, int]):
     assert list(schema.privatised) == table.column_names
     sizes = []
     for name, column in schema.columns.items():
-        codes = codec_for(name, column, table.schema.field(name).type).encode(table[name].combine_chunks())
+        codes = codec_for(name, column, table.schema.field(name).type).encode(
+            table[name].combine_chunks()
+        )
         assert (codes == table[name].to_numpy()).all()
         sizes.append(len(column.levels or ()))
     assert sizes == census._sizes(len(sizes), sum(sizes))
-    assert {column.kind for column in schema.columns.values()} == ({"categorical"} if max(sizes) == 2 else {"categorical", "discrete"})
+    assert {column.kind for column in schema.columns.values()} == (
+        {"categorical"} if max(sizes) == 2 else {"categorical", "discrete"}
+    )
 
 
 def test_a_schema_is_never_overwritten(tmp_path: Path):
@@ -228,7 +280,9 @@ def test_a_schema_is_never_overwritten(tmp_path: Path):
 
 
 def test_a_place_may_end_with_a_slash(tmp_path: Path):
-    assert simulate_census(f"{tmp_path}/out/", n_rows=10)["schema"] == str(tmp_path / "out-schema.yaml")
+    assert simulate_census(f"{tmp_path}/out/", n_rows=10)["schema"] == str(
+        tmp_path / "out-schema.yaml"
+    )
 
 
 # ---- refusals
@@ -269,7 +323,9 @@ def test_an_occupied_output_is_refused_and_left_alone(tmp_path: Path):
     assert not (tmp_path / "out-schema.yaml").exists()
 
 
-def test_a_failed_write_is_an_output_error_and_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_write_is_an_output_error_and_leaves_no_partial_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def full_disk(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 

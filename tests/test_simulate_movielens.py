@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 
 from dpdask import simulate as movielens
 from dpdask.errors import OutputError, UsageError
-from dpdask.simulate import ML25M_MOVIES, ML25M_RATING_COUNTS, ML25M_ROWS, ML25M_USERS, simulate_movielens
+from dpdask.simulate import (
+    ML25M_MOVIES,
+    ML25M_RATING_COUNTS,
+    ML25M_ROWS,
+    ML25M_USERS,
+    simulate_movielens,
+)
 
 N_ROWS = 300_000
 SHARES = np.array(ML25M_RATING_COUNTS) / ML25M_ROWS
@@ -34,7 +40,12 @@ def table(folder: Path) -> pa.Table:
 def total_variation(ratings: NDArray[np.float32]) -> float:
     levels, counts = np.unique(ratings, return_counts=True)
     assert set(levels) <= set(LEVELS)
-    return float(np.abs(np.bincount(np.searchsorted(LEVELS, levels), counts, 10) / len(ratings) - SHARES).sum() / 2)
+    return float(
+        np.abs(
+            np.bincount(np.searchsorted(LEVELS, levels), counts, 10) / len(ratings) - SHARES
+        ).sum()
+        / 2
+    )
 
 
 def test_published_counts_add_up():
@@ -46,7 +57,15 @@ def test_rows_files_types_and_order(folder: Path, table: pa.Table):
     assert [path.name for path in paths] == [f"ratings-{k:05d}.parquet" for k in range(5)]
     assert [pq.read_metadata(path).num_rows for path in paths] == [70_000] * 4 + [20_000]
     assert table.schema.equals(
-        pa.schema([("userId", pa.int32()), ("movieId", pa.int32()), ("rating", pa.float32()), ("timestamp", pa.int64())]), check_metadata=True
+        pa.schema(
+            [
+                ("userId", pa.int32()),
+                ("movieId", pa.int32()),
+                ("rating", pa.float32()),
+                ("timestamp", pa.int64()),
+            ]
+        ),
+        check_metadata=True,
     )
     assert sum(column.null_count for column in table.columns) == 0
     user, movie, seconds = (table[name].to_numpy() for name in ("userId", "movieId", "timestamp"))
@@ -69,10 +88,23 @@ def test_ratings_follow_the_published_frequencies(table: pa.Table):
     assert total_variation(table["rating"].to_numpy()) < 0.01
 
 
-@pytest.mark.parametrize("shape", [{"n_users": 1}, {"n_movies": 1}, {"n_users": 1, "n_movies": 1}, {"n_users": 3, "n_movies": 10}])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"n_users": 1},
+        {"n_movies": 1},
+        {"n_users": 1, "n_movies": 1},
+        {"n_users": 3, "n_movies": 10},
+    ],
+)
 def test_frequencies_hold_for_few_users_and_movies(tmp_path: Path, shape: dict[str, int]):
     simulate_movielens(str(tmp_path / "out"), n_rows=100_000, **shape)
-    assert total_variation(pq.read_table(tmp_path / "out" / "ratings-00000.parquet")["rating"].to_numpy()) < 0.015
+    assert (
+        total_variation(
+            pq.read_table(tmp_path / "out" / "ratings-00000.parquet")["rating"].to_numpy()
+        )
+        < 0.015
+    )
 
 
 def test_users_and_movies_explain_their_part_of_the_ratings(table: pa.Table):
@@ -83,7 +115,9 @@ def test_users_and_movies_explain_their_part_of_the_ratings(table: pa.Table):
         ids = table[name].to_numpy()
         counts, sums, squares = (np.bincount(ids, weights) for weights in (None, rating, rating**2))
         pairs = (counts * (counts - 1)).sum()
-        explained[name] = (sums**2 - squares).sum() / pairs / rating.var()  # correlation of two ratings of one user or movie
+        explained[name] = (
+            (sums**2 - squares).sum() / pairs / rating.var()
+        )  # correlation of two ratings of one user or movie
     assert 0.1 < explained["userId"] < 0.3
     assert 0.15 < explained["movieId"] < 0.35
     assert explained["userId"] < explained["movieId"]
@@ -148,21 +182,34 @@ def test_files_are_drawn_apart(folder: Path):
 
 def test_the_split_into_files_leaves_users_as_they_are(tmp_path: Path, table: pa.Table):
     simulate_movielens(str(tmp_path / "out"), n_rows=N_ROWS, seed=1)
-    assert pq.read_table(tmp_path / "out" / "ratings-00000.parquet")["userId"].equals(table["userId"])
+    assert pq.read_table(tmp_path / "out" / "ratings-00000.parquet")["userId"].equals(
+        table["userId"]
+    )
 
 
 def test_summary_and_progress(tmp_path: Path):
     seen: list[tuple[int, int]] = []
-    summary = simulate_movielens(str(tmp_path), n_rows=2_500, n_users=7, n_movies=3, rows_per_file=1_000, on_file=lambda *at: seen.append(at))
+    summary = simulate_movielens(
+        str(tmp_path),
+        n_rows=2_500,
+        n_users=7,
+        n_movies=3,
+        rows_per_file=1_000,
+        on_file=lambda *at: seen.append(at),
+    )
     size = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert summary == {"rows": 2_500, "users": 7, "movies": 3, "files": 3, "bytes": size}
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
-@pytest.mark.parametrize(("n_rows", "n_users"), [(1, None), (1, 1), (5, 5), (100, None), (1_000, 999)])
+@pytest.mark.parametrize(
+    ("n_rows", "n_users"), [(1, None), (1, 1), (5, 5), (100, None), (1_000, 999)]
+)
 def test_tiny_tables(tmp_path: Path, n_rows: int, n_users: int | None):
     summary = simulate_movielens(str(tmp_path), n_rows=n_rows, n_users=n_users, rows_per_file=3)
-    users = np.concatenate([pq.read_table(path)["userId"].to_numpy() for path in sorted(tmp_path.iterdir())])
+    users = np.concatenate(
+        [pq.read_table(path)["userId"].to_numpy() for path in sorted(tmp_path.iterdir())]
+    )
     assert len(users) == n_rows
     assert (np.unique(users) == np.arange(1, summary["users"] + 1)).all()
 
@@ -205,7 +252,9 @@ def test_an_occupied_output_is_refused_and_left_alone(tmp_path: Path):
         simulate_movielens(str(tmp_path / "mine"), n_rows=10)
 
 
-def test_a_failed_write_is_an_output_error_and_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_write_is_an_output_error_and_leaves_no_partial_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def full_disk(table: pa.Table, where: Path, **_: object) -> None:
         where.write_bytes(b"PAR1")
         raise OSError(28, "No space left on device")

@@ -11,11 +11,19 @@ import pytest
 from docs.site import pages
 
 ROOT = Path(__file__).parents[1]
-NAVIGATION = re.findall(r"^ +- (?:.*: )?(\S+\.md)$", (ROOT / "docs/site/mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+NAVIGATION = re.findall(
+    r"^ +- (?:.*: )?(\S+\.md)$",
+    (ROOT / "docs/site/mkdocs.yml").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
 
 
 def test_every_page_is_in_the_navigation_once():
-    found = [path.relative_to(ROOT).as_posix() for folder in ("docs", "cluster", "pipelines") for path in (ROOT / folder).rglob("*.md")]
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("docs", "cluster", "pipelines")
+        for path in (ROOT / folder).rglob("*.md")
+    ]
     found += ["README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md"]
     assert sorted(map(pages.place_in_site, found)) == sorted(NAVIGATION)
 
@@ -23,11 +31,21 @@ def test_every_page_is_in_the_navigation_once():
 @pytest.mark.parametrize("uri", NAVIGATION)
 def test_links_lead_to_files_of_the_site(uri):
     path = ROOT / pages.place_in_repository(uri)
-    text = re.sub(r"^```.*?^```$", "", pages.with_links(path.read_text(encoding="utf-8"), uri), flags=re.DOTALL | re.MULTILINE)
-    targets = [pages.posixpath.normpath(pages.posixpath.join(pages.posixpath.dirname(uri), target)) for _, target, _ in pages.LINK.findall(text)]
+    text = re.sub(
+        r"^```.*?^```$",
+        "",
+        pages.with_links(path.read_text(encoding="utf-8"), uri),
+        flags=re.DOTALL | re.MULTILINE,
+    )
+    targets = [
+        pages.posixpath.normpath(pages.posixpath.join(pages.posixpath.dirname(uri), target))
+        for _, target, _ in pages.LINK.findall(text)
+    ]
     shown = ("docs", *pages.FOLDERS, *pages.SHOWN)
     places = [pages.place_in_repository(target) for target in targets]
-    assert [place for place in places if not (ROOT / place).is_file() or not place.startswith(shown)] == []
+    assert [
+        place for place in places if not (ROOT / place).is_file() or not place.startswith(shown)
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -61,10 +79,14 @@ def test_links_are_turned(uri, link, expected):
     ],
 )
 def test_references_are_computed_from_the_code(name, lines):
-    assert f"<!-- generated: {name} -->" in (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8")
+    assert f"<!-- generated: {name} -->" in (ROOT / "docs" / "reference" / f"{name}.md").read_text(
+        encoding="utf-8"
+    )
     text = pages.generate(name)
     assert [line for line in lines if line not in text] == []
-    assert set(re.findall(r"\]\(#(\w+)\)", text)) <= {heading.lower() for heading in re.findall(r"^### (\w+)$", text, re.MULTILINE)}
+    assert set(re.findall(r"\]\(#(\w+)\)", text)) <= {
+        heading.lower() for heading in re.findall(r"^### (\w+)$", text, re.MULTILINE)
+    }
 
 
 def test_a_tutorial_is_a_notebook():

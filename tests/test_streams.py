@@ -18,15 +18,31 @@ from hypothesis import strategies as st
 from dpdask.streams import STREAM_FORMAT, RunKey, stream, words
 
 KEY = RunKey.insecure(1815)
-IDS = [("a", "bc"), ("ab", "c"), ("abc", ""), ("", "abc"), ("a", "b"), ("b", "a"), ("a", "b\x00"), ("dip/x", "f1"), ("dip/x", "f2"), ("dip/y", "f1")]
+IDS = [
+    ("a", "bc"),
+    ("ab", "c"),
+    ("abc", ""),
+    ("", "abc"),
+    ("a", "b"),
+    ("b", "a"),
+    ("a", "b\x00"),
+    ("dip/x", "f1"),
+    ("dip/x", "f2"),
+    ("dip/y", "f1"),
+]
 
 
 def oracle(key: bytes, mechanism_id: str, fragment_id: str, n_words: int) -> list[int]:
     """AES-128 of the little-endian counters 0, 1, 2… under the keyed BLAKE2b of the two length-prefixed names."""
-    message = b"".join(len(name.encode()).to_bytes(8, "little") + name.encode() for name in (mechanism_id, fragment_id))
+    message = b"".join(
+        len(name.encode()).to_bytes(8, "little") + name.encode()
+        for name in (mechanism_id, fragment_id)
+    )
     aes = blake2b(message, key=key, person=b"dpdask stream 1", digest_size=16).digest()
     blocks = b"".join(i.to_bytes(16, "little") for i in range((n_words + 1) // 2))
-    return np.frombuffer(Cipher(algorithms.AES(aes), modes.ECB()).encryptor().update(blocks), "<u8")[:n_words].tolist()
+    return np.frombuffer(
+        Cipher(algorithms.AES(aes), modes.ECB()).encryptor().update(blocks), "<u8"
+    )[:n_words].tolist()
 
 
 @pytest.mark.parametrize("n_words", [1, 2, 7, 8, 9, 16, 1000])
@@ -37,24 +53,39 @@ def test_a_stream_is_aes_128_in_counter_mode(ids, n_words):
 
 def test_the_stream_format_is_pinned():
     assert STREAM_FORMAT == 1
-    assert words(stream(RunKey.insecure(7), "a", "b"), 3).tolist() == [14787043944292998176, 15126083115808589158, 12623715749674364014]
+    assert words(stream(RunKey.insecure(7), "a", "b"), 3).tolist() == [
+        14787043944292998176,
+        15126083115808589158,
+        12623715749674364014,
+    ]
 
 
 def test_a_stream_is_a_pure_function_of_key_mechanism_and_fragment():
     for ids in IDS:
-        np.testing.assert_array_equal(words(stream(KEY, *ids), 50), words(stream(RunKey(KEY.reveal()), *ids), 50))
+        np.testing.assert_array_equal(
+            words(stream(KEY, *ids), 50), words(stream(RunKey(KEY.reveal()), *ids), 50)
+        )
 
 
 def test_streams_of_distinct_names_or_keys_are_unrelated():
-    drawn = [words(stream(key, *ids), 64) for key in (KEY, RunKey.insecure(1816), RunKey.fresh()) for ids in IDS]
+    drawn = [
+        words(stream(key, *ids), 64)
+        for key in (KEY, RunKey.insecure(1816), RunKey.fresh())
+        for ids in IDS
+    ]
     for one, other in combinations(drawn, 2):
-        assert not set(one.tolist()) & set(other.tolist())  # 64-bit words: a shared one is a shared stream, at any offset
+        assert not set(one.tolist()) & set(
+            other.tolist()
+        )  # 64-bit words: a shared one is a shared stream, at any offset
         agreeing = np.bitwise_count(~(one ^ other)).sum() / (64 * 64)
         assert 0.45 < agreeing < 0.55
 
 
 @settings(max_examples=100, derandomize=True, deadline=None, database=None)
-@given(one=st.tuples(st.text(max_size=4), st.text(max_size=4)), other=st.tuples(st.text(max_size=4), st.text(max_size=4)))
+@given(
+    one=st.tuples(st.text(max_size=4), st.text(max_size=4)),
+    other=st.tuples(st.text(max_size=4), st.text(max_size=4)),
+)
 def test_two_streams_agree_only_if_both_names_do(one, other):
     same = bool((words(stream(KEY, *one), 2) == words(stream(KEY, *other), 2)).all())
     assert same == (one == other)
@@ -69,7 +100,10 @@ def test_words_are_the_same_however_they_are_chunked(sizes):
     np.testing.assert_array_equal(np.concatenate([np.empty(0, np.uint64), *chunks]), whole)
 
 
-@pytest.mark.parametrize("sizes", [[5000, 3, 4096, 1, 20_001, 40_000, 7], [1, 16_384, 16_384], [16_383, 0, 16_385, 1], [100_001]])
+@pytest.mark.parametrize(
+    "sizes",
+    [[5000, 3, 4096, 1, 20_001, 40_000, 7], [1, 16_384, 16_384], [16_383, 0, 16_385, 1], [100_001]],
+)
 def test_many_words_go_on_where_few_stopped(sizes):
     """Words are encrypted in parts of 16,384."""
     rng = stream(KEY, "m", "f")
@@ -130,8 +164,16 @@ class Holder:
     key: RunKey
 
 
-@pytest.mark.parametrize("hold", [lambda key: key, lambda key: [key], lambda key: {"key": key}, Holder], ids=["bare", "list", "dict", "dataclass"])
-@pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps, copy.deepcopy, tokenize], ids=["pickle", "cloudpickle", "deepcopy", "tokenize"])
+@pytest.mark.parametrize(
+    "hold",
+    [lambda key: key, lambda key: [key], lambda key: {"key": key}, Holder],
+    ids=["bare", "list", "dict", "dataclass"],
+)
+@pytest.mark.parametrize(
+    "dumps",
+    [pickle.dumps, cloudpickle.dumps, copy.deepcopy, tokenize],
+    ids=["pickle", "cloudpickle", "deepcopy", "tokenize"],
+)
 def test_a_key_is_never_pickled_copied_or_tokenised_however_it_is_held(dumps, hold):
     with pytest.raises(TypeError, match=r"never (pickled|tokenised)") as caught:
         dumps(hold(KEY))
@@ -152,7 +194,10 @@ def test_no_pickle_protocol_takes_a_key(protocol):
 
 
 def test_a_key_never_enters_a_dask_graph_by_its_token():
-    with dask.config.set({"tokenize.ensure-deterministic": True}), pytest.raises(TypeError, match="never tokenised"):
+    with (
+        dask.config.set({"tokenize.ensure-deterministic": True}),
+        pytest.raises(TypeError, match="never tokenised"),
+    ):
         tokenize(KEY)
 
 

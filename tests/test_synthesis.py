@@ -32,7 +32,12 @@ COLUMNS: dict[str, Any] = {
     "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
     "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 100.0]},
     "visits": {"role": "privatise", "kind": "continuous", "bounds": [0, 40], "nulls": "level"},
-    "colour": {"role": "privatise", "kind": "categorical", "levels": ["red", "green", "blue"], "nulls": "level"},
+    "colour": {
+        "role": "privatise",
+        "kind": "categorical",
+        "levels": ["red", "green", "blue"],
+        "nulls": "level",
+    },
     "word": {"role": "privatise", "kind": "categorical", "levels": ["yes", "no"]},
     "when": {"role": "privatise", "kind": "continuous", "bounds": [1.5e15, 1.7e15]},
     "flag": {"role": "privatise", "kind": "categorical", "levels": [True, False], "nulls": "level"},
@@ -63,7 +68,10 @@ def table() -> pd.DataFrame:
             "rating": rating,
             "price": np.minimum(100.0, rating * 30 + rng.uniform(0, 20, n)),
             "visits": pd.array(np.where(missing, None, rng.integers(0, 41, n)), dtype="Int16"),
-            "colour": pd.Categorical(rng.choice(["red", "green", "blue", None], n), categories=["red", "green", "blue", "unused"]),
+            "colour": pd.Categorical(
+                rng.choice(["red", "green", "blue", None], n),
+                categories=["red", "green", "blue", "unused"],
+            ),
             "word": pd.array(rng.choice(["yes", "no"], n), dtype="string[pyarrow]"),
             "when": pd.Series(rng.integers(15 * 10**14, 17 * 10**14, n)).astype("datetime64[us]"),
             "flag": pd.array(np.where(missing, None, rng.random(n) < 0.7), dtype="boolean"),
@@ -98,7 +106,9 @@ def check_valid(records: pd.DataFrame, release: dpdask.CopulaRelease) -> None:
 # ---- fit and sample
 
 
-def test_fit_computes_once_and_sample_not_at_all(copula: dpdask.GaussianCopula, frame: dd.DataFrame) -> None:
+def test_fit_computes_once_and_sample_not_at_all(
+    copula: dpdask.GaussianCopula, frame: dd.DataFrame
+) -> None:
     counting = CountingScheduler()
     with dask.config.set(scheduler=counting):
         release = copula.fit(frame)
@@ -119,10 +129,21 @@ def test_records_are_valid(release: dpdask.CopulaRelease, table: pd.DataFrame) -
     assert list(records.index) == list(range(2500))
     assert len(records) == len(records["price"].unique())
     for name in ("rating", "word"):
-        assert np.abs(records[name].value_counts(normalize=True) - table[name].value_counts(normalize=True)).sum() / 2 < 0.05
-    assert np.corrcoef(records["rating"], records["price"])[0, 1] > 0.8  # 0.96 in the table, which tells them apart
+        assert (
+            np.abs(
+                records[name].value_counts(normalize=True)
+                - table[name].value_counts(normalize=True)
+            ).sum()
+            / 2
+            < 0.05
+        )
+    assert (
+        np.corrcoef(records["rating"], records["price"])[0, 1] > 0.8
+    )  # 0.96 in the table, which tells them apart
     nulls = records.isna().mean()
-    assert ((nulls[["visits", "colour", "flag"]] > 0.1) & (nulls[["visits", "colour", "flag"]] < 0.35)).all()
+    assert (
+        (nulls[["visits", "colour", "flag"]] > 0.1) & (nulls[["visits", "colour", "flag"]] < 0.35)
+    ).all()
     assert not nulls[["rating", "price", "word", "when"]].any()
 
 
@@ -136,60 +157,97 @@ def test_dtypes_are_known_before_anything_is_computed(release: dpdask.CopulaRele
     assert dtypes["visits"] == pd.Int16Dtype()
     assert dtypes["flag"] == pd.BooleanDtype()
     assert dtypes["when"] == "datetime64[us]"
-    assert pd.api.types.is_string_dtype(dtypes["colour"])  # a private categorical's categories are values, not levels
+    assert pd.api.types.is_string_dtype(
+        dtypes["colour"]
+    )  # a private categorical's categories are values, not levels
     for part in lazy.to_delayed():
         assert part.compute().dtypes.astype(str).to_dict() == lazy.dtypes.astype(str).to_dict()
 
 
-def test_the_number_of_records(release: dpdask.CopulaRelease, copula: dpdask.GaussianCopula) -> None:
+def test_the_number_of_records(
+    release: dpdask.CopulaRelease, copula: dpdask.GaussianCopula
+) -> None:
     assert len(release.sample()) == N_ROWS
     one = release.sample(1)
     assert (one.divisions, len(one.compute())) == ((0, 0), 1)
     last_alone = release.sample(101, rows_per_partition=100)
-    assert (last_alone.divisions, [len(part) for part in dask.compute(*last_alone.to_delayed())]) == ((0, 100, 100), [100, 1])
-    for name, given in (("n_rows", 0), ("n_rows", -1), ("n_rows", 1.5), ("n_rows", True), ("rows_per_partition", 0), ("seed", -1), ("seed", 2**64)):
+    assert (
+        last_alone.divisions,
+        [len(part) for part in dask.compute(*last_alone.to_delayed())],
+    ) == ((0, 100, 100), [100, 1])
+    for name, given in (
+        ("n_rows", 0),
+        ("n_rows", -1),
+        ("n_rows", 1.5),
+        ("n_rows", True),
+        ("rows_per_partition", 0),
+        ("seed", -1),
+        ("seed", 2**64),
+    ):
         with pytest.raises(dpdask.SpecError, match=name):
             release.sample(**{"n_rows": 10, name: given})
 
 
-def test_under_add_remove_the_number_of_records_is_an_estimate(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_under_add_remove_the_number_of_records_is_an_estimate(
+    schema: dpdask.Schema, table: pd.DataFrame
+) -> None:
     given = {"epsilon": 1.0, "delta": 1e-6, "adjacency": "add-remove", "bins": 6}
-    found = [dpdask.GaussianCopula(schema, insecure_seed=seed, **given).fit(table) for seed in range(3)]
+    found = [
+        dpdask.GaussianCopula(schema, insecure_seed=seed, **given).fit(table) for seed in range(3)
+    ]
     numbers = {len(release.sample().compute()) for release in found}
     assert len(numbers) == 3
     assert all(abs(number - N_ROWS) < 300 for number in numbers)
     assert all(release.card["n_rows"]["exact"] is False for release in found)
 
 
-def test_the_same_frame_is_the_same_records_and_slices_of_it_are(release: dpdask.CopulaRelease) -> None:
+def test_the_same_frame_is_the_same_records_and_slices_of_it_are(
+    release: dpdask.CopulaRelease,
+) -> None:
     lazy = release.sample(1000, rows_per_partition=300)
     whole = lazy.compute()
     pd.testing.assert_frame_equal(lazy.compute(scheduler="threads"), whole)
     pd.testing.assert_series_equal(lazy["rating"].compute(), whole["rating"])
     pd.testing.assert_frame_equal(lazy.partitions[1:3].compute(), whole.iloc[300:900])
     pd.testing.assert_frame_equal(lazy.persist().compute(), whole)
-    assert not release.sample(1000).compute()["price"].equals(whole["price"])  # another frame, a fresh seed
+    assert (
+        not release.sample(1000).compute()["price"].equals(whole["price"])
+    )  # another frame, a fresh seed
 
 
 def test_a_seed_decides_the_records(release: dpdask.CopulaRelease) -> None:
     first = release.sample(400, seed=3).compute()
     pd.testing.assert_frame_equal(release.sample(400, seed=3).compute(), first)
     assert not release.sample(400, seed=4).compute().equals(first)
-    assert not release.sample(400, seed=3, rows_per_partition=100).compute().head(100)["price"].isin(first["price"].tail(300)).any()
+    assert (
+        not release.sample(400, seed=3, rows_per_partition=100)
+        .compute()
+        .head(100)["price"]
+        .isin(first["price"].tail(300))
+        .any()
+    )
 
 
 @pytest.mark.parametrize("records", ["raked", "copula"])
-def test_partitions_do_not_decide_the_records(records: Any, schema: dpdask.Schema, table: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_do_not_decide_the_records(
+    records: Any, schema: dpdask.Schema, table: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dpdask.mechanisms.copula.model.BLOCK_ROWS", 500)
-    release = dpdask.GaussianCopula(schema, epsilon=8.0, delta=1e-9, records=records, insecure_seed=4).fit(table)
+    release = dpdask.GaussianCopula(
+        schema, epsilon=8.0, delta=1e-9, records=records, insecure_seed=4
+    ).fit(table)
     assert release.card["mechanism"]["raked_tables"] == (21 if records == "raked" else 0)
     with dask.config.set(scheduler="synchronous"):
         whole = release.sample(1300, seed=3).compute()
         for rows in (130, 500, 700):
-            pd.testing.assert_frame_equal(release.sample(1300, seed=3, rows_per_partition=rows).compute(), whole)
+            pd.testing.assert_frame_equal(
+                release.sample(1300, seed=3, rows_per_partition=rows).compute(), whole
+            )
 
 
-def test_a_seed_of_the_noise_decides_the_fit(schema: dpdask.Schema, table: pd.DataFrame, frame: dd.DataFrame) -> None:
+def test_a_seed_of_the_noise_decides_the_fit(
+    schema: dpdask.Schema, table: pd.DataFrame, frame: dd.DataFrame
+) -> None:
     seeded = dpdask.GaussianCopula(schema, epsilon=1.0, bins=4, insecure_seed=1)
     one, two = seeded.fit(table), seeded.fit(frame)
     assert one.sha256 == two.sha256  # exact tables do not depend on partitions
@@ -217,7 +275,9 @@ def test_correlations_are_labelled_and_have_a_unit_diagonal(release: dpdask.Copu
     assert strong.max() > 0.5
 
 
-def test_the_noisy_tables_are_near_the_exact_ones(release: dpdask.CopulaRelease, table: pd.DataFrame) -> None:
+def test_the_noisy_tables_are_near_the_exact_ones(
+    release: dpdask.CopulaRelease, table: pd.DataFrame
+) -> None:
     noisy = release.marginals
     rating = noisy.table(("rating",))
     exact = table["rating"].value_counts().sort_index().to_numpy()
@@ -236,7 +296,11 @@ def test_the_card(copula: dpdask.GaussianCopula, table: pd.DataFrame) -> None:
     release = copula.fit(table)
     card = release.card
     assert card["accounting"]["epsilon_exact"] <= 8.0
-    assert (card["guarantee"]["epsilon"], card["guarantee"]["delta"], card["insecure"]) == (8.0, 1e-6, False)
+    assert (card["guarantee"]["epsilon"], card["guarantee"]["delta"], card["insecure"]) == (
+        8.0,
+        1e-6,
+        False,
+    )
     assert "Protected: every row of the table. Not protected: none; " in card["guarantee"]["text"]
     assert card["mechanism"]["records"] is None
     assert list(card["columns"]) == RELEASED
@@ -244,17 +308,28 @@ def test_the_card(copula: dpdask.GaussianCopula, table: pd.DataFrame) -> None:
     json.dumps(card, allow_nan=False)
 
 
-def test_no_key_and_no_row_is_in_what_is_saved_or_sent(schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path) -> None:
+def test_no_key_and_no_row_is_in_what_is_saved_or_sent(
+    schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path
+) -> None:
     secret = table.assign(price=12.34567891)
-    release = dpdask.GaussianCopula(schema, epsilon=1.0, bins=4).fit(secret, secrets=str(tmp_path / "work"))
+    release = dpdask.GaussianCopula(schema, epsilon=1.0, bins=4).fit(
+        secret, secrets=str(tmp_path / "work")
+    )
     [folder] = (tmp_path / "work").iterdir()
-    assert [path.name for path in folder.iterdir()] == ["release.npz"]  # the key and all else that is secret went with the fit
+    assert [path.name for path in folder.iterdir()] == [
+        "release.npz"
+    ]  # the key and all else that is secret went with the fit
     release.save(str(tmp_path / "saved"))
-    sent = cloudpickle.dumps(dict(release.sample(100).__dask_graph__())) + cloudpickle.dumps(release)
+    sent = cloudpickle.dumps(dict(release.sample(100).__dask_graph__())) + cloudpickle.dumps(
+        release
+    )
     saved = b"".join(path.read_bytes() for path in (tmp_path / "saved").iterdir())
     for data in (sent, saved):
         assert np.float64(12.34567891).tobytes() not in data
-    assert (folder.stat().st_mode & 0o777, (folder / "release.npz").stat().st_mode & 0o777) == (0o700, 0o600)
+    assert (folder.stat().st_mode & 0o777, (folder / "release.npz").stat().st_mode & 0o777) == (
+        0o700,
+        0o600,
+    )
 
 
 # ---- save and load
@@ -267,17 +342,29 @@ print(release.sample(300, seed=9).compute().to_csv())
 """
 
 
-def test_a_saved_copula_gives_the_same_records_elsewhere(release: dpdask.CopulaRelease, tmp_path: Path) -> None:
+def test_a_saved_copula_gives_the_same_records_elsewhere(
+    release: dpdask.CopulaRelease, tmp_path: Path
+) -> None:
     release.save(str(tmp_path / "saved"))
     expected = release.sample(300, seed=9).compute()
     here = dpdask.CopulaRelease.load(str(tmp_path / "saved"))
     pd.testing.assert_frame_equal(here.sample(300, seed=9).compute(), expected)
     assert here.card == release.card
-    assert list(here.fitted.schema.columns) == RELEASED  # nothing of a dropped column, not even its name
+    assert (
+        list(here.fitted.schema.columns) == RELEASED
+    )  # nothing of a dropped column, not even its name
     assert here.sha256 == release.sha256
     pd.testing.assert_frame_equal(here.correlation, release.correlation)
-    np.testing.assert_array_equal(here.marginals.table(("rating", "price")), release.marginals.table(("rating", "price")))
-    there = subprocess.run([sys.executable, "-c", ELSEWHERE, str(tmp_path / "saved")], capture_output=True, text=True, check=True, cwd=tmp_path)
+    np.testing.assert_array_equal(
+        here.marginals.table(("rating", "price")), release.marginals.table(("rating", "price"))
+    )
+    there = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, str(tmp_path / "saved")],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
     assert there.stdout.strip() == expected.to_csv().strip()
 
 
@@ -285,23 +372,41 @@ def test_a_saved_copula_is_not_overwritten_and_its_card_is_its_own(
     release: dpdask.CopulaRelease, schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path
 ) -> None:
     release.save(str(tmp_path / "saved"))
-    other = dpdask.GaussianCopula(schema, epsilon=0.5, delta=1e-6, bins=4, insecure_seed=1).fit(table)
-    with pytest.raises(dpdask.OutputError, match=r"a file 'copula\.npz' is there already; remove it, or choose another folder"):
+    other = dpdask.GaussianCopula(schema, epsilon=0.5, delta=1e-6, bins=4, insecure_seed=1).fit(
+        table
+    )
+    with pytest.raises(
+        dpdask.OutputError,
+        match=r"a file 'copula\.npz' is there already; remove it, or choose another folder",
+    ):
         other.save(str(tmp_path / "saved"))
     other.save(str(tmp_path / "other"))
     (tmp_path / "other" / "card.json").write_bytes((tmp_path / "saved" / "card.json").read_bytes())
-    with pytest.raises(dpdask.InputError, match=r"card\.json: this card belongs to another release than 'copula\.npz'"):
+    with pytest.raises(
+        dpdask.InputError,
+        match=r"card\.json: this card belongs to another release than 'copula\.npz'",
+    ):
         dpdask.CopulaRelease.load(str(tmp_path / "other"))
 
 
-@pytest.mark.parametrize("harm", ["empty", "garbage", "zip", "cut", "flipped", "card", "no card", "nothing"])
-def test_what_is_no_saved_copula_is_refused(harm: str, release: dpdask.CopulaRelease, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "harm", ["empty", "garbage", "zip", "cut", "flipped", "card", "no card", "nothing"]
+)
+def test_what_is_no_saved_copula_is_refused(
+    harm: str, release: dpdask.CopulaRelease, tmp_path: Path
+) -> None:
     place = tmp_path / "saved"
     if harm != "nothing":
         release.save(str(place))
         data = bytearray((place / "copula.npz").read_bytes())
         data[len(data) // 2] ^= 1
-        broken = {"empty": b"", "garbage": b"garbage", "zip": b"PK\x03\x04 garbage", "cut": bytes(data[: len(data) // 2]), "flipped": bytes(data)}
+        broken = {
+            "empty": b"",
+            "garbage": b"garbage",
+            "zip": b"PK\x03\x04 garbage",
+            "cut": bytes(data[: len(data) // 2]),
+            "flipped": bytes(data),
+        }
         if harm in broken:
             (place / "copula.npz").write_bytes(broken[harm])
         elif harm == "card":
@@ -316,10 +421,25 @@ def test_what_is_no_saved_copula_is_refused(harm: str, release: dpdask.CopulaRel
 # ---- frames of all sorts
 
 
-def test_pandas_and_dask_of_any_dtype_are_counted_alike(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_pandas_and_dask_of_any_dtype_are_counted_alike(
+    schema: dpdask.Schema, table: pd.DataFrame
+) -> None:
     expected = dpdask.exact_marginals(table, schema, bins=6)
-    other = table.astype({"colour": object, "word": "category", "rating": "float64", "visits": "Int64", "when": "datetime64[ns]"})
-    for given in (dd.from_pandas(table, npartitions=7), other, dd.from_pandas(other, npartitions=2), table.sample(frac=1, random_state=2)):
+    other = table.astype(
+        {
+            "colour": object,
+            "word": "category",
+            "rating": "float64",
+            "visits": "Int64",
+            "when": "datetime64[ns]",
+        }
+    )
+    for given in (
+        dd.from_pandas(table, npartitions=7),
+        other,
+        dd.from_pandas(other, npartitions=2),
+        table.sample(frac=1, random_state=2),
+    ):
         found = dpdask.exact_marginals(given, schema, bins=6)
         np.testing.assert_array_equal(found.one_way, expected.one_way)
         np.testing.assert_array_equal(found.pairs, expected.pairs)
@@ -329,17 +449,35 @@ def test_pandas_and_dask_of_any_dtype_are_counted_alike(schema: dpdask.Schema, t
     ("values", "column"),
     [
         (pd.Series([1, 2, 3, 4] * 100, dtype="int8"), {"kind": "continuous", "bounds": [0, 5]}),
-        (pd.Series([1, None, 3, 4] * 100, dtype="UInt8"), {"kind": "mixed", "atoms": [3], "bounds": [0, 5], "nulls": "level"}),
+        (
+            pd.Series([1, None, 3, 4] * 100, dtype="UInt8"),
+            {"kind": "mixed", "atoms": [3], "bounds": [0, 5], "nulls": "level"},
+        ),
         (
             pd.Series([2**60 + 1, 2**60 + 3, None, None] * 100, dtype="Int64"),
             {"kind": "discrete", "levels": [2**60 + 1, 2**60 + 3], "nulls": "level"},
         ),
-        (pd.Series([0.5, np.nan] * 200, dtype="float64"), {"kind": "continuous", "bounds": [0.0, 1.0], "nulls": "level"}),
-        (pd.Series(["a", None] * 200, dtype=object), {"kind": "categorical", "levels": ["a"], "nulls": "level"}),
-        (pd.Series(["a", "b"] * 200, dtype="string[pyarrow]"), {"kind": "categorical", "levels": ["a", "b", "c"]}),
-        (pd.Series(["a", "b"] * 200).astype("category"), {"kind": "categorical", "levels": ["a", "b"]}),
+        (
+            pd.Series([0.5, np.nan] * 200, dtype="float64"),
+            {"kind": "continuous", "bounds": [0.0, 1.0], "nulls": "level"},
+        ),
+        (
+            pd.Series(["a", None] * 200, dtype=object),
+            {"kind": "categorical", "levels": ["a"], "nulls": "level"},
+        ),
+        (
+            pd.Series(["a", "b"] * 200, dtype="string[pyarrow]"),
+            {"kind": "categorical", "levels": ["a", "b", "c"]},
+        ),
+        (
+            pd.Series(["a", "b"] * 200).astype("category"),
+            {"kind": "categorical", "levels": ["a", "b"]},
+        ),
         (pd.Series([True, False] * 200), {"kind": "categorical", "levels": [True, False]}),
-        (pd.Series(pd.to_datetime(["2020-01-01", None] * 200, utc=True)), {"kind": "continuous", "bounds": [0, 2e15], "nulls": "level"}),
+        (
+            pd.Series(pd.to_datetime(["2020-01-01", None] * 200, utc=True)),
+            {"kind": "continuous", "bounds": [0, 2e15], "nulls": "level"},
+        ),
         (
             pd.Series([dt.date(2020, 1, 1), None] * 200, dtype=pd.ArrowDtype(pa.date32())),
             {"kind": "continuous", "bounds": [0, 20000], "nulls": "level"},
@@ -359,12 +497,18 @@ def test_every_dtype(values: pd.Series, column: dict[str, Any]) -> None:
         assert set(records["x"].dropna()) == set(column["levels"])  # beyond 2**53, exactly
 
 
-def test_an_index_is_neither_counted_nor_released(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_an_index_is_neither_counted_nor_released(
+    schema: dpdask.Schema, table: pd.DataFrame
+) -> None:
     indexed = table.set_index("user")
     release = dpdask.GaussianCopula(schema, epsilon=1.0, bins=4).fit(indexed)
     assert list(release.sample(50).compute().columns) == RELEASED
-    assert dpdask.exact_marginals(table.set_index(table["word"].rename(None)), schema).n_rows == N_ROWS
-    with pytest.raises(dpdask.DataError, match="an index is not counted, and its role is privatise"):
+    assert (
+        dpdask.exact_marginals(table.set_index(table["word"].rename(None)), schema).n_rows == N_ROWS
+    )
+    with pytest.raises(
+        dpdask.DataError, match="an index is not counted, and its role is privatise"
+    ):
         dpdask.exact_marginals(table.set_index("price"), schema)
     with pytest.raises(dpdask.DataError, match="not declared"):
         dpdask.exact_marginals(table.rename_axis("nobody"), schema)
@@ -374,9 +518,13 @@ def test_units(schema: dpdask.Schema, table: pd.DataFrame) -> None:
     grouped = table.assign(user=(np.arange(N_ROWS) // 10).astype(np.int32))
     unit = dpdask.UnitColumn(column="user", max_rows=3)
     given: dict[str, Any] = {"epsilon": 20.0, "bins": 4}
-    release = dpdask.GaussianCopula(schema, unit=unit, **given).fit(dd.from_pandas(grouped, npartitions=4))
+    release = dpdask.GaussianCopula(schema, unit=unit, **given).fit(
+        dd.from_pandas(grouped, npartitions=4)
+    )
     assert len(release.sample().compute()) == 3 * N_ROWS // 10
-    assert release.marginals.margin(("rating",)) > 2.5 * dpdask.GaussianCopula(schema, **given).fit(grouped).marginals.margin(("rating",))
+    assert release.marginals.margin(("rating",)) > 2.5 * dpdask.GaussianCopula(schema, **given).fit(
+        grouped
+    ).marginals.margin(("rating",))
     assert release.card["guarantee"]["unit"] == {"column": "user", "max_rows": 3}
 
 
@@ -417,19 +565,31 @@ def test_a_large_delta_warns(schema: dpdask.Schema, table: pd.DataFrame) -> None
         ({"bins": {"rating": 3}}, "bins.rating"),
         ({"bins": 2**14}, "'price' x 'when': it has|'when' x 'price': it has"),
         ({"schema": {**COLUMNS, "user": {"role": "keep"}}}, "no column can have the role keep"),
-        ({"schema": {**COLUMNS, "price": {"role": "privatise", "kind": "continuous"}}}, "without bounds"),
+        (
+            {"schema": {**COLUMNS, "price": {"role": "privatise", "kind": "continuous"}}},
+            "without bounds",
+        ),
         ({"schema": {"user": {"role": "drop"}}}, "privatises no column"),
     ],
     ids=str,
 )
-def test_wrong_parameters_are_refused(changes: dict[str, Any], message: str, table: pd.DataFrame) -> None:
-    given: dict[str, Any] = {"epsilon": 1.0, **{key: value for key, value in changes.items() if key != "schema"}}
+def test_wrong_parameters_are_refused(
+    changes: dict[str, Any], message: str, table: pd.DataFrame
+) -> None:
+    given: dict[str, Any] = {
+        "epsilon": 1.0,
+        **{key: value for key, value in changes.items() if key != "schema"},
+    }
     with pytest.raises(dpdask.SpecError, match=message) as caught:
-        dpdask.GaussianCopula(dpdask.Schema.from_dict({"columns": changes.get("schema", COLUMNS)}), **given).fit(table)
+        dpdask.GaussianCopula(
+            dpdask.Schema.from_dict({"columns": changes.get("schema", COLUMNS)}), **given
+        ).fit(table)
     assert caught.value.exit_code == 64
 
 
-def test_values_that_do_not_fit_are_refused_without_being_shown(copula: dpdask.GaussianCopula, table: pd.DataFrame) -> None:
+def test_values_that_do_not_fit_are_refused_without_being_shown(
+    copula: dpdask.GaussianCopula, table: pd.DataFrame
+) -> None:
     wrong = table.astype({"word": object})
     wrong.loc[7, "word"] = "planted-secret"
     fits: list[Callable[[], object]] = [
@@ -450,22 +610,35 @@ def test_values_that_do_not_fit_are_refused_without_being_shown(copula: dpdask.G
 # ---- exact tables
 
 
-def test_marginals_are_pandas_crosstabs(schema: dpdask.Schema, table: pd.DataFrame, frame: dd.DataFrame) -> None:
+def test_marginals_are_pandas_crosstabs(
+    schema: dpdask.Schema, table: pd.DataFrame, frame: dd.DataFrame
+) -> None:
     labels = table["colour"].astype(object).fillna("null")
     cut = pd.cut(table["price"], [0, 25, 50, 75, 100], labels=False, include_lowest=True)
     cliques = [("rating",), ("colour", "rating"), ("word", "colour", "price")]
     for given in (table, frame):
         found = dpdask.exact_marginals(given, schema, cliques, bins=4)
         assert found.n_rows == N_ROWS
-        assert found.table(("rating",)).tolist() == table["rating"].value_counts().sort_index().tolist()
+        assert (
+            found.table(("rating",)).tolist()
+            == table["rating"].value_counts().sort_index().tolist()
+        )
         crossed = pd.crosstab(labels, table["rating"]).loc[["null", "red", "green", "blue"]]
         np.testing.assert_array_equal(found.table(("colour", "rating")), crossed)
         np.testing.assert_array_equal(found.table(("rating", "colour")), crossed.T)
         three = pd.crosstab([table["word"], labels], cut).reindex(columns=range(4), fill_value=0)
-        rows = [(word, colour) for word in ("yes", "no") for colour in ("null", "red", "green", "blue")]
-        np.testing.assert_array_equal(found.table(("word", "colour", "price")).reshape(8, 4), three.reindex(rows, fill_value=0))
+        rows = [
+            (word, colour) for word in ("yes", "no") for colour in ("null", "red", "green", "blue")
+        ]
+        np.testing.assert_array_equal(
+            found.table(("word", "colour", "price")).reshape(8, 4),
+            three.reindex(rows, fill_value=0),
+        )
     pairs = dpdask.exact_marginals(frame, schema)
-    np.testing.assert_array_equal(pairs.table(("word", "rating")), pd.crosstab(table["word"], table["rating"]).loc[["yes", "no"]])
+    np.testing.assert_array_equal(
+        pairs.table(("word", "rating")),
+        pd.crosstab(table["word"], table["rating"]).loc[["yes", "no"]],
+    )
 
 
 def test_marginals_compute_once(schema: dpdask.Schema, frame: dd.DataFrame) -> None:
@@ -485,7 +658,9 @@ def test_marginals_compute_once(schema: dpdask.Schema, frame: dd.DataFrame) -> N
         (["rating"], "one or more different columns"),
     ],
 )
-def test_tables_that_cannot_be_are_refused(cliques: Any, message: str, schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_tables_that_cannot_be_are_refused(
+    cliques: Any, message: str, schema: dpdask.Schema, table: pd.DataFrame
+) -> None:
     with pytest.raises(dpdask.SpecError, match=message):
         dpdask.exact_marginals(table, schema, cliques)
 
@@ -493,7 +668,9 @@ def test_tables_that_cannot_be_are_refused(cliques: Any, message: str, schema: d
 # ---- a cluster
 
 
-def test_on_a_cluster(schema: dpdask.Schema, frame: dd.DataFrame, table: pd.DataFrame, two_workers: LocalCluster) -> None:
+def test_on_a_cluster(
+    schema: dpdask.Schema, frame: dd.DataFrame, table: pd.DataFrame, two_workers: LocalCluster
+) -> None:
     seeded = dpdask.GaussianCopula(schema, epsilon=2.0, delta=1e-6, bins=4, insecure_seed=2)
     with dask.config.set(scheduler="synchronous"):
         here = seeded.fit(frame)
@@ -501,9 +678,14 @@ def test_on_a_cluster(schema: dpdask.Schema, frame: dd.DataFrame, table: pd.Data
     with Client(two_workers) as client:
         there = seeded.fit(frame)
         assert there.sha256 == here.sha256
-        pd.testing.assert_frame_equal(there.sample(900, rows_per_partition=200, seed=1).compute(), expected)
+        pd.testing.assert_frame_equal(
+            there.sample(900, rows_per_partition=200, seed=1).compute(), expected
+        )
         remote = client.persist(dd.from_pandas(table, npartitions=3))
         found = dpdask.exact_marginals(remote, schema, [("rating", "word")])
-        np.testing.assert_array_equal(found.table(("word", "rating")), pd.crosstab(table["word"], table["rating"]).loc[["yes", "no"]])
+        np.testing.assert_array_equal(
+            found.table(("word", "rating")),
+            pd.crosstab(table["word"], table["rating"]).loc[["yes", "no"]],
+        )
         with pytest.raises(dpdask.DataError, match="rating"):
             seeded.fit(frame.assign(rating=frame["rating"] + np.float32(0.25)))

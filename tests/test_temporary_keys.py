@@ -47,8 +47,18 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start(script: str, place: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "TMPDIR": str(place), "PYTHONPATH": str(Path(dpdask.__file__).parents[1])}
-    return subprocess.Popen([sys.executable, "-c", script], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    environment = {
+        **os.environ,
+        "TMPDIR": str(place),
+        "PYTHONPATH": str(Path(dpdask.__file__).parents[1]),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def said(process: subprocess.Popen[str]) -> str:
@@ -71,7 +81,9 @@ def n_open(place: Path) -> int:
 
 def fit() -> dpdask.Release:
     known = dpdask.Known(columns={"x": {"probabilities": [0.5, 0.5]}})
-    return dpdask.DIP(dpdask.Schema.from_dict(SCHEMA), epsilon=1.0, reference=known).fit(pd.DataFrame({"x": [0, 1] * 50}))
+    return dpdask.DIP(dpdask.Schema.from_dict(SCHEMA), epsilon=1.0, reference=known).fit(
+        pd.DataFrame({"x": [0, 1] * 50})
+    )
 
 
 @pytest.mark.more
@@ -108,12 +120,18 @@ def test_a_forked_child_holds_the_folder_of_its_parent(place: Path) -> None:
 
 
 def test_only_this_user_s_own_folders_of_this_machine_are_removed(place: Path) -> None:
-    others = [place / "dpdask-fit-another.host-abc", place / f"{temporary._PREFIX}open", place / "dpdask-abc"]
+    others = [
+        place / "dpdask-fit-another.host-abc",
+        place / f"{temporary._PREFIX}open",
+        place / "dpdask-abc",
+    ]
     for folder in others:
         folder.mkdir(mode=0o700)
         (folder / "release-a").mkdir()
     others[1].chmod(0o755)
-    others.append(place / f"{temporary._PREFIX}renamed")  # another folder of this user: somebody else gave it this name
+    others.append(
+        place / f"{temporary._PREFIX}renamed"
+    )  # another folder of this user: somebody else gave it this name
     others[3].mkdir(mode=0o700)
     (others[3] / "thesis").touch()
     link = place / f"{temporary._PREFIX}link"

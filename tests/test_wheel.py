@@ -41,29 +41,52 @@ VERSION = "import sys; print(*sys.version_info[:2], sep='.')"
 def test_the_lowest_versions_that_are_tested_are_those_that_are_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = (ROOT / "constraints-lowest.txt").read_text().splitlines()
-    tested = {name: Version(version) for name, _, version in (line.partition("==") for line in lines if not line.startswith("#"))}
-    declared = [Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["test"])]
+    tested = {
+        name: Version(version)
+        for name, _, version in (line.partition("==") for line in lines if not line.startswith("#"))
+    }
+    declared = [
+        Requirement(line)
+        for line in (*project["dependencies"], *project["optional-dependencies"]["test"])
+    ]
     assert len(declared) > 40
     for each in declared:
         [bound] = each.specifier
-        assert (bound.operator, Version(bound.version)) == (">=", tested[canonicalize_name(each.name)]), each
-    extras = [lines for name, lines in project["optional-dependencies"].items() if name not in ("docs", "lint", "gcs")]
-    assert {(each.name, each.specifier) for each in map(Requirement, chain(*extras))} <= {(each.name, each.specifier) for each in declared}
+        assert (bound.operator, Version(bound.version)) == (
+            ">=",
+            tested[canonicalize_name(each.name)],
+        ), each
+    extras = [
+        lines
+        for name, lines in project["optional-dependencies"].items()
+        if name not in ("docs", "lint", "gcs")
+    ]
+    assert {(each.name, each.specifier) for each in map(Requirement, chain(*extras))} <= {
+        (each.name, each.specifier) for each in declared
+    }
 
 
 def find_python(version: str) -> str:
     """The program of a version of Python; the test is skipped if it is not here."""
     given = os.environ.get("DPDASK_TEST_PYTHONS", "").split(":")
     for program in filter(None, [sys.executable, *given, shutil.which(f"python{version}")]):
-        asked = subprocess.run([program, "-c", VERSION], capture_output=True, text=True, check=False)
+        asked = subprocess.run(
+            [program, "-c", VERSION], capture_output=True, text=True, check=False
+        )
         if asked.returncode == 0 and asked.stdout.strip() == version:
             return program
     pytest.skip(f"Python {version} is not here")
 
 
 def run(*command: object, cwd: Path = ROOT, **variables: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")} | variables
-    done = subprocess.run([*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    } | variables
+    done = subprocess.run(
+        [*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -73,7 +96,18 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two wheels of one tree."""
     folders = [tmp_path_factory.mktemp("wheel") for _ in range(2)]
     for folder in folders:
-        run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, ROOT, SOURCE_DATE_EPOCH="1700000000")
+        run(
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "-w",
+            folder,
+            ROOT,
+            SOURCE_DATE_EPOCH="1700000000",
+        )
     return [path for folder in folders for path in folder.glob("dpdask-*.whl")]
 
 
@@ -86,7 +120,11 @@ def test_the_same_tree_gives_the_same_wheel(wheels):
 @pytest.mark.slow
 def test_the_wheel_holds_all_files_of_the_package(wheels):
     inside = {name for name in zipfile.ZipFile(wheels[0]).namelist() if name.startswith("dpdask/")}
-    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "dpdask").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    files = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "dpdask").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     assert inside == files
 
 

@@ -36,7 +36,9 @@ HOME = "/home/somebody/demo"
 def write_file(text: str, _: dict[str, Any]) -> str:
     name = re.match(r"# (\S+\.ya?ml)\b", text)
     if name is None:
-        raise ValueError(f"a YAML block begins with the name of its file, as in `# job.yaml`:\n{text}")
+        raise ValueError(
+            f"a YAML block begins with the name of its file, as in `# job.yaml`:\n{text}"
+        )
     Path(name[1]).write_text(text, encoding="utf-8")
     return ""
 
@@ -52,7 +54,9 @@ def run_commands(text: str, _: dict[str, Any]) -> str:
             raise ValueError(f"only commands of dpdask are run here, not {line!r}")
         result = CliRunner().invoke(cli, arguments)
         if result.exit_code != int(expected[1] if expected else 0):
-            raise ValueError(f"{line!r} ended with {result.exit_code}: {result.output}") from result.exception
+            raise ValueError(
+                f"{line!r} ended with {result.exit_code}: {result.output}"
+            ) from result.exception
         printed += result.stdout if result.exit_code == 0 else result.stderr.splitlines()[-1] + "\n"
     return printed
 
@@ -63,13 +67,22 @@ def run_python(text: str, names: dict[str, Any]) -> str:
     return printed.getvalue()
 
 
-RUN: dict[str, Callable[[str, dict[str, Any]], str]] = {"yaml": write_file, "bash": run_commands, "python": run_python}
+RUN: dict[str, Callable[[str, dict[str, Any]], str]] = {
+    "yaml": write_file,
+    "bash": run_commands,
+    "python": run_python,
+}
 
 
 def shown(printed: str, before: str) -> str:
     """What is printed as the page shows it: under a home of somebody, long lines wrapped, cut where the page had a line `…`."""
     lines = printed.rstrip().replace(str(Path.cwd()), HOME).split("\n")
-    lines = [part for line in lines for part in textwrap.wrap(line, WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False) or [""]]
+    lines = [
+        part
+        for line in lines
+        for part in textwrap.wrap(line, WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False)
+        or [""]
+    ]
     if "…" in (kept := before.splitlines()):
         cut = kept.index("…")
         lines = [*lines[:cut], "…", *lines[len(lines) - (len(kept) - cut - 1) :]]

@@ -12,9 +12,22 @@ from typing import Any
 import click
 
 ROOT = Path(__file__).resolve().parents[2]
-SHOWN = ("README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE", "NOTICE", "pyproject.toml", "constraints.txt")
+SHOWN = (
+    "README.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "CITATION.cff",
+    "LICENSE",
+    "NOTICE",
+    "pyproject.toml",
+    "constraints.txt",
+)
 FOLDERS = ("cluster", "pipelines")
-_RENAMED = {"README.md": "index.md", "docs/README.md": "pages.md"}  # MkDocs takes a README for the index of its folder
+_RENAMED = {
+    "README.md": "index.md",
+    "docs/README.md": "pages.md",
+}  # MkDocs takes a README for the index of its folder
 LINK = re.compile(r"(\]\()(?!\w+:)([^)#\s]+)((?:#[^)\s]*)?\))")
 
 
@@ -39,20 +52,34 @@ def with_links(text: str, uri: str) -> str:
         target = f"{target}/README.md" if (ROOT / target).is_dir() else target
         if not (ROOT / target).is_file():  # a folder without a page
             return link[1] + "#)"
-        return link[1] + posixpath.relpath(place_in_site(target), posixpath.dirname(uri) or ".") + link[3]
+        return (
+            link[1]
+            + posixpath.relpath(place_in_site(target), posixpath.dirname(uri) or ".")
+            + link[3]
+        )
 
     pieces = re.split(r"(^```.*?^```$)", text, flags=re.DOTALL | re.MULTILINE)
-    return "".join(piece if piece.startswith("```") else LINK.sub(follow, piece) for piece in pieces)
+    return "".join(
+        piece if piece.startswith("```") else LINK.sub(follow, piece) for piece in pieces
+    )
 
 
 def keys(schema: Mapping[str, Any], title: str) -> Iterator[str]:
     """A JSON Schema as tables in Markdown: one for the document, one for each of its parts."""
-    parts = {title: schema} | {name: part for name, part in schema.get("$defs", {}).items() if part.get("properties")}
+    parts = {title: schema} | {
+        name: part for name, part in schema.get("$defs", {}).items() if part.get("properties")
+    }
     for name, part in parts.items():
         yield f"\n### {name}\n\n{part.get('description', '')}\n"
         yield "| key | type | default | is |\n|---|---|---|---|"
         for key, value in part["properties"].items():
-            default = f"`{value['default']}`" if value.get("default") is not None else "required" if key in part.get("required", ()) else ""
+            default = (
+                f"`{value['default']}`"
+                if value.get("default") is not None
+                else "required"
+                if key in part.get("required", ())
+                else ""
+            )
             text = " ".join(value.get("description", "").split()).replace("|", "\\|")
             yield f"| `{key}` | {kind_of(value)} | {default} | {text} |"
 
@@ -66,17 +93,28 @@ def kind_of(value: Mapping[str, Any]) -> str:
         return " or ".join(f"`{one}`" for one in value.get("enum", [value.get("const")]))
     choices = value.get("anyOf") or value.get("oneOf")
     if choices:
-        return " or ".join(dict.fromkeys(kind_of(choice) for choice in choices if choice.get("type") != "null")) or "null"
+        return (
+            " or ".join(
+                dict.fromkeys(kind_of(choice) for choice in choices if choice.get("type") != "null")
+            )
+            or "null"
+        )
     if value.get("type") == "array":
         return f"list of {kind_of(value.get('items', {}))}"
-    if value.get("type") == "object" and isinstance(value.get("additionalProperties"), dict) and value["additionalProperties"]:
+    if (
+        value.get("type") == "object"
+        and isinstance(value.get("additionalProperties"), dict)
+        and value["additionalProperties"]
+    ):
         return f"mapping to {kind_of(value['additionalProperties'])}"
     return str(value.get("type", "anything"))
 
 
 def commands(command: click.Command, name: str) -> Iterator[str]:
     """The help of every verb; each keeps the names of the option `--help` that it is first asked with."""
-    context = click.Context(command, info_name=name, max_content_width=110, help_option_names=["-h", "--help"])
+    context = click.Context(
+        command, info_name=name, max_content_width=110, help_option_names=["-h", "--help"]
+    )
     yield f"### {name}\n\n```text\n{command.get_help(context)}\n```\n"
     for verb, inner in getattr(command, "commands", {}).items():
         yield from commands(inner, f"{name} {verb}")
@@ -89,7 +127,9 @@ def generate(name: str) -> str:
 
     if name == "command-line":
         return "\n".join(commands(cli, "dpdask"))
-    return "\n".join(keys(json.loads(find_file(name).read_text(encoding="utf-8")), name.capitalize()))
+    return "\n".join(
+        keys(json.loads(find_file(name).read_text(encoding="utf-8")), name.capitalize())
+    )
 
 
 def notebook(text: str) -> str:
@@ -97,7 +137,9 @@ def notebook(text: str) -> str:
     import jupytext
 
     text = re.sub(r"^```text\n.*?^```\n", "", text, flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"^```yaml\n# (\S+\.yaml)\n", r"```python\n%%writefile \1\n", text, flags=re.MULTILINE)
+    text = re.sub(
+        r"^```yaml\n# (\S+\.yaml)\n", r"```python\n%%writefile \1\n", text, flags=re.MULTILINE
+    )
     return str(jupytext.writes(jupytext.reads(text, fmt="md"), fmt="ipynb"))
 
 
@@ -105,13 +147,24 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages and the linked files that lie outside docs/, and a notebook for each tutorial."""
     from mkdocs.structure.files import File
 
-    inside = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
+    inside = [
+        path.relative_to(ROOT).as_posix()
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file()
+    ]
     names = ["docs/README.md", *SHOWN, *(name for name in inside if "__pycache__" not in name)]
     for name in names:
         files.append(File.generated(config, place_in_site(name), abs_src_path=str(ROOT / name)))
     for page in list(files.documentation_pages()):
         if page.src_uri.startswith("tutorials/"):
-            files.append(File.generated(config, page.src_uri.replace(".md", ".ipynb"), content=notebook(page.content_string)))
+            files.append(
+                File.generated(
+                    config,
+                    page.src_uri.replace(".md", ".ipynb"),
+                    content=notebook(page.content_string),
+                )
+            )
     return files
 
 

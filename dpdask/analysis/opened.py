@@ -37,7 +37,8 @@ class DateScale:
     Attributes
     ----------
     unit
-        What a number counts since 1970: days (`D`), seconds, milliseconds or microseconds. The card's bounds and edges count so too.
+        What a number counts since 1970: days (`D`), seconds, milliseconds or microseconds. The
+        card's bounds and edges count so too.
     zone
         The time zone; None if there is none.
     """
@@ -68,7 +69,11 @@ class DateScale:
         unit = np.datetime_data(found.dtype)[0]
         if unit == "ns":
             found, unit = found.astype("datetime64[us]"), "us"
-        numbers: Floats = np.where(np.isnat(found), np.nan, found.astype(np.int64) / (self.microseconds / _MICROSECONDS[unit]))  # years may be far
+        numbers: Floats = np.where(
+            np.isnat(found),
+            np.nan,
+            found.astype(np.int64) / (self.microseconds / _MICROSECONDS[unit]),
+        )  # years may be far
         return numbers
 
     def to_dates(self, numbers: Floats) -> pd.DatetimeIndex:
@@ -100,12 +105,18 @@ class DateScale:
                 raise ValueError("numbers")
             return self.to_numbers(list(bins))
         except (TypeError, ValueError):
-            raise SpecError("the edges of a column of dates are dates", where, "write them as in bins=['2026-01-01', '2026-07-01']") from None
+            raise SpecError(
+                "the edges of a column of dates are dates",
+                where,
+                "write them as in bins=['2026-01-01', '2026-07-01']",
+            ) from None
 
     def _count(self, numbers: Floats) -> NDArray[np.int64]:
         known = np.isfinite(numbers)
         missing = np.iinfo(np.int64).min  # NaT
-        micro: NDArray[np.int64] = np.where(known, np.rint(np.where(known, numbers, 0.0) * self.microseconds), 0.0).astype(np.int64)
+        micro: NDArray[np.int64] = np.where(
+            known, np.rint(np.where(known, numbers, 0.0) * self.microseconds), 0.0
+        ).astype(np.int64)
         micro[~known] = missing
         return micro
 
@@ -123,14 +134,20 @@ def count_since_1970(bound: str, microseconds: int, *, last: bool) -> float:
         Whether a date that bounds times is its last moment, and not its first one.
     """
     time = dt.datetime.fromisoformat(bound)  # pandas counts in nanoseconds, which end in 2262
-    since = (time if time.tzinfo else time.replace(tzinfo=dt.UTC)) - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    since = (time if time.tzinfo else time.replace(tzinfo=dt.UTC)) - dt.datetime(
+        1970, 1, 1, tzinfo=dt.UTC
+    )
     rest = _MICROSECONDS["D"] // microseconds - 1 if last and len(bound) == len("2000-01-31") else 0
     return since / dt.timedelta(microseconds=microseconds) + rest
 
 
 def find_scales(frame: pd.DataFrame) -> dict[str, DateScale]:
     """Return how the numbers of each column of dates count them."""
-    return {str(name): scale for name in frame.columns if (scale := DateScale.of(frame[name])) is not None}
+    return {
+        str(name): scale
+        for name in frame.columns
+        if (scale := DateScale.of(frame[name])) is not None
+    }
 
 
 def check_no_dates(names: Sequence[str], dates: Mapping[str, DateScale]) -> None:
@@ -150,7 +167,11 @@ def check_no_dates(names: Sequence[str], dates: Mapping[str, DateScale]) -> None
     """
     for name in names:
         if name in dates:
-            raise SpecError("holds dates, and slopes of dates are not supported", f"column {name!r}", "use mean(), quantile() or histogram()")
+            raise SpecError(
+                "holds dates, and slopes of dates are not supported",
+                f"column {name!r}",
+                "use mean(), quantile() or histogram()",
+            )
 
 
 _SHOWN = 12
@@ -165,14 +186,16 @@ class Result:
     estimate
         A number, a Series or a DataFrame; of dates Timestamps, whose errors are Timedeltas.
     standard_error
-        Its standard deviation over drawing the rows from a population and releasing them, of the shape of the estimate. None where
-        no standard error is known.
+        Its standard deviation over drawing the rows from a population and releasing them, of the
+        shape of the estimate. None where no standard error is known.
     bias_bound
-        The largest possible bias, of the shape of the estimate or one number; 0.0 if there is none. None where no bound is known.
+        The largest possible bias, of the shape of the estimate or one number; 0.0 if there is none.
+        None where no bound is known.
     limits
         What the numbers leave out, in words.
     find_ends
-        Of a quantile: from a number of standard errors to the values at the ranks so far below and above it; None of others.
+        Of a quantile: from a number of standard errors to the values at the ranks so far below and
+        above it; None of others.
     """
 
     estimate: Any
@@ -192,8 +215,14 @@ class Result:
         index
             What each is of.
         """
-        columns = {name: [getattr(part, name) for part in parts] for name in ("estimate", "standard_error", "bias_bound")}
-        estimate, error, bias = (None if all(each is None for each in column) else pd.Series(column, index) for column in columns.values())
+        columns = {
+            name: [getattr(part, name) for part in parts]
+            for name in ("estimate", "standard_error", "bias_bound")
+        }
+        estimate, error, bias = (
+            None if all(each is None for each in column) else pd.Series(column, index)
+            for column in columns.values()
+        )
         bias = None if None in columns["bias_bound"] else bias
         error = error if error is None or error.dtype != object else error.astype(float)
         limits = tuple(dict.fromkeys(limit for part in parts for limit in part.limits))
@@ -204,7 +233,9 @@ class Result:
             return pd.Series(low, index), pd.Series(high, index)
 
         own = find_ends if len(finders) == len(parts) else None
-        return cls(estimate=estimate, standard_error=error, bias_bound=bias, limits=limits, find_ends=own)
+        return cls(
+            estimate=estimate, standard_error=error, bias_bound=bias, limits=limits, find_ends=own
+        )
 
     def interval(self, confidence: float = 0.95, *, ignore_bias: bool = False) -> tuple[Any, Any]:
         """Return the normal confidence interval, that of a quantile by ranks, widened by the bound on the bias.
@@ -214,25 +245,38 @@ class Result:
         confidence
             The probability with which it contains the true value, in (0, 1).
         ignore_bias
-            Leave the bias out: the interval then holds the true value with that probability only if there is no bias.
+            Leave the bias out: the interval then holds the true value with that probability only if
+            there is no bias.
 
         Raises
         ------
         SpecError
-            If no standard error or no bound on the bias is known, or the confidence is not within 0 to 1.
+            If no standard error or no bound on the bias is known, or the confidence is not within 0
+            to 1.
         """
         if not isinstance(confidence, int | float | np.floating) or not 0 < confidence < 1:
-            raise SpecError("the confidence is a probability between 0 and 1", "interval", "give a fraction such as 0.95, not a percentage")
+            raise SpecError(
+                "the confidence is a probability between 0 and 1",
+                "interval",
+                "give a fraction such as 0.95, not a percentage",
+            )
         deviations = float(special.ndtri(0.5 + confidence / 2))
         if self.find_ends is not None:
             low, high = self.find_ends(deviations)
         elif self.standard_error is None:
-            raise SpecError("no standard error is known, so there is no interval", "interval", "see `limits`")
+            raise SpecError(
+                "no standard error is known, so there is no interval", "interval", "see `limits`"
+            )
         else:
-            low, high = self.estimate - deviations * self.standard_error, self.estimate + deviations * self.standard_error
+            low, high = (
+                self.estimate - deviations * self.standard_error,
+                self.estimate + deviations * self.standard_error,
+            )
         if not ignore_bias:
             if self.bias_bound is None:
-                what = "no bound on the bias is known, so no interval is known to hold the true value"
+                what = (
+                    "no bound on the bias is known, so no interval is known to hold the true value"
+                )
                 use = "see `limits`; interval(ignore_bias=True) has the standard error alone"
                 raise SpecError(what, "interval", use)
             low, high = low - self.bias_bound, high + self.bias_bound
@@ -241,36 +285,77 @@ class Result:
     def to_frame(self) -> pd.DataFrame:
         """Return a row for each number of the estimate: the estimate, its standard error and the bound on its bias."""
         if isinstance(self.estimate, pd.DataFrame):
-            index: pd.Index = pd.MultiIndex.from_product([self.estimate.index, self.estimate.columns])
+            index: pd.Index = pd.MultiIndex.from_product(
+                [self.estimate.index, self.estimate.columns]
+            )
         else:
-            index = self.estimate.index if isinstance(self.estimate, pd.Series) else pd.RangeIndex(1)
-        parts = {"estimate": self.estimate, "standard_error": self.standard_error, "bias_bound": self.bias_bound}
+            index = (
+                self.estimate.index if isinstance(self.estimate, pd.Series) else pd.RangeIndex(1)
+            )
+        parts = {
+            "estimate": self.estimate,
+            "standard_error": self.standard_error,
+            "bias_bound": self.bias_bound,
+        }
         shape = np.shape(self.estimate)
-        numbers = {name: np.ravel(np.broadcast_to(np.nan if part is None else part, shape)) for name, part in parts.items()}
+        numbers = {
+            name: np.ravel(np.broadcast_to(np.nan if part is None else part, shape))
+            for name, part in parts.items()
+        }
         return pd.DataFrame(numbers, index=index)
 
     def __repr__(self) -> str:
         if isinstance(self.estimate, pd.Series | pd.DataFrame):
             frame = self.to_frame()
             more = f"\n… {len(frame) - _SHOWN:,} more" if len(frame) > _SHOWN else ""
-            return str(frame.head(_SHOWN).to_string(float_format=lambda number: f"{number:.4g}")) + more
+            return (
+                str(frame.head(_SHOWN).to_string(float_format=lambda number: f"{number:.4g}"))
+                + more
+            )
         if isinstance(self.estimate, pd.Timestamp):
             return self._describe_date(self.estimate)
-        error = "no standard error" if self.standard_error is None else f"standard error {write_digits(self.standard_error)}"
-        bias = "no bound on its bias" if self.bias_bound is None else f"bias at most {write_digits(self.bias_bound)}"
+        error = (
+            "no standard error"
+            if self.standard_error is None
+            else f"standard error {write_digits(self.standard_error)}"
+        )
+        bias = (
+            "no bound on its bias"
+            if self.bias_bound is None
+            else f"bias at most {write_digits(self.bias_bound)}"
+        )
         bias = "unbiased" if self.bias_bound == 0.0 else bias
         if self.standard_error is None and self.find_ends is not None:
             low, high = self.find_ends(float(special.ndtri(0.975)))
-            error, bias = f"at ranks within 1.96 standard errors {low:.6g} to {high:.6g}", "" if self.bias_bound == 0.0 else bias
+            error, bias = (
+                f"at ranks within 1.96 standard errors {low:.6g} to {high:.6g}",
+                "" if self.bias_bound == 0.0 else bias,
+            )
             return f"{self.estimate:.6g} ({', '.join(filter(None, (error, bias)))})"
         return f"{self.estimate:.6g} ({error}, {bias})"
 
     def _describe_date(self, estimate: pd.Timestamp) -> str:
-        bias = "no bound on its bias" if self.bias_bound is None else f"bias at most {self.bias_bound}" if self.bias_bound else "unbiased"
+        bias = (
+            "no bound on its bias"
+            if self.bias_bound is None
+            else f"bias at most {self.bias_bound}"
+            if self.bias_bound
+            else "unbiased"
+        )
         return f"{estimate} (standard error {self.standard_error}, {bias})"
 
 
-QUESTIONS = ("mean", "share", "histogram", "quantile", "crosstab", "slope", "npmle", "regress", "fit")
+QUESTIONS = (
+    "mean",
+    "share",
+    "histogram",
+    "quantile",
+    "crosstab",
+    "slope",
+    "npmle",
+    "regress",
+    "fit",
+)
 _N_BINS = 20
 
 
@@ -278,8 +363,8 @@ _N_BINS = 20
 class OpenedRelease:
     """A release as an analyst sees it: its table, its card, and estimates of the original table with their standard errors.
 
-    Everything is computed from the folder alone, and costs no ε. A question that this kind of release does not answer is refused
-    with one line that says why, and what to use.
+    Everything is computed from the folder alone, and costs no ε. A question that this kind of
+    release does not answer is refused with one line that says why, and what to use.
 
     Attributes
     ----------
@@ -316,11 +401,22 @@ class OpenedRelease:
         rows = {}
         for name, column in self.content["columns"].items():
             levels, bounds = column.get("levels"), column.get("bounds")
-            ends = " to ".join(say_date(bound, column.get("numbers")) or str(bound) for bound in bounds or ())
+            ends = " to ".join(
+                say_date(bound, column.get("numbers")) or str(bound) for bound in bounds or ()
+            )
             domain = ends if levels is None else f"{len(levels)} levels"
-            answers = ", ".join(question for question in QUESTIONS if question in self._answers(name))
-            rows[name] = {"role": column["role"], "kind": column.get("kind") or "", "domain": domain, "answers": answers}
-        return pd.DataFrame.from_dict(rows, orient="index", columns=["role", "kind", "domain", "answers"])
+            answers = ", ".join(
+                question for question in QUESTIONS if question in self._answers(name)
+            )
+            rows[name] = {
+                "role": column["role"],
+                "kind": column.get("kind") or "",
+                "domain": domain,
+                "answers": answers,
+            }
+        return pd.DataFrame.from_dict(
+            rows, orient="index", columns=["role", "kind", "domain", "answers"]
+        )
 
     def to_pandas(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """Return the released table as a pandas frame, or some of its columns.
@@ -342,7 +438,9 @@ class OpenedRelease:
         """Return the released table as a lazy Dask frame, with a partition for each shard."""
         return read_frame(self.folder, self.shards)
 
-    def mean(self, column: str, *, by: str | None = None, values: Sequence[float] | None = None) -> Result:
+    def mean(
+        self, column: str, *, by: str | None = None, values: Sequence[float] | None = None
+    ) -> Result:
         """Return the mean of a column, or its mean in each group of another column.
 
         Parameters
@@ -352,8 +450,9 @@ class OpenedRelease:
         by
             A column whose levels make the groups.
         values
-            A number for each level, in the card's order, null first, where a column's levels are not numbers; `[0, 0, 1]` gives the share
-            of the third. NaN leaves the rows of a level out, as nulls are left out by default.
+            A number for each level, in the card's order, null first, where a column's levels are
+            not numbers; `[0, 0, 1]` gives the share of the third. NaN leaves the rows of a level
+            out, as nulls are left out by default.
         """
         del by, values
         self._refuse("mean", column)
@@ -384,7 +483,9 @@ class OpenedRelease:
         del bins
         self._refuse("histogram", column)
 
-    def quantile(self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None) -> Result:
+    def quantile(
+        self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None
+    ) -> Result:
         """Return a quantile of a column of numbers or dates; or several, a Series by probability.
 
         Parameters
@@ -421,7 +522,13 @@ class OpenedRelease:
         """
         self._refuse("slope", response, *features)
 
-    def npmle(self, column: str, *, support: tuple[float, float] | None = None, knots: Sequence[float] | None = None) -> NPMLE:
+    def npmle(
+        self,
+        column: str,
+        *,
+        support: tuple[float, float] | None = None,
+        knots: Sequence[float] | None = None,
+    ) -> NPMLE:
         """Return the distribution under which a column's released ranges are most likely.
 
         Parameters
@@ -431,8 +538,9 @@ class OpenedRelease:
         support
             Bounds that no value lies outside of; the declared ones if not given.
         knots
-            Where the estimate may tell values apart, such as `numpy.geomspace(100, 1e6, 300)`. By default they are quantiles of the ranges' ends, and
-            more ends where the distribution has its mass.
+            Where the estimate may tell values apart, such as `numpy.geomspace(100, 1e6, 300)`. By
+            default they are quantiles of the ranges' ends, and more ends where the distribution has
+            its mass.
         """
         del support, knots
         self._refuse("npmle", column)
@@ -452,13 +560,19 @@ class OpenedRelease:
         del estimator
         self._refuse("regress", response, *features)
 
-    def fit(self, estimator: Callable[[WeightedSample], NDArray[np.float64]], response: str, *features: str) -> Result:
+    def fit(
+        self,
+        estimator: Callable[[WeightedSample], NDArray[np.float64]],
+        response: str,
+        *features: str,
+    ) -> Result:
         """Return the coefficients of an M-estimator of weighted cells, a Series.
 
         Parameters
         ----------
         estimator
-            One of `dpdask.inference`, such as `logistic`, or any function from a `WeightedSample` to coefficients.
+            One of `dpdask.inference`, such as `logistic`, or any function from a `WeightedSample`
+            to coefficients.
         response
             The column that is explained.
         features
@@ -488,38 +602,66 @@ class OpenedRelease:
     def _check_released(self, columns: Sequence[str]) -> list[str]:
         """Return the names of columns; refuse what is not a list of columns that the shards have."""
         if isinstance(columns, str) or not isinstance(columns, Iterable):
-            raise SpecError("the columns must be a list of names", "to_pandas", 'write it as in to_pandas(["age", "city"])')
+            raise SpecError(
+                "the columns must be a list of names",
+                "to_pandas",
+                'write it as in to_pandas(["age", "city"])',
+            )
         chosen = list(columns)
         held = self._types.names
         missing = next((name for name in chosen if name not in held), None)
         if missing is not None:
             near = difflib.get_close_matches(str(missing), held, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"use some of {', '.join(held[:_SHOWN])}{', …' if len(held) > _SHOWN else ''}"
-            raise SpecError("no released column has this name", f"to_pandas, column {missing!r}", hint)
+            hint = (
+                f"did you mean {near[0]!r}?"
+                if near
+                else f"use some of {', '.join(held[:_SHOWN])}{', …' if len(held) > _SHOWN else ''}"
+            )
+            raise SpecError(
+                "no released column has this name", f"to_pandas, column {missing!r}", hint
+            )
         return chosen
 
     def _levels(self, name: str) -> tuple[object, ...] | None:
         levels = self._column(name).get("levels")
         return None if levels is None else tuple(levels)
 
-    def _level_values(self, name: str, values: Sequence[float] | None) -> NDArray[np.float64] | None:
+    def _level_values(
+        self, name: str, values: Sequence[float] | None
+    ) -> NDArray[np.float64] | None:
         """Return the number of each level, NaN for null; None for a column without levels."""
         levels = self._levels(name)
         if levels is None:
             if values is not None:
-                raise SpecError("`values` are for a column with levels", f"mean({name})", "leave them out")
+                raise SpecError(
+                    "`values` are for a column with levels", f"mean({name})", "leave them out"
+                )
             return None
-        shown = ", ".join("null" if level is None else str(level) for level in levels[:_SHOWN]) + (", …" if len(levels) > _SHOWN else "")
+        shown = ", ".join("null" if level is None else str(level) for level in levels[:_SHOWN]) + (
+            ", …" if len(levels) > _SHOWN else ""
+        )
         if values is None:
             if not all(level is None or isinstance(level, int | float) for level in levels):
-                raise SpecError("does not hold numbers", f"column {name!r}", f"use share(), or give `values`, a number for each of {shown}")
-            values = [math.nan if level is None else float(level) for level in levels if level is None or isinstance(level, int | float)]
+                raise SpecError(
+                    "does not hold numbers",
+                    f"column {name!r}",
+                    f"use share(), or give `values`, a number for each of {shown}",
+                )
+            values = [
+                math.nan if level is None else float(level)
+                for level in levels
+                if level is None or isinstance(level, int | float)
+            ]
         try:
             found = np.asarray(values, dtype=np.float64)
         except (TypeError, ValueError):
             found = np.zeros(0)
         if found.shape != (len(levels),) or np.isinf(found).any():
-            raise SpecError(f"needs {len(levels)} values, in the order of the levels", f"mean({name})", f"give a number, or NaN, for each of {shown}")
+            raise SpecError(
+                f"needs {len(levels)} values, in the order of the levels",
+                f"mean({name})",
+                f"give a number, or NaN, for each of {shown}",
+            )
         return found
 
     def _bounds_of(self, name: str) -> tuple[float, float] | None:
@@ -527,21 +669,40 @@ class OpenedRelease:
         bounds = self._column(name).get("bounds")
         return None if bounds is None else (float(bounds[0]), float(bounds[1]))
 
-    def _edges(self, name: str, bins: int | Sequence[Any], scale: DateScale | None = None) -> NDArray[np.float64]:
+    def _edges(
+        self, name: str, bins: int | Sequence[Any], scale: DateScale | None = None
+    ) -> NDArray[np.float64]:
         """Return the edges of a histogram's ranges; a number of them lies between the declared bounds."""
         if isinstance(bins, int):
             bounds = self._bounds_of(name)
             if any(isinstance(level, str) for level in self._levels(name) or ()):
                 raise SpecError("does not hold numbers", f"column {name!r}", "use share()")
             if bounds is None or bins < 1 or bins is True:
-                raise SpecError("a number of ranges needs declared bounds, and is at least 1", f"column {name!r}", "give the edges: bins=[0, 10, 20]")
+                raise SpecError(
+                    "a number of ranges needs declared bounds, and is at least 1",
+                    f"column {name!r}",
+                    "give the edges: bins=[0, 10, 20]",
+                )
             return np.linspace(*bounds, bins + 1)
         try:
-            edges = np.asarray(bins, dtype=np.float64) if scale is None else scale.to_edges(bins, f"column {name!r}")
+            edges = (
+                np.asarray(bins, dtype=np.float64)
+                if scale is None
+                else scale.to_edges(bins, f"column {name!r}")
+            )
         except (TypeError, ValueError):
             edges = np.zeros(0)
-        if edges.ndim != 1 or len(edges) < 2 or not np.isfinite(edges).all() or (np.diff(edges) <= 0).any():
-            raise SpecError("the edges must be finite numbers that increase, at least two", "bins", "write them as in bins=[0, 10, 20]")
+        if (
+            edges.ndim != 1
+            or len(edges) < 2
+            or not np.isfinite(edges).all()
+            or (np.diff(edges) <= 0).any()
+        ):
+            raise SpecError(
+                "the edges must be finite numbers that increase, at least two",
+                "bins",
+                "write them as in bins=[0, 10, 20]",
+            )
         return edges
 
     def _refuse(self, question: str, *names: str) -> NoReturn:
@@ -556,7 +717,11 @@ class OpenedRelease:
         kind, promised = self.content["mechanism"]["kind"], self.content["guarantee"]["epsilon"]
         promise = "no epsilon" if promised is None else f"epsilon={promised:g}"
         insecure = ", INSECURE" if self.content["insecure"] else ""
-        private = [name for name, column in self.content["columns"].items() if column["role"] == "privatised"]
+        private = [
+            name
+            for name, column in self.content["columns"].items()
+            if column["role"] == "privatised"
+        ]
         return f"{type(self).__name__}({kind}, {self.n_rows:,} rows, {promise}{insecure}, privatised: {', '.join(private)})"
 
 
@@ -576,9 +741,17 @@ def check_one(column: object, where: str | None = None) -> None:
         If it is a list or another collection.
     """
     if isinstance(column, Iterable) and not isinstance(column, str):
-        first = next((name for name in column if isinstance(name, str)), None) if isinstance(column, list | tuple) else None
+        first = (
+            next((name for name in column if isinstance(name, str)), None)
+            if isinstance(column, list | tuple)
+            else None
+        )
         hint = "give its name, a text" if first is None else f"give a name such as {first!r}"
-        raise SpecError("one column is expected", f"{f'{where}, ' if where else ''}a {type(column).__name__}", hint)
+        raise SpecError(
+            "one column is expected",
+            f"{f'{where}, ' if where else ''}a {type(column).__name__}",
+            hint,
+        )
 
 
 def check_probabilities(q: float | Sequence[float]) -> list[float]:
@@ -594,7 +767,11 @@ def check_probabilities(q: float | Sequence[float]) -> list[float]:
     except (TypeError, ValueError):
         found = np.zeros(0)
     if found.ndim != 1 or not found.size or not ((found > 0) & (found < 1)).all():
-        raise SpecError("a quantile's probability lies between 0 and 1", "quantile", "give a fraction, not a percentage; or a list of fractions")
+        raise SpecError(
+            "a quantile's probability lies between 0 and 1",
+            "quantile",
+            "give a fraction, not a percentage; or a list of fractions",
+        )
     return found.tolist()  # type: ignore[no-any-return]  # numpy's typing
 
 
@@ -615,4 +792,8 @@ def check_no_groups(question: str, column: str, by: str | None) -> None:
     """
     if by is not None:
         use = f"use crosstab({by!r}, {column!r})" if question == "share" else "use mean(…, by=…)"
-        raise SpecError(f"{question}() takes no groups", f"{question}({column}, by={by})", f"{use} where the release answers it: see `.columns`")
+        raise SpecError(
+            f"{question}() takes no groups",
+            f"{question}({column}, by={by})",
+            f"{use} where the release answers it: see `.columns`",
+        )

@@ -28,10 +28,11 @@ def open(  # noqa: A001 - `dpdask.open`, as `Image.open`
     path
         The output folder of a job, a path or any fsspec URL.
     card
-        The name of the release's card in the folder `_dpdask`, such as `release-00001.json`, if there are several releases.
+        The name of the release's card in the folder `_dpdask`, such as `release-00001.json`, if
+        there are several releases.
     storage
-        How its store is opened, as the `storage` of a job; the environment decides if not given. The options hold for all later
-        calls in this process that use the same bucket.
+        How its store is opened, as the `storage` of a job; the environment decides if not given.
+        The options hold for all later calls in this process that use the same bucket.
 
     Raises
     ------
@@ -55,28 +56,50 @@ def open(  # noqa: A001 - `dpdask.open`, as `Image.open`
     folder = Folder(url)
     manifest, read = _read(folder, str(path), card)
     content, shards = read.to_dict(), tuple(shard.name for shard in manifest.shards)
-    return _choose(content["mechanism"], str(path))(folder=folder, shards=shards, n_rows=manifest.n_rows, content=content)
+    return _choose(content["mechanism"], str(path))(
+        folder=folder, shards=shards, n_rows=manifest.n_rows, content=content
+    )
 
 
 def _read(folder: Folder, path: str, card: str | None) -> tuple[Manifest, Card]:
     """Return the manifest and the card of a release in a folder: of the only one, or of that whose card has this name."""
     prefix, _, suffix = MANIFEST_NAME.removeprefix(f"{META}/").partition(".")
-    names = [name for name in folder.child(META).names() if name.startswith(prefix) and name.endswith(f".{suffix}")]
+    names = [
+        name
+        for name in folder.child(META).names()
+        if name.startswith(prefix) and name.endswith(f".{suffix}")
+    ]
     if not names:
-        raise InputError("there is no finished release here", path, "give the output folder of a job; `dpdask status` shows its state")
+        raise InputError(
+            "there is no finished release here",
+            path,
+            "give the output folder of a job; `dpdask status` shows its state",
+        )
     start = CARD_NAME.removesuffix(".json").removeprefix(f"{META}/")
     cards = {start + name.removeprefix(prefix): name for name in names}
     some = f"{', '.join(sorted(cards)[:3])}{', …' if len(cards) > 3 else ''}"
     if card is not None and card not in cards:
-        raise InputError(f"there is no release with the card {card!r} here", path, f"its cards are {some}")
+        raise InputError(
+            f"there is no release with the card {card!r} here", path, f"its cards are {some}"
+        )
     if card is None and len(names) > 1:
-        what = f"this folder holds {len(names):,} releases, each with its own card and its own noise"
-        raise SpecError(what, path, f"open one after the other, `dpdask.open(…, card=…)`, and combine estimates by release; its cards are {some}")
+        what = (
+            f"this folder holds {len(names):,} releases, each with its own card and its own noise"
+        )
+        raise SpecError(
+            what,
+            path,
+            f"open one after the other, `dpdask.open(…, card=…)`, and combine estimates by release; its cards are {some}",
+        )
     chosen = card or next(iter(cards))
     manifest, where = Manifest.read(folder, f"{META}/{cards[chosen]}"), f"{META}/{chosen}"
     data = folder.read(where, replaced=True)
     if manifest is None or sha256(data).hexdigest() != manifest.card_sha256:
-        raise InputError("this card is not the one that the manifest names", f"{path}/{where}", "copy the whole folder again")
+        raise InputError(
+            "this card is not the one that the manifest names",
+            f"{path}/{where}",
+            "copy the whole folder again",
+        )
     return manifest, Card.read(data, f"{path}/{where}")
 
 
@@ -91,5 +114,7 @@ def _choose(mechanism: Mapping[str, Any], path: str) -> type[OpenedRelease]:
         "interval": OpenedRanges,
     }
     if kind not in found:
-        raise SpecError(f"releases of the mechanism {kind!r} cannot be opened", path, "read the Parquet files")
+        raise SpecError(
+            f"releases of the mechanism {kind!r} cannot be opened", path, "read the Parquet files"
+        )
     return found[kind]

@@ -1,7 +1,8 @@
 """Estimates from released records, cells or tables: weighted averages, and how far sampling and noise move them.
 
-A weighted average moves by the average of its influence function. Drawing rows gives that a variance in proportion to its spread over
-the points; noise in the counts gives it the sum of its squares over the noisy cells, times the noise of one cell.
+A weighted average moves by the average of its influence function. Drawing rows gives that a
+variance in proportion to its spread over the points; noise in the counts gives it the sum of its
+squares over the noisy cells, times the noise of one cell.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.analysis.opened import DateScale, OpenedRelease, Result, check_no_dates, check_no_groups, check_one, check_probabilities, find_scales
+from dpdask.analysis.opened import (
+    DateScale,
+    OpenedRelease,
+    Result,
+    check_no_dates,
+    check_no_groups,
+    check_one,
+    check_probabilities,
+    find_scales,
+)
 from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, least_squares, quantile
 from dpdask.inference.tallies import level_codes
@@ -69,7 +79,9 @@ class NoisyCells:
         """
         weights = np.ones(len(self.frame)) if self.sizes is None else self.sizes
         inside = chosen < n
-        return np.bincount(chosen[inside], weights=(weights * values)[inside], minlength=n).astype(np.float64)
+        return np.bincount(chosen[inside], weights=(weights * values)[inside], minlength=n).astype(
+            np.float64
+        )
 
     @property
     def n_cells(self) -> float:
@@ -90,12 +102,13 @@ class Points:
     n_rows
         How many rows the table has, or has about.
     sampling
-        What the variance of one value is multiplied by: 1 / rows for a table of rows, more where records were drawn once more.
+        What the variance of one value is multiplied by: 1 / rows for a table of rows, more where
+        records were drawn once more.
     levels
         The levels of each column that has levels; of others nothing.
     ends
-        By column, the least and the greatest value that a point's rows may have, float64 arrays of shape (n,), NaN of a null; no column
-        if points are the rows' values.
+        By column, the least and the greatest value that a point's rows may have, float64 arrays of
+        shape (n,), NaN of a null; no column if points are the rows' values.
     rank_errors
         By column, how far the rank of a released value may be off.
     bounds
@@ -103,7 +116,8 @@ class Points:
     noise
         The noisy cells of some columns; None if no noise was added to counts.
     rank_noise
-        By column of numbers, at most what standard deviation the noise of the counts gives the share of a range, where its cells are not told.
+        By column of numbers, at most what standard deviation the noise of the counts gives the
+        share of a range, where its cells are not told.
     lost
         What share of the rows may be in cells that were left out, or counted where there are none.
     biased
@@ -146,10 +160,18 @@ class Points:
         """
 
         def number(frame: pd.DataFrame) -> Floats:
-            return _to_numbers(frame[name], name) if values is None else values[_find_levels(frame[name], self._levels_of(name), name)]
+            return (
+                _to_numbers(frame[name], name)
+                if values is None
+                else values[_find_levels(frame[name], self._levels_of(name), name)]
+            )
 
         groups = self._levels_of(by) if by is not None else [None]
-        code = np.zeros(len(self.frame), dtype=np.int64) if by is None else _find_levels(self.frame[by], groups, by)
+        code = (
+            np.zeros(len(self.frame), dtype=np.int64)
+            if by is None
+            else _find_levels(self.frame[by], groups, by)
+        )
         x, n_groups = number(self.frame), len(groups)
         here = np.isfinite(x)
         x, code, weights = x[here], code[here], self.weights[here] / self.weights.sum()
@@ -161,25 +183,45 @@ class Points:
             share = add(weights, code)
             share = np.where(share > 0.0, share, np.nan)  # noise alone may weigh less than nothing
             mean = add(weights * x, code) / share
-            variance = self.sampling * np.maximum(add(weights * (x - mean[code]) ** 2, code), 0.0) / share**2
+            variance = (
+                self.sampling
+                * np.maximum(add(weights * (x - mean[code]) ** 2, code), 0.0)
+                / share**2
+            )
             if self.noise is not None:
                 cells = self.noise([name] if by is None else [name, by])
                 numbers = number(cells.frame)
                 inside = np.isfinite(numbers)
-                place = np.zeros(len(numbers), dtype=np.int64) if by is None else _find_levels(cells.frame[by], groups, by)
+                place = (
+                    np.zeros(len(numbers), dtype=np.int64)
+                    if by is None
+                    else _find_levels(cells.frame[by], groups, by)
+                )
                 apart = np.where(inside, numbers - mean[place], 0.0)
-                variance = variance + cells.variance * cells.add(place, n_groups, apart**2) / share**2
-            if name in self.rank_noise and len(x):  # a mean is the integral of ranks over the released range
+                variance = (
+                    variance + cells.variance * cells.add(place, n_groups, apart**2) / share**2
+                )
+            if name in self.rank_noise and len(
+                x
+            ):  # a mean is the integral of ranks over the released range
                 variance = variance + (self.rank_noise[name] * np.ptp(x) / share) ** 2
-            bias = (add(np.abs(weights) * self._shift(name)[here], code) + self._mean_shift(name)) / share
+            bias = (
+                add(np.abs(weights) * self._shift(name)[here], code) + self._mean_shift(name)
+            ) / share
         if by is None and np.isnan(share).all():
-            raise SpecError("no weight above 0 is left for rows with a value", f"column {name!r}", "release with a larger epsilon")
+            raise SpecError(
+                "no weight above 0 is left for rows with a value",
+                f"column {name!r}",
+                "release with a larger epsilon",
+            )
         error = np.sqrt(variance)
         still = error <= _STILL * np.abs(x).max(initial=0.0)
         parts = (mean, np.where(still, np.nan, error), bias)
         limits = self.limits if here.all() else (*self.limits, WITHOUT_NULLS)
         limits = (*limits, _EQUAL) if still.any() else limits
-        if self.biased and values is None and name not in self.levels:  # noise puts rows anywhere between the bounds
+        if (
+            self.biased and values is None and name not in self.levels
+        ):  # noise puts rows anywhere between the bounds
             limits = (*limits, WIDE)
         if (bias > np.abs(mean) / 2.0).any() and values is None and name not in self.levels:
             limits = (*limits, LOOSE)
@@ -196,9 +238,18 @@ class Points:
         levels = self._levels_of(name)
         p = self._add(_find_levels(self.frame[name], levels, name), len(levels))
         cells = None if self.noise is None else self.noise([name])
-        n_in = None if cells is None else cells.add(_find_levels(cells.frame[name], levels, name), len(levels))
+        n_in = (
+            None
+            if cells is None
+            else cells.add(_find_levels(cells.frame[name], levels, name), len(levels))
+        )
         index = pd.Index(list(levels), name=name)
-        return self._result(*(pd.Series(part, index) for part in (p, self._share_error(p, n_in, cells), self._lost_of(p))))
+        return self._result(
+            *(
+                pd.Series(part, index)
+                for part in (p, self._share_error(p, n_in, cells), self._lost_of(p))
+            )
+        )
 
     def histogram(self, name: str, edges: Floats) -> Result:
         """Return how many rows lie in each range [edge, next edge); the last holds its upper edge too.
@@ -214,13 +265,17 @@ class Points:
         def cut(values: Floats) -> NDArray[np.int64]:
             place = np.searchsorted(edges, values, side="right") - 1
             place[values == edges[-1]] = len(edges) - 2
-            return np.where((values < edges[0]) | (values > edges[-1]) | np.isnan(values), len(edges) - 1, place)
+            return np.where(
+                (values < edges[0]) | (values > edges[-1]) | np.isnan(values), len(edges) - 1, place
+            )
 
         x, n = self._numbers(name), len(edges) - 1
         p = self._add(cut(x), n + 1)[:n]
         cells = None if self.noise is None else self.noise([name])
         n_in = None if cells is None else cells.add(cut(_to_numbers(cells.frame[name], name)), n)
-        near, around = np.array([self._cut(name, edge, edge == edges[-1], cells) for edge in edges]).T
+        near, around = np.array(
+            [self._cut(name, edge, edge == edges[-1], cells) for edge in edges]
+        ).T
         bias = near[:-1] + near[1:] + 2.0 * self.rank_errors.get(name, 0.0) + self._lost_of(p)
         breaks = self.dates[name].to_dates(edges) if name in self.dates else edges
         index = pd.IntervalIndex.from_breaks(breaks, closed="left", name=name)
@@ -243,7 +298,9 @@ class Points:
         here = np.isfinite(x)
         x, weights = x[here], self.weights[here]
         value = quantile(x, weights, q)
-        known = float(weights.sum() / self.weights.sum())  # its rank is one among the rows with a value
+        known = float(
+            weights.sum() / self.weights.sum()
+        )  # its rank is one among the rows with a value
         p = np.array([float(weights[x <= value].sum() / weights.sum())])
         cells = None if self.noise is None else self.noise([name])
         numbers = np.zeros(0) if cells is None else _to_numbers(cells.frame[name], name)
@@ -268,9 +325,14 @@ class Points:
 
         def find_ends(deviations: float) -> tuple[Any, Any]:
             ends = move(deviations * of_rank, at)
-            return tuple(self._tell(name, end, 0.0, 0.0)[0] for end in (min(ends[0], value), max(ends[1], value)))
+            return tuple(
+                self._tell(name, end, 0.0, 0.0)[0]
+                for end in (min(ends[0], value), max(ends[1], value))
+            )
 
-        found = replace(self._result(*self._tell(name, value, error, bias + shift)), find_ends=find_ends)
+        found = replace(
+            self._result(*self._tell(name, value, error, bias + shift)), find_ends=find_ends
+        )
         limits = found.limits if here.all() else (*found.limits, WITHOUT_NULLS)
         if error <= _STILL * np.abs(x).max(initial=0.0):
             return replace(found, standard_error=None, limits=(*limits, _SHARED))
@@ -298,15 +360,23 @@ class Points:
         sizes = [len(own) for own in levels]
 
         def code(frame: pd.DataFrame) -> NDArray[np.int64]:
-            one, two = (_find_levels(frame[name], own, name) for name, own in zip((first, second), levels, strict=True))
+            one, two = (
+                _find_levels(frame[name], own, name)
+                for name, own in zip((first, second), levels, strict=True)
+            )
             return one * sizes[1] + two
 
         p = self._add(code(self.frame), math.prod(sizes))
         cells = None if self.noise is None else self.noise([first, second])
         n_in = None if cells is None else cells.add(code(cells.frame), len(p))
-        index, columns = (pd.Index(list(own), name=name) for name, own in zip((first, second), levels, strict=True))
+        index, columns = (
+            pd.Index(list(own), name=name)
+            for name, own in zip((first, second), levels, strict=True)
+        )
         parts = (p, self._share_error(p, n_in, cells), self._lost_of(p))
-        return self._result(*(pd.DataFrame(self.n_rows * part.reshape(sizes), index, columns) for part in parts))
+        return self._result(
+            *(pd.DataFrame(self.n_rows * part.reshape(sizes), index, columns) for part in parts)
+        )
 
     def slope(self, response: str, features: Sequence[str]) -> Result:
         """Return the slopes of least squares of a column of numbers on others, a Series; rows that lack one of them are left out.
@@ -323,8 +393,12 @@ class Points:
         table = np.column_stack([self._numbers(name) for name in names])
         here = np.isfinite(table).all(axis=1)
         table, weights = table[here], self.weights[here]
-        known = float(weights.sum() / self.weights.sum())  # averages are of the rows that have all columns
-        beta = least_squares(WeightedSample(features=table[:, 1:], response=table[:, 0], weights=weights))[1:]
+        known = float(
+            weights.sum() / self.weights.sum()
+        )  # averages are of the rows that have all columns
+        beta = least_squares(
+            WeightedSample(features=table[:, 1:], response=table[:, 0], weights=weights)
+        )[1:]
         share = weights / weights.sum()
         centre = share @ table
         z = table - centre
@@ -335,10 +409,16 @@ class Points:
             variance = variance + self._noise_of_slope(names, centre, beta, inverse) / known**2
         index = pd.Index(list(features))
         bias = None if self.ends or self.rank_errors else np.zeros(len(beta))
-        found = self._result(pd.Series(beta, index), pd.Series(np.sqrt(variance), index), None if bias is None else pd.Series(bias, index))
+        found = self._result(
+            pd.Series(beta, index),
+            pd.Series(np.sqrt(variance), index),
+            None if bias is None else pd.Series(bias, index),
+        )
         return replace(found, limits=(*found.limits, _SLOPE)) if self.ends else found
 
-    def _noise_of_slope(self, names: Sequence[str], centre: Floats, beta: Floats, inverse: Floats) -> Floats:
+    def _noise_of_slope(
+        self, names: Sequence[str], centre: Floats, beta: Floats, inverse: Floats
+    ) -> Floats:
         """Return the noise's part of the slopes' variances: a slope is a sum of products of two columns, and each pair has its own table.
 
         The parts of the pairs are added as standard deviations, which is never too small.
@@ -353,7 +433,10 @@ class Points:
             for left, right in {(one, two), (two, one)}:
                 if left:
                     weight += inverse[left - 1] * ahead[right]
-            total += np.abs(weight) * math.sqrt(cells.variance * cells.add(np.zeros(len(a), dtype=np.int64), 1, np.nan_to_num(a * b) ** 2)[0])
+            total += np.abs(weight) * math.sqrt(
+                cells.variance
+                * cells.add(np.zeros(len(a), dtype=np.int64), 1, np.nan_to_num(a * b) ** 2)[0]
+            )
         return total**2
 
     def _tell(self, name: str, estimate: Any, error: Any, bias: Any) -> tuple[Any, Any, Any]:
@@ -361,12 +444,19 @@ class Points:
         scale = self.dates.get(name)
         if scale is None:
             return estimate, error, bias
-        found = scale.to_dates(np.atleast_1d(estimate)), *(scale.to_spans(np.atleast_1d(part)) for part in (error, bias))
+        found = (
+            scale.to_dates(np.atleast_1d(estimate)),
+            *(scale.to_spans(np.atleast_1d(part)) for part in (error, bias)),
+        )
         return found if np.ndim(estimate) else (found[0][0], found[1][0], found[2][0])
 
     def _levels_of(self, name: str) -> Sequence[object]:
         if name not in self.levels:
-            raise SpecError("is a column of numbers, without levels", f"column {name!r}", "use histogram(), mean() or quantile()")
+            raise SpecError(
+                "is a column of numbers, without levels",
+                f"column {name!r}",
+                "use histogram(), mean() or quantile()",
+            )
         return self.levels[name]
 
     def _numbers(self, name: str) -> Floats:
@@ -390,7 +480,9 @@ class Points:
         bias: Floats = self.lost * np.maximum(p, 1.0 - p)
         return bias
 
-    def _cut(self, name: str, edge: float, is_last: bool, cells: NoisyCells | None) -> tuple[float, float]:
+    def _cut(
+        self, name: str, edge: float, is_last: bool, cells: NoisyCells | None
+    ) -> tuple[float, float]:
         """Return the share of the rows that may lie on the other side of an edge than their point, and its variance.
 
         Rows at the last edge lie before it.
@@ -425,20 +517,31 @@ class Points:
         Such a share is a ratio A / B of two noisy sums. By the delta method its variance is that of
         A - p B, over B²: each cell of the share counts with (1 - p)², each other one of B with p².
         """
-        least = min(0.5, 1.0 / (self.n_rows * known))  # of a level without released rows, the share is not known to be 0
+        least = min(
+            0.5, 1.0 / (self.n_rows * known)
+        )  # of a level without released rows, the share is not known to be 0
         spread = np.clip(p, least, 1.0 - least)
         variance = self.sampling * spread * (1.0 - spread) / known
         if cells is not None and n_in is not None:
             others = (cells.n_cells if n_known is None else n_known) - n_in
-            variance = variance + cells.variance * (n_in * (1.0 - p) ** 2 + others * p**2) / known**2
+            variance = (
+                variance + cells.variance * (n_in * (1.0 - p) ** 2 + others * p**2) / known**2
+            )
         error: Floats = np.sqrt(variance)
         return error
 
     def _result(self, estimate: object, error: object, bias: object) -> Result:
         parts = np.asarray(bias)
-        known = bias is not None and bool(np.isfinite(parts).all() if parts.dtype.kind == "f" else not pd.isna(parts).any())  # or spans of time
+        known = bias is not None and bool(
+            np.isfinite(parts).all() if parts.dtype.kind == "f" else not pd.isna(parts).any()
+        )  # or spans of time
         unknown = self.biased or self.spread or not known
-        return Result(estimate=estimate, standard_error=error, bias_bound=None if unknown else bias, limits=self.limits)
+        return Result(
+            estimate=estimate,
+            standard_error=error,
+            bias_bound=None if unknown else bias,
+            limits=self.limits,
+        )
 
 
 def _find_levels(values: pd.Series, levels: Sequence[object], name: str) -> NDArray[np.int64]:
@@ -456,7 +559,9 @@ def _to_numbers(values: pd.Series, name: str) -> Floats:
     try:
         numbers: Floats = pd.to_numeric(values).to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError):
-        raise SpecError("does not hold numbers", f"column {name!r}", "use share() or crosstab()") from None
+        raise SpecError(
+            "does not hold numbers", f"column {name!r}", "use share() or crosstab()"
+        ) from None
     return numbers
 
 
@@ -476,7 +581,11 @@ def check_features(question: str, response: str, features: Sequence[str]) -> Non
         If there is no feature, or a column is named twice.
     """
     if not features:
-        raise SpecError("a regression needs a column that explains", question, "name one or more after the response")
+        raise SpecError(
+            "a regression needs a column that explains",
+            question,
+            "name one or more after the response",
+        )
     check_distinct(question, [response, *features])
 
 
@@ -509,7 +618,9 @@ class OpenedPoints(OpenedRelease):
     def _points(self, *names: str) -> Points:
         """Return the points of some columns."""
 
-    def mean(self, column: str, *, by: str | None = None, values: Sequence[float] | None = None) -> Result:
+    def mean(
+        self, column: str, *, by: str | None = None, values: Sequence[float] | None = None
+    ) -> Result:
         """Return the mean of a column; see `OpenedRelease.mean`."""
         names = [column] if by is None else [column, by]
         check_distinct("mean", names)
@@ -525,12 +636,16 @@ class OpenedPoints(OpenedRelease):
         points = self._points(column)
         return points.histogram(column, self._edges(column, bins, points.dates.get(column)))
 
-    def quantile(self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None) -> Result:
+    def quantile(
+        self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None
+    ) -> Result:
         """Return a quantile of a column of numbers, or several; see `OpenedRelease.quantile`."""
         check_no_groups("quantile", column, by)
         probabilities, points = check_probabilities(q), self._points(column)
         found = [points.quantile(column, each) for each in probabilities]
-        return found[0] if np.ndim(q) == 0 else Result.gather(found, pd.Index(probabilities, name="q"))
+        return (
+            found[0] if np.ndim(q) == 0 else Result.gather(found, pd.Index(probabilities, name="q"))
+        )
 
     def crosstab(self, first: str, second: str) -> Result:
         """Return how many rows have each pair of levels; see `OpenedRelease.crosstab`."""
@@ -544,7 +659,18 @@ class OpenedPoints(OpenedRelease):
 
     def _answers(self, name: str) -> set[str]:
         partners, levels = self._partners(name), self._levels(name)
-        found = set() if levels is None else {"share", *(["crosstab"] if any(self._levels(other) is not None for other in partners) else [])}
+        found = (
+            set()
+            if levels is None
+            else {
+                "share",
+                *(
+                    ["crosstab"]
+                    if any(self._levels(other) is not None for other in partners)
+                    else []
+                ),
+            }
+        )
         if levels is not None and not self._has_numbers(name):
             return found
         explained = self._may_explain(name) and any(self._may_explain(other) for other in partners)
@@ -552,12 +678,16 @@ class OpenedPoints(OpenedRelease):
 
     def _may_explain(self, name: str) -> bool:
         """Return whether a column has numbers that a slope can be made of."""
-        return not self._is_of_dates(name) if self._levels(name) is None else self._has_numbers(name)
+        return (
+            not self._is_of_dates(name) if self._levels(name) is None else self._has_numbers(name)
+        )
 
     def _has_numbers(self, name: str) -> bool:
         """Return whether a column's levels are numbers, and no mere codes."""
         levels = self._levels(name) or ()
-        return self._column(name).get("kind") != "categorical" and all(isinstance(level, int | float) for level in levels if level is not None)
+        return self._column(name).get("kind") != "categorical" and all(
+            isinstance(level, int | float) for level in levels if level is not None
+        )
 
     def _is_of_dates(self, name: str) -> bool:
         """Return whether a column without levels holds dates, as its first shard says."""
@@ -567,7 +697,11 @@ class OpenedPoints(OpenedRelease):
         return {name: levels for name in names if (levels := self._levels(name)) is not None}
 
     def _bounds(self, names: Sequence[str]) -> dict[str, tuple[float, float]]:
-        return {name: (float(bounds[0]), float(bounds[1])) for name in names if (bounds := self._column(name).get("bounds"))}
+        return {
+            name: (float(bounds[0]), float(bounds[1]))
+            for name in names
+            if (bounds := self._column(name).get("bounds"))
+        }
 
 
 _MOST_LEVELS = 10_000
@@ -583,7 +717,14 @@ class KeptColumns(OpenedPoints):
     def _points(self, *names: str) -> Points:
         frame = self.to_pandas(names)
         with read_as_python(*names):
-            levels, dates = {name: levels for name in names if (levels := _list_values(frame[name])) is not None}, find_scales(frame)
+            levels, dates = (
+                {
+                    name: levels
+                    for name in names
+                    if (levels := _list_values(frame[name])) is not None
+                },
+                find_scales(frame),
+            )
         return Points(
             frame=frame,
             weights=np.ones(len(frame)),
@@ -596,12 +737,20 @@ class KeptColumns(OpenedPoints):
 
     def _limits_of_units(self) -> tuple[str, ...]:
         unit = self.content["guarantee"]["unit"]
-        return (f"rows that share a {unit['column']!r} are taken to be independent",) if isinstance(unit, dict) else ()
+        return (
+            (f"rows that share a {unit['column']!r} are taken to be independent",)
+            if isinstance(unit, dict)
+            else ()
+        )
 
     def _answers(self, name: str) -> set[str]:
         type_ = self._types.field(name).type if name in self._types.names else pa.null()
         numbers = pa.types.is_integer(type_) or pa.types.is_floating(type_)
-        own = {"mean", "histogram", "quantile"} if numbers or pa.types.is_date(type_) or pa.types.is_timestamp(type_) else set()
+        own = (
+            {"mean", "histogram", "quantile"}
+            if numbers or pa.types.is_date(type_) or pa.types.is_timestamp(type_)
+            else set()
+        )
         return {"share", "crosstab"} | own | ({"slope"} if numbers else set())
 
 
@@ -612,7 +761,9 @@ def read_as_python(*names: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, NotImplementedError, OverflowError):
         what = "holds values that Python cannot hold, so no question about it is answered"
-        raise SpecError(what, f"column {' or '.join(map(repr, names))}", "use to_pandas(), and convert it") from None
+        raise SpecError(
+            what, f"column {' or '.join(map(repr, names))}", "use to_pandas(), and convert it"
+        ) from None
 
 
 def _list_values(column: pd.Series) -> Sequence[object] | None:
@@ -653,10 +804,16 @@ class OpenedRecords(OpenedPoints):
             n_rows=n_rows,
             sampling=1.0 / n_rows + 1.0 / self.n_rows,
             levels=levels,
-            ends={name: cell_ends(column, frame[name]) for name, column in columns.items() if "edges" in column},
+            ends={
+                name: cell_ends(column, frame[name])
+                for name, column in columns.items()
+                if "edges" in column
+            },
             bounds=self._bounds(names),
             noise=lambda chosen: self._noise(chosen, n_rows),
-            biased=len(names) > 1 or self.content["mechanism"]["kind"] != "copula",  # a model, or cells that were left out
+            biased=len(names) > 1
+            or self.content["mechanism"]["kind"]
+            != "copula",  # a model, or cells that were left out
             limits=_RECORDS,
             dates=find_scales(frame),
         )
@@ -667,9 +824,15 @@ class OpenedRecords(OpenedPoints):
         frame = pd.DataFrame(list(itertools.product(*lines.values())), columns=list(lines))
         mechanism, noise = self.content["mechanism"], self.content["accounting"]["noise"]
         if mechanism["kind"] == "copula":
-            deviation, n_added = noise["one_way" if len(names) == 1 else "two_way"]["standard_deviation"], 1.0
+            deviation, n_added = (
+                noise["one_way" if len(names) == 1 else "two_way"]["standard_deviation"],
+                1.0,
+            )
         else:  # a cell of these columns is a sum over the cells of the others that are listed
-            deviation, n_added = noise["cells"]["standard_deviation"], max(1.0, mechanism["cells_listed"] / len(frame))
+            deviation, n_added = (
+                noise["cells"]["standard_deviation"],
+                max(1.0, mechanism["cells_listed"] / len(frame)),
+            )
         return NoisyCells(frame=frame, variance=n_added * (deviation / n_rows) ** 2)
 
 
@@ -685,7 +848,11 @@ def list_cells(column: Mapping[str, Any]) -> list[object]:
 def cell_ends(column: Mapping[str, Any], values: pd.Series) -> tuple[Floats, Floats]:
     """Return the least and the greatest value of the cell of each value of a column with edges; of an atom both are itself."""
     scale, edges = DateScale.of(values), np.array(column["edges"], dtype=np.float64)
-    x = values.to_numpy(dtype=np.float64, na_value=np.nan) if scale is None else scale.to_numbers(values)
+    x = (
+        values.to_numpy(dtype=np.float64, na_value=np.nan)
+        if scale is None
+        else scale.to_numbers(values)
+    )
     cell = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
     single = np.isnan(x) | np.isin(x, np.array(column["atoms"], dtype=np.float64))
     # of whole numbers the first edge lies one below the bound: a cell does not hold its lower edge

@@ -13,7 +13,16 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dpdask.analysis.opened import Result, check_no_groups, check_probabilities
-from dpdask.analysis.points import WITHOUT_NULLS, KeptColumns, NoisyCells, OpenedPoints, Points, check_distinct, check_features, read_as_python
+from dpdask.analysis.points import (
+    WITHOUT_NULLS,
+    KeptColumns,
+    NoisyCells,
+    OpenedPoints,
+    Points,
+    check_distinct,
+    check_features,
+    read_as_python,
+)
 from dpdask.errors import SpecError
 from dpdask.inference import Estimate, ReleasedColumn
 from dpdask.inference.tallies import Frame, Outcomes, outcome_counts
@@ -47,24 +56,42 @@ _NOISY_REFERENCE = "the reference is noisy counts of the table; what their noise
 class OpenedRows(KeptColumns):
     """Rows whose private values were randomised by public channels.
 
-    A private column whose reference is made of the table's own rows keeps its distribution, so its own shares, means, quantiles and
-    histograms are those of the released values. Its dependence on kept columns is corrected for its channel
-    (`dpdask.inference.ReleasedColumn`), and so is everything else of a column of levels with another reference.
+    A private column whose reference is made of the table's own rows keeps its distribution, so its
+    own shares, means, quantiles and histograms are those of the released values. Its dependence on
+    kept columns is corrected for its channel (`dpdask.inference.ReleasedColumn`), and so is
+    everything else of a column of levels with another reference.
     """
 
     refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "mean": ("both columns have noise of their own", "use crosstab(), or group by a column that was kept"),
+        "mean": (
+            "both columns have noise of their own",
+            "use crosstab(), or group by a column that was kept",
+        ),
         "share": ("is a column of numbers", "use histogram() or quantile()"),
         "histogram": ("its noise is a channel on levels", "use share()"),
-        "quantile": ("its noise is a channel on levels", "use share(), whose running sum gives quantiles"),
-        "crosstab": (_KEPT_DISTRIBUTION, "declare levels in the schema, or release with a reference `chain` or the mechanism `copula`"),
-        "slope": ("a slope takes one private column, which has levels, and otherwise kept columns", "use crosstab(), or the mechanism `copula`"),
+        "quantile": (
+            "its noise is a channel on levels",
+            "use share(), whose running sum gives quantiles",
+        ),
+        "crosstab": (
+            _KEPT_DISTRIBUTION,
+            "declare levels in the schema, or release with a reference `chain` or the mechanism `copula`",
+        ),
+        "slope": (
+            "a slope takes one private column, which has levels, and otherwise kept columns",
+            "use crosstab(), or the mechanism `copula`",
+        ),
         "npmle": ("the release holds values, not ranges", "use share() or histogram()"),
         "regress": ("the release holds values, not ranges", "use slope()"),
-        "fit": ("the release holds rows, not weighted cells", "use slope(), or the mechanism `histogram`"),
+        "fit": (
+            "the release holds rows, not weighted cells",
+            "use slope(), or the mechanism `histogram`",
+        ),
     }
 
-    def mean(self, column: str, *, by: str | None = None, values: Sequence[float] | None = None) -> Result:
+    def mean(
+        self, column: str, *, by: str | None = None, values: Sequence[float] | None = None
+    ) -> Result:
         """Return the mean of a column; see `OpenedRelease.mean`."""
         names = [column] if by is None else [column, by]
         check_distinct("mean", names)
@@ -72,7 +99,11 @@ class OpenedRows(KeptColumns):
             return super(OpenedRows, self).mean(column, by=by, values=values)
         released, numbers = self._channel(column), self._level_values(column, values)
         if numbers is None or (released is None and by is None):
-            return super(OpenedRows, self).mean(column, values=values) if by is None else self._refuse_dependence("mean", *names)
+            return (
+                super(OpenedRows, self).mean(column, values=values)
+                if by is None
+                else self._refuse_dependence("mean", *names)
+            )
         if released is None:
             self._refuse_dependence("mean", *names)
         if by is not None and not self._is_kept(by):
@@ -96,7 +127,9 @@ class OpenedRows(KeptColumns):
             self._refuse("histogram", column)
         return self._say_held_out(super(OpenedRows, self).histogram(column, bins))
 
-    def quantile(self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None) -> Result:
+    def quantile(
+        self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None
+    ) -> Result:
         """Return a quantile of a column of numbers, or several; see `OpenedRelease.quantile`."""
         check_probabilities(q)
         if self._has_noisy_levels(column):
@@ -118,7 +151,9 @@ class OpenedRows(KeptColumns):
         if self._is_kept(second) and one is not None:
             found = self._result(one.crosstab(self._rows([second, *one.outcomes.columns]), second))
             parts = (found.estimate, found.standard_error, found.bias_bound)
-            estimate, error, bias = (part.T if isinstance(part, pd.DataFrame) else part for part in parts)
+            estimate, error, bias = (
+                part.T if isinstance(part, pd.DataFrame) else part for part in parts
+            )
             return replace(found, estimate=estimate, standard_error=error, bias_bound=bias)
         if one is None or two is None or one.parent is not None or two.parent is not None:
             self._refuse_dependence("crosstab", first, second)
@@ -135,42 +170,71 @@ class OpenedRows(KeptColumns):
             self._refuse("slope", response, *features)
         if None in released.levels:
             raise SpecError(
-                "null is one of its levels, so slopes are not supported", f"column {released.name!r}", "use mean(), in groups by a kept column"
+                "null is one of its levels, so slopes are not supported",
+                f"column {released.name!r}",
+                "use mean(), in groups by a kept column",
             )
         covariates = [name for name in features if name not in private]
         rows = self._rows(dict.fromkeys([*released.outcomes.columns, response, *features]))
-        found = self._result(released.slope(rows, covariates=covariates, response=None if response in private else response))
+        found = self._result(
+            released.slope(
+                rows, covariates=covariates, response=None if response in private else response
+            )
+        )
         parts = (found.estimate, found.standard_error, found.bias_bound)
-        estimate, error, bias = (part.loc[list(features)] if isinstance(part, pd.Series) else part for part in parts)
+        estimate, error, bias = (
+            part.loc[list(features)] if isinstance(part, pd.Series) else part for part in parts
+        )
         return replace(found, estimate=estimate, standard_error=error, bias_bound=bias)
 
     def _say_held_out(self, found: Result) -> Result:
         """Return a result of counts, with a limit if rows were held out."""
         reference = self.content["mechanism"]["reference"]
-        return replace(found, limits=(*found.limits, _RELEASED)) if reference.get("fraction") else found
+        return (
+            replace(found, limits=(*found.limits, _RELEASED))
+            if reference.get("fraction")
+            else found
+        )
 
     def _answers(self, name: str) -> set[str]:
         if self._is_kept(name):
             found = super(OpenedRows, self)._answers(name)
-            others = [other for other in self._partners(name) if self._is_kept(other) or self._has_channel(other)]
+            others = [
+                other
+                for other in self._partners(name)
+                if self._is_kept(other) or self._has_channel(other)
+            ]
             return found if any(self._may_explain(other) for other in others) else found - {"slope"}
         if self._is_chain or self._levels(name) is None:
             if not self._keeps_distribution(name):
                 return set()
             offered = OpenedPoints._answers(self, name)
-            return offered if self._is_chain or any(self._is_joint(name, other) for other in self._partners(name)) else offered - {"slope"}
+            return (
+                offered
+                if self._is_chain
+                or any(self._is_joint(name, other) for other in self._partners(name))
+                else offered - {"slope"}
+            )
         partners, has_channel = self._partners(name), self._has_channel(name)
         if not (has_channel or self._keeps_distribution(name)):
             return set()
         kept = [other for other in partners if has_channel and self._is_kept(other)]
         alone = has_channel and self._column(name).get("parent") is None
         crossed = any(
-            self._levels(other) is not None and (self._is_joint(name, other) or (alone and self._has_channel(other) and not self._is_tree))
+            self._levels(other) is not None
+            and (
+                self._is_joint(name, other)
+                or (alone and self._has_channel(other) and not self._is_tree)
+            )
             for other in partners
         )
         found = {"share"} | ({"crosstab"} if kept or crossed else set())
         slope = self._may_explain(name) and any(self._may_explain(other) for other in kept)
-        return found | ({"mean"} if self._has_numbers(name) else set()) | ({"slope"} if slope else set())
+        return (
+            found
+            | ({"mean"} if self._has_numbers(name) else set())
+            | ({"slope"} if slope else set())
+        )
 
     def _may_explain(self, name: str) -> bool:
         """Return whether a column has numbers in every row that a slope can be made of."""
@@ -178,7 +242,11 @@ class OpenedRows(KeptColumns):
             return "slope" in KeptColumns._answers(self, name)
         if self._is_chain or self._levels(name) is None:
             return super(OpenedRows, self)._may_explain(name)
-        return self._has_channel(name) and self._has_numbers(name) and None not in (self._levels(name) or ())
+        return (
+            self._has_channel(name)
+            and self._has_numbers(name)
+            and None not in (self._levels(name) or ())
+        )
 
     @property
     def _is_tree(self) -> bool:
@@ -206,7 +274,11 @@ class OpenedRows(KeptColumns):
     def _noise_of_counts(self) -> list[float]:
         """The standard deviations of the noise of the counts that the reference is made of, in the order in which they were counted."""
         events = self.content["accounting"]["events"].get("events", ())
-        return [event.get("sigma") or math.sqrt(2.0) * event["scale"] for event in events if event["kind"] in _CENTRAL]
+        return [
+            event.get("sigma") or math.sqrt(2.0) * event["scale"]
+            for event in events
+            if event["kind"] in _CENTRAL
+        ]
 
     def _find_noise(self, names: Sequence[str]) -> NoisyCells | None:
         """Return the noisy cells of the table of private columns of levels; None if the card does not tell."""
@@ -219,23 +291,47 @@ class OpenedRows(KeptColumns):
 
     def _find_rank_noise(self, names: Sequence[str]) -> dict[str, float]:
         """Return what standard deviation noise gives the share of a range at most: its two ends take a count each from every vector of counts."""
-        if self.content["mechanism"]["reference"]["kind"] != "histogram" or self._levels(names[0]) is not None:
+        if (
+            self.content["mechanism"]["reference"]["kind"] != "histogram"
+            or self._levels(names[0]) is not None
+        ):
             return {}
-        events = [event for event in self.content["accounting"]["events"].get("events", ()) if event["kind"] in _CENTRAL]
-        most = max(math.sqrt(2.0 * event["count"]) * (event.get("sigma") or math.sqrt(2.0) * event["scale"]) for event in events)
+        events = [
+            event
+            for event in self.content["accounting"]["events"].get("events", ())
+            if event["kind"] in _CENTRAL
+        ]
+        most = max(
+            math.sqrt(2.0 * event["count"])
+            * (event.get("sigma") or math.sqrt(2.0) * event["scale"])
+            for event in events
+        )
         return {names[0]: most / self.n_rows}
 
     def _find_deviation(self, names: Sequence[str]) -> float | None:
         """Return the standard deviation of a noisy count in the reference's table of one or two columns."""
-        kind, accounting = self.content["mechanism"]["reference"]["kind"], self.content["accounting"]
+        kind, accounting = (
+            self.content["mechanism"]["reference"]["kind"],
+            self.content["accounting"],
+        )
         if kind == "histogram" and len(names) == 1:
-            sensitivity = (2 if self.content["guarantee"]["adjacency"] == "replace-one" else 1) * int(accounting["rows_per_unit"])
+            sensitivity = (
+                2 if self.content["guarantee"]["adjacency"] == "replace-one" else 1
+            ) * int(accounting["rows_per_unit"])
             return math.sqrt(2.0) * sensitivity / float(accounting["epsilon_reference"][names[0]])
         if kind != "tree" or len(names) > 2:
             return None
-        n_columns = sum(column["role"] == "privatised" for column in self.content["columns"].values())
-        drawn = self._noise_of_counts[-min(n_columns, 3) :]  # one-way tables, all pairs if more than one, edges
-        return drawn[0] if len(names) == 1 else 1.0 / math.hypot(*(1.0 / deviation for deviation in drawn[1:]))
+        n_columns = sum(
+            column["role"] == "privatised" for column in self.content["columns"].values()
+        )
+        drawn = self._noise_of_counts[
+            -min(n_columns, 3) :
+        ]  # one-way tables, all pairs if more than one, edges
+        return (
+            drawn[0]
+            if len(names) == 1
+            else 1.0 / math.hypot(*(1.0 / deviation for deviation in drawn[1:]))
+        )
 
     def _has_noisy_levels(self, name: str) -> bool:
         """Return whether a column's noise is a channel on levels."""
@@ -248,7 +344,11 @@ class OpenedRows(KeptColumns):
     def _has_channel(self, name: str) -> bool:
         column = self._column(name)
         parent = column.get("parent")
-        return "levels" in column and bool({"channel", "channels"} & set(column)) and (parent is None or self._levels(parent) is not None)
+        return (
+            "levels" in column
+            and bool({"channel", "channels"} & set(column))
+            and (parent is None or self._levels(parent) is not None)
+        )
 
     def _refuse_dependence(self, question: str, *names: str) -> NoReturn:
         """Refuse a question about how columns depend on each other, with the reason of the first that answers none."""
@@ -256,10 +356,24 @@ class OpenedRows(KeptColumns):
             parent = self._column(name).get("parent")
             if parent is not None and self._levels(name) is not None:
                 what = f"along the tree the noise of {name!r} depends on the released {parent!r}"
-                why = ", which has no levels" if self._levels(parent) is None else ", so only its table with this column is kept"
-                use = f"declare levels of {parent!r}" if self._levels(parent) is None else f"ask for {parent!r} in place of the other column"
-                raise SpecError(what + why, f"{question}({', '.join(names)})", f"{use}, or release with the mechanism `copula`")
-        raise SpecError(_KEPT_DISTRIBUTION, f"{question}({', '.join(names)})", self.refusals["crosstab"][1])
+                why = (
+                    ", which has no levels"
+                    if self._levels(parent) is None
+                    else ", so only its table with this column is kept"
+                )
+                use = (
+                    f"declare levels of {parent!r}"
+                    if self._levels(parent) is None
+                    else f"ask for {parent!r} in place of the other column"
+                )
+                raise SpecError(
+                    what + why,
+                    f"{question}({', '.join(names)})",
+                    f"{use}, or release with the mechanism `copula`",
+                )
+        raise SpecError(
+            _KEPT_DISTRIBUTION, f"{question}({', '.join(names)})", self.refusals["crosstab"][1]
+        )
 
     def _is_joint(self, *names: str) -> bool:
         """Return whether released columns depend on each other as the original ones do: kept ones, and those of one chain or edge."""
@@ -279,65 +393,122 @@ class OpenedRows(KeptColumns):
             return super(OpenedRows, self)._points(*names)
         if self._n_reference is None:
             what = "its reference is a declared distribution or another table, which the released values lean to by an unknown amount"
-            raise SpecError(what, ", ".join(private), "use columns of levels, or a release whose reference is made of its own rows")
+            raise SpecError(
+                what,
+                ", ".join(private),
+                "use columns of levels, or a release whose reference is made of its own rows",
+            )
         columns = {name: self._column(name) for name in private}
         noisy = self.content["mechanism"]["reference"]["kind"] in ("histogram", "tree")
-        of_levels = len(private) == len(names) <= 2 and all(self._levels(name) is not None for name in names)
+        of_levels = len(private) == len(names) <= 2 and all(
+            self._levels(name) is not None for name in names
+        )
         points = self._count_levels(names) if of_levels else super(OpenedRows, self)._points(*names)
         cells = self._find_noise(names) if of_levels else None
         rank_noise = self._find_rank_noise(names) if noisy and cells is None else {}
-        told = _REFERENCE if not noisy else _TOLD_REFERENCE if cells is not None else _NOISY_RANKS if rank_noise else _NOISY_REFERENCE
+        told = (
+            _REFERENCE
+            if not noisy
+            else _TOLD_REFERENCE
+            if cells is not None
+            else _NOISY_RANKS
+            if rank_noise
+            else _NOISY_REFERENCE
+        )
         has_numbers = any(self._levels(name) is None for name in private)
         spread, in_cells = has_numbers and not noisy, has_numbers and noisy and len(private) > 1
         return replace(
             points,
-            levels={name: own for name, own in points.levels.items() if name not in private} | dict(self._level_map(private)),
+            levels={name: own for name, own in points.levels.items() if name not in private}
+            | dict(self._level_map(private)),
             sampling=1.0 / self.n_rows + 1.0 / self._n_reference,
-            rank_errors={name: column["reference"]["rank_error_at_most"] for name, column in columns.items() if "reference" in column},
+            rank_errors={
+                name: column["reference"]["rank_error_at_most"]
+                for name, column in columns.items()
+                if "reference" in column
+            },
             bounds=self._bounds(names),
             noise=None if cells is None else lambda _: cells,
             rank_noise=rank_noise,
             lost=max(map(self._find_lost, columns.values())),
-            biased=noisy and cells is None and not any("kept" in column.get("reference", ()) for column in columns.values()),
+            biased=noisy
+            and cells is None
+            and not any("kept" in column.get("reference", ()) for column in columns.values()),
             spread=spread,
-            limits=(told, *([_CELLS] if in_cells else []), *([_SPREAD] if spread else []), *points.limits),
+            limits=(
+                told,
+                *([_CELLS] if in_cells else []),
+                *([_SPREAD] if spread else []),
+                *points.limits,
+            ),
         )
 
     def _find_lost(self, column: Mapping[str, Any]) -> float:
         """Return what share of the rows may lie beyond the blocks that a noisy reference kept."""
         beyond = column.get("reference", {}).get("beyond", {}).values()
-        return float(sum(max(0.0, side["count"] + _SURE * side["standard_deviation"]) for side in beyond) / self.n_rows)
+        return float(
+            sum(max(0.0, side["count"] + _SURE * side["standard_deviation"]) for side in beyond)
+            / self.n_rows
+        )
 
     def _count_levels(self, names: Sequence[str]) -> Points:
         """Return a point for each level, or pair of levels, with its number of released rows."""
         levels = {name: self._levels(name) or () for name in names}
-        counts = outcome_counts(self._rows(names), Outcomes(columns=tuple(names), levels=tuple(levels.values())))
-        frame = pd.DataFrame(list(itertools.product(*levels.values())), columns=list(names), dtype=object)
+        counts = outcome_counts(
+            self._rows(names), Outcomes(columns=tuple(names), levels=tuple(levels.values()))
+        )
+        frame = pd.DataFrame(
+            list(itertools.product(*levels.values())), columns=list(names), dtype=object
+        )
         return Points(
-            frame=frame, weights=counts, n_rows=float(self.n_rows), sampling=1.0 / self.n_rows, levels=levels, limits=self._limits_of_units()
+            frame=frame,
+            weights=counts,
+            n_rows=float(self.n_rows),
+            sampling=1.0 / self.n_rows,
+            levels=levels,
+            limits=self._limits_of_units(),
         )
 
     def _rows(self, names: Any) -> Frame:
         chosen = list(dict.fromkeys(names))
         return self.to_pandas(chosen) if self.n_rows <= _IN_MEMORY else self.to_dask()[chosen]
 
-    def _correct_mean(self, released: ReleasedColumn, numbers: NDArray[np.float64], by: str | None) -> Result:
+    def _correct_mean(
+        self, released: ReleasedColumn, numbers: NDArray[np.float64], by: str | None
+    ) -> Result:
         """Return a mean that is corrected for the channel, of the rows with a number."""
         rows = self._rows([*released.outcomes.columns, *([] if by is None else [by])])
-        found = self._result(released.mean(rows, numbers) if by is None else released.group_means(rows, by, numbers))
-        return found if np.isfinite(numbers).all() else replace(found, limits=(*found.limits, WITHOUT_NULLS))
+        found = self._result(
+            released.mean(rows, numbers) if by is None else released.group_means(rows, by, numbers)
+        )
+        return (
+            found
+            if np.isfinite(numbers).all()
+            else replace(found, limits=(*found.limits, WITHOUT_NULLS))
+        )
 
     def _crosstab_private(self, one: ReleasedColumn, two: ReleasedColumn) -> Result:
         """Return the table of two columns with noise of their own: of the pair, the channel is the Kronecker product of the two."""
         sizes = len(one.levels), len(two.levels)
         if math.prod(sizes) > _MOST_PAIRS:
             what = f"the two columns have {math.prod(sizes):,} pairs of levels, and at most {_MOST_PAIRS:,} are corrected for their noise"
-            raise SpecError(what, f"crosstab({one.name}, {two.name})", "use a column with fewer levels")
-        counts = outcome_counts(self._rows([one.name, two.name]), Outcomes(columns=(one.name, two.name), levels=(one.levels, two.levels)))
+            raise SpecError(
+                what, f"crosstab({one.name}, {two.name})", "use a column with fewer levels"
+            )
+        counts = outcome_counts(
+            self._rows([one.name, two.name]),
+            Outcomes(columns=(one.name, two.name), levels=(one.levels, two.levels)),
+        )
         channel = np.kron(one.matrix, two.matrix).astype(np.float64)
-        pair = ReleasedColumn(name=f"{one.name} × {two.name}", levels=tuple(range(math.prod(sizes))), matrix=channel)
+        pair = ReleasedColumn(
+            name=f"{one.name} × {two.name}", levels=tuple(range(math.prod(sizes))), matrix=channel
+        )
         found = self._result(pair.distribution(counts))
-        lost = math.prod(sizes) if found.bias_bound is None else int((found.bias_bound > found.estimate.abs()).sum())
+        lost = (
+            math.prod(sizes)
+            if found.bias_bound is None
+            else int((found.bias_bound > found.estimate.abs()).sum())
+        )
         if lost > math.prod(sizes) / 2:
             what = f"two columns with noise of their own: the bound on the bias is larger than the estimate in {lost} of {math.prod(sizes)} pairs"
             use = "cross one of them with a kept column, or release with a reference `tree` or `chain`, or the mechanism `copula`"
@@ -345,7 +516,10 @@ class OpenedRows(KeptColumns):
         index, columns = (pd.Index(list(column.levels), name=column.name) for column in (one, two))
         parts = (found.estimate, found.standard_error, found.bias_bound)
         estimate, error, bias = (
-            pd.DataFrame(self.n_rows * part.to_numpy().reshape(sizes), index, columns) if isinstance(part, pd.Series) else part for part in parts
+            pd.DataFrame(self.n_rows * part.to_numpy().reshape(sizes), index, columns)
+            if isinstance(part, pd.Series)
+            else part
+            for part in parts
         )
         return replace(found, estimate=estimate, standard_error=error, bias_bound=bias)
 
@@ -355,7 +529,9 @@ class OpenedRows(KeptColumns):
         limits = [_WORST_BIAS] if known and bias.any() else []
         lost = int((bias > np.abs(np.asarray(found.value, dtype=np.float64))).sum()) if known else 0
         if lost:
-            limits.append(f"the bound on the bias is larger than the estimate in {lost:,} of {bias.size:,} numbers: the noise leaves little of them")
+            limits.append(
+                f"the bound on the bias is larger than the estimate in {lost:,} of {bias.size:,} numbers: the noise leaves little of them"
+            )
         absent = (bias == 0.0) & (np.asarray(found.standard_error) == 0.0)
         error = found.standard_error
         if (absent & (np.asarray(found.value) == 0.0)).any():

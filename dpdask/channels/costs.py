@@ -37,73 +37,62 @@ def check_declared(matrix: Sequence[Sequence[float]], n_levels: int, where: str)
     ----------
     matrix
         cost[k][j] of releasing level j for level k; null first, when null is a level.
-    n_levels
-        How many levels there are.
-    where
-        For the message.
-
-    Raises
-    ------
-    SpecError
-        If it is not n_levels × n_levels, or an entry is negative or not finite.
     """
     try:
         cost = np.array(matrix, dtype=np.float64)
     except (TypeError, ValueError):
-        raise SpecError("the cost must be a matrix of numbers", where, "one row and one column per level") from None
+        raise SpecError(
+            "the cost must be a matrix of numbers", where, "one row and one column per level"
+        ) from None
     if cost.shape != (n_levels, n_levels):
-        raise SpecError(f"the cost must have {n_levels} rows and columns", where, "one per level (null first, when null is a level)")
+        raise SpecError(
+            f"the cost must have {n_levels} rows and columns",
+            where,
+            "one per level (null first, when null is a level)",
+        )
     if not np.isfinite(cost).all() or (cost < 0).any():
         raise SpecError("the costs must be finite and not negative", where, "correct the matrix")
     return cost
 
 
-def level_cost(codec: LevelCodec, probabilities: Floats, cost: str | Sequence[Sequence[float]]) -> Floats:
-    """Return what each change of a level costs, float64 of shape (n_levels, n_levels).
-
-    Parameters
-    ----------
-    codec
-        The codec of the column.
-    probabilities
-        The probability of each level, float64 of shape (n_levels,).
-    cost
-        The kind of the cost, or a declared matrix.
-
-    Raises
-    ------
-    SpecError
-        If the levels have no such cost, or the declared matrix does not fit them.
-    """
+def level_cost(
+    codec: LevelCodec, probabilities: Floats, cost: str | Sequence[Sequence[float]]
+) -> Floats:
+    """Return what each change of a level costs, float64 of shape (n_levels, n_levels)."""
     if not isinstance(cost, str):
         return check_declared(cost, codec.n_levels, f"`cost.{codec.name}`")
     if cost == "zero-one":
         return compute_zero_one(codec.n_levels)
     if not codec.ordered:
-        raise SpecError(f"categories have no {cost}", f"`cost.{codec.name}`", "take zero-one, or a matrix")
+        raise SpecError(
+            f"categories have no {cost}", f"`cost.{codec.name}`", "take zero-one, or a matrix"
+        )
     if cost == "rank":
         return compute_rank(probabilities)
     return _value_cost(codec.levels)
 
 
 def level_values(codec: Codec) -> Floats:
-    """Return the values of a column's levels, whose mean the channel optimal-unbiased keeps; dates and times count from 1970-01-01.
-
-    Raises
-    ------
-    SpecError
-        If not all levels are numbers or dates.
-    """
+    """Return the values of a column's levels, whose mean the channel optimal-unbiased keeps; dates and times count from 1970-01-01."""
     if not isinstance(codec, LevelCodec) or not codec.ordered or codec.levels.null_count:
         what = "the channel optimal-unbiased takes levels that are numbers or dates, without null"
-        raise SpecError(what, f"column {codec.name!r}", "declare such levels, or set `channel` to optimal")
+        raise SpecError(
+            what, f"column {codec.name!r}", "declare such levels, or set `channel` to optimal"
+        )
     return _numbers(codec.levels)
 
 
 def _numbers(levels: pa.Array) -> Floats:
     """Return levels as numbers, 0 for null; dates and times in their own unit since 1970-01-01."""
-    whole = levels.cast(pa.int32() if pa.types.is_date32(levels.type) else pa.int64()) if pa.types.is_temporal(levels.type) else levels
-    return np.asarray(pc.cast(whole, pa.float64(), safe=False).fill_null(0.0).to_numpy(zero_copy_only=False), dtype=np.float64)
+    whole = (
+        levels.cast(pa.int32() if pa.types.is_date32(levels.type) else pa.int64())
+        if pa.types.is_temporal(levels.type)
+        else levels
+    )
+    return np.asarray(
+        pc.cast(whole, pa.float64(), safe=False).fill_null(0.0).to_numpy(zero_copy_only=False),
+        dtype=np.float64,
+    )
 
 
 def _value_cost(levels: pa.Array) -> Floats:
@@ -116,21 +105,12 @@ def _value_cost(levels: pa.Array) -> Floats:
 
 
 def check_cost(codec: Codec, cost: str | Sequence[Sequence[float]]) -> None:
-    """Check that a column can have a cost.
-
-    Parameters
-    ----------
-    codec
-        The column's codec.
-    cost
-        What the optimal channel is to minimise.
-
-    Raises
-    ------
-    SpecError
-        If it cannot.
-    """
+    """Check that a column can have a cost."""
     if isinstance(codec, LevelCodec):
         level_cost(codec, np.full(codec.n_levels, 1.0 / codec.n_levels), cost)
     elif cost != "rank":
-        raise SpecError("the cost of a continuous or mixed column is always rank", f"`cost.{codec.name}`", "remove it")
+        raise SpecError(
+            "the cost of a continuous or mixed column is always rank",
+            f"`cost.{codec.name}`",
+            "remove it",
+        )

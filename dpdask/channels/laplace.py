@@ -18,18 +18,12 @@ _LEAST_SCALE = 1e-3  # below it the noise vanishes for every ε that a budget al
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LevelChannel:
-    """A row-stochastic matrix on levels, held in whole numbers.
+    """A row-stochastic matrix on levels, held in whole numbers."""
 
-    Attributes
-    ----------
-    weights
-        uint64 array of shape (s, s): Pr(output j | input k) = weights[k, j] / 2**63, exactly as it is sampled.
-    epsilon
-        ε*, the channel's exact privacy loss under replace-one, rounded up.
-    """
-
+    # Uint64 array of shape (s, s): Pr(output j | input k) = weights[k, j] / 2**63, exactly as it is
+    # sampled.
     weights: NDArray[np.uint64]
-    epsilon: float
+    epsilon: float  # Ε*, the channel's exact privacy loss under replace-one, rounded up
 
     @property
     def matrix(self) -> NDArray[np.float64]:
@@ -39,38 +33,22 @@ class LevelChannel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Margins:
-    """The distributions of a channel's input and output, on the levels that have positive probability.
+    """The distributions of a channel's input and output, on the levels that have positive probability."""
 
-    Attributes
-    ----------
-    n_levels
-        How many levels there are in all.
-    rows, columns
-        The levels that go in and come out, increasing; indices among all.
-    source, target
-        float64 arrays, their probabilities, each summing to 1.
-    """
-
-    n_levels: int
-    rows: NDArray[np.intp]
+    n_levels: int  # how many levels there are in all
+    rows: NDArray[np.intp]  # the levels that go in and come out, increasing; indices among all
     columns: NDArray[np.intp]
-    source: NDArray[np.float64]
+    source: NDArray[np.float64]  # float64 arrays, their probabilities, each summing to 1
     target: NDArray[np.float64]
 
     @classmethod
     def of(cls, probabilities: NDArray[np.float64], target: NDArray[np.float64] | None) -> Self:
-        """Return both margins; without a target they are equal.
-
-        Parameters
-        ----------
-        probabilities
-            P, as for `laplace`.
-        target
-            Q, as for `laplace`; None for P.
-        """
+        """Return both margins; without a target they are equal."""
         rows, source = _seen(probabilities)
         columns, wanted = (rows, source) if target is None else _seen(target)
-        return cls(n_levels=len(probabilities), rows=rows, columns=columns, source=source, target=wanted)
+        return cls(
+            n_levels=len(probabilities), rows=rows, columns=columns, source=source, target=wanted
+        )
 
 
 def _seen(probabilities: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
@@ -78,54 +56,65 @@ def _seen(probabilities: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray
     return seen, probabilities[seen] / probabilities[seen].sum()
 
 
-def laplace(probabilities: NDArray[np.float64], epsilon: float, *, ordered: bool, target: NDArray[np.float64] | None = None) -> LevelChannel:
+def laplace(
+    probabilities: NDArray[np.float64],
+    epsilon: float,
+    *,
+    ordered: bool,
+    target: NDArray[np.float64] | None = None,
+) -> LevelChannel:
     """Return the channel of Laplace noise with scale 1/epsilon on ranks.
 
     Parameters
     ----------
     probabilities
-        The distribution P of the level that goes in, float64 array of shape (s,), summing to 1; zeros are levels that were never
-        seen.
-    epsilon
-        Privacy parameter, positive and finite.
+        The distribution P of the level that goes in, float64 array of shape (s,), summing to 1;
+        zeros are levels that were never seen.
     ordered
-        Whether the levels have an order. If not, the paper's mechanism has none either: it then works on the order in
-        which the levels are declared, which keeps the privacy and the invariance but makes that order matter.
+        Whether the levels have an order. If not, the paper's mechanism has none either: it then
+        works on the order in which the levels are declared, which keeps the privacy and the
+        invariance but makes that order matter.
     target
-        The distribution Q that the released level is to have, float64 array of shape (s,), summing to 1; P if not given, and the
-        channel then leaves the reference as it is.
-
-    Returns
-    -------
-    LevelChannel
-        With P·T = Q and ε* <= epsilon.
+        The distribution Q that the released level is to have, float64 array of shape (s,), summing
+        to 1; P if not given, and the channel then leaves the reference as it is.
 
     Privacy
     -------
-    Unit: one value. Adjacency: replace-one. ε* is computed from the whole-number weights that are sampled, and holds
-    whatever the distribution of the input is.
+    Unit: one value. Adjacency: replace-one. ε* is computed from the whole-number weights that are
+    sampled, and holds whatever the distribution of the input is.
 
     Notes
     -----
-    A level that P never saw takes the row of the nearest seen one (ordered; the lower of two) or Q itself (categorical).
-    Both are rows that already satisfy ε, so ε* does not change.
+    A level that P never saw takes the row of the nearest seen one (ordered; the lower of two) or Q
+    itself (categorical). Both are rows that already satisfy ε, so ε* does not change.
 
     References
     ----------
-    Bi and Shen, Distribution-invariant differential privacy, equations (3)-(4), as one closed-form channel; with a
-    target, ranks under P are read through the quantiles of Q, as the text around (2) does from one conditional distribution to
-    another.
+    Bi and Shen, Distribution-invariant differential privacy, equations (3)-(4), as one closed-form
+    channel; with a target, ranks under P are read through the quantiles of Q, as the text around
+    (2) does from one conditional distribution to another.
     """
     margins = Margins.of(probabilities, target)
-    weights = kernel.repair_weights(kernel.laplace_channel(margins.source, 1.0 / epsilon, margins.target), margins.target, epsilon)
+    weights = kernel.repair_weights(
+        kernel.laplace_channel(margins.source, 1.0 / epsilon, margins.target),
+        margins.target,
+        epsilon,
+    )
     return spread_over_unseen(weights, margins, epsilon, ordered=ordered)
 
 
-def calibrate(probabilities: NDArray[np.float64], epsilon: float, *, ordered: bool, target: NDArray[np.float64] | None = None) -> LevelChannel:
+def calibrate(
+    probabilities: NDArray[np.float64],
+    epsilon: float,
+    *,
+    ordered: bool,
+    target: NDArray[np.float64] | None = None,
+) -> LevelChannel:
     """Return the channel of Laplace noise on ranks whose scale is as small as ε allows.
 
-    With few levels, the published scale 1/ε leaves part of ε unspent: ε* is 0.92 ε on half-star ratings and 0.43 ε on a
-    fair coin at ε = 1. Here the scale is bisected until ε* reaches ε, and never passes it.
+    With few levels, the published scale 1/ε leaves part of ε unspent: ε* is 0.92 ε on half-star
+    ratings and 0.43 ε on a fair coin at ε = 1. Here the scale is bisected until ε* reaches ε, and
+    never passes it.
 
     See `laplace` for the parameters, the result and the privacy.
     """
@@ -142,8 +131,6 @@ def find_scale(source_bytes: bytes, target_bytes: bytes, epsilon: float) -> NDAr
     ----------
     source_bytes, target_bytes
         The bytes of both float64 margins, by which it is remembered.
-    epsilon
-        What the channel may cost.
     """
     source, target = np.frombuffer(source_bytes), np.frombuffer(target_bytes)
     low, high = min(_LEAST_SCALE, 1.0 / epsilon), 1.0 / epsilon  # ε* is not above ε at high
@@ -154,19 +141,16 @@ def find_scale(source_bytes: bytes, target_bytes: bytes, epsilon: float) -> NDAr
     return kernel.repair_weights(kernel.laplace_channel(source, high, target), target, epsilon)
 
 
-def spread_over_unseen(small: NDArray[np.uint64], margins: Margins, epsilon: float, *, ordered: bool) -> LevelChannel:
+def spread_over_unseen(
+    small: NDArray[np.uint64], margins: Margins, epsilon: float, *, ordered: bool
+) -> LevelChannel:
     """Return the channel on all levels, from a channel on the levels of the margins; see the notes of `laplace`.
 
     Parameters
     ----------
-    small
-        uint64 weights of the channel on the margins' levels.
-    margins
-        Input and output distributions on those levels.
-    epsilon
-        The bound that ε* must not pass.
     ordered
-        Whether a level that was never seen takes the nearest seen level's row; otherwise it takes Q.
+        Whether a level that was never seen takes the nearest seen level's row; otherwise it takes
+        Q.
     """
     n_levels = margins.n_levels
     weights = np.zeros((n_levels, n_levels), dtype=np.uint64)
@@ -177,7 +161,11 @@ def spread_over_unseen(small: NDArray[np.uint64], margins: Margins, epsilon: flo
         rows[unseen] = kernel.integer_weights(margins.target[None, :])
     weights[:, margins.columns] = rows
     bound = kernel.exact_epsilon(weights)
-    if bound > Decimal(epsilon):  # the target's own row, rounded, may stand a unit outside the others'
+    if bound > Decimal(
+        epsilon
+    ):  # the target's own row, rounded, may stand a unit outside the others'
         weights[:, margins.columns] = small[nearest]
         bound = kernel.exact_epsilon(weights)
-    return LevelChannel(weights=weights, epsilon=min(np.nextafter(float(bound), np.inf), epsilon) if bound else 0.0)
+    return LevelChannel(
+        weights=weights, epsilon=min(np.nextafter(float(bound), np.inf), epsilon) if bound else 0.0
+    )

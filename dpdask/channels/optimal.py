@@ -20,42 +20,48 @@ _TOLERANCE = 1e-10  # of the solver; HiGHS accepts no finer one
 Floats = NDArray[np.float64]
 
 
-def optimal(probabilities: Floats, epsilon: float, cost: Floats, *, ordered: bool = True, target: Floats | None = None) -> LevelChannel:
+def optimal(
+    probabilities: Floats,
+    epsilon: float,
+    cost: Floats,
+    *,
+    ordered: bool = True,
+    target: Floats | None = None,
+) -> LevelChannel:
     """Return the ε-private channel with P·T = Q that has the least expected cost; Q is P if no target is given.
 
     Parameters
     ----------
     probabilities
-        The distribution P of the level that goes in, float64 array of shape (s,), summing to 1; zeros are levels never seen.
-    epsilon
-        Privacy parameter, positive and finite.
+        The distribution P of the level that goes in, float64 array of shape (s,), summing to 1;
+        zeros are levels never seen.
     cost
-        float64 array of shape (s, s): the cost of releasing level j for level k; finite, not negative.
+        float64 array of shape (s, s): the cost of releasing level j for level k; finite, not
+        negative.
     ordered
-        Whether a level that was never seen takes the row of the nearest seen one; otherwise it takes Q itself.
+        Whether a level that was never seen takes the row of the nearest seen one; otherwise it
+        takes Q itself.
     target
-        The distribution Q that the released level is to have, float64 array of shape (s,), summing to 1.
+        The distribution Q that the released level is to have, float64 array of shape (s,), summing
+        to 1.
 
     Returns
     -------
     LevelChannel
-        With P·T = Q and ε* <= epsilon; its expected cost is never above that of the calibrated Laplace channel.
-
-    Raises
-    ------
-    SpecError
-        If P, Q or the cost is invalid, or more than 100 levels have positive probability.
+        With P·T = Q and ε* <= epsilon; its expected cost is never above that of the calibrated
+        Laplace channel.
 
     Privacy
     -------
-    Unit: one value. Adjacency: replace-one. The solver is not trusted: whatever it returns is brought back to the
-    channels with P·T = Q, mixed with 1·Qᵀ until ε*, computed in whole numbers, is at most ε, and only then used.
+    Unit: one value. Adjacency: replace-one. The solver is not trusted: whatever it returns is
+    brought back to the channels with P·T = Q, mixed with 1·Qᵀ until ε*, computed in whole numbers,
+    is at most ε, and only then used.
 
     Notes
     -----
-    The linear program is solved in the likelihood ratios R[k, j] = T[k, j] / Q_j, which are of order one however rare a
-    level is: minimise Σ P_k Q_j cost[k, j] R[k, j] subject to Σ_j Q_j R[k, j] = 1, Σ_k P_k R[k, j] = 1, and
-    t_j <= R[k, j] <= exp(ε) t_j.
+    The linear program is solved in the likelihood ratios R[k, j] = T[k, j] / Q_j, which are of
+    order one however rare a level is: minimise Σ P_k Q_j cost[k, j] R[k, j] subject to Σ_j Q_j R[k,
+    j] = 1, Σ_k P_k R[k, j] = 1, and t_j <= R[k, j] <= exp(ε) t_j.
     """
     check_program(probabilities, target, epsilon)
     _check_cost(cost, len(probabilities))
@@ -67,10 +73,16 @@ def optimal(probabilities: Floats, epsilon: float, cost: Floats, *, ordered: boo
             "declare the column continuous, which bins it, or take the channel laplace-calibrated",
         )
     inner_cost = np.ascontiguousarray(cost[np.ix_(margins.rows, margins.columns)])
-    weights = solve_weights(margins.source.tobytes(), margins.target.tobytes(), float(epsilon), inner_cost.tobytes()).copy()
+    weights = solve_weights(
+        margins.source.tobytes(), margins.target.tobytes(), float(epsilon), inner_cost.tobytes()
+    ).copy()
     best = spread_over_unseen(weights, margins, epsilon, ordered=ordered)
     fallback = calibrate(probabilities, epsilon, ordered=ordered, target=target)
-    return best if _expect_cost(best, probabilities, cost) <= _expect_cost(fallback, probabilities, cost) else fallback
+    return (
+        best
+        if _expect_cost(best, probabilities, cost) <= _expect_cost(fallback, probabilities, cost)
+        else fallback
+    )
 
 
 def _expect_cost(channel: LevelChannel, probabilities: Floats, cost: Floats) -> float:
@@ -78,45 +90,42 @@ def _expect_cost(channel: LevelChannel, probabilities: Floats, cost: Floats) -> 
 
 
 def check_program(probabilities: Floats, target: Floats | None, epsilon: float) -> None:
-    """Check the distributions and ε of a program.
-
-    Parameters
-    ----------
-    probabilities, target, epsilon
-        As for `optimal`.
-
-    Raises
-    ------
-    SpecError
-        If one is invalid.
-    """
+    """Check the distributions and ε of a program."""
     for distribution in (probabilities, *(() if target is None else (target,))):
-        wrong = len(distribution) != len(probabilities) or not np.isfinite(distribution).all() or (distribution < 0).any()
+        wrong = (
+            len(distribution) != len(probabilities)
+            or not np.isfinite(distribution).all()
+            or (distribution < 0).any()
+        )
         if wrong or abs(distribution.sum() - 1) > 1e-9:
-            raise SpecError("the reference must be probabilities that sum to 1", "channel optimal", "correct the reference")
+            raise SpecError(
+                "the reference must be probabilities that sum to 1",
+                "channel optimal",
+                "correct the reference",
+            )
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise SpecError("ε must be positive and finite", "channel optimal", "correct `epsilon`")
 
 
 def _check_cost(cost: Floats, n_levels: int) -> None:
     if cost.shape != (n_levels, n_levels) or not np.isfinite(cost).all() or (cost < 0).any():
-        raise SpecError("the cost must be a finite, non-negative matrix with one row and column per level", "channel optimal", "correct the cost")
+        raise SpecError(
+            "the cost must be a finite, non-negative matrix with one row and column per level",
+            "channel optimal",
+            "correct the cost",
+        )
 
 
 @lru_cache(maxsize=64)
-def solve_weights(source_bytes: bytes, target_bytes: bytes, epsilon: float, cost_bytes: bytes) -> NDArray[np.uint64]:
+def solve_weights(
+    source_bytes: bytes, target_bytes: bytes, epsilon: float, cost_bytes: bytes
+) -> NDArray[np.uint64]:
     """Return the repaired whole-number weights of one linear program; cached by its content.
 
     Parameters
     ----------
     source_bytes
         P on its seen levels, as the bytes of a float64 array.
-    target_bytes
-        Q on its seen levels, likewise.
-    epsilon
-        Privacy parameter, positive and finite.
-    cost_bytes
-        The cost matrix on those levels, likewise, row by row.
     """
     source, target = np.frombuffer(source_bytes), np.frombuffer(target_bytes)
     cost = np.frombuffer(cost_bytes).reshape(len(source), len(target))
@@ -131,9 +140,13 @@ def _solve(source: Floats, target: Floats, epsilon: float, cost: Floats) -> Floa
     """Return the program's likelihood ratios, float64 of shape (m, n); the constant channel if the solver gives up."""
     m, n = cost.shape
     scale = max(float(cost.max()), np.finfo(np.float64).tiny)
-    objective = np.concatenate([(np.outer(source, target) * (cost / scale)).ravel() * n, np.zeros(n)])
+    objective = np.concatenate(
+        [(np.outer(source, target) * (cost / scale)).ravel() * n, np.zeros(n)]
+    )
     solution = solve_program(objective, *constrain(source, target, epsilon))
-    ratios: Floats = np.ones((m, n)) if solution is None else np.clip(solution[: m * n].reshape(m, n), 0.0, None)
+    ratios: Floats = (
+        np.ones((m, n)) if solution is None else np.clip(solution[: m * n].reshape(m, n), 0.0, None)
+    )
     return ratios
 
 
@@ -143,32 +156,30 @@ def constrain(source: Floats, target: Floats, epsilon: float) -> tuple[Any, Any]
     Parameters
     ----------
     source, target
-        P and Q, float64 of shapes (m,) and (n,). x holds the m·n likelihood ratios, row by row, and the n bounds t_j.
-    epsilon
-        Privacy parameter, positive and finite.
+        P and Q, float64 of shapes (m,) and (n,). x holds the m·n likelihood ratios, row by row, and
+        the n bounds t_j.
     """
     from scipy import sparse  # slow to import, and only these channels need it
 
     m, n = len(source), len(target)
-    margins = sparse.vstack([sparse.kron(sparse.eye_array(m), target[None, :]), sparse.kron(source[None, :], sparse.eye_array(n))])
+    margins = sparse.vstack(
+        [
+            sparse.kron(sparse.eye_array(m), target[None, :]),
+            sparse.kron(source[None, :], sparse.eye_array(n)),
+        ]
+    )
     equal = sparse.hstack([margins, sparse.csr_array((m + n, n))]).tocsr()
     entries, bounds = sparse.eye_array(m * n), sparse.kron(np.ones((m, 1)), sparse.eye_array(n))
-    private = sparse.vstack([sparse.hstack([-entries, bounds]), sparse.hstack([entries * math.exp(-epsilon), -bounds])]).tocsr()
+    private = sparse.vstack(
+        [sparse.hstack([-entries, bounds]), sparse.hstack([entries * math.exp(-epsilon), -bounds])]
+    ).tocsr()
     return equal, private
 
 
-def solve_program(objective: Floats, equal: Any, private: Any, right: Floats | None = None) -> Floats | None:
-    """Return the x >= 0 of least objective with `equal` x = 1 (or `right`) and `private` x <= 0; None if the solver gives up.
-
-    Parameters
-    ----------
-    objective
-        float64 of shape (n,).
-    equal, private
-        Sparse matrices with n columns.
-    right
-        What `equal` x must be, 1 if not given.
-    """
+def solve_program(
+    objective: Floats, equal: Any, private: Any, right: Floats | None = None
+) -> Floats | None:
+    """Return the x >= 0 of least objective with `equal` x = 1 (or `right`) and `private` x <= 0; None if the solver gives up."""
     from scipy.optimize import linprog
 
     found: Floats | None = None
@@ -181,7 +192,11 @@ def solve_program(objective: Floats, equal: Any, private: Any, right: Floats | N
             b_eq=np.ones(equal.shape[0]) if right is None else right,
             bounds=(0, None),
             method="highs",
-            options={"presolve": presolve, "primal_feasibility_tolerance": _TOLERANCE, "dual_feasibility_tolerance": _TOLERANCE},
+            options={
+                "presolve": presolve,
+                "primal_feasibility_tolerance": _TOLERANCE,
+                "dual_feasibility_tolerance": _TOLERANCE,
+            },
         )
         found = solution.x
         if found is not None:

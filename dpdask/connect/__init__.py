@@ -16,18 +16,7 @@ from dpdask.engine.cluster import INSECURE_KEY, PATIENCE_KEY
 
 
 def check_cluster(cluster: Cluster, scheduler: str | None = None) -> tuple[str, ...]:
-    """Return warnings for the steward about who else can reach the scheduler that a job names; do not connect to it.
-
-    Parameters
-    ----------
-    cluster, scheduler
-        As for `open_cluster`.
-
-    Raises
-    ------
-    SpecError
-        If an address is needed but not given, or is open to the network without `insecure: true`.
-    """
+    """Return warnings for the steward about who else can reach the scheduler that a job names; do not connect to it."""
     return check_address(replace_scheduler(cluster, scheduler))
 
 
@@ -35,34 +24,20 @@ def check_cluster(cluster: Cluster, scheduler: str | None = None) -> tuple[str, 
 def open_cluster(cluster: Cluster, scheduler: str | None = None) -> Iterator[str]:
     """Run the block on the scheduler that a job asks for, and yield a short description of it.
 
-    Parameters
-    ----------
-    cluster
-        The job's `cluster:` block.
-    scheduler
-        An address that replaces it, from the command line.
-
-    Raises
-    ------
-    SpecError
-        If an address is needed but not given, or is open to the network without `insecure: true`; if certificates are missing
-        or not accepted; if a package that the kind needs is not installed; or if what starts workers refuses them.
-    OutputError
-        If no folder that only this user can read can be made for the workers' files or their certificates.
-    TemporaryError
-        If the scheduler cannot be reached.
-
     Privacy
     -------
-    Whoever can connect to a scheduler or a worker can run code as the user who started it. Local processes and SLURM jobs use
-    TLS with certificates made for this run, and serve no HTTP pages. For local processes the certificates are kept in memory;
-    Dask writes them for a moment to a folder of mode 0700 each time it builds a TLS context. For SLURM jobs they lie in a folder
-    of mode 0700 until the run ends.
+    Whoever can connect to a scheduler or a worker can run code as the user who started it. Local
+    processes and SLURM jobs use TLS with certificates made for this run, and serve no HTTP pages.
+    For local processes the certificates are kept in memory; Dask writes them for a moment to a
+    folder of mode 0700 each time it builds a TLS context. For SLURM jobs they lie in a folder of
+    mode 0700 until the run ends.
     """
     cluster = replace_scheduler(cluster, scheduler)
     check_address(cluster)
     if isinstance(cluster, Synchronous):
-        with dask.config.set(scheduler=dask.local.get_sync):  # by its name, Dask would import distributed first
+        with dask.config.set(
+            scheduler=dask.local.get_sync
+        ):  # by its name, Dask would import distributed first
             yield "this process"
     elif isinstance(cluster, Threads):
         with dask.config.set(scheduler=dask.threaded.get, num_workers=cluster.workers):
@@ -70,6 +45,9 @@ def open_cluster(cluster: Cluster, scheduler: str | None = None) -> Iterator[str
     else:
         opened = importlib.import_module(f"{__name__}.{cluster.kind}").open_workers(cluster)
         minutes = getattr(cluster, "patience_minutes", None)
-        settings = {INSECURE_KEY: getattr(cluster, "insecure", False), **({} if minutes is None else {PATIENCE_KEY: 60.0 * minutes})}
+        settings = {
+            INSECURE_KEY: getattr(cluster, "insecure", False),
+            **({} if minutes is None else {PATIENCE_KEY: 60.0 * minutes}),
+        }
         with dask.config.set(settings), opened as description:
             yield description

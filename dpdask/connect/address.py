@@ -21,7 +21,11 @@ from dpdask.errors import DpdaskError, SpecError, TemporaryError
 if TYPE_CHECKING:
     from distributed.security import Security
 
-_AUTHENTICATED = {"tls", "wss", "https"}  # Dask's TLS asks both sides for a certificate; a gateway asks for a password or a token
+_AUTHENTICATED = {
+    "tls",
+    "wss",
+    "https",
+}  # Dask's TLS asks both sides for a certificate; a gateway asks for a password or a token
 _GATEWAY = "gateway"  # a gateway's proxy of a scheduler: TLS with certificates of that cluster
 _IN_PROCESS = "inproc"
 _SECONDS = 15.0
@@ -29,43 +33,48 @@ _LOGGERS = ("distributed", "distributed.client", "tornado", "tornado.application
 
 
 def replace_scheduler(cluster: Cluster, scheduler: str | None) -> Cluster:
-    """Return a `cluster:` block with its scheduler replaced by an address from the command line, if there is one.
-
-    Parameters
-    ----------
-    cluster
-        The block of a job.
-    scheduler
-        The address from the command line, or None.
-    """
+    """Return a `cluster:` block with its scheduler replaced by an address from the command line, if there is one."""
     if scheduler is None:
         return cluster
-    return cluster.model_copy(update={"address": scheduler}) if isinstance(cluster, Address) else Address(address=scheduler)
+    return (
+        cluster.model_copy(update={"address": scheduler})
+        if isinstance(cluster, Address)
+        else Address(address=scheduler)
+    )
 
 
 def check_address(cluster: Cluster) -> tuple[str, ...]:
-    """Return a warning for the steward if a scheduler does not ask for certificates, or a gateway is not reached by https.
-
-    Raises
-    ------
-    SpecError
-        If an address is needed but not given; or if it is open to the network and the block does not say `insecure: true`.
-    """
+    """Return a warning for the steward if a scheduler does not ask for certificates, or a gateway is not reached by https."""
     if not isinstance(cluster, Address | Gateway):
         return ()
     if not cluster.address:
-        raise SpecError("the key 'cluster.address' is missing", "cluster", "give the scheduler's address, such as tls://host:8786")
+        raise SpecError(
+            "the key 'cluster.address' is missing",
+            "cluster",
+            "give the scheduler's address, such as tls://host:8786",
+        )
     scheme, place = _split(cluster.address)
     if scheme in _AUTHENTICATED or scheme == _IN_PROCESS:
         return ()
     local, where = is_loopback(place), hide_user(cluster.address)
     if isinstance(cluster, Gateway):
-        safe, who, what = "https://", "anyone on the network path", "without https, {who} can read the password or token for this gateway"
+        safe, who, what = (
+            "https://",
+            "anyone on the network path",
+            "without https, {who} can read the password or token for this gateway",
+        )
     else:
-        safe, who = "tls:// with certificates", "every user of this machine" if local else "anyone who can reach it over the network"
+        safe, who = (
+            "tls:// with certificates",
+            "every user of this machine" if local else "anyone who can reach it over the network",
+        )
         what = "without TLS, anyone who can reach this scheduler can run code on its workers and read what they read"
     if not local and not cluster.insecure:
-        raise SpecError(what.format(who=who), where, f"use {safe}, or a cluster of kind {cluster.kind} with insecure: true")
+        raise SpecError(
+            what.format(who=who),
+            where,
+            f"use {safe}, or a cluster of kind {cluster.kind} with insecure: true",
+        )
     if isinstance(cluster, Gateway):
         return () if local else (f"{where}: {what.format(who=who)}; use {safe}",)
     what = f"the scheduler at {where} asks for no certificate: {who} can run code on its workers and read what they read"
@@ -83,12 +92,16 @@ def is_exposed(address: str) -> bool:
 def _split(address: str) -> tuple[str, str]:
     """Return an address's scheme, or Dask's default one, and its `host:port`."""
     scheme, mark, place = address.rpartition("://")
-    return scheme.lower() if mark else dask.config.get("distributed.comm.default-scheme", "tcp"), place.partition("/")[0]
+    return scheme.lower() if mark else dask.config.get(
+        "distributed.comm.default-scheme", "tcp"
+    ), place.partition("/")[0]
 
 
 def is_loopback(place: str) -> bool:
     """Return whether `host:port` is an address that only this machine can reach; names other than `localhost` are not looked up."""
-    host = place[1:].partition("]")[0] if place.startswith("[") else place.rpartition(":")[0] or place
+    host = (
+        place[1:].partition("]")[0] if place.startswith("[") else place.rpartition(":")[0] or place
+    )
     try:
         return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -109,17 +122,20 @@ def open_workers(cluster: Address) -> Iterator[str]:
 
 
 def make_security(tls: Tls | None) -> Security:
-    """Return the certificates of a block, or those of Dask's own configuration.
-
-    Raises
-    ------
-    SpecError
-        If the files cannot be used.
-    """
+    """Return the certificates of a block, or those of Dask's own configuration."""
     from distributed.security import Security
 
     try:
-        security = Security(require_encryption=True, tls_ca_file=tls.ca, tls_client_cert=tls.cert, tls_client_key=tls.key) if tls else Security()
+        security = (
+            Security(
+                require_encryption=True,
+                tls_ca_file=tls.ca,
+                tls_client_cert=tls.cert,
+                tls_client_key=tls.key,
+            )
+            if tls
+            else Security()
+        )
         security.get_connection_args("client")
     except OSError:  # also ssl.SSLError
         hint = "give a readable authority, and a certificate with its key, as PEM files"
@@ -129,22 +145,7 @@ def make_security(tls: Tls | None) -> Security:
 
 @contextmanager
 def open_client(address: str, security: Security) -> Iterator[None]:
-    """Run the block on a scheduler.
-
-    Parameters
-    ----------
-    address
-        Its address.
-    security
-        This client's certificates.
-
-    Raises
-    ------
-    SpecError
-        If it needs certificates and there are none, or if either side does not accept the other's.
-    TemporaryError
-        If it cannot be reached.
-    """
+    """Run the block on a scheduler."""
     from distributed import Client
     from distributed.versions import VersionMismatchWarning
 
@@ -154,9 +155,13 @@ def open_client(address: str, security: Security) -> Iterator[None]:
             thread.submit(lambda: asyncio.run(_reach(address, security))).result()
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", VersionMismatchWarning)  # `check_workers` tells of it
+                warnings.simplefilter(
+                    "ignore", VersionMismatchWarning
+                )  # `check_workers` tells of it
                 # not the default client of this process: one that was lost would stay it
-                client = Client(address, timeout=_timeout(), security=security, set_as_default=False)
+                client = Client(
+                    address, timeout=_timeout(), security=security, set_as_default=False
+                )
         except OSError:
             raise _unreachable(address) from None
         with client, dask.config.set(scheduler=client):
@@ -181,50 +186,64 @@ async def _reach(address: str, security: Security) -> None:
     from distributed.comm import CommClosedError, connect
     from distributed.comm.core import FatalCommClosedError
 
-    refused = SpecError("scheduler and client do not accept each other's certificates", hide_user(address), "let one authority sign both")
+    refused = SpecError(
+        "scheduler and client do not accept each other's certificates",
+        hide_user(address),
+        "let one authority sign both",
+    )
     try:
-        comm = await asyncio.wait_for(connect(address, timeout=_timeout(), **security.get_connection_args("client")), _timeout() + 1)
+        comm = await asyncio.wait_for(
+            connect(address, timeout=_timeout(), **security.get_connection_args("client")),
+            _timeout() + 1,
+        )
         await comm.close()
     except TypeError:  # what distributed says of a tls:// address without certificates
-        raise SpecError("a tls:// address needs certificates", hide_user(address), "give cluster.tls: {ca, cert, key}") from None
+        raise SpecError(
+            "a tls:// address needs certificates",
+            hide_user(address),
+            "give cluster.tls: {ca, cert, key}",
+        ) from None
     except FatalCommClosedError:
         raise refused from None
     except CommClosedError:
-        if address.lower().startswith("tls"):  # TLS 1.3 tells a client last that its certificate was refused
+        if address.lower().startswith(
+            "tls"
+        ):  # TLS 1.3 tells a client last that its certificate was refused
             raise refused from None
         what = "the scheduler closed the connection"
-        raise TemporaryError(what, hide_user(address), "it may ask for a certificate: use its tls:// address") from None
+        raise TemporaryError(
+            what, hide_user(address), "it may ask for a certificate: use its tls:// address"
+        ) from None
     except RuntimeError:  # what distributed says of another address if cluster.tls or its configuration asks for encryption
-        raise SpecError("certificates need a tls:// address, and this is not one", hide_user(address), "write tls://") from None
+        raise SpecError(
+            "certificates need a tls:// address, and this is not one",
+            hide_user(address),
+            "write tls://",
+        ) from None
     except (OSError, ValueError, OverflowError):
         raise _unreachable(address) from None
 
 
 def _timeout() -> float:
-    seconds: float = dask.utils.parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
+    seconds: float = dask.utils.parse_timedelta(
+        dask.config.get("distributed.comm.timeouts.connect")
+    )
     return min(seconds, _SECONDS)
 
 
 def _unreachable(address: str) -> DpdaskError:
-    return TemporaryError("the scheduler cannot be reached", hide_user(address), "check the address, and that it runs")
+    return TemporaryError(
+        "the scheduler cannot be reached", hide_user(address), "check the address, and that it runs"
+    )
 
 
 def import_extra(module: str, kind: str) -> Any:
-    """Return a module that is installed only for one kind of cluster.
-
-    Parameters
-    ----------
-    module
-        Its name.
-    kind
-        The kind, which is also the name of the extra.
-
-    Raises
-    ------
-    SpecError
-        If it is not installed.
-    """
+    """Return a module that is installed only for one kind of cluster."""
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise SpecError(f"the package {module.partition('.')[0]} is not installed", f"cluster.kind {kind}", f"install dpdask[{kind}]") from None
+        raise SpecError(
+            f"the package {module.partition('.')[0]} is not installed",
+            f"cluster.kind {kind}",
+            f"install dpdask[{kind}]",
+        ) from None

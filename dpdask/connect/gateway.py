@@ -14,32 +14,42 @@ from dpdask.errors import SpecError, TemporaryError
 
 @contextmanager
 def open_workers(cluster: Gateway) -> Iterator[str]:
-    """Run the block on a new cluster of a gateway; yield a description of it.
-
-    Raises
-    ------
-    SpecError
-        If dask-gateway is not installed, or the server refuses the cluster.
-    TemporaryError
-        If the server does not answer.
-    """
+    """Run the block on a new cluster of a gateway; yield a description of it."""
     gateway = import_extra("dask_gateway", "gateway")
     client_module = import_extra("dask_gateway.client", "gateway")
     where = hide_user(cluster.address)
     with silence_dask():
         try:
             started = gateway.GatewayCluster(
-                address=cluster.address, proxy_address=cluster.proxy_address, cluster_options=None, shutdown_on_close=True, **cluster.options
+                address=cluster.address,
+                proxy_address=cluster.proxy_address,
+                cluster_options=None,
+                shutdown_on_close=True,
+                **cluster.options,
             )
         except (ValueError, TypeError):
-            raise SpecError("the gateway refuses the cluster", where, "check cluster.options and the rights of this user") from None
+            raise SpecError(
+                "the gateway refuses the cluster",
+                where,
+                "check cluster.options and the rights of this user",
+            ) from None
         except client_module.GatewayClusterError:
-            raise TemporaryError("the gateway could not start the cluster", where, "run again") from None
+            raise TemporaryError(
+                "the gateway could not start the cluster", where, "run again"
+            ) from None
         except client_module.aiohttp.ClientResponseError:
-            raise SpecError("the gateway refuses this user", where, "set Dask's gateway.auth configuration") from None
+            raise SpecError(
+                "the gateway refuses this user", where, "set Dask's gateway.auth configuration"
+            ) from None
         except (client_module.GatewayServerError, client_module.aiohttp.ClientError, OSError):
-            raise TemporaryError("the gateway does not answer", where, "check cluster.address and that it runs") from None
-        with started, started.get_client(set_as_default=False) as client, dask.config.set(scheduler=client):
+            raise TemporaryError(
+                "the gateway does not answer", where, "check cluster.address and that it runs"
+            ) from None
+        with (
+            started,
+            started.get_client(set_as_default=False) as client,
+            dask.config.set(scheduler=client),
+        ):
             if cluster.adaptive is None:
                 started.scale(cluster.workers)
             else:

@@ -35,25 +35,29 @@ def worker_settings() -> dict[str, Any]:
 def scratch_folder() -> Path:
     """Return the folder for the files of local workers, which only this user can read (mode 0700); make it if needed.
 
-    All runs of a user share it. Each run removes its own workers' folders at its end. If a driver was killed, Dask removes
-    its workers' folders at the next start.
-
-    Raises
-    ------
-    OutputError
-        If it cannot be made, or if others can read or write what is there.
+    All runs of a user share it. Each run removes its own workers' folders at its end. If a driver
+    was killed, Dask removes its workers' folders at the next start.
     """
     base = Path(dask.config.get("temporary-directory") or tempfile.gettempdir()).absolute()
-    folder, hint = base / f"dpdask-{os.getuid()}", "set Dask's temporary-directory to a folder of your own"
+    folder, hint = (
+        base / f"dpdask-{os.getuid()}",
+        "set Dask's temporary-directory to a folder of your own",
+    )
     try:
         base.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         found = folder.lstat()
     except OSError:
-        raise OutputError("no folder for the workers' files can be made here", str(folder), hint) from None
+        raise OutputError(
+            "no folder for the workers' files can be made here", str(folder), hint
+        ) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise OutputError("the workers' files need a folder that only this user can read (mode 0700), and this is not one", str(folder), hint)
+        raise OutputError(
+            "the workers' files need a folder that only this user can read (mode 0700), and this is not one",
+            str(folder),
+            hint,
+        )
     return folder
 
 
@@ -116,7 +120,9 @@ def open_workers(cluster: Local) -> Iterator[str]:
     }
     with (
         dask.config.set(settings),
-        LocalCluster(n_workers=workers, threads_per_worker=cluster.threads_per_worker, **options) as local,
+        LocalCluster(
+            n_workers=workers, threads_per_worker=cluster.threads_per_worker, **options
+        ) as local,
         Client(local, direct_to_workers=True),
     ):
         yield f"{workers} local processes"

@@ -29,7 +29,9 @@ _SECONDS = 60.0  # a worker imports the package first, perhaps from a shared fil
 _INSTALL = "install the same versions on every worker, and run again"
 
 
-def check_workers(fragments: Sequence[Fragment], *, output: Folder, secrets: Folder | None = None) -> None:
+def check_workers(
+    fragments: Sequence[Fragment], *, output: Folder, secrets: Folder | None = None
+) -> None:
     """Check that each worker of the active cluster can do a run's work; threads and this process need no check.
 
     Parameters
@@ -37,22 +39,11 @@ def check_workers(fragments: Sequence[Fragment], *, output: Folder, secrets: Fol
     fragments
         The input. The first file is opened; the largest row group must fit into a worker's memory.
     output
-        A folder into which workers write; it exists. A file `_dpdask-probe-…` is written and removed.
+        A folder into which workers write; it exists. A file `_dpdask-probe-…` is written and
+        removed.
     secrets
-        The folder of the run's secrets, if workers read one; it exists. The driver writes such a file, and each worker reads it.
-        If it is None, the run's key is sent to them.
-
-    Raises
-    ------
-    SpecError
-        If a worker or the scheduler has no dpdask, or another version of something that decides released bytes; or a worker too little
-        memory; or if the run's key would be sent over a network without TLS.
-    InputError
-        If a worker cannot open the input.
-    OutputError
-        If a worker cannot write the output, or cannot read the secrets.
-    TemporaryError
-        If no worker comes, or none answers.
+        The folder of the run's secrets, if workers read one; it exists. The driver writes such a
+        file, and each worker reads it. If it is None, the run's key is sent to them.
     """
     client = find_client()
     if client is None or client.asynchronous:
@@ -76,7 +67,9 @@ def _held(client: Client) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(Exception):  # a scheduler that is lost forgets both, and what was found out stands
+        with suppress(
+            Exception
+        ):  # a scheduler that is lost forgets both, and what was found out stands
             asked.set()
             task.result(timeout=_SECONDS)
             asked.clear()  # or the scheduler would keep it for good
@@ -85,13 +78,7 @@ def _held(client: Client) -> Iterator[None]:
 
 @contextmanager
 def _first_worker(client: Client) -> Iterator[None]:
-    """Wait until there is a worker; an adaptive cluster starts one for a task, and retires none that holds the only copy of a result.
-
-    Raises
-    ------
-    TemporaryError
-        If none comes in time.
-    """
+    """Wait until there is a worker; an adaptive cluster starts one for a task, and retires none that holds the only copy of a result."""
     from distributed import CancelledError
 
     if client.scheduler_info(n_workers=1)["workers"]:
@@ -104,24 +91,28 @@ def _first_worker(client: Client) -> Iterator[None]:
             task.result(timeout=seconds)
         except (TimeoutError, CancelledError, OSError):
             what = f"no worker connected within {seconds:.0f} seconds"
-            raise TemporaryError(what, "cluster", "check that workers start, and run again") from None
+            raise TemporaryError(
+                what, "cluster", "check that workers start, and run again"
+            ) from None
         yield
     finally:
         task.release()
 
 
 def _check_encryption(client: Client) -> None:
-    """Check that nobody on the network path can read a key that is sent to the workers, unless the steward allows it.
-
-    Raises
-    ------
-    SpecError
-        If somebody can.
-    """
-    exposed = [address for address in (client.scheduler.address, *client.scheduler_info(n_workers=-1)["workers"]) if is_exposed(address)]
+    """Check that nobody on the network path can read a key that is sent to the workers, unless the steward allows it."""
+    exposed = [
+        address
+        for address in (client.scheduler.address, *client.scheduler_info(n_workers=-1)["workers"])
+        if is_exposed(address)
+    ]
     if exposed and not dask.config.get(INSECURE_KEY, False):
         what = "the output is in a store, so workers need the run's key, and without TLS anyone on the network path can read it"
-        raise SpecError(what, hide_user(exposed[0]), "use tls:// with certificates, or a cluster of kind address with insecure: true")
+        raise SpecError(
+            what,
+            hide_user(exposed[0]),
+            "use tls:// with certificates, or a cluster of kind address with insecure: true",
+        )
 
 
 def _check_versions(client: Client) -> None:
@@ -137,7 +128,11 @@ def _check_versions(client: Client) -> None:
     except OSError:
         raise _no_answer() from None
     if differs := compare_versions(scheduler, wanted):
-        raise SpecError(f"the scheduler: {differs}", "cluster", "install the same versions there as here, and run again")
+        raise SpecError(
+            f"the scheduler: {differs}",
+            "cluster",
+            "install the same versions there as here, and run again",
+        )
     found = {address: {**wanted, "Python": python} for address, python in pythons.items()}
     if all(python == wanted["Python"] for python in pythons.values()):
         found = _ask(client, _by_value(find_versions), LIBRARIES)
@@ -153,37 +148,46 @@ def _find_python(found: Mapping[str, Any]) -> str:
 def _by_value(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that is pickled with its code: one of an installed module is pickled as its name, and imported where it arrives."""
     assert isinstance(function, FunctionType)
-    copy = FunctionType(function.__code__, {"__builtins__": builtins}, function.__name__, function.__defaults__)
+    copy = FunctionType(
+        function.__code__, {"__builtins__": builtins}, function.__name__, function.__defaults__
+    )
     copy.__module__ = "__main__"
     return copy
 
 
 def _check_memory(client: Client, largest: int) -> None:
-    """Check that a worker can hold as many of the largest row group as it has threads.
-
-    Raises
-    ------
-    SpecError
-        If one cannot.
-    """
+    """Check that a worker can hold as many of the largest row group as it has threads."""
     short = []
     for worker in client.scheduler_info(n_workers=-1)["workers"].values():
         needed = _BASE_BYTES + MEMORY_FACTOR * largest * worker["nthreads"]
         if worker["memory_limit"] and worker["memory_limit"] < needed:
-            limit, about = dask.utils.format_bytes(worker["memory_limit"]), dask.utils.format_bytes(needed)
-            short.append(f"a memory limit of {limit}, and the largest row group in {worker['nthreads']} threads needs about {about}")
+            limit, about = (
+                dask.utils.format_bytes(worker["memory_limit"]),
+                dask.utils.format_bytes(needed),
+            )
+            short.append(
+                f"a memory limit of {limit}, and the largest row group in {worker['nthreads']} threads needs about {about}"
+            )
         else:
             short.append("")
     if any(short):
-        raise SpecError(_count(short), "cluster", "give workers more memory or fewer threads, or write smaller row groups")
+        raise SpecError(
+            _count(short),
+            "cluster",
+            "give workers more memory or fewer threads, or write smaller row groups",
+        )
 
 
-def _check_places(client: Client, fragments: Sequence[Fragment], output: Folder, secrets: Folder | None) -> None:
+def _check_places(
+    client: Client, fragments: Sequence[Fragment], output: Folder, secrets: Folder | None
+) -> None:
     name = f"_dpdask-probe-{uuid.uuid4().hex}"
     try:
         if secrets is not None:
             secrets.write(name, b"", private=True)
-        answers = _ask(client, try_places, fragments[0] if fragments else None, output, secrets, name)
+        answers = _ask(
+            client, try_places, fragments[0] if fragments else None, output, secrets, name
+        )
     finally:
         if secrets is not None:
             secrets.remove(name)
@@ -194,20 +198,24 @@ def _check_places(client: Client, fragments: Sequence[Fragment], output: Folder,
             raise error(_count(wrong), "cluster", hint)
 
 
-async def try_places(first: Fragment | None, output: Folder, secrets: Folder | None, name: str) -> tuple[int, str]:
+async def try_places(
+    first: Fragment | None, output: Folder, secrets: Folder | None, name: str
+) -> tuple[int, str]:
     """Return the exit code of what this worker cannot do, and what that is in words; 0 if it can do all.
 
     Parameters
     ----------
-    first, output, secrets
-        The first fragment, and the folders, as for `check_workers`.
     name
         The name of a file that is in `secrets`, and that may be written to `output`.
     """
-    return await asyncio.to_thread(_try_places, first, output, secrets, name)  # not in the event loop: a storage may hang
+    return await asyncio.to_thread(
+        _try_places, first, output, secrets, name
+    )  # not in the event loop: a storage may hang
 
 
-def _try_places(first: Fragment | None, output: Folder, secrets: Folder | None, name: str) -> tuple[int, str]:
+def _try_places(
+    first: Fragment | None, output: Folder, secrets: Folder | None, name: str
+) -> tuple[int, str]:
     step, code = "cannot read the first file of the input", InputError.exit_code
     try:
         if first is not None:
@@ -229,21 +237,18 @@ def _try_places(first: Fragment | None, output: Folder, secrets: Folder | None, 
 
 
 def _ask(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """Return what each worker answers; those that go away meanwhile are left out.
-
-    Raises
-    ------
-    SpecError
-        If a worker cannot run the function.
-    TemporaryError
-        If none answers in time.
-    """
+    """Return what each worker answers; those that go away meanwhile are left out."""
     try:
         answers = client.run(function, *arguments, on_error="return", callback_timeout=_SECONDS)
     except OSError:  # also TimeoutError
         raise _no_answer() from None
-    there = {address: answer for address, answer in answers.items() if not isinstance(answer, OSError)}
-    failed = [f"a failure when asked ({type(answer).__name__})" if isinstance(answer, Exception) else "" for answer in there.values()]
+    there = {
+        address: answer for address, answer in answers.items() if not isinstance(answer, OSError)
+    }
+    failed = [
+        f"a failure when asked ({type(answer).__name__})" if isinstance(answer, Exception) else ""
+        for answer in there.values()
+    ]
     if any(failed):
         raise SpecError(_count(failed), "cluster", _INSTALL)
     if not there:
@@ -252,7 +257,9 @@ def _ask(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[
 
 
 def _no_answer() -> TemporaryError:
-    return TemporaryError("no worker answers", "cluster", "check that workers and scheduler run, and run again")
+    return TemporaryError(
+        "no worker answers", "cluster", "check that workers and scheduler run, and run again"
+    )
 
 
 def _count(wrong: Sequence[str]) -> str:

@@ -27,22 +27,21 @@ _REPLACE_EVERY = 10_000  # milliseconds
 
 @contextmanager
 def open_workers(cluster: Slurm) -> Iterator[str]:
-    """Run the block on workers that are SLURM jobs; yield a description of them.
-
-    Raises
-    ------
-    SpecError
-        If dask-jobqueue or `sbatch` is not there, or SLURM refuses the workers' jobs.
-    OutputError
-        If the shared folder cannot be written.
-    """
+    """Run the block on workers that are SLURM jobs; yield a description of them."""
     from distributed import Client
 
     jobqueue = import_extra("dask_jobqueue", "slurm")
     if shutil.which("sbatch") is None:
-        raise SpecError("there is no sbatch here", "cluster.kind slurm", "run on a machine that submits SLURM jobs")
+        raise SpecError(
+            "there is no sbatch here",
+            "cluster.kind slurm",
+            "run on a machine that submits SLURM jobs",
+        )
     # the scheduler puts its folder first in sys.path
-    settings = {"distributed.scheduler.http.routes": [], "temporary-directory": str(scratch_folder())}
+    settings = {
+        "distributed.scheduler.http.routes": [],
+        "temporary-directory": str(scratch_folder()),
+    }
     with (
         _shared_folder(cluster.shared_folder) as folder,
         silence_dask(),
@@ -58,13 +57,8 @@ def open_workers(cluster: Slurm) -> Iterator[str]:
 def find_lifetime(walltime: int) -> tuple[int, int]:
     """Return after how many seconds a worker ends by itself, and by how many seconds more or less.
 
-    It ends before its walltime by at least half a margin of a fifth of it, at most five minutes. In that time it hands its
-    results over. Workers that started together do not end together.
-
-    Parameters
-    ----------
-    walltime
-        After how many seconds SLURM kills it.
+    It ends before its walltime by at least half a margin of a fifth of it, at most five minutes. In
+    that time it hands its results over. Workers that started together do not end together.
     """
     margin = min(walltime // 5, _LONGEST_MARGIN)
     return walltime - margin, margin // 2
@@ -77,7 +71,9 @@ def _shared_folder(parent: str) -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix=".dpdask-slurm-", dir=parent))
     except OSError:
         what = "no folder for the workers' certificates can be made here"
-        raise OutputError(what, parent, "set cluster.shared_folder to a folder that all machines see") from None
+        raise OutputError(
+            what, parent, "set cluster.shared_folder to a folder that all machines see"
+        ) from None
     try:
         yield folder
     finally:
@@ -89,12 +85,20 @@ def _make_security(folder: Path) -> Security:
     from distributed.security import Security
 
     made = Security.temporary()
-    files = {"ca.pem": made.tls_ca_file, "cert.pem": made.tls_worker_cert, "key.pem": made.tls_worker_key}
+    files = {
+        "ca.pem": made.tls_ca_file,
+        "cert.pem": made.tls_worker_cert,
+        "key.pem": made.tls_worker_key,
+    }
     for name, text in files.items():
         (folder / name).touch(mode=0o600)
         (folder / name).write_text(text)
     ca, cert, key = (str(folder / name) for name in files)
-    roles = {f"tls_{role}_{part}": path for role in ("client", "scheduler", "worker") for part, path in (("cert", cert), ("key", key))}
+    roles = {
+        f"tls_{role}_{part}": path
+        for role in ("client", "scheduler", "worker")
+        for part, path in (("cert", cert), ("key", key))
+    }
     return Security(require_encryption=True, tls_ca_file=ca, **roles)
 
 
@@ -102,12 +106,24 @@ def _options(cluster: Slurm, folder: Path) -> dict[str, Any]:
     lifetime, stagger = find_lifetime(cluster.walltime_seconds)
     scratch = dask.config.get("jobqueue.slurm.local-directory") or "${TMPDIR:-/tmp}"
     settings = {**worker_settings(), "distributed.comm.require-encryption": True}
-    environment = [f"export DASK_{key.replace('-', '_').replace('.', '__').upper()}={shlex.quote(repr(value))}" for key, value in settings.items()]
+    environment = [
+        f"export DASK_{key.replace('-', '_').replace('.', '__').upper()}={shlex.quote(repr(value))}"
+        for key, value in settings.items()
+    ]
     if os.environ.get("PYTHONSAFEPATH"):  # of a command: sbatch may not hand it on
         environment.append("export PYTHONSAFEPATH=1")
     # `mktemp -d` gives mode 0700
-    private = [f'DPDASK_SCRATCH=$(mktemp -d "{scratch}/dpdask-XXXXXX") || exit 1', "trap 'rm -rf \"$DPDASK_SCRATCH\"' EXIT"]
-    worker = ["--worker-class", "dpdask.connect.local.PrivateWorker", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
+    private = [
+        f'DPDASK_SCRATCH=$(mktemp -d "{scratch}/dpdask-XXXXXX") || exit 1',
+        "trap 'rm -rf \"$DPDASK_SCRATCH\"' EXIT",
+    ]
+    worker = [
+        "--worker-class",
+        "dpdask.connect.local.PrivateWorker",
+        "--no-dashboard",
+        "--dashboard-address",
+        "127.0.0.1:0",
+    ]
     return {
         "cores": cluster.threads_per_worker,
         "processes": 1,
@@ -120,7 +136,11 @@ def _options(cluster: Slurm, folder: Path) -> dict[str, Any]:
         "security": _make_security(folder),
         "local_directory": '"$DPDASK_SCRATCH"',
         "log_directory": dask.config.get("jobqueue.slurm.log-directory") or str(folder),
-        "job_script_prologue": [*dask.config.get("jobqueue.slurm.job-script-prologue"), *environment, *private],
+        "job_script_prologue": [
+            *dask.config.get("jobqueue.slurm.job-script-prologue"),
+            *environment,
+            *private,
+        ],
         "worker_extra_args": [
             *dask.config.get("jobqueue.slurm.worker-extra-args"),
             *worker,
@@ -135,13 +155,7 @@ def _options(cluster: Slurm, folder: Path) -> dict[str, Any]:
 
 
 def _scale(cluster: Slurm, started: Any) -> None:
-    """Ask SLURM for the workers, and go on asking for those that ended: dask-jobqueue replaces none by itself.
-
-    Raises
-    ------
-    SpecError
-        If SLURM refuses them.
-    """
+    """Ask SLURM for the workers, and go on asking for those that ended: dask-jobqueue replaces none by itself."""
     from tornado.ioloop import PeriodicCallback
 
     if cluster.adaptive is not None:
@@ -151,7 +165,11 @@ def _scale(cluster: Slurm, started: Any) -> None:
         with suppress(RuntimeError):  # sbatch's own words may hold paths
             started.sync(started._correct_state)
         if _forget_refused(started):
-            raise SpecError("SLURM refuses the workers' jobs", "cluster", "check partition, account, memory and walltime")
+            raise SpecError(
+                "SLURM refuses the workers' jobs",
+                "cluster",
+                "check partition, account, memory and walltime",
+            )
 
     async def replace() -> None:
         if started.status.name == "running":

@@ -17,7 +17,9 @@ from dpdask.privacy.accountant import compose, epsilon
 from dpdask.privacy.events import Coverage, Series, to_dict
 from dpdask.privacy.ledger_entries import FREE, Balance, Charge, Entry, Position
 
-if TYPE_CHECKING:  # SQLAlchemy is for those who have a ledger; a ledger is shown without any mechanism
+if (
+    TYPE_CHECKING
+):  # SQLAlchemy is for those who have a ledger; a ledger is shown without any mechanism
     from dpdask.mechanisms.mechanism import Mechanism
     from dpdask.privacy.ledger import Ledger
 
@@ -28,13 +30,6 @@ Hide = Callable[[str], str]
 class LedgerPlace(Document):
     """The dataset that a release is charged to, and the database that holds its budget: SQLite or PostgreSQL.
 
-    Attributes
-    ----------
-    url
-        The database's URL, as SQLAlchemy writes it: `sqlite:///ledger.db`.
-    dataset
-        The name of the dataset.
-
     Examples
     --------
     >>> import dpdask
@@ -43,7 +38,9 @@ class LedgerPlace(Document):
     """
 
     url: str = Field(min_length=1)
+    """The database's URL, as SQLAlchemy writes it: `sqlite:///ledger.db`."""
     dataset: str = Field(min_length=1)
+    """The name of the dataset."""
 
     def resolve(self, base: Path) -> LedgerPlace:
         """Return the place with a relative SQLite file in the folder `base`."""
@@ -100,8 +97,12 @@ class Account:
         budget = self.mechanism.budget
         assert budget is not None
         uncovered = tuple(replace(each, sample=sample) for each in self.mechanism.uncovered)
-        event = replace(self.mechanism.event, unit=budget.unit_name, uncovered=uncovered, series=self.series)
-        if self.mechanism.continued:  # its rows alone: the reference was paid for by the first release
+        event = replace(
+            self.mechanism.event, unit=budget.unit_name, uncovered=uncovered, series=self.series
+        )
+        if (
+            self.mechanism.continued
+        ):  # its rows alone: the reference was paid for by the first release
             return Charge(epsilon=epsilon(event, 0.0), event=to_dict(event))
         return Charge(epsilon=budget.epsilon, delta=budget.delta, event=to_dict(event))
 
@@ -139,15 +140,25 @@ class Account:
 
         Privacy
         -------
-        Who reads the ledger has the key. Where the rows' places are named by digests of the files, such a reader could test guesses of a private
-        value by the name, so `hide` replaces it; but not one that the ledger holds already, as versions before 0.3.0 wrote it.
+        Who reads the ledger has the key. Where the rows' places are named by digests of the files,
+        such a reader could test guesses of a private value by the name, so `hide` replaces it; but
+        not one that the ledger holds already, as versions before 0.3.0 wrote it.
         """
         assert self.place is not None
         name = blake2b(rows.encode(), key=key, person=_PERSON, digest_size=16).hexdigest()
         if hide is None:
             return name
-        events = [entry.charge.event for entry in open_ledger(self.place.url).show(self.place.dataset).entries]
-        return name if any(name == each["sample"] for event in events for each in event.get("uncovered", ())) else hide(name)
+        events = [
+            entry.charge.event
+            for entry in open_ledger(self.place.url).show(self.place.dataset).entries
+        ]
+        return (
+            name
+            if any(
+                name == each["sample"] for event in events for each in event.get("uncovered", ())
+            )
+            else hide(name)
+        )
 
     def intend(self, run_id: str, sample: str, *, unread: bool = False) -> Entry | None:
         """Charge a run, if there is a ledger, and return its entry; a run that is already charged is not charged again.
@@ -166,7 +177,13 @@ class Account:
         SpecError, TemporaryError
             If there is no such dataset, or the ledger cannot be reached.
         """
-        return None if self.place is None else open_ledger(self.place.url).intend(self.place.dataset, run_id, self.cost(sample), unread=unread)
+        return (
+            None
+            if self.place is None
+            else open_ledger(self.place.url).intend(
+                self.place.dataset, run_id, self.cost(sample), unread=unread
+            )
+        )
 
     def record_draw(self, run_id: str, release_sha256: str) -> None:
         """Record that a charged run drew its noise, with the digest of its fitted release, before anything of it is released.
@@ -233,7 +250,9 @@ class Account:
         """
         if self.place is not None:
             charged = drawn or self.is_strict
-            open_ledger(self.place.url).refuse(self.place.dataset, run_id, self.cost(sample) if charged else FREE)
+            open_ledger(self.place.url).refuse(
+                self.place.dataset, run_id, self.cost(sample) if charged else FREE
+            )
 
     @property
     def is_strict(self) -> bool:
@@ -242,11 +261,19 @@ class Account:
 
     def coverage_until(self, run_id: str) -> Coverage:
         """Return the rows that a charged run and the dataset's earlier runs together leave without ε; none without a ledger."""
-        return Coverage() if self.place is None else open_ledger(self.place.url).coverage_until(self.place.dataset, run_id)
+        return (
+            Coverage()
+            if self.place is None
+            else open_ledger(self.place.url).coverage_until(self.place.dataset, run_id)
+        )
 
     def find_position(self, run_id: str) -> Position | None:
         """Return where a charged run stands among the dataset's releases; None without a ledger."""
-        return None if self.place is None else open_ledger(self.place.url).find_position(self.place.dataset, run_id)
+        return (
+            None
+            if self.place is None
+            else open_ledger(self.place.url).find_position(self.place.dataset, run_id)
+        )
 
     def read_balance(self) -> Balance | None:
         """Return what is spent and left of the dataset's budget, or None without a ledger.
@@ -256,9 +283,15 @@ class Account:
         SpecError, TemporaryError
             As `intend`.
         """
-        return None if self.place is None else open_ledger(self.place.url).read_balance(self.place.dataset)
+        return (
+            None
+            if self.place is None
+            else open_ledger(self.place.url).read_balance(self.place.dataset)
+        )
 
-    def compute_balances(self, rows: str, hide: Hide | None = None, *, spends: bool = True) -> tuple[Balance, Balance] | None:
+    def compute_balances(
+        self, rows: str, hide: Hide | None = None, *, spends: bool = True
+    ) -> tuple[Balance, Balance] | None:
         """Return the dataset's balance before and after the release, or None without a ledger.
 
         Parameters
@@ -276,12 +309,18 @@ class Account:
         if self.place is None:
             return None
         ledger = open_ledger(self.place.url)
-        key = ledger.holdout_key(self.place.dataset, draw=False) if self.mechanism.uncovered else None
+        key = (
+            ledger.holdout_key(self.place.dataset, draw=False) if self.mechanism.uncovered else None
+        )
         sample = "to be drawn" if key is None else self._name_sample(key, rows, hide)
         plus = self.cost(sample) if spends else None
-        return ledger.read_balance(self.place.dataset), ledger.read_balance(self.place.dataset, plus=plus)
+        return ledger.read_balance(self.place.dataset), ledger.read_balance(
+            self.place.dataset, plus=plus
+        )
 
-    def describe_balances(self, rows: str, hide: Hide | None = None, *, spends: bool = True, fits: bool) -> dict[str, Any] | None:
+    def describe_balances(
+        self, rows: str, hide: Hide | None = None, *, spends: bool = True, fits: bool
+    ) -> dict[str, Any] | None:
         """Return what `plan` shows of the dataset: its ε spent before and after the release, and its limit; None without a ledger.
 
         Parameters
@@ -289,7 +328,8 @@ class Account:
         rows, hide, spends
             As for `compute_balances`.
         fits
-            Whether the budget allows it: at the limit's δ, as the ledger judges, since the runs' own δ do not add up where events compose.
+            Whether the budget allows it: at the limit's δ, as the ledger judges, since the runs'
+            own δ do not add up where events compose.
 
         Raises
         ------
@@ -318,7 +358,8 @@ Settlement = Literal["refuse", "void", "keep"]
 def settle(error: BaseException, *, drawn: bool, strict: bool) -> Settlement:
     """Return what becomes of a run that failed after it was opened: a function of the facts alone.
 
-    An error that is not this package's, such as an interrupt, may come between the draw and its file: then the run stays charged.
+    An error that is not this package's, such as an interrupt, may come between the draw and its
+    file: then the run stays charged.
 
     Parameters
     ----------
@@ -331,8 +372,9 @@ def settle(error: BaseException, *, drawn: bool, strict: bool) -> Settlement:
 
     Returns
     -------
-    `refuse`: its rows were refused, which is recorded, and charged if noise was drawn or the dataset is strict. `void`: its charge
-    is taken back, if there is one. `keep`: it stays charged, and can go on.
+    `refuse`: its rows were refused, which is recorded, and charged if noise was drawn or the
+    dataset is strict. `void`: its charge is taken back, if there is one. `keep`: it stays charged,
+    and can go on.
     """
     if not isinstance(error, DpdaskError):
         return "keep"
@@ -358,15 +400,20 @@ def check_can_charge(mechanism: Mechanism, place: object, *, insecure: bool) -> 
     Raises
     ------
     SpecError
-        If it is no such place; if the mechanism has no ε, or the noise comes from a seed, which anybody can draw again.
+        If it is no such place; if the mechanism has no ε, or the noise comes from a seed, which
+        anybody can draw again.
     """
     if place is None:
         return
     if not isinstance(place, LedgerPlace):
         what = f"a LedgerPlace is expected, not a {type(place).__name__}"
-        raise SpecError(what, "`ledger`", 'give dpdask.LedgerPlace(url="sqlite:///ledger.db", dataset="…")')
+        raise SpecError(
+            what, "`ledger`", 'give dpdask.LedgerPlace(url="sqlite:///ledger.db", dataset="…")'
+        )
     if mechanism.budget is None:
-        raise SpecError("this mechanism has no ε, so there is none to charge", "`ledger`", "remove it")
+        raise SpecError(
+            "this mechanism has no ε, so there is none to charge", "`ledger`", "remove it"
+        )
     if insecure:
         what = "noise from a seed protects nobody, so a release with a seed cannot be charged to a ledger"
         raise SpecError(what, "insecure_seed", "remove the seed, or the ledger")

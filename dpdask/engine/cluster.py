@@ -71,12 +71,8 @@ def share_options(options: Mapping[str, Options]) -> Iterator[None]:
     Parameters
     ----------
     options
-        Options by bucket. Secrets stand in them by the names of environment variables; each worker looks its own up.
-
-    Raises
-    ------
-    TemporaryError
-        If the workers cannot be told.
+        Options by bucket. Secrets stand in them by the names of environment variables; each worker
+        looks its own up.
     """
     with use_options(options):
         client = find_client() if options else None  # to look for one imports distributed
@@ -101,17 +97,15 @@ def _tell_workers(client: Client, options: Mapping[str, Options]) -> None:
         try:
             client.register_plugin(StoreOptions({place: found}), name=f"dpdask-store-{place}")
         except Exception:
-            raise TemporaryError("the workers could not be told how to open the store", place, "check that each has this version of dpdask") from None
+            raise TemporaryError(
+                "the workers could not be told how to open the store",
+                place,
+                "check that each has this version of dpdask",
+            ) from None
 
 
 def remember(maxsize: int) -> Callable[[Callable[Args, Result]], Callable[Args, Result]]:
-    """Return a decorator for what reads a private file: each process reads it once, until `forget_everywhere`.
-
-    Parameters
-    ----------
-    maxsize
-        How many results a process holds at most.
-    """
+    """Return a decorator for what reads a private file: each process reads it once, until `forget_everywhere`."""
 
     def remember(function: Callable[Args, Result]) -> Callable[Args, Result]:
         cached = functools.lru_cache(maxsize)(function)
@@ -127,16 +121,10 @@ def share_key(run_id: str, secret: bytes) -> Iterator[None]:
 
     Parameters
     ----------
-    run_id
-        The name of the run.
     secret
-        Its key. It is in no graph and in no pickle, which a worker that cannot load it would log. The scheduler holds it as plain
-        bytes in memory; a worker asks for it when a task first needs it, and holds it in memory.
-
-    Raises
-    ------
-    TemporaryError
-        If the scheduler cannot be given the key.
+        Its key. It is in no graph and in no pickle, which a worker that cannot load it would log.
+        The scheduler holds it as plain bytes in memory; a worker asks for it when a task first
+        needs it, and holds it in memory.
     """
     try:
         _share(run_id, secret)
@@ -157,7 +145,11 @@ def _share(name: str, secret: bytes) -> None:
         try:
             _set_key(client, name, secret)
         except Exception:
-            raise TemporaryError("the scheduler could not be given the key of the run", "cluster", "run again to resume") from None
+            raise TemporaryError(
+                "the scheduler could not be given the key of the run",
+                "cluster",
+                "run again to resume",
+            ) from None
 
 
 def withdraw_key(run_id: str) -> None:
@@ -177,7 +169,12 @@ def _set_key(client: Client, run_id: str, secret: bytes | None) -> None:
     # as a message that the scheduler does not open: it would log others, if it logs at the level DEBUG
     value = None if secret is None else to_serialize(secret)
     patience = _PATIENCE_SECONDS + len(secret or b"") / _BYTES_A_SECOND
-    client.sync(client.scheduler.set_metadata, keys=[_name_key(run_id)], value=value, callback_timeout=patience)
+    client.sync(
+        client.scheduler.set_metadata,
+        keys=[_name_key(run_id)],
+        value=value,
+        callback_timeout=patience,
+    )
 
 
 def _name_key(run_id: str) -> str:
@@ -195,7 +192,13 @@ def _ask_scheduler(run_id: str) -> bytes | None:
     with suppress(Exception):
         worker = get_worker()
         patience = _LONG_SECONDS if run_id.endswith(BOUNDS_NAME) else _PATIENCE_SECONDS
-        secret: bytes | None = sync(worker.loop, worker.scheduler.get_metadata, keys=[_name_key(run_id)], default=None, callback_timeout=patience)
+        secret: bytes | None = sync(
+            worker.loop,
+            worker.scheduler.get_metadata,
+            keys=[_name_key(run_id)],
+            default=None,
+            callback_timeout=patience,
+        )
         return secret
     return None
 
@@ -222,35 +225,16 @@ def _run_on_workers(client: Client, function: Callable[..., None], *arguments: s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Tasks that are submitted together.
+    """Tasks that are submitted together."""
 
-    Attributes
-    ----------
-    nodes
-        The tasks by their names; pure, so that a retry or a lost worker changes nothing.
-    keys
-        The names of those whose results the driver takes.
-    steps
-        The names of those that count in the progress.
-    """
-
+    # The tasks by their names; pure, so that a retry or a lost worker changes nothing.
     nodes: Mapping[Any, Any]
-    keys: Sequence[str]
-    steps: Collection[str]
+    keys: Sequence[str]  # the names of those whose results the driver takes
+    steps: Collection[str]  # the names of those that count in the progress
 
 
 class Window:
-    """The tasks of a stage that the scheduler has at a time, and their results until the driver takes them.
-
-    Parameters
-    ----------
-    client
-        The cluster's client.
-    shared
-        Tasks whose results all others need.
-    batches
-        All tasks, made while they are submitted.
-    """
+    """The tasks of a stage that the scheduler has at a time, and their results until the driver takes them."""
 
     def __init__(self, client: Client, shared: Mapping[str, Any], batches: Iterator[Batch]) -> None:
         self._client, self._shared, self._batches = client, shared, enumerate(batches)
@@ -264,22 +248,20 @@ class Window:
         self._began = time.time()
 
     def run(self) -> Iterator[int]:
-        """Compute all batches; yield the number of steps of each as soon as it is done.
-
-        Raises
-        ------
-        Exception
-            As a task raised it, or one of distributed's if workers or the scheduler were lost.
-        """
+        """Compute all batches; yield the number of steps of each as soon as it is done."""
         from distributed import CancelledError
 
         self._held = self._send(self._shared, list(self._shared))
         self._submit()
         while self._numbers:
             future = _patiently(self._client, lambda: self._ended.get(timeout=_POLL_SECONDS))
-            if future.status in ("error", "cancelled"):  # not `lost` or `pending`: its worker has died since it was done, and it is computed again
+            if (
+                future.status in ("error", "cancelled")
+            ):  # not `lost` or `pending`: its worker has died since it was done, and it is computed again
                 error = future.exception(timeout=_POLL_SECONDS)
-                raise error if isinstance(error, Exception) else CancelledError  # of a lost scheduler there may be none
+                raise (
+                    error if isinstance(error, Exception) else CancelledError
+                )  # of a lost scheduler there may be none
             self._results[future.key] = self._fetch(future)
             del self._futures[future.key]  # then the workers forget the result
             batch = self._waiting[self._numbers.pop(future.key)]
@@ -302,7 +284,10 @@ class Window:
     def has_run_out(self) -> bool:
         """Return whether a worker was stopped since the stage began because it came to its limit of memory, as its nanny told the scheduler."""
         with suppress(Exception):
-            return any(moment >= self._began for moment, _ in self._client.get_events("worker-restart-memory"))
+            return any(
+                moment >= self._began
+                for moment, _ in self._client.get_events("worker-restart-memory")
+            )
         return False
 
     def _submit(self) -> None:
@@ -325,14 +310,18 @@ class Window:
 
     def take(self) -> Iterator[Any]:
         """Yield the results of the next batches that are whole, in their order."""
-        while self._next in self._waiting and all(key in self._results for key in self._waiting[self._next].keys):
+        while self._next in self._waiting and all(
+            key in self._results for key in self._waiting[self._next].keys
+        ):
             for key in self._waiting.pop(self._next).keys:
                 yield self._results.pop(key)
             self._next += 1
 
     def find(self, key: object) -> Any:
         """Return a task that was submitted, or None."""
-        return next((batch.nodes[key] for batch in self._waiting.values() if key in batch.nodes), None)
+        return next(
+            (batch.nodes[key] for batch in self._waiting.values() if key in batch.nodes), None
+        )
 
     def close(self) -> None:
         """Cancel what was submitted, and release what all tasks share: to cancel a task that others need ends the scheduler's connection."""
@@ -343,13 +332,7 @@ class Window:
 
 
 def _patiently(client: Client, step: Callable[[], Any]) -> Any:
-    """Run a step and return its result; repeat it while it times out, but stop if the cluster has had no worker for long.
-
-    Raises
-    ------
-    TimeoutError
-        If there was no worker for two minutes, or for what Dask's configuration says.
-    """
+    """Run a step and return its result; repeat it while it times out, but stop if the cluster has had no worker for long."""
     alone = 0.0
     while alone < dask.config.get(PATIENCE_KEY, LONELY_SECONDS):
         try:

@@ -40,7 +40,8 @@ _LARGEST_BATCH = FAN_IN**3
 def guard(function: Callable[Args, Result]) -> Callable[Args, Result]:
     """Return a task function whose unforeseen failures name only their type and place: library messages quote data.
 
-    A work with a stamp among its arguments is refused by a worker whose versions are not the driver's.
+    A work with a stamp among its arguments is refused by a worker whose versions are not the
+    driver's.
     """
 
     @functools.wraps(function)
@@ -57,8 +58,14 @@ def guard(function: Callable[Args, Result]) -> Callable[Args, Result]:
             failure = make_memory_error(args)
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
-            failure = InternalError(f"{type(error).__name__} in {frame.name}, line {frame.lineno}", None, "please report it, without data")
-        failure.__cause__ = failure.__context__ = None  # distributed pickles these too, and a library's message would go with them
+            failure = InternalError(
+                f"{type(error).__name__} in {frame.name}, line {frame.lineno}",
+                None,
+                "please report it, without data",
+            )
+        failure.__cause__ = failure.__context__ = (
+            None  # distributed pickles these too, and a library's message would go with them
+        )
         try:
             raise failure
         finally:
@@ -70,8 +77,9 @@ def guard(function: Callable[Args, Result]) -> Callable[Args, Result]:
 def task_prefix(stage: str) -> str:
     """Return a prefix for task names that no other run on the same scheduler has; it says nothing of the data.
 
-    Dask groups tasks by the words of their names, and spreads a group evenly over the workers only if it does not depend
-    on itself: what a stage's tasks share, and what merges them, need a stage of their own.
+    Dask groups tasks by the words of their names, and spreads a group evenly over the workers only
+    if it does not depend on itself: what a stage's tasks share, and what merges them, need a stage
+    of their own.
     """
     return f"dpdask-{stage}-{uuid.uuid4().hex[:12]}"
 
@@ -87,18 +95,25 @@ def make_memory_error(arguments: Sequence[Any], limit: int | None = None) -> Tem
         The most bytes that the worker may use, if that is known.
     """
     where, about = _describe_largest(arguments, limit)
-    return TemporaryError(f"a worker ran out of memory{about}", where, f"{_MORE_MEMORY}, and run again to resume")
+    return TemporaryError(
+        f"a worker ran out of memory{about}", where, f"{_MORE_MEMORY}, and run again to resume"
+    )
 
 
 def _describe_largest(arguments: Sequence[Any], limit: int | None) -> tuple[str | None, str]:
     """Return the place of the largest fragment that a task reads, and its size beside the worker's limit in words."""
-    parts = [part for given in arguments for part in (given if isinstance(given, list) else [given])]
+    parts = [
+        part for given in arguments for part in (given if isinstance(given, list) else [given])
+    ]
     fragments = [fragment for part in parts for fragment in getattr(part, "fragments", ())]
     if not fragments:
         return None, ""
     largest = max(fragments, key=lambda fragment: fragment.n_bytes_decoded or fragment.n_bytes)
     size = f": this fragment has {format_bytes(largest.n_bytes_decoded or largest.n_bytes)}"
-    return largest.where, size if limit is None else f"{size}, and a worker may use {format_bytes(limit)}"
+    return (
+        largest.where,
+        size if limit is None else f"{size}, and a worker may use {format_bytes(limit)}",
+    )
 
 
 @contextmanager
@@ -130,42 +145,35 @@ def prepare_process() -> None:
 def keep_memory() -> None:
     """Let this process keep freed memory for the next arrays, instead of handing large ones back to the system at once.
 
-    About 128 MiB are kept, and up to 64 MiB for each thread that runs tasks. Tasks and the driver need the next array a moment later, and would
-    otherwise spend up to a third of their time on page faults. Only glibc has this setting. It stays as it is if the environment sets it to anything
-    but what Dask sets for workers.
+    About 128 MiB are kept, and up to 64 MiB for each thread that runs tasks. Tasks and the driver
+    need the next array a moment later, and would otherwise spend up to a third of their time on
+    page faults. Only glibc has this setting. It stays as it is if the environment sets it to
+    anything but what Dask sets for workers.
     """
     environment = os.environ
-    if environment.get(_TRIM_NAME, _TRIM_OF_DASK) != _TRIM_OF_DASK or _MMAP_NAME in environment or "malloc" in environment.get("GLIBC_TUNABLES", ""):
+    if (
+        environment.get(_TRIM_NAME, _TRIM_OF_DASK) != _TRIM_OF_DASK
+        or _MMAP_NAME in environment
+        or "malloc" in environment.get("GLIBC_TUNABLES", "")
+    ):
         return
     with suppress(OSError, AttributeError, TypeError):  # another C library
         set_option = ctypes.CDLL(None).mallopt
-        if set_option(_M_MMAP_THRESHOLD, _LARGEST_KEPT):  # the other one alone would be worse than nothing: it fixes this one at 128 KiB
+        if set_option(
+            _M_MMAP_THRESHOLD, _LARGEST_KEPT
+        ):  # the other one alone would be worse than nothing: it fixes this one at 128 KiB
             set_option(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """The tasks of one pass, made batch by batch while they are submitted.
-
-    Attributes
-    ----------
-    name
-        A name for the progress.
-    batches
-        The tasks.
-    n_steps
-        How many of them count in the progress.
-    shared
-        What all tasks share, by the name of the node that holds it.
-    n_done
-        How many of the steps were done before, by another driver.
-    """
+    """The tasks of one pass, made batch by batch while they are submitted."""
 
     name: str
     batches: Iterable[Batch]
-    n_steps: int
-    shared: Mapping[str, Any]
-    n_done: int = 0
+    n_steps: int  # how many of them count in the progress
+    shared: Mapping[str, Any]  # what all tasks share, by the name of the node that holds it
+    n_done: int = 0  # how many of the steps were done before, by another driver
 
 
 def make_stage(
@@ -183,27 +191,21 @@ def make_stage(
 
     Parameters
     ----------
-    name
-        A name for the progress and the tasks.
     function
         Called with the arguments of a task, and with what all tasks share.
-    arguments
-        Of each task, in order.
     shared
         What all tasks share: one node of the graph, however many tasks there are.
-    merge
-        Merges a list of the results of neighbours.
     least
         How many results are merged into one at least, a power of 8.
     nodes
-        Tasks whose results the arguments name. Then there is one batch, so that none of them runs twice.
-    n_batches_done
-        How many batches were done before: the first ones.
+        Tasks whose results the arguments name. Then there is one batch, so that none of them runs
+        twice.
 
     Notes
     -----
-    A batch is a whole branch of the tree with fan-in 8 over all tasks, so results of batches that `TreeFold` merges are merged as in that
-    tree. Its shape depends on the number of tasks alone, so a merge that rounds gives the same bytes everywhere.
+    A batch is a whole branch of the tree with fan-in 8 over all tasks, so results of batches that
+    `TreeFold` merges are merged as in that tree. Its shape depends on the number of tasks alone, so
+    a merge that rounds gives the same bytes everywhere.
     """
     prefix, merging, work = task_prefix(name), task_prefix("merge"), task_prefix("work")
     size = least
@@ -216,51 +218,55 @@ def make_stage(
         for start in range(n_done, len(arguments), size):
             own = arguments[start : start + size]
             keys = [f"{prefix}-{number}" for number in range(start, start + len(own))]
-            made: dict[Any, Any] = {key: Task(key, function, *given, TaskRef(work)) for key, given in zip(keys, own, strict=True)}
+            made: dict[Any, Any] = {
+                key: Task(key, function, *given, TaskRef(work))
+                for key, given in zip(keys, own, strict=True)
+            }
             made |= nodes or {}
             root = add_tree(made, keys, merge, f"{merging}-{start}") if size > 1 else keys[0]
             yield Batch(nodes=made, keys=[root], steps=keys)
 
-    return Stage(name=name, batches=make_batches(), n_steps=len(arguments), shared={work: DataNode(work, shared)}, n_done=n_done)
+    return Stage(
+        name=name,
+        batches=make_batches(),
+        n_steps=len(arguments),
+        shared={work: DataNode(work, shared)},
+        n_done=n_done,
+    )
 
 
-def make_whole_stage(name: str, nodes: Mapping[Any, Any], keys: Sequence[str], shared: DataNode) -> Stage:
+def make_whole_stage(
+    name: str, nodes: Mapping[Any, Any], keys: Sequence[str], shared: DataNode
+) -> Stage:
     """Return a stage of tasks that are submitted together.
 
     Parameters
     ----------
-    name
-        A name for the progress.
-    nodes
-        The tasks by their names.
     keys
         The names of those whose results the driver takes; they count in the progress.
-    shared
-        What all tasks share.
     """
     batches = [Batch(nodes=nodes, keys=keys, steps=keys)] if keys else []
     return Stage(name=name, batches=batches, n_steps=len(keys), shared={shared.key: shared})
 
 
-def add_tree(nodes: dict[Any, Any], leaves: Sequence[str], merge: Callable[[list[Result]], Result], name: str) -> str:
+def add_tree(
+    nodes: dict[Any, Any], leaves: Sequence[str], merge: Callable[[list[Result]], Result], name: str
+) -> str:
     """Add tasks that merge the results of others in a tree with fan-in 8, in their order; return the name of the last one.
 
     Parameters
     ----------
-    nodes
-        Takes the tasks.
     leaves
         The names of the tasks whose results are merged, at least one.
-    merge
-        Merges a list of the results of neighbours.
-    name
-        Prefix of the tasks' names.
     """
     keys = list(leaves)
     while len(keys) > 1 or keys[0] == leaves[0]:
         groups = [keys[start : start + FAN_IN] for start in range(0, len(keys), FAN_IN)]
         keys = [f"{name}-{len(nodes) + place}" for place in range(len(groups))]
-        nodes |= {key: Task(key, merge, List(*map(TaskRef, group))) for key, group in zip(keys, groups, strict=True)}
+        nodes |= {
+            key: Task(key, merge, List(*map(TaskRef, group)))
+            for key, group in zip(keys, groups, strict=True)
+        }
     return keys[0]
 
 
@@ -271,21 +277,16 @@ def run_stage(stage: Stage, progress: Progress | None = None) -> Iterator[list[A
     ----------
     stage
         The tasks. A pure function, so that a retry or a lost worker changes nothing.
-    progress
-        Called with (stage, done, total).
-
-    Raises
-    ------
-    DpdaskError
-        The first task's failure.
-    TemporaryError
-        If workers were lost too often, or the cluster went away.
     """
     keep_memory()
     if progress is not None and stage.n_steps:
         progress(stage.name, stage.n_done, stage.n_steps)
     client = find_client()
-    return _run_here(stage, progress) if client is None else _run_there(Window(client, stage.shared, iter(stage.batches)), stage, progress)
+    return (
+        _run_here(stage, progress)
+        if client is None
+        else _run_there(Window(client, stage.shared, iter(stage.batches)), stage, progress)
+    )
 
 
 def _run_here(stage: Stage, progress: Progress | None) -> Iterator[list[Any]]:
@@ -326,7 +327,12 @@ def _run_there(window: Window, stage: Stage, progress: Progress | None) -> Itera
             yield list(window.take())
     except KilledWorker as error:
         raise _explain_death(window, stage.name, error) from None
-    except (CancelledError, CommClosedError, ClosedClientError, OSError) as error:  # a TimeoutError is an OSError
+    except (
+        CancelledError,
+        CommClosedError,
+        ClosedClientError,
+        OSError,
+    ) as error:  # a TimeoutError is an OSError
         what = f"the cluster lost its scheduler or its workers ({type(error).__name__})"
         raise TemporaryError(what, stage.name, "run again to resume") from None
     finally:
@@ -341,5 +347,9 @@ def _explain_death(window: Window, stage: str, error: Any) -> TemporaryError:
         return make_memory_error(arguments, limit).at(stage)
     where, about = _describe_largest(arguments, limit)
     what = f"the cluster lost its scheduler or its workers (KilledWorker){about}"
-    hint = f"if memory ran out, {_MORE_MEMORY}; run again to resume" if where else "run again to resume"
+    hint = (
+        f"if memory ran out, {_MORE_MEMORY}; run again to resume"
+        if where
+        else "run again to resume"
+    )
     return TemporaryError(what, stage if where is None else f"{stage}, {where}", hint)

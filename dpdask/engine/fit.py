@@ -24,43 +24,24 @@ from dpdask.streams import stream, words
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """What the barrier left beside the run key; the state file keeps it.
-
-    Attributes
-    ----------
-    release_sha256
-        SHA-256 of the fitted release.
-    bounds_sha256
-        SHA-256 of the units' bounds, if the unit is not the row.
-    n_released
-        The released rows of each part of the table, or how many records are written. Private unless the mechanism says
-        otherwise.
-    seals
-        The seal of each part, as in `Scanned`. Private.
-    changed
-        For each column, how many values were outside its domain and were changed, if the barrier makes the only pass over the
-        rows. Private: only for the steward's terminal, so it is not written to a file, and it is empty if a run is resumed
-        from its state.
-    """
+    """What the barrier left beside the run key; the state file keeps it."""
 
     release_sha256: str
-    bounds_sha256: str = ""
+    bounds_sha256: str = ""  # SHA-256 of the units' bounds, if the unit is not the row
+    # The released rows of each part of the table, or how many records are written. Private unless
+    # the mechanism says otherwise.
     n_released: tuple[int, ...] = field(repr=False)
+    # The seal of each part, as in `Scanned`. Private.
     seals: tuple[bytes, ...] = field(default=(), repr=False)
+    # For each column, how many values were outside its domain and were changed, if the barrier
+    # makes the only pass over the rows. Private: only for the steward's terminal, so it is not
+    # written to a file, and it is empty if a run is resumed from its state.
     changed: Mapping[str, int] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicTable:
-    """A public table whose rows are counted in place of the table's own.
-
-    Attributes
-    ----------
-    source
-        Its parts.
-    work
-        The work on it.
-    """
+    """A public table whose rows are counted in place of the table's own."""
 
     source: Source
     work: TableWork
@@ -82,49 +63,48 @@ def fit(
     Parameters
     ----------
     mechanism
-        What is released. Its parameters that depend on the number of rows are fixed already: `Mechanism.with_rows`.
-    source
-        The private table.
-    work
-        The work on it.
+        What is released. Its parameters that depend on the number of rows are fixed already:
+        `Mechanism.with_rows`.
     charge
-        Called once, after the exact statistic of the first round and before the first noise value: from then on the run is charged.
-    public
-        The public table, if the mechanism counts its rows.
+        Called once, after the exact statistic of the first round and before the first noise value:
+        from then on the run is charged.
     insecure
         Whether noise comes from the run key, which a seed made, instead of the operating system.
-    progress
-        Called with (stage, done, total).
-
-    Returns
-    -------
-    What the barrier left, and the work with the units' bounds.
-
-    Raises
-    ------
-    DataError, SpecError
-        If the rows or the mechanism are wrong.
-    BudgetError
-        From `charge`.
-    InputError
-        If a file changed, or noise that was kept is of another mechanism.
 
     Privacy
     -------
-    Exact counts reach the driver and go no further: what it keeps of a long pass is encrypted with the run key. Central noise is drawn
-    here, outside any graph, and is kept at once: a resumed run loads it.
+    Exact counts reach the driver and go no further: what it keeps of a long pass is encrypted with
+    the run key. Central noise is drawn here, outside any graph, and is kept at once: a resumed run
+    loads it.
     """
     if (public is None) == (mechanism.reference_rows == "public"):
-        raise InternalError("a public table and a mechanism that counts its rows go together", None, "report it")
+        raise InternalError(
+            "a public table and a mechanism that counts its rows go together", None, "report it"
+        )
     planned = mechanism
     mechanism, drawn, number = _read_rounds(mechanism, work)
     if drawn is None or mechanism.releases_rows:
         work = bound_units(source, work, progress)
     drawn_before = number > 0 or drawn is not None
-    counted = _count(mechanism, source, work, progress, _name_pass(planned, work, 0), number, drawn_before=drawn_before)
+    counted = _count(
+        mechanism,
+        source,
+        work,
+        progress,
+        _name_pass(planned, work, 0),
+        number,
+        drawn_before=drawn_before,
+    )
     counts = counted.value
     if public is not None:
-        counts = scan(public.source, public.work, mechanism.statistic(public.work.columns), "reference", progress, released=True).value
+        counts = scan(
+            public.source,
+            public.work,
+            mechanism.statistic(public.work.columns),
+            "reference",
+            progress,
+            released=True,
+        ).value
     if number == 0 and drawn is None and counts is not None:
         mechanism.check_counts(counts, work.columns if public is None else public.work.columns)
     charge()
@@ -133,10 +113,22 @@ def fit(
         measured = search or mechanism
         if counts is None and mechanism.reference_rows == "own":  # a later round
             stage, statistic = _name_pass(planned, work, number), measured.statistic(work.columns)
-            counts = scan(source, work, statistic, stage, progress, released=mechanism.releases_rows, kept_as=counts_name(number)).value
+            counts = scan(
+                source,
+                work,
+                statistic,
+                stage,
+                progress,
+                released=mechanism.releases_rows,
+                kept_as=counts_name(number),
+            ).value
             mechanism.check_counts(counts, work.columns)
         with step("drawing noise"):
-            drawn = measured.draw(counts, work.columns, lambda name: stream(work.key(), name, "") if insecure else None)
+            drawn = measured.draw(
+                counts,
+                work.columns,
+                lambda name: stream(work.key(), name, "") if insecure else None,
+            )
         _check_drawn(mechanism, drawn)
         if drawn is None:
             break
@@ -151,35 +143,45 @@ def fit(
     sha256 = keep(work.secrets, RELEASE_NAME, salt(release.to_bytes(), secret))
     work.remove_counts(number)
     n_released = counted.n_released if mechanism.releases_rows else (mechanism.n_records(release),)
-    bounds_sha256 = work.unit.bounds_sha256 if work.unit is not None and mechanism.releases_rows else ""
-    return Fitted(release_sha256=sha256, bounds_sha256=bounds_sha256, n_released=n_released, seals=counted.seals, changed=counted.changed), work
+    bounds_sha256 = (
+        work.unit.bounds_sha256 if work.unit is not None and mechanism.releases_rows else ""
+    )
+    return Fitted(
+        release_sha256=sha256,
+        bounds_sha256=bounds_sha256,
+        n_released=n_released,
+        seals=counted.seals,
+        changed=counted.changed,
+    ), work
 
 
-def carry_on(source: Source, work: TableWork, release: bytes, charge: Callable[[], None], progress: Progress | None = None) -> Fitted:
+def carry_on(
+    source: Source,
+    work: TableWork,
+    release: bytes,
+    charge: Callable[[], None],
+    progress: Progress | None = None,
+) -> Fitted:
     """Write a release that was fitted before beside the run key, to release further rows with it.
 
     Parameters
     ----------
     source, work
-        The further rows, and the work on them, of a mechanism that is `continued`: no row is held out.
-    release
-        The fitted release.
+        The further rows, and the work on them, of a mechanism that is `continued`: no row is held
+        out.
     charge
         Called after the rows were checked: from then on the run is charged.
-    progress
-        Called with (stage, done, total).
-
-    Raises
-    ------
-    DataError
-        If the rows are wrong, or there are none.
-    BudgetError
-        From `charge`.
-    InputError
-        If a file changed.
     """
     work = bound_units(source, work, progress)
-    counted = scan(source, work, ColumnStatistic(codecs=work.codecs), "survey", progress, released=True, kept_as=counts_name(0))
+    counted = scan(
+        source,
+        work,
+        ColumnStatistic(codecs=work.codecs),
+        "survey",
+        progress,
+        released=True,
+        kept_as=counts_name(0),
+    )
     if sum(counted.n_released) == 0:
         raise DataError("the new files have no rows", source.where, source.hint)
     charge()
@@ -200,20 +202,25 @@ def _read_rounds(mechanism: Mechanism, work: TableWork) -> tuple[Mechanism, Arch
 
     Privacy
     -------
-    No digest ties these files to the run, unlike the fitted release, which the state file names: they lie beside the run key in a folder of
-    mode 0700, and whoever can write there can read the key. `read_drawn` checks that their columns and their noise are the mechanism's.
+    No digest ties these files to the run, unlike the fitted release, which the state file names:
+    they lie beside the run key in a folder of mode 0700, and whoever can write there can read the
+    key. `read_drawn` checks that their columns and their noise are the mechanism's.
     """
     number = 0
     while work.secrets.exists(noisy_name(number)):
         search = mechanism.search
-        drawn = (search or mechanism).read_drawn(work.secrets.read(noisy_name(number)), work.columns)
+        drawn = (search or mechanism).read_drawn(
+            work.secrets.read(noisy_name(number)), work.columns
+        )
         if search is None:
             return mechanism, drawn, number
         mechanism, number = mechanism.with_found(search.find(drawn, work.columns)), number + 1
     return mechanism, None, number
 
 
-def _keep_drawn(mechanism: Search | Mechanism, drawn: Archived, work: TableWork, name: str) -> Archived:
+def _keep_drawn(
+    mechanism: Search | Mechanism, drawn: Archived, work: TableWork, name: str
+) -> Archived:
     """Keep the noise of a round and return it, or what another driver of this run kept before: the first one decides."""
     data = drawn.to_bytes()
     kept = work.secrets.claim(name, data)
@@ -221,16 +228,14 @@ def _keep_drawn(mechanism: Search | Mechanism, drawn: Archived, work: TableWork,
 
 
 def _check_drawn(mechanism: Mechanism, drawn: Archived | None) -> None:
-    """Check that a mechanism drew central noise if it accounts for some, or releases records, and only then.
-
-    Raises
-    ------
-    InternalError
-        If exact counts would be released, or noise that nobody accounts for.
-    """
+    """Check that a mechanism drew central noise if it accounts for some, or releases records, and only then."""
     accounted = any(not isinstance(event, LocalRelease) for event in leaves(mechanism.event))
     if (drawn is not None) != (accounted or not mechanism.releases_rows):
-        raise InternalError("the noise that was drawn is not the noise that is accounted for", type(mechanism).__name__, "report it")
+        raise InternalError(
+            "the noise that was drawn is not the noise that is accounted for",
+            type(mechanism).__name__,
+            "report it",
+        )
 
 
 def _name_pass(planned: Mechanism, work: TableWork, number: int) -> str:
@@ -240,24 +245,31 @@ def _name_pass(planned: Mechanism, work: TableWork, number: int) -> str:
 
 
 def _count(
-    mechanism: Mechanism, source: Source, work: TableWork, progress: Progress | None, stage: str, number: int, *, drawn_before: bool
+    mechanism: Mechanism,
+    source: Source,
+    work: TableWork,
+    progress: Progress | None,
+    stage: str,
+    number: int,
+    *,
+    drawn_before: bool,
 ) -> Scanned[Any]:
-    """Return the exact counts and how many rows of each part are released; without a pass if neither is needed.
-
-    Raises
-    ------
-    DataError
-        If a value violates the schema, or nothing would be released.
-    """
+    """Return the exact counts and how many rows of each part are released; without a pass if neither is needed."""
     own, rows = mechanism.reference_rows == "own", mechanism.releases_rows
     known = source.count_released(work) if rows else ()
     if known is None or (own and not drawn_before):
         statistic = (mechanism.search or mechanism).statistic(work.columns)
-        found = scan(source, work, statistic, stage, progress, released=rows, kept_as=counts_name(number))
+        found = scan(
+            source, work, statistic, stage, progress, released=rows, kept_as=counts_name(number)
+        )
     else:
         found = Scanned(value=None, n_released=known)
     if not mechanism.n_rows_private and found.n_released and sum(found.n_released) == 0:
         if mechanism.fraction is None:
             raise DataError("the table has no rows", source.where, source.hint)
-        raise DataError("no row would be released", source.where, f"lower `reference.fraction`, or {source.hint}")
+        raise DataError(
+            "no row would be released",
+            source.where,
+            f"lower `reference.fraction`, or {source.hint}",
+        )
     return found if own else Scanned(value=None, n_released=found.n_released, seals=found.seals)

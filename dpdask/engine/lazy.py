@@ -21,23 +21,27 @@ from dpdask.io.storage import Folder
 from dpdask.mechanisms.mechanism import RecordRelease, RowRelease
 from dpdask.streams import RunKey, fresh_seed
 
-_COPIED = (pa.types.is_struct, pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_map)
+_COPIED = (
+    pa.types.is_struct,
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_map,
+)
 _EXACT = {pa.int64(): pd.Int64Dtype(), pa.uint64(): pd.UInt64Dtype()}
 _NOT_COPIED = (pa.types.is_dictionary, pa.types.is_string_view, pa.types.is_binary_view)
 MAX_PARTITIONS = 10**6  # of drawn records: a graph of gigabytes
 
 
-def transform_frame(source: FrameSource, release: RowRelease, sha256: str, work: TableWork) -> Frame:
+def transform_frame(
+    source: FrameSource, release: RowRelease, sha256: str, work: TableWork
+) -> Frame:
     """Return a frame's released rows: lazily for Dask, at once for pandas. The same batch always has the same noise.
 
     Parameters
     ----------
-    source
-        The frame.
     release, sha256
         The fitted release, and the digest by which tasks read it.
-    work
-        The work on the frame.
     """
     frame = source.frame
     meta = _make_meta(find_meta(frame), release.types(work.released), work)
@@ -53,12 +57,21 @@ def transform_frame(source: FrameSource, release: RowRelease, sha256: str, work:
     import dask.dataframe as dd  # slow to import: files and pandas do not need it, nor do workers
 
     whole = (work.fraction is None and work.unit is None) or frame._meta.index.name is None
-    divisions = frame.divisions if frame.known_divisions and whole else None  # values of an index may be of rows that are not released
+    divisions = (
+        frame.divisions if frame.known_divisions and whole else None
+    )  # values of an index may be of rows that are not released
     return dd.from_delayed(calls, meta=meta, divisions=divisions, prefix=prefix, verify_meta=True)
 
 
 @guard
-def _transform_part(rows: pd.DataFrame, part: FramePart, work: TableWork, sha256: str, release_type: type[Any], meta: pd.DataFrame) -> pd.DataFrame:
+def _transform_part(
+    rows: pd.DataFrame,
+    part: FramePart,
+    work: TableWork,
+    sha256: str,
+    release_type: type[Any],
+    meta: pd.DataFrame,
+) -> pd.DataFrame:
     key = work.key()  # first: once the key is gone, nothing else is read or written
     check_index(rows.index, meta.index.names)
     [batch] = part.read(rows, work, released=True)
@@ -79,7 +92,11 @@ def _series(array: pa.Array, dtype: Any, index: pd.Index) -> pd.Series:
     """Return an Arrow array as a column of a dtype, every value exactly: nullable dtypes take no way round by floats."""
     if hasattr(dtype, "__from_arrow__"):
         return pd.Series(dtype.__from_arrow__(array), index=index)
-    column: pd.Series = array.to_pandas(integer_object_nulls=pd.api.types.is_object_dtype(dtype)).set_axis(index).astype(dtype)
+    column: pd.Series = (
+        array.to_pandas(integer_object_nulls=pd.api.types.is_object_dtype(dtype))
+        .set_axis(index)
+        .astype(dtype)
+    )
     return column
 
 
@@ -88,31 +105,31 @@ def _make_meta(meta: pd.DataFrame, types: pa.Schema, work: TableWork) -> pd.Data
     shown = make_published_meta(meta, work)
     for name in types.names:
         if name not in work.released.names:
-            shown[name] = pd.Series(dtype=types.field(name).type.to_pandas_dtype(), index=shown.index)
+            shown[name] = pd.Series(
+                dtype=types.field(name).type.to_pandas_dtype(), index=shown.index
+            )
     return shown[types.names]
 
 
 def make_published_meta(meta: pd.DataFrame, work: TableWork) -> pd.DataFrame:
-    """Return the empty released frame. The categories of a private categorical become its public levels; kept ones become plain values.
-
-    Parameters
-    ----------
-    meta
-        The empty frame that is given.
-    work
-        The work on it.
-    """
+    """Return the empty released frame. The categories of a private categorical become its public levels; kept ones become plain values."""
     released = meta[work.released.names].copy()
     for name in released.columns:
         codec, dtype = work.codecs.get(name), released[name].dtype
         if isinstance(codec, LevelCodec) and isinstance(dtype, pd.CategoricalDtype):
             levels = codec.levels.drop_null().to_pandas()
-            released[name] = released[name].astype(pd.CategoricalDtype(levels, ordered=codec.ordered))
+            released[name] = released[name].astype(
+                pd.CategoricalDtype(levels, ordered=codec.ordered)
+            )
         else:
             plain = find_plain_dtype(dtype)
             nullable = name in work.codecs and _has_null(work.codecs[name])
-            released[name] = _uncover(released[name].astype(_nullable(plain) if nullable else plain))
-    result: pd.DataFrame = released.set_axis(_plain_index(released.index))  # whether pandas has type hints depends on what is installed
+            released[name] = _uncover(
+                released[name].astype(_nullable(plain) if nullable else plain)
+            )
+    result: pd.DataFrame = released.set_axis(
+        _plain_index(released.index)
+    )  # whether pandas has type hints depends on what is installed
     return result
 
 
@@ -121,27 +138,18 @@ def _has_null(codec: Codec) -> bool:
 
 
 def convert_kept(kept: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:
-    """Return the kept columns of released rows in the dtypes of the empty released frame.
-
-    Parameters
-    ----------
-    kept
-        The kept columns of released rows.
-    meta
-        The empty released frame.
-
-    Raises
-    ------
-    DataError
-        If a partition's categories are of another type than the frame's, or cannot be removed.
-    """
+    """Return the kept columns of released rows in the dtypes of the empty released frame."""
     for name in kept.columns:
         check_kept_dtype(name, kept[name].dtype)
         plain, wanted = find_plain_dtype(kept[name].dtype), meta[name].dtype
         if plain != kept[name].dtype:
-            if plain != wanted and not (pd.api.types.is_string_dtype(plain) and pd.api.types.is_string_dtype(wanted)):
+            if plain != wanted and not (
+                pd.api.types.is_string_dtype(plain) and pd.api.types.is_string_dtype(wanted)
+            ):
                 raise DataError(
-                    "a partition's values do not fit the frame's dtypes", f"column {name!r}", "give every partition the dtypes of its meta"
+                    "a partition's values do not fit the frame's dtypes",
+                    f"column {name!r}",
+                    "give every partition the dtypes of its meta",
                 )
             kept[name] = pd.Series(_find_values(kept[name], wanted), index=kept.index)
         kept[name] = _uncover(kept[name])
@@ -153,27 +161,18 @@ def _find_values(column: pd.Series | pd.Index, plain: Any) -> Any:
     """Return values without categories as a dtype, each exactly: pandas itself takes the way over floats where one is null."""
     if not isinstance(column.dtype, pd.CategoricalDtype):
         return column.astype(plain).array
-    return pd.array(column.dtype.categories.astype(plain), dtype=plain).take(column.array.codes, allow_fill=True)
+    return pd.array(column.dtype.categories.astype(plain), dtype=plain).take(
+        column.array.codes, allow_fill=True
+    )
 
 
 def check_kept_dtype(name: str, dtype: Any) -> None:
-    """Check that the values of released rows can be told from those of other rows: a dictionary or a view inside a value cannot be cut.
-
-    Parameters
-    ----------
-    name
-        The column, or the index.
-    dtype
-        Its dtype.
-
-    Raises
-    ------
-    DataError
-        If its lists, structs or the like hold dictionaries or views, or its categories are ranges that float64 does not hold.
-    """
+    """Check that the values of released rows can be told from those of other rows: a dictionary or a view inside a value cannot be cut."""
     if isinstance(dtype, pd.CategoricalDtype):
         ranges, dtype = dtype.categories, dtype.categories.dtype
-        whole = isinstance(dtype, pd.IntervalDtype) and dtype.subtype.kind in "iu"  # released as float64
+        whole = (
+            isinstance(dtype, pd.IntervalDtype) and dtype.subtype.kind in "iu"
+        )  # released as float64
         if whole and any(abs(int(end)) > 2**53 for end in (*ranges.left, *ranges.right)):
             what = "its categories are ranges whose ends float64 does not hold: whole numbers beyond ±2**53"
             raise DataError(what, f"column {name!r}", "make texts of them, or drop it")
@@ -182,7 +181,9 @@ def check_kept_dtype(name: str, dtype: Any) -> None:
     arrow = dtype.pyarrow_dtype
     if not _is_own(arrow.value_type if pa.types.is_dictionary(arrow) else arrow):
         what = "its values hold dictionaries or views, which may hold values of rows that are not released"
-        raise DataError(what, f"column {name!r}", "cast it to an Arrow type without them, or drop it")
+        raise DataError(
+            what, f"column {name!r}", "cast it to an Arrow type without them, or drop it"
+        )
 
 
 def _is_own(arrow: pa.DataType) -> bool:
@@ -201,11 +202,17 @@ def _uncover(column: Any) -> Any:
         return column
     if isinstance(array, pd.arrays.ArrowExtensionArray):
         parts = array.__arrow_array__()
-        own = dtype.__from_arrow__(pa.chunked_array([*map(_uncover_arrow, parts.chunks)], parts.type))
+        own = dtype.__from_arrow__(
+            pa.chunked_array([*map(_uncover_arrow, parts.chunks)], parts.type)
+        )
     else:
         known = ~np.asarray(array.isna())
         own = array[known].take(np.where(known, np.cumsum(known) - 1, -1), allow_fill=True)
-    return pd.Index(own, name=column.name) if isinstance(column, pd.Index) else pd.Series(own, column.index, name=column.name)
+    return (
+        pd.Index(own, name=column.name)
+        if isinstance(column, pd.Index)
+        else pd.Series(own, column.index, name=column.name)
+    )
 
 
 def _uncover_arrow(array: pa.Array) -> pa.Array:
@@ -214,11 +221,15 @@ def _uncover_arrow(array: pa.Array) -> pa.Array:
     if isinstance(type_, pa.BaseExtensionType):
         return type_.wrap_array(_uncover_arrow(array.storage))
     if pa.types.is_struct(type_) and type_.num_fields:
-        return pa.StructArray.from_arrays([*map(_uncover_arrow, array.flatten())], fields=[*type_], mask=array.is_null())
+        return pa.StructArray.from_arrays(
+            [*map(_uncover_arrow, array.flatten())], fields=[*type_], mask=array.is_null()
+        )
     own = array.take(pa.array(range(len(array)), pa.int64()))
     if pa.types.is_struct(type_) or not pa.types.is_nested(type_):
         return own
-    return pa.Array.from_buffers(type_, len(own), own.buffers()[: type_.num_buffers], children=[_uncover_arrow(own.values)])
+    return pa.Array.from_buffers(
+        type_, len(own), own.buffers()[: type_.num_buffers], children=[_uncover_arrow(own.values)]
+    )
 
 
 def find_plain_dtype(dtype: Any) -> Any:
@@ -238,34 +249,41 @@ def _nullable(plain: Any) -> Any:
     """Return a dtype that holds the same values and null."""
     if pd.api.types.is_extension_array_dtype(plain) or plain.kind not in "iub":
         return plain
-    return pd.BooleanDtype() if plain.kind == "b" else pd.api.types.pandas_dtype(f"{'U' if plain.kind == 'u' else ''}Int{8 * plain.itemsize}")
+    return (
+        pd.BooleanDtype()
+        if plain.kind == "b"
+        else pd.api.types.pandas_dtype(f"{'U' if plain.kind == 'u' else ''}Int{8 * plain.itemsize}")
+    )
 
 
 def _plain_index(index: pd.Index) -> pd.Index:
     plain = find_plain_dtype(index.dtype)
-    return _uncover(index if plain == index.dtype else pd.Index(_find_values(index, plain), name=index.name))
+    return _uncover(
+        index if plain == index.dtype else pd.Index(_find_values(index, plain), name=index.name)
+    )
 
 
-def sample_frame(release: RecordRelease, folder: Folder, sha256: str, n_rows: int | None, rows_per_partition: int, seed: int | None) -> Frame:
+def sample_frame(
+    release: RecordRelease,
+    folder: Folder,
+    sha256: str,
+    n_rows: int | None,
+    rows_per_partition: int,
+    seed: int | None,
+) -> Frame:
     """Return a lazy Dask frame of records.
 
     Parameters
     ----------
-    release
-        The fitted release.
-    folder, sha256
-        Where tasks read it.
     n_rows, rows_per_partition
         The number of records (None: as many as the release says), and of records in a partition.
     seed
         Decides the records; no secret, because they are post-processing. None for a fresh one.
-
-    Raises
-    ------
-    SpecError
-        If a number is out of range, or the partitions would be too many for a graph.
     """
-    for name, value in (("n_rows", 1 if n_rows is None else n_rows), ("rows_per_partition", rows_per_partition)):
+    for name, value in (
+        ("n_rows", 1 if n_rows is None else n_rows),
+        ("rows_per_partition", rows_per_partition),
+    ):
         if type(value) is not int or value < 1:
             raise SpecError(f"must be a whole number of at least 1, not {value!r}", name)
     seed = fresh_seed() if seed is None else seed
@@ -279,17 +297,42 @@ def sample_frame(release: RecordRelease, folder: Folder, sha256: str, n_rows: in
     starts = range(0, max(1, n_drawn), rows_per_partition)
     size = rows_per_partition
     calls = [
-        call(folder, sha256, type(release), min(size, n_drawn - start), n_drawn, start, seed, number, dask_key_name=f"{prefix}-{number}")
+        call(
+            folder,
+            sha256,
+            type(release),
+            min(size, n_drawn - start),
+            n_drawn,
+            start,
+            seed,
+            number,
+            dask_key_name=f"{prefix}-{number}",
+        )
         for number, start in enumerate(starts)
     ]
     divisions = (*starts, max(0, n_drawn - 1))
     import dask.dataframe as dd  # slow to import: files and pandas do not need it, nor do workers
 
-    return dd.from_delayed(calls, meta=_record_frame(release, release.types.empty_table(), 0), divisions=divisions, prefix=prefix, verify_meta=True)
+    return dd.from_delayed(
+        calls,
+        meta=_record_frame(release, release.types.empty_table(), 0),
+        divisions=divisions,
+        prefix=prefix,
+        verify_meta=True,
+    )
 
 
 @guard
-def _sample_part(folder: Folder, sha256: str, release_type: type[Any], n_rows: int, n_total: int, start: int, seed: int, number: int) -> pd.DataFrame:
+def _sample_part(
+    folder: Folder,
+    sha256: str,
+    release_type: type[Any],
+    n_rows: int,
+    n_total: int,
+    start: int,
+    seed: int,
+    number: int,
+) -> pd.DataFrame:
     release: RecordRelease = load(folder, sha256, release_type)
     batches = release.batches(start, n_rows, n_total, RunKey.insecure(seed), str(number))
     return _record_frame(release, pa.Table.from_batches(batches, release.types), start)
@@ -303,7 +346,9 @@ def _record_frame(release: RecordRelease, table: pa.Table, start: int) -> pd.Dat
         whole = pa.types.is_integer(field.type) or pa.types.is_boolean(field.type)
         if whole and field.name in declared and declared[field.name].nulls == "level":
             dtype = _nullable(np.dtype(field.type.to_pandas_dtype()))
-            records[field.name] = pd.Series(dtype.__from_arrow__(table.column(field.name)), index=records.index)
+            records[field.name] = pd.Series(
+                dtype.__from_arrow__(table.column(field.name)), index=records.index
+            )
     return records
 
 
@@ -312,17 +357,24 @@ def _make_frame(table: pa.Table) -> pd.DataFrame:
     return _convert(table, _find_arrow_dtype)
 
 
-def _convert(table: pa.Table, find_dtype: Callable[[pa.DataType], Any] | None = None) -> pd.DataFrame:
+def _convert(
+    table: pa.Table, find_dtype: Callable[[pa.DataType], Any] | None = None
+) -> pd.DataFrame:
     """Return a table as a frame, every value exactly.
 
-    Whole numbers of 64 bits beside nulls are of pandas' nullable dtypes, since floats round those beyond 2⁵³; values that neither pandas nor
-    Python can hold, such as nanoseconds of a time of day or dates after the year 9999, are of Arrow's own.
+    Whole numbers of 64 bits beside nulls are of pandas' nullable dtypes, since floats round those
+    beyond 2⁵³; values that neither pandas nor Python can hold, such as nanoseconds of a time of day
+    or dates after the year 9999, are of Arrow's own.
     """
 
     def convert(name: str) -> pd.Series:
         column = table.column(name)
         try:
-            return table.select([name]).to_pandas(types_mapper=_EXACT.get if column.type in _EXACT and column.null_count else find_dtype)[name]
+            return table.select([name]).to_pandas(
+                types_mapper=_EXACT.get
+                if column.type in _EXACT and column.null_count
+                else find_dtype
+            )[name]
         except (pa.ArrowException, OverflowError, ValueError):
             return pd.Series(pd.ArrowDtype(column.type).__from_arrow__(column))
 
@@ -331,27 +383,32 @@ def _convert(table: pa.Table, find_dtype: Callable[[pa.DataType], Any] | None = 
 
 def _find_arrow_dtype(type_: pa.DataType) -> pd.ArrowDtype | None:
     """Return Arrow's own dtype for a type whose values would be Python objects, such as dates and decimals; else None, for the usual one."""
-    is_bytes = pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_)
-    is_object = pa.types.is_date(type_) or pa.types.is_time(type_) or pa.types.is_decimal(type_) or pa.types.is_nested(type_)
+    is_bytes = (
+        pa.types.is_binary(type_)
+        or pa.types.is_large_binary(type_)
+        or pa.types.is_fixed_size_binary(type_)
+    )
+    is_object = (
+        pa.types.is_date(type_)
+        or pa.types.is_time(type_)
+        or pa.types.is_decimal(type_)
+        or pa.types.is_nested(type_)
+    )
     return pd.ArrowDtype(type_) if is_bytes or is_object else None
 
 
 def read_frame(folder: Folder, names: Sequence[str]) -> Frame:
-    """Return released shards as a lazy Dask frame, with a partition for each.
-
-    Parameters
-    ----------
-    folder
-        The output folder.
-    names
-        The shards, at least one.
-    """
+    """Return released shards as a lazy Dask frame, with a partition for each."""
     prefix, call = task_prefix("read"), delayed(_read_part, pure=False)
-    calls = [call(folder, name, dask_key_name=f"{prefix}-{number}") for number, name in enumerate(names)]
+    calls = [
+        call(folder, name, dask_key_name=f"{prefix}-{number}") for number, name in enumerate(names)
+    ]
     meta = _make_frame(read_schema(folder, names[0]).empty_table())
     import dask.dataframe as dd  # slow to import: files and pandas do not need it, nor do workers
 
-    return dd.from_delayed(calls, meta=meta, prefix=prefix, verify_meta=False)  # whole numbers have another dtype in a shard with nulls
+    return dd.from_delayed(
+        calls, meta=meta, prefix=prefix, verify_meta=False
+    )  # whole numbers have another dtype in a shard with nulls
 
 
 @guard
@@ -360,7 +417,9 @@ def _read_part(folder: Folder, name: str) -> pd.DataFrame:
 
 
 @guard
-def read_shards(folder: Folder, names: Sequence[str], columns: Sequence[str] | None = None) -> pd.DataFrame:
+def read_shards(
+    folder: Folder, names: Sequence[str], columns: Sequence[str] | None = None
+) -> pd.DataFrame:
     """Return the rows of released shards, or some of their columns."""
     return _convert(pa.concat_tables([_read_table(folder, name, columns) for name in names]))
 

@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 
 from dpdask.archive import Archive
 from dpdask.engine.cluster import remember
-from dpdask.engine.compute import Progress, Stage, add_tree, guard, make_stage, make_whole_stage, run_stage, task_prefix
+from dpdask.engine.compute import (
+    Progress,
+    Stage,
+    add_tree,
+    guard,
+    make_stage,
+    make_whole_stage,
+    run_stage,
+    task_prefix,
+)
 from dpdask.engine.source import Part, Source
 from dpdask.engine.work import TableWork, UnitWork, keep, read_kept
 from dpdask.errors import DataError, InputError, TemporaryError
@@ -28,7 +37,15 @@ from dpdask.io.storage import Folder
 from dpdask.kernels.hashing import siphash
 from dpdask.kernels.rows import keep_chosen, take_at
 from dpdask.stats.bounding import UnitBounds, UnitRows
-from dpdask.stats.statistic import FAN_IN, Statistic, TreeFold, Value, as_words, list_leaves, replace_leaves
+from dpdask.stats.statistic import (
+    FAN_IN,
+    Statistic,
+    TreeFold,
+    Value,
+    as_words,
+    list_leaves,
+    replace_leaves,
+)
 from dpdask.streams import Rng, RunKey, Streams, stream, words
 from dpdask.versions import Stamp
 
@@ -44,16 +61,8 @@ def holdout_mask(rng: Rng, n_rows: int, fraction: float) -> NDArray[np.bool_]:
     Parameters
     ----------
     rng
-        The fragment's stream of mechanism `holdout`; row r of the fragment owns its r-th word, so the split depends
-        on the run key, the fragment and the position in it, and on nothing else.
-    n_rows
-        How many rows come next.
-    fraction
-        In (0, 1).
-
-    Returns
-    -------
-    bool array of shape (n_rows,).
+        The fragment's stream of mechanism `holdout`; row r of the fragment owns its r-th word, so
+        the split depends on the run key, the fragment and the position in it, and on nothing else.
     """
     return words(rng, n_rows) < np.uint64(int(fraction * 2**64))
 
@@ -73,14 +82,10 @@ class Hasher:
 
     Parameters
     ----------
-    key
-        The run's key.
     holdout_key
         The key of the hold-out: the run's key, or one that several runs share.
     unit
         The unit's column, and the public columns that tell rows apart.
-    number
-        The fragment's place in the table.
     """
 
     def __init__(self, key: RunKey, holdout_key: RunKey, unit: UnitWork, number: int) -> None:
@@ -92,77 +97,66 @@ class Hasher:
         self._next = number << 32
 
     def hash(self, batch: pa.RecordBatch) -> Hashes:
-        """Return the hashes of the next rows.
-
-        Raises
-        ------
-        DataError
-            If a row's unit is null.
-        """
+        """Return the hashes of the next rows."""
         names = [self._unit.column, *self._unit.public]
         if batch.column(self._unit.column).null_count:
-            raise DataError("holds a null, and the unit of every row must be known", f"column {self._unit.column!r}", "fill it, or drop these rows")
+            raise DataError(
+                "holds a null, and the unit of every row must be known",
+                f"column {self._unit.column!r}",
+                "fill it, or drop these rows",
+            )
         columns = np.empty((batch.num_rows, len(names)), dtype=np.uint64)
         for place, name in enumerate(names):
             columns[:, place] = as_words(batch.column(name))
         positions = np.arange(self._next, self._next + batch.num_rows, dtype=np.uint64)
         self._next += batch.num_rows
         units = siphash(np.ascontiguousarray(columns[:, :1]), *self._unit_key)
-        held = units if np.array_equal(self._held_unit_key, self._unit_key) else siphash(np.ascontiguousarray(columns[:, :1]), *self._held_unit_key)
-        return Hashes(units=units, held_units=held, rows=siphash(columns, *self._row_key), positions=positions)
+        held = (
+            units
+            if np.array_equal(self._held_unit_key, self._unit_key)
+            else siphash(np.ascontiguousarray(columns[:, :1]), *self._held_unit_key)
+        )
+        return Hashes(
+            units=units, held_units=held, rows=siphash(columns, *self._row_key), positions=positions
+        )
 
     def choose_held_out(self, hashes: Hashes, fraction: float) -> NDArray[np.bool_]:
-        """Return which rows belong to a held-out unit.
-
-        Parameters
-        ----------
-        hashes
-            The hashes of some rows.
-        fraction
-            The fraction of units that is held out.
-        """
+        """Return which rows belong to a held-out unit."""
         drawn = siphash(hashes.held_units.reshape(-1, 1), *self._holdout_key)
         result: NDArray[np.bool_] = drawn < np.uint64(int(fraction * 2**64))
         return result
 
 
 class Chooser:
-    """Splits one fragment's rows, batch by batch and in order: a pure function of the run key and the fragment.
-
-    Parameters
-    ----------
-    work
-        The work on the table.
-    fragment_id
-        Names the fragment.
-    number
-        The fragment's place in the table.
-
-    Attributes
-    ----------
-    fragment_id
-        As given.
-    """
+    """Splits one fragment's rows, batch by batch and in order: a pure function of the run key and the fragment."""
 
     def __init__(self, work: TableWork, fragment_id: str, number: int) -> None:
         self._work, self.fragment_id = work, fragment_id
-        self._rng = stream(work.holdout_key(), HOLDOUT_ID, fragment_id) if work.fraction is not None and work.unit is None else None
-        self._hasher = Hasher(work.key(), work.holdout_key(), work.unit, number) if work.unit is not None else None
+        self._rng = (
+            stream(work.holdout_key(), HOLDOUT_ID, fragment_id)
+            if work.fraction is not None and work.unit is None
+            else None
+        )
+        self._hasher = (
+            Hasher(work.key(), work.holdout_key(), work.unit, number)
+            if work.unit is not None
+            else None
+        )
         self._split: list[NDArray[np.bool_]] = []
 
     def split(self, batch: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
-        """Return which of the next rows are released, and which shape the reference (None: all that are in the bound).
-
-        Raises
-        ------
-        DataError
-            If a row's unit is null.
-        """
+        """Return which of the next rows are released, and which shape the reference (None: all that are in the bound)."""
         fraction = self._work.fraction
         if self._hasher is not None and self._work.unit is not None:
             hashes = self._hasher.hash(batch)
-            within = load_bounds(self._work.secrets, self._work.unit.bounds_sha256).is_released(hashes.units, hashes.rows, hashes.positions)
-            held_out = self._hasher.choose_held_out(hashes, fraction) if fraction is not None else np.zeros(batch.num_rows, dtype=bool)
+            within = load_bounds(self._work.secrets, self._work.unit.bounds_sha256).is_released(
+                hashes.units, hashes.rows, hashes.positions
+            )
+            held_out = (
+                self._hasher.choose_held_out(hashes, fraction)
+                if fraction is not None
+                else np.zeros(batch.num_rows, dtype=bool)
+            )
             self._split.append(within & ~held_out)
             return self._split[-1], within if fraction is None else within & held_out
         if self._rng is None or fraction is None:
@@ -174,14 +168,18 @@ class Chooser:
         """Keep which rows are released beside the run key, so that the writing stage need not hash them again."""
         if self._hasher is not None:
             released = np.concatenate([*self._split, np.zeros(0, dtype=bool)])
-            self._work.secrets.claim(f"{_CHOSEN}/{self._work.hide(self.fragment_id)}", np.packbits(released).tobytes())
+            self._work.secrets.claim(
+                f"{_CHOSEN}/{self._work.hide(self.fragment_id)}", np.packbits(released).tobytes()
+            )
 
     def find_released(self) -> Callable[[Any], NDArray[np.bool_]]:
         """Return a function that tells, batch by batch, which rows are released: as kept, or computed anew."""
         name = f"{_CHOSEN}/{self._work.hide(self.fragment_id)}"
         if self._hasher is None or not self._work.secrets.exists(name):
             return lambda batch: self.split(batch)[0]
-        bits = np.unpackbits(np.frombuffer(self._work.secrets.read(name), dtype=np.uint8)).view(bool)
+        bits = np.unpackbits(np.frombuffer(self._work.secrets.read(name), dtype=np.uint8)).view(
+            bool
+        )
         start = 0
 
         def read(batch: Any) -> NDArray[np.bool_]:
@@ -189,7 +187,11 @@ class Chooser:
             start += batch.num_rows
             chosen: NDArray[np.bool_] = bits[start - batch.num_rows : start]
             if len(chosen) != batch.num_rows:
-                raise InputError("the rows of a fragment changed since the run began", None, "restore it and run again, or `dpdask abort` the run")
+                raise InputError(
+                    "the rows of a fragment changed since the run began",
+                    None,
+                    "restore it and run again, or `dpdask abort` the run",
+                )
             return chosen
 
         return read
@@ -197,33 +199,17 @@ class Chooser:
 
 @remember(maxsize=2)
 def load_bounds(secrets: Folder, sha256: str) -> UnitBounds:
-    """Return the units' bounds, read once by each process and checked against their digest.
-
-    Parameters
-    ----------
-    secrets
-        The folder of the run key.
-    sha256
-        The digest of the bounds.
-
-    Raises
-    ------
-    InputError
-        If the file is missing or another.
-    """
-    return UnitBounds.from_bytes(read_kept(secrets, BOUNDS_NAME, sha256, "the run's unit bounds are not those that were written"), BOUNDS_NAME)
+    """Return the units' bounds, read once by each process and checked against their digest."""
+    return UnitBounds.from_bytes(
+        read_kept(
+            secrets, BOUNDS_NAME, sha256, "the run's unit bounds are not those that were written"
+        ),
+        BOUNDS_NAME,
+    )
 
 
 def filter_rows(rows: pa.RecordBatch, chosen: NDArray[np.bool_]) -> pa.RecordBatch:
-    """Return the chosen rows of a batch, in their order.
-
-    Parameters
-    ----------
-    rows
-        The batch.
-    chosen
-        Which of the rows are kept, bool of shape (n_rows,).
-    """
+    """Return the chosen rows of a batch, in their order."""
     if chosen.all():
         return rows
     n_chosen, mask = int(chosen.sum()), pa.array(chosen)
@@ -238,15 +224,7 @@ def filter_rows(rows: pa.RecordBatch, chosen: NDArray[np.bool_]) -> pa.RecordBat
 
 
 def take_values(array: pa.Array, places: NDArray[np.uint32]) -> pa.Array:
-    """Return the values at some places, in the order of the places.
-
-    Parameters
-    ----------
-    array
-        The values.
-    places
-        The numbers of the rows, of shape (n_taken,).
-    """
+    """Return the values at some places, in the order of the places."""
     values = _view_words(array)
     if values is None:
         return _by_plain_type(array, lambda plain: plain.take(pa.array(places)))
@@ -255,8 +233,18 @@ def take_values(array: pa.Array, places: NDArray[np.uint32]) -> pa.Array:
 
 def _view_words(array: pa.Array) -> NDArray[np.unsignedinteger] | None:
     """Return the values of a column as unsigned integers of their width; None if it has nulls, or no fixed width of 8 to 64 bits."""
-    dtype = _WORDS.get(array.type.bit_width) if pa.types.is_primitive(array.type) and not array.null_count else None
-    return None if dtype is None else np.frombuffer(array.buffers()[1], dtype=dtype)[array.offset : array.offset + len(array)]
+    dtype = (
+        _WORDS.get(array.type.bit_width)
+        if pa.types.is_primitive(array.type) and not array.null_count
+        else None
+    )
+    return (
+        None
+        if dtype is None
+        else np.frombuffer(array.buffers()[1], dtype=dtype)[
+            array.offset : array.offset + len(array)
+        ]
+    )
 
 
 def _as_array(values: NDArray[np.unsignedinteger], type_: pa.DataType) -> pa.Array:
@@ -285,29 +273,14 @@ _STAGE = "units"
 
 
 def bound_units(source: Source, work: TableWork, progress: Progress | None = None) -> TableWork:
-    """Return the work with its units' bounds computed and kept beside the run key; unchanged if the unit is a row.
-
-    Parameters
-    ----------
-    source
-        The table.
-    work
-        The work on it.
-    progress
-        Called with (stage, done, total).
-
-    Raises
-    ------
-    DataError
-        If a row's unit is null.
-    InputError
-        If a file is missing, unreadable, or changed.
-    """
+    """Return the work with its units' bounds computed and kept beside the run key; unchanged if the unit is a row."""
     if work.unit is None:
         return work
     stage = _plan(source, work)
     found = list(chain.from_iterable(run_stage(stage, progress)))
-    bounds = UnitBounds.concatenate(found) if found else UnitRows.identity(1).bounds()  # no row group at all
+    bounds = (
+        UnitBounds.concatenate(found) if found else UnitRows.identity(1).bounds()
+    )  # no row group at all
     sha256 = keep(work.secrets, BOUNDS_NAME, bounds.to_bytes())
     return dataclasses.replace(work, unit=dataclasses.replace(work.unit, bounds_sha256=sha256))
 
@@ -318,12 +291,8 @@ def collect_unit_rows(part: Part, rows: Any, work: TableWork) -> UnitRows:
 
     Parameters
     ----------
-    part
-        The part.
     rows
         Its rows; None for a file, which the task reads itself.
-    work
-        The work on the table.
     """
     work = work.hold_keys()
     assert work.unit is not None
@@ -339,39 +308,40 @@ def collect_unit_rows(part: Part, rows: Any, work: TableWork) -> UnitRows:
 def _plan(source: Source, work: TableWork) -> Stage:
     """Return the tasks that compute the units' bounds.
 
-    Each range of the units' hashes is merged in a tree of its own, so that no worker holds all units, and the driver gets
-    only bounds.
+    Each range of the units' hashes is merged in a tree of its own, so that no worker holds all
+    units, and the driver gets only bounds.
     """
     prefix, shared, parts = task_prefix(_STAGE), task_prefix("work"), source.parts
     leaves = [f"{prefix}-{number}" for number in range(len(parts))]
     nodes = dict(source.nodes or {})
-    nodes |= {key: Task(key, collect_unit_rows, *given, TaskRef(shared)) for key, given in zip(leaves, parts, strict=True)}
+    nodes |= {
+        key: Task(key, collect_unit_rows, *given, TaskRef(shared))
+        for key, given in zip(leaves, parts, strict=True)
+    }
     n_ranges = 4
     while n_ranges < min(64, len(leaves) // 16):
         n_ranges *= 2
-    groups = [List(*map(TaskRef, leaves[start : start + FAN_IN])) for start in range(0, len(leaves), FAN_IN)]
+    groups = [
+        List(*map(TaskRef, leaves[start : start + FAN_IN]))
+        for start in range(0, len(leaves), FAN_IN)
+    ]
     name, merging, end = task_prefix("part"), task_prefix("merge"), task_prefix("bounds")
     ends = [f"{end}-{place}" for place in range(n_ranges)] if leaves else []
     for place, key in enumerate(ends):
         merged = [f"{name}-{place}-{number}" for number in range(len(groups))]
-        nodes |= {each: Task(each, merge_range, group, place, n_ranges) for each, group in zip(merged, groups, strict=True)}
-        nodes[key] = Task(key, find_bounds, TaskRef(add_tree(nodes, merged, merge_units, f"{merging}-{place}")))
+        nodes |= {
+            each: Task(each, merge_range, group, place, n_ranges)
+            for each, group in zip(merged, groups, strict=True)
+        }
+        nodes[key] = Task(
+            key, find_bounds, TaskRef(add_tree(nodes, merged, merge_units, f"{merging}-{place}"))
+        )
     return make_whole_stage(_STAGE, nodes, ends, DataNode(shared, work))
 
 
 @guard
 def merge_range(parts: list[UnitRows], place: int, n_ranges: int) -> UnitRows:
-    """Return the unit statistic of neighbouring parts for one range of the units' hashes.
-
-    Parameters
-    ----------
-    parts
-        The statistic of each part.
-    place
-        The number of the range.
-    n_ranges
-        The number of ranges.
-    """
+    """Return the unit statistic of neighbouring parts for one range of the units' hashes."""
     first, *others = (rows.select_part(place, n_ranges) for rows in parts)
     return first.merge(*others)
 
@@ -388,7 +358,9 @@ def merge_units(parts: list[UnitRows]) -> UnitRows:
     return parts[0].merge(*parts[1:])
 
 
-_TASK_ROWS = 2**20  # a task costs some milliseconds of the scheduler and its worker, as long as it takes to count 100,000 rows
+_TASK_ROWS = (
+    2**20
+)  # a task costs some milliseconds of the scheduler and its worker, as long as it takes to count 100,000 rows
 _LEAST_TASKS = 32  # of a table, so that workers end together
 KEEP_SECONDS = 30.0
 _KEEP_SHARE = 0.05  # of the driver's time
@@ -398,20 +370,12 @@ _ARCHIVE = Archive(kind="counts of a pass", format=2, noun="count")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """What every task of a scan needs: one node of the graph, however many tasks there are.
-
-    Attributes
-    ----------
-    work
-        The work on the table.
-    statistic
-        What is counted.
-    released
-        Whether the rows are released later: then they are sealed now, and which of them are released is kept.
-    """
+    """What every task of a scan needs: one node of the graph, however many tasks there are."""
 
     work: TableWork
     statistic: Statistic[Any]
+    # Whether the rows are released later: then they are sealed now, and which of them are released
+    # is kept.
     released: bool
 
     @property
@@ -420,26 +384,22 @@ class Scan:
         return self.work.stamp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # Dask logs the arguments of a task that failed
+@dataclass(
+    frozen=True, slots=True, kw_only=True, repr=False
+)  # Dask logs the arguments of a task that failed
 class Scanned(Generic[Value]):
-    """What one pass finds; private, and kept by the driver.
-
-    Attributes
-    ----------
-    value
-        The statistic.
-    n_released
-        For each part, in order, how many of its rows are released: those within their units' bounds that are not held out.
-    seals
-        The seal of each part, if the parts are files whose rows are released, and the unit is the row.
-    changed
-        For each column, how many values were outside its domain and were changed. It lists only columns with such values, and
-        is empty if the rows are released later: the writing stage counts them.
-    """
+    """What one pass finds; private, and kept by the driver."""
 
     value: Value
+    # For each part, in order, how many of its rows are released: those within their units' bounds
+    # that are not held out.
     n_released: tuple[int, ...]
+    # The seal of each part, if the parts are files whose rows are released, and the unit is the
+    # row.
     seals: tuple[bytes, ...] = ()
+    # For each column, how many values were outside its domain and were changed. It lists only
+    # columns with such values, and is empty if the rows are released later: the writing stage
+    # counts them.
     changed: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -457,38 +417,33 @@ def scan(
 
     Parameters
     ----------
-    source
-        The table.
-    work
-        The work on it.
-    statistic
-        What is counted.
-    stage
-        A name for the progress and the tasks.
-    progress
-        Called with (stage, done, total).
-    released
-        As for `Scan`.
     kept_as
-        The name of the file that keeps what was counted so far, if the pass is one of a run that can be resumed.
-
-    Raises
-    ------
-    DataError
-        If a value violates the schema, or a row's unit is null.
-    InputError
-        If a file is missing, unreadable, or changed.
+        The name of the file that keeps what was counted so far, if the pass is one of a run that
+        can be resumed.
     """
     groups = _groups(source.parts, statistic.rows_per_task)
     if not groups:
         return Scanned(value=statistic.counter().result(), n_released=())
     nodes = source.nodes
-    pack: Callable[..., Any] = list if nodes is None else lambda rows: List(*rows)  # a list of tasks' names is a node of its own
-    arguments = [([part for part, _ in group], pack([rows for _, rows in group])) for group in groups]
+    pack: Callable[..., Any] = (
+        list if nodes is None else lambda rows: List(*rows)
+    )  # a list of tasks' names is a node of its own
+    arguments = [
+        ([part for part, _ in group], pack([rows for _, rows in group])) for group in groups
+    ]
     shared = Scan(work=work, statistic=statistic, released=released)
     file = None if kept_as is None or not source.is_lasting else work.open_counts(kept_as)
     joined = _Joined(statistic, len(groups), file, _count_public(source, work), list(work.codecs))
-    made = make_stage(stage, scan_parts, arguments, shared, merge_scanned, least=FAN_IN, nodes=nodes, n_batches_done=joined.n_batches)
+    made = make_stage(
+        stage,
+        scan_parts,
+        arguments,
+        shared,
+        merge_scanned,
+        least=FAN_IN,
+        nodes=nodes,
+        n_batches_done=joined.n_batches,
+    )
     for found in run_stage(made, progress):
         joined.add(found)
     return joined.result()
@@ -507,20 +462,26 @@ class _Joined(Generic[Value]):
 
     Parameters
     ----------
-    statistic
-        What is counted.
-    n_tasks
-        How many tasks the pass has.
     file
-        Keeps the results of a pass that takes long. What an earlier driver of the run kept there is the beginning.
-    n_rows
-        As `_count_public` returns it.
-    columns
-        The private columns.
+        Keeps the results of a pass that takes long. What an earlier driver of the run kept there is
+        the beginning.
     """
 
-    def __init__(self, statistic: Statistic[Value], n_tasks: int, file: EncryptedFile | None, n_rows: int | None, columns: list[str]) -> None:
-        self._template, self._n_tasks, self._file, self._n_rows, self._columns = statistic.counter().result(), n_tasks, file, n_rows, columns
+    def __init__(
+        self,
+        statistic: Statistic[Value],
+        n_tasks: int,
+        file: EncryptedFile | None,
+        n_rows: int | None,
+        columns: list[str],
+    ) -> None:
+        self._template, self._n_tasks, self._file, self._n_rows, self._columns = (
+            statistic.counter().result(),
+            n_tasks,
+            file,
+            n_rows,
+            columns,
+        )
         self._due = time.monotonic() + KEEP_SECONDS
         self.n_batches, self._fold = 0, TreeFold[Value]()
         self._n_released, self._seals, self._changed = list[int](), list[bytes](), Counter[str]()
@@ -542,20 +503,41 @@ class _Joined(Generic[Value]):
     def result(self) -> Scanned[Value]:
         """Return the results of all batches."""
         value = self._fold.tree()
-        return Scanned(value=value, n_released=tuple(self._n_released), seals=tuple(self._seals), changed=dict(self._changed))
+        return Scanned(
+            value=value,
+            n_released=tuple(self._n_released),
+            seals=tuple(self._seals),
+            changed=dict(self._changed),
+        )
 
     def _keep(self, file: EncryptedFile) -> None:
         """Keep the results, unless they are very large, of arrays that no file can hold, or the storage fails: the pass goes on without them."""
         begin = time.monotonic()
         with suppress(TypeError, ValueError, TemporaryError):
-            leaves = [leaf for level in self._fold.levels for value in level for leaf in list_leaves(value, self._template)]
+            leaves = [
+                leaf
+                for level in self._fold.levels
+                for value in level
+                for leaf in list_leaves(value, self._template)
+            ]
             room = self._find_room(leaves)
             if sum(leaf.nbytes for leaf in leaves) + room <= _MOST_KEPT:
-                header = {"n_tasks": self._n_tasks, "n_batches": self.n_batches, "levels": [len(level) for level in self._fold.levels]}
-                numbers = {"n_released": self._n_released, "changed": [self._changed[name] for name in self._columns]}
-                arrays = {name: np.array(each, dtype=np.int64) for name, each in numbers.items()}  # of one length, whatever the numbers are
+                header = {
+                    "n_tasks": self._n_tasks,
+                    "n_batches": self.n_batches,
+                    "levels": [len(level) for level in self._fold.levels],
+                }
+                numbers = {
+                    "n_released": self._n_released,
+                    "changed": [self._changed[name] for name in self._columns],
+                }
+                arrays = {
+                    name: np.array(each, dtype=np.int64) for name, each in numbers.items()
+                }  # of one length, whatever the numbers are
                 arrays |= {f"leaf-{number}": leaf for number, leaf in enumerate(leaves)}
-                data = _ARCHIVE.pack({**header, "seals": [seal.hex() for seal in self._seals]}, arrays)
+                data = _ARCHIVE.pack(
+                    {**header, "seals": [seal.hex() for seal in self._seals]}, arrays
+                )
                 file.write(data, len(data) + room)
         end = time.monotonic()
         self._due = end + max(KEEP_SECONDS, (end - begin) / _KEEP_SHARE)
@@ -565,7 +547,11 @@ class _Joined(Generic[Value]):
         nothing = list(list_leaves(self._template, self._template))
         if self._n_rows is None or all(leaf.size for leaf in nothing):
             return 0
-        found = sum(leaf.nbytes for leaf, empty in zip(leaves, cycle(nothing), strict=False) if not empty.size)
+        found = sum(
+            leaf.nbytes
+            for leaf, empty in zip(leaves, cycle(nothing), strict=False)
+            if not empty.size
+        )
         width = sum(leaf.itemsize * math.prod(leaf.shape[1:]) for leaf in nothing if not leaf.size)
         return width * self._n_rows - found if self._n_rows else _MOST_KEPT + 1
 
@@ -574,9 +560,18 @@ class _Joined(Generic[Value]):
         if header["n_tasks"] != self._n_tasks:
             raise ValueError
         leaves = (arrays[f"leaf-{number}"] for number in count())
-        levels = [[replace_leaves(self._template, leaves) for _ in range(n)] for n in header["levels"]]
-        seals, changed = [bytes.fromhex(seal) for seal in header["seals"]], Counter(dict(zip(self._columns, arrays["changed"].tolist(), strict=True)))
-        self.n_batches, self._n_released, self._fold = header["n_batches"], arrays["n_released"].tolist(), TreeFold(levels)
+        levels = [
+            [replace_leaves(self._template, leaves) for _ in range(n)] for n in header["levels"]
+        ]
+        seals, changed = (
+            [bytes.fromhex(seal) for seal in header["seals"]],
+            Counter(dict(zip(self._columns, arrays["changed"].tolist(), strict=True))),
+        )
+        self.n_batches, self._n_released, self._fold = (
+            header["n_batches"],
+            arrays["n_released"].tolist(),
+            TreeFold(levels),
+        )
         self._seals, self._changed = seals, changed
 
 
@@ -586,12 +581,8 @@ def scan_parts(parts: list[Part], rows: list[Any], shared: Scan) -> Scanned[Any]
 
     Parameters
     ----------
-    parts
-        The parts.
     rows
         The rows of each; None for a file, which the task reads itself.
-    shared
-        What all tasks of the scan share.
     """
     counter = shared.statistic.counter()
     n_released, seals, changed = [], list[bytes](), Counter[str]()
@@ -607,7 +598,12 @@ def scan_parts(parts: list[Part], rows: list[Any], shared: Scan) -> Scanned[Any]
         n_released.append(n_rows)
         if shared.released:
             chooser.keep()
-    return Scanned(value=counter.result(), n_released=tuple(n_released), seals=tuple(seals), changed=dict(changed))
+    return Scanned(
+        value=counter.result(),
+        n_released=tuple(n_released),
+        seals=tuple(seals),
+        changed=dict(changed),
+    )
 
 
 @guard
@@ -617,7 +613,9 @@ def merge_scanned(parts: list[Scanned[Any]]) -> Scanned[Any]:
     changed = sum((Counter(part.changed) for part in parts), Counter[str]())
     n_released = tuple(n for part in parts for n in part.n_released)
     seals = tuple(seal for part in parts for seal in part.seals)
-    return Scanned(value=first.merge(*others), n_released=n_released, seals=seals, changed=dict(changed))
+    return Scanned(
+        value=first.merge(*others), n_released=n_released, seals=seals, changed=dict(changed)
+    )
 
 
 def _count_changed(batch: pa.RecordBatch, work: TableWork) -> Counter[str]:
@@ -626,9 +624,13 @@ def _count_changed(batch: pa.RecordBatch, work: TableWork) -> Counter[str]:
     return Counter({name: n for name, n in found.items() if n})
 
 
-def _groups(parts: Sequence[tuple[Part, Any]], rows_per_task: int | None) -> list[list[tuple[Part, Any]]]:
+def _groups(
+    parts: Sequence[tuple[Part, Any]], rows_per_task: int | None
+) -> list[list[tuple[Part, Any]]]:
     """Return the parts of each task: as many neighbours as have enough rows to be worth a task. They depend on the table alone."""
-    most = rows_per_task or max(1, min(_TASK_ROWS, sum(part.n_rows or 0 for part, _ in parts) // _LEAST_TASKS))
+    most = rows_per_task or max(
+        1, min(_TASK_ROWS, sum(part.n_rows or 0 for part, _ in parts) // _LEAST_TASKS)
+    )
     groups: list[list[tuple[Part, Any]]] = []
     taken = 0
     for part, own in parts:

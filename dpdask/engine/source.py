@@ -44,8 +44,6 @@ def find_cell_types(cells: Iterable[Any], depth: int = _MAX_DEPTH) -> set[type]:
 
     Parameters
     ----------
-    cells
-        The cells.
     depth
         How many collections within one another are opened. For those below it, there is `TooDeep`.
     """
@@ -56,7 +54,9 @@ def find_cell_types(cells: Iterable[Any], depth: int = _MAX_DEPTH) -> set[type]:
         return types
     if depth == 0:
         return types | {TooDeep}
-    return types | find_cell_types(chain.from_iterable(_open(cell) for cell in cells if isinstance(cell, nested)), depth - 1)
+    return types | find_cell_types(
+        chain.from_iterable(_open(cell) for cell in cells if isinstance(cell, nested)), depth - 1
+    )
 
 
 def _open(cell: Any) -> Iterable[Any]:
@@ -70,7 +70,21 @@ _SEAL_BYTES = 16
 _SLICE = 2**30  # bytes at once: OpenSSL counts them in a C int
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_map)
 _STABLE = (  # types of Python whose values are written and hashed alike in every process
-    *(str, bytes, int, float, complex, Decimal, np.generic, type(None), type(pd.NA), dt.date, dt.time, dt.timedelta, UUID),
+    *(
+        str,
+        bytes,
+        int,
+        float,
+        complex,
+        Decimal,
+        np.generic,
+        type(None),
+        type(pd.NA),
+        dt.date,
+        dt.time,
+        dt.timedelta,
+        UUID,
+    ),
     *(pd.Period, pd.Interval, list, tuple, np.ndarray),
 )
 
@@ -87,9 +101,10 @@ class Seal:
 
     Notes
     -----
-    Each column's bytes go through GHASH, which takes a seventh of the time of SHA-256. It is a universal hash: whoever does not know its key
-    finds no two contents with the same tag, other than by a chance of at most n / 2**128 for n blocks of 16 bytes. Tags under one
-    key would reveal it, so they never leave this object: its digest is their keyed BLAKE2b.
+    Each column's bytes go through GHASH, which takes a seventh of the time of SHA-256. It is a
+    universal hash: whoever does not know its key finds no two contents with the same tag, other
+    than by a chance of at most n / 2**128 for n blocks of 16 bytes. Tags under one key would reveal
+    it, so they never leave this object: its digest is their keyed BLAKE2b.
     """
 
     def __init__(self, columns: Iterable[str], key: bytes) -> None:
@@ -111,7 +126,9 @@ class Seal:
 
     def _tag(self, name: str, part: str) -> Any:
         if (name, part) not in self._tags:
-            secret = blake2b(f"{part} {name}".encode(), key=self._key, digest_size=32, person=b"dpdask seal").digest()
+            secret = blake2b(
+                f"{part} {name}".encode(), key=self._key, digest_size=32, person=b"dpdask seal"
+            ).digest()
             self._tags[name, part] = Cipher(AES256(secret), GCM(bytes(12))).encryptor()
         return self._tags[name, part]
 
@@ -121,39 +138,20 @@ class Seal:
         for (name, part), tag in sorted(self._tags.items()):
             tag.finalize()
             parts += [repr((name, part)).encode(), tag.tag]
-        return blake2b(b"".join(len(part).to_bytes(8, "little") + part for part in parts), key=self._key, digest_size=_SEAL_BYTES).digest()
+        return blake2b(
+            b"".join(len(part).to_bytes(8, "little") + part for part in parts),
+            key=self._key,
+            digest_size=_SEAL_BYTES,
+        ).digest()
 
     def check(self, secrets: Folder, name: str, where: str) -> None:
-        """Seal the fragment, or compare it with its seal.
-
-        Parameters
-        ----------
-        secrets
-            The folder of the run key.
-        name
-            The fragment's, which tells nothing of its content.
-        where
-            The fragment's place, for the message.
-
-        Raises
-        ------
-        InputError
-            If it held something else before.
-        """
+        """Seal the fragment, or compare it with its seal."""
         if not _same(secrets, name, self.digest()):
             raise report_change(where)
 
 
 def _list_parts(array: pa.Array, start: int) -> dict[str, NDArray[np.uint8]]:
-    """Return the bytes of an array's values: of the values themselves, of the lengths of texts, and of the rows of nulls.
-
-    Parameters
-    ----------
-    array
-        The values, without a dictionary.
-    start
-        The number of the first row in the fragment.
-    """
+    """Return the bytes of an array's values: of the values themselves, of the lengths of texts, and of the rows of nulls."""
     if pa.types.is_nested(array.type):
         return _list_nested(array, "")
     parts = {}
@@ -165,7 +163,9 @@ def _list_parts(array: pa.Array, start: int) -> dict[str, NDArray[np.uint8]]:
     try:
         width = array.type.bit_width // 8
     except ValueError:  # texts: Arrow removes no nulls of its view types
-        array = array.cast(pa.large_string() if pa.types.is_string_view(array.type) else pa.large_binary())
+        array = array.cast(
+            pa.large_string() if pa.types.is_string_view(array.type) else pa.large_binary()
+        )
         width = 0
     array = array.drop_null() if array.null_count else array
     buffers, end = array.buffers(), array.offset + len(array)
@@ -173,7 +173,10 @@ def _list_parts(array: pa.Array, start: int) -> dict[str, NDArray[np.uint8]]:
         return parts | {"values": _view(buffers[1], np.uint8)[array.offset * width : end * width]}
     if len(array):
         ends = _view(buffers[1], np.int64)[array.offset : end + 1]
-        parts |= {"lengths": np.diff(ends).view(np.uint8), "values": _view(buffers[2], np.uint8)[ends[0] : ends[-1]]}
+        parts |= {
+            "lengths": np.diff(ends).view(np.uint8),
+            "values": _view(buffers[2], np.uint8)[ends[0] : ends[-1]],
+        }
     return parts
 
 
@@ -187,7 +190,11 @@ def _list_nested(array: pa.Array, place: str) -> dict[str, NDArray[np.uint8]]:
         if not pa.types.is_fixed_size_list(array.type):
             ends = array.offsets.to_numpy().astype(np.int64)
             parts[f"{place}lengths"] = np.diff(ends).view(np.uint8)
-        children = [each[ends[0] : ends[-1]] for each in (array.keys, array.items)] if pa.types.is_map(array.type) else [array.flatten()]
+        children = (
+            [each[ends[0] : ends[-1]] for each in (array.keys, array.items)]
+            if pa.types.is_map(array.type)
+            else [array.flatten()]
+        )
     else:
         known = array.drop_null() if array.null_count else array
         return parts | {place + name: data for name, data in _list_parts(known, 0).items()}
@@ -202,45 +209,29 @@ def _view(buffer: pa.Buffer | None, dtype: type[np.generic]) -> NDArray[Any]:
 
 
 def check_part(seal: bytes, secrets: Folder, name: str) -> None:
-    """Keep the seal of a frame's partition, or compare it with the one that is kept.
-
-    Parameters
-    ----------
-    seal
-        The digest of what the partition holds.
-    secrets
-        The folder of the run key.
-    name
-        The partition's.
-
-    Raises
-    ------
-    DataError
-        If it held something else before.
-    """
+    """Keep the seal of a frame's partition, or compare it with the one that is kept."""
     if not _same(secrets, name, seal):
-        raise DataError("a partition's rows changed since they were first read", "frame", "persist the frame before its first use, or fit again")
+        raise DataError(
+            "a partition's rows changed since they were first read",
+            "frame",
+            "persist the frame before its first use, or fit again",
+        )
 
 
 def find_content(column: pd.Series | pd.Index) -> pa.Array | None:
     """Return what a seal takes of a kept column or an index: its values, or where Arrow has no plain type for them, their hashes.
 
-    Nothing is drawn for kept columns. They tell whether the rows are in another order, in which each would meet another row's noise.
-
-    Parameters
-    ----------
-    column
-        The values.
-
-    Returns
-    -------
-    An array without dictionaries and Arrow's extension types. None for Python's dictionaries, sets, and objects of other classes than those of
-    plain values: they may look changed in another process though they are the same, or have no hash.
+    Nothing is drawn for kept columns. They tell whether the rows are in another order, in which
+    each would meet another row's noise.
     """
-    if isinstance(column.dtype, pd.CategoricalDtype):  # by its values: the same whatever the order of the categories
+    if isinstance(
+        column.dtype, pd.CategoricalDtype
+    ):  # by its values: the same whatever the order of the categories
         content, codes = find_content(column.array.categories), column.array.codes
         return None if content is None else content.take(pa.array(codes, mask=codes < 0))
-    if column.dtype == object and not all(issubclass(each, _STABLE) for each in find_cell_types(column.to_numpy())):
+    if column.dtype == object and not all(
+        issubclass(each, _STABLE) for each in find_cell_types(column.to_numpy())
+    ):
         return None
     try:
         array = pa.array(column, from_pandas=True)
@@ -250,7 +241,11 @@ def find_content(column: pd.Series | pd.Index) -> pa.Array | None:
     except (pa.ArrowException, OverflowError, TypeError, ValueError):  # objects of several types
         pass
     try:
-        return pa.array(pd.util.hash_array(column.to_numpy() if isinstance(column.dtype, np.dtype) else column.array))
+        return pa.array(
+            pd.util.hash_array(
+                column.to_numpy() if isinstance(column.dtype, np.dtype) else column.array
+            )
+        )
     except (pa.ArrowException, NotImplementedError, TypeError, ValueError):
         return None
 
@@ -259,14 +254,22 @@ def _strip(array: pa.Array) -> pa.Array:
     """Return an array as the one that an extension type lies in, or as the values of a dictionary."""
     if isinstance(array.type, pa.BaseExtensionType):
         return _strip(array.storage)
-    return _strip(array.dictionary).take(array.indices) if pa.types.is_dictionary(array.type) else array
+    return (
+        _strip(array.dictionary).take(array.indices)
+        if pa.types.is_dictionary(array.type)
+        else array
+    )
 
 
 def _is_sealed(type_: pa.DataType) -> bool:
     """Return whether a seal takes values of a type: plain ones, and lists, structs and maps of such."""
     if any(is_one(type_) for is_one in (*_LISTS, pa.types.is_struct)):
         return all(_is_sealed(type_.field(number).type) for number in range(type_.num_fields))
-    return not (pa.types.is_nested(type_) or pa.types.is_dictionary(type_) or isinstance(type_, pa.BaseExtensionType))
+    return not (
+        pa.types.is_nested(type_)
+        or pa.types.is_dictionary(type_)
+        or isinstance(type_, pa.BaseExtensionType)
+    )
 
 
 def _same(secrets: Folder, name: str, digest: bytes) -> bool:
@@ -281,7 +284,9 @@ _CONTAINERS = (
     TooDeep,  # to tell
 )
 
-Frame: TypeAlias = Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neither ships types that agree
+Frame: TypeAlias = (
+    Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neither ships types that agree
+)
 
 
 class Part(Protocol):
@@ -299,25 +304,18 @@ class Part(Protocol):
     def n_rows(self) -> int | None:
         """How many rows it has, if that is known before they are read."""
 
-    def read(self, rows: Any, work: TableWork, *, released: bool, seals: list[bytes] | None = None) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, rows: Any, work: TableWork, *, released: bool, seals: list[bytes] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the rows with the columns that the work seals.
 
         Parameters
         ----------
-        rows
-            What stands beside the part in its source.
-        work
-            The work on the table.
         released
-            Whether rows are read that are released later. Then, and if units are bounded, another pass sees the same rows, so
-            they are sealed: see `seal`.
+            Whether rows are read that are released later. Then, and if units are bounded, another
+            pass sees the same rows, so they are sealed: see `seal`.
         seals
             Takes the seal of a file whose rows are released, if the unit is the row.
-
-        Raises
-        ------
-        DataError, InputError
-            If the rows cannot be read, or differ from those that were sealed; then nothing counted may be kept.
         """
 
 
@@ -374,7 +372,9 @@ class FilePart:
         """How many rows the footer tells."""
         return self.fragment.n_rows
 
-    def read(self, rows: None, work: TableWork, *, released: bool, seals: list[bytes] | None = None) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, rows: None, work: TableWork, *, released: bool, seals: list[bytes] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the rows; see `Part.read`. Those of units are compared with their seal at the end."""
         assert rows is None
         if work.unit is not None:
@@ -390,7 +390,9 @@ class FilePart:
 
     def read_all(self, work: TableWork) -> Iterator[pa.RecordBatch]:
         """Yield the rows with all columns that are released or that choose rows, and compare them with the seal at the end."""
-        return self._read_sealed(list(dict.fromkeys([*work.released.names, *work.unit_columns])), work)
+        return self._read_sealed(
+            list(dict.fromkeys([*work.released.names, *work.unit_columns])), work
+        )
 
     def _read_sealed(self, columns: Sequence[str], work: TableWork) -> Iterator[pa.RecordBatch]:
         if work.unit is None and not self.fragment.seal:  # no earlier pass has read it
@@ -408,15 +410,7 @@ class FilePart:
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A table of files.
-
-    Attributes
-    ----------
-    fragments
-        In the order of the rows.
-    where
-        The table's place, for messages.
-    """
+    """A table of files."""
 
     fragments: tuple[Fragment, ...]
     where: str
@@ -436,7 +430,11 @@ class FileSource:
     def count_released(self, work: TableWork) -> tuple[int, ...] | None:
         """Return how many rows of each fragment are released, if all footers tell, all rows are released, and units are not bounded."""
         known = tuple(fragment.n_rows for fragment in self.fragments if fragment.n_rows is not None)
-        return known if len(known) == len(self.fragments) and work.unit is None and work.fraction is None else None
+        return (
+            known
+            if len(known) == len(self.fragments) and work.unit is None and work.fraction is None
+            else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,11 +448,20 @@ class FramePart:
     def n_rows(self) -> None:
         """None: nothing is known of a partition before it is computed."""
 
-    def read(self, rows: pd.DataFrame, work: TableWork, *, released: bool, seals: list[bytes] | None = None) -> Iterator[pa.RecordBatch]:
+    def read(
+        self,
+        rows: pd.DataFrame,
+        work: TableWork,
+        *,
+        released: bool,
+        seals: list[bytes] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the rows; see `Part.read`. They are compared with the seal first."""
         del seals
         if released:
-            check_index(rows.index, rows.index.names)  # before ε is spent on a frame that could not be released
+            check_index(
+                rows.index, rows.index.names
+            )  # before ε is spent on a frame that could not be released
             for name in work.public:
                 if name in rows.columns:  # a public table may lack it
                     check_cells(name, rows[name])
@@ -471,22 +478,16 @@ def _make_seal(work: TableWork, columns: Sequence[str], part_id: str) -> Seal:
 
 
 def seal_part(rows: pd.DataFrame, batch: pa.RecordBatch, work: TableWork, part_id: str) -> bytes:
-    """Return the seal of a frame's partition: of the values as its noise meets them, and of the kept columns and the index.
-
-    Parameters
-    ----------
-    rows
-        The partition.
-    batch
-        The columns that the work seals, as Arrow.
-    work
-        The work on the table.
-    part_id
-        The id of the partition.
-    """
+    """Return the seal of a frame's partition: of the values as its noise meets them, and of the kept columns and the index."""
     columns = {f"column {name}": batch.column(name) for name in batch.schema.names}
-    kept = {f"column {name}": rows[name] for name in work.public if name in rows.columns} | {"index": rows.index}
-    columns |= {name: content for name in kept.keys() - columns.keys() if (content := find_content(kept[name])) is not None}
+    kept = {f"column {name}": rows[name] for name in work.public if name in rows.columns} | {
+        "index": rows.index
+    }
+    columns |= {
+        name: content
+        for name in kept.keys() - columns.keys()
+        if (content := find_content(kept[name])) is not None
+    }
     seal = _make_seal(work, sorted(columns), part_id)
     seal.add(pa.RecordBatch.from_pydict(columns))
     return seal.digest()
@@ -494,18 +495,10 @@ def seal_part(rows: pd.DataFrame, batch: pa.RecordBatch, work: TableWork, part_i
 
 @dataclass(frozen=True, slots=True)
 class FrameSource:
-    """A Dask or pandas frame.
-
-    Attributes
-    ----------
-    frame
-        The frame.
-    batch
-        The name that `batches.Batches.take` returned for it, or `batches.PUBLIC`.
-    """
+    """A Dask or pandas frame."""
 
     frame: Frame
-    batch: str
+    batch: str  # the name that `batches.Batches.take` returned for it, or `batches.PUBLIC`
 
     is_lasting: ClassVar[bool] = False  # each process makes its own frames
     where: ClassVar[str] = "frame"
@@ -514,8 +507,15 @@ class FrameSource:
     @property
     def parts(self) -> Sequence[tuple[FramePart, Any]]:
         """Each partition with its rows, or with a reference to the task that computes them."""
-        rows = [self.frame] if isinstance(self.frame, pd.DataFrame) else [TaskRef(key) for key in self.frame.__dask_keys__()]
-        return [(FramePart(name_part(self.batch, number), number), part) for number, part in enumerate(rows)]
+        rows = (
+            [self.frame]
+            if isinstance(self.frame, pd.DataFrame)
+            else [TaskRef(key) for key in self.frame.__dask_keys__()]
+        )
+        return [
+            (FramePart(name_part(self.batch, number), number), part)
+            for number, part in enumerate(rows)
+        ]
 
     @property
     def nodes(self) -> Mapping[Any, Any] | None:
@@ -529,56 +529,30 @@ class FrameSource:
 
 
 def check_index(index: pd.Index, names: Sequence[Any]) -> None:
-    """Check that an index may be published: it is a `RangeIndex`, or the index that the schema declares.
-
-    Parameters
-    ----------
-    index
-        The index of a frame, or of a computed partition.
-    names
-        Its names when it was compared with the schema.
-
-    Raises
-    ------
-    DataError
-        If it must not be published.
-    """
-    if len(names) > 1 or list(index.names) != list(names) or (names[0] is None and not isinstance(index, pd.RangeIndex)):
+    """Check that an index may be published: it is a `RangeIndex`, or the index that the schema declares."""
+    if (
+        len(names) > 1
+        or list(index.names) != list(names)
+        or (names[0] is None and not isinstance(index, pd.RangeIndex))
+    ):
         what = "its index would be published, but is neither row numbers (a RangeIndex) nor one column that the schema declares"
-        raise DataError(what, "frame", "reset_index(drop=True), or name it and declare it with role keep")
+        raise DataError(
+            what, "frame", "reset_index(drop=True), or name it and declare it with role keep"
+        )
 
 
 def check_cells(name: str, column: pd.Series | pd.Index) -> None:
-    """Check that the cells of a kept column of objects neither are nor hold containers of pandas or Arrow, which may hold all categories.
-
-    Parameters
-    ----------
-    name
-        The column, or the index.
-    column
-        Its values.
-
-    Raises
-    ------
-    DataError
-        If one is or holds one, or is nested too deeply to tell.
-    """
+    """Check that the cells of a kept column of objects neither are nor hold containers of pandas or Arrow, which may hold all categories."""
     values = column.dtype.categories if isinstance(column.dtype, pd.CategoricalDtype) else column
-    if values.dtype == object and any(issubclass(each, _CONTAINERS) for each in find_cell_types(values.to_numpy())):
+    if values.dtype == object and any(
+        issubclass(each, _CONTAINERS) for each in find_cell_types(values.to_numpy())
+    ):
         what = "its cells hold containers of pandas or Arrow (or are nested too deeply to tell), which may hold values of rows that are not released"
         raise DataError(what, f"column {name!r}", "make them lists, or drop it")
 
 
 def name_part(batch: str, number: int) -> str:
-    """Return the id of a frame's partition, from the batch's name and the partition's number.
-
-    Parameters
-    ----------
-    batch
-        The name that `Batches.take` returned.
-    number
-        The number of the partition.
-    """
+    """Return the id of a frame's partition, from the batch's name and the partition's number."""
     return blake2b(f"{batch}:{number}".encode(), digest_size=16).hexdigest()
 
 
@@ -592,37 +566,39 @@ def find_types(frame: Frame, schema: Schema | None = None) -> pa.Schema:
 
     Parameters
     ----------
-    frame
-        A Dask or pandas frame.
     schema
-        What is declared: it decides the type of a pandas frame's column of Python objects in which every row is null.
+        What is declared: it decides the type of a pandas frame's column of Python objects in which
+        every row is null.
 
     Privacy
     -------
-    Of a column of Python objects in a pandas frame, the first value that is no null decides whether it holds dates, truth values or texts; only
-    which of them it is, and nothing else of it, is looked at. Values of other types are found where the rows are counted.
+    Of a column of Python objects in a pandas frame, the first value that is no null decides whether
+    it holds dates, truth values or texts; only which of them it is, and nothing else of it, is
+    looked at. Values of other types are found where the rows are counted.
     """
     meta = find_meta(frame)
     types = {name: _arrow_type(meta[name]) for name in meta}
     if isinstance(frame, pd.DataFrame):
         declared = {} if schema is None else schema.columns
-        types |= {name: _find_object_type(frame[name], declared.get(name)) for name in meta if meta[name].dtype == object}
+        types |= {
+            name: _find_object_type(frame[name], declared.get(name))
+            for name in meta
+            if meta[name].dtype == object
+        }
     return pa.schema(list(types.items()))
 
 
 def find_meta(frame: Frame) -> pd.DataFrame:
-    """Return an empty frame of a frame's columns and index.
-
-    Raises
-    ------
-    SpecError
-        If it is no frame.
-    """
+    """Return an empty frame of a frame's columns and index."""
     if isinstance(frame, pd.DataFrame):
         return frame.head(0)
     meta = getattr(frame, "_meta", None)
     if not isinstance(meta, pd.DataFrame):
-        raise SpecError(f"a pandas or Dask frame is expected, not {_name_type(frame)}", "`frame`", _say_how_to_make_frame(frame))
+        raise SpecError(
+            f"a pandas or Dask frame is expected, not {_name_type(frame)}",
+            "`frame`",
+            _say_how_to_make_frame(frame),
+        )
     return meta
 
 
@@ -634,7 +610,9 @@ def _name_type(given: Any) -> str:
 def _say_how_to_make_frame(given: Any) -> str:
     if isinstance(given, str | PurePath):
         return "read the table first, as by dask.dataframe.read_parquet(path)"
-    made = [f"make one of it: {name}()" for name in ("to_frame", "to_pandas") if hasattr(given, name)]  # a Series, an Arrow table
+    made = [
+        f"make one of it: {name}()" for name in ("to_frame", "to_pandas") if hasattr(given, name)
+    ]  # a Series, an Arrow table
     return made[0] if made else "give a DataFrame"
 
 
@@ -645,7 +623,11 @@ def _arrow_type(column: pd.Series) -> pa.DataType:
     try:
         return pa.Schema.from_pandas(column.to_frame(), preserve_index=False).field(0).type
     except (pa.ArrowException, TypeError):  # complex numbers, sparse arrays
-        raise DataError(f"its dtype {column.dtype} has no Arrow type", f"column {column.name!r}", "cast it to another one, or drop it") from None
+        raise DataError(
+            f"its dtype {column.dtype} has no Arrow type",
+            f"column {column.name!r}",
+            "cast it to another one, or drop it",
+        ) from None
 
 
 def _find_object_type(column: pd.Series, declared: Column | None) -> pa.DataType:
@@ -657,38 +639,50 @@ def _find_object_type(column: pd.Series, declared: Column | None) -> pa.DataType
     if known.any():
         example: Any = column.iloc[int(known.argmax())]
     else:
-        values = () if declared is None else declared.levels or declared.bounds or declared.atoms or ()
+        values = (
+            () if declared is None else declared.levels or declared.bounds or declared.atoms or ()
+        )
         example = next(iter(values), None)
         types = set(map(type, values))
         if types and types <= {int, float}:
-            return pa.int64() if declared is not None and declared.levels and types == {int} else pa.float64()
-    return pa.date32() if type(example) is dt.date else pa.bool_() if isinstance(example, bool) else pa.string()
+            return (
+                pa.int64()
+                if declared is not None and declared.levels and types == {int}
+                else pa.float64()
+            )
+    return (
+        pa.date32()
+        if type(example) is dt.date
+        else pa.bool_()
+        if isinstance(example, bool)
+        else pa.string()
+    )
 
 
 def make_batch(part: pd.DataFrame, columns: Sequence[str], types: pa.Schema) -> pa.RecordBatch:
-    """Return some columns of a partition as Arrow, without dictionaries.
-
-    Parameters
-    ----------
-    part
-        The partition.
-    columns
-        Which columns, in order.
-    types
-        The Arrow types of the frame's columns.
-
-    Raises
-    ------
-    DataError
-        If the values do not fit the types.
-    """
-    plain = [types.field(name).type.value_type if pa.types.is_dictionary(types.field(name).type) else types.field(name).type for name in columns]
+    """Return some columns of a partition as Arrow, without dictionaries."""
+    plain = [
+        types.field(name).type.value_type
+        if pa.types.is_dictionary(types.field(name).type)
+        else types.field(name).type
+        for name in columns
+    ]
     try:
         for name, type_ in zip(columns, plain, strict=True):
-            if pa.types.is_date(type_) and part[name].dtype == object and set(map(type, part[name].dropna())) - {dt.date}:
+            if (
+                pa.types.is_date(type_)
+                and part[name].dtype == object
+                and set(map(type, part[name].dropna())) - {dt.date}
+            ):
                 raise TypeError  # Arrow would cut times to dates, and take whole numbers for days
         wanted = pa.schema(list(zip(columns, plain, strict=True)))
-        rows = pa.Table.from_pandas(part[list(columns)], schema=wanted, preserve_index=False).combine_chunks()  # texts may come in chunks
+        rows = pa.Table.from_pandas(
+            part[list(columns)], schema=wanted, preserve_index=False
+        ).combine_chunks()  # texts may come in chunks
         return rows.to_batches()[0] if rows.num_rows else pa.RecordBatch.from_pylist([], wanted)
     except (pa.ArrowException, KeyError, TypeError, ValueError):  # these quote values
-        raise DataError("a partition's values do not fit the frame's dtypes", "frame", "give every partition the dtypes of its meta") from None
+        raise DataError(
+            "a partition's values do not fit the frame's dtypes",
+            "frame",
+            "give every partition the dtypes of its meta",
+        ) from None

@@ -53,67 +53,33 @@ def _as_stored(secrets: Folder) -> Folder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitWork:
-    """The privacy unit, when it is more than a row.
-
-    Attributes
-    ----------
-    column
-        The column that names the unit.
-    max_rows
-        How many rows of a unit are released at most.
-    public
-        The kept columns, by which the rows of a unit are told apart.
-    bounds_sha256
-        SHA-256 of the bounds' file, once it is written.
-    """
+    """The privacy unit, when it is more than a row."""
 
     column: str
-    max_rows: int
-    public: tuple[str, ...]
-    bounds_sha256: str = ""
+    max_rows: int  # how many rows of a unit are released at most
+    public: tuple[str, ...]  # the kept columns, by which the rows of a unit are told apart
+    bounds_sha256: str = ""  # SHA-256 of the bounds' file, once it is written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableWork:
-    """What every task on a table needs.
-
-    Attributes
-    ----------
-    types
-        The table's Arrow schema.
-    released
-        The released columns and their plain types.
-    codecs
-        The codec of each privatised column.
-    fraction
-        The hold-out's fraction, or None.
-    secrets
-        The folder that holds the run key and the fitted release.
-    unit
-        The privacy unit, or None when it is the row.
-    kept_holdout
-        Whether a key that several runs share, stored beside the run key, chooses the hold-out.
-    also_read
-        The kept columns that the mechanism reads beside the private ones.
-    n_rows_private
-        Whether neighbouring tables differ by the presence of a row.
-    held_keys
-        The run key and the key that chooses the hold-out, while a task works on one part: see `hold_keys`.
-    stamp
-        A worker with other versions refuses the work.
-    """
+    """What every task on a table needs."""
 
     types: pa.Schema
-    released: pa.Schema
+    released: pa.Schema  # the released columns and their plain types
     codecs: Mapping[str, Codec]
     fraction: float | None
-    secrets: Folder
-    unit: UnitWork | None = None
+    secrets: Folder  # the folder that holds the run key and the fitted release
+    unit: UnitWork | None = None  # the privacy unit, or None when it is the row
+    # Whether a key that several runs share, stored beside the run key, chooses the hold-out.
     kept_holdout: bool = False
+    # The kept columns that the mechanism reads beside the private ones.
     also_read: tuple[str, ...] = ()
-    n_rows_private: bool = False
+    n_rows_private: bool = False  # whether neighbouring tables differ by the presence of a row
+    # The run key and the key that chooses the hold-out, while a task works on one part: see
+    # `hold_keys`.
     held_keys: tuple[RunKey, RunKey] | None = None
-    stamp: Stamp = field(default_factory=Stamp)
+    stamp: Stamp = field(default_factory=Stamp)  # A worker with other versions refuses the work
 
     @property
     def unit_columns(self) -> list[str]:
@@ -136,7 +102,9 @@ class TableWork:
         if self.unit is None:
             return ()
         read = ", ".join(self.unit_columns)
-        return (f"units: read {read}; choose at most {self.unit.max_rows} rows of each {self.unit.column}, by a keyed hash",)
+        return (
+            f"units: read {read}; choose at most {self.unit.max_rows} rows of each {self.unit.column}, by a keyed hash",
+        )
 
     @property
     def unit_place(self) -> str | None:
@@ -153,20 +121,27 @@ class TableWork:
 
     def with_keys(self) -> TableWork:
         """Return the work once the run's keys are written: the hold-out is the dataset's if its key is there."""
-        return replace(self, kept_holdout=self.fraction is not None and self.secrets.exists(HOLDOUT_NAME))
+        return replace(
+            self, kept_holdout=self.fraction is not None and self.secrets.exists(HOLDOUT_NAME)
+        )
 
     def key(self) -> RunKey:
         """Return the run key: from its file, or from the memory of this process if the run's files are encrypted."""
         if self.held_keys is not None:
             return self.held_keys[0]
         secrets = self.secrets
-        return RunKey(secrets.key if isinstance(secrets, EncryptedFolder | PrivateFolder) else secrets.read(KEY_NAME))
+        return RunKey(
+            secrets.key
+            if isinstance(secrets, EncryptedFolder | PrivateFolder)
+            else secrets.read(KEY_NAME)
+        )
 
     def hold_keys(self) -> TableWork:
         """Return this work with its keys in memory, for one part of a table, so that their files are read once. It cannot be pickled.
 
-        A task asks again for each part: if an abort takes the key away, it stops there. Where no file holds a key, the work stays as it
-        is: exact counts of a frame need none, and whoever needs one finds it missing.
+        A task asks again for each part: if an abort takes the key away, it stops there. Where no
+        file holds a key, the work stays as it is: exact counts of a frame need none, and whoever
+        needs one finds it missing.
         """
         if isinstance(self.secrets, EncryptedFolder):
             return self  # keys are in memory, until they are withdrawn
@@ -178,7 +153,9 @@ class TableWork:
 
     def hide(self, part_id: str) -> str:
         """Return a part's name for private files: its id is a digest of the rows, so whoever lists the files could test guesses of a value."""
-        return blake2b(part_id.encode(), key=self.key().reveal(), digest_size=16, person=_PERSON).hexdigest()
+        return blake2b(
+            part_id.encode(), key=self.key().reveal(), digest_size=16, person=_PERSON
+        ).hexdigest()
 
     def open_counts(self, name: str) -> EncryptedFile:
         """Return the file that keeps the counts of a pass."""
@@ -196,46 +173,29 @@ class TableWork:
         if not self.kept_holdout:
             return self.key()
         secrets = self.secrets
-        return RunKey(secrets.read_once(HOLDOUT_NAME) if isinstance(secrets, EncryptedFolder) else secrets.read(HOLDOUT_NAME))
+        return RunKey(
+            secrets.read_once(HOLDOUT_NAME)
+            if isinstance(secrets, EncryptedFolder)
+            else secrets.read(HOLDOUT_NAME)
+        )
 
 
 def keep(folder: Folder, name: str, data: bytes) -> str:
     """Write a private file unless it exists, and return the sha256 of its content: the first driver of a run decides.
 
-    A driver that lost the run while it slept may come here late, and what it computed may differ in a last bit.
-
-    Parameters
-    ----------
-    folder
-        A private folder.
-    name
-        The name of the file.
-    data
-        The bytes.
+    A driver that lost the run while it slept may come here late, and what it computed may differ in
+    a last bit.
     """
-    if isinstance(folder, EncryptedFolder) and name == BOUNDS_NAME:  # the size of a file would tell how many units have too many rows
+    if (
+        isinstance(folder, EncryptedFolder) and name == BOUNDS_NAME
+    ):  # the size of a file would tell how many units have too many rows
         share_bounds(folder.run_id, data)
         return hashlib.sha256(data).hexdigest()
     return hashlib.sha256(folder.claim(name, data)).hexdigest()
 
 
 def read_kept(folder: Folder, name: str, sha256: str, what: str) -> bytes:
-    """Return a file's bytes, compared with their sha256.
-
-    Parameters
-    ----------
-    folder, name
-        As for `keep`.
-    sha256
-        What `keep` returned.
-    what
-        The message if the file is another.
-
-    Raises
-    ------
-    InputError
-        If the file is missing or another; `what` says so.
-    """
+    """Return a file's bytes, compared with their sha256."""
     data = folder.read(name, replaced=True)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise InputError(what, name, "abort the run and begin again")
@@ -244,46 +204,23 @@ def read_kept(folder: Folder, name: str, sha256: str, what: str) -> bytes:
 
 @remember(maxsize=4)
 def load(secrets: Folder, sha256: str, release_type: type[Loaded]) -> Loaded:
-    """Return a fitted release, read once by each process and checked against its digest.
-
-    Parameters
-    ----------
-    secrets
-        The folder of the run key.
-    sha256
-        The digest of the release.
-    release_type
-        Its class.
-
-    Raises
-    ------
-    InputError
-        If the file is missing or another.
-    """
-    data = read_kept(secrets, RELEASE_NAME, sha256, "the run's fitted release is not the one that was written")
+    """Return a fitted release, read once by each process and checked against its digest."""
+    data = read_kept(
+        secrets, RELEASE_NAME, sha256, "the run's fitted release is not the one that was written"
+    )
     return release_type.from_bytes(data, RELEASE_NAME)
 
 
-def make_table_work(mechanism: Mechanism, types: pa.Schema, secrets: Folder, schema: Schema | None = None) -> TableWork:
+def make_table_work(
+    mechanism: Mechanism, types: pa.Schema, secrets: Folder, schema: Schema | None = None
+) -> TableWork:
     """Return the work on a table of some Arrow types, checked against the schema and the mechanism.
 
     Parameters
     ----------
-    mechanism
-        What is released.
-    types
-        The Arrow types of the table's columns.
-    secrets
-        The folder of the run key.
     schema
-        The columns that the table has, if they are not all that are declared: a frame may have one as its index.
-
-    Raises
-    ------
-    DataError
-        If a column's type does not fit its declared domain.
-    SpecError
-        If the unit's column, or the mechanism, does not fit the columns.
+        The columns that the table has, if they are not all that are declared: a frame may have one
+        as its index.
     """
     schema = mechanism.schema if schema is None else schema
     released = schema.select_released(types)
@@ -291,7 +228,10 @@ def make_table_work(mechanism: Mechanism, types: pa.Schema, secrets: Folder, sch
     work = TableWork(
         types=types,
         released=released,
-        codecs={name: codec_for(name, schema.columns[name], released.field(name).type) for name in schema.privatised},
+        codecs={
+            name: codec_for(name, schema.columns[name], released.field(name).type)
+            for name in schema.privatised
+        },
         fraction=mechanism.fraction,
         secrets=secrets,
         unit=_unit_work(unit, schema, types),
@@ -303,23 +243,14 @@ def make_table_work(mechanism: Mechanism, types: pa.Schema, secrets: Folder, sch
 
 
 def make_public_work(work: TableWork, types: pa.Schema) -> TableWork:
-    """Return the work on a public table; it needs the privatised columns and those that the mechanism reads, and may have others.
-
-    Parameters
-    ----------
-    work
-        The work on the private table.
-    types
-        The Arrow types of the public table's columns.
-
-    Raises
-    ------
-    DataError
-        If the table lacks a column, or has it with another type.
-    """
+    """Return the work on a public table; it needs the privatised columns and those that the mechanism reads, and may have others."""
     for name in [*work.codecs, *work.also_read]:
         if types.names.count(name) != 1 or types.field(name).type != work.released.field(name).type:
-            raise DataError("the public reference needs this column, once, with the input's type", f"column {name!r}", "name another table")
+            raise DataError(
+                "the public reference needs this column, once, with the input's type",
+                f"column {name!r}",
+                "name another table",
+            )
     return replace(work, types=types, fraction=None, unit=None)
 
 
@@ -327,8 +258,20 @@ def _unit_work(unit: UnitColumn | None, schema: Schema, types: pa.Schema) -> Uni
     if unit is None:
         return None
     if unit.column not in schema.columns or schema.columns[unit.column].role == "privatise":
-        raise SpecError("the unit's column must be declared, and kept or dropped", f"`unit.column` {unit.column!r}", "correct it, or the schema")
+        raise SpecError(
+            "the unit's column must be declared, and kept or dropped",
+            f"`unit.column` {unit.column!r}",
+            "correct it, or the schema",
+        )
     if pa.types.is_nested(types.field(unit.column).type):
-        raise SpecError("the unit's column holds lists or the like", f"`unit.column` {unit.column!r}", "name a column of plain values")
-    public = [name for name in schema.kept if name != unit.column and not pa.types.is_nested(types.field(name).type)]
+        raise SpecError(
+            "the unit's column holds lists or the like",
+            f"`unit.column` {unit.column!r}",
+            "name a column of plain values",
+        )
+    public = [
+        name
+        for name in schema.kept
+        if name != unit.column and not pa.types.is_nested(types.field(name).type)
+    ]
     return UnitWork(column=unit.column, max_rows=unit.max_rows, public=tuple(public))

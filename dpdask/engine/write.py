@@ -34,24 +34,23 @@ from dpdask.versions import Stamp
 _HEAD = 2**10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # private: Dask logs the arguments of a failed task
+@dataclass(
+    frozen=True, slots=True, kw_only=True, repr=False
+)  # private: Dask logs the arguments of a failed task
 class Told:
     """What the writing tasks found in the rows before they randomised them; results are merged in the order of the rows.
 
-    Attributes
-    ----------
-    changed
-        For each private column, how many values were outside its domain and were changed as the schema says. A column that
-        is not listed had none.
-    order
-        The order of the values in each private or kept column. A column that is not listed was not checked.
-
     Privacy
     -------
-    Exact, and covered by no ε: shown to the steward, and stored only in the run's private folder, which the commit removes.
+    Exact, and covered by no ε: shown to the steward, and stored only in the run's private folder,
+    which the commit removes.
     """
 
+    # For each private column, how many values were outside its domain and were changed as the
+    # schema says. A column that is not listed had none.
     changed: Mapping[str, int] = field(default_factory=dict)
+    # The order of the values in each private or kept column. A column that is not listed was not
+    # checked.
     order: Mapping[str, ColumnOrder] = field(default_factory=dict)
 
     def merge(self, *others: Self) -> Self:
@@ -66,19 +65,21 @@ class Told:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for the run's private records."""
-        return {"changed": dict(self.changed), "order": {name: asdict(order) for name, order in self.order.items()}}
+        return {
+            "changed": dict(self.changed),
+            "order": {name: asdict(order) for name, order in self.order.items()},
+        }
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Return the object from the result of `to_dict`, after it was stored as JSON.
-
-        Raises
-        ------
-        KeyError, TypeError, AttributeError
-            If it is not such a result.
-        """
-        order = {name: ColumnOrder(**{**given, **_tuples(given)}) for name, given in content["order"].items()}
-        return cls(changed={name: int(count) for name, count in content["changed"].items()}, order=order)
+        """Return the object from the result of `to_dict`, after it was stored as JSON."""
+        order = {
+            name: ColumnOrder(**{**given, **_tuples(given)})
+            for name, given in content["order"].items()
+        }
+        return cls(
+            changed={name: int(count) for name, count in content["changed"].items()}, order=order
+        )
 
 
 def _tuples(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,36 +87,34 @@ def _tuples(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Teller:
-    """Collects what to tell the steward about one task's rows, batch by batch and in order.
-
-    Parameters
-    ----------
-    columns
-        The table's columns.
-    """
+    """Collects what to tell the steward about one task's rows, batch by batch and in order."""
 
     def __init__(self, columns: Columns) -> None:
         self._codecs = columns.codecs
-        self._ranks = {name: _ranks(codec) for name, codec in columns.codecs.items() if isinstance(codec, LevelCodec)}
-        watched = [field.name for field in columns.types if field.name in columns.codecs or _is_number(field.type)]
+        self._ranks = {
+            name: _ranks(codec)
+            for name, codec in columns.codecs.items()
+            if isinstance(codec, LevelCodec)
+        }
+        watched = [
+            field.name
+            for field in columns.types
+            if field.name in columns.codecs or _is_number(field.type)
+        ]
         self._order = {name: ColumnOrder.identity() for name in watched}
         self._changed = dict.fromkeys(columns.codecs, 0)
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Look at the next released rows before they are randomised.
-
-        Raises
-        ------
-        DataError
-            If a value violates the schema.
-        """
+        """Look at the next released rows before they are randomised."""
         for name, codec in self._codecs.items():
             self._changed[name] += codec.n_outside(rows.column(name))
         for name in self._order:
             array = rows.column(name)
             for part in (array.slice(0, _HEAD), array.slice(_HEAD)):
                 order = self._order[name]
-                if not order.is_mixed and len(part):  # most columns are mixed after a few rows, and later rows cannot change that
+                if not order.is_mixed and len(
+                    part
+                ):  # most columns are mixed after a few rows, and later rows cannot change that
                     self._order[name] = order.merge(ColumnOrder.of_batch(self._numbers(name, part)))
 
     def _numbers(self, name: str, array: pa.Array) -> NDArray[Any]:
@@ -135,7 +134,10 @@ class Teller:
     @property
     def told(self) -> Told:
         """What to tell the steward about all rows so far."""
-        return Told(changed={name: count for name, count in self._changed.items() if count}, order=dict(self._order))
+        return Told(
+            changed={name: count for name, count in self._changed.items() if count},
+            order=dict(self._order),
+        )
 
 
 def _is_number(type_: pa.DataType) -> bool:
@@ -146,7 +148,10 @@ def _is_number(type_: pa.DataType) -> bool:
 def _ranks(codec: LevelCodec) -> NDArray[np.int64]:
     """Return the rank of each code's level in the natural order of the levels, by which files are sorted; -1 for null."""
     levels = codec.levels.to_pylist()
-    places = {level: rank for rank, level in enumerate(sorted(level for level in levels if level is not None))}
+    places = {
+        level: rank
+        for rank, level in enumerate(sorted(level for level in levels if level is not None))
+    }
     return np.array([-1 if level is None else places[level] for level in levels])
 
 
@@ -160,26 +165,14 @@ _MOST_READ = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTask:
-    """One task of the writing stage: neighbouring fragments, and the shards that they become.
-
-    Attributes
-    ----------
-    fragments
-        In order.
-    n_released
-        How many rows of each are released.
-    names
-        The shards, in order; all but the last hold `rows_per_shard` rows.
-    rows_per_shard
-        The most rows of a shard.
-    window
-        How many rows are shuffled at a time, a multiple of whole shards; None if rows keep their order.
-    """
+    """One task of the writing stage: neighbouring fragments, and the shards that they become."""
 
     fragments: tuple[Fragment, ...]
     n_released: tuple[int, ...] = field(repr=False)  # Dask logs the arguments of a task that failed
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # the shards, in order; all but the last hold `rows_per_shard` rows
     rows_per_shard: int
+    # How many rows are shuffled at a time, a multiple of whole shards; None if rows keep their
+    # order.
     window: int | None = None
 
     @property
@@ -187,12 +180,16 @@ class RowTask:
         """The place of the first fragment in the table."""
         return self.fragments[0].number
 
-    def open(self, release: RowRelease, work: TableWork, teller: Teller) -> tuple[Iterable[pa.RecordBatch], pa.Schema, Collection[str]]:
+    def open(
+        self, release: RowRelease, work: TableWork, teller: Teller
+    ) -> tuple[Iterable[pa.RecordBatch], pa.Schema, Collection[str]]:
         """Return the randomised rows; see `write.Task`."""
         rows = shuffle_rows(self._rows(release, work, teller), self, work.key())
         return rows, release.types(work.released), release.few_valued(work.codecs)
 
-    def _rows(self, release: RowRelease, work: TableWork, teller: Teller) -> Iterator[pa.RecordBatch]:
+    def _rows(
+        self, release: RowRelease, work: TableWork, teller: Teller
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the released rows of the fragments, checking that each has as many as were counted."""
         for fragment, expected in zip(self.fragments, self.n_released, strict=True):
             n_rows = 0
@@ -203,18 +200,18 @@ class RowTask:
                 raise report_change(fragment.where)
 
 
-def lay_out(fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_per_shard: int) -> list[RowTask]:
+def lay_out(
+    fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_per_shard: int
+) -> list[RowTask]:
     """Return the writing tasks: neighbours share a shard while they fit, and a large fragment is cut into several.
 
-    Where most rows are not released (a bound on units), a task reads at most four times `rows_per_shard` rows all the
-    same, so that the work stays spread.
+    Where most rows are not released (a bound on units), a task reads at most four times
+    `rows_per_shard` rows all the same, so that the work stays spread.
 
     Parameters
     ----------
     fragments, n_released
         The fragments in the order of the rows, and how many rows of each are released.
-    rows_per_shard
-        The most rows of a shard.
     """
     groups: list[list[int]] = []
     room = taken = 0
@@ -246,27 +243,20 @@ def lay_out(fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_p
 
 
 def lay_out_rows(
-    fragments: tuple[Fragment, ...], n_released: tuple[int, ...], rows_per_shard: int, released: pa.Schema, order: RowOrder, key: RunKey
+    fragments: tuple[Fragment, ...],
+    n_released: tuple[int, ...],
+    rows_per_shard: int,
+    released: pa.Schema,
+    order: RowOrder,
+    key: RunKey,
 ) -> list[RowTask]:
     """Return the writing tasks of a release row by row, in the order of their shards.
 
-    Parameters
-    ----------
-    fragments, n_released
-        As for `lay_out`.
-    rows_per_shard
-        The most rows of a shard, as the job says.
-    released
-        The released columns and types.
-    order
-        Whether the rows keep the order of the fragments.
-    key
-        The run's key.
-
     Privacy
     -------
-    If rows are shuffled, a keyed permutation assigns the shards' numbers and orders the tasks: a shard's name does not reveal
-    where in the table its rows were. Its size can: the last rows of a table fill a shard only in part.
+    If rows are shuffled, a keyed permutation assigns the shards' numbers and orders the tasks: a
+    shard's name does not reveal where in the table its rows were. Its size can: the last rows of a
+    table fill a shard only in part.
     """
     if order == "keep":
         return lay_out(fragments, n_released, rows_per_shard)
@@ -274,24 +264,23 @@ def lay_out_rows(
     tasks = lay_out(fragments, n_released, per_shard)
     names = [name for task in tasks for name in task.names]
     places = iter(permutation(words(stream(key, SHARDS_ID, ""), len(names))).tolist())
-    window = per_shard * max(1, min(WINDOW_ROWS, WINDOW_BYTES // estimate_row_bytes(released)) // per_shard)
-    shuffled = [replace(task, names=tuple(names[next(places)] for _ in task.names), window=window) for task in tasks]
+    window = per_shard * max(
+        1, min(WINDOW_ROWS, WINDOW_BYTES // estimate_row_bytes(released)) // per_shard
+    )
+    shuffled = [
+        replace(task, names=tuple(names[next(places)] for _ in task.names), window=window)
+        for task in tasks
+    ]
     return sorted(shuffled, key=lambda task: number_key(task.names[0]))
 
 
 def limit_shard_rows(released: pa.Schema, rows_per_shard: int, order: RowOrder) -> int:
-    """Return the most rows of a shard: as the job says, but if rows are shuffled, at most the rows that are shuffled at once.
-
-    Parameters
-    ----------
-    released
-        The types of the written rows.
-    rows_per_shard
-        The most rows of a shard that the job allows.
-    order
-        The order of the rows.
-    """
-    return rows_per_shard if order == "keep" else max(1, min(rows_per_shard, WINDOW_BYTES // estimate_row_bytes(released)))
+    """Return the most rows of a shard: as the job says, but if rows are shuffled, at most the rows that are shuffled at once."""
+    return (
+        rows_per_shard
+        if order == "keep"
+        else max(1, min(rows_per_shard, WINDOW_BYTES // estimate_row_bytes(released)))
+    )
 
 
 def estimate_row_bytes(released: pa.Schema) -> int:
@@ -299,23 +288,10 @@ def estimate_row_bytes(released: pa.Schema) -> int:
     return sum(max(1, int(estimate_width(type_))) for type_ in released.types) or 1
 
 
-def randomise_batches(fragment: Fragment, release: RowRelease, work: TableWork, teller: Teller) -> Iterator[pa.RecordBatch]:
-    """Yield a fragment's released rows, in order: a pure function of the run key, the release and the fragment.
-
-    Parameters
-    ----------
-    fragment, release, work
-        What is released, and how.
-    teller
-        Looks at each batch before it is randomised.
-
-    Raises
-    ------
-    DataError
-        If a value violates the schema.
-    InputError
-        At the end, if the fragment changed since it was first read; then none of its rows may be kept.
-    """
+def randomise_batches(
+    fragment: Fragment, release: RowRelease, work: TableWork, teller: Teller
+) -> Iterator[pa.RecordBatch]:
+    """Yield a fragment's released rows, in order: a pure function of the run key, the release and the fragment."""
     work = work.hold_keys()
     types = release.types(work.released)
     rngs = release.streams(work.key(), fragment.id)
@@ -326,23 +302,16 @@ def randomise_batches(fragment: Fragment, release: RowRelease, work: TableWork, 
         yield release.randomise(rows, work.codecs, rngs).cast(types)
 
 
-def shuffle_rows(batches: Iterable[pa.RecordBatch], task: RowTask, key: RunKey) -> Iterator[pa.RecordBatch]:
+def shuffle_rows(
+    batches: Iterable[pa.RecordBatch], task: RowTask, key: RunKey
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a writing task in the order of its shards: in the order of the input, or shuffled window by window.
-
-    Parameters
-    ----------
-    batches
-        The rows in the order of the input.
-    task
-        The writing task.
-    key
-        The run key.
 
     Notes
     -----
-    A window has `task.window` rows, which are whole shards, so the rows of a shard are in random order. A window ends earlier
-    only if it reaches 128 MiB because of long texts. The permutation is a function of the run key, the task's first fragment
-    and the number of rows before.
+    A window has `task.window` rows, which are whole shards, so the rows of a shard are in random
+    order. A window ends earlier only if it reaches 128 MiB because of long texts. The permutation
+    is a function of the run key, the task's first fragment and the number of rows before.
     """
     if task.window is None:
         yield from batches
@@ -355,7 +324,11 @@ def shuffle_rows(batches: Iterable[pa.RecordBatch], task: RowTask, key: RunKey) 
         while start < batch.num_rows:
             part = batch.slice(start, task.window - n_held)
             held.append(part)
-            start, n_held, bytes_held = start + part.num_rows, n_held + part.num_rows, bytes_held + part.nbytes
+            start, n_held, bytes_held = (
+                start + part.num_rows,
+                n_held + part.num_rows,
+                bytes_held + part.nbytes,
+            )
             if n_held == task.window or bytes_held >= HELD_BYTES:
                 yield from _permute(held, rng)
                 n_held = bytes_held = 0
@@ -379,38 +352,26 @@ _TOLD_BYTES = 2**9  # the most that is told of a column
 _TOGETHER = 2**17  # records that a release draws together, or a multiple of them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # Dask logs the arguments of a failed task
+@dataclass(
+    frozen=True, slots=True, kw_only=True, repr=False
+)  # Dask logs the arguments of a failed task
 class Staged:
-    """The shards that one writing task, or all of them, staged.
+    """The shards that one writing task, or all of them, staged."""
 
-    Attributes
-    ----------
-    shards
-        The shards in the staging folder, sorted by name.
-    told
-        What to print on the steward's terminal, if rows were read. Private.
-    """
-
-    shards: tuple[Shard, ...]
+    shards: tuple[Shard, ...]  # the shards in the staging folder, sorted by name
+    # What to print on the steward's terminal, if rows were read. Private.
     told: Told = field(default_factory=Told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staging:
-    """Where the writing tasks of a run put shards, and their records.
+    """Where the writing tasks of a run put shards, and their records."""
 
-    Attributes
-    ----------
-    shards
-        The folder of the shards: hidden until a rename publishes it, or the output itself, in a store.
-    actions
-        The folder of the tasks' records. Private.
-    run
-        Put into the names of files that are written where they will stay; empty if they are hidden.
-    """
-
+    # The folder of the shards: hidden until a rename publishes it, or the output itself, in a
+    # store.
     shards: Folder
-    actions: Folder
+    actions: Folder  # the folder of the tasks' records. Private
+    # Put into the names of files that are written where they will stay; empty if they are hidden.
     run: str = ""
 
     def place(self, name: str) -> str:
@@ -419,15 +380,7 @@ class Staging:
 
 
 def add_run(name: str, run: str) -> str:
-    """Return a file's name with that of a run in it.
-
-    Parameters
-    ----------
-    name
-        The file's name.
-    run
-        Put before the last dot.
-    """
+    """Return a file's name with that of a run in it."""
     stem, _, suffix = name.rpartition(".")
     return f"{stem}-{run}.{suffix}"
 
@@ -447,38 +400,18 @@ class Task(Protocol):
     def number(self) -> int:
         """The task's place among those of the table."""
 
-    def open(self, release: Any, work: TableWork, teller: Teller) -> tuple[Iterable[pa.RecordBatch], pa.Schema, Collection[str]]:
-        """Return the batches that are written, their types, and which columns have few distinct values.
-
-        Parameters
-        ----------
-        release
-            The fitted release.
-        work
-            The work on the table.
-        teller
-            Collects what the steward is told about the released rows.
-        """
+    def open(
+        self, release: Any, work: TableWork, teller: Teller
+    ) -> tuple[Iterable[pa.RecordBatch], pa.Schema, Collection[str]]:
+        """Return the batches that are written, their types, and which columns have few distinct values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordTask:
-    """One shard of records.
-
-    Attributes
-    ----------
-    number
-        Its place; it names the streams.
-    start
-        The number of its first record in the release.
-    n_rows
-        How many records it has.
-    n_total
-        How many records the release has.
-    """
+    """One shard of records."""
 
     number: int
-    start: int
+    start: int  # the number of its first record in the release
     n_rows: int
     n_total: int
 
@@ -492,23 +425,23 @@ class RecordTask:
         """How many records it has, at least 1."""
         return max(1, self.n_rows)
 
-    def open(self, release: RecordRelease, work: TableWork, teller: Teller) -> tuple[Iterable[pa.RecordBatch], pa.Schema, Collection[str]]:
+    def open(
+        self, release: RecordRelease, work: TableWork, teller: Teller
+    ) -> tuple[Iterable[pa.RecordBatch], pa.Schema, Collection[str]]:
         """Return the records; see `Task.open`."""
         del teller
-        return release.batches(self.start, self.n_rows, self.n_total, work.key(), self.names[0]), release.types, release.few_valued
+        return (
+            release.batches(self.start, self.n_rows, self.n_total, work.key(), self.names[0]),
+            release.types,
+            release.few_valued,
+        )
 
 
 def list_record_tasks(n_rows: int, rows_per_shard: int) -> list[RecordTask]:
     """Return the tasks of n_rows records: as few as possible, as equal as possible; an empty one if there are no records.
 
-    Where shards have room for it, they begin at a multiple of 2**17 records: those are drawn together.
-
-    Parameters
-    ----------
-    n_rows
-        The number of records.
-    rows_per_shard
-        The most records of a shard.
+    Where shards have room for it, they begin at a multiple of 2**17 records: those are drawn
+    together.
     """
     n_tasks = max(1, -(-n_rows // rows_per_shard))
     for step in (_TOGETHER, 1):
@@ -517,22 +450,15 @@ def list_record_tasks(n_rows: int, rows_per_shard: int) -> list[RecordTask]:
         sizes = [end - start for start, end in pairwise(starts)]
         if max(sizes) <= rows_per_shard and (min(sizes) > 0 or n_rows == 0):
             break
-    return [RecordTask(number=number, start=starts[number], n_rows=size, n_total=n_rows) for number, size in enumerate(sizes)]
+    return [
+        RecordTask(number=number, start=starts[number], n_rows=size, n_total=n_rows)
+        for number, size in enumerate(sizes)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writing:
-    """What every writing task needs.
-
-    Attributes
-    ----------
-    work
-        The work on the table.
-    sha256, release_type
-        The fitted release and its class.
-    staging
-        Where shards and their records go.
-    """
+    """What every writing task needs."""
 
     work: TableWork
     sha256: str
@@ -547,21 +473,23 @@ class Writing:
 
 @guard
 def write_shards(task: Task, writing: Writing) -> list[tuple[int, Staged]]:
-    """Stage a task's shards and record them; if they are staged already, only check them. Return them with the task's number.
-
-    Parameters
-    ----------
-    task
-        What is written.
-    writing
-        What all tasks share.
-    """
+    """Stage a task's shards and record them; if they are staged already, only check them. Return them with the task's number."""
     work, staging = writing.work, writing.staging
     staged = read_recorded(task.names[0], staging)
     if staged is None:
         teller = Teller(work.columns)
-        batches, types, few_valued = task.open(load(work.secrets, writing.sha256, writing.release_type), work, teller)
-        staged = stage(batches, types, few_valued, task.names, task.rows_per_shard, staging, lambda: teller.told)
+        batches, types, few_valued = task.open(
+            load(work.secrets, writing.sha256, writing.release_type), work, teller
+        )
+        staged = stage(
+            batches,
+            types,
+            few_valued,
+            task.names,
+            task.rows_per_shard,
+            staging,
+            lambda: teller.told,
+        )
     return [(task.number, staged)]
 
 
@@ -586,14 +514,8 @@ def stage(
     ----------
     batches
         The rows; if they fail, the shard that was being written is discarded.
-    types, few_valued
-        As for `ShardWriter`.
     names
         The shards, as many as the rows need, at least one.
-    rows_per_shard
-        The most rows of a shard.
-    staging
-        Where shards and their record go.
     told
         Called when all batches are written; returns what to tell the steward about their rows.
     """
@@ -601,7 +523,9 @@ def stage(
     rest = iter(names)
 
     def open_shard() -> ShardWriter:
-        return ShardWriter(staging.shards, staging.place(next(rest)), types, few_valued, new=bool(staging.run))
+        return ShardWriter(
+            staging.shards, staging.place(next(rest)), types, few_valued, new=bool(staging.run)
+        )
 
     writer: ShardWriter | None = None
     room = 0
@@ -622,8 +546,14 @@ def stage(
         raise
     staged = Staged(shards=tuple(shards), told=told())
     shown = [asdict(shard) for shard in shards]
-    room = len(json.dumps(shown)) + sum(_TOLD_BYTES + 2 * len(json.dumps(name)) for name in staged.told.order)  # whatever is told
-    staging.actions.write(_record(names[0]), json.dumps({"shards": shown, "told": staged.told.to_dict()}).encode().ljust(room), private=True)
+    room = len(json.dumps(shown)) + sum(
+        _TOLD_BYTES + 2 * len(json.dumps(name)) for name in staged.told.order
+    )  # whatever is told
+    staging.actions.write(
+        _record(names[0]),
+        json.dumps({"shards": shown, "told": staged.told.to_dict()}).encode().ljust(room),
+        private=True,
+    )
     return staged
 
 
@@ -632,19 +562,14 @@ def _record(first_name: str) -> str:
 
 
 def read_recorded(first_name: str, staging: Staging) -> Staged | None:
-    """Return the record of the task whose first shard is named, if each of its shards is staged with the recorded digest.
-
-    Parameters
-    ----------
-    first_name
-        The name of the task's first shard.
-    staging
-        Where shards and their record are.
-    """
+    """Return the record of the task whose first shard is named, if each of its shards is staged with the recorded digest."""
     record = _record(first_name)
     try:
         content = json.loads(staging.actions.read(record, replaced=True))
-        staged = Staged(shards=tuple(Shard(**shard) for shard in content["shards"]), told=Told.from_dict(content["told"]))
+        staged = Staged(
+            shards=tuple(Shard(**shard) for shard in content["shards"]),
+            told=Told.from_dict(content["told"]),
+        )
     except (InputError, ValueError, TypeError, KeyError, AttributeError):  # missing, or harmed
         return None
     for shard in staged.shards:
@@ -657,26 +582,26 @@ def read_recorded(first_name: str, staging: Staging) -> Staged | None:
 
 
 def write_all(
-    tasks: Sequence[Task], work: TableWork, sha256: str, release_type: type[Any], staging: Staging, progress: Progress | None = None
+    tasks: Sequence[Task],
+    work: TableWork,
+    sha256: str,
+    release_type: type[Any],
+    staging: Staging,
+    progress: Progress | None = None,
 ) -> Staged:
-    """Stage every shard of a release and return them by name, with what to tell the steward about all rows.
-
-    Parameters
-    ----------
-    tasks
-        In the order of their shards.
-    work, sha256, release_type, staging
-        As for `Writing`.
-    progress
-        Called with (stage, done, total).
-
-    Raises
-    ------
-    DataError, InputError, TemporaryError
-        The first failure; what is staged stays, and a second run goes on from it.
-    """
+    """Stage every shard of a release and return them by name, with what to tell the steward about all rows."""
     writing = Writing(work=work, sha256=sha256, release_type=release_type, staging=staging)
-    found = chain.from_iterable(run_stage(make_stage("write", write_shards, [(task,) for task in tasks], writing, join_staged), progress))
-    in_place = sorted((each for part in found for each in part), key=itemgetter(0))  # orders must be merged in the order of the table
-    shards = sorted((shard for _, staged in in_place for shard in staged.shards), key=lambda shard: number_key(shard.name))
+    found = chain.from_iterable(
+        run_stage(
+            make_stage("write", write_shards, [(task,) for task in tasks], writing, join_staged),
+            progress,
+        )
+    )
+    in_place = sorted(
+        (each for part in found for each in part), key=itemgetter(0)
+    )  # orders must be merged in the order of the table
+    shards = sorted(
+        (shard for _, staged in in_place for shard in staged.shards),
+        key=lambda shard: number_key(shard.name),
+    )
     return Staged(shards=tuple(shards), told=Told().merge(*(staged.told for _, staged in in_place)))

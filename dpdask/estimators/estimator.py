@@ -19,10 +19,22 @@ from dpdask.engine.fit import Fitted, PublicTable, fit
 from dpdask.engine.source import Frame, FrameSource, identify
 from dpdask.engine.work import HOLDOUT_NAME, NOISY_NAME, RELEASE_NAME, TableWork, load
 from dpdask.errors import BudgetError, DataError, DpdaskError
-from dpdask.estimators.frames import check_frame, check_secrets, close_secrets, find_order_warning, make_frame_work, open_secrets
+from dpdask.estimators.frames import (
+    check_frame,
+    check_secrets,
+    close_secrets,
+    find_order_warning,
+    make_frame_work,
+    open_secrets,
+)
 from dpdask.estimators.release import FITTED, PUBLIC, Batches, Release
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.expectations import describe_promise, describe_steps, list_noise, warn_of_number_bounds
+from dpdask.mechanisms.expectations import (
+    describe_promise,
+    describe_steps,
+    list_noise,
+    warn_of_number_bounds,
+)
 from dpdask.mechanisms.mechanism import Mechanism, audit_mechanism
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget, UnitColumn, delta_warnings
@@ -53,13 +65,15 @@ class FramePlan:
     expectations
         How much a released row keeps, or how large noise is.
     ledger
-        The dataset's ε spent before and after, its limit, and whether the fit is allowed; None without a ledger.
+        The dataset's ε spent before and after, its limit, and whether the fit is allowed; None
+        without a ledger.
     noise
         The central noise: `on` how many vectors of counts, its `sigma` in counts, and its `kind`.
     seconds
         Empty: how long a fit takes is not known.
     refusal
-        The error that a fit would raise since the dataset's budget is too small; None if it is large enough.
+        The error that a fit would raise since the dataset's budget is too small; None if it is
+        large enough.
     """
 
     guarantee: str
@@ -98,7 +112,9 @@ class Estimator(ABC, Generic[Made]):
 
     def __post_init__(self) -> None:
         spec = self._spec()
-        object.__setattr__(self, "mechanism", bind(validate_spec(spec), self.schema, self._budget()))
+        object.__setattr__(
+            self, "mechanism", bind(validate_spec(spec), self.schema, self._budget())
+        )
 
     @abstractmethod
     def _spec(self) -> tuple[type[Any], dict[str, Any]]:
@@ -108,39 +124,51 @@ class Estimator(ABC, Generic[Made]):
     def _budget(self) -> Budget | None:
         """Return what is promised, or None if nothing is."""
 
-    def fit(self, frame: Frame, *, ledger: LedgerPlace | None = None, secrets: str | None = None, progress: bool | None = None) -> Made:
+    def fit(
+        self,
+        frame: Frame,
+        *,
+        ledger: LedgerPlace | None = None,
+        secrets: str | None = None,
+        progress: bool | None = None,
+    ) -> Made:
         """Count, charge, draw the noise and fit: the one barrier.
 
         Parameters
         ----------
         frame
-            A Dask or pandas frame. With a public reference: the public table. With a declared one, and for ranges: any frame
-            with the table's columns. Otherwise: the table to release; only this same Python object can be transformed, so
-            persist, filter or sort it before.
+            A Dask or pandas frame. With a public reference: the public table. With a declared one,
+            and for ranges: any frame with the table's columns. Otherwise: the table to release;
+            only this same Python object can be transformed, so persist, filter or sort it before.
         ledger
-            The dataset to charge, and the ledger that holds its budget; the charge is made before any noise is drawn.
-            Releases of several frames are charged once for each batch, when it is transformed for the first time.
+            The dataset to charge, and the ledger that holds its budget; the charge is made before
+            any noise is drawn. Releases of several frames are charged once for each batch, when it
+            is transformed for the first time.
         secrets
-            A private folder of a file system that every worker can read; by default a new temporary one of this machine
-            (mode 0700). What is made there is removed when Python ends normally. If the process is killed, also by SIGTERM, the key
-            stays: this user's next `fit` on this machine removes it from the temporary folder, but nothing removes it from one of yours.
+            A private folder of a file system that every worker can read; by default a new temporary
+            one of this machine (mode 0700). What is made there is removed when Python ends
+            normally. If the process is killed, also by SIGTERM, the key stays: this user's next
+            `fit` on this machine removes it from the temporary folder, but nothing removes it from
+            one of yours.
         progress
-            Whether the stages of the fit are shown while it works; by default they are on a terminal and in a notebook.
+            Whether the stages of the fit are shown while it works; by default they are on a
+            terminal and in a notebook.
 
         Raises
         ------
         DataError
             If the frame violates the schema, or has too few rows.
         SpecError
-            If `frame` is no frame, or `ledger` no `LedgerPlace`; if the parameters do not fit the frame, the ledger has no such dataset, or
-            `secrets` is in an object store.
+            If `frame` is no frame, or `ledger` no `LedgerPlace`; if the parameters do not fit the
+            frame, the ledger has no such dataset, or `secrets` is in an object store.
         BudgetError
             If the dataset's budget does not allow it; nothing is drawn.
 
         Warns
         -----
         UserWarning
-            What `plan` would have warned of; if a pandas frame that is to be released is sorted by a private column.
+            What `plan` would have warned of; if a pandas frame that is to be released is sorted by
+            a private column.
         """
         check_frame(frame)
         check_can_charge(self.mechanism, ledger, insecure=self.insecure_seed is not None)
@@ -181,7 +209,10 @@ class Estimator(ABC, Generic[Made]):
             stages=(*work.unit_stages, *mechanism.stages(work.columns, uncounted=False)),
             epsilons=dict(spending.row),
             reference_epsilons=dict(spending.reference),
-            warnings=(*warn_of_number_bounds(self.schema, work.codecs), *mechanism.cautions(work.columns, _n_rows(frame, mechanism))),
+            warnings=(
+                *warn_of_number_bounds(self.schema, work.codecs),
+                *mechanism.cautions(work.columns, _n_rows(frame, mechanism)),
+            ),
             expectations=mechanism.expectations(work.columns),
             ledger=account.describe_balances(work.unit_place or "", fits=refusal is None),
             noise=list_noise(mechanism.event),
@@ -208,18 +239,28 @@ class Estimator(ABC, Generic[Made]):
 
     def _open_uncounted(self, frame: Frame) -> tuple[Mechanism, TableWork]:
         """Return the mechanism and the work on the frame; nothing is computed, so the rows of a Dask frame are not counted."""
-        return self._open(frame, Folder("memory://dpdask-plan"), count=isinstance(frame, pd.DataFrame))
+        return self._open(
+            frame, Folder("memory://dpdask-plan"), count=isinstance(frame, pd.DataFrame)
+        )
 
-    def _open(self, frame: Frame, folder: Folder, *, count: bool = True) -> tuple[Mechanism, TableWork]:
+    def _open(
+        self, frame: Frame, folder: Folder, *, count: bool = True
+    ) -> tuple[Mechanism, TableWork]:
         """Return the mechanism, with what it takes from the number of rows if they may be counted, and the work on the frame."""
-        mechanism = self.mechanism.with_rows(lambda: None if self.mechanism.n_rows_private else len(frame)) if count else self.mechanism
+        mechanism = (
+            self.mechanism.with_rows(lambda: None if self.mechanism.n_rows_private else len(frame))
+            if count
+            else self.mechanism
+        )
         return mechanism, make_frame_work(frame, mechanism, folder)
 
 
 class _Fitting:
     """One call of `fit`: the steps that a frame needs before and after `engine.fit`."""
 
-    def __init__(self, estimator: Estimator[Any], account: Account, frame: Frame, folder: Folder) -> None:
+    def __init__(
+        self, estimator: Estimator[Any], account: Account, frame: Frame, folder: Folder
+    ) -> None:
         self.estimator, self.account, self.frame, self.folder = estimator, account, frame, folder
         self.run_id = uuid.uuid4().hex
         self.sample = f"run {self.run_id}"
@@ -234,9 +275,14 @@ class _Fitting:
         if n_rows == 0 and mechanism.reference_rows == "own":
             raise DataError("the table has no rows", "frame", "give it some rows")
         said = mechanism.cautions(work.columns, n_rows)
-        tells = mechanism.releases_rows and not several and not self.account.is_strict  # with a strict ledger, nobody is told of exact rows
+        tells = (
+            mechanism.releases_rows and not several and not self.account.is_strict
+        )  # with a strict ledger, nobody is told of exact rows
         sorted_by = find_order_warning(self.frame, work) if tells else None
-        for warning in (*said, *(() if sorted_by is None else (sorted_by,))):  # before anything is charged: a warning may be made an error
+        for warning in (
+            *said,
+            *(() if sorted_by is None else (sorted_by,)),
+        ):  # before anything is charged: a warning may be made an error
             warnings.warn(warning, stacklevel=3)
         batches = Batches(self.folder, several=several)
         if mechanism.releases_rows and not several:
@@ -256,8 +302,15 @@ class _Fitting:
             n_released=sum(fitted.n_released) if fitted.n_released else None,
             insecure=self.estimator.insecure_seed is not None,
         )
-        late = () if n_rows is not None and work.unit is None else _late_cautions(mechanism, work, fitted, made)
-        for warning in (*late, *(() if self.account.is_strict else mechanism.warn_of_release(release, work.columns))):
+        late = (
+            ()
+            if n_rows is not None and work.unit is None
+            else _late_cautions(mechanism, work, fitted, made)
+        )
+        for warning in (
+            *late,
+            *(() if self.account.is_strict else mechanism.warn_of_release(release, work.columns)),
+        ):
             if warning not in said:
                 warnings.warn(warning, stacklevel=3)
         return made
@@ -271,19 +324,35 @@ class _Fitting:
         self.sample = kept[1]
         return work.with_keys()
 
-    def _fit(self, mechanism: Mechanism, work: TableWork, several: bool, report: Report | None) -> tuple[Fitted, TableWork]:
+    def _fit(
+        self, mechanism: Mechanism, work: TableWork, several: bool, report: Report | None
+    ) -> tuple[Fitted, TableWork]:
         def charge() -> None:
             if not several:  # else each batch is charged
-                self.account.intend(self.run_id, self.sample, unread=mechanism.releases_rows and mechanism.reference_rows != "own")
+                self.account.intend(
+                    self.run_id,
+                    self.sample,
+                    unread=mechanism.releases_rows and mechanism.reference_rows != "own",
+                )
 
         self.began = True
         if self.account.is_strict:
             charge()
         public = None
         if mechanism.reference_rows == "public":
-            public = PublicTable(source=FrameSource(self.frame, PUBLIC), work=work)  # the class refuses units, and no row is held out
+            public = PublicTable(
+                source=FrameSource(self.frame, PUBLIC), work=work
+            )  # the class refuses units, and no row is held out
         insecure = self.estimator.insecure_seed is not None
-        fitted, work = fit(mechanism, FrameSource(self.frame, FITTED), work, charge, public=public, insecure=insecure, progress=report)
+        fitted, work = fit(
+            mechanism,
+            FrameSource(self.frame, FITTED),
+            work,
+            charge,
+            public=public,
+            insecure=insecure,
+            progress=report,
+        )
         for name in self.folder.names():
             if name.startswith("noisy"):
                 self.folder.remove(name)  # a frame's fit is not resumed, so nothing reads it
@@ -334,10 +403,17 @@ def validate_spec(given: tuple[type[Any], dict[str, Any]]) -> Any:
         With one line for the first thing that is wrong; it names the parameter.
     """
     spec_type, values = given
-    return validate(spec_type, {name: value for name, value in values.items() if value is not None}, "")
+    return validate(
+        spec_type, {name: value for name, value in values.items() if value is not None}, ""
+    )
 
 
-def make_budget(epsilon: float, delta: float = 0.0, adjacency: Adjacency = "replace-one", unit: UnitColumn | Literal["row"] = "row") -> Budget:
+def make_budget(
+    epsilon: float,
+    delta: float = 0.0,
+    adjacency: Adjacency = "replace-one",
+    unit: UnitColumn | Literal["row"] = "row",
+) -> Budget:
     """Return what is promised.
 
     Parameters
@@ -350,7 +426,9 @@ def make_budget(epsilon: float, delta: float = 0.0, adjacency: Adjacency = "repl
     SpecError
         If a value is out of range.
     """
-    return validate(Budget, {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "unit": unit}, "")
+    return validate(
+        Budget, {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "unit": unit}, ""
+    )
 
 
 def _n_rows(frame: Frame, mechanism: Mechanism) -> int | None:
@@ -358,7 +436,9 @@ def _n_rows(frame: Frame, mechanism: Mechanism) -> int | None:
     return len(frame) if isinstance(frame, pd.DataFrame) and not mechanism.n_rows_private else None
 
 
-def _late_cautions(mechanism: Mechanism, work: TableWork, fitted: Fitted, release: Release) -> tuple[str, ...]:
+def _late_cautions(
+    mechanism: Mechanism, work: TableWork, fitted: Fitted, release: Release
+) -> tuple[str, ...]:
     """Return what there is to think of once the rows are counted; if their number is private, once it is known with noise."""
     if mechanism.releases_rows:
         return mechanism.cautions(work.columns, sum(fitted.n_released)) if fitted.n_released else ()
@@ -366,7 +446,11 @@ def _late_cautions(mechanism: Mechanism, work: TableWork, fitted: Fitted, releas
     if counted is None or counted.value is None:
         return ()
     if not counted.exact:
-        return () if mechanism.budget is None else delta_warnings(mechanism.budget, round(counted.value))
+        return (
+            ()
+            if mechanism.budget is None
+            else delta_warnings(mechanism.budget, round(counted.value))
+        )
     return mechanism.cautions(work.columns, round(counted.value))
 
 

@@ -44,22 +44,26 @@ class DIP(Estimator[Release]):
     epsilon
         ε of a row, in (0, 100]; shared among its private columns.
     delta
-        δ, in [0, 1): 0 unless the reference is a `Tree`, whose noisy tables spend all of it. Take it far below 1 / rows.
+        δ, in [0, 1): 0 unless the reference is a `Tree`, whose noisy tables spend all of it. Take
+        it far below 1 / rows.
     reference
-        `Holdout(fraction=…)`, `Histogram()`, `Public()` or `Known(columns=…)`, each column by its own marginal distribution,
-        `Chain(fraction=…)`, all columns jointly, or `Tree()`, the pairs of columns that depend most on each other: where
-        the reference distribution comes from, and therefore who is protected. There is no default.
+        `Holdout(fraction=…)`, `Histogram()`, `Public()` or `Known(columns=…)`, each column by its
+        own marginal distribution, `Chain(fraction=…)`, all columns jointly, or `Tree()`, the pairs
+        of columns that depend most on each other: where the reference distribution comes from, and
+        therefore who is protected. There is no default.
     channel
-        `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
-        ε-private channel of least expected cost. `optimal-unbiased`: the best of those whose expected released value is
-        linear in the original value: every mean, group mean and slope of numbers or dates can then be estimated without bias.
+        `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows.
+        `optimal`: the invariant ε-private channel of least expected cost. `optimal-unbiased`: the
+        best of those whose expected released value is linear in the original value: every mean,
+        group mean and slope of numbers or dates can then be estimated without bias.
     cost
-        What the optimal channel minimises, by column: `value`, `rank`, `zero-one`, or a matrix over the levels.
+        What the optimal channel minimises, by column: `value`, `rank`, `zero-one`, or a matrix over
+        the levels.
     weights
         How ε is shared among the private columns; equally if not given.
     unit
-        What is protected: `row`, or `UnitColumn(column=…, max_rows=…)`: all rows that share a column's value, of which at
-        most `max_rows` are released.
+        What is protected: `row`, or `UnitColumn(column=…, max_rows=…)`: all rows that share a
+        column's value, of which at most `max_rows` are released.
     insecure_seed
         For tests: noise from a seed, which protects nobody.
 
@@ -70,24 +74,26 @@ class DIP(Estimator[Release]):
 
     Privacy
     -------
-    Unit: a row, or with `unit` all rows that share a column's value. Adjacency: replace-one. Protected: the values of the
-    released rows. Not protected: held-out rows (they shape the output and are not released; a `Chain`
-    republishes them, levels exactly), kept columns, the number and
-    the order of rows. Sensitivity: none for the rows, each is randomised on its own; 2 for a `Histogram`'s counts (2 ·
-    max_rows with a unit), and for each of a `Tree`'s tables. Event: one local release of every row, and one discrete Laplace
-    measurement of every private column where the reference is a `Histogram`, or a discrete Laplace or Gaussian one of each
-    of a `Tree`'s tables; that noise is drawn by `fit`. Row noise is a function of the release, the batch, the column and
-    the partition, never of a frame's content, so recomputing a lazy frame repeats the same noise. A release covers one
-    frame, which must be the same Python object every time. With `Holdout`, `Histogram`, `Tree`, `Chain(fraction=…)` or a
-    unit, it is the frame given to `fit`. With `Known` or a public table, it is any frame, and further frames are named
-    batches, each with its own noise: a row in k batches is protected by k·ε. Every new `fit` on the same rows spends ε
-    again. Rows keep the frame's order: if it is sorted by a private column, the position of a row reveals its value, so
-    shuffle it first.
+    Unit: a row, or with `unit` all rows that share a column's value. Adjacency: replace-one.
+    Protected: the values of the released rows. Not protected: held-out rows (they shape the output
+    and are not released; a `Chain` republishes them, levels exactly), kept columns, the number and
+    the order of rows. Sensitivity: none for the rows, each is randomised on its own; 2 for a
+    `Histogram`'s counts (2 · max_rows with a unit), and for each of a `Tree`'s tables. Event: one
+    local release of every row, and one discrete Laplace measurement of every private column where
+    the reference is a `Histogram`, or a discrete Laplace or Gaussian one of each of a `Tree`'s
+    tables; that noise is drawn by `fit`. Row noise is a function of the release, the batch, the
+    column and the partition, never of a frame's content, so recomputing a lazy frame repeats the
+    same noise. A release covers one frame, which must be the same Python object every time. With
+    `Holdout`, `Histogram`, `Tree`, `Chain(fraction=…)` or a unit, it is the frame given to `fit`.
+    With `Known` or a public table, it is any frame, and further frames are named batches, each with
+    its own noise: a row in k batches is protected by k·ε. Every new `fit` on the same rows spends ε
+    again. Rows keep the frame's order: if it is sorted by a private column, the position of a row
+    reveals its value, so shuffle it first.
 
     References
     ----------
-    Bi and Shen, Distribution-invariant differential privacy, Algorithm 1, each column by its own marginal distribution; (2) and (10) for a
-    `Chain`, (2) for a `Tree`.
+    Bi and Shen, Distribution-invariant differential privacy, Algorithm 1, each column by its own
+    marginal distribution; (2) and (10) for a `Chain`, (2) for a `Tree`.
 
     Examples
     --------
@@ -111,7 +117,11 @@ class DIP(Estimator[Release]):
     def __post_init__(self) -> None:
         Estimator.__post_init__(self)
         if self.mechanism.public_table is not None:
-            raise SpecError("a path is for jobs only", "`reference.path`", "remove it, and hand the public table to fit")
+            raise SpecError(
+                "a path is for jobs only",
+                "`reference.path`",
+                "remove it, and hand the public table to fit",
+            )
         if self.unit != "row" and self.mechanism.reference_rows == "public":
             what = "a public reference is fitted on a table that has no units to bound"
             raise SpecError(what, "`unit`", "run it as a job, or use another reference")
@@ -119,8 +129,17 @@ class DIP(Estimator[Release]):
     def _spec(self) -> tuple[type[DipSpec], dict[str, Any]]:
         if not isinstance(self.reference, get_args(Reference)):
             what = "a reference must be named: it decides who is protected"
-            raise SpecError(what, "`reference`", "give Holdout(...), Histogram(), Public(), Known(...), Chain(...) or Tree(...)")
-        given = {"reference": self.reference, "channel": self.channel, "cost": self.cost, "weights": self.weights}
+            raise SpecError(
+                what,
+                "`reference`",
+                "give Holdout(...), Histogram(), Public(), Known(...), Chain(...) or Tree(...)",
+            )
+        given = {
+            "reference": self.reference,
+            "channel": self.channel,
+            "cost": self.cost,
+            "weights": self.weights,
+        }
         return DipSpec, given
 
     def _budget(self) -> Budget:
@@ -135,7 +154,8 @@ class CopulaRelease(Release):
 
     Privacy
     -------
-    A function of the noisy tables: it may be published, and any number of records drawn from it, at no further cost.
+    A function of the noisy tables: it may be published, and any number of records drawn from it, at
+    no further cost.
 
     Examples
     --------
@@ -175,28 +195,35 @@ class GaussianCopula(NoisyCountsEstimator[CopulaRelease]):
     epsilon
         ε, in (0, 100].
     delta
-        δ, in [0, 1): above 0 the noise is Gaussian, and much smaller; at 0 it is Laplace. Take it far below 1 / rows.
+        δ, in [0, 1): above 0 the noise is Gaussian, and much smaller; at 0 it is Laplace. Take it
+        far below 1 / rows.
     adjacency
-        `replace-one`: one row has other values, the number of rows is public. `add-remove`: one row is present or absent
-        (its values are then protected by 2·epsilon).
+        `replace-one`: one row has other values, the number of rows is public. `add-remove`: one row
+        is present or absent (its values are then protected by 2·epsilon).
     unit
         What is protected: `row`, or `UnitColumn(column=…, max_rows=…)`.
     bins
-        How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts that are found under privacy, in a pass of
-        their own. A number: into that many cells of equal width. A mapping: for each column one of these, or a list of the first value of each cell.
+        How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts
+        that are found under privacy, in a pass of their own. A number: into that many cells of
+        equal width. A mapping: for each column one of these, or a list of the first value of each
+        cell.
     one_way, two_way
         The share of the budget of each one-way and each two-way table, relative to each other.
     measured_again
-        How many pairs are measured a second time, with two fifths of the tables' budget: those with the largest expected gain, which is
-        estimated from the first, noisy tables. `auto`: 3 in 10 of the pairs, 1,024 at most; none with fewer than 3 pairs, or without a δ.
+        How many pairs are measured a second time, with two fifths of the tables' budget: those with
+        the largest expected gain, which is estimated from the first, noisy tables. `auto`: 3 in 10
+        of the pairs, 1,024 at most; none with fewer than 3 pairs, or without a δ.
     target
-        A column to predict from the others. Its pairs are measured again before all others, and every chosen three-way table contains it.
+        A column to predict from the others. Its pairs are measured again before all others, and
+        every chosen three-way table contains it.
     triples
-        The largest number of three-way tables to measure. They are chosen under privacy in a separate pass, and get 15 % of the tables'
-        budget; the scores that choose them get 5 %. `auto`: with a `target` and a δ as many as there are columns, otherwise none.
+        The largest number of three-way tables to measure. They are chosen under privacy in a
+        separate pass, and get 15 % of the tables' budget; the scores that choose them get 5 %.
+        `auto`: with a `target` and a δ as many as there are columns, otherwise none.
     records
-        `raked`: records of the copula are weighted so that they match the denoised two-way tables, and resampled by these
-        weights. `copula`: records of the copula as they are, the paper's model.
+        `raked`: records of the copula are weighted so that they match the denoised two-way tables,
+        and resampled by these weights. `copula`: records of the copula as they are, the paper's
+        model.
     options
         Which steps of the fit to switch off, to measure their effect.
     insecure_seed
@@ -209,15 +236,17 @@ class GaussianCopula(NoisyCountsEstimator[CopulaRelease]):
 
     Privacy
     -------
-    Unit: a row, or all rows that share a column's value. Protected: every row. Sensitivity of each table: 1 (add-remove), or
-    L2 √2, L1 2 (replace-one), times max_rows. Events, composed by the accountant: one noisy table of each column and of each pair
-    of columns, a second one of some pairs, and the scores and noisy tables of triples, if any. Everything after the noise is
-    post-processing; any number of records may be drawn. ε is spent again by every new `fit` on the same rows.
+    Unit: a row, or all rows that share a column's value. Protected: every row. Sensitivity of each
+    table: 1 (add-remove), or L2 √2, L1 2 (replace-one), times max_rows. Events, composed by the
+    accountant: one noisy table of each column and of each pair of columns, a second one of some
+    pairs, and the scores and noisy tables of triples, if any. Everything after the noise is
+    post-processing; any number of records may be drawn. ε is spent again by every new `fit` on the
+    same rows.
 
     References
     ----------
-    Asghar, Ding, Rakotoarivelo, Mrabet and Kaafar, Differentially private release of high-dimensional datasets using the
-    Gaussian copula.
+    Asghar, Ding, Rakotoarivelo, Mrabet and Kaafar, Differentially private release of
+    high-dimensional datasets using the Gaussian copula.
 
     Examples
     --------
@@ -231,7 +260,9 @@ class GaussianCopula(NoisyCountsEstimator[CopulaRelease]):
     """
 
     _: KW_ONLY
-    bins: Literal["adaptive"] | int | Mapping[str, Literal["adaptive"] | int | Sequence[float]] = "adaptive"
+    bins: Literal["adaptive"] | int | Mapping[str, Literal["adaptive"] | int | Sequence[float]] = (
+        "adaptive"
+    )
     one_way: float = 1.0
     two_way: float = 1.0
     measured_again: Literal["auto"] | int = "auto"
@@ -260,7 +291,8 @@ class HistogramRelease(Release):
 
     Privacy
     -------
-    A function of the noisy counts: it may be published, and anything computed from it, at no further cost.
+    A function of the noisy counts: it may be published, and anything computed from it, at no
+    further cost.
 
     Examples
     --------
@@ -300,8 +332,8 @@ class HistogramRelease(Release):
     def cells(self) -> pd.DataFrame:
         """The cells with a weight: the centre of each column, and `weight`, float64; levels that are no numbers are categories.
 
-        With the points `spread`, several rows stand for each cell; see `with_points`. A category without a listed
-        cell is kept too, so that redrawn cells have the same indicators.
+        With the points `spread`, several rows stand for each cell; see `with_points`. A category
+        without a listed cell is kept too, so that redrawn cells have the same indicators.
         """
         return self.fitted.to_frame()
 
@@ -311,9 +343,10 @@ class HistogramRelease(Release):
         Parameters
         ----------
         points
-            `centre`, as at first and in the paper, or `spread`: two points for each column that is cut, multiplied, with
-            weights that keep the means, variances and covariances of a smooth density, which centres do not; see
-            `mechanisms.histogram.points.spread` for when that is of use.
+            `centre`, as at first and in the paper, or `spread`: two points for each column that is
+            cut, multiplied, with weights that keep the means, variances and covariances of a smooth
+            density, which centres do not; see `mechanisms.histogram.points.spread` for when that is
+            of use.
 
         Raises
         ------
@@ -344,19 +377,21 @@ class PerturbedHistogram(NoisyCountsEstimator[HistogramRelease]):
     epsilon
         ε, in (0, 100].
     delta
-        δ, in [0, 1): it may be 0; under replace-one a positive one makes the noise a little smaller.
+        δ, in [0, 1): it may be 0; under replace-one a positive one makes the noise a little
+        smaller.
     adjacency
-        `replace-one`: one row has other values, the number of rows is public. `add-remove`: one row is present or absent
-        (its values are then protected by 2·epsilon).
+        `replace-one`: one row has other values, the number of rows is public. `add-remove`: one row
+        is present or absent (its values are then protected by 2·epsilon).
     unit
         What is protected: `row`, or `UnitColumn(column=…, max_rows=…)`.
     bins
-        How continuous and mixed columns are cut. `adaptive`: into as many cells of equal counts as the rows allow; the cells are found
-        under privacy, in a separate pass. A number: into that many cells of equal width. A mapping: for each column one of these, or a
-        list of the first value of each cell. `rule`: by the paper's rate, which needs replace-one.
+        How continuous and mixed columns are cut. `adaptive`: into as many cells of equal counts as
+        the rows allow; the cells are found under privacy, in a separate pass. A number: into that
+        many cells of equal width. A mapping: for each column one of these, or a list of the first
+        value of each cell. `rule`: by the paper's rate, which needs replace-one.
     threshold
-        Which cells are kept: `none` (all, with negative weights), `positive`, or `enhanced`: those whose noisy count reaches
-        factor·log n/ε.
+        Which cells are kept: `none` (all, with negative weights), `positive`, or `enhanced`: those
+        whose noisy count reaches factor·log n/ε.
     factor
         A; the paper takes 1/2.
     insecure_seed
@@ -369,10 +404,10 @@ class PerturbedHistogram(NoisyCountsEstimator[HistogramRelease]):
 
     Privacy
     -------
-    Unit: a row, or all rows that share a column's value. Protected: every row. L1 sensitivity of the histogram: 2 under
-    replace-one, 1 under add-remove, times max_rows. Events: one noisy histogram, and under add-remove with the enhanced
-    threshold the noisy number of rows. Everything after the noise is post-processing. ε is spent again by every new `fit`
-    on the same rows.
+    Unit: a row, or all rows that share a column's value. Protected: every row. L1 sensitivity of
+    the histogram: 2 under replace-one, 1 under add-remove, times max_rows. Events: one noisy
+    histogram, and under add-remove with the enhanced threshold the noisy number of rows. Everything
+    after the noise is post-processing. ε is spent again by every new `fit` on the same rows.
 
     References
     ----------
@@ -390,14 +425,22 @@ class PerturbedHistogram(NoisyCountsEstimator[HistogramRelease]):
     """
 
     _: KW_ONLY
-    bins: Literal["adaptive", "rule"] | int | Mapping[str, Literal["adaptive"] | int | Sequence[float]] = "adaptive"
+    bins: (
+        Literal["adaptive", "rule"]
+        | int
+        | Mapping[str, Literal["adaptive"] | int | Sequence[float]]
+    ) = "adaptive"
     threshold: Threshold = "enhanced"
     factor: float = 0.5
 
     release_class: ClassVar[type[Release]] = HistogramRelease
 
     def _spec(self) -> tuple[type[HistogramSpec], dict[str, Any]]:
-        return HistogramSpec, {"bins": self.bins, "threshold": self.threshold, "factor": self.factor}
+        return HistogramSpec, {
+            "bins": self.bins,
+            "threshold": self.threshold,
+            "factor": self.factor,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,10 +452,11 @@ class IntervalMechanism(Estimator[Release]):
     schema
         The declared columns.
     columns
-        The design of each private column, as a job writes it: `{"price": {"design": "case2", "anchors": {…}}}`, or a
-        design of `dpdask.mechanisms.interval.design`.
+        The design of each private column, as a job writes it: `{"price": {"design": "case2",
+        "anchors": {…}}}`, or a design of `dpdask.mechanisms.interval.design`.
     coverage
-        Whether `<column>_coverage` is released beside the ends: the range's probability under the design's public reference.
+        Whether `<column>_coverage` is released beside the ends: the range's probability under the
+        design's public reference.
     insecure_seed
         For tests: anchors from a seed.
 
@@ -423,16 +467,17 @@ class IntervalMechanism(Estimator[Release]):
 
     Privacy
     -------
-    Unit: a value. There is no ε. Protected: where a value lies inside its released range. Not protected: that it lies in
-    the range, and what else the design reveals (the card lists it). A column whose design is `interval-differential` is perturbed
-    first: its values have the ε of its `perturb` under replace-one, and one row's ε is the sum over these columns
-    (event: one local release of every row). A range's coverage is a function
-    of the range and of what is public. Anchors and perturbations are a function of the mechanism, the batch, the column
-    and the partition, never of a frame's content. A release takes one frame, the same Python object however often it is
-    transformed or computed; further frames are named batches, each with its own ranges. If a row is in several batches, or
-    in several releases, its ranges narrow each other, and k batches spend the ε of perturbed columns k times.
-    Rows keep the frame's order: if it is sorted by a private column, the position of a row reveals its value, so shuffle it
-    first.
+    Unit: a value. There is no ε. Protected: where a value lies inside its released range. Not
+    protected: that it lies in the range, and what else the design reveals (the card lists it). A
+    column whose design is `interval-differential` is perturbed first: its values have the ε of its
+    `perturb` under replace-one, and one row's ε is the sum over these columns (event: one local
+    release of every row). A range's coverage is a function of the range and of what is public.
+    Anchors and perturbations are a function of the mechanism, the batch, the column and the
+    partition, never of a frame's content. A release takes one frame, the same Python object however
+    often it is transformed or computed; further frames are named batches, each with its own ranges.
+    If a row is in several batches, or in several releases, its ranges narrow each other, and k
+    batches spend the ε of perturbed columns k times. Rows keep the frame's order: if it is sorted
+    by a private column, the position of a row reveals its value, so shuffle it first.
 
     References
     ----------
@@ -506,9 +551,16 @@ class MarginalsRelease(Release):
 
     def _repr_html_(self) -> str:
         counts = self.fitted.noisy.cliques
-        rows = ((" x ".join(clique), f"{counts[clique].size:,}", f"{self.margin(clique):,.0f}") for clique in counts)
-        tables = make_html_table("Released tables", ("columns", "cells", "margin of a count (95 %)"), rows)
-        return Release._repr_html_(self) + tables  # not `super`, which a class with slots does not find
+        rows = (
+            (" x ".join(clique), f"{counts[clique].size:,}", f"{self.margin(clique):,.0f}")
+            for clique in counts
+        )
+        tables = make_html_table(
+            "Released tables", ("columns", "cells", "margin of a count (95 %)"), rows
+        )
+        return (
+            Release._repr_html_(self) + tables
+        )  # not `super`, which a class with slots does not find
 
 
 def _as_clique(clique: Sequence[str]) -> Clique:
@@ -528,8 +580,8 @@ class Marginals(NoisyCountsEstimator[MarginalsRelease]):
     delta
         δ, in [0, 1): above 0 the noise is Gaussian; at 0 it is Laplace. Take it far below 1 / rows.
     adjacency
-        `replace-one`: one row has other values, the number of rows is public. `add-remove`: one row is present or absent
-        (its values are then protected by 2·epsilon).
+        `replace-one`: one row has other values, the number of rows is public. `add-remove`: one row
+        is present or absent (its values are then protected by 2·epsilon).
     unit
         What is protected: `row`, or `UnitColumn(column=…, max_rows=…)`.
     cliques
@@ -537,8 +589,10 @@ class Marginals(NoisyCountsEstimator[MarginalsRelease]):
     weights
         Each table's share of the budget, relative to the others; equal if not given.
     bins
-        How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts that are found under privacy, in a pass of
-        their own. A number: into that many cells of equal width. A mapping: for each column one of these, or a list of the first value of each cell.
+        How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts
+        that are found under privacy, in a pass of their own. A number: into that many cells of
+        equal width. A mapping: for each column one of these, or a list of the first value of each
+        cell.
     insecure_seed
         For tests: noise from a seed, which protects nobody.
 
@@ -549,9 +603,10 @@ class Marginals(NoisyCountsEstimator[MarginalsRelease]):
 
     Privacy
     -------
-    Unit: a row, or all rows that share a column's value. Protected: every row. Sensitivity of each table: 1 (add-remove), or
-    L2 √2, L1 2 (replace-one), times max_rows. Events: one noisy table for each of `cliques`, composed by the accountant. ε is
-    spent again by every new `fit` on the same rows.
+    Unit: a row, or all rows that share a column's value. Protected: every row. Sensitivity of each
+    table: 1 (add-remove), or L2 √2, L1 2 (replace-one), times max_rows. Events: one noisy table for
+    each of `cliques`, composed by the accountant. ε is spent again by every new `fit` on the same
+    rows.
 
     Examples
     --------
@@ -567,7 +622,9 @@ class Marginals(NoisyCountsEstimator[MarginalsRelease]):
     _: KW_ONLY
     cliques: Sequence[Sequence[str]]
     weights: Sequence[float] | None = None
-    bins: Literal["adaptive"] | int | Mapping[str, Literal["adaptive"] | int | Sequence[float]] = "adaptive"
+    bins: Literal["adaptive"] | int | Mapping[str, Literal["adaptive"] | int | Sequence[float]] = (
+        "adaptive"
+    )
 
     release_class: ClassVar[type[Release]] = MarginalsRelease
 

@@ -36,13 +36,6 @@ _FEW_ROWS = 10  # fewer rows are sorted by chance
 def find_order_warning(frame: Frame, work: TableWork) -> str | None:
     """Return a warning if a pandas frame is sorted by a private column, else None; Dask frames are not checked.
 
-    Parameters
-    ----------
-    frame
-        The frame that is released.
-    work
-        The work on it.
-
     Privacy
     -------
     For the steward only: the warning names columns and says that they are sorted.
@@ -53,9 +46,7 @@ def find_order_warning(frame: Frame, work: TableWork) -> str | None:
     if not found:
         return None
     what = "rows keep the order of the frame, which is sorted by"
-    return (
-        f"{what} {', '.join(map(repr, found))}: a row's position reveals its value; shuffle the rows first, frame.sample(frac=1, ignore_index=True)"
-    )
+    return f"{what} {', '.join(map(repr, found))}: a row's position reveals its value; shuffle the rows first, frame.sample(frac=1, ignore_index=True)"
 
 
 def _in_order(column: pd.Series, codec: Codec) -> bool:
@@ -67,31 +58,23 @@ def _in_order(column: pd.Series, codec: Codec) -> bool:
     known = column.dropna()
     if isinstance(known.dtype, pd.CategoricalDtype):
         known = known.astype(known.dtype.categories.dtype)
-    return known.nunique() > 1 and bool(known.is_monotonic_increasing or known.is_monotonic_decreasing)
+    return known.nunique() > 1 and bool(
+        known.is_monotonic_increasing or known.is_monotonic_decreasing
+    )
 
 
 def check_frame(frame: Frame) -> None:
-    """Check that something is a Dask or pandas frame, before anything is done with it.
-
-    Raises
-    ------
-    SpecError
-        If it is not.
-    """
+    """Check that something is a Dask or pandas frame, before anything is done with it."""
     find_meta(frame)
 
 
 def check_secrets(secrets: str | None) -> None:
-    """Check that a run key may lie in a folder.
-
-    Raises
-    ------
-    SpecError
-        If the folder is in an object store, which may keep what is removed.
-    """
+    """Check that a run key may lie in a folder."""
     if secrets is not None and not Folder(absolute_url(secrets)).is_local:
         what = "an object store may keep what is removed, so the run key may not lie in one"
-        raise SpecError(what, "`secrets`", "name a folder of a file system that all workers share, or run a job")
+        raise SpecError(
+            what, "`secrets`", "name a folder of a file system that all workers share, or run a job"
+        )
 
 
 def forget_secrets(folder: Folder) -> None:
@@ -101,22 +84,7 @@ def forget_secrets(folder: Folder) -> None:
 
 
 def make_frame_work(frame: Frame, mechanism: Mechanism, secrets: Folder) -> TableWork:
-    """Return the work on a frame whose columns were checked against the schema and the mechanism; nothing is computed.
-
-    Parameters
-    ----------
-    frame
-        A Dask or pandas frame.
-    mechanism
-        What is released.
-    secrets
-        The folder of the run key.
-
-    Raises
-    ------
-    DataError, SpecError
-        If they do not fit each other.
-    """
+    """Return the work on a frame whose columns were checked against the schema and the mechanism; nothing is computed."""
     meta = find_meta(frame)
     if mechanism.releases_rows:
         schema = declare_dtypes(meta, mechanism.schema, lazy=not isinstance(frame, pd.DataFrame))
@@ -132,32 +100,36 @@ def declare_dtypes(meta: pd.DataFrame, schema: Schema, *, lazy: bool) -> Schema:
 
     Parameters
     ----------
-    meta
-        The empty frame.
     schema
         The declared columns, including the index if it has a name.
     lazy
-        Whether `check_index` checks each partition's index when it is computed. The empty frame of a Dask frame may have
-        another kind of index than its partitions.
-
-    Raises
-    ------
-    DataError
-        If a column is not declared; if the index is neither row numbers nor declared, or its role is not keep; if the values of a kept
-        column cannot be told from those of other rows; if a private column is of a type that cannot be written again.
+        Whether `check_index` checks each partition's index when it is computed. The empty frame of
+        a Dask frame may have another kind of index than its partitions.
     """
     index: list[Any] = list(meta.index.names)
-    if len(index) > 1 or not (lazy and index == [None] and pd.api.types.is_integer_dtype(meta.index.dtype)):
+    if len(index) > 1 or not (
+        lazy and index == [None] and pd.api.types.is_integer_dtype(meta.index.dtype)
+    ):
         check_index(meta.index, index)
     named = [] if index[0] is None or index[0] in meta.columns else [index[0]]
     schema.check_names([*named, *meta.columns])
     if index[0] is not None and schema.columns[index[0]].role != "keep":
-        raise DataError("the index is published with the rows, and its role is not keep", f"index {index[0]!r}", "reset_index(drop=True)")
+        raise DataError(
+            "the index is published with the rows, and its role is not keep",
+            f"index {index[0]!r}",
+            "reset_index(drop=True)",
+        )
     for name in schema.kept:
         check_kept_dtype(name, (meta.index if name in named else meta[name]).dtype)
     for name in schema.privatised:
         _check_private_dtype(name, meta[name].dtype)
-    return Schema(columns={name: column for name, column in schema.columns.items() if name not in named}) if named else schema
+    return (
+        Schema(
+            columns={name: column for name, column in schema.columns.items() if name not in named}
+        )
+        if named
+        else schema
+    )
 
 
 def _check_private_dtype(name: str, dtype: Any) -> None:
@@ -167,31 +139,22 @@ def _check_private_dtype(name: str, dtype: Any) -> None:
         values = arrow.value_type if pa.types.is_dictionary(arrow) else arrow
         if pa.types.is_string_view(values):
             mend = f"make plain texts of it before `fit`, by frame[{name!r}] = frame[{name!r}].to_list()"  # astype refuses views too
-            raise DataError(f"no released rows can be made of the type {arrow}", f"column {name!r}", mend)
+            raise DataError(
+                f"no released rows can be made of the type {arrow}", f"column {name!r}", mend
+            )
 
 
 def check_objects(frame: Frame, types: pa.Schema, schema: Schema) -> None:
-    """Check that no private column of numbers, dates or truth values holds Python objects whose type is not known, or texts made of dates.
-
-    Parameters
-    ----------
-    frame
-        A Dask or pandas frame.
-    types
-        The Arrow types of its columns.
-    schema
-        The declared columns, without the frame's index.
-
-    Raises
-    ------
-    DataError
-        If one does; it says how to convert it.
-    """
+    """Check that no private column of numbers, dates or truth values holds Python objects whose type is not known, or texts made of dates."""
     for name in schema.privatised:
         column, type_ = schema.columns[name], types.field(name).type
         declared = (*(column.levels or ()), *(column.bounds or ()), *(column.atoms or ()))
-        if (pa.types.is_string(type_) or pa.types.is_large_string(type_)) and not (declared and isinstance(declared[0], str)):
-            what, mend = _describe_objects(frame, name, dated=any(isinstance(value, dt.date) for value in declared))
+        if (pa.types.is_string(type_) or pa.types.is_large_string(type_)) and not (
+            declared and isinstance(declared[0], str)
+        ):
+            what, mend = _describe_objects(
+                frame, name, dated=any(isinstance(value, dt.date) for value in declared)
+            )
             if what:
                 raise DataError(what, f"column {name!r}", f"convert it before `fit`, by {mend}")
 
@@ -203,36 +166,43 @@ def _describe_objects(frame: Frame, name: str, *, dated: bool) -> tuple[str, str
         also = ", as Dask makes of Python's dates" if lazy else ""
         return (f"dates are declared, and it holds texts{also}", dates) if dated else ("", "")
     if lazy:
-        return "it holds Python objects, and Dask does not tell of which type", dates if dated else "astype"
+        return (
+            "it holds Python objects, and Dask does not tell of which type",
+            dates if dated else "astype",
+        )
     found = [type(value) for value in frame[name].dropna().head(1) if not isinstance(value, str)]
     if not found:
         return ("dates are declared, and it holds texts", dates) if dated else ("", "")
-    mend = "pandas.to_datetime" if issubclass(found[0], dt.datetime) else "astype, such as to 'Int64' or 'decimal128(10, 2)[pyarrow]'"
+    mend = (
+        "pandas.to_datetime"
+        if issubclass(found[0], dt.datetime)
+        else "astype, such as to 'Int64' or 'decimal128(10, 2)[pyarrow]'"
+    )
     name = found[0].__name__
-    return f"it holds Python objects, such as {'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}", mend
+    return (
+        f"it holds Python objects, such as {'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}",
+        mend,
+    )
 
 
 def declare_counted(meta: pd.DataFrame, schema: Schema) -> Schema:
-    """Return the schema without the frame's index, which is neither counted nor released, so that any will do if it is declared.
-
-    Parameters
-    ----------
-    meta
-        The empty frame.
-    schema
-        The declared columns.
-
-    Raises
-    ------
-    DataError
-        If a column is not declared, or the index is to be privatised.
-    """
+    """Return the schema without the frame's index, which is neither counted nor released, so that any will do if it is declared."""
     index = [name for name in meta.index.names if name is not None and name not in meta.columns]
     schema.check_names([*index, *meta.columns])
     for name in index:
         if name in schema.privatised:
-            raise DataError("an index is not counted, and its role is privatise", f"index {name!r}", "make it a column: reset_index()")
-    return Schema(columns={name: column for name, column in schema.columns.items() if name not in index}) if index else schema
+            raise DataError(
+                "an index is not counted, and its role is privatise",
+                f"index {name!r}",
+                "make it a column: reset_index()",
+            )
+    return (
+        Schema(
+            columns={name: column for name, column in schema.columns.items() if name not in index}
+        )
+        if index
+        else schema
+    )
 
 
 _NEW = "dpdask-new-"
@@ -252,7 +222,9 @@ class _Home:
 
 _homes: dict[str, _Home] = {}  # by the place of temporary folders
 _opened: dict[Folder, int] = {}  # by which process
-os.register_at_fork(before=_BUSY.acquire, after_in_parent=_BUSY.release, after_in_child=_BUSY.release)  # no child finds it held
+os.register_at_fork(
+    before=_BUSY.acquire, after_in_parent=_BUSY.release, after_in_child=_BUSY.release
+)  # no child finds it held
 
 
 def open_secrets(secrets: str | None, key: bytes | None = None) -> PrivateFolder:
@@ -307,7 +279,9 @@ def _make_home(place: str) -> _Home:
     descriptor = os.open(path, os.O_RDONLY)
     with suppress(OSError):  # where folders have no locks, no sweep finds one free
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return _Home(path.rename(path.with_name(_PREFIX + path.name.removeprefix(_NEW))), descriptor, os.getpid())
+    return _Home(
+        path.rename(path.with_name(_PREFIX + path.name.removeprefix(_NEW))), descriptor, os.getpid()
+    )
 
 
 def _sweep(place: str) -> None:

@@ -20,7 +20,14 @@ from dpdask.engine.lazy import sample_frame, transform_frame
 from dpdask.engine.source import Frame, FrameSource, identify
 from dpdask.engine.work import RELEASE_NAME, TableWork, keep, load
 from dpdask.errors import DataError, InputError, InternalError, SpecError
-from dpdask.estimators.frames import check_frame, close_secrets, find_order_warning, forget_secrets, make_frame_work, open_secrets
+from dpdask.estimators.frames import (
+    check_frame,
+    close_secrets,
+    find_order_warning,
+    forget_secrets,
+    make_frame_work,
+    open_secrets,
+)
 from dpdask.html import make_html_table
 from dpdask.io.encrypted import KEY_NAME
 from dpdask.io.shards import CARD, load_release, save_release
@@ -46,7 +53,10 @@ class _Taken:
 
     @classmethod
     def of(cls, frame: Any) -> _Taken:
-        return cls(weakref.ref(frame), "" if isinstance(frame, pd.DataFrame) else f"{frame._name} {frame.npartitions}")
+        return cls(
+            weakref.ref(frame),
+            "" if isinstance(frame, pd.DataFrame) else f"{frame._name} {frame.npartitions}",
+        )
 
 
 class Batches:
@@ -55,18 +65,18 @@ class Batches:
     Parameters
     ----------
     folder
-        The release's private folder. It records which copy of the release took which batch, so that copies in this process
-        and in others agree.
+        The release's private folder. It records which copy of the release took which batch, so that
+        copies in this process and in others agree.
     several
-        Whether any frames can be released: one without a name, and further ones as named batches. Otherwise there is one
-        batch: the frame that the release is fitted on.
+        Whether any frames can be released: one without a name, and further ones as named batches.
+        Otherwise there is one batch: the frame that the release is fitted on.
 
     Privacy
     -------
-    A batch is taken by a random token that stays in memory. A copy of the release (unpickled, deep-copied, or in a forked
-    process) has another token, so it can take free batches, but not batches that were taken. On an object store, two processes
-    that take the same batch at the same moment may both succeed, and seals are not reliable there either: transform in one
-    process.
+    A batch is taken by a random token that stays in memory. A copy of the release (unpickled,
+    deep-copied, or in a forked process) has another token, so it can take free batches, but not
+    batches that were taken. On an object store, two processes that take the same batch at the same
+    moment may both succeed, and seals are not reliable there either: transform in one process.
     """
 
     def __init__(self, folder: Folder, several: bool) -> None:
@@ -99,7 +109,9 @@ class Batches:
         if batch is not None:
             self._check_name(batch)
         if not self._folder.exists(KEY_NAME):
-            raise InputError("this release was closed, so its key no longer exists", None, "fit again")
+            raise InputError(
+                "this release was closed, so its key no longer exists", None, "fit again"
+            )
         self._read_log()
         name = FITTED if batch is None else f"{_NAMED}{batch}"
         self._compare(name, self._owners.get(name, self._own_token), self._frames.get(name), frame)
@@ -110,16 +122,24 @@ class Batches:
         name = self.check(frame, batch)
         while name not in self._owners:  # the first entry in the folder's log decides
             number = len(self._log)
-            self._note(number, self._folder.claim(f"{_LOG}/{number}", f"{self._own_token}\n{name}".encode()))
+            self._note(
+                number,
+                self._folder.claim(f"{_LOG}/{number}", f"{self._own_token}\n{name}".encode()),
+            )
         self._compare(name, self._owners[name], None, frame)
-        self._compare(name, self._owners[name], self._frames.setdefault(name, _Taken.of(frame)), frame)  # atomic: of two threads, one is first
+        self._compare(
+            name, self._owners[name], self._frames.setdefault(name, _Taken.of(frame)), frame
+        )  # atomic: of two threads, one is first
         return name
 
     @property
     def names(self) -> list[str | None]:
         """The batches taken by all copies of the release, in order; None is the one without a name."""
         self._read_log()
-        return [None if name == FITTED else name.removeprefix(_NAMED) for _, name in sorted(self._log.items())]
+        return [
+            None if name == FITTED else name.removeprefix(_NAMED)
+            for _, name in sorted(self._log.items())
+        ]
 
     @property
     def _own_token(self) -> str:
@@ -129,28 +149,54 @@ class Batches:
         if not self.several:
             what = "this release covers only the frame it was fitted on, and has no batches"
             raise SpecError(what, f"batch {batch!r}", "leave `batch` out, or fit again")
-        if not isinstance(batch, str) or not batch or batch != batch.strip() or not batch.isprintable() or len(batch) > _LONGEST:
+        if (
+            not isinstance(batch, str)
+            or not batch
+            or batch != batch.strip()
+            or not batch.isprintable()
+            or len(batch) > _LONGEST
+        ):
             what = f"a batch's name must be a text of 1 to {_LONGEST} printable characters, without spaces around them"
             raise SpecError(what, "batch", "correct it")
 
     def _compare(self, name: str, owner: str, first: _Taken | None, frame: Any) -> None:
         """Check that a batch is of this copy of the release, and of this frame."""
         batch = None if name == FITTED else name.removeprefix(_NAMED)
-        where = "the frame without a name" if batch is None and self.several else "frame" if batch is None else f"batch {batch!r}"
+        where = (
+            "the frame without a name"
+            if batch is None and self.several
+            else "frame"
+            if batch is None
+            else f"batch {batch!r}"
+        )
         if owner != self._own_token:
-            what = "another copy of this release has taken this batch, and a batch belongs to one copy"
+            what = (
+                "another copy of this release has taken this batch, and a batch belongs to one copy"
+            )
             raise SpecError(what, where, "transform there, or fit again")
         if first is not None and first.frame() is not frame:
             raise self._taken(where)
         if first is not None and first.expression != _Taken.of(frame).expression:
-            raise SpecError("this frame was changed in place since its first use", where, "finish it before its first use, or fit again")
+            raise SpecError(
+                "this frame was changed in place since its first use",
+                where,
+                "finish it before its first use, or fit again",
+            )
 
     def _taken(self, where: str) -> SpecError:
         if not self.several:
             what = "this release covers only the frame it was fitted on, the same Python object"
-            return SpecError(what, where, "persist, filter or sort before `fit` and keep that frame in a variable, or fit again")
+            return SpecError(
+                what,
+                where,
+                "persist, filter or sort before `fit` and keep that frame in a variable, or fit again",
+            )
         what = "another frame was given before, and a batch is one frame, the same Python object every time"
-        return SpecError(what, where, 'give that frame, or name another batch for this one, for instance batch="2026-11"')
+        return SpecError(
+            what,
+            where,
+            'give that frame, or name another batch for this one, for instance batch="2026-11"',
+        )
 
     def _read_log(self) -> None:
         number = len(self._log)  # once: other threads make the log longer meanwhile
@@ -160,7 +206,9 @@ class Batches:
 
     def _note(self, number: int, entry: bytes) -> None:
         owner, _, name = entry.decode().partition("\n")
-        self._owners.setdefault(name, owner)  # before the log, because another thread continues from the end of the log
+        self._owners.setdefault(
+            name, owner
+        )  # before the log, because another thread continues from the end of the log
         self._log[number] = name
 
 
@@ -209,13 +257,14 @@ class Rows:
 class Release:
     """A fitted release; made by `fit`, or by `load` elsewhere, without the data.
 
-    A release of rows has `transform`, a release of records has `sample`, `save` and `load`. It is a context manager: at the end
-    it is closed.
+    A release of rows has `transform`, a release of records has `sample`, `save` and `load`. It is a
+    context manager: at the end it is closed.
 
     Attributes
     ----------
     fitted
-        What was fitted, if it is a release of records; that of rows may be private, and stays in its folder.
+        What was fitted, if it is a release of records; that of rows may be private, and stays in
+        its folder.
     folder
         The private folder where workers read it.
     sha256
@@ -225,8 +274,9 @@ class Release:
 
     Privacy
     -------
-    A release of records is a function of noisy counts: it may be published, and any number of records drawn from it, at no
-    further cost. A release of rows holds the key of its noise, in its folder.
+    A release of records is a function of noisy counts: it may be published, and any number of
+    records drawn from it, at no further cost. A release of rows holds the key of its noise, in its
+    folder.
 
     Examples
     --------
@@ -275,13 +325,34 @@ class Release:
         insecure
             Whether the noise came from a seed.
         """
-        n_rows = n_released if mechanism.releases_rows and work.unit is None and mechanism.fraction is None else None
-        section = mechanism.section(fitted, work.columns, n_rows=n_rows, n_released=None, order="keep")
-        card = make_card(section, name="frame", insecure=insecure).with_dataset(account.coverage_until(run_id))
+        n_rows = (
+            n_released
+            if mechanism.releases_rows and work.unit is None and mechanism.fraction is None
+            else None
+        )
+        section = mechanism.section(
+            fitted, work.columns, n_rows=n_rows, n_released=None, order="keep"
+        )
+        card = make_card(section, name="frame", insecure=insecure).with_dataset(
+            account.coverage_until(run_id)
+        )
         if not mechanism.releases_rows:
             forget_secrets(work.secrets)  # nothing that follows needs a secret
-            return cls(fitted=fitted, folder=work.secrets, sha256=keep(work.secrets, RELEASE_NAME, fitted.to_bytes()), rows=None, _card=card)
-        rows = Rows(mechanism=mechanism, account=account, run_id=run_id, work=work, batches=batches, public=public)
+            return cls(
+                fitted=fitted,
+                folder=work.secrets,
+                sha256=keep(work.secrets, RELEASE_NAME, fitted.to_bytes()),
+                rows=None,
+                _card=card,
+            )
+        rows = Rows(
+            mechanism=mechanism,
+            account=account,
+            run_id=run_id,
+            work=work,
+            batches=batches,
+            public=public,
+        )
         return cls(fitted=None, folder=work.secrets, sha256=sha256, rows=rows, _card=card)
 
     @property
@@ -291,8 +362,14 @@ class Release:
             return self._card.to_dict()
         mechanism, names = self.rows.mechanism, self.rows.batches.names
         without = mechanism.event.without_epsilon
-        card = self._card.with_batches(names, epsilon=mechanism.budget is not None, ranges=bool(without))
-        return (card.with_dataset(self.rows.account.coverage_until(self._run_id(names[-1]))) if names else card).to_dict()
+        card = self._card.with_batches(
+            names, epsilon=mechanism.budget is not None, ranges=bool(without)
+        )
+        return (
+            card.with_dataset(self.rows.account.coverage_until(self._run_id(names[-1])))
+            if names
+            else card
+        ).to_dict()
 
     def _run_id(self, batch: str | None, attempt: int = 1) -> str:
         """Return the name of a batch's charge in the ledger; no two batches share one, whatever they are called."""
@@ -308,25 +385,27 @@ class Release:
     def transform(self, frame: Frame, batch: str | None = None) -> Frame:
         """Return the released rows of a frame: lazily for Dask, at once for pandas.
 
-        Rows keep their order and index; held-out rows and dropped columns are gone; kept columns are untouched.
+        Rows keep their order and index; held-out rows and dropped columns are gone; kept columns
+        are untouched.
 
         Parameters
         ----------
         frame
-            With a declared or a public reference, and for ranges, any frame with the same columns; otherwise the frame that the
-            release was fitted to, the same Python object.
+            With a declared or a public reference, and for ranges, any frame with the same columns;
+            otherwise the frame that the release was fitted to, the same Python object.
         batch
-            If any frame can be given, a name for this one. The first frame needs none; each further frame needs its own name,
-            for instance `2026-11`. The card lists it.
+            If any frame can be given, a name for this one. The first frame needs none; each further
+            frame needs its own name, for instance `2026-11`. The card lists it.
 
         Raises
         ------
         SpecError
-            If `frame` is no frame; if the release is one of records; if the release, or the batch, covers another frame; if the batch is
-            not a valid name; if the frame is the public one, because its rows would be their own reference.
+            If `frame` is no frame; if the release is one of records; if the release, or the batch,
+            covers another frame; if the batch is not a valid name; if the frame is the public one,
+            because its rows would be their own reference.
         DataError
-            If the columns are not those of the schema, or (when computed) a value violates it, or the index is neither row
-            numbers (a `RangeIndex`) nor a column that the schema keeps.
+            If the columns are not those of the schema, or (when computed) a value violates it, or
+            the index is neither row numbers (a `RangeIndex`) nor a column that the schema keeps.
         BudgetError
             If the batch is charged to a ledger whose budget does not allow it.
 
@@ -337,27 +416,45 @@ class Release:
 
         Privacy
         -------
-        Transforming a batch's frame again repeats the same noise and costs nothing more. If the rows of a pandas frame are refused,
-        the ledger records it, and the next attempt is charged anew. The rows of a Dask frame are read later, when no refusal is
-        recorded, so with a strict dataset each such batch costs at least what a refusal costs. A partition whose rows changed since
-        they were first read is refused, so that the same noise is never applied to two values. Each batch has its own noise,
-        whatever its rows: a row in k batches is protected by k·ε.
+        Transforming a batch's frame again repeats the same noise and costs nothing more. If the
+        rows of a pandas frame are refused, the ledger records it, and the next attempt is charged
+        anew. The rows of a Dask frame are read later, when no refusal is recorded, so with a strict
+        dataset each such batch costs at least what a refusal costs. A partition whose rows changed
+        since they were first read is refused, so that the same noise is never applied to two
+        values. Each batch has its own noise, whatever its rows: a row in k batches is protected by
+        k·ε.
         """
         rows = self.rows
         if rows is None:
-            raise SpecError("this release has no rows to transform", "transform", "draw records from it: sample()")
+            raise SpecError(
+                "this release has no rows to transform",
+                "transform",
+                "draw records from it: sample()",
+            )
         check_frame(frame)
         if rows.public is not None and identify(frame) == rows.public:
-            raise SpecError("this frame was given as the public table, so its rows would be their own reference", "transform", "fit on another table")
+            raise SpecError(
+                "this frame was given as the public table, so its rows would be their own reference",
+                "transform",
+                "fit on another table",
+            )
         found = make_frame_work(frame, rows.mechanism, self.folder)
         if not found.released.equals(rows.work.released):
-            raise DataError("the columns or their types differ from those of the fitted frame", "transform", "give both frames the same types")
+            raise DataError(
+                "the columns or their types differ from those of the fitted frame",
+                "transform",
+                "give both frames the same types",
+            )
         name = rows.batches.check(frame, batch)
         lazy = not isinstance(frame, pd.DataFrame)
-        run_id = self._charge(rows, batch, unread=lazy) if rows.batches.several else None  # a batch that the budget refuses is not taken
+        run_id = (
+            self._charge(rows, batch, unread=lazy) if rows.batches.several else None
+        )  # a batch that the budget refuses is not taken
         rows.batches.take(frame, batch)
         try:
-            released = transform_frame(FrameSource(frame, name), rows.load(self.sha256), self.sha256, rows.work)
+            released = transform_frame(
+                FrameSource(frame, name), rows.load(self.sha256), self.sha256, rows.work
+            )
         except (DataError, SpecError, InternalError):
             if run_id is not None:
                 rows.account.refuse(run_id, _sample(run_id), drawn=False)
@@ -365,7 +462,11 @@ class Release:
         if run_id is not None:
             rows.account.record_draw(run_id, self.sha256)
             rows.account.commit(run_id, self.sha256)
-        warning = find_order_warning(frame, rows.work) if rows.batches.several and not rows.account.is_strict else None
+        warning = (
+            find_order_warning(frame, rows.work)
+            if rows.batches.several and not rows.account.is_strict
+            else None
+        )
         if warning is not None:
             warnings.warn(warning, stacklevel=2)
         return released
@@ -379,17 +480,25 @@ class Release:
         rows.account.intend(run_id, _sample(run_id), unread=unread)
         return run_id
 
-    def sample(self, n_rows: int | None = None, *, rows_per_partition: int = PARTITION_ROWS, seed: int | None = None) -> Frame:
+    def sample(
+        self,
+        n_rows: int | None = None,
+        *,
+        rows_per_partition: int = PARTITION_ROWS,
+        seed: int | None = None,
+    ) -> Frame:
         """Return records as a lazy Dask frame.
 
         Parameters
         ----------
         n_rows
-            How many; by default as many as the table has, or if their number is private as the noisy counts say.
+            How many; by default as many as the table has, or if their number is private as the
+            noisy counts say.
         rows_per_partition
             How many in a partition.
         seed
-            Decides the records, in [0, 2**64); by default a fresh one. The same frame computed twice is the same records.
+            Decides the records, in [0, 2**64); by default a fresh one. The same frame computed
+            twice is the same records.
 
         Raises
         ------
@@ -397,7 +506,11 @@ class Release:
             If the release is one of rows; if a number is out of range; if no record can be drawn.
         """
         if self.rows is not None:
-            raise SpecError("this release randomises rows and has no records to draw", "sample", "give it a frame: transform(frame)")
+            raise SpecError(
+                "this release randomises rows and has no records to draw",
+                "sample",
+                "give it a frame: transform(frame)",
+            )
         return sample_frame(self.fitted, self.folder, self.sha256, n_rows, rows_per_partition, seed)
 
     def save(self, path: str) -> None:
@@ -408,7 +521,8 @@ class Release:
         Raises
         ------
         SpecError
-            If the release is one of rows: it holds the key of its noise, and covers frames of this process.
+            If the release is one of rows: it holds the key of its noise, and covers frames of this
+            process.
         OutputError
             If a release is there already, or it cannot be written.
         """
@@ -420,14 +534,21 @@ class Release:
         page, faults = make_page(self._card)
         for fault in faults:
             warnings.warn(fault, stacklevel=2)
-        save_release(Folder(absolute_url(path)), self.file, self.fitted.to_bytes(), self._card.to_dict(), page)
+        save_release(
+            Folder(absolute_url(path)),
+            self.file,
+            self.fitted.to_bytes(),
+            self._card.to_dict(),
+            page,
+        )
 
     @classmethod
     def load(cls, path: str, *, secrets: str | None = None) -> Self:
         """Return a saved release of records, which may come from others: its contents are checked before anything is computed from them.
 
-        The card is compared with the release: the mechanism, the noise and the ε. It is not authenticated. Who can write the folder
-        can replace the release and its card together, and nothing shows whether the noise that a release states was drawn.
+        The card is compared with the release: the mechanism, the noise and the ε. It is not
+        authenticated. Who can write the folder can replace the release and its card together, and
+        nothing shows whether the noise that a release states was drawn.
 
         Parameters
         ----------
@@ -439,17 +560,28 @@ class Release:
         Raises
         ------
         InputError
-            If there is none, or of another version, or its contents are invalid, or its card is another release's.
+            If there is none, or of another version, or its contents are invalid, or its card is
+            another release's.
         SpecError
             If this class is not that of a release of records.
         """
         if cls.fitted_type is None:
-            raise SpecError("the base class cannot load a release", "load", "take CopulaRelease, MarginalsRelease or HistogramRelease")
+            raise SpecError(
+                "the base class cannot load a release",
+                "load",
+                "take CopulaRelease, MarginalsRelease or HistogramRelease",
+            )
         data, card = load_release(Folder(absolute_url(path)), cls.file)
         fitted, found = cls.fitted_type.from_bytes(data, cls.file), Card.read(card, CARD)
         _check_card(found, fitted)
         folder = open_secrets(secrets)
-        return cls(fitted=fitted, folder=folder, sha256=keep(folder, RELEASE_NAME, data), rows=None, _card=found)
+        return cls(
+            fitted=fitted,
+            folder=folder,
+            sha256=keep(folder, RELEASE_NAME, data),
+            rows=None,
+            _card=found,
+        )
 
     def close(self) -> None:
         """Remove the key, the fitted release and the units' bounds, also from workers' memory; frames not yet computed are lost."""
@@ -469,13 +601,18 @@ class Release:
 
     def _repr_html_(self) -> str:
         guarantee = self._card.guarantee
-        rows = ((name, column["role"], column.get("kind"), column.get("epsilon")) for name, column in self.card["columns"].items())
+        rows = (
+            (name, column["role"], column.get("kind"), column.get("epsilon"))
+            for name, column in self.card["columns"].items()
+        )
         title = f"{type(self).__name__}: {self._card.mechanism.kind}, {guarantee.in_short}"
         return make_html_table(title, ("column", "role", "kind", "ε"), rows, guarantee.text)
 
     def _replace_fitted(self, fitted: Any, mechanism_part: Mapping[str, Any]) -> Self:
         """Return the release with a fitted part and a card that differ by post-processing."""
-        card = self._card.model_copy(update={"mechanism": self._card.mechanism.model_copy(update=dict(mechanism_part))})
+        card = self._card.model_copy(
+            update={"mechanism": self._card.mechanism.model_copy(update=dict(mechanism_part))}
+        )
         return replace(self, fitted=fitted, _card=card)
 
 
@@ -486,7 +623,11 @@ def _check_card(card: Card, fitted: Any) -> None:
         raise InputError("the card belongs to another mechanism than the release", CARD, hint)
     if card.accounting.events != to_dict(fitted.event):
         raise InputError("the card states different noise from that of the release", CARD, hint)
-    promised, spent, delta = card.guarantee.epsilon, card.accounting.epsilon_exact, card.guarantee.delta
+    promised, spent, delta = (
+        card.guarantee.epsilon,
+        card.accounting.epsilon_exact,
+        card.guarantee.delta,
+    )
     if promised is None or spent is None or delta is None or not 0 <= delta < 1:
         raise InputError("the card states no ε", CARD, hint)
     try:

@@ -35,21 +35,12 @@ _DAY = 86_400_000_000  # microseconds
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Side:
-    """Some rows of a table, by column: numbers as float64 with NaN for null, categories as codes; confidential for private rows.
+    """Some rows of a table, by column: numbers as float64 with NaN for null, categories as codes; confidential for private rows."""
 
-    Attributes
-    ----------
-    columns
-        By name, the values of the rows.
-    levels
-        By name, the categories that the codes stand for; a column without them is one of numbers.
-    dates
-        The columns whose numbers are days since 1970.
-    """
-
-    columns: Mapping[str, Floats | Codes]
+    columns: Mapping[str, Floats | Codes]  # by name, the values of the rows
+    # By name, the categories that the codes stand for; a column without them is one of numbers.
     levels: Mapping[str, tuple[object, ...]]
-    dates: frozenset[str] = frozenset()
+    dates: frozenset[str] = frozenset()  # the columns whose numbers are days since 1970
 
     @property
     def n_rows(self) -> int:
@@ -62,45 +53,54 @@ class Side:
 
     def permute(self, rng: Generator) -> Self:
         """Return a table whose columns are independent: each is permuted by itself."""
-        return replace(self, columns={name: rng.permutation(values) for name, values in self.columns.items()})
+        return replace(
+            self, columns={name: rng.permutation(values) for name, values in self.columns.items()}
+        )
 
 
 def read_original(url: str, columns: Sequence[str], n_rows: int, rng: Generator) -> pd.DataFrame:
-    """Return a uniform sample of an original table's rows; memory is bounded by the sample and a batch.
-
-    Parameters
-    ----------
-    url
-        A file or a folder of Parquet or CSV.
-    columns
-        Which columns.
-    n_rows
-        How many rows at most.
-    rng
-        Chooses them.
-
-    Raises
-    ------
-    InputError
-        If there is no such table, or it cannot be read.
-    DataError
-        If it lacks a column.
-    SpecError
-        If it is a Delta or an Iceberg table.
-    """
+    """Return a uniform sample of an original table's rows; memory is bounded by the sample and a batch."""
     fs, path = open_filesystem(url)
     if any(fs.exists(f"{path}/{name}") for name in LOG_FOLDERS):
-        raise SpecError("the original is a Delta or Iceberg table", "--original", "name the job that released it: dpdask report --job JOB")
-    files = Files().list_files(url, Schema.from_dict({"columns": {name: {"role": "keep"} for name in columns}})).files
+        raise SpecError(
+            "the original is a Delta or Iceberg table",
+            "--original",
+            "name the job that released it: dpdask report --job JOB",
+        )
+    files = (
+        Files()
+        .list_files(
+            url, Schema.from_dict({"columns": {name: {"role": "keep"} for name in columns}})
+        )
+        .files
+    )
     if files[0].format == "parquet":
-        held = [name for name, _, _ in parquet.read_columns(fs, open_filesystem(files[0].url)[1], files[0].name)]
+        held = [
+            name
+            for name, _, _ in parquet.read_columns(
+                fs, open_filesystem(files[0].url)[1], files[0].name
+            )
+        ]
         _check_columns(columns, [*held, *files[0].constants])
-        table = discover(url, Schema.from_dict({"columns": {name: {"role": "keep" if name in columns else "drop"} for name in held}}))
+        table = discover(
+            url,
+            Schema.from_dict(
+                {
+                    "columns": {
+                        name: {"role": "keep" if name in columns else "drop"} for name in held
+                    }
+                }
+            ),
+        )
         return read_input(table, columns, n_rows, rng)
     try:
         return sample_rows(_read_texts([file.url for file in files], columns), n_rows, rng)
     except (OSError, pa.ArrowException, *csv.BAD_GZIP):
-        raise InputError("the original cannot be read as CSV", "--original", "check the path; all files must have the same columns") from None
+        raise InputError(
+            "the original cannot be read as CSV",
+            "--original",
+            "check the path; all files must have the same columns",
+        ) from None
 
 
 def _read_texts(urls: Sequence[str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -108,7 +108,12 @@ def _read_texts(urls: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Reco
     types: dict[str, pa.DataType] = {}
     for url in urls:
         convert = pa_csv.ConvertOptions(column_types=types)
-        with csv.open_url(url) as file, pa_csv.open_csv(file, pa_csv.ReadOptions(use_threads=False), convert_options=convert) as reader:
+        with (
+            csv.open_url(url) as file,
+            pa_csv.open_csv(
+                file, pa_csv.ReadOptions(use_threads=False), convert_options=convert
+            ) as reader,
+        ):
             _check_columns(columns, reader.schema.names)
             types = types or {field.name: field.type for field in reader.schema}
             yield from (batch.select(list(columns)) for batch in reader)
@@ -117,37 +122,32 @@ def _read_texts(urls: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Reco
 def _check_columns(columns: Sequence[str], held: Sequence[str]) -> None:
     missing = [name for name in columns if name not in held]
     if missing:
-        raise DataError("the original has no such column", f"column {missing[0]!r}", "give the table that the job read")
+        raise DataError(
+            "the original has no such column",
+            f"column {missing[0]!r}",
+            "give the table that the job read",
+        )
 
 
-def read_input(table: InputTable, columns: Sequence[str], n_rows: int, rng: Generator) -> pd.DataFrame:
-    """Return a uniform sample of the rows of a job's input.
-
-    Parameters
-    ----------
-    table
-        The input.
-    columns, n_rows, rng
-        As for `read_original`.
-
-    Raises
-    ------
-    InputError, DataError
-        If it cannot be read.
-    """
-    return sample_rows((batch for each in table.fragments for batch in read_batches(each, list(columns), table.schema)), n_rows, rng)
+def read_input(
+    table: InputTable, columns: Sequence[str], n_rows: int, rng: Generator
+) -> pd.DataFrame:
+    """Return a uniform sample of the rows of a job's input."""
+    return sample_rows(
+        (
+            batch
+            for each in table.fragments
+            for batch in read_batches(each, list(columns), table.schema)
+        ),
+        n_rows,
+        rng,
+    )
 
 
-def read_released(folder: Folder, shards: Sequence[str], columns: Sequence[str], n_rows: int, rng: Generator) -> pd.DataFrame:
-    """Return a uniform sample of a release's rows.
-
-    Parameters
-    ----------
-    folder, shards
-        The output folder and its shards.
-    columns, n_rows, rng
-        As for `read_original`.
-    """
+def read_released(
+    folder: Folder, shards: Sequence[str], columns: Sequence[str], n_rows: int, rng: Generator
+) -> pd.DataFrame:
+    """Return a uniform sample of a release's rows."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         for name in shards:
@@ -160,22 +160,7 @@ def read_released(folder: Folder, shards: Sequence[str], columns: Sequence[str],
 
 
 def sample_rows(batches: Iterable[pa.RecordBatch], n_rows: int, rng: Generator) -> pd.DataFrame:
-    """Return a uniform sample of the rows of batches, in their order: those with the smallest of uniform keys.
-
-    Parameters
-    ----------
-    batches
-        The rows.
-    n_rows
-        How many to keep at most.
-    rng
-        Draws the keys.
-
-    Raises
-    ------
-    InputError
-        If there are no rows.
-    """
+    """Return a uniform sample of the rows of batches, in their order: those with the smallest of uniform keys."""
     kept: list[pa.Table] = []
     keys, limit = np.zeros(0), 1.0
     for batch in batches:
@@ -196,7 +181,9 @@ def _to_pandas(column: pa.ChunkedArray) -> pd.Series:
     type_ = column.type
     try:
         plain = column.cast(pa.string()) if type_ == pa.time64("ns") else column
-        return pa.table({"values": plain}).to_pandas()["values"]  # a column alone would be of another dtype of texts
+        return pa.table({"values": plain}).to_pandas()[
+            "values"
+        ]  # a column alone would be of another dtype of texts
     except (pa.ArrowException, OverflowError, ValueError):
         if pa.types.is_date(type_):
             return column.cast(pa.timestamp("ms")).to_pandas()
@@ -211,18 +198,13 @@ def _cut(kept: list[pa.Table], keys: Floats, n_rows: int) -> tuple[list[pa.Table
     return [pa.concat_tables(kept).filter(pa.array(chosen)).combine_chunks()], keys[chosen], limit
 
 
-def code_sides(original: pd.DataFrame, released: pd.DataFrame, columns: Mapping[str, Mapping[str, Any]]) -> tuple[Side, Side, tuple[str, ...]]:
+def code_sides(
+    original: pd.DataFrame, released: pd.DataFrame, columns: Mapping[str, Mapping[str, Any]]
+) -> tuple[Side, Side, tuple[str, ...]]:
     """Return both tables as codes and numbers, and the columns that are left out since they have too many categories.
 
-    Values of the original outside a column's domain are brought to it as a release does: numbers to the nearest bound, others to a
-    category of their own.
-
-    Parameters
-    ----------
-    original, released
-        Rows of the same columns.
-    columns
-        The card's columns.
+    Values of the original outside a column's domain are brought to it as a release does: numbers to
+    the nearest bound, others to a category of their own.
     """
     sides: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     levels: dict[str, tuple[object, ...]] = {}
@@ -232,12 +214,20 @@ def code_sides(original: pd.DataFrame, released: pd.DataFrame, columns: Mapping[
         numbers = None if "levels" in column else [_to_numbers(part) for part in pair]
         if numbers is not None and numbers[0] is not None and numbers[1] is not None:
             bounds, unit = column.get("bounds"), _days_of_one(column, released[name])
-            sides[0][name] = numbers[0] if bounds is None else np.clip(numbers[0], float(bounds[0]) * unit, float(bounds[1]) * unit)
+            sides[0][name] = (
+                numbers[0]
+                if bounds is None
+                else np.clip(numbers[0], float(bounds[0]) * unit, float(bounds[1]) * unit)
+            )
             sides[1][name] = numbers[1]
             dates |= set() if pd.api.types.is_numeric_dtype(released[name]) else {str(name)}
             continue
         keys = [[level_key(value) for value in part] for part in pair]
-        known = dict.fromkeys(level_key(level) for level in column["levels"]) if "levels" in column else dict.fromkeys(keys[0] + keys[1])
+        known = (
+            dict.fromkeys(level_key(level) for level in column["levels"])
+            if "levels" in column
+            else dict.fromkeys(keys[0] + keys[1])
+        )
         if len(known) > MOST_LEVELS:
             left_out.append(str(name))
             continue
@@ -246,7 +236,11 @@ def code_sides(original: pd.DataFrame, released: pd.DataFrame, columns: Mapping[
         for side, own in zip(sides, keys, strict=True):
             side[name] = np.array([places.get(key, len(places)) for key in own], dtype=np.int64)
     if not sides[0]:
-        raise SpecError("no column can be compared", "report", "compare a release with columns of numbers or of at most 1,000 categories")
+        raise SpecError(
+            "no column can be compared",
+            "report",
+            "compare a release with columns of numbers or of at most 1,000 categories",
+        )
     real, given = (Side(columns=side, levels=levels, dates=frozenset(dates)) for side in sides)
     return real, given, tuple(left_out)
 

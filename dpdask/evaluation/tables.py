@@ -18,7 +18,11 @@ from dpdask.stats.marginals import TableStatistic
 
 
 def exact_marginals(
-    frame: Frame, schema: Schema, cliques: Iterable[Sequence[str]] | None = None, *, bins: int | Mapping[str, int | Sequence[float]] = DEFAULT_BINS
+    frame: Frame,
+    schema: Schema,
+    cliques: Iterable[Sequence[str]] | None = None,
+    *,
+    bins: int | Mapping[str, int | Sequence[float]] = DEFAULT_BINS,
 ) -> MarginalCounts:
     """Return the EXACT contingency tables of a frame, in one pass. They are private: only for those who may see the rows.
 
@@ -31,13 +35,14 @@ def exact_marginals(
     cliques
         The tables, each a tuple of columns; by default every column and every pair of columns.
     bins
-        How continuous and mixed columns are cut: a number of cells of equal width, or for each column such a number or a list of the first value
-        of each cell.
+        How continuous and mixed columns are cut: a number of cells of equal width, or for each
+        column such a number or a list of the first value of each cell.
 
     Returns
     -------
     MarginalCounts
-        `.table(("age", "sex"))` is an int64 array with an axis for each column: levels in the schema's order, null first.
+        `.table(("age", "sex"))` is an int64 array with an axis for each column: levels in the
+        schema's order, null first.
 
     Raises
     ------
@@ -61,31 +66,48 @@ def exact_marginals(
         types = find_types(frame, declared)
         check_objects(frame, types, declared)
         released = declared.select_released(types)
-        codecs = {name: codec_for(name, declared.columns[name], released.field(name).type) for name in declared.privatised}
+        codecs = {
+            name: codec_for(name, declared.columns[name], released.field(name).type)
+            for name in declared.privatised
+        }
         cells = cut_columns(codecs, _check_bins(bins))
         chosen = _check_cliques(cliques, tuple(cells)) if cliques is not None else ()
         statistic = TableStatistic(cells=cells, cliques=chosen, two_way=cliques is None)
         statistic.check_size()
-        work = TableWork(types=types, released=released, codecs=codecs, fraction=None, secrets=place)
+        work = TableWork(
+            types=types, released=released, codecs=codecs, fraction=None, secrets=place
+        )
         return scan(FrameSource(frame, "frame"), work, statistic, "tabulate").value
     finally:
         close_secrets(place)
 
 
-def _check_bins(bins: int | Mapping[str, int | Sequence[float]]) -> Mapping[str, int | Sequence[float]] | int:
+def _check_bins(
+    bins: int | Mapping[str, int | Sequence[float]],
+) -> Mapping[str, int | Sequence[float]] | int:
     try:
         return as_fixed_bins(bins)  # type: ignore[return-value]  # it returns what it was given, checked
     except ValueError as error:
         raise SpecError(str(error), "`bins`", "correct them") from None
 
 
-def _check_cliques(cliques: Iterable[Sequence[str]], columns: tuple[str, ...]) -> tuple[Clique, ...]:
+def _check_cliques(
+    cliques: Iterable[Sequence[str]], columns: tuple[str, ...]
+) -> tuple[Clique, ...]:
     chosen = []
     for clique in cliques:
         if isinstance(clique, str) or not clique or len(set(clique)) < len(clique):
-            raise SpecError("a table is a tuple of one or more different columns", f"`cliques`, {clique!r}", "correct it")
+            raise SpecError(
+                "a table is a tuple of one or more different columns",
+                f"`cliques`, {clique!r}",
+                "correct it",
+            )
         for name in clique:
             if name not in columns:
-                raise SpecError("is not a privatised column", f"`cliques`, {name!r}", "correct its name, or its role in the schema")
+                raise SpecError(
+                    "is not a privatised column",
+                    f"`cliques`, {name!r}",
+                    "correct its name, or its role in the schema",
+                )
         chosen.append(tuple(clique))
     return tuple(chosen)

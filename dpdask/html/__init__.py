@@ -12,20 +12,10 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 
-def make_html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]], text: str = "") -> str:
-    """Return a table as HTML.
-
-    Parameters
-    ----------
-    title
-        What stands above it.
-    head
-        The names of the columns.
-    rows
-        The cells of each row; None is left empty.
-    text
-        A paragraph between the title and the table.
-    """
+def make_html_table(
+    title: str, head: Sequence[str], rows: Iterable[Sequence[object]], text: str = ""
+) -> str:
+    """Return a table as HTML."""
     body = "".join(f"<tr>{_cells(row, 'td')}</tr>" for row in rows)
     paragraph = f"<p style='max-width: 50em'>{escape(text)}</p>" if text else ""
     table = f"<table><thead><tr>{_cells(head, 'th')}</tr></thead><tbody>{body}</tbody></table>"
@@ -33,43 +23,30 @@ def make_html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[obj
 
 
 def _cells(row: Sequence[object], tag: str) -> str:
-    return "".join(f"<{tag} style='text-align: left'>{'' if cell is None else escape(str(cell))}</{tag}>" for cell in row)
+    return "".join(
+        f"<{tag} style='text-align: left'>{'' if cell is None else escape(str(cell))}</{tag}>"
+        for cell in row
+    )
 
 
 @functools.cache
 def read_file(package: str, name: str) -> str:
-    """Return a file in the folder `files` of a package.
-
-    Parameters
-    ----------
-    package
-        The package's name.
-    name
-        The file's name.
-    """
+    """Return a file in the folder `files` of a package."""
     return files(package).joinpath("files", name).read_text(encoding="utf-8")
 
 
 def read_style(package: str, name: str) -> str:
-    """Return the style that pages share, and then a page's own.
-
-    Parameters
-    ----------
-    package, name
-        As for `read_file`.
-    """
+    """Return the style that pages share, and then a page's own."""
     return read_file("dpdask.html", "shared.css") + read_file(package, name)
 
 
-def render_page(package: str, name: str, filters: Mapping[str, Callable[..., object]], values: Mapping[str, Any]) -> str:
+def render_page(
+    package: str, name: str, filters: Mapping[str, Callable[..., object]], values: Mapping[str, Any]
+) -> str:
     """Return a page; every value in it is escaped, unless the template says that it is safe.
 
     Parameters
     ----------
-    package, name
-        The template, as for `read_file`.
-    filters
-        How the template shows values, by name.
     values
         What it shows, by name; one that is missing is an error.
     """
@@ -77,9 +54,13 @@ def render_page(package: str, name: str, filters: Mapping[str, Callable[..., obj
 
 
 @functools.lru_cache(maxsize=8)
-def _compile(package: str, name: str, filters: tuple[tuple[str, Callable[..., object]], ...]) -> Template:
+def _compile(
+    package: str, name: str, filters: tuple[tuple[str, Callable[..., object]], ...]
+) -> Template:
     from jinja2 import Environment, StrictUndefined  # schemas show tables, and need no templates
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters |= dict(filters)
     return environment.from_string(read_file(package, name))

@@ -1,7 +1,7 @@
 """Estimates from a release and its card, without private data.
 
-`dpdask.open` chooses among them by a release's card. `IntervalRegressor` needs the extra `dpdask[inference]`; it is imported when it is
-first asked for.
+`dpdask.open` chooses among them by a release's card. `IntervalRegressor` needs the extra
+`dpdask[inference]`; it is imported when it is first asked for.
 """
 
 import importlib

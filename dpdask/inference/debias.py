@@ -25,7 +25,17 @@ from dpdask.inference.pseudo_values import (
     invert,
     nearest_probabilities,
 )
-from dpdask.inference.tallies import Estimate, Floats, Frame, Moments, Outcomes, average_known, group_counts, moments, outcome_counts
+from dpdask.inference.tallies import (
+    Estimate,
+    Floats,
+    Frame,
+    Moments,
+    Outcomes,
+    average_known,
+    group_counts,
+    moments,
+    outcome_counts,
+)
 from dpdask.mechanisms.card import Card
 
 
@@ -53,11 +63,15 @@ def regress_on_kept(found: Moments, pseudo: PseudoValues) -> tuple[Floats, Float
     meat = s2.sum(axis=2) + 2 * s1 @ g + s0 @ g**2
     covariance = inverse @ meat @ inverse * found.n_rows / (found.n_rows - found.n_columns)
     bias = pseudo.bias[0] * np.sqrt(found.n_rows * np.diag(inverse))  # Cauchy-Schwarz over the rows
-    beta, error, bias = (part[1:] / found.scale for part in (beta, np.sqrt(np.diag(covariance)), bias))
+    beta, error, bias = (
+        part[1:] / found.scale for part in (beta, np.sqrt(np.diag(covariance)), bias)
+    )
     return beta, error, bias
 
 
-def regress_kept_on(found: Moments, first: PseudoValues, second: PseudoValues) -> tuple[Floats, Floats, Floats]:
+def regress_kept_on(
+    found: Moments, first: PseudoValues, second: PseudoValues
+) -> tuple[Floats, Floats, Floats]:
     """Return the slopes of the last kept column on f(Z) and the others, their standard errors, and their worst biases: 0 or infinite.
 
     Parameters
@@ -70,10 +84,14 @@ def regress_kept_on(found: Moments, first: PseudoValues, second: PseudoValues) -
     Raises
     ------
     SpecError
-        If a kept column is determined by others, or the variance of f(Z) cannot be distinguished from zero.
+        If a kept column is determined by others, or the variance of f(Z) cannot be distinguished
+        from zero.
     """
     g, h = first.g[0].ravel(), second.g[0].ravel()
-    q, y = found.n_columns - 1, found.n_columns - 1  # the constant and the covariates; the response stands last
+    q, y = (
+        found.n_columns - 1,
+        found.n_columns - 1,
+    )  # the constant and the covariates; the response stands last
     by_level, n_levels = found.products, found.products[0, 0]
     gram = by_level[:q, :q].sum(axis=2)
     _refuse_collinear(gram)
@@ -100,7 +118,9 @@ def regress_kept_on(found: Moments, first: PseudoValues, second: PseudoValues) -
 def _refuse_collinear(gram: Floats) -> None:
     """Refuse kept covariates (standardised) if one is a linear combination of the others."""
     if np.linalg.cond(gram) > 1e10:
-        raise SpecError("the covariates are collinear", "slope", "leave out one that the others determine")
+        raise SpecError(
+            "the covariates are collinear", "slope", "leave out one that the others determine"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,32 +134,36 @@ class ReleasedColumn:
     levels
         The public levels, in the card's order; None is a null that is a level.
     matrix
-        The channel, float64 array of shape (s, s): T[k, j] = Pr(released level j | original level k). Along a tree one for each
-        released level of the parent, of shape (parent levels, s, s).
+        The channel, float64 array of shape (s, s): T[k, j] = Pr(released level j | original level
+        k). Along a tree one for each released level of the parent, of shape (parent levels, s, s).
     parent
         The column whose released level chose the channel, and its levels; None but along a tree.
     max_condition
-        Directions whose singular value lies below 1/max_condition are not inverted, and the others are, whatever their variance. None:
-        estimates choose.
+        Directions whose singular value lies below 1/max_condition are not inverted, and the others
+        are, whatever their variance. None: estimates choose.
 
     Notes
     -----
-    For any function f of the levels and g with T g = f, E[g(Z̃) | x] = E[f(Z) | x] for every x that the noise does not
-    depend on: kept columns, and other columns' values. Means, group means, cross-tabulations and slopes of f(Z) are
-    therefore those of g(Z̃). Along a tree, there is a g for each released level of the parent.
+    For any function f of the levels and g with T g = f, E[g(Z̃) | x] = E[f(Z) | x] for every x that
+    the noise does not depend on: kept columns, and other columns' values. Means, group means,
+    cross-tabulations and slopes of f(Z) are therefore those of g(Z̃). Along a tree, there is a g
+    for each released level of the parent.
 
-    T is decomposed into its canonical directions under the channel's invariant distribution P (P·T = P, the reference). The singular values
-    are the canonical correlations of original and released value; the largest is 1. Inverting a small one multiplies noise. By default
-    each estimate inverts a direction as far as the sum of squared bias and variance is least (`pseudo_values.balance`,
-    `balance_groups`), so groups with few rows lean to the average of all rows. With `approximate=False` all directions that f needs are
-    inverted, and the estimate is unbiased, or refused: a channel may merge levels, and then no analysis, however large the table,
+    T is decomposed into its canonical directions under the channel's invariant distribution P (P·T
+    = P, the reference). The singular values are the canonical correlations of original and released
+    value; the largest is 1. Inverting a small one multiplies noise. By default each estimate
+    inverts a direction as far as the sum of squared bias and variance is least
+    (`pseudo_values.balance`, `balance_groups`), so groups with few rows lean to the average of all
+    rows. With `approximate=False` all directions that f needs are inverted, and the estimate is
+    unbiased, or refused: a channel may merge levels, and then no analysis, however large the table,
     can tell them apart. With a `max_condition` g is the least-squares solution of least norm.
 
     Levels that the reference never saw are taken not to occur.
 
     Examples
     --------
-    Of 1,000 people asked, 400 are released as "yes" by a channel that keeps an answer with probability 3/4:
+    Of 1,000 people asked, 400 are released as "yes" by a channel that keeps an answer with
+    probability 3/4:
 
     >>> import numpy as np
     >>> answer = ReleasedColumn(name="answer", levels=("no", "yes"), matrix=np.array([[0.75, 0.25], [0.25, 0.75]]))
@@ -151,8 +175,8 @@ class ReleasedColumn:
     >>> round(share.condition_number, 3)
     2.0
 
-    The share of "yes" by a kept column; the pseudo-values behind it, whose average is unbiased; and the slope of "yes"
-    on years:
+    The share of "yes" by a kept column; the pseudo-values behind it, whose average is unbiased; and
+    the slope of "yes" on years:
 
     >>> import pandas as pd
     >>> released = pd.DataFrame({"town": ["A"] * 500 + ["B"] * 500, "years": [1, 2, 3, 4] * 250, "answer": ["no"] * 600 + ["yes"] * 400})
@@ -166,9 +190,10 @@ class ReleasedColumn:
 
     References
     ----------
-    Warner 1965; van den Hout and van der Heijden, Randomized response, statistical disclosure control and
-    misclassification, 2002; Carroll, Ruppert, Stefanski and Crainiceanu, Measurement error in nonlinear models, 2006,
-    chapter 7 (corrected scores); Efron and Morris, Stein's estimation rule and its competitors, 1973 (groups that lean to their average).
+    Warner 1965; van den Hout and van der Heijden, Randomized response, statistical disclosure
+    control and misclassification, 2002; Carroll, Ruppert, Stefanski and Crainiceanu, Measurement
+    error in nonlinear models, 2006, chapter 7 (corrected scores); Efron and Morris, Stein's
+    estimation rule and its competitors, 1973 (groups that lean to their average).
     """
 
     name: str
@@ -178,17 +203,35 @@ class ReleasedColumn:
     max_condition: float | None = None
 
     def __post_init__(self) -> None:
-        matrix, where, square = self.matrix, f"column {self.name!r}", (len(self.levels), len(self.levels))
+        matrix, where, square = (
+            self.matrix,
+            f"column {self.name!r}",
+            (len(self.levels), len(self.levels)),
+        )
         shape = square if self.parent is None else (len(self.parent[1]), *square)
         if matrix.shape != shape or not matrix.size:
-            raise SpecError("its channel is not square, one row and one column per level", where, "use the card as it was written")
-        if not np.isfinite(matrix).all() or (matrix < 0).any() or np.abs(matrix.sum(axis=-1) - 1).max() > 1e-9:
-            raise SpecError("its channel's rows are not probabilities", where, "use the card as it was written")
+            raise SpecError(
+                "its channel is not square, one row and one column per level",
+                where,
+                "use the card as it was written",
+            )
+        if (
+            not np.isfinite(matrix).all()
+            or (matrix < 0).any()
+            or np.abs(matrix.sum(axis=-1) - 1).max() > 1e-9
+        ):
+            raise SpecError(
+                "its channel's rows are not probabilities", where, "use the card as it was written"
+            )
         if self.max_condition is not None and not 1 <= self.max_condition <= MAX_CONDITION:
-            raise SpecError(f"max_condition must lie in [1, {MAX_CONDITION:.0e}]", where, "leave it out")
+            raise SpecError(
+                f"max_condition must lie in [1, {MAX_CONDITION:.0e}]", where, "leave it out"
+            )
 
     @classmethod
-    def from_card(cls, card: Mapping[str, Any], name: str, *, max_condition: float | None = None) -> ReleasedColumn:
+    def from_card(
+        cls, card: Mapping[str, Any], name: str, *, max_condition: float | None = None
+    ) -> ReleasedColumn:
         """Return a column of a release card.
 
         Parameters
@@ -217,15 +260,29 @@ class ReleasedColumn:
             raise SpecError("the card gives no channel on levels", where, hint)
         if parent is not None and "levels" not in columns[parent]:
             what = f"its channel depends on the released cell of {parent!r}, which is not a level"
-            raise SpecError(what, where, f"declare {parent!r} by levels, or release this column by another reference")
+            raise SpecError(
+                what,
+                where,
+                f"declare {parent!r} by levels, or release this column by another reference",
+            )
         try:
-            matrix = np.array(column["channel"] if "channel" in column else column["channels"], dtype=np.float64)
+            matrix = np.array(
+                column["channel"] if "channel" in column else column["channels"], dtype=np.float64
+            )
         except (TypeError, ValueError):
-            raise SpecError("its channel is not a matrix of numbers", where, "use the card as it was written") from None
+            raise SpecError(
+                "its channel is not a matrix of numbers", where, "use the card as it was written"
+            ) from None
         if "channels" in column and parent is None:
             matrix = matrix[0]
         given = None if parent is None else (parent, tuple(columns[parent]["levels"]))
-        return cls(name=name, levels=tuple(column["levels"]), matrix=matrix, parent=given, max_condition=max_condition)
+        return cls(
+            name=name,
+            levels=tuple(column["levels"]),
+            matrix=matrix,
+            parent=given,
+            max_condition=max_condition,
+        )
 
     @property
     def outcomes(self) -> Outcomes:
@@ -265,15 +322,19 @@ class ReleasedColumn:
         smallest = float(self.correlations[-1])
         return 1.0 / smallest if smallest > 1e-15 else math.inf
 
-    def transform_for(self, values: Sequence[float] | Floats | None = None, *, approximate: bool = False) -> Floats:
+    def transform_for(
+        self, values: Sequence[float] | Floats | None = None, *, approximate: bool = False
+    ) -> Floats:
         """Return g with T g = f: averages of g over released levels estimate averages of f(Z).
 
         Parameters
         ----------
         values
-            f at each level, in the card's order; by default the levels themselves, which must then be numbers.
+            f at each level, in the card's order; by default the levels themselves, which must then
+            be numbers.
         approximate
-            Whether g may be the nearest one that the channel determines; there is no number of rows here to weigh its variance by.
+            Whether g may be the nearest one that the channel determines; there is no number of rows
+            here to weigh its variance by.
 
         Returns
         -------
@@ -282,38 +343,51 @@ class ReleasedColumn:
         Raises
         ------
         SpecError
-            If no g gives f (to 1e-6 of its range) without inverting a singular value below 1/max_condition (10⁶ if it is
-            None), and `approximate` is False.
+            If no g gives f (to 1e-6 of its range) without inverting a singular value below
+            1/max_condition (10⁶ if it is None), and `approximate` is False.
         """
         found: Floats = self._invert(self._values(values), approximate=approximate).g[0]
         return found[0] if self.parent is None else found
 
-    def distribution(self, counts: Any, *, simplex: bool = False, approximate: bool = True) -> Estimate:
+    def distribution(
+        self, counts: Any, *, simplex: bool = False, approximate: bool = True
+    ) -> Estimate:
         """Return the distribution of the original column, a Series by level.
 
         Parameters
         ----------
         counts
-            The released frame; or its counts by level (Series, mapping); or counts in the card's order. Along a tree the frame, or
-            counts by the parent's level and the own one.
+            The released frame; or its counts by level (Series, mapping); or counts in the card's
+            order. Along a tree the frame, or counts by the parent's level and the own one.
         simplex
-            False: entries sum to 1 but may be negative. True: weighted least squares over
-            the probabilities, biased near the border; its standard errors are the other's, which are larger.
+            False: entries sum to 1 but may be negative. True: weighted least squares over the
+            probabilities, biased near the border; its standard errors are the other's, which are
+            larger.
         approximate
-            True: the estimate of least squared bias and variance together, with its worst bias; with a `max_condition`, the nearest that
-            the directions within it determine. False: the unbiased estimate, or a refusal.
+            True: the estimate of least squared bias and variance together, with its worst bias;
+            with a `max_condition`, the nearest that the directions within it determine. False: the
+            unbiased estimate, or a refusal.
 
         Raises
         ------
         SpecError, DataError
-            If the channel does not tell the levels apart and `approximate` is False; if the counts are not those of the levels.
+            If the channel does not tell the levels apart and `approximate` is False; if the counts
+            are not those of the levels.
         """
         table = self._table(outcome_counts(counts, self.outcomes))
         value, error, worst = self._shares(table, simplex=simplex, approximate=approximate)
         index = pd.Index(list(self.levels), name=self.name)
-        return self._estimate(*(pd.Series(part[0], index) for part in (value, error, worst)), table=table)
+        return self._estimate(
+            *(pd.Series(part[0], index) for part in (value, error, worst)), table=table
+        )
 
-    def mean(self, counts: Any, values: Sequence[float] | Floats | None = None, *, approximate: bool = True) -> Estimate:
+    def mean(
+        self,
+        counts: Any,
+        values: Sequence[float] | Floats | None = None,
+        *,
+        approximate: bool = True,
+    ) -> Estimate:
         """Return the mean of f(Z), as a rule over the rows that are not null.
 
         Parameters
@@ -321,8 +395,8 @@ class ReleasedColumn:
         counts, approximate
             As for `distribution`.
         values
-            f at each level, in the card's order; by default the levels themselves, which must then be numbers. NaN leaves the rows of a level
-            out, as nulls are left out by default.
+            f at each level, in the card's order; by default the levels themselves, which must then
+            be numbers. NaN leaves the rows of a level out, as nulls are left out by default.
         """
         table = self._table(outcome_counts(counts, self.outcomes))
 
@@ -333,25 +407,32 @@ class ReleasedColumn:
         return average_known(average, self._values(values, partly=True))
 
     def group_means(
-        self, frame: Frame, by: str | Sequence[str], values: Sequence[float] | Floats | None = None, *, approximate: bool = True
+        self,
+        frame: Frame,
+        by: str | Sequence[str],
+        values: Sequence[float] | Floats | None = None,
+        *,
+        approximate: bool = True,
     ) -> Estimate:
         """Return the mean of f(Z) in each group of kept columns, a Series by group.
 
         Parameters
         ----------
         frame
-            The released pandas or Dask frame; of a Dask frame, counts by group and level are computed, once.
+            The released pandas or Dask frame; of a Dask frame, counts by group and level are
+            computed, once.
         by
             Kept columns.
         values
             f at each level, as for `mean`.
         approximate
-            As for `distribution`. True: groups lean to the average of all rows, the more the fewer rows they have and the less groups seem to
-            differ.
+            As for `distribution`. True: groups lean to the average of all rows, the more the fewer
+            rows they have and the less groups seem to differ.
 
         Notes
         -----
-        Standard errors come from each group's own spread, conditional on its size; a group of one row has none (NaN).
+        Standard errors come from each group's own spread, conditional on its size; a group of one
+        row has none (NaN).
         """
         groups, table = self._group(frame, by)
 
@@ -362,7 +443,13 @@ class ReleasedColumn:
         return average_known(average, self._values(values, partly=True))
 
     def crosstab(
-        self, frame: Frame, by: str | Sequence[str], *, simplex: bool = False, normalise: bool = False, approximate: bool = True
+        self,
+        frame: Frame,
+        by: str | Sequence[str],
+        *,
+        simplex: bool = False,
+        normalise: bool = False,
+        approximate: bool = True,
     ) -> Estimate:
         """Return how many rows of each group had each original level, a DataFrame (groups × levels).
 
@@ -381,7 +468,10 @@ class ReleasedColumn:
         value, error, worst = self._shares(table, simplex=simplex, approximate=approximate)
         sizes = np.ones((len(table), 1)) if normalise else table.sum(axis=(1, 2))[:, None]
         columns = pd.Index(list(self.levels), name=self.name)
-        return self._estimate(*(pd.DataFrame(sizes * part, groups, columns) for part in (value, error, worst)), table=table)
+        return self._estimate(
+            *(pd.DataFrame(sizes * part, groups, columns) for part in (value, error, worst)),
+            table=table,
+        )
 
     def slope(
         self,
@@ -397,11 +487,13 @@ class ReleasedColumn:
         Parameters
         ----------
         frame
-            The released pandas or Dask frame; of a Dask frame, three small tables of sums are computed.
+            The released pandas or Dask frame; of a Dask frame, three small tables of sums are
+            computed.
         covariates
             Kept numeric columns. A constant is always added.
         response
-            None: f(Z) is regressed on the covariates. A kept numeric column: it is regressed on f(Z) and the covariates.
+            None: f(Z) is regressed on the covariates. A kept numeric column: it is regressed on
+            f(Z) and the covariates.
         values
             f at each level, as for `transform_for`.
         approximate
@@ -410,21 +502,26 @@ class ReleasedColumn:
         Raises
         ------
         SpecError
-            As for `transform_for`; if a kept column is not numeric or does not vary; or if the variance of f(Z) cannot
-            be distinguished from zero, so that its slope is not determined.
+            As for `transform_for`; if a kept column is not numeric or does not vary; or if the
+            variance of f(Z) cannot be distinguished from zero, so that its slope is not determined.
 
         Notes
         -----
-        As a response f(Z) is replaced by g(Z̃). As a covariate its cross-products with other columns are those of g(Z̃),
-        and its square is h(Z̃) with T h = f²: this undoes the attenuation. Standard errors are sandwich ones
-        (heteroscedasticity-consistent) of the corrected scores. As a covariate no bound on an approximation's bias is known, so one that the
-        channel determines is inverted exactly.
+        As a response f(Z) is replaced by g(Z̃). As a covariate its cross-products with other
+        columns are those of g(Z̃), and its square is h(Z̃) with T h = f²: this undoes the
+        attenuation. Standard errors are sandwich ones (heteroscedasticity-consistent) of the
+        corrected scores. As a covariate no bound on an approximation's bias is known, so one that
+        the channel determines is inverted exactly.
         """
         f = self._values(values)
         f = f - self.reference @ f
         if response is None and not covariates:
-            raise SpecError("a slope needs a kept column", "slope", "name a response, or covariates")
-        found = moments(frame, covariates if response is None else [*covariates, response], self.outcomes)
+            raise SpecError(
+                "a slope needs a kept column", "slope", "name a response, or covariates"
+            )
+        found = moments(
+            frame, covariates if response is None else [*covariates, response], self.outcomes
+        )
         table = self._table(found.products[0, 0])
         if response is None:
             names: list[str] = list(covariates)
@@ -442,11 +539,23 @@ class ReleasedColumn:
         if values is None:
             numbers = [math.nan if level is None and partly else level for level in self.levels]
             if not all(isinstance(number, int | float) for number in numbers):
-                raise SpecError("its levels are not all numbers", f"column {self.name!r}", "give `values`, one number per level (null included)")
+                raise SpecError(
+                    "its levels are not all numbers",
+                    f"column {self.name!r}",
+                    "give `values`, one number per level (null included)",
+                )
             values = [float(number) for number in numbers if isinstance(number, int | float)]
         f = np.asarray(values, dtype=np.float64)
-        if f.shape != (len(self.levels),) or np.isinf(f).any() or not (partly or np.isfinite(f).all()):
-            raise SpecError("values must be finite numbers, one per level", f"column {self.name!r}", f"give {len(self.levels)} of them")
+        if (
+            f.shape != (len(self.levels),)
+            or np.isinf(f).any()
+            or not (partly or np.isfinite(f).all())
+        ):
+            raise SpecError(
+                "values must be finite numbers, one per level",
+                f"column {self.name!r}",
+                f"give {len(self.levels)} of them",
+            )
         return f
 
     def _strata(self, table: Floats | None = None) -> list[Directions]:
@@ -454,14 +563,19 @@ class ReleasedColumn:
         prior = self.reference
         if table is None:
             return [Directions.of(matrix, prior) for matrix in self.channels]
-        return [Directions.of(matrix, estimate_prior(matrix, prior, own)) for matrix, own in zip(self.channels, table.sum(axis=0), strict=True)]
+        return [
+            Directions.of(matrix, estimate_prior(matrix, prior, own))
+            for matrix, own in zip(self.channels, table.sum(axis=0), strict=True)
+        ]
 
     def _table(self, counts: Floats) -> Floats:
         """Return counts by outcome as an array of shape (groups, strata, s)."""
         return counts.reshape(-1, len(self.channels), len(self.levels))
 
     def _group(self, frame: Frame, by: str | Sequence[str]) -> tuple[pd.Index, Floats]:
-        groups, counts = group_counts(frame, [by] if isinstance(by, str) else list(by), self.outcomes)
+        groups, counts = group_counts(
+            frame, [by] if isinstance(by, str) else list(by), self.outcomes
+        )
         return groups, self._table(counts)
 
     def _invert(self, f: Floats, *, approximate: bool) -> PseudoValues:
@@ -477,7 +591,9 @@ class ReleasedColumn:
             )
         return found
 
-    def _pseudo_values(self, f: Floats, table: Floats, *, approximate: bool, along: bool = True) -> PseudoValues:
+    def _pseudo_values(
+        self, f: Floats, table: Floats, *, approximate: bool, along: bool = True
+    ) -> PseudoValues:
         """Return g for the averages of each group of a table, as it was asked for."""
         if not approximate or self.max_condition is not None:
             return self._invert(f, approximate=approximate)
@@ -485,26 +601,49 @@ class ReleasedColumn:
             return balance(self._strata(table), f, table[0])
         return balance_groups(self._strata(table), f, table, along=along)
 
-    def _means(self, table: Floats, f: Floats, *, approximate: bool, along: bool = True) -> tuple[Floats, Floats, Floats]:
+    def _means(
+        self, table: Floats, f: Floats, *, approximate: bool, along: bool = True
+    ) -> tuple[Floats, Floats, Floats]:
         """Return the mean of each group, its standard error and its worst bias."""
         pseudo = self._pseudo_values(f, table, approximate=approximate, along=along)
         sizes = table.sum(axis=(1, 2))
         value = (table * pseudo.g).sum(axis=(1, 2)) / sizes
         spread = (table * (pseudo.g - value[:, None, None]) ** 2).sum(axis=(1, 2))
         with np.errstate(invalid="ignore", divide="ignore"):
-            error = np.sqrt(np.maximum(spread / (sizes * np.where(sizes > 1, sizes - 1, np.nan)) + pseudo.shared, 0.0))
+            error = np.sqrt(
+                np.maximum(
+                    spread / (sizes * np.where(sizes > 1, sizes - 1, np.nan)) + pseudo.shared, 0.0
+                )
+            )
         return value, error, np.broadcast_to(pseudo.bias, sizes.shape)
 
-    def _shares(self, table: Floats, *, simplex: bool, approximate: bool) -> tuple[Floats, Floats, Floats]:
+    def _shares(
+        self, table: Floats, *, simplex: bool, approximate: bool
+    ) -> tuple[Floats, Floats, Floats]:
         functions = np.diag((self.reference > 0).astype(np.float64))
         parts = [self._means(table, f, approximate=approximate, along=False) for f in functions]
         value, error, worst = (np.column_stack(part) for part in zip(*parts, strict=True))
         if simplex:
-            value = np.array([nearest_probabilities(self.channels, self.reference, counts) for counts in table])
+            value = np.array(
+                [nearest_probabilities(self.channels, self.reference, counts) for counts in table]
+            )
         return value, error, worst
 
     def _estimate(self, value: Any, error: Any, worst: Any, *, table: Floats) -> Estimate:
         rows = table.sum(axis=(0, 2))
-        limits = np.full(len(rows), self.max_condition or MAX_CONDITION) if self.max_condition or not np.any(worst) else np.sqrt(rows)
-        used = [each.singular[each.singular >= 1 / limit][-1] for each, limit in zip(self._strata(), limits, strict=True) if limit >= 1]
-        return Estimate(value=value, standard_error=error, condition_number=float(1 / min(used)), worst_bias=worst)
+        limits = (
+            np.full(len(rows), self.max_condition or MAX_CONDITION)
+            if self.max_condition or not np.any(worst)
+            else np.sqrt(rows)
+        )
+        used = [
+            each.singular[each.singular >= 1 / limit][-1]
+            for each, limit in zip(self._strata(), limits, strict=True)
+            if limit >= 1
+        ]
+        return Estimate(
+            value=value,
+            standard_error=error,
+            condition_number=float(1 / min(used)),
+            worst_bias=worst,
+        )

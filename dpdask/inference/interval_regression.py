@@ -1,7 +1,8 @@
 """Regression when the response is known only as ranges: any scikit-learn regressor, refitted to expected responses.
 
-Scikit-learn is an optional dependency, and this module the only one that imports it; nothing in dpdask imports this
-module by itself. What is done here is post-processing of ranges that were already reported: it reveals nothing further.
+Scikit-learn is an optional dependency, and this module the only one that imports it; nothing in
+dpdask imports this module by itself. What is done here is post-processing of ranges that were
+already reported: it reveals nothing further.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ try:
 except ModuleNotFoundError as error:
     if (error.name or "").split(".")[0] != "sklearn":
         raise
-    raise ModuleNotFoundError("interval regression needs scikit-learn; install dpdask[inference]", name="sklearn") from error
+    raise ModuleNotFoundError(
+        "interval regression needs scikit-learn; install dpdask[inference]", name="sklearn"
+    ) from error
 
 Floats = NDArray[np.float64]
 
@@ -64,25 +67,27 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
     Parameters
     ----------
     estimator
-        A scikit-learn regressor for f; None: `LinearRegression()`. It is cloned and refitted at every iteration. It also
-        judges X: missing values, sparse matrices and frames are allowed where it allows them.
+        A scikit-learn regressor for f; None: `LinearRegression()`. It is cloned and refitted at
+        every iteration. It also judges X: missing values, sparse matrices and frames are allowed
+        where it allows them.
     noise
         The distribution of ε, of mean 0: "gaussian" or "logistic".
     sigma
         The standard deviation of ε (of both distributions), positive. None: estimated.
     initial
-        Where f̂ begins, a constant; the paper's is 0.0. None: the constant that fits the ranges best, so that the result
-        does not depend on where Y has its zero.
+        Where f̂ begins, a constant; the paper's is 0.0. None: the constant that fits the ranges
+        best, so that the result does not depend on where Y has its zero.
     max_iterations
         At most this many refits.
     tolerance
-        Converged when the fitted values (root mean square) and σ̂ change by at most this part of σ̂.
+        Converged when the fitted values (root mean square) and σ̂ change by at most this part of
+        σ̂.
     damping
-        In [0, 1): how much of the previous expected responses is kept. 0 is Algorithm 1; more calms a learner whose fit
-        jumps.
+        In [0, 1): how much of the previous expected responses is kept. 0 is Algorithm 1; more calms
+        a learner whose fit jumps.
     random_state
-        Seeds the estimator's `random_state` parameters that are None, once, so that refits differ by their responses
-        alone. An int gives the same result at every fit.
+        Seeds the estimator's `random_state` parameters that are None, once, so that refits differ
+        by their responses alone. An int gives the same result at every fit.
 
     Attributes
     ----------
@@ -93,9 +98,10 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
     n_iter_, converged_
         How many refits there were, and whether the last met the tolerance.
     objective_path_
-        Mean log-likelihood of the ranges (of a point: of its density) before the first refit and after each, float64 array
-        of shape (n_iter_ + 1,); of shape (1,) where all responses are points. It never falls when ε is Gaussian,
-        `damping` is 0 and the estimator is least squares: then this is an EM algorithm.
+        Mean log-likelihood of the ranges (of a point: of its density) before the first refit and
+        after each, float64 array of shape (n_iter_ + 1,); of shape (1,) where all responses are
+        points. It never falls when ε is Gaussian, `damping` is 0 and the estimator is least
+        squares: then this is an EM algorithm.
     responses_
         The expected responses ỹ that the last refit was given, float64 array of shape (n,).
     n_features_in_, feature_names_in_
@@ -103,16 +109,17 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
 
     Notes
     -----
-    Repeats ỹ = f̂(x) + E(ε | ε in range - f̂(x)), f̂ = fit(x, ỹ) (equation (13)). The mechanism that chose the ranges need
-    not be known, as long as it looked at Y only to pick a range.
+    Repeats ỹ = f̂(x) + E(ε | ε in range - f̂(x)), f̂ = fit(x, ỹ) (equation (13)). The mechanism
+    that chose the ranges need not be known, as long as it looked at Y only to pick a range.
 
-    σ̂² is the mean of (ỹ - f̂(x))² + Var(ε | range). The paper's suggestion (Remark 5), the mean of squared differences
-    alone, leaves out the second term: the spread that ỹ, a conditional mean, no longer has. It is too small. The logistic
-    distribution's σ is its standard deviation here, so its scale is σ√3/π; the supplement calls the scale σ.
+    σ̂² is the mean of (ỹ - f̂(x))² + Var(ε | range). The paper's suggestion (Remark 5), the mean of
+    squared differences alone, leaves out the second term: the spread that ỹ, a conditional mean, no
+    longer has. It is too small. The logistic distribution's σ is its standard deviation here, so
+    its scale is σ√3/π; the supplement calls the scale σ.
 
-    With logistic noise σ̂ solves E[E(ε² | range)] = σ², which is not the likelihood's equation, but unbiased as well. A
-    learner that follows single rows (a deep tree) fits inside every range and makes σ̂ too small: limit its depth, or give
-    `sigma`.
+    With logistic noise σ̂ solves E[E(ε² | range)] = σ², which is not the likelihood's equation, but
+    unbiased as well. A learner that follows single rows (a deep tree) fits inside every range and
+    makes σ̂ too small: limit its depth, or give `sigma`.
 
     Where ranges say little, convergence is slow (linear, at the rate of the missing information).
 
@@ -129,8 +136,9 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
 
     References
     ----------
-    Ding and Ding, Interval privacy: a framework for privacy-preserving data collection, section III-E, Algorithm 1,
-    equations (10)-(13), Remark 5, supplement S2; Buckley and James, Linear regression with censored data, 1979.
+    Ding and Ding, Interval privacy: a framework for privacy-preserving data collection, section
+    III-E, Algorithm 1, equations (10)-(13), Remark 5, supplement S2; Buckley and James, Linear
+    regression with censored data, 1979.
     """
 
     def __init__(
@@ -162,8 +170,9 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
         X
             Covariates, n rows, as the estimator takes them.
         y
-            Shape (n, 2), a range (lower, upper] in each row: ends may be -inf and inf; lower == upper is an exact value;
-            lower > upper, both finite, is the ring (-inf, upper] ∪ (lower, inf). Or shape (n,): exact values.
+            Shape (n, 2), a range (lower, upper] in each row: ends may be -inf and inf; lower ==
+            upper is an exact value; lower > upper, both finite, is the ring (-inf, upper] ∪ (lower,
+            inf). Or shape (n,): exact values.
 
         Returns
         -------
@@ -172,8 +181,9 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
         Raises
         ------
         ValueError
-            If a parameter is out of its range; if a range is empty or an end is NaN; if the ranges do not identify f
-            (none is bounded from above, or none from below) or σ (they share one end), so that no answer is right.
+            If a parameter is out of its range; if a range is empty or an end is NaN; if the ranges
+            do not identify f (none is bounded from above, or none from below) or σ (they share one
+            end), so that no answer is right.
 
         Warns
         -----
@@ -184,7 +194,10 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
         ranges = _ranges(y)
         checks.check_consistent_length(X, ranges.low)
         checks.validate_data(self, X, skip_check_array=True)
-        template = _seed(LinearRegression() if self.estimator is None else clone(self.estimator), self.random_state)
+        template = _seed(
+            LinearRegression() if self.estimator is None else clone(self.estimator),
+            self.random_state,
+        )
         if ranges.point.all():
             return self._fit_points(template, X, ranges.low)
         _refuse_unidentified(ranges, sigma_known=self.sigma is not None)
@@ -207,8 +220,8 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
 
         Notes
         -----
-        R² needs the exact responses. Without them the likelihood compares models on held-out ranges; as in every score,
-        more is better.
+        R² needs the exact responses. Without them the likelihood compares models on held-out
+        ranges; as in every score, more is better.
         """
         if np.asarray(y).ndim == 2 and np.asarray(y).shape[1] == 2:
             fitted = self.predict(X)
@@ -221,7 +234,9 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
         tags = super().__sklearn_tags__()
         inner = get_tags(LinearRegression() if self.estimator is None else self.estimator)
         tags.input_tags = inner.input_tags
-        tags.regressor_tags.poor_score = inner.regressor_tags.poor_score if inner.regressor_tags else False
+        tags.regressor_tags.poor_score = (
+            inner.regressor_tags.poor_score if inner.regressor_tags else False
+        )
         tags.non_deterministic = inner.non_deterministic
         return tags
 
@@ -232,16 +247,28 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
             raise ValueError("sigma must be positive and finite, or None")
         if self.initial is not None and not math.isfinite(self.initial):
             raise ValueError("initial must be finite, or None")
-        if self.max_iterations < 1 or not 0 < self.tolerance < math.inf or not 0 <= self.damping < 1:
-            raise ValueError("max_iterations must be at least 1, tolerance positive and damping in [0, 1)")
+        if (
+            self.max_iterations < 1
+            or not 0 < self.tolerance < math.inf
+            or not 0 <= self.damping < 1
+        ):
+            raise ValueError(
+                "max_iterations must be at least 1, tolerance positive and damping in [0, 1)"
+            )
 
     def _fit_points(self, template: Any, X: Any, y: Floats) -> Self:
         """Fit exact values: one fit of the given estimator."""
         self.estimator_ = template.fit(X, y)
         fitted = np.asarray(self.estimator_.predict(X), dtype=np.float64)
-        self.sigma_ = float(np.sqrt(np.mean((y - fitted) ** 2))) if self.sigma is None else float(self.sigma)
+        self.sigma_ = (
+            float(np.sqrt(np.mean((y - fitted) ** 2))) if self.sigma is None else float(self.sigma)
+        )
         self.n_iter_, self.converged_, self.responses_ = 1, True, y
-        each = _log_likelihood(self.noise, _Ranges(low=y, high=y), fitted, self.sigma_) if self.sigma_ > 0 else math.inf
+        each = (
+            _log_likelihood(self.noise, _Ranges(low=y, high=y), fitted, self.sigma_)
+            if self.sigma_ > 0
+            else math.inf
+        )
         self.objective_path_ = np.array([np.mean(each)])
         return self
 
@@ -287,7 +314,9 @@ def _ranges(y: Any) -> _Ranges:
         return _Ranges(low=exact, high=exact)
     pairs = checks.check_array(y, dtype=np.float64, ensure_all_finite=False, input_name="y")
     if pairs.shape[1] != 2:
-        raise ValueError("y must have shape (n,), exact values, or (n, 2), the lower and upper ends of ranges")
+        raise ValueError(
+            "y must have shape (n,), exact values, or (n, 2), the lower and upper ends of ranges"
+        )
     low, high = pairs[:, 0].copy(), pairs[:, 1].copy()
     if np.isnan(pairs).any():
         raise ValueError("y has an end that is NaN; use -inf and inf for open ends")
@@ -301,21 +330,32 @@ def _refuse_unidentified(ranges: _Ranges, *, sigma_known: bool) -> None:
 
     Notes
     -----
-    A ring bounds neither side: its likelihood is largest with f at ±∞. One shared anchor tells Pr(Y <= u | x) and no
-    more, which is the same for u - c(u - f) and cσ.
+    A ring bounds neither side: its likelihood is largest with f at ±∞. One shared anchor tells Pr(Y
+    <= u | x) and no more, which is the same for u - c(u - f) and cσ.
     """
     interval = ranges.low <= ranges.high
-    if not (interval & (ranges.low > -math.inf)).any() or not (interval & (ranges.high < math.inf)).any():
-        raise UnidentifiedError("the ranges do not identify f: at least one interval must be bounded from below, and one from above")
+    if (
+        not (interval & (ranges.low > -math.inf)).any()
+        or not (interval & (ranges.high < math.inf)).any()
+    ):
+        raise UnidentifiedError(
+            "the ranges do not identify f: at least one interval must be bounded from below, and one from above"
+        )
     ends = np.concatenate([ranges.low, ranges.high])
     if not sigma_known and len(np.unique(ends[np.isfinite(ends)])) < 2:
-        raise UnidentifiedError("the ranges do not identify sigma: all have the same end; give sigma, or use random anchors")
+        raise UnidentifiedError(
+            "the ranges do not identify sigma: all have the same end; give sigma, or use random anchors"
+        )
 
 
 def _seed(estimator: Any, random_state: Any) -> Any:
     """Return the estimator with seeds in the place of every random_state that is None."""
     generator = check_random_state(random_state)
-    names = sorted(name for name, value in estimator.get_params(deep=True).items() if value is None and name.rpartition("__")[2] == "random_state")
+    names = sorted(
+        name
+        for name, value in estimator.get_params(deep=True).items()
+        if value is None and name.rpartition("__")[2] == "random_state"
+    )
     return estimator.set_params(**{name: int(generator.randint(2**31 - 1)) for name in names})
 
 
@@ -324,24 +364,40 @@ def _scale(noise: truncated.NoiseFamily, sigma: float) -> float:
     return sigma / math.sqrt(truncated.variance(noise))
 
 
-def _expect(noise: truncated.NoiseFamily, ranges: _Ranges, fitted: Floats, sigma: float) -> _Expected:
+def _expect(
+    noise: truncated.NoiseFamily, ranges: _Ranges, fitted: Floats, sigma: float
+) -> _Expected:
     """Return the moments of Y given its ranges at f = `fitted`, float64 array of shape (n,)."""
     scale = _scale(noise, sigma)
     found = truncated.truncate(noise, (ranges.low - fitted) / scale, (ranges.high - fitted) / scale)
     mean = np.where(ranges.point, ranges.low, fitted + scale * found.mean)
     spread = np.where(ranges.point, 0.0, scale**2 * np.maximum(found.square - found.mean**2, 0.0))
-    return _Expected(mean=mean, variance=spread, objective=float(np.mean(_likelihoods(noise, ranges, fitted, scale, found.log_probability))))
+    return _Expected(
+        mean=mean,
+        variance=spread,
+        objective=float(np.mean(_likelihoods(noise, ranges, fitted, scale, found.log_probability))),
+    )
 
 
-def _likelihoods(noise: truncated.NoiseFamily, ranges: _Ranges, fitted: Floats, scale: float, log_probability: Floats) -> Floats:
+def _likelihoods(
+    noise: truncated.NoiseFamily,
+    ranges: _Ranges,
+    fitted: Floats,
+    scale: float,
+    log_probability: Floats,
+) -> Floats:
     """Return each row's log probability, or, of a point, its log density."""
     result = log_probability.copy()
     point = ranges.point
-    result[point] = truncated.log_density(noise, (ranges.low[point] - fitted[point]) / scale) - math.log(scale)
+    result[point] = truncated.log_density(
+        noise, (ranges.low[point] - fitted[point]) / scale
+    ) - math.log(scale)
     return result
 
 
-def _log_likelihood(noise: truncated.NoiseFamily, ranges: _Ranges, fitted: Floats, sigma: float) -> Floats:
+def _log_likelihood(
+    noise: truncated.NoiseFamily, ranges: _Ranges, fitted: Floats, sigma: float
+) -> Floats:
     scale = _scale(noise, sigma)
     found = truncated.truncate(noise, (ranges.low - fitted) / scale, (ranges.high - fitted) / scale)
     return _likelihoods(noise, ranges, fitted, scale, found.log_probability)
@@ -352,7 +408,9 @@ def _spread(expected: _Expected, fitted: Floats) -> float:
     return float(np.sqrt(np.mean((expected.mean - fitted) ** 2 + expected.variance)))
 
 
-def _start(noise: truncated.NoiseFamily, ranges: _Ranges, sigma: float | None, initial: float | None) -> tuple[float, float]:
+def _start(
+    noise: truncated.NoiseFamily, ranges: _Ranges, sigma: float | None, initial: float | None
+) -> tuple[float, float]:
     """Return a constant f and its σ, by the same iteration; given values stay."""
     ends = np.concatenate([ranges.low, ranges.high])
     ends = ends[np.isfinite(ends)]

@@ -1,7 +1,8 @@
 """M-estimators from a weighted sample, such as the cells of a perturbed histogram: arg min over θ of Σ w·m(x, θ).
 
-Everything here needs the release and its card alone. It is post-processing: it costs no ε. Weights may be negative where
-the objective still has a minimum; where it has none, or none can be told, the fit is refused.
+Everything here needs the release and its card alone. It is post-processing: it costs no ε. Weights
+may be negative where the objective still has a minimum; where it has none, or none can be told, the
+fit is refused.
 """
 
 from __future__ import annotations
@@ -46,13 +47,16 @@ def cell_widths(card: Mapping[str, Any], features: pd.DataFrame, weights: Floats
 
     Notes
     -----
-    Columns whose cells were found are not corrected: their points have the cells' means, so their variance is not too large. Nor is a column
-    where Σ w h²/12 is below twice the noise's standard deviation of Σ w (x - mean)², as with the threshold `none` at many cells.
+    Columns whose cells were found are not corrected: their points have the cells' means, so their
+    variance is not too large. Nor is a column where Σ w h²/12 is below twice the noise's standard
+    deviation of Σ w (x - mean)², as with the threshold `none` at many cells.
     """
     content = Card.read(card, "card").to_dict()
     mechanism, columns = content["mechanism"], content["columns"]
     if mechanism["kind"] != "histogram":
-        raise SpecError("belongs to another mechanism", "card", "give the card of the perturbed histogram")
+        raise SpecError(
+            "belongs to another mechanism", "card", "give the card of the perturbed histogram"
+        )
     widths = np.zeros(features.shape)
     if mechanism["points"] == "spread":
         return widths
@@ -63,9 +67,15 @@ def cell_widths(card: Mapping[str, Any], features: pd.DataFrame, weights: Floats
             continue  # means of cells that were found, levels, indicators, the whole line
         x, edges = features.iloc[:, place].to_numpy(dtype=np.float64), np.array(column["edges"])
         if (x < edges[0]).any() or (x > edges[-1]).any():
-            raise SpecError("holds a number outside the cells of its card", f"column {name!r}", "use the frame that the card was written for")
+            raise SpecError(
+                "holds a number outside the cells of its card",
+                f"column {name!r}",
+                "use the frame that the card was written for",
+            )
         cell = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
-        step = column["bounds"][0] - edges[0]  # of whole numbers: k of them have the variance (k² - 1) step² / 12
+        step = (
+            column["bounds"][0] - edges[0]
+        )  # of whole numbers: k of them have the variance (k² - 1) step² / 12
         width = np.sqrt(np.maximum(np.diff(edges) ** 2 - step**2, 0.0))
         own = np.where(np.isin(x, np.array(column["atoms"], dtype=np.float64)), 0.0, width[cell])
         mean = weights @ x / weights.sum()
@@ -96,12 +106,14 @@ class WeightedSample:
     response
         float64 array of shape (n,).
     weights
-        float64 array of shape (n,): counts, noisy ones too, which may be negative. Their sum is positive.
+        float64 array of shape (n,): counts, noisy ones too, which may be negative. Their sum is
+        positive.
     names
         The features' names, if they have any.
     widths
-        float64 array of shape (n, d): of features that stand for cells of a continuous column the width of the cell, 0 of others. Only least
-        squares uses it (Sheppard's correction). None: all 0.
+        float64 array of shape (n, d): of features that stand for cells of a continuous column the
+        width of the cell, 0 of others. Only least squares uses it (Sheppard's correction). None:
+        all 0.
 
     Raises
     ------
@@ -118,16 +130,39 @@ class WeightedSample:
     def __post_init__(self) -> None:
         n = len(self.weights)
         if self.widths is not None and self.widths.shape != self.features.shape:
-            raise SpecError("the widths must have the shape of the features", "sample", "give one for each, or none")
-        if self.features.ndim != 2 or len(self.features) != n or self.response.shape != (n,) or self.weights.shape != (n,):
-            raise SpecError("features, response and weights must be one row each of the same points", "sample", "check their shapes")
+            raise SpecError(
+                "the widths must have the shape of the features",
+                "sample",
+                "give one for each, or none",
+            )
+        if (
+            self.features.ndim != 2
+            or len(self.features) != n
+            or self.response.shape != (n,)
+            or self.weights.shape != (n,)
+        ):
+            raise SpecError(
+                "features, response and weights must be one row each of the same points",
+                "sample",
+                "check their shapes",
+            )
         _check_weights(self.weights)
         if not (np.isfinite(self.features).all() and np.isfinite(self.response).all()):
-            raise SpecError("a feature or response is null, NaN or infinite", "sample", "leave out cells of missing values first")
+            raise SpecError(
+                "a feature or response is null, NaN or infinite",
+                "sample",
+                "leave out cells of missing values first",
+            )
 
     @classmethod
     def of_frame(
-        cls, frame: pd.DataFrame, response: str, features: Sequence[str], *, weight: str = "weight", card: Mapping[str, Any] | None = None
+        cls,
+        frame: pd.DataFrame,
+        response: str,
+        features: Sequence[str],
+        *,
+        weight: str = "weight",
+        card: Mapping[str, Any] | None = None,
     ) -> WeightedSample:
         """Return a sample from a frame of cells: columns that are not numbers become one indicator for each level but the first.
 
@@ -138,9 +173,10 @@ class WeightedSample:
         response, features, weight
             Names of its columns.
         card
-            The card of the perturbed histogram that the frame is from: with it, the widths of its cells are known, and least squares is
-            corrected for them. They are 0, for no correction, of dates, of atoms, of points that are `spread`, and
-            where noise hides what a correction changes (`cell_widths`).
+            The card of the perturbed histogram that the frame is from: with it, the widths of its
+            cells are known, and least squares is corrected for them. They are 0, for no correction,
+            of dates, of atoms, of points that are `spread`, and where noise hides what a correction
+            changes (`cell_widths`).
 
         Raises
         ------
@@ -149,16 +185,22 @@ class WeightedSample:
         """
         for name in (response, weight, *features):
             if name not in frame.columns:
-                raise SpecError("the frame has no such column", f"column {name!r}", "check its name")
+                raise SpecError(
+                    "the frame has no such column", f"column {name!r}", "check its name"
+                )
         if not pd.api.types.is_numeric_dtype(frame[response]):
-            raise SpecError("the response must be a number", f"column {response!r}", "code it in numbers first")
+            raise SpecError(
+                "the response must be a number", f"column {response!r}", "code it in numbers first"
+            )
         wide = pd.get_dummies(frame[list(features)], drop_first=True, dtype=float)
         return cls(
             features=wide.to_numpy(dtype=np.float64),
             response=frame[response].to_numpy(dtype=np.float64),
             weights=frame[weight].to_numpy(dtype=np.float64),
             names=tuple(map(str, wide.columns)),
-            widths=None if card is None else cell_widths(card, wide, frame[weight].to_numpy(dtype=np.float64)),
+            widths=None
+            if card is None
+            else cell_widths(card, wide, frame[weight].to_numpy(dtype=np.float64)),
         )
 
 
@@ -166,7 +208,11 @@ def _check_weights(weights: Floats) -> None:
     if not np.isfinite(weights).all():
         raise SpecError("a weight is not finite", "weights", "use the released weights as they are")
     if not weights.sum() > 0:
-        raise SpecError("the weights sum to 0, so they hold no sample", "weights", "release with a larger epsilon, or fewer cells")
+        raise SpecError(
+            "the weights sum to 0, so they hold no sample",
+            "weights",
+            "release with a larger epsilon, or fewer cells",
+        )
 
 
 def least_squares(sample: WeightedSample, *, intercept: bool = True) -> Floats:
@@ -175,7 +221,8 @@ def least_squares(sample: WeightedSample, *, intercept: bool = True) -> Floats:
     Parameters
     ----------
     sample
-        Weights may be negative as long as the weighted Gram matrix is positive definite: then the objective is convex.
+        Weights may be negative as long as the weighted Gram matrix is positive definite: then the
+        objective is convex.
     intercept
         Whether the first coefficient is a constant.
 
@@ -186,14 +233,17 @@ def least_squares(sample: WeightedSample, *, intercept: bool = True) -> Floats:
     Raises
     ------
     SpecError
-        If the Gram matrix is not positive definite: collinear features, too much negative weight, or cells too wide for their correction.
+        If the Gram matrix is not positive definite: collinear features, too much negative weight,
+        or cells too wide for their correction.
 
     Notes
     -----
-    The centres of cells of width h have a variance that is larger by h²/12 than that of a smooth density, so slopes are too small. From
-    the diagonal of the Gram matrix the average of h²/12 is subtracted, by the sample's `widths`. Products of two columns need no
-    correction. With cells of different widths the correction is a part of what is missing. A density that does not fall off to the
-    column's bounds, as a uniform one, needs none either, and would be corrected too much: leave out the widths then.
+    The centres of cells of width h have a variance that is larger by h²/12 than that of a smooth
+    density, so slopes are too small. From the diagonal of the Gram matrix the average of h²/12 is
+    subtracted, by the sample's `widths`. Products of two columns need no correction. With cells of
+    different widths the correction is a part of what is missing. A density that does not fall off
+    to the column's bounds, as a uniform one, needs none either, and would be corrected too much:
+    leave out the widths then.
 
     References
     ----------
@@ -205,39 +255,54 @@ def least_squares(sample: WeightedSample, *, intercept: bool = True) -> Floats:
     gram = z.T @ weighted
     if sample.widths is not None:
         inside = np.diag_indices(len(gram))
-        gram[inside] -= np.append(np.zeros(int(intercept)), weights @ sample.widths**2 / 12.0 / spread**2)
+        gram[inside] -= np.append(
+            np.zeros(int(intercept)), weights @ sample.widths**2 / 12.0 / spread**2
+        )
     values = np.linalg.eigvalsh(gram)
     if not values[0] > _SINGULAR * values[-1]:
-        raise _ill_posed(sample.weights, "the weighted Gram matrix is not positive definite", "least squares")
-    return _restore(np.linalg.solve(gram, weighted.T @ sample.response), centre, spread, intercept=intercept)
+        raise _ill_posed(
+            sample.weights, "the weighted Gram matrix is not positive definite", "least squares"
+        )
+    return _restore(
+        np.linalg.solve(gram, weighted.T @ sample.response), centre, spread, intercept=intercept
+    )
 
 
 def logistic(sample: WeightedSample, *, intercept: bool = True) -> Floats:
     """Return the coefficients of logistic regression of a response in {0, 1}; unpenalised.
 
-    Weights of one sign are fitted by scikit-learn. With negative ones among them, the local minimum next to the fit of
-    the positive parts is sought, which is what the paper's Theorem 4 is about.
+    Weights of one sign are fitted by scikit-learn. With negative ones among them, the local minimum
+    next to the fit of the positive parts is sought, which is what the paper's Theorem 4 is about.
 
     For the parameters see `least_squares`.
 
     Raises
     ------
     SpecError
-        If the response is not 0 or 1; there is no (local) minimum, as with separable responses; scikit-learn is missing.
+        If the response is not 0 or 1; there is no (local) minimum, as with separable responses;
+        scikit-learn is missing.
 
     References
     ----------
     Lei, Differentially private M-estimators (2011), section 3.1, example.
     """
     if not np.isin(sample.response, (0.0, 1.0)).all():
-        raise SpecError("the response of a logistic regression must be 0 or 1", "logistic", "code its two levels so")
+        raise SpecError(
+            "the response of a logistic regression must be 0 or 1",
+            "logistic",
+            "code its two levels so",
+        )
 
     def parts(eta: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
         mean = special.expit(eta)
         return np.logaddexp(0.0, eta) - y * eta, mean - y, mean * (1.0 - mean)
 
     return _fit_generalised(
-        "LogisticRegression", {"C": math.inf, "solver": "newton-cholesky", "max_iter": 200, "tol": 1e-9}, parts, sample, intercept=intercept
+        "LogisticRegression",
+        {"C": math.inf, "solver": "newton-cholesky", "max_iter": 200, "tol": 1e-9},
+        parts,
+        sample,
+        intercept=intercept,
     )
 
 
@@ -247,14 +312,22 @@ def poisson(sample: WeightedSample, *, intercept: bool = True) -> Floats:
     For the parameters see `least_squares`.
     """
     if (sample.response < 0).any():
-        raise SpecError("the response of a Poisson regression must not be negative", "poisson", "take another estimator")
+        raise SpecError(
+            "the response of a Poisson regression must not be negative",
+            "poisson",
+            "take another estimator",
+        )
 
     def parts(eta: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
         mean = np.exp(np.minimum(eta, 500.0))
         return mean - y * eta, mean - y, mean
 
     return _fit_generalised(
-        "PoissonRegressor", {"alpha": 0.0, "solver": "newton-cholesky", "max_iter": 200, "tol": 1e-9}, parts, sample, intercept=intercept
+        "PoissonRegressor",
+        {"alpha": 0.0, "solver": "newton-cholesky", "max_iter": 200, "tol": 1e-9},
+        parts,
+        sample,
+        intercept=intercept,
     )
 
 
@@ -273,16 +346,21 @@ def huber(sample: WeightedSample, *, threshold: float = 1.35, intercept: bool = 
     Raises
     ------
     SpecError
-        On negative weights, with which it has no guaranteed minimum; if it does not converge; scikit-learn is missing.
+        On negative weights, with which it has no guaranteed minimum; if it does not converge;
+        scikit-learn is missing.
     """
     _refuse_negative(sample.weights, "huber")
     scale = float(np.sqrt(np.cov(sample.response, aweights=sample.weights))) or 1.0
-    scaled = replace(sample, response=sample.response / scale)  # its convergence is told in absolute terms
+    scaled = replace(
+        sample, response=sample.response / scale
+    )  # its convergence is told in absolute terms
     settings = {"epsilon": threshold, "alpha": 0.0, "max_iter": 2000, "tol": 1e-8}
     return scale * _fit_weighted("HuberRegressor", settings, scaled, intercept=intercept)
 
 
-def quantile_regression(sample: WeightedSample, tau: float = 0.5, *, intercept: bool = True) -> Floats:
+def quantile_regression(
+    sample: WeightedSample, tau: float = 0.5, *, intercept: bool = True
+) -> Floats:
     """Return the coefficients of the regression of the τ-quantile, by linear programming (scikit-learn's QuantileRegressor).
 
     Parameters
@@ -297,7 +375,8 @@ def quantile_regression(sample: WeightedSample, tau: float = 0.5, *, intercept: 
     Raises
     ------
     SpecError
-        On negative weights, with which the objective is not convex; if τ is not in (0, 1); scikit-learn is missing.
+        On negative weights, with which the objective is not convex; if τ is not in (0, 1);
+        scikit-learn is missing.
 
     References
     ----------
@@ -305,7 +384,12 @@ def quantile_regression(sample: WeightedSample, tau: float = 0.5, *, intercept: 
     """
     _refuse_negative(sample.weights, "quantile regression")
     _check_tau(tau)
-    return _fit_weighted("QuantileRegressor", {"quantile": tau, "alpha": 0.0, "solver": "highs"}, sample, intercept=intercept)
+    return _fit_weighted(
+        "QuantileRegressor",
+        {"quantile": tau, "alpha": 0.0, "solver": "highs"},
+        sample,
+        intercept=intercept,
+    )
 
 
 def quantile(values: Floats, weights: Floats, tau: float = 0.5) -> float:
@@ -314,11 +398,12 @@ def quantile(values: Floats, weights: Floats, tau: float = 0.5) -> float:
     Parameters
     ----------
     values
-        float64 array of shape (n,). For a column on the whole line, the centres of its cells on the line: the transform
-        is monotone, so this is log(q / (1-q)) of the quantile q of the transformed cells.
+        float64 array of shape (n,). For a column on the whole line, the centres of its cells on the
+        line: the transform is monotone, so this is log(q / (1-q)) of the quantile q of the
+        transformed cells.
     weights
-        float64 array of that shape; negative ones are allowed, since the objective grows to both sides while their sum is
-        positive: then the global minimum is taken.
+        float64 array of that shape; negative ones are allowed, since the objective grows to both
+        sides while their sum is positive: then the global minimum is taken.
     tau
         In (0, 1).
 
@@ -334,7 +419,11 @@ def quantile(values: Floats, weights: Floats, tau: float = 0.5) -> float:
     _check_tau(tau)
     _check_weights(weights)
     if values.shape != weights.shape or not np.isfinite(values).all():
-        raise SpecError("values must be finite numbers, one for each weight", "quantile", "leave out cells of missing values first")
+        raise SpecError(
+            "values must be finite numbers, one for each weight",
+            "quantile",
+            "leave out cells of missing values first",
+        )
     x, place = np.unique(values, return_inverse=True)
     w = np.bincount(place, weights=weights, minlength=len(x))
     slope = np.cumsum(w) - tau * w.sum()  # of the objective, behind each value
@@ -365,38 +454,62 @@ def minimise(contrast: Contrast, points: Floats, weights: Floats, start: Floats)
     Raises
     ------
     SpecError
-        If the contrast gives NaN or other shapes; if no minimum is reached; if, with negative weights, what was reached is
-        not a strict minimum.
+        If the contrast gives NaN or other shapes; if no minimum is reached; if, with negative
+        weights, what was reached is not a strict minimum.
 
     References
     ----------
-    Lei (2011), Algorithm 1 and Theorem 4 (a local minimiser near the parameter exists with high probability).
+    Lei (2011), Algorithm 1 and Theorem 4 (a local minimiser near the parameter exists with high
+    probability).
     """
     _check_weights(weights)
     used = weights != 0
     x, w = points[used], weights[used] / weights.sum()
 
     def objective(theta: Floats) -> tuple[float, Floats]:
-        if not np.abs(theta).max(initial=0.0) < _FAR:  # else the search runs away until infinities cancel
+        if (
+            not np.abs(theta).max(initial=0.0) < _FAR
+        ):  # else the search runs away until infinities cancel
             raise _ill_posed(weights, "no minimum of the objective was reached", "the contrast")
         m, gradient = contrast(x, theta)
         if np.shape(m) != (len(x),) or np.shape(gradient) != (len(x), len(theta)):
-            raise SpecError("must give m of shape (n,) and its gradient of shape (n, p)", "the contrast", "return both for all points at once")
+            raise SpecError(
+                "must give m of shape (n,) and its gradient of shape (n, p)",
+                "the contrast",
+                "return both for all points at once",
+            )
         if np.isnan(m).any() or np.isnan(gradient).any():
-            raise SpecError("gives NaN", "the contrast", "define it at every point and every θ, or begin elsewhere")
+            raise SpecError(
+                "gives NaN",
+                "the contrast",
+                "define it at every point and every θ, or begin elsewhere",
+            )
         return float(w @ m), w @ gradient
 
     with np.errstate(all="ignore"):
-        found = optimize.minimize(objective, np.asarray(start, dtype=np.float64), jac=True, method="BFGS", options={"gtol": 1e-8, "maxiter": 2000})
+        found = optimize.minimize(
+            objective,
+            np.asarray(start, dtype=np.float64),
+            jac=True,
+            method="BFGS",
+            options={"gtol": 1e-8, "maxiter": 2000},
+        )
         value, gradient = objective(found.x)
     scale = 1.0 + float(np.abs(found.x).max(initial=0.0))
-    if not np.isfinite(found.x).all() or not float(np.abs(gradient).max()) * scale <= _STEEP * 100 * (1.0 + abs(value)):
+    if not np.isfinite(found.x).all() or not float(
+        np.abs(gradient).max()
+    ) * scale <= _STEEP * 100 * (1.0 + abs(value)):
         raise _ill_posed(weights, "no minimum of the objective was reached", "the contrast")
     if (weights < 0).any():
         steps = 1e-5 * (1.0 + np.abs(found.x))
-        rows = [(objective(found.x + step)[1] - objective(found.x - step)[1]) / (2 * step.max()) for step in np.diag(steps)]
+        rows = [
+            (objective(found.x + step)[1] - objective(found.x - step)[1]) / (2 * step.max())
+            for step in np.diag(steps)
+        ]
         if not np.linalg.eigvalsh((np.array(rows) + np.array(rows).T) / 2)[0] > 0:
-            raise _ill_posed(weights, "what was reached is no strict minimum of the objective", "the contrast")
+            raise _ill_posed(
+                weights, "what was reached is no strict minimum of the objective", "the contrast"
+            )
     return np.asarray(found.x, dtype=np.float64)
 
 
@@ -406,7 +519,11 @@ def _standardise(sample: WeightedSample, *, intercept: bool) -> tuple[Floats, Fl
     centre = share @ sample.features if intercept else np.zeros(sample.features.shape[1])
     spread = np.sqrt(share @ (sample.features - centre) ** 2)
     if (spread <= 1e-12 * np.abs(centre)).any():
-        raise SpecError("a feature does not vary, so it has no coefficient of its own", "features", "leave it out")
+        raise SpecError(
+            "a feature does not vary, so it has no coefficient of its own",
+            "features",
+            "leave it out",
+        )
     z = (sample.features - centre) / spread
     return (np.column_stack([np.ones(len(z)), z]) if intercept else z), centre, spread
 
@@ -416,30 +533,50 @@ def _restore(coefficients: Floats, centre: Floats, spread: Floats, *, intercept:
     return np.concatenate([[coefficients[0] - slopes @ centre], slopes]) if intercept else slopes
 
 
-def _fit_weighted(name: str, settings: dict[str, Any], sample: WeightedSample, *, intercept: bool) -> Floats:
+def _fit_weighted(
+    name: str, settings: dict[str, Any], sample: WeightedSample, *, intercept: bool
+) -> Floats:
     """Return the coefficients that a linear model of scikit-learn finds on the standardised features."""
     try:
         models = importlib.import_module("sklearn.linear_model")
     except ImportError:
-        raise SpecError("this estimator needs scikit-learn", name, f"pip install 'dpdask[{EXTRA}]'") from None
+        raise SpecError(
+            "this estimator needs scikit-learn", name, f"pip install 'dpdask[{EXTRA}]'"
+        ) from None
     used = sample.weights != 0
-    sample = replace(sample, features=sample.features[used], response=sample.response[used], weights=sample.weights[used], widths=None)
+    sample = replace(
+        sample,
+        features=sample.features[used],
+        response=sample.response[used],
+        weights=sample.weights[used],
+        widths=None,
+    )
     z, centre, spread = _standardise(sample, intercept=intercept)
     with warnings.catch_warnings():
-        for kind in (UserWarning, RuntimeWarning):  # what does not converge, or meets a singular Hessian, is no estimate
+        for kind in (
+            UserWarning,
+            RuntimeWarning,
+        ):  # what does not converge, or meets a singular Hessian, is no estimate
             warnings.simplefilter("error", kind)
         try:
             model = getattr(models, name)(fit_intercept=intercept, **settings)
             model.fit(z[:, int(intercept) :], sample.response, sample_weight=sample.weights)
         except (UserWarning, RuntimeWarning, ValueError):
-            raise _ill_posed(sample.weights, "the fit did not converge: there may be no minimum", name) from None
+            raise _ill_posed(
+                sample.weights, "the fit did not converge: there may be no minimum", name
+            ) from None
     slopes = np.ravel(model.coef_)
     found = np.concatenate([np.atleast_1d(model.intercept_), slopes]) if intercept else slopes
     return _restore(found.astype(np.float64), centre, spread, intercept=intercept)
 
 
 def _fit_generalised(
-    name: str, settings: dict[str, Any], parts: Callable[[Floats, Floats], tuple[Floats, Floats, Floats]], sample: WeightedSample, *, intercept: bool
+    name: str,
+    settings: dict[str, Any],
+    parts: Callable[[Floats, Floats], tuple[Floats, Floats, Floats]],
+    sample: WeightedSample,
+    *,
+    intercept: bool,
 ) -> Floats:
     """Return a generalised linear model's coefficients; `parts` gives the loss and its first two derivatives in η."""
     positive = replace(sample, weights=np.maximum(sample.weights, 0.0))
@@ -447,7 +584,11 @@ def _fit_generalised(
     z, centre, spread = _standardise(sample, intercept=intercept)
     w, y = sample.weights / np.abs(sample.weights).sum(), sample.response
     slopes = start[int(intercept) :]
-    theta = np.concatenate([[start[0] + slopes @ centre], slopes * spread]) if intercept else slopes * spread
+    theta = (
+        np.concatenate([[start[0] + slopes @ centre], slopes * spread])
+        if intercept
+        else slopes * spread
+    )
 
     def derivatives(at: Floats) -> tuple[float, Floats, Floats]:
         loss, first, second = parts(z @ at, y)
@@ -456,19 +597,30 @@ def _fit_generalised(
     if (sample.weights < 0).any():
         options = {"gtol": 1e-9, "maxiter": 500}
         found = optimize.minimize(
-            lambda at: derivatives(at)[:2], theta, jac=True, hess=lambda at: derivatives(at)[2], method="trust-exact", options=options
+            lambda at: derivatives(at)[:2],
+            theta,
+            jac=True,
+            hess=lambda at: derivatives(at)[2],
+            method="trust-exact",
+            options=options,
         )
         theta = np.asarray(found.x, dtype=np.float64)
     _, gradient, hessian = derivatives(theta)
     scale = 1.0 + float(np.abs(w @ (z * y[:, None])).max())
-    if not float(np.abs(gradient).max()) <= _STEEP * scale or not np.linalg.eigvalsh(hessian)[0] > _CURVED * max(1e-3, float(np.trace(hessian))):
-        raise _ill_posed(sample.weights, "the objective has no minimum, or none that can be told", name)
+    if not float(np.abs(gradient).max()) <= _STEEP * scale or not np.linalg.eigvalsh(hessian)[
+        0
+    ] > _CURVED * max(1e-3, float(np.trace(hessian))):
+        raise _ill_posed(
+            sample.weights, "the objective has no minimum, or none that can be told", name
+        )
     return _restore(theta, centre, spread, intercept=intercept)
 
 
 def _refuse_negative(weights: Floats, where: str) -> None:
     if (weights < 0).any():
-        raise SpecError("some weights are negative, and with them its objective is not convex", where, HINT)
+        raise SpecError(
+            "some weights are negative, and with them its objective is not convex", where, HINT
+        )
 
 
 def _check_tau(tau: float) -> None:
@@ -478,7 +630,13 @@ def _check_tau(tau: float) -> None:
 
 def _ill_posed(weights: Floats, what: str, where: str) -> SpecError:
     """Return the refusal of a fit, with the hint for negative weights where there are some."""
-    return SpecError(what, where, HINT if (weights < 0).any() else "leave out features that others determine, or take another estimator")
+    return SpecError(
+        what,
+        where,
+        HINT
+        if (weights < 0).any()
+        else "leave out features that others determine, or take another estimator",
+    )
 
 
 Sampled = TypeVar("Sampled")
@@ -497,7 +655,8 @@ class NoiseError:
     repeats
         How many redrawn samples were fitted.
     refused
-        How many more were not, having no minimum: they are left out, so the errors are somewhat too small if there are any.
+        How many more were not, having no minimum: they are left out, so the errors are somewhat too
+        small if there are any.
     """
 
     standard_error: Floats
@@ -505,7 +664,13 @@ class NoiseError:
     refused: int
 
 
-def noise_error(estimator: Callable[[Sampled], Any], redraw: Callable[[Generator], Sampled], *, repeats: int = 200, rng: Generator) -> NoiseError:
+def noise_error(
+    estimator: Callable[[Sampled], Any],
+    redraw: Callable[[Generator], Sampled],
+    *,
+    repeats: int = 200,
+    rng: Generator,
+) -> NoiseError:
     """Return the standard errors that the privacy noise causes, by a parametric bootstrap of the noise; it costs no ε.
 
     Parameters
@@ -513,7 +678,8 @@ def noise_error(estimator: Callable[[Sampled], Any], redraw: Callable[[Generator
     estimator
         From a sample to a number or an array.
     redraw
-        Gives the released sample with the noise drawn once more, as `make_redraw` or `NoisyHistogram.redraw` do.
+        Gives the released sample with the noise drawn once more, as `make_redraw` or
+        `NoisyHistogram.redraw` do.
     repeats
         How many times, at least 2.
     rng
@@ -522,13 +688,14 @@ def noise_error(estimator: Callable[[Sampled], Any], redraw: Callable[[Generator
     Raises
     ------
     SpecError
-        If there are fewer than 2 repeats, or more than one in twenty redrawn samples has no estimate.
+        If there are fewer than 2 repeats, or more than one in twenty redrawn samples has no
+        estimate.
 
     Notes
     -----
-    The noise is added to counts that have it already. Where the estimate is nearly linear in the counts that is no
-    matter; after a threshold, cells that the noise has removed are not there to be removed again. Sampling error and the
-    error of taking centres for values are not in it.
+    The noise is added to counts that have it already. Where the estimate is nearly linear in the
+    counts that is no matter; after a threshold, cells that the noise has removed are not there to
+    be removed again. Sampling error and the error of taking centres for values are not in it.
 
     References
     ----------
@@ -544,11 +711,19 @@ def noise_error(estimator: Callable[[Sampled], Any], redraw: Callable[[Generator
         except SpecError as error:
             refused += 1
             if refused > max(1.0, _REFUSED * repeats):
-                raise SpecError(f"with the noise alone there is often no estimate: {error.what}", error.where, HINT) from None
-    return NoiseError(standard_error=np.std(found, axis=0, ddof=1), repeats=repeats, refused=refused)
+                raise SpecError(
+                    f"with the noise alone there is often no estimate: {error.what}",
+                    error.where,
+                    HINT,
+                ) from None
+    return NoiseError(
+        standard_error=np.std(found, axis=0, ddof=1), repeats=repeats, refused=refused
+    )
 
 
-def make_redraw(sample: WeightedSample, scale: float, cut: int | None = None) -> Callable[[Generator], WeightedSample]:
+def make_redraw(
+    sample: WeightedSample, scale: float, cut: int | None = None
+) -> Callable[[Generator], WeightedSample]:
     """Return a function for `noise_error` that adds discrete Laplace noise to every weight of a sample, and applies the threshold.
 
     Parameters
@@ -563,6 +738,8 @@ def make_redraw(sample: WeightedSample, scale: float, cut: int | None = None) ->
     def redraw(rng: Generator) -> WeightedSample:
         first, second = (rng.geometric(share, len(sample.weights)) for _ in range(2))
         weights = sample.weights + (first - second)
-        return replace(sample, weights=weights if cut is None else np.where(weights >= cut, weights, 0.0))
+        return replace(
+            sample, weights=weights if cut is None else np.where(weights >= cut, weights, 0.0)
+        )
 
     return redraw

@@ -1,7 +1,7 @@
 """Pseudo-values: functions g of the released level whose averages estimate averages of a function f of the original one.
 
-They are made in a channel's canonical directions. A direction is inverted exactly, up to a cut-off; or as far as the sum of squared
-bias and variance says.
+They are made in a channel's canonical directions. A direction is inverted exactly, up to a cut-off;
+or as far as the sum of squared bias and variance says.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Directions:
         rows, columns = np.flatnonzero(prior > 0), np.flatnonzero(prior @ matrix > 0)
         root, out = np.sqrt(prior[rows]), np.sqrt((prior @ matrix)[columns])
         whitened = root[:, None] * matrix[np.ix_(rows, columns)] / out
-        left, values, right = np.linalg.svd(whitened + np.outer(root, out))  # which doubles the first, so that it is the constant
+        left, values, right = np.linalg.svd(
+            whitened + np.outer(root, out)
+        )  # which doubles the first, so that it is the constant
         values[0] = 1.0
         n, r = len(values), len(rows)
         own, released, singular = np.zeros((len(prior), r)), np.zeros((len(prior), r)), np.zeros(r)
@@ -99,14 +101,17 @@ def estimate_prior(matrix: Floats, start: Floats, counts: Floats) -> Floats:
     matrix
         The channel.
     start
-        Where to start, shape (s,); zeros stay zeros. A few steps leave it where the counts say little.
+        Where to start, shape (s,); zeros stay zeros. A few steps leave it where the counts say
+        little.
     counts
         How many rows were released as each level, shape (s,).
     """
     prior = start
     for _ in range(_STEPS if counts.any() else 0):
         expected = prior @ matrix
-        prior = prior * (matrix @ np.divide(counts, expected, out=np.zeros_like(counts), where=expected > 0))
+        prior = prior * (
+            matrix @ np.divide(counts, expected, out=np.zeros_like(counts), where=expected > 0)
+        )
         prior = prior / prior.sum()
     return prior
 
@@ -120,9 +125,11 @@ class PseudoValues:
     g
         float64 array of shape (groups, strata, s); one group stands for all if its length is 1.
     bias
-        The largest bias of each group's average of g, for any original values; exactly 0 where T g = f. Shape (groups,) or (1,).
+        The largest bias of each group's average of g, for any original values; exactly 0 where T g
+        = f. Shape (groups,) or (1,).
     shared
-        The part of each average's variance that comes from the rows of all groups, of the shape of `bias`.
+        The part of each average's variance that comes from the rows of all groups, of the shape of
+        `bias`.
     """
 
     g: Floats
@@ -140,7 +147,9 @@ def count_determined(strata: Sequence[Directions], max_condition: float) -> tupl
     max_condition
         Directions whose singular value lies below 1/max_condition are not inverted.
     """
-    return min((int((each.singular >= 1 / max_condition).sum()), len(each.singular)) for each in strata)
+    return min(
+        (int((each.singular >= 1 / max_condition).sum()), len(each.singular)) for each in strata
+    )
 
 
 def invert(strata: Sequence[Directions], f: Floats, max_condition: float) -> PseudoValues:
@@ -180,14 +189,21 @@ def balance(strata: Sequence[Directions], f: Floats, counts: Floats) -> PseudoVa
 
     Notes
     -----
-    With n rows, the noise gives direction i the variance (1 - σ_i²)/(n σ_i²). The coordinate of the rows' distribution in it is 0 under P, and
-    its square is on average at most 1 (that of single values drawn from P), and 1/n more from the draw of the rows. The weight
-    (n + 1) σ_i² / (1 + n σ_i²) on the inverse is the best for that: a soft cut-off at σ_i = 1/√n, and 1 without noise. Where the exact
-    inverse has a variance that is at most a tenth larger, it is taken, since it has no bias.
+    With n rows, the noise gives direction i the variance (1 - σ_i²)/(n σ_i²). The coordinate of the
+    rows' distribution in it is 0 under P, and its square is on average at most 1 (that of single
+    values drawn from P), and 1/n more from the draw of the rows. The weight (n + 1) σ_i² / (1 + n
+    σ_i²) on the inverse is the best for that: a soft cut-off at σ_i = 1/√n, and 1 without noise.
+    Where the exact inverse has a variance that is at most a tenth larger, it is taken, since it has
+    no bias.
     """
     exact = invert(strata, f, MAX_CONDITION)
     sizes = counts.sum(axis=1)
-    g = np.stack([each.released @ (each.coordinates(f) * _invert_softly(each.singular, n)) for each, n in zip(strata, sizes, strict=True)])
+    g = np.stack(
+        [
+            each.released @ (each.coordinates(f) * _invert_softly(each.singular, n))
+            for each, n in zip(strata, sizes, strict=True)
+        ]
+    )
     if not exact.bias[0] and _variance(exact.g[0], counts) <= _UNBIASED_FOR * _variance(g, counts):
         return exact
     bias = max(float(each.bias(own, f)) for each, own, n in zip(strata, g, sizes, strict=True) if n)
@@ -205,7 +221,9 @@ def _invert_softly(singular: Floats, n: float) -> Floats:
     return inverse
 
 
-def balance_groups(strata: Sequence[Directions], f: Floats, table: Floats, *, along: bool) -> PseudoValues:
+def balance_groups(
+    strata: Sequence[Directions], f: Floats, table: Floats, *, along: bool
+) -> PseudoValues:
     """Return the g of least squared bias and variance together, for the average of each group.
 
     Parameters
@@ -215,16 +233,20 @@ def balance_groups(strata: Sequence[Directions], f: Floats, table: Floats, *, al
     f
         float64 array of shape (s,).
     table
-        How many rows of each group and stratum were released as each level, shape (groups, strata, s).
+        How many rows of each group and stratum were released as each level, shape (groups, strata,
+        s).
     along
-        Whether groups may differ along f by more than in other directions; otherwise all functions f share one spread.
+        Whether groups may differ along f by more than in other directions; otherwise all functions
+        f share one spread.
 
     Notes
     -----
-    The averages over all rows come from `balance`. Groups differ from them by coordinates whose covariance over groups is taken to be
-    τ·1 + κ·p pᵀ, where p is f's own direction; the draw of its n rows adds 1/n. τ and κ are those of the largest normal likelihood of
-    what was released. In group and stratum the coordinates x are seen as σ∘x with noise of variance about (1 - σ²)/n, and the linear predictor
-    of f's part of x has the least squared bias and variance together. Without noise, or with n large, it is the exact inverse.
+    The averages over all rows come from `balance`. Groups differ from them by coordinates whose
+    covariance over groups is taken to be τ·1 + κ·p pᵀ, where p is f's own direction; the draw of
+    its n rows adds 1/n. τ and κ are those of the largest normal likelihood of what was released. In
+    group and stratum the coordinates x are seen as σ∘x with noise of variance about (1 - σ²)/n, and
+    the linear predictor of f's part of x has the least squared bias and variance together. Without
+    noise, or with n large, it is the exact inverse.
     """
     n_groups, n_strata, s = table.shape
     sizes = table.sum(axis=2)
@@ -237,7 +259,11 @@ def balance_groups(strata: Sequence[Directions], f: Floats, table: Floats, *, al
         rest = part.shared_weights - weights
         g[:, place] = weights @ each.released.T + (part.constant + rest @ part.centre)[:, None]
         bias += share[:, place] * each.bias(g[:, place], f)
-        shared += share[:, place] ** 2 * ((rest**2 + 2 * weights * rest) @ part.variance) / max(float(part.n_rows), 1.0)
+        shared += (
+            share[:, place] ** 2
+            * ((rest**2 + 2 * weights * rest) @ part.variance)
+            / max(float(part.n_rows), 1.0)
+        )
     return PseudoValues(g=g, bias=bias, shared=shared)
 
 
@@ -249,7 +275,8 @@ def nearest_probabilities(channels: Floats, reference: Floats, table: Floats) ->
     channels
         T of each stratum, shape (strata, s, s).
     reference
-        P, shape (s,); levels of probability 0 keep it, and where several distributions are as near, the one next to P is taken.
+        P, shape (s,); levels of probability 0 keep it, and where several distributions are as near,
+        the one next to P is taken.
     table
         Counts by stratum and released level, shape (strata, s).
 
@@ -265,8 +292,16 @@ def nearest_probabilities(channels: Floats, reference: Floats, table: Floats) ->
         shares = counts[seen] / counts.sum()
         weight = 1 / np.sqrt(np.maximum(shares, 1 / counts.sum()))
         tie = 1e-6 / np.sqrt(reference[seen])
-        rows = np.vstack([weight[:, None] * matrix[np.ix_(seen, seen)].T, np.diag(tie), np.full((1, int(seen.sum())), 1e4)])
-        solution, _ = optimize.nnls(rows, np.concatenate([weight * shares, tie * reference[seen], [1e4]]))
+        rows = np.vstack(
+            [
+                weight[:, None] * matrix[np.ix_(seen, seen)].T,
+                np.diag(tie),
+                np.full((1, int(seen.sum())), 1e4),
+            ]
+        )
+        solution, _ = optimize.nnls(
+            rows, np.concatenate([weight * shares, tie * reference[seen], [1e4]])
+        )
         mixture[seen] += counts.sum() * solution / solution.sum()
     found: Floats = mixture / table.sum()
     return found
@@ -291,9 +326,17 @@ class _Stratum:
         drawn = self.variance / np.maximum(sizes, 1.0)[:, None]
         noisy = self.singular**2 * tau + drawn + 1e-300
         scaled = self.slope / noisy  # what is seen has the covariance diag(noisy) + κ·slope slopeᵀ
-        weights: Floats = self.length * (tau + kappa) * scaled / (1.0 + kappa * (scaled @ self.slope))[:, None]
+        weights: Floats = (
+            self.length * (tau + kappa) * scaled / (1.0 + kappa * (scaled @ self.slope))[:, None]
+        )
         own = self.slope * drawn
-        weights += self.length * (own / noisy - scaled * (kappa * ((own / noisy) @ self.slope) / (1.0 + kappa * (scaled @ self.slope)))[:, None])
+        weights += self.length * (
+            own / noisy
+            - scaled
+            * (kappa * ((own / noisy) @ self.slope) / (1.0 + kappa * (scaled @ self.slope)))[
+                :, None
+            ]
+        )
         return weights
 
     def likelihood(self, sizes: Floats, tau: float, kappa: float) -> float:
@@ -304,7 +347,12 @@ class _Stratum:
         noisy = self.singular[used] ** 2 * tau + self.variance[used] / sizes[here, None] + 1e-300
         offsets, slope = self.offsets[np.ix_(here, used)], self.slope[used]
         q, r = (slope**2 / noisy).sum(axis=1), (offsets * slope / noisy).sum(axis=1)
-        terms = np.log(noisy).sum(axis=1) + (offsets**2 / noisy).sum(axis=1) + np.log1p(kappa * q) - kappa * r**2 / (1.0 + kappa * q)
+        terms = (
+            np.log(noisy).sum(axis=1)
+            + (offsets**2 / noisy).sum(axis=1)
+            + np.log1p(kappa * q)
+            - kappa * r**2 / (1.0 + kappa * q)
+        )
         return -0.5 * float(terms.sum())
 
 
@@ -332,13 +380,22 @@ def _stratum(directions: Directions, f: Floats, counts: Floats) -> _Stratum:
 def _fit_spread(parts: Sequence[_Stratum], sizes: Floats, *, along: bool) -> tuple[float, float]:
     """Return τ and κ of the largest likelihood: on a grid of factors 4, then between its points."""
     step = -(-sizes.size // _MOST_CELLS)
-    chosen = [(replace(part, offsets=part.offsets[::step]), sizes[::step, place]) for place, part in enumerate(parts)]
+    chosen = [
+        (replace(part, offsets=part.offsets[::step]), sizes[::step, place])
+        for place, part in enumerate(parts)
+    ]
 
     def likelihood(at: tuple[float, float]) -> float:
         return sum(part.likelihood(own, *at) for part, own in chosen)
 
     grid = [4.0**-k for k in range(8)]
-    tau, kappa = max(((t, k) for t in grid for k in ([0.0, *grid] if along else [0.0])), key=likelihood)
-    near = [(t, k) for t in (tau / 2, tau, 2 * tau) for k in ((kappa / 2, kappa, 2 * kappa) if kappa else (0.0,))]
+    tau, kappa = max(
+        ((t, k) for t in grid for k in ([0.0, *grid] if along else [0.0])), key=likelihood
+    )
+    near = [
+        (t, k)
+        for t in (tau / 2, tau, 2 * tau)
+        for k in ((kappa / 2, kappa, 2 * kappa) if kappa else (0.0,))
+    ]
     tau, kappa = max(near, key=likelihood)
     return min(max(tau, _LEAST_SPREAD), 1.0), min(kappa, 1.0)

@@ -48,14 +48,16 @@ class NPMLE:
     knots
         float64 array of shape (K,): the grid that the ranges were counted on.
     left, right
-        float64 arrays of shape (m,): the ends of the intervals that hold mass; equal where it is a knot. Where in an
-        interval its mass sits, no range tells.
+        float64 arrays of shape (m,): the ends of the intervals that hold mass; equal where it is a
+        knot. Where in an interval its mass sits, no range tells.
     points
-        float64 array of shape (m,): where this estimate puts it, as `place` says; inf if that is not known.
+        float64 array of shape (m,): where this estimate puts it, as `place` says; inf if that is
+        not known.
     masses
         float64 array of shape (m,): positive, of sum 1.
     place
-        "right": at the intervals' right ends, so that the cdf jumps at anchors only. "middle": at their middles.
+        "right": at the intervals' right ends, so that the cdf jumps at anchors only. "middle": at
+        their middles.
     duality_gap
         The certificate: no distribution's log-likelihood per row is higher by more.
     n_iterations
@@ -65,11 +67,13 @@ class NPMLE:
     n_rows
         How many rows were counted.
     ambiguity
-        Σ mass × width of its interval / width of the line's known part: by how much the mean may move, in this unit, for
-        a distribution of equal likelihood. An open-ended interval counts as the whole.
+        Σ mass × width of its interval / width of the line's known part: by how much the mean may
+        move, in this unit, for a distribution of equal likelihood. An open-ended interval counts as
+        the whole.
     drift
-        By how much at most a stretch of the cdf may be shifted as a whole at equal likelihood; 0 unless rings occur. Rings
-        alone never tell the two ends of the line apart, so it is then the mass outside all anchors.
+        By how much at most a stretch of the cdf may be shifted as a whole at equal likelihood; 0
+        unless rings occur. Rings alone never tell the two ends of the line apart, so it is then the
+        mass outside all anchors.
     """
 
     knots: Floats
@@ -105,8 +109,14 @@ class NPMLE:
         """
         wanted = np.asarray(q, dtype=np.float64)
         if not ((wanted >= 0) & (wanted <= 1)).all():
-            raise SpecError("a quantile's probability lies within 0 to 1", "quantile", "give fractions, not percentages")
-        position = np.searchsorted(np.cumsum(self.masses), wanted - 1e-12, side="left")  # a sum may miss q by its rounding
+            raise SpecError(
+                "a quantile's probability lies within 0 to 1",
+                "quantile",
+                "give fractions, not percentages",
+            )
+        position = np.searchsorted(
+            np.cumsum(self.masses), wanted - 1e-12, side="left"
+        )  # a sum may miss q by its rounding
         found: Floats = self.points[np.minimum(position, len(self.points) - 1)]
         return found
 
@@ -116,7 +126,8 @@ class NPMLE:
         Raises
         ------
         SpecError
-            If φ is not finite somewhere that mass sits: for one, mass beyond the last anchor, for φ(y) = y.
+            If φ is not finite somewhere that mass sits: for one, mass beyond the last anchor, for
+            φ(y) = y.
         """
         values = np.asarray(phi(self.points), dtype=np.float64)
         counted = (self.masses > _NEGLIGIBLE) | np.isfinite(values)
@@ -131,16 +142,26 @@ class NPMLE:
     def moment(self, k: int) -> float:
         """Return E[Y^k]; SpecError if k is negative or as for `functional`."""
         if k < 0:
-            raise SpecError("the order of a moment must be at least 0", "moment", "use functional for negative powers")
+            raise SpecError(
+                "the order of a moment must be at least 0",
+                "moment",
+                "use functional for negative powers",
+            )
         return self.functional(lambda y: y**k)
 
     def plot_data(self) -> pd.DataFrame:
         """Return a row per interval with mass: left, right, point, mass, and the cdf before and after it.
 
-        Between two rows the cdf is known to be flat; within a row's interval it rises from `before` to `after`, who knows where.
+        Between two rows the cdf is known to be flat; within a row's interval it rises from `before`
+        to `after`, who knows where.
         """
         after = np.cumsum(self.masses)
-        columns = {"left": self.left, "right": self.right, "point": self.points, "mass": self.masses}
+        columns = {
+            "left": self.left,
+            "right": self.right,
+            "point": self.points,
+            "mass": self.masses,
+        }
         return pd.DataFrame({**columns, "before": after - self.masses, "after": after})
 
 
@@ -159,26 +180,29 @@ def npmle(
     counts
         The released ranges, counted on a grid.
     support
-        Public bounds that no value lies outside of: where mass in an open-ended interval ends. None: unknown.
+        Public bounds that no value lies outside of: where mass in an open-ended interval ends.
+        None: unknown.
     place
-        Where in its interval mass is put; see `NPMLE`. "middle" halves what a coarse grid moves a mean by, and needs
-        bounds at both sides.
+        Where in its interval mass is put; see `NPMLE`. "middle" halves what a coarse grid moves a
+        mean by, and needs bounds at both sides.
     tolerance
-        The duality gap to reach, at most 1e-6. The default leaves the likelihood of 10 million rows 0.1 nats short, at most.
+        The duality gap to reach, at most 1e-6. The default leaves the likelihood of 10 million rows
+        0.1 nats short, at most.
     max_ambiguity
-        The most that the ranges may leave open; see `NPMLE.ambiguity` and `NPMLE.drift`. 1 accepts everything.
+        The most that the ranges may leave open; see `NPMLE.ambiguity` and `NPMLE.drift`. 1 accepts
+        everything.
 
     Raises
     ------
     SpecError
-        If there are no rows; if no range says anything; if more is ambiguous, or may drift, than allowed; if the grid is too
-        fine; if a parameter is out of range.
+        If there are no rows; if no range says anything; if more is ambiguous, or may drift, than
+        allowed; if the grid is too fine; if a parameter is out of range.
 
     Notes
     -----
-    Consistent as the mechanism's anchors reach everywhere that values do (the paper's resolvability and monotonicity).
-    The cdf at a point converges at rate n^{-1/3}, smooth functionals at n^{-1/2}. What a grid's rounding does is said at
-    `RangeCounts`.
+    Consistent as the mechanism's anchors reach everywhere that values do (the paper's resolvability
+    and monotonicity). The cdf at a point converges at rate n^{-1/3}, smooth functionals at
+    n^{-1/2}. What a grid's rounding does is said at `RangeCounts`.
 
     References
     ----------
@@ -230,33 +254,54 @@ def npmle(
 def _bounds(counts: RangeCounts, support: tuple[float, float] | None) -> tuple[float, float]:
     low, high = (-math.inf, math.inf) if support is None else support
     if not low <= counts.knots[0] or not high >= counts.knots[-1]:
-        raise SpecError("the bounds do not enclose the grid", "support", "widen them to the outermost anchors, or leave them out")
+        raise SpecError(
+            "the bounds do not enclose the grid",
+            "support",
+            "widen them to the outermost anchors, or leave them out",
+        )
     return low, high
 
 
 def _solve(counts: RangeCounts, tolerance: float) -> turnbull.Solution:
     try:
-        solution = turnbull.npmle(counts.left, counts.right, counts.counts, counts.n_cells, tolerance=tolerance)
+        solution = turnbull.npmle(
+            counts.left, counts.right, counts.counts, counts.n_cells, tolerance=tolerance
+        )
     except ValueError as error:
-        hint = "release ranges that do not contain every value, and count at most a few thousand knots"
+        hint = (
+            "release ranges that do not contain every value, and count at most a few thousand knots"
+        )
         raise SpecError(str(error), "npmle", hint) from None
     if solution.duality_gap > 1e-6:
-        raise SpecError(f"the likelihood could not be maximised: its duality gap stayed at {solution.duality_gap:.1e}", "npmle", "use a coarser grid")
+        raise SpecError(
+            f"the likelihood could not be maximised: its duality gap stayed at {solution.duality_gap:.1e}",
+            "npmle",
+            "use a coarser grid",
+        )
     return solution
 
 
-def _ambiguity(left: Floats, right: Floats, masses: Floats, bounds: tuple[float, float], counts: RangeCounts) -> float:
+def _ambiguity(
+    left: Floats, right: Floats, masses: Floats, bounds: tuple[float, float], counts: RangeCounts
+) -> float:
     """Return Σ mass × relative width of its interval; the unit is the bounds' distance, or else that of the outermost knots."""
-    low, high = (bound if math.isfinite(bound) else float(knot) for bound, knot in zip(bounds, counts.knots[[0, -1]], strict=True))
+    low, high = (
+        bound if math.isfinite(bound) else float(knot)
+        for bound, knot in zip(bounds, counts.knots[[0, -1]], strict=True)
+    )
     width = right - left
-    relative = np.where(np.isfinite(width), np.divide(width, high - low) if high > low else 0.0, 1.0)
+    relative = np.where(
+        np.isfinite(width), np.divide(width, high - low) if high > low else 0.0, 1.0
+    )
     return float(masses @ relative)
 
 
 def _middles(left: Floats, right: Floats) -> Floats:
     """Return the intervals' middles, infinite where they are open-ended."""
     unbounded = np.where(np.isfinite(left), right, left)
-    middles: Floats = np.where(np.isfinite(left) & np.isfinite(right), left / 2 + right / 2, unbounded)
+    middles: Floats = np.where(
+        np.isfinite(left) & np.isfinite(right), left / 2 + right / 2, unbounded
+    )
     return middles
 
 
@@ -289,12 +334,15 @@ def bootstrap(
 
     Notes
     -----
-    The counts of n rows are a multinomial draw; they are drawn again with the observed shares. Right for smooth functionals
-    (moments, means of smooth φ), which have rate n^{-1/2}. For the cdf at a point or a quantile, of rate n^{-1/3}, this
-    bootstrap is not consistent (Kosorok 2008; Sen, Banerjee and Woodroofe 2010).
+    The counts of n rows are a multinomial draw; they are drawn again with the observed shares.
+    Right for smooth functionals (moments, means of smooth φ), which have rate n^{-1/2}. For the cdf
+    at a point or a quantile, of rate n^{-1/3}, this bootstrap is not consistent (Kosorok 2008; Sen,
+    Banerjee and Woodroofe 2010).
     """
     if n_boot < 2:
-        raise SpecError("a standard error needs at least 2 resamples", "n_boot", "leave it out for 200")
+        raise SpecError(
+            "a standard error needs at least 2 resamples", "n_boot", "leave it out for 200"
+        )
     value = functional(npmle(counts, support=support, place=place))
     shares = counts.counts / counts.n_rows
     values = np.empty(n_boot)
@@ -302,7 +350,9 @@ def bootstrap(
         drawn = rng.multinomial(counts.n_rows, shares)
         seen = drawn > 0
         sample = replace(counts, keys=counts.keys[seen], counts=drawn[seen].astype(np.int64))
-        values[i] = functional(npmle(sample, support=support, place=place, tolerance=1e-7, max_ambiguity=1.0))
+        values[i] = functional(
+            npmle(sample, support=support, place=place, tolerance=1e-7, max_ambiguity=1.0)
+        )
     return RangeEstimate(value=value, standard_error=float(values.std(ddof=1)))
 
 
@@ -322,7 +372,9 @@ class _Stretch(NamedTuple):
     size: float
 
 
-def count_ranges(lower: Floats, upper: Floats, n_knots: int = 300, *, bounds: tuple[float, float] | None = None) -> RangeCounts:
+def count_ranges(
+    lower: Floats, upper: Floats, n_knots: int = 300, *, bounds: tuple[float, float] | None = None
+) -> RangeCounts:
     """Return the counts of released ranges on a grid of their ends: quantiles of them, and more where the likeliest distribution has its mass.
 
     Parameters
@@ -332,8 +384,9 @@ def count_ranges(lower: Floats, upper: Floats, n_knots: int = 300, *, bounds: tu
     n_knots
         How many quantiles, at least 2.
     bounds
-        Public bounds that no value lies outside of. With them, the outermost ends are left out if ranges are rounded: rounding gives them
-        ranges of one side alone, by which all mass would lie before the last anchor, where it begins to be unknown.
+        Public bounds that no value lies outside of. With them, the outermost ends are left out if
+        ranges are rounded: rounding gives them ranges of one side alone, by which all mass would
+        lie before the last anchor, where it begins to be unknown.
 
     Raises
     ------
@@ -342,11 +395,13 @@ def count_ranges(lower: Floats, upper: Floats, n_knots: int = 300, *, bounds: tu
 
     Notes
     -----
-    Quantiles alone put all knots where the anchors are. If the anchors are spread over far more than the values, nearly all mass then lies
-    before the first knot. So a distribution is fitted, and cells are made smaller inside each interval that holds more than a twentieth of the mass
-    and is wider than a twentieth of what nearly all of it lies in; again, until there are no ends in such intervals. A knot has the ranges below it
-    from the cell before, and those above it from the cell behind. So from one cell to the next the number of ends grows by a tenth at most, by
-    which a cdf F moves by F (1 - F) / 10 at most.
+    Quantiles alone put all knots where the anchors are. If the anchors are spread over far more
+    than the values, nearly all mass then lies before the first knot. So a distribution is fitted,
+    and cells are made smaller inside each interval that holds more than a twentieth of the mass and
+    is wider than a twentieth of what nearly all of it lies in; again, until there are no ends in
+    such intervals. A knot has the ranges below it from the cell before, and those above it from the
+    cell behind. So from one cell to the next the number of ends grows by a tenth at most, by which
+    a cdf F moves by F (1 - F) / 10 at most.
     """
     grid = grid_of_ranges(lower, upper, n_knots)
     counts = RangeCounts.of_batch(grid, lower, upper)
@@ -362,30 +417,51 @@ def count_ranges(lower: Floats, upper: Floats, n_knots: int = 300, *, bounds: tu
         if not found:
             break
         fine += found
-        counts = RangeCounts.of_batch(_place_knots(ends, (len(ends) - 1) / (n_knots - 1), fine, trim=bounds is not None), lower, upper)
+        counts = RangeCounts.of_batch(
+            _place_knots(ends, (len(ends) - 1) / (n_knots - 1), fine, trim=bounds is not None),
+            lower,
+            upper,
+        )
     return counts
 
 
-def _find_crowded(counts: RangeCounts, ends: Floats, bounds: tuple[float, float] | None) -> list[_Stretch]:
+def _find_crowded(
+    counts: RangeCounts, ends: Floats, bounds: tuple[float, float] | None
+) -> list[_Stretch]:
     """Return the ends inside the intervals that hold much mass and are wide, and how many of them a cell should hold.
 
-    Where an interval has no knot at one side, its ends must reach over half of it. Elsewhere its mass may lie beyond all anchors, and finer knots,
-    with few ranges beyond the last of them, would draw it before them.
+    Where an interval has no knot at one side, its ends must reach over half of it. Elsewhere its
+    mass may lie beyond all anchors, and finer knots, with few ranges beyond the last of them, would
+    draw it before them.
     """
     estimate = npmle(counts, tolerance=1e-6, max_ambiguity=1.0)
     low, high = (counts.knots[0], counts.knots[-1]) if bounds is None else bounds
-    left, right = np.maximum(estimate.left, min(low, ends[0])), np.minimum(estimate.right, max(high, ends[-1]))
+    left, right = (
+        np.maximum(estimate.left, min(low, ends[0])),
+        np.minimum(estimate.right, max(high, ends[-1])),
+    )
     outer = np.searchsorted(np.cumsum(estimate.masses), [_OUTSIDE, 1.0 - _OUTSIDE])
-    crowded = (estimate.masses > _CROWDED) & (right - left > _WIDE * (right[outer[1]] - left[outer[0]]))
+    crowded = (estimate.masses > _CROWDED) & (
+        right - left > _WIDE * (right[outer[1]] - left[outer[0]])
+    )
     found = []
     for place in np.flatnonzero(crowded):
-        first, last = np.searchsorted(ends, left[place], side="right"), np.searchsorted(ends, right[place], side="left") - 1
+        first, last = (
+            np.searchsorted(ends, left[place], side="right"),
+            np.searchsorted(ends, right[place], side="left") - 1,
+        )
         half = (right[place] - left[place]) / 2.0
         if first > last or (np.isinf(estimate.left[place]) and ends[first] - left[place] > half):
             continue
         if np.isinf(estimate.right[place]) and right[place] - ends[last] > half:
             continue
-        found.append(_Stretch(int(first), int(last), max(1.0, (last + 1 - first) / np.ceil(_KNOTS * estimate.masses[place]))))
+        found.append(
+            _Stretch(
+                int(first),
+                int(last),
+                max(1.0, (last + 1 - first) / np.ceil(_KNOTS * estimate.masses[place])),
+            )
+        )
     return found
 
 
@@ -393,7 +469,10 @@ def _place_knots(ends: Floats, size: float, fine: list[_Stretch], *, trim: bool)
     """Return knots with `size` ends between them, and fewer in and around the stretches that are to be fine."""
 
     def find_size(rank: float) -> float:
-        return min(size, *(each.size + _GROWTH * max(each.first - rank, rank - each.last, 0.0) for each in fine))
+        return min(
+            size,
+            *(each.size + _GROWTH * max(each.first - rank, rank - each.last, 0.0) for each in fine),
+        )
 
     last = len(ends) - 1
     rank, ranks = find_size(0.0) if trim else 0.0, []

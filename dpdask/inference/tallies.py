@@ -1,7 +1,7 @@
 """Counts of a released frame, and sums of products by released level, as pandas or Dask reduces them.
 
-A frame is a pandas.DataFrame or anything with its `groupby`, `assign` and `sum` whose results compute on demand, as
-Dask's do: only small tables of sums leave the cluster.
+A frame is a pandas.DataFrame or anything with its `groupby`, `assign` and `sum` whose results
+compute on demand, as Dask's do: only small tables of sums leave the cluster.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ from scipy import special
 from dpdask.errors import DataError, SpecError
 
 Floats: TypeAlias = NDArray[np.float64]
-Frame: TypeAlias = Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neither ships types that agree
+Frame: TypeAlias = (
+    Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neither ships types that agree
+)
 
-_GROUPING = {"dropna": False, "observed": True}  # null is a level, and a category that never occurs is no group
+_GROUPING = {
+    "dropna": False,
+    "observed": True,
+}  # null is a level, and a category that never occurs is no group
 
 
 def _reduce(reduction: Any) -> Any:
@@ -32,7 +37,9 @@ def _reduce(reduction: Any) -> Any:
 
 def level_key(value: object) -> float | str | None:
     """Return what a level of the card and a value of a frame are compared by: a number by its value, others by their text."""
-    if value is None or value is pd.NaT or value is pd.NA or value != value:  # NaN alone differs from itself
+    if (
+        value is None or value is pd.NaT or value is pd.NA or value != value
+    ):  # NaN alone differs from itself
         return None
     if isinstance(value, bool | int | float | np.bool_ | np.number):
         return float(value)
@@ -46,7 +53,8 @@ class Outcomes:
     Attributes
     ----------
     columns
-        The released column, last; before it the one whose released level chose its channel, if there is one.
+        The released column, last; before it the one whose released level chose its channel, if
+        there is one.
     levels
         The card's levels of each.
     """
@@ -79,15 +87,21 @@ class Outcomes:
         """
         codes = np.zeros(len(index), dtype=np.int64)
         for place, (column, levels) in enumerate(zip(self.columns, self.levels, strict=True)):
-            if index.nlevels not in (1, len(self.columns)) or (len(self.columns) > 1 and index.nlevels == 1):
+            if index.nlevels not in (1, len(self.columns)) or (
+                len(self.columns) > 1 and index.nlevels == 1
+            ):
                 raise DataError(
-                    f"is released given {self.columns[0]!r}, so rows must be counted by both columns", self.where, "give the released frame"
+                    f"is released given {self.columns[0]!r}, so rows must be counted by both columns",
+                    self.where,
+                    "give the released frame",
                 )
             codes = len(levels) * codes + level_codes(index.get_level_values(place), levels, column)
         return codes
 
 
-def level_codes(values: Iterable[object], levels: Sequence[object], column: str) -> NDArray[np.int64]:
+def level_codes(
+    values: Iterable[object], levels: Sequence[object], column: str
+) -> NDArray[np.int64]:
     """Return the place of each value among the card's levels, int64 array.
 
     Parameters
@@ -107,7 +121,11 @@ def level_codes(values: Iterable[object], levels: Sequence[object], column: str)
     places = {level_key(level): place for place, level in enumerate(levels)}
     codes = np.array([places.get(level_key(value), -1) for value in values], dtype=np.int64)
     if (codes < 0).any():
-        raise DataError("holds a value that is not one of the card's levels", f"column {column!r}", "use the frame that the card was written for")
+        raise DataError(
+            "holds a value that is not one of the card's levels",
+            f"column {column!r}",
+            "use the frame that the card was written for",
+        )
     return codes
 
 
@@ -117,17 +135,20 @@ def outcome_counts(counts: Any, outcomes: Outcomes) -> Floats:
     Parameters
     ----------
     counts
-        A released frame; or counts by outcome (a Series such as `value_counts` gives, or a mapping); or counts in the
-        card's order.
+        A released frame; or counts by outcome (a Series such as `value_counts` gives, or a
+        mapping); or counts in the card's order.
     outcomes
         What a row can be released as.
 
     Raises
     ------
     DataError
-        If counts are negative, not finite, of the wrong number, all zero, or of a value that is no level.
+        If counts are negative, not finite, of the wrong number, all zero, or of a value that is no
+        level.
     """
-    if getattr(counts, "ndim", 1) == 2 and hasattr(counts, "groupby"):  # a Dask series too has `columns`
+    if getattr(counts, "ndim", 1) == 2 and hasattr(
+        counts, "groupby"
+    ):  # a Dask series too has `columns`
         counts = counts.groupby(list(outcomes.columns), **_GROUPING).size()
     counts = _reduce(counts)
     if isinstance(counts, Mapping):
@@ -136,8 +157,17 @@ def outcome_counts(counts: Any, outcomes: Outcomes) -> Floats:
         found = _bin(outcomes.codes(counts.index), counts.to_numpy(dtype=np.float64), outcomes.size)
     else:
         found = np.asarray(counts, dtype=np.float64).ravel()
-    if found.shape != (outcomes.size,) or not np.isfinite(found).all() or (found < 0).any() or found.sum() <= 0:
-        raise DataError("the counts must be non-negative, one per level, and not all zero", outcomes.where, "count the released rows by level")
+    if (
+        found.shape != (outcomes.size,)
+        or not np.isfinite(found).all()
+        or (found < 0).any()
+        or found.sum() <= 0
+    ):
+        raise DataError(
+            "the counts must be non-negative, one per level, and not all zero",
+            outcomes.where,
+            "count the released rows by level",
+        )
     return found
 
 
@@ -155,7 +185,11 @@ def group_counts(frame: Frame, by: Sequence[str], outcomes: Outcomes) -> tuple[p
     """
     sizes = _reduce(frame.groupby([*by, *outcomes.columns], **_GROUPING).size())
     codes = outcomes.codes(sizes.index.droplevel(list(range(len(by)))))
-    places, groups = pd.factorize(sizes.index.droplevel(list(range(len(by), sizes.index.nlevels))), sort=True, use_na_sentinel=False)
+    places, groups = pd.factorize(
+        sizes.index.droplevel(list(range(len(by), sizes.index.nlevels))),
+        sort=True,
+        use_na_sentinel=False,
+    )
     table = np.zeros((len(groups), outcomes.size))
     np.add.at(table, (places, codes), sizes.to_numpy(dtype=np.float64))
     return groups.set_names(by), table
@@ -168,14 +202,15 @@ class Moments:
     Attributes
     ----------
     frame
-        Its columns `level0`, … (those of the outcomes), `z1`, `z2`, … (standardised, without missing values) and `z0` = 1; not
-        computed if it is Dask's.
+        Its columns `level0`, … (those of the outcomes), `z1`, `z2`, … (standardised, without
+        missing values) and `z0` = 1; not computed if it is Dask's.
     n_columns
         How many z there are, the constant included.
     scale
         What a kept column was divided by, float64 array of shape (n_columns - 1,).
     products
-        Σ z_a z_b over the rows of outcome j, float64 array of shape (n_columns, n_columns, outcomes.size).
+        Σ z_a z_b over the rows of outcome j, float64 array of shape (n_columns, n_columns,
+        outcomes.size).
     outcomes
         What a row can be released as.
     """
@@ -203,7 +238,12 @@ class Moments:
         """
         z = [self.frame[f"z{place}"] for place in range(self.n_columns)]
         e = sum(float(coefficient) * z_ for coefficient, z_ in zip(coefficients, z, strict=True))
-        sums = {f"{a}-{b}-{power}": z[a] * z[b] * e**power for a in range(n_weighted) for b in range(a + 1) for power in (1, 2)}
+        sums = {
+            f"{a}-{b}-{power}": z[a] * z[b] * e**power
+            for a in range(n_weighted)
+            for b in range(a + 1)
+            for power in (1, 2)
+        }
         found = _sums_by_outcome(self.frame, sums, self.outcomes)
         result = np.zeros((3, n_weighted, n_weighted, self.outcomes.size))
         result[0] = self.products[:n_weighted, :n_weighted]
@@ -234,22 +274,51 @@ def moments(frame: Frame, kept: Sequence[str], outcomes: Outcomes) -> Moments:
     names = [f"z{place}" for place in range(1, len(kept) + 1)]
     kinds = frame[list(kept)].dtypes
     if any(not pd.api.types.is_numeric_dtype(kind) for kind in kinds):
-        raise SpecError("a slope needs numeric kept columns", "slope", "give numbers, or indicator columns of the categories")
+        raise SpecError(
+            "a slope needs numeric kept columns",
+            "slope",
+            "give numbers, or indicator columns of the categories",
+        )
     released = {column: f"level{place}" for place, column in enumerate(outcomes.columns)}
-    part = frame[[*released, *kept]].rename(columns={**released, **dict(zip(kept, names, strict=True))})
+    part = frame[[*released, *kept]].rename(
+        columns={**released, **dict(zip(kept, names, strict=True))}
+    )
     part = part.dropna(subset=names).astype(dict.fromkeys(names, "float64"))
-    n, means, deviations = (_reduce(reduction) for reduction in (part["z1"].count(), part[names].mean(), part[names].std(ddof=0)))
-    centre, spread = (np.array([float(found[name]) for name in names]) for found in (means, deviations))
+    n, means, deviations = (
+        _reduce(reduction)
+        for reduction in (part["z1"].count(), part[names].mean(), part[names].std(ddof=0))
+    )
+    centre, spread = (
+        np.array([float(found[name]) for name in names]) for found in (means, deviations)
+    )
     if n <= len(names) + 2 or not (spread > 1e-12 * np.abs(centre)).all():
-        raise SpecError("a kept column does not vary, or too few rows have them all", "slope", "leave it out: the constant is always there")
-    part = part.assign(z0=1.0, **{name: (part[name] - float(m)) / float(d) for name, m, d in zip(names, centre, spread, strict=True)})
+        raise SpecError(
+            "a kept column does not vary, or too few rows have them all",
+            "slope",
+            "leave it out: the constant is always there",
+        )
+    part = part.assign(
+        z0=1.0,
+        **{
+            name: (part[name] - float(m)) / float(d)
+            for name, m, d in zip(names, centre, spread, strict=True)
+        },
+    )
     places = range(len(names) + 1)
-    sums = _sums_by_outcome(part, {f"{a}-{b}": part[f"z{a}"] * part[f"z{b}"] for a in places for b in places if b <= a}, outcomes)
+    sums = _sums_by_outcome(
+        part,
+        {f"{a}-{b}": part[f"z{a}"] * part[f"z{b}"] for a in places for b in places if b <= a},
+        outcomes,
+    )
     products = np.array([[sums[f"{max(a, b)}-{min(a, b)}"] for b in places] for a in places])
-    return Moments(frame=part, n_columns=len(names) + 1, scale=spread, products=products, outcomes=outcomes)
+    return Moments(
+        frame=part, n_columns=len(names) + 1, scale=spread, products=products, outcomes=outcomes
+    )
 
 
-def _sums_by_outcome(frame: Frame, terms: Mapping[str, Any], outcomes: Outcomes) -> dict[str, Floats]:
+def _sums_by_outcome(
+    frame: Frame, terms: Mapping[str, Any], outcomes: Outcomes
+) -> dict[str, Floats]:
     """Return each term's sum over the rows of each outcome."""
     keys = [f"level{place}" for place in range(len(outcomes.columns))]
     table = _reduce(frame[keys].assign(**terms).groupby(keys, **_GROUPING).sum())
@@ -270,14 +339,16 @@ class Estimate:
     value
         A number, a Series (by level, group or covariate) or a DataFrame (groups × levels).
     standard_error
-        The spread of `value` over drawing rows from a population and releasing them, of the same shape. For the released
-        table itself it is an upper bound on average, since the rows are then fixed.
+        The spread of `value` over drawing rows from a population and releasing them, of the same
+        shape. For the released table itself it is an upper bound on average, since the rows are
+        then fixed.
     condition_number
-        The ratio of the largest to the smallest singular value that was inverted, by at least a half: the
-        largest factor by which noise in the released column is amplified.
+        The ratio of the largest to the smallest singular value that was inverted, by at least a
+        half: the largest factor by which noise in the released column is amplified.
     worst_bias
-        Zero where the channel determines the value and it was inverted. Otherwise the largest possible bias, for any original
-        values; infinite where no bound is known. Most biases are much smaller.
+        Zero where the channel determines the value and it was inverted. Otherwise the largest
+        possible bias, for any original values; infinite where no bound is known. Most biases are
+        much smaller.
     """
 
     value: Any
@@ -310,6 +381,10 @@ def average_known(average: Callable[[Floats], Estimate], values: Floats) -> Esti
         share = np.maximum(inside.value, 0.0)
         shift = above.value / share
         error, bias = (
-            (one + np.abs(shift) * two) / share for one, two in ((above.standard_error, inside.standard_error), (above.worst_bias, inside.worst_bias))
+            (one + np.abs(shift) * two) / share
+            for one, two in (
+                (above.standard_error, inside.standard_error),
+                (above.worst_bias, inside.worst_bias),
+            )
         )
     return replace(above, value=centre + shift, standard_error=error, worst_bias=bias)

@@ -5,4 +5,13 @@ from dpdask.io.fragments import InputTable, discover, read_batches
 from dpdask.io.shards import Manifest, Shard, ShardWriter
 from dpdask.io.storage import Folder
 
-__all__ = ["Folder", "Fragment", "InputTable", "Manifest", "Shard", "ShardWriter", "discover", "read_batches"]
+__all__ = [
+    "Folder",
+    "Fragment",
+    "InputTable",
+    "Manifest",
+    "Shard",
+    "ShardWriter",
+    "discover",
+    "read_batches",
+]

@@ -47,42 +47,31 @@ def is_csv(path: str) -> bool:
 
 
 def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[Versions, pa.Schema]:
-    """Return the digests and the size of a file, and the columns with their declared types.
-
-    Parameters
-    ----------
-    fs
-        The file system.
-    path
-        The file's path in it.
-    name
-        The file's name, for messages.
-    schema
-        The declared columns.
-
-    Raises
-    ------
-    InputError
-        If the file is empty or its header cannot be read.
-    DataError
-        If its first line has a field that is no declared column; it is not shown, because the line may be a row.
-    SpecError
-        If a column's type is not known, see `Schema.check_dates`, or not one that is read from texts.
-    """
+    """Return the digests and the size of a file, and the columns with their declared types."""
     schema.check_dates()
     versions = _versions(fs, path)
     names = read_names(fs, path, name)
     if not set(names) & set(schema.columns):
         line = names[0] if len(names) == 1 else ""
-        found = next((sign for sign in _SEPARATORS if set(_split(line, sign)) & set(schema.columns)), None)
+        found = next(
+            (sign for sign in _SEPARATORS if set(_split(line, sign)) & set(schema.columns)), None
+        )
         if found is not None:
             raise _refuse_separator(found, name)
-        raise DataError("its first line names no declared column", name, "begin the file with the names of its columns, separated by commas")
+        raise DataError(
+            "its first line names no declared column",
+            name,
+            "begin the file with the names of its columns, separated by commas",
+        )
     schema.check_header(names, name)
     types = pa.schema([pa.field(column, _type_of(column, schema)) for column in names])
     unread = next((field for field in types if not _is_read(field.type)), None)
     if unread is not None:
-        raise SpecError(f"CSV files cannot be read as {unread.type}", f"column {unread.name!r}", "declare another `type`")
+        raise SpecError(
+            f"CSV files cannot be read as {unread.type}",
+            f"column {unread.name!r}",
+            "declare another `type`",
+        )
     return versions, types
 
 
@@ -90,49 +79,54 @@ def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[Versions, pa
 def _is_read(type_: pa.DataType) -> bool:
     """Return whether Arrow reads a type from texts."""
     try:
-        pa_csv.read_csv(io.BytesIO(b"x\n"), convert_options=pa_csv.ConvertOptions(column_types={"x": type_}))
+        pa_csv.read_csv(
+            io.BytesIO(b"x\n"), convert_options=pa_csv.ConvertOptions(column_types={"x": type_})
+        )
     except pa.ArrowException:
         return False
     return True
 
 
 def _refuse_gzip(name: str) -> InputError:
-    return InputError("this file cannot be decompressed: it is truncated or corrupt", name, "write it again")
+    return InputError(
+        "this file cannot be decompressed: it is truncated or corrupt", name, "write it again"
+    )
 
 
 def read_names(fs: Any, path: str, name: str) -> list[str]:
-    """Return the names in a file's header line; nothing else of the file is used.
-
-    Parameters
-    ----------
-    fs, path, name
-        As for `inspect`.
-
-    Raises
-    ------
-    InputError
-        If the header cannot be read.
-    """
+    """Return the names in a file's header line; nothing else of the file is used."""
     try:
         with _open(fs, path) as file:
             header = file.readline(_SAMPLE_BYTES)
         names = _split(header.decode("utf-8-sig"), ",")
     except UnicodeDecodeError:
-        encoding = "UTF-16" if header[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "not UTF-8"
-        raise InputError(f"this CSV file has no readable header line: its encoding is {encoding}", name, "write it in UTF-8") from None
+        encoding = (
+            "UTF-16" if header[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "not UTF-8"
+        )
+        raise InputError(
+            f"this CSV file has no readable header line: its encoding is {encoding}",
+            name,
+            "write it in UTF-8",
+        ) from None
     except BAD_GZIP:
         raise _refuse_gzip(name) from None
     except standard_csv.Error:
         names = []
     if not names:
-        raise InputError("this CSV file has no readable header line", name, "write it in UTF-8 with its column names first")
+        raise InputError(
+            "this CSV file has no readable header line",
+            name,
+            "write it in UTF-8 with its column names first",
+        )
     return names
 
 
 def digest(url: str) -> bytes | None:
     """Return the SHA-256 of a file's text, whether or not it is compressed; None if it has no rows, or cannot be decompressed."""
     try:
-        with io.TextIOWrapper(open_url(url), encoding="latin-1") as lines:  # every byte is a letter, and every end of a line is known
+        with io.TextIOWrapper(
+            open_url(url), encoding="latin-1"
+        ) as lines:  # every byte is a letter, and every end of a line is known
             is_single = len(_split(next(lines, ""), ",")) == 1
             if not any(is_single or line.strip("\n") for line in lines):
                 return None
@@ -143,25 +137,14 @@ def digest(url: str) -> bytes | None:
 
 
 def check_names(names: Sequence[str], name: str) -> None:
-    """Check that the fields of a first line are names of columns, before they are shown: without a header they are a row.
-
-    Parameters
-    ----------
-    names
-        The fields.
-    name
-        The file's name, for messages.
-
-    Raises
-    ------
-    DataError
-        If a field is empty, repeated, a number, a date or a time; no field is shown.
-    """
+    """Check that the fields of a first line are names of columns, before they are shown: without a header they are a row."""
     found = next((sign for sign in _SEPARATORS if len(names) == 1 and sign in names[0]), None)
     fields = _split(names[0], found) if found is not None else names
     if len(set(names)) < len(names) or any(map(_is_value, fields)):
         what = "its first line looks like a row: a field is empty, repeated, a number or a date"
-        raise DataError(what, name, "begin the file with the names of its columns, separated by commas")
+        raise DataError(
+            what, name, "begin the file with the names of its columns, separated by commas"
+        )
     if found is not None:
         raise _refuse_separator(found, name)
 
@@ -198,7 +181,9 @@ def csv_type(column: Column) -> pa.DataType:
         declared = (*(column.bounds or ()), *(column.atoms or ()))
         if any(isinstance(value, dt.datetime) for value in declared):
             return pa.timestamp("us")
-        return pa.date32() if any(isinstance(value, dt.date) for value in declared) else pa.float64()
+        return (
+            pa.date32() if any(isinstance(value, dt.date) for value in declared) else pa.float64()
+        )
     domain = column.levels or ("",)
     if isinstance(domain[0], bool):
         return pa.bool_()
@@ -209,22 +194,10 @@ def csv_type(column: Column) -> pa.DataType:
     return pa.float64() if any(isinstance(level, float) for level in domain) else pa.int64()
 
 
-def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], types: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield a file's rows; an empty field is null.
-
-    Parameters
-    ----------
-    fs
-        The file system.
-    path
-        The file's path in it.
-    fragment
-        The file as it was found when the run began.
-    columns
-        The columns to read.
-    types
-        Their Arrow types.
-    """
+def read_batches(
+    fs: Any, path: str, fragment: Fragment, columns: list[str], types: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield a file's rows; an empty field is null."""
     if _versions(fs, path).version != fragment.version:
         raise report_change(fragment.name)
     convert = pa_csv.ConvertOptions(
@@ -236,12 +209,25 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
     )
     read = pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)
     single = len(types) - len(fragment.constants) == 1
-    parse = pa_csv.ParseOptions(ignore_empty_lines=not single)  # of one column, an empty line is a row
+    parse = pa_csv.ParseOptions(
+        ignore_empty_lines=not single
+    )  # of one column, an empty line is a row
     try:
         with _open(fs, path) as file:
             text = _Text(file)
-            n_rows = max(1, min(_BATCH_ROWS, int(_BLOCK_BYTES / sum(estimate_width(types.field(name).type) for name in columns))))
-            with pa_csv.open_csv(text, read_options=read, parse_options=parse, convert_options=convert) as reader:
+            n_rows = max(
+                1,
+                min(
+                    _BATCH_ROWS,
+                    int(
+                        _BLOCK_BYTES
+                        / sum(estimate_width(types.field(name).type) for name in columns)
+                    ),
+                ),
+            )
+            with pa_csv.open_csv(
+                text, read_options=read, parse_options=parse, convert_options=convert
+            ) as reader:
                 yield from _regroup(text.check(reader), n_rows)
             text.check_lines(empty_count=single)
         if text.is_odd:
@@ -256,8 +242,8 @@ def read_batches(fs: Any, path: str, fragment: Fragment, columns: list[str], typ
 class _Text(io.RawIOBase):
     """A file that is read, and what its bytes tell beside the rows that Arrow makes of them.
 
-    Arrow takes a line break behind an open quote for a part of the field: one quote too many would make one row of all that follow,
-    and the private values in them a part of a kept one.
+    Arrow takes a line break behind an open quote for a part of the field: one quote too many would
+    make one row of all that follow, and the private values in them a part of a kept one.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -271,9 +257,16 @@ class _Text(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(size)
         if data:
-            text = np.frombuffer(self._last + data, dtype=np.uint8)  # the byte before tells what its first one begins
+            text = np.frombuffer(
+                self._last + data, dtype=np.uint8
+            )  # the byte before tells what its first one begins
             ends, returns = (np.flatnonzero(text == sign) for sign in b"\n\r")
-            self._n_ends += len(ends) + len(returns) - int((text[ends[ends > 0] - 1] == _CR).sum()) - int(text[0] in b"\n\r")
+            self._n_ends += (
+                len(ends)
+                + len(returns)
+                - int((text[ends[ends > 0] - 1] == _CR).sum())
+                - int(text[0] in b"\n\r")
+            )
             after = np.concatenate([ends, returns]) + 1
             self._n_filled += int((~np.isin(text[after[after < len(text)]], [_LF, _CR])).sum())
             crosses = np.flatnonzero((text[1:] | 0x20) == ord("x"))
@@ -285,7 +278,11 @@ class _Text(io.RawIOBase):
         """Yield the batches, and count their rows; infinite numbers may be texts that a float cannot hold."""
         for batch in batches:
             self._n_rows += batch.num_rows
-            sums = [pc.sum(column).as_py() for column in batch.columns if pa.types.is_floating(column.type)]
+            sums = [
+                pc.sum(column).as_py()
+                for column in batch.columns
+                if pa.types.is_floating(column.type)
+            ]
             self.is_odd = self.is_odd or not all(map(math.isfinite, filter(None, sums)))
             yield batch
 
@@ -296,10 +293,16 @@ class _Text(io.RawIOBase):
 
     def check_lines(self, *, empty_count: bool) -> None:
         """Check that each line was a row, but the header."""
-        n_lines = self._n_ends + (self._last not in (b"\n", b"\r")) if empty_count else self._n_filled
+        n_lines = (
+            self._n_ends + (self._last not in (b"\n", b"\r")) if empty_count else self._n_filled
+        )
         if self._n_rows != n_lines - 1:
             what = "a quoted field goes on over the end of its line"
-            raise DataError(what, "a CSV file", "close each quote on the line on which it was opened, or convert the file to Parquet")
+            raise DataError(
+                what,
+                "a CSV file",
+                "close each quote on the line on which it was opened, or convert the file to Parquet",
+            )
 
 
 def _check_numbers(fs: Any, path: str, fields: Sequence[pa.Field]) -> None:
@@ -307,15 +310,26 @@ def _check_numbers(fs: Any, path: str, fields: Sequence[pa.Field]) -> None:
     wrong = {field.name: _HEXADECIMAL for field in fields if pa.types.is_integer(field.type)}
     wrong |= {field.name: _FINITE for field in fields if pa.types.is_floating(field.type)}
     types = {field.name: field.type for field in fields}
-    convert = pa_csv.ConvertOptions(column_types=dict.fromkeys(wrong, pa.string()), include_columns=list(wrong))
-    with _open(fs, path) as file, pa_csv.open_csv(file, pa_csv.ReadOptions(use_threads=False), convert_options=convert) as reader:
+    convert = pa_csv.ConvertOptions(
+        column_types=dict.fromkeys(wrong, pa.string()), include_columns=list(wrong)
+    )
+    with (
+        _open(fs, path) as file,
+        pa_csv.open_csv(
+            file, pa_csv.ReadOptions(use_threads=False), convert_options=convert
+        ) as reader,
+    ):
         for batch in reader if wrong else ():
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
                 texts = column.filter(pc.match_substring_regex(column, wrong[name]))
                 if pa.types.is_floating(types[name]):
                     texts = texts.filter(pc.is_inf(texts.cast(types[name])))
                 if texts.drop_null():
-                    raise DataError(f"a number is in hexadecimal, or too large for {types[name]}", f"column {name!r}", "correct it")
+                    raise DataError(
+                        f"a number is in hexadecimal, or too large for {types[name]}",
+                        f"column {name!r}",
+                        "correct it",
+                    )
 
 
 def _regroup(batches: Iterable[pa.RecordBatch], n_rows: int) -> Iterator[pa.RecordBatch]:
@@ -336,19 +350,28 @@ def _regroup(batches: Iterable[pa.RecordBatch], n_rows: int) -> Iterator[pa.Reco
 
 
 def _join(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    return batches if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return (
+        batches
+        if len(batches) == 1
+        else pa.Table.from_batches(batches).combine_chunks().to_batches()
+    )
 
 
 def _describe(message: str, types: pa.Schema) -> DataError:
     """Return the error of a line, or of a value, which Arrow's message holds: only numbers are taken from it.
 
-    A line that cannot be split or decoded is named. Where a value of another type stands is not told.
+    A line that cannot be split or decoded is named. Where a value of another type stands is not
+    told.
     """
     line = re.search(r"Row #(\d+)", message)
     here = f"line {line[1]}" if line else "a line"
     if fields := re.match(r"CSV parse error: Row #\d+: Expected (\d+) columns, got (\d+)", message):
         hint = "correct the line, or put fields that hold commas in quotes"
-        return DataError(f"{here} has {fields[2]} fields, separated by commas, and the header has {fields[1]}", "a CSV file", hint)
+        return DataError(
+            f"{here} has {fields[2]} fields, separated by commas, and the header has {fields[1]}",
+            "a CSV file",
+            hint,
+        )
     number = re.match(r"In CSV column #(\d+)", message)
     column = f"column {types.names[int(number[1])]!r}" if number else "a CSV file"
     if message.endswith("invalid UTF8 data"):
@@ -357,7 +380,9 @@ def _describe(message: str, types: pa.Schema) -> DataError:
         hint = "close each quote on the line on which it was opened, or convert the file to Parquet"
         return DataError("a line cannot be split into fields", column, hint)
     type_ = types.field(int(number[1])).type
-    return DataError(f"a value cannot be read as {type_}", column, "correct the file, or the schema's `type`")
+    return DataError(
+        f"a value cannot be read as {type_}", column, "correct the file, or the schema's `type`"
+    )
 
 
 def _open(fs: Any, path: str) -> IO[bytes]:
@@ -373,22 +398,11 @@ def open_url(url: str) -> IO[bytes]:
 
 
 class Versions(NamedTuple):
-    """What tells a file from others.
+    """What tells a file from others."""
 
-    Attributes
-    ----------
-    content
-        A digest of the size, the first and the last 64 KiB.
-    version
-        One with the file's time or ETag too, so that a change in between is noticed.
-    alike
-        One of the beginning of the text, whether or not it is compressed: copies have the same.
-    n_bytes
-        The size.
-    """
-
-    content: str
-    version: str
+    content: str  # A digest of the size, the first and the last 64 KiB
+    version: str  # one with the file's time or ETag too, so that a change in between is noticed
+    # One of the beginning of the text, whether or not it is compressed: copies have the same.
     alike: str
     n_bytes: int
 
@@ -398,9 +412,16 @@ def _versions(fs: Any, path: str) -> Versions:
         fs.invalidate_cache()
         info = fs.info(path)
         size = int(info["size"])
-        head, tail = fs.cat_file(path, start=0, end=min(size, _SAMPLE_BYTES)), fs.cat_file(path, start=max(0, size - _SAMPLE_BYTES), end=size)
+        head, tail = (
+            fs.cat_file(path, start=0, end=min(size, _SAMPLE_BYTES)),
+            fs.cat_file(path, start=max(0, size - _SAMPLE_BYTES), end=size),
+        )
         content = blake2b(size.to_bytes(8, "little") + head + tail, digest_size=16).hexdigest()
-        stamp = [str(info.get(key)) for key in ("ETag", "etag", "mtime", "updated", "last_modified", "LastModified") if key in info]
+        stamp = [
+            str(info.get(key))
+            for key in ("ETag", "etag", "mtime", "updated", "last_modified", "LastModified")
+            if key in info
+        ]
         version = blake2b(f"{content} {stamp}".encode(), digest_size=16).hexdigest()
         return Versions(content, version, blake2b(_unpack(head), digest_size=16).hexdigest(), size)
 

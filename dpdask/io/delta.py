@@ -42,11 +42,6 @@ _AZURE = {
 def find_options(url: str) -> dict[str, str]:
     """Return deltalake's options for a URL; what is not there, deltalake takes from the environment.
 
-    Raises
-    ------
-    SpecError
-        If a variable of the environment that a job's `storage` names is not set.
-
     Privacy
     -------
     The result holds secrets: never put it in a message, log, file or graph.
@@ -58,7 +53,9 @@ def find_options(url: str) -> dict[str, str]:
         endpoint = found.get("aws_endpoint_url", os.environ.get("AWS_ENDPOINT_URL", ""))
     elif kind == "azure":
         text = given.get("connection_string", os.environ.get("AZURE_STORAGE_CONNECTION_STRING", ""))
-        found = _rename({**dict(part.split("=", 1) for part in text.split(";") if "=" in part), **given}, _AZURE)
+        found = _rename(
+            {**dict(part.split("=", 1) for part in text.split(";") if "=" in part), **given}, _AZURE
+        )
         endpoint = found.get("azure_storage_endpoint", "")
     else:
         return {}
@@ -66,14 +63,26 @@ def find_options(url: str) -> dict[str, str]:
 
 
 def _rename(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, str]:
-    return {names[name]: str(value) for name, value in given.items() if name in names and value is not None}
+    return {
+        names[name]: str(value)
+        for name, value in given.items()
+        if name in names and value is not None
+    }
 
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 # `typeWidening` is not here: no reader at hand was tested with it. A `variantType` column is refused by its type, unless it is dropped.
-_FEATURES = {"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "variantType", "variantType-preview"}
+_FEATURES = {
+    "columnMapping",
+    "deletionVectors",
+    "timestampNtz",
+    "v2Checkpoint",
+    "vacuumProtocolCheck",
+    "variantType",
+    "variantType-preview",
+}
 _READER = 3
 _RESTORE = "repair the table, or name another version"
 _WRITE_WITHOUT = "write the table without it, or a copy as plain Parquet"
@@ -84,34 +93,17 @@ _NAME = b"delta.columnMapping.physicalName"
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The format of a Delta table.
+    """The format of a Delta table."""
 
-    Attributes
-    ----------
-    version
-        The version to read; None for the latest.
-    """
-
-    version: int | None = None
+    version: int | None = None  # the version to read; None for the latest
 
     def list_files(self, url: str, schema: Schema) -> Listing:
         """Return the files of one version of the table at a URL; see `TableFormat.list_files`.
 
         Parameters
         ----------
-        url
-            The table's folder.
         schema
             The declared columns; they do not matter, because the log has types.
-
-        Raises
-        ------
-        InputError
-            If there is no such table or version, or its log cannot be read.
-        DataError
-            If it needs a reader feature that is not supported.
-        SpecError
-            If the package deltalake is not installed.
         """
         del schema
         with metadata_faults(url, _RESTORE):
@@ -128,10 +120,18 @@ class Delta:
         files = []
         for action in actions:
             path = unquote(action["path"])
-            if not {"", "."}.isdisjoint(path.split("/")) and not _OUTSIDE.match(path):  # `x` and `./x` would be one file, released twice
-                raise DataError("its log writes the path of a file in an unusual way", where, "repair the table")
+            if not {"", "."}.isdisjoint(path.split("/")) and not _OUTSIDE.match(
+                path
+            ):  # `x` and `./x` would be one file, released twice
+                raise DataError(
+                    "its log writes the path of a file in an unusual way", where, "repair the table"
+                )
             if _OUTSIDE.match(path) or ".." in path.split("/"):
-                raise DataError("this version has files outside the table's folder (a shallow clone)", where, "name the table that they belong to")
+                raise DataError(
+                    "this version has files outside the table's folder (a shallow clone)",
+                    where,
+                    "name the table that they belong to",
+                )
             files.append(
                 DataFile(
                     url=str(fs.unstrip_protocol(f"{root.rstrip('/')}/{path}")),
@@ -142,16 +142,25 @@ class Delta:
                 )
             )
         if deleted:
-            raise InputError("its log deletes rows of a file that it does not list", where, "repair the table")
+            raise InputError(
+                "its log deletes rows of a file that it does not list", where, "repair the table"
+            )
         return Listing(
-            files=tuple(sorted(files, key=lambda file: natural(file.name))), format="delta", version=version, location=url, fields=_fields(table)
+            files=tuple(sorted(files, key=lambda file: natural(file.name))),
+            format="delta",
+            version=version,
+            location=url,
+            fields=_fields(table),
         )
 
     def read_columns(self, url: str) -> tuple[FoundColumn, ...]:
         """Return the columns that the log names; see `TableFormat.read_columns`."""
         with metadata_faults(url, _RESTORE):
             fields = pa.schema(_open(url, self.version).schema().to_arrow())
-            return tuple(FoundColumn(name=column.name, type=column.type, nullable=column.nullable) for column in fields)
+            return tuple(
+                FoundColumn(name=column.name, type=column.type, nullable=column.nullable)
+                for column in fields
+            )
 
 
 def _open(url: str, version: int | None) -> DeltaTable:
@@ -160,21 +169,33 @@ def _open(url: str, version: int | None) -> DeltaTable:
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
     except ImportError:
-        raise SpecError("a Delta table is read by the package deltalake, which is not installed", url, "install dpdask[delta]") from None
+        raise SpecError(
+            "a Delta table is read by the package deltalake, which is not installed",
+            url,
+            "install dpdask[delta]",
+        ) from None
     place, options = url.removeprefix("file://"), find_options(url)
     with storage_faults(url):
         try:
             return DeltaTable(place, version=version, storage_options=options or None)
         except TableNotFoundError:
             which = "" if version is None else f" with version {version}"
-            raise InputError(f"there is no Delta table{which} here", url, "check this path") from None
+            raise InputError(
+                f"there is no Delta table{which} here", url, "check this path"
+            ) from None
         except (DeltaError, ValueError) as error:
             if "unsupported" in str(error).lower():
-                raise DataError("this table needs a reader feature that is not supported", url, _WRITE_WITHOUT) from None
+                raise DataError(
+                    "this table needs a reader feature that is not supported", url, _WRITE_WITHOUT
+                ) from None
             if "duplicate field name" in str(error).lower():
                 what = "two columns have names that differ in upper and lower case only, which readers of Delta tables refuse"
-                raise DataError(what, url, "rename one of them, or name a copy as plain Parquet") from None
-            which = "its log cannot be read" if version is None else f"version {version} cannot be read"
+                raise DataError(
+                    what, url, "rename one of them, or name a copy as plain Parquet"
+                ) from None
+            which = (
+                "its log cannot be read" if version is None else f"version {version} cannot be read"
+            )
             raise InputError(which, url, "name a version that the table still has") from None
         except OSError as error:
             raise _name_failure(error) from None
@@ -183,16 +204,30 @@ def _open(url: str, version: int | None) -> DeltaTable:
 def _name_failure(error: OSError) -> OSError:
     """Return the kind of a store's failure; deltalake tells it by the HTTP status in its message alone."""
     status = re.search(r"(401 Unauthorized|403 Forbidden|404 Not Found)", str(error))
-    return error if status is None else FileNotFoundError() if status[1].startswith("404") else PermissionError()
+    return (
+        error
+        if status is None
+        else FileNotFoundError()
+        if status[1].startswith("404")
+        else PermissionError()
+    )
 
 
 def _check_features(table: DeltaTable, where: str) -> None:
     protocol = table.protocol()
     unknown = sorted(set(protocol.reader_features or ()) - _FEATURES)
     if protocol.min_reader_version > _READER:
-        raise DataError(f"this table needs version {protocol.min_reader_version} of the reader protocol", where, _WRITE_WITHOUT)
+        raise DataError(
+            f"this table needs version {protocol.min_reader_version} of the reader protocol",
+            where,
+            _WRITE_WITHOUT,
+        )
     if unknown:
-        raise DataError(f"this table needs the reader feature {unknown[0]!r}, which is not supported", where, _WRITE_WITHOUT)
+        raise DataError(
+            f"this table needs the reader feature {unknown[0]!r}, which is not supported",
+            where,
+            _WRITE_WITHOUT,
+        )
 
 
 def _read_actions(table: DeltaTable, where: str) -> list[dict[str, Any]]:
@@ -204,7 +239,9 @@ def _read_actions(table: DeltaTable, where: str) -> list[dict[str, Any]]:
             actions = pa.table(table.get_add_actions(flatten=True))
         except (DeltaError, pa.ArrowException, ValueError):
             raise InputError("its log cannot be read", where, _RESTORE) from None
-    wanted = [name for name in actions.column_names if name == "path" or name.startswith("partition.")]
+    wanted = [
+        name for name in actions.column_names if name == "path" or name.startswith("partition.")
+    ]
     return list(actions.select(wanted).to_pylist())
 
 
@@ -216,10 +253,20 @@ def _read_deleted(table: DeltaTable, where: str) -> dict[str, bytes]:
     with storage_faults(where):
         try:
             for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
-                for uri, keep in zip(batch.column("filepath").to_pylist(), batch.column("selection_vector"), strict=True):
-                    found[unquote(uri.removeprefix(table.table_uri))] = pack(~np.asarray(keep.values.to_numpy(zero_copy_only=False), dtype=bool))
+                for uri, keep in zip(
+                    batch.column("filepath").to_pylist(),
+                    batch.column("selection_vector"),
+                    strict=True,
+                ):
+                    found[unquote(uri.removeprefix(table.table_uri))] = pack(
+                        ~np.asarray(keep.values.to_numpy(zero_copy_only=False), dtype=bool)
+                    )
         except (DeltaError, pa.ArrowException, ValueError):
-            raise InputError("a deletion vector cannot be read: it is missing or corrupt", where, "restore it, or name another version") from None
+            raise InputError(
+                "a deletion vector cannot be read: it is missing or corrupt",
+                where,
+                "restore it, or name another version",
+            ) from None
     return found
 
 
@@ -233,5 +280,12 @@ def _fields(table: DeltaTable) -> tuple[TableField, ...]:
             fields.append(TableField(name=column.name, type=column.type, names=()))
             continue
         names = (column.name if mode == "none" else column.metadata[_NAME].decode(),)
-        fields.append(TableField(name=column.name, type=column.type, names=names, field_id=int(column.metadata[_ID]) if mode == "id" else None))
+        fields.append(
+            TableField(
+                name=column.name,
+                type=column.type,
+                names=names,
+                field_id=int(column.metadata[_ID]) if mode == "id" else None,
+            )
+        )
     return tuple(fields)

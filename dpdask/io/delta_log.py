@@ -1,8 +1,9 @@
 """The log of a Delta table: what it holds, and one more entry, which makes files appear in it all at once.
 
-The package deltalake works on a copy of the log: it reads the newest part, and writes the next entry there. That entry is then created
-in the table by one conditional request. So reading and committing need no other requests, options and credentials than all else in a
-store, nor a lock table, and an entry is never put over another one.
+The package deltalake works on a copy of the log: it reads the newest part, and writes the next
+entry there. That entry is then created in the table by one conditional request. So reading and
+committing need no other requests, options and credentials than all else in a store, nor a lock
+table, and an entry is never put over another one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 LOG = "_delta_log"
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)")
+_CHECKPOINT = re.compile(
+    r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)"
+)
 _ENTRY = re.compile(r"(\d{20})\.json")
 _LAST = "_last_checkpoint"
 _SIDECARS = "_sidecars"
@@ -36,127 +39,121 @@ _REFUSED = set(" ,;{}()\n\t=")
 _ELSEWHERE = "choose another output.path"
 _RULES = ("delta.invariants", "delta.generationExpression", "delta.identity")
 _PLAIN = {
-    *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.date32()),
+    *(
+        pa.bool_(),
+        pa.int8(),
+        pa.int16(),
+        pa.int32(),
+        pa.int64(),
+        pa.float32(),
+        pa.float64(),
+        pa.date32(),
+    ),
     *(pa.string(), pa.large_string(), pa.binary(), pa.large_binary()),
 }
 
 
 class DeltaLog:
-    """The log of the Delta table in a folder.
-
-    Parameters
-    ----------
-    folder
-        The table's folder.
-    """
+    """The log of the Delta table in a folder."""
 
     folder_name = LOG
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._newest: dict[str, bytes] = {}  # the files of the log that were read last: they never change
+        self._newest: dict[
+            str, bytes
+        ] = {}  # the files of the log that were read last: they never change
 
     def exists(self) -> bool:
         """Return whether there is a table."""
         return any(_ENTRY.fullmatch(name) for name in self._list())
 
     def find(self, release: str) -> int | None:
-        """Return the number of the run that has committed a release, or None.
-
-        Raises
-        ------
-        InputError
-            If the log may not be read.
-        OutputError
-            If it is broken.
-        SpecError
-            If the package deltalake is missing.
-        """
+        """Return the number of the run that has committed a release, or None."""
         with self._copy() as root:
             table = _open(root, self._folder.url)
             return None if table is None else table.transaction_version(release)
 
     def count(self, name: Callable[[int], str]) -> int:
-        """Return how many releases of a series are committed; for what is raised see `find`.
-
-        Parameters
-        ----------
-        name
-            Gives the name of the release with a number.
-        """
+        """Return how many releases of a series are committed; for what is raised see `find`."""
         with self._copy() as root:
             table = _open(root, self._folder.url)
-            return 0 if table is None else count_committed(lambda number: table.transaction_version(name(number)) is not None)
+            return (
+                0
+                if table is None
+                else count_committed(
+                    lambda number: table.transaction_version(name(number)) is not None
+                )
+            )
 
     def check(self, types: pa.Schema, mode: Mode) -> None:
-        """Check that these columns can be committed.
-
-        Parameters
-        ----------
-        types
-            The columns.
-        mode
-            How the table is changed.
-
-        Raises
-        ------
-        SpecError
-            If Delta has no such type or name, or the package deltalake is missing.
-        OutputError
-            If the table has other columns, or is of a kind that is not written.
-        """
+        """Check that these columns can be committed."""
         _require()
         _check_names(types)
         for column in types:
             if not _is_known(column.type):
                 what = f"a Delta table has no type for {column.type}"
-                raise SpecError(what, f"column {column.name!r}", "cast it in the input (for instance to int64, float64 or timestamp[us]), or drop it")
+                raise SpecError(
+                    what,
+                    f"column {column.name!r}",
+                    "cast it in the input (for instance to int64, float64 or timestamp[us]), or drop it",
+                )
         with self._copy() as root:
             table = _open(root, self._folder.url)
             if table is not None:
                 self._check_table(table, types, mode)
-            _write_entry(root, table, Transaction("rehearsal", 0), (), types, {}, mode)  # in the copy alone
+            _write_entry(
+                root, table, Transaction("rehearsal", 0), (), types, {}, mode
+            )  # in the copy alone
 
     def _check_table(self, table: DeltaTable, types: pa.Schema, mode: Mode) -> None:
         metadata, url = table.metadata(), self._folder.url
         if metadata.partition_columns:
-            raise OutputError("this table has partition columns, which are not supported", url, _ELSEWHERE)
+            raise OutputError(
+                "this table has partition columns, which are not supported", url, _ELSEWHERE
+            )
         if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
-            raise OutputError("this table uses column mapping (other column names in its files), which is not supported", url, _ELSEWHERE)
+            raise OutputError(
+                "this table uses column mapping (other column names in its files), which is not supported",
+                url,
+                _ELSEWHERE,
+            )
         fields = table.schema().fields
         ruled = [key for key in metadata.configuration if key.startswith("delta.constraints.")]
         ruled += [key for field in fields for key in field.metadata if key.startswith(_RULES)]
         if ruled:
-            raise OutputError(f"this table has a rule for its rows ({ruled[0]}), which is not checked here", url, _ELSEWHERE)
+            raise OutputError(
+                f"this table has a rule for its rows ({ruled[0]}), which is not checked here",
+                url,
+                _ELSEWHERE,
+            )
         if mode == "overwrite" and metadata.configuration.get("delta.appendOnly") == "true":
             raise OutputError("this table takes new rows only", url, "use `mode: append`")
         wanted = [(each.name, each.type) for each in _to_delta(types)]
-        if [(each.name, each.type) for each in pa.schema(table.schema().to_arrow())] != wanted or not all(field.nullable for field in fields):
+        if [
+            (each.name, each.type) for each in pa.schema(table.schema().to_arrow())
+        ] != wanted or not all(field.nullable for field in fields):
             what = "this table has other columns than the release: their names, types and order must agree, and nulls be allowed"
             raise OutputError(what, url, _ELSEWHERE)
 
-    def commit(self, transaction: Transaction, shards: Sequence[Shard], types: pa.Schema, about: Mapping[str, str], mode: Mode) -> None:
+    def commit(
+        self,
+        transaction: Transaction,
+        shards: Sequence[Shard],
+        types: pa.Schema,
+        about: Mapping[str, str],
+        mode: Mode,
+    ) -> None:
         """Write the log entry that makes shards the content of the table, or adds them; nothing happens if the release is there.
 
         Parameters
         ----------
         transaction
             The release and the run: the entry's application transaction and its version.
-        shards
-            The files, which are in the table's folder.
-        types
-            Their columns.
         about
             What the entry says of the release, beside what it does.
         mode
             Whether the table must not exist, its content stays, or is replaced.
-
-        Raises
-        ------
-        OutputError
-            If the table cannot take the shards.
-        TemporaryError
-            If other writers were always faster.
         """
         for _ in range(_TRIES):
             with self._copy() as root:
@@ -164,18 +161,28 @@ class DeltaLog:
                 if table is not None and table.transaction_version(transaction.release) is not None:
                     return
                 if table is not None and mode == "error":
-                    raise OutputError("another writer has made this table", self._folder.url, _ELSEWHERE)
+                    raise OutputError(
+                        "another writer has made this table", self._folder.url, _ELSEWHERE
+                    )
                 if table is not None:
                     self._check_table(table, types, mode)
                 entry = _write_entry(root, table, transaction, shards, types, about, mode)
                 if self._put(root, entry):
                     return
-        raise TemporaryError("other writers changed this table at the same time", self._folder.url, "run again to resume")
+        raise TemporaryError(
+            "other writers changed this table at the same time",
+            self._folder.url,
+            "run again to resume",
+        )
 
     def _list(self) -> list[str]:
         """Return the names of the log's files, with entries that are missing in a listing because it is an earlier one."""
         names = self._folder.child(LOG).names()
-        numbers = (int(name[:20]) for name in names if _ENTRY.fullmatch(name) or _CHECKPOINT.fullmatch(name))
+        numbers = (
+            int(name[:20])
+            for name in names
+            if _ENTRY.fullmatch(name) or _CHECKPOINT.fullmatch(name)
+        )
         number = max(numbers, default=-1) + 1
         with suppress(MissingError):
             while True:
@@ -195,7 +202,10 @@ class DeltaLog:
             for _ in range(_TRIES):
                 names = self._list()
                 try:
-                    self._newest = {file: self._newest.get(file) or log.read(file) for file in _list_newest(names)}
+                    self._newest = {
+                        file: self._newest.get(file) or log.read(file)
+                        for file in _list_newest(names)
+                    }
                     for file, content in self._newest.items():
                         (copied / file).write_bytes(content)
                     for file in log.child(_SIDECARS).names() if _SIDECARS in names else ():
@@ -205,7 +215,11 @@ class DeltaLog:
                 except MissingError:
                     continue  # an old file was removed, because there is a newer checkpoint
             else:
-                raise TemporaryError("the log of this Delta table changes too fast to be read", self._folder.url, "run again to resume")
+                raise TemporaryError(
+                    "the log of this Delta table changes too fast to be read",
+                    self._folder.url,
+                    "run again to resume",
+                )
             yield Path(name)
 
     def _put(self, root: Path, entry: str) -> bool:
@@ -220,14 +234,24 @@ class DeltaLog:
         if version and version % _CHECKPOINT_INTERVAL == 0:
             with suppress(Exception):  # it only makes reading faster
                 _load(root).create_checkpoint()
-                [name] = [path.name for path in copied.iterdir() if path.name.startswith(f"{version:020}.checkpoint")]
+                [name] = [
+                    path.name
+                    for path in copied.iterdir()
+                    if path.name.startswith(f"{version:020}.checkpoint")
+                ]
                 log.put_new(name, (copied / name).read_bytes())
                 log.write(_LAST, (copied / _LAST).read_bytes())
         return True
 
 
 def _write_entry(
-    root: Path, table: DeltaTable | None, transaction: Transaction, shards: Sequence[Shard], types: pa.Schema, about: Mapping[str, str], mode: Mode
+    root: Path,
+    table: DeltaTable | None,
+    transaction: Transaction,
+    shards: Sequence[Shard],
+    types: pa.Schema,
+    about: Mapping[str, str],
+    mode: Mode,
 ) -> str:
     """Write the next entry of a copied log and return its name."""
     import deltalake
@@ -235,23 +259,42 @@ def _write_entry(
     from deltalake.transaction import AddAction, create_table_with_add_actions
 
     now = int(time.time() * 1000)
-    adds = [AddAction(shard.name, shard.n_bytes, {}, now, True, json.dumps({"numRecords": shard.n_rows})) for shard in shards]
+    adds = [
+        AddAction(
+            shard.name, shard.n_bytes, {}, now, True, json.dumps({"numRecords": shard.n_rows})
+        )
+        for shard in shards
+    ]
     schema = deltalake.Schema.from_arrow(_to_delta(types))
     properties: Any = {
         "commit_properties": deltalake.CommitProperties(
-            custom_metadata=dict(about), max_commit_retries=0, app_transactions=[deltalake.Transaction(transaction.release, transaction.run)]
+            custom_metadata=dict(about),
+            max_commit_retries=0,
+            app_transactions=[deltalake.Transaction(transaction.release, transaction.run)],
         ),
-        "post_commithook_properties": deltalake.PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
+        "post_commithook_properties": deltalake.PostCommitHookProperties(
+            create_checkpoint=False, cleanup_expired_logs=False
+        ),
     }
     before = {path.name for path in (root / LOG).iterdir()}
     try:
         if table is None:
-            create_table_with_add_actions(str(root), schema, adds, mode="error", partition_by=[], **properties)
+            create_table_with_add_actions(
+                str(root), schema, adds, mode="error", partition_by=[], **properties
+            )
         else:
             table.create_write_transaction([*adds], mode, schema, **properties)
     except DeltaError:
-        raise OutputError("this table needs features of a writer that are not supported", "output.path", _ELSEWHERE) from None
-    [entry] = [path.name for path in (root / LOG).iterdir() if path.name not in before and _ENTRY.fullmatch(path.name)]
+        raise OutputError(
+            "this table needs features of a writer that are not supported",
+            "output.path",
+            _ELSEWHERE,
+        ) from None
+    [entry] = [
+        path.name
+        for path in (root / LOG).iterdir()
+        if path.name not in before and _ENTRY.fullmatch(path.name)
+    ]
     return entry
 
 
@@ -265,7 +308,11 @@ def _open(root: Path, url: str) -> DeltaTable | None:
     try:
         return _load(root)
     except (DeltaError, ValueError, OSError):
-        raise OutputError("the log of this Delta table cannot be read", url, "repair the table, or choose another output.path") from None
+        raise OutputError(
+            "the log of this Delta table cannot be read",
+            url,
+            "repair the table, or choose another output.path",
+        ) from None
 
 
 def _load(root: Path) -> DeltaTable:
@@ -279,7 +326,9 @@ def _require() -> None:
         import deltalake  # noqa: F401 - the functions here need it
     except ImportError:
         raise SpecError(
-            "a Delta table is written by the package deltalake, which is not installed", "output.format", "install dpdask[delta]"
+            "a Delta table is written by the package deltalake, which is not installed",
+            "output.format",
+            "install dpdask[delta]",
         ) from None
 
 
@@ -288,7 +337,10 @@ def _list_newest(names: Sequence[str]) -> list[str]:
     parts: dict[int, list[str]] = {}
     for name in names:
         found = _CHECKPOINT.fullmatch(name)
-        if found is not None and (found[3] is None or sum(other.startswith(f"{found[1]}.checkpoint.") for other in names) >= int(found[3])):
+        if found is not None and (
+            found[3] is None
+            or sum(other.startswith(f"{found[1]}.checkpoint.") for other in names) >= int(found[3])
+        ):
             parts.setdefault(int(found[1]), []).append(name)
     newest = max(parts, default=0)
     entries = [name for name in names if _ENTRY.fullmatch(name) and int(name[:20]) >= newest]
@@ -313,7 +365,10 @@ def _check_names(fields: Sequence[pa.Field], inside: str = "") -> None:
                 where,
                 "rename it in the input, or drop it",
             )
-        _check_names([field.type.field(place) for place in range(field.type.num_fields)], f"{inside}{field.name}.")
+        _check_names(
+            [field.type.field(place) for place in range(field.type.num_fields)],
+            f"{inside}{field.name}.",
+        )
 
 
 def _is_known(type_: pa.DataType) -> bool:
@@ -324,7 +379,11 @@ def _is_known(type_: pa.DataType) -> bool:
         return all(_is_known(type_.field(place).type) for place in range(type_.num_fields))
     if pa.types.is_map(type_):
         return _is_known(type_.key_type) and _is_known(type_.item_type)
-    return type_ in _PLAIN or pa.types.is_decimal128(type_) or (pa.types.is_timestamp(type_) and type_.unit == "us")
+    return (
+        type_ in _PLAIN
+        or pa.types.is_decimal128(type_)
+        or (pa.types.is_timestamp(type_) and type_.unit == "us")
+    )
 
 
 def _to_delta(types: pa.Schema) -> pa.Schema:
@@ -341,4 +400,8 @@ def _plain(type_: pa.DataType) -> pa.DataType:
         return pa.map_(_plain(type_.key_type), _plain(type_.item_type))
     if pa.types.is_large_string(type_) or pa.types.is_large_binary(type_):
         return pa.string() if pa.types.is_large_string(type_) else pa.binary()
-    return pa.timestamp("us", "UTC") if pa.types.is_timestamp(type_) and type_.tz is not None else type_
+    return (
+        pa.timestamp("us", "UTC")
+        if pa.types.is_timestamp(type_) and type_.tz is not None
+        else type_
+    )

@@ -1,8 +1,9 @@
 """Private files in an object store: encrypted with a key that is never there, so that removing the key removes them.
 
-A store may keep old versions of files, and what was deleted, for years. So the files of a run in a store are encrypted with a
-key derived from the run key. The run key stays with the driver (`jobs.run_keys`), and each process that needs it holds it in
-memory: one that does not hold it yet asks for it.
+A store may keep old versions of files, and what was deleted, for years. So the files of a run in a
+store are encrypted with a key derived from the run key. The run key stays with the driver
+(`jobs.run_keys`), and each process that needs it holds it in memory: one that does not hold it yet
+asks for it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ from dpdask.io.storage import Folder, name_when_whole
 KEY_NAME = "run.key"
 LOCK = "lock"
 _KEY_BYTES = 32
-_MARKS = {KEY_NAME, LOCK, "release.npz", "series.json"}  # a folder with none of these is none of ours
+_MARKS = {
+    KEY_NAME,
+    LOCK,
+    "release.npz",
+    "series.json",
+}  # a folder with none of these is none of ours
 _COMMIT_PERSON = b"dpdask commit"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS = {errno.ENOTDIR, errno.ELOOP, errno.EACCES}
@@ -42,35 +48,24 @@ def commit(secret: bytes) -> str:
 
 
 def check_key(secret: bytes, commitment: str, where: str | None) -> bytes:
-    """Return a key that was read, compared with its commitment if there is one.
-
-    Raises
-    ------
-    OutputError
-        If it is another key.
-    """
+    """Return a key that was read, compared with its commitment if there is one."""
     if commitment and commit(secret) != commitment:
         what = "another key was put in place of the run key: somebody else can write here"
-        raise OutputError(what, where, "restore the hidden folder, or `dpdask abort` the run and choose a place that nobody else can write to")
+        raise OutputError(
+            what,
+            where,
+            "restore the hidden folder, or `dpdask abort` the run and choose a place that nobody else can write to",
+        )
     return secret
 
 
 @dataclass(frozen=True, slots=True)
 class PrivateFolder(Folder):
-    """A folder for this user's secrets, or one inside it.
+    """A folder for this user's secrets, or one inside it."""
 
-    Attributes
-    ----------
-    inside
-        The part of the URL that lies below the private folder itself.
-    commitment
-        That of the run key in it, once there is one.
-    owner
-        The user who made it: workers may run as another one.
-    """
-
-    inside: str = ""
-    commitment: str = ""
+    inside: str = ""  # the part of the URL that lies below the private folder itself
+    commitment: str = ""  # that of the run key in it, once there is one
+    # The user who made it: workers may run as another one.
     owner: int = field(default_factory=os.geteuid)
 
     @property
@@ -84,7 +79,9 @@ class PrivateFolder(Folder):
 
     def exists(self, name: str = "") -> bool:
         """Return whether something has the folder's name, whatever it is; or as for any folder whether a file is in it."""
-        return Folder.exists(self, name) if name or self.inside else os.path.lexists(self.local_path)
+        return (
+            Folder.exists(self, name) if name or self.inside else os.path.lexists(self.local_path)
+        )
 
     def create(self, mode: int | None = 0o700) -> None:
         """Create the folder for this user alone, unless it is there."""
@@ -94,20 +91,16 @@ class PrivateFolder(Folder):
             os.close(self.open_made())
 
     def open_made(self) -> int:
-        """Create the folder, mode 0700, unless it is there, and return a descriptor of it.
-
-        Raises
-        ------
-        OutputError
-            If the folder cannot be made, or is not this user's.
-        """
+        """Create the folder, mode 0700, unless it is there, and return a descriptor of it."""
         for _ in range(2):
             Folder(self.url).create(mode=0o700)
             descriptor = self._open()
             if descriptor is not None:
                 os.fchmod(descriptor, 0o700)
                 return descriptor
-        raise MissingError("this folder was removed while it was made", self.url, "run again")  # by another driver, or whoever can write beside it
+        raise MissingError(
+            "this folder was removed while it was made", self.url, "run again"
+        )  # by another driver, or whoever can write beside it
 
     @contextmanager
     def hold(self, descriptor: int) -> Iterator[None]:
@@ -140,7 +133,9 @@ class PrivateFolder(Folder):
         try:
             yield here
         except DpdaskError as error:
-            error.where = error.where and error.where.replace(here.removeprefix("file://"), str(self.local_path))
+            error.where = error.where and error.where.replace(
+                here.removeprefix("file://"), str(self.local_path)
+            )
             raise
         finally:
             if descriptor is not None:
@@ -149,7 +144,8 @@ class PrivateFolder(Folder):
     def _open(self) -> int | None:
         """Return a descriptor of the private folder; None if there is none.
 
-        It is the one that this process holds, or one that has the run key, or one that belongs to the owner.
+        It is the one that this process holds, or one that has the run key, or one that belongs to
+        the owner.
         """
         place = self.url.removesuffix(self.inside)
         held = _held_folders.get(place)
@@ -183,7 +179,11 @@ class PrivateFolder(Folder):
             return False
         with storage_faults(self.url):
             try:
-                file = os.open(KEY_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=descriptor)
+                file = os.open(
+                    KEY_NAME,
+                    os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
+                    dir_fd=descriptor,
+                )
             except FileNotFoundError:
                 return False
             try:
@@ -206,7 +206,9 @@ class PrivateFolder(Folder):
 
     def _unsafe(self, why: str) -> OutputError:
         what = f"this private folder {why}, so no key would be safe in it"
-        return OutputError(what, self.url.removesuffix(self.inside), "remove it, or choose another place")
+        return OutputError(
+            what, self.url.removesuffix(self.inside), "remove it, or choose another place"
+        )
 
 
 def hide(output: Folder, suffix: str) -> Folder:
@@ -251,45 +253,38 @@ def drop_key(run_id: str) -> None:
 def encrypt(secret: bytes, place: str, data: bytes, n_bytes: int = 0) -> bytes:
     """Return a file's content, padded, encrypted and authenticated by AES-256-GCM; the nonce is a keyed digest of place and content.
 
-    Its length is a power of two, at least 4 KiB, and some bytes for nonce and tag. That is too little where the length of the content depends on
-    private counts: whoever knows all rows but one knows whether the last one makes it longer than a power of two.
+    Its length is a power of two, at least 4 KiB, and some bytes for nonce and tag. That is too
+    little where the length of the content depends on private counts: whoever knows all rows but one
+    knows whether the last one makes it longer than a power of two.
 
     Parameters
     ----------
-    secret
-        The run's key, 32 bytes.
-    place
-        The file's name: a file under another name is refused.
-    data
-        The content.
     n_bytes
         A public number that is at least its length, wherever this length is not public.
     """
-    nonce = blake2b(f"{len(place)}:{place}".encode() + data, key=secret, person=_NONCE_PERSON, digest_size=_NONCE_BYTES).digest()
+    nonce = blake2b(
+        f"{len(place)}:{place}".encode() + data,
+        key=secret,
+        person=_NONCE_PERSON,
+        digest_size=_NONCE_BYTES,
+    ).digest()
     length = len(data).to_bytes(_LENGTH_BYTES, "big")
-    padded = (length + data).ljust(max(_LEAST_BYTES, 1 << (_LENGTH_BYTES + max(n_bytes, len(data)) - 1).bit_length()), b"\0")
+    padded = (length + data).ljust(
+        max(_LEAST_BYTES, 1 << (_LENGTH_BYTES + max(n_bytes, len(data)) - 1).bit_length()), b"\0"
+    )
     return nonce + _cipher(secret).encrypt(nonce, padded, place.encode())
 
 
 def decrypt(secret: bytes, place: str, data: bytes) -> bytes:
-    """Return what `encrypt` was given.
-
-    Parameters
-    ----------
-    secret, place
-        As for `encrypt`.
-    data
-        What it returned.
-
-    Raises
-    ------
-    InputError
-        If the file was changed, or is of another run.
-    """
+    """Return what `encrypt` was given."""
     try:
         padded = _cipher(secret).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], place.encode())
     except (InvalidTag, ValueError):
-        raise InputError("this file of the unfinished run was changed", place, "`dpdask abort` the run and begin again") from None
+        raise InputError(
+            "this file of the unfinished run was changed",
+            place,
+            "`dpdask abort` the run and begin again",
+        ) from None
     return padded[_LENGTH_BYTES : _LENGTH_BYTES + int.from_bytes(padded[:_LENGTH_BYTES], "big")]
 
 
@@ -299,17 +294,7 @@ def _cipher(secret: bytes) -> AESGCM:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class EncryptedFile:
-    """A private file of a run that the driver alone reads and writes, on any storage: without the run's key nobody can read it.
-
-    Attributes
-    ----------
-    folder
-        Where it is.
-    name
-        Its name there.
-    secret
-        The run's key, 32 bytes.
-    """
+    """A private file of a run that the driver alone reads and writes, on any storage: without the run's key nobody can read it."""
 
     folder: Folder
     name: str
@@ -329,28 +314,14 @@ class EncryptedFile:
 
 @dataclass(frozen=True, slots=True)
 class EncryptedFolder(Folder):
-    """A folder in a store whose files are encrypted with the key of a run; tasks carry its name, never the key.
+    """A folder in a store whose files are encrypted with the key of a run; tasks carry its name, never the key."""
 
-    Attributes
-    ----------
-    run_id
-        The name of the run whose key this process must hold.
-    commitment
-        That of the key.
-    """
-
-    run_id: str
+    run_id: str  # the name of the run whose key this process must hold
     commitment: str = ""
 
     @property
     def key(self) -> bytes:
-        """The run's key.
-
-        Raises
-        ------
-        TemporaryError
-            If this process neither holds it nor can get it.
-        """
+        """The run's key."""
         return check_key(self._find(self.run_id), self.commitment, self.url)
 
     def _find(self, name: str) -> bytes:
@@ -360,20 +331,16 @@ class EncryptedFolder(Folder):
         try:
             return _held[name]
         except KeyError:
-            raise TemporaryError("a process cannot get the key of the run", None, "run again to resume") from None
+            raise TemporaryError(
+                "a process cannot get the key of the run", None, "run again to resume"
+            ) from None
 
     def child(self, name: str) -> EncryptedFolder:
         """Return a folder inside this one, with the same key."""
         return replace(self, url=f"{self.url}/{name}")
 
     def read(self, name: str, *, replaced: bool = False) -> bytes:
-        """Return a file's content; see `Folder.read`.
-
-        Parameters
-        ----------
-        name, replaced
-            As there. The bounds of units are in memory.
-        """
+        """Return a file's content; see `Folder.read`."""
         if name == BOUNDS_NAME:
             return self._find(name_bounds(self.run_id))
         return decrypt(self.key, self._place(name), Folder.read(self, name, replaced=replaced))
@@ -386,29 +353,11 @@ class EncryptedFolder(Folder):
         return _read[place]
 
     def write(self, name: str, data: bytes, *, private: bool = False) -> None:
-        """Write a file; see `Folder.write`.
-
-        Parameters
-        ----------
-        name
-            The file's name in this folder.
-        data
-            Its content.
-        private
-            Without effect: every file is encrypted.
-        """
+        """Write a file; see `Folder.write`."""
         Folder.write(self, name, encrypt(self.key, self._place(name), data), private=private)
 
     def claim(self, name: str, data: bytes) -> bytes:
-        """Write a file unless it exists, and return its content; see `Folder.claim`.
-
-        Parameters
-        ----------
-        name
-            The file's name in this folder.
-        data
-            Its content, if the file does not exist yet.
-        """
+        """Write a file unless it exists, and return its content; see `Folder.claim`."""
         there = Folder.claim(self, name, encrypt(self.key, self._place(name), data))
         return decrypt(self.key, self._place(name), there)
 

@@ -11,7 +11,18 @@ from typing import Any
 from dpdask.errors import DpdaskError, InputError, MissingError, OutputError, TemporaryError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_LIBRARIES = {"botocore", "aiobotocore", "s3fs", "aiohttp", "azure", "adlfs", "google", "gcsfs", "requests", "urllib3"}
+_LIBRARIES = {
+    "botocore",
+    "aiobotocore",
+    "s3fs",
+    "aiohttp",
+    "azure",
+    "adlfs",
+    "google",
+    "gcsfs",
+    "requests",
+    "urllib3",
+}
 _CREDENTIALS = ("Credential", "Authentication", "Unauthorized", "Token", "RefreshError")
 _BUSY = {408, 425, 429}
 
@@ -30,7 +41,10 @@ class Fault(Enum):
 
 def classify(error: BaseException) -> Fault | None:
     """Return the kind of a failure, or None if it is no failure of a storage."""
-    if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] not in _LIBRARIES:
+    if (
+        not isinstance(error, OSError)
+        and type(error).__module__.partition(".")[0] not in _LIBRARIES
+    ):
         return None
     chain = _chain(error)
     status = next((found for found in map(_status, chain) if found is not None), None)
@@ -47,7 +61,11 @@ def classify(error: BaseException) -> Fault | None:
     if status is not None:
         return Fault.BUSY if status in _BUSY or status >= 500 else Fault.OTHER
     libraries = type(error).__module__.partition(".")[0] in _LIBRARIES
-    return Fault.BUSY if libraries or isinstance(error, ConnectionError | TimeoutError) else Fault.OTHER
+    return (
+        Fault.BUSY
+        if libraries or isinstance(error, ConnectionError | TimeoutError)
+        else Fault.OTHER
+    )
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
@@ -60,7 +78,9 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 
 def _answer(error: BaseException) -> dict[str, Any]:
-    answer = getattr(error, "response", None)  # botocore keeps a dictionary there, other libraries an object
+    answer = getattr(
+        error, "response", None
+    )  # botocore keeps a dictionary there, other libraries an object
     return answer if isinstance(answer, dict) else {}
 
 
@@ -72,13 +92,19 @@ def _status(error: BaseException) -> int | None:
 
 
 def _is_full(error: BaseException) -> bool:
-    return (isinstance(error, OSError) and error.errno in _FULL) or "Quota" in str(_answer(error).get("Error", {}).get("Code", ""))
+    return (isinstance(error, OSError) and error.errno in _FULL) or "Quota" in str(
+        _answer(error).get("Error", {}).get("Code", "")
+    )
 
 
 def _is_refusal(error: BaseException) -> bool:
-    if isinstance(error, PermissionError) or any(word in type(error).__name__ for word in _CREDENTIALS):
+    if isinstance(error, PermissionError) or any(
+        word in type(error).__name__ for word in _CREDENTIALS
+    ):
         return True
-    return type(error) is OSError and str(error).startswith("Forbidden:")  # all that gcsfs says of 403
+    return type(error) is OSError and str(error).startswith(
+        "Forbidden:"
+    )  # all that gcsfs says of 403
 
 
 @contextmanager
@@ -87,19 +113,8 @@ def storage_faults(where: str, *, writing: bool = False) -> Iterator[None]:
 
     Parameters
     ----------
-    where
-        The file or folder.
     writing
         Whether the output is written; then a refusal is an OutputError.
-
-    Raises
-    ------
-    InputError
-        If a file is missing or may not be read.
-    OutputError
-        If a file may not be written.
-    TemporaryError
-        If the storage is full, or fails in another way that may pass.
     """
     try:
         yield
@@ -129,12 +144,21 @@ def metadata_faults(where: str, hint: str) -> Iterator[None]:
 def mask(name: str) -> str:
     """Return a file's path without the values in its folders' names, for messages: `sex=…/part-0.parquet`."""
     *folders, last = name.split("/")
-    return "/".join([*(f"{folder.partition('=')[0]}=…" if "=" in folder else folder for folder in folders), last])
+    return "/".join(
+        [
+            *(f"{folder.partition('=')[0]}=…" if "=" in folder else folder for folder in folders),
+            last,
+        ]
+    )
 
 
 def report_change(where: str) -> InputError:
     """Return the error about an input file that is not the one that was found first."""
-    return InputError("this file changed since the run began", mask(where), "restore it and run again, or `dpdask abort` the run")
+    return InputError(
+        "this file changed since the run began",
+        mask(where),
+        "restore it and run again, or `dpdask abort` the run",
+    )
 
 
 def _line(fault: Fault, error: Exception, where: str, *, writing: bool) -> DpdaskError:
@@ -144,11 +168,17 @@ def _line(fault: Fault, error: Exception, where: str, *, writing: bool) -> Dpdas
     if fault is Fault.MISSING and not writing:
         return MissingError("this file is missing", where, "restore it and run again")
     if fault is Fault.MISSING:
-        return OutputError("its folder, bucket or container does not exist", where, "create it and run again")
+        return OutputError(
+            "its folder, bucket or container does not exist", where, "create it and run again"
+        )
     if fault is Fault.REFUSED:
         refusal = OutputError if writing else InputError
-        return refusal("permission denied", where, "check the credentials, give this user access and run again")
+        return refusal(
+            "permission denied", where, "check the credentials, give this user access and run again"
+        )
     if fault is Fault.FULL:
-        return TemporaryError("no space left on the device", where, "free space and run again to resume")
+        return TemporaryError(
+            "no space left on the device", where, "free space and run again to resume"
+        )
     name = errno.errorcode.get(getattr(error, "errno", None) or 0, type(error).__name__)
     return TemporaryError(f"the storage failed ({name})", where, "run again to resume")

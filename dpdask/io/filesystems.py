@@ -19,7 +19,15 @@ from dpdask.io.faults import Fault, classify, storage_faults
 
 Options = Mapping[str, Any]
 
-KINDS = {"s3": "s3", "s3a": "s3", "az": "azure", "abfs": "azure", "abfss": "azure", "gs": "gcs", "gcs": "gcs"}  # also the names of extras
+KINDS = {
+    "s3": "s3",
+    "s3a": "s3",
+    "az": "azure",
+    "abfs": "azure",
+    "abfss": "azure",
+    "gs": "gcs",
+    "gcs": "gcs",
+}  # also the names of extras
 _SECRET = re.compile(
     r"(^|_)([a-z]*(key|secret|token|credential|cookie|pwd|pass(wd|word|phrase|code))s?|pass|pw|[a-z]*sas|sig|jwt|bearer|[a-z]*authorization"
     r"|connection_string)($|_)|(^|_)([a-z]*auth|signature)$"
@@ -27,24 +35,32 @@ _SECRET = re.compile(
 _NAMED = re.compile(r"([\w.-]+)\s*[=:]")  # in a value: of a connection string, a header's line
 _USER, _QUERY = re.compile(r"(:|//).*@", re.DOTALL), re.compile(r"\?.")
 _BY_NAME = "write {env: NAME} with the name of an environment variable that holds it"
-_ACTIVE: dict[str, Options] = {}  # by root, in this process; secrets stand in it by the names of variables alone
+_ACTIVE: dict[
+    str, Options
+] = {}  # by root, in this process; secrets stand in it by the names of variables alone
 
 
 def check_options(storage: object) -> dict[str, dict[str, Any]]:
-    """Return a job's `storage:` block, by protocol, after checking that no secret stands in it; values are never shown.
-
-    Raises
-    ------
-    SpecError
-        If it is no mapping of protocols to options, or a secret is not given by reference to an environment variable.
-    """
+    """Return a job's `storage:` block, by protocol, after checking that no secret stands in it; values are never shown."""
     if not isinstance(storage, dict):
-        raise SpecError("a mapping of protocols to options is expected", "storage", "write storage: {s3: {endpoint_url: …}}")
+        raise SpecError(
+            "a mapping of protocols to options is expected",
+            "storage",
+            "write storage: {s3: {endpoint_url: …}}",
+        )
     for protocol, options in storage.items():
         if protocol not in fsspec.available_protocols():
-            raise SpecError("no file system has this protocol", f"storage.{protocol}", "name one such as s3, az or gs")
+            raise SpecError(
+                "no file system has this protocol",
+                f"storage.{protocol}",
+                "name one such as s3, az or gs",
+            )
         if not isinstance(options, dict):
-            raise SpecError("a mapping of options is expected", f"storage.{protocol}", "write endpoint_url: … or the like below it")
+            raise SpecError(
+                "a mapping of options is expected",
+                f"storage.{protocol}",
+                "write endpoint_url: … or the like below it",
+            )
         for name, value in options.items():
             _check_value(value, f"storage.{protocol}.{name}", secret=_is_secret(str(name)))
     return storage
@@ -59,7 +75,11 @@ def _check_value(value: object, place: str, *, secret: bool) -> None:
     if isinstance(value, dict):
         if "env" in value:
             if len(value) > 1 or not isinstance(value["env"], str) or not value["env"]:
-                raise SpecError("a reference has one key, the name of an environment variable", place, "write {env: NAME}")
+                raise SpecError(
+                    "a reference has one key, the name of an environment variable",
+                    place,
+                    "write {env: NAME}",
+                )
             return
         for name, inner in value.items():
             _check_value(inner, f"{place}.{name}", secret=secret or _is_secret(str(name)))
@@ -85,17 +105,13 @@ def root(url: str) -> str | None:
 
 
 def by_root(storage: Mapping[str, Options], urls: Iterable[str]) -> dict[str, Options]:
-    """Return the options of the buckets that some URLs lie in; empty ones where the environment decides.
-
-    Parameters
-    ----------
-    storage
-        A job's `storage:` block.
-    urls
-        What the job reads and writes.
-    """
+    """Return the options of the buckets that some URLs lie in; empty ones where the environment decides."""
     kinds = {KINDS.get(protocol, protocol): options for protocol, options in storage.items()}
-    return {place: kinds.get(place.partition("://")[0], {}) for place in map(root, urls) if place is not None}
+    return {
+        place: kinds.get(place.partition("://")[0], {})
+        for place in map(root, urls)
+        if place is not None
+    }
 
 
 @contextmanager
@@ -117,11 +133,6 @@ def set_options(options: Mapping[str, Options]) -> None:
 
 def resolve_options(url: str) -> dict[str, Any]:
     """Return the options of a URL's bucket, with the values of the environment variables that they name.
-
-    Raises
-    ------
-    SpecError
-        If a variable is not set in this process.
 
     Privacy
     -------
@@ -157,11 +168,6 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     """Return the file system of a URL and the path in it.
 
     A remote one keeps no listings, and makes each request once: `call_storage` is what tries again.
-
-    Raises
-    ------
-    SpecError
-        If no file system is installed for the URL, or its options are wrong.
     """
     protocol = url.rpartition("::")[2].partition("://")[0] if "://" in url else "file"
     if protocol == "file" and "::" not in url:
@@ -172,7 +178,9 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         fsspec.get_filesystem_class(protocol)
     except (ValueError, ImportError):
         hint = f"install dpdask[{kind}]" if kind else "install the fsspec package for it"
-        raise SpecError("no file system is installed for this URL", f"{protocol}://", hint) from None
+        raise SpecError(
+            "no file system is installed for this URL", f"{protocol}://", hint
+        ) from None
     options = resolve_options(url)
     try:
         if kind is None or "::" in url:
@@ -180,15 +188,23 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         options["use_listings_cache"] = False
         if kind == "azure":
             azure = _azure()
-            return azure(**{**azure._get_kwargs_from_urls(url), **options}), azure._strip_protocol(url)
+            return azure(**{**azure._get_kwargs_from_urls(url), **options}), azure._strip_protocol(
+                url
+            )
         if kind == "s3":
-            settings = options.get("config_kwargs") or fsspec.config.conf.get(protocol, {}).get("config_kwargs", {})
+            settings = options.get("config_kwargs") or fsspec.config.conf.get(protocol, {}).get(
+                "config_kwargs", {}
+            )
             options["config_kwargs"] = {**settings, "retries": {"total_max_attempts": 1}}
-            options.setdefault("max_concurrency", 1)  # else a file's size is asked for before it is read
+            options.setdefault(
+                "max_concurrency", 1
+            )  # else a file's size is asked for before it is read
         fs, path = fsspec.core.url_to_fs(url, **options)
     except (ValueError, TypeError, KeyError):
         hint = "check its credentials, in the environment or in the job's `storage`"
-        raise SpecError("the store cannot be opened with these options", f"{protocol}://", hint) from None
+        raise SpecError(
+            "the store cannot be opened with these options", f"{protocol}://", hint
+        ) from None
     fs.retries = 1
     return fs, path
 
@@ -209,8 +225,14 @@ def _azure() -> Any:
         def do_connect(self) -> None:
             super().do_connect()
             found: Any = self.service_client
-            sizes: Any = {"max_single_put_size": MAX_PUT_BYTES, "max_single_get_size": _GET_BYTES, "max_chunk_get_size": _GET_BYTES}
-            self.service_client: Any = BlobServiceClient(found.url, credential=found.credential, retry_total=0, **sizes)
+            sizes: Any = {
+                "max_single_put_size": MAX_PUT_BYTES,
+                "max_single_get_size": _GET_BYTES,
+                "max_chunk_get_size": _GET_BYTES,
+            }
+            self.service_client: Any = BlobServiceClient(
+                found.url, credential=found.credential, retry_total=0, **sizes
+            )
 
     return AzureFileSystem
 
@@ -218,16 +240,14 @@ def _azure() -> Any:
 def call_storage(url: str, call: Callable[[Any, str], T], *, writing: bool = False) -> T:
     """Return what a call on a URL's file system returns; try again while the store is busy.
 
-    A store that refuses is asked once more with a new file system, since credentials may have been renewed outside.
+    A store that refuses is asked once more with a new file system, since credentials may have been
+    renewed outside.
 
     Parameters
     ----------
-    url
-        The file or folder.
     call
-        Called with the file system and the path; may be called again, so it must do no harm the second time.
-    writing
-        As for `storage_faults`.
+        Called with the file system and the path; may be called again, so it must do no harm the
+        second time.
     """
     renewed = False
     attempt = 0

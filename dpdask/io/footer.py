@@ -1,8 +1,8 @@
 """The one place that reads a Parquet footer.
 
-pyarrow's accessors of a row group's columns end the whole process if the footer is corrupt or its columns are encrypted. So the numbers
-are read from the footer's own encoding (Thrift, compact protocol) and checked. Arrow has the parsed footer only to read rows, where it
-reports failures.
+pyarrow's accessors of a row group's columns end the whole process if the footer is corrupt or its
+columns are encrypted. So the numbers are read from the footer's own encoding (Thrift, compact
+protocol) and checked. Arrow has the parsed footer only to read rows, where it reports failures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ _END_BYTES = 12  # the footer's length, and the magic number at both ends of a f
 REWRITE = "write it again"
 _DECRYPT = "write it without encryption"
 INT96, _BYTE_ARRAY, _FIXED = 3, 6, 7
-_NUMBERS = {1: pa.int32(), 2: pa.int64(), 4: pa.float32(), 5: pa.float64()}  # of these physical types
+_NUMBERS = {
+    1: pa.int32(),
+    2: pa.int64(),
+    4: pa.float32(),
+    5: pa.float64(),
+}  # of these physical types
 _USUAL = rb"""
     \x26 %(number)s \x1c \x15 (%(number)s) \x19 %(encodings)s \x19 \x18 %(text)s \x15 %(number)s
     \x16 (%(number)s) \x16 (%(number)s) \x16 (%(number)s) \x26 (%(number)s) (?: \x26 (?P<dictionary> %(number)s) )?
@@ -47,7 +52,8 @@ Ranges = list[tuple[Any, Any]]
 class Chunk(NamedTuple):
     """The part of a row group that holds one leaf of a column.
 
-    `n_text` is the length of a text that a dictionary holds once, else 0; `limits` the least and the greatest value as they are stored, if known.
+    `n_text` is the length of a text that a dictionary holds once, else 0; `limits` the least and
+    the greatest value as they are stored, if known.
     """
 
     column: str
@@ -104,14 +110,26 @@ def refuse_corrupt(what: str, where: str, hint: str = REWRITE) -> Iterator[None]
         raise InputError(what, where, hint) from None
 
 
-def read_tail(read: Callable[[int, int], bytes], size: int, name: str, hint: str = REWRITE, tail_bytes: int = TAIL_BYTES) -> bytes:
+def read_tail(
+    read: Callable[[int, int], bytes],
+    size: int,
+    name: str,
+    hint: str = REWRITE,
+    tail_bytes: int = TAIL_BYTES,
+) -> bytes:
     """Return the end of a file from its footer on; the bytes from `start` to `end` are `read(start, end)`."""
     raw = read(max(0, size - max(tail_bytes, _END_BYTES)), size)
     if raw[-4:] == _ENCRYPTED:
         raise InputError("its Parquet footer is encrypted", name, _DECRYPT)
-    length = int.from_bytes(raw[-8:-4], "little") if len(raw) >= _END_BYTES and raw[-4:] == _MAGIC else size
+    length = (
+        int.from_bytes(raw[-8:-4], "little")
+        if len(raw) >= _END_BYTES and raw[-4:] == _MAGIC
+        else size
+    )
     if length + _END_BYTES > size:
-        raise InputError("this is not a complete Parquet file: it is truncated or corrupt", name, hint)
+        raise InputError(
+            "this is not a complete Parquet file: it is truncated or corrupt", name, hint
+        )
     return raw[-length - 8 :] if length + 8 <= len(raw) else read(size - length - 8, size)
 
 
@@ -130,7 +148,15 @@ def parse_footer(raw: bytes, size: int, name: str, hint: str = REWRITE) -> Foote
             raise ValueError
     except _EncryptedError:
         raise InputError("its columns are encrypted", name, _DECRYPT) from None
-    except (pa.ArrowException, OSError, LookupError, TypeError, AttributeError, ValueError, RecursionError):
+    except (
+        pa.ArrowException,
+        OSError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        RecursionError,
+    ):
         raise InputError("its Parquet footer cannot be read: it is corrupt", name, hint) from None
     return Footer(digest_footer(raw, size), start, groups, parsed)
 
@@ -146,7 +172,10 @@ def find_ranges(footer: Footer, columns: Collection[str]) -> dict[str, Ranges | 
         for chunk in group.chunks:
             if chunk.column in chunks and chunk.n_nulls != group.n_rows:
                 chunks[chunk.column].append(chunk)
-    return {name: _decode(found, types.field(name).type) if name in types.names else None for name, found in chunks.items()}
+    return {
+        name: _decode(found, types.field(name).type) if name in types.names else None
+        for name, found in chunks.items()
+    }
 
 
 def _decode(chunks: list[Chunk], type_: pa.DataType) -> Ranges | None:
@@ -164,15 +193,21 @@ def _decode(chunks: list[Chunk], type_: pa.DataType) -> Ranges | None:
 def _read_values(stored: list[bytes], physical: int, type_: pa.DataType) -> list[Any] | None:
     if pa.types.is_decimal(type_):
         order: Literal["little", "big"] = "little" if physical in _NUMBERS else "big"
-        return [Decimal(f"{int.from_bytes(each, order, signed=True)}E{-type_.scale}") for each in stored]
+        return [
+            Decimal(f"{int.from_bytes(each, order, signed=True)}E{-type_.scale}") for each in stored
+        ]
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):
         return [each.decode() for each in stored]
     if pa.types.is_boolean(type_):
         return [each != b"\0" for each in stored]
     if physical not in _NUMBERS:
         return None
-    numbers = pa.Array.from_buffers(_NUMBERS[physical], len(stored), [None, pa.py_buffer(b"".join(stored))])
-    return (numbers.view(type_) if type_.bit_width == numbers.type.bit_width else numbers.cast(type_)).to_pylist()  # type: ignore[no-any-return]  # untyped
+    numbers = pa.Array.from_buffers(
+        _NUMBERS[physical], len(stored), [None, pa.py_buffer(b"".join(stored))]
+    )
+    return (
+        numbers.view(type_) if type_.bit_width == numbers.type.bit_width else numbers.cast(type_)
+    ).to_pylist()  # type: ignore[no-any-return]  # untyped
 
 
 def _read_groups(raw: bytes, end: int) -> tuple[tuple[RowGroup, ...], int]:
@@ -185,7 +220,9 @@ def _read_groups(raw: bytes, end: int) -> tuple[tuple[RowGroup, ...], int]:
         return _make_group(fields, leaves, end)
 
     found, _ = _read_struct(raw, 0, check_group)
-    starts = [group.chunks[0].start for group in found[4] if group.chunks and group.chunks[0].n_bytes]
+    starts = [
+        group.chunks[0].start for group in found[4] if group.chunks and group.chunks[0].n_bytes
+    ]
     if len(set(starts)) < len(starts):  # its rows would be read twice
         raise ValueError
     return tuple(found[4]), len(leaves) or len(list(_find_leaves(found[2])))
@@ -193,7 +230,9 @@ def _read_groups(raw: bytes, end: int) -> tuple[tuple[RowGroup, ...], int]:
 
 def _find_leaves(elements: Sequence[dict[int, Any]]) -> Iterator[_Leaf]:
     """Yield the leaves of a schema, which lists each group before its children."""
-    above = [[elements[0].get(5, 0), 0, 0]]  # of each open group: children to come, levels that repeat, levels that may be null
+    above = [
+        [elements[0].get(5, 0), 0, 0]
+    ]  # of each open group: children to come, levels that repeat, levels that may be null
     column = ""
     for element in elements[1:]:
         while not above[-1][0]:
@@ -206,30 +245,72 @@ def _find_leaves(elements: Sequence[dict[int, Any]]) -> Iterator[_Leaf]:
         if element.get(5):
             above.append([element[5], n_repeated, n_optional])
         else:
-            yield _Leaf(column, element[1], element[2] if element[1] == _FIXED else _WIDTHS.get(element[1]), n_repeated, n_optional)
+            yield _Leaf(
+                column,
+                element[1],
+                element[2] if element[1] == _FIXED else _WIDTHS.get(element[1]),
+                n_repeated,
+                n_optional,
+            )
 
 
 def _make_group(fields: dict[int, Any], leaves: Sequence[_Leaf], end: int) -> RowGroup:
     n_rows, chunks = fields[3], fields[1]
     if n_rows < 0:
         raise ValueError
-    return RowGroup(n_rows, tuple(_make_chunk(chunk, leaf, n_rows, end) for chunk, leaf in zip(chunks, leaves, strict=True)))
+    return RowGroup(
+        n_rows,
+        tuple(
+            _make_chunk(chunk, leaf, n_rows, end)
+            for chunk, leaf in zip(chunks, leaves, strict=True)
+        ),
+    )
 
 
-def _make_chunk(found: dict[int, Any] | tuple[Any, ...], leaf: _Leaf, n_rows: int, end: int) -> Chunk:
+def _make_chunk(
+    found: dict[int, Any] | tuple[Any, ...], leaf: _Leaf, n_rows: int, end: int
+) -> Chunk:
     """Return a column chunk if its place lies in the file, its type is the schema's, and its values are as many as the rows."""
     found = _pick(found) if isinstance(found, dict) else found
-    physical, n_values, n_decoded, n_bytes, data, dictionary, old_greatest, old_least, n_nulls, greatest, least, n_repeated, n_optional = found
+    (
+        physical,
+        n_values,
+        n_decoded,
+        n_bytes,
+        data,
+        dictionary,
+        old_greatest,
+        old_least,
+        n_nulls,
+        greatest,
+        least,
+        n_repeated,
+        n_optional,
+    ) = found
     start = min(dictionary or data, data or dictionary or 0)
     has_place = n_bytes >= 0 <= n_decoded and (not n_bytes or len(_MAGIC) <= start <= end - n_bytes)
     has_sizes = n_repeated in (0, leaf.n_repeated + 1) and n_optional in (0, leaf.n_optional + 1)
-    if not has_place or not has_sizes or physical != leaf.physical or (n_values != n_rows and not leaf.n_repeated):
+    if (
+        not has_place
+        or not has_sizes
+        or physical != leaf.physical
+        or (n_values != n_rows and not leaf.n_repeated)
+    ):
         raise ValueError
     if physical != _BYTE_ARRAY:
-        least, greatest = old_least if least is None else least, old_greatest if greatest is None else greatest
+        least, greatest = (
+            old_least if least is None else least,
+            old_greatest if greatest is None else greatest,
+        )
     known = [len(each) for each in (least, greatest) if each is not None]
-    n_text = max(known, default=TEXT_BYTES) if dictionary is not None and physical == _BYTE_ARRAY else 0
-    limits = (least, greatest) if len(known) == 2 and (leaf.width is None or known == [leaf.width] * 2) else None
+    n_text = (
+        max(known, default=TEXT_BYTES) if dictionary is not None and physical == _BYTE_ARRAY else 0
+    )
+    limits = (
+        (least, greatest)
+        if len(known) == 2 and (leaf.width is None or known == [leaf.width] * 2)
+        else None
+    )
     return Chunk(leaf.column, physical, start, n_bytes, n_decoded, n_text, n_nulls, limits)
 
 
@@ -240,7 +321,12 @@ def _pick(fields: dict[int, Any]) -> tuple[Any, ...]:
     about = fields[3]
     statistics, sizes = about.get(12, {}), about.get(16, {})
     placed = about[1], about[5], about[6], about[7], about[9], about.get(11)
-    return *placed, *(statistics.get(number) for number in (1, 2, 3, 5, 6)), len(sizes.get(2, ())), len(sizes.get(3, ()))
+    return (
+        *placed,
+        *(statistics.get(number) for number in (1, 2, 3, 5, 6)),
+        len(sizes.get(2, ())),
+        len(sizes.get(3, ())),
+    )
 
 
 def _read_chunk(raw: bytes, at: int) -> tuple[dict[int, Any] | tuple[Any, ...], int]:
@@ -248,7 +334,21 @@ def _read_chunk(raw: bytes, at: int) -> tuple[dict[int, Any] | tuple[Any, ...], 
     usual = _compile_usual().match(raw, at)
     if usual is None:
         return _read_struct(raw, at)
-    kind, values, decoded, size, data, dictionary, old_greatest, old_least, nulls, greatest, least, repeated, optional = usual.groups()
+    (
+        kind,
+        values,
+        decoded,
+        size,
+        data,
+        dictionary,
+        old_greatest,
+        old_least,
+        nulls,
+        greatest,
+        least,
+        repeated,
+        optional,
+    ) = usual.groups()
     return (
         _decode_integer(kind),
         _decode_integer(values),
@@ -299,10 +399,13 @@ def _compile_usual() -> re.Pattern[bytes]:
     return re.compile(re.sub(rb"\s", b"", _USUAL) % parts, re.DOTALL)
 
 
-def _read_struct(raw: bytes, at: int, shorten: Callable[[dict[int, Any], dict[int, Any]], Any] | None = None) -> tuple[dict[int, Any], int]:
+def _read_struct(
+    raw: bytes, at: int, shorten: Callable[[dict[int, Any], dict[int, Any]], Any] | None = None
+) -> tuple[dict[int, Any], int]:
     """Return a struct's fields by their numbers, and where it ends; of its row groups only what `shorten` makes of each.
 
-    A value that goes on beyond the end is noticed by the next byte that is looked at: a struct ends with a zero.
+    A value that goes on beyond the end is noticed by the next byte that is looked at: a struct ends
+    with a zero.
     """
     fields: dict[int, Any] = {}
     number = 0

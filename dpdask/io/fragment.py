@@ -24,36 +24,59 @@ def unpack(packed: bytes, start: int, n_rows: int) -> NDArray[np.bool_]:
 
     Parameters
     ----------
-    packed
-        What `pack` returned.
     start, n_rows
         The first row of the part, and how many rows it has.
     """
     mask = np.zeros(n_rows, dtype=np.bool_)
     if packed:
-        found = np.unpackbits(np.frombuffer(zlib.decompress(packed), dtype=np.uint8))[start : start + n_rows]
+        found = np.unpackbits(np.frombuffer(zlib.decompress(packed), dtype=np.uint8))[
+            start : start + n_rows
+        ]
         mask[: len(found)] = found
     return mask
 
 
 def count_deleted(packed: bytes) -> int:
     """Return how many rows are deleted."""
-    return int(np.unpackbits(np.frombuffer(zlib.decompress(packed), dtype=np.uint8)).sum()) if packed else 0
+    return (
+        int(np.unpackbits(np.frombuffer(zlib.decompress(packed), dtype=np.uint8)).sum())
+        if packed
+        else 0
+    )
 
 
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 _LAYOUTS = (
-    ((pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view), pa.string(), pa.large_string()),
-    ((pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary), pa.binary(), pa.large_binary()),
+    (
+        (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+        pa.string(),
+        pa.large_string(),
+    ),
+    (
+        (
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_binary_view,
+            pa.types.is_fixed_size_binary,
+        ),
+        pa.binary(),
+        pa.large_binary(),
+    ),
 )
-_NARROW = {pa.large_string(): pa.string(), pa.string_view(): pa.string(), pa.large_binary(): pa.binary(), pa.binary_view(): pa.binary()}
+_NARROW = {
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+}
 UTC = {"UTC", "+00:00", "Etc/UTC", "Z"}
 
 
 def widen(one: pa.DataType, other: pa.DataType, *, lake: bool = False) -> pa.DataType | None:
     """Return the type of a column that has these two types in two files: it holds the values of both. None if there is no such type.
 
-    Times get the finer unit, which may not hold a far time: conversions check it. A `lake` says of times without a zone whether they are in UTC.
+    Times get the finer unit, which may not hold a far time: conversions check it. A `lake` says of
+    times without a zone whether they are in UTC.
     """
     if one == other or pa.types.is_null(other):
         return one
@@ -63,20 +86,39 @@ def widen(one: pa.DataType, other: pa.DataType, *, lake: bool = False) -> pa.Dat
         return widen(*plain, lake=lake)
     for is_number in (pa.types.is_integer, pa.types.is_floating):
         if is_number(one) and is_number(other):
-            wide = pa.from_numpy_dtype(np.promote_types(one.to_pandas_dtype(), other.to_pandas_dtype()))
+            wide = pa.from_numpy_dtype(
+                np.promote_types(one.to_pandas_dtype(), other.to_pandas_dtype())
+            )
             return wide if is_number(wide) else None  # of int64 and uint64 numpy makes float64
     if pa.types.is_decimal(one) and pa.types.is_decimal(other):
         scale = max(one.scale, other.scale)
         digits = scale + max(one.precision - one.scale, other.precision - other.scale)
-        return None if digits > 76 else pa.decimal256(digits, scale) if digits > 38 else pa.decimal128(digits, scale)
+        return (
+            None
+            if digits > 76
+            else pa.decimal256(digits, scale)
+            if digits > 38
+            else pa.decimal128(digits, scale)
+        )
     for are_layouts, plain, large in _LAYOUTS:
         if all(any(is_layout(type_) for is_layout in are_layouts) for type_ in (one, other)):
             return large if large in (one, other) else plain
-    return _widen_nested(one, other, lake) if pa.types.is_nested(one) else _widen_times(one, other, lake)
+    return (
+        _widen_nested(one, other, lake)
+        if pa.types.is_nested(one)
+        else _widen_times(one, other, lake)
+    )
 
 
 def _widen_times(one: pa.DataType, other: pa.DataType, lake: bool) -> pa.DataType | None:
-    is_time = next((each for each in (pa.types.is_timestamp, pa.types.is_duration, pa.types.is_time) if each(one) and each(other)), None)
+    is_time = next(
+        (
+            each
+            for each in (pa.types.is_timestamp, pa.types.is_duration, pa.types.is_time)
+            if each(one) and each(other)
+        ),
+        None,
+    )
     if is_time is None:
         return None
     unit = max(one.unit, other.unit, key=("s", "ms", "us", "ns").index)
@@ -84,13 +126,19 @@ def _widen_times(one: pa.DataType, other: pa.DataType, lake: bool) -> pa.DataTyp
         return pa.duration(unit)
     if is_time is pa.types.is_time:
         return pa.time32(unit) if unit == "ms" else pa.time64(unit)
-    zones = {"UTC" if type_.tz in UTC or (lake and type_.tz is None) else type_.tz for type_ in (one, other)}
+    zones = {
+        "UTC" if type_.tz in UTC or (lake and type_.tz is None) else type_.tz
+        for type_ in (one, other)
+    }
     return pa.timestamp(unit, *zones) if len(zones) == 1 else None
 
 
 def _widen_nested(one: pa.DataType, other: pa.DataType, lake: bool) -> pa.DataType | None:
     types = one, other
-    inner = [widen(mine.type, its.type, lake=lake) for mine, its in zip(*map(_list_fields, types), strict=False)]
+    inner = [
+        widen(mine.type, its.type, lake=lake)
+        for mine, its in zip(*map(_list_fields, types), strict=False)
+    ]
     if any(type_ is None for type_ in inner):
         return None
     if all(any(is_list(type_) for is_list in _LISTS) for type_ in types):
@@ -98,7 +146,11 @@ def _widen_nested(one: pa.DataType, other: pa.DataType, lake: bool) -> pa.DataTy
     if all(map(pa.types.is_map, types)):
         return pa.map_(*inner)
     names = [[field.name for field in _list_fields(type_)] for type_ in types]
-    return pa.struct(zip(names[0], inner, strict=True)) if all(map(pa.types.is_struct, types)) and names[0] == names[1] else None
+    return (
+        pa.struct(zip(names[0], inner, strict=True))
+        if all(map(pa.types.is_struct, types)) and names[0] == names[1]
+        else None
+    )
 
 
 def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
@@ -125,85 +177,54 @@ def _shape(type_: pa.DataType) -> object:
     type_ = _find_storage(type_)
     if pa.types.is_nested(type_):
         is_struct = pa.types.is_struct(type_)
-        return is_struct, pa.types.is_map(type_), [(is_struct and field.name, _shape(field.type)) for field in _list_fields(type_)]
+        return (
+            is_struct,
+            pa.types.is_map(type_),
+            [(is_struct and field.name, _shape(field.type)) for field in _list_fields(type_)],
+        )
     return pa.types.is_timestamp(type_) or _NARROW.get(type_, type_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where the columns of a row group lie in its file, so that a reader need not ask first.
-
-    Attributes
-    ----------
-    n_file_bytes
-        The file's length.
-    footer_start
-        Where its footer begins.
-    columns
-        Each leaf column's path with its start and end.
-    """
+    """Where the columns of a row group lie in its file, so that a reader need not ask first."""
 
     n_file_bytes: int
     footer_start: int
-    columns: tuple[tuple[str, int, int], ...]
+    columns: tuple[tuple[str, int, int], ...]  # each leaf column's path with its start and end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragment:
-    """One piece of the input that is read and randomised as a whole.
-
-    Attributes
-    ----------
-    id
-        32 hexadecimal digits.
-    url
-        The file. Its folders may hold values of a partition column, so it is not shown.
-    name
-        The file's path inside the table, for messages: without the values of partition columns.
-    format
-        `parquet` or `csv`.
-    row_group
-        The number of the row group in a Parquet file; 0 for CSV.
-    n_rows
-        From the footer, without deleted rows; None for CSV, which has none.
-    n_bytes
-        What is read, compressed.
-    version
-        A digest by which a changed file is noticed.
-    alike
-        A digest that CSV files with the same rows have in common; empty for Parquet, where `version` is that.
-    number
-        Its place in the table.
-    seal
-        The digest of its private values when they were counted; empty before. Private.
-    n_bytes_decoded
-        How many bytes its columns that are not dropped have when they are decompressed; 0 if no footer tells.
-    layout
-        Where its columns lie; None for CSV.
-    constants
-        The columns that the file does not hold, each with the value that all its rows have: partition columns, and
-        columns that the table got later.
-    renamed
-        The columns that have another name in the file, each with that name.
-    deleted
-        The rows that the table no longer has, as `deletions.pack` writes them; empty if there are none.
-    """
+    """One piece of the input that is read and randomised as a whole."""
 
     id: str
+    # The file. Its folders may hold values of a partition column, so it is not shown.
     url: str = field(repr=False)
+    # The file's path inside the table, for messages: without the values of partition columns.
     name: str
     format: Literal["parquet", "csv"]
-    row_group: int
-    n_rows: int | None
+    row_group: int  # the number of the row group in a Parquet file; 0 for CSV
+    n_rows: int | None  # from the footer, without deleted rows; None for CSV, which has none
     n_bytes: int
-    version: str
+    version: str  # A digest by which a changed file is noticed
+    # A digest that CSV files with the same rows have in common; empty for Parquet, where `version`
+    # is that.
     alike: str = ""
     number: int = 0
+    # The digest of its private values when they were counted; empty before. Private.
     seal: bytes = field(default=b"", repr=False)
+    # How many bytes its columns that are not dropped have when they are decompressed; 0 if no
+    # footer tells.
     n_bytes_decoded: int = 0
-    layout: Layout | None = field(default=None, repr=False)
+    layout: Layout | None = field(default=None, repr=False)  # where its columns lie; None for CSV
+    # The columns that the file does not hold, each with the value that all its rows have: partition
+    # columns, and columns that the table got later.
     constants: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+    # The columns that have another name in the file, each with that name.
     renamed: tuple[tuple[str, str], ...] = ()
+    # The rows that the table no longer has, as `deletions.pack` writes them; empty if there are
+    # none.
     deleted: bytes = field(default=b"", repr=False)
 
     @property
@@ -229,41 +250,29 @@ def has_width(type_: pa.DataType) -> bool:
 
 
 def find_stored(fragment: Fragment, columns: list[str]) -> list[str]:
-    """Return the names in a fragment's file of the columns that it holds.
-
-    Parameters
-    ----------
-    fragment
-        What is read.
-    columns
-        The table's columns.
-    """
+    """Return the names in a fragment's file of the columns that it holds."""
     constants, renamed = dict(fragment.constants), dict(fragment.renamed)
     return [renamed.get(name, name) for name in columns if name not in constants]
 
 
-def complete(batches: Iterator[pa.RecordBatch], fragment: Fragment, columns: list[str], types: pa.Schema) -> Iterator[pa.RecordBatch]:
+def complete(
+    batches: Iterator[pa.RecordBatch], fragment: Fragment, columns: list[str], types: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     """Yield a fragment's rows as its table has them.
 
     Parameters
     ----------
     batches
-        All rows of the fragment's file or row group, in order, with the columns that `find_stored` names.
-    fragment
-        What is read.
-    columns
-        The table's columns that are wanted, in order.
-    types
-        The table's Arrow schema.
-
-    Raises
-    ------
-    DataError
-        If a column's type in the file is not the table's, or does not hold a value.
+        All rows of the fragment's file or row group, in order, with the columns that `find_stored`
+        names.
     """
     constants, renamed = dict(fragment.constants), dict(fragment.renamed)
     wanted = pa.schema([(name, types.field(name).type) for name in columns])
-    typed = {name: pa.scalar(value, types.field(name).type) for name, value in constants.items() if name in columns}
+    typed = {
+        name: pa.scalar(value, types.field(name).type)
+        for name, value in constants.items()
+        if name in columns
+    }
     start = 0
     for batch in batches:
         n_rows, kept = batch.num_rows, batch
@@ -275,7 +284,9 @@ def complete(batches: Iterator[pa.RecordBatch], fragment: Fragment, columns: lis
             yield plain  # of many columns, to make a batch anew takes longer than to read it
             continue
         arrays = [
-            pa.repeat(typed[name], n_rows) if name in typed else _convert(kept.column(renamed.get(name, name)), name, type_)
+            pa.repeat(typed[name], n_rows)
+            if name in typed
+            else _convert(kept.column(renamed.get(name, name)), name, type_)
             for name, type_ in zip(columns, wanted.types, strict=True)
         ]
         yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
@@ -291,4 +302,8 @@ def _convert(array: pa.Array, name: str, type_: pa.DataType) -> pa.Array:
         array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
         return (array.storage if isinstance(array, pa.ExtensionArray) else array).cast(type_)
     except pa.ArrowInvalid:
-        raise DataError(f"a value whose type in its file is {array.type} does not fit the table's type {type_}", where, hint) from None
+        raise DataError(
+            f"a value whose type in its file is {array.type} does not fit the table's type {type_}",
+            where,
+            hint,
+        ) from None

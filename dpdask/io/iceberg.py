@@ -33,17 +33,11 @@ _COPY = "compact the table (rewrite its data files), or write a copy as plain Pa
 
 @dataclass(frozen=True, slots=True)
 class Iceberg:
-    """The format of an Iceberg table.
+    """The format of an Iceberg table."""
 
-    Attributes
-    ----------
-    snapshot
-        The snapshot to read; None for the current one.
-    catalog
-        The name of the catalog that knows the table, and its properties; None if the URL is that of a metadata file.
-    """
-
-    snapshot: int | None = None
+    snapshot: int | None = None  # the snapshot to read; None for the current one
+    # The name of the catalog that knows the table, and its properties; None if the URL is that of a
+    # metadata file.
     catalog: Mapping[str, str] | None = field(default=None, repr=False)
 
     def list_files(self, url: str, schema: Schema) -> Listing:
@@ -55,17 +49,6 @@ class Iceberg:
             The table's name in its catalog, or the URL of one of its metadata files.
         schema
             The declared columns; they do not matter, because the table has types.
-
-        Raises
-        ------
-        InputError
-            If there is no such table or snapshot, or its metadata cannot be read.
-        DataError
-            If it has files or delete files of a kind that is not supported.
-        SpecError
-            If the package pyiceberg is not installed, or the catalog cannot be opened as given.
-        TemporaryError
-            If the catalog does not answer.
         """
         del schema
         with metadata_faults(url, _RESTORE):
@@ -73,11 +56,20 @@ class Iceberg:
             location = absolute_url(table.location())
             current = table.metadata.current_snapshot_id if self.snapshot is None else self.snapshot
             if current is not None and table.snapshot_by_id(current) is None:
-                raise InputError(f"the table has no snapshot {current}", url, "name a snapshot that the table still has")
+                raise InputError(
+                    f"the table has no snapshot {current}",
+                    url,
+                    "name a snapshot that the table still has",
+                )
             scan = table.scan(snapshot_id=current)
             tasks = [] if current is None else _plan(scan, url)
             deleted = _read_deleted(tasks, url)
-            files = [_data_file(table, scan, task.file, deleted.get(task.file.file_path, b""), location, url) for task in tasks]
+            files = [
+                _data_file(
+                    table, scan, task.file, deleted.get(task.file.file_path, b""), location, url
+                )
+                for task in tasks
+            ]
             return Listing(
                 files=tuple(sorted(files, key=lambda file: natural(file.name))),
                 format="iceberg",
@@ -91,15 +83,26 @@ class Iceberg:
         with metadata_faults(url, _RESTORE):
             table = self._open(url)
             if self.snapshot is not None and table.snapshot_by_id(self.snapshot) is None:
-                raise InputError(f"the table has no snapshot {self.snapshot}", url, "name a snapshot that the table still has")
+                raise InputError(
+                    f"the table has no snapshot {self.snapshot}",
+                    url,
+                    "name a snapshot that the table still has",
+                )
             fields = _fields(table, table.scan(snapshot_id=self.snapshot))
-            return tuple(FoundColumn(name=column.name, type=column.type, nullable=column.optional) for column in fields)
+            return tuple(
+                FoundColumn(name=column.name, type=column.type, nullable=column.optional)
+                for column in fields
+            )
 
     def _open(self, url: str) -> Table:
         try:
             import pyiceberg.catalog  # noqa: F401 - the functions below need it
         except ImportError:
-            raise SpecError("an Iceberg table is read by the package pyiceberg, which is not installed", url, "install dpdask[iceberg]") from None
+            raise SpecError(
+                "an Iceberg table is read by the package pyiceberg, which is not installed",
+                url,
+                "install dpdask[iceberg]",
+            ) from None
         return _open_file(url) if self.catalog is None else _open_in_catalog(url, self.catalog)
 
 
@@ -107,30 +110,51 @@ def _open_file(url: str) -> Table:
     from pyiceberg.table import StaticTable
 
     if not url.endswith(_METADATA):
-        raise SpecError("this is not a metadata file of an Iceberg table", url, f"name one (…{_METADATA}), or set `input.catalog`")
+        raise SpecError(
+            "this is not a metadata file of an Iceberg table",
+            url,
+            f"name one (…{_METADATA}), or set `input.catalog`",
+        )
     return StaticTable.from_metadata(url, _ACCESS)
 
 
 def _open_in_catalog(name: str, catalog: Mapping[str, str]) -> Table:
     """Open a table by its catalog; pyiceberg takes from the environment what is not given here."""
     from pyiceberg.catalog import load_catalog
-    from pyiceberg.exceptions import ForbiddenError, NoSuchNamespaceError, NoSuchTableError, NotInstalledError, OAuthError, UnauthorizedError
+    from pyiceberg.exceptions import (
+        ForbiddenError,
+        NoSuchNamespaceError,
+        NoSuchTableError,
+        NotInstalledError,
+        OAuthError,
+        UnauthorizedError,
+    )
 
     try:
         return load_catalog(**{**_ACCESS, **catalog}).load_table(name)
     except (NoSuchTableError, NoSuchNamespaceError):
         raise InputError("the catalog has no such table", name, "check input.path") from None
     except (UnauthorizedError, ForbiddenError, OAuthError):
-        raise InputError("the catalog denies access", name, "give its credentials as variables of the environment") from None
+        raise InputError(
+            "the catalog denies access",
+            name,
+            "give its credentials as variables of the environment",
+        ) from None
     except DpdaskError:
         raise
     except (ValueError, NotInstalledError):
         what = "the catalog cannot be opened as it is given"
-        raise SpecError(what, name, "check input.catalog, and the variables PYICEBERG_CATALOG__… of the environment") from None
+        raise SpecError(
+            what,
+            name,
+            "check input.catalog, and the variables PYICEBERG_CATALOG__… of the environment",
+        ) from None
     except Exception as error:  # each kind of catalog has its own
         if classify(error) is not None:
             raise
-        raise TemporaryError(f"the catalog failed ({type(error).__name__})", name, "check its address, and run again") from None
+        raise TemporaryError(
+            f"the catalog failed ({type(error).__name__})", name, "check its address, and run again"
+        ) from None
 
 
 def _plan(scan: DataScan, where: str) -> list[FileScanTask]:
@@ -139,17 +163,27 @@ def _plan(scan: DataScan, where: str) -> list[FileScanTask]:
     except (ValueError, NotImplementedError) as error:
         if "equality deletes" not in str(error):
             raise
-        raise DataError("this snapshot has equality deletes, which are not supported", where, _COPY) from None
+        raise DataError(
+            "this snapshot has equality deletes, which are not supported", where, _COPY
+        ) from None
 
 
-def _data_file(table: Table, scan: DataScan, found: IcebergFile, deleted: bytes, location: str, where: str) -> DataFile:
+def _data_file(
+    table: Table, scan: DataScan, found: IcebergFile, deleted: bytes, location: str, where: str
+) -> DataFile:
     if found.file_format.name != "PARQUET":
-        raise DataError(f"this snapshot has files in the format {found.file_format.name}, not Parquet", where, _COPY)
+        raise DataError(
+            f"this snapshot has files in the format {found.file_format.name}, not Parquet",
+            where,
+            _COPY,
+        )
     fs, path = open_filesystem(absolute_url(found.file_path))
     url = str(fs.unstrip_protocol(path))
     return DataFile(
         url=url,
-        name=url.removeprefix(f"{location.rstrip('/')}/"),  # a file that was added from elsewhere has its whole URL as its name
+        name=url.removeprefix(
+            f"{location.rstrip('/')}/"
+        ),  # a file that was added from elsewhere has its whole URL as its name
         format="parquet",
         constants=_partition_values(table, scan, found),
         deleted=deleted,
@@ -187,7 +221,13 @@ def _fields(table: Table, scan: DataScan) -> tuple[TableField, ...]:
 
 def _plain(type_: pa.DataType) -> pa.DataType:
     """Return the usual type of texts and bytes in place of that with wide offsets."""
-    return pa.string() if pa.types.is_large_string(type_) else pa.binary() if pa.types.is_large_binary(type_) else type_
+    return (
+        pa.string()
+        if pa.types.is_large_string(type_)
+        else pa.binary()
+        if pa.types.is_large_binary(type_)
+        else type_
+    )
 
 
 def _read_deleted(tasks: Sequence[FileScanTask], where: str) -> dict[str, bytes]:
@@ -196,27 +236,47 @@ def _read_deleted(tasks: Sequence[FileScanTask], where: str) -> dict[str, bytes]
     for task in tasks:
         for each in task.delete_files:
             if each.file_format.name != "PARQUET":
-                raise DataError(f"this snapshot has delete files in the format {each.file_format.name}, not Parquet", where, _COPY)
+                raise DataError(
+                    f"this snapshot has delete files in the format {each.file_format.name}, not Parquet",
+                    where,
+                    _COPY,
+                )
             by_delete.setdefault(each.file_path, set()).add(task.file.file_path)
     positions: dict[str, list[NDArray[np.int64]]] = {}
     for path, concerned in by_delete.items():
         for file, found in _read_positions(path, concerned, where):
             positions.setdefault(file, []).append(found)
     n_rows = {task.file.file_path: task.file.record_count for task in tasks}
-    return {file: _pack_positions(np.concatenate(found), n_rows[file], where) for file, found in positions.items()}
+    return {
+        file: _pack_positions(np.concatenate(found), n_rows[file], where)
+        for file, found in positions.items()
+    }
 
 
-def _read_positions(path: str, concerned: set[str], where: str) -> list[tuple[str, NDArray[np.int64]]]:
+def _read_positions(
+    path: str, concerned: set[str], where: str
+) -> list[tuple[str, NDArray[np.int64]]]:
     folder, _, name = absolute_url(path).rpartition("/")
-    with open_parquet(Folder(folder), name, _POSITIONS, f"{where}, delete file {name}", _RESTORE) as file:
+    with open_parquet(
+        Folder(folder), name, _POSITIONS, f"{where}, delete file {name}", _RESTORE
+    ) as file:
         deletes = file.read(columns=_POSITIONS, use_threads=False)
         deletes.validate(full=True)
-    return [(file, deletes.filter(pc.equal(deletes.column("file_path"), file)).column("pos").to_numpy()) for file in sorted(concerned)]
+    return [
+        (file, deletes.filter(pc.equal(deletes.column("file_path"), file)).column("pos").to_numpy())
+        for file in sorted(concerned)
+    ]
 
 
 def _pack_positions(positions: NDArray[np.int64], n_rows: int, where: str) -> bytes:
-    if positions.dtype != np.int64 or positions.min(initial=0) < 0 or positions.max(initial=-1) >= n_rows:
-        raise InputError("a delete file deletes rows that its data file does not have", where, _RESTORE)
+    if (
+        positions.dtype != np.int64
+        or positions.min(initial=0) < 0
+        or positions.max(initial=-1) >= n_rows
+    ):
+        raise InputError(
+            "a delete file deletes rows that its data file does not have", where, _RESTORE
+        )
     deleted = np.zeros(int(positions.max(initial=-1)) + 1, dtype=np.bool_)
     deleted[positions] = True
     return pack(deleted)

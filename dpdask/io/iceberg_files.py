@@ -12,16 +12,12 @@ from dpdask.io.storage import Folder, absolute_url
 
 
 class StoreFile(InputFile):
-    """A file to read.
-
-    Parameters
-    ----------
-    location
-        Its URL or path.
-    """
+    """A file to read."""
 
     def __len__(self) -> int:
-        return int(call_storage(absolute_url(self.location), lambda fs, path: fs.info(path)["size"]))
+        return int(
+            call_storage(absolute_url(self.location), lambda fs, path: fs.info(path)["size"])
+        )
 
     def exists(self) -> bool:
         """Return whether the file exists."""
@@ -34,13 +30,7 @@ class StoreFile(InputFile):
 
 
 class NewFile(OutputFile):
-    """A file to write.
-
-    Parameters
-    ----------
-    location
-        Its URL or path.
-    """
+    """A file to write."""
 
     def __len__(self) -> int:
         return len(self.to_input_file())

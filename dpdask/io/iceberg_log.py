@@ -29,7 +29,18 @@ _PLAIN = {
     **dict.fromkeys((pa.int8(), pa.int16(), pa.int32()), pa.int32()),
     **dict.fromkeys((pa.string(), pa.large_string()), pa.string()),
     **dict.fromkeys((pa.binary(), pa.large_binary()), pa.binary()),
-    **{type_: type_ for type_ in (pa.bool_(), pa.int64(), pa.float32(), pa.float64(), pa.date32(), pa.time64("us"), pa.timestamp("us"))},
+    **{
+        type_: type_
+        for type_ in (
+            pa.bool_(),
+            pa.int64(),
+            pa.float32(),
+            pa.float64(),
+            pa.date32(),
+            pa.time64("us"),
+            pa.timestamp("us"),
+        )
+    },
 }
 
 
@@ -38,12 +49,9 @@ class IcebergLog:
 
     Parameters
     ----------
-    folder
-        The table's folder.
-    name
-        The table's name in its catalog, with its namespace.
     catalog
-        The name of the catalog and its properties; pyiceberg takes from the environment what is not given here.
+        The name of the catalog and its properties; pyiceberg takes from the environment what is not
+        given here.
     """
 
     folder_name = "metadata"
@@ -56,95 +64,82 @@ class IcebergLog:
         return self._load() is not None
 
     def find(self, release: str) -> int | None:
-        """Return the number of the run that has committed a release, or None: the table's properties name all that were.
-
-        Raises
-        ------
-        SpecError
-            If the package pyiceberg is missing, or the catalog cannot be opened.
-        TemporaryError
-            If the catalog does not answer.
-        """
+        """Return the number of the run that has committed a release, or None: the table's properties name all that were."""
         table = self._load()
         return None if table is None else _find_run(table, release)
 
     def count(self, name: Callable[[int], str]) -> int:
-        """Return how many releases of a series are committed; for what is raised see `find`.
-
-        Parameters
-        ----------
-        name
-            Gives the name of the release with a number.
-        """
+        """Return how many releases of a series are committed; for what is raised see `find`."""
         table = self._load()
-        return 0 if table is None else count_committed(lambda number: _find_run(table, name(number)) is not None)
+        return (
+            0
+            if table is None
+            else count_committed(lambda number: _find_run(table, name(number)) is not None)
+        )
 
     def check(self, types: pa.Schema, mode: Mode) -> None:
-        """Check that these columns can be committed.
-
-        Parameters
-        ----------
-        types
-            The columns.
-        mode
-            How the table is changed.
-
-        Raises
-        ------
-        SpecError
-            If Iceberg has no such type, the package pyiceberg is missing, or the catalog cannot be opened.
-        OutputError
-            If the table has other columns, or is of a kind that is not written, or the catalog has no such namespace.
-        """
+        """Check that these columns can be committed."""
         for column in types:
             if _to_iceberg(column.type) is None:
                 what = f"an Iceberg table has no type for {column.type}"
-                raise SpecError(what, f"column {column.name!r}", "cast it in the input (for instance to int64, float64 or timestamp[us]), or drop it")
+                raise SpecError(
+                    what,
+                    f"column {column.name!r}",
+                    "cast it in the input (for instance to int64, float64 or timestamp[us]), or drop it",
+                )
         table = self._load()
         if table is not None:
             self._check_table(table, types, mode)
             return
         with self._faults():
             if not self._open().namespace_exists(self._name.rpartition(".")[0]):
-                raise OutputError("the catalog has no such namespace", f"output.table {self._name!r}", "create it, or correct output.table")
+                raise OutputError(
+                    "the catalog has no such namespace",
+                    f"output.table {self._name!r}",
+                    "create it, or correct output.table",
+                )
 
     def _check_table(self, table: Table, types: pa.Schema, mode: Mode) -> None:
         if absolute_url(table.location()) != self._folder.url:
-            raise OutputError("the table lies in another folder", f"output.table {self._name!r}", f"set output.path to {table.location()}")
+            raise OutputError(
+                "the table lies in another folder",
+                f"output.table {self._name!r}",
+                f"set output.path to {table.location()}",
+            )
         if mode == "error":
             return
         if not table.spec().is_unpartitioned():
-            raise OutputError("this table has partition columns, which are not supported", self._name, _ELSEWHERE)
+            raise OutputError(
+                "this table has partition columns, which are not supported", self._name, _ELSEWHERE
+            )
         if table.metadata.format_version > _NEWEST_FORMAT:
-            raise OutputError(f"this table has format version {table.metadata.format_version}, which dpdask cannot write", self._name, _ELSEWHERE)
+            raise OutputError(
+                f"this table has format version {table.metadata.format_version}, which dpdask cannot write",
+                self._name,
+                _ELSEWHERE,
+            )
         there = table.schema()
         found = [(field.name, _to_iceberg(field.type)) for field in there.as_arrow()]
-        if found != [(field.name, _to_iceberg(field.type)) for field in types] or any(field.required for field in there.fields):
+        if found != [(field.name, _to_iceberg(field.type)) for field in types] or any(
+            field.required for field in there.fields
+        ):
             what = "this table has other columns than the release: their names, types and order must agree, and nulls be allowed"
             raise OutputError(what, self._name, _ELSEWHERE)
 
-    def commit(self, transaction: Transaction, shards: Sequence[Shard], types: pa.Schema, about: Mapping[str, str], mode: Mode) -> None:
+    def commit(
+        self,
+        transaction: Transaction,
+        shards: Sequence[Shard],
+        types: pa.Schema,
+        about: Mapping[str, str],
+        mode: Mode,
+    ) -> None:
         """Make shards the content of the table, or add them, by one commit; nothing happens if the release is there.
 
         Parameters
         ----------
-        transaction
-            The release and the run.
-        shards
-            The files, which are in the table's folder.
-        types
-            Their columns.
-        about
-            What the snapshot says of the release.
         mode
             Whether the table must not exist, its content stays, or is replaced.
-
-        Raises
-        ------
-        OutputError
-            If the table cannot take the shards.
-        TemporaryError
-            If other writers were always faster, or the catalog does not answer.
         """
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
 
@@ -159,17 +154,28 @@ class IcebergLog:
                 self._check_table(table, types, mode)
             try:
                 with self._faults():
-                    self._commit_once(table, transaction, files, types, about, replace=mode == "overwrite")
+                    self._commit_once(
+                        table, transaction, files, types, about, replace=mode == "overwrite"
+                    )
             except TemporaryError:
                 if self.find(transaction.release) is None:  # else the catalog's answer was lost
                     raise
             except (CommitFailedException, TableAlreadyExistsError):
                 continue
             return
-        raise TemporaryError("other writers changed this table at the same time", self._name, "run again to resume")
+        raise TemporaryError(
+            "other writers changed this table at the same time", self._name, "run again to resume"
+        )
 
     def _commit_once(
-        self, table: Table | None, transaction: Transaction, files: list[str], types: pa.Schema, about: Mapping[str, str], *, replace: bool
+        self,
+        table: Table | None,
+        transaction: Transaction,
+        files: list[str],
+        types: pa.Schema,
+        about: Mapping[str, str],
+        *,
+        replace: bool,
     ) -> None:
         """Commit once: when pyiceberg tries again, it does not look whether the first attempt was made."""
         from pyiceberg.expressions import AlwaysTrue
@@ -178,10 +184,14 @@ class IcebergLog:
         work: TableTransaction
         if table is None:
             columns = pa.schema([(field.name, _to_iceberg(field.type)) for field in types])
-            work = self._open().create_table_transaction(self._name, columns, location=self._folder.url, properties=once)
+            work = self._open().create_table_transaction(
+                self._name, columns, location=self._folder.url, properties=once
+            )
             work.remove_properties(_RETRIES)
         else:
-            table.metadata = table.metadata.model_copy(update={"properties": {**table.properties, **once}})  # of this copy alone
+            table.metadata = table.metadata.model_copy(
+                update={"properties": {**table.properties, **once}}
+            )  # of this copy alone
             work = table.transaction()
         says = {"dpdask.release": transaction.release, **about}
         work.set_properties({f"{_RELEASE}{transaction.release}": f"{transaction.run:x}"})
@@ -207,19 +217,30 @@ class IcebergLog:
             from pyiceberg.exceptions import NotInstalledError
         except ImportError:
             raise SpecError(
-                "an Iceberg table needs the package pyiceberg, which is not installed", "output.format", "install dpdask[iceberg]"
+                "an Iceberg table needs the package pyiceberg, which is not installed",
+                "output.format",
+                "install dpdask[iceberg]",
             ) from None
         with self._faults():
             try:
                 return load_catalog(**{**_ACCESS, **self._properties})
             except (ValueError, NotInstalledError):
-                what, hint = "the catalog cannot be opened as it is given", "check it, and the variables PYICEBERG_CATALOG__… of the environment"
+                what, hint = (
+                    "the catalog cannot be opened as it is given",
+                    "check it, and the variables PYICEBERG_CATALOG__… of the environment",
+                )
                 raise SpecError(what, "output.catalog", hint) from None
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
         """Turn what a catalog raises into one line; a refused commit is passed on."""
-        from pyiceberg.exceptions import CommitFailedException, ForbiddenError, OAuthError, TableAlreadyExistsError, UnauthorizedError
+        from pyiceberg.exceptions import (
+            CommitFailedException,
+            ForbiddenError,
+            OAuthError,
+            TableAlreadyExistsError,
+            UnauthorizedError,
+        )
 
         try:
             with storage_faults(self._folder.url, writing=True):
@@ -227,9 +248,17 @@ class IcebergLog:
         except (DpdaskError, CommitFailedException, TableAlreadyExistsError):
             raise
         except (UnauthorizedError, ForbiddenError, OAuthError):
-            raise OutputError("the catalog denies access", self._name, "give its credentials as variables of the environment") from None
+            raise OutputError(
+                "the catalog denies access",
+                self._name,
+                "give its credentials as variables of the environment",
+            ) from None
         except Exception as error:  # each kind of catalog has its own
-            raise TemporaryError(f"the catalog failed ({type(error).__name__})", self._name, "check its address, and run again to resume") from None
+            raise TemporaryError(
+                f"the catalog failed ({type(error).__name__})",
+                self._name,
+                "check its address, and run again to resume",
+            ) from None
 
 
 def _find_run(table: Table, release: str) -> int | None:

@@ -25,15 +25,7 @@ Entries = list[dict[str, Any]]
 
 @lru_cache(maxsize=64)
 def keeps_versions(fs: Any, bucket: str) -> bool:
-    """Return whether a bucket keeps versions, or kept them once; False if this user may not know.
-
-    Parameters
-    ----------
-    fs
-        An S3 file system.
-    bucket
-        The bucket's name.
-    """
+    """Return whether a bucket keeps versions, or kept them once; False if this user may not know."""
     try:
         return "Status" in fs.call_s3("get_bucket_versioning", Bucket=bucket)
     except PermissionError:
@@ -41,18 +33,7 @@ def keeps_versions(fs: Any, bucket: str) -> bool:
 
 
 def first_version(fs: Any, path: str) -> str | None:
-    """Return the version that is the content of a file that is created once; None if its bucket keeps no versions.
-
-    Parameters
-    ----------
-    fs, path
-        The S3 file system and the path in it.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    """
+    """Return the version that is the content of a file that is created once; None if its bucket keeps no versions."""
     bucket = path.partition("/")[0]
     if not keeps_versions(fs, bucket):
         return None
@@ -63,20 +44,7 @@ def first_version(fs: Any, path: str) -> str | None:
 
 
 def keep_first(fs: Any, path: str) -> str:
-    """Remove all versions of a file but the oldest, which is returned.
-
-    Parameters
-    ----------
-    fs, path
-        The S3 file system and the path in it.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    OutputError
-        If there are others, and this user may not remove versions.
-    """
+    """Remove all versions of a file but the oldest, which is returned."""
     versions = _live(fs, path)
     if not versions:
         raise FileNotFoundError(path)
@@ -85,43 +53,34 @@ def keep_first(fs: Any, path: str) -> str:
 
 
 def remove_older(fs: Any, path: str, version: str) -> None:
-    """Remove the versions of a file that are older than one, at most `_PAGE`.
-
-    Parameters
-    ----------
-    fs, path
-        The S3 file system and the path in it.
-    version
-        The oldest version that stays.
-
-    Raises
-    ------
-    OutputError
-        If this user may not remove versions.
-    """
+    """Remove the versions of a file that are older than one, at most `_PAGE`."""
     bucket, _, key = path.partition("/")
-    page = fs.call_s3("list_object_versions", Bucket=bucket, Prefix=key, MaxKeys=_PAGE, KeyMarker=key, VersionIdMarker=version)
-    _delete(fs, path, [each for each in page.get("Versions", ()) if each["Key"] == key and each["VersionId"] != version])
+    page = fs.call_s3(
+        "list_object_versions",
+        Bucket=bucket,
+        Prefix=key,
+        MaxKeys=_PAGE,
+        KeyMarker=key,
+        VersionIdMarker=version,
+    )
+    _delete(
+        fs,
+        path,
+        [
+            each
+            for each in page.get("Versions", ())
+            if each["Key"] == key and each["VersionId"] != version
+        ],
+    )
 
 
 def remove_versions(fs: Any, path: str, *, recursive: bool) -> None:
-    """Remove a file, or a folder with its contents, with all versions that are there now, and none that is written meanwhile.
-
-    Parameters
-    ----------
-    fs, path
-        The S3 file system and the path in it.
-    recursive
-        Whether the path may be a folder.
-
-    Raises
-    ------
-    OutputError
-        If this user may not remove versions.
-    """
+    """Remove a file, or a folder with its contents, with all versions that are there now, and none that is written meanwhile."""
     found = [_list(fs, path), *([_list(fs, f"{path}/", exact=False)] if recursive else [])]
     for there, markers in found:
-        _delete(fs, path, [*there, *markers])  # a version whose marker went first would be there again
+        _delete(
+            fs, path, [*there, *markers]
+        )  # a version whose marker went first would be there again
 
 
 def _live(fs: Any, path: str) -> Entries:
@@ -133,7 +92,9 @@ def _live(fs: Any, path: str) -> Entries:
     return [each for each in versions if each["VersionId"] not in removed]
 
 
-def _list(fs: Any, path: str, *, exact: bool = True, after: str | None = None) -> tuple[Entries, Entries]:
+def _list(
+    fs: Any, path: str, *, exact: bool = True, after: str | None = None
+) -> tuple[Entries, Entries]:
     """Return the versions and the delete markers of one file, or of all whose path begins so; of each file the newest first.
 
     With `after`, only what is older than this version or marker of the file.
@@ -148,14 +109,22 @@ def _list(fs: Any, path: str, *, exact: bool = True, after: str | None = None) -
             found += [each for each in page.get(kind, ()) if each["Key"] == key or not exact]
         if not page.get("IsTruncated") or (exact and page["NextKeyMarker"] != key):
             return versions, markers
-        place = {name: page[f"Next{name}"] for name in ("KeyMarker", "VersionIdMarker") if page.get(f"Next{name}")}
+        place = {
+            name: page[f"Next{name}"]
+            for name in ("KeyMarker", "VersionIdMarker")
+            if page.get(f"Next{name}")
+        }
 
 
 def _delete(fs: Any, path: str, entries: Entries) -> None:
     bucket = path.partition("/")[0]
     objects = [{"Key": each["Key"], "VersionId": each["VersionId"]} for each in entries]
     for start in range(0, len(objects), _PAGE):
-        if fs.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": objects[start : start + _PAGE], "Quiet": True}).get("Errors"):
+        if fs.call_s3(
+            "delete_objects",
+            Bucket=bucket,
+            Delete={"Objects": objects[start : start + _PAGE], "Quiet": True},
+        ).get("Errors"):
             hint = "allow s3:DeleteObjectVersion, or use a bucket without versions"
             raise OutputError("old versions of files cannot be removed", f"s3://{bucket}", hint)
 
@@ -166,30 +135,23 @@ _MEMORY = threading.Lock()
 
 
 def create_file(fs: Any, path: str, data: bytes) -> None:
-    """Write a remote file by one request, which fails if the file exists.
-
-    Parameters
-    ----------
-    fs, path
-        The file system and the path in it.
-    data
-        The content, at most `filesystems.MAX_PUT_BYTES`.
-
-    Raises
-    ------
-    OutputError
-        If the file system has no such request, or the content is too large for one.
-    """
+    """Write a remote file by one request, which fails if the file exists."""
     names = protocols(fs)
     if len(data) > filesystems.MAX_PUT_BYTES:
         raise OutputError(
-            f"this file is larger than one request can write ({filesystems.MAX_PUT_BYTES // 2**20} MiB)", path, "lower output.rows_per_shard"
+            f"this file is larger than one request can write ({filesystems.MAX_PUT_BYTES // 2**20} MiB)",
+            path,
+            "lower output.rows_per_shard",
         )
     if "memory" in names:
         with _MEMORY:
             fs.pipe_file(path, data, mode="create")
-    elif "s3" in names:  # s3fs and gcsfs write larger files in parts; S3 gateways check no condition when these are put together
-        version = fs.pipe_file(path, data, mode="create", chunksize=2 * filesystems.MAX_PUT_BYTES).get("VersionId")
+    elif (
+        "s3" in names
+    ):  # s3fs and gcsfs write larger files in parts; S3 gateways check no condition when these are put together
+        version = fs.pipe_file(
+            path, data, mode="create", chunksize=2 * filesystems.MAX_PUT_BYTES
+        ).get("VersionId")
         if version is not None and versions.keep_first(fs, path) != version:
             raise FileExistsError(path)
     elif "gs" in names:
@@ -197,39 +159,26 @@ def create_file(fs: Any, path: str, data: bytes) -> None:
     elif names & set(KINDS):
         fs.pipe_file(path, data, mode="create")
     else:
-        raise OutputError("this file system has no create-if-absent operation", path, "write to a local folder, or to s3://, az:// or gs://")
+        raise OutputError(
+            "this file system has no create-if-absent operation",
+            path,
+            "write to a local folder, or to s3://, az:// or gs://",
+        )
 
 
 def settle_file(fs: Any, path: str) -> None:
-    """Remove what other writers left of a file that is there, where a bucket keeps versions.
-
-    Parameters
-    ----------
-    fs, path
-        The file system and the path in it.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    """
+    """Remove what other writers left of a file that is there, where a bucket keeps versions."""
     if "s3" in protocols(fs) and versions.keeps_versions(fs, path.partition("/")[0]):
         versions.keep_first(fs, path)
 
 
 def replace_file(fs: Any, path: str, data: bytes) -> None:
-    """Write a remote file, whole, also if it exists.
-
-    Parameters
-    ----------
-    fs, path
-        The file system and the path in it.
-    data
-        The content.
-    """
+    """Write a remote file, whole, also if it exists."""
     answer = fs.pipe_file(path, data)
     if "s3" in protocols(fs) and answer and answer.get("VersionId"):
-        with suppress(OutputError):  # who may not remove versions keeps them: the newest is read, and what is private in them is encrypted
+        with suppress(
+            OutputError
+        ):  # who may not remove versions keeps them: the newest is read, and what is private in them is encrypted
             versions.remove_older(fs, path, answer["VersionId"])
 
 
@@ -238,10 +187,9 @@ def read_file(fs: Any, path: str, *, replaced: bool = False) -> bytes:
 
     Parameters
     ----------
-    fs, path
-        The file system and the path in it.
     replaced
-        Whether `replace_file` writes the file, so that its newest version counts; of a file that `create_file` writes it is the oldest.
+        Whether `replace_file` writes the file, so that its newest version counts; of a file that
+        `create_file` writes it is the oldest.
     """
     if replaced or "s3" not in protocols(fs):
         return bytes(fs.cat_file(path))
@@ -249,38 +197,25 @@ def read_file(fs: Any, path: str, *, replaced: bool = False) -> bytes:
 
 
 def remove_file(fs: Any, path: str, *, recursive: bool) -> None:
-    """Remove a file, or a folder with its contents, with the versions that an S3 bucket keeps.
-
-    Parameters
-    ----------
-    fs, path
-        The file system and the path in it.
-    recursive
-        Whether the path is a folder.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    """
+    """Remove a file, or a folder with its contents, with the versions that an S3 bucket keeps."""
     if "s3" in protocols(fs) and versions.keeps_versions(fs, path.partition("/")[0]):
-        with suppress(OutputError):  # who may not remove versions hides them: what is private in them is encrypted
+        with suppress(
+            OutputError
+        ):  # who may not remove versions hides them: what is private in them is encrypted
             versions.remove_versions(fs, path, recursive=recursive)
             return
     fs.rm(path, recursive=recursive)
-    if recursive and not is_local(fs) and fs.find(path):  # s3fs passes over files that it may not remove
+    if (
+        recursive and not is_local(fs) and fs.find(path)
+    ):  # s3fs passes over files that it may not remove
         raise PermissionError(path)
 
 
 def find_files(url: str) -> tuple[str, dict[str, int | None]]:
     """Return the folder that names are relative to, and the path and size of each file there, sorted by path; from listings alone.
 
-    What is no file has no size: a folder that is not looked into (a link to one, or one that a glob names beside files), a pipe, a device.
-
-    Parameters
-    ----------
-    url
-        A file, a folder, or a glob.
+    What is no file has no size: a folder that is not looked into (a link to one, or one that a glob
+    names beside files), a pipe, a device.
     """
 
     def measure(fs: Any, found: dict[str, Any]) -> dict[str, int | None]:
@@ -298,7 +233,13 @@ def find_files(url: str) -> tuple[str, dict[str, int | None]]:
             if not is_local(fs):
                 return base, measure(fs, fs.glob(path, detail=True))
             names = glob.glob(path, recursive=True, include_hidden=True)  # noqa: PTH207 - it goes through links to folders
-            return base, measure(fs, {name.rstrip("/"): fs.info(name) if fs.exists(name) else _BROKEN_LINK for name in names})
+            return base, measure(
+                fs,
+                {
+                    name.rstrip("/"): fs.info(name) if fs.exists(name) else _BROKEN_LINK
+                    for name in names
+                },
+            )
         try:
             info = fs.info(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -329,10 +270,6 @@ class RemoteFile(io.RawIOBase):
 
     Parameters
     ----------
-    url
-        The file.
-    size
-        Its length in bytes.
     ranges
         What is read at once: pairs of a start and an end. All else is read when it is asked for.
     """
@@ -355,16 +292,10 @@ class RemoteFile(io.RawIOBase):
         return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place, as files do.
-
-        Parameters
-        ----------
-        offset
-            How far.
-        whence
-            From where: the start, the present place, or the end.
-        """
-        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        """Go to a place, as files do."""
+        self._place = (
+            offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        )
         return self._place
 
     def readinto(self, buffer: Any) -> int:
@@ -394,31 +325,21 @@ def open_remote(url: str) -> IO[bytes]:
 
 
 def read_ranges(url: str, ranges: Sequence[Range], size: int) -> list[bytes]:
-    """Return the bytes of each range of a file, by one request each.
-
-    Parameters
-    ----------
-    url
-        The file.
-    ranges
-        Pairs of a start and an end.
-    size
-        The file's length.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, or has another length, as far as the ranges tell.
-    """
+    """Return the bytes of each range of a file, by one request each."""
     starts = [start for start, _ in ranges]
-    ends = [end + (end == size) for _, end in ranges]  # one byte more than there was: a file that grew is noticed
+    ends = [
+        end + (end == size) for _, end in ranges
+    ]  # one byte more than there was: a file that grew is noticed
 
     def read(fs: Any, path: str) -> list[bytes]:
         if is_local(fs):
             return _read_local(path, starts, ends)
         if len(ranges) == 1:
             return [bytes(fs.cat_file(path, start=starts[0], end=ends[0]))]
-        return [bytes(part) for part in fs.cat_ranges([path] * len(ranges), starts, ends, on_error="raise")]
+        return [
+            bytes(part)
+            for part in fs.cat_ranges([path] * len(ranges), starts, ends, on_error="raise")
+        ]
 
     found = call_storage(url, read) if ranges else []
     if any(len(part) != end - start for part, (start, end) in zip(found, ranges, strict=True)):

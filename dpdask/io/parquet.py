@@ -1,8 +1,9 @@
 """Reading Parquet: a footer by one ranged read, a row group in batches of limited bytes; a remote one's needed columns and footer together.
 
-A reader of many columns holds a page of each, so the pages of a wide row group together can be larger than its rows: then each
-column is read whole, one after the other. A process keeps the footers that it parsed last: else the time of a pass would grow with the
-square of a file's row groups.
+A reader of many columns holds a page of each, so the pages of a wide row group together can be
+larger than its rows: then each column is read whole, one after the other. A process keeps the
+footers that it parsed last: else the time of a pass would grow with the square of a file's row
+groups.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ import pyarrow.parquet as pq
 from dpdask.errors import DataError, InputError
 from dpdask.io.faults import report_change, storage_faults
 from dpdask.io.filesystems import call_storage
-from dpdask.io.footer import INT96, TAIL_BYTES, Footer, RowGroup, digest_footer, parse_footer, read_tail, refuse_corrupt
+from dpdask.io.footer import (
+    INT96,
+    TAIL_BYTES,
+    Footer,
+    RowGroup,
+    digest_footer,
+    parse_footer,
+    read_tail,
+    refuse_corrupt,
+)
 from dpdask.io.fragment import Fragment, Layout, estimate_width, has_width
 from dpdask.io.objects import RemoteFile, read_ranges
 from dpdask.io.storage import Folder
@@ -39,31 +49,37 @@ _BAD_TYPES = "the types of its columns cannot be read: they are corrupt, or unkn
 _BAD_ROWS = "this row group cannot be read: it is truncated or corrupt"
 
 
-def footer(fs: Any, path: str, name: str, size: int | None = None, *, tail_bytes: int = TAIL_BYTES) -> Footer:
-    """Return a file's checked footer; at first `tail_bytes` are read from the end, and what lies before them only if the footer is longer.
-
-    Raises
-    ------
-    InputError
-        If the file is truncated, encrypted, corrupt or no Parquet file.
-    """
+def footer(
+    fs: Any, path: str, name: str, size: int | None = None, *, tail_bytes: int = TAIL_BYTES
+) -> Footer:
+    """Return a file's checked footer; at first `tail_bytes` are read from the end, and what lies before them only if the footer is longer."""
     url = str(fs.unstrip_protocol(path))
-    n_bytes = int(call_storage(url, lambda fs, path: fs.info(path)["size"])) if size is None else size
-    raw = read_tail(lambda start, end: read_ranges(url, [(start, end)], n_bytes)[0], n_bytes, name, tail_bytes=tail_bytes)
+    n_bytes = (
+        int(call_storage(url, lambda fs, path: fs.info(path)["size"])) if size is None else size
+    )
+    raw = read_tail(
+        lambda start, end: read_ranges(url, [(start, end)], n_bytes)[0],
+        n_bytes,
+        name,
+        tail_bytes=tail_bytes,
+    )
     return FOOTERS.keep(url, None, parse_footer(raw, n_bytes, name), len(raw))
 
 
 @contextmanager
-def open_parquet(folder: Folder, name: str, columns: Sequence[str] = (), where: str = "", hint: str = "restore the release") -> Iterator[Any]:
-    """Open a small file, as released shards are, that holds some columns, and yield Arrow's reader of it.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, truncated, encrypted, corrupt or no Parquet file, or does not hold the columns.
-    """
+def open_parquet(
+    folder: Folder,
+    name: str,
+    columns: Sequence[str] = (),
+    where: str = "",
+    hint: str = "restore the release",
+) -> Iterator[Any]:
+    """Open a small file, as released shards are, that holds some columns, and yield Arrow's reader of it."""
     where = where or name
-    with folder.open(name) as file, refuse_corrupt("this file cannot be read: it is truncated or corrupt", where, hint):
+    with (
+        folder.open(name) as file,
+        refuse_corrupt("this file cannot be read: it is truncated or corrupt", where, hint),
+    ):
         size = file.seek(0, os.SEEK_END)
 
         def read(start: int, end: int) -> bytes:
@@ -84,31 +100,43 @@ def read_schema(folder: Folder, name: str) -> pa.Schema:
 
 
 def read_columns(fs: Any, path: str, name: str) -> list[tuple[str, pa.DataType, bool]]:
-    """Return the name, the type and the null flag of each column; only the footer is read, and of it only the schema is looked at.
-
-    Raises
-    ------
-    InputError
-        If the file is truncated or no Parquet file.
-    """
+    """Return the name, the type and the null flag of each column; only the footer is read, and of it only the schema is looked at."""
     metadata = footer(fs, path, name, tail_bytes=0).parsed
     with refuse_corrupt(_BAD_TYPES, name):
         nullable = [field.nullable for field in metadata.schema.to_arrow_schema()]
-        return [(field.name, field.type, flag) for field, flag in zip(_plain_schema(metadata), nullable, strict=True)]
+        return [
+            (field.name, field.type, flag)
+            for field, flag in zip(_plain_schema(metadata), nullable, strict=True)
+        ]
 
 
 def lay_out(found: Footer, group: RowGroup, size: int) -> Layout:
     """Return where the columns of a row group lie in a file of this size."""
-    columns = tuple((chunk.column, chunk.start, chunk.start + chunk.n_bytes) for chunk in group.chunks)
+    columns = tuple(
+        (chunk.column, chunk.start, chunk.start + chunk.n_bytes) for chunk in group.chunks
+    )
     return Layout(n_file_bytes=size, footer_start=found.start, columns=columns)
 
 
 def _plain_schema(metadata: Any) -> pa.Schema:
     """Return a footer's Arrow schema without metadata and dictionaries; INT96 times are microseconds, for far ones wrap around in nanoseconds."""
     schema = metadata.schema.to_arrow_schema()
-    if any(metadata.schema.column(number).physical_type == "INT96" for number in range(metadata.num_columns)):
-        schema = pq.ParquetFile(pa.BufferReader(b""), metadata=metadata, coerce_int96_timestamp_unit="us").schema_arrow
-    return pa.schema([pa.field(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type) for field in schema])
+    if any(
+        metadata.schema.column(number).physical_type == "INT96"
+        for number in range(metadata.num_columns)
+    ):
+        schema = pq.ParquetFile(
+            pa.BufferReader(b""), metadata=metadata, coerce_int96_timestamp_unit="us"
+        ).schema_arrow
+    return pa.schema(
+        [
+            pa.field(
+                field.name,
+                field.type.value_type if pa.types.is_dictionary(field.type) else field.type,
+            )
+            for field in schema
+        ]
+    )
 
 
 class SchemaCache:
@@ -128,22 +156,39 @@ class SchemaCache:
         return plain
 
 
-def read_batches(path: str, fragment: Fragment, columns: list[str], public: Collection[str]) -> Iterator[pa.RecordBatch]:
+def read_batches(
+    path: str, fragment: Fragment, columns: list[str], public: Collection[str]
+) -> Iterator[pa.RecordBatch]:
     """Yield a row group's rows in batches of limited rows and bytes, after checking that the file is still the one whose footer was read first.
 
     Of the columns that are not `public` only the type counts for the size of a batch.
     """
-    with refuse_corrupt(_BAD_ROWS, fragment.where), _open(path, fragment, columns) as (source, found):
+    with (
+        refuse_corrupt(_BAD_ROWS, fragment.where),
+        _open(path, fragment, columns) as (source, found),
+    ):
         group, types = found.groups[fragment.row_group], found.parsed.schema.to_arrow_schema()
         row_bytes, page_bytes = measure(group, types, columns, public)
-        n_rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(1.0, row_bytes)), _limit_rows(len(columns))))
+        n_rows = max(
+            1, min(BATCH_ROWS, int(BATCH_BYTES / max(1.0, row_bytes)), _limit_rows(len(columns)))
+        )
         # a reader with a buffer reads on as it needs more; one without holds all compressed bytes of its columns
-        options: dict[str, Any] = {"buffer_size": _PAGE_BYTES} if sum(chunk.n_bytes_decoded for chunk in group.chunks) > _HELD_BYTES else {}
-        options |= {"metadata": found.parsed, "page_checksum_verification": True, "pre_buffer": False}
+        options: dict[str, Any] = (
+            {"buffer_size": _PAGE_BYTES}
+            if sum(chunk.n_bytes_decoded for chunk in group.chunks) > _HELD_BYTES
+            else {}
+        )
+        options |= {
+            "metadata": found.parsed,
+            "page_checksum_verification": True,
+            "pre_buffer": False,
+        }
 
         def read(leaves: Sequence[Sequence[int]], unit: str = "us") -> Iterator[pa.RecordBatch]:
             file = pq.ParquetFile(source, coerce_int96_timestamp_unit=unit, **options)
-            return _read_group(file, fragment.row_group, leaves, n_rows, together=page_bytes <= _HELD_BYTES)
+            return _read_group(
+                file, fragment.row_group, leaves, n_rows, together=page_bytes <= _HELD_BYTES
+            )
 
         leaves, n_left = _find_leaves(group, columns, fragment.where), group.n_rows
         for name, own in zip(columns, leaves, strict=True):
@@ -153,7 +198,11 @@ def read_batches(path: str, fragment: Fragment, columns: list[str], public: Coll
         for batch in read(leaves):
             n_left -= batch.num_rows
             for column in batch.columns:  # Arrow's reader takes these as they are stored
-                if not has_width(column.type) or pa.types.is_dictionary(column.type) or pa.types.is_time(column.type):
+                if (
+                    not has_width(column.type)
+                    or pa.types.is_dictionary(column.type)
+                    or pa.types.is_time(column.type)
+                ):
                     column.validate(full=True)
             yield batch
         if n_left:
@@ -165,11 +214,19 @@ def _check_times(arrays: list[pa.Array], fragment: Fragment, stored: str) -> Non
     for micro, nano, second in zip(*map(_list_leaves, arrays), strict=True):
         if micro.type == second.type:  # beside the times in a struct
             continue
-        count, fine, coarse = (leaf.drop_null().cast(pa.int64()).to_numpy() for leaf in (micro, nano, second))
+        count, fine, coarse = (
+            leaf.drop_null().cast(pa.int64()).to_numpy() for leaf in (micro, nano, second)
+        )
         if (count * 1000 != fine).any() or (count // 1_000_000 != coarse).any():
-            name = next((column for column, renamed in fragment.renamed if renamed == stored), stored)
+            name = next(
+                (column for column, renamed in fragment.renamed if renamed == stored), stored
+            )
             what = "holds a time in the old format INT96 that timestamp[us] cannot hold: it is too far, or has nanoseconds"
-            raise DataError(what, f"column {name!r}", "correct it, or, if it has nanoseconds, write the file with timestamp[ns]")
+            raise DataError(
+                what,
+                f"column {name!r}",
+                "correct it, or, if it has nanoseconds, write the file with timestamp[ns]",
+            )
 
 
 def _list_leaves(array: pa.Array) -> list[pa.Array]:
@@ -177,7 +234,9 @@ def _list_leaves(array: pa.Array) -> list[pa.Array]:
     if not pa.types.is_nested(array.type):
         return [array]
     is_map, is_struct = pa.types.is_map(array.type), pa.types.is_struct(array.type)
-    inner = [array.keys, array.items] if is_map else array.flatten() if is_struct else [array.flatten()]
+    inner = (
+        [array.keys, array.items] if is_map else array.flatten() if is_struct else [array.flatten()]
+    )
     return [leaf for each in inner for leaf in _list_leaves(each)]
 
 
@@ -187,11 +246,14 @@ def _limit_rows(n_columns: int) -> int:
     return 1 << max(0, most.bit_length() - 1)
 
 
-def measure(group: RowGroup, types: pa.Schema, columns: list[str], public: Collection[str]) -> tuple[float, int]:
+def measure(
+    group: RowGroup, types: pa.Schema, columns: list[str], public: Collection[str]
+) -> tuple[float, int]:
     """Return about how many bytes a row of some columns takes in memory, and how many bytes their largest pages have together.
 
-    A column of fixed width takes its width, and any other 64 bytes; if it is public, what the footer says that its values have when they are
-    decompressed. A dictionary holds a repeated text once, so such a column counts the length of its least or its greatest text, if that is more.
+    A column of fixed width takes its width, and any other 64 bytes; if it is public, what the
+    footer says that its values have when they are decompressed. A dictionary holds a repeated text
+    once, so such a column counts the length of its least or its greatest text, if that is more.
     """
     read, n_rows = set(columns), max(1, group.n_rows)
     row_bytes, page_bytes = 0.0, 0
@@ -215,18 +277,31 @@ def _find_leaves(group: RowGroup, columns: Sequence[str], where: str) -> list[li
             places[chunk.column].append(number)
     missing = next((name for name, numbers in places.items() if not numbers), None)
     if missing is not None:
-        raise DataError("the file has no such column", f"{where}, column {missing!r}", "write all files with one schema")
+        raise DataError(
+            "the file has no such column",
+            f"{where}, column {missing!r}",
+            "write all files with one schema",
+        )
     return list(places.values())
 
 
-def _read_group(file: Any, row_group: int, leaves: Sequence[Sequence[int]], batch_rows: int, *, together: bool) -> Iterator[pa.RecordBatch]:
+def _read_group(
+    file: Any, row_group: int, leaves: Sequence[Sequence[int]], batch_rows: int, *, together: bool
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a row group; if its columns are read one after the other, one column's pages are held at a time."""
     if together:
         joined = [number for numbers in leaves for number in numbers]
-        yield from file.reader.iter_batches(batch_rows, row_groups=[row_group], column_indices=joined, use_threads=False)
+        yield from file.reader.iter_batches(
+            batch_rows, row_groups=[row_group], column_indices=joined, use_threads=False
+        )
         return
-    read = [file.reader.read_row_group(row_group, column_indices=numbers, use_threads=False) for numbers in leaves]
-    rows = pa.table([table.column(0) for table in read], names=[table.column_names[0] for table in read])
+    read = [
+        file.reader.read_row_group(row_group, column_indices=numbers, use_threads=False)
+        for numbers in leaves
+    ]
+    rows = pa.table(
+        [table.column(0) for table in read], names=[table.column_names[0] for table in read]
+    )
     del read
     for start in range(0, rows.num_rows, batch_rows):
         yield from rows.slice(start, batch_rows).combine_chunks().to_batches()
@@ -246,7 +321,9 @@ class _Footers:
         self._n_bytes = 0
         self._lock = Lock()
 
-    def find(self, fragment: Fragment, size: int, identity: Any, read: Callable[[], bytes]) -> Footer:
+    def find(
+        self, fragment: Fragment, size: int, identity: Any, read: Callable[[], bytes]
+    ) -> Footer:
         """Return the footer of a fragment's file if it is the one that was read first; it is read again unless the file is surely the same."""
         kept = self.get(fragment.url)
         if kept is None or identity is None or kept.identity != identity:
@@ -254,7 +331,12 @@ class _Footers:
             if digest_footer(raw, size) != fragment.version:
                 raise report_change(fragment.name)
             same = kept is not None and kept.found.digest == fragment.version
-            return self.keep(fragment.url, identity, kept.found if same and kept else parse_footer(raw, size, fragment.name), len(raw))
+            return self.keep(
+                fragment.url,
+                identity,
+                kept.found if same and kept else parse_footer(raw, size, fragment.name),
+                len(raw),
+            )
         if kept.found.digest != fragment.version:
             raise report_change(fragment.name)
         return kept.found
@@ -294,7 +376,9 @@ def _open(path: str, fragment: Fragment, columns: list[str]) -> Iterator[tuple[A
             size, here = source.size(), _identify(os.fstat(source.fileno()))
 
             def read() -> bytes:
-                return read_tail(lambda start, end: source.read_at(end - start, start), size, fragment.name)
+                return read_tail(
+                    lambda start, end: source.read_at(end - start, start), size, fragment.name
+                )
 
             yield source, FOOTERS.find(fragment, size, here, read)
         return
@@ -321,7 +405,11 @@ def _identify(about: os.stat_result) -> tuple[int, ...] | None:
     """Return what changes if a local file changes; None while a change may not show in its times."""
     changed = max(about.st_mtime_ns, about.st_ctime_ns)
     settled = changed / 1e9 + (_SETTLED_SECONDS if changed % 10**9 else 2)
-    return (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns) if settled < time.time() else None
+    return (
+        (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+        if settled < time.time()
+        else None
+    )
 
 
 def _identify_remote(fs: Any, path: str) -> tuple[int, str] | None:

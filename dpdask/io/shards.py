@@ -23,28 +23,14 @@ Mode = Literal["error", "append", "overwrite"]
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """A release, and the run that commits it: the log keeps both, so that no release is committed twice.
-
-    Attributes
-    ----------
-    release
-        The name of the release.
-    run
-        The number of the run.
-    """
+    """A release, and the run that commits it: the log keeps both, so that no release is committed twice."""
 
     release: str
     run: int
 
 
 def count_committed(is_there: Callable[[int], bool]) -> int:
-    """Return how many of the releases that are numbered from 0 are committed; there is no gap between them.
-
-    Parameters
-    ----------
-    is_there
-        Whether the release with a number is committed.
-    """
+    """Return how many of the releases that are numbered from 0 are committed; there is no gap between them."""
     end = 1
     while is_there(end - 1):
         end *= 2
@@ -56,59 +42,44 @@ PAGE = "release.html"
 _DIGEST = "sha256"
 
 
-def save_release(place: Folder, name: str, data: bytes, card: Mapping[str, Any], page: bytes) -> None:
-    """Write a release and its page, then its card, which marks the release as complete; nothing is overwritten.
-
-    Parameters
-    ----------
-    place
-        The folder; it is created if it is not there.
-    name
-        The release's file in it.
-    data
-        The release.
-    card
-        Plain values that JSON has.
-    page
-        The card, for people.
-
-    Raises
-    ------
-    OutputError
-        If a release, a page or a card is there already, or no folder can be made there.
-    """
+def save_release(
+    place: Folder, name: str, data: bytes, card: Mapping[str, Any], page: bytes
+) -> None:
+    """Write a release and its page, then its card, which marks the release as complete; nothing is overwritten."""
     place.create()
     for file in (name, PAGE, CARD):
         if place.exists(file):
-            raise OutputError(f"a file {file!r} is there already", place.url, "remove it, or choose another folder")
+            raise OutputError(
+                f"a file {file!r} is there already",
+                place.url,
+                "remove it, or choose another folder",
+            )
     place.write(name, data)
     place.write(PAGE, page)
-    place.write(CARD, json.dumps({**card, _DIGEST: {name: sha256(data).hexdigest()}}, indent=1, ensure_ascii=False).encode())
+    place.write(
+        CARD,
+        json.dumps(
+            {**card, _DIGEST: {name: sha256(data).hexdigest()}}, indent=1, ensure_ascii=False
+        ).encode(),
+    )
 
 
 def load_release(place: Folder, name: str) -> tuple[bytes, dict[str, Any]]:
-    """Return a release and its card, as `save_release` wrote them.
-
-    Parameters
-    ----------
-    place
-        The folder of the release.
-    name
-        The release's file name in it.
-
-    Raises
-    ------
-    InputError
-        If either is missing, or the card is invalid or of another release.
-    """
+    """Return a release and its card, as `save_release` wrote them."""
     data = place.read(name, replaced=True)
     try:
         card = json.loads(place.read(CARD, replaced=True))
         digest = card.pop(_DIGEST)[name]
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise InputError(f"this is not a card of {name!r}", CARD, "save the release again") from None
+        raise InputError(
+            f"this is not a card of {name!r}", CARD, "save the release again"
+        ) from None
     if digest != sha256(data).hexdigest():
-        raise InputError(f"this card belongs to another release than {name!r}", CARD, "restore both from one release, or save it again")
+        raise InputError(
+            f"this card belongs to another release than {name!r}",
+            CARD,
+            "restore both from one release, or save it again",
+        )
     return data, card
 
 
@@ -119,17 +90,7 @@ _BUFFER_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """A shard as it was written.
-
-    Attributes
-    ----------
-    name
-        `part-00000.parquet` and so on.
-    n_rows, n_bytes
-        Its rows and its size.
-    sha256
-        Of its bytes.
-    """
+    """A shard as it was written."""
 
     name: str
     n_rows: int
@@ -169,22 +130,30 @@ class _HashingSink:
 
 
 def _is_whole(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(type_) or pa.types.is_temporal(type_)) and not pa.types.is_duration(type_)
+    return bool(
+        pa.types.is_integer(type_) or pa.types.is_temporal(type_)
+    ) and not pa.types.is_duration(type_)
 
 
 def choose_encoding(schema: pa.Schema, few_valued: Collection[str]) -> dict[str, Any]:
-    """Return the options with which a shard is written.
-
-    Parameters
-    ----------
-    schema, few_valued
-        As for `ShardWriter`.
-    """
-    whole = {field.name: "DELTA_BINARY_PACKED" for field in schema if _is_whole(field.type) and field.name not in few_valued}
+    """Return the options with which a shard is written."""
+    whole = {
+        field.name: "DELTA_BINARY_PACKED"
+        for field in schema
+        if _is_whole(field.type) and field.name not in few_valued
+    }
     dictionary = [
-        field.name for field in schema if field.name not in whole and not (pa.types.is_floating(field.type) and field.name not in few_valued)
+        field.name
+        for field in schema
+        if field.name not in whole
+        and not (pa.types.is_floating(field.type) and field.name not in few_valued)
     ]
-    return {"compression": "snappy", "version": "2.6", "use_dictionary": dictionary, "column_encoding": whole}
+    return {
+        "compression": "snappy",
+        "version": "2.6",
+        "use_dictionary": dictionary,
+        "column_encoding": whole,
+    }
 
 
 class ShardWriter:
@@ -192,29 +161,40 @@ class ShardWriter:
 
     Parameters
     ----------
-    folder
-        Where the shard goes.
-    name
-        Its file name.
     schema
-        The released columns and types. The footer holds them (also as an Arrow schema without metadata, so that every
-        type comes back), the row groups and the statistics of released values; no pandas metadata, no index, no
-        dictionary but of values that are in the shard.
+        The released columns and types. The footer holds them (also as an Arrow schema without
+        metadata, so that every type comes back), the row groups and the statistics of released
+        values; no pandas metadata, no index, no dictionary but of values that are in the shard.
     few_valued
-        The columns with few distinct values, which a dictionary makes smaller; elsewhere it would cost half the time of
-        writing and be given up.
+        The columns with few distinct values, which a dictionary makes smaller; elsewhere it would
+        cost half the time of writing and be given up.
     new
-        Whether the shard is written once, where it will stay: if a file of another content is there already, closing fails.
+        Whether the shard is written once, where it will stay: if a file of another content is there
+        already, closing fails.
     """
 
-    def __init__(self, folder: Folder, name: str, schema: pa.Schema, few_valued: Collection[str] = (), *, new: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        name: str,
+        schema: pa.Schema,
+        few_valued: Collection[str] = (),
+        *,
+        new: bool = False,
+    ) -> None:
         self._name, self._schema = name, schema
         self._pending: list[pa.RecordBatch] = []
         self._n_pending = self._n_rows = 0
         self._stack = ExitStack()
-        what = "this shard was written before, from other rows: the input changed since the run began"
+        what = (
+            "this shard was written before, from other rows: the input changed since the run began"
+        )
         other = InputError(what, name, "restore the input and run again, or `dpdask abort` the run")
-        self._sink = _HashingSink(self._stack.enter_context(folder.open_new(name, other) if new else folder.open_replacement(name)))
+        self._sink = _HashingSink(
+            self._stack.enter_context(
+                folder.open_new(name, other) if new else folder.open_replacement(name)
+            )
+        )
         # Parquet writes page by page; a buffer spares as many calls back into Python
         self._file = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), _BUFFER_BYTES)
         self._writer = pq.ParquetWriter(
@@ -240,24 +220,25 @@ class ShardWriter:
         self._n_pending -= n_rows
 
     def close(self) -> Shard:
-        """Write the remaining rows and make the shard appear.
-
-        Raises
-        ------
-        InputError
-            If a shard that is written once is there already, with other rows.
-        """
+        """Write the remaining rows and make the shard appear."""
         if self._n_pending:
             self._flush(self._n_pending)
         self._writer.close()
         self._file.close()
         self._stack.close()
-        return Shard(name=self._name, n_rows=self._n_rows, n_bytes=self._sink.n_bytes, sha256=self._sink.digest.hexdigest())
+        return Shard(
+            name=self._name,
+            n_rows=self._n_rows,
+            n_bytes=self._sink.n_bytes,
+            sha256=self._sink.digest.hexdigest(),
+        )
 
     def discard(self, error: BaseException) -> None:
         """Remove the unfinished shard."""
         self._sink.let_go()
-        with suppress(pa.ArrowException, OSError, ValueError):  # else it writes its footer when it is collected
+        with suppress(
+            pa.ArrowException, OSError, ValueError
+        ):  # else it writes its footer when it is collected
             self._writer.close()
         self._stack.__exit__(type(error), error, error.__traceback__)
 
@@ -268,25 +249,19 @@ MANIFEST_NAME = f"{META}/manifest.json"
 CARD_NAME = f"{META}/release.json"
 PAGE_NAME = f"{META}/release.html"  # the card, for people
 CROISSANT_NAME = f"{META}/croissant.json"  # the card, for catalogues of data sets
-DOCUMENTS = (PAGE_NAME, CROISSANT_NAME, CARD_NAME)  # beside the shards, in the order in which they are written
+DOCUMENTS = (
+    PAGE_NAME,
+    CROISSANT_NAME,
+    CARD_NAME,
+)  # beside the shards, in the order in which they are written
 SUCCESS_NAME = "_SUCCESS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The list of a release's files; safe to publish.
+    """The list of a release's files; safe to publish."""
 
-    Attributes
-    ----------
-    job
-        A digest of the job, by which a finished run knows its own output.
-    shards
-        The shards, sorted by name.
-    card_sha256
-        SHA-256 of the release card.
-    """
-
-    job: str
+    job: str  # A digest of the job, by which a finished run knows its own output
     shards: tuple[Shard, ...]
     card_sha256: str
 
@@ -302,24 +277,13 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Folder, name: str = MANIFEST_NAME) -> Manifest | None:
-        """Return the manifest of an output folder, or None if there is none.
-
-        Parameters
-        ----------
-        folder
-            The output folder.
-        name
-            The name of the manifest in it.
-
-        Raises
-        ------
-        OutputError
-            If there is one that cannot be read, or names a shard that is not a file of the folder itself.
-        """
+        """Return the manifest of an output folder, or None if there is none."""
         if not folder.exists(name):
             return None
         try:
-            content = json.loads(folder.read(name, replaced=name != MANIFEST_NAME))  # that of a folder is created once
+            content = json.loads(
+                folder.read(name, replaced=name != MANIFEST_NAME)
+            )  # that of a folder is created once
             if content["format"] != MANIFEST_FORMAT:
                 raise KeyError
             shards = tuple(Shard(**shard) for shard in content["shards"])
@@ -327,7 +291,9 @@ class Manifest:
                 raise ValueError
             return cls(job=content["job"], shards=shards, card_sha256=content["card_sha256"])
         except (ValueError, KeyError, TypeError):
-            raise OutputError("the manifest cannot be read", name, "choose another output, or remove this one") from None
+            raise OutputError(
+                "the manifest cannot be read", name, "choose another output, or remove this one"
+            ) from None
 
 
 def _is_file_name(name: object) -> bool:
@@ -336,33 +302,20 @@ def _is_file_name(name: object) -> bool:
 
 
 def list_manifests(folder: Folder, but: str = "") -> list[Manifest]:
-    """Return the manifests of all releases in an output folder.
-
-    Parameters
-    ----------
-    folder
-        The output folder.
-    but
-        The name of a manifest that is not committed yet.
-
-    Raises
-    ------
-    OutputError
-        If one of them cannot be read.
-    """
+    """Return the manifests of all releases in an output folder."""
     names = (f"{META}/{name}" for name in folder.child(META).names() if name.startswith("manifest"))
-    return [found for found in (Manifest.read(folder, name) for name in names if name != but) if found is not None]
+    return [
+        found
+        for found in (Manifest.read(folder, name) for name in names if name != but)
+        if found is not None
+    ]
 
 
 def count_missing(folder: Folder, manifests: Sequence[Manifest]) -> int:
-    """Return how many shards of manifests an output folder lacks; those that a listing lacks are looked for, since it may be an earlier one.
-
-    Parameters
-    ----------
-    folder
-        The output folder.
-    manifests
-        Of its releases.
-    """
+    """Return how many shards of manifests an output folder lacks; those that a listing lacks are looked for, since it may be an earlier one."""
     names = set(folder.names())
-    return sum(shard.name not in names and not folder.exists(shard.name) for manifest in manifests for shard in manifest.shards)
+    return sum(
+        shard.name not in names and not folder.exists(shard.name)
+        for manifest in manifests
+        for shard in manifest.shards
+    )

@@ -19,7 +19,14 @@ from typing import IO, Any, TypeVar
 from dpdask.errors import DpdaskError, OutputError
 from dpdask.io.faults import Fault, classify, storage_faults
 from dpdask.io.filesystems import KINDS, call_storage, open_filesystem
-from dpdask.io.objects import create_file, open_remote, read_file, remove_file, replace_file, settle_file
+from dpdask.io.objects import (
+    create_file,
+    open_remote,
+    read_file,
+    remove_file,
+    replace_file,
+    settle_file,
+)
 
 _STEP_BYTES = 2**20
 _START_WRITING = 2  # SYNC_FILE_RANGE_WRITE
@@ -41,7 +48,8 @@ _hint = _find_hint()
 class LocalFile(io.FileIO):
     """A new file; each MiB is handed to the disk at once, where the system can be told to.
 
-    Only `os.fsync` makes sure that the file is on the disk, and only it reports that the disk failed.
+    Only `os.fsync` makes sure that the file is on the disk, and only it reports that the disk
+    failed.
     """
 
     _written = _handed_over = 0
@@ -52,7 +60,9 @@ class LocalFile(io.FileIO):
         self._written += n_bytes or 0
         waiting = self._written - self._handed_over
         if waiting >= _STEP_BYTES and _hint is not None:
-            _hint(self.fileno(), self._handed_over, waiting, _START_WRITING)  # an error is no harm: the file is written later
+            _hint(
+                self.fileno(), self._handed_over, waiting, _START_WRITING
+            )  # an error is no harm: the file is written later
             self._handed_over = self._written
         return n_bytes
 
@@ -68,13 +78,6 @@ def absolute_url(path: str, base: Path | None = None) -> str:
     """Return a path or URL as a URL; a relative local path is relative to `base` (or the working directory).
 
     Nothing is percent-encoded: fsspec takes `%20` for three characters, and `*` for a glob.
-
-    Parameters
-    ----------
-    path
-        A path, absolute or relative, or a URL.
-    base
-        The folder of relative paths; the working directory if None.
     """
     if path.startswith(("file://", "local://")):
         path = path.partition("://")[2]
@@ -85,13 +88,7 @@ def absolute_url(path: str, base: Path | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder, named by its URL; it holds nothing else, so tasks can carry it.
-
-    Attributes
-    ----------
-    url
-        An absolute fsspec URL.
-    """
+    """A folder, named by its URL; it holds nothing else, so tasks can carry it."""
 
     url: str
 
@@ -123,15 +120,7 @@ class Folder:
         return Folder(f"{self.url}/{name}")
 
     def sibling(self, prefix: str, suffix: str) -> Folder:
-        """Return the folder beside this one whose name is `prefix` + this one's + `suffix`.
-
-        Parameters
-        ----------
-        prefix
-            Put before this folder's name.
-        suffix
-            Put after this folder's name.
-        """
+        """Return the folder beside this one whose name is `prefix` + this one's + `suffix`."""
         parent, _, name = self.url.rpartition("/")
         return Folder(f"{parent}/{prefix}{name}{suffix}")
 
@@ -171,7 +160,13 @@ class Folder:
                 found = fs.ls(path, detail=False)
             except (FileNotFoundError, NotADirectoryError):
                 return []
-            return sorted({str(entry).rstrip("/").rpartition("/")[2] for entry in found if str(entry).rstrip("/") != path.rstrip("/")})
+            return sorted(
+                {
+                    str(entry).rstrip("/").rpartition("/")[2]
+                    for entry in found
+                    if str(entry).rstrip("/") != path.rstrip("/")
+                }
+            )
 
         return self._call("", look)
 
@@ -179,11 +174,6 @@ class Folder:
         """Create the folder and its parents; a new local folder has a mode, if one is given.
 
         Object stores have no folders, so nothing is created there, neither a bucket.
-
-        Raises
-        ------
-        OutputError
-            If no folder can be made there.
         """
         if self.url.partition("://")[0] in KINDS:
             return
@@ -200,7 +190,10 @@ class Folder:
                 try:
                     try:
                         make()
-                    except (FileNotFoundError, FileExistsError):  # another driver may have removed it just now
+                    except (
+                        FileNotFoundError,
+                        FileExistsError,
+                    ):  # another driver may have removed it just now
                         make()
                 except (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError):
                     raise _no_folder(path) from None
@@ -208,7 +201,11 @@ class Folder:
     def check_creatable(self) -> None:
         """Check that `create` would work, as far as that can be seen without writing; see there."""
         if self.is_local:
-            there = next(each for each in (self.local_path, *self.local_path.parents) if os.path.lexists(each))
+            there = next(
+                each
+                for each in (self.local_path, *self.local_path.parents)
+                if os.path.lexists(each)
+            )
             if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
                 raise _no_folder(str(self.local_path))
 
@@ -217,79 +214,44 @@ class Folder:
 
         Parameters
         ----------
-        name
-            The file's name in this folder.
         replaced
-            Whether it is a file that `write` replaces: where a store keeps versions, its newest counts. Of a file that is created
-            once (`put_new`, `claim`) the oldest counts.
-
-        Raises
-        ------
-        InputError
-            If it is missing.
+            Whether it is a file that `write` replaces: where a store keeps versions, its newest
+            counts. Of a file that is created once (`put_new`, `claim`) the oldest counts.
         """
         return self._call(name, lambda fs, path: read_file(fs, path, replaced=replaced))
 
     def write(self, name: str, data: bytes, *, private: bool = False) -> None:
-        """Write a file atomically; a private one has mode 0600, where there are modes.
-
-        Parameters
-        ----------
-        name
-            The file's name in this folder.
-        data
-            Its content.
-        private
-            Whether only the owner may read it.
-        """
+        """Write a file atomically; a private one has mode 0600, where there are modes."""
         with self.open_replacement(name, mode=0o600 if private else 0o666) as file:
             file.write(data)
 
     def put_new(self, name: str, data: bytes) -> bool:
         """Write a file, whole, unless it exists, and return whether it holds these bytes now.
 
-        Of callers with different bytes exactly one sees True, wherever they run: put a token in the data to know who wrote it.
-        If the answer of a store is lost, what the file holds decides. Local folders use a hard link; object stores one
-        conditional request.
-
-        Parameters
-        ----------
-        name
-            The file's name in this folder.
-        data
-            Its content.
-
-        Raises
-        ------
-        OutputError
-            If the file system has no create-if-absent operation.
-        TemporaryError
-            If the store does not answer; the file may be there or not.
+        Of callers with different bytes exactly one sees True, wherever they run: put a token in the
+        data to know who wrote it. If the answer of a store is lost, what the file holds decides.
+        Local folders use a hard link; object stores one conditional request.
         """
         equal = self._create(name, data, lambda fs, path: _holds(fs, path, data), private=False)
         return equal is None or equal
 
     def claim(self, name: str, data: bytes) -> bytes:
-        """Write a private file unless it exists, and return its content: the first writer decides.
-
-        Parameters
-        ----------
-        name
-            The file's name in this folder.
-        data
-            Its content, if the file does not exist yet.
-        """
+        """Write a private file unless it exists, and return its content: the first writer decides."""
         found = self._create(name, data, read_file, private=True)
         return data if found is None else found
 
-    def _create(self, name: str, data: bytes, look: Callable[[Any, str], T], *, private: bool) -> T | None:
+    def _create(
+        self, name: str, data: bytes, look: Callable[[Any, str], T], *, private: bool
+    ) -> T | None:
         """Write a file unless it exists; return None if it was written, otherwise what `look` finds in it."""
 
         def create(fs: Any, path: str) -> T | None:
             try:
                 if self.is_local:
                     folder = path.rpartition("/")[0]
-                    if private and "/" in name:  # not this folder itself: once a run has removed it, no task makes it again
+                    if (
+                        private and "/" in name
+                    ):  # not this folder itself: once a run has removed it, no task makes it again
                         Path(folder).mkdir(0o700, exist_ok=True)
                     else:
                         fs.makedirs(folder, exist_ok=True)
@@ -312,20 +274,14 @@ class Folder:
 
     @contextmanager
     def open_replacement(self, name: str, mode: int = 0o666) -> Iterator[IO[bytes]]:
-        """Open a file to write; it appears under its name when the block succeeds, and not at all otherwise.
-
-        Parameters
-        ----------
-        name
-            The file's name in this folder.
-        mode
-            Its permissions, where there are modes.
-        """
+        """Open a file to write; it appears under its name when the block succeeds, and not at all otherwise."""
         if not self.is_local:
             # whole, in one call: an fsspec transaction is its file system's, and of two files open in it one would be lost
             remote = io.BytesIO()
             yield remote
-            self._call(name, lambda fs, path: replace_file(fs, path, remote.getvalue()), writing=True)
+            self._call(
+                name, lambda fs, path: replace_file(fs, path, remote.getvalue()), writing=True
+            )
             return
         with self._at() as url:
             _, path = Folder(url)._resolve(name)
@@ -336,17 +292,21 @@ class Folder:
     def open_new(self, name: str, other: DpdaskError | None = None) -> Iterator[IO[bytes]]:
         """Open a file to write; it appears under its name when the block succeeds, unless a file is there.
 
-        Nothing happens if that file holds the same bytes. On object stores the file is kept in memory, and written by one request.
+        Nothing happens if that file holds the same bytes. On object stores the file is kept in
+        memory, and written by one request.
 
         Parameters
         ----------
-        name
-            The file's name in this folder.
         other
-            Raised if a file with other content is there, which stays as it is; by default an `OutputError`.
+            Raised if a file with other content is there, which stays as it is; by default an
+            `OutputError`.
         """
         _, path = self._resolve(name)
-        other = other or OutputError("a file with other content is there", path, "choose another output, or `dpdask abort` the run that wrote it")
+        other = other or OutputError(
+            "a file with other content is there",
+            path,
+            "choose another output, or `dpdask abort` the run that wrote it",
+        )
         if not self.is_local:
             remote = io.BytesIO()
             yield remote
@@ -361,7 +321,11 @@ class Folder:
                 if not filecmp.cmp(temporary, target, shallow=False):
                     raise other from None
 
-        with self._at() as url, storage_faults(path, writing=True), _temporary(Folder(url)._resolve(name)[1], 0o666, publish) as file:
+        with (
+            self._at() as url,
+            storage_faults(path, writing=True),
+            _temporary(Folder(url)._resolve(name)[1], 0o666, publish) as file,
+        ):
             yield file
 
     def open(self, name: str) -> IO[bytes]:
@@ -377,7 +341,9 @@ class Folder:
                 fs.invalidate_cache()
                 if not fs.exists(path):
                     return
-                with suppress(FileNotFoundError):  # another driver, or a worker believed lost, uses the same files
+                with suppress(
+                    FileNotFoundError
+                ):  # another driver, or a worker believed lost, uses the same files
                     remove_file(fs, path, recursive=not name)
                     return
 
@@ -392,13 +358,7 @@ class Folder:
                     os.utime(path, (now, now))
 
     def move_to(self, target: Folder, name: str = "") -> None:
-        """Make a file appear in another local folder, or all of this one in its place at once.
-
-        Raises
-        ------
-        OutputError
-            If the target cannot be replaced by a renamed folder.
-        """
+        """Make a file appear in another local folder, or all of this one in its place at once."""
         destination = target.local_path / name
         with self._at() as url, storage_faults(str(destination), writing=bool(name)):
             destination.parent.mkdir(parents=True, exist_ok=True)
@@ -421,7 +381,9 @@ def _temporary(path: str, mode: int, publish: Callable[[Path, str], None]) -> It
     """Open a file beside a local path; when the block succeeds and the file is on the disk, publish it as the path."""
     temporary = Path(f"{path}.{uuid.uuid4().hex}.tmp")
     try:
-        with io.BufferedWriter(LocalFile(temporary, "xb", opener=lambda path, flags: os.open(path, flags, mode))) as file:
+        with io.BufferedWriter(
+            LocalFile(temporary, "xb", opener=lambda path, flags: os.open(path, flags, mode))
+        ) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -438,8 +400,14 @@ def _holds(fs: Any, path: str, data: bytes) -> bool:
         return False
     view = memoryview(data)
     places = range(0, len(data), _COMPARED_BYTES)
-    return all(fs.cat_file(path, start=at, end=min(at + _COMPARED_BYTES, len(data))) == view[at : at + _COMPARED_BYTES] for at in places)
+    return all(
+        fs.cat_file(path, start=at, end=min(at + _COMPARED_BYTES, len(data)))
+        == view[at : at + _COMPARED_BYTES]
+        for at in places
+    )
 
 
 def _no_folder(path: str) -> OutputError:
-    return OutputError("no folder can be made here", path, "check output.path, and that this user may write there")
+    return OutputError(
+        "no folder can be made here", path, "check output.path, and that this user may write there"
+    )

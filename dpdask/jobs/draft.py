@@ -37,7 +37,9 @@ _ROLE: Line = ("role", "TODO", "")
 _LEVELS: Line = ("levels", "TODO", "")
 _NULLS: Line = ("nulls", "TODO", "")
 _LONGEST_TYPE = 60
-_IDENTIFIER = re.compile(r"(^|_)(id|uuid|key|email|mail|phone|name|ssn|iban|address|ip)$|Id$|ID$", re.IGNORECASE)
+_IDENTIFIER = re.compile(
+    r"(^|_)(id|uuid|key|email|mail|phone|name|ssn|iban|address|ip)$|Id$|ID$", re.IGNORECASE
+)
 _TEXTS = re.compile(r"[A-Za-z_][\w-]*")
 _WIDTH = 130
 
@@ -49,35 +51,49 @@ def draft_schema(source: Input, levels: Mapping[str, Sequence[str]] | None = Non
     ----------
     source
         The table; a relative path is relative to the working folder.
-    levels
-        The public levels of some columns, as `read_levels` returns them.
-
-    Raises
-    ------
-    InputError, DataError, SpecError
-        If the table's metadata cannot be read, or levels are given for a column that it lacks, or of another type.
 
     Privacy
     -------
-    Nothing but names, types and null flags is looked at, so two tables that have these in common have the same draft.
+    Nothing but names, types and null flags is looked at, so two tables that have these in common
+    have the same draft.
     """
-    columns = source.table_format.read_columns(source.path if source.catalog is not None else absolute_url(source.path))
+    columns = source.table_format.read_columns(
+        source.path if source.catalog is not None else absolute_url(source.path)
+    )
     names = [column.name for column in columns]
-    shown = [column.name for column in columns if column.type is not None]  # the first line of a CSV file may be a row
+    shown = [
+        column.name for column in columns if column.type is not None
+    ]  # the first line of a CSV file may be a row
     for name in levels or {}:
         if name not in names:
-            raise SpecError("the table has no such column", f"levels of {name!r}", suggest(name, shown, "correct the list of levels"))
-    return _HEAD + "".join(_draft_column(column, (levels or {}).get(column.name)) for column in columns)
+            raise SpecError(
+                "the table has no such column",
+                f"levels of {name!r}",
+                suggest(name, shown, "correct the list of levels"),
+            )
+    return _HEAD + "".join(
+        _draft_column(column, (levels or {}).get(column.name)) for column in columns
+    )
 
 
 def _draft_column(column: FoundColumn, levels: Sequence[str] | None) -> str:
-    told = "in the names of folders" if column.in_folders else "type unknown" if column.type is None else " ".join(str(column.type).split())
+    told = (
+        "in the names of folders"
+        if column.in_folders
+        else "type unknown"
+        if column.type is None
+        else " ".join(str(column.type).split())
+    )
     hint = (
         "; by its name an identifier (drop it, unless it is public, or the unit of the job) or a code (give it levels)"
         if _IDENTIFIER.search(column.name)
         else ""
     )
-    lines = [_ROLE if column.type is None or _can_be_private(column.type) else ("role", "TODO", "keep or drop: its type cannot be privatised")]
+    lines = [
+        _ROLE
+        if column.type is None or _can_be_private(column.type)
+        else ("role", "TODO", "keep or drop: its type cannot be privatised")
+    ]
     if column.in_folders:
         lines.append(("type", "TODO", "an Arrow type, such as int32 or string"))
     if levels is not None:
@@ -86,17 +102,31 @@ def _draft_column(column: FoundColumn, levels: Sequence[str] | None) -> str:
         lines += _leave_domain(column.type)
     if column.nullable and len(lines) > 1:
         lines.append(_NULLS)
-    rest = "".join(f"    {key}: {value}{f'  # {comment}' if comment else ''}\n" for key, value, comment in lines)
+    rest = "".join(
+        f"    {key}: {value}{f'  # {comment}' if comment else ''}\n"
+        for key, value, comment in lines
+    )
     return f"  {_quote(column.name)}:  # {told[:_LONGEST_TYPE]}{hint}\n{rest}"
 
 
 def _can_be_private(type_: pa.DataType) -> bool:
-    checks = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_date, pa.types.is_timestamp)
+    checks = (
+        pa.types.is_boolean,
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_decimal,
+        pa.types.is_date,
+        pa.types.is_timestamp,
+    )
     return any(check(type_) for check in checks) or _is_text(type_)
 
 
 def _is_text(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
+    return bool(
+        pa.types.is_string(type_)
+        or pa.types.is_large_string(type_)
+        or pa.types.is_string_view(type_)
+    )
 
 
 def _leave_domain(type_: pa.DataType | None) -> list[Line]:
@@ -108,22 +138,40 @@ def _leave_domain(type_: pa.DataType | None) -> list[Line]:
     if _is_text(type_):
         return [("kind", "categorical", ""), _LEVELS]
     if pa.types.is_decimal(type_):
-        return [("kind", "discrete", "decimal numbers have levels; store them as floats to declare bounds"), _LEVELS]
+        return [
+            (
+                "kind",
+                "discrete",
+                "decimal numbers have levels; store them as floats to declare bounds",
+            ),
+            _LEVELS,
+        ]
     if pa.types.is_integer(type_):
         return [("kind", "TODO", ""), ("bounds", "TODO", "or levels, if it is discrete")]
-    return [("kind", "continuous", ""), ("bounds", "TODO", "" if pa.types.is_floating(type_) else "two dates")]
+    return [
+        ("kind", "continuous", ""),
+        ("bounds", "TODO", "" if pa.types.is_floating(type_) else "two dates"),
+    ]
 
 
 def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> list[Line]:
     """Return the kind and the levels of a column that a code list names: numbers and dates in increasing order."""
     where = f"levels of {column.name!r}"
     if not 1 <= len(texts) <= MAX_LEVELS:
-        raise SpecError(f"a column may have between 1 and {MAX_LEVELS:,} levels", where, "declare bounds instead of them, or merge levels")
+        raise SpecError(
+            f"a column may have between 1 and {MAX_LEVELS:,} levels",
+            where,
+            "declare bounds instead of them, or merge levels",
+        )
     type_ = column.type or pa.string()
     try:
-        levels: list[Level] = list(texts) if _is_text(type_) else pa.array(texts).cast(type_).to_pylist()
+        levels: list[Level] = (
+            list(texts) if _is_text(type_) else pa.array(texts).cast(type_).to_pylist()
+        )
     except pa.ArrowException:
-        raise SpecError(f"not all are of the column's type {type_}", where, "correct the list of levels") from None
+        raise SpecError(
+            f"not all are of the column's type {type_}", where, "correct the list of levels"
+        ) from None
     if len(set(levels)) < len(levels):
         raise SpecError("a level is repeated", where, "correct the list of levels")
     ordered = not isinstance(levels[0], str | bool)
@@ -133,15 +181,32 @@ def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> list[Line]:
             lines.append(row.rstrip())
             row = ""
         row += f"{text}, "
-    shown, kind = "\n      ".join([*lines, row.removesuffix(", ")]), "discrete" if ordered else "categorical"
+    shown, kind = (
+        "\n      ".join([*lines, row.removesuffix(", ")]),
+        "discrete" if ordered else "categorical",
+    )
     try:
-        read = Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": kind, "levels": parse_value(f"[{shown}]", where)}}})
+        read = Schema.from_dict(
+            {
+                "columns": {
+                    "x": {
+                        "role": "privatise",
+                        "kind": kind,
+                        "levels": parse_value(f"[{shown}]", where),
+                    }
+                }
+            }
+        )
         codec = codec_for("x", read.columns["x"], type_)
-        if not isinstance(codec, LevelCodec) or codec.levels.to_pylist() != (sorted(levels) if ordered else levels):
+        if not isinstance(codec, LevelCodec) or codec.levels.to_pylist() != (
+            sorted(levels) if ordered else levels
+        ):
             raise ValueError("other levels")
     except (SpecError, DataError, ValueError):
         raise SpecError(
-            f"as values of the type {type_} they cannot be declared", where, "declare bounds, or store the column in another type"
+            f"as values of the type {type_} they cannot be declared",
+            where,
+            "declare bounds, or store the column in another type",
         ) from None
     return [("kind", kind, ""), ("levels", f"[{shown}]", "")]
 
@@ -166,47 +231,44 @@ def _quote(name: str) -> str:
 
 
 def read_levels(path: str) -> dict[str, list[str]]:
-    """Return the levels of columns in a public code list: a CSV file with the header `column,value` and a line for each level.
-
-    Raises
-    ------
-    SpecError
-        If it cannot be read, or a line has another number of fields; the line is named.
-    """
+    """Return the levels of columns in a public code list: a CSV file with the header `column,value` and a line for each level."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
         rows = list(csv.reader(io.StringIO(text), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error):
-        raise SpecError("the list of levels cannot be read", path, "write a CSV file in UTF-8, with the header `column,value`") from None
+        raise SpecError(
+            "the list of levels cannot be read",
+            path,
+            "write a CSV file in UTF-8, with the header `column,value`",
+        ) from None
     if not rows or rows[0] != ["column", "value"]:
-        raise SpecError("the list of levels has the wrong header", path, "begin it with the line `column,value`")
+        raise SpecError(
+            "the list of levels has the wrong header", path, "begin it with the line `column,value`"
+        )
     levels: dict[str, list[str]] = {}
     for number, row in enumerate(rows[1:], start=2):
         if len(row) != 2:
-            raise SpecError(f"line {number} has {len(row)} fields, not 2", path, "write a column and one of its values, separated by a comma")
+            raise SpecError(
+                f"line {number} has {len(row)} fields, not 2",
+                path,
+                "write a column and one of its values, separated by a comma",
+            )
         levels.setdefault(row[0], []).append(row[1])
     return levels
 
 
 def write_draft(draft: str, output: str) -> None:
-    """Write a draft to a new file.
-
-    Parameters
-    ----------
-    draft
-        The schema.
-    output
-        The file.
-
-    Raises
-    ------
-    OutputError
-        If the file is there already, or cannot be written.
-    """
+    """Write a draft to a new file."""
     try:
         with Path(output).open("x", encoding="utf-8") as file:
             file.write(draft)
     except FileExistsError:
-        raise OutputError("this file is there already", output, "choose another name: an existing file is never overwritten") from None
+        raise OutputError(
+            "this file is there already",
+            output,
+            "choose another name: an existing file is never overwritten",
+        ) from None
     except OSError as error:
-        raise OutputError(f"the file cannot be written ({type(error).__name__})", output, "choose another place") from None
+        raise OutputError(
+            f"the file cannot be written ({type(error).__name__})", output, "choose another place"
+        ) from None

@@ -17,7 +17,16 @@ from dpdask.jobs.growing_table import GrowingPublication, name_release, open_gro
 from dpdask.jobs.output import Target
 from dpdask.jobs.records import busy
 from dpdask.jobs.run_keys import Name
-from dpdask.jobs.series import Kept, KeptFolder, Size, choose_new, describe_release, describe_series, select, sum_series
+from dpdask.jobs.series import (
+    Kept,
+    KeptFolder,
+    Size,
+    choose_new,
+    describe_release,
+    describe_series,
+    select,
+    sum_series,
+)
 from dpdask.jobs.spec import Job
 from dpdask.jobs.state import Progressed, RunState, finish
 from dpdask.jobs.tables import JobTable, check_apart, discover_public, open_table
@@ -32,15 +41,7 @@ Ended = TypeVar("Ended")
 
 
 class GrowingState(RunState):
-    """The hidden folder of a growing output's unfinished run, and what the series keeps.
-
-    Parameters
-    ----------
-    output, ledger_url, target
-        As for `RunState`.
-    job
-        The job's digest.
-    """
+    """The hidden folder of a growing output's unfinished run, and what the series keeps."""
 
     def __init__(self, output: Folder, ledger_url: str | None, target: Target, job: str) -> None:
         super().__init__(output, ledger_url, target)
@@ -57,24 +58,35 @@ class GrowingState(RunState):
         return self.publication.count()
 
     def check_output(self, job: Job) -> None:
-        """Check that the output is this job's.
-
-        Raises
-        ------
-        OutputError
-            If it is something else.
-        """
-        manifest, found = self.publication.find(name_release(job.digest, 0)), self._read_unfinished()
-        if manifest is None and not self.publication.is_free(None if found is None else found.run_id):
-            raise OutputError("this output already exists and was not written by this run", self.output.url, SPENT_AGAIN)
-        if (manifest is not None and manifest.job != job.digest) or self._holds_series_of_another_job():
+        """Check that the output is this job's."""
+        manifest, found = (
+            self.publication.find(name_release(job.digest, 0)),
+            self._read_unfinished(),
+        )
+        if manifest is None and not self.publication.is_free(
+            None if found is None else found.run_id
+        ):
+            raise OutputError(
+                "this output already exists and was not written by this run",
+                self.output.url,
+                SPENT_AGAIN,
+            )
+        if (
+            manifest is not None and manifest.job != job.digest
+        ) or self._holds_series_of_another_job():
             what = "this output holds another job's release; a growing table keeps its input, schema, privacy and mechanism"
-            raise OutputError(what, job.file.output.path, "start a new output: choose another output.path")
+            raise OutputError(
+                what, job.file.output.path, "start a new output: choose another output.path"
+            )
 
     def _holds_series_of_another_job(self) -> bool:
         """Return whether what is kept beside a table belongs to a series of another job, which may go on."""
         begun = self.kept.read_job()
-        return begun is not None and begun[0] != self._job and open_growing(begun[1], self.output, begun[0]).count() > 0
+        return (
+            begun is not None
+            and begun[0] != self._job
+            and open_growing(begun[1], self.output, begun[0]).count() > 0
+        )
 
     def _read_manifest(self, number: int) -> Manifest:
         """Return the manifest of a release that is committed."""
@@ -83,18 +95,15 @@ class GrowingState(RunState):
         return manifest
 
     def read_kept(self) -> Kept | None:
-        """Return the record of the newest release; None before the first.
-
-        Raises
-        ------
-        InputError
-            If it is missing, or its key is elsewhere.
-        """
+        """Return the record of the newest release; None before the first."""
         number = self.number
         if number == 0:
             return None
         if self._newest is None or self._newest[0] != number:
-            self._newest = number, self.kept.read(self._read_manifest(number - 1).to_bytes(), number - 1)
+            self._newest = (
+                number,
+                self.kept.read(self._read_manifest(number - 1).to_bytes(), number - 1),
+            )
         return self._newest[1]
 
     def find_fitted(self) -> bytes | None:
@@ -107,15 +116,8 @@ class GrowingState(RunState):
 
         Parameters
         ----------
-        table
-            The whole table.
         unfinished
             The unfinished release, if any: it goes on with the files that it began with.
-
-        Raises
-        ------
-        InputError
-            If a released file is gone or rewritten, or a file of the unfinished release changed.
         """
         kept, chosen = self.read_kept(), table
         if unfinished is not None:
@@ -123,61 +125,60 @@ class GrowingState(RunState):
         elif kept is not None:
             chosen = choose_new(table, kept)
         urls = {file.url for file in kept.files} if kept is not None else set()
-        return replace(chosen, released=tuple(fragment for fragment in table.fragments if fragment.url in urls))
+        return replace(
+            chosen, released=tuple(fragment for fragment in table.fragments if fragment.url in urls)
+        )
 
     def extend(self, job: Job, table: InputTable) -> Job:
-        """Return the job of the next release; before the first release, the job itself.
-
-        Parameters
-        ----------
-        job
-            The job.
-        table
-            What is released.
-        """
+        """Return the job of the next release; before the first release, the job itself."""
         kept = self.read_kept()
         if kept is None:
             return job
-        return job.extend(Series(id=kept.id, release=kept.release, previous=kept.head, head=kept.add(table.fragments).head))
+        return job.extend(
+            Series(
+                id=kept.id,
+                release=kept.release,
+                previous=kept.head,
+                head=kept.add(table.fragments).head,
+            )
+        )
 
     def place(self, job: Job, reached: Progressed, table: InputTable) -> Job:
-        """Return the job of a release that has begun, with its place in the series; prepare the record that it will leave.
-
-        Parameters
-        ----------
-        job
-            The job.
-        reached
-            The run of the release.
-        table
-            What is released.
-        """
+        """Return the job of a release that has begun, with its place in the series; prepare the record that it will leave."""
         kept = self.read_kept()
         if kept is None:
             key = self.keys.read(reached.run_id)
             assert key is not None
-            kept = Kept(id=name_series(job.digest, reached.run_id), salt=derive_salt(key).hex(), release="", files=(), sizes=())
-            job = job.extend(Series(id=kept.id, head=kept.add(table.fragments).head), continued=False)
+            kept = Kept(
+                id=name_series(job.digest, reached.run_id),
+                salt=derive_salt(key).hex(),
+                release="",
+                files=(),
+                sizes=(),
+            )
+            job = job.extend(
+                Series(id=kept.id, head=kept.add(table.fragments).head), continued=False
+            )
         else:
             job = self.extend(job, table)
         self._epsilon, self._next = job.epsilon, kept.add(table.fragments)
         return job
 
     def describe(self, job: Job, card: Card) -> Card:
-        """Return the card of a release with its place in the series.
-
-        Parameters
-        ----------
-        job
-            The job of the release.
-        card
-            The card as any job has it.
-        """
+        """Return the card of a release with its place in the series."""
         assert self._next is not None
         costs = [*(size.epsilon for size in self._next.sizes), self._epsilon]
-        return card.model_copy(update={"series": describe_release(len(costs) - 1, costs, job.file.privacy, has_holdout=card.has_holdout)})
+        return card.model_copy(
+            update={
+                "series": describe_release(
+                    len(costs) - 1, costs, job.file.privacy, has_holdout=card.has_holdout
+                )
+            }
+        )
 
-    def publish(self, reached: Progressed, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
+    def publish(
+        self, reached: Progressed, manifest: Manifest, documents: Mapping[str, bytes]
+    ) -> None:
         """Keep the record that the release leaves, and make the release appear; see `RunState.publish`."""
         assert self._next is not None
         size = Size(n_rows=manifest.n_rows, n_shards=len(manifest.shards), epsilon=self._epsilon)
@@ -185,7 +186,13 @@ class GrowingState(RunState):
         if read_number(reached.release) == 0:
             key = self.keys.read(reached.run_id)
             assert key is not None
-            self.kept.begin(key, kept.id, self.secrets(reached.run_id).read(RELEASE_NAME), self._job, self._target)
+            self.kept.begin(
+                key,
+                kept.id,
+                self.secrets(reached.run_id).read(RELEASE_NAME),
+                self._job,
+                self._target,
+            )
             self.output.remove(SUMMARY_NAME)  # of a series that somebody gave up, in a table
         self.kept.write(kept, manifest.to_bytes())
         super().publish(reached, manifest, documents)
@@ -200,7 +207,10 @@ class GrowingState(RunState):
         kept = self.kept.read(manifest, number - 1)
         first = Card.read(self.publication.read_card(name_release(self._job, 0)), CARD_NAME)
         self.publication.finish()
-        self.output.write(SUMMARY_NAME, first.model_copy(update={"series": describe_series(kept.sizes, first)}).to_bytes())
+        self.output.write(
+            SUMMARY_NAME,
+            first.model_copy(update={"series": describe_series(kept.sizes, first)}).to_bytes(),
+        )
         self.kept.sweep(manifest, number - 1)
 
     def _read_summary(self) -> int | None:
@@ -208,7 +218,9 @@ class GrowingState(RunState):
         if not self.output.exists(SUMMARY_NAME):
             return None
         with suppress(ValueError, KeyError, TypeError):
-            return int(json.loads(self.output.read(SUMMARY_NAME, replaced=True))["series"]["releases"])
+            return int(
+                json.loads(self.output.read(SUMMARY_NAME, replaced=True))["series"]["releases"]
+            )
         return None
 
     def remove(self, run_id: str | None = None) -> None:
@@ -240,17 +252,7 @@ class GrowingState(RunState):
 
 
 def open_next(job: Job, state: GrowingState, unfinished: Progressed | None) -> JobTable:
-    """Return what the next release holds, with the mechanism that releases it; a table without fragments if nothing is new.
-
-    Parameters
-    ----------
-    job
-        The job.
-    state
-        Its state.
-    unfinished
-        The unfinished release, if any.
-    """
+    """Return what the next release holds, with the mechanism that releases it; a table without fragments if nothing is new."""
     continued = state.number > 0
     versions: set[str] = set()
 
@@ -261,27 +263,25 @@ def open_next(job: Job, state: GrowingState, unfinished: Progressed | None) -> J
 
     opened = open_table(job.extend(None) if continued else job, state.folder, choose)
     if continued and job.mechanism.public_table is not None and versions:
-        with suppress(MissingError):  # the public table was read by the first release, and may be gone
+        with suppress(
+            MissingError
+        ):  # the public table was read by the first release, and may be gone
             check_apart(discover_public(job.mechanism.public_table, job.schema), versions)
     return opened
 
 
-def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, Name], Ended], end: Callable[[InputTable], Ended]) -> Ended:
+def run_growing(
+    job: Job,
+    run_locked: Callable[[Job, GrowingState, JobTable, Name], Ended],
+    end: Callable[[InputTable], Ended],
+) -> Ended:
     """Finish the unfinished release of a growing table, if there is one, and release the rows that are new.
 
     Parameters
     ----------
-    job
-        The job.
     run_locked
-        Runs a release, given its job, the state, the rows, and a function that names it by the run key; this driver then has the output for itself.
-    end
-        Ends a run for which no rows are new.
-
-    Raises
-    ------
-    TemporaryError
-        If another driver is at work, or has released rows in the meantime.
+        Runs a release, given its job, the state, the rows, and a function that names it by the run
+        key; this driver then has the output for itself.
     """
     state = open_growing_state(job)
     if state.folder.exists():
@@ -300,19 +300,17 @@ def run_growing(job: Job, run_locked: Callable[[Job, GrowingState, JobTable, Nam
         ended = run_locked(following, state, opened, lambda _: name_release(job.digest, number))
     if unfinished is None:
         return ended
-    return run_growing(job, run_locked, lambda _: ended)  # what came since the unfinished release began
+    return run_growing(
+        job, run_locked, lambda _: ended
+    )  # what came since the unfinished release began
 
 
 def plan_growing(job: Job) -> tuple[Job, GrowingState, JobTable, dict[str, Any]]:
-    """Return the next release of a growing table for its plan: its job, its state, what it holds, and what `Plan.series` says.
-
-    Raises
-    ------
-    OutputError
-        If the output is another job's.
-    """
+    """Return the next release of a growing table for its plan: its job, its state, what it holds, and what `Plan.series` says."""
     state = open_growing_state(job)
-    opened = open_next(job, state, None if state.is_committed() else state.find_unfinished(job.digest))
+    opened = open_next(
+        job, state, None if state.is_committed() else state.find_unfinished(job.digest)
+    )
     kept, following = state.read_kept(), state.extend(job, opened.table)
     sizes = () if kept is None else kept.sizes
     unit = "row" if job.file.privacy is None else job.file.privacy.unit
@@ -329,13 +327,7 @@ def plan_growing(job: Job) -> tuple[Job, GrowingState, JobTable, dict[str, Any]]
 
 
 def open_growing_state(job: Job) -> GrowingState:
-    """Return the state of a growing table's output.
-
-    Raises
-    ------
-    OutputError
-        If the output is another job's.
-    """
+    """Return the state of a growing table's output."""
     ledger_url = None if job.ledger is None else job.ledger.url
     state = GrowingState(Folder(job.output_url), ledger_url, job.file.output.target, job.digest)
     state.check_output(job)
@@ -347,41 +339,45 @@ def open_state(output: Folder, ledger_url: str | None = None) -> RunState:
 
     Parameters
     ----------
-    output
-        The output.
     ledger_url
         The ledger that its job is charged to, if that is known.
     """
     begun = KeptFolder(output, ledger_url).read_job()
-    return RunState(output, ledger_url) if begun is None else GrowingState(output, ledger_url, begun[1], begun[0])
+    return (
+        RunState(output, ledger_url)
+        if begun is None
+        else GrowingState(output, ledger_url, begun[1], begun[0])
+    )
 
 
 _MOST_EARLIER = 20
 
 
-def make_job_card(job: Job, state: RunState, opened: JobTable, reached: Progressed, release: Any) -> Card:
+def make_job_card(
+    job: Job, state: RunState, opened: JobTable, reached: Progressed, release: Any
+) -> Card:
     """Return the release card of a run: the same run, the same card.
-
-    Parameters
-    ----------
-    job, state, opened
-        The job, its state and its input.
-    reached
-        What the run has reached.
-    release
-        What was fitted.
 
     Privacy
     -------
-    A card of noise from a seed has no name, time or place in a ledger: the same job gives the same bytes.
+    A card of noise from a seed has no name, time or place in a ledger: the same job gives the same
+    bytes.
     """
     fitted, order = reached.fitted, job.file.output.order
     insecure = job.file.insecure_seed is not None
-    section = opened.mechanism.section(release, opened.work.columns, n_rows=opened.public_rows, n_released=sum(fitted.n_released), order=order)
+    section = opened.mechanism.section(
+        release,
+        opened.work.columns,
+        n_rows=opened.public_rows,
+        n_released=sum(fitted.n_released),
+        order=order,
+    )
     card = opened.tell_version(make_card(section, name=job.file.name, insecure=insecure))
     if isinstance(state, GrowingState):
         card = state.describe(job, card)
-    changes: dict[str, Any] = {"dropped": [name for name, column in job.schema.columns.items() if column.role == "drop"]}
+    changes: dict[str, Any] = {
+        "dropped": [name for name, column in job.schema.columns.items() if column.role == "drop"]
+    }
     if job.file.about is not None:
         changes["about"] = job.file.about
     if not insecure:
@@ -394,7 +390,12 @@ def make_job_card(job: Job, state: RunState, opened: JobTable, reached: Progress
 
 def _tell_position(dataset: str, position: Position) -> LedgerPosition:
     earlier = [
-        EarlierRelease(id=entry.run_id.partition(" ")[0], epsilon=entry.charge.epsilon, delta=entry.charge.delta) for entry in position.earlier
+        EarlierRelease(
+            id=entry.run_id.partition(" ")[0],
+            epsilon=entry.charge.epsilon,
+            delta=entry.charge.delta,
+        )
+        for entry in position.earlier
     ]
     return LedgerPosition(
         dataset=dataset,
@@ -408,22 +409,15 @@ def _tell_position(dataset: str, position: Position) -> LedgerPosition:
     )
 
 
-def write_documents(card: Card, manifest: Manifest, shards: Folder) -> tuple[dict[str, bytes], tuple[str, ...]]:
+def write_documents(
+    card: Card, manifest: Manifest, shards: Folder
+) -> tuple[dict[str, bytes], tuple[str, ...]]:
     """Return the documents of a release beside its card by their names in the output, and warnings about what could not be made.
-
-    Parameters
-    ----------
-    card
-        The release card.
-    manifest
-        The list of the shards.
-    shards
-        The folder where the shards are staged.
 
     Privacy
     -------
-    The documents are functions of what is published: the card and the released rows. They cost no ε. The budget is spent by now, so
-    no failure to make them may fail the release.
+    The documents are functions of what is published: the card and the released rows. They cost no
+    ε. The budget is spent by now, so no failure to make them may fail the release.
     """
     page, faults = make_page(card, manifest, shards)
     croissant, further = make_croissant(card, manifest, shards)

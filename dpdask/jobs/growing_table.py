@@ -11,9 +11,25 @@ import pyarrow as pa
 from dpdask.engine.write import Staging, add_run
 from dpdask.errors import DataError, OutputError
 from dpdask.io.parquet import read_schema
-from dpdask.io.shards import CARD_NAME, DOCUMENTS, MANIFEST_NAME, META, SUCCESS_NAME, Manifest, count_missing
+from dpdask.io.shards import (
+    CARD_NAME,
+    DOCUMENTS,
+    MANIFEST_NAME,
+    META,
+    SUCCESS_NAME,
+    Manifest,
+    count_missing,
+)
 from dpdask.io.storage import Folder
-from dpdask.jobs.output import ManifestFolder, Publication, PublishedTable, RenamedFolder, TableLog, Target, remove_shards
+from dpdask.jobs.output import (
+    ManifestFolder,
+    Publication,
+    PublishedTable,
+    RenamedFolder,
+    TableLog,
+    Target,
+    remove_shards,
+)
 from dpdask.jobs.records import busy
 
 
@@ -21,23 +37,24 @@ class GrowingFolder:
     """A folder that several releases fill, each committed by the creation of its own manifest; see `Publication`.
 
     The name of a release is the job's digest and the release's number.
-
-    Parameters
-    ----------
-    output
-        The output folder.
     """
 
     is_shared = False
 
     def __init__(self, output: Folder) -> None:
         self.output = output
-        self._first: Publication = RenamedFolder(output) if output.is_local else ManifestFolder(output)
+        self._first: Publication = (
+            RenamedFolder(output) if output.is_local else ManifestFolder(output)
+        )
 
     def count(self) -> int:
         """Return how many releases there are, which is the number of the next one."""
         names = self.output.child(META).names()
-        number = sum(f"{META}/{name}" == MANIFEST_NAME or re.fullmatch(r"manifest-\d{5,}\.json", name) is not None for name in names)
+        number = sum(
+            f"{META}/{name}" == MANIFEST_NAME
+            or re.fullmatch(r"manifest-\d{5,}\.json", name) is not None
+            for name in names
+        )
         while self.output.exists(name_manifest(number)):  # the listing was an earlier one
             number += 1
         return number
@@ -51,13 +68,7 @@ class GrowingFolder:
         return Staging(shards=staging.shards, actions=actions, run=_name_shards(number))
 
     def check(self, types: pa.Schema) -> None:
-        """Check that the columns are those of the newest release; see `Publication.check`.
-
-        Raises
-        ------
-        DataError
-            If they are not.
-        """
+        """Check that the columns are those of the newest release; see `Publication.check`."""
         number = self.count()
         newest = Manifest.read(self.output, name_manifest(number - 1)) if number else None
         if newest is None or not newest.shards or not self.output.exists(newest.shards[0].name):
@@ -66,7 +77,11 @@ class GrowingFolder:
         for column in types:
             if column.name not in there.names or there.field(column.name).type != column.type:
                 what = "this column has another type than in the rows that were released"
-                raise DataError(what, f"column {column.name!r}", "write the new rows with that type, or start a new output")
+                raise DataError(
+                    what,
+                    f"column {column.name!r}",
+                    "write the new rows with that type, or start a new output",
+                )
 
     def find(self, release: str) -> Manifest | None:
         """Return the manifest of a release; see `Publication.find`."""
@@ -97,10 +112,17 @@ class GrowingFolder:
             return
         if self.output.is_local:
             staging.shards.level_times()
-            for name in (*(shard.name for shard in manifest.shards), *(name_document(name, number) for name in DOCUMENTS)):
+            for name in (
+                *(shard.name for shard in manifest.shards),
+                *(name_document(name, number) for name in DOCUMENTS),
+            ):
                 staging.shards.move_to(self.output, name)
         if not self.output.put_new(name_manifest(number), manifest.to_bytes()):
-            raise OutputError("another run has released these rows into this output", self.output.url, "run the job again")
+            raise OutputError(
+                "another run has released these rows into this output",
+                self.output.url,
+                "run the job again",
+            )
         if count_missing(self.output, [manifest]):  # aborted while this driver slept
             self.output.remove(name_manifest(number))
             raise busy(self.output)
@@ -126,15 +148,7 @@ class GrowingFolder:
 
 
 def name_release(job: str, number: int) -> str:
-    """Return the name of a release of a growing table.
-
-    Parameters
-    ----------
-    job
-        The job's digest.
-    number
-        The release's number.
-    """
+    """Return the name of a release of a growing table."""
     return f"{job} {number}"
 
 
@@ -153,15 +167,7 @@ def _name_shards(number: int) -> str:
 
 
 def name_document(name: str, number: int) -> str:
-    """Return the name of a release's document in the output.
-
-    Parameters
-    ----------
-    name
-        Its name in a folder that holds one release.
-    number
-        The release's number.
-    """
+    """Return the name of a release's document in the output."""
     return name if number == 0 else add_run(name, f"{number:05d}")
 
 
@@ -173,15 +179,7 @@ class GrowingPublication(Publication, Protocol):
 
 
 class GrowingTable(PublishedTable):
-    """A table that the releases of a series are appended to, beside what else it holds.
-
-    Parameters
-    ----------
-    output, log
-        As for `PublishedTable`.
-    job
-        The job's digest.
-    """
+    """A table that the releases of a series are appended to, beside what else it holds."""
 
     def __init__(self, output: Folder, log: TableLog, job: str) -> None:
         super().__init__(output, log, "append")
@@ -195,20 +193,14 @@ class GrowingTable(PublishedTable):
         """Write the entry of the log, if no other run has; see `Publication.commit`."""
         super().commit(release, staging, manifest)
         if self._log.find(release) != int(staging.run, 16):
-            raise OutputError("another run has released these rows into this table", self.output.url, "run the job again")
+            raise OutputError(
+                "another run has released these rows into this table",
+                self.output.url,
+                "run the job again",
+            )
 
 
 def open_growing(target: Target, output: Folder, job: str) -> GrowingPublication:
-    """Return what publishes the releases of a series.
-
-    Parameters
-    ----------
-    target
-        How they are published.
-    output
-        The output folder.
-    job
-        The job's digest.
-    """
+    """Return what publishes the releases of a series."""
     log = target.open_log(output)
     return GrowingFolder(output) if log is None else GrowingTable(output, log, job)

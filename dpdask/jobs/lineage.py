@@ -1,7 +1,8 @@
 """OpenLineage events of a run, for catalogues of data: what it reads, what it writes, and its release card.
 
-Each attempt to run a job is one OpenLineage run, which starts once and then completes, fails or is aborted. Where events go is said by
-OpenLineage's own configuration (`OPENLINEAGE_URL`, `OPENLINEAGE__TRANSPORT__TYPE`, `openlineage.yml`).
+Each attempt to run a job is one OpenLineage run, which starts once and then completes, fails or is
+aborted. Where events go is said by OpenLineage's own configuration (`OPENLINEAGE_URL`,
+`OPENLINEAGE__TRANSPORT__TYPE`, `openlineage.yml`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ PATIENCE = 5.0  # seconds that the end of a run waits for its events
 _INTERRUPTED = 130
 _PRODUCER = f"pkg:pypi/dpdask@{__version__}"
 _AZURE = ("abfs", "abfss")  # their container stands where other URLs have a user
-_CONFIG = {"facets": {"source_code_location": {"disabled": True}}}  # the URL of a repository may hold a token
+_CONFIG = {
+    "facets": {"source_code_location": {"disabled": True}}
+}  # the URL of a repository may hold a token
 
 Args = ParamSpec("Args")
 State = Literal["START", "COMPLETE", "FAIL", "ABORT"]
@@ -43,26 +46,11 @@ State = Literal["START", "COMPLETE", "FAIL", "ABORT"]
 def report_lineage(job: Job, warn: Callable[[str], None]) -> Iterator[Callable[[Outcome], Outcome]]:
     """Send the events of a run, if its job asks for them: its start now, its end when the block ends.
 
-    Parameters
-    ----------
-    job
-        The job.
-    warn
-        Called with one line if events could not be sent.
-
-    Yields
-    ------
-    A function that takes what the run ended with, and returns it.
-
-    Raises
-    ------
-    SpecError
-        If OpenLineage's client is not installed.
-
     Privacy
     -------
-    An event holds the name of the job, the URLs of its input and output without users, passwords and queries, what is published
-    of the release, or the exit code. The exit code may depend on private rows, so readers of these events are stewards.
+    An event holds the name of the job, the URLs of its input and output without users, passwords
+    and queries, what is published of the release, or the exit code. The exit code may depend on
+    private rows, so readers of these events are stewards.
     """
     if job.file.lineage is None:
         yield lambda outcome: outcome
@@ -105,12 +93,16 @@ class _Events:
         from openlineage.client.facet_v2 import job_type_job, processing_engine_run
 
         engine = processing_engine_run.ProcessingEngineRunFacet(version=__version__, name="dpdask")
-        kind = job_type_job.JobTypeJobFacet(processingType="BATCH", integration="DPDASK", jobType="JOB")
+        kind = job_type_job.JobTypeJobFacet(
+            processingType="BATCH", integration="DPDASK", jobType="JOB"
+        )
         return ol.RunEvent(
             eventType=ol.RunState[state],
             eventTime=at,
             run=ol.Run(runId=self._id, facets={"processing_engine": engine, **facets}),
-            job=ol.Job(namespace=self._namespace, name=self._job.file.name, facets={"jobType": kind}),
+            job=ol.Job(
+                namespace=self._namespace, name=self._job.file.name, facets={"jobType": kind}
+            ),
             inputs=[ol.InputDataset(*name_dataset(self._job.input_url))],
             outputs=[ol.OutputDataset(*name_dataset(self._job.output_url))],
             producer=_PRODUCER,
@@ -118,13 +110,22 @@ class _Events:
 
     def make_complete(self, outcome: Outcome, at: str) -> RunEvent:
         """Return the event of a run that released, or found its release: the card, and the size of what is published."""
-        from openlineage.client.facet_v2 import dataset_version_dataset, output_statistics_output_dataset
+        from openlineage.client.facet_v2 import (
+            dataset_version_dataset,
+            output_statistics_output_dataset,
+        )
 
         shards = outcome.manifest.shards
         size = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-            rowCount=outcome.manifest.n_rows, size=sum(shard.n_bytes for shard in shards), fileCount=len(shards)
+            rowCount=outcome.manifest.n_rows,
+            size=sum(shard.n_bytes for shard in shards),
+            fileCount=len(shards),
         )
-        event = self.make("COMPLETE", at, dpdask_outcome=_facet("Outcome", status=outcome.status, run=outcome.run_id))
+        event = self.make(
+            "COMPLETE",
+            at,
+            dpdask_outcome=_facet("Outcome", status=outcome.status, run=outcome.run_id),
+        )
         assert event.inputs
         assert event.outputs
         source, output = event.inputs[0], event.outputs[0]
@@ -133,20 +134,35 @@ class _Events:
         output.outputFacets = {"outputStatistics": size}
         with suppress(DpdaskError):  # a card that cannot be read just now
             folder, target = Folder(outcome.output), self._job.file.output.target
-            publication = open_growing(target, folder, self._job.digest) if self._job.file.growing else target.open(folder)
+            publication = (
+                open_growing(target, folder, self._job.digest)
+                if self._job.file.growing
+                else target.open(folder)
+            )
             card = json.loads(publication.read_card(outcome.release))
             output.facets = {"dpdask_releaseCard": _facet("ReleaseCard", card=card)}
             if "input" in card:
-                source.facets = {"version": dataset_version_dataset.DatasetVersionDatasetFacet(str(card["input"]["version"]))}
+                source.facets = {
+                    "version": dataset_version_dataset.DatasetVersionDatasetFacet(
+                        str(card["input"]["version"])
+                    )
+                }
         return event
 
     def make_failure(self, name: str, code: int, at: str) -> RunEvent:
         """Return the event of a run that failed, with the exit code and the class of the error."""
         from openlineage.client.facet_v2 import error_message_run
 
-        message = error_message_run.ErrorMessageRunFacet(message=f"{name}, exit code {code}", programmingLanguage="PYTHON")
+        message = error_message_run.ErrorMessageRunFacet(
+            message=f"{name}, exit code {code}", programmingLanguage="PYTHON"
+        )
         outcome = _facet("Outcome", status="failed", error=name, exitCode=code)
-        return self.make("ABORT" if code == _INTERRUPTED else "FAIL", at, errorMessage=message, dpdask_outcome=outcome)
+        return self.make(
+            "ABORT" if code == _INTERRUPTED else "FAIL",
+            at,
+            errorMessage=message,
+            dpdask_outcome=outcome,
+        )
 
 
 class _Sender:
@@ -156,8 +172,14 @@ class _Sender:
         try:
             from openlineage.client import OpenLineageClient
         except ImportError:
-            raise SpecError("OpenLineage's client is not installed", "lineage", "install dpdask[openlineage], or remove the key") from None
-        logging.getLogger("openlineage").addHandler(logging.NullHandler())  # its messages quote URLs
+            raise SpecError(
+                "OpenLineage's client is not installed",
+                "lineage",
+                "install dpdask[openlineage], or remove the key",
+            ) from None
+        logging.getLogger("openlineage").addHandler(
+            logging.NullHandler()
+        )  # its messages quote URLs
         self._events: SimpleQueue[Callable[[], RunEvent] | None] = SimpleQueue()
         self._fault = ""
         self._open = partial(OpenLineageClient, config=_CONFIG)
@@ -188,7 +210,9 @@ class _Sender:
 
         try:
             event = make()
-            if client.transport.kind == "console":  # it writes to a logger, which shows nothing in a command
+            if (
+                client.transport.kind == "console"
+            ):  # it writes to a logger, which shows nothing in a command
                 sys.stderr.write(f"{Serde.to_json(event)}\n")
             else:
                 client.emit(event)
@@ -215,11 +239,6 @@ def _facet(name: str, **content: Any) -> Any:
 
 def name_dataset(url: str) -> tuple[str, str]:
     """Return the namespace and the name under which OpenLineage knows a URL, without user, password and query.
-
-    Parameters
-    ----------
-    url
-        An absolute fsspec URL.
 
     Examples
     --------

@@ -15,7 +15,18 @@ from dpdask.errors import SPENT_AGAIN, OutputError
 from dpdask.io.delta_log import DeltaLog
 from dpdask.io.iceberg_log import IcebergLog
 from dpdask.io.parquet import read_schema
-from dpdask.io.shards import CARD_NAME, DOCUMENTS, MANIFEST_NAME, META, SUCCESS_NAME, Manifest, Mode, Shard, Transaction, count_missing
+from dpdask.io.shards import (
+    CARD_NAME,
+    DOCUMENTS,
+    MANIFEST_NAME,
+    META,
+    SUCCESS_NAME,
+    Manifest,
+    Mode,
+    Shard,
+    Transaction,
+    count_missing,
+)
 from dpdask.io.storage import Folder, name_when_whole
 from dpdask.jobs.records import busy
 from dpdask.privacy.rounding import RowOrder
@@ -24,30 +35,27 @@ from dpdask.privacy.rounding import RowOrder
 class Catalog(Document):
     """The catalog that knows an Iceberg table, as pyiceberg opens it.
 
-    A job holds no credentials: pyiceberg reads them, and whatever else is missing here, from the environment, for
-    instance `PYICEBERG_CATALOG__LAKE__TOKEN` for the catalog `lake`.
-
-    Attributes
-    ----------
-    name
-        Its name, which the variables of the environment hold.
-    type
-        Its kind, such as `rest`, `sql`, `hive` or `glue`.
-    uri
-        Its address.
-    warehouse
-        Where it keeps tables.
+    A job holds no credentials: pyiceberg reads them, and whatever else is missing here, from the
+    environment, for instance `PYICEBERG_CATALOG__LAKE__TOKEN` for the catalog `lake`.
     """
 
     name: str = Field(min_length=1)
+    """Its name, which the variables of the environment hold: pyiceberg reads credentials, and what is
+    missing here, from variables such as `PYICEBERG_CATALOG__LAKE__TOKEN` for the catalog `lake`.
+    """
     type: str | None = None
+    """Its kind, such as `rest`, `sql`, `hive` or `glue`."""
     uri: str | None = None
+    """Its address."""
     warehouse: str | None = None
+    """Where it keeps tables."""
 
     @model_validator(mode="after")
     def _without_password(self) -> Self:
         if re.search(r"//[^/@]*:[^/@]*@", self.uri or ""):
-            raise ValueError(f"a job holds no password; give this `uri` as PYICEBERG_CATALOG__{self.name.upper()}__URI in the environment")
+            raise ValueError(
+                f"a job holds no password; give this `uri` as PYICEBERG_CATALOG__{self.name.upper()}__URI in the environment"
+            )
         return self
 
 
@@ -55,57 +63,26 @@ NAME_DIGITS = 12
 
 
 class Publication(Protocol):
-    """What differs between outputs: where shards are staged, and the one act that commits a release.
-
-    Attributes
-    ----------
-    output
-        The output folder.
-    is_shared
-        Whether the output can hold releases of several jobs.
-    """
+    """What differs between outputs: where shards are staged, and the one act that commits a release."""
 
     output: Folder
-    is_shared: bool
+    is_shared: bool  # whether the output can hold releases of several jobs
 
     def make_staging(self, run_id: str, folder: Folder, actions: Folder) -> Staging:
         """Return where a run stages what it will publish, and where it records what is staged.
 
-        Names or folders are the run's own: a task of an aborted run that is still at work somewhere can never write into another
-        run's release.
-
-        Parameters
-        ----------
-        run_id
-            The name of the run.
-        folder
-            The hidden folder beside the output.
-        actions
-            The folder for the tasks' records.
+        Names or folders are the run's own: a task of an aborted run that is still at work somewhere
+        can never write into another run's release.
         """
 
     def check(self, types: pa.Schema) -> None:
-        """Check that the output can hold these columns; nothing is charged yet.
-
-        Raises
-        ------
-        SpecError
-            If the format does not know a column's type, or a package is missing.
-        OutputError
-            If there is a table with other columns, or one that cannot be written.
-        """
+        """Check that the output can hold these columns; nothing is charged yet."""
 
     def find(self, release: str) -> Manifest | None:
         """Return the manifest of a release that is committed in this output, or None."""
 
     def read_card(self, release: str) -> bytes:
-        """Return the card of a committed release.
-
-        Raises
-        ------
-        InputError
-            If it is gone.
-        """
+        """Return the card of a committed release."""
 
     def is_free(self, run_id: str | None) -> bool:
         """Return whether a release can be committed here, beside what an unfinished run has written; no release of the job is here."""
@@ -115,45 +92,18 @@ class Publication(Protocol):
 
         Parameters
         ----------
-        staging
-            Where the run stages.
-        manifest
-            The list of its shards.
         documents
             By name, in the order of `DOCUMENTS`: the release card, and what is made from it.
         """
 
     def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
-        """Make a staged release appear, by one atomic act; nothing happens if it has appeared already.
-
-        Parameters
-        ----------
-        release
-            The name of the release.
-        staging
-            Where the run has staged it.
-        manifest
-            The list of its shards.
-
-        Raises
-        ------
-        OutputError
-            If another run has released here.
-        """
+        """Make a staged release appear, by one atomic act; nothing happens if it has appeared already."""
 
     def finish(self) -> None:
         """Write what an interrupted driver left out after the commit."""
 
     def undo(self, release: str, run_id: str) -> None:
-        """Remove what a run has written into the output, unless it is committed.
-
-        Parameters
-        ----------
-        release
-            The name of the release.
-        run_id
-            The name of the run.
-        """
+        """Remove what a run has written into the output, unless it is committed."""
 
 
 class _OwnFolder:
@@ -178,13 +128,7 @@ class _OwnFolder:
 
 
 class RenamedFolder(_OwnFolder):
-    """A folder on a file system: a hidden one is filled, and a rename makes it the output.
-
-    Parameters
-    ----------
-    output
-        The output folder.
-    """
+    """A folder on a file system: a hidden one is filled, and a rename makes it the output."""
 
     def make_staging(self, run_id: str, folder: Folder, actions: Folder) -> Staging:
         """Return a hidden folder of the run; see `Publication.make_staging`."""
@@ -197,7 +141,11 @@ class RenamedFolder(_OwnFolder):
 
     def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
         """Write all files of the output; see `Publication.stage`."""
-        for name, data in (*documents.items(), (MANIFEST_NAME, manifest.to_bytes()), (SUCCESS_NAME, b"")):
+        for name, data in (
+            *documents.items(),
+            (MANIFEST_NAME, manifest.to_bytes()),
+            (SUCCESS_NAME, b""),
+        ):
             staging.shards.write(name, data)
 
     def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
@@ -215,13 +163,7 @@ class RenamedFolder(_OwnFolder):
 
 
 class ManifestFolder(_OwnFolder):
-    """A folder in a store: shards are written once, where they will stay, and the manifest, which is created once, commits them.
-
-    Parameters
-    ----------
-    output
-        The output folder.
-    """
+    """A folder in a store: shards are written once, where they will stay, and the manifest, which is created once, commits them."""
 
     def make_staging(self, run_id: str, folder: Folder, actions: Folder) -> Staging:
         """Return the output with names of the run's own; see `Publication.make_staging`."""
@@ -230,7 +172,9 @@ class ManifestFolder(_OwnFolder):
 
     def is_free(self, run_id: str | None) -> bool:
         """Return whether there is nothing but the run's shards and documents; see `Publication.is_free`."""
-        return not self.output.is_file() and all(name == META or is_shard_of(run_id, name) for name in self.output.names())
+        return not self.output.is_file() and all(
+            name == META or is_shard_of(run_id, name) for name in self.output.names()
+        )
 
     def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
         """Write the documents, unless a release is here; see `Publication.stage`."""
@@ -267,35 +211,18 @@ class ManifestFolder(_OwnFolder):
 
 
 def _other_release(output: Folder) -> OutputError:
-    return OutputError("another run has released into this output", output.url, "choose another output.path")
+    return OutputError(
+        "another run has released into this output", output.url, "choose another output.path"
+    )
 
 
 def stage_in_place(output: Folder, actions: Folder, run_id: str) -> Staging:
-    """Return a staging in the output itself, whose names are the run's own.
-
-    Parameters
-    ----------
-    output, actions, run_id
-        As for `Publication.make_staging`.
-    """
+    """Return a staging in the output itself, whose names are the run's own."""
     return Staging(shards=output, actions=actions, run=run_id[:NAME_DIGITS])
 
 
 def find_in_folder(output: Folder, release: str) -> Manifest | None:
-    """Return the manifest of a release that has a folder for itself, or None.
-
-    Parameters
-    ----------
-    output
-        The folder.
-    release
-        The name of the release: the job's digest.
-
-    Raises
-    ------
-    OutputError
-        If the folder holds another job's release.
-    """
+    """Return the manifest of a release that has a folder for itself, or None."""
     manifest = Manifest.read(output)
     if manifest is not None and manifest.job != release:
         raise OutputError("this output holds another job's release", output.url, SPENT_AGAIN)
@@ -309,24 +236,12 @@ def is_shard_of(run_id: str | None, name: str) -> bool:
     ----------
     run_id
         The name of the run; None if there is no run.
-    name
-        The name of the file.
     """
     return run_id is not None and name_when_whole(name).endswith(f"-{run_id[:NAME_DIGITS]}.parquet")
 
 
 def remove_shards(output: Folder, run_id: str, but: Collection[str] = ()) -> None:
-    """Remove the shards that a run has written, or half written, where they were to stay.
-
-    Parameters
-    ----------
-    output
-        The output folder.
-    run_id
-        The name of the run.
-    but
-        The names of shards that stay.
-    """
+    """Remove the shards that a run has written, or half written, where they were to stay."""
     for name in output.names():
         if is_shard_of(run_id, name) and name not in but:
             output.remove(name)
@@ -344,15 +259,9 @@ def _sweep(publish: Folder, manifest: Manifest) -> None:
 
 
 class TableLog(Protocol):
-    """The log of a table, in a format that many engines read.
+    """The log of a table, in a format that many engines read."""
 
-    Attributes
-    ----------
-    folder_name
-        Where the format keeps its own files in the table's folder.
-    """
-
-    folder_name: str
+    folder_name: str  # where the format keeps its own files in the table's folder
 
     def exists(self) -> bool:
         """Return whether there is a table."""
@@ -361,41 +270,20 @@ class TableLog(Protocol):
         """Return the number of the run that has committed a release, or None."""
 
     def count(self, name: Callable[[int], str]) -> int:
-        """Return how many releases of a series are committed.
-
-        Parameters
-        ----------
-        name
-            Gives the name of the release with a number.
-        """
+        """Return how many releases of a series are committed."""
 
     def check(self, types: pa.Schema, mode: Mode) -> None:
-        """Check that these columns can be committed.
+        """Check that these columns can be committed."""
 
-        Parameters
-        ----------
-        types
-            The columns.
-        mode
-            How the table is changed.
-        """
-
-    def commit(self, transaction: Transaction, shards: Sequence[Shard], types: pa.Schema, about: Mapping[str, str], mode: Mode) -> None:
-        """Make shards visible by one entry; nothing happens if the release is there.
-
-        Parameters
-        ----------
-        transaction
-            The release and the run.
-        shards
-            The files, in the table's folder.
-        types
-            Their columns.
-        about
-            What the entry says of the release.
-        mode
-            How the table is changed.
-        """
+    def commit(
+        self,
+        transaction: Transaction,
+        shards: Sequence[Shard],
+        types: pa.Schema,
+        about: Mapping[str, str],
+        mode: Mode,
+    ) -> None:
+        """Make shards visible by one entry; nothing happens if the release is there."""
 
 
 class PublishedTable:
@@ -403,10 +291,6 @@ class PublishedTable:
 
     Parameters
     ----------
-    output
-        The table's folder.
-    log
-        Its log.
     mode
         Whether the table must not exist, its content stays, or is replaced.
     """
@@ -433,7 +317,11 @@ class PublishedTable:
         name = _name(MANIFEST_NAME, run)
         manifest = Manifest.read(self.output, name)
         if manifest is None:
-            raise OutputError("this table holds the release, but its manifest is gone", f"{self.output.url}/{name}", "restore it")
+            raise OutputError(
+                "this table holds the release, but its manifest is gone",
+                f"{self.output.url}/{name}",
+                "restore it",
+            )
         return manifest
 
     def read_card(self, release: str) -> bytes:
@@ -446,7 +334,9 @@ class PublishedTable:
         if self._log.exists():
             return self._mode != "error"
         known = {META, self._log.folder_name}
-        return not self.output.is_file() and all(name in known or is_shard_of(run_id, name) for name in self.output.names())
+        return not self.output.is_file() and all(
+            name in known or is_shard_of(run_id, name) for name in self.output.names()
+        )
 
     def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
         """Write documents and manifest under names of the run's own; see `Publication.stage`."""
@@ -460,8 +350,13 @@ class PublishedTable:
         """Write the entry of the log; see `Publication.commit`."""
         types = read_schema(self.output, manifest.shards[0].name).remove_metadata()
         self.output.level_times(staging.place(".parquet"))
-        about = {"dpdask.card": staging.place(CARD_NAME), "dpdask.card_sha256": manifest.card_sha256}
-        self._log.commit(Transaction(release, int(staging.run, 16)), manifest.shards, types, about, self._mode)
+        about = {
+            "dpdask.card": staging.place(CARD_NAME),
+            "dpdask.card_sha256": manifest.card_sha256,
+        }
+        self._log.commit(
+            Transaction(release, int(staging.run, 16)), manifest.shards, types, about, self._mode
+        )
 
     def finish(self) -> None:
         """Do nothing: the entry was the last act."""
@@ -482,30 +377,31 @@ def _name(name: str, run: int) -> str:
 
 
 class Target(Document):
-    """How a release is published.
-
-    Attributes
-    ----------
-    format
-        `parquet` (a folder of files), `delta` (a Delta table) or `iceberg` (an Iceberg table).
-    mode
-        `error`: the output must not exist. `append`: the release is added to what a table holds. `overwrite`: it replaces what
-        a table holds.
-    table, catalog
-        The name of an Iceberg table, with its namespace, and the catalog that knows it.
-    """
+    """How a release is published."""
 
     format: Literal["parquet", "delta", "iceberg"] = "parquet"
+    """`parquet` (a folder of files), `delta` (a Delta table) or `iceberg` (an Iceberg table)."""
     mode: Mode = "error"
+    """`error`: the output must not exist. `append`: the release is added to what a table holds.
+    `overwrite`: it replaces what a table holds.
+    """
     table: str | None = Field(default=None, pattern=r"^[^.]+(\.[^.]+)+$")
+    """The name of an Iceberg table, with its namespace, and the catalog that knows it."""
     catalog: Catalog | None = None
+    """The name of an Iceberg table, with its namespace, and the catalog that knows it."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.format == "parquet" and self.mode != "error":
-            raise ValueError(f"`mode: {self.mode}` belongs to tables; set `format: delta` or `format: iceberg`")
-        if (self.format == "iceberg") != (self.table is not None) or (self.format == "iceberg") != (self.catalog is not None):
-            raise ValueError("`table` (with its namespace, such as `lake.ratings`) and `catalog` belong to `format: iceberg`, which needs both")
+            raise ValueError(
+                f"`mode: {self.mode}` belongs to tables; set `format: delta` or `format: iceberg`"
+            )
+        if (self.format == "iceberg") != (self.table is not None) or (self.format == "iceberg") != (
+            self.catalog is not None
+        ):
+            raise ValueError(
+                "`table` (with its namespace, such as `lake.ratings`) and `catalog` belong to `format: iceberg`, which needs both"
+            )
         return self
 
     @model_serializer(mode="wrap")
@@ -513,7 +409,11 @@ class Target(Document):
         """Leave out default values of these keys, so that the digests of jobs that write plain files stay as they are."""
         written: dict[str, Any] = plain(self)
         usual = Target.model_fields
-        return {key: value for key, value in written.items() if key not in usual or value != usual[key].default}
+        return {
+            key: value
+            for key, value in written.items()
+            if key not in usual or value != usual[key].default
+        }
 
     def open(self, output: Folder) -> Publication:
         """Return what publishes into a folder in this way."""
@@ -532,21 +432,16 @@ class Target(Document):
 
 
 class Output(Target):
-    """Where the release goes, and how its rows are laid out.
-
-    Attributes
-    ----------
-    path
-        A new folder or table, as a path or any fsspec URL.
-    rows_per_shard
-        The most rows of a shard.
-    order
-        `shuffled`, or `keep`: rows that are released one by one stand in the order of the input, which may reveal their values.
-    """
+    """Where the release goes, and how its rows are laid out."""
 
     path: str = Field(min_length=1)
+    """A new folder or table, as a path or any fsspec URL."""
     rows_per_shard: int = Field(default=1_000_000, ge=1)
+    """The most rows of a shard."""
     order: RowOrder = "shuffled"
+    """`shuffled`, or `keep`: rows that are released one by one stand in the order of the input,
+    which may reveal their values.
+    """
 
     @property
     def target(self) -> Target:

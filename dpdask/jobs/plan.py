@@ -12,7 +12,15 @@ from typing import Any
 from dpdask.codec import LevelCodec
 from dpdask.connect.spec import Local, Synchronous, Threads
 from dpdask.engine.write import Told, limit_shard_rows
-from dpdask.errors import BudgetError, DpdaskError, InputError, OutputError, SpecError, list_names, say_count
+from dpdask.errors import (
+    BudgetError,
+    DpdaskError,
+    InputError,
+    OutputError,
+    SpecError,
+    list_names,
+    say_count,
+)
 from dpdask.io.files import Files
 from dpdask.io.footer import Ranges
 from dpdask.io.fragments import InputTable, row_group_ranges
@@ -24,7 +32,14 @@ from dpdask.jobs.spec import Job, raises_in_keys
 from dpdask.jobs.state import Progressed, RunState
 from dpdask.jobs.tables import JobTable, open_table, opens_stores
 from dpdask.mechanisms.card import Card
-from dpdask.mechanisms.expectations import describe_promise, describe_seconds, describe_steps, list_noise, tell_date_bounds, warn_of_number_bounds
+from dpdask.mechanisms.expectations import (
+    describe_promise,
+    describe_seconds,
+    describe_steps,
+    list_noise,
+    tell_date_bounds,
+    warn_of_number_bounds,
+)
 from dpdask.mechanisms.mechanism import Mechanism, audit_mechanism
 from dpdask.stats.ranks import ColumnOrder
 
@@ -34,16 +49,16 @@ def list_sorted_warnings(job: Job, told: Told, n_shards: int) -> tuple[str, ...]
 
     Parameters
     ----------
-    job
-        The job.
-    told
-        What its writing tasks found.
     n_shards
         How many shards were released; if there is only one, all rows are shuffled together.
     """
     found = [name for name, order in told.order.items() if order.is_sorted]
     private = [name for name in found if name in job.schema.privatised]
-    places = [f"column {name!r} is sorted in the input: {_place(job)}" for name in private if job.order == "keep" or n_shards > 1]
+    places = [
+        f"column {name!r} is sorted in the input: {_place(job)}"
+        for name in private
+        if job.order == "keep" or n_shards > 1
+    ]
     numbers = [
         f"the kept column {kept!r} is sorted in the input, and so is {name!r}: {kept!r} reveals the position of each row, and so roughly its "
         f"{name!r}, in whatever order rows are released; drop the column, or shuffle the table and renumber its rows"
@@ -58,24 +73,17 @@ def list_footer_warnings(job: Job, table: InputTable) -> tuple[str, ...]:
     """Return the warnings before a run: about private columns by which the row groups of the input are sorted.
 
     Only footers are read. If a footer has no statistics for a column, there is no warning about it.
-
-    Parameters
-    ----------
-    job
-        The job.
-    table
-        Its input.
-
-    Raises
-    ------
-    InputError
-        If a file is missing or unreadable.
     """
     if job.order is None or len(table.fragments) < 2:
         return ()
-    found = row_group_ranges(table, job.schema.privatised, lambda ranges: not _order(ranges).is_mixed)
+    found = row_group_ranges(
+        table, job.schema.privatised, lambda ranges: not _order(ranges).is_mixed
+    )
     in_order = [name for name, ranges in found.items() if _order(ranges).is_sorted]
-    return tuple(f"the row groups of the input are sorted by column {name!r}: {_place(job)}" for name in in_order)
+    return tuple(
+        f"the row groups of the input are sorted by column {name!r}: {_place(job)}"
+        for name in in_order
+    )
 
 
 def _order(ranges: Ranges) -> ColumnOrder:
@@ -83,20 +91,14 @@ def _order(ranges: Ranges) -> ColumnOrder:
 
 
 def list_partition_warnings(job: Job, table: InputTable) -> tuple[str, ...]:
-    """Return the warnings about private columns by which the input is partitioned: all rows of a file have the same value.
-
-    Parameters
-    ----------
-    job
-        The job.
-    table
-        Its input.
-    """
+    """Return the warnings about private columns by which the input is partitioned: all rows of a file have the same value."""
     if job.order is None or len(table.fragments) < 2:
         return ()
     constant = {name for fragment in table.fragments for name, _ in fragment.constants}
     return tuple(
-        f"the files of the input hold one value of column {name!r} each: {_place(job)}" for name in job.schema.privatised if name in constant
+        f"the files of the input hold one value of column {name!r} each: {_place(job)}"
+        for name in job.schema.privatised
+        if name in constant
     )
 
 
@@ -114,7 +116,9 @@ _WRITE_BYTES = 1.5e8  # decoded bytes that are randomised, shuffled and written 
 _RECORD_LEVELS = 3e7  # records times levels of all columns that are drawn in a second
 _FIT_SECONDS = 2.0
 _CHANNEL_SECONDS = 0.7  # of a fit, for each column of a released row
-_FIT_LEVELS = 2e-5  # seconds, times the square of the number of levels, of a fit to pairs of columns
+_FIT_LEVELS = (
+    2e-5  # seconds, times the square of the number of levels, of a fit to pairs of columns
+)
 _STAGED_SECONDS = 0.02  # of the driver, for each task
 _PAGE_SECONDS = 3.0  # of the commit
 COMPILING_SECONDS = 20  # the first time on a machine, beside all that
@@ -123,17 +127,9 @@ _ADAPTIVE_LEVELS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duration:
-    """About how long a run takes.
+    """About how long a run takes."""
 
-    Attributes
-    ----------
-    stages
-        The whole seconds of each stage, at least 1: what is shown adds up.
-    n_workers
-        On how many threads of workers.
-    """
-
-    stages: tuple[float, ...]
+    stages: tuple[float, ...]  # the whole seconds of each stage, at least 1: what is shown adds up
     n_workers: int
 
     @property
@@ -142,17 +138,13 @@ class Duration:
         return sum(self.stages)
 
 
-def expect_duration(job: Job, opened: JobTable, stages: tuple[str, ...], n_records: int | None) -> Duration | None:
+def expect_duration(
+    job: Job, opened: JobTable, stages: tuple[str, ...], n_records: int | None
+) -> Duration | None:
     """Return about how long a run takes once its workers are there; None if their number is not known.
 
     Parameters
     ----------
-    job
-        The job.
-    opened
-        Its input.
-    stages
-        In words, each with its name before a colon.
     n_records
         How many records are written, if no row is and that is known.
     """
@@ -163,8 +155,14 @@ def expect_duration(job: Job, opened: JobTable, stages: tuple[str, ...], n_recor
     n_fragments = max(1, len(table.fragments))
     at_once = min(n_workers, n_fragments)
     n_bytes = sum(fragment.n_bytes_decoded or fragment.n_bytes for fragment in table.fragments)
-    n_levels = sum(codec.n_levels if isinstance(codec, LevelCodec) else _ADAPTIVE_LEVELS for codec in work.columns.codecs.values())
-    read = n_bytes / (_READ_TEXT if table.format == "csv" else _READ_BYTES) / at_once + _STAGED_SECONDS * n_fragments
+    n_levels = sum(
+        codec.n_levels if isinstance(codec, LevelCodec) else _ADAPTIVE_LEVELS
+        for codec in work.columns.codecs.values()
+    )
+    read = (
+        n_bytes / (_READ_TEXT if table.format == "csv" else _READ_BYTES) / at_once
+        + _STAGED_SECONDS * n_fragments
+    )
     if opened.mechanism.releases_rows:
         fit = _FIT_SECONDS + _CHANNEL_SECONDS * len(opened.mechanism.spending.row)
         write = n_bytes / _WRITE_BYTES / at_once + _STAGED_SECONDS * n_fragments
@@ -175,7 +173,9 @@ def expect_duration(job: Job, opened: JobTable, stages: tuple[str, ...], n_recor
         write = n_written * n_levels / _RECORD_LEVELS / min(n_workers, n_shards)
     named = {"fit": fit, "write": write, "commit": _PAGE_SECONDS + _STAGED_SECONDS * n_fragments}
     seconds = (named.get(stage.partition(":")[0], read) for stage in stages)
-    return Duration(stages=tuple(float(max(1, round(each))) for each in seconds), n_workers=n_workers)
+    return Duration(
+        stages=tuple(float(max(1, round(each))) for each in seconds), n_workers=n_workers
+    )
 
 
 def _count_workers(job: Job) -> int | None:
@@ -194,104 +194,79 @@ _CONTINUED = (
     "survey: read the new rows; check and count them",
     "write: randomise each new fragment by the fitted release that the series keeps, and stage its shards",
 )
-_FORMATS = {"parquet": "Parquet", "csv": "CSV", "delta": "Delta version", "iceberg": "Iceberg snapshot"}
+_FORMATS = {
+    "parquet": "Parquet",
+    "csv": "CSV",
+    "delta": "Delta version",
+    "iceberg": "Iceberg snapshot",
+}
 _TABLES = {"delta": "a Delta table", "iceberg": "an Iceberg table"}
-_MODES = {"error": "as {table}", "append": "appended to {table}", "overwrite": "in place of what {table} holds"}
+_MODES = {
+    "error": "as {table}",
+    "append": "appended to {table}",
+    "overwrite": "in place of what {table} holds",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a run would do.
-
-    Attributes
-    ----------
-    name
-        The job's name.
-    n_fragments, n_files, n_rows, n_bytes
-        The size of the input; the rows are None for files without footers (CSV).
-    input_format, input_version
-        `parquet`, `csv`, `delta` or `iceberg`; the Delta version or the Iceberg snapshot, or None.
-    stages
-        In order, in words.
-    epsilons
-        What each privatised column of one released row may cost; empty if no row is released.
-    seconds, n_workers
-        About how long each stage takes, from bytes and usual rates, and on how many threads of workers; empty and None if the number
-        of workers is not known.
-    reference_epsilons
-        What each noisy histogram costs, if there are any.
-    noise
-        The central noise: `on` how many vectors of counts, its `sigma` in counts, and its `kind`.
-    ledger
-        The dataset's ε spent before and after the run, its limit, whether the run fits, and the share of the rows that have no
-        ε in some run, before and after this one; None without a ledger.
-    outside
-        For each privatised column, how values outside its domain are treated, unless they are refused.
-    refusing
-        The privatised columns in which such a value is refused.
-    date_bounds
-        The bounds of each privatised column of dates or times, as dates.
-    kept, dropped
-        The other columns.
-    guarantee
-        Who is protected by what, and who is not.
-    released_rows
-        About how many rows are released; None if no footer tells, or if units are bounded.
-    n_shards
-        At most how many shards, or None.
-    output, output_format, output_mode
-        Where, as what, and what becomes of what a table holds.
-    refusal
-        The error that a run would end with, as far as no row and no worker tells it; None if it would go on. As JSON, its exit code and
-        why.
-    is_finished
-        Whether there is nothing to do: the job is released, or no rows are new.
-    insecure
-        Whether the noise comes from a seed.
-    warnings
-        What to consider before the run.
-    expectations
-        How much a released row keeps, or how large noise is.
-    series
-        Of a growing table: its `releases`, `released_rows` and `released_files`, the `new_files` and `new_rows` (None if no footer
-        tells), the `epsilon` of this release for one unit and of the whole `series_epsilon` after it. Else None.
-    """
+    """What a run would do."""
 
     name: str
-    n_fragments: int
+    n_fragments: int  # the size of the input; the rows are None for files without footers (CSV)
     n_files: int
     n_rows: int | None
     n_bytes: int
+    # `parquet`, `csv`, `delta` or `iceberg`; the Delta version or the Iceberg snapshot, or None.
     input_format: str
     input_version: int | None
     stages: tuple[str, ...]
+    # About how long each stage takes, from bytes and usual rates, and on how many threads of
+    # workers; empty and None if the number of workers is not known.
     seconds: tuple[float, ...]
     n_workers: int | None
+    # What each privatised column of one released row may cost; empty if no row is released.
     epsilons: dict[str, float]
-    reference_epsilons: dict[str, float]
+    reference_epsilons: dict[str, float]  # what each noisy histogram costs, if there are any
+    # The central noise: `on` how many vectors of counts, its `sigma` in counts, and its `kind`.
     noise: tuple[dict[str, Any], ...]
+    # The dataset's ε spent before and after the run, its limit, whether the run fits, and the share
+    # of the rows that have no ε in some run, before and after this one; None without a ledger.
     ledger: dict[str, Any] | None
+    # For each privatised column, how values outside its domain are treated, unless they are
+    # refused.
     outside: dict[str, str]
-    refusing: tuple[str, ...]
+    refusing: tuple[str, ...]  # the privatised columns in which such a value is refused
+    # The bounds of each privatised column of dates or times, as dates.
     date_bounds: dict[str, tuple[str, str]]
     kept: tuple[str, ...]
     dropped: tuple[str, ...]
-    guarantee: str
+    guarantee: str  # who is protected by what, and who is not
+    # About how many rows are released; None if no footer tells, or if units are bounded.
     released_rows: int | None
-    n_shards: int | None
-    output: str
+    n_shards: int | None  # at most how many shards, or None
+    output: str  # where, as what, and what becomes of what a table holds
     output_format: str
     output_mode: str
+    # The error that a run would end with, as far as no row and no worker tells it; None if it would
+    # go on. As JSON, its exit code and why.
     refusal: DpdaskError | None
-    is_finished: bool
-    insecure: bool
+    is_finished: bool  # whether there is nothing to do: the job is released, or no rows are new
+    insecure: bool  # whether the noise comes from a seed
     warnings: tuple[str, ...]
-    expectations: tuple[str, ...]
+    expectations: tuple[str, ...]  # how much a released row keeps, or how large noise is
+    # Of a growing table: its `releases`, `released_rows` and `released_files`, the `new_files` and
+    # `new_rows` (None if no footer tells), the `epsilon` of this release for one unit and of the
+    # whole `series_epsilon` after it. Else None.
     series: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values."""
-        refusal = None if self.refusal is None else {"exit_code": self.refusal.exit_code, "why": str(self.refusal)}
+        refusal = (
+            None
+            if self.refusal is None
+            else {"exit_code": self.refusal.exit_code, "why": str(self.refusal)}
+        )
         return asdict(replace(self, refusal=None)) | {"refusal": refusal}
 
     def __repr__(self) -> str:
@@ -322,10 +297,19 @@ class Plan:
 
     def _describe_outside(self) -> list[str]:
         """Return a line for each column whose values may be changed, and one for those in which a value is refused."""
-        spans = {name: f" to {low}..{high}" for name, (low, high) in self.date_bounds.items() if self.outside.get(name) == "clip"}
-        lines = [f"  outside   {name}: {outside}{spans.get(name, '')}" for name, outside in self.outside.items()]
+        spans = {
+            name: f" to {low}..{high}"
+            for name, (low, high) in self.date_bounds.items()
+            if self.outside.get(name) == "clip"
+        }
+        lines = [
+            f"  outside   {name}: {outside}{spans.get(name, '')}"
+            for name, outside in self.outside.items()
+        ]
         if self.refusing:
-            lines.append(f"  outside   {list_names(self.refusing, 8)}: refuse (one such value stops the run)")
+            lines.append(
+                f"  outside   {list_names(self.refusing, 8)}: refuse (one such value stops the run)"
+            )
         return lines
 
     def _describe_table(self) -> str:
@@ -336,7 +320,13 @@ class Plan:
 def _warn_of_full_charge(job: Job, ledger: dict[str, Any] | None) -> tuple[str, ...]:
     """Return a warning if a later release of a growing table is charged although its unit is the row."""
     budget = job.mechanism.budget
-    if not job.mechanism.continued or ledger is None or budget is None or budget.unit != "row" or ledger["after"] <= ledger["before"]:
+    if (
+        not job.mechanism.continued
+        or ledger is None
+        or budget is None
+        or budget.unit != "row"
+        or ledger["after"] <= ledger["before"]
+    ):
         return ()
     why = "a release was aborted after its noise was drawn, the series was continued from a copy, or the ledger does not know the series"
     return (f"this release is charged in full: {why}",)
@@ -345,10 +335,21 @@ def _warn_of_full_charge(job: Job, ledger: dict[str, Any] | None) -> tuple[str, 
 def _describe_series(series: dict[str, Any] | None) -> list[str]:
     if series is None:
         return []
-    releases, rows = say_count(series["releases"], "release"), say_count(series["released_rows"], "row")
+    releases, rows = (
+        say_count(series["releases"], "release"),
+        say_count(series["released_rows"], "row"),
+    )
     before = f"{releases} with {rows} of {say_count(series['released_files'], 'file')}"
-    new = say_count(series["new_files"], "new file") if series["new_files"] else "nothing new: a run changes nothing"
-    cost = "" if series["epsilon"] is None else f"; this one costs a unit ε {series['epsilon']:.6g}, all together {series['series_epsilon']:.6g}"
+    new = (
+        say_count(series["new_files"], "new file")
+        if series["new_files"]
+        else "nothing new: a run changes nothing"
+    )
+    cost = (
+        ""
+        if series["epsilon"] is None
+        else f"; this one costs a unit ε {series['epsilon']:.6g}, all together {series['series_epsilon']:.6g}"
+    )
     return [f"  series    {before}; {new}{cost}"]
 
 
@@ -358,22 +359,17 @@ def plan_job(job: Job) -> Plan:
     """Return the plan of a job; it reads footers, never rows.
 
     Any error that a run would end with, other than these, is in `Plan.refusal`.
-
-    Raises
-    ------
-    InputError, DataError
-        If the input cannot be found, or its columns are not those declared.
-    SpecError
-        If the mechanism cannot run on the input, or the output is a table that knows no type for a column.
-    OutputError
-        If the output is another job's, and the table grows.
     """
     state: RunState
     series = None
     if job.file.growing:
         job, state, opened, series = plan_growing(job)
     else:
-        state = RunState(Folder(job.output_url), None if job.ledger is None else job.ledger.url, job.file.output.target)
+        state = RunState(
+            Folder(job.output_url),
+            None if job.ledger is None else job.ledger.url,
+            job.file.output.target,
+        )
         opened = open_table(job, state.folder)
     is_finished, refusal = _foresee(job, state, opened)
     table, mechanism = opened.table, opened.mechanism
@@ -383,7 +379,9 @@ def plan_job(job: Job) -> Plan:
     duration = expect_duration(job, opened, stages, expected.n_rows)
     spends = not is_finished and not _is_charged(job, state)
     fits = not spends or not isinstance(refusal, BudgetError)
-    ledger = job.account.describe_balances(opened.sample_place, opened.hide_sample, spends=spends, fits=fits)
+    ledger = job.account.describe_balances(
+        opened.sample_place, opened.hide_sample, spends=spends, fits=fits
+    )
     return Plan(
         name=job.file.name,
         n_fragments=len(table.fragments),
@@ -399,7 +397,11 @@ def plan_job(job: Job) -> Plan:
         epsilons=dict(mechanism.spending.row),
         reference_epsilons=dict(mechanism.spending.reference),
         ledger=ledger,
-        outside={name: column.outside_in_words for name, column in private.items() if column.outside != "refuse"},
+        outside={
+            name: column.outside_in_words
+            for name, column in private.items()
+            if column.outside != "refuse"
+        },
         refusing=tuple(name for name, column in private.items() if column.outside == "refuse"),
         date_bounds=tell_date_bounds(opened.work.codecs),
         kept=job.schema.kept,
@@ -461,26 +463,30 @@ def _is_charged(job: Job, state: RunState) -> bool:
 
 
 def find_resumed(job: Job, state: RunState, table: InputTable) -> Progressed | None:
-    """Return the unfinished run that a run goes on with, or None if it begins anew; nothing is changed.
-
-    Raises
-    ------
-    OutputError
-        If a run of another job is in the way.
-    InputError
-        If the input changed since the run began.
-    """
+    """Return the unfinished run that a run goes on with, or None if it begins anew; nothing is changed."""
     reached, left = state.read(), state.read_unfinished()
     if left is not None and state.is_committed():
         if left.job != job.digest:
-            raise OutputError("a run of another job has published here and is not finished", job.file.output.path, "run that job again first")
+            raise OutputError(
+                "a run of another job has published here and is not finished",
+                job.file.output.path,
+                "run that job again first",
+            )
         return None
     if reached is None or (reached.job == job.digest and job.account.was_refused(reached.run_id)):
         return None
     if reached.job != job.digest:
-        raise OutputError("a run of another job is staged for this output", job.file.output.path, "`dpdask abort` it, or choose another output.path")
+        raise OutputError(
+            "a run of another job is staged for this output",
+            job.file.output.path,
+            "`dpdask abort` it, or choose another output.path",
+        )
     if reached.input != table.fingerprint:
-        raise InputError("the input changed since the run began", job.file.input.path, "restore it and run again, or `dpdask abort` the run")
+        raise InputError(
+            "the input changed since the run began",
+            job.file.input.path,
+            "restore it and run again, or `dpdask abort` the run",
+        )
     return reached
 
 
@@ -492,42 +498,34 @@ def _describe_commit(job: Job) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a run would do, as far as footers tell.
+    """What a run would do, as far as footers tell."""
 
-    Attributes
-    ----------
-    stages
-        In order, in words; without the commit, which is every run's last.
-    n_rows
-        About how many rows come out, or None.
-    n_shards
-        At most how many shards, or None.
-    warnings
-        What a steward should consider before the run.
-    """
-
-    stages: tuple[str, ...]
-    n_rows: int | None
-    n_shards: int | None
-    warnings: tuple[str, ...]
+    stages: tuple[str, ...]  # in order, in words; without the commit, which is every run's last
+    n_rows: int | None  # about how many rows come out, or None
+    n_shards: int | None  # at most how many shards, or None
+    warnings: tuple[str, ...]  # what a steward should consider before the run
 
 
 def expect(job: Job, opened: JobTable) -> Expected:
-    """Return what a run on a table would do; no row is read.
-
-    Parameters
-    ----------
-    job
-        The job.
-    opened
-        Its input.
-    """
+    """Return what a run on a table would do; no row is read."""
     mechanism, table, work = opened.mechanism, opened.table, opened.work
-    own = _CONTINUED if mechanism.continued else mechanism.stages(work.columns, uncounted=table.n_rows is None)
+    own = (
+        _CONTINUED
+        if mechanism.continued
+        else mechanism.stages(work.columns, uncounted=table.n_rows is None)
+    )
     stages = (*work.unit_stages, *own)
-    n_rows, n_shards = _count_rows(job, opened) if mechanism.releases_rows else _count_records(job, opened)
+    n_rows, n_shards = (
+        _count_rows(job, opened) if mechanism.releases_rows else _count_records(job, opened)
+    )
     cautions = mechanism.cautions(opened.work.columns, opened.public_rows)
-    warnings = (*table.left_out, *_tell_of_public(job, mechanism), *cautions, *list_partition_warnings(job, table), *_warn_of_repeats(job))
+    warnings = (
+        *table.left_out,
+        *_tell_of_public(job, mechanism),
+        *cautions,
+        *list_partition_warnings(job, table),
+        *_warn_of_repeats(job),
+    )
     return Expected(stages=stages, n_rows=n_rows, n_shards=n_shards, warnings=warnings)
 
 
@@ -535,7 +533,9 @@ def _tell_of_public(job: Job, mechanism: Mechanism) -> tuple[str, ...]:
     """Return what lies beside the files of a public table and is not read."""
     public = mechanism.public_table
     if public is not None and not mechanism.continued and public.format != "delta":
-        with suppress(DpdaskError):  # it is told when the table is read; a run that was fitted needs it no more
+        with suppress(
+            DpdaskError
+        ):  # it is told when the table is read; a run that was fitted needs it no more
             left_out = Files(public.format).list_files(str(public.path), job.schema).left_out
             return tuple(f"public table: {each}" for each in left_out)
     return ()
@@ -558,8 +558,14 @@ def _count_rows(job: Job, opened: JobTable) -> tuple[int | None, int | None]:
     n_rows, work = opened.table.n_rows, opened.work
     if n_rows is None:
         return None, None
-    per_shard = limit_shard_rows(opened.mechanism.find_written(work.released), job.file.output.rows_per_shard, job.file.output.order)
-    fraction = None if work.unit is not None else work.fraction  # how many rows the units have decides, and no footer tells
+    per_shard = limit_shard_rows(
+        opened.mechanism.find_written(work.released),
+        job.file.output.rows_per_shard,
+        job.file.output.order,
+    )
+    fraction = (
+        None if work.unit is not None else work.fraction
+    )  # how many rows the units have decides, and no footer tells
     n_shards = most_shards(n_rows, fraction, len(opened.table.fragments), per_shard)
     return (None if work.unit is not None else round(n_rows * (1 - (fraction or 0.0)))), n_shards
 
@@ -567,22 +573,19 @@ def _count_rows(job: Job, opened: JobTable) -> tuple[int | None, int | None]:
 def most_shards(n_rows: int, fraction: float | None, n_fragments: int, per_shard: int) -> int:
     """Return how many shards `lay_out` makes at most; with a hold-out, but for a chance of exp(-40) (Hoeffding).
 
-    Two neighbouring tasks hold more than a shard together, or read more than four shards' rows, so there are fewer than
-    twice as many tasks as that fills; cutting the large ones adds at most one shard for each full one.
-
-    Parameters
-    ----------
-    n_rows
-        The rows of the table.
-    fraction
-        Which of them are held out, or None.
-    n_fragments
-        How many fragments they are in.
-    per_shard
-        The most rows of a shard.
+    Two neighbouring tasks hold more than a shard together, or read more than four shards' rows, so
+    there are fewer than twice as many tasks as that fills; cutting the large ones adds at most one
+    shard for each full one.
     """
-    most = n_rows if fraction is None else min(n_rows, math.ceil(n_rows * (1 - fraction) + math.sqrt(20 * n_rows)))
-    return min(n_fragments, 2 * -(-most // per_shard) + 2 * -(-n_rows // (4 * per_shard))) + most // per_shard
+    most = (
+        n_rows
+        if fraction is None
+        else min(n_rows, math.ceil(n_rows * (1 - fraction) + math.sqrt(20 * n_rows)))
+    )
+    return (
+        min(n_fragments, 2 * -(-most // per_shard) + 2 * -(-n_rows // (4 * per_shard)))
+        + most // per_shard
+    )
 
 
 @raises_in_keys
@@ -592,23 +595,15 @@ def audit_job(job: Job, *, n_runs: int = 20_000) -> dict[str, Any]:
 
     Parameters
     ----------
-    job
-        The job; its input's footers give the columns' types.
     n_runs
         How often each central measurement is drawn, on each of two neighbouring inputs.
-
-    Returns
-    -------
-    `name`, and the entries of `audit_mechanism`.
-
-    Raises
-    ------
-    InputError, DataError
-        If the input cannot be found, or does not fit the schema.
     """
     opened = open_table(job, Folder(job.output_url))
     card = _card(job, opened.table.fingerprint)
-    return {"name": job.file.name, **audit_mechanism(opened.mechanism, opened.work.columns, card, n_runs=n_runs)}
+    return {
+        "name": job.file.name,
+        **audit_mechanism(opened.mechanism, opened.work.columns, card, n_runs=n_runs),
+    }
 
 
 def _card(job: Job, fingerprint: str) -> dict[str, Any] | None:
@@ -618,9 +613,17 @@ def _card(job: Job, fingerprint: str) -> dict[str, Any] | None:
     if job.file.growing:
         publication = open_growing(target, output, job.digest)
     try:
-        release = name_release(job.digest, 0) if job.file.growing else job.name_releases(fingerprint).find(publication)
+        release = (
+            name_release(job.digest, 0)
+            if job.file.growing
+            else job.name_releases(fingerprint).find(publication)
+        )
         manifest = publication.find(release)
         data = b"" if manifest is None else publication.read_card(release)
-        return Card.read(data, "the card").to_dict() if manifest is not None and hashlib.sha256(data).hexdigest() == manifest.card_sha256 else None
+        return (
+            Card.read(data, "the card").to_dict()
+            if manifest is not None and hashlib.sha256(data).hexdigest() == manifest.card_sha256
+            else None
+        )
     except (InputError, OutputError):
         return None

@@ -1,7 +1,8 @@
 """What an unfinished run has reached, and which driver may go on with it: a locked file on a file system, numbered records in a store.
 
-A store has neither locks nor renames, but it can create a file only if it does not exist. So each record of a run is a new file with
-the next number, and names the driver that wrote it. A driver whose number is taken has lost the run to another one, and stops.
+A store has neither locks nor renames, but it can create a file only if it does not exist. So each
+record of a run is a new file with the next number, and names the driver that wrote it. A driver
+whose number is taken has lost the run to another one, and stops.
 """
 
 from __future__ import annotations
@@ -38,31 +39,13 @@ class RunRecords(Protocol):
     """The records of one output's unfinished run."""
 
     def read(self) -> Content | None:
-        """Return the newest record's content, or None.
-
-        Raises
-        ------
-        OutputError
-            If it is of another format.
-        """
+        """Return the newest record's content, or None."""
 
     def write(self, content: Content) -> None:
-        """Write the next record.
-
-        Raises
-        ------
-        TemporaryError
-            If another driver has the run.
-        """
+        """Write the next record."""
 
     def check(self) -> None:
-        """Check that there can be a run, as far as that can be seen without writing.
-
-        Raises
-        ------
-        OutputError
-            If its folder is not safe, or cannot be made.
-        """
+        """Check that there can be a run, as far as that can be seen without writing."""
 
     def lock(self) -> Any:
         """Return a context manager in which this driver alone has the run."""
@@ -83,15 +66,7 @@ def busy(output: Folder) -> TemporaryError:
 
 
 class LockedRecord:
-    """One file that is replaced, in a folder whose lock the driver holds.
-
-    Parameters
-    ----------
-    folder
-        The hidden folder of the output.
-    output
-        The output, for messages.
-    """
+    """One file that is replaced, in a folder whose lock the driver holds."""
 
     def __init__(self, folder: PrivateFolder, output: Folder) -> None:
         self._folder, self._output = folder, output
@@ -129,27 +104,23 @@ class LockedRecord:
 
     def _check_names(self, found: Sequence[str]) -> None:
         if found and LOCK not in found:
-            what = "this folder has the name of this output's hidden folder, and holds something else"
+            what = (
+                "this folder has the name of this output's hidden folder, and holds something else"
+            )
             raise OutputError(what, self._folder.url, "move it away, or choose another output.path")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other drivers of this file system away from the run, and use the folder by one descriptor.
-
-        Raises
-        ------
-        TemporaryError
-            If another driver holds it.
-        OutputError
-            If the hidden folder is a link, another user's, or none of ours: its secrets would lie where others can read or keep them.
-        """
+        """Keep other drivers of this file system away from the run, and use the folder by one descriptor."""
         with ExitStack() as opened:
             descriptor = self._folder.open_made()
             opened.callback(os.close, descriptor)
             self._check_names(os.listdir(descriptor))  # noqa: PTH208 - by descriptor
             try:
                 with storage_faults(self._folder.url):
-                    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=descriptor)
+                    lock = os.open(
+                        LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=descriptor
+                    )
             except InputError:
                 raise busy(self._output) from None  # it ended, and removed the folder, just now
             opened.callback(os.close, lock)
@@ -187,16 +158,10 @@ class _Newest:
 class NumberedRecords:
     """A chain of files in a store, each created once; the first is `run.json`, and its number is 0.
 
-    A driver has the run from the record in which it says so, as long as it shows a sign of life: a file that it writes again every
-    few seconds. Another driver takes the run over by the next record, after it has seen no sign for `LEASE_SECONDS`, or at once if
-    the owner was a process of its own machine that has ended.
-
-    Parameters
-    ----------
-    folder
-        The hidden folder of the output.
-    output
-        The output, for messages.
+    A driver has the run from the record in which it says so, as long as it shows a sign of life: a
+    file that it writes again every few seconds. Another driver takes the run over by the next
+    record, after it has seen no sign for `LEASE_SECONDS`, or at once if the owner was a process of
+    its own machine that has ended.
     """
 
     def __init__(self, folder: Folder, output: Folder) -> None:
@@ -218,7 +183,11 @@ class NumberedRecords:
         held, newest = self._held, None
         with suppress(DpdaskError):
             newest = self._find_newest()
-        return held is not None and newest is not None and (newest.chain, newest.number) == (held.chain, held.number)
+        return (
+            held is not None
+            and newest is not None
+            and (newest.chain, newest.number) == (held.chain, held.number)
+        )
 
     def begin(self) -> None:
         """Remove what an interrupted removal left: it holds the noise of another key."""
@@ -245,13 +214,7 @@ class NumberedRecords:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Have the run, and show signs of life, until the block ends.
-
-        Raises
-        ------
-        TemporaryError
-            If another driver has it.
-        """
+        """Have the run, and show signs of life, until the block ends."""
         self._acquire()
         ended = threading.Event()
         beat = threading.Thread(target=self._beat, args=(ended,), daemon=True, name="dpdask-beat")
@@ -268,11 +231,18 @@ class NumberedRecords:
         newest = self._find_newest()
         if newest is None:
             chain = uuid.uuid4().hex
-            if not self._folder.put_new(RECORD, _dump({"format": STATE_FORMAT, "chain": chain, "owner": self._me, "run": None})):
+            if not self._folder.put_new(
+                RECORD,
+                _dump({"format": STATE_FORMAT, "chain": chain, "owner": self._me, "run": None}),
+            ):
                 raise busy(self._output)
             self._held = _Newest(number=0, chain=chain, owner=self._me, content=None)
             return
-        if newest.owner is not None and not _has_ended(newest.owner) and self._is_alive(str(newest.owner["id"])):
+        if (
+            newest.owner is not None
+            and not _has_ended(newest.owner)
+            and self._is_alive(str(newest.owner["id"]))
+        ):
             raise busy(self._output)
         self._held = newest
         self._append(newest.content, self._me)
@@ -284,9 +254,13 @@ class NumberedRecords:
             time.sleep(BEAT_SECONDS / 5)
             now = self._read_beat(owner)
             if now != before:
-                return True  # or it ended and removed the file: then running again finds what it left
+                return (
+                    True  # or it ended and removed the file: then running again finds what it left
+                )
         newest = self._find_newest()
-        return newest is None or newest.owner is None or newest.owner["id"] != owner  # another driver was faster
+        return (
+            newest is None or newest.owner is None or newest.owner["id"] != owner
+        )  # another driver was faster
 
     def _read_beat(self, owner: str) -> bytes | None:
         try:
@@ -297,7 +271,9 @@ class NumberedRecords:
     def _beat(self, ended: threading.Event) -> None:
         number = 0
         while not ended.is_set():
-            with suppress(Exception):  # a sign that is missed does no harm unless many are; a run that is lost is noticed when it is written
+            with suppress(
+                Exception
+            ):  # a sign that is missed does no harm unless many are; a run that is lost is noticed when it is written
                 self._folder.write(f"beat-{self._me['id']}", str(number).encode())
             number += 1
             ended.wait(BEAT_SECONDS)
@@ -319,7 +295,9 @@ class NumberedRecords:
             self._held = None
             raise busy(self._output)
         first = _parse(self._folder, RECORD)
-        if first is None or first.get("chain") != held.chain:  # it was removed, and perhaps begun anew, while this driver slept
+        if (
+            first is None or first.get("chain") != held.chain
+        ):  # it was removed, and perhaps begun anew, while this driver slept
             self._held = None
             self._folder.remove(_record_name(held.chain, number))
             raise busy(self._output)
@@ -330,21 +308,32 @@ class NumberedRecords:
         if first is None:
             return None
         chain = str(first.get("chain"))
-        found = (re.fullmatch(rf"run-{re.escape(chain)}-(\d{{6,9}})\.json", name) for name in self._folder.names())
+        found = (
+            re.fullmatch(rf"run-{re.escape(chain)}-(\d{{6,9}})\.json", name)
+            for name in self._folder.names()
+        )
         numbers = [int(match[1]) for match in found if match]
         number = max(numbers, default=0)
         newest = first if number == 0 else _parse(self._folder, _record_name(chain, number))
         if newest is None:
             return None
-        while (later := _parse(self._folder, _record_name(chain, number + 1))) is not None:  # the listing was an earlier one
+        while (
+            later := _parse(self._folder, _record_name(chain, number + 1))
+        ) is not None:  # the listing was an earlier one
             number, newest = number + 1, later
-        return _Newest(number=number, chain=chain, owner=newest.get("owner"), content=newest.get("run"))
+        return _Newest(
+            number=number, chain=chain, owner=newest.get("owner"), content=newest.get("run")
+        )
 
     def _remove_all_but_chain(self) -> None:
         first = _parse(self._folder, RECORD)
         chain = None if first is None else f"run-{first.get('chain')}-"
         for name in self._folder.names():
-            if name != RECORD and not (chain is not None and name.startswith(chain)) and name != f"beat-{self._me['id']}":
+            if (
+                name != RECORD
+                and not (chain is not None and name.startswith(chain))
+                and name != f"beat-{self._me['id']}"
+            ):
                 self._folder.child(name).remove()
 
     def _remove_records(self, chain: str) -> None:
@@ -376,7 +365,11 @@ def _parse(folder: Folder, name: str) -> dict[str, Any] | None:
 
 def unreadable(folder: Folder) -> OutputError:
     """Return the error for a run whose record is of another version, or broken."""
-    return OutputError("the state of an unfinished run cannot be read", folder.url, "`dpdask abort` it and run again")
+    return OutputError(
+        "the state of an unfinished run cannot be read",
+        folder.url,
+        "`dpdask abort` it and run again",
+    )
 
 
 def _identify_process() -> dict[str, Any]:
@@ -385,7 +378,11 @@ def _identify_process() -> dict[str, Any]:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         # the user too, since a hardened system tells nothing of another user's processes
         place = f"{boot} {Path('/proc/self/ns/pid').readlink()} {os.getuid()}"
-        return {"machine": blake2b(place.encode(), digest_size=16).hexdigest(), "pid": os.getpid(), "started": _find_start(os.getpid())}
+        return {
+            "machine": blake2b(place.encode(), digest_size=16).hexdigest(),
+            "pid": os.getpid(),
+            "started": _find_start(os.getpid()),
+        }
     except OSError:
         return {"machine": None}
 

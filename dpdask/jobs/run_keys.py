@@ -1,7 +1,7 @@
 """Where the key of an unfinished run is kept: beside a local output, else in the ledger's database or in the user's own folder.
 
-The key never lies in an object store. A store that keeps old versions would keep it after its removal, and whoever reads the
-store could then undo the noise.
+The key never lies in an object store. A store that keeps old versions would keep it after its
+removal, and whoever reads the store could then undo the noise.
 """
 
 from __future__ import annotations
@@ -35,15 +35,7 @@ class RunKeys(Protocol):
         """The place's name in the record of a run: a run goes on only where its key is."""
 
     def write(self, run_id: str, secret: bytes) -> None:
-        """Keep a run's key.
-
-        Parameters
-        ----------
-        run_id
-            The name of the run.
-        secret
-            Its key, 32 bytes.
-        """
+        """Keep a run's key."""
 
     def read(self, run_id: str) -> bytes | None:
         """Return a run's key, or None if it is not here."""
@@ -53,13 +45,7 @@ class RunKeys(Protocol):
 
 
 class FolderKeys:
-    """The key in the run's own hidden folder, on a file system: mode 0600, and gone when it is removed.
-
-    Parameters
-    ----------
-    folder
-        The hidden folder of the output.
-    """
+    """The key in the run's own hidden folder, on a file system: mode 0600, and gone when it is removed."""
 
     place = "folder"
 
@@ -113,7 +99,9 @@ class HostKeys:
         self._make()
         secret = self._folder.claim("secret", fresh := RunKey.fresh().reveal())
         if len(secret) != len(fresh):  # a shorter one could be guessed
-            raise OutputError("this secret is damaged", str(self._folder.local_path / "secret"), "remove it")
+            raise OutputError(
+                "this secret is damaged", str(self._folder.local_path / "secret"), "remove it"
+            )
         return secret
 
     def _make(self) -> None:
@@ -123,7 +111,9 @@ class HostKeys:
             found = path.lstat()
         if path.is_symlink() or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             what = "the folder for the keys of unfinished runs must belong to this user alone (mode 0700)"
-            raise OutputError(what, str(path), "correct it, or set XDG_STATE_HOME to another folder")
+            raise OutputError(
+                what, str(path), "correct it, or set XDG_STATE_HOME to another folder"
+            )
 
 
 def hide_name(name: str) -> str:
@@ -135,13 +125,7 @@ def hide_name(name: str) -> str:
 
 
 class LedgerKeys:
-    """The keys in the database of the ledger that the job is charged to, so that any machine can go on with its runs.
-
-    Parameters
-    ----------
-    url
-        The ledger's URL.
-    """
+    """The keys in the database of the ledger that the job is charged to, so that any machine can go on with its runs."""
 
     def __init__(self, url: str) -> None:
         from dpdask.privacy.ledger import KeyTable  # SQLAlchemy is for those who have a ledger
@@ -167,28 +151,18 @@ class LedgerKeys:
 
 
 def check_run_id(run_id: str) -> str:
-    """Return what a key is kept under, after checking that it is the name of a run, a series or a job: it comes from a file of the store.
-
-    Raises
-    ------
-    OutputError
-        If it is not.
-    """
+    """Return what a key is kept under, after checking that it is the name of a run, a series or a job: it comes from a file of the store."""
     if re.fullmatch("(series-|names-)?[0-9a-f]{32,64}", run_id) is None:
-        raise OutputError("the record of an unfinished run names no run: somebody has changed it", None, "remove the hidden folder beside the output")
+        raise OutputError(
+            "the record of an unfinished run names no run: somebody has changed it",
+            None,
+            "remove the hidden folder beside the output",
+        )
     return run_id
 
 
 def find_keys(folder: Folder, ledger_url: str | None) -> RunKeys:
-    """Return where the keys of an output's runs are kept.
-
-    Parameters
-    ----------
-    folder
-        The hidden folder of the output.
-    ledger_url
-        The ledger that the job is charged to, if any.
-    """
+    """Return where the keys of an output's runs are kept."""
     if folder.is_local:
         return FolderKeys(folder)
     return HostKeys() if ledger_url is None else LedgerKeys(ledger_url)
@@ -196,7 +170,11 @@ def find_keys(folder: Folder, ledger_url: str | None) -> RunKeys:
 
 def say_place(place: str) -> str:
     """Return where a key is that is not here, for messages."""
-    return "in a ledger that is not given here" if place.startswith(LEDGER) else "on another machine, or belongs to another user"
+    return (
+        "in a ledger that is not given here"
+        if place.startswith(LEDGER)
+        else "on another machine, or belongs to another user"
+    )
 
 
 Name = Callable[[bytes], str]  # of a release, from the key of its run
@@ -212,24 +190,29 @@ class ReleaseNames:
 
     Parameters
     ----------
-    job
-        The job's digest.
     fingerprint
         The input's fingerprint; None if the job releases once, and its digest is the name.
-    output
-        The output.
     ledger_url
         The ledger that the job is charged to, if any: it keeps the key of an output in a store.
 
     Privacy
     -------
-    The key is derived from that of the job's first run, and kept when its release is published: on a file system in a hidden folder beside the
-    output (mode 0700), otherwise where run keys are kept. A file in the output tells that there is one, and where, so that a job whose key is
-    elsewhere is refused: it would release the same rows again. Whoever has the key and all rows but one can find out the last one from a name.
+    The key is derived from that of the job's first run, and kept when its release is published: on
+    a file system in a hidden folder beside the output (mode 0700), otherwise where run keys are
+    kept. A file in the output tells that there is one, and where, so that a job whose key is
+    elsewhere is refused: it would release the same rows again. Whoever has the key and all rows but
+    one can find out the last one from a name.
     """
 
-    def __init__(self, job: str, fingerprint: str | None, output: Folder, ledger_url: str | None) -> None:
-        self._job, self._fingerprint, self._output, self._ledger_url = job, fingerprint, output, ledger_url
+    def __init__(
+        self, job: str, fingerprint: str | None, output: Folder, ledger_url: str | None
+    ) -> None:
+        self._job, self._fingerprint, self._output, self._ledger_url = (
+            job,
+            fingerprint,
+            output,
+            ledger_url,
+        )
         self._about = f"{META}/names-{job[:_DIGITS]}.json"
         self._folder = hide(output, f".dpdask-names-{job[:_DIGITS]}")
 
@@ -239,12 +222,8 @@ class ReleaseNames:
         Parameters
         ----------
         publication
-            The output: versions before 0.3.0 named releases without a key, and such a release keeps its name.
-
-        Raises
-        ------
-        InputError, OutputError
-            If the key is missing or elsewhere.
+            The output: versions before 0.3.0 named releases without a key, and such a release keeps
+            its name.
         """
         if self._fingerprint is None:
             return self._job
@@ -262,7 +241,9 @@ class ReleaseNames:
         run_key
             The key of the run; it decides if the job has released nothing here yet.
         """
-        return self._job if self._fingerprint is None else self._name(self._read() or _derive(run_key))
+        return (
+            self._job if self._fingerprint is None else self._name(self._read() or _derive(run_key))
+        )
 
     def keep(self, release: str, run_key: bytes | None) -> None:
         """Keep the key of the names, before a release is published. Doing it twice changes nothing.
@@ -271,11 +252,6 @@ class ReleaseNames:
         ----------
         release, run_key
             The name of the release, and the key of its run; None if the key is gone.
-
-        Raises
-        ------
-        TemporaryError
-            If another driver has taken the run over, or has released for the first time meanwhile.
         """
         if self._fingerprint is None:
             return
@@ -288,8 +264,13 @@ class ReleaseNames:
                 self._folder.create()
             keys.write(name, key or _derive(run_key))
             about = {"format": _FORMAT, "id": name, "key": keys.place}
-            if not self._output.put_new(self._about, json.dumps(about).encode()) and not self._output.is_local:
-                keys.remove(name)  # another driver was faster; beside a local output there is one key, and one driver at a time
+            if (
+                not self._output.put_new(self._about, json.dumps(about).encode())
+                and not self._output.is_local
+            ):
+                keys.remove(
+                    name
+                )  # another driver was faster; beside a local output there is one key, and one driver at a time
         if self._name(self._read() or b"") != release:
             raise busy(self._output)
 
@@ -301,19 +282,29 @@ class ReleaseNames:
         self._folder.remove()
 
     def _name(self, key: bytes) -> str:
-        return blake2b(f"{self._job} {self._fingerprint}".encode(), digest_size=16, key=key).hexdigest()
+        return blake2b(
+            f"{self._job} {self._fingerprint}".encode(), digest_size=16, key=key
+        ).hexdigest()
 
     def _read(self) -> bytes | None:
         """Return the key, or None if the job has released nothing here."""
         if not self._output.exists(self._about):
-            return self._find_keys().read("") if self._output.is_local else None  # the file beside the shards may be lost
+            return (
+                self._find_keys().read("") if self._output.is_local else None
+            )  # the file beside the shards may be lost
         name, place = self._read_about()
         keys = self._find_keys(place)
         if keys.place != place:
-            raise InputError(f"the key for the names of this job's releases is {say_place(place)}", self._output.url, "run the job there")
+            raise InputError(
+                f"the key for the names of this job's releases is {say_place(place)}",
+                self._output.url,
+                "run the job there",
+            )
         key = keys.read(name)
         if key is None:
-            raise InputError("the key for the names of this job's releases is missing", self._output.url, _HINT)
+            raise InputError(
+                "the key for the names of this job's releases is missing", self._output.url, _HINT
+            )
         return key
 
     def _read_about(self) -> tuple[str, str]:
@@ -325,26 +316,30 @@ class ReleaseNames:
             return check_run_id(str(about["id"])), str(about["key"])
         except (ValueError, KeyError, TypeError):
             what = "the file that records the place of the key for this job's release names cannot be read"
-            raise OutputError(what, f"{self._output.url}/{self._about}", "restore it, or use the dpdask that wrote it") from None
+            raise OutputError(
+                what,
+                f"{self._output.url}/{self._about}",
+                "restore it, or use the dpdask that wrote it",
+            ) from None
 
     def _find_keys(self, place: str = LEDGER) -> RunKeys:
         """Return the keys of a place; of a new one, the ledger's if there is one."""
         if self._output.is_local:
             return FolderKeys(self._folder)
-        return LedgerKeys(self._ledger_url) if self._ledger_url is not None and place.startswith(LEDGER) else HostKeys()
+        return (
+            LedgerKeys(self._ledger_url)
+            if self._ledger_url is not None and place.startswith(LEDGER)
+            else HostKeys()
+        )
 
 
 def forget_unused(output: Folder, ledger_url: str | None) -> None:
-    """Remove the keys of jobs that have released nothing in an output.
-
-    Parameters
-    ----------
-    output
-        The output.
-    ledger_url
-        The ledger that may keep such a key.
-    """
-    jobs = {found[1] for name in output.child(META).names() if (found := re.fullmatch(r"names-([0-9a-f]{16})\.json", name))}
+    """Remove the keys of jobs that have released nothing in an output."""
+    jobs = {
+        found[1]
+        for name in output.child(META).names()
+        if (found := re.fullmatch(r"names-([0-9a-f]{16})\.json", name))
+    }
     released = {manifest.job[:_DIGITS] for manifest in list_manifests(output)} if jobs else set()
     for job in sorted(jobs - released):
         ReleaseNames(job, "", output, ledger_url).forget()

@@ -34,27 +34,13 @@ _HINT = "restore it from a backup, or start a new output, which is charged anew"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFile:
-    """A released file.
-
-    Attributes
-    ----------
-    name, url
-        As in its fragments.
-    n_bytes
-        What is read of it, compressed.
-    version
-        Of a Parquet file, the digest of its footer; else empty.
-    fragments
-        The ids of its fragments.
-    number
-        The number of its release.
-    """
+    """A released file."""
 
     number: int
     name: str
     url: str
     n_bytes: int
-    version: str
+    version: str  # of a Parquet file, the digest of its footer; else empty
     fragments: tuple[str, ...]
 
 
@@ -69,24 +55,10 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Kept:
-    """The record of a series after one of its releases.
-
-    Attributes
-    ----------
-    id
-        As in `privacy.series.Series`.
-    salt
-        The key of the series' digests, in hexadecimal digits.
-    release
-        SHA-256 of the fitted release.
-    files
-        All files that were released.
-    sizes
-        What each release published, in order.
-    """
+    """The record of a series after one of its releases."""
 
     id: str
-    salt: str
+    salt: str  # the key of the series' digests, in hexadecimal digits
     release: str
     files: tuple[KeptFile, ...]
     sizes: tuple[Size, ...]
@@ -96,13 +68,20 @@ class Kept:
         """The digest of all released fragments, release by release: who changes the list of files leaves the series of the ledger."""
         head = ""
         for number in sorted({file.number for file in self.files}):
-            released = [fragment for file in self.files if file.number == number for fragment in file.fragments]
+            released = [
+                fragment
+                for file in self.files
+                if file.number == number
+                for fragment in file.fragments
+            ]
             head = extend_head(bytes.fromhex(self.salt), head, released)
         return head
 
     def add(self, fragments: Iterable[Fragment]) -> Kept:
         """Return the record with the files of the next release; its size and its fitted release are not known yet."""
-        return dataclasses.replace(self, files=(*self.files, *list_files(fragments, len(self.sizes))))
+        return dataclasses.replace(
+            self, files=(*self.files, *list_files(fragments, len(self.sizes)))
+        )
 
     def to_bytes(self) -> bytes:
         """Return the record as JSON, whose length does not depend on how large the files are: that tells of their rows."""
@@ -111,18 +90,16 @@ class Kept:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Kept:
-        """Return the record that `to_bytes` gave.
-
-        Raises
-        ------
-        ValueError, KeyError, TypeError
-            If it is something else.
-        """
+        """Return the record that `to_bytes` gave."""
         content = json.loads(data)
         if content.pop("format") != _FORMAT:
             raise ValueError
-        files = tuple(KeptFile(**{**file, "fragments": tuple(file["fragments"])}) for file in content["files"])
-        return cls(**{**content, "files": files, "sizes": tuple(Size(**size) for size in content["sizes"])})
+        files = tuple(
+            KeptFile(**{**file, "fragments": tuple(file["fragments"])}) for file in content["files"]
+        )
+        return cls(
+            **{**content, "files": files, "sizes": tuple(Size(**size) for size in content["sizes"])}
+        )
 
 
 class KeptFolder:
@@ -130,15 +107,14 @@ class KeptFolder:
 
     Parameters
     ----------
-    output
-        The output.
     ledger_url
         The ledger that the job is charged to, if any: it keeps the key of what lies in a store.
 
     Privacy
     -------
-    The fitted release may hold values of held-out rows. On a file system the folder is for this user alone. In a store its files are
-    encrypted with a key that is derived from the first run's key and is not in the store.
+    The fitted release may hold values of held-out rows. On a file system the folder is for this
+    user alone. In a store its files are encrypted with a key that is derived from the first run's
+    key and is not in the store.
     """
 
     def __init__(self, output: Folder, ledger_url: str | None) -> None:
@@ -150,82 +126,45 @@ class KeptFolder:
         return self.folder.exists(_ABOUT)
 
     def read_job(self) -> tuple[str, Target] | None:
-        """Return the digest of the job that began the series, and how it publishes; None if no series was begun here.
-
-        Raises
-        ------
-        OutputError
-            If it is of another version.
-        """
+        """Return the digest of the job that began the series, and how it publishes; None if no series was begun here."""
         if not self.exists():
             return None
         about = self._read_about()
         return about["job"], Target.model_validate(about["target"])
 
-    def begin(self, run_key: bytes, series_id: str, release: bytes, job: str, target: Target) -> None:
-        """Keep the fitted release of the first run. Doing it twice writes the same bytes.
-
-        Parameters
-        ----------
-        run_key
-            The key of the first run.
-        series_id
-            The id of the series.
-        release
-            The fitted release.
-        job, target
-            As `read_job` returns them.
-        """
+    def begin(
+        self, run_key: bytes, series_id: str, release: bytes, job: str, target: Target
+    ) -> None:
+        """Keep the fitted release of the first run. Doing it twice writes the same bytes."""
         place = ""
         if not self._output.is_local:
             keys = self._find_keys()
             place = keys.place
             keys.write(series_id, blake2b(run_key, digest_size=32, person=_PERSON).digest())
         self.folder.create()
-        about = {"format": _FORMAT, "id": series_id, "key": place, "job": job, "target": target.model_dump(mode="json")}
+        about = {
+            "format": _FORMAT,
+            "id": series_id,
+            "key": place,
+            "job": job,
+            "target": target.model_dump(mode="json"),
+        }
         self.folder.write(_ABOUT, json.dumps(about).encode(), private=True)
         self._write(RELEASE_NAME, release)
 
     def write(self, kept: Kept, manifest: bytes) -> None:
-        """Keep the record that is valid as soon as its manifest is there.
-
-        Parameters
-        ----------
-        kept
-            The record after the release.
-        manifest
-            The release's manifest.
-        """
+        """Keep the record that is valid as soon as its manifest is there."""
         self._write(_record_name(len(kept.sizes) - 1, manifest), kept.to_bytes())
 
     def read(self, manifest: bytes, number: int) -> Kept:
-        """Return the record of the newest release.
-
-        Parameters
-        ----------
-        manifest
-            The release's manifest.
-        number
-            The release's number.
-
-        Raises
-        ------
-        InputError
-            If it is missing or broken, or its key is elsewhere.
-        """
+        """Return the record of the newest release."""
         try:
             return Kept.from_bytes(self._read(_record_name(number, manifest)))
         except (ValueError, KeyError, TypeError):
             raise self._lost() from None
 
     def load_release(self, kept: Kept) -> bytes:
-        """Return the fitted release.
-
-        Raises
-        ------
-        InputError
-            If it is missing, or not the one that was written.
-        """
+        """Return the fitted release."""
         data = self._read(RELEASE_NAME)
         if hashlib.sha256(data).hexdigest() != kept.release:
             raise self._lost()
@@ -257,18 +196,30 @@ class KeptFolder:
         except InputError:
             raise self._lost() from None
         except (ValueError, KeyError, TypeError):
-            raise OutputError("this series was saved by another version of dpdask", self.folder.url, "use the dpdask that wrote it") from None
+            raise OutputError(
+                "this series was saved by another version of dpdask",
+                self.folder.url,
+                "use the dpdask that wrote it",
+            ) from None
         return about
 
     def _key_name(self) -> str:
         about = self._read_about()
         if about["key"] != self._find_keys().place:
             where = say_place(str(about["key"]))
-            raise InputError(f"the key of this series is {where}, so it cannot go on here", self._output.url, "run the job there")
+            raise InputError(
+                f"the key of this series is {where}, so it cannot go on here",
+                self._output.url,
+                "run the job there",
+            )
         return check_run_id(str(about["id"]))
 
     def _write(self, name: str, data: bytes) -> None:
-        self.folder.write(name, data if self._output.is_local else encrypt(self._read_key(), name, data), private=True)
+        self.folder.write(
+            name,
+            data if self._output.is_local else encrypt(self._read_key(), name, data),
+            private=True,
+        )
 
     def _read(self, name: str) -> bytes:
         key = None if self._output.is_local else self._read_key()
@@ -285,7 +236,11 @@ class KeptFolder:
         return key
 
     def _lost(self) -> InputError:
-        return InputError("the saved state of this series is missing or was changed, so the series cannot go on", self.folder.url, _HINT)
+        return InputError(
+            "the saved state of this series is missing or was changed, so the series cannot go on",
+            self.folder.url,
+            _HINT,
+        )
 
 
 def _record_name(number: int, manifest: bytes) -> str:
@@ -293,15 +248,7 @@ def _record_name(number: int, manifest: bytes) -> str:
 
 
 def list_files(fragments: Iterable[Fragment], number: int) -> tuple[KeptFile, ...]:
-    """Return the files of some fragments as a record keeps them, without fragments that have no rows.
-
-    Parameters
-    ----------
-    fragments
-        The fragments.
-    number
-        The number of their release.
-    """
+    """Return the files of some fragments as a record keeps them, without fragments that have no rows."""
     files: dict[str, list[Fragment]] = {}
     for fragment in fragments:
         if fragment.n_rows != 0:
@@ -320,20 +267,7 @@ def list_files(fragments: Iterable[Fragment], number: int) -> tuple[KeptFile, ..
 
 
 def choose_new(table: InputTable, kept: Kept) -> InputTable:
-    """Return the part of a table that is in no release yet.
-
-    Parameters
-    ----------
-    table
-        The table as it is now.
-    kept
-        The record of the newest release.
-
-    Raises
-    ------
-    InputError
-        If a released file is gone, was rewritten or has other deleted rows.
-    """
+    """Return the part of a table that is in no release yet."""
     present = {file.url: file for file in list_files(table.fragments, len(kept.sizes))}
     seen: set[str] = set()
     for file in kept.files:
@@ -343,12 +277,26 @@ def choose_new(table: InputTable, kept: Kept) -> InputTable:
             raise InputError(what, file.name, "restore it, or start a new output")
         if now.fragments != file.fragments and now.version == file.version != "":
             what = "the table has deleted or restored rows of this file since it was released, so what is released is not what the table holds"
-            raise InputError(what, file.name, "take the table back to what it was, or start a new output")
+            raise InputError(
+                what, file.name, "take the table back to what it was, or start a new output"
+            )
         if now.fragments != file.fragments:
             what = "rows seen again: this file was released and has been rewritten since, so its rows would be released twice"
-            raise InputError(what, file.name, "restore it, and put new rows into new files; or start a new output")
+            raise InputError(
+                what,
+                file.name,
+                "restore it, and put new rows into new files; or start a new output",
+            )
         seen.update(file.fragments)
-    return select(table, [fragment.id for fragment in table.fragments if fragment.id not in seen and fragment.n_rows != 0], table.version)
+    return select(
+        table,
+        [
+            fragment.id
+            for fragment in table.fragments
+            if fragment.id not in seen and fragment.n_rows != 0
+        ],
+        table.version,
+    )
 
 
 def select(table: InputTable, ids: Sequence[str], version: int | None) -> InputTable:
@@ -356,24 +304,26 @@ def select(table: InputTable, ids: Sequence[str], version: int | None) -> InputT
 
     Parameters
     ----------
-    table
-        The whole table.
-    ids
-        The ids of its fragments that are wanted.
     version
         The version of a Delta or Iceberg table in which they were found.
-
-    Raises
-    ------
-    InputError
-        If one of them is not there.
     """
     wanted = set(ids)
     chosen = [fragment for fragment in table.fragments if fragment.id in wanted]
     if len(chosen) != len(wanted):
-        raise InputError("the input changed since the run began", None, "restore it and run again, or `dpdask abort` the run")
-    numbered = tuple(dataclasses.replace(fragment, number=number) for number, fragment in enumerate(chosen))
-    return dataclasses.replace(table, fragments=numbered, version=version, n_files=len({fragment.url for fragment in chosen}))
+        raise InputError(
+            "the input changed since the run began",
+            None,
+            "restore it and run again, or `dpdask abort` the run",
+        )
+    numbered = tuple(
+        dataclasses.replace(fragment, number=number) for number, fragment in enumerate(chosen)
+    )
+    return dataclasses.replace(
+        table,
+        fragments=numbered,
+        version=version,
+        n_files=len({fragment.url for fragment in chosen}),
+    )
 
 
 _PUBLIC = "Which release a row is in is public; if it depends on private values, no ε covers that."
@@ -384,8 +334,6 @@ def sum_series(epsilons: Sequence[float | None], unit: object) -> float | None:
 
     Parameters
     ----------
-    epsilons
-        What each release costs.
     unit
         The privacy unit, as a budget or a card has it.
     """
@@ -395,22 +343,20 @@ def sum_series(epsilons: Sequence[float | None], unit: object) -> float | None:
     return known[0] if unit == "row" else round_up_sum(known)
 
 
-def describe_release(number: int, epsilons: Sequence[float | None], budget: Budget | None, *, has_holdout: bool) -> dict[str, Any]:
-    """Return what the card of one release says about its series.
-
-    Parameters
-    ----------
-    number
-        The release's number.
-    epsilons
-        What each release costs, up to this one.
-    budget
-        What is promised; None if no ε is.
-    has_holdout
-        Whether release 0 held rows out.
-    """
-    rows = "the rows that the table had then" if number == 0 else "the rows of the files that were added after the release before"
-    reference = "" if number == 0 else " The reference and the channels are those of release 0; no row of this release was held out."
+def describe_release(
+    number: int, epsilons: Sequence[float | None], budget: Budget | None, *, has_holdout: bool
+) -> dict[str, Any]:
+    """Return what the card of one release says about its series."""
+    rows = (
+        "the rows that the table had then"
+        if number == 0
+        else "the rows of the files that were added after the release before"
+    )
+    reference = (
+        ""
+        if number == 0
+        else " The reference and the channels are those of release 0; no row of this release was held out."
+    )
     unit = "row" if budget is None else budget.unit
     total = sum_series(epsilons, unit)
     text = f"Release {number} of a growing table: {rows}.{reference} {_describe_total(total, unit, has_holdout=has_holdout)}{_PUBLIC}"
@@ -418,27 +364,29 @@ def describe_release(number: int, epsilons: Sequence[float | None], budget: Budg
 
 
 def describe_series(sizes: Sequence[Size], first: Card) -> dict[str, Any]:
-    """Return what the card that sums up a series says about it.
-
-    Parameters
-    ----------
-    sizes
-        What each release published.
-    first
-        The card of the first release.
-    """
+    """Return what the card that sums up a series says about it."""
     unit = first.guarantee.unit
     total = sum_series([size.epsilon for size in sizes], unit)
     n_rows, n_shards = sum(size.n_rows for size in sizes), sum(size.n_shards for size in sizes)
     cost = _describe_total(total, unit, has_holdout=first.has_holdout)
     text = f"This growing table has {say_count(len(sizes), 'release')}. All else in this card is that of release 0. {cost}{_PUBLIC}"
-    return {"releases": len(sizes), "rows": n_rows, "shards": n_shards, "epsilon": total, "text": text}
+    return {
+        "releases": len(sizes),
+        "rows": n_rows,
+        "shards": n_shards,
+        "epsilon": total,
+        "text": text,
+    }
 
 
 def _describe_total(total: float | None, unit: object, *, has_holdout: bool) -> str:
     if total is None:
         return ""
-    held_out = "No ε covers the rows that release 0 held out: all releases follow them. " if has_holdout else ""
+    held_out = (
+        "No ε covers the rows that release 0 held out: all releases follow them. "
+        if has_holdout
+        else ""
+    )
     if isinstance(unit, UnitColumn):
         return f"A {unit.column} may have rows in every release, so the releases add up: ε = {total!r} for all of them together. {held_out}"
     whose, cost = ("released row", "it") if has_holdout else ("row", "a row")

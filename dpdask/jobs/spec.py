@@ -13,10 +13,26 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
-from pydantic import Field, SerializerFunctionWrapHandler, create_model, field_validator, model_serializer, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    create_model,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from dpdask.connect.spec import ClusterBlock, Threads, place_files
-from dpdask.documents import Document, Text, check_all, join_errors, parse_value, parse_yaml, read_text, validate
+from dpdask.documents import (
+    Document,
+    Text,
+    check_all,
+    join_errors,
+    parse_value,
+    parse_yaml,
+    read_text,
+    validate,
+)
 from dpdask.engine.account import Account, LedgerPlace
 from dpdask.errors import CombinedSpecError, DpdaskError, SpecError
 from dpdask.io.csv import is_csv
@@ -63,7 +79,11 @@ def raises_in_keys(function: Callable[Args, Result]) -> Callable[Args, Result]:
         try:
             return function(*args, **kwargs)
         except DpdaskError as error:
-            error.what, error.where, error.hint = name_keys(error.what) or "", name_keys(error.where), name_keys(error.hint)
+            error.what, error.where, error.hint = (
+                name_keys(error.what) or "",
+                name_keys(error.where),
+                name_keys(error.hint),
+            )
             raise
 
     return speaking
@@ -73,47 +93,51 @@ _BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"}
 
 
 class Input(Document):
-    """Where the table is, and in which format.
-
-    Attributes
-    ----------
-    path
-        Of plain files: a file, a folder or a glob, as a path or any fsspec URL. The folder of a Delta table. The name of an
-        Iceberg table in its catalog, or without a catalog the path of its metadata file.
-    format
-        `files` (Parquet or CSV, as the files' names tell), `parquet` or `csv` (files of any name), `delta` or `iceberg`.
-    version
-        The version of a Delta table; the latest if it is not given.
-    snapshot
-        The snapshot of an Iceberg table; the current one if it is not given.
-    catalog
-        The catalog of an Iceberg table.
-    """
+    """Where the table is, and in which format."""
 
     path: str = Field(min_length=1)
+    """Of plain files: a file, a folder or a glob, as a path or any fsspec URL. The folder of a
+    Delta table. The name of an Iceberg table in its catalog, or without a catalog the path of
+    its metadata file.
+    """
     format: Literal["files", "parquet", "csv", "delta", "iceberg"] = "files"
+    """`files` (Parquet or CSV, as the files' names tell), `parquet` or `csv` (files of any name),
+    `delta` or `iceberg`.
+    """
     version: int | None = Field(default=None, ge=0)
+    """The version of a Delta table; the latest if it is not given."""
     snapshot: int | None = None
+    """The snapshot of an Iceberg table; the current one if it is not given."""
     catalog: Catalog | None = None
+    """The catalog of an Iceberg table."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for key, format_ in (("version", "delta"), ("snapshot", "iceberg"), ("catalog", "iceberg")):
             if getattr(self, key) is not None and self.format != format_:
-                raise ValueError(f"{key!r} belongs to `format: {format_}`, and this is `format: {self.format}`")
+                raise ValueError(
+                    f"{key!r} belongs to `format: {format_}`, and this is `format: {self.format}`"
+                )
         return self
 
     @model_serializer(mode="wrap")
     def _without_usual(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out default values, so that the digests of jobs on plain files stay as they are."""
         written: dict[str, Any] = plain(self)
-        return {key: value for key, value in written.items() if key == "path" or value not in (None, "files")}
+        return {
+            key: value
+            for key, value in written.items()
+            if key == "path" or value not in (None, "files")
+        }
 
     @property
     def table_format(self) -> TableFormat:
         """How the table's files are found."""
         if self.format == "iceberg":
-            return Iceberg(self.snapshot, None if self.catalog is None else self.catalog.model_dump(exclude_none=True))
+            return Iceberg(
+                self.snapshot,
+                None if self.catalog is None else self.catalog.model_dump(exclude_none=True),
+            )
         return Delta(self.version) if self.format == "delta" else Files(self.format)
 
     def locate(self, base: Path) -> str:
@@ -122,63 +146,43 @@ class Input(Document):
 
 
 class Lineage(Document):
-    """Events of each run for OpenLineage; where they go, OpenLineage's own configuration says.
-
-    Attributes
-    ----------
-    namespace
-        The name of the group of jobs.
-    """
+    """Events of each run for OpenLineage; where they go, OpenLineage's own configuration says."""
 
     namespace: str = Field(default="dpdask", min_length=1)
+    """The name of the group of jobs."""
 
 
 class JobFile(Document):
-    """A job as it stands in its file; paths are relative to the file's folder.
-
-    Attributes
-    ----------
-    name
-        The job's name, which the release card gives.
-    input
-        The table that is released.
-    output
-        Where the release goes.
-    schema_path
-        The file that declares the columns; its key is `schema`.
-    privacy
-        What is promised; of mechanisms that spend a budget.
-    mechanism
-        What is released, and how.
-    ledger
-        The dataset whose budget is charged; of mechanisms that spend one.
-    growing
-        Whether each further run releases the rows of the files that were added since.
-    cluster
-        Where the job runs.
-    about
-        What the card and the page say of the issuer, the licence and the purpose.
-    lineage
-        Whether events of each run are sent to OpenLineage.
-    storage
-        Options of file systems by protocol; secrets in it are references such as `{env: LAKE_SECRET}`.
-    insecure_seed
-        Makes the noise reproducible, for tests: such a release protects nobody, and says so.
-    """
+    """A job as it stands in its file; paths are relative to the file's folder."""
 
     name: str = Field(min_length=1, max_length=200)
+    """The job's name, which the release card gives."""
     input: Input
+    """The table that is released."""
     output: Output
+    """Where the release goes."""
     schema_path: str = Field(alias="schema", min_length=1)
+    """The file that declares the columns; its key is `schema`."""
     privacy: Budget | None = None
+    """What is promised; of mechanisms that spend a budget."""
     mechanism: Spec
+    """What is released, and how."""
     ledger: LedgerPlace | None = None
+    """The dataset whose budget is charged; of mechanisms that spend one."""
     growing: bool = False
+    """Whether each further run releases the rows of the files that were added since."""
     cluster: ClusterBlock = Threads()
+    """Where the job runs."""
     lineage: Lineage | None = None
+    """Whether events of each run are sent to OpenLineage."""
     about: About | None = None
+    """What the card and the page say of the issuer, the licence and the purpose."""
     storage: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Options of file systems by protocol; secrets in it are references such as `{env:
+    LAKE_SECRET}`.
+    """
     insecure_seed: int | None = None
+    """Makes the noise reproducible, for tests: such a release protects nobody, and says so."""
 
     _check_storage = field_validator("storage", mode="before")(check_options)
 
@@ -196,28 +200,12 @@ def _make_job_file_type(specs: Any) -> type[JobFile]:
 class Job:
     """A job with its schema and its mechanism, its paths made absolute.
 
-    Parameters
-    ----------
-    file
-        The job file's content.
-    schema
-        The declared columns.
-    base
-        The folder that relative paths are relative to.
-
     Attributes
     ----------
     mechanism
         The mechanism on the schema, under the budget.
-    cluster
-        Where the job runs.
     series
         Where the release stands in the series of a growing table, once it has a place there.
-
-    Raises
-    ------
-    SpecError
-        If the parts of the job do not fit each other.
     """
 
     @raises_in_keys
@@ -227,7 +215,11 @@ class Job:
         self.input_url = file.input.locate(base)
         self.output_url = absolute_url(file.output.path, base)
         if takes_in(self.input_url, self.output_url):
-            raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
+            raise SpecError(
+                "the output lies inside the input, where the next run would read it",
+                "output.path",
+                "choose another folder",
+            )
         self._check_bucket()
         check_seed(file)
         schema.check_privatised(file.schema_path)
@@ -237,23 +229,41 @@ class Job:
         self.cluster = place_files(file.cluster, base)
         self.series: Series | None = None
         self._public_urls: dict[str, str] = {}
-        self.mechanism = bind(file.mechanism, schema, file.privacy).place_paths(lambda parameter, path: self._place(parameter, path, base))
+        self.mechanism = bind(file.mechanism, schema, file.privacy).place_paths(
+            lambda parameter, path: self._place(parameter, path, base)
+        )
         if file.growing:
             self._check_growing()
             if file.output.format != "parquet":
-                self.file = file.model_copy(update={"output": file.output.model_copy(update={"mode": "append"})})
+                self.file = file.model_copy(
+                    update={"output": file.output.model_copy(update={"mode": "append"})}
+                )
 
     def _check_growing(self) -> None:
         if not self.mechanism.releases_rows:
             what = "this mechanism releases a table as a whole, so its release cannot grow"
-            raise SpecError(what, "growing", "remove the key, or take the mechanism dip or interval")
+            raise SpecError(
+                what, "growing", "remove the key, or take the mechanism dip or interval"
+            )
         for key in ("version", "snapshot"):
             if getattr(self.file.input, key) is not None:
-                raise SpecError(f"a growing table is always read in its newest version, so `{key}` cannot be set", f"input.{key}", "remove the key")
+                raise SpecError(
+                    f"a growing table is always read in its newest version, so `{key}` cannot be set",
+                    f"input.{key}",
+                    "remove the key",
+                )
         if self.file.input.format == "iceberg" and self.file.input.catalog is None:
-            raise SpecError("a metadata file describes one snapshot, so it never has new rows", "input.path", "set `input.catalog`")
+            raise SpecError(
+                "a metadata file describes one snapshot, so it never has new rows",
+                "input.path",
+                "set `input.catalog`",
+            )
         if self.file.output.mode == "overwrite":
-            raise SpecError("a growing table adds to what was released and does not replace it", "output.mode", "remove the key")
+            raise SpecError(
+                "a growing table adds to what was released and does not replace it",
+                "output.mode",
+                "remove the key",
+            )
 
     def extend(self, series: Series | None, *, continued: bool = True) -> Job:
         """Return the job of one release of a growing table.
@@ -272,13 +282,21 @@ class Job:
     def _check_bucket(self) -> None:
         place, _, rest = self.output_url.partition("://")
         if place in _BUCKETS and "/" not in rest:
-            raise SpecError("a bucket itself cannot be the output: the run's state lies beside it", "output.path", "name a folder in it")
+            raise SpecError(
+                "a bucket itself cannot be the output: the run's state lies beside it",
+                "output.path",
+                "name a folder in it",
+            )
 
     def _place(self, parameter: str, path: str, base: Path) -> str:
         """Return the URL of a public table; it is an input too, so the output may not lie in it."""
         url = absolute_url(path, base)
         if takes_in(url, self.output_url):
-            raise SpecError("the output lies inside the input, where the next run would read it", "output.path", "choose another folder")
+            raise SpecError(
+                "the output lies inside the input, where the next run would read it",
+                "output.path",
+                "choose another folder",
+            )
         if takes_in(url, self.input_url) or takes_in(self.input_url, url):
             what = "the public table contains the private one or lies inside it, so protected rows would be their own reference"
             raise SpecError(what, f"`{parameter}`", "name another table")
@@ -304,21 +322,31 @@ class Job:
     def stores(self) -> dict[str, Options]:
         """The options of the buckets that the job reads and writes; secrets in them are references."""
         warehouse = self.file.input.catalog and self.file.input.catalog.warehouse
-        return by_root(self.file.storage, [self.input_url, self.output_url, *self._public_urls.values(), warehouse or ""])
+        return by_root(
+            self.file.storage,
+            [self.input_url, self.output_url, *self._public_urls.values(), warehouse or ""],
+        )
 
     @property
     def digest(self) -> str:
         """A digest of everything that decides the output's bytes except the input's content.
 
-        The cluster and the storage's options are left out, because the same job on another scheduler is the same job. Also left
-        out are the ledger, the lineage, `about`, the output's path and catalog, and `order` if it is not `shuffled`.
+        The cluster and the storage's options are left out, because the same job on another
+        scheduler is the same job. Also left out are the ledger, the lineage, `about`, the output's
+        path and catalog, and `order` if it is not `shuffled`.
         """
         place = {"path", "catalog"} if self.order == "shuffled" else {"path", "catalog", "order"}
         elsewhere = ["cluster", "storage", "ledger", "lineage", "about", "schema_path"]
         if not self.file.growing:
             elsewhere.append("growing")
-        content = self.file.model_dump(mode="json", by_alias=True, exclude={"output": place, **dict.fromkeys(elsewhere, True)})
-        whole = {"job": content, "schema": self.schema.model_dump(mode="json"), "input": self.input_url}
+        content = self.file.model_dump(
+            mode="json", by_alias=True, exclude={"output": place, **dict.fromkeys(elsewhere, True)}
+        )
+        whole = {
+            "job": content,
+            "schema": self.schema.model_dump(mode="json"),
+            "input": self.input_url,
+        }
         if self._public_urls:
             whole["public"] = self._public_urls
         return blake2b(json.dumps(whole, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -329,32 +357,15 @@ class Job:
         return self.file.output.mode != "error" and not self.file.growing
 
     def name_releases(self, fingerprint: str) -> ReleaseNames:
-        """Return the names by which the output knows the job's releases.
-
-        Parameters
-        ----------
-        fingerprint
-            The input's fingerprint.
-        """
+        """Return the names by which the output knows the job's releases."""
         ledger = None if self.ledger is None else self.ledger.url
-        return ReleaseNames(self.digest, fingerprint if self.may_repeat else None, Folder(self.output_url), ledger)
+        return ReleaseNames(
+            self.digest, fingerprint if self.may_repeat else None, Folder(self.output_url), ledger
+        )
 
 
 def check_promise(file: JobFile, where: str) -> None:
-    """Check that a job promises an ε where its mechanism spends one, and nowhere else.
-
-    Parameters
-    ----------
-    file
-        The job file.
-    where
-        Its name, for the message.
-
-    Raises
-    ------
-    SpecError
-        If it does not.
-    """
+    """Check that a job promises an ε where its mechanism spends one, and nowhere else."""
     if file.mechanism.spends:
         if file.privacy is None:
             raise SpecError("the key 'privacy' is missing", where, "add it")
@@ -366,15 +377,11 @@ def check_promise(file: JobFile, where: str) -> None:
 
 
 def check_seed(file: JobFile) -> None:
-    """Check that no ledger is charged for noise from a seed, which anybody can draw again.
-
-    Raises
-    ------
-    SpecError
-        If the job has both a seed and a ledger.
-    """
+    """Check that no ledger is charged for noise from a seed, which anybody can draw again."""
     if file.ledger is not None and file.insecure_seed is not None:
-        what = "noise from a seed protects nobody, so a job with a seed cannot be charged to a ledger"
+        what = (
+            "noise from a seed protects nobody, so a job with a seed cannot be charged to a ledger"
+        )
         raise SpecError(what, "insecure_seed", "remove the seed, or the key 'ledger'")
 
 
@@ -387,19 +394,18 @@ def load_job(path: str | Path, settings: Mapping[str, str] | None = None) -> Job
         The job's YAML file; relative paths in it are relative to its folder.
     settings
         Dotted keys and their values as YAML, for instance `{"privacy.epsilon": "2"}`.
-
-    Raises
-    ------
-    SpecError
-        If the job or its schema is missing or invalid, with a line for each problem of the two files.
     """
     path = Path(path)
-    text = replace(read_text(path, "the job cannot be read", "check its path"), settings=tuple(settings or ()))
+    text = replace(
+        read_text(path, "the job cannot be read", "check its path"), settings=tuple(settings or ())
+    )
     data = parse_yaml(text.content, text.name)
     for key, value in (settings or {}).items():
         _set(data, key, value)
     schema_text = _name_schema(data, path.parent)
-    file, schema = check_all(lambda: _check_file(data, text), lambda: Schema.from_text(schema_text()))
+    file, schema = check_all(
+        lambda: _check_file(data, text), lambda: Schema.from_text(schema_text())
+    )
     try:
         return Job(file, schema, path.parent.resolve())
     except SpecError as error:
@@ -419,8 +425,14 @@ def _name_schema(data: Mapping[str, Any], base: Path) -> Callable[[], Text]:
     """Return what reads the schema that a job names, whatever else is wrong with the job."""
     named = data.get("schema")
     if not isinstance(named, str) or not named:
-        return lambda: Text("schema", "columns: {unknown: {role: keep}}")  # the job's own error tells that none is named
-    return functools.cache(lambda: read_text(base / named, "the schema cannot be read", "check the path in the job's `schema`"))
+        return lambda: Text(
+            "schema", "columns: {unknown: {role: keep}}"
+        )  # the job's own error tells that none is named
+    return functools.cache(
+        lambda: read_text(
+            base / named, "the schema cannot be read", "check the path in the job's `schema`"
+        )
+    )
 
 
 def _find_line(error: SpecError, job: Text, schema: Text) -> SpecError:
@@ -431,7 +443,11 @@ def _find_line(error: SpecError, job: Text, schema: Text) -> SpecError:
     if found := re.match(r"column '([^']+)'", where):
         return error.at(schema.find_line(("columns", found[1])))
     found = re.match(r"[a-z_]+(\.\w+)*", where)
-    return error.at(job.find_line(found[0].split("."))) if found and schema.name not in where else error
+    return (
+        error.at(job.find_line(found[0].split(".")))
+        if found and schema.name not in where
+        else error
+    )
 
 
 def _set(data: dict[str, Any], key: str, value: str) -> None:
@@ -439,6 +455,8 @@ def _set(data: dict[str, Any], key: str, value: str) -> None:
     for parent in parents:
         inner = data.setdefault(parent, {})
         if not isinstance(inner, dict):
-            raise SpecError(f"{parent!r} holds a plain value, so nothing can be set inside it", f"--set {key}")
+            raise SpecError(
+                f"{parent!r} holds a plain value, so nothing can be set inside it", f"--set {key}"
+            )
         data = inner
     data[last] = parse_value(value, f"--set {key}")

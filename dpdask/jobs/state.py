@@ -21,7 +21,14 @@ from dpdask.io.encrypted import EncryptedFolder, PrivateFolder, commit, decrypt,
 from dpdask.io.shards import META, Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.output import Target
-from dpdask.jobs.records import STATE_FORMAT, LockedRecord, NumberedRecords, RunRecords, busy, unreadable
+from dpdask.jobs.records import (
+    STATE_FORMAT,
+    LockedRecord,
+    NumberedRecords,
+    RunRecords,
+    busy,
+    unreadable,
+)
 from dpdask.jobs.run_keys import Name, check_run_id, find_keys, say_place
 from dpdask.jobs.spec import Job
 from dpdask.streams import STREAM_FORMAT, RunKey
@@ -36,51 +43,29 @@ _DIGITS = 20  # the most of a number of rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progressed:
-    """What a run has reached, as its state file tells it.
+    """What a run has reached, as its state file tells it."""
 
-    Attributes
-    ----------
-    run_id
-        Names the run in a ledger; random, and reveals nothing about the key.
-    job
-        The job's digest.
-    release
-        The name of the release in its output.
-    input
-        The input's fingerprint.
-    stage
-        `opened`: the key exists. `fitted`: the release is written. `staged`: all shards are staged.
-    release_sha256
-        SHA-256 of the fitted release, from the stage `fitted` on.
-    bounds_sha256
-        SHA-256 of the units' bounds, from the stage `fitted` on, if the unit is not the row.
-    n_released
-        The released rows of each fragment or writing task, from `fitted` on. Private: never published.
-    seals
-        The seals of the fragments, in hexadecimal digits, from `fitted` on, if they were counted. Private.
-    sample
-        The name of the draw of the hold-out.
-    fragments, input_version
-        The ids of the fragments that are released and the version in which the table had them, if it grows.
-    began
-        When the run began, in UTC (ISO 8601).
-    changed
-        As in `Fitted`, but only in the process that passed the barrier: the state file does not contain it.
-    """
-
-    run_id: str
+    run_id: str  # names the run in a ledger; random, and reveals nothing about the key
     job: str
-    release: str
+    release: str  # the name of the release in its output
     input: str
+    # `opened`: the key exists. `fitted`: the release is written. `staged`: all shards are staged.
     stage: Stage
-    release_sha256: str = ""
+    release_sha256: str = ""  # SHA-256 of the fitted release, from the stage `fitted` on
+    # SHA-256 of the units' bounds, from the stage `fitted` on, if the unit is not the row.
     bounds_sha256: str = ""
+    # The released rows of each fragment or writing task, from `fitted` on. Private: never
+    # published.
     n_released: tuple[int, ...] = field(default=(), repr=False)
+    # The seals of the fragments, in hexadecimal digits, from `fitted` on, if they were counted.
+    # Private.
     seals: tuple[str, ...] = field(default=(), repr=False)
-    sample: str = ""
+    sample: str = ""  # the name of the draw of the hold-out
+    # The ids of the fragments that are released and the version in which the table had them, if it
+    # grows.
     fragments: tuple[str, ...] = field(default=(), repr=False)
     input_version: int | None = None
-    began: str = ""
+    began: str = ""  # when the run began, in UTC (ISO 8601)
     changed: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     @property
@@ -109,15 +94,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
-    """What the record of an unfinished run tells without the run's key.
-
-    Attributes
-    ----------
-    run_id, job, release, stage
-        As in `Progressed`.
-    target
-        How the run publishes.
-    """
+    """What the record of an unfinished run tells without the run's key."""
 
     run_id: str
     job: str
@@ -131,26 +108,33 @@ class RunState:
 
     Parameters
     ----------
-    output
-        The output folder.
     ledger_url
-        The ledger that the job is charged to, if any: it keeps the keys of runs whose output is in a store.
+        The ledger that the job is charged to, if any: it keeps the keys of runs whose output is in
+        a store.
     target
-        How the output is published; if it is None, as the unfinished run does it, or as plain files.
+        How the output is published; if it is None, as the unfinished run does it, or as plain
+        files.
 
     Privacy
     -------
-    On a file system, whoever can read this folder can undo the noise, so it is created for this user alone. In a store, its private
-    files are encrypted with the run key, which is not in the store.
+    On a file system, whoever can read this folder can undo the noise, so it is created for this
+    user alone. In a store, its private files are encrypted with the run key, which is not in the
+    store.
     """
 
-    def __init__(self, output: Folder, ledger_url: str | None = None, target: Target | None = None) -> None:
+    def __init__(
+        self, output: Folder, ledger_url: str | None = None, target: Target | None = None
+    ) -> None:
         self.output = output
         self.folder = hide(output, ".dpdask")
         self._commitment = ""  # of the run's key, once this process knows it
         self.keys = find_keys(self.folder, ledger_url)
         private = self.folder if isinstance(self.folder, PrivateFolder) else None
-        self._records: RunRecords = NumberedRecords(self.folder, output) if private is None else LockedRecord(private, output)
+        self._records: RunRecords = (
+            NumberedRecords(self.folder, output)
+            if private is None
+            else LockedRecord(private, output)
+        )
         if target is None:
             found = self._read_unfinished()
             target = Target() if found is None else found.target
@@ -165,18 +149,12 @@ class RunState:
 
     def staging(self, run_id: str) -> Staging:
         """Return where a run stages what it will publish, and where it records what is staged."""
-        return self.publication.make_staging(run_id, self.secrets(run_id), self.secrets(run_id).child(f"actions-{run_id}"))
+        return self.publication.make_staging(
+            run_id, self.secrets(run_id), self.secrets(run_id).child(f"actions-{run_id}")
+        )
 
     def read(self) -> Progressed | None:
-        """Return what the run has reached, or None if there is no run.
-
-        Raises
-        ------
-        OutputError
-            If the state is of another version of this package.
-        InputError
-            If the run's key is elsewhere, so that the run cannot go on here.
-        """
+        """Return what the run has reached, or None if there is no run."""
         content = self._records.read()
         if content is None:
             return None
@@ -192,7 +170,12 @@ class RunState:
             values = {name: value for name, value in content.items() if name not in _ABOUT}
             if not self.output.is_local:
                 values |= json.loads(decrypt(key, _PRIVATE, base64.b64decode(values.pop(_PRIVATE))))
-            return Progressed(**{**values, **{name: tuple(values[name]) for name in ("n_released", "seals", "fragments")}})
+            return Progressed(
+                **{
+                    **values,
+                    **{name: tuple(values[name]) for name in ("n_released", "seals", "fragments")},
+                }
+            )
         except (ValueError, KeyError, TypeError, AttributeError):
             raise unreadable(self.folder) from None
 
@@ -202,7 +185,9 @@ class RunState:
             raise unreadable(self.folder)
         if (content["version"], content["streams"]) != (__version__, STREAM_FORMAT):
             what = f"the unfinished run of this output was begun by dpdask {content['version']}, and this is {__version__}"
-            raise OutputError(what, self.folder.url, "go on with that version, or `dpdask abort` it and run again")
+            raise OutputError(
+                what, self.folder.url, "go on with that version, or `dpdask abort` it and run again"
+            )
         return str(content["key"])
 
     def find_unfinished(self, job: str) -> Progressed | None:
@@ -211,13 +196,7 @@ class RunState:
         return reached if reached is not None and reached.job == job else None
 
     def read_unfinished(self) -> Unfinished | None:
-        """Return what the record of the unfinished run tells, for which no key is needed; None if there is no run.
-
-        Raises
-        ------
-        OutputError
-            If the state is of another version of this package.
-        """
+        """Return what the record of the unfinished run tells, for which no key is needed; None if there is no run."""
         content = self._records.read()
         if content is None:
             return None
@@ -225,7 +204,10 @@ class RunState:
             check_run_id(str(content["run_id"]))
             if content["stage"] not in get_args(Stage):
                 raise ValueError
-            return Unfinished(**{name: content[name] for name in _PUBLIC}, target=Target.model_validate(content["target"]))
+            return Unfinished(
+                **{name: content[name] for name in _PUBLIC},
+                target=Target.model_validate(content["target"]),
+            )
         except (KeyError, ValueError):
             raise unreadable(self.folder) from None
 
@@ -236,26 +218,31 @@ class RunState:
         return None
 
     def write(self, reached: Progressed) -> None:
-        """Record what the run has reached.
-
-        Raises
-        ------
-        TemporaryError
-            If another driver has taken the run over.
-        """
-        content = {name: value for name, value in asdict(replace(reached, changed={})).items() if name != "changed"}
+        """Record what the run has reached."""
+        content = {
+            name: value
+            for name, value in asdict(replace(reached, changed={})).items()
+            if name != "changed"
+        }
         if not self.output.is_local:
             key = self.keys.read(reached.run_id)
             if key is None:
                 raise busy(self.output)  # another driver took the run over, and ended it
             private = {name: content.pop(name) for name in list(content) if name not in _PUBLIC}
             data = json.dumps(private).encode()
-            n_bytes = len(data) + sum(_DIGITS - len(str(n)) for n in reached.n_released)  # whatever the numbers are
+            n_bytes = len(data) + sum(
+                _DIGITS - len(str(n)) for n in reached.n_released
+            )  # whatever the numbers are
             content[_PRIVATE] = base64.b64encode(encrypt(key, _PRIVATE, data, n_bytes)).decode()
         self._write(content)
 
     def _write(self, content: Mapping[str, Any]) -> None:
-        about = {"format": STATE_FORMAT, "version": __version__, "streams": STREAM_FORMAT, "key": self.keys.place}
+        about = {
+            "format": STATE_FORMAT,
+            "version": __version__,
+            "streams": STREAM_FORMAT,
+            "key": self.keys.place,
+        }
         self._records.write({**about, "target": self._target.model_dump(mode="json"), **content})
 
     @property
@@ -278,19 +265,11 @@ class RunState:
 
         Parameters
         ----------
-        job, fingerprint
-            The job's digest, and the input's fingerprint.
-        name
-            Returns the name of the release, given the run key.
         seed
             Makes the run key, for tests; None for a fresh one.
         holdout
-            The key and the name of a hold-out that several runs share; if None, the run key chooses the run's own hold-out.
-        fragments, input_version
-            As in `Progressed`.
-
-        A key that an earlier attempt left was never used, and is removed. What a removal that was interrupted left is removed: it holds
-        the noise of another key.
+            The key and the name of a hold-out that several runs share; if None, the run key chooses
+            the run's own hold-out.
         """
         self._records.begin()  # first: it fails if another driver has the run, and its key, by now
         before = None if self.output.is_local else self._read_unfinished()
@@ -299,8 +278,18 @@ class RunState:
         key = (RunKey.fresh() if seed is None else RunKey.insecure(seed, self.number)).reveal()
         run_id, release = uuid.uuid4().hex, name(key)
         self._commitment = commit(key)
-        if not self.output.is_local:  # the name before the key, so that no key is left that nothing names
-            self._write({"run_id": run_id, "job": job, "release": release, "stage": "opened", _PRIVATE: None})
+        if (
+            not self.output.is_local
+        ):  # the name before the key, so that no key is left that nothing names
+            self._write(
+                {
+                    "run_id": run_id,
+                    "job": job,
+                    "release": release,
+                    "stage": "opened",
+                    _PRIVATE: None,
+                }
+            )
         self.keys.write(run_id, key)
         if holdout is not None:
             with self.share_key(run_id):
@@ -311,8 +300,12 @@ class RunState:
                 folder.create()
         sample = f"run {run_id}" if holdout is None else holdout[1]
         began = datetime.now(UTC).isoformat(timespec="seconds")
-        reached = Progressed(run_id=run_id, job=job, release=release, input=fingerprint, stage="opened")
-        reached = replace(reached, sample=sample, fragments=fragments, input_version=input_version, began=began)
+        reached = Progressed(
+            run_id=run_id, job=job, release=release, input=fingerprint, stage="opened"
+        )
+        reached = replace(
+            reached, sample=sample, fragments=fragments, input_version=input_version, began=began
+        )
         self.write(reached)
         return reached
 
@@ -324,53 +317,44 @@ class RunState:
             return
         key = self.keys.read(run_id)
         if key is None:
-            raise InputError("the key of the run is gone", self.output.url, "`dpdask abort` the run and begin again")
+            raise InputError(
+                "the key of the run is gone",
+                self.output.url,
+                "`dpdask abort` the run and begin again",
+            )
         with share_key(run_id, key):
             yield
 
-    def publish(self, reached: Progressed, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
-        """Stage the rest of a release, record that all is staged, and make it appear by one atomic act.
-
-        Parameters
-        ----------
-        reached
-            The run, whose shards are staged.
-        manifest
-            The list of its shards.
-        documents
-            As for `Publication.stage`.
-
-        Raises
-        ------
-        OutputError
-            If another run has published here.
-        TemporaryError
-            If another driver has taken the run over.
-        """
+    def publish(
+        self, reached: Progressed, manifest: Manifest, documents: Mapping[str, bytes]
+    ) -> None:
+        """Stage the rest of a release, record that all is staged, and make it appear by one atomic act."""
         staging, staged = self.staging(reached.run_id), replace(reached, stage="staged")
         if not self.output.is_local:
-            self.write(staged)  # first: a driver that lost the run while it slept writes nothing into the output
+            self.write(
+                staged
+            )  # first: a driver that lost the run while it slept writes nothing into the output
         self.publication.stage(staging, manifest, documents)
         if self.output.is_local:
             self.write(staged)
         self.publication.commit(reached.release, staging, manifest)
 
     def find_release(self, release: str) -> Manifest | None:
-        """Return the manifest of a release that is committed in this output, or None if it can be made here.
-
-        Raises
-        ------
-        OutputError
-            If the output holds something else.
-        """
+        """Return the manifest of a release that is committed in this output, or None if it can be made here."""
         for _ in range(2):  # another driver may commit or abort between the two questions
             manifest = self.publication.find(release)
             found = self._read_unfinished()
-            if manifest is not None or self.publication.is_free(None if found is None else found.run_id):
+            if manifest is not None or self.publication.is_free(
+                None if found is None else found.run_id
+            ):
                 return manifest
         if self.is_broken():
             raise unreadable(self.folder)
-        raise OutputError("this output already exists and was not written by this run", self.output.url, SPENT_AGAIN)
+        raise OutputError(
+            "this output already exists and was not written by this run",
+            self.output.url,
+            SPENT_AGAIN,
+        )
 
     def is_left_by(self, release: str) -> bool:
         """Return whether a hidden folder is there that the run of this release has left, or one without a run beside an output of its own."""
@@ -403,7 +387,9 @@ class RunState:
             record = self._records.read() or {}  # none if another driver has just ended the run
             if record.get("run_id") == run_id and record["key"] != self.keys.place:
                 hint = "abort it there, or name the job: `dpdask abort --job JOB`"
-                raise SpecError(f"the key of this run is {say_place(str(record['key']))}", self.output.url, hint)
+                raise SpecError(
+                    f"the key of this run is {say_place(str(record['key']))}", self.output.url, hint
+                )
             self.keys.remove(run_id)
             withdraw_key(run_id)  # a driver that was killed may have left it with the cluster
 
@@ -415,10 +401,15 @@ class RunState:
         Parameters
         ----------
         run_id
-            The name of the run: if another one is there by now, in a store, it is left alone. None for any.
+            The name of the run: if another one is there by now, in a store, it is left alone. None
+            for any.
         """
         found = self._read_unfinished()  # a record that cannot be read names no key of a store
-        if not self.output.is_local and run_id is not None and (found is None or found.run_id != run_id):
+        if (
+            not self.output.is_local
+            and run_id is not None
+            and (found is None or found.run_id != run_id)
+        ):
             forget_everywhere()
             return
         self.remove_key(None if found is None else found.run_id)
@@ -469,13 +460,7 @@ class RunState:
 
 
 def is_undrawn(job: Job, state: RunState) -> bool:
-    """Return whether this job's run holds no noise yet, so that nothing is lost with it, and nobody can have seen any.
-
-    Parameters
-    ----------
-    job, state
-        The job, and the state of its output.
-    """
+    """Return whether this job's run holds no noise yet, so that nothing is lost with it, and nobody can have seen any."""
     reached = state.read()
     if reached is None:
         return True
@@ -484,28 +469,15 @@ def is_undrawn(job: Job, state: RunState) -> bool:
 
 
 def charge(job: Job, state: RunState, reached: Progressed) -> None:
-    """Charge the run.
-
-    Parameters
-    ----------
-    job, state
-        The job, and the state of its output.
-    reached
-        What the run has reached.
-
-    Raises
-    ------
-    InputError
-        If noise was already drawn and the ledger is not the same as before; the noise is kept until the ledger is restored.
-    OutputError
-        If the run has already drawn its noise: its folder is an old copy, and resuming from it would draw it a second time.
-    """
+    """Charge the run."""
     try:
         entry = job.account.intend(reached.run_id, reached.sample)
     except SpecError as error:
         if is_undrawn(job, state):
             raise
-        raise InputError(error.what, error.where, "restore the ledger and run again, or `dpdask abort` the run") from None
+        raise InputError(
+            error.what, error.where, "restore the ledger and run again, or `dpdask abort` the run"
+        ) from None
     if entry is None or entry.kind == "intend":
         return
     if reached.stage == "opened" or entry.release not in ("", reached.release_sha256):
@@ -513,20 +485,7 @@ def charge(job: Job, state: RunState, reached: Progressed) -> None:
 
 
 def record_draw(job: Job, reached: Progressed) -> None:
-    """Tell the ledger which noise was drawn, before anything of it is released.
-
-    Parameters
-    ----------
-    job
-        The job.
-    reached
-        What the run has reached.
-
-    Raises
-    ------
-    OutputError
-        If the run drew other noise before, in another copy of its folder.
-    """
+    """Tell the ledger which noise was drawn, before anything of it is released."""
     try:
         job.account.record_draw(reached.run_id, reached.release_sha256)
     except SpecError:
@@ -534,13 +493,7 @@ def record_draw(job: Job, reached: Progressed) -> None:
 
 
 def finish(job: Job, state: RunState) -> None:
-    """Bring a run whose release is published to its end: its key is removed, the ledger is told, and the rest is removed.
-
-    Parameters
-    ----------
-    job, state
-        The job, and the state of its output.
-    """
+    """Bring a run whose release is published to its end: its key is removed, the ledger is told, and the rest is removed."""
     left = state.read_unfinished()
     if left is not None and left.job == job.digest:
         state.remove_key(left.run_id)

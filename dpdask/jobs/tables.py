@@ -31,7 +31,9 @@ Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
 
-def opens_stores(function: Callable[Concatenate[Job, Args], Result]) -> Callable[Concatenate[Job, Args], Result]:
+def opens_stores(
+    function: Callable[Concatenate[Job, Args], Result],
+) -> Callable[Concatenate[Job, Args], Result]:
     """Return a function of a job that opens the job's stores with its options, here and on the workers."""
 
     @functools.wraps(function)
@@ -44,24 +46,12 @@ def opens_stores(function: Callable[Concatenate[Job, Args], Result]) -> Callable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTable:
-    """A job's input, as its file names and footers tell it, checked against the mechanism.
-
-    Attributes
-    ----------
-    table
-        The input.
-    mechanism
-        The job's, with its parameters that depend on the number of rows fixed.
-    work
-        The work on the input.
-    source
-        The input as the engine reads it.
-    """
+    """A job's input, as its file names and footers tell it, checked against the mechanism."""
 
     table: InputTable
-    mechanism: Mechanism
+    mechanism: Mechanism  # the job's, with its parameters that depend on the number of rows fixed
     work: TableWork
-    source: FileSource
+    source: FileSource  # the input as the engine reads it
 
     @property
     def public_rows(self) -> int | None:
@@ -79,16 +69,7 @@ class JobTable:
         return hide_name if self.work.unit is None else None
 
     def public_table(self) -> PublicTable | None:
-        """Return the public table whose rows are counted, if there is one.
-
-        Raises
-        ------
-        DataError, InputError
-            If it cannot be read, lacks a column, or holds a file twice.
-        SpecError
-            If it shares a file with the private table, however its path is written, or has a copy of one. Files are read for that,
-            so the ledger counts it as a refusal of rows.
-        """
+        """Return the public table whose rows are counted, if there is one."""
         public = self.mechanism.public_table
         if public is None:
             return None
@@ -97,69 +78,67 @@ class JobTable:
         check_apart(found, {each.version for each in self.table.fragments})
         check_copies(found.fragments, apart=found.schema.names)
         private = {fragment.url for fragment in self.table.fragments}
-        if any(other.url in private for _, other in find_copies(_strip(found.fragments), _strip(self.table.fragments), apart=())):
+        if any(
+            other.url in private
+            for _, other in find_copies(
+                _strip(found.fragments), _strip(self.table.fragments), apart=()
+            )
+        ):
             raise _refuse_shared()
-        return PublicTable(source=FileSource(found.fragments, path), work=make_public_work(self.work, found.schema))
+        return PublicTable(
+            source=FileSource(found.fragments, path), work=make_public_work(self.work, found.schema)
+        )
 
     def tell_version(self, card: Card) -> Card:
         """Return the card with the input's version, if the input is a Delta or Iceberg table."""
         table = self.table
         if table.version is None:
             return card
-        return card.model_copy(update={"input": InputVersion.model_validate({"format": table.format, "version": table.version})})
+        return card.model_copy(
+            update={
+                "input": InputVersion.model_validate(
+                    {"format": table.format, "version": table.version}
+                )
+            }
+        )
 
     def check_copies(self) -> None:
         """Check that no file is a copy of another one; values of folders that nothing is made of tell no files apart."""
-        check_copies(self.table.fragments, self.table.released, apart={*self.work.released.names, *self.work.unit_columns})
+        check_copies(
+            self.table.fragments,
+            self.table.released,
+            apart={*self.work.released.names, *self.work.unit_columns},
+        )
 
     def check(self, job: Job, publication: Publication) -> None:
-        """Check that there is something to release, and that the output can hold it.
-
-        Raises
-        ------
-        DataError
-            If there are no rows.
-        SpecError, OutputError
-            If the output cannot hold the released columns; see `Publication.check`.
-        """
+        """Check that there is something to release, and that the output can hold it."""
         if self.public_rows == 0:
-            raise DataError("the table has no rows", job.file.input.path, "check the job's input.path")
+            raise DataError(
+                "the table has no rows", job.file.input.path, "check the job's input.path"
+            )
         publication.check(self.mechanism.find_written(self.work.released))
 
     def with_bounds(self, fitted: Fitted) -> TableWork:
         """Return the work with the units' bounds that the barrier left."""
         unit = self.work.unit
-        return self.work if unit is None else replace(self.work, unit=replace(unit, bounds_sha256=fitted.bounds_sha256))
+        return (
+            self.work
+            if unit is None
+            else replace(self.work, unit=replace(unit, bounds_sha256=fitted.bounds_sha256))
+        )
 
 
 def discover_public(public: TableReference, schema: Schema) -> InputTable:
-    """Return a public table, from its file names, footers and metadata alone.
-
-    Parameters
-    ----------
-    public
-        Where it is, and of which format.
-    schema
-        The declared columns.
-    """
-    return discover(str(public.path), schema, Delta(public.version) if public.format == "delta" else Files(public.format))
+    """Return a public table, from its file names, footers and metadata alone."""
+    return discover(
+        str(public.path),
+        schema,
+        Delta(public.version) if public.format == "delta" else Files(public.format),
+    )
 
 
 def check_apart(public: InputTable, versions: Set[str]) -> None:
-    """Check that a public table shares no file with the private one; no row is read.
-
-    Parameters
-    ----------
-    public
-        The public table.
-    versions
-        The versions of the private table's fragments.
-
-    Raises
-    ------
-    SpecError
-        If it does, however its path is written.
-    """
+    """Check that a public table shares no file with the private one; no row is read."""
     if {each.version for each in public.fragments} & versions:
         raise _refuse_shared()
 
@@ -175,30 +154,32 @@ def _strip(fragments: Sequence[Fragment]) -> list[Fragment]:
 
 
 @step("looking at the input")
-def open_table(job: Job, secrets: Folder, choose: Callable[[InputTable], InputTable] | None = None) -> JobTable:
+def open_table(
+    job: Job, secrets: Folder, choose: Callable[[InputTable], InputTable] | None = None
+) -> JobTable:
     """Return a job's input with its mechanism; no row is read.
 
     Parameters
     ----------
-    job
-        The job.
-    secrets
-        The folder of the run key.
     choose
         Returns the part of the table that is released; all of it if None.
-
-    Raises
-    ------
-    InputError
-        If the input cannot be found.
-    DataError, SpecError
-        If its columns do not fit the schema, or the mechanism; if it is of another format; if it contains the output.
     """
-    table = discover(job.input_url, job.schema, job.file.input.table_format, growing=job.file.growing)
-    if takes_in(table.location, job.output_url):  # only its catalog knows where an Iceberg table lies
+    table = discover(
+        job.input_url, job.schema, job.file.input.table_format, growing=job.file.growing
+    )
+    if takes_in(
+        table.location, job.output_url
+    ):  # only its catalog knows where an Iceberg table lies
         raise SpecError("the output lies inside the input", "output.path", "choose another folder")
     if choose is not None:
         table = choose(table)
-    mechanism = job.mechanism.with_rows(lambda: None if job.mechanism.n_rows_private else table.n_rows)
+    mechanism = job.mechanism.with_rows(
+        lambda: None if job.mechanism.n_rows_private else table.n_rows
+    )
     work = make_table_work(mechanism, table.schema, secrets)
-    return JobTable(table=table, mechanism=mechanism, work=work, source=FileSource(table.fragments, job.file.input.path))
+    return JobTable(
+        table=table,
+        mechanism=mechanism,
+        work=work,
+        source=FileSource(table.fragments, job.file.input.path),
+    )

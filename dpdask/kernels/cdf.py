@@ -15,17 +15,11 @@ Indices = NDArray[np.int32]
 
 
 class Guide(NamedTuple):
-    """An index of sorted knots, for quick search.
+    """An index of sorted knots, for quick search."""
 
-    Attributes
-    ----------
-    starts
-        int32 array of shape (n_buckets + 1,): how many knots lie in the buckets before each one.
-    middle, scale
-        The centre of the knots and one over their spread, by which a number finds its bucket.
-    """
-
+    # Int32 array of shape (n_buckets + 1,): how many knots lie in the buckets before each one.
     starts: Indices
+    # The centre of the knots and one over their spread, by which a number finds its bucket.
     middle: float
     scale: float
 
@@ -35,9 +29,10 @@ def guide(knots: Floats) -> Guide:
 
     Notes
     -----
-    Buckets are equal steps of t / (1 + |t|), where t is the distance from the median in halves of the interquartile
-    range: about equally full for bell-shaped and for heavy-tailed knots. A knot and a number find their buckets by the
-    same monotone function, so a bucket never misleads, however its arithmetic rounds.
+    Buckets are equal steps of t / (1 + |t|), where t is the distance from the median in halves of
+    the interquartile range: about equally full for bell-shaped and for heavy-tailed knots. A knot
+    and a number find their buckets by the same monotone function, so a bucket never misleads,
+    however its arithmetic rounds.
     """
     n = len(knots)
     spread = float(knots[3 * n // 4] / 2 - knots[n // 4] / 2)
@@ -66,17 +61,7 @@ def _starts(knots: Floats, middle: float, scale: float) -> Indices:
 
 @jit
 def first_knot(value: float, knots: Floats, guide: Guide) -> int:
-    """Return the index of the first knot that is not below `value`.
-
-    Parameters
-    ----------
-    value
-        The value to find.
-    knots
-        float64 array, non-decreasing.
-    guide
-        The guide of the knots, as `guide` returns it.
-    """
+    """Return the index of the first knot that is not below `value`."""
     bucket = _bucket(value, len(knots), guide.middle, guide.scale)
     low, high = guide.starts[bucket], guide.starts[bucket + 1]
     while low < high:
@@ -89,22 +74,13 @@ def first_knot(value: float, knots: Floats, guide: Guide) -> int:
 
 
 @jit
-def rank_interval(value: float, x: Floats, c: Floats, guide: Guide, lattice: bool) -> tuple[float, float]:
+def rank_interval(
+    value: float, x: Floats, c: Floats, guide: Guide, lattice: bool
+) -> tuple[float, float]:
     """Return the interval of ranks that a value stands for under the continualised cdf (x, c).
 
-    An atom stands for its jump; a whole number v of a lattice for (C(v-1), C(v)]; another number that is a knot for the
-    linear piece that ends there; and any other for the single rank C(value).
-
-    Parameters
-    ----------
-    value
-        The value to find.
-    x, c
-        The knots of the cdf and its values there.
-    guide
-        The guide of x.
-    lattice
-        Whether values are whole numbers.
+    An atom stands for its jump; a whole number v of a lattice for (C(v-1), C(v)]; another number
+    that is a knot for the linear piece that ends there; and any other for the single rank C(value).
     """
     left = first_knot(value, x, guide)
     right = left
@@ -134,7 +110,9 @@ def _between(value: float, right: int, x: Floats, c: Floats) -> float:
         return float(c[0])
     if right == len(x):
         return float(c[-1])
-    share = (value / 2 - x[right - 1] / 2) / (x[right] / 2 - x[right - 1] / 2)  # halved: knots may be the largest floats
+    share = (value / 2 - x[right - 1] / 2) / (
+        x[right] / 2 - x[right - 1] / 2
+    )  # halved: knots may be the largest floats
     return float(c[right - 1] + (c[right] - c[right - 1]) * share)
 
 
@@ -150,12 +128,18 @@ def value_at(rank: float, x: Floats, c: Floats, guide: Guide, lattice: bool) -> 
     if lattice:  # whole steps are added to a whole number: no rounding, however large the numbers
         gap = x[k] - x[k - 1]
         return float(x[k - 1] + min(max(math.ceil(gap * share), 1.0), gap))
-    half = (x[k] / 2 - x[k - 1] / 2) * share  # halved: the gap between the largest floats is no float
-    return float(min((x[k - 1] + half) + half, x[k]))  # rounding must not pass the knot, which may be the column's bound
+    half = (
+        x[k] / 2 - x[k - 1] / 2
+    ) * share  # halved: the gap between the largest floats is no float
+    return float(
+        min((x[k - 1] + half) + half, x[k])
+    )  # rounding must not pass the knot, which may be the column's bound
 
 
 @jit
-def values_at(ranks: Floats, x: Floats, c: Floats, guide: Guide, lattice: bool) -> tuple[Floats, NDArray[np.bool_]]:
+def values_at(
+    ranks: Floats, x: Floats, c: Floats, guide: Guide, lattice: bool
+) -> tuple[Floats, NDArray[np.bool_]]:
     """Return the value at each rank, null below c[0]; for the parameters see `value_at`."""
     out = np.zeros(len(ranks), dtype=np.float64)
     is_null = ranks < c[0]
@@ -175,15 +159,7 @@ def find_distinct(values: Floats) -> tuple[Floats, Ints]:
 
 
 def merge(values: list[Floats], weights: list[Ints]) -> tuple[Floats, Ints]:
-    """Return the union of weighted samples: sorted distinct values and their summed weights.
-
-    Parameters
-    ----------
-    values
-        float64 arrays, one per sample.
-    weights
-        int64 arrays, one per sample: the weight of each value.
-    """
+    """Return the union of weighted samples: sorted distinct values and their summed weights."""
     found, inverse = np.unique(np.concatenate(values), return_inverse=True)
     summed = np.zeros(len(found), dtype=np.int64)
     np.add.at(summed, inverse, np.concatenate(weights))
@@ -193,25 +169,20 @@ def merge(values: list[Floats], weights: list[Ints]) -> tuple[Floats, Ints]:
 def compress(values: Floats, weights: Ints, n_points: int) -> tuple[Floats, Ints, int]:
     """Return at most `n_points` of the values, each carrying the weight of those dropped just below it.
 
-    Parameters
-    ----------
-    values, weights
-        A weighted sample, sorted and distinct; weights are positive.
-    n_points
-        How many points to keep, at least 2.
-
     Returns
     -------
     values, weights
         The compressed sample: the same total weight, the same smallest and largest value.
     error
-        By how much weight the rank of any number can have moved, below ceil(total / (n_points - 1)).
+        By how much weight the rank of any number can have moved, below ceil(total / (n_points -
+        1)).
 
     Notes
     -----
-    The cumulative weight is cut into n_points - 1 equal widths. A point is kept when a cut falls inside its weight or at
-    its end, so that all points dropped between two kept ones lie inside one width, however heavy the kept ones are.
-    Ranks at the kept points are exact; in between, at most the dropped weight is misplaced.
+    The cumulative weight is cut into n_points - 1 equal widths. A point is kept when a cut falls
+    inside its weight or at its end, so that all points dropped between two kept ones lie inside one
+    width, however heavy the kept ones are. Ranks at the kept points are exact; in between, at most
+    the dropped weight is misplaced.
     """
     if len(values) <= n_points:
         return values, weights, 0
@@ -226,30 +197,31 @@ def compress(values: Floats, weights: Ints, n_points: int) -> tuple[Floats, Ints
 
 
 def continualise(
-    values: Floats, weights: Floats, atoms: Floats, atom_weights: Floats, start: float | None, step: float | None
+    values: Floats,
+    weights: Floats,
+    atoms: Floats,
+    atom_weights: Floats,
+    start: float | None,
+    step: float | None,
 ) -> tuple[Floats, Floats]:
     """Return the knots (x, c) of the continualised cdf: linear between the values, with a jump at each atom.
 
     Parameters
     ----------
-    values, weights
-        The sample apart from the atoms: sorted, distinct; float64 weights.
-    atoms, atom_weights
-        The declared atoms, increasing, and their weights (0 allowed).
-    start
-        The lower bound of the line, if it has one.
     step
         The lattice step (1 for whole numbers), or None for real numbers.
 
     Returns
     -------
     x, c
-        float64 arrays of one length, both non-decreasing; c runs from 0 to 1. Where x repeats, c jumps.
+        float64 arrays of one length, both non-decreasing; c runs from 0 to 1. Where x repeats, c
+        jumps.
 
     Notes
     -----
-    Bi & Shen (3) and (7): the weight of a value is spread over the gap below it. The gap below the smallest is not in
-    the paper: one lattice step, or the width of the gap above it, and never past `start`.
+    Bi & Shen (3) and (7): the weight of a value is spread over the gap below it. The gap below the
+    smallest is not in the paper: one lattice step, or the width of the gap above it, and never past
+    `start`.
     """
     points = np.concatenate([values, atoms])
     masses = np.concatenate([weights, atom_weights])
@@ -285,13 +257,10 @@ def bin_edges(x: Floats, c: Floats, n_bins: int) -> Floats:
     Parameters
     ----------
     x, c
-        The knots of the continualised cdf; it jumps where x repeats, and null holds the ranks below c[0].
+        The knots of the continualised cdf; it jumps where x repeats, and null holds the ranks below
+        c[0].
     n_bins
         How many bins a cdf without null and atoms would be cut into.
-
-    Returns
-    -------
-    float64 array, strictly increasing from 0 to 1.
     """
     jumps = np.flatnonzero((np.diff(x) == 0) & (np.diff(c) > 0))
     fixed = np.unique(np.concatenate([[0.0, c[0]], c[jumps], c[jumps + 1], [1.0]]))
@@ -303,53 +272,45 @@ def bin_edges(x: Floats, c: Floats, n_bins: int) -> Floats:
     return np.unique(np.array(edges))
 
 
-def cells_of(values: Floats, is_null: NDArray[np.bool_], words: Weights, x: Floats, c: Floats, edges: Floats, *, lattice: bool) -> NDArray[np.int32]:
-    """Return the bin of each value: that of a rank drawn uniformly from the interval of ranks that it stands for.
-
-    Parameters
-    ----------
-    values, is_null
-        float64 and bool arrays of shape (n,).
-    words
-        uint64 array of shape (n,), uniform and independent.
-    x, c
-        The knots of the continualised cdf.
-    edges
-        From `bin_edges`.
-    lattice
-        Whether values are whole numbers.
-    """
+def cells_of(
+    values: Floats,
+    is_null: NDArray[np.bool_],
+    words: Weights,
+    x: Floats,
+    c: Floats,
+    edges: Floats,
+    *,
+    lattice: bool,
+) -> NDArray[np.int32]:
+    """Return the bin of each value: that of a rank drawn uniformly from the interval of ranks that it stands for."""
     return _cells(values, is_null, words, x, c, guide(x), edges, lattice)
 
 
 @jit
 def _cells(
-    values: Floats, is_null: NDArray[np.bool_], words: Weights, x: Floats, c: Floats, guide: Guide, edges: Floats, lattice: bool
+    values: Floats,
+    is_null: NDArray[np.bool_],
+    words: Weights,
+    x: Floats,
+    c: Floats,
+    guide: Guide,
+    edges: Floats,
+    lattice: bool,
 ) -> NDArray[np.int32]:
     out = np.empty(len(values), dtype=np.int32)
     for row in range(len(values)):
-        low, high = (0.0, c[0]) if is_null[row] else rank_interval(values[row], x, c, guide, lattice)
+        low, high = (
+            (0.0, c[0]) if is_null[row] else rank_interval(values[row], x, c, guide, lattice)
+        )
         rank = low + (words[row] >> np.uint64(11)) * _UNIT * (high - low)
         out[row] = min(max(np.searchsorted(edges, rank, side="right") - 1, 0), len(edges) - 2)
     return out
 
 
-def draw_values(cells: NDArray[np.int32], words: Weights, x: Floats, c: Floats, edges: Floats, *, lattice: bool) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return a value, or null, from each bin, distributed as the reference is inside it.
-
-    Parameters
-    ----------
-    cells
-        int32 array of shape (n,): each row's bin.
-    words
-        uint64 array of shape (n,), uniform.
-    x, c
-        The knots of the continualised cdf and its values there.
-    edges
-        float64 array: the ranks between the bins.
-    lattice
-        Whether values are whole numbers.
-    """
+def draw_values(
+    cells: NDArray[np.int32], words: Weights, x: Floats, c: Floats, edges: Floats, *, lattice: bool
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return a value, or null, from each bin, distributed as the reference is inside it."""
     place = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * _UNIT
     ranks = edges[cells] + place * (edges[cells + 1] - edges[cells])
     return values_at(ranks, x, c, guide(c), lattice)

@@ -1,9 +1,10 @@
 """Records as a trie: from a row to its ranks given the columns before, and from ranks back to a row.
 
-Depth l of the trie holds the distinct values of column l under each prefix of columns 0..l-1. A path of a row's own values
-gives each column's rank among the records that share its prefix; another path, built from noisy ranks, gives the
-released values. All nodes of one depth stand together, those with one parent next to one another and sorted: the roots
-first, then the first column's, and so on.
+Depth l of the trie holds the distinct values of column l under each prefix of columns 0..l-1. A
+path of a row's own values gives each column's rank among the records that share its prefix; another
+path, built from noisy ranks, gives the released values. All nodes of one depth stand together,
+those with one parent next to one another and sorted: the roots first, then the first column's, and
+so on.
 """
 
 from __future__ import annotations
@@ -30,25 +31,17 @@ _DENSE = 4  # cells for each record: so many are counted one by one
 
 
 class Trie(NamedTuple):
-    """Records as a trie: at most records · columns nodes of 32 bytes.
+    """Records as a trie: at most records · columns nodes of 32 bytes."""
 
-    Attributes
-    ----------
-    keys
-        float64 array of shape (n_nodes,): the node's value; -inf for null, 0 for a root.
-    lows
-        float64 array of shape (n_nodes,): the node stands for the numbers in (low, key], or for the key alone where both
-        are equal.
-    cumulative
-        int64 array of shape (n_nodes,): how many records lie under the node and its siblings before it.
-    first
-        int64 array of shape (n_inner + 1,): the children of node i are first[i]..first[i+1]-1; the nodes of the last
-        column have none.
-    """
-
-    keys: Floats
+    keys: Floats  # float64 array of shape (n_nodes,): the node's value; -inf for null, 0 for a root
+    # Float64 array of shape (n_nodes,): the node stands for the numbers in (low, key], or for the
+    # key alone where both are equal.
     lows: Floats
+    # Int64 array of shape (n_nodes,): how many records lie under the node and its siblings before
+    # it.
     cumulative: Ints
+    # Int64 array of shape (n_inner + 1,): the children of node i are first[i]..first[i+1]-1; the
+    # nodes of the last column have none.
     first: Ints
 
     def __repr__(self) -> str:
@@ -56,62 +49,81 @@ class Trie(NamedTuple):
         return "Trie(...)"
 
 
-def grid(values: Floats, atoms: Floats, start: float | None, step: float | None) -> tuple[Floats, Floats]:
+def grid(
+    values: Floats, atoms: Floats, start: float | None, step: float | None
+) -> tuple[Floats, Floats]:
     """Return the cells that the distinct values of a continuous or mixed column cut its line into.
 
     Parameters
     ----------
     values
         float64 array, the column's values over all records; -inf for null.
-    atoms
-        The declared atoms, increasing.
-    start, step
-        As for `ecdf.continualise`: the line's lower bound, and the lattice's step.
 
     Returns
     -------
     keys, lows
-        float64 arrays of one length, keys increasing: a number stands for (low, key]; null and an atom for themselves.
+        float64 arrays of one length, keys increasing: a number stands for (low, key]; null and an
+        atom for themselves.
 
     References
     ----------
-    Bi and Shen, Distribution-invariant differential privacy, (7) and (9): the cube on the immediate bottom-left.
+    Bi and Shen, Distribution-invariant differential privacy, (7) and (9): the cube on the immediate
+    bottom-left.
     """
     keys = np.unique(values)
     points = keys[np.isfinite(keys)]
     lows = keys.copy()
     if len(points):
-        lows[len(keys) - len(points) :] = np.concatenate([[origin(points, start, step)], points[:-1]])
+        lows[len(keys) - len(points) :] = np.concatenate(
+            [[origin(points, start, step)], points[:-1]]
+        )
     alone = np.isin(keys, atoms)
     lows[alone] = keys[alone]
     return keys, lows
 
 
-def build(columns: Sequence[Floats], counts: Ints, groups: Ints, grids: Sequence[tuple[Floats, Floats] | None]) -> Trie:
+def build(
+    columns: Sequence[Floats],
+    counts: Ints,
+    groups: Ints,
+    grids: Sequence[tuple[Floats, Floats] | None],
+) -> Trie:
     """Return the trie of some records: all of them stand under its first root, and those of a group under its root, too.
 
     Parameters
     ----------
     columns
-        For each column a float64 array of shape (n,), the records' values; a level's is its code, null's is -inf.
+        For each column a float64 array of shape (n,), the records' values; a level's is its code,
+        null's is -inf.
     counts
         int64 array of shape (n,), how often each record stands; positive.
     groups
-        int64 array of shape (n,): the record's group, counted from 1, or 0 where it has none. Each group has a record.
+        int64 array of shape (n,): the record's group, counted from 1, or 0 where it has none. Each
+        group has a record.
     grids
         For each column the `grid` of its values, or None where it has levels.
     """
-    numbers = [_number(column) if cells is None else np.searchsorted(cells[0], column) for column, cells in zip(columns, grids, strict=True)]
+    numbers = [
+        _number(column) if cells is None else np.searchsorted(cells[0], column)
+        for column, cells in zip(columns, grids, strict=True)
+    ]
     n_roots = 1 + int(groups.max())
     order, sums = _sort_distinct(numbers, counts)
     roots = np.zeros(len(order), dtype=np.int64)
     if n_roots > 1:
         inside, own_sums = _sort_distinct([groups, *numbers], counts)
         first = int(np.searchsorted(groups[inside], 1))  # those without a group come first
-        order, sums = np.concatenate([order, inside[first:]]), np.concatenate([sums, own_sums[first:]])
+        order, sums = (
+            np.concatenate([order, inside[first:]]),
+            np.concatenate([sums, own_sums[first:]]),
+        )
         roots = np.concatenate([roots, groups[inside[first:]]])
     total = np.concatenate([[0], np.cumsum(sums)])
-    keys, lows, cumulative = [np.zeros(n_roots)], [np.zeros(n_roots)], [np.zeros(n_roots, dtype=np.int64)]
+    keys, lows, cumulative = (
+        [np.zeros(n_roots)],
+        [np.zeros(n_roots)],
+        [np.zeros(n_roots, dtype=np.int64)],
+    )
     children: list[Ints] = []
     is_first = np.diff(roots, prepend=-1) > 0
     offset, n_parents = n_roots, n_roots
@@ -123,24 +135,16 @@ def build(columns: Sequence[Floats], counts: Ints, groups: Ints, grids: Sequence
         children.append(offset + first_children)
         offset, n_parents = offset + len(places), len(places)
     children.append(np.array([offset]))
-    return Trie(np.concatenate(keys), np.concatenate(lows), np.concatenate(cumulative), np.concatenate(children))
+    return Trie(
+        np.concatenate(keys),
+        np.concatenate(lows),
+        np.concatenate(cumulative),
+        np.concatenate(children),
+    )
 
 
 def find_cells(trie: Trie, place: int) -> tuple[Floats, Floats, Floats]:
-    """Return the cells of one column, and how many records lie in each.
-
-    Parameters
-    ----------
-    trie
-        The records.
-    place
-        The column's place in the order of the trie.
-
-    Returns
-    -------
-    keys, lows, counts
-        float64 arrays of one length, keys increasing.
-    """
+    """Return the cells of one column, and how many records lie in each."""
     start, end = 0, 1
     for _ in range(place + 1):
         parents, (start, end) = (start, end), (int(trie.first[start]), int(trie.first[end]))
@@ -154,7 +158,9 @@ def find_cells(trie: Trie, place: int) -> tuple[Floats, Floats, Floats]:
 
 
 @jit
-def _split(column: Floats, order: Ints, total: Ints, is_first: Flags, n_parents: int) -> tuple[Ints, Floats, Ints, Ints]:
+def _split(
+    column: Floats, order: Ints, total: Ints, is_first: Flags, n_parents: int
+) -> tuple[Ints, Floats, Ints, Ints]:
     """Split each node of one depth by the values of the next column.
 
     Parameters
@@ -166,16 +172,11 @@ def _split(column: Floats, order: Ints, total: Ints, is_first: Flags, n_parents:
     total
         int64 array, one longer: how many rows the records before have.
     is_first
-        bool array, changed: whether a record is the first one of its node, before for the parents and after for the children.
-    n_parents
-        How many nodes are split.
+        bool array, changed: whether a record is the first one of its node, before for the parents
+        and after for the children.
 
     Returns
     -------
-    places
-        int64 array: the place of each child's first record.
-    keys, cumulative
-        float64 and int64 arrays: see `Trie`.
     first
         int64 array of shape (n_parents,): the number of each parent's first child.
     """
@@ -239,8 +240,6 @@ def find_roots(hashes: Words, known: Words) -> Ints:
     ----------
     hashes
         uint64 array of shape (n,); rows of one group often stand together.
-    known
-        uint64 array, increasing.
     """
     roots = np.empty(len(hashes), dtype=np.int64)
     for row in range(len(hashes)):
@@ -258,22 +257,18 @@ def ranks_of(values: Floats, nodes: Ints, words: Words, trie: Trie) -> tuple[Flo
 
     Parameters
     ----------
-    values
-        float64 array of shape (n,).
     nodes
         int64 array of shape (n,): the current node of the row's path.
-    words
-        uint64 array of shape (n,), uniform and independent.
-    trie
-        The records.
 
     Returns
     -------
     ranks
-        float64 array of shape (n,), in [0, 1]: uniform on (a / (m + 1), (a + t + 1) / (m + 1)), where m records have the
-        prefix, a of them a smaller value and t the same. Exactly uniform for a row that is exchangeable with them.
+        float64 array of shape (n,), in [0, 1]: uniform on (a / (m + 1), (a + t + 1) / (m + 1)),
+        where m records have the prefix, a of them a smaller value and t the same. Exactly uniform
+        for a row that is exchangeable with them.
     nodes
-        int64 array of shape (n,): the child whose cell holds the value, or the nearest one, the lower of two.
+        int64 array of shape (n,): the child whose cell holds the value, or the nearest one, the
+        lower of two.
     """
     ranks, found = np.empty(len(values), dtype=np.float64), nodes.copy()
     _find_ranks(values, found, words, trie, ranks)
@@ -300,8 +295,9 @@ def _find_ranks(values: Floats, nodes: Ints, words: Words, trie: Trie, ranks: Fl
 def _first_key(value: float, keys: Floats, start: np.uint64, end: np.uint64) -> np.uint64:
     """Return the first of the sorted siblings start..end-1 whose key is not below a value, or `end`.
 
-    Levels count up from 0, so a level stands at most as far from the first sibling as their codes are apart, and there if none is missing.
-    Other values are searched for, without a branch that depends on them: nobody can predict it.
+    Levels count up from 0, so a level stands at most as far from the first sibling as their codes
+    are apart, and there if none is missing. Other values are searched for, without a branch that
+    depends on them: nobody can predict it.
     """
     one = np.uint64(1)
     apart = value - keys[start]
@@ -329,19 +325,15 @@ def _nearest(value: float, child: int, start: int, end: int, trie: Trie) -> int:
 
 @jit
 def find_slots(trie: Trie) -> Slots:
-    """Return where to begin to look for a rank among the children of a node, so that one step is enough on average.
-
-    Returns
-    -------
-    uint32 array of shape (n_nodes,). If a node has n children from `start` on, then a rank in s/n..(s+1)/n belongs to the child
-    start + slots[start + s], or to a later one.
-    """
+    """Return where to begin to look for a rank among the children of a node, so that one step is enough on average."""
     slots = np.zeros(len(trie.keys), dtype=np.uint32)
     for node in range(len(trie.first) - 1):
         start, n = trie.first[node], trie.first[node + 1] - trie.first[node]
         child = 0
         for slot in range(n):
-            least = trie.cumulative[start + n - 1] * slot // n - 1  # one less: a rank and its slot are rounded
+            least = (
+                trie.cumulative[start + n - 1] * slot // n - 1
+            )  # one less: a rank and its slot are rounded
             while child < n - 1 and trie.cumulative[start + child] <= least:
                 child += 1
             slots[start + slot] = child
@@ -349,25 +341,21 @@ def find_slots(trie: Trie) -> Slots:
 
 
 @jit
-def values_at(ranks: Floats, nodes: Ints, trie: Trie, slots: Slots, lattice: bool) -> tuple[Floats, Ints]:
+def values_at(
+    ranks: Floats, nodes: Ints, trie: Trie, slots: Slots, lattice: bool
+) -> tuple[Floats, Ints]:
     """Return the value at each rank among the children of its node, and the child that it comes from.
 
     Parameters
     ----------
-    ranks
-        float64 array of shape (n,), in (0, 1).
     nodes
         int64 array of shape (n,): the current node of the released path.
-    trie, slots
-        The records, and their `find_slots`.
-    lattice
-        Whether values inside a cell are whole numbers.
 
     Returns
     -------
     values
-        float64 array of shape (n,): uniform ranks give the records' own distribution given the path, each record's
-        weight spread evenly over its cell.
+        float64 array of shape (n,): uniform ranks give the records' own distribution given the
+        path, each record's weight spread evenly over its cell.
     nodes
         int64 array of shape (n,): every path is one of a record.
     """
@@ -377,9 +365,17 @@ def values_at(ranks: Floats, nodes: Ints, trie: Trie, slots: Slots, lattice: boo
 
 
 @jit
-def _find_values(ranks: Floats, nodes: Ints, trie: Trie, slots: Slots, lattice: bool, values: Floats) -> None:
+def _find_values(
+    ranks: Floats, nodes: Ints, trie: Trie, slots: Slots, lattice: bool, values: Floats
+) -> None:
     """Find the values at some ranks, and replace the nodes by the children; see `values_at`."""
-    keys, lows, cumulative, first, one = trie.keys, trie.lows, trie.cumulative, trie.first, np.uint64(1)
+    keys, lows, cumulative, first, one = (
+        trie.keys,
+        trie.lows,
+        trie.cumulative,
+        trie.first,
+        np.uint64(1),
+    )
     for row in range(len(ranks)):
         node = np.uint64(nodes[row])
         start, end = np.uint64(first[node]), np.uint64(first[node + one])
@@ -408,24 +404,31 @@ def _interpolate(low: float, key: float, share: float, lattice: bool) -> float:
 
 
 @jit
-def release_rows(values: Floats, own: Ints, released: Ints, words: Words, draws: Draws, trie: Trie, slots: Slots, lattice: bool) -> None:
+def release_rows(
+    values: Floats,
+    own: Ints,
+    released: Ints,
+    words: Words,
+    draws: Draws,
+    trie: Trie,
+    slots: Slots,
+    lattice: bool,
+) -> None:
     """Replace the values of one column by released ones, and the current nodes of both paths by their children.
 
     Parameters
     ----------
-    values
-        float64 array of shape (n,), changed.
     own, released
-        int64 arrays of shape (n,), changed: the current nodes of the rows' own paths, and of the released ones.
+        int64 arrays of shape (n,), changed: the current nodes of the rows' own paths, and of the
+        released ones.
     words
-        uint64 array of shape (n, n_words), uniform and independent: the first of a row is for `ranks_of`, the others for `rank.disturb_rows`.
-    draws
-        What the noise on ranks is drawn from.
-    trie, slots, lattice
-        As for `values_at`.
+        uint64 array of shape (n, n_words), uniform and independent: the first of a row is for
+        `ranks_of`, the others for `rank.disturb_rows`.
     """
     room, kept = make_room(), np.empty(TOGETHER, dtype=np.float64)
-    for start in range(0, len(values), TOGETHER):  # rows that go through all steps while they stay near the processor
+    for start in range(
+        0, len(values), TOGETHER
+    ):  # rows that go through all steps while they stay near the processor
         rows = slice(start, min(start + TOGETHER, len(values)))
         ranks = kept[: rows.stop - start]
         _find_ranks(values[rows], own[rows], words[rows, 0], trie, ranks)

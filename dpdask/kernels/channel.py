@@ -1,7 +1,7 @@
 """The exact channel of distribution-invariant privatisation on levels, its exact epsilon, and its exact sampling.
 
-A channel is drawn from in whole numbers: row k holds weights that sum to 2**63, so what is sampled is exactly what is
-audited, and no rounding stands between the printed epsilon and the drawn noise.
+A channel is drawn from in whole numbers: row k holds weights that sum to 2**63, so what is sampled
+is exactly what is audited, and no rounding stands between the printed epsilon and the drawn noise.
 """
 
 from __future__ import annotations
@@ -18,21 +18,15 @@ from dpdask.kernels.jit import jit
 
 
 @jit
-def find_codes(values: NDArray[np.floating], levels: NDArray[np.float64], codes: NDArray[np.int32]) -> tuple[NDArray[np.int32], bool]:
+def find_codes(
+    values: NDArray[np.floating], levels: NDArray[np.float64], codes: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], bool]:
     """Return the code of each value, and whether all values are levels; a value that is none gets the code of some level.
-
-    Parameters
-    ----------
-    values
-        float array of shape (n,).
-    levels
-        float64 array of shape (m,), increasing.
-    codes
-        int32 array of shape (m,): the code of each level.
 
     Notes
     -----
-    Where the levels are evenly spaced, as stars are, the place of a level is computed; otherwise it is searched for.
+    Where the levels are evenly spaced, as stars are, the place of a level is computed; otherwise it
+    is searched for.
     """
     n_levels, low = len(levels), levels[0]
     span = levels[-1] - low
@@ -48,7 +42,9 @@ def find_codes(values: NDArray[np.floating], levels: NDArray[np.float64], codes:
             value = np.float64(values[row])
             found = (value - low) * scale + 0.5
             inside = (found >= 0.0) & (found < n_levels)  # NaN is not
-            place = np.uint64(np.int64(found if inside else 0.0))  # unsigned: numba would look for places counted from the end
+            place = np.uint64(
+                np.int64(found if inside else 0.0)
+            )  # unsigned: numba would look for places counted from the end
             n_others += levels[place] != value
             out[row] = codes[place]
     else:
@@ -62,15 +58,7 @@ def find_codes(values: NDArray[np.floating], levels: NDArray[np.float64], codes:
 
 @jit
 def count_all(codes: NDArray[np.int32], n_levels: int) -> NDArray[np.int64]:
-    """Return how often each of the levels 0..n_levels-1 occurs, int64 array of shape (n_levels,).
-
-    Parameters
-    ----------
-    codes
-        int32 array of shape (n,), in 0..n_levels-1.
-    n_levels
-        How many levels there are.
-    """
+    """Return how often each of the levels 0..n_levels-1 occurs, int64 array of shape (n_levels,)."""
     counts = np.zeros(n_levels, dtype=np.int64)
     for row in range(len(codes)):
         counts[codes[row]] += 1
@@ -78,18 +66,10 @@ def count_all(codes: NDArray[np.int32], n_levels: int) -> NDArray[np.int64]:
 
 
 @jit
-def count_chosen(codes: NDArray[np.int32], chosen: NDArray[np.bool_], n_levels: int) -> NDArray[np.int64]:
-    """Return how often each of the levels 0..n_levels-1 occurs in the chosen rows, int64 array of shape (n_levels,).
-
-    Parameters
-    ----------
-    codes
-        int32 array of shape (n,), in 0..n_levels-1.
-    chosen
-        bool array of shape (n,): which rows count.
-    n_levels
-        How many levels there are.
-    """
+def count_chosen(
+    codes: NDArray[np.int32], chosen: NDArray[np.bool_], n_levels: int
+) -> NDArray[np.int64]:
+    """Return how often each of the levels 0..n_levels-1 occurs in the chosen rows, int64 array of shape (n_levels,)."""
     counts = np.zeros(n_levels, dtype=np.int64)
     for row in range(len(codes)):
         counts[codes[row]] += chosen[row]
@@ -110,16 +90,10 @@ def uniform_laplace_quantile(c: Floats, b: float) -> Floats:
 
     G is the cdf of Unif(0, 1) + Laplace(b) (Bi & Shen, appendix, first section).
 
-    Parameters
-    ----------
-    c
-        float64 array in [0, 1].
-    b
-        The scale of the Laplace noise, positive.
-
     Notes
     -----
-    On [0, 1], G(x) = x + b·exp(-1/2b)·sinh((1/2 - x)/b): the paper's difference of two exponentials, written so that nothing cancels when b is large.
+    On [0, 1], G(x) = x + b·exp(-1/2b)·sinh((1/2 - x)/b): the paper's difference of two
+    exponentials, written so that nothing cancels when b is large.
     """
     c = np.asarray(c, dtype=np.float64)
     edge = -b / 2 * math.expm1(-1 / b)  # G(0) = 1 - G(1)
@@ -157,17 +131,15 @@ def laplace_channel(probabilities: Floats, b: float, target: Floats | None = Non
     b
         The scale of the Laplace noise, in units of rank (0, 1].
     target
-        Q, the distribution that the output is to have: float64 array of shape (n,), positive, summing to 1; P if not given.
-
-    Returns
-    -------
-    float64 array of shape (m, n); rows sum to 1, and P·T = Q.
+        Q, the distribution that the output is to have: float64 array of shape (n,), positive,
+        summing to 1; P if not given.
 
     Notes
     -----
-    With q_j = G⁻¹(d_j), where c and d are the cumulative probabilities of P and Q, T[k, j] is the Laplace density of q - c
-    integrated over [q_j, q_{j+1}] × [c_k, c_{k+1}], divided by P_k. It is summed from positive parts, so every entry is
-    accurate relative to its own size, and ratios of entries, which are the privacy loss, are too.
+    With q_j = G⁻¹(d_j), where c and d are the cumulative probabilities of P and Q, T[k, j] is the
+    Laplace density of q - c integrated over [q_j, q_{j+1}] × [c_k, c_{k+1}], divided by P_k. It is
+    summed from positive parts, so every entry is accurate relative to its own size, and ratios of
+    entries, which are the privacy loss, are too.
     """
     cumulative = _cumulative(probabilities)
     cuts = cumulative if target is None else _cumulative(target)
@@ -177,7 +149,11 @@ def laplace_channel(probabilities: Floats, b: float, target: Floats | None = Non
     # where the two intervals overlap the density has its kink: a square on the diagonal, and rectangles on either side
     start, end = np.clip(q_low, c_low, c_high), np.clip(q_high, c_low, c_high)
     width = end - start
-    mass = _square(width, b) + _rectangle(0.0, width, start - c_low, b) + _rectangle(0.0, width, c_high - end, b)
+    mass = (
+        _square(width, b)
+        + _rectangle(0.0, width, start - c_low, b)
+        + _rectangle(0.0, width, c_high - end, b)
+    )
     left, right = np.minimum(q_high, c_low), np.maximum(q_low, c_high)
     mass += _rectangle(c_low - left, np.maximum(left - q_low, 0.0), c_high - c_low, b)
     mass += _rectangle(right - c_high, np.maximum(q_high - right, 0.0), c_high - c_low, b)
@@ -205,13 +181,7 @@ def _square(width: Floats, b: float) -> Floats:
 
 
 def integer_weights(channel: Floats) -> Weights:
-    """Return a channel as whole numbers: uint64 of the same shape, each row summing to exactly 2**63.
-
-    Raises
-    ------
-    ValueError
-        If an entry is negative or not finite.
-    """
+    """Return a channel as whole numbers: uint64 of the same shape, each row summing to exactly 2**63."""
     if not (channel >= 0.0).all() or not np.isfinite(channel).all():
         raise ValueError("a channel has a negative probability, or one that is no number")
     total = 1 << TOTAL_BITS
@@ -219,25 +189,34 @@ def integer_weights(channel: Floats) -> Weights:
     weights: Weights = np.floor(scaled * float(total)).astype(np.uint64)
     rows = np.arange(len(weights))
     largest = np.argmax(weights, axis=1)
-    weights[rows, largest] += np.uint64(total) - weights.sum(axis=1, dtype=np.uint64)  # modulo 2**64, so also when it is negative
+    weights[rows, largest] += np.uint64(total) - weights.sum(
+        axis=1, dtype=np.uint64
+    )  # modulo 2**64, so also when it is negative
     return weights
 
 
 def exact_epsilon(weights: Weights) -> Decimal:
     """Return ε* = max_j log(max_k w[k, j] / min_k w[k, j]), rounded up at the 50th digit.
 
-    Levels that no row ever gives (a column of zeros) do not count; a level that only some rows give makes it infinite.
+    Levels that no row ever gives (a column of zeros) do not count; a level that only some rows give
+    makes it infinite.
     """
     lows, highs, losses = _losses(weights)
     if not lows.all():
         return Decimal("Infinity")
-    near = losses >= losses.max(initial=0.0) - 2 * _LOG_ERROR  # no other level can have the greatest loss
+    near = (
+        losses >= losses.max(initial=0.0) - 2 * _LOG_ERROR
+    )  # no other level can have the greatest loss
     pairs = set(zip(lows[near].tolist(), highs[near].tolist(), strict=True))
     if not pairs:
         return Decimal(0)
     low, high = max(pairs, key=lambda pair: Fraction(pair[1], pair[0]))
-    with localcontext(_EXACT):  # operators round in the context of the moment, which is the caller's otherwise
-        return (Decimal(high).ln() - Decimal(low).ln() + Decimal("1e-50")).quantize(Decimal("1e-50"), rounding=ROUND_CEILING)
+    with localcontext(
+        _EXACT
+    ):  # operators round in the context of the moment, which is the caller's otherwise
+        return (Decimal(high).ln() - Decimal(low).ln() + Decimal("1e-50")).quantize(
+            Decimal("1e-50"), rounding=ROUND_CEILING
+        )
 
 
 def is_private(weights: Weights, epsilon: float) -> bool:
@@ -247,14 +226,16 @@ def is_private(weights: Weights, epsilon: float) -> bool:
     ----------
     weights
         uint64 array of shape (m, n), each row summing to 2**63.
-    epsilon
-        The bound to compare ε* with.
     """
     lows, _, losses = _losses(weights)
     if not lows.all():
         return False
     distance = float(losses.max(initial=0.0)) - epsilon
-    return distance < 0.0 if abs(distance) > _LOG_ERROR * max(1.0, epsilon) else exact_epsilon(weights) <= Decimal(epsilon)
+    return (
+        distance < 0.0
+        if abs(distance) > _LOG_ERROR * max(1.0, epsilon)
+        else exact_epsilon(weights) <= Decimal(epsilon)
+    )
 
 
 def _losses(weights: Weights) -> tuple[Weights, Weights, Floats]:
@@ -268,18 +249,10 @@ def _losses(weights: Weights) -> tuple[Weights, Weights, Floats]:
 def repair_weights(channel: Floats, probabilities: Floats, epsilon: float) -> Weights:
     """Return the whole-number weights of a channel whose ε* is at most `epsilon`, exactly.
 
-    Where rounding left ε* above it, or an entry below 0, the channel is mixed with the constant channel 1·Qᵀ by the least power of two that
-    brings it below, where Q = `probabilities` is the distribution of what the channel gives: mixing keeps both the rows and
-    P·T = Q, which for P = Q is the invariance.
-
-    Parameters
-    ----------
-    channel
-        float64 array of shape (m, n), row-stochastic.
-    probabilities
-        Q, the distribution of the channel's output, shape (n,).
-    epsilon
-        The bound on ε*, positive and finite.
+    Where rounding left ε* above it, or an entry below 0, the channel is mixed with the constant
+    channel 1·Qᵀ by the least power of two that brings it below, where Q = `probabilities` is the
+    distribution of what the channel gives: mixing keeps both the rows and P·T = Q, which for P = Q
+    is the invariance.
     """
     share, mixed = 2.0**-52, channel
     while (mixed < 0.0).any() or not is_private(weights := integer_weights(mixed), epsilon):
@@ -296,17 +269,11 @@ def alias_tables(weights: Weights) -> tuple[Weights, NDArray[np.uint16]]:
     weights
         uint64 array of shape (rows, s), s <= 2**16, rows summing to 2**63.
 
-    Returns
-    -------
-    thresholds
-        uint64 array of shape (rows, 2**bits) with 2**bits >= s.
-    aliases
-        uint16 array of the same shape.
-
     Notes
     -----
-    A word's lowest bit is ignored, its next `bits` bits pick a cell, and the remaining ones, compared with the cell's
-    threshold, decide between the cell and its alias. Every outcome has exactly the probability weight / 2**63.
+    A word's lowest bit is ignored, its next `bits` bits pick a cell, and the remaining ones,
+    compared with the cell's threshold, decide between the cell and its alias. Every outcome has
+    exactly the probability weight / 2**63.
     """
     rows, s = weights.shape
     bits = max(1, (s - 1).bit_length())
@@ -346,18 +313,10 @@ def _fill_alias(thresholds: Weights, aliases: NDArray[np.uint16], capacity: np.u
 
 
 @jit
-def sample(codes: NDArray[np.int32], words: Weights, thresholds: Weights, aliases: NDArray[np.uint16]) -> NDArray[np.int32]:
-    """Return one output level for each input level.
-
-    Parameters
-    ----------
-    codes
-        int32 array of shape (n,), rows of the tables.
-    words
-        uint64 array of shape (n,), uniform and independent.
-    thresholds, aliases
-        From `alias_tables`.
-    """
+def sample(
+    codes: NDArray[np.int32], words: Weights, thresholds: Weights, aliases: NDArray[np.uint16]
+) -> NDArray[np.int32]:
+    """Return one output level for each input level."""
     bits = index_bits(thresholds)
     out = np.empty(len(codes), dtype=np.int32)
     for i in range(len(codes)):
@@ -375,41 +334,33 @@ def index_bits(thresholds: NDArray[np.uint64]) -> int:
 
 
 @jit
-def draw(word: np.uint64, row: int, bits: int, thresholds: NDArray[np.uint64], aliases: NDArray[np.uint16]) -> int:
-    """Return the output level that a uniform word draws from one row of the tables; `bits` is `index_bits` of them.
-
-    Parameters
-    ----------
-    word
-        A uniform word.
-    row
-        The row of the tables.
-    bits
-        `index_bits` of the tables.
-    thresholds, aliases
-        The tables, as `alias_tables` returns them.
-    """
+def draw(
+    word: np.uint64,
+    row: int,
+    bits: int,
+    thresholds: NDArray[np.uint64],
+    aliases: NDArray[np.uint16],
+) -> int:
+    """Return the output level that a uniform word draws from one row of the tables; `bits` is `index_bits` of them."""
     rest = word >> np.uint64(1)
     cell = np.int64(rest & np.uint64(thresholds.shape[1] - 1))
-    alias = np.int64(aliases[row, cell])  # read in any case: a branch that nobody can predict costs more
+    alias = np.int64(
+        aliases[row, cell]
+    )  # read in any case: a branch that nobody can predict costs more
     return int(cell if (rest >> np.uint64(bits)) < thresholds[row, cell] else alias)
 
 
 _TOP_BITS = 16
-_ROUNDING = 2.0**-48  # relative and absolute: many times the error of a quotient of two doubles and of its logarithm
+_ROUNDING = (
+    2.0**-48
+)  # relative and absolute: many times the error of a quotient of two doubles and of its logarithm
 
 
 class GivenTables(NamedTuple):
-    """The alias tables of channels that depend on a parent's level: row b · n_levels + k is that of parent level b and own level k.
+    """The alias tables of channels that depend on a parent's level: row b · n_levels + k is that of parent level b and own level k."""
 
-    Attributes
-    ----------
-    packed
-        uint32 array of shape (n_parent_levels · n_levels, 2**bits): of each threshold the highest 16 bits, and then the alias.
-    thresholds, aliases
-        From `channel.alias_tables`, of the same shape.
-    """
-
+    # Uint32 array of shape (n_parent_levels · n_levels, 2**bits): of each threshold the highest 16
+    # bits, and then the alias.
     packed: NDArray[np.uint32]
     thresholds: Weights
     aliases: NDArray[np.uint16]
@@ -419,12 +370,20 @@ def make_given_tables(weights: Weights) -> GivenTables:
     """Return the tables to draw from; `weights` is a uint64 array of shape (n_parent_levels, n_levels, n_levels)."""
     thresholds, aliases = alias_tables(weights.reshape(-1, weights.shape[2]))
     shift = np.uint64(TOTAL_BITS - _TOP_BITS - index_bits(thresholds))
-    highest = np.minimum(thresholds >> shift, np.uint64(2**_TOP_BITS - 1)).astype(np.uint32)  # a threshold that no word reaches has a bit more
+    highest = np.minimum(thresholds >> shift, np.uint64(2**_TOP_BITS - 1)).astype(
+        np.uint32
+    )  # a threshold that no word reaches has a bit more
     return GivenTables((highest << np.uint32(_TOP_BITS)) | aliases, thresholds, aliases)
 
 
 @jit
-def sample_given(parents: NDArray[np.uint16], own: NDArray[np.int32], words: Weights, n_levels: int, tables: GivenTables) -> NDArray[np.uint16]:
+def sample_given(
+    parents: NDArray[np.uint16],
+    own: NDArray[np.int32],
+    words: Weights,
+    n_levels: int,
+    tables: GivenTables,
+) -> NDArray[np.uint16]:
     """Return one output level for each row, drawn from the row's own level and the released level of its parent.
 
     Parameters
@@ -433,17 +392,11 @@ def sample_given(parents: NDArray[np.uint16], own: NDArray[np.int32], words: Wei
         uint16 array of shape (n,): the parent's released levels; zeros for a column without one.
     own
         int32 array of shape (n,): the column's own levels, below `n_levels`.
-    words
-        uint64 array of shape (n,), uniform and independent.
-    n_levels
-        How many levels the column has.
-    tables
-        From `make_given_tables`.
 
     Notes
     -----
-    The same levels as `channel.draw` gives for the same words. The packed tables decide, but for a row in 2**16 whose word agrees with the
-    threshold in its highest bits.
+    The same levels as `channel.draw` gives for the same words. The packed tables decide, but for a
+    row in 2**16 whose word agrees with the threshold in its highest bits.
     """
     packed, thresholds, aliases = tables
     bits = index_bits(thresholds)
@@ -463,17 +416,7 @@ def sample_given(parents: NDArray[np.uint16], own: NDArray[np.int32], words: Wei
 
 
 def losses(weights: Weights) -> Floats:
-    """Return log(max_k w[b, k, j] / min_k w[b, k, j]) for each parent level b and output j, rounded up.
-
-    Parameters
-    ----------
-    weights
-        uint64 array of shape (n_parent_levels, n_levels, n_levels).
-
-    Returns
-    -------
-    float64 array of shape (n_parent_levels, n_levels); -infinity where no input gives j, infinity where only some do.
-    """
+    """Return log(max_k w[b, k, j] / min_k w[b, k, j]) for each parent level b and output j, rounded up."""
     lows, highs = weights.min(axis=1), weights.max(axis=1)
     low, high = lows.astype(np.float64), highs.astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -19,7 +19,9 @@ from dpdask.kernels.jit import jit
 BLOCK_ROWS = 128
 _PANEL = 6  # latent variables that are summed at once
 _LANES = 16  # rows of a vector: one AVX-512 register, two of AVX2
-_VECTORS = 4 if binding.get_host_cpu_features().get("avx512f") else 1  # of rows that are summed at once: as many as registers hold
+_VECTORS = (
+    4 if binding.get_host_cpu_features().get("avx512f") else 1
+)  # of rows that are summed at once: as many as registers hold
 
 _MOST_CUT, _CUTS = 0.1, 14
 _CHANGE = 0.003  # of the correlations, root mean square, when their factor is thinned
@@ -42,20 +44,19 @@ class Panels(NamedTuple):  # numba takes named tuples apart, not dataclasses
 
 
 def pack(factor: NDArray[np.float32]) -> Panels:
-    """Return a lower triangular factor as `latents` reads it.
-
-    Parameters
-    ----------
-    factor
-        float32 array of shape (n_latents, n_latents).
-    """
+    """Return a lower triangular factor as `latents` reads it."""
     n = len(factor)
     padded = np.zeros((-(-n // _PANEL) * _PANEL, n), dtype=np.float32)
     padded[:n] = np.tril(factor)
     blocks = padded.reshape(len(padded) // _PANEL, _PANEL, n).transpose(0, 2, 1)
     panel, column = np.nonzero((blocks != 0.0).any(axis=2))
     starts = np.searchsorted(panel, np.arange(len(blocks) + 1))
-    return Panels(starts.astype(np.int64), column.astype(np.int32), np.ascontiguousarray(blocks[panel, column]).reshape(-1), n)
+    return Panels(
+        starts.astype(np.int64),
+        column.astype(np.int32),
+        np.ascontiguousarray(blocks[panel, column]).reshape(-1),
+        n,
+    )
 
 
 def thin(factor: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -68,8 +69,9 @@ def thin(factor: NDArray[np.float64]) -> NDArray[np.float64]:
 
     Notes
     -----
-    Parts are six rows of one column. The largest part that is set to zero is as large as it can be, in steps of a factor √2, for correlations
-    that change by at most 0.003 (root mean square): a probability then changes by less than 0.0005. Rows keep their length 1.
+    Parts are six rows of one column. The largest part that is set to zero is as large as it can be,
+    in steps of a factor √2, for correlations that change by at most 0.003 (root mean square): a
+    probability then changes by less than 0.0005. Rows keep their length 1.
     """
     n = len(factor)
     padded = np.zeros((-(-n // _PANEL) * _PANEL, n))
@@ -86,46 +88,100 @@ def thin(factor: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _bits_code(_context: Any, number: Any) -> Any:
     """Return the type and the code of a float32's bits."""
-    return types.int32(number), lambda _target, builder, _signature, arguments: builder.bitcast(arguments[0], ir.IntType(32))
+    return types.int32(number), lambda _target, builder, _signature, arguments: builder.bitcast(
+        arguments[0], ir.IntType(32)
+    )
 
 
 def _number_code(_context: Any, bits: Any) -> Any:
     """Return the type and the code of the float32 that has these bits."""
-    return types.float32(bits), lambda _target, builder, _signature, arguments: builder.bitcast(arguments[0], ir.FloatType())
+    return types.float32(bits), lambda _target, builder, _signature, arguments: builder.bitcast(
+        arguments[0], ir.FloatType()
+    )
 
 
 def _sums_code(
-    _context: Any, values: Any, columns: Any, _start: Any, _stop: Any, z: Any, _first: Any, _step: Any, out: Any, _place: Any, _stride: Any
+    _context: Any,
+    values: Any,
+    columns: Any,
+    _start: Any,
+    _stop: Any,
+    z: Any,
+    _first: Any,
+    _step: Any,
+    out: Any,
+    _place: Any,
+    _stride: Any,
 ) -> Any:
     """Return the type and the code that writes six latent variables of some vectors of rows: sums of columns start..stop-1 of a panel."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        value, column, z_data, out_data = (context.make_array(signature.args[i])(context, builder, arguments[i]).data for i in (0, 1, 4, 7))
+        value, column, z_data, out_data = (
+            context.make_array(signature.args[i])(context, builder, arguments[i]).data
+            for i in (0, 1, 4, 7)
+        )
         vector, word = ir.VectorType(ir.FloatType(), _LANES), arguments[2].type
-        undefined, zeros = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), _LANES), [0] * _LANES)
-        fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{_LANES}f32")
+        undefined, zeros = (
+            ir.Constant(vector, ir.Undefined),
+            ir.Constant(ir.VectorType(ir.IntType(32), _LANES), [0] * _LANES),
+        )
+        fma = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fma.v{_LANES}f32"
+        )
         zero = ir.Constant(vector, [0.0] * _LANES)
-        sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(_VECTORS)] for _ in range(_PANEL)]
+        sums = [
+            [cgutils.alloca_once_value(builder, zero) for _ in range(_VECTORS)]
+            for _ in range(_PANEL)
+        ]
         for each in itertools.chain.from_iterable(sums):
             builder.store(zero, each)
         with cgutils.for_range(builder, arguments[3], start=arguments[2], intp=word) as loop:
             at = builder.sext(builder.load(builder.gep(column, [loop.index])), word)
             lanes = builder.add(arguments[5], builder.mul(at, ir.Constant(word, _LANES)))
-            places = [builder.add(lanes, builder.mul(arguments[6], ir.Constant(word, number))) for number in range(_VECTORS)]
-            terms = [builder.load(builder.bitcast(builder.gep(z_data, [place]), vector.as_pointer()), align=4) for place in places]
+            places = [
+                builder.add(lanes, builder.mul(arguments[6], ir.Constant(word, number)))
+                for number in range(_VECTORS)
+            ]
+            terms = [
+                builder.load(
+                    builder.bitcast(builder.gep(z_data, [place]), vector.as_pointer()), align=4
+                )
+                for place in places
+            ]
             begin = builder.mul(loop.index, ir.Constant(word, _PANEL))
             for row, rows in enumerate(sums):
                 one = builder.load(builder.gep(value, [builder.add(begin, ir.Constant(word, row))]))
-                every = builder.shuffle_vector(builder.insert_element(undefined, one, ir.Constant(ir.IntType(32), 0)), undefined, zeros)
+                every = builder.shuffle_vector(
+                    builder.insert_element(undefined, one, ir.Constant(ir.IntType(32), 0)),
+                    undefined,
+                    zeros,
+                )
                 for term, each in zip(terms, rows, strict=True):
                     builder.store(builder.call(fma, [every, term, builder.load(each)]), each)
         for row, number in itertools.product(range(_PANEL), range(_VECTORS)):
             place = builder.add(arguments[8], builder.mul(arguments[9], ir.Constant(word, row)))
-            address = builder.gep(out_data, [builder.add(place, ir.Constant(word, number * _LANES))])
-            builder.store(builder.load(sums[row][number]), builder.bitcast(address, vector.as_pointer()), align=4)
+            address = builder.gep(
+                out_data, [builder.add(place, ir.Constant(word, number * _LANES))]
+            )
+            builder.store(
+                builder.load(sums[row][number]),
+                builder.bitcast(address, vector.as_pointer()),
+                align=4,
+            )
         return context.get_dummy_value()
 
-    return types.void(values, columns, types.intp, types.intp, z, types.intp, types.intp, out, types.intp, types.intp), build
+    return types.void(
+        values,
+        columns,
+        types.intp,
+        types.intp,
+        z,
+        types.intp,
+        types.intp,
+        out,
+        types.intp,
+        types.intp,
+    ), build
 
 
 _bits: Callable[[np.float32], np.int32] = intrinsic(_bits_code)
@@ -133,7 +189,9 @@ _number: Callable[[np.int32], np.float32] = intrinsic(_number_code)
 _sums: Callable[..., None] = intrinsic(_sums_code)
 
 _F = np.float32
-_LOG = tuple(map(_F, (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1)))
+_LOG = tuple(
+    map(_F, (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1))
+)
 _LOG_ON = tuple(map(_F, (-1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1)))
 
 
@@ -141,7 +199,9 @@ _LOG_ON = tuple(map(_F, (-1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.
 def _log(u: np.float32) -> np.float32:
     """Return the natural logarithm of a positive number that is not denormal, by the polynomial of Cephes."""
     bits = _bits(u)
-    exponent = np.int32(bits - np.int32(0x3F3504F3)) >> np.int32(23)  # so that the rest is within a factor √2 of 1
+    exponent = np.int32(bits - np.int32(0x3F3504F3)) >> np.int32(
+        23
+    )  # so that the rest is within a factor √2 of 1
     x = _number(np.int32(bits - np.int32(exponent << np.int32(23)))) - _F(1.0)
     e, square = _F(exponent), x * x
     y = (((_LOG[0] * x + _LOG[1]) * x + _LOG[2]) * x + _LOG[3]) * x + _LOG[4]
@@ -160,8 +220,12 @@ def _normals(halves: NDArray[np.uint32], first: Latents, second: Latents) -> Non
         place, quarter = np.int32(half & np.uint32(1023)), (half >> np.uint32(10)) & np.uint32(3)
         angle = (_F(place) - _F(511.5)) * _F(np.pi / 2048.0)
         square = angle * angle
-        sine = angle + angle * square * ((_F(-1.9515295891e-4) * square + _F(8.3321608736e-3)) * square + _F(-1.6666654611e-1))
-        cosine = (_F(2.443315711809948e-5) * square + _F(-1.388731625493765e-3)) * square + _F(4.166664568298827e-2)
+        sine = angle + angle * square * (
+            (_F(-1.9515295891e-4) * square + _F(8.3321608736e-3)) * square + _F(-1.6666654611e-1)
+        )
+        cosine = (_F(2.443315711809948e-5) * square + _F(-1.388731625493765e-3)) * square + _F(
+            4.166664568298827e-2
+        )
         cosine = _F(1.0) - _F(0.5) * square + square * square * cosine
         turned = (quarter & np.uint32(1)) != 0
         x = radius * (sine if turned else cosine)
@@ -178,25 +242,28 @@ def _write(panels: Panels, z: Latents, out: Latents, start: int) -> None:
         low, high = panels.starts[panel], panels.starts[panel + 1]
         for tile in range(0, BLOCK_ROWS, _LANES * _VECTORS):
             place = panel * _PANEL * stride + start + tile
-            _sums(panels.values, panels.columns, low, high, z, tile * n, _LANES * n, flat, place, stride)
+            _sums(
+                panels.values,
+                panels.columns,
+                low,
+                high,
+                z,
+                tile * n,
+                _LANES * n,
+                flat,
+                place,
+                stride,
+            )
 
 
 def normals(words: Words) -> Latents:
     """Return four independent standard normal numbers for each word.
 
-    Parameters
-    ----------
-    words
-        uint64 array of any shape, uniform.
-
-    Returns
-    -------
-    float32 array of shape (4 · words.size,).
-
     Notes
     -----
-    r·cos φ and r·sin φ for r = √(-2 log u), with u at the middle of one of 2²⁰ equal intervals and φ one of 4,096 equally spaced
-    angles: their characteristic function is that of two independent normals up to 2e-6. The largest value is 5.4.
+    r·cos φ and r·sin φ for r = √(-2 log u), with u at the middle of one of 2²⁰ equal intervals and
+    φ one of 4,096 equally spaced angles: their characteristic function is that of two independent
+    normals up to 2e-6. The largest value is 5.4.
 
     References
     ----------
@@ -214,34 +281,15 @@ def words_per_block(n_latents: int) -> int:
 
 
 def room_for(n_latents: int, n: int) -> Latents:
-    """Return an array for the latent variables of n rows, and a few more rows and variables: whole blocks and panels.
-
-    Parameters
-    ----------
-    n_latents
-        The variables.
-    n
-        The rows.
-    """
+    """Return an array for the latent variables of n rows, and a few more rows and variables: whole blocks and panels."""
     return np.empty(
-        (-(-n_latents // _PANEL) * _PANEL, -(-n // BLOCK_ROWS) * BLOCK_ROWS + _LANES), dtype=np.float32
+        (-(-n_latents // _PANEL) * _PANEL, -(-n // BLOCK_ROWS) * BLOCK_ROWS + _LANES),
+        dtype=np.float32,
     )  # no power of two: rows meet in one set of the cache
 
 
 def latents(panels: Panels, words: Words, out: Latents, start: int) -> None:
-    """Write one block of rows of correlated normals: the factor times `normals`.
-
-    Parameters
-    ----------
-    panels
-        The Cholesky factor of their correlations.
-    words
-        uint64 array of shape (words_per_block(n_latents),).
-    out
-        float32 array from `room_for`; columns start..start+BLOCK_ROWS-1 are overwritten.
-    start
-        The first row, a multiple of BLOCK_ROWS.
-    """
+    """Write one block of rows of correlated normals: the factor times `normals`."""
     _write(panels, normals(words), out, start)
 
 
@@ -259,25 +307,18 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NearestCorrelation:
-    """The correlation matrix nearest to a given matrix.
+    """The correlation matrix nearest to a given matrix."""
 
-    Attributes
-    ----------
-    matrix
-        float64 array of shape (n, n): exactly symmetric, its diagonal exactly 1, its entries in [-1, 1].
-    distance
-        The Frobenius norm of the change.
-    residual
-        The stopping residual: the largest difference from 1 on the diagonal before it was scaled to 1. If it is above the tolerance, the
-        matrix is a correlation matrix, but not the nearest, and its smallest eigenvalue may be below the floor by the factor that the
-        residual was scaled away with.
-    n_iterations
-        How many Newton steps were taken; 0 if the input was a correlation matrix already.
-    """
-
+    # Float64 array of shape (n, n): exactly symmetric, its diagonal exactly 1, its entries in [-1,
+    # 1].
     matrix: Floats
     distance: float
+    # The stopping residual: the largest difference from 1 on the diagonal before it was scaled to
+    # 1. If it is above the tolerance, the matrix is a correlation matrix, but not the nearest, and
+    # its smallest eigenvalue may be below the floor by the factor that the residual was scaled away
+    # with.
     residual: float
+    # How many Newton steps were taken; 0 if the input was a correlation matrix already.
     n_iterations: int
 
 
@@ -291,50 +332,46 @@ class _Spectrum:
     gradient: Floats
 
 
-def nearest_correlation(matrix: Floats, *, floor: float = 1e-6, tolerance: float = 1e-7) -> NearestCorrelation:
+def nearest_correlation(
+    matrix: Floats, *, floor: float = 1e-6, tolerance: float = 1e-7
+) -> NearestCorrelation:
     """Return the correlation matrix with eigenvalues of at least `floor` that is nearest in the Frobenius norm.
 
     Parameters
     ----------
     matrix
-        float64 array of shape (n, n), symmetric to 1e-8. Its diagonal does not matter: a correlation matrix cannot follow it.
+        float64 array of shape (n, n), symmetric to 1e-8. Its diagonal does not matter: a
+        correlation matrix cannot follow it.
     floor
         In [0, 1). Above 0, a Cholesky factor of the result exists.
-    tolerance
-        The residual at which to stop, in [1e-12, 1).
-
-    Returns
-    -------
-    The nearest correlation matrix. One whose eigenvalues reach the floor already is returned as it is. The smallest
-    eigenvalue of another is `floor` up to the residual and rounding. The last bits depend on the linear algebra library and
-    on its number of threads.
-
-    Raises
-    ------
-    ValueError
-        If the matrix is not square, symmetric and finite, or is larger than 20,000, or a setting is out of its range.
 
     Notes
     -----
-    With A = matrix - floor·I, the result is floor·I plus the nearest positive semidefinite matrix X to A with diagonal
-    b = 1 - floor. Its dual is to minimise ½‖(A + diag y)₊‖² - bᵀy over y, where ₊ keeps the positive eigenvalues: convex,
-    with gradient diag((A + diag y)₊) - b, and X = (A + diag y)₊ at the minimum. Newton's method on it converges
-    quadratically and needs about ten eigendecompositions, where alternating projections need hundreds, or with Anderson
-    acceleration still dozens. Each Newton system is solved by conjugate gradients, without forming the Hessian. What is
-    left on the diagonal when the iterations stop is scaled away, which keeps the matrix positive definite.
+    With A = matrix - floor·I, the result is floor·I plus the nearest positive semidefinite matrix X
+    to A with diagonal b = 1 - floor. Its dual is to minimise ½‖(A + diag y)₊‖² - bᵀy over y, where
+    ₊ keeps the positive eigenvalues: convex, with gradient diag((A + diag y)₊) - b, and X = (A +
+    diag y)₊ at the minimum. Newton's method on it converges quadratically and needs about ten
+    eigendecompositions, where alternating projections need hundreds, or with Anderson acceleration
+    still dozens. Each Newton system is solved by conjugate gradients, without forming the Hessian.
+    What is left on the diagonal when the iterations stop is scaled away, which keeps the matrix
+    positive definite.
 
-    The cost is that of the eigendecompositions. Where other processes keep the cores busy, threads of the linear algebra
-    library wait for each other, and a single one (OPENBLAS_NUM_THREADS=1) can be ten times faster than two.
+    The cost is that of the eigendecompositions. Where other processes keep the cores busy, threads
+    of the linear algebra library wait for each other, and a single one (OPENBLAS_NUM_THREADS=1) can
+    be ten times faster than two.
 
     References
     ----------
-    Higham, Computing the nearest correlation matrix - a problem from finance (2002); Qi and Sun, A quadratically convergent
-    Newton method for computing the nearest correlation matrix (2006), algorithm 5.1; Borsdorf and Higham, A preconditioned
-    Newton algorithm for the nearest correlation matrix (2010).
+    Higham, Computing the nearest correlation matrix - a problem from finance (2002); Qi and Sun, A
+    quadratically convergent Newton method for computing the nearest correlation matrix (2006),
+    algorithm 5.1; Borsdorf and Higham, A preconditioned Newton algorithm for the nearest
+    correlation matrix (2010).
     """
     _check(matrix)
     if not (0 <= floor < 1 and 1e-12 <= tolerance < 1):
-        raise ValueError("a nearest correlation matrix needs a floor in [0, 1) and a tolerance in [1e-12, 1)")
+        raise ValueError(
+            "a nearest correlation matrix needs a floor in [0, 1) and a tolerance in [1e-12, 1)"
+        )
     given = np.asarray((matrix + matrix.T) / 2, dtype=np.float64)
     np.fill_diagonal(given, 1.0)
     if _reaches(given, _ALMOST * floor):
@@ -342,26 +379,16 @@ def nearest_correlation(matrix: Floats, *, floor: float = 1e-6, tolerance: float
     shifted = given - floor * np.eye(len(given))
     point, n_iterations, residual = _minimise(shifted, 1 - floor, tolerance)
     found = _unit_diagonal(_positive_part(point) + floor * np.eye(len(given)))
-    return NearestCorrelation(matrix=found, distance=float(np.linalg.norm(found - given)), residual=residual, n_iterations=n_iterations)
+    return NearestCorrelation(
+        matrix=found,
+        distance=float(np.linalg.norm(found - given)),
+        residual=residual,
+        n_iterations=n_iterations,
+    )
 
 
 def cholesky(matrix: Floats) -> Floats:
-    """Return the lower triangular L with L Lᵀ = matrix.
-
-    Parameters
-    ----------
-    matrix
-        float64 array of shape (n, n): symmetric and positive definite.
-
-    Returns
-    -------
-    float64 array of shape (n, n).
-
-    Raises
-    ------
-    ValueError
-        If the matrix is not square, symmetric, finite and positive definite.
-    """
+    """Return the lower triangular L with L Lᵀ = matrix."""
     _check(matrix)
     try:
         return np.linalg.cholesky(np.asarray(matrix, dtype=np.float64))
@@ -410,7 +437,9 @@ def _minimise(shifted: Floats, target: float, tolerance: float) -> tuple[_Spectr
 def _evaluate(shifted: Floats, y: Floats, target: float) -> _Spectrum:
     moved = shifted.copy()
     moved[np.diag_indices_from(moved)] += y
-    values, vectors = np.linalg.eigh(moved)  # not scipy's: its BLAS brings threads of its own, which fight numpy's
+    values, vectors = np.linalg.eigh(
+        moved
+    )  # not scipy's: its BLAS brings threads of its own, which fight numpy's
     positive = np.maximum(values, 0.0)
     diagonal = np.square(vectors) @ positive
     dual = 0.5 * float(positive @ positive) - target * float(y.sum())
@@ -444,16 +473,19 @@ def _hessian(point: _Spectrum) -> tuple[Callable[[Floats], Floats], Floats]:
 
     Notes
     -----
-    V d = diag(P (W ∘ (Pᵀ diag(d) P)) Pᵀ), where P are the eigenvectors and W is 1 between two positive eigenvalues, 0
-    between two others and λᵢ / (λᵢ - λⱼ) between a positive and another. As 1 - W is of the same form with the signs
-    exchanged, and the identity contributes d itself, only the smaller side of the spectrum enters the products.
+    V d = diag(P (W ∘ (Pᵀ diag(d) P)) Pᵀ), where P are the eigenvectors and W is 1 between two
+    positive eigenvalues, 0 between two others and λᵢ / (λᵢ - λⱼ) between a positive and another. As
+    1 - W is of the same form with the signs exchanged, and the identity contributes d itself, only
+    the smaller side of the spectrum enters the products.
     """
     positive = point.values > 0
     flipped = 2 * int(positive.sum()) > len(positive)
     kept = ~positive if flipped else positive
     near, far = point.vectors[:, kept], point.vectors[:, ~kept]
     levels = point.values[kept][:, None]
-    share = np.abs(levels / (levels - point.values[~kept]))  # no division by zero: all zeros are on one side
+    share = np.abs(
+        levels / (levels - point.values[~kept])
+    )  # no division by zero: all zeros are on one side
 
     def products(d: Floats) -> Floats:
         scaled = near.T * d

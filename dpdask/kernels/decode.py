@@ -1,9 +1,10 @@
 """From latent variables to levels: one level for each row and attribute, in the counts that the model gives.
 
-An attribute's levels have one latent variable and one offset each; a row takes the level of the largest sum. Offsets
-belong to groups of rows (the value of the attribute's parent in the tree). Within a block of rows every group gets each
-level as often as its probabilities say, up to a rounding that is drawn once: rows that the rounding leaves over move to
-the level that costs them the least.
+An attribute's levels have one latent variable and one offset each; a row takes the level of the
+largest sum. Offsets belong to groups of rows (the value of the attribute's parent in the tree).
+Within a block of rows every group gets each level as often as its probabilities say, up to a
+rounding that is drawn once: rows that the rounding leaves over move to the level that costs them
+the least.
 """
 
 from __future__ import annotations
@@ -37,9 +38,15 @@ def _transpose(builder: Any, parts: list[Any]) -> list[Any]:
     while len(joined) > 1:
         width = 2 * joined[0].type.count
         everything = ir.Constant(ir.VectorType(_INT, width), list(range(width)))
-        joined = [builder.shuffle_vector(joined[place], joined[place + 1], everything) for place in range(0, len(joined), 2)]
+        joined = [
+            builder.shuffle_vector(joined[place], joined[place + 1], everything)
+            for place in range(0, len(joined), 2)
+        ]
     undefined = ir.Constant(joined[0].type, ir.Undefined)
-    masks = [ir.Constant(ir.VectorType(_INT, _ROWS), [_LEVELS * row + level for row in range(_ROWS)]) for level in range(_LEVELS)]
+    masks = [
+        ir.Constant(ir.VectorType(_INT, _ROWS), [_LEVELS * row + level for row in range(_ROWS)])
+        for level in range(_LEVELS)
+    ]
     return [builder.shuffle_vector(joined[0], undefined, mask) for mask in masks]
 
 
@@ -60,26 +67,52 @@ def _race_code(
     """Return the type and the code that lets some levels compete in a tile of rows with the best and the second best of the levels before."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = {place: context.make_array(signature.args[place])(context, builder, arguments[place]).data for place in (0, *range(5, 11))}
+        data = {
+            place: context.make_array(signature.args[place])(
+                context, builder, arguments[place]
+            ).data
+            for place in (0, *range(5, 11))
+        }
         row, stride, begin, last = arguments[1:5]
         word, floats, shorts = row.type, ir.VectorType(_FLOAT, _ROWS), ir.VectorType(_SHORT, _ROWS)
         four, states = ir.VectorType(_FLOAT, _LEVELS).as_pointer(), (floats, floats, shorts, shorts)
-        padded = builder.mul(builder.sdiv(builder.add(last, ir.Constant(word, _LEVELS)), ir.Constant(word, _LEVELS)), ir.Constant(word, _LEVELS))
+        padded = builder.mul(
+            builder.sdiv(builder.add(last, ir.Constant(word, _LEVELS)), ir.Constant(word, _LEVELS)),
+            ir.Constant(word, _LEVELS),
+        )
         loaded = []
         for place in range(_ROWS):
-            group = builder.zext(builder.load(builder.gep(data[6], [builder.add(row, ir.Constant(word, place))])), word)
+            group = builder.zext(
+                builder.load(builder.gep(data[6], [builder.add(row, ir.Constant(word, place))])),
+                word,
+            )
             address = builder.gep(data[5], [builder.add(builder.mul(group, padded), begin)])
             loaded.append(builder.load(builder.bitcast(address, four), align=4))
-        places = [builder.bitcast(builder.gep(data[7 + number], [row]), kind.as_pointer()) for number, kind in enumerate(states)]
+        places = [
+            builder.bitcast(builder.gep(data[7 + number], [row]), kind.as_pointer())
+            for number, kind in enumerate(states)
+        ]
         high, low, winner, second = (builder.load(address, align=2) for address in places)
-        undefined, zeros = ir.Constant(shorts, ir.Undefined), ir.Constant(ir.VectorType(_INT, _ROWS), [0] * _ROWS)
+        undefined, zeros = (
+            ir.Constant(shorts, ir.Undefined),
+            ir.Constant(ir.VectorType(_INT, _ROWS), [0] * _ROWS),
+        )
         for number, added in enumerate(_transpose(builder, loaded)):
             level = builder.add(begin, ir.Constant(word, number))
-            known = builder.select(builder.icmp_signed("<", level, last), level, last)  # beyond the last level, offsets never win
+            known = builder.select(
+                builder.icmp_signed("<", level, last), level, last
+            )  # beyond the last level, offsets never win
             address = builder.gep(data[0], [builder.add(row, builder.mul(known, stride))])
-            value = builder.fadd(builder.load(builder.bitcast(address, floats.as_pointer()), align=4), added)
-            wins, follows = builder.fcmp_ordered(">", value, high), builder.fcmp_ordered(">", value, low)
-            own = builder.insert_element(undefined, builder.trunc(level, _SHORT), ir.Constant(_INT, 0))
+            value = builder.fadd(
+                builder.load(builder.bitcast(address, floats.as_pointer()), align=4), added
+            )
+            wins, follows = (
+                builder.fcmp_ordered(">", value, high),
+                builder.fcmp_ordered(">", value, low),
+            )
+            own = builder.insert_element(
+                undefined, builder.trunc(level, _SHORT), ir.Constant(_INT, 0)
+            )
             own = builder.shuffle_vector(own, undefined, zeros)
             low = builder.select(wins, high, builder.select(follows, value, low))
             second = builder.select(wins, winner, builder.select(follows, own, second))
@@ -95,28 +128,27 @@ _race: Callable[..., None] = intrinsic(_race_code)
 
 
 @jit
-def find_rivals(utilities: Utilities, offsets: Offsets, groups: Codes, chosen: Codes, seconds: Codes, gaps: Gaps) -> None:
+def find_rivals(
+    utilities: Utilities, offsets: Offsets, groups: Codes, chosen: Codes, seconds: Codes, gaps: Gaps
+) -> None:
     """Write each row's best and second best level, and by how much their sums differ; of equal sums, the first level is the better one.
 
     Parameters
     ----------
     utilities
-        float32 array of shape (n_levels, m), m at least n, rows of C order: each level's latent variable in each row.
+        float32 array of shape (n_levels, m), m at least n, rows of C order: each level's latent
+        variable in each row.
     offsets
         float32 array of shape (n_groups, n_levels): what is added in each group of rows.
-    groups
-        uint16 array of shape (n,): the group of each row.
-    chosen, seconds
-        uint16 arrays of shape (n,), overwritten.
-    gaps
-        float32 array of shape (n,), overwritten.
     """
     n, (n_groups, n_levels) = len(groups), offsets.shape
     width = -(-n_levels // _LEVELS) * _LEVELS
     padded = np.empty(n_groups * width, np.float32)
     for group in range(n_groups):
         for level in range(width):
-            padded[group * width + level] = offsets[group, level] if level < n_levels else np.float32(NEVER)
+            padded[group * width + level] = (
+                offsets[group, level] if level < n_levels else np.float32(NEVER)
+            )
     whole = n // _ROWS * _ROWS
     _compete(utilities, padded, groups[:whole], chosen[:whole], seconds[:whole], gaps[:whole])
     if whole < n:  # the rest of a tile, in a tile of its own
@@ -125,23 +157,48 @@ def find_rivals(utilities: Utilities, offsets: Offsets, groups: Codes, chosen: C
             own[i] = groups[whole + i]
             for level in range(n_levels):
                 part[level, i] = utilities[level, whole + i]
-        first, second, apart = np.empty(_ROWS, np.uint16), np.empty(_ROWS, np.uint16), np.empty(_ROWS, np.float32)
+        first, second, apart = (
+            np.empty(_ROWS, np.uint16),
+            np.empty(_ROWS, np.uint16),
+            np.empty(_ROWS, np.float32),
+        )
         _compete(part, padded, own, first, second, apart)
         for i in range(n - whole):
             chosen[whole + i], seconds[whole + i], gaps[whole + i] = first[i], second[i], apart[i]
 
 
 @jit
-def _compete(utilities: Utilities, padded: Offsets, groups: Codes, chosen: Codes, seconds: Codes, gaps: Gaps) -> None:
+def _compete(
+    utilities: Utilities, padded: Offsets, groups: Codes, chosen: Codes, seconds: Codes, gaps: Gaps
+) -> None:
     """As `find_rivals`, for whole tiles, and for offsets that are padded to a multiple of levels."""
     flat, (n_levels, stride) = utilities.reshape(-1), utilities.shape
     after = np.empty(len(groups), np.float32)
     for row in range(len(groups)):
-        chosen[row], seconds[row], gaps[row], after[row] = 0, 0, np.float32(NEVER), np.float32(NEVER)
-    for start in range(0, len(groups), _RIVAL_STRIP):  # the state of a strip stays in the first-level cache, and each level is read line after line
+        chosen[row], seconds[row], gaps[row], after[row] = (
+            0,
+            0,
+            np.float32(NEVER),
+            np.float32(NEVER),
+        )
+    for start in range(
+        0, len(groups), _RIVAL_STRIP
+    ):  # the state of a strip stays in the first-level cache, and each level is read line after line
         for level in range(0, n_levels, _LEVELS):
             for row in range(start, min(start + _RIVAL_STRIP, len(groups)), _ROWS):
-                _race(flat, row, stride, level, n_levels - 1, padded, groups, gaps, after, chosen, seconds)
+                _race(
+                    flat,
+                    row,
+                    stride,
+                    level,
+                    n_levels - 1,
+                    padded,
+                    groups,
+                    gaps,
+                    after,
+                    chosen,
+                    seconds,
+                )
     for row in range(len(groups)):
         gaps[row] -= after[row]
 
@@ -154,25 +211,25 @@ _ROUNDS = 64
 _STRIP = 1024
 _LANES = 4
 _EXCHANGES = 4
-_NEAR, _FAR = 1.0, 0.25  # how far the first search for rows to move reaches: a multiple of their share of the rarer side, at most so far
+_NEAR, _FAR = (
+    1.0,
+    0.25,
+)  # how far the first search for rows to move reaches: a multiple of their share of the rarer side, at most so far
 
 
 @jit
-def quotas(probabilities: NDArray[np.float64], n_of_group: NDArray[np.int64], uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
+def quotas(
+    probabilities: NDArray[np.float64], n_of_group: NDArray[np.int64], uniforms: NDArray[np.float64]
+) -> NDArray[np.int64]:
     """Return how many rows of each group take each level: systematic rounding of the expected counts.
 
     Parameters
     ----------
     probabilities
         float64 array of shape (n_groups, n_levels); each row sums to 1.
-    n_of_group
-        int64 array, the rows of each group.
     uniforms
-        float64 array in [0, 1), one for each group; with uniform ones, a quota's expectation is exactly the expected count.
-
-    Returns
-    -------
-    int64 array of shape (n_groups, n_levels); each row sums to the group's rows, and is less than 1 from the expected counts.
+        float64 array in [0, 1), one for each group; with uniform ones, a quota's expectation is
+        exactly the expected count.
     """
     n_groups, n_levels = probabilities.shape
     result = np.zeros((n_groups, n_levels), dtype=np.int64)
@@ -192,7 +249,12 @@ def quotas(probabilities: NDArray[np.float64], n_of_group: NDArray[np.int64], un
 
 @jit
 def _choose(
-    utilities: Utilities, offsets: NDArray[np.float32], groups: Codes, chosen: Codes, seconds: Codes, gaps: NDArray[np.float32]
+    utilities: Utilities,
+    offsets: NDArray[np.float32],
+    groups: Codes,
+    chosen: Codes,
+    seconds: Codes,
+    gaps: NDArray[np.float32],
 ) -> NDArray[np.int64]:
     """Write each row's best and second best level and by how much they differ, and return how many rows of each group chose each level."""
     n, (n_groups, n_levels) = len(groups), offsets.shape
@@ -201,7 +263,14 @@ def _choose(
         differences = offsets[:, 1] - offsets[:, 0]
         for start in range(0, n, _STRIP):
             part = slice(start, min(start + _STRIP, n))
-            _ask(utilities[0, part], differences, groups[part], chosen[part], seconds[part], gaps[part])
+            _ask(
+                utilities[0, part],
+                differences,
+                groups[part],
+                chosen[part],
+                seconds[part],
+                gaps[part],
+            )
         return _count(groups, chosen, n_groups, n_levels)
     every = utilities
     if n_free > 0:
@@ -216,7 +285,10 @@ def _choose(
 @jit
 def _count(groups: Codes, chosen: Codes, n_groups: int, n_levels: int) -> NDArray[np.int64]:
     """Return how many rows of each group have each level; neighbouring rows are counted apart, so that no sum waits for the last one."""
-    lanes, counts = np.zeros((_LANES, n_groups * n_levels), dtype=np.int64), np.zeros((n_groups, n_levels), dtype=np.int64)
+    lanes, counts = (
+        np.zeros((_LANES, n_groups * n_levels), dtype=np.int64),
+        np.zeros((n_groups, n_levels), dtype=np.int64),
+    )
     for i in range(len(groups)):
         lanes[i % _LANES, np.int64(groups[i]) * n_levels + chosen[i]] += 1
     for group in range(n_groups):
@@ -228,7 +300,12 @@ def _count(groups: Codes, chosen: Codes, n_groups: int, n_levels: int) -> NDArra
 
 @jit
 def _ask(
-    utility: NDArray[np.float32], differences: NDArray[np.float32], groups: Codes, chosen: Codes, seconds: Codes, gaps: NDArray[np.float32]
+    utility: NDArray[np.float32],
+    differences: NDArray[np.float32],
+    groups: Codes,
+    chosen: Codes,
+    seconds: Codes,
+    gaps: NDArray[np.float32],
 ) -> None:
     """As `_choose`, for two levels: one question for each row; in short loops, which are vectorised."""
     for i in range(len(groups)):
@@ -243,12 +320,21 @@ def _ask(
 
 @jit
 def _find_near(
-    chosen: Codes, seconds: Codes, gaps: NDArray[np.float32], groups: Codes, counts: NDArray[np.int64], quota: NDArray[np.int64], attempt: int
+    chosen: Codes,
+    seconds: Codes,
+    gaps: NDArray[np.float32],
+    groups: Codes,
+    counts: NDArray[np.int64],
+    quota: NDArray[np.int64],
+    attempt: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return how many rows each group must move, and the rows that may: near to a second best level that has too few."""
     n_groups, n_levels = quota.shape
     near = np.empty(len(chosen) + 1, dtype=np.int64)
-    limits, wanting = np.empty((n_groups, n_levels), dtype=np.float32), np.empty((n_groups, n_levels), dtype=np.bool_)
+    limits, wanting = (
+        np.empty((n_groups, n_levels), dtype=np.float32),
+        np.empty((n_groups, n_levels), dtype=np.bool_),
+    )
     left = np.zeros(n_groups, dtype=np.int64)
     for group in range(n_groups):
         size = 0
@@ -264,12 +350,21 @@ def _find_near(
     if attempt < _EXCHANGES and left.any():  # the last attempt only counts
         for row in range(len(chosen)):
             near[n_near] = row
-            n_near += (gaps[row] < limits[groups[row], chosen[row]]) & wanting[groups[row], seconds[row]]
+            n_near += (gaps[row] < limits[groups[row], chosen[row]]) & wanting[
+                groups[row], seconds[row]
+            ]
     return left, near[:n_near]
 
 
 @jit
-def _move(rows: NDArray[np.int64], chosen: Codes, seconds: Codes, groups: Codes, counts: NDArray[np.int64], quota: NDArray[np.int64]) -> None:
+def _move(
+    rows: NDArray[np.int64],
+    chosen: Codes,
+    seconds: Codes,
+    groups: Codes,
+    counts: NDArray[np.int64],
+    quota: NDArray[np.int64],
+) -> None:
     """Move rows in their order to their second best level, as long as their own has too many and the other too few."""
     for row in rows:
         group, old, new = groups[row], chosen[row], seconds[row]
@@ -280,7 +375,12 @@ def _move(rows: NDArray[np.int64], chosen: Codes, seconds: Codes, groups: Codes,
 
 
 def _exchange(
-    chosen: Codes, seconds: Codes, gaps: NDArray[np.float32], groups: Codes, counts: NDArray[np.int64], quota: NDArray[np.int64]
+    chosen: Codes,
+    seconds: Codes,
+    gaps: NDArray[np.float32],
+    groups: Codes,
+    counts: NDArray[np.int64],
+    quota: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """Move rows from levels that have too many to their second best if it has too few, the cheapest first; return what is left over by group."""
     for attempt in range(_EXCHANGES + 1):
@@ -311,28 +411,47 @@ def _crowd(rows: NDArray[np.int64], chosen: Codes, full: NDArray[np.bool_]) -> N
 
 @jit
 def _find_goals(
-    utilities: NDArray[np.float32], offsets: NDArray[np.float32], crowd: NDArray[np.int64], wanting: NDArray[np.bool_], chosen: Codes
+    utilities: NDArray[np.float32],
+    offsets: NDArray[np.float32],
+    crowd: NDArray[np.int64],
+    wanting: NDArray[np.bool_],
+    chosen: Codes,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return for each row of the crowd its best level among those with too few rows, and the cost of moving there."""
     best = np.empty(len(crowd), dtype=np.float32)
     others = np.full(len(crowd), -1, dtype=np.int64)
     n_free = len(offsets) - len(utilities)
-    for level in range(len(wanting)):  # level by level: the rows of one level lie together in memory
+    for level in range(
+        len(wanting)
+    ):  # level by level: the rows of one level lie together in memory
         if wanting[level]:
             for place in range(len(crowd)):
-                value = offsets[level] if level < n_free else utilities[level - n_free, crowd[place]] + offsets[level]
+                value = (
+                    offsets[level]
+                    if level < n_free
+                    else utilities[level - n_free, crowd[place]] + offsets[level]
+                )
                 if others[place] < 0 or value > best[place]:
                     best[place], others[place] = value, level
     for place in range(len(crowd)):
         level = chosen[crowd[place]]
-        value = offsets[level] if level < n_free else utilities[level - n_free, crowd[place]] + offsets[level]
+        value = (
+            offsets[level]
+            if level < n_free
+            else utilities[level - n_free, crowd[place]] + offsets[level]
+        )
         best[place] = value - best[place]
     return best, others
 
 
 @jit
 def _fill(
-    rows: NDArray[np.int64], goals: NDArray[np.int64], quota: NDArray[np.int64], chosen: Codes, counts: NDArray[np.int64], anywhere: bool
+    rows: NDArray[np.int64],
+    goals: NDArray[np.int64],
+    quota: NDArray[np.int64],
+    chosen: Codes,
+    counts: NDArray[np.int64],
+    anywhere: bool,
 ) -> None:
     """Move rows of one group in their order to their goals, or to where there is most room; only from levels that have too many."""
     for place in range(len(rows)):
@@ -367,7 +486,9 @@ def _settle(
         n_best = min(len(crowd), 4 * surplus + 16) if attempt < _ROUNDS else len(crowd)
         near = np.flatnonzero(costs <= np.partition(costs, n_best - 1)[n_best - 1])
         near = near[np.argsort(costs[near], kind="stable")]
-        _fill(crowd[near], goals[near], quota, chosen, counts, attempt == _ROUNDS)  # whatever is left at last goes where there is room
+        _fill(
+            crowd[near], goals[near], quota, chosen, counts, attempt == _ROUNDS
+        )  # whatever is left at last goes where there is room
 
 
 @jit
@@ -397,35 +518,38 @@ def decode(
     Parameters
     ----------
     utilities
-        float32 array of shape (n_levels, m), m at least n: each level's latent variable in each row. If the first level has
-        none (0 in every row), the shape is (n_levels - 1, m).
-    offsets
-        float32 array of shape (n_groups, n_levels).
-    probabilities
-        float64 array of shape (n_groups, n_levels).
-    groups
-        uint16 array of shape (n,): the group of each row.
+        float32 array of shape (n_levels, m), m at least n: each level's latent variable in each
+        row. If the first level has none (0 in every row), the shape is (n_levels - 1, m).
     uniforms
         float64 array of shape (n_groups,), for the rounding of the quotas.
-
-    Returns
-    -------
-    uint16 array of shape (n,).
     """
     n = len(groups)
-    chosen, seconds, gaps = np.empty(n, dtype=np.uint16), np.empty(n, dtype=np.uint16), np.empty(n, dtype=np.float32)
+    chosen, seconds, gaps = (
+        np.empty(n, dtype=np.uint16),
+        np.empty(n, dtype=np.uint16),
+        np.empty(n, dtype=np.float32),
+    )
     counts = _choose(utilities, offsets, groups, chosen, seconds, gaps)
     quota = quotas(probabilities, counts.sum(axis=1), uniforms)
     left = _exchange(chosen, seconds, gaps, groups, counts, quota)
     if left.any():
         order, starts = _rows_by_group(groups, len(offsets))
         for group in np.flatnonzero(left):
-            _settle(utilities, offsets[group], order[starts[group] : starts[group + 1]], quota[group], chosen, counts[group])
+            _settle(
+                utilities,
+                offsets[group],
+                order[starts[group] : starts[group + 1]],
+                quota[group],
+                chosen,
+                counts[group],
+            )
     return chosen
 
 
 @jit
-def calibrate(utilities: NDArray[np.float32], probabilities: NDArray[np.float64], start: NDArray[np.float32]) -> NDArray[np.float32]:
+def calibrate(
+    utilities: NDArray[np.float32], probabilities: NDArray[np.float64], start: NDArray[np.float32]
+) -> NDArray[np.float32]:
     """Return the offsets at which the largest sum falls on each level as often as asked, for the rows of one group.
 
     Parameters
@@ -433,18 +557,22 @@ def calibrate(utilities: NDArray[np.float32], probabilities: NDArray[np.float64]
     utilities
         float32 array of shape (n_levels, n), or (n_levels - 1, n), as for `decode`.
     probabilities
-        float64 array of shape (n_levels,), summing to 1. A level of probability 0 gets an offset that no latent reaches.
-    start
-        float32 array of shape (n_levels,), where to begin.
+        float64 array of shape (n_levels,), summing to 1. A level of probability 0 gets an offset
+        that no latent reaches.
 
     Notes
     -----
-    The offsets minimise a convex function (they are the prices of an optimal transport from the rows to the levels), so
-    steps of each offset by the logarithm of wanted over found frequency, halved when they change direction, end near the
-    one minimum; `decode` moves the few rows that they leave over.
+    The offsets minimise a convex function (they are the prices of an optimal transport from the
+    rows to the levels), so steps of each offset by the logarithm of wanted over found frequency,
+    halved when they change direction, end near the one minimum; `decode` moves the few rows that
+    they leave over.
     """
     n_levels, n = len(probabilities), utilities.shape[1]
-    offsets, step, before = np.empty((1, n_levels), dtype=np.float32), np.empty(n_levels), np.zeros(n_levels)
+    offsets, step, before = (
+        np.empty((1, n_levels), dtype=np.float32),
+        np.empty(n_levels),
+        np.zeros(n_levels),
+    )
     for level in range(n_levels):
         offsets[0, level] = start[level] if probabilities[level] > 0.0 else np.float32(-1e9)
         step[level] = 0.5
@@ -469,23 +597,18 @@ def calibrate(utilities: NDArray[np.float32], probabilities: NDArray[np.float64]
 
 
 def calibrate_groups(
-    utilities: NDArray[np.float32], probabilities: NDArray[np.float64], groups: Codes, start: NDArray[np.float32]
+    utilities: NDArray[np.float32],
+    probabilities: NDArray[np.float64],
+    groups: Codes,
+    start: NDArray[np.float32],
 ) -> NDArray[np.float32]:
-    """Return `calibrate` for every group of rows; a group without rows keeps its first offsets.
-
-    Parameters
-    ----------
-    utilities
-        float32 array, as for `decode`.
-    probabilities, start
-        Arrays of shape (n_groups, n_levels), float64 and float32.
-    groups
-        uint16 array of shape (n,).
-    """
+    """Return `calibrate` for every group of rows; a group without rows keeps its first offsets."""
     order, starts = _rows_by_group(groups, len(probabilities))
     offsets = start.copy()
     for group in range(len(probabilities)):
         rows = order[starts[group] : starts[group + 1]]
         if len(rows):
-            offsets[group] = calibrate(utilities.take(rows, axis=1), probabilities[group], start[group])
+            offsets[group] = calibrate(
+                utilities.take(rows, axis=1), probabilities[group], start[group]
+            )
     return offsets

@@ -16,7 +16,9 @@ def _rotate(value: np.uint64, bits: int) -> np.uint64:
 
 
 @jit
-def _round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
+def _round(
+    v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64
+) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
     v0 = np.uint64(v0 + v1)
     v1 = _rotate(v1, 13) ^ v0
     v0 = _rotate(v0, 32)
@@ -46,12 +48,6 @@ def siphash(rows: Words, key0: np.uint64, key1: np.uint64) -> Words:
     ----------
     rows
         uint64 array of shape (n, m): each row is a message of m little-endian words.
-    key0, key1
-        The 128-bit key.
-
-    Returns
-    -------
-    uint64 array of shape (n,).
     """
     out = np.empty(len(rows), dtype=np.uint64)
     length = np.uint64((rows.shape[1] * 8) & 255) << np.uint64(56)
@@ -81,15 +77,7 @@ MAX_ROWS = 2**32 - 1
 
 @jit
 def below(word: np.uint64, n: int) -> np.int64:
-    """Return floor(word * n / 2**64), exactly: uniform on 0..n-1 up to a bias of at most n / 2**64; n < 2**32.
-
-    Parameters
-    ----------
-    word
-        A uniform word.
-    n
-        How many values are possible, below 2**32.
-    """
+    """Return floor(word * n / 2**64), exactly: uniform on 0..n-1 up to a bias of at most n / 2**64; n < 2**32."""
     factor, half = np.uint64(n), np.uint64(32)
     low = np.uint64((word & np.uint64(0xFFFFFFFF)) * factor) >> half
     return np.int64(np.uint64(np.uint64((word >> half) * factor) + low) >> half)
@@ -103,10 +91,6 @@ def permutation(words: NDArray[np.uint64]) -> NDArray[np.uint32]:
     ----------
     words
         uint64 array of shape (n,), independent and uniform; n is at most `MAX_ROWS`.
-
-    Returns
-    -------
-    uint32 array of shape (n,).
     """
     out = np.arange(len(words)).astype(np.uint32)
     for last in range(len(words) - 1, 0, -1):
@@ -123,7 +107,15 @@ _SAMPLED_BITS = 6  # of a hash: those that are 0 there are a sample of one in 64
 
 
 @jit
-def add_rows(keys: Words, grades: Grades, counts: Ints, least: int, entries: Words, slots: Words, n_entries: int) -> int:
+def add_rows(
+    keys: Words,
+    grades: Grades,
+    counts: Ints,
+    least: int,
+    entries: Words,
+    slots: Words,
+    n_entries: int,
+) -> int:
     """Add rows to a table and return how many entries it has then.
 
     Parameters
@@ -132,27 +124,27 @@ def add_rows(keys: Words, grades: Grades, counts: Ints, least: int, entries: Wor
         uint64 array of shape (n, m): row r's key is its m words.
     grades, counts
         uint8 and int64 arrays of shape (n,); of shape (0,), if each row counts once.
-    least
-        Rows of a lower grade are left out.
     entries
-        uint64 array of shape (n_entries + n or more, m + 2), changed: the key, grade and count of each entry, in the order of their first rows.
+        uint64 array of shape (n_entries + n or more, m + 2), changed: the key, grade and count of
+        each entry, in the order of their first rows.
     slots
-        uint64 array, changed: at least twice as many as there can be entries, a power of two. A slot has the place of an entry, counted from
-        1, in its lower half, and some bits of its hash in the upper one; an empty slot is 0.
-    n_entries
-        How many entries there are.
+        uint64 array, changed: at least twice as many as there can be entries, a power of two. A
+        slot has the place of an entry, counted from 1, in its lower half, and some bits of its hash
+        in the upper one; an empty slot is 0.
 
     Notes
     -----
-    The slots and entries of the next rows are read first: these reads overlap, whereas rows that are added one by one would each wait for
-    memory.
+    The slots and entries of the next rows are read first: these reads overlap, whereas rows that
+    are added one by one would each wait for memory.
     """
     low, half, one, m = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(1), keys.shape[1]
     last = np.uint64(len(slots) - 1)
     hashes, seen = np.empty(_AHEAD, dtype=np.uint64), np.empty(_AHEAD, dtype=np.uint64)
     for start in range(0, len(keys), _AHEAD):
         n = min(_AHEAD, len(keys) - start)
-        _look_ahead(keys[start : start + n], grades[start : start + n], least, entries, slots, hashes, seen)
+        _look_ahead(
+            keys[start : start + n], grades[start : start + n], least, entries, slots, hashes, seen
+        )
         for ahead in range(n):
             row, grade = start + ahead, np.uint64(grades[start + ahead])
             if grade < least:
@@ -169,7 +161,11 @@ def add_rows(keys: Words, grades: Grades, counts: Ints, least: int, entries: Wor
                     slots[slot] = (tag << half) | np.uint64(n_entries)
                     break
                 place = (found & low) - one
-                if found >> half == tag and entries[place, m] == grade and _equals(keys, row, entries, place):
+                if (
+                    found >> half == tag
+                    and entries[place, m] == grade
+                    and _equals(keys, row, entries, place)
+                ):
                     entries[place, m + 1] += count
                     break
                 slot = (slot + one) & last
@@ -177,7 +173,15 @@ def add_rows(keys: Words, grades: Grades, counts: Ints, least: int, entries: Wor
 
 
 @jit
-def _look_ahead(keys: Words, grades: Grades, least: int, entries: Words, slots: Words, hashes: Words, seen: Words) -> None:
+def _look_ahead(
+    keys: Words,
+    grades: Grades,
+    least: int,
+    entries: Words,
+    slots: Words,
+    hashes: Words,
+    seen: Words,
+) -> None:
     """Find the hashes of some rows, and read the slot and the entry where each is looked for first; `seen` makes sure that they are read."""
     low, one, m = np.uint64(0xFFFFFFFF), np.uint64(1), keys.shape[1]
     last = np.uint64(len(slots) - 1)
@@ -196,13 +200,7 @@ def _look_ahead(keys: Words, grades: Grades, least: int, entries: Words, slots: 
 
 @jit
 def sample_hashes(keys: Words, grades: Grades) -> Words:
-    """Return the hashes of about one in 64 entries: of equal entries all or none.
-
-    Parameters
-    ----------
-    keys, grades
-        As for `add_rows`.
-    """
+    """Return the hashes of about one in 64 entries: of equal entries all or none."""
     found, n = np.empty(len(keys), dtype=np.uint64), 0
     for row in range(len(keys)):
         hashed = np.uint64(grades[row])
@@ -219,8 +217,6 @@ def find_slots(entries: Words, n_entries: int, n_slots: int) -> Words:
 
     Parameters
     ----------
-    entries, n_entries
-        The entries, and how many there are.
     n_slots
         A power of two, at least twice as many as there can be entries.
     """
@@ -257,7 +253,9 @@ def leading_zeros(words: Words) -> Grades:
     """Return how many zero bits each word begins with, 0 to 64: at least k with probability 2**-k."""
     out, one = np.empty(len(words), dtype=np.uint8), np.uint64(1)
     for row in range(len(words)):
-        word = words[row] & ~(words[row] >> one)  # its highest bit stays, and the next one is 0: rounding to a float cannot reach a higher bit
+        word = (
+            words[row] & ~(words[row] >> one)
+        )  # its highest bit stays, and the next one is 0: rounding to a float cannot reach a higher bit
         exponent = np.float64(word).view(np.int64) >> 52
         out[row] = min(int(1086 - exponent), 64)
     return out

@@ -1,10 +1,12 @@
 """The one numba decorator: compiled once per machine where a cache can be written, releasing the GIL.
 
-A function is compiled together with those that it calls. Numba keeps it until its own file changes, so that a change in another file, as after
-an upgrade, would have no effect. Here it is kept until any of the kernels changes.
+A function is compiled together with those that it calls. Numba keeps it until its own file changes,
+so that a change in another file, as after an upgrade, would have no effect. Here it is kept until
+any of the kernels changes.
 
-Compiling is most of what a first job costs, so kernels are loops: an assignment to a slice, a sum along an axis or a sort is compiled too, for
-0.1 to 4 seconds of CPU time each. A sort between two loops is better done by numpy, outside.
+Compiling is most of what a first job costs, so kernels are loops: an assignment to a slice, a sum
+along an axis or a sort is compiled too, for 0.1 to 4 seconds of CPU time each. A sort between two
+loops is better done by numpy, outside.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from numba.core import event
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
-_SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()
+_SOURCES = hashlib.sha256(
+    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+).hexdigest()
 
 
 def jit(function: Callable[Args, Result]) -> Callable[Args, Result]:
@@ -30,7 +34,9 @@ def jit(function: Callable[Args, Result]) -> Callable[Args, Result]:
         compiled: Callable[Args, Result] = numba.njit(nogil=True, cache=True)(function)
         if not numba.config.DISABLE_JIT:  # then it is the function itself
             compiled._cache._cache_file._source_stamp = _SOURCES  # type: ignore[attr-defined]  # numba has no public way
-    except RuntimeError:  # numba found no place for its cache (a read-only install without a home folder)
+    except (
+        RuntimeError
+    ):  # numba found no place for its cache (a read-only install without a home folder)
         compiled = numba.njit(nogil=True)(function)
     return compiled
 
@@ -46,7 +52,9 @@ class _Compiling(event.Listener):  # type: ignore[misc]  # numba ships no types
 
     def on_end(self, event: Any) -> None:
         if _is_ours(event):
-            logging.getLogger("dpdask.steps").info("%s: done", self.step, extra={"ended": self.step})
+            logging.getLogger("dpdask.steps").info(
+                "%s: done", self.step, extra={"ended": self.step}
+            )
 
 
 def _is_ours(event: Any) -> bool:

@@ -1,7 +1,8 @@
 """Exact contingency counts of coded columns: all pairs in one pass over the rows, and chosen cliques.
 
-Pairs of attributes with few levels are counted 64 rows at a time: every level but the first becomes a row of bits, and a
-cell is the population count of two such rows ANDed. The other pairs are tallied row by row into small private tables.
+Pairs of attributes with few levels are counted 64 rows at a time: every level but the first becomes
+a row of bits, and a cell is the population count of two such rows ANDed. The other pairs are
+tallied row by row into small private tables.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from dpdask.kernels.jit import jit
 MAX_LEVELS = 1 << 16
 MAX_ROWS = (1 << 32) - 1  # of one batch: intersections are counted in uint32
 BLOCK_WORDS = 512
-BLOCK_ROWS = 64 * BLOCK_WORDS  # a block's columns stay in the second-level cache, and a private table's cell fits uint16
+BLOCK_ROWS = (
+    64 * BLOCK_WORDS
+)  # a block's columns stay in the second-level cache, and a private table's cell fits uint16
 BIT_CELLS = 256  # up to so many cells ANDs beat the tally of 64 rows (break-even: about 400 with vpopcntq, 110 with AVX2)
 PACK_COST = 4  # tallies of a row that making one word of bits costs, at most
 TALLY_CELLS = 1 << 14  # four private tables of so many cells stay in the second-level cache
@@ -45,7 +48,9 @@ class _Plan(NamedTuple):
     """Which pairs are counted by bits; positions are those of the attributes sorted by their levels."""
 
     order: NDArray[np.int64]  # the attribute at each position
-    partner_end: NDArray[np.int64]  # position p is counted by bits with the positions p + 1 ... partner_end[p] - 1
+    partner_end: NDArray[
+        np.int64
+    ]  # position p is counted by bits with the positions p + 1 ... partner_end[p] - 1
     first_bit: NDArray[np.int64]  # (n_narrow + 1,): the first row of bits of each narrow position
     bit_from: NDArray[np.int64]  # (n_bits,): the row of bits where the partners of this one start
     bit_to: NDArray[np.int64]  # (n_bits,): and where they end
@@ -60,17 +65,11 @@ def pair_layout(sizes: Sequence[int] | NDArray[np.int64]) -> PairLayout:
 
 @jit
 def table_start(layout: PairLayout, a: int, b: int) -> int:
-    """Return where the table of pair (a, b), a < b, starts.
-
-    Parameters
-    ----------
-    layout
-        Where the tables of all pairs lie.
-    a, b
-        The pair's attributes, a < b.
-    """
+    """Return where the table of pair (a, b), a < b, starts."""
     cumulative = layout.cumulative
-    start: int = layout.groups[a] + (cumulative[a + 1] - cumulative[a]) * (cumulative[b] - cumulative[a + 1])
+    start: int = layout.groups[a] + (cumulative[a + 1] - cumulative[a]) * (
+        cumulative[b] - cumulative[a + 1]
+    )
     return start
 
 
@@ -84,16 +83,8 @@ def count_pairs(codes: Codes, sizes: NDArray[np.int64], out: Counts | None = Non
     sizes
         int64 array of shape (n_attributes,), levels of each attribute, 1 to 65,536.
     out
-        int64 array of the tables' length, to which the counts are added in place; new zeros if None.
-
-    Returns
-    -------
-    int64 array of shape (sum of sizes[a] * sizes[b] over a < b,); `out` where it was given.
-
-    Raises
-    ------
-    ValueError
-        If an array has another shape, dtype or order, or a code is not below its attribute's levels. `out` is untouched.
+        int64 array of the tables' length, to which the counts are added in place; new zeros if
+        None.
     """
     _check(codes, sizes, range(len(sizes)))
     layout = pair_layout(sizes)
@@ -103,26 +94,18 @@ def count_pairs(codes: Codes, sizes: NDArray[np.int64], out: Counts | None = Non
     return out
 
 
-def count_clique(codes: Codes, sizes: NDArray[np.int64], clique: Sequence[int], out: Counts | None = None) -> Counts:
+def count_clique(
+    codes: Codes, sizes: NDArray[np.int64], clique: Sequence[int], out: Counts | None = None
+) -> Counts:
     """Return the contingency table of some of the attributes.
 
     Parameters
     ----------
-    codes, sizes
-        As in `count_pairs`.
     clique
         The positions of its attributes, at least one, in the order of the table's axes.
     out
-        int64 array of the table's length, to which the counts are added in place; new zeros if None.
-
-    Returns
-    -------
-    int64 array of shape (product of the clique's sizes,), C-ordered; `out` where it was given.
-
-    Raises
-    ------
-    ValueError
-        As `count_pairs`; also if the clique is empty.
+        int64 array of the table's length, to which the counts are added in place; new zeros if
+        None.
     """
     _check(codes, sizes, clique)
     if len(clique) == 0:
@@ -136,23 +119,33 @@ def count_clique(codes: Codes, sizes: NDArray[np.int64], clique: Sequence[int], 
 def _check(codes: Codes, sizes: NDArray[np.int64], attributes: Sequence[int]) -> None:
     """Check the arguments of the compiled loops, which check no bounds."""
     if codes.ndim != 2 or codes.dtype not in (np.uint8, np.uint16) or not codes.flags.c_contiguous:
-        raise ValueError(f"codes are a C-contiguous uint8 or uint16 matrix, not {codes.dtype} of shape {codes.shape}")
+        raise ValueError(
+            f"codes are a C-contiguous uint8 or uint16 matrix, not {codes.dtype} of shape {codes.shape}"
+        )
     if sizes.dtype != np.int64 or sizes.shape != codes.shape[:1]:
-        raise ValueError(f"sizes are int64 of shape {codes.shape[:1]}, not {sizes.dtype} of shape {sizes.shape}")
+        raise ValueError(
+            f"sizes are int64 of shape {codes.shape[:1]}, not {sizes.dtype} of shape {sizes.shape}"
+        )
     if codes.shape[1] > MAX_ROWS:
         raise ValueError(f"a batch has at most {MAX_ROWS} rows, not {codes.shape[1]}")
     for attribute in attributes:
         if not 1 <= sizes[attribute] <= MAX_LEVELS:
             raise ValueError(f"an attribute has 1 to {MAX_LEVELS} levels, not {sizes[attribute]}")
-        if codes[attribute].max(initial=0) >= sizes[attribute]:  # the code itself is private and stays out of the message
-            raise ValueError(f"attribute {attribute} has a code that is not below its {sizes[attribute]} levels")
+        if (
+            codes[attribute].max(initial=0) >= sizes[attribute]
+        ):  # the code itself is private and stays out of the message
+            raise ValueError(
+                f"attribute {attribute} has a code that is not below its {sizes[attribute]} levels"
+            )
 
 
 def _check_out(out: Counts | None, length: int) -> Counts:
     if out is None:
         return np.zeros(length, dtype=np.int64)
     if out.dtype != np.int64 or out.shape != (length,) or not out.flags.c_contiguous:
-        raise ValueError(f"out is a contiguous int64 array of shape {(length,)}, not {out.dtype} of shape {out.shape}")
+        raise ValueError(
+            f"out is a contiguous int64 array of shape {(length,)}, not {out.dtype} of shape {out.shape}"
+        )
     return out
 
 
@@ -173,7 +166,9 @@ def _plan(sizes: NDArray[np.int64]) -> _Plan:
 
 def _popcount_code(_context: Any, word: Any) -> Any:
     """Return the type and the code of the number of set bits of a word (LLVM's ctpop, which becomes vpopcntq where there is one)."""
-    return types.uint64(word), lambda _target, builder, _signature, arguments: builder.ctpop(arguments[0])
+    return types.uint64(word), lambda _target, builder, _signature, arguments: builder.ctpop(
+        arguments[0]
+    )
 
 
 def _matches_code(_context: Any, codes: Any, _start: Any, _level: Any) -> Any:
@@ -243,7 +238,9 @@ def _intersect(bits: Words, n_words: int, plan: _Plan, both: NDArray[np.uint32])
     n_bits = len(plan.bit_from)
     for panel in range(0, n_bits, PANEL):
         for i in range(0, n_bits, 2):
-            low = max(panel, plan.bit_from[i] // 4 * 4)  # tiles are aligned, so none is counted in two panels
+            low = max(
+                panel, plan.bit_from[i] // 4 * 4
+            )  # tiles are aligned, so none is counted in two panels
             high = min(panel + PANEL, plan.bit_to[i])
             for j in range(low, high, 4):
                 _intersect_tile(bits, i, j, n_words, both)
@@ -277,7 +274,14 @@ def _intersect_tile(bits: Words, i: int, j: int, n_words: int, both: NDArray[np.
 
 
 @jit
-def _add_intersections(both: NDArray[np.uint32], ones: Counts, n_rows: int, layout: PairLayout, plan: _Plan, out: Counts) -> None:
+def _add_intersections(
+    both: NDArray[np.uint32],
+    ones: Counts,
+    n_rows: int,
+    layout: PairLayout,
+    plan: _Plan,
+    out: Counts,
+) -> None:
     """Add the tables of the pairs counted by bits; the first level's cells follow from the margins by subtraction."""
     for p in range(len(plan.first_bit) - 1):
         for q in range(p + 1, plan.partner_end[p]):
@@ -332,7 +336,14 @@ def _tally_pairs(
 
 
 @jit
-def _tally(first: Codes, second: Codes, width: int, keys: NDArray[np.uint16], tables: NDArray[np.uint16], out: Counts) -> None:
+def _tally(
+    first: Codes,
+    second: Codes,
+    width: int,
+    keys: NDArray[np.uint16],
+    tables: NDArray[np.uint16],
+    out: Counts,
+) -> None:
     """Count cells in four private tables: rows of one frequent cell would wait for each other's increment in a single one."""
     n_rows = len(first)
     for row in range(n_rows):  # apart from the counting, so that it is vectorised
@@ -341,7 +352,9 @@ def _tally(first: Codes, second: Codes, width: int, keys: NDArray[np.uint16], ta
     quads = keys.view(np.uint64)
     mask = np.uint64(0xFFFF)
     for quad in range(n_rows // 4):
-        four = quads[quad]  # one load for four keys; which of them meets which table is all the same
+        four = quads[
+            quad
+        ]  # one load for four keys; which of them meets which table is all the same
         t0[four & mask] += np.uint16(1)
         t1[(four >> np.uint64(16)) & mask] += np.uint16(1)
         t2[(four >> np.uint64(32)) & mask] += np.uint16(1)
@@ -349,7 +362,9 @@ def _tally(first: Codes, second: Codes, width: int, keys: NDArray[np.uint16], ta
     for row in range(n_rows // 4 * 4, n_rows):
         t0[keys[row]] += np.uint16(1)
     for cell in range(len(out)):
-        out[cell] += np.int64(t0[cell]) + np.int64(t1[cell]) + np.int64(t2[cell]) + np.int64(t3[cell])
+        out[cell] += (
+            np.int64(t0[cell]) + np.int64(t1[cell]) + np.int64(t2[cell]) + np.int64(t3[cell])
+        )
         t0[cell], t1[cell], t2[cell], t3[cell] = 0, 0, 0, 0
 
 
@@ -362,7 +377,9 @@ def _tally_directly(first: Codes, second: Codes, width: int, out: Counts) -> Non
 
 
 @jit
-def _count_clique(codes: Codes, sizes: NDArray[np.int64], clique: NDArray[np.int64], out: Counts) -> None:
+def _count_clique(
+    codes: Codes, sizes: NDArray[np.int64], clique: NDArray[np.int64], out: Counts
+) -> None:
     n_rows = codes.shape[1]
     keys = np.empty(BLOCK_ROWS, dtype=np.uint64)
     for start in range(0, n_rows, BLOCK_ROWS):
@@ -385,17 +402,7 @@ _CHUNK_CELLS = 2**22
 
 
 def independence(rows: Floats, columns: Floats, total: float) -> Floats:
-    """Return the tables of independent attributes: rows (k, m) and columns (k, n) -> (k, m, n), summing to `total`.
-
-    Parameters
-    ----------
-    rows
-        float64 array of shape (k, m): the row margins.
-    columns
-        float64 array of shape (k, n): the column margins.
-    total
-        What each table sums to.
-    """
+    """Return the tables of independent attributes: rows (k, m) and columns (k, n) -> (k, m, n), summing to `total`."""
     return rows[:, :, None] * columns[:, None, :] / total
 
 
@@ -407,24 +414,19 @@ def estimate(tables: Floats, rows: Floats, columns: Floats, total: float, sigma:
     tables
         float64 array of shape (k, m, n): each cell a count plus independent noise.
     rows, columns
-        float64 arrays of shapes (k, m) and (k, n): the margins that are believed, each summing to `total`.
-    total
-        How many rows were counted.
-    sigma
-        The noise's standard deviation per cell.
-
-    Returns
-    -------
-    float64 array of shape (k, m, n); cells may be negative.
+        float64 arrays of shapes (k, m) and (k, n): the margins that are believed, each summing to
+        `total`.
 
     Notes
     -----
-    With the believed margins Z is the table: independence plus the departure from it, centred in both directions, whose
-    noise has d = (m-1)(n-1) dimensions. `shrink_values` takes the noise out of the departure's singular values: best where
-    dependence has low rank. `project_stack` takes the nearest table without negative counts: best where most cells are
-    empty, as when one attribute says the other, a diagonal of full rank. Stein's estimate of the expected squared error of an
-    estimate E is |E - Z|² + 2σ²·div(E) - dσ², unbiased, with div(E) the sum of the derivatives of E in Z. For a mixture
-    w·E₁ + (1 - w)·E₂ it is quadratic in w, and the w in [0, 1] where it is least is taken.
+    With the believed margins Z is the table: independence plus the departure from it, centred in
+    both directions, whose noise has d = (m-1)(n-1) dimensions. `shrink_values` takes the noise out
+    of the departure's singular values: best where dependence has low rank. `project_stack` takes
+    the nearest table without negative counts: best where most cells are empty, as when one
+    attribute says the other, a diagonal of full rank. Stein's estimate of the expected squared
+    error of an estimate E is |E - Z|² + 2σ²·div(E) - dσ², unbiased, with div(E) the sum of the
+    derivatives of E in Z. For a mixture w·E₁ + (1 - w)·E₂ it is quadratic in w, and the w in [0, 1]
+    where it is least is taken.
 
     References
     ----------
@@ -447,23 +449,23 @@ def estimate(tables: Floats, rows: Floats, columns: Floats, total: float, sigma:
         projected, divergence = project_stack(centred, total)
         projected -= result[part]
         apart = projected - shrunken
-        gain = (apart * (departure - shrunken)).sum(axis=(1, 2)) - sigma**2 * (divergence - shrunken_divergence)
+        gain = (apart * (departure - shrunken)).sum(axis=(1, 2)) - sigma**2 * (
+            divergence - shrunken_divergence
+        )
         share = np.clip(gain / np.maximum((apart**2).sum(axis=(1, 2)), 1e-300), 0.0, 1.0)
         result[part] += shrunken + share[:, None, None] * apart
     return result
 
 
-def tell_dependence(tables: Floats, rows: Floats, columns: Floats, total: float, sigma: float) -> NDArray[np.bool_]:
+def tell_dependence(
+    tables: Floats, rows: Floats, columns: Floats, total: float, sigma: float
+) -> NDArray[np.bool_]:
     """Return which tables depart from independence by more than noise alone does: bool array of shape (k,).
-
-    Parameters
-    ----------
-    tables, rows, columns, total, sigma
-        As for `estimate`.
 
     Notes
     -----
-    The largest singular value of the centred departure is compared with σ(√(m-1) + √(n-1)), the edge of the noise's own.
+    The largest singular value of the centred departure is compared with σ(√(m-1) + √(n-1)), the
+    edge of the noise's own.
     """
     _, m, n = tables.shape
     if min(m, n) < 2:
@@ -483,25 +485,21 @@ def shrink_values(departures: Floats, sigma: float) -> tuple[Floats, Floats]:
     ----------
     departures
         float64 array of shape (k, m, n), 2 <= m <= n, centred in both directions.
-    sigma
-        The noise's standard deviation per cell.
-
-    Returns
-    -------
-    float64 arrays of shapes (k, m, n) and (k,).
 
     Notes
     -----
-    A centred departure is a matrix of p·q free entries, p = m-1 and q = n-1, whose noise has singular values up to
-    σ(√p + √q). With y a singular value over σ√q and β = p/q, it becomes f(y) = √((y²-β-1)² - 4β) / y where y > 1 + √β, and 0
-    below: the best possible function of the singular values for squared error as the matrix grows. Low rank is what dependence
-    looks like: one number per level pair would be drowned. The divergence is Σ f'(yᵢ) + (q - p)·Σ f(yᵢ)/yᵢ +
+    A centred departure is a matrix of p·q free entries, p = m-1 and q = n-1, whose noise has
+    singular values up to σ(√p + √q). With y a singular value over σ√q and β = p/q, it becomes f(y)
+    = √((y²-β-1)² - 4β) / y where y > 1 + √β, and 0 below: the best possible function of the
+    singular values for squared error as the matrix grows. Low rank is what dependence looks like:
+    one number per level pair would be drowned. The divergence is Σ f'(yᵢ) + (q - p)·Σ f(yᵢ)/yᵢ +
     2·Σ_{i<j} (yᵢf(yᵢ) - yⱼf(yⱼ)) / (yᵢ² - yⱼ²).
 
     References
     ----------
-    Gavish and Donoho, Optimal shrinkage of singular values (2017), equation 7. Candès, Sing-Long and Trzasko, Unbiased risk
-    estimates for singular value thresholding (2013), theorem IV.3, for the divergence.
+    Gavish and Donoho, Optimal shrinkage of singular values (2017), equation 7. Candès, Sing-Long
+    and Trzasko, Unbiased risk estimates for singular value thresholding (2013), theorem IV.3, for
+    the divergence.
     """
     _, m, n = departures.shape
     p, q = m - 1, n - 1
@@ -509,35 +507,36 @@ def shrink_values(departures: Floats, sigma: float) -> tuple[Floats, Floats]:
     left, values, right = np.linalg.svd(departures / scale, full_matrices=False)
     values = np.maximum(values[:, :p], 1e-12)
     above = values > 1.0 + np.sqrt(beta)
-    kept = np.where(above, np.sqrt(np.maximum((values**2 - beta - 1.0) ** 2 - 4.0 * beta, 0.0)) / values, 0.0)
+    kept = np.where(
+        above, np.sqrt(np.maximum((values**2 - beta - 1.0) ** 2 - 4.0 * beta, 0.0)) / values, 0.0
+    )
     shrunken: Floats = (left[:, :, :p] * kept[:, None, :]) @ right[:, :p] * scale
-    slopes = np.divide(2.0 * (values**2 - beta - 1.0), kept * values, out=np.zeros_like(values), where=kept > 0.0) - kept / values
+    slopes = (
+        np.divide(
+            2.0 * (values**2 - beta - 1.0),
+            kept * values,
+            out=np.zeros_like(values),
+            where=kept > 0.0,
+        )
+        - kept / values
+    )
     gaps = values[:, :, None] ** 2 - values[:, None, :] ** 2
     rises = (values * kept)[:, :, None] - (values * kept)[:, None, :]
     mixed = np.divide(rises, gaps, out=np.zeros_like(gaps), where=np.abs(gaps) > 1e-9)
-    divergence: Floats = slopes.sum(axis=1) + (q - p) * (kept / values).sum(axis=1) + mixed.sum(axis=(1, 2))
+    divergence: Floats = (
+        slopes.sum(axis=1) + (q - p) * (kept / values).sum(axis=1) + mixed.sum(axis=(1, 2))
+    )
     return shrunken, divergence
 
 
 def project_stack(tables: Floats, total: float) -> tuple[Floats, Floats]:
     """Return for each table the nearest without negative counts and with the total, and the divergence of that map.
 
-    Parameters
-    ----------
-    tables
-        float64 array of shape (k, m, n).
-    total
-        What the projected tables sum to.
-
-    Returns
-    -------
-    float64 arrays of shapes (k, m, n) and (k,). The divergence is that in directions centred by rows and by columns: the
-    margins are known.
-
     Notes
     -----
-    As `simplex.project`, for a stack. Near a table with support S the map is the projection to {zero outside S, sum 0}. Its trace
-    against the centring C is Σ_S C_ss - (1/|S|)·Σ_{s,t in S} C_st.
+    As `simplex.project`, for a stack. Near a table with support S the map is the projection to
+    {zero outside S, sum 0}. Its trace against the centring C is Σ_S C_ss - (1/|S|)·Σ_{s,t in S}
+    C_st.
     """
     k, m, n = tables.shape
     flat = tables.reshape(k, -1)
@@ -556,22 +555,21 @@ def rake(tables: Floats, rows: Floats, columns: Floats) -> Floats:
     Parameters
     ----------
     tables
-        float64 array of shape (k, m, n); negative cells count as almost empty, so that a margin can always be met.
+        float64 array of shape (k, m, n); negative cells count as almost empty, so that a margin can
+        always be met.
     rows, columns
-        float64 arrays of shapes (k, m) and (k, n), non-negative, with one sum for a table's two margins.
-
-    Returns
-    -------
-    float64 array of shape (k, m, n), non-negative. Row sums are met to rounding, column sums to 1e-7 of the
-    total, or as far as 2,000 steps come. Every cell is thereby within its Fréchet bounds.
+        float64 arrays of shapes (k, m) and (k, n), non-negative, with one sum for a table's two
+        margins.
 
     Notes
     -----
-    Iterative proportional fitting (Deming and Stephan 1940). An emptied cell keeps a billionth of its share under
-    independence.
+    Iterative proportional fitting (Deming and Stephan 1940). An emptied cell keeps a billionth of
+    its share under independence.
     """
     total = np.maximum(rows.sum(axis=1), 1e-300)
-    result: Floats = np.maximum(tables, 0.0) + 1e-9 * independence(rows, columns, 1.0) / total[:, None, None]
+    result: Floats = (
+        np.maximum(tables, 0.0) + 1e-9 * independence(rows, columns, 1.0) / total[:, None, None]
+    )
     left = np.arange(len(tables))
     for _ in range(_RAKING_STEPS):
         part = _rake_once(result[left], rows[left], columns[left])
@@ -585,9 +583,14 @@ def rake(tables: Floats, rows: Floats, columns: Floats) -> Floats:
 
 def _rake_once(tables: Floats, rows: Floats, columns: Floats) -> Floats:
     found = tables.sum(axis=1)
-    tables = tables * np.divide(columns, found, out=np.zeros_like(columns), where=found > 0.0)[:, None, :]
+    tables = (
+        tables
+        * np.divide(columns, found, out=np.zeros_like(columns), where=found > 0.0)[:, None, :]
+    )
     found = tables.sum(axis=2)
-    scaled: Floats = tables * np.divide(rows, found, out=np.zeros_like(rows), where=found > 0.0)[:, :, None]
+    scaled: Floats = (
+        tables * np.divide(rows, found, out=np.zeros_like(rows), where=found > 0.0)[:, :, None]
+    )
     return scaled
 
 
@@ -595,6 +598,8 @@ def mutual_information(tables: Floats) -> Floats:
     """Return the mutual information, in nats, of each table's two attributes: (k, m, n) -> (k,), non-negative."""
     share = tables / np.maximum(tables.sum(axis=(1, 2), keepdims=True), 1e-300)
     independent = share.sum(axis=2, keepdims=True) * share.sum(axis=1, keepdims=True)
-    ratio = np.divide(share, independent, out=np.ones_like(share), where=(share > 0.0) & (independent > 0.0))
+    ratio = np.divide(
+        share, independent, out=np.ones_like(share), where=(share > 0.0) & (independent > 0.0)
+    )
     information: Floats = np.maximum((share * np.log(ratio)).sum(axis=(1, 2)), 0.0)
     return information

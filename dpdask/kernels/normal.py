@@ -1,8 +1,9 @@
 """The standard bivariate normal: the correlation that gives the probability of an upper orthant.
 
-The tetrachoric correlation of two binary columns is the r at which two normal variables, cut at h and k, are both above
-their cuts as often as both columns are one. Everything works with the angle asin(r): there the derivative of the orthant
-probability stays bounded, and an r next to ±1 keeps the digits that decide the result.
+The tetrachoric correlation of two binary columns is the r at which two normal variables, cut at h
+and k, are both above their cuts as often as both columns are one. Everything works with the angle
+asin(r): there the derivative of the orthant probability stays bounded, and an r next to ±1 keeps
+the digits that decide the result.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpdask.kernels.jit import jit
 
-AT_BOUND = 1e-15  # a probability this near to a Fréchet bound is that bound: orthants are known no better
+AT_BOUND = (
+    1e-15  # a probability this near to a Fréchet bound is that bound: orthants are known no better
+)
 _HALF_TURN = math.pi / 2
 _SINGULAR = 1.18  # from this |asin r| on (|r| > 0.925) the integrand is nearly singular, and integrated from ±1 instead of 0
 _CHUNK = 2**14
 _MAX_STEPS = 100  # bisection alone would need 60
-_LANDED = 1e-5  # a third-order step this small, in units of the curvature, leaves an error below 1e-15
+_LANDED = (
+    1e-5  # a third-order step this small, in units of the curvature, leaves an error below 1e-15
+)
 
 Floats = NDArray[np.float64]
 _NODES_6, _WEIGHTS_6 = np.polynomial.legendre.leggauss(6)
@@ -34,22 +39,7 @@ _NODES_20, _WEIGHTS_20 = np.polynomial.legendre.leggauss(20)
 
 
 def normal_quantile(p: ArrayLike) -> Floats:
-    """Return the x with Pr(Z <= x) = p of a standard normal Z.
-
-    Parameters
-    ----------
-    p
-        Probabilities in [0, 1].
-
-    Returns
-    -------
-    float64 array of the same shape; -inf at 0 and +inf at 1.
-
-    Raises
-    ------
-    ValueError
-        If a probability is not in [0, 1].
-    """
+    """Return the x with Pr(Z <= x) = p of a standard normal Z."""
     probabilities = np.asarray(p, dtype=np.float64)
     if not ((probabilities >= 0) & (probabilities <= 1)).all():
         raise ValueError("a quantile needs probabilities in [0, 1]")
@@ -62,39 +52,42 @@ def tetrachoric(h: ArrayLike, k: ArrayLike, p: ArrayLike, *, n_threads: int = 1)
     Parameters
     ----------
     h, k
-        Cuts. Where one of them is infinite, or so far out that its tail is below 2e-15, every r fits: the result is 0.
+        Cuts. Where one of them is infinite, or so far out that its tail is below 2e-15, every r
+        fits: the result is 0.
     p
-        Finite numbers; clipped to the Fréchet bounds [max(0, a + b - 1), min(a, b)] of the tails a = Φ(-h), b = Φ(-k).
+        Finite numbers; clipped to the Fréchet bounds [max(0, a + b - 1), min(a, b)] of the tails a
+        = Φ(-h), b = Φ(-k).
     n_threads
         How many threads share the work; the result does not depend on it.
 
-    Returns
-    -------
-    float64 array of the shape the three broadcast to, in [-1, 1]: exactly -1 or 1 where p is within 1e-15 of a bound.
-
-    Raises
-    ------
-    ValueError
-        If a cut is NaN, a p is not finite, or `n_threads` is below 1.
-
     Notes
     -----
-    The orthant is known to about 1e-16, so r is known to 1e-16 / φ₂(h, k; r). On cuts made non-negative, Halley's method
-    runs on the angle asin(r), inside a bracket that bisection shrinks when a step leaves it. It looks for the zero of
-    log(L / p) below independence and of log((min(a, b) - L) / (min(a, b) - p)) above it: next to a bound, L falls off like
-    a Gaussian tail, which a step in L itself would descend one e-fold at a time. Two or three evaluations are typical.
+    The orthant is known to about 1e-16, so r is known to 1e-16 / φ₂(h, k; r). On cuts made
+    non-negative, Halley's method runs on the angle asin(r), inside a bracket that bisection shrinks
+    when a step leaves it. It looks for the zero of log(L / p) below independence and of log((min(a,
+    b) - L) / (min(a, b) - p)) above it: next to a bound, L falls off like a Gaussian tail, which a
+    step in L itself would descend one e-fold at a time. Two or three evaluations are typical.
 
     References
     ----------
-    Pearson, On the correlation of characters not quantitatively measurable (1900); Genz (2004) for the orthant.
+    Pearson, On the correlation of characters not quantitatively measurable (1900); Genz (2004) for
+    the orthant.
     """
     x, y, q = _broadcast(h, k, p)
     if np.isnan(x).any() or np.isnan(y).any() or not np.isfinite(q).all() or n_threads < 1:
-        raise ValueError("a tetrachoric correlation needs cuts, finite probabilities and at least one thread")
+        raise ValueError(
+            "a tetrachoric correlation needs cuts, finite probabilities and at least one thread"
+        )
     x, y, q, out = x.ravel(), y.ravel(), q.ravel(), np.empty(q.size, dtype=np.float64)
     chunks = [slice(start, start + _CHUNK) for start in range(0, out.size, _CHUNK)]
-    with ThreadPoolExecutor(n_threads) if len(chunks) > 1 else nullcontext() as pool:  # a thread costs more than a small table
-        list((map if pool is None else pool.map)(lambda part: _correlations(x[part], y[part], q[part], out[part]), chunks))
+    with (
+        ThreadPoolExecutor(n_threads) if len(chunks) > 1 else nullcontext() as pool
+    ):  # a thread costs more than a small table
+        list(
+            (map if pool is None else pool.map)(
+                lambda part: _correlations(x[part], y[part], q[part], out[part]), chunks
+            )
+        )
     return out.reshape(np.broadcast_shapes(np.shape(h), np.shape(k), np.shape(p)))
 
 
@@ -121,8 +114,8 @@ def _reduce(h: float, k: float, angle: float, a: float, b: float) -> float:
 
     References
     ----------
-    Drezner and Wesolowsky, On the computation of the bivariate normal integral (1990); Genz, Numerical computation of
-    rectangular bivariate and trivariate normal and t probabilities (2004).
+    Drezner and Wesolowsky, On the computation of the bivariate normal integral (1990); Genz,
+    Numerical computation of rectangular bivariate and trivariate normal and t probabilities (2004).
     """
     if a == 0.0 or b == 0.0:
         return 0.0
@@ -156,9 +149,9 @@ def _from_one(gap: float, product: float, top: float) -> float:
 
     Notes
     -----
-    exp(-product / (1 + t)) / t = exp(-product / 2) (1 + c₁x² + c₂x⁴ + ...), and the moments M_n = ∫ xⁿ exp(-gap / (2x²)) dx
-    obey M_n = (top^(n+1) exp(-gap / (2 top²)) - gap M_(n-2)) / (n + 1). What remains is of order x⁶, so Gauss's rule
-    meets no edge at 0 however small the gap.
+    exp(-product / (1 + t)) / t = exp(-product / 2) (1 + c₁x² + c₂x⁴ + ...), and the moments M_n = ∫
+    xⁿ exp(-gap / (2x²)) dx obey M_n = (top^(n+1) exp(-gap / (2 top²)) - gap M_(n-2)) / (n + 1).
+    What remains is of order x⁶, so Gauss's rule meets no edge at 0 however small the gap.
     """
     if top <= 0.0 or gap / (2.0 * top * top) + product / 2.0 > 700.0:
         return 0.0
@@ -231,7 +224,8 @@ def _angle(h: float, k: float, p: float, a: float, b: float) -> float:
 def _step(value: float, p: float, slope: float, bend: float, bound: float) -> tuple[float, float]:
     """Return Halley's step of log|value - bound| towards log|p - bound|, and the curvature it is to be measured by.
 
-    `slope` is the derivative of the value and `bend` the logarithmic derivative of the slope. Without a finite step, inf.
+    `slope` is the derivative of the value and `bend` the logarithmic derivative of the slope.
+    Without a finite step, inf.
     """
     distance = value - bound
     if slope == 0.0 or distance == 0.0:
@@ -248,25 +242,20 @@ Bools = NDArray[np.bool_]
 NoiseFamily = Literal["gaussian", "logistic"]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
-_NARROW, _DROP = 4.0, 16.0  # up to this width and this fall of the log density, 20 nodes are exact to rounding
+_NARROW, _DROP = (
+    4.0,
+    16.0,
+)  # up to this width and this fall of the log density, 20 nodes are exact to rounding
 _LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)
-_SERIES = np.array([(-1.0) ** k / (k + 1) ** 2 for k in range(24)])  # of -Li₂(-y)/y; at y <= 1/5 what is cut is below 1e-19
+_SERIES = np.array(
+    [(-1.0) ** k / (k + 1) ** 2 for k in range(24)]
+)  # of -Li₂(-y)/y; at y <= 1/5 what is cut is below 1e-19
 
 
 class Truncated(NamedTuple):
-    """The probability and the moments of ε in a range.
+    """The probability and the moments of ε in a range."""
 
-    Attributes
-    ----------
-    log_probability
-        log Pr(range), float64 array, <= 0; of a point, -inf.
-    mean
-        E(ε | range).
-    square
-        E(ε² | range).
-    """
-
-    log_probability: Floats
+    log_probability: Floats  # log Pr(range), float64 array, <= 0; of a point, -inf
     mean: Floats
     square: Floats
 
@@ -277,34 +266,27 @@ def truncate(distribution: NoiseFamily, lower: ArrayLike, upper: ArrayLike) -> T
     Parameters
     ----------
     distribution
-        "gaussian": N(0, 1). "logistic": F(s) = 1/(1 + e⁻ˢ), of variance π²/3. A noise of scale c has ranges divided by c,
-        means multiplied by c and squares by c².
+        "gaussian": N(0, 1). "logistic": F(s) = 1/(1 + e⁻ˢ), of variance π²/3. A noise of scale c
+        has ranges divided by c, means multiplied by c and squares by c².
     lower, upper
-        Ranges, broadcast together. lower < upper: the interval (lower, upper], ends ±inf allowed. lower == upper, finite:
-        that point. lower > upper, finite: the ring (-inf, upper] ∪ (lower, inf).
-
-    Returns
-    -------
-    Truncated, float64 arrays of the shape the two broadcast to; relative errors of mean (against the range's nearest
-    point to 0, or 1) and square below 1e-12.
-
-    Raises
-    ------
-    ValueError
-        If the distribution is unknown, an end is NaN, or a range is empty or a ring with an infinite end.
+        Ranges, broadcast together. lower < upper: the interval (lower, upper], ends ±inf allowed.
+        lower == upper, finite: that point. lower > upper, finite: the ring (-inf, upper] ∪ (lower,
+        inf).
 
     Notes
     -----
-    A range is reflected so that its far end is the upper one. Narrow ranges are integrated by Gauss's rule, the density
-    divided by its largest value. Wide ones are differences of tail moments ∫_s^∞ εᵏ dF, k = 0, 1, 2, divided by the
-    density's order of magnitude at s, in which nothing cancels. For the normal these are R(s), 1 and s + R(s) times φ(s),
-    R Mills's ratio (by erfcx); for the logistic distribution, with y = e⁻ˢ, F(s), sF(s) + log(1+y)/y and
-    s²F(s) + 2s log(1+y)/y - 2 Li₂(-y)/y times y. Parts of a ring are weighed by their log probabilities.
+    A range is reflected so that its far end is the upper one. Narrow ranges are integrated by
+    Gauss's rule, the density divided by its largest value. Wide ones are differences of tail
+    moments ∫_s^∞ εᵏ dF, k = 0, 1, 2, divided by the density's order of magnitude at s, in which
+    nothing cancels. For the normal these are R(s), 1 and s + R(s) times φ(s), R Mills's ratio (by
+    erfcx); for the logistic distribution, with y = e⁻ˢ, F(s), sF(s) + log(1+y)/y and s²F(s) + 2s
+    log(1+y)/y - 2 Li₂(-y)/y times y. Parts of a ring are weighed by their log probabilities.
 
     References
     ----------
-    Ding and Ding, Interval privacy: a framework for privacy-preserving data collection, Remark 5 and supplement S2, whose equation
-    (28) has a constant too many (docs/explanation/math.md, Departures from the papers).
+    Ding and Ding, Interval privacy: a framework for privacy-preserving data collection, Remark 5
+    and supplement S2, whose equation (28) has a constant too many (docs/explanation/math.md,
+    Departures from the papers).
     """
     form = _form_of(distribution)
     low, high = (np.array(end, dtype=np.float64) for end in np.broadcast_arrays(lower, upper))
@@ -313,22 +295,17 @@ def truncate(distribution: NoiseFamily, lower: ArrayLike, upper: ArrayLike) -> T
     ring = low > high
     first = _intervals(form, np.where(ring, -math.inf, low), high)
     if ring.any():
-        left, right = (part[ring] for part in first), _intervals(form, low[ring], np.full(int(ring.sum()), math.inf))
+        left, right = (
+            (part[ring] for part in first),
+            _intervals(form, low[ring], np.full(int(ring.sum()), math.inf)),
+        )
         for whole, part in zip(first, _union(Truncated(*left), right), strict=True):
             whole[ring] = part
     return Truncated(*(part.reshape(shape) for part in first))
 
 
 def log_density(distribution: NoiseFamily, values: ArrayLike) -> Floats:
-    """Return log of the standard density at `values`, float64 array of the same shape.
-
-    Parameters
-    ----------
-    distribution
-        See `truncate`.
-    values
-        Where to evaluate it.
-    """
+    """Return log of the standard density at `values`, float64 array of the same shape."""
     return _form_of(distribution).log_density(np.asarray(values, dtype=np.float64))
 
 
@@ -341,9 +318,10 @@ def variance(distribution: NoiseFamily) -> float:
 class _Form:
     """A standard symmetric distribution.
 
-    `reference(s)`, s >= 0, is the log of an order of magnitude of its density; `fall(s, t)` is reference(s) - reference(t)
-    without cancellation; `tails(s)` are ∫_s^∞ εᵏ dF · exp(-reference(s)), k = 0, 1, 2. `ratio(start, step)` is the log
-    density at start + step less that at start >= 0.
+    `reference(s)`, s >= 0, is the log of an order of magnitude of its density; `fall(s, t)` is
+    reference(s) - reference(t) without cancellation; `tails(s)` are ∫_s^∞ εᵏ dF ·
+    exp(-reference(s)), k = 0, 1, 2. `ratio(start, step)` is the log density at start + step less
+    that at start >= 0.
     """
 
     variance: float
@@ -369,7 +347,9 @@ def _logistic_log_density(x: Floats) -> Floats:
 
 
 def _logistic_ratio(start: Floats, step: Floats) -> Floats:
-    return np.asarray(-step - 2 * (np.log1p(np.exp(-(start + step))) - np.log1p(np.exp(-start))), dtype=np.float64)
+    return np.asarray(
+        -step - 2 * (np.log1p(np.exp(-(start + step))) - np.log1p(np.exp(-start))), dtype=np.float64
+    )
 
 
 def _logistic_tails(s: Floats) -> tuple[Floats, Floats, Floats]:
@@ -377,7 +357,11 @@ def _logistic_tails(s: Floats) -> tuple[Floats, Floats, Floats]:
     safe = np.where(y > 0, y, 1.0)
     once = np.where(y > 0, np.log1p(safe) / safe, 1.0)  # ∫_s^∞ (1 - F)
     # spence knows its argument 1 + y only to 1e-16, which is nothing of a small y
-    twice = np.where(y > 0.2, -scipy.special.spence(1 + y) / safe, np.polynomial.polynomial.polyval(np.minimum(y, 0.2), _SERIES))
+    twice = np.where(
+        y > 0.2,
+        -scipy.special.spence(1 + y) / safe,
+        np.polynomial.polynomial.polyval(np.minimum(y, 0.2), _SERIES),
+    )
     share = 1 / (1 + y)
     return share, s * share + once, s * s * share + 2 * s * once + 2 * twice
 
@@ -419,7 +403,9 @@ def _intervals(form: _Form, low: Floats, high: Floats) -> Truncated:
     """Return the moments on intervals low <= high, arrays of shape (n,)."""
     flip = low < -high
     a, b = np.where(flip, -high, low), np.where(flip, -low, high)
-    result = Truncated(np.zeros(len(a)), np.zeros(len(a)), np.full(len(a), form.variance))  # right for the whole line
+    result = Truncated(
+        np.zeros(len(a)), np.zeros(len(a)), np.full(len(a), form.variance)
+    )  # right for the whole line
     with np.errstate(over="ignore"):
         narrow = (b - a <= _NARROW) & (form.fall(np.maximum(a, 0.0), b) <= _DROP)
     wide = ~narrow & np.isfinite(a)
@@ -470,7 +456,9 @@ def _across(form: _Form, a: Floats, b: Floats) -> Truncated:
     far = _far_tails(form, b, np.exp(form.reference(b)))
     outside = near[0] + far[0]
     inside = 1 - outside
-    return Truncated(np.log1p(-outside), (near[1] - far[1]) / inside, (form.variance - near[2] - far[2]) / inside)
+    return Truncated(
+        np.log1p(-outside), (near[1] - far[1]) / inside, (form.variance - near[2] - far[2]) / inside
+    )
 
 
 def _union(left: Truncated, right: Truncated) -> Truncated:
@@ -478,4 +466,7 @@ def _union(left: Truncated, right: Truncated) -> Truncated:
     total = np.logaddexp(left.log_probability, right.log_probability)
     share = np.exp(left.log_probability - total)
     rest = np.exp(right.log_probability - total)
-    return Truncated(np.minimum(total, 0.0), *(share * x + rest * y for x, y in ((left.mean, right.mean), (left.square, right.square))))
+    return Truncated(
+        np.minimum(total, 0.0),
+        *(share * x + rest * y for x, y in ((left.mean, right.mean), (left.square, right.square))),
+    )

@@ -1,7 +1,7 @@
 """Weights at which a pool of records meets two- and three-way tables, and records drawn from the pool by their weights.
 
-The arithmetic is additions, multiplications and divisions in a fixed order: the same pool and tables give the same bits on
-every machine, so that a task that runs twice draws the same records.
+The arithmetic is additions, multiplications and divisions in a fixed order: the same pool and
+tables give the same bits on every machine, so that a task that runs twice draws the same records.
 """
 
 from __future__ import annotations
@@ -29,33 +29,39 @@ _LEAST = np.float32(1e-30)  # a weight: smaller ones would be denormal, and slow
 def exponential(x: float) -> float:
     """Return exp(x) for |x| at most 4, up to a relative error of 1e-12, by additions and multiplications alone."""
     y = x * (1.0 / 64.0)
-    total = 1.0 + y * (1.0 + y * (0.5 + y * (1.0 / 6.0 + y * (1.0 / 24.0 + y * (1.0 / 120.0 + y * (1.0 / 720.0 + y * (1.0 / 5040.0)))))))
+    total = 1.0 + y * (
+        1.0
+        + y
+        * (
+            0.5
+            + y
+            * (
+                1.0 / 6.0
+                + y * (1.0 / 24.0 + y * (1.0 / 120.0 + y * (1.0 / 720.0 + y * (1.0 / 5040.0))))
+            )
+        )
+    )
     for _ in range(6):
         total *= total
     return total
 
 
 @jit
-def solve_cells(wanted: Floats, found: Floats, thetas: Floats, strength: float, moves: Floats) -> None:
+def solve_cells(
+    wanted: Floats, found: Floats, thetas: Floats, strength: float, moves: Floats
+) -> None:
     """Write by how much each θ moves: the d in [-4, 2] nearest to the root of θ + d = strength · (wanted - found · exp(d)).
 
     Parameters
     ----------
-    wanted
-        The table's counts.
-    found
-        The records' weight in each cell, at least 0.
     thetas
         What each cell's weights were moved by before, as a logarithm.
-    strength
-        How firmly the table is believed, per count.
-    moves
-        Overwritten.
 
     Notes
     -----
-    Newton's method; the difference of the two sides is convex and grows with d, so it converges from everywhere. No step is
-    longer than 1, and the number of steps is fixed, so that many cells are solved at once.
+    Newton's method; the difference of the two sides is convex and grows with d, so it converges
+    from everywhere. No step is longer than 1, and the number of steps is fixed, so that many cells
+    are solved at once.
     """
     for cell in range(len(moves)):
         moves[cell] = 0.0
@@ -69,42 +75,46 @@ def solve_cells(wanted: Floats, found: Floats, thetas: Floats, strength: float, 
             moves[cell] = LOWEST if d < LOWEST else HIGHEST if d > HIGHEST else d
 
 
-def rake(codes: Codes, sizes: Ints, tables: Ints, starts: Ints, targets: Floats, total: float, strengths: Floats, order: Ints) -> Weights:
+def rake(
+    codes: Codes,
+    sizes: Ints,
+    tables: Ints,
+    starts: Ints,
+    targets: Floats,
+    total: float,
+    strengths: Floats,
+    order: Ints,
+) -> Weights:
     """Return weights at which the pool's tables are near the wanted ones.
 
     Parameters
     ----------
     codes
-        uint8 or uint16 array of shape (n_attributes, n): the pool, every code below its attribute's size.
-    sizes
-        int64 array of shape (n_attributes,).
+        uint8 or uint16 array of shape (n_attributes, n): the pool, every code below its attribute's
+        size.
     tables
-        int64 array of shape (n_tables, 3): the attributes of each table; the third one is -1 for a two-way table.
+        int64 array of shape (n_tables, 3): the attributes of each table; the third one is -1 for a
+        two-way table.
     starts
         int64 array of shape (n_tables,): where each table begins in `targets`.
-    targets
-        float64 array: the wanted counts, table after table.
-    total
-        What the weights sum to at first.
     strengths
-        float64 array of shape (n_tables,): how firmly each table is believed, per count: a multiple of 1 / σ², for noise of
-        standard deviation σ.
-    order
-        int64 array: the tables, in the order of the visits.
-
-    Returns
-    -------
-    float32 array of shape (n,), positive; their sum is about `total`.
+        float64 array of shape (n_tables,): how firmly each table is believed, per count: a multiple
+        of 1 / σ², for noise of standard deviation σ.
 
     Notes
     -----
-    w_i ∝ exp(Σ θ_t(cell of record i in table t)). Each visit of a table moves every θ by 1.5 of what `solve_cells` says, and
-    the last visit by exactly that (successive over-relaxation). At the end
-    θ = strength · (wanted - found), the maximum entropy weights that are penalised by θ² / (2 · strength). Cells where the
-    pool is thin are thus not forced. θ belongs to this pool: on another one it would be wrong, so it is not returned.
+    w_i ∝ exp(Σ θ_t(cell of record i in table t)). Each visit of a table moves every θ by 1.5 of
+    what `solve_cells` says, and the last visit by exactly that (successive over-relaxation). At the
+    end θ = strength · (wanted - found), the maximum entropy weights that are penalised by θ² / (2 ·
+    strength). Cells where the pool is thin are thus not forced. θ belongs to this pool: on another
+    one it would be wrong, so it is not returned.
     """
     largest = max((n_cells_of(table, sizes) for table in tables), default=1)
-    cells: Cells = np.zeros(codes.shape[1], np.uint16) if largest <= 2**16 else np.zeros(codes.shape[1], np.uint32)
+    cells: Cells = (
+        np.zeros(codes.shape[1], np.uint16)
+        if largest <= 2**16
+        else np.zeros(codes.shape[1], np.uint32)
+    )
     return _rake(codes, sizes, tables, starts, targets, total, strengths, order, cells, largest)
 
 
@@ -124,8 +134,14 @@ def _rake(
     n = codes.shape[1]
     weights = np.full(n, np.float32(total / n))
     thetas = np.zeros(len(targets))
-    lanes, found = np.zeros((_LANES, largest)), np.zeros(largest)  # double precision: in single, sums of many equal weights would err all one way
-    moves, factors = np.zeros(largest), np.ones(largest, dtype=np.float32)  # of the table that was visited last
+    lanes, found = (
+        np.zeros((_LANES, largest)),
+        np.zeros(largest),
+    )  # double precision: in single, sums of many equal weights would err all one way
+    moves, factors = (
+        np.zeros(largest),
+        np.ones(largest, dtype=np.float32),
+    )  # of the table that was visited last
     for visit in range(len(order)):
         t = order[visit]
         start, n_cells = starts[t], n_cells_of(tables[t], sizes)
@@ -140,7 +156,9 @@ def _rake(
         for cell in range(n_cells):
             found[cell] = (lanes[0, cell] + lanes[1, cell]) + (lanes[2, cell] + lanes[3, cell])
         own = thetas[start : start + n_cells]
-        solve_cells(targets[start : start + n_cells], found[:n_cells], own, strengths[t], moves[:n_cells])
+        solve_cells(
+            targets[start : start + n_cells], found[:n_cells], own, strengths[t], moves[:n_cells]
+        )
         pace = _PACE if visit < len(order) - len(tables) else 1.0
         for cell in range(n_cells):
             move = moves[cell] * pace if found[cell] > 0.0 else 0.0
@@ -185,8 +203,6 @@ def n_cells_of(table: Ints, sizes: Ints) -> int:
     ----------
     table
         int64 array of shape (3,): its attributes; the third one is -1 for a two-way table.
-    sizes
-        int64 array of shape (n_attributes,).
     """
     depth = sizes[table[2]] if table[2] >= 0 else 1
     return int(sizes[table[0]] * sizes[table[1]] * depth)
@@ -201,15 +217,8 @@ def resample(weights: Weights, order: Ints, n: int, uniform: float) -> Ints:
     weights
         float32 array of shape (m,), not negative, with a positive sum.
     order
-        int64 array of shape (m,): the pool in the order in which it is walked; neighbours stand in for each other.
-    n
-        How many.
-    uniform
-        In [0, 1), where the walk begins.
-
-    Returns
-    -------
-    int64 array of shape (n,): places in the pool.
+        int64 array of shape (m,): the pool in the order in which it is walked; neighbours stand in
+        for each other.
     """
     total = 0.0
     for place in order:

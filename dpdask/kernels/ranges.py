@@ -1,7 +1,8 @@
 """Random ranges around values: anchors drawn by tabulated quantiles, and the range between anchors that a value lies in.
 
-Comparisons are made on the very doubles that are released, so a range contains its value whatever a table's error. Only
-sums, products and comparisons are used, so every machine draws the same anchors from the same words and table.
+Comparisons are made on the very doubles that are released, so a range contains its value whatever a
+table's error. Only sums, products and comparisons are used, so every machine draws the same anchors
+from the same words and table.
 """
 
 from __future__ import annotations
@@ -25,49 +26,27 @@ _UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
 
 class Quantiles(NamedTuple):
-    """A distribution on the line by its quantiles; it is uniform between two knots.
+    """A distribution on the line by its quantiles; it is uniform between two knots."""
 
-    Attributes
-    ----------
-    x
-        float64 array, non-decreasing and finite: the quantiles.
-    p
-        float64 array of the same shape: `LEVELS`, or [0, 1] for a uniform distribution.
-    """
-
-    x: Floats
-    p: Floats
+    x: Floats  # float64 array, non-decreasing and finite: the quantiles
+    p: Floats  # float64 array of the same shape: `LEVELS`, or [0, 1] for a uniform distribution
 
 
 class Steps(NamedTuple):
-    """Bounds on a cdf: for x[i-1] < u <= x[i], `low[i] <= F(u) <= high[i]`.
-
-    Attributes
-    ----------
-    x
-        float64 array of shape (n,), non-decreasing.
-    low, high
-        float64 arrays of shape (n + 1,), non-decreasing, in [0, 1].
-    """
+    """Bounds on a cdf: for x[i-1] < u <= x[i], `low[i] <= F(u) <= high[i]`."""
 
     x: Floats
-    low: Floats
+    low: Floats  # float64 arrays of shape (n + 1,), non-decreasing, in [0, 1]
     high: Floats
 
 
 class Acceptable(NamedTuple):
-    """Where the exact value is released.
+    """Where the exact value is released."""
 
-    Attributes
-    ----------
-    low, high
-        float64 arrays of shape (k,): the intervals (low, high].
-    ranges
-        bool array of shape (n_anchors + 1,): the ranges, counted from the left, whose values are released.
-    """
-
-    low: Floats
+    low: Floats  # float64 arrays of shape (k,): the intervals (low, high]
     high: Floats
+    # Bool array of shape (n_anchors + 1,): the ranges, counted from the left, whose values are
+    # released.
     ranges: Bools
 
 
@@ -76,29 +55,29 @@ LEVELS: Floats = np.concatenate([_TAIL, np.arange(1, N_CELLS) / N_CELLS, 1.0 - _
 
 
 def partition(
-    values: Floats, words: Words, distribution: Quantiles, centres: Floats, acceptable: Acceptable, *, spacing: float, ring: bool, lattice: bool
+    values: Floats,
+    words: Words,
+    distribution: Quantiles,
+    centres: Floats,
+    acceptable: Acceptable,
+    *,
+    spacing: float,
+    ring: bool,
+    lattice: bool,
 ) -> tuple[Floats, Floats]:
     """Return the range (lower, upper] between random anchors in which each value lies.
 
     Parameters
     ----------
-    values
-        float64 array of shape (n,), finite.
-    words
-        uint64 array of shape (n, n_anchors), uniform and independent.
-    distribution
-        The distribution of an anchor before its centre is added.
-    centres
-        float64 array of shape (n_anchors,).
-    acceptable
-        Where the exact value is released, as lower == upper.
     spacing
-        0 for independent anchors; otherwise neighbouring anchors, and the ends of the line, are at least so far apart in
-        the distribution's own probability: at most 1 / n_ranges.
+        0 for independent anchors; otherwise neighbouring anchors, and the ends of the line, are at
+        least so far apart in the distribution's own probability: at most 1 / n_ranges.
     ring
-        Whether the two outer ranges are one: released as lower > upper, the union of (-inf, upper] and (lower, inf).
+        Whether the two outer ranges are one: released as lower > upper, the union of (-inf, upper]
+        and (lower, inf).
     lattice
-        Whether values are whole numbers; then anchors are rounded down, which moves no whole number to another range.
+        Whether values are whole numbers; then anchors are rounded down, which moves no whole number
+        to another range.
 
     Returns
     -------
@@ -107,8 +86,8 @@ def partition(
 
     Notes
     -----
-    Spaced anchors have the ranks i s + (1 - m s) V₍ᵢ₎ of sorted uniform V; on a ring of two, V₁ and V₁ + s + (1 - 2 s) V₂
-    modulo 1.
+    Spaced anchors have the ranks i s + (1 - m s) V₍ᵢ₎ of sorted uniform V; on a ring of two, V₁ and
+    V₁ + s + (1 - 2 s) V₂ modulo 1.
     """
     lower, upper = np.empty(len(values)), np.empty(len(values))
     drawn = _draw(words, distribution, centres, spacing, ring, lattice)
@@ -116,22 +95,27 @@ def partition(
     return lower, upper
 
 
-def anchors(words: Words, distribution: Quantiles, centres: Floats, *, spacing: float, ring: bool, lattice: bool) -> Floats:
-    """Return each row's anchors, sorted: those between which `partition` finds a value's range from the same words.
-
-    Parameters
-    ----------
-    words, distribution, centres, spacing, ring, lattice
-        As for `partition`.
-
-    Returns
-    -------
-    float64 array of shape (n, n_anchors), non-decreasing along each row.
-    """
+def anchors(
+    words: Words,
+    distribution: Quantiles,
+    centres: Floats,
+    *,
+    spacing: float,
+    ring: bool,
+    lattice: bool,
+) -> Floats:
+    """Return each row's anchors, sorted: those between which `partition` finds a value's range from the same words."""
     return np.sort(_draw(words, distribution, centres, spacing, ring, lattice), axis=1)
 
 
-def _draw(words: Words, distribution: Quantiles, centres: Floats, spacing: float, ring: bool, lattice: bool) -> Floats:
+def _draw(
+    words: Words,
+    distribution: Quantiles,
+    centres: Floats,
+    spacing: float,
+    ring: bool,
+    lattice: bool,
+) -> Floats:
     """Return each row's anchors, in any order."""
     drawn = _shares(words)
     if spacing > 0.0:
@@ -141,14 +125,19 @@ def _draw(words: Words, distribution: Quantiles, centres: Floats, spacing: float
 
 
 def narrow(
-    values: Floats, words: Words, distribution: Quantiles, tau: Quantiles, cdf: Steps, *, either: bool, lattice: bool
+    values: Floats,
+    words: Words,
+    distribution: Quantiles,
+    tau: Quantiles,
+    cdf: Steps,
+    *,
+    either: bool,
+    lattice: bool,
 ) -> tuple[Floats, Floats]:
     """Return the range (lower, upper] to which rounds of halving by random anchors narrow each value down.
 
     Parameters
     ----------
-    values
-        float64 array of shape (n,), finite.
     words
         uint64 array of shape (n, 1 + n_rounds), uniform and independent.
     distribution
@@ -158,9 +147,8 @@ def narrow(
     cdf
         The reference by which coverage is measured; doubt counts as a lack of coverage.
     either
-        Whether a row stops when either of the two next ranges would fall below its tau; otherwise, when its own would.
-    lattice
-        Whether values are whole numbers; then anchors are rounded down.
+        Whether a row stops when either of the two next ranges would fall below its tau; otherwise,
+        when its own would.
 
     Returns
     -------
@@ -168,7 +156,22 @@ def narrow(
         float64 arrays of shape (n,); -inf and inf at open ends.
     """
     lower, upper = np.empty(len(values)), np.empty(len(values))
-    _narrow(values, words, distribution.x, distribution.p, tau.x, tau.p, cdf.x, guide(cdf.x), cdf.low, cdf.high, either, lattice, lower, upper)
+    _narrow(
+        values,
+        words,
+        distribution.x,
+        distribution.p,
+        tau.x,
+        tau.p,
+        cdf.x,
+        guide(cdf.x),
+        cdf.low,
+        cdf.high,
+        either,
+        lattice,
+        lower,
+        upper,
+    )
     return lower, upper
 
 
@@ -176,32 +179,21 @@ def intersect(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) -> tu
     """Return the intersection of two ranges of each value; neither may be a ring's outer range.
 
     An exact value stays exact: it is its own lower and upper end, and the other range holds it.
-
-    Parameters
-    ----------
-    first, second
-        (lower, upper), float64 arrays of shape (n,) each.
     """
     return np.maximum(first[0], second[0]), np.minimum(first[1], second[1])
 
 
 def at_least(lower: Floats, upper: Floats, cdf: Steps) -> Floats:
-    """Return a lower bound on the probability of each range (lower, upper], a ring's outer one (lower > upper) included.
-
-    Parameters
-    ----------
-    lower, upper
-        float64 arrays of shape (n,): the ends of the ranges.
-    cdf
-        What is known of the cdf.
-    """
+    """Return a lower bound on the probability of each range (lower, upper], a ring's outer one (lower > upper) included."""
     inside = np.empty(len(lower))
     _at_least(lower, upper, cdf.x, guide(cdf.x), cdf.low, cdf.high, inside)
     return inside
 
 
 @jit
-def _at_least(lower: Floats, upper: Floats, x: Floats, at: Guide, low: Floats, high: Floats, inside: Floats) -> None:
+def _at_least(
+    lower: Floats, upper: Floats, x: Floats, at: Guide, low: Floats, high: Floats, inside: Floats
+) -> None:
     for row in range(len(lower)):
         if lower[row] == upper[row]:
             inside[row] = 0.0
@@ -246,7 +238,9 @@ def _space(shares: Floats, spacing: float, ring: bool) -> None:
     n = shares.shape[1]
     for row in range(len(shares)):
         if ring:
-            shares[row, 1] = (shares[row, 0] + spacing + (1.0 - 2.0 * spacing) * shares[row, 1]) % 1.0
+            shares[row, 1] = (
+                shares[row, 0] + spacing + (1.0 - 2.0 * spacing) * shares[row, 1]
+            ) % 1.0
             continue
         for i in range(1, n):  # few anchors: insertion
             j, moved = i, shares[row, i]
@@ -279,7 +273,14 @@ def _to_quantiles(shares: Floats, x: Floats, p: Floats, centres: Floats, lattice
 
 @jit
 def _locate(
-    values: Floats, anchors: Floats, accepted_low: Floats, accepted_high: Floats, accepted: Bools, ring: bool, lower: Floats, upper: Floats
+    values: Floats,
+    anchors: Floats,
+    accepted_low: Floats,
+    accepted_high: Floats,
+    accepted: Bools,
+    ring: bool,
+    lower: Floats,
+    upper: Floats,
 ) -> None:
     """Write the range between each row's anchors in which its value lies."""
     for row in range(len(values)):
@@ -288,12 +289,16 @@ def _locate(
         for i in range(anchors.shape[1]):
             anchor = anchors[row, i]
             is_below = anchor < value
-            low = max(low, anchor if is_below else -np.inf)  # selects, not branches: which one is a coin toss
+            low = max(
+                low, anchor if is_below else -np.inf
+            )  # selects, not branches: which one is a coin toss
             high = min(high, np.inf if is_below else anchor)
             position += is_below
         if ring and position != 1:
             low, high = max(anchors[row, 0], anchors[row, 1]), min(anchors[row, 0], anchors[row, 1])
-            if low == high:  # nothing lies between: the outer range is the whole line, and must not look like a value
+            if (
+                low == high
+            ):  # nothing lies between: the outer range is the whole line, and must not look like a value
                 low, high = -np.inf, np.inf
         exact = accepted[position]
         for i in range(len(accepted_low)):
@@ -322,8 +327,16 @@ def _narrow(
     for row in range(len(values)):
         value = values[row]
         tau = _quantile(_share(words[row, 0]), tau_x, tau_p)
-        low, high, first, last = -np.inf, np.inf, 0.0, 1.0  # the range, and the anchors' ranks at its ends
-        least, most = 0.0, 1.0  # bounds on the reference's cdf: at most `least` at low, at least `most` at high
+        low, high, first, last = (
+            -np.inf,
+            np.inf,
+            0.0,
+            1.0,
+        )  # the range, and the anchors' ranks at its ends
+        least, most = (
+            0.0,
+            1.0,
+        )  # bounds on the reference's cdf: at most `least` at low, at least `most` at high
         for turn in range(1, words.shape[1]):
             rank = first + _share(words[row, turn]) * (last - first)
             anchor = _quantile(rank, x, p)

@@ -1,9 +1,10 @@
 """The rank mechanism in whole numbers: discrete Laplace noise on ranks, and the map back to the reference distribution.
 
-A row's rank i in 0..B-1 becomes w = i + e with e discrete Laplace, Pr(e) ∝ α^|e|. Everything after w is post-processing:
-w is placed uniformly inside its own probability under uniform ranks, and read through the inverse reference cdf, so the
-output has the reference distribution. e is built from independent base-256 digits drawn from whole-number tables, so the
-distribution that is drawn from is known exactly, and so is its epsilon.
+A row's rank i in 0..B-1 becomes w = i + e with e discrete Laplace, Pr(e) ∝ α^|e|. Everything after
+w is post-processing: w is placed uniformly inside its own probability under uniform ranks, and read
+through the inverse reference cdf, so the output has the reference distribution. e is built from
+independent base-256 digits drawn from whole-number tables, so the distribution that is drawn from
+is known exactly, and so is its epsilon.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _MOST_POWERS = 2**17
 TOGETHER = 2**10  # rows that go through all loops while they stay near the processor
 _UNIT = 1.0 / 9007199254740992.0  # 2**-53
 _CLAMP_BITS = 10  # ranks beyond B by more than log(2**10)/-log(α) become one outcome
-_TAIL_BITS = 24  # and what those outcomes gain from the noise's unresolved tail is below 2**-24 of them
+_TAIL_BITS = (
+    24  # and what those outcomes gain from the noise's unresolved tail is below 2**-24 of them
+)
 _EXACT = Context(prec=50)
 
 Floats = NDArray[np.float64]
@@ -40,55 +43,36 @@ Tables = tuple[Weights, NDArray[np.uint16]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankNoise:
-    """Discrete Laplace noise on the ranks 0..n_cells-1, as whole-number tables.
-
-    Attributes
-    ----------
-    n_cells
-        B, the number of ranks.
-    rate
-        -log(α), the cost of one rank step.
-    margin
-        M: w is clamped to -M..B-1+M.
-    sign
-        uint64: e >= 0 with probability sign / 2**63.
-    weights
-        uint64 array of shape (n_digits, 256): the distribution of each base-256 digit, least significant first.
-    epsilon
-        An upper bound on ε*, the largest log ratio of any outcome's probabilities under two ranks.
-    """
+    """Discrete Laplace noise on the ranks 0..n_cells-1, as whole-number tables."""
 
     n_cells: int
-    rate: float
+    rate: float  # -log(α), the cost of one rank step
     margin: int
-    sign: int
+    sign: int  # uint64: e >= 0 with probability sign / 2**63
+    # Uint64 array of shape (n_digits, 256): the distribution of each base-256 digit, least
+    # significant first.
     weights: Weights
+    # An upper bound on ε*, the largest log ratio of any outcome's probabilities under two ranks.
     epsilon: float
 
     @property
     def scalars(self) -> dict[str, float]:
         """All attributes but the weights, by name."""
-        return {"n_cells": self.n_cells, "rate": self.rate, "margin": self.margin, "sign": self.sign, "epsilon": self.epsilon}
+        return {
+            "n_cells": self.n_cells,
+            "rate": self.rate,
+            "margin": self.margin,
+            "sign": self.sign,
+            "epsilon": self.epsilon,
+        }
 
 
 def rank_noise(epsilon: float, n_cells: int = N_CELLS) -> RankNoise:
-    """Return the noise on `n_cells` ranks whose ε* is as large as it can be without passing `epsilon`.
-
-    Parameters
-    ----------
-    epsilon
-        The bound on ε*.
-    n_cells
-        How many ranks there are.
-
-    Raises
-    ------
-    ValueError
-        If `epsilon` is not in [1e-6, 16]: above it, the tables could no longer resolve the tail; below it, nothing of a
-        value would be left, and the distribution of ranks would no longer be resolved in floating point.
-    """
+    """Return the noise on `n_cells` ranks whose ε* is as large as it can be without passing `epsilon`."""
     if not MIN_EPSILON <= epsilon <= MAX_EPSILON:
-        raise ValueError(f"the rank mechanism takes an epsilon in [{MIN_EPSILON:g}, {MAX_EPSILON:g}]")
+        raise ValueError(
+            f"the rank mechanism takes an epsilon in [{MIN_EPSILON:g}, {MAX_EPSILON:g}]"
+        )
     target = epsilon
     while target > epsilon / 2:
         noise = _tables(target / (n_cells - 1), n_cells)
@@ -104,20 +88,27 @@ def _tables(rate: float, n_cells: int) -> RankNoise:
     resolved = margin + n_cells + math.ceil(_TAIL_BITS * math.log(2) / rate)
     n_digits = max(1, math.ceil(math.log(resolved + 1, _BASE)))
     digits = np.arange(_BASE, dtype=np.float64)
-    weights = integer_weights(np.array([np.exp(-rate * float(_BASE) ** k * digits) for k in range(n_digits)]))
+    weights = integer_weights(
+        np.array([np.exp(-rate * float(_BASE) ** k * digits) for k in range(n_digits)])
+    )
     weights.setflags(write=False)  # shared by all who ask again
     sign = round(2**TOTAL_BITS / (1 + math.exp(-rate)))
     with localcontext(_EXACT):
         epsilon = _bound(rate, n_cells, margin, resolved, sign, weights)
-    return RankNoise(n_cells=n_cells, rate=rate, margin=margin, sign=sign, weights=weights, epsilon=epsilon)
+    return RankNoise(
+        n_cells=n_cells, rate=rate, margin=margin, sign=sign, weights=weights, epsilon=epsilon
+    )
 
 
-def _bound(rate: float, n_cells: int, margin: int, resolved: int, sign: int, weights: Weights) -> float:
+def _bound(
+    rate: float, n_cells: int, margin: int, resolved: int, sign: int, weights: Weights
+) -> float:
     """Return an upper bound on ε* of the noise that the rounded tables draw.
 
-    Write log Pr(e) = const - rate·|e| + η(e). Ranks differ by at most B-1, so an outcome that is not clamped costs at
-    most rate·(B-1) plus the range of η over the noise values resolved by the tables. A clamped outcome sums the tail
-    from there on; what lies beyond the resolved values adds at most their share of it.
+    Write log Pr(e) = const - rate·|e| + η(e). Ranks differ by at most B-1, so an outcome that is
+    not clamped costs at most rate·(B-1) plus the range of η over the noise values resolved by the
+    tables. A clamped outcome sums the tail from there on; what lies beyond the resolved values adds
+    at most their share of it.
     """
     exact_rate = Decimal(rate)
     top = resolved // _BASE ** (len(weights) - 1)
@@ -156,8 +147,8 @@ def _tails(rate: float, n_cells: int) -> tuple[float, float, float]:
 
     Notes
     -----
-    With k = α / ((1-α)(1+α)), Pr(i + e <= w) is (w + 1 + k(α^(w+1) - α^(n-1-w))) / n for w in -1..n-1, and a geometric
-    tail on either side.
+    With k = α / ((1-α)(1+α)), Pr(i + e <= w) is (w + 1 + k(α^(w+1) - α^(n-1-w))) / n for w in
+    -1..n-1, and a geometric tail on either side.
     """
     a = math.exp(-rate)
     k = a / (-math.expm1(-rate) * (1.0 + a))
@@ -179,70 +170,45 @@ def privatise(
 
     Parameters
     ----------
-    values, is_null
-        float64 and bool arrays of shape (n,).
     words
         uint64 array of shape (n, n_digits + 3), uniform and independent.
     x, c
         The knots of the continualised reference cdf; null holds the ranks below c[0].
-    noise
-        The noise on ranks.
-    tables
-        From `digit_tables`.
-    lattice
-        Whether values are whole numbers.
-
-    Returns
-    -------
-    values, is_null
-        float64 and bool arrays of shape (n,).
     """
-    ranks = disturb(_own_ranks(values, is_null, words, x, c, guide(x), lattice), words, noise, tables)
+    ranks = disturb(
+        _own_ranks(values, is_null, words, x, c, guide(x), lattice), words, noise, tables
+    )
     return values_at(ranks, x, c, guide(c), lattice)
 
 
 @jit
-def _own_ranks(values: Floats, is_null: NDArray[np.bool_], words: Weights, x: Floats, c: Floats, guide: Guide, lattice: bool) -> Floats:
+def _own_ranks(
+    values: Floats,
+    is_null: NDArray[np.bool_],
+    words: Weights,
+    x: Floats,
+    c: Floats,
+    guide: Guide,
+    lattice: bool,
+) -> Floats:
     """Return a rank of each value, uniform in the interval that it stands for, from each row's first word."""
     out = np.empty(len(values), dtype=np.float64)
     for row in range(len(values)):
-        low, high = (0.0, c[0]) if is_null[row] else rank_interval(values[row], x, c, guide, lattice)
+        low, high = (
+            (0.0, c[0]) if is_null[row] else rank_interval(values[row], x, c, guide, lattice)
+        )
         uniform = (words[row, 0] >> np.uint64(11)) * _UNIT
         out[row] = low + uniform * (high - low)
     return out
 
 
 def disturb(ranks: Floats, words: Weights, noise: RankNoise, tables: Tables) -> Floats:
-    """Return ranks with noise: uniform ones become uniform ones.
-
-    Parameters
-    ----------
-    ranks
-        float64 array of shape (n,), in [0, 1].
-    words
-        As for `privatise`; the first of a row is left to the caller.
-    noise, tables
-        As for `privatise`.
-
-    Returns
-    -------
-    float64 array of shape (n,), in (0, 1).
-    """
+    """Return ranks with noise: uniform ones become uniform ones."""
     return disturb_rows(ranks, words, make_draws(noise, tables))
 
 
 class Draws(NamedTuple):
-    """What noise is drawn from, as kernels take it.
-
-    Attributes
-    ----------
-    n_cells, rate, margin, sign
-        As in `RankNoise`.
-    thresholds, aliases
-        From `digit_tables`.
-    coarse, fine
-        Powers of α by two look-ups and a product: α^k is coarse[k // 256] · fine[k % 256]; `coarse` is empty where that takes too much memory.
-    """
+    """What noise is drawn from, as kernels take it."""
 
     n_cells: int
     rate: float
@@ -250,20 +216,14 @@ class Draws(NamedTuple):
     sign: np.uint64
     thresholds: Weights
     aliases: NDArray[np.uint16]
+    # Powers of α by two look-ups and a product: α^k is coarse[k // 256] · fine[k % 256]; `coarse`
+    # is empty where that takes too much memory.
     coarse: Floats
     fine: Floats
 
 
 def make_draws(noise: RankNoise, tables: Tables) -> Draws:
-    """Return what noise is drawn from.
-
-    Parameters
-    ----------
-    noise
-        The noise on ranks.
-    tables
-        Its `digit_tables`.
-    """
+    """Return what noise is drawn from."""
     powers = _powers(noise.rate, noise.n_cells + noise.margin)
     return Draws(noise.n_cells, noise.rate, noise.margin, np.uint64(noise.sign), *tables, *powers)
 
@@ -272,25 +232,20 @@ def make_draws(noise: RankNoise, tables: Tables) -> Draws:
 def _powers(rate: float, most: int) -> tuple[Floats, Floats]:
     """Return the powers α^k for k up to `most`."""
     n_coarse = most // _BASE + 1
-    return np.exp(-rate * _BASE * np.arange(n_coarse if n_coarse <= _MOST_POWERS else 0)), np.exp(-rate * np.arange(_BASE))
+    return np.exp(-rate * _BASE * np.arange(n_coarse if n_coarse <= _MOST_POWERS else 0)), np.exp(
+        -rate * np.arange(_BASE)
+    )
 
 
 @jit
 def disturb_rows(ranks: Floats, words: Weights, draws: Draws) -> Floats:
     """Return ranks with noise; digits are drawn from words 1..n_digits, the sign and the place from the next two.
 
-    Parameters
-    ----------
-    ranks, words
-        As for `disturb`.
-    draws
-        What noise is drawn from.
-
     Notes
     -----
-    A block of rows goes through one simple loop after another: a compiler turns them into vector instructions, but not one long loop. No
-    draw decides a branch, since nobody can predict which one. Indices that come from words are unsigned, since numba looks for negative ones
-    otherwise.
+    A block of rows goes through one simple loop after another: a compiler turns them into vector
+    instructions, but not one long loop. No draw decides a branch, since nobody can predict which
+    one. Indices that come from words are unsigned, since numba looks for negative ones otherwise.
     """
     out, room = np.empty(len(ranks), dtype=np.float64), make_room()
     for start in range(0, len(ranks), TOGETHER):
@@ -300,17 +255,9 @@ def disturb_rows(ranks: Floats, words: Weights, draws: Draws) -> Floats:
 
 
 class Room(NamedTuple):
-    """What `disturb_block` finds of at most `TOGETHER` rows on its way: made once, since new arrays cost time.
+    """What `disturb_block` finds of at most `TOGETHER` rows on its way: made once, since new arrays cost time."""
 
-    Attributes
-    ----------
-    magnitudes, noisy
-        uint64 and int64 arrays of shape (TOGETHER,).
-    near, far
-        float64 arrays of shape (TOGETHER,).
-    """
-
-    magnitudes: Weights
+    magnitudes: Weights  # uint64 and int64 arrays of shape (TOGETHER,)
     noisy: Ints
     near: Floats
     far: Floats
@@ -319,7 +266,11 @@ class Room(NamedTuple):
 @jit
 def make_room() -> Room:
     """Return the room that `disturb_block` needs."""
-    noisy, near, far = np.empty(TOGETHER, dtype=np.int64), np.empty(TOGETHER, dtype=np.float64), np.empty(TOGETHER, dtype=np.float64)
+    noisy, near, far = (
+        np.empty(TOGETHER, dtype=np.int64),
+        np.empty(TOGETHER, dtype=np.float64),
+        np.empty(TOGETHER, dtype=np.float64),
+    )
     return Room(np.empty(TOGETHER, dtype=np.uint64), noisy, near, far)
 
 
@@ -329,10 +280,6 @@ def disturb_block(ranks: Floats, words: Weights, draws: Draws, room: Room, out: 
 
     Parameters
     ----------
-    ranks, words, draws
-        As for `disturb_rows`.
-    room
-        Changed.
     out
         float64 array of shape (n,), changed: the result. It may be `ranks`.
     """
@@ -349,23 +296,35 @@ def _draw_magnitudes(words: Weights, draws: Draws, magnitudes: Weights) -> None:
     magnitudes[: len(words)] = 0
     for place in range(len(draws.thresholds)):
         digit = len(draws.thresholds) - 1 - place
-        thresholds, aliases, drawn = draws.thresholds[digit], draws.aliases[digit], words[:, digit + 1]
+        thresholds, aliases, drawn = (
+            draws.thresholds[digit],
+            draws.aliases[digit],
+            words[:, digit + 1],
+        )
         for row in range(len(drawn)):
             word = drawn[row] >> one
             entry = word & low_byte
             alias = np.uint64(aliases[entry])
-            magnitudes[row] = (magnitudes[row] << byte) + alias + (entry - alias) * np.uint64((word >> byte) < thresholds[entry])
+            magnitudes[row] = (
+                (magnitudes[row] << byte)
+                + alias
+                + (entry - alias) * np.uint64((word >> byte) < thresholds[entry])
+            )
 
 
 @jit
-def _add_noise(ranks: Floats, words: Weights, draws: Draws, magnitudes: Weights, noisy: Ints) -> None:
+def _add_noise(
+    ranks: Floats, words: Weights, draws: Draws, magnitudes: Weights, noisy: Ints
+) -> None:
     """Find each row's noisy rank w in whole numbers, clamped."""
     n_cells, margin, sign, one = draws.n_cells, draws.margin, draws.sign, np.uint64(1)
     last, of_sign = n_cells - 1, np.uint64(len(draws.thresholds)) + one
     for row in range(len(ranks)):
         is_negative = np.int64((words[row, of_sign] >> one) >= sign)
         rank = min(max(int(n_cells * ranks[row]), 0), last)
-        noisy[row] = min(max(rank + int(np.int64(magnitudes[row]) ^ -is_negative), -margin), last + margin)  # -1 - magnitude where negative
+        noisy[row] = min(
+            max(rank + int(np.int64(magnitudes[row]) ^ -is_negative), -margin), last + margin
+        )  # -1 - magnitude where negative
 
 
 @jit
@@ -386,9 +345,15 @@ def _find_powers(draws: Draws, noisy: Ints, near: Floats, far: Floats) -> None:
 
 
 @jit
-def _place(words: Weights, draws: Draws, noisy: Ints, near: Floats, far: Floats, out: Floats) -> None:
+def _place(
+    words: Weights, draws: Draws, noisy: Ints, near: Floats, far: Floats, out: Floats
+) -> None:
     """Place each noisy rank uniformly inside its own probability under uniform ranks; see `_tails`."""
-    n_cells, margin, of_place = draws.n_cells, draws.margin, np.uint64(len(draws.thresholds)) + np.uint64(2)
+    n_cells, margin, of_place = (
+        draws.n_cells,
+        draws.margin,
+        np.uint64(len(draws.thresholds)) + np.uint64(2),
+    )
     a, k, tail = _tails(draws.rate, n_cells)
     last, step = n_cells - 1, 1.0 / n_cells
     for row in range(len(out)):

@@ -9,19 +9,13 @@ from dpdask.kernels.jit import jit
 
 
 @jit
-def keep_chosen(values: NDArray[np.unsignedinteger], chosen: NDArray[np.bool_], n_chosen: int) -> NDArray[np.unsignedinteger]:
-    """Return the values of the chosen rows, in their order.
-
-    Parameters
-    ----------
-    values
-        Array of shape (n,).
-    chosen
-        bool array of shape (n,).
-    n_chosen
-        How many rows are chosen.
-    """
-    out = np.empty(n_chosen + 1, dtype=values.dtype)  # one more: a row that is not chosen is overwritten by the next one
+def keep_chosen(
+    values: NDArray[np.unsignedinteger], chosen: NDArray[np.bool_], n_chosen: int
+) -> NDArray[np.unsignedinteger]:
+    """Return the values of the chosen rows, in their order."""
+    out = np.empty(
+        n_chosen + 1, dtype=values.dtype
+    )  # one more: a row that is not chosen is overwritten by the next one
     place = 0
     for row in range(len(values)):
         out[place] = values[row]
@@ -30,16 +24,10 @@ def keep_chosen(values: NDArray[np.unsignedinteger], chosen: NDArray[np.bool_], 
 
 
 @jit
-def take_at(values: NDArray[np.unsignedinteger], places: NDArray[np.uint32]) -> NDArray[np.unsignedinteger]:
-    """Return the values at some places, in the order of the places.
-
-    Parameters
-    ----------
-    values
-        Array of shape (n,).
-    places
-        Array of shape (n_taken,), below n.
-    """
+def take_at(
+    values: NDArray[np.unsignedinteger], places: NDArray[np.uint32]
+) -> NDArray[np.unsignedinteger]:
+    """Return the values at some places, in the order of the places."""
     out = np.empty(len(places), dtype=values.dtype)
     for row in range(len(places)):
         out[row] = values[places[row]]
@@ -84,24 +72,15 @@ def groups(units: Words) -> tuple[Indices, int]:
 
 
 @jit
-def first_rows(group: Indices, n_groups: int, hashes: Words, positions: Words, n_first: int) -> Indices:
+def first_rows(
+    group: Indices, n_groups: int, hashes: Words, positions: Words, n_first: int
+) -> Indices:
     """Return the indices of each group's first `n_first` rows in the order (hash, position), group by group.
-
-    Parameters
-    ----------
-    group
-        int64 array of shape (n,): each row's group, 0..n_groups-1.
-    n_groups
-        How many groups there are.
-    hashes, positions
-        uint64 arrays of shape (n,): the order of the rows.
-    n_first
-        The most rows returned per group.
 
     Notes
     -----
-    A group that has more rows keeps them in a heap whose root comes last, and a row that comes before the root replaces
-    it. A group that is full therefore begins with its last row.
+    A group that has more rows keeps them in a heap whose root comes last, and a row that comes
+    before the root replaces it. A group that is full therefore begins with its last row.
     """
     sizes = np.zeros(n_groups + 1, dtype=np.int64)
     for row in range(len(group)):
@@ -124,11 +103,16 @@ def first_rows(group: Indices, n_groups: int, hashes: Words, positions: Words, n
 
 @jit
 def _before(one: int, other: int, hashes: Words, positions: Words) -> bool:
-    return bool(hashes[one] < hashes[other] or (hashes[one] == hashes[other] and positions[one] < positions[other]))
+    return bool(
+        hashes[one] < hashes[other]
+        or (hashes[one] == hashes[other] and positions[one] < positions[other])
+    )
 
 
 @jit
-def _sift_up(heap: Indices, start: int, place: int, row: int, hashes: Words, positions: Words) -> None:
+def _sift_up(
+    heap: Indices, start: int, place: int, row: int, hashes: Words, positions: Words
+) -> None:
     while place > 0:
         parent = (place - 1) // 2
         if not _before(heap[start + parent], row, hashes, positions):
@@ -139,13 +123,17 @@ def _sift_up(heap: Indices, start: int, place: int, row: int, hashes: Words, pos
 
 
 @jit
-def _sift_down(heap: Indices, start: int, size: int, row: int, hashes: Words, positions: Words) -> None:
+def _sift_down(
+    heap: Indices, start: int, size: int, row: int, hashes: Words, positions: Words
+) -> None:
     place = 0
     while True:
         child = 2 * place + 1
         if child >= size:
             break
-        if child + 1 < size and _before(heap[start + child], heap[start + child + 1], hashes, positions):
+        if child + 1 < size and _before(
+            heap[start + child], heap[start + child + 1], hashes, positions
+        ):
             child += 1
         if not _before(row, heap[start + child], hashes, positions):
             break
@@ -156,18 +144,19 @@ def _sift_down(heap: Indices, start: int, size: int, row: int, hashes: Words, po
 
 @jit
 def before_bounds(
-    units: Words, hashes: Words, positions: Words, bound_units: Words, bound_hashes: Words, bound_positions: Words
+    units: Words,
+    hashes: Words,
+    positions: Words,
+    bound_units: Words,
+    bound_hashes: Words,
+    bound_positions: Words,
 ) -> NDArray[np.bool_]:
     """Return which rows come before their unit's bound; a unit without one keeps all. `bound_units` is sorted.
 
     Parameters
     ----------
-    units, hashes, positions
-        uint64 arrays of shape (n,): the rows.
     bound_units
         uint64 array of shape (k,), increasing: the units that have a bound.
-    bound_hashes, bound_positions
-        uint64 arrays of shape (k,): their bounds.
     """
     out = np.ones(len(units), dtype=np.bool_)
     bound = 0
@@ -176,5 +165,7 @@ def before_bounds(
             bound = np.searchsorted(bound_units, units[row])
         if bound < len(bound_units) and bound_units[bound] == units[row]:
             same = hashes[row] == bound_hashes[bound]
-            out[row] = hashes[row] < bound_hashes[bound] or (same and positions[row] < bound_positions[bound])
+            out[row] = hashes[row] < bound_hashes[bound] or (
+                same and positions[row] < bound_positions[bound]
+            )
     return out

@@ -1,7 +1,7 @@
 """The maximum likelihood distribution of values known only by ranges that contain them, with its certificate.
 
-Ranges are sets of cells of the line, as `dpdask.stats.ranges` counts them: cells left ... right, or, where left > right, the
-ring of the cells 0 ... right and left ... last.
+Ranges are sets of cells of the line, as `dpdask.stats.ranges` counts them: cells left ... right,
+or, where left > right, the ring of the cells 0 ... right and left ... last.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ MAX_ATOMS = 6000
 _NEWTON_STEPS = 200
 _EM_STEPS = 10
 _BEYOND = 0.1  # of the tolerance: how far Newton goes, so that there is room for the zeros
-_ZEROS = (1.0, 1e-2, 1e-4, 1e-6)  # of an atom's slack: the masses that may be zeros, as many as there is room for
+_ZEROS = (
+    1.0,
+    1e-2,
+    1e-4,
+    1e-6,
+)  # of an atom's slack: the masses that may be zeros, as many as there is room for
 _TO_BOUNDARY = 0.995
 _TILE = 48  # OpenBLAS multiplies, and factors, square matrices of up to 63 in the calling thread
 _BACKTRACKS = 40
@@ -33,32 +38,20 @@ _BACKTRACKS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solution:
-    """The estimate's support and masses.
+    """The estimate's support and masses."""
 
-    Attributes
-    ----------
-    first, last
-        int64 arrays of shape (m,): the maximal intersections, as cells, increasing and disjoint.
-    masses
-        float64 array of shape (m,): non-negative, of sum 1.
-    duality_gap
-        max_j g_j - 1, with g_j the mean, over rows whose range does not hold all atoms, of 1{j in range} / P(range); at least 0, 0 at the maximum. By
-        concavity no distribution has a log-likelihood higher by more than the rows times this.
-    log_likelihood
-        Σ over rows of log P(range), in nats.
-    n_iterations
-        Newton steps; 0 where the solution is explicit (Case I).
-    drift
-        By how much at most a stretch of the cdf may be shifted as a whole without a loss of likelihood: 0 if the masses are
-        unique, as they always are where no range is a ring.
-    """
-
+    # Int64 arrays of shape (m,): the maximal intersections, as cells, increasing and disjoint.
     first: Counts
     last: Counts
-    masses: Floats
+    masses: Floats  # float64 array of shape (m,): non-negative, of sum 1
+    # Max_j g_j - 1, with g_j the mean, over rows whose range does not hold all atoms, of 1{j in
+    # range} / P(range); at least 0, 0 at the maximum. By concavity no distribution has a
+    # log-likelihood higher by more than the rows times this.
     duality_gap: float
-    log_likelihood: float
-    n_iterations: int
+    log_likelihood: float  # Σ over rows of log P(range), in nats
+    n_iterations: int  # newton steps; 0 where the solution is explicit (Case I)
+    # By how much at most a stretch of the cdf may be shifted as a whole without a loss of
+    # likelihood: 0 if the masses are unique, as they always are where no range is a ring.
     drift: float
 
 
@@ -74,22 +67,11 @@ class _Ranges(NamedTuple):
 def maximal_intersections(left: Counts, right: Counts, n_cells: int) -> tuple[Counts, Counts]:
     """Return the sets of cells to which a maximum likelihood estimate may give mass.
 
-    Parameters
-    ----------
-    left, right
-        int64 arrays of shape (c,), in [0, n_cells).
-    n_cells
-        How many cells the line has.
-
-    Returns
-    -------
-    first, last: int64 arrays of shape (m,). Every range contains all or none of the cells first[j] ... last[j], and each
-    other cell lies in no range that one of these sets does not lie in.
-
     Notes
     -----
-    They run from where a range starts to the first place where one ends, with no start between (Turnbull). A ring is cut
-    where the line ends: it starts at `left` and at 0 and ends at `right` and at the last cell.
+    They run from where a range starts to the first place where one ends, with no start between
+    (Turnbull). A ring is cut where the line ends: it starts at `left` and at 0 and ends at `right`
+    and at the last cell.
     """
     starts, ends = np.zeros(n_cells, dtype=bool), np.zeros(n_cells, dtype=bool)
     starts[left], ends[right] = True, True
@@ -101,44 +83,44 @@ def maximal_intersections(left: Counts, right: Counts, n_cells: int) -> tuple[Co
     return places[:-1][here] // 2, places[1:][here] // 2
 
 
-def npmle(left: Counts, right: Counts, counts: Counts, n_cells: int, *, tolerance: float = 1e-8) -> Solution:
+def npmle(
+    left: Counts, right: Counts, counts: Counts, n_cells: int, *, tolerance: float = 1e-8
+) -> Solution:
     """Return the nonparametric maximum likelihood estimate of the distribution of values in ranges.
 
     Parameters
     ----------
     left, right
-        int64 arrays of shape (c,), in [0, n_cells): distinct ranges of cells, rings where left > right + 1.
+        int64 arrays of shape (c,), in [0, n_cells): distinct ranges of cells, rings where left >
+        right + 1.
     counts
         int64 array of shape (c,), positive: how many rows have each.
-    n_cells
-        How many cells the line has.
     tolerance
-        The duality gap at which to stop. If 200 Newton steps do not reach it, the gap that they reached is returned.
-
-    Raises
-    ------
-    ValueError
-        If no range says anything (none, or all of the whole line), or there are over `MAX_ATOMS` maximal intersections
-        and some range is bounded on both sides.
+        The duality gap at which to stop. If 200 Newton steps do not reach it, the gap that they
+        reached is returned.
 
     Notes
     -----
-    Maximises Σ_i s_i log P_i(p) - Σ_j p_j over p >= 0, s the shares of the ranges, whose maximum has Σ p = 1. P_i is a
-    difference of two prefix sums of p. Gradients are prefix sums of s_i / P_i, and the Hessian, Σ s_i/P_i² over the
-    ranges with both atoms j <= k in them, is a two-dimensional prefix sum: a step costs the ranges plus m², and one
-    Cholesky of m × m, whatever the number of rows. Primal-dual interior steps of Newton converge however the ranges
-    overlap, where EM and ICM slow down; EM gives the start. Where the masses are not unique, the analytic centre of all
-    solutions is approached. Ranges that all have one end open are Case I data, which pooling solves.
+    Maximises Σ_i s_i log P_i(p) - Σ_j p_j over p >= 0, s the shares of the ranges, whose maximum
+    has Σ p = 1. P_i is a difference of two prefix sums of p. Gradients are prefix sums of s_i /
+    P_i, and the Hessian, Σ s_i/P_i² over the ranges with both atoms j <= k in them, is a
+    two-dimensional prefix sum: a step costs the ranges plus m², and one Cholesky of m × m, whatever
+    the number of rows. Primal-dual interior steps of Newton converge however the ranges overlap,
+    where EM and ICM slow down; EM gives the start. Where the masses are not unique, the analytic
+    centre of all solutions is approached. Ranges that all have one end open are Case I data, which
+    pooling solves.
 
-    The Cholesky is made of products of small tiles, which a BLAS library does in one thread. Threads of one on busy cores
-    wait for each other in turns: scipy's took ten times longer with two threads than with one.
+    The Cholesky is made of products of small tiles, which a BLAS library does in one thread.
+    Threads of one on busy cores wait for each other in turns: scipy's took ten times longer with
+    two threads than with one.
 
     References
     ----------
-    Turnbull, The empirical distribution function with arbitrarily grouped, censored and truncated data (1976); Gentleman
-    and Geyer, Maximum likelihood for interval censored data: consistency and computation (1994), section 3; Groeneboom
-    and Wellner (1992), section 2.2 (the conditions behind the gap); Koenker and Mizera, Convex optimization, shape
-    constraints, compound decisions, and empirical Bayes rules (2014), section 3 (interior points for mixtures).
+    Turnbull, The empirical distribution function with arbitrarily grouped, censored and truncated
+    data (1976); Gentleman and Geyer, Maximum likelihood for interval censored data: consistency and
+    computation (1994), section 3; Groeneboom and Wellner (1992), section 2.2 (the conditions behind
+    the gap); Koenker and Mizera, Convex optimization, shape constraints, compound decisions, and
+    empirical Bayes rules (2014), section 3 (interior points for mixtures).
     """
     if ((left == 0) & (right == n_cells - 1)).all():
         raise ValueError("no range says anything")
@@ -166,7 +148,9 @@ def npmle(left: Counts, right: Counts, counts: Counts, n_cells: int, *, toleranc
     )
 
 
-def _over_atoms(left: Counts, right: Counts, counts: Counts, first: Counts, last: Counts) -> tuple[_Ranges, int]:
+def _over_atoms(
+    left: Counts, right: Counts, counts: Counts, first: Counts, last: Counts
+) -> tuple[_Ranges, int]:
     """Return the distinct ranges over the atoms with their shares, without those that have all atoms, and of how many rows."""
     size = len(first)
     begin = np.searchsorted(first, left, side="left")
@@ -174,19 +158,25 @@ def _over_atoms(left: Counts, right: Counts, counts: Counts, first: Counts, last
     ring = left > right
     start, stop = np.where(ring, end, begin), np.where(ring, begin, end)
     kept = np.where(ring, start < stop, (start > 0) | (stop < size))
-    keys, inverse = np.unique((ring * (size + 1) + start)[kept] * (size + 1) + stop[kept], return_inverse=True)
+    keys, inverse = np.unique(
+        (ring * (size + 1) + start)[kept] * (size + 1) + stop[kept], return_inverse=True
+    )
     rows = np.zeros(len(keys), dtype=np.int64)
     np.add.at(rows, inverse, counts[kept])
     total = int(rows.sum())
     first_key = keys // (size + 1)
-    return _Ranges(first_key % (size + 1), keys % (size + 1), first_key > size, rows / max(total, 1)), total
+    return _Ranges(
+        first_key % (size + 1), keys % (size + 1), first_key > size, rows / max(total, 1)
+    ), total
 
 
 def _pool(ranges: _Ranges, size: int, n_rows: int) -> Floats:
     """Return the masses where every range is all atoms up to a place, or all from it."""
     below = ranges.start == 0
     rows = np.rint(ranges.share * n_rows)
-    asked = np.bincount(np.where(below, ranges.stop, ranges.start), weights=rows, minlength=size + 1)[1:size]
+    asked = np.bincount(
+        np.where(below, ranges.stop, ranges.start), weights=rows, minlength=size + 1
+    )[1:size]
     under = np.bincount(ranges.stop[below], weights=rows[below], minlength=size + 1)[1:size]
     cdf = case_one(np.arange(1.0, size), under.astype(np.int64), asked.astype(np.int64))
     return np.diff(np.concatenate([[0.0], cdf, [1.0]]))
@@ -195,7 +185,9 @@ def _pool(ranges: _Ranges, size: int, n_rows: int) -> Floats:
 def _gradient(ranges: _Ranges, masses: Floats) -> tuple[Floats, float]:
     """Return Σ_i s_i 1{j in i} / P_i for each atom j, and Σ_i s_i log P_i."""
     slope = np.zeros(len(masses) + 1)
-    likelihood, base = _add_slopes(ranges.start, ranges.stop, ranges.ring, ranges.share, _prefix(masses), slope)
+    likelihood, base = _add_slopes(
+        ranges.start, ranges.stop, ranges.ring, ranges.share, _prefix(masses), slope
+    )
     gradient: Floats = np.cumsum(slope)[:-1] + base
     return gradient, likelihood
 
@@ -206,13 +198,22 @@ def _prefix(masses: Floats) -> Floats:
 
 
 @jit
-def _add_slopes(start: Counts, stop: Counts, ring: NDArray[np.bool_], share: Floats, prefix: Floats, slope: Floats) -> tuple[float, float]:
+def _add_slopes(
+    start: Counts,
+    stop: Counts,
+    ring: NDArray[np.bool_],
+    share: Floats,
+    prefix: Floats,
+    slope: Floats,
+) -> tuple[float, float]:
     likelihood, base, total = 0.0, 0.0, prefix[-1]
     for i in range(len(start)):
         probability = prefix[stop[i]] - prefix[start[i]]
         if ring[i]:
             probability = total - probability
-        if probability <= 0.0:  # only where a step or rounding emptied a range: such masses are turned down
+        if (
+            probability <= 0.0
+        ):  # only where a step or rounding emptied a range: such masses are turned down
             return -np.inf, np.inf
         weight = share[i] / probability
         likelihood += share[i] * np.log(probability)
@@ -225,7 +226,15 @@ def _add_slopes(start: Counts, stop: Counts, ring: NDArray[np.bool_], share: Flo
 
 
 @jit
-def _add_curvature(start: Counts, stop: Counts, ring: NDArray[np.bool_], share: Floats, prefix: Floats, inner: Floats, outer: Floats) -> float:
+def _add_curvature(
+    start: Counts,
+    stop: Counts,
+    ring: NDArray[np.bool_],
+    share: Floats,
+    prefix: Floats,
+    inner: Floats,
+    outer: Floats,
+) -> float:
     """Add s/P² at (first, last) atom of each range to `inner`, and of each ring's gap to `outer`; return the rings' sum."""
     base, total = 0.0, prefix[-1]
     for i in range(len(start)):
@@ -242,7 +251,9 @@ def _add_curvature(start: Counts, stop: Counts, ring: NDArray[np.bool_], share: 
 
 
 @jit
-def _finish_curvature(inner: Floats, outer: Floats, base: float, root: Floats, slack: Floats) -> None:
+def _finish_curvature(
+    inner: Floats, outer: Floats, base: float, root: Floats, slack: Floats
+) -> None:
     """Turn the weights at (first, last) into √p_j H_jk √p_k + 1{j = k} z_j, for j <= k, in place."""
     size = len(root)
     for j in range(1, size):
@@ -263,7 +274,9 @@ def _hessian(ranges: _Ranges, masses: Floats, slack: Floats, root: Floats, matri
     """Overwrite the upper triangle of `matrix` with that of D H D + diag(z), D = diag(√p)."""
     matrix.fill(0.0)
     outer = np.zeros(len(masses) + 1)
-    base = _add_curvature(ranges.start, ranges.stop, ranges.ring, ranges.share, _prefix(masses), matrix, outer)
+    base = _add_curvature(
+        ranges.start, ranges.stop, ranges.ring, ranges.share, _prefix(masses), matrix, outer
+    )
     _finish_curvature(matrix, np.cumsum(outer), base, root, slack)
 
 
@@ -296,13 +309,16 @@ def _interior(ranges: _Ranges, size: int, tolerance: float) -> tuple[Floats, int
 def _solve_step(matrix: Floats, right: Floats) -> Floats:
     """Return matrix⁻¹ right of a positive semidefinite matrix given by its upper triangle, slightly lifted if it is singular.
 
-    The matrix may be larger, a multiple of the tile: what lies beyond the right side is overwritten.
+    The matrix may be larger, a multiple of the tile: what lies beyond the right side is
+    overwritten.
     """
     size = len(right)
     diagonal = np.diag(matrix)[:size].copy()
     whole = np.concatenate([right, np.zeros(len(matrix) - size)])
     for lift in (0.0, 1e-13, 1e-10, 1e-7):
-        np.fill_diagonal(matrix, np.concatenate([diagonal * (1.0 + lift) + lift, np.ones(len(matrix) - size)]))
+        np.fill_diagonal(
+            matrix, np.concatenate([diagonal * (1.0 + lift) + lift, np.ones(len(matrix) - size)])
+        )
         try:
             factor = _factor(matrix)
         except np.linalg.LinAlgError:
@@ -332,7 +348,9 @@ def _longest(values: Floats, move: Floats) -> float:
     return float(np.min(values[falling] / -move[falling], initial=np.inf))
 
 
-def _line_search(ranges: _Ranges, masses: Floats, move: Floats, target: float, height: float, slope: float) -> float:
+def _line_search(
+    ranges: _Ranges, masses: Floats, move: Floats, target: float, height: float, slope: float
+) -> float:
     """Return a step at which the likelihood with its barrier is higher, up to rounding."""
     step = min(1.0, _TO_BOUNDARY * _longest(masses, move))
     for _ in range(_BACKTRACKS):
@@ -346,7 +364,9 @@ def _line_search(ranges: _Ranges, masses: Floats, move: Floats, target: float, h
 
 def _empty(ranges: _Ranges, masses: Floats, tolerance: float) -> Floats:
     """Return the masses with exact zeros where the limit has them, as far as the gap stays within the tolerance."""
-    slack = 1.0 - _gradient(ranges, masses)[0]  # not Newton's z, which means nothing where EM alone was enough
+    slack = (
+        1.0 - _gradient(ranges, masses)[0]
+    )  # not Newton's z, which means nothing where EM alone was enough
     for share in _ZEROS:
         result = np.where(masses < share * slack, 0.0, masses)
         result /= result.sum()
@@ -358,20 +378,24 @@ def _empty(ranges: _Ranges, masses: Floats, tolerance: float) -> Floats:
 def _drift(ranges: _Ranges, masses: Floats) -> float:
     """Return how far the cdf may shift on a set of borders between atoms that the ranges do not tie to the ends of the line.
 
-    The ranges' probabilities are unique. Each ties two borders: it gives the difference of the cdf. So does an atom
-    without mass. Borders tied to the ends, over however many ranges, are determined. An island of others may move up by
-    the least mass that follows one of its borders, and down by the least that leads to one. Islands are moved one by one,
-    and all together.
+    The ranges' probabilities are unique. Each ties two borders: it gives the difference of the cdf.
+    So does an atom without mass. Borders tied to the ends, over however many ranges, are
+    determined. An island of others may move up by the least mass that follows one of its borders,
+    and down by the least that leads to one. Islands are moved one by one, and all together.
     """
     size = len(masses)
     empty = np.flatnonzero(masses == 0.0)
     one = np.concatenate([ranges.start, empty, [0]])
     other = np.concatenate([ranges.stop, empty + 1, [size]])
-    graph = sparse.coo_array((np.ones(len(one), dtype=np.int8), (one, other)), shape=(size + 1, size + 1))
+    graph = sparse.coo_array(
+        (np.ones(len(one), dtype=np.int8), (one, other)), shape=(size + 1, size + 1)
+    )
     n_islands, island = sparse.csgraph.connected_components(graph, directed=False)
     if n_islands == 1:
         return 0.0
-    return max(_room(island, masses, n_islands), _room((island != island[0]).astype(np.int64), masses, 2))
+    return max(
+        _room(island, masses, n_islands), _room((island != island[0]).astype(np.int64), masses, 2)
+    )
 
 
 def _room(island: Counts, masses: Floats, n_islands: int) -> float:

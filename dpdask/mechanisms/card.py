@@ -1,7 +1,7 @@
 """The release card: what was promised, to whom and how, as versioned JSON that is safe to publish.
 
-`Card` is the envelope that all mechanisms share. A mechanism gives a `Section`, and `make_card` puts it into the envelope. The
-JSON Schema of the envelope is in `dpdask.schemas`.
+`Card` is the envelope that all mechanisms share. A mechanism gives a `Section`, and `make_card`
+puts it into the envelope. The JSON Schema of the envelope is in `dpdask.schemas`.
 """
 
 from __future__ import annotations
@@ -42,78 +42,55 @@ class OpenCardPart(BaseModel):
 
 
 class CoveredRows(CardPart):
-    """Which rows the promise covers, or does not cover: in words, and as a fraction of the rows or of the units.
-
-    Attributes
-    ----------
-    who
-        Which rows, in words.
-    fraction
-        Their share, in [0, 1].
-    of
-        What the share is a share of: rows, or units such as people.
-    """
+    """Which rows the promise covers, or does not cover: in words, and as a fraction of the rows or of the units."""
 
     who: str
+    """Which rows, in words."""
     fraction: float
+    """Their share, in [0, 1]."""
     of: str
+    """What the share is a share of: rows, or units such as people."""
 
 
 class CoveredContent(CardPart):
-    """What the promise covers, or does not cover, of each value: for releases of ranges.
-
-    Attributes
-    ----------
-    what
-        What is covered or not, in words.
-    """
+    """What the promise covers, or does not cover, of each value: for releases of ranges."""
 
     what: str
+    """What is covered or not, in words."""
 
 
 Covered = CoveredRows | CoveredContent
 
 
 class Guarantee(CardPart):
-    """The promise.
-
-    Attributes
-    ----------
-    text
-        The promise in words, including who is not covered.
-    epsilon
-        The promised ε; null where no ε is promised.
-    delta
-        The promised δ; null where no ε is promised.
-    adjacency
-        How two tables differ that the promise compares: in the values of one unit, or by one unit; null where no ε is promised.
-    unit
-        What is protected: a row, all rows that share a column's value, or a value where no ε is promised.
-    protected
-        Who or what is covered.
-    unprotected
-        Who or what is not covered.
-    cautions
-        Warnings for readers, if the promise protects little.
-    released_percent_of_rows
-        Which part of the rows is released, where a unit's bound drops some.
-    epsilon_private
-        For a release of ranges: the columns that ε covers.
-    interval_private_only
-        For a release of ranges: the columns that ε does not cover.
-    """
+    """The promise."""
 
     text: str
+    """The promise in words, including who is not covered."""
     epsilon: float | None
+    """The promised ε; null where no ε is promised."""
     delta: int | float | None
+    """The promised δ; null where no ε is promised."""
     adjacency: Adjacency | None
+    """How two tables differ that the promise compares: in the values of one unit, or by one unit;
+    null where no ε is promised.
+    """
     unit: Literal["row", "value"] | UnitColumn
+    """What is protected: a row, all rows that share a column's value, or a value where no ε is
+    promised.
+    """
     protected: Covered
+    """Who or what is covered."""
     unprotected: Covered
+    """Who or what is not covered."""
     cautions: list[str]
+    """Warnings for readers, if the promise protects little."""
     released_percent_of_rows: int | None = None
+    """Which part of the rows is released, where a unit's bound drops some."""
     epsilon_private: list[str] | None = None
+    """For a release of ranges: the columns that ε covers."""
     interval_private_only: list[str] | None = None
+    """For a release of ranges: the columns that ε does not cover."""
 
     @property
     def in_short(self) -> str:
@@ -122,238 +99,159 @@ class Guarantee(CardPart):
 
 
 class MechanismPart(OpenCardPart):
-    """The mechanism's kind, and each of its parameters.
-
-    Attributes
-    ----------
-    kind
-        The mechanism: `dip`, `copula`, `marginals`, `histogram`, `interval` or that of an extension.
-    """
+    """The mechanism's kind, and each of its parameters."""
 
     kind: str
+    """The mechanism: `dip`, `copula`, `marginals`, `histogram`, `interval` or that of an extension."""
 
 
 class ColumnPart(OpenCardPart):
-    """A released column: its role, its declared domain, and what it cost.
-
-    Attributes
-    ----------
-    role
-        Whether its values are privatised or kept as they are.
-    kind
-        The kind that the schema declares.
-    outside
-        How values outside the domain are treated.
-    epsilon
-        The column's part of ε, where it has a part of its own.
-    epsilon_exact
-        The exact ε* of the column's part: never more than `epsilon`.
-    """
+    """A released column: its role, its declared domain, and what it cost."""
 
     role: Literal["privatised", "kept"]
+    """Whether its values are privatised or kept as they are."""
     kind: str | None = None
+    """The kind that the schema declares."""
     outside: str | None = None
+    """How values outside the domain are treated."""
     epsilon: float | None = None
+    """The column's part of ε, where it has a part of its own."""
     epsilon_exact: float | None = None
+    """The exact ε* of the column's part: never more than `epsilon`."""
 
 
 class Accounting(OpenCardPart):
-    """What was spent.
-
-    Attributes
-    ----------
-    composition
-        How the parts of ε add up, in words.
-    epsilon_exact
-        What was spent of ε: never more than was promised. Null where no ε is promised.
-    events
-        What happened, as `privacy.events.from_dict` reads it.
-    """
+    """What was spent."""
 
     composition: str
+    """How the parts of ε add up, in words."""
     epsilon_exact: float | None
+    """What was spent of ε: never more than was promised. Null where no ε is promised."""
     events: dict[str, Any] | None = None
+    """What happened, as `privacy.events.from_dict` reads it."""
 
 
 class RowCount(CardPart):
-    """The table's number of rows: exact where it is public, else an estimate from noise, or null without one.
-
-    Attributes
-    ----------
-    value
-        The number of rows, or its estimate.
-    exact
-        Whether it is exact.
-    """
+    """The table's number of rows: exact where it is public, else an estimate from noise, or null without one."""
 
     value: float | None
+    """The number of rows, or its estimate."""
     exact: bool
+    """Whether it is exact."""
 
 
 class BatchNames(CardPart):
-    """The frames that a release covers, in the order in which they were taken; null is the frame without a name.
-
-    Attributes
-    ----------
-    names
-        The names of the frames.
-    text
-        What it costs a row to be in several frames, in words.
-    """
+    """The frames that a release covers, in the order in which they were taken; null is the frame without a name."""
 
     names: list[str | None]
+    """The names of the frames."""
     text: str
+    """What it costs a row to be in several frames, in words."""
 
 
 class DatasetCoverage(CardPart):
-    """The rows and columns of the dataset that had no ε in this run or an earlier one, from its ledger.
-
-    Attributes
-    ----------
-    text
-        All of this in words.
-    uncovered_fraction
-        The share of the dataset's rows that had no ε in some run; a bound on it, if samples of rows were drawn apart.
-    republished_fraction
-        The share of the rows whose records some run republished without ε, in the same sense.
-    runs_unknown
-        How many runs do not tell whom they covered.
-    columns_without_epsilon
-        The columns that some run released without an ε.
-    """
+    """The rows and columns of the dataset that had no ε in this run or an earlier one, from its ledger."""
 
     text: str
+    """All of this in words."""
     uncovered_fraction: float
+    """The share of the dataset's rows that had no ε in some run; a bound on it, if samples of rows
+    were drawn apart.
+    """
     republished_fraction: float
+    """The share of the rows whose records some run republished without ε, in the same sense."""
     runs_unknown: int
+    """How many runs do not tell whom they covered."""
     columns_without_epsilon: list[str]
+    """The columns that some run released without an ε."""
 
 
 class InputVersion(CardPart):
-    """Which version of a Delta table, or which snapshot of an Iceberg table, was released.
-
-    Attributes
-    ----------
-    format
-        The format of the table.
-    version
-        The number of the version, or of the snapshot.
-    """
+    """Which version of a Delta table, or which snapshot of an Iceberg table, was released."""
 
     format: Literal["delta", "iceberg"]
+    """The format of the table."""
     version: int
+    """The number of the version, or of the snapshot."""
 
 
 class About(Document):
-    """Who issues a release, for what, and on which terms: texts for its readers, as a job gives them.
-
-    Attributes
-    ----------
-    issuer
-        The person or the organisation that is responsible for the release.
-    contact
-        Where readers can ask.
-    licence
-        The licence of the released table: an SPDX name, a URL or a sentence.
-    purpose
-        What the release is for.
-    domains
-        How the levels and bounds of the columns were chosen: they are published, so they must not come from the private rows.
-    """
+    """Who issues a release, for what, and on which terms: texts for its readers, as a job gives them."""
 
     issuer: str | None = Field(default=None, min_length=1, max_length=200)
+    """The person or the organisation that is responsible for the release."""
     contact: str | None = Field(default=None, min_length=1, max_length=200)
+    """Where readers can ask."""
     licence: str | None = Field(default=None, min_length=1, max_length=500)
+    """The licence of the released table: an SPDX name, a URL or a sentence."""
     purpose: str | None = Field(default=None, min_length=1, max_length=2000)
+    """What the release is for."""
     domains: str | None = Field(default=None, min_length=1, max_length=2000)
+    """How the levels and bounds of the columns were chosen: they are published, so they must not
+    come from the private rows.
+    """
 
 
 class ReleaseName(CardPart):
-    """The name of a release, which is that of its run in the ledger, and when the run began, in UTC (ISO 8601).
-
-    Attributes
-    ----------
-    id
-        The name of the run.
-    time
-        When the run began.
-    """
+    """The name of a release, which is that of its run in the ledger, and when the run began, in UTC (ISO 8601)."""
 
     id: str
+    """The name of the run."""
     time: str
+    """When the run began."""
 
 
 class EarlierRelease(CardPart):
-    """A release of the same dataset that was charged earlier.
-
-    Attributes
-    ----------
-    id
-        Its name.
-    epsilon
-        The ε that it was charged.
-    delta
-        The δ that it was charged.
-    """
+    """A release of the same dataset that was charged earlier."""
 
     id: str
+    """Its name."""
     epsilon: float
+    """The ε that it was charged."""
     delta: int | float
+    """The δ that it was charged."""
 
 
 class LedgerPosition(CardPart):
-    """Where a release stands in the ledger of its dataset, as the ledger was when the release was charged.
-
-    Attributes
-    ----------
-    dataset
-        The name of the dataset.
-    entry
-        The digest of the entry that charges the release.
-    epsilon
-        The ε of this release and the earlier ones together, at the dataset's limit of δ; null if no number is known. Refused runs are
-        left out: a refusal depends on the rows.
-    delta
-        The sum of the δ of this release and the earlier ones, without refused runs.
-    epsilon_limit
-        The ε that the dataset may spend in all.
-    delta_limit
-        The δ that the dataset may spend in all.
-    n_earlier
-        How many releases came before.
-    earlier
-        The newest of the releases that came before.
-    """
+    """Where a release stands in the ledger of its dataset, as the ledger was when the release was charged."""
 
     dataset: str
+    """The name of the dataset."""
     entry: str
+    """The digest of the entry that charges the release."""
     epsilon: float | None
+    """The ε of this release and the earlier ones together, at the dataset's limit of δ; null if no
+    number is known. Refused runs are left out: a refusal depends on the rows.
+    """
     delta: float
+    """The sum of the δ of this release and the earlier ones, without refused runs."""
     epsilon_limit: float
+    """The ε that the dataset may spend in all."""
     delta_limit: float
+    """The δ that the dataset may spend in all."""
     n_earlier: int
+    """How many releases came before."""
     earlier: list[EarlierRelease]
+    """The newest of the releases that came before."""
 
 
 class Terms(CardPart):
-    """The promise in the terms of NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees.
-
-    Attributes
-    ----------
-    trust_model
-        `central`: whoever computed the release saw the table. `local`: each value was randomised where it was asked.
-    definition
-        `pure`: δ = 0. `approximate`: δ above 0. Null where no ε is promised.
-    neighbours
-        `bounded`: tables differ in the values of one unit. `unbounded`: one table lacks the unit. Null where no ε is promised.
-    privacy_unit
-        `event-level`: a row. `user-level`: all rows of a person, or of another unit. Null where no ε is promised.
-    """
+    """The promise in the terms of NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees."""
 
     trust_model: Literal["central", "local"]
+    """`central`: whoever computed the release saw the table. `local`: each value was randomised
+    where it was asked.
+    """
     definition: Literal["pure", "approximate"] | None = None
+    """`pure`: δ = 0. `approximate`: δ above 0. Null where no ε is promised."""
     neighbours: Literal["bounded", "unbounded"] | None = None
+    """`bounded`: tables differ in the values of one unit. `unbounded`: one table lacks the unit.
+    Null where no ε is promised.
+    """
     privacy_unit: Literal["event-level", "user-level"] | None = None
+    """`event-level`: a row. `user-level`: all rows of a person, or of another unit. Null where no ε
+    is promised.
+    """
 
     @classmethod
     def of(cls, budget: Budget | None) -> Terms:
@@ -371,82 +269,66 @@ class Terms(CardPart):
 CARD_FORMAT: Literal[2] = 2
 SEEDED = "INSECURE: the noise is reproducible from a seed, so this release protects nobody. "
 OWN_NUMBERS = "the column's own"
-_MICROSECONDS = {"days": 86_400_000_000, "seconds": 1_000_000, "milliseconds": 1_000, "microseconds": 1}
+_MICROSECONDS = {
+    "days": 86_400_000_000,
+    "seconds": 1_000_000,
+    "milliseconds": 1_000,
+    "microseconds": 1,
+}
 _LIBRARIES = ("cryptography", "numpy", "opendp", "pyarrow", "scipy")
 _EPSILON_BATCHES = "a row in k batches is protected by k·ε, not by ε"
 _RANGE_BATCHES = "if a row is in several batches, its ranges narrow each other"
 
 
 class Card(CardPart):
-    """The release card.
-
-    Attributes
-    ----------
-    format
-        The version of this format.
-    name
-        The job's name; `frame` or `survey` for other releases.
-    guarantee
-        What was promised.
-    mechanism
-        What was done, with every parameter.
-    columns
-        What is released, by column.
-    accounting
-        What was spent.
-    n_rows
-        The table's number of rows, where everything that is released comes from noisy counts.
-    order
-        What the order of the released rows reveals, in words.
-    insecure
-        Whether the noise came from a seed.
-    versions
-        The versions of dpdask, of the random streams and of the libraries that computed the release.
-    terms
-        The promise in the terms of NIST SP 800-226.
-    release
-        For jobs: the release's name and time, unless its noise came from a seed.
-    about
-        For jobs: who issues the release, for what and on which terms.
-    ledger
-        For jobs with a ledger: the release's place in it.
-    dropped
-        For jobs: the declared columns that are not released.
-    batches
-        For releases of several frames: their names.
-    dataset
-        For datasets with rows or columns that had no ε: which share of them.
-    survey
-        For surveys: what identifies the survey, and how its questions were worded.
-    input
-        For Delta and Iceberg tables: which version was released.
-    series
-        For growing tables: which release of the table this is, and what the releases cost a row together.
-    sha256
-        By file, the digest of what was saved beside the card; present in the folder of a saved release.
-    """
+    """The release card."""
 
     format: Literal[2]
+    """The version of this format."""
     name: str
+    """The job's name; `frame` or `survey` for other releases."""
     guarantee: Guarantee
+    """What was promised."""
     mechanism: MechanismPart
+    """What was done, with every parameter."""
     columns: dict[str, ColumnPart]
+    """What is released, by column."""
     accounting: Accounting
+    """What was spent."""
     n_rows: RowCount | None = None
+    """The table's number of rows, where everything that is released comes from noisy counts."""
     order: str
+    """What the order of the released rows reveals, in words."""
     insecure: bool
+    """Whether the noise came from a seed."""
     versions: dict[str, str | int]
+    """The versions of dpdask, of the random streams and of the libraries that computed the release."""
     terms: Terms | None = None
+    """The promise in the terms of NIST SP 800-226."""
     release: ReleaseName | None = None
+    """For jobs: the release's name and time, unless its noise came from a seed."""
     about: About | None = None
+    """For jobs: who issues the release, for what and on which terms."""
     ledger: LedgerPosition | None = None
+    """For jobs with a ledger: the release's place in it."""
     dropped: list[str] | None = None
+    """For jobs: the declared columns that are not released."""
     batches: BatchNames | None = None
+    """For releases of several frames: their names."""
     dataset: DatasetCoverage | None = None
+    """For datasets with rows or columns that had no ε: which share of them."""
     survey: dict[str, Any] | None = None
+    """For surveys: what identifies the survey, and how its questions were worded."""
     input: InputVersion | None = None
+    """For Delta and Iceberg tables: which version was released."""
     series: dict[str, Any] | None = None
+    """For growing tables: which release of the table this is, and what the releases cost a row
+    together.
+    """
     sha256: dict[str, str] | None = None
+    """By file, the digest of what was saved beside the card; present in the folder of a saved
+    release.
+    """
 
     def to_dict(self) -> dict[str, Any]:
         """Return the card as plain values; parts that are absent have no key."""
@@ -464,39 +346,44 @@ class Card(CardPart):
 
     @classmethod
     def read(cls, data: bytes | Mapping[str, Any], where: str) -> Self:
-        """Return a card from outside.
-
-        Parameters
-        ----------
-        data
-            A file's content, or plain values.
-        where
-            The file or the argument, for messages.
-
-        Raises
-        ------
-        InputError
-            If it is no release card, or one of another format.
-        """
+        """Return a card from outside."""
         try:
             content = json.loads(data) if isinstance(data, bytes) else data
         except (ValueError, RecursionError):
-            raise InputError("this is not JSON", where, "give a release card as it was written") from None
+            raise InputError(
+                "this is not JSON", where, "give a release card as it was written"
+            ) from None
         if not isinstance(content, Mapping) or "format" not in content:
-            raise InputError("this is not a release card", where, "give a release card as it was written")
+            raise InputError(
+                "this is not a release card", where, "give a release card as it was written"
+            )
         found = content["format"]
         if type(found) is not int or found != CARD_FORMAT:
-            which = f"format {found}" if type(found) is int and abs(found) < 10**6 else "an unknown format"
-            raise InputError(f"this card has {which}, not {CARD_FORMAT}", where, "read it with the version of dpdask that wrote it")
+            which = (
+                f"format {found}"
+                if type(found) is int and abs(found) < 10**6
+                else "an unknown format"
+            )
+            raise InputError(
+                f"this card has {which}, not {CARD_FORMAT}",
+                where,
+                "read it with the version of dpdask that wrote it",
+            )
         try:
             return cls.model_validate(dict(content))
         except ValidationError as error:
-            place = ".".join(str(key) for key in error.errors(include_url=False, include_input=False)[0]["loc"])
+            place = ".".join(
+                str(key) for key in error.errors(include_url=False, include_input=False)[0]["loc"]
+            )
             raise InputError(
-                f"this is not a release card: {place!r} is missing, unknown or wrong", where, "give the card as it was written"
+                f"this is not a release card: {place!r} is missing, unknown or wrong",
+                where,
+                "give the card as it was written",
             ) from None
 
-    def with_batches(self, names: Sequence[str | None], *, epsilon: bool, ranges: bool = False) -> Self:
+    def with_batches(
+        self, names: Sequence[str | None], *, epsilon: bool, ranges: bool = False
+    ) -> Self:
         """Return the card of one batch as the card of several frames; each has its own noise, so a row in several spends ε in each.
 
         Parameters
@@ -506,11 +393,15 @@ class Card(CardPart):
         epsilon, ranges
             Whether a batch releases values that have an ε, and ranges that have none.
         """
-        told = "; ".join(text for text, holds in ((_EPSILON_BATCHES, epsilon), (_RANGE_BATCHES, ranges)) if holds)
+        told = "; ".join(
+            text for text, holds in ((_EPSILON_BATCHES, epsilon), (_RANGE_BATCHES, ranges)) if holds
+        )
         text = f"Each batch is a separate release with its own noise: {told}."
         changes: dict[str, Any] = {"batches": BatchNames(names=list(names), text=text)}
         if len(names) > 1:
-            changes["guarantee"] = self.guarantee.model_copy(update={"text": f"{self.guarantee.text} {text}"})
+            changes["guarantee"] = self.guarantee.model_copy(
+                update={"text": f"{self.guarantee.text} {text}"}
+            )
         return self.model_copy(update=changes)
 
     def with_dataset(self, coverage: Coverage) -> Self:
@@ -535,56 +426,26 @@ class Card(CardPart):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """What a mechanism says about one release: the contents of the card that are its own.
+    """What a mechanism says about one release: the contents of the card that are its own."""
 
-    Attributes
-    ----------
-    budget
-        What is promised; None where no ε is.
-    text
-        The promise in words.
-    protected, unprotected
-        Who or what is covered, and who or what is not.
-    mechanism, columns, accounting
-        These parts of the card, with values that `plain` takes.
-    order
-        What the order of the released rows reveals, in words.
-    n_rows
-        The number of rows as the card tells it, or None if it does not.
-    public_rows
-        The number of rows if it is known and public; the caution about δ depends on it.
-    guarantee
-        Further entries of the card's guarantee.
-    seeded
-        What stands before the promise if the noise came from a seed.
-    """
-
-    budget: Budget | None
+    budget: Budget | None  # what is promised; None where no ε is
     text: str
-    protected: Covered
+    protected: Covered  # who or what is covered, and who or what is not
     unprotected: Covered
-    mechanism: Mapping[str, Any]
+    mechanism: Mapping[str, Any]  # these parts of the card, with values that `plain` takes
     columns: Mapping[str, Mapping[str, Any]]
     accounting: Mapping[str, Any]
-    order: str
+    order: str  # what the order of the released rows reveals, in words
+    # The number of rows as the card tells it, or None if it does not.
     n_rows: RowCount | None = None
+    # The number of rows if it is known and public; the caution about δ depends on it.
     public_rows: float | None = None
     guarantee: Mapping[str, Any] = field(default_factory=dict)
-    seeded: str = SEEDED
+    seeded: str = SEEDED  # what stands before the promise if the noise came from a seed
 
 
 def make_card(section: Section, *, name: str, insecure: bool) -> Card:
-    """Return the card of a release: the same release, the same card.
-
-    Parameters
-    ----------
-    section
-        What its mechanism says about it.
-    name
-        The job's name.
-    insecure
-        Whether the noise came from a seed.
-    """
+    """Return the card of a release: the same release, the same card."""
     budget = section.budget
     promise = {} if budget is None else budget.model_dump(mode="json")
     guarantee = {
@@ -628,8 +489,6 @@ def noisy_counts_section(
 
     Parameters
     ----------
-    budget, mechanism, accounting
-        As in `Section`.
     schema, cells
         The declared columns, and the public cells of those that are counted.
     n_rows
@@ -652,22 +511,25 @@ def noisy_counts_section(
 
 def _describe_column(schema: Schema, column: Cells) -> dict[str, Any]:
     declared = schema.columns[column.codec.name]
-    common = {"role": "privatised", "kind": declared.kind, "outside": declared.outside_in_words, "cells": column.size, "nulls": declared.nulls}
+    common = {
+        "role": "privatised",
+        "kind": declared.kind,
+        "outside": declared.outside_in_words,
+        "cells": column.size,
+        "nulls": declared.nulls,
+    }
     if isinstance(column.codec, LevelCodec):
         return common | {"levels": column.codec.levels.to_pylist()}
-    return common | tell_domain(declared, column.codec) | {"edges": column.edges.tolist()} | tell_numbers(column.codec)
+    return (
+        common
+        | tell_domain(declared, column.codec)
+        | {"edges": column.edges.tolist()}
+        | tell_numbers(column.codec)
+    )
 
 
 def tell_domain(column: Column, codec: ValueCodec) -> dict[str, Any]:
-    """Return a column's `bounds` and `atoms` as cards give them: in the numbers of its codec, but those of floats as they were declared.
-
-    Parameters
-    ----------
-    column
-        What the schema declares.
-    codec
-        The column's codec.
-    """
+    """Return a column's `bounds` and `atoms` as cards give them: in the numbers of its codec, but those of floats as they were declared."""
     if codec.lattice:
         atoms = codec.atoms if pa.types.is_temporal(codec.type) else column.atoms
         return {"bounds": codec.bounds, "atoms": atoms or ()}
@@ -680,7 +542,12 @@ def tell_numbers(codec: Codec) -> dict[str, str]:
     if pa.types.is_date(type_):
         return {"numbers": "days since 1970-01-01"}
     if pa.types.is_timestamp(type_):
-        units = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "microseconds, nanoseconds cut off,"}
+        units = {
+            "s": "seconds",
+            "ms": "milliseconds",
+            "us": "microseconds",
+            "ns": "microseconds, nanoseconds cut off,",
+        }
         return {"numbers": f"{units[type_.unit]} since 1970-01-01" + (" UTC" if type_.tz else "")}
     return {}
 
@@ -701,8 +568,6 @@ def say_date(number: object, numbers: str | None) -> str | None:
 
     Parameters
     ----------
-    number
-        A bound.
     numbers
         Which numbers stand for the column's dates, as `tell_numbers` writes it.
     """
@@ -721,7 +586,9 @@ def plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        are_finite = {float}.issuperset(map(type, value)) and all(map(math.isfinite, value))  # channels are most of a card
+        are_finite = {float}.issuperset(map(type, value)) and all(
+            map(math.isfinite, value)
+        )  # channels are most of a card
         return list(value) if are_finite else [plain(inner) for inner in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
@@ -733,24 +600,39 @@ def _write_json(value: object, line: str) -> str:
 
     Parameters
     ----------
-    value
-        Plain values; the keys are texts or integers.
     line
         The end of a line and the indent of this value.
     """
     inner = line + " "
     if isinstance(value, dict) and value:
-        return "{" + inner + ("," + inner).join(f"{_encoder('')(str(key))}: {_write_json(item, inner)}" for key, item in value.items()) + line + "}"
+        return (
+            "{"
+            + inner
+            + ("," + inner).join(
+                f"{_encoder('')(str(key))}: {_write_json(item, inner)}"
+                for key, item in value.items()
+            )
+            + line
+            + "}"
+        )
     if isinstance(value, list | tuple) and value:
         if not {dict, list, tuple}.isdisjoint(map(type, value)):
-            return "[" + inner + ("," + inner).join(_write_json(item, inner) for item in value) + line + "]"
+            return (
+                "["
+                + inner
+                + ("," + inner).join(_write_json(item, inner) for item in value)
+                + line
+                + "]"
+            )
         return "[" + inner + _encoder("," + inner)(value)[1:-1] + line + "]"
     return _encoder("")(value)
 
 
 @functools.cache
 def _encoder(separator: str) -> Callable[[object], str]:
-    return json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(separator, ": ")).encode
+    return json.JSONEncoder(
+        ensure_ascii=False, allow_nan=False, separators=(separator, ": ")
+    ).encode
 
 
 @functools.cache

@@ -28,36 +28,30 @@ Bins = Mapping[str, int | Sequence[float] | FoundBins]
 Codes = NDArray[np.integer]
 
 
-def bins_by_column(bins: GivenBins | Bins, columns: Mapping[str, Cells], found: Found | None = None) -> dict[str, int | Sequence[float] | FoundBins]:
-    """Return how each continuous or mixed column is cut.
-
-    Parameters
-    ----------
-    bins
-        How a specification says it.
-    columns
-        The cells of each column.
-    found
-        The cells that were found.
-    """
+def bins_by_column(
+    bins: GivenBins | Bins, columns: Mapping[str, Cells], found: Found | None = None
+) -> dict[str, int | Sequence[float] | FoundBins]:
+    """Return how each continuous or mixed column is cut."""
     usual = bins if isinstance(bins, int) else DEFAULT_BINS
     given: Mapping[str, Any] = bins if isinstance(bins, Mapping) else {}
-    return {name: (found or {}).get(name, given.get(name, usual)) for name, column in columns.items() if len(column.edges)}
+    return {
+        name: (found or {}).get(name, given.get(name, usual))
+        for name, column in columns.items()
+        if len(column.edges)
+    }
 
 
 def describe_bins(bins: Bins, columns: Mapping[str, Cells]) -> dict[str, int | list[float]]:
-    """Return bins as a card says them: as they were declared, or the first value of each cell that was found.
-
-    Parameters
-    ----------
-    bins
-        How each column is cut.
-    columns
-        The cells of each column.
-    """
+    """Return bins as a card says them: as they were declared, or the first value of each cell that was found."""
     found: dict[str, int | list[float]] = {}
     for name, each in bins.items():
-        found[name] = columns[name].firsts.tolist() if isinstance(each, FoundBins) else each if isinstance(each, int) else list(each)
+        found[name] = (
+            columns[name].firsts.tolist()
+            if isinstance(each, FoundBins)
+            else each
+            if isinstance(each, int)
+            else list(each)
+        )
     return found
 
 
@@ -69,13 +63,7 @@ def _to_header(bins: int | Sequence[float] | FoundBins) -> int | list[float] | d
 
 
 def _from_header(written: Any, codec: Codec) -> int | Sequence[float] | FoundBins:
-    """Return the bins that `_to_header` wrote.
-
-    Raises
-    ------
-    ValueError, KeyError, TypeError, SpecError, error
-        If they are something else.
-    """
+    """Return the bins that `_to_header` wrote."""
     if isinstance(written, list) or (type(written) is int and 1 <= written <= MAX_LEVELS):
         return written
     if not isinstance(written, dict) or isinstance(codec, LevelCodec):
@@ -84,24 +72,27 @@ def _from_header(written: Any, codec: Codec) -> int | Sequence[float] | FoundBin
     n_fine = len(grid.edges) - 1
     data = zlib.decompressobj().decompress(base64.b64decode(written["masses"]), 4 * n_fine + 1)
     masses = np.frombuffer(data, dtype="<f4").astype(np.float64)
-    if cuts.dtype != np.int64 or cuts.ndim != 1 or not (np.diff(cuts) > 0).all() or len(cuts) < 2 or cuts[0] != 0 or cuts[-1] != n_fine:
+    if (
+        cuts.dtype != np.int64
+        or cuts.ndim != 1
+        or not (np.diff(cuts) > 0).all()
+        or len(cuts) < 2
+        or cuts[0] != 0
+        or cuts[-1] != n_fine
+    ):
         raise ValueError("the cuts are not among the edges of the fine cells")
     if masses.shape != (n_fine,) or not np.isfinite(masses).all() or (masses < 0).any():
         raise ValueError("the fine cells have other counts")
     return FoundBins(cuts=grid.edges[cuts], edges=grid.edges, masses=masses)
 
 
-def cut_released(names: Iterable[str], schema: Schema, types: pa.Schema, bins: Bins) -> dict[str, Cells]:
+def cut_released(
+    names: Iterable[str], schema: Schema, types: pa.Schema, bins: Bins
+) -> dict[str, Cells]:
     """Return the public cells of each named column, in their order.
 
     Parameters
     ----------
-    names
-        The columns.
-    schema
-        The declared columns.
-    types
-        The types of the table.
     bins
         How each column is cut; one cell if it is not named.
     """
@@ -110,57 +101,51 @@ def cut_released(names: Iterable[str], schema: Schema, types: pa.Schema, bins: B
 
 
 def columns_to_header(schema: Schema, types: pa.Schema, bins: Bins) -> dict[str, Any]:
-    """Return the privatised columns, and no other, as a part of an archive's header.
-
-    Parameters
-    ----------
-    schema
-        The declared columns.
-    types
-        The Arrow types of the released columns.
-    bins
-        How each continuous or mixed column is cut.
-    """
+    """Return the privatised columns, and no other, as a part of an archive's header."""
     private = Schema(columns={name: schema.columns[name] for name in schema.privatised})
     types_ = base64.b64encode(types.serialize().to_pybytes()).decode()
-    return {"schema": private.model_dump(exclude_none=True), "types": types_, "bins": {name: _to_header(each) for name, each in bins.items()}}
+    return {
+        "schema": private.model_dump(exclude_none=True),
+        "types": types_,
+        "bins": {name: _to_header(each) for name, each in bins.items()},
+    }
 
 
-def columns_from_header(header: Mapping[str, Any], domain: Domain) -> tuple[Schema, pa.Schema, Bins]:
-    """Return the schema, the Arrow types and the bins that `columns_to_header` wrote.
-
-    Parameters
-    ----------
-    header
-        The archive's header.
-    domain
-        The attributes of the counts in the same archive.
-
-    Raises
-    ------
-    ValueError, KeyError, TypeError, SpecError, ArrowException
-        If they are something else, or the cells that they declare are not those of the domain.
-    """
-    types, written = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(header["types"]))), header["bins"]
+def columns_from_header(
+    header: Mapping[str, Any], domain: Domain
+) -> tuple[Schema, pa.Schema, Bins]:
+    """Return the schema, the Arrow types and the bins that `columns_to_header` wrote."""
+    types, written = (
+        pa.ipc.read_schema(pa.py_buffer(base64.b64decode(header["types"]))),
+        header["bins"],
+    )
     schema = Schema.from_dict(header["schema"])
     names = sorted(domain.names)
-    if sorted(types.names) != names or sorted(schema.columns) != names or not set(written) <= set(names):
+    if (
+        sorted(types.names) != names
+        or sorted(schema.columns) != names
+        or not set(written) <= set(names)
+    ):
         raise ValueError("the columns are not those of the counts")
-    bins = {name: _from_header(each, codec_for(name, schema.columns[name], types.field(name).type)) for name, each in written.items()}
+    bins = {
+        name: _from_header(each, codec_for(name, schema.columns[name], types.field(name).type))
+        for name, each in written.items()
+    }
     if domain_of(cut_released(domain.names, schema, types, bins)) != domain:
         raise ValueError("the cells are not those of the counts")
     return schema, types, bins
 
 
 def draw_records(
-    types: pa.Schema, columns: Mapping[str, Cells], chunks: Iterable[Iterable[Codes]], open_stream: Callable[[str], Rng]
+    types: pa.Schema,
+    columns: Mapping[str, Cells],
+    chunks: Iterable[Iterable[Codes]],
+    open_stream: Callable[[str], Rng],
 ) -> Iterator[pa.RecordBatch]:
     """Yield records: their cells, with a value drawn inside each.
 
     Parameters
     ----------
-    types
-        The columns that are written.
     columns
         The public cells of each, in the order of the domain.
     chunks
@@ -168,7 +153,9 @@ def draw_records(
     open_stream
         Returns the random stream of a column's values inside its cells.
     """
-    rngs = {name: open_stream(name) for name, column in columns.items() if len(column.edges)}  # levels are decided by their code alone
+    rngs = {
+        name: open_stream(name) for name, column in columns.items() if len(column.edges)
+    }  # levels are decided by their code alone
     none = np.zeros(0, dtype=np.uint64)
     for chunk in chunks:
         arrays = {

@@ -22,7 +22,14 @@ from dpdask.kernels import rank as rank_kernel
 from dpdask.mechanisms.card import say_date, tell_numbers
 from dpdask.mechanisms.mechanism import Columns
 from dpdask.privacy.budget import UnitColumn
-from dpdask.privacy.events import CentralEvent, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, leaves
+from dpdask.privacy.events import (
+    CentralEvent,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Event,
+    LocalRelease,
+    leaves,
+)
 from dpdask.privacy.noise import deviation, perturb
 from dpdask.privacy.rounding import shorten, write_digits
 from dpdask.references.hierarchy import Hierarchy, find_bins, make_grid
@@ -36,7 +43,11 @@ LITTLE = 0.1
 TAILS = "quantiles can be estimated; under wide bounds, the mean of a heavy tail cannot"
 
 _WIDE = 0.06  # of the bounds
-_SHARED, _CERTAIN, _MANY_SHARED = 0.005, 0.05, 0.05  # of the rows: at one value that may be shared, or must be, and at all such values together
+_SHARED, _CERTAIN, _MANY_SHARED = (
+    0.005,
+    0.05,
+    0.05,
+)  # of the rows: at one value that may be shared, or must be, and at all such values together
 _FAR = 0.01  # of the range of nine tenths of the rows: a gap that matters
 _MUCH_NOISE = 0.02  # of the rows: then a count of a twentieth of them is off by two fifths
 
@@ -48,26 +59,19 @@ Floats = NDArray[np.float64]
 
 
 def estimate_kept(codec: Codec, epsilon: float, channel: str) -> float | None:
-    """Return how much of a column's values a released row keeps, in [0, 1], if all levels or ranks are equally frequent.
-
-    Parameters
-    ----------
-    codec
-        The column's codec.
-    epsilon
-        What the column of a row may cost.
-    channel
-        The kind of the channel.
-
-    Returns
-    -------
-    The correlation of the original and the released level or rank; of categories, the probability that a value is kept, beyond that
-    of a guess. None if ε is out of the channel's range.
-    """
+    """Return how much of a column's values a released row keeps, in [0, 1], if all levels or ranks are equally frequent."""
     try:
         if isinstance(codec, LevelCodec):
-            return 1.0 if codec.n_levels < 2 else _of_levels(codec.n_levels, epsilon, channel, codec.ordered)
-        return _of_levels(_N_RANKS, epsilon, channel, True) if channel.startswith("optimal") else correlate_ranks(epsilon)
+            return (
+                1.0
+                if codec.n_levels < 2
+                else _of_levels(codec.n_levels, epsilon, channel, codec.ordered)
+            )
+        return (
+            _of_levels(_N_RANKS, epsilon, channel, True)
+            if channel.startswith("optimal")
+            else correlate_ranks(epsilon)
+        )
     except (SpecError, ValueError):
         return None
 
@@ -76,10 +80,16 @@ def estimate_kept(codec: Codec, epsilon: float, channel: str) -> float | None:
 def _of_levels(n_levels: int, epsilon: float, channel: str, ordered: bool) -> float:
     even = np.full(n_levels, 1.0 / n_levels)
     if channel.startswith("optimal") and n_levels <= _MOST_LEVELS:
-        cost = costs.compute_squared(np.arange(n_levels, dtype=np.float64)) if ordered else costs.compute_zero_one(n_levels)
+        cost = (
+            costs.compute_squared(np.arange(n_levels, dtype=np.float64))
+            if ordered
+            else costs.compute_zero_one(n_levels)
+        )
         matrix = optimal(even, epsilon, cost, ordered=ordered).matrix
     else:
-        matrix = (laplace if channel == "laplace" else calibrate)(even, epsilon, ordered=ordered).matrix
+        matrix = (laplace if channel == "laplace" else calibrate)(
+            even, epsilon, ordered=ordered
+        ).matrix
     if not ordered:
         return float((np.trace(matrix) / n_levels - 1.0 / n_levels) / (1.0 - 1.0 / n_levels))
     place = np.arange(n_levels) - (n_levels - 1) / 2.0
@@ -88,69 +98,73 @@ def _of_levels(n_levels: int, epsilon: float, channel: str, ordered: bool) -> fl
 
 @functools.lru_cache(maxsize=256)
 def correlate_ranks(epsilon: float) -> float:
-    """Return the correlation of even ranks with noisy ones, by 8,192 draws from a fixed stream.
-
-    Raises
-    ------
-    ValueError
-        If ε is out of the noise's range.
-    """
+    """Return the correlation of even ranks with noisy ones, by 8,192 draws from a fixed stream."""
     noise = rank_kernel.rank_noise(epsilon)
-    drawn = words(stream(RunKey.insecure(0), "expectations/ranks", ""), _N_DRAWN, rank_kernel.words_per_row(noise))
+    drawn = words(
+        stream(RunKey.insecure(0), "expectations/ranks", ""),
+        _N_DRAWN,
+        rank_kernel.words_per_row(noise),
+    )
     ranks = (np.arange(_N_DRAWN) + 0.5) / _N_DRAWN
     released = rank_kernel.disturb(ranks, drawn, noise, rank_kernel.digit_tables(noise))
     return float(np.corrcoef(ranks, released)[0, 1])
 
 
-def describe_kept(codecs: Mapping[str, Codec], epsilons: Mapping[str, float], channel: str) -> tuple[str, ...]:
-    """Return, for each column, a sentence on how much of it a released row keeps.
-
-    Parameters
-    ----------
-    codecs
-        The codec of each privatised column.
-    epsilons
-        What each column of a row may cost.
-    channel
-        The kind of the channels.
-    """
+def describe_kept(
+    codecs: Mapping[str, Codec], epsilons: Mapping[str, float], channel: str
+) -> tuple[str, ...]:
+    """Return, for each column, a sentence on how much of it a released row keeps."""
     found = []
     for name, epsilon in epsilons.items():
         kept = estimate_kept(codecs[name], epsilon, channel)
         if kept is not None:
             category = isinstance(codecs[name], LevelCodec) and not codecs[name].ordered  # type: ignore[union-attr]  # a level codec
-            what = "share of a row's values kept beyond chance" if category else "rank correlation of a released value with its original"
+            what = (
+                "share of a row's values kept beyond chance"
+                if category
+                else "rank correlation of a released value with its original"
+            )
             found.append(f"{name}: {what} about {kept:.2f}")
     return tuple(found)
 
 
-def warn_of_little(codecs: Mapping[str, Codec], epsilons: Mapping[str, float], channel: str) -> tuple[str, ...]:
-    """Return a warning that names the columns of which a released row keeps almost nothing; none if there are none.
-
-    Parameters
-    ----------
-    codecs, epsilons, channel
-        As for `describe_kept`.
-    """
-    little = [name for name, epsilon in epsilons.items() if (kept := estimate_kept(codecs[name], epsilon, channel)) is not None and kept < LITTLE]
+def warn_of_little(
+    codecs: Mapping[str, Codec], epsilons: Mapping[str, float], channel: str
+) -> tuple[str, ...]:
+    """Return a warning that names the columns of which a released row keeps almost nothing; none if there are none."""
+    little = [
+        name
+        for name, epsilon in epsilons.items()
+        if (kept := estimate_kept(codecs[name], epsilon, channel)) is not None and kept < LITTLE
+    ]
     if not little:
         return ()
     what = f"A released row keeps almost nothing of {list_names(little, 5)} (less than {LITTLE:g} on a scale from 0 to 1)"
     return (f"{what}. Privatise fewer columns, spend more ε, or release synthetic records.",)
 
 
-def warn_of_noisy_references(measurements: Mapping[str, DiscreteLaplace], n_rows: int | None) -> tuple[str, ...]:
+def warn_of_noisy_references(
+    measurements: Mapping[str, DiscreteLaplace], n_rows: int | None
+) -> tuple[str, ...]:
     """Return a warning that names the columns whose distribution is mostly noise; none if there are none, or the rows are not counted."""
-    shares = {name: math.sqrt(2.0) * event.scale / n_rows for name, event in measurements.items()} if n_rows else {}
+    shares = (
+        {name: math.sqrt(2.0) * event.scale / n_rows for name, event in measurements.items()}
+        if n_rows
+        else {}
+    )
     noisy = {name: share for name, share in shares.items() if share > _MUCH_NOISE}
     if not noisy:
         return ()
     share = write_digits(100 * max(noisy.values()))
     what = f"The noise of a count is at least {share} % of the rows that are counted for the reference of {list_names(list(noisy), 5)}"
-    return (f"{what}: the distribution will not be kept. Privatise fewer columns, spend more ε, or raise `reference.share`.",)
+    return (
+        f"{what}: the distribution will not be kept. Privatise fewer columns, spend more ε, or raise `reference.share`.",
+    )
 
 
-def describe_needed_rows(measurements: Mapping[str, DiscreteLaplace], unit: UnitColumn) -> tuple[str, ...]:
+def describe_needed_rows(
+    measurements: Mapping[str, DiscreteLaplace], unit: UnitColumn
+) -> tuple[str, ...]:
     """Return how many rows of a table with a unit must be counted for `warn_of_noisy_references` to be silent.
 
     How many rows the bound on a unit's rows leaves is not known before they are counted.
@@ -164,15 +178,7 @@ def describe_needed_rows(measurements: Mapping[str, DiscreteLaplace], unit: Unit
 
 
 def describe_wide_cells(columns: Mapping[str, Cells], bins: Bins) -> tuple[str, ...]:
-    """Return a sentence that names the columns with few cells of equal width; none if there are none.
-
-    Parameters
-    ----------
-    columns
-        The cells of each column.
-    bins
-        How continuous and mixed columns are cut.
-    """
+    """Return a sentence that names the columns with few cells of equal width; none if there are none."""
     wide = {}
     for name, column in columns.items():
         declared = bins.get(name) if isinstance(bins, Mapping) else bins
@@ -193,22 +199,27 @@ def describe_wide_cells(columns: Mapping[str, Cells], bins: Bins) -> tuple[str, 
 def describe_spread(codecs: Mapping[str, Codec]) -> tuple[str, ...]:
     """Return what becomes of rows that share a number, where the reference is made of rows; nothing if no column holds numbers without levels."""
     names = [name for name, codec in codecs.items() if not isinstance(codec, LevelCodec)]
-    return (f"{list_names(names, 5)}: rows that share a value are released over the gap below it, unless it is one of the `atoms`",) if names else ()
+    return (
+        (
+            f"{list_names(names, 5)}: rows that share a value are released over the gap below it, unless it is one of the `atoms`",
+        )
+        if names
+        else ()
+    )
 
 
-def warn_of_spread(name: str, keys: Floats, lows: Floats, weights: Floats, *, lattice: bool) -> tuple[str, ...]:
+def warn_of_spread(
+    name: str, keys: Floats, lows: Floats, weights: Floats, *, lattice: bool
+) -> tuple[str, ...]:
     """Return a warning if many rows of the reference share a few values far from the next smaller one: such values come out spread over that gap.
 
     Parameters
     ----------
-    name
-        The column's name.
     keys, lows
-        float64 arrays of one length, keys increasing: rows at a key come out in (low, key], or at the key where both are equal. -inf is null.
+        float64 arrays of one length, keys increasing: rows at a key come out in (low, key], or at
+        the key where both are equal. -inf is null.
     weights
         float64 array: how many rows of the reference lie at each key.
-    lattice
-        Whether the column holds whole numbers.
     """
     here = np.isfinite(keys) & (weights > 0.0)
     keys, lows, weights = keys[here], lows[here], weights[here]
@@ -217,48 +228,45 @@ def warn_of_spread(name: str, keys: Floats, lows: Floats, weights: Floats, *, la
     shares = weights / weights.sum()
     ends = keys[np.minimum(np.searchsorted(np.cumsum(shares), [0.05, 0.95]), len(keys) - 1)]
     gaps = keys - lows
-    shared = (shares >= _CERTAIN) | (shares >= max(_SHARED, 10.0 * shares.min()))  # of few rows, each has a large share
+    shared = (shares >= _CERTAIN) | (
+        shares >= max(_SHARED, 10.0 * shares.min())
+    )  # of few rows, each has a large share
     wide = shared & (gaps > max(_FAR * (ends[1] - ends[0]), 1.0 if lattice else 0.0))
     if shares[wide].sum() < _MANY_SHARED:
         return ()
     what = "many rows of the reference share values, which are released spread over the gaps below them"
-    return (f"column {name!r}: {what}: means, quantiles and counts are off; name such values as `atoms` of a `mixed` column, or declare levels",)
+    return (
+        f"column {name!r}: {what}: means, quantiles and counts are off; name such values as `atoms` of a `mixed` column, or declare levels",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellSearch:
     """Fine counts of the columns whose cells are found, and what they decide.
 
-    Attributes
-    ----------
-    names
-        The columns.
-    event
-        The noise: one vector for each level of each column.
-    n_rows_public
-        Whether neighbours have the same number of rows.
-    n_bins
-        Into how many cells of equal counts each column is cut; a fine cell with many rows is a cell of its own.
-    affords
-        Whether so many rows allow these cells: then the most are taken that they allow, up to `n_bins`, and at least one. None: they allow any.
-
     Privacy
     -------
-    Unit, adjacency and sensitivity: those of the event. A row is in one count of each level of each column. Protected: every row
-    counted. The cells are post-processing of the noisy counts.
+    Unit, adjacency and sensitivity: those of the event. A row is in one count of each level of each
+    column. Protected: every row counted. The cells are post-processing of the noisy counts.
     """
 
     names: tuple[str, ...]
-    event: CentralEvent
-    n_rows_public: bool
+    event: CentralEvent  # the noise: one vector for each level of each column
+    n_rows_public: bool  # whether neighbours have the same number of rows
+    # Into how many cells of equal counts each column is cut; a fine cell with many rows is a cell
+    # of its own.
     n_bins: int = DEFAULT_BINS
+    # Whether so many rows allow these cells: then the most are taken that they allow, up to
+    # `n_bins`, and at least one. None: they allow any.
     affords: Callable[[Columns, Found, float], bool] | None = None
 
     @property
     def stage(self) -> str:
         """What the first round does, in words."""
         names = ", ".join(self.names)
-        cut = f"cut each into about {self.n_bins} cells of equal counts" + ("" if self.affords is None else ", or fewer if the rows are too few")
+        cut = f"cut each into about {self.n_bins} cells of equal counts" + (
+            "" if self.affords is None else ", or fewer if the rows are too few"
+        )
         return f"search: read all privatised columns once; count {names} in fine cells, add noise, {cut}"
 
     @property
@@ -268,67 +276,60 @@ class CellSearch:
 
     def statistic(self, columns: Columns) -> ColumnStatistic:
         """Return what is counted: every column, since all rows are checked before the first noise."""
-        cut = {name: codec for name, codec in columns.codecs.items() if not isinstance(codec, LevelCodec)}
+        cut = {
+            name: codec
+            for name, codec in columns.codecs.items()
+            if not isinstance(codec, LevelCodec)
+        }
         return ColumnStatistic(
-            codecs=columns.codecs, cells={name: make_grid(codec) if name in self.names else cells(codec, 1) for name, codec in cut.items()}
+            codecs=columns.codecs,
+            cells={
+                name: make_grid(codec) if name in self.names else cells(codec, 1)
+                for name, codec in cut.items()
+            },
         )
 
     def draw(self, counts: ColumnCounts, columns: Columns, noise: Noise) -> NoisyHistograms:
-        """Draw the noise of the fine counts.
-
-        Parameters
-        ----------
-        counts
-            The exact counts.
-        columns
-            The table's columns.
-        noise
-            Returns the random stream of each measurement.
-        """
+        """Draw the noise of the fine counts."""
         drawn, n_rows = {}, 0
         for name in self.names:
             counted = counts.columns[name]
             assert isinstance(counted, CellCounts)
-            n_rows, exact = counted.n_rows, Hierarchy(make_grid(columns.codecs[name])).count(counted)
+            n_rows, exact = (
+                counted.n_rows,
+                Hierarchy(make_grid(columns.codecs[name])).count(counted),
+            )
             drawn[name] = perturb(exact, self.event, rng=noise(f"cells/{name}"))
-        return NoisyHistograms(counts=drawn, events=dict.fromkeys(self.names, self.event), n_rows=n_rows if self.n_rows_public else None)
+        return NoisyHistograms(
+            counts=drawn,
+            events=dict.fromkeys(self.names, self.event),
+            n_rows=n_rows if self.n_rows_public else None,
+        )
 
     def read_drawn(self, data: bytes, columns: Columns) -> NoisyHistograms:
-        """Return the noisy fine counts that an earlier driver kept.
-
-        Parameters
-        ----------
-        data
-            The bytes that were kept.
-        columns
-            The table's columns.
-
-        Raises
-        ------
-        InputError
-            If they are of other columns, or have other noise.
-        """
+        """Return the noisy fine counts that an earlier driver kept."""
         found = NoisyHistograms.from_bytes(data, "the run's fine counts")
-        found.check(dict.fromkeys(self.names, self.event), {name: Hierarchy(make_grid(columns.codecs[name])).size for name in self.names})
+        found.check(
+            dict.fromkeys(self.names, self.event),
+            {name: Hierarchy(make_grid(columns.codecs[name])).size for name in self.names},
+        )
         return found
 
     def find(self, drawn: NoisyHistograms, columns: Columns) -> Found:
-        """Return the cells of each column.
-
-        Parameters
-        ----------
-        drawn
-            The noisy fine counts.
-        columns
-            The table's columns.
-        """
+        """Return the cells of each column."""
         grids = {name: make_grid(columns.codecs[name]) for name in self.names}
-        counts = {name: Hierarchy(grid).estimate(drawn.counts[name], self.event, drawn.n_rows) for name, grid in grids.items()}
+        counts = {
+            name: Hierarchy(grid).estimate(drawn.counts[name], self.event, drawn.n_rows)
+            for name, grid in grids.items()
+        }
 
         noise, tails = deviation(self.event), self.affords is not None
 
         def cut(n_bins: int) -> Found:
-            return {name: find_bins(grid, counts[name], n_bins, noise, tails=tails) for name, grid in grids.items()}
+            return {
+                name: find_bins(grid, counts[name], n_bins, noise, tails=tails)
+                for name, grid in grids.items()
+            }
 
         if self.affords is None:
             return cut(self.n_bins)
@@ -336,7 +337,9 @@ class CellSearch:
         low, high = 1, self.n_bins + 1
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.affords(columns, cut(middle), n_rows) else (low, middle)
+            low, high = (
+                (middle, high) if self.affords(columns, cut(middle), n_rows) else (low, middle)
+            )
         return cut(low)
 
 
@@ -387,13 +390,28 @@ class Planned(Protocol):
 def describe_steps(planned: Planned) -> list[str]:
     """Return lines on what is done, about how long it takes, and what it costs."""
     stages = [stage.partition(": ") for stage in planned.stages]
-    durations = ["", *map(describe_seconds, planned.seconds)] if planned.seconds else [""] * (len(stages) + 1)
+    durations = (
+        ["", *map(describe_seconds, planned.seconds)]
+        if planned.seconds
+        else [""] * (len(stages) + 1)
+    )
     head = ("stage", "about" if planned.seconds else "", "what is done")
     columns = dict.fromkeys((*planned.epsilons, *planned.reference_epsilons))
-    costs = [(name, _show(planned.epsilons.get(name)), _show(planned.reference_epsilons.get(name))) for name in columns]
+    costs = [
+        (name, _show(planned.epsilons.get(name)), _show(planned.reference_epsilons.get(name)))
+        for name in columns
+    ]
     noise = [(each["on"], f"{each['sigma']:.3g}", each["kind"]) for each in planned.noise]
     return [
-        *_tabulate([head, *((name, seconds, words) for (name, _, words), seconds in zip(stages, durations[1:], strict=True))]),
+        *_tabulate(
+            [
+                head,
+                *(
+                    (name, seconds, words)
+                    for (name, _, words), seconds in zip(stages, durations[1:], strict=True)
+                ),
+            ]
+        ),
         *_tabulate([("column", "ε of a row", "ε of its counts"), *costs] if costs else []),
         *_tabulate([("noise on", "σ", "drawn as"), *noise] if noise else []),
         *(_describe_ledger(planned.ledger) if costs or noise else []),
@@ -407,21 +425,24 @@ def list_noise(event: Event) -> tuple[dict[str, Any], ...]:
         if not isinstance(each, LocalRelease):
             kind = "discrete Gaussian" if isinstance(each, DiscreteGaussian) else "discrete Laplace"
             found[deviation(each), kind] += each.count
-    return tuple({"on": f"{n:,} vector{'' if n == 1 else 's'} of counts", "sigma": sigma, "kind": kind} for (sigma, kind), n in found.items())
+    return tuple(
+        {"on": f"{n:,} vector{'' if n == 1 else 's'} of counts", "sigma": sigma, "kind": kind}
+        for (sigma, kind), n in found.items()
+    )
 
 
 def tell_date_bounds(codecs: Mapping[str, Codec]) -> dict[str, tuple[str, str]]:
-    """Return the bounds of each column of dates or times, as dates.
-
-    Parameters
-    ----------
-    codecs
-        The codec of each privatised column.
-    """
-    return {name: (say(codec.bounds[0]), say(codec.bounds[1])) for name, codec, say in _list_dated(codecs) if codec.bounds is not None}
+    """Return the bounds of each column of dates or times, as dates."""
+    return {
+        name: (say(codec.bounds[0]), say(codec.bounds[1]))
+        for name, codec, say in _list_dated(codecs)
+        if codec.bounds is not None
+    }
 
 
-def _list_dated(codecs: Mapping[str, Codec]) -> Iterator[tuple[str, ValueCodec, Callable[[float], str]]]:
+def _list_dated(
+    codecs: Mapping[str, Codec],
+) -> Iterator[tuple[str, ValueCodec, Callable[[float], str]]]:
     """Yield each column of dates or times, its codec, and what writes a number of it as a date."""
     for name, codec in codecs.items():
         if isinstance(codec, ValueCodec) and (numbers := tell_numbers(codec).get("numbers")):
@@ -433,23 +454,21 @@ def _say_date(numbers: str, number: float) -> str:
 
 
 def warn_of_number_bounds(schema: Schema, codecs: Mapping[str, Codec]) -> tuple[str, ...]:
-    """Return a warning for each column of dates or times whose bounds are declared by numbers: it says which dates they are.
-
-    Parameters
-    ----------
-    schema
-        The declared columns.
-    codecs
-        The codec of each privatised column.
-    """
+    """Return a warning for each column of dates or times whose bounds are declared by numbers: it says which dates they are."""
     warnings = []
     for name, codec, say in _list_dated(codecs):
         declared = schema.columns[name].bounds
-        if declared is not None and codec.bounds is not None and not isinstance(declared[0], dt.date):
+        if (
+            declared is not None
+            and codec.bounds is not None
+            and not isinstance(declared[0], dt.date)
+        ):
             low, high = map(say, codec.bounds)
             counts = tell_numbers(codec)["numbers"]
             what = f"its bounds {declared[0]:g} and {declared[1]:g} count {counts}, so they are {low} and {high}"
-            warnings.append(f"column {name!r}: {what}; write dates, such as 2000-01-31, if others are meant")
+            warnings.append(
+                f"column {name!r}: {what}; write dates, such as 2000-01-31, if others are meant"
+            )
     return tuple(warnings)
 
 
@@ -467,15 +486,29 @@ def _show(epsilon: float | None) -> str:
 def _tabulate(rows: list[tuple[str, str, str]]) -> list[str]:
     """Return rows as lines with columns of equal width; the first is as wide as the labels of other lines."""
     widths = [max([9 * (place == 0), *(len(row[place]) for row in rows)]) for place in range(2)]
-    return ["  " + "  ".join(filter(None, (row[0].ljust(widths[0]), row[1].ljust(widths[1]), row[2]))).rstrip() for row in rows]
+    return [
+        "  "
+        + "  ".join(
+            filter(None, (row[0].ljust(widths[0]), row[1].ljust(widths[1]), row[2]))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _describe_ledger(ledger: Mapping[str, Any] | None) -> list[str]:
     if ledger is None:
-        return ["  ledger    none, so nothing keeps count of what this release and others of the table cost together"]
-    before, after = (shorten(ledger[key], up=True) if ledger[key] < math.inf else "no ε is enough for its δ" for key in ("before", "after"))
+        return [
+            "  ledger    none, so nothing keeps count of what this release and others of the table cost together"
+        ]
+    before, after = (
+        shorten(ledger[key], up=True) if ledger[key] < math.inf else "no ε is enough for its δ"
+        for key in ("before", "after")
+    )
     spent = f"  ledger    ε {before} of {ledger['limit']!r} spent by {say_count(ledger['runs'], 'run')}; {after} after this run"
-    return [spent, *([f"  coverage  after this run, {ledger['coverage']}"] if ledger["coverage"] else [])]
+    return [
+        spent,
+        *([f"  coverage  after this run, {ledger['coverage']}"] if ledger["coverage"] else []),
+    ]
 
 
 def describe_promise(planned: Planned) -> list[str]:

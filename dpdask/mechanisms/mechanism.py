@@ -1,7 +1,8 @@
 """What a mechanism is: a specification with the schema and the budget that it runs under, and what it fits.
 
-A mechanism only describes: what it promises, what is counted, how noise is drawn from the counts, and what is fitted to the
-result. `engine.fit` decides the order of these steps, so that no mechanism can draw noise before it is charged.
+A mechanism only describes: what it promises, what is counted, how noise is drawn from the counts,
+and what is fitted to the result. `engine.fit` decides the order of these steps, so that no
+mechanism can draw noise before it is charged.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from dpdask.errors import DataError, SpecError
 from dpdask.mechanisms.card import Section
 from dpdask.privacy import COVERED, UNCOVERED, Budget, delta_warnings, noisy_counts_text
 from dpdask.privacy.audit import audit_event
-from dpdask.privacy.events import CentralEvent, Composed, DiscreteLaplace, LocalRelease, Uncovered, leaves
+from dpdask.privacy.events import (
+    CentralEvent,
+    Composed,
+    DiscreteLaplace,
+    LocalRelease,
+    Uncovered,
+    leaves,
+)
 from dpdask.privacy.noise import check_scale
 from dpdask.privacy.rounding import RowOrder, round_up_sum
 from dpdask.references.histogram import check_bins
@@ -45,25 +53,17 @@ class RowRelease(Protocol):
         """Return which of the written columns have few distinct values."""
 
     def streams(self, key: RunKey, fragment_id: str) -> dict[str, Stream]:
-        """Return the random stream of each private column on one part of the table, at its start.
+        """Return the random stream of each private column on one part of the table, at its start."""
 
-        Parameters
-        ----------
-        key
-            The run key.
-        fragment_id
-            The id of the part.
-        """
-
-    def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]) -> pa.RecordBatch:
+    def randomise(
+        self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]
+    ) -> pa.RecordBatch:
         """Return the released rows of a batch, in its order.
 
         Parameters
         ----------
         batch
             The private columns of some rows, and the columns that are also read.
-        codecs
-            The codec of each private column.
         rngs
             What `streams` returned; each stream is advanced by the rows of the batch.
         """
@@ -90,15 +90,15 @@ class RecordRelease(Protocol):
     def n_drawn(self, wanted: int | None) -> int:
         """Return how many records to draw: as many as wanted, or as many as the release says."""
 
-    def batches(self, start: int, n_rows: int, n_total: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, start: int, n_rows: int, n_total: int, key: RunKey, part: str
+    ) -> Iterator[pa.RecordBatch]:
         """Yield records: a function of the arguments.
 
         Parameters
         ----------
         start, n_rows, n_total
             The number of the first record, how many records, and how many all parts have together.
-        key, part
-            Name the random streams.
         """
 
 
@@ -106,13 +106,7 @@ FittedRelease = RowRelease | RecordRelease
 
 
 class RandomisedRows(Archived):
-    """The base of DIP's fitted releases: which columns are written, and what each one's randomness comes from.
-
-    Attributes
-    ----------
-    columns
-        What randomises each privatised column.
-    """
+    """The base of DIP's fitted releases: which columns are written, and what each one's randomness comes from."""
 
     __slots__ = ()
     mechanism_id: ClassVar[str]
@@ -133,7 +127,9 @@ class RandomisedRows(Archived):
 
     def streams(self, key: RunKey, fragment_id: str) -> dict[str, Stream]:
         """Return the random stream of each column on one fragment, at its start; see `RowRelease.streams`."""
-        return {name: stream(key, f"{self.mechanism_id}/{name}", fragment_id) for name in self.columns}
+        return {
+            name: stream(key, f"{self.mechanism_id}/{name}", fragment_id) for name in self.columns
+        }
 
 
 WHOLE_ROW = "(all columns of a row)"
@@ -150,17 +146,9 @@ class Spec(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """The columns of a table as a mechanism sees them.
+    """The columns of a table as a mechanism sees them."""
 
-    Attributes
-    ----------
-    types
-        The released columns and their plain Arrow types.
-    codecs
-        The codec of each privatised column.
-    """
-
-    types: pa.Schema
+    types: pa.Schema  # the released columns and their plain Arrow types
     codecs: Mapping[str, Codec]
 
 
@@ -168,20 +156,18 @@ class Columns:
 class Spending:
     """How a budget is divided: ε per released column and per noisy histogram.
 
-    Gaussian measurements, and tables that share one budget, have no ε of their own and are not listed.
-
-    Attributes
-    ----------
-    reference
-        For each privatised column, what its noisy histogram may cost the unit; empty if there are none.
-    row
-        For each privatised column, what one row's release may cost; empty if no row is released. All are rounded down.
-    rows_per_unit
-        How many rows of a unit are released at most: the unit pays each column's row part so many times.
+    Gaussian measurements, and tables that share one budget, have no ε of their own and are not
+    listed.
     """
 
+    # For each privatised column, what its noisy histogram may cost the unit; empty if there are
+    # none.
     reference: Mapping[str, float] = field(default_factory=dict)
+    # For each privatised column, what one row's release may cost; empty if no row is released. All
+    # are rounded down.
     row: Mapping[str, float] = field(default_factory=dict)
+    # How many rows of a unit are released at most: the unit pays each column's row part so many
+    # times.
     rows_per_unit: int = 1
 
 
@@ -198,66 +184,55 @@ class Search(Protocol):
         """Return noisy counts that an earlier driver kept; see `Mechanism.read_drawn`."""
 
     def find(self, drawn: Any, columns: Columns) -> Any:
-        """Return what `Mechanism.with_found` takes: post-processing of the noisy counts.
-
-        Parameters
-        ----------
-        drawn
-            What `draw` returned.
-        columns
-            The table's columns.
-        """
+        """Return what `Mechanism.with_found` takes: post-processing of the noisy counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mechanism(ABC):
-    """A specification with the schema and the budget that it runs under.
+    """A specification with the schema and the budget that it runs under."""
 
-    Attributes
-    ----------
-    spec
-        What the user wrote: in a job, or as arguments of the Python class.
-    schema
-        The declared columns.
-    budget
-        What is promised; None if the mechanism spends none.
-    continued
-        Whether a release that was fitted before is given further rows, all of them; only of mechanisms that release rows.
-
-    Raises
-    ------
-    SpecError
-        At construction, if the three do not fit each other. Messages name parameters in backquotes; a job shows them as keys.
-    """
-
-    spec: Any
+    spec: Any  # what the user wrote: in a job, or as arguments of the Python class
     schema: Schema
-    budget: Budget | None
+    budget: Budget | None  # what is promised; None if the mechanism spends none
+    # Whether a release that was fitted before is given further rows, all of them; only of
+    # mechanisms that release rows.
     continued: bool = False
 
     releases_rows: ClassVar[bool]
 
     def __post_init__(self) -> None:
         if not isinstance(self.schema, Schema):
-            raise SpecError("a Schema is expected", "`schema`", "give Schema.from_yaml(path) or Schema.from_dict(mapping)")
+            raise SpecError(
+                "a Schema is expected",
+                "`schema`",
+                "give Schema.from_yaml(path) or Schema.from_dict(mapping)",
+            )
         self.schema.check_privatised("schema")
         unit = None if self.budget is None else self.budget.unit_column
-        if unit is not None and (unit.column not in self.schema.columns or self.schema.columns[unit.column].role == "privatise"):
-            others = [name for name, column in self.schema.columns.items() if column.role != "privatise"]
+        if unit is not None and (
+            unit.column not in self.schema.columns
+            or self.schema.columns[unit.column].role == "privatise"
+        ):
+            others = [
+                name for name, column in self.schema.columns.items() if column.role != "privatise"
+            ]
             hint = suggest(unit.column, others, "correct one of the two")
-            raise SpecError("the unit's column must be declared, and kept or dropped", f"`unit.column` {unit.column!r}", hint)
-        check_all(*(partial(_check_type, name, self.schema.columns[name]) for name in self.schema.privatised))
+            raise SpecError(
+                "the unit's column must be declared, and kept or dropped",
+                f"`unit.column` {unit.column!r}",
+                hint,
+            )
+        check_all(
+            *(
+                partial(_check_type, name, self.schema.columns[name])
+                for name in self.schema.privatised
+            )
+        )
         self.check_parameters()
 
     @abstractmethod
     def check_parameters(self) -> None:
-        """Check everything that needs no table.
-
-        Raises
-        ------
-        SpecError
-            If something does not fit.
-        """
+        """Check everything that needs no table."""
 
     # what it promises
 
@@ -321,7 +296,9 @@ class Mechanism(ABC):
     def covers_any_frame(self) -> bool:
         """Whether a release can be given any frames, one batch each: nothing of it comes from their rows."""
         bounded = self.budget is not None and self.budget.unit_column is not None
-        return self.releases_rows and (self.reference_rows == "public" or (self.reference_rows == "none" and not bounded))
+        return self.releases_rows and (
+            self.reference_rows == "public" or (self.reference_rows == "none" and not bounded)
+        )
 
     def place_paths(self, place: Callable[[str, str], str]) -> Self:
         """Return the mechanism with the paths that it names made absolute.
@@ -330,11 +307,6 @@ class Mechanism(ABC):
         ----------
         place
             Returns the URL of a path, given the parameter that names it.
-
-        Raises
-        ------
-        SpecError
-            If a path is missing, or must not be used.
         """
         del place
         return self
@@ -359,13 +331,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def check(self, columns: Columns) -> None:
-        """Check everything that needs the table's types, but no row.
-
-        Raises
-        ------
-        DataError, SpecError
-            If something does not fit.
-        """
+        """Check everything that needs the table's types, but no row."""
 
     @property
     def search(self) -> Search | None:
@@ -386,56 +352,22 @@ class Mechanism(ABC):
         """Return what is counted; if `reference_rows` is not `own`, what checks the rows where they must be counted."""
 
     def check_counts(self, counts: Any, columns: Columns) -> None:
-        """Check the exact counts of the first round before anything is charged.
-
-        Parameters
-        ----------
-        counts
-            Exact and private.
-        columns
-            The table's columns.
-
-        Raises
-        ------
-        DataError, SpecError
-            If nothing can be released from them.
-        """
+        """Check the exact counts of the first round before anything is charged."""
         del counts, columns
 
     def draw(self, counts: Any, columns: Columns, noise: Noise) -> Archived | None:
         """Draw the noise on the driver and return the noisy counts, or None if the mechanism adds no central noise.
 
-        Parameters
-        ----------
-        counts
-            The value of `statistic`: exact and private.
-        columns
-            The table's columns.
-        noise
-            Returns the random stream of each measurement.
-
         Privacy
         -------
-        `engine.fit` charges the ledger before, and keeps the result at once: it is never drawn twice.
+        `engine.fit` charges the ledger before, and keeps the result at once: it is never drawn
+        twice.
         """
         del counts, columns, noise
         return None
 
     def read_drawn(self, data: bytes, columns: Columns) -> Archived:
-        """Return noisy counts that an earlier driver kept before it died.
-
-        Parameters
-        ----------
-        data
-            The bytes that were kept.
-        columns
-            The columns of the table.
-
-        Raises
-        ------
-        InputError
-            If they are of other columns, or have other noise.
-        """
+        """Return noisy counts that an earlier driver kept before it died."""
         raise NotImplementedError
 
     @abstractmethod
@@ -445,9 +377,8 @@ class Mechanism(ABC):
         Parameters
         ----------
         counts
-            What `draw` returned, or the exact counts if it draws nothing; None if nothing is counted.
-        columns
-            The table's columns.
+            What `draw` returned, or the exact counts if it draws nothing; None if nothing is
+            counted.
         key
             The run's key, for what is drawn but is no noise.
         """
@@ -458,13 +389,7 @@ class Mechanism(ABC):
         """The class of the fitted release."""
 
     def n_records(self, release: Any) -> int:
-        """Return how many records a job writes; only of releases that are no rows.
-
-        Raises
-        ------
-        SpecError
-            If none can be drawn.
-        """
+        """Return how many records a job writes; only of releases that are no rows."""
         raise NotImplementedError
 
     def find_written(self, released: pa.Schema) -> pa.Schema:
@@ -475,15 +400,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
-        """Return what a run does between the units' bounds and the commit, in words.
-
-        Parameters
-        ----------
-        columns
-            The table's columns.
-        uncounted
-            Whether footers do not tell how many rows there are.
-        """
+        """Return what a run does between the units' bounds and the commit, in words."""
 
     def expectations(self, columns: Columns) -> tuple[str, ...]:
         """Return what is to be expected of the release, in sentences: how much a row keeps, how large noise is."""
@@ -495,8 +412,6 @@ class Mechanism(ABC):
 
         Parameters
         ----------
-        columns
-            The table's columns.
         n_rows
             The number of rows if it is known and public, else None.
         """
@@ -519,34 +434,28 @@ class Mechanism(ABC):
         return ()
 
     @abstractmethod
-    def section(self, release: Any, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
+    def section(
+        self,
+        release: Any,
+        columns: Columns,
+        *,
+        n_rows: int | None,
+        n_released: int | None,
+        order: RowOrder,
+    ) -> Section:
         """Return the mechanism's part of the release card.
 
         Parameters
         ----------
-        release
-            The fitted release.
-        columns
-            The table's columns.
-        n_rows
-            The number of rows if it is public and known.
         n_released
             How many rows or records are released, if that is known.
-        order
-            The order of released rows.
         """
 
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return for each column that is released row by row its `claimed` and its exact ε*, as `epsilon_exact`, and the `reference` it holds for.
 
-        If the ε* of a whole row is known beside those of its columns, it has an entry of its own, `WHOLE_ROW`.
-
-        Parameters
-        ----------
-        columns
-            The table's columns.
-        card
-            The release card, if there is one.
+        If the ε* of a whole row is known beside those of its columns, it has an entry of its own,
+        `WHOLE_ROW`.
         """
         del columns, card
         return {}
@@ -564,42 +473,40 @@ def _check_type(name: str, column: Column) -> None:
 CONFIDENCE = 1 - 1e-6  # a false alarm in a million audits
 
 
-def audit_mechanism(mechanism: Mechanism, columns: Columns, card: Mapping[str, Any] | None, *, n_runs: int = 20_000) -> dict[str, Any]:
+def audit_mechanism(
+    mechanism: Mechanism, columns: Columns, card: Mapping[str, Any] | None, *, n_runs: int = 20_000
+) -> dict[str, Any]:
     """Return, for each column and each central measurement, what is claimed and what is found.
 
     Parameters
     ----------
-    mechanism
-        What is audited.
-    columns
-        The table's columns.
-    card
-        The release card, if there is one.
     n_runs
         How often each central measurement is drawn, on each of two neighbouring inputs.
-
-    Returns
-    -------
-    `columns`: for each that is released row by row, `claimed` (its part of ε), `epsilon_exact` (ε* of the tables that are
-    drawn from) and `reference`, which is the released channel where the release is finished, the declared distribution, or a
-    stand-in: ε* of a run is computed again, for its own reference, before anything is drawn. `row`: the same of a whole
-    row, where that is less than the sum of its columns', or None. `measurements`: for each noisy histogram its `scale` or
-    `sigma`, `sensitivity`, `claimed` and `lower_bound` (99.9999 % confidence). `sound`: whether nothing found is above its
-    claim.
     """
     found = mechanism.audit(columns, card)
     delta = 0.0 if mechanism.budget is None else mechanism.budget.delta
-    measurements = [_audit(event, delta, n_runs) for event in leaves(mechanism.event) if not isinstance(event, LocalRelease)]
+    measurements = [
+        _audit(event, delta, n_runs)
+        for event in leaves(mechanism.event)
+        if not isinstance(event, LocalRelease)
+    ]
     sound = all(part["epsilon_exact"] <= part["claimed"] for part in found.values())
     row = found.pop(WHOLE_ROW, None)
-    sound = sound and all(measurement["lower_bound"] <= measurement["claimed"] for measurement in measurements)
+    sound = sound and all(
+        measurement["lower_bound"] <= measurement["claimed"] for measurement in measurements
+    )
     return {"columns": found, "row": row, "measurements": measurements, "sound": sound}
 
 
 def _audit(event: CentralEvent, delta: float, n_runs: int) -> dict[str, Any]:
     found = audit_event(event, delta=delta, n_runs=n_runs, confidence=CONFIDENCE)
     noise = {"scale": event.scale} if isinstance(event, DiscreteLaplace) else {"sigma": event.sigma}
-    return {**noise, "sensitivity": event.sensitivity, "claimed": found.claimed, "lower_bound": found.lower_bound}
+    return {
+        **noise,
+        "sensitivity": event.sensitivity,
+        "claimed": found.claimed,
+        "lower_bound": found.lower_bound,
+    }
 
 
 def _as_records_wanted(value: object) -> object:
@@ -613,14 +520,12 @@ RecordsWanted = Annotated[Literal["input"] | int, BeforeValidator(_as_records_wa
 
 
 def no_rows(where: str) -> DataError:
-    """Return the error of a table that had rows before, or must have some.
-
-    Parameters
-    ----------
-    where
-        In which pass they are missing.
-    """
-    return DataError("the table has no rows", where, "leave its files alone until the run ends; persist a Dask frame before its first use")
+    """Return the error of a table that had rows before, or must have some."""
+    return DataError(
+        "the table has no rows",
+        where,
+        "leave its files alone until the run ends; persist a Dask frame before its first use",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -635,16 +540,12 @@ class NoisyCounts(Mechanism):
     unprotected: ClassVar[str] = UNCOVERED
 
     def check_parameters(self) -> None:
-        """Check that no column has the role keep, since no input row is released, and check the specification.
-
-        Raises
-        ------
-        SpecError
-            If one is, or if the specification does not fit the schema and the budget.
-        """
+        """Check that no column has the role keep, since no input row is released, and check the specification."""
         if self.schema.kept:
             what = f"{self.nobody} do not correspond to input rows, so no column can have the role keep"
-            raise SpecError(what, f"column {self.schema.kept[0]!r}", "give it the role privatise, or drop")
+            raise SpecError(
+                what, f"column {self.schema.kept[0]!r}", "give it the role privatise, or drop"
+            )
         check_bins(getattr(self.spec, "bins", None), self.schema)
         self.check_spec()
         for event in leaves(self.event):  # it cannot be planned for every budget
@@ -664,13 +565,7 @@ class NoisyCounts(Mechanism):
         """Return how many records a job writes; see `Mechanism.n_records`."""
 
     def check_spec(self) -> None:
-        """Check the mechanism's own parameters, which need no table.
-
-        Raises
-        ------
-        SpecError
-            If something does not fit.
-        """
+        """Check the mechanism's own parameters, which need no table."""
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
         """Return a warning if δ is so large that it would allow publishing a row; see `Mechanism.cautions`."""

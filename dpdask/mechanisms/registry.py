@@ -25,28 +25,21 @@ from dpdask.schema import Schema
 
 Choose = Callable[[Any], type[Mechanism]]
 
-_REFERENCES: Mapping[str, type[DipMechanism]] = MappingProxyType({"columns": ColumnsMechanism, "records": RecordsMechanism, "tree": TreeMechanism})
+_REFERENCES: Mapping[str, type[DipMechanism]] = MappingProxyType(
+    {"columns": ColumnsMechanism, "records": RecordsMechanism, "tree": TreeMechanism}
+)
 _REGISTERED: dict[type[Spec], Choose] = {}
 
 
 def register(spec_type: type[Spec], choose: Choose) -> None:
-    """Add a mechanism, so that jobs can name its kind.
-
-    Parameters
-    ----------
-    spec_type
-        Its specification, with a `kind: Literal[...]` of its own.
-    choose
-        Returns the mechanism's class, given a specification.
-
-    Raises
-    ------
-    SpecError
-        If another mechanism has the kind.
-    """
+    """Add a mechanism, so that jobs can name its kind."""
     kind = _kind(spec_type)
     if any(_kind(other) == kind for other in _REGISTERED):
-        raise SpecError(f"a mechanism of the kind {kind!r} exists already", spec_type.__name__, "choose another kind")
+        raise SpecError(
+            f"a mechanism of the kind {kind!r} exists already",
+            spec_type.__name__,
+            "choose another kind",
+        )
     _REGISTERED[spec_type] = choose
 
 
@@ -66,22 +59,7 @@ def parameters() -> set[str]:
 
 
 def bind(spec: Spec, schema: Schema, budget: Budget | None) -> Mechanism:
-    """Return a mechanism: its specification on a schema, under a budget.
-
-    Parameters
-    ----------
-    spec
-        What the user wrote.
-    schema
-        The declared columns.
-    budget
-        What is promised; None if the mechanism spends none.
-
-    Raises
-    ------
-    SpecError
-        If the three do not fit each other.
-    """
+    """Return a mechanism: its specification on a schema, under a budget."""
     if spec.spends and budget is None:
         raise SpecError("this mechanism spends a budget, but none is given", "`epsilon`", "give it")
     return _REGISTERED[type(spec)](spec)(spec=spec, schema=schema, budget=budget)

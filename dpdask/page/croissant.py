@@ -60,26 +60,31 @@ _CONTEXT: dict[str, Any] = {
 }
 MAX_FILES = 500
 _PARQUET = "application/x-parquet"
-_EVERY_SHARD = {"@type": "cr:FileSet", "@id": "shards", "name": "shards", "encodingFormat": _PARQUET, "includes": "../*.parquet"}
+_EVERY_SHARD = {
+    "@type": "cr:FileSet",
+    "@id": "shards",
+    "name": "shards",
+    "encodingFormat": _PARQUET,
+    "includes": "../*.parquet",
+}
 
 
 def make_croissant(card: Card, manifest: Manifest, shards: Folder) -> tuple[bytes, tuple[str, ...]]:
-    """Return the metadata as JSON-LD, and warnings about what they lack: the same release, the same bytes.
-
-    Parameters
-    ----------
-    card, manifest, shards
-        As for `make_page`.
-    """
+    """Return the metadata as JSON-LD, and warnings about what they lack: the same release, the same bytes."""
     try:
         return _describe(card, manifest, read_schema(shards, manifest.shards[0].name)), ()
     except Exception as error:
         fault = type(error).__name__
-    return _describe(card, manifest, None), (f"the metadata of the release were written without its columns ({fault})",)
+    return _describe(card, manifest, None), (
+        f"the metadata of the release were written without its columns ({fault})",
+    )
 
 
 def _describe(card: Card, manifest: Manifest, types: pa.Schema | None) -> bytes:
-    about, identifier = card.about, card.release.id if card.release is not None else manifest.card_sha256[:32]
+    about, identifier = (
+        card.about,
+        card.release.id if card.release is not None else manifest.card_sha256[:32],
+    )
     content: dict[str, Any] = {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
@@ -93,18 +98,26 @@ def _describe(card: Card, manifest: Manifest, types: pa.Schema | None) -> bytes:
     }
     if about is not None:
         content |= {"license": about.licence} if about.licence else {}
-        content |= {"creator": {"@type": "sc:Organization", "name": about.issuer}} if about.issuer else {}
+        content |= (
+            {"creator": {"@type": "sc:Organization", "name": about.issuer}} if about.issuer else {}
+        )
         content |= {"rai:dataUseCases": about.purpose} if about.purpose else {}
     content |= {"datePublished": card.release.time} if card.release is not None else {}
     if about is not None and about.issuer:
         content["citeAs"] = f"{about.issuer}: {card.name}, release {identifier}"
     content["rai:personalSensitiveInformation"] = card.guarantee.text
     files = [_describe_file(shard) for shard in manifest.shards[:MAX_FILES]]
-    source = {"fileObject": {"@id": files[0]["@id"]}} if len(files) == 1 else {"fileSet": {"@id": _EVERY_SHARD["@id"]}}
+    source = (
+        {"fileObject": {"@id": files[0]["@id"]}}
+        if len(files) == 1
+        else {"fileSet": {"@id": _EVERY_SHARD["@id"]}}
+    )
     content["distribution"] = files if len(files) == 1 else [*files, _EVERY_SHARD]
     if types is not None:
         fields = [_describe_field(card, field, source) for field in types]
-        content["recordSet"] = [{"@type": "cr:RecordSet", "@id": "rows", "name": "rows", "field": fields}]
+        content["recordSet"] = [
+            {"@type": "cr:RecordSet", "@id": "rows", "name": "rows", "field": fields}
+        ]
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
 
 
@@ -122,9 +135,20 @@ def _describe_file(shard: Shard) -> dict[str, Any]:
 
 def _describe_field(card: Card, field: pa.Field, source: Mapping[str, Any]) -> dict[str, Any]:
     part = card.columns.get(field.name)
-    told = {} if part is None else {"description": f"{part.role}{'' if part.kind is None else f', {part.kind}'}"}
+    told = (
+        {}
+        if part is None
+        else {"description": f"{part.role}{'' if part.kind is None else f', {part.kind}'}"}
+    )
     source = {**source, "extract": {"column": field.name}}
-    return {"@type": "cr:Field", "@id": f"rows/{field.name}", "name": field.name, **told, "dataType": _name_type(field.type), "source": source}
+    return {
+        "@type": "cr:Field",
+        "@id": f"rows/{field.name}",
+        "name": field.name,
+        **told,
+        "dataType": _name_type(field.type),
+        "source": source,
+    }
 
 
 def _name_type(type_: pa.DataType) -> str:

@@ -26,15 +26,7 @@ _BATCH_ROWS = 2**14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Released rows.
-
-    Attributes
-    ----------
-    rows
-        The rows that were read.
-    n_rows
-        How many are released in all.
-    """
+    """Released rows."""
 
     rows: pa.Table
     n_rows: int
@@ -45,31 +37,39 @@ def read_sample(shards: Folder, manifest: Manifest, columns: Sequence[str]) -> S
 
     Parameters
     ----------
-    shards
-        The folder of the shards.
-    manifest
-        The list of the shards.
     columns
         The columns to read; those that are not released are left out.
     """
-    groups = [(shard.name, group) for shard in manifest.shards for group in range(-(-shard.n_rows // ROW_GROUP_ROWS))]
+    groups = [
+        (shard.name, group)
+        for shard in manifest.shards
+        for group in range(-(-shard.n_rows // ROW_GROUP_ROWS))
+    ]
     n_parts = min(len(groups), MAX_PARTS)
     chosen = [groups[part * len(groups) // n_parts] for part in range(n_parts)]
     batches = [
         batch
         for name, of_shard in groupby(chosen, itemgetter(0))
-        for batch in _read_groups(shards, name, [group for _, group in of_shard], columns, MAX_ROWS // n_parts)
+        for batch in _read_groups(
+            shards, name, [group for _, group in of_shard], columns, MAX_ROWS // n_parts
+        )
     ]
-    return Sample(rows=pa.Table.from_batches(batches) if batches else pa.table({}), n_rows=manifest.n_rows)
+    return Sample(
+        rows=pa.Table.from_batches(batches) if batches else pa.table({}), n_rows=manifest.n_rows
+    )
 
 
-def _read_groups(shards: Folder, name: str, groups: Sequence[int], columns: Sequence[str], most: int) -> Iterator[pa.RecordBatch]:
+def _read_groups(
+    shards: Folder, name: str, groups: Sequence[int], columns: Sequence[str], most: int
+) -> Iterator[pa.RecordBatch]:
     """Yield the first rows of some row groups of a shard."""
     with open_parquet(shards, name) as parquet:
         known = [column for column in parquet.schema_arrow.names if column in columns]
         for group in groups:
             left = most
-            for batch in parquet.iter_batches(batch_size=min(most, _BATCH_ROWS), row_groups=[group], columns=known):
+            for batch in parquet.iter_batches(
+                batch_size=min(most, _BATCH_ROWS), row_groups=[group], columns=known
+            ):
                 batch.validate(full=True)
                 yield batch.slice(0, left)
                 left -= batch.num_rows
@@ -96,18 +96,10 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleasedHistogram:
-    """The shares of a released column's levels or cells.
-
-    Attributes
-    ----------
-    column
-        The column.
-    bars
-        In the order of the levels or cells.
-    """
+    """The shares of a released column's levels or cells."""
 
     column: str
-    bars: tuple[Bar, ...]
+    bars: tuple[Bar, ...]  # in the order of the levels or cells
 
     @property
     def summary(self) -> str:
@@ -116,41 +108,31 @@ class ReleasedHistogram:
         return f"{self.column}: {len(self.bars)} bars; the largest is {largest.label} with a share of {100 * largest.share:.1f} %."
 
 
-def count_histogram(column: str, part: ColumnPart, sample: Sample, card: Card) -> ReleasedHistogram | None:
-    """Return the histogram of a released column; None if it has no rows.
-
-    Parameters
-    ----------
-    column, part
-        The column and what the card says about it.
-    sample
-        Released rows.
-    card
-        The release card.
-    """
+def count_histogram(
+    column: str, part: ColumnPart, sample: Sample, card: Card
+) -> ReleasedHistogram | None:
+    """Return the histogram of a released column; None if it has no rows."""
     values = sample.rows[column].combine_chunks()
     weights = find_weights(card, sample)
     total = float(weights.sum())
     if total <= 0.0:
         return None
     told = part.model_extra or {}
-    counted = _count_levels(values, told["levels"], weights) if "levels" in told else _count_cells(values, told, weights)
+    counted = (
+        _count_levels(values, told["levels"], weights)
+        if "levels" in told
+        else _count_cells(values, told, weights)
+    )
     kept = _join_rare(counted) if "levels" in told else counted
     margin = _find_margin(column, part, card, sample)
-    bars = tuple(Bar(label=label, share=count / total, margin=margin(count / total)) for label, count in kept)
+    bars = tuple(
+        Bar(label=label, share=count / total, margin=margin(count / total)) for label, count in kept
+    )
     return ReleasedHistogram(column=column, bars=bars)
 
 
 def find_weights(card: Card, sample: Sample) -> Floats:
-    """Return the weight of each released row: that of its cell, or 1.
-
-    Parameters
-    ----------
-    card
-        The release card.
-    sample
-        Released rows.
-    """
+    """Return the weight of each released row: that of its cell, or 1."""
     if _releases_cells(card) and "weight" in sample.rows.column_names:
         found: Floats = np.maximum(sample.rows["weight"].to_numpy().astype(np.float64), 0.0)
         return found
@@ -158,29 +140,29 @@ def find_weights(card: Card, sample: Sample) -> Floats:
 
 
 def _releases_cells(card: Card) -> bool:
-    return card.mechanism.kind == "histogram" and (card.mechanism.model_extra or {}).get("output") == "cells"
+    return (
+        card.mechanism.kind == "histogram"
+        and (card.mechanism.model_extra or {}).get("output") == "cells"
+    )
 
 
 def read_tables(card: Card, sample: Sample) -> list[ReleasedHistogram]:
-    """Return the histograms among released tables of counts: those of a single column.
-
-    Parameters
-    ----------
-    card
-        The release card.
-    sample
-        The released counts.
-    """
+    """Return the histograms among released tables of counts: those of a single column."""
     names = [name for name in card.columns if name in sample.rows.column_names]
     found: dict[str, list[tuple[str, float, float]]] = {}
     for row in sample.rows.to_pylist():
         if row["table"] in names:
-            found.setdefault(row["table"], []).append((label_level(row[row["table"]]), max(0.0, row["count"]), row["margin_95"]))
+            found.setdefault(row["table"], []).append(
+                (label_level(row[row["table"]]), max(0.0, row["count"]), row["margin_95"])
+            )
     histograms = []
     for name, rows in found.items():
         total = sum(count for _, count, _ in rows)
         if total > 0 and len(rows) <= MAX_BARS:
-            bars = tuple(Bar(label=label, share=count / total, margin=margin / total) for label, count, margin in rows)
+            bars = tuple(
+                Bar(label=label, share=count / total, margin=margin / total)
+                for label, count, margin in rows
+            )
             histograms.append(ReleasedHistogram(column=name, bars=bars))
     return histograms
 
@@ -197,10 +179,17 @@ def _key(value: Any) -> Any:
     return float(value) if isinstance(value, int | float) else str(value)
 
 
-def _count_levels(values: pa.Array, levels: Sequence[Any], weights: Floats) -> list[tuple[str, float]]:
+def _count_levels(
+    values: pa.Array, levels: Sequence[Any], weights: Floats
+) -> list[tuple[str, float]]:
     encoded = values.dictionary_encode(null_encoding="encode")
-    counts = np.bincount(encoded.indices.to_numpy(zero_copy_only=False), weights, minlength=len(encoded.dictionary))
-    found = {_key(value): (label_level(value), float(count)) for value, count in zip(encoded.dictionary.to_pylist(), counts, strict=True)}
+    counts = np.bincount(
+        encoded.indices.to_numpy(zero_copy_only=False), weights, minlength=len(encoded.dictionary)
+    )
+    found = {
+        _key(value): (label_level(value), float(count))
+        for value, count in zip(encoded.dictionary.to_pylist(), counts, strict=True)
+    }
     declared = [found.pop(_key(level), (label_level(level), 0.0)) for level in levels]
     return [*declared, *found.values()]
 
@@ -224,15 +213,21 @@ def read_numbers(values: pa.Array) -> Floats:
     return found
 
 
-def _count_cells(values: pa.Array, told: dict[str, Any], weights: Floats) -> list[tuple[str, float]]:
+def _count_cells(
+    values: pa.Array, told: dict[str, Any], weights: Floats
+) -> list[tuple[str, float]]:
     numbers = read_numbers(values)
     missing = np.isnan(numbers)
     atoms = [float(atom) for atom in told.get("atoms", ())][: MAX_BARS // 2]
-    found = [(say_number(atom, values.type), float(weights[numbers == atom].sum())) for atom in atoms]
+    found = [
+        (say_number(atom, values.type), float(weights[numbers == atom].sum())) for atom in atoms
+    ]
     rest = ~missing & ~np.isin(numbers, atoms)
     declared, bounds = told.get("edges", told.get("cell_edges")), told.get("bounds")
     whole = pa.types.is_integer(values.type) or pa.types.is_temporal(values.type)
-    whole = whole or bool(declared and bounds and float(declared[0]) == float(bounds[0]) - 1.0)  # the points of cells of whole numbers
+    whole = whole or bool(
+        declared and bounds and float(declared[0]) == float(bounds[0]) - 1.0
+    )  # the points of cells of whole numbers
     if rest.any():
         edges, is_clipped = _find_edges(numbers[rest], declared, whole=whole)
         place = np.clip(np.searchsorted(edges, numbers[rest], side="left") - 1, 0, len(edges) - 2)
@@ -242,7 +237,9 @@ def _count_cells(values: pa.Array, told: dict[str, Any], weights: Floats) -> lis
     return [*found, (MISSING, float(weights[missing].sum()))] if missing.any() else found
 
 
-def _find_edges(numbers: Floats, declared: Sequence[Any] | None, *, whole: bool) -> tuple[Floats, bool]:
+def _find_edges(
+    numbers: Floats, declared: Sequence[Any] | None, *, whole: bool
+) -> tuple[Floats, bool]:
     """Return the edges of cells, which contain their upper edge, and whether the outer cells hold what lies beyond them."""
     if declared is not None and 2 <= len(declared) <= MAX_BARS + 1:
         return np.array([float(edge) for edge in declared]), False
@@ -251,7 +248,9 @@ def _find_edges(numbers: Floats, declared: Sequence[Any] | None, *, whole: bool)
     if whole:
         width = max(1, math.ceil((high - low + 1) / 20))
         return np.arange(low - 1, high + width, width), is_clipped
-    return np.linspace(np.nextafter(low, -np.inf), high, 21) if high > low else np.array([low - 0.5, high + 0.5]), is_clipped
+    return np.linspace(np.nextafter(low, -np.inf), high, 21) if high > low else np.array(
+        [low - 0.5, high + 0.5]
+    ), is_clipped
 
 
 def _label_cells(edges: Floats, type_: pa.DataType, *, whole: bool, is_clipped: bool) -> list[str]:
@@ -260,8 +259,12 @@ def _label_cells(edges: Floats, type_: pa.DataType, *, whole: bool, is_clipped: 
         first = low + 1 if whole else low
         over = "" if whole else "over "
         last = say_number(high, type_)
-        end = last.removesuffix(" 23:59:59") if " " not in say_number(first, type_) else last  # whole days
-        labels.append(last if whole and first == high else f"{over}{say_number(first, type_)} to {end}")
+        end = (
+            last.removesuffix(" 23:59:59") if " " not in say_number(first, type_) else last
+        )  # whole days
+        labels.append(
+            last if whole and first == high else f"{over}{say_number(first, type_)} to {end}"
+        )
     if is_clipped and len(labels) > 1:
         labels[0] = f"up to {say_number(edges[1], type_)}"
         labels[-1] = f"above {say_number(edges[-2], type_)}"
@@ -275,17 +278,23 @@ def say_number(number: float, type_: pa.DataType) -> str:
     ----------
     number
         The number; of dates and times, in the column's own unit.
-    type_
-        The column's type.
     """
     if pa.types.is_temporal(type_):
         try:
-            time = pa.scalar(int(number), pa.int32() if type_.bit_width == 32 else pa.int64()).cast(type_).as_py()
+            time = (
+                pa.scalar(int(number), pa.int32() if type_.bit_width == 32 else pa.int64())
+                .cast(type_)
+                .as_py()
+            )
         except (OverflowError, ValueError):  # the edge of a bar, in a year that no calendar has
             time = dt.date.max if number > 0 else dt.date.min
         return str(time)[:19].removesuffix(" 00:00:00")
     digits = f"{number:,.4g}"
-    return f"{number:,.0f}" if abs(number) < 1e15 and (number == int(number) or "e+" in digits) else digits
+    return (
+        f"{number:,.0f}"
+        if abs(number) < 1e15 and (number == int(number) or "e+" in digits)
+        else digits
+    )
 
 
 Margin = Callable[[float], float | None]
@@ -301,11 +310,25 @@ def _find_margin(column: str, part: ColumnPart, card: Card, sample: Sample) -> M
     if not n_rows or n_rows <= 0:
         return lambda _: None
     if "cells" in noise:
-        cells = told["cells"] / max(1, (part.model_extra or {}).get("cells", 1))  # of the joint histogram, in one bar
-        return lambda share: _Z * math.sqrt(noise["cells"]["standard_deviation"] ** 2 * cells / n_rows**2 + _vary(share, told.get("records")))
+        cells = told["cells"] / max(
+            1, (part.model_extra or {}).get("cells", 1)
+        )  # of the joint histogram, in one bar
+        return lambda share: (
+            _Z
+            * math.sqrt(
+                noise["cells"]["standard_deviation"] ** 2 * cells / n_rows**2
+                + _vary(share, told.get("records"))
+            )
+        )
     if "one_way" not in noise:
         return lambda _: None
-    return lambda share: _Z * math.sqrt((noise["one_way"]["standard_deviation"] / n_rows) ** 2 + _vary(share, sample.rows.num_rows))
+    return lambda share: (
+        _Z
+        * math.sqrt(
+            (noise["one_way"]["standard_deviation"] / n_rows) ** 2
+            + _vary(share, sample.rows.num_rows)
+        )
+    )
 
 
 def _find_row_margin(column: str, card: Card, sample: Sample) -> Margin:
@@ -318,8 +341,14 @@ def _find_row_margin(column: str, card: Card, sample: Sample) -> Margin:
     counted = accounting.get("epsilon_reference", {}).get(column) if has_levels else None
     fraction = reference.get("fraction") if reference.get("kind") in ("holdout", "chain") else None
     n_held_out = None if fraction is None else n_rows * fraction / (1.0 - fraction)
-    noise = 0.0 if counted is None else (math.sqrt(2.0) * 2.0 * accounting.get("rows_per_unit", 1) / counted / n_rows) ** 2
-    return lambda share: _Z * math.sqrt(_vary(share, sample.rows.num_rows) + _vary(share, n_held_out) + noise)
+    noise = (
+        0.0
+        if counted is None
+        else (math.sqrt(2.0) * 2.0 * accounting.get("rows_per_unit", 1) / counted / n_rows) ** 2
+    )
+    return lambda share: (
+        _Z * math.sqrt(_vary(share, sample.rows.num_rows) + _vary(share, n_held_out) + noise)
+    )
 
 
 def _vary(share: float, n_rows: float | None) -> float:

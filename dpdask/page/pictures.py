@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 from dpdask.mechanisms.card import Card, ColumnPart
 from dpdask.mechanisms.expectations import LITTLE, correlate_ranks
-from dpdask.page.histograms import MISSING, ReleasedHistogram, Sample, find_weights, label_level, read_numbers
+from dpdask.page.histograms import (
+    MISSING,
+    ReleasedHistogram,
+    Sample,
+    find_weights,
+    label_level,
+    read_numbers,
+)
 
 _WIDTH, _EDGE = 440, 8  # CSS pixels: pictures stay readable on a telephone
 _LINE, _LETTER = 18, 7.5  # the height of a bar's line, and the width of most letters
@@ -36,7 +43,10 @@ def draw_histogram(histogram: ReleasedHistogram) -> str:
     """Return the address of an image of a histogram: a bar for each level or cell, with its margin."""
     labels = [shorten(bar.label) for bar in histogram.bars]
     left, top, bottom = _EDGE + _find_width(labels) + 2 * _TICK, _EDGE, _EDGE + _LINE * len(labels)
-    ends = [(100 * max(0.0, bar.share - (bar.margin or 0.0)), 100 * (bar.share + (bar.margin or 0.0))) for bar in histogram.bars]
+    ends = [
+        (100 * max(0.0, bar.share - (bar.margin or 0.0)), 100 * (bar.share + (bar.margin or 0.0)))
+        for bar in histogram.bars
+    ]
     most = max(high for _, high in ends) or 1.0
     scale = (_WIDTH - left - 2 * _EDGE) / most
     parts = []
@@ -49,29 +59,28 @@ def draw_histogram(histogram: ReleasedHistogram) -> str:
         ]
         if bar.margin is not None:
             reach = (left + low * scale, left + high * scale)
-            parts += [*_draw_line(reach[0], y, reach[1], y, _RULE), *(line for end in reach for line in _draw_line(end, y - 3, end, y + 3, _RULE))]
+            parts += [
+                *_draw_line(reach[0], y, reach[1], y, _RULE),
+                *(line for end in reach for line in _draw_line(end, y - 3, end, y + 3, _RULE)),
+            ]
     for tick in _list_ticks(most):
         x = left + tick * scale
-        parts += [*_draw_line(x, bottom, x, bottom + _TICK), *_write(f"{tick:g}", x, bottom + 3 * _TICK, "middle")]
-    parts += [*_draw_line(left, top, left, bottom), *_draw_line(left, bottom, _WIDTH - _EDGE, bottom)]
+        parts += [
+            *_draw_line(x, bottom, x, bottom + _TICK),
+            *_write(f"{tick:g}", x, bottom + 3 * _TICK, "middle"),
+        ]
+    parts += [
+        *_draw_line(left, top, left, bottom),
+        *_draw_line(left, bottom, _WIDTH - _EDGE, bottom),
+    ]
     parts += _write("share in %", (left + _WIDTH - _EDGE) / 2, bottom + _BELOW - 12, "middle")
     return _close(parts, bottom + _BELOW)
 
 
-def draw_table(table: Numbers, labels: Sequence[str], *, across: str, down: str, most: float) -> str:
-    """Return the address of an image of a table of numbers, as colours.
-
-    Parameters
-    ----------
-    table
-        A square table of numbers in [0, `most`].
-    labels
-        The names of its rows and columns.
-    across, down
-        What the columns and the rows are.
-    most
-        The number with the darkest colour.
-    """
+def draw_table(
+    table: Numbers, labels: Sequence[str], *, across: str, down: str, most: float
+) -> str:
+    """Return the address of an image of a table of numbers, as colours."""
     shown = range(0, len(labels), -(-len(labels) // _MOST_LABELS))
     texts = {place: shorten(labels[place]) for place in shown}
     margin = _EDGE + _find_width(texts.values()) + 2 * _TICK
@@ -82,18 +91,32 @@ def draw_table(table: Numbers, labels: Sequence[str], *, across: str, down: str,
     if len(labels) <= _MOST_NUMBERS:
         for (row, column), value in np.ndenumerate(table):
             ink = "#ffffff" if value > 0.55 * most else _INK
-            parts += _write(f"{value:.2f}", left + cell * (column + 0.5), top + cell * (row + 0.5), "middle", ink)
+            parts += _write(
+                f"{value:.2f}",
+                left + cell * (column + 0.5),
+                top + cell * (row + 0.5),
+                "middle",
+                ink,
+            )
     for place, text in texts.items():
         at = cell * (place + 0.5)
-        parts += [*_draw_line(left - _TICK, top + at, left, top + at), *_write(text, left - 2 * _TICK, top + at, "end")]
+        parts += [
+            *_draw_line(left - _TICK, top + at, left, top + at),
+            *_write(text, left - 2 * _TICK, top + at, "end"),
+        ]
         parts += _draw_line(left + at, bottom, left + at, bottom + _TICK)
         parts += _write(text, left + at, bottom + 2 * _TICK, "end", turned=True)
-    parts += _write(across, left + size / 2, bottom + margin, "middle") + _write(down, _EDGE + _LINE / 2, top + size / 2, "middle", turned=True)
+    parts += _write(across, left + size / 2, bottom + margin, "middle") + _write(
+        down, _EDGE + _LINE / 2, top + size / 2, "middle", turned=True
+    )
     legend = right + 2 * _EDGE
     parts.append(_paint(np.linspace(1.0, 0.0, 64)[:, None], legend, top, _EDGE, size))
     for tick in _list_ticks(most):
         y = bottom - size * tick / (most or 1.0)
-        parts += [*_draw_line(legend + _EDGE, y, legend + _EDGE + _TICK, y), *_write(f"{tick:g}", legend + _EDGE + 2 * _TICK, y, "start")]
+        parts += [
+            *_draw_line(legend + _EDGE, y, legend + _EDGE + _TICK, y),
+            *_write(f"{tick:g}", legend + _EDGE + 2 * _TICK, y, "start"),
+        ]
     return _close(parts, bottom + margin + (_LINE if across else 0))
 
 
@@ -117,7 +140,9 @@ def _find_width(texts: Iterable[str]) -> float:
 def _list_ticks(most: float) -> list[float]:
     """Return round numbers from 0 to at most `most`."""
     step = 10.0 ** math.floor(math.log10(most)) / 10.0 if most > 0.0 else 1.0
-    step = next(step * times for times in (1, 2, 5, 10, 20, 50) if most / (step * times) < _MOST_TICKS)
+    step = next(
+        step * times for times in (1, 2, 5, 10, 20, 50) if most / (step * times) < _MOST_TICKS
+    )
     return [step * place for place in range(math.floor(most / step * (1.0 + 1e-9)) + 1)]
 
 
@@ -125,7 +150,9 @@ def _draw_line(x1: float, y1: float, x2: float, y2: float, colour: str = _INK) -
     return [f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke="{colour}"/>']
 
 
-def _write(text: str, x: float, y: float, anchor: str, colour: str = _INK, *, turned: bool = False) -> list[str]:
+def _write(
+    text: str, x: float, y: float, anchor: str, colour: str = _INK, *, turned: bool = False
+) -> list[str]:
     """Return a text in the middle of a line; a turned one is read from below."""
     turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
     place = f'x="{x:.1f}" y="{y:.1f}" dy="0.35em" text-anchor="{anchor}" fill="{colour}"{turn}'
@@ -135,12 +162,19 @@ def _write(text: str, x: float, y: float, anchor: str, colour: str = _INK, *, tu
 def _paint(shares: Numbers, x: float, y: float, width: float, height: float) -> str:
     """Return an image with a pixel for each number in [0, 1]."""
     anchors = np.linspace(0.0, 1.0, len(_BLUES))
-    pixels = np.stack([np.interp(shares, anchors, channel) for channel in _BLUES.T], axis=-1).round().astype(np.uint8)
-    lines = np.insert(pixels.reshape(len(pixels), -1), 0, 0, axis=1)  # each begins with its filter: none
+    pixels = (
+        np.stack([np.interp(shares, anchors, channel) for channel in _BLUES.T], axis=-1)
+        .round()
+        .astype(np.uint8)
+    )
+    lines = np.insert(
+        pixels.reshape(len(pixels), -1), 0, 0, axis=1
+    )  # each begins with its filter: none
     header = struct.pack(">IIBBBBB", shares.shape[1], shares.shape[0], 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
     png = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
     )
     place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" preserveAspectRatio="none" style="image-rendering: pixelated"'
     return f'<image {place} href="{_address("image/png", png)}"/>'
@@ -167,42 +201,33 @@ Codes = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Associations:
-    """Cramér's V of every two columns.
-
-    Attributes
-    ----------
-    columns
-        The columns.
-    table
-        A symmetric matrix in [0, 1], with 1 on its diagonal.
-    """
+    """Cramér's V of every two columns."""
 
     columns: tuple[str, ...]
-    table: Floats
+    table: Floats  # A symmetric matrix in [0, 1], with 1 on its diagonal
 
     def list_strongest(self, n_pairs: int) -> list[tuple[str, str, float]]:
         """Return the pairs that depend most on each other, the strongest first."""
         first, second = np.triu_indices(len(self.columns), 1)
         order = np.argsort(-self.table[first, second], kind="stable")[:n_pairs]
-        return [(self.columns[first[pair]], self.columns[second[pair]], float(self.table[first[pair], second[pair]])) for pair in order]
+        return [
+            (
+                self.columns[first[pair]],
+                self.columns[second[pair]],
+                float(self.table[first[pair], second[pair]]),
+            )
+            for pair in order
+        ]
 
 
 def associate(columns: Sequence[str], sample: Sample, card: Card) -> Associations | None:
     """Return the associations of released columns; None for fewer than two.
 
-    Parameters
-    ----------
-    columns
-        The columns; at most `MAX_ASSOCIATED` are taken.
-    sample
-        Released rows.
-    card
-        The release card.
-
     Notes
     -----
-    Numbers are cut into at most 10 cells with equal counts; of levels, the 9 most frequent are kept and the others joined. The
-    estimate is corrected for its bias, so that independent columns have 0 on average.
+    Numbers are cut into at most 10 cells with equal counts; of levels, the 9 most frequent are kept
+    and the others joined. The estimate is corrected for its bias, so that independent columns have
+    0 on average.
 
     References
     ----------
@@ -227,7 +252,11 @@ def _encode(values: pa.Array, weights: Floats) -> Codes:
     n_values = len(encoded.dictionary)
     if n_values <= _MAX_CODES:
         return indices
-    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_boolean(values.type):
+    if (
+        pa.types.is_string(values.type)
+        or pa.types.is_large_string(values.type)
+        or pa.types.is_boolean(values.type)
+    ):
         counts = np.bincount(indices, weights, minlength=n_values)
         codes = np.full(n_values, _MAX_CODES - 1)
         codes[np.argsort(-counts, kind="stable")[: _MAX_CODES - 1]] = np.arange(_MAX_CODES - 1)
@@ -240,7 +269,9 @@ def _encode(values: pa.Array, weights: Floats) -> Codes:
 def _correlate(one: Codes, other: Codes, weights: Floats) -> float:
     """Return Cramér's V with its bias corrected."""
     n_columns = int(other.max()) + 1
-    counts = np.bincount(one * n_columns + other, weights, minlength=(int(one.max()) + 1) * n_columns).reshape(-1, n_columns)
+    counts = np.bincount(
+        one * n_columns + other, weights, minlength=(int(one.max()) + 1) * n_columns
+    ).reshape(-1, n_columns)
     counts = counts[counts.sum(axis=1) > 0][:, counts.sum(axis=0) > 0]
     n_rows, (rows, columns) = counts.sum(), counts.shape
     if min(rows, columns) < 2 or n_rows <= 1:
@@ -248,7 +279,9 @@ def _correlate(one: Codes, other: Codes, weights: Floats) -> float:
     expected = np.outer(counts.sum(axis=1), counts.sum(axis=0)) / n_rows
     phi = float(((counts - expected) ** 2 / expected).sum()) / n_rows
     corrected = max(0.0, phi - (rows - 1) * (columns - 1) / (n_rows - 1))
-    least = min(rows - (rows - 1) ** 2 / (n_rows - 1), columns - (columns - 1) ** 2 / (n_rows - 1)) - 1
+    least = (
+        min(rows - (rows - 1) ** 2 / (n_rows - 1), columns - (columns - 1) ** 2 / (n_rows - 1)) - 1
+    )
     return min(1.0, math.sqrt(corrected / least)) if least > 0 else 0.0
 
 
@@ -259,26 +292,12 @@ _MANY = 2**20  # steps, after which a channel has forgotten where it began
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelView:
-    """A channel of a column.
-
-    Attributes
-    ----------
-    column
-        The column.
-    labels
-        The levels, or the cells of ranks.
-    matrix
-        Row-stochastic: a row for each original value.
-    of_ranks
-        Whether it is about ranks, not levels.
-    is_ordered
-        Whether the labels have an order.
-    """
+    """A channel of a column."""
 
     column: str
-    labels: tuple[str, ...]
-    matrix: Floats
-    of_ranks: bool
+    labels: tuple[str, ...]  # the levels, or the cells of ranks
+    matrix: Floats  # row-stochastic: a row for each original value
+    of_ranks: bool  # whether it is about ranks, not levels
     is_ordered: bool
 
     @property
@@ -296,7 +315,10 @@ class ChannelView:
         """How much of a value a released row keeps, in a sentence."""
         if self.of_ranks:
             return _say_correlation(self.column, self.kept)
-        kept, chance = float(self._shares @ np.diag(self.matrix)), float(self._shares @ self._shares)
+        kept, chance = (
+            float(self._shares @ np.diag(self.matrix)),
+            float(self._shares @ self._shares),
+        )
         told = f"{self.column}: a row keeps its value in {100 * kept:.1f} % of the cases"
         return f"{told}; values drawn apart from it would agree in {100 * chance:.1f} %."
 
@@ -306,7 +328,11 @@ class ChannelView:
         shares = self._shares
         if not self.is_ordered:
             chance = float(shares @ shares)
-            return (float(shares @ np.diag(self.matrix)) - chance) / (1.0 - chance) if chance < 1.0 else 1.0
+            return (
+                (float(shares @ np.diag(self.matrix)) - chance) / (1.0 - chance)
+                if chance < 1.0
+                else 1.0
+            )
         places = np.arange(len(shares)) - float(shares @ np.arange(len(shares)))
         spread = float(shares @ places**2)
         return float(shares * places @ self.matrix @ places / spread) if spread > 0.0 else 1.0
@@ -318,15 +344,7 @@ class ChannelView:
 
 
 def list_channels(card: Card, limit: int = MAX_CHANNELS) -> list[ChannelView]:
-    """Return the channels that a card holds.
-
-    Parameters
-    ----------
-    card
-        The release card.
-    limit
-        The most of them that are returned.
-    """
+    """Return the channels that a card holds."""
     found = (_read(name, part) for name, part in card.columns.items())
     return [view for view in found if view is not None][:limit]
 
@@ -361,7 +379,9 @@ def _say_correlation(column: str, correlation: float) -> str:
 def _read(column: str, part: ColumnPart) -> ChannelView | None:
     told = part.model_extra or {}
     several = told.get("channels", ())
-    entries = told.get("channel", several[0] if len(several) == 1 else None)  # several: one for each level of another column
+    entries = told.get(
+        "channel", several[0] if len(several) == 1 else None
+    )  # several: one for each level of another column
     if not isinstance(entries, list) or ("parent" in told and told["parent"] is not None):
         return None
     matrix = np.array(entries, dtype=np.float64)
@@ -375,5 +395,9 @@ def _read(column: str, part: ColumnPart) -> ChannelView | None:
         levels = [f"{100 * rank:.0f} %" for rank in told["rank_edges"][1:]]
     if len(levels) != len(matrix):
         levels = [str(place + 1) for place in range(len(matrix))]
-    is_ordered = of_ranks or (part.kind == "discrete" and len(told.get("levels", ())) == len(matrix))
-    return ChannelView(column=column, labels=tuple(levels), matrix=matrix, of_ranks=of_ranks, is_ordered=is_ordered)
+    is_ordered = of_ranks or (
+        part.kind == "discrete" and len(told.get("levels", ())) == len(matrix)
+    )
+    return ChannelView(
+        column=column, labels=tuple(levels), matrix=matrix, of_ranks=of_ranks, is_ordered=is_ordered
+    )

@@ -19,62 +19,62 @@ from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import OWN_NUMBERS, Card, say_date
 from dpdask.mechanisms.expectations import LITTLE
 from dpdask.page import pictures, words
-from dpdask.page.histograms import ReleasedHistogram, Sample, count_histogram, describe_margins, label_level, read_sample, read_tables
-from dpdask.page.pictures import MAX_ASSOCIATED, ChannelView, associate, describe_kept, list_channels
+from dpdask.page.histograms import (
+    ReleasedHistogram,
+    Sample,
+    count_histogram,
+    describe_margins,
+    label_level,
+    read_sample,
+    read_tables,
+)
+from dpdask.page.pictures import (
+    MAX_ASSOCIATED,
+    ChannelView,
+    associate,
+    describe_kept,
+    list_channels,
+)
 from dpdask.privacy import attacker_power, percent_above
 
 MAX_COLUMNS = 50
 MAX_SHARDS = 50
 _MOST_CELLS = 12
 _NARROW = 0.1
-_OUTSIDE = {"clip": "moved to the nearest bound", "null": "become missing", "refuse": "none: they stop the run"}
+_OUTSIDE = {
+    "clip": "moved to the nearest bound",
+    "null": "become missing",
+    "refuse": "none: they stop the run",
+}
 
 Content = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What a page says about the released rows.
+    """What a page says about the released rows."""
 
-    Attributes
-    ----------
-    histograms
-        One for each released column that has one, with its picture.
-    associations
-        The strongest pairs, and the picture of all of them; None where there is none.
-    narrow
-        Columns whose ranges have a released coverage, each with the share of ranges that hold less than a tenth.
-    n_read, n_rows
-        How many released rows were read, and how many there are.
-    """
-
-    histograms: list[Content]
+    histograms: list[Content]  # one for each released column that has one, with its picture
+    # The strongest pairs, and the picture of all of them; None where there is none.
     associations: Content | None
+    # Columns whose ranges have a released coverage, each with the share of ranges that hold less
+    # than a tenth.
     narrow: list[tuple[str, float]]
-    n_read: int
+    n_read: int  # how many released rows were read, and how many there are
     n_rows: int
 
 
 def write_page(card: Mapping[str, Any], path: str | Path) -> None:
     """Write the page of a release from its card alone: of a frame, of a survey, or of a folder that `dpdask.open` opened.
 
-    It is the page that a job writes, without statistics of the released rows and without the hashes of their files. If a part of it cannot be made, a
-    warning says so.
+    It is the page that a job writes, without statistics of the released rows and without the hashes
+    of their files. If a part of it cannot be made, a warning says so.
 
     Parameters
     ----------
     card
-        The card, as `Release.card` or `Survey.card` gives it. A `name` and an `about` in it are shown: who issues the release, for what, and
-        on which terms.
-    path
-        The file. One that is there is not overwritten.
-
-    Raises
-    ------
-    InputError
-        If this is no release card.
-    OutputError
-        If the file is there already, or cannot be written.
+        The card, as `Release.card` or `Survey.card` gives it. A `name` and an `about` in it are
+        shown: who issues the release, for what, and on which terms.
 
     Privacy
     -------
@@ -98,35 +98,41 @@ def write_page(card: Mapping[str, Any], path: str | Path) -> None:
         with Path(path).open("xb") as file:
             file.write(page)
     except FileExistsError:
-        raise OutputError("the file is there already", str(path), "remove it, or name another") from None
+        raise OutputError(
+            "the file is there already", str(path), "remove it, or name another"
+        ) from None
     except OSError:
-        raise OutputError("cannot be written", str(path), "name a file in a folder that you may write to") from None
+        raise OutputError(
+            "cannot be written", str(path), "name a file in a folder that you may write to"
+        ) from None
 
 
-def make_page(card: Card, manifest: Manifest | None = None, shards: Folder | None = None) -> tuple[bytes, tuple[str, ...]]:
+def make_page(
+    card: Card, manifest: Manifest | None = None, shards: Folder | None = None
+) -> tuple[bytes, tuple[str, ...]]:
     """Return the page of a release, and warnings about what it lacks: the same release, the same bytes.
 
     Parameters
     ----------
-    card
-        The release card.
     manifest
         The list of the shards; without it, the page is made from the card alone.
-    shards
-        The folder where they are, or are staged.
 
     Notes
     -----
-    A page whose statistics cannot be made is written without them, and if need be with the promise alone: the budget of its release
-    is spent by now.
+    A page whose statistics cannot be made is written without them, and if need be with the promise
+    alone: the budget of its release is spent by now.
     """
     try:
-        statistics = None if manifest is None or shards is None else _describe_rows(card, manifest, shards)
+        statistics = (
+            None if manifest is None or shards is None else _describe_rows(card, manifest, shards)
+        )
         return _render(card, manifest, statistics, list_channels(card), describe_kept(card)), ()
     except Exception as error:
         fault = type(error).__name__
     with suppress(Exception):
-        return _render(card, manifest, None, [], ([], [])), (f"the page of the release was written without statistics ({fault})",)
+        return _render(card, manifest, None, [], ([], [])), (
+            f"the page of the release was written without statistics ({fault})",
+        )
     return _write_promise(card), (f"the page of the release holds its promise alone ({fault})",)
 
 
@@ -139,7 +145,11 @@ def _write_promise(card: Card) -> bytes:
 
 
 def _render(
-    card: Card, manifest: Manifest | None, statistics: Statistics | None, channels: list[ChannelView], kept: tuple[list[str], list[str]]
+    card: Card,
+    manifest: Manifest | None,
+    statistics: Statistics | None,
+    channels: list[ChannelView],
+    kept: tuple[list[str], list[str]],
 ) -> bytes:
     good, bad = words.list_uses(card)
     qualities, little = kept
@@ -167,7 +177,10 @@ def _render(
         "manifest": manifest,
         "attacker": _describe_attacker(card),
         "spent": list(_list_spent(card)),
-        "spends_on_counts": any(told in (card.accounting.model_extra or {}) for told in ("epsilon_reference", "epsilon_tables")),
+        "spends_on_counts": any(
+            told in (card.accounting.model_extra or {})
+            for told in ("epsilon_reference", "epsilon_tables")
+        ),
         "has_kept": any(part.role == "kept" for part in card.columns.values()),
         "columns": [_describe_column(name, card) for name in names[:MAX_COLUMNS]],
         "n_columns_left": max(0, len(names) - MAX_COLUMNS),
@@ -187,7 +200,9 @@ def _render(
         "n_shards_left": max(0, len(shards) - MAX_SHARDS),
         "card_name": CARD_NAME,
     }
-    return render_page(__package__, "release.html", {"number": _say_number, "above": words.round_up}, values).encode()
+    return render_page(
+        __package__, "release.html", {"number": _say_number, "above": words.round_up}, values
+    ).encode()
 
 
 def _say_number(value: float | None) -> str:
@@ -208,10 +223,18 @@ def _describe_attacker(card: Card) -> Content | None:
     if epsilon is None:
         return None
     losses = words.list_losses(epsilon, card.guarantee.delta or 0.0, card.guarantee.adjacency)
-    columns = [(name, part.epsilon) for name, part in list(card.columns.items())[:MAX_COLUMNS] if part.epsilon is not None]
+    columns = [
+        (name, part.epsilon)
+        for name, part in list(card.columns.items())[:MAX_COLUMNS]
+        if part.epsilon is not None
+    ]
     ledger, together = card.ledger, None
-    if ledger is not None and ledger.n_earlier and ledger.epsilon is not None:  # this ε is the one at the δ of the limit
-        values = list(words.list_losses(ledger.epsilon, ledger.delta_limit, card.guarantee.adjacency).values())[-1]
+    if (
+        ledger is not None and ledger.n_earlier and ledger.epsilon is not None
+    ):  # this ε is the one at the δ of the limit
+        values = list(
+            words.list_losses(ledger.epsilon, ledger.delta_limit, card.guarantee.adjacency).values()
+        )[-1]
         together = percent_above(attacker_power(*values))
     return {
         "together": together,
@@ -219,24 +242,35 @@ def _describe_attacker(card: Card) -> Content | None:
         "statements": list(losses),
         "beliefs": words.describe_beliefs(losses, persons=card.guarantee.unit == "row"),
         "tests": words.describe_tests(losses),
-        "columns": [(name, each, words.describe_odds(each), words.bound_belief(0.5, each)) for name, each in columns],
+        "columns": [
+            (name, each, words.describe_odds(each), words.bound_belief(0.5, each))
+            for name, each in columns
+        ],
     }
 
 
 def _list_spent(card: Card) -> Iterator[tuple[str, str]]:
     """Yield what was computed with noise, and how much noise or ε that was."""
     told = card.accounting.model_extra or {}
-    counted, laws = told.get("epsilon_reference", {}), list(_list_laws(card.accounting.events or {}))
+    counted, laws = (
+        told.get("epsilon_reference", {}),
+        list(_list_laws(card.accounting.events or {})),
+    )
     told_apart = len(counted) == len(laws)  # then each law is that of a column's counts
     for place, (name, each) in enumerate(list(counted.items())[:MAX_COLUMNS]):
         noise = f"; {laws[place][0]} on {_say_vectors(laws[place][1])}" if told_apart else ""
         yield f"Noisy counts of {name}, for the reference", f"ε = {words.round_up(each)}{noise}"
     if "epsilon_tables" in told:
-        yield "Noisy tables of all rows, for the reference", f"ε = {words.round_up(told['epsilon_tables'])}"
+        yield (
+            "Noisy tables of all rows, for the reference",
+            f"ε = {words.round_up(told['epsilon_tables'])}",
+        )
     for name, part in list(card.columns.items())[:MAX_COLUMNS]:
         if part.epsilon is not None:
             less = part.epsilon_exact is not None and part.epsilon_exact < 0.999 * part.epsilon
-            exact = f", of which {words.round_up(part.epsilon_exact or 0.0)} are spent" if less else ""
+            exact = (
+                f", of which {words.round_up(part.epsilon_exact or 0.0)} are spent" if less else ""
+            )
             yield f"Each released row, {name}", f"ε = {words.round_up(part.epsilon)}{exact}"
     for name, each in words.name_counts(card)[:MAX_COLUMNS]:
         noise = f"standard deviation {each['standard_deviation']:.4g}, 95 % margin ± {each['margin_95']:.4g} rows"
@@ -252,7 +286,11 @@ def _list_laws(events: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Yield each law of central noise, and on how many vectors of counts it was added."""
     for event in _flatten(events):
         if event.get("kind") in ("discrete-laplace", "discrete-gaussian"):
-            law = "discrete Laplace, scale" if event["kind"] == "discrete-laplace" else "discrete Gaussian, σ ="
+            law = (
+                "discrete Laplace, scale"
+                if event["kind"] == "discrete-laplace"
+                else "discrete Gaussian, σ ="
+            )
             yield f"{law} {event.get('scale', event.get('sigma')):.6g}", event.get("count", 1)
 
 
@@ -279,24 +317,47 @@ def _describe_column(name: str, card: Card) -> Content:
         domain = "as it is" if part.role == "kept" else ""
     domain += ", or missing" if told.get("nulls") == "level" and levels is None else ""
     outside = _OUTSIDE.get(part.outside or "", (part.outside or "").replace("other: ", "become "))
-    return {"name": name, "role": part.role, "kind": part.kind or "", "domain": domain, "outside": outside, "epsilon": part.epsilon}
+    return {
+        "name": name,
+        "role": part.role,
+        "kind": part.kind or "",
+        "domain": domain,
+        "outside": outside,
+        "epsilon": part.epsilon,
+    }
 
 
 def _describe_bound(bound: Any, numbers: str | None) -> str:
-    return say_date(bound, numbers) or (_say_number(bound) if isinstance(bound, int | float) else str(bound))
+    return say_date(bound, numbers) or (
+        _say_number(bound) if isinstance(bound, int | float) else str(bound)
+    )
 
 
 def _describe_rows(card: Card, manifest: Manifest, shards: Folder) -> Statistics:
     names = [name for name, part in card.columns.items() if part.role == "privatised"][:MAX_COLUMNS]
     is_tables = card.mechanism.kind == "marginals"
-    more = ["table", "count", "margin_95"] if is_tables else ["weight", *_name_coverages(card).values()]
+    more = (
+        ["table", "count", "margin_95"]
+        if is_tables
+        else ["weight", *_name_coverages(card).values()]
+    )
     sample = read_sample(shards, manifest, [*names, *more])
-    found = read_tables(card, sample)[:MAX_COLUMNS] if is_tables else _count_all(names, card, sample)
-    pairs = None if is_tables else associate([name for name in names if name in sample.rows.column_names], sample, card)
+    found = (
+        read_tables(card, sample)[:MAX_COLUMNS] if is_tables else _count_all(names, card, sample)
+    )
+    pairs = (
+        None
+        if is_tables
+        else associate([name for name in names if name in sample.rows.column_names], sample, card)
+    )
     associations: Content | None = None
     if pairs is not None:
         picture = pictures.draw_table(pairs.table, pairs.columns, across="", down="", most=1.0)
-        associations = {"picture": picture, "pairs": pairs.list_strongest(10), "n_columns": len(pairs.columns)}
+        associations = {
+            "picture": picture,
+            "pairs": pairs.list_strongest(10),
+            "n_columns": len(pairs.columns),
+        }
     return Statistics(
         histograms=[_describe_histogram(each) for each in found],
         associations=associations,
@@ -308,7 +369,10 @@ def _describe_rows(card: Card, manifest: Manifest, shards: Folder) -> Statistics
 
 def _name_coverages(card: Card) -> dict[str, str]:
     """Return, by private column, the released column that holds the coverage of its ranges."""
-    released = {name: (part.model_extra or {}).get("released_as", []) for name, part in list(card.columns.items())[:MAX_COLUMNS]}
+    released = {
+        name: (part.model_extra or {}).get("released_as", [])
+        for name, part in list(card.columns.items())[:MAX_COLUMNS]
+    }
     return {name: made[2] for name, made in released.items() if len(made) == 3}
 
 
@@ -328,36 +392,83 @@ def _count_all(names: list[str], card: Card, sample: Sample) -> list[ReleasedHis
 
 def _describe_histogram(histogram: ReleasedHistogram) -> Content:
     widest = max(bar.share for bar in histogram.bars) or 1.0
-    bars = [(bar.label, bar.share, bar.margin, 100.0 * bar.share / widest) for bar in histogram.bars]
+    bars = [
+        (bar.label, bar.share, bar.margin, 100.0 * bar.share / widest) for bar in histogram.bars
+    ]
     picture = pictures.draw_histogram(histogram)
-    return {"column": histogram.column, "bars": bars, "picture": picture, "summary": histogram.summary}
+    return {
+        "column": histogram.column,
+        "bars": bars,
+        "picture": picture,
+        "summary": histogram.summary,
+    }
 
 
 def _describe_channel(view: ChannelView) -> Content:
-    across, down = ("released rank", "original rank") if view.of_ranks else ("released value", "original value")
-    picture = pictures.draw_table(view.matrix, view.labels, across=across, down=down, most=float(view.matrix.max()))
-    rows = list(zip(view.labels, view.matrix.tolist(), strict=True)) if len(view.labels) <= _MOST_CELLS else []
-    return {"column": view.column, "labels": view.labels, "rows": rows, "picture": picture, "summary": view.summary}
+    across, down = (
+        ("released rank", "original rank")
+        if view.of_ranks
+        else ("released value", "original value")
+    )
+    picture = pictures.draw_table(
+        view.matrix, view.labels, across=across, down=down, most=float(view.matrix.max())
+    )
+    rows = (
+        list(zip(view.labels, view.matrix.tolist(), strict=True))
+        if len(view.labels) <= _MOST_CELLS
+        else []
+    )
+    return {
+        "column": view.column,
+        "labels": view.labels,
+        "rows": rows,
+        "picture": picture,
+        "summary": view.summary,
+    }
 
 
 def _write_snippet(card: Card) -> str:
     """Return Python that opens the release and asks it something that it answers: of numbers rather than of dates and times."""
-    parts = {name: part.model_extra or {} for name, part in card.columns.items() if part.role == "privatised"}
+    parts = {
+        name: part.model_extra or {}
+        for name, part in card.columns.items()
+        if part.role == "privatised"
+    }
     levels = [name for name, told in parts.items() if "levels" in told]
-    leans = (card.mechanism.model_extra or {}).get("reference", {}).get("kind") in ("known", "public")  # by an amount that nobody knows
-    numbers = [] if leans else sorted(words.list_numeric(card), key=lambda name: parts[name].get("numbers") not in (None, OWN_NUMBERS))
+    leans = (card.mechanism.model_extra or {}).get("reference", {}).get("kind") in (
+        "known",
+        "public",
+    )  # by an amount that nobody knows
+    numbers = (
+        []
+        if leans
+        else sorted(
+            words.list_numeric(card),
+            key=lambda name: parts[name].get("numbers") not in (None, OWN_NUMBERS),
+        )
+    )
     if card.mechanism.kind == "marginals":
         cliques = (card.mechanism.model_extra or {}).get("cliques", [])
-        asked = [f"release.{'crosstab' if len(each) > 1 else 'share'}({', '.join(map(_quote, each[:2]))})" for each in cliques[:1]]
+        asked = [
+            f"release.{'crosstab' if len(each) > 1 else 'share'}({', '.join(map(_quote, each[:2]))})"
+            for each in cliques[:1]
+        ]
     else:
         with_error = "" if card.mechanism.kind == "interval" else "  # with its standard error"
         asked = [f"release.quantile({_quote(name)}, 0.5){with_error}" for name in numbers[:1]]
-        asked += [f"release.mean({_quote(name)})" for name in numbers[:1] if words.keeps_means(card)]
-        asked += [f"release.share({_quote(name)})" for name in levels[:1] if card.mechanism.kind != "interval"]
+        asked += [
+            f"release.mean({_quote(name)})" for name in numbers[:1] if words.keeps_means(card)
+        ]
+        asked += [
+            f"release.share({_quote(name)})"
+            for name in levels[:1]
+            if card.mechanism.kind != "interval"
+        ]
     lines = [
         "import dpdask",
         "",
-        'release = dpdask.open("path/or/url/of/the/folder"' + (")" if card.series is None else ', card="…")  # the name of its card in _dpdask'),
+        'release = dpdask.open("path/or/url/of/the/folder"'
+        + (")" if card.series is None else ', card="…")  # the name of its card in _dpdask'),
         "release.columns  # what each column is, and which questions it answers",
         *asked,
         "release.to_pandas()  # the released table as it is; any other reader of Parquet can read it too",

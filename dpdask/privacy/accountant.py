@@ -1,7 +1,8 @@
 """The cost of events: the least ε that can be proved for a δ, rounded against the releaser.
 
-Three bounds hold for every composition, and the smallest is given: the sum of the pure ε; zero-concentrated privacy; and
-the privacy loss distribution (PLD) of dp_accounting, pessimistic throughout (docs/explanation/math.md, Composition).
+Three bounds hold for every composition, and the smallest is given: the sum of the pure ε;
+zero-concentrated privacy; and the privacy loss distribution (PLD) of dp_accounting, pessimistic
+throughout (docs/explanation/math.md, Composition).
 """
 
 from __future__ import annotations
@@ -16,13 +17,25 @@ from fractions import Fraction
 from typing import Any, TypeGuard
 
 from dpdask.errors import SpecError
-from dpdask.privacy.events import CentralEvent, Charged, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, from_dict, leaves, units
+from dpdask.privacy.events import (
+    CentralEvent,
+    Charged,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Event,
+    LocalRelease,
+    from_dict,
+    leaves,
+    units,
+)
 from dpdask.privacy.rounding import round_down, round_up, round_up_sum
 
 _GRID = 1e-4  # the PLD's step relative to ε: connected dots err by its square
 _MIN_STEP = 1e-7
 _TAIL = 1e-7  # mass that the PLD may cut off its tails (and count as infinite loss), relative to δ
-_DOUBLE_ERROR = 1e-15  # of δ, for each composition: rounding of the fast Fourier transforms, several times over
+_DOUBLE_ERROR = (
+    1e-15  # of δ, for each composition: rounding of the fast Fourier transforms, several times over
+)
 _SAFETY = 1e-9  # relative, on results that went through floating-point logarithms
 _SMOOTHING = 2.0  # r², the part of σ² that turns a continuous Gaussian into a discrete one
 _SMOOTHING_ERROR = 1e-16  # of ε, for each count that changes: above 4·2·exp(-2π²r²)
@@ -40,46 +53,44 @@ def epsilon(events: Event | Iterable[Event], delta: float) -> float:
     Parameters
     ----------
     events
-        What happened, or will happen. All must hold for one adjacency; a `LocalRelease` is of replace-one.
-    delta
-        In [0, 1).
+        What happened, or will happen. All must hold for one adjacency; a `LocalRelease` is of
+        replace-one.
 
     Returns
     -------
     float
         Non-negative; infinity if nothing finite can be proved, as for Gaussian noise at δ = 0.
 
-    Raises
-    ------
-    SpecError
-        If δ is out of range, or the adjacencies differ: neither kind of ε says anything about the other's neighbours.
-
     Privacy
     -------
-    Sensitivities are the events' own, for the adjacency that they name; nothing is scaled here. (dp_accounting's
-    PLDAccountant takes no Laplace event under replace-one, so its distributions are composed directly.)
+    Sensitivities are the events' own, for the adjacency that they name; nothing is scaled here.
+    (dp_accounting's PLDAccountant takes no Laplace event under replace-one, so its distributions
+    are composed directly.)
 
     Notes
     -----
-    *Discrete Laplace*, L1 sensitivity s: noise independent per count, shifts summing to s, is dominated by one count
-    shifted by s (the convention of dp_accounting's DiscreteLaplaceDpEvent; the tests check it).
-    *Local release*: any ε-private randomiser is post-processing of randomised response (Kairouz, Oh and Viswanath), whose
-    PLD is that of discrete Laplace noise of scale 1/ε and sensitivity 1.
-    *Discrete Gaussian*, L2 sensitivity s: dp_accounting has no event for it, only the PLD of whole shifts of one count.
-    With s² < 4, counts move by at most 1 each, so at most ⌊s²⌋ unit shifts happen, and their composition is exact.
-    Otherwise a continuous Gaussian of variance σ² - r² stands in, r² = 2: drawn, and then rounded to the whole number z
-    with probability ∝ exp(-(z-x)²/2r²), it has at every z the discrete Gaussian's probability up to a factor of
-    (1+η)/(1-η), η = 2·exp(-2π²r²) (Poisson summation; Peikert, An efficient and parallel Gaussian sampler for lattices,
-    2010, Theorem 3.1). Rounding is post-processing; the factors, once for each changed count and hypothesis, add less than
-    1e-16 to ε for each changed count. For every σ the discrete Gaussian is s²/2σ²-concentrated (Canonne, Kamath and
-    Steinke 2020, Theorem 14), which bounds what the stand-in cannot.
-    *Not a filter*: a PLD composes mechanisms that may see earlier outputs, but whose events are fixed beforehand. If ε
-    and noise of later jobs are chosen after looking at earlier releases, only δ = 0 (sums) or a concentrated bound holds.
+    *Discrete Laplace*, L1 sensitivity s: noise independent per count, shifts summing to s, is
+    dominated by one count shifted by s (the convention of dp_accounting's DiscreteLaplaceDpEvent;
+    the tests check it). *Local release*: any ε-private randomiser is post-processing of randomised
+    response (Kairouz, Oh and Viswanath), whose PLD is that of discrete Laplace noise of scale 1/ε
+    and sensitivity 1. *Discrete Gaussian*, L2 sensitivity s: dp_accounting has no event for it,
+    only the PLD of whole shifts of one count. With s² < 4, counts move by at most 1 each, so at
+    most ⌊s²⌋ unit shifts happen, and their composition is exact. Otherwise a continuous Gaussian of
+    variance σ² - r² stands in, r² = 2: drawn, and then rounded to the whole number z with
+    probability ∝ exp(-(z-x)²/2r²), it has at every z the discrete Gaussian's probability up to a
+    factor of (1+η)/(1-η), η = 2·exp(-2π²r²) (Poisson summation; Peikert, An efficient and parallel
+    Gaussian sampler for lattices, 2010, Theorem 3.1). Rounding is post-processing; the factors,
+    once for each changed count and hypothesis, add less than 1e-16 to ε for each changed count. For
+    every σ the discrete Gaussian is s²/2σ²-concentrated (Canonne, Kamath and Steinke 2020, Theorem
+    14), which bounds what the stand-in cannot. *Not a filter*: a PLD composes mechanisms that may
+    see earlier outputs, but whose events are fixed beforehand. If ε and noise of later jobs are
+    chosen after looking at earlier releases, only δ = 0 (sums) or a concentrated bound holds.
 
     References
     ----------
-    Doroshenko et al., Connect the dots: tighter discrete approximations of privacy loss distributions (2022); Bun and
-    Steinke, Concentrated differential privacy (2016), Proposition 1.3 and Lemma 2.3.
+    Doroshenko et al., Connect the dots: tighter discrete approximations of privacy loss
+    distributions (2022); Bun and Steinke, Concentrated differential privacy (2016), Proposition 1.3
+    and Lemma 2.3.
     """
     listed = [events] if isinstance(events, Event) else list(events)
     return _epsilon(tuple(leaf for event in listed for leaf in leaves(event)), delta)
@@ -91,30 +102,26 @@ def compose(charges: Iterable[Charged], delta_limit: float) -> float:
     Parameters
     ----------
     charges
-        The charges of one dataset. A charge with an event costs as much as the event; one without is taken as
-        any (epsilon, delta)-private mechanism.
-    delta_limit
-        The dataset's δ.
-
-    Raises
-    ------
-    SpecError
-        If an event is of an unknown format or kind, or the adjacencies or the units differ.
+        The charges of one dataset. A charge with an event costs as much as the event; one without
+        is taken as any (epsilon, delta)-private mechanism.
 
     Notes
     -----
-    Later jobs may be chosen after seeing earlier releases, so only bounds hold that are a filter: a plain sum of the declared ε,
-    if the sum of δ stays within half of the limit and no event costs more than its charge declares, and a concentrated
-    bound of the events at the other half. A run may end under either bound, depending on what was released, and what the two
-    leave uncovered adds up. A single charge needs no half for another one. A concentrated bound knows no δ of charges
-    without events, so with such charges only the plain sum is left.
+    Later jobs may be chosen after seeing earlier releases, so only bounds hold that are a filter: a
+    plain sum of the declared ε, if the sum of δ stays within half of the limit and no event costs
+    more than its charge declares, and a concentrated bound of the events at the other half. A run
+    may end under either bound, depending on what was released, and what the two leave uncovered
+    adds up. A single charge needs no half for another one. A concentrated bound knows no δ of
+    charges without events, so with such charges only the plain sum is left.
 
-    Sums of ε and δ hold for jobs that are chosen one after the other, as long as their sums stay below fixed limits
-    (Rogers, Roth, Ullman and Vadhan, Privacy odometers and filters, 2016).
+    Sums of ε and δ hold for jobs that are chosen one after the other, as long as their sums stay
+    below fixed limits (Rogers, Roth, Ullman and Vadhan, Privacy odometers and filters, 2016).
     """
     atoms: list[Atom] = []
     listed = list(charges)
-    named = sorted(set().union(*(units(from_dict(charge.event)) for charge in listed if charge.event)))
+    named = sorted(
+        set().union(*(units(from_dict(charge.event)) for charge in listed if charge.event))
+    )
     if len(named) > 1:
         raise _units_differ()
     unit = named[0] if named else "row"
@@ -130,9 +137,19 @@ def compose(charges: Iterable[Charged], delta_limit: float) -> float:
     delta = round_down(part)
     counted = _count(atoms, delta)
     pure = _pure(counted)
-    bound = math.inf if unknown else pure if delta == 0 or pure == 0 else min(pure, _bound_concentrated(counted, delta))
+    bound = (
+        math.inf
+        if unknown
+        else pure
+        if delta == 0 or pure == 0
+        else min(pure, _bound_concentrated(counted, delta))
+    )
     plain = round_up_sum(charge.epsilon for charge in listed)
-    if plain < bound and sum(Fraction(charge.delta) for charge in listed) <= part and all(map(_is_believed, listed)):
+    if (
+        plain < bound
+        and sum(Fraction(charge.delta) for charge in listed) <= part
+        and all(map(_is_believed, listed))
+    ):
         return plain
     return bound
 
@@ -150,60 +167,69 @@ def _price(event: str, delta: float) -> float:
 
 
 def _units_differ() -> SpecError:
-    return SpecError("charges for different units cannot be added up", "accountant", "charge a dataset of its own for each privacy.unit")
+    return SpecError(
+        "charges for different units cannot be added up",
+        "accountant",
+        "charge a dataset of its own for each privacy.unit",
+    )
 
 
-def scale_events(events: Iterable[CentralEvent], epsilon: float, delta: float) -> tuple[CentralEvent, ...]:
+def scale_events(
+    events: Iterable[CentralEvent], epsilon: float, delta: float
+) -> tuple[CentralEvent, ...]:
     """Return events with all their noise multiplied by nearly the least common factor at which they cost at most `epsilon` at `delta`.
 
     Parameters
     ----------
     events
         At least one; their scales say how large the noises are relative to each other.
-    epsilon, delta
-        The target; Gaussian noise needs delta > 0.
-
-    Returns
-    -------
-    The events to draw from: the accountant's ε of these very events is at most the target, and at a factor that is smaller by
-    less than a relative 1e-7 it is above. The computed ε does not always fall as the noise grows, so a factor that is smaller
-    still can be within the target again.
-
-    Raises
-    ------
-    SpecError
-        If a parameter is out of range.
     """
     listed = list(events)
     if not 0 < epsilon < math.inf:
         raise SpecError("epsilon must be positive and finite", "noise scale")
     if delta <= 0 and any(isinstance(event, DiscreteGaussian) for event in listed):
-        raise SpecError("Gaussian noise needs a delta above 0", "noise scale", "give one, or take Laplace noise")
+        raise SpecError(
+            "Gaussian noise needs a delta above 0", "noise scale", "give one, or take Laplace noise"
+        )
 
     def times(factor: float) -> tuple[CentralEvent, ...]:
         return tuple(
-            replace(event, sigma=event.sigma * factor) if isinstance(event, DiscreteGaussian) else replace(event, scale=event.scale * factor)
+            replace(event, sigma=event.sigma * factor)
+            if isinstance(event, DiscreteGaussian)
+            else replace(event, scale=event.scale * factor)
             for event in listed
         )
 
     def cost(factor: float) -> float:
         return _epsilon(tuple(times(factor)), delta)
 
-    rates = [(event.sensitivity / (event.sigma if isinstance(event, DiscreteGaussian) else event.scale), event.count) for event in listed]
+    rates = [
+        (
+            event.sensitivity
+            / (event.sigma if isinstance(event, DiscreteGaussian) else event.scale),
+            event.count,
+        )
+        for event in listed
+    ]
     start = sum(rate * count for rate, count in rates) / epsilon
     if delta > 0:
         tail = -math.log(delta)
         rho = (epsilon / (math.sqrt(tail + epsilon) + math.sqrt(tail))) ** 2
-        concentrated = math.sqrt(sum(rate * rate * count for rate, count in rates) / (2.0 * rho)) * (1.0 + 1e-6)
+        concentrated = math.sqrt(
+            sum(rate * rate * count for rate, count in rates) / (2.0 * rho)
+        ) * (1.0 + 1e-6)
         gaussian = any(isinstance(event, DiscreteGaussian) for event in listed)
         start = concentrated if gaussian else min(start, concentrated)
     return times(_least_scale(cost, epsilon, start, exact=delta == 0))
 
 
-def _least_scale(cost: Callable[[float], float], epsilon: float, start: float, *, exact: bool) -> float:
+def _least_scale(
+    cost: Callable[[float], float], epsilon: float, start: float, *, exact: bool
+) -> float:
     """Return a scale of 25 significant bits that costs at most ε, while the next smaller one costs more; `exact` if the start is the least.
 
-    Costs differ between processors in their last bits. Only scales of few bits are tried, so that all processors find the same one.
+    Costs differ between processors in their last bits. Only scales of few bits are tried, so that
+    all processors find the same one.
     """
     if exact:
         high = start
@@ -216,13 +242,17 @@ def _least_scale(cost: Callable[[float], float], epsilon: float, start: float, *
     low = _shorten(high / 1.25)
     while cost(low) <= epsilon:
         low, high = _shorten(low / 1.25), low
-    points = [(math.log(scale), _compare(cost(scale), epsilon)) for scale in (low, high)]  # cost is nearly a power of the scale
+    points = [
+        (math.log(scale), _compare(cost(scale), epsilon)) for scale in (low, high)
+    ]  # cost is nearly a power of the scale
     number = 0
     while _shorten(low, 1) < high:
         number += 1
         (x0, y0), (x1, y1) = points
         guess = x1 - y1 * (x1 - x0) / (y1 - y0) if y1 != y0 else math.inf
-        guess += math.copysign(_TOLERANCE / 4.0, y1 or -1.0)  # beyond the root, so that it is soon between two near scales
+        guess += math.copysign(
+            _TOLERANCE / 4.0, y1 or -1.0
+        )  # beyond the root, so that it is soon between two near scales
         if not math.log(low) < guess < math.log(high) or number % 4 == 0:
             guess = (math.log(low) + math.log(high)) / 2.0
         scale = min(max(_shorten(math.exp(guess)), _shorten(low, 1)), _shorten(high, -1))
@@ -247,9 +277,21 @@ def _count(atoms: Iterable[Atom], delta: float) -> Counter[Atom]:
     """Return how often each single event happens, after checking that they can be composed at a delta."""
     if not 0 <= delta < 1:
         raise SpecError("delta must be in [0, 1)", "accountant")
-    if len({atom.adjacency if not isinstance(atom, LocalRelease) else "replace-one" for atom in atoms}) > 1:
+    if (
+        len(
+            {
+                atom.adjacency if not isinstance(atom, LocalRelease) else "replace-one"
+                for atom in atoms
+            }
+        )
+        > 1
+    ):
         what = "releases of the adjacencies replace-one and add-remove cannot be added up"
-        raise SpecError(what, "privacy.adjacency", "give all jobs of a dataset in the ledger the same one, or give this job another dataset there")
+        raise SpecError(
+            what,
+            "privacy.adjacency",
+            "give all jobs of a dataset in the ledger the same one, or give this job another dataset there",
+        )
     if len({atom.unit for atom in atoms if isinstance(atom, LocalRelease)}) > 1:
         raise _units_differ()
     counted: Counter[Atom] = Counter()
@@ -274,34 +316,63 @@ def _single(atom: Atom) -> tuple[Atom, int]:
     if isinstance(atom, LocalRelease):
         return LocalRelease(epsilon=atom.epsilon), atom.n
     if isinstance(atom, DiscreteLaplace):
-        return DiscreteLaplace(scale=atom.scale, sensitivity=atom.sensitivity, adjacency=atom.adjacency), atom.count
-    return DiscreteGaussian(sigma=atom.sigma, sensitivity=atom.sensitivity, adjacency=atom.adjacency), atom.count
+        return DiscreteLaplace(
+            scale=atom.scale, sensitivity=atom.sensitivity, adjacency=atom.adjacency
+        ), atom.count
+    return DiscreteGaussian(
+        sigma=atom.sigma, sensitivity=atom.sensitivity, adjacency=atom.adjacency
+    ), atom.count
 
 
 def _pure_of(atom: LocalRelease | DiscreteLaplace) -> Fraction:
-    return Fraction(atom.epsilon) if isinstance(atom, LocalRelease) else Fraction(atom.sensitivity) / Fraction(atom.scale)
+    return (
+        Fraction(atom.epsilon)
+        if isinstance(atom, LocalRelease)
+        else Fraction(atom.sensitivity) / Fraction(atom.scale)
+    )
 
 
 def _pure(counted: Mapping[Atom, int]) -> float:
     """Return the sum of the pure ε, rounded up; infinity if there is Gaussian noise."""
     if any(isinstance(atom, DiscreteGaussian) for atom in counted):
         return math.inf
-    exact = sum((n * _pure_of(atom) for atom, n in counted.items() if not isinstance(atom, DiscreteGaussian)), Fraction(0))
+    exact = sum(
+        (
+            n * _pure_of(atom)
+            for atom, n in counted.items()
+            if not isinstance(atom, DiscreteGaussian)
+        ),
+        Fraction(0),
+    )
     return round_up(exact)
 
 
 def _bound_concentrated(counted: Mapping[Atom, int], delta: float) -> float:
     """Return ρ + 2·√(ρ·log(1/δ)): ε-privacy is ε²/2-concentrated, the discrete Gaussian s²/2σ²."""
-    rates = [(atom.sensitivity / atom.sigma if isinstance(atom, DiscreteGaussian) else float(_pure_of(atom)), n) for atom, n in counted.items()]
+    rates = [
+        (
+            atom.sensitivity / atom.sigma
+            if isinstance(atom, DiscreteGaussian)
+            else float(_pure_of(atom)),
+            n,
+        )
+        for atom, n in counted.items()
+    ]
     rho = sum(n * min(rate, 1e150) ** 2 / 2.0 for rate, n in rates)
     return (rho + 2.0 * math.sqrt(rho * -math.log(delta))) * (1.0 + _SAFETY)
 
 
 def _by_pld(counted: Mapping[Atom, int], delta: float, rough: float) -> float:
     """Return ε at δ by composed privacy loss distributions; infinity where doubles cannot resolve δ or noise is too small."""
-    convolved = {atom: 1 if _is_smoothed(atom) else n * _unit_shifts(atom) for atom, n in counted.items()}
+    convolved = {
+        atom: 1 if _is_smoothed(atom) else n * _unit_shifts(atom) for atom, n in counted.items()
+    }
     resolved = delta - _DOUBLE_ERROR * (len(counted) + sum(convolved.values()))
-    if resolved <= 0 or not rough < _MAX_ROUGH or any(_is_smoothed(atom) and atom.sigma**2 <= _SMOOTHING for atom in counted):
+    if (
+        resolved <= 0
+        or not rough < _MAX_ROUGH
+        or any(_is_smoothed(atom) and atom.sigma**2 <= _SMOOTHING for atom in counted)
+    ):
         return math.inf
     step = max(_MIN_STEP, _GRID * rough)
     tail = _TAIL * delta / (2 * len(counted))
@@ -312,7 +383,11 @@ def _by_pld(counted: Mapping[Atom, int], delta: float, rough: float) -> float:
             slack += _SMOOTHING_ERROR * _unit_shifts(atom) * n
         else:
             part = _one(atom, step)
-            part = part.self_compose(convolved[atom], tail_mass_truncation=tail) if convolved[atom] > 1 else part
+            part = (
+                part.self_compose(convolved[atom], tail_mass_truncation=tail)
+                if convolved[atom] > 1
+                else part
+            )
         total = total.compose(part, tail_mass_truncation=tail)
     return float(total.get_epsilon_for_delta(resolved * (1.0 - slack))) * (1.0 + _SAFETY) + slack
 
@@ -326,20 +401,36 @@ def _pld() -> Any:
 
 def _unit_shifts(atom: Atom) -> int:
     """Return the largest squared L2 change of whole numbers that a Gaussian event allows; 1 for another event."""
-    return math.floor(atom.sensitivity**2 * (1.0 + 1e-9)) if isinstance(atom, DiscreteGaussian) else 1
+    return (
+        math.floor(atom.sensitivity**2 * (1.0 + 1e-9)) if isinstance(atom, DiscreteGaussian) else 1
+    )
 
 
 def _is_smoothed(atom: Atom) -> TypeGuard[DiscreteGaussian]:
-    return isinstance(atom, DiscreteGaussian) and (_unit_shifts(atom) >= 4 or atom.sigma > _EXACT_SIGMA)
+    return isinstance(atom, DiscreteGaussian) and (
+        _unit_shifts(atom) >= 4 or atom.sigma > _EXACT_SIGMA
+    )
 
 
 def _one(atom: Atom, step: float) -> Any:
     if isinstance(atom, DiscreteGaussian):
-        return _pld().from_discrete_gaussian_mechanism(atom.sigma, 1, value_discretization_interval=step, use_connect_dots=True)
-    rate, shift = (atom.epsilon, 1) if isinstance(atom, LocalRelease) else (math.nextafter(1.0 / atom.scale, math.inf), atom.sensitivity)
-    return _pld().from_discrete_laplace_mechanism(rate, shift, value_discretization_interval=step, use_connect_dots=True)
+        return _pld().from_discrete_gaussian_mechanism(
+            atom.sigma, 1, value_discretization_interval=step, use_connect_dots=True
+        )
+    rate, shift = (
+        (atom.epsilon, 1)
+        if isinstance(atom, LocalRelease)
+        else (math.nextafter(1.0 / atom.scale, math.inf), atom.sensitivity)
+    )
+    return _pld().from_discrete_laplace_mechanism(
+        rate, shift, value_discretization_interval=step, use_connect_dots=True
+    )
 
 
 def _smooth(atom: DiscreteGaussian, n: int, step: float) -> Any:
-    deviation = math.sqrt(atom.sigma**2 - _SMOOTHING) / (atom.sensitivity * math.sqrt(n)) * (1.0 - _SAFETY)
-    return _pld().from_gaussian_mechanism(deviation, value_discretization_interval=step, use_connect_dots=True)
+    deviation = (
+        math.sqrt(atom.sigma**2 - _SMOOTHING) / (atom.sensitivity * math.sqrt(n)) * (1.0 - _SAFETY)
+    )
+    return _pld().from_gaussian_mechanism(
+        deviation, value_discretization_interval=step, use_connect_dots=True
+    )

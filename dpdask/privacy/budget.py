@@ -26,13 +26,6 @@ UNCOVERED = "none; everything that is released comes from noisy counts of all ro
 class UnitColumn(Document):
     """The privacy unit: all rows that share a column's value.
 
-    Attributes
-    ----------
-    column
-        The column that names the unit, as a user's id does.
-    max_rows
-        The largest number of rows of one unit that are released.
-
     Examples
     --------
     >>> import dpdask
@@ -41,7 +34,9 @@ class UnitColumn(Document):
     """
 
     column: str = Field(min_length=1)
+    """The column that names the unit, as a user's id does."""
     max_rows: int = Field(ge=1)
+    """The largest number of rows of one unit that are released."""
 
 
 def _whole_zero(delta: float) -> float:
@@ -53,27 +48,27 @@ def _as_it_is(delta: float) -> Any:
 
 
 class Budget(Document):
-    """The privacy budget that a job declares.
-
-    Attributes
-    ----------
-    epsilon
-        ε, in (0, 100].
-    delta
-        δ, in [0, 1). Mechanisms that release rows one by one need none, and take none.
-    adjacency
-        `replace-one`: tables are neighbours when one row has other private values. The number of rows and every kept
-        column are public. `add-remove`: when one of them lacks a row of the other; the number of rows is private.
-        A row's values are then protected by 2·epsilon.
-    unit
-        `row`: the thing protected is one row. A person with k rows is protected by k·ε only. `{column, max_rows}`: all
-        rows that share the column's value, a person for instance; at most `max_rows` of them are released.
-    """
+    """The privacy budget that a job declares."""
 
     epsilon: float = Field(gt=0, le=MAX_EPSILON, allow_inf_nan=False)
-    delta: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), AfterValidator(_whole_zero), PlainSerializer(_as_it_is)] = 0
+    """ε, in (0, 100]."""
+    delta: Annotated[
+        float,
+        Field(ge=0, lt=1, allow_inf_nan=False),
+        AfterValidator(_whole_zero),
+        PlainSerializer(_as_it_is),
+    ] = 0
+    """δ, in [0, 1). Mechanisms that release rows one by one need none, and take none."""
     adjacency: Adjacency = "replace-one"
+    """`replace-one`: tables are neighbours when one row has other private values. The number of
+    rows and every kept column are public. `add-remove`: when one of them lacks a row of the
+    other; the number of rows is private. A row's values are then protected by 2·epsilon.
+    """
     unit: Literal["row"] | UnitColumn = "row"
+    """`row`: the thing protected is one row. A person with k rows is protected by k·ε only.
+    `{column, max_rows}`: all rows that share the column's value, a person for instance; at most
+    `max_rows` of them are released.
+    """
 
     @property
     def unit_name(self) -> str:
@@ -86,33 +81,39 @@ class Budget(Document):
         return self.unit if isinstance(self.unit, UnitColumn) else None
 
 
-def split_epsilon(epsilon: float, columns: tuple[str, ...], weights: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Return each column's part of ε, rounded down so that the parts never sum to more than ε.
-
-    Parameters
-    ----------
-    epsilon
-        The row's whole ε.
-    columns
-        The privatised columns.
-    weights
-        Positive weights, one per column; equal if not given.
-
-    Raises
-    ------
-    SpecError
-        If the weights do not name exactly the columns, one is not positive and finite, or a column's part rounds to 0.
-    """
+def split_epsilon(
+    epsilon: float, columns: tuple[str, ...], weights: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Return each column's part of ε, rounded down so that the parts never sum to more than ε."""
     weights = weights if weights is not None else dict.fromkeys(columns, 1.0)
-    lacking, unknown = [name for name in columns if name not in weights], [str(name) for name in weights if name not in columns]
+    lacking, unknown = (
+        [name for name in columns if name not in weights],
+        [str(name) for name in weights if name not in columns],
+    )
     if lacking or unknown:
-        told = "; ".join(f"{what}: {quote_names(names)}" for what, names in (("without a weight", lacking), ("not privatised", unknown)) if names)
-        raise SpecError(f"weights must name exactly the privatised columns ({told})", "`weights`", "give each of them one weight")
+        told = "; ".join(
+            f"{what}: {quote_names(names)}"
+            for what, names in (("without a weight", lacking), ("not privatised", unknown))
+            if names
+        )
+        raise SpecError(
+            f"weights must name exactly the privatised columns ({told})",
+            "`weights`",
+            "give each of them one weight",
+        )
     if not all(math.isfinite(weight) and weight > 0 for weight in weights.values()):
-        raise SpecError("weights must be positive and finite", "`weights`", "drop a column rather than give it none of the budget")
+        raise SpecError(
+            "weights must be positive and finite",
+            "`weights`",
+            "drop a column rather than give it none of the budget",
+        )
     parts = _split(epsilon, tuple(weights[name] for name in columns))
     if not all(parts):
-        raise SpecError("a weight is too small: its column's part of ε is 0", "`weights`", "bring the weights closer together")
+        raise SpecError(
+            "a weight is too small: its column's part of ε is 0",
+            "`weights`",
+            "bring the weights closer together",
+        )
     return dict(zip(columns, parts, strict=True))
 
 
@@ -123,28 +124,35 @@ def _split(epsilon: float, weights: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(round_down(Fraction(epsilon) * Fraction(weight) / total) for weight in weights)
 
 
-def guarantee_text(budget: Budget, protected: str, unprotected: str, order: RowOrder = "keep", *, everyone: bool = True) -> str:
+def guarantee_text(
+    budget: Budget,
+    protected: str,
+    unprotected: str,
+    order: RowOrder = "keep",
+    *,
+    everyone: bool = True,
+) -> str:
     """Return the promise, in words, of a release row by row, including who is not covered.
 
     Parameters
     ----------
-    budget
-        What is promised.
-    protected, unprotected
-        Who is covered, and who is not.
     order
         Whether the rows are shuffled or keep the order of the input.
     everyone
-        Whether every row of the table is covered; if not, the text says that the bound on an attacker holds only for covered rows.
+        Whether every row of the table is covered; if not, the text says that the bound on an
+        attacker holds only for covered rows.
 
     Notes
     -----
-    The attacker's power is `attacker_power`, which is at most the bound γ·exp(ε) of Lemma 1 of Bi & Shen (after Wasserman &
-    Zhou 2010) for testing "this row had value a, not b" at level γ on one ε-private release. Rows are released under replace-one alone.
+    The attacker's power is `attacker_power`, which is at most the bound γ·exp(ε) of Lemma 1 of Bi &
+    Shen (after Wasserman & Zhou 2010) for testing "this row had value a, not b" at level γ on one
+    ε-private release. Rows are released under replace-one alone.
     """
     unit, exceptions = budget.unit_column, " and δ" if budget.delta else ""
     whose, what, tested = "Each released row's private values", "one row", "a released row"
-    many = "a person with k released rows is protected by k·ε" + (" and k·exp((k-1)·ε)·δ" if budget.delta else "")
+    many = "a person with k released rows is protected by k·ε" + (
+        " and k·exp((k-1)·ε)·δ" if budget.delta else ""
+    )
     if unit is not None:
         whose = f"All private values of all released rows that share a {unit.column}"
         what = f"the rows of one {unit.column}, of which at most {unit.max_rows} are released"
@@ -162,57 +170,70 @@ def guarantee_text(budget: Budget, protected: str, unprotected: str, order: RowO
 
 def noisy_counts_text(budget: Budget) -> str:
     """Return `central_guarantee_text` of a release computed from noisy counts of all rows: their number is exact under replace-one."""
-    return central_guarantee_text(budget, COVERED, UNCOVERED, n_rows_public=budget.adjacency == "replace-one")
+    return central_guarantee_text(
+        budget, COVERED, UNCOVERED, n_rows_public=budget.adjacency == "replace-one"
+    )
 
 
-def central_guarantee_text(budget: Budget, protected: str, unprotected: str, *, n_rows_public: bool) -> str:
+def central_guarantee_text(
+    budget: Budget, protected: str, unprotected: str, *, n_rows_public: bool
+) -> str:
     """Return the promise, in words, of a release that is computed from noisy statistics alone.
-
-    Parameters
-    ----------
-    budget
-        What is promised.
-    protected, unprotected
-        Who is covered, and who is not.
-    n_rows_public
-        Whether the release tells the table's number of rows exactly.
-
-    Raises
-    ------
-    SpecError
-        If it does under add-remove, whose promise it would break.
 
     Notes
     -----
-    Testing "the table was A, not its neighbour B" at level γ on one (ε, δ)-private release has power at most γ·exp(ε) + δ
-    (Wasserman and Zhou 2010, Theorem 2.4; Kairouz, Oh and Viswanath 2015, Theorem 2.1). A group of k units is covered by
-    (k·ε, k·exp((k-1)·ε)·δ) (Dwork and Roth 2014, after Theorem 2.2). Under add-remove, a test of one value against another is
-    bounded by `bound_values`.
+    Testing "the table was A, not its neighbour B" at level γ on one (ε, δ)-private release has
+    power at most γ·exp(ε) + δ (Wasserman and Zhou 2010, Theorem 2.4; Kairouz, Oh and Viswanath
+    2015, Theorem 2.1). A group of k units is covered by (k·ε, k·exp((k-1)·ε)·δ) (Dwork and Roth
+    2014, after Theorem 2.2). Under add-remove, a test of one value against another is bounded by
+    `bound_values`.
     """
     replaced = budget.adjacency == "replace-one"
     if n_rows_public and not replaced:
-        raise SpecError("add-remove hides how many rows there are, so they cannot be published", "`adjacency`", "set it to replace-one")
+        raise SpecError(
+            "add-remove hides how many rows there are, so they cannot be published",
+            "`adjacency`",
+            "set it to replace-one",
+        )
     unit = budget.unit_column
-    one, who, tested = "one row", "one row", "a row had one value rather than another" if replaced else "a row is there"
+    one, who, tested = (
+        "one row",
+        "one row",
+        "a row had one value rather than another" if replaced else "a row is there",
+    )
     had = "it had one value rather than another"
-    many = "a person with k rows is protected by k·ε" + (" and k·exp((k-1)·ε)·δ" if budget.delta else "")
+    many = "a person with k rows is protected by k·ε" + (
+        " and k·exp((k-1)·ε)·δ" if budget.delta else ""
+    )
     if unit is not None:
-        one, who = f"the rows of one {unit.column}, of which at most {unit.max_rows} are used", f"one {unit.column}"
-        tested = f"a {unit.column}'s rows " + ("had one value rather than another" if replaced else "are there")
+        one, who = (
+            f"the rows of one {unit.column}, of which at most {unit.max_rows} are used",
+            f"one {unit.column}",
+        )
+        tested = f"a {unit.column}'s rows " + (
+            "had one value rather than another" if replaced else "are there"
+        )
         had = "they had one value rather than another"
-        many = f"a person with several {unit.column} values is protected by ε" + (" and δ" if budget.delta else "") + " for each"
+        many = (
+            f"a person with several {unit.column} values is protected by ε"
+            + (" and δ" if budget.delta else "")
+            + " for each"
+        )
     neighbours = f"{who}'s values change" if replaced else f"{who} is present or absent"
     count = "is published as it is" if n_rows_public else "is public" if replaced else "is private"
     return (
         f"Everything that is released is computed from noisy statistics, which are ε = {_epsilon_text(budget.epsilon)} differentially private "
         f"(δ = {_delta_text(budget.delta)}, {budget.adjacency}: {neighbours}, unit: {one}). "
         f"Protected: {protected}. Not protected: {unprotected}. "
-        f"The number of rows {count}; {many}. " + _attacker_text(budget, tested, "" if replaced else had)
+        f"The number of rows {count}; {many}. "
+        + _attacker_text(budget, tested, "" if replaced else had)
     )
 
 
 def _epsilon_text(epsilon: float) -> str:
-    return repr(epsilon).removesuffix(".0")  # every digit: a rounded ε could be less than what is spent
+    return repr(epsilon).removesuffix(
+        ".0"
+    )  # every digit: a rounded ε could be less than what is spent
 
 
 def _delta_text(delta: float) -> str:
@@ -223,13 +244,6 @@ def _delta_text(delta: float) -> str:
 
 def bound_values(epsilon: float, delta: float, adjacency: Adjacency | None) -> tuple[float, float]:
     """Return ε and δ of a change of a unit's values: twice those of its presence under add-remove, as promised under replace-one.
-
-    Parameters
-    ----------
-    epsilon, delta
-        What is promised for the neighbours.
-    adjacency
-        Which tables are neighbours.
 
     Notes
     -----
@@ -252,27 +266,24 @@ def _attacker_text(budget: Budget, what: str, values: str = "") -> str:
     epsilon, delta = bound_values(budget.epsilon, budget.delta, budget.adjacency)
     if values:
         text += f", and one who tests whether {values} (counted twice: 2ε) with probability at most {percent_above(attacker_power(epsilon, delta))}"
-    return f"{text}; blind guessing detects 5 %." + (" This is hardly any protection." if epsilon >= 3 else "")
+    return f"{text}; blind guessing detects 5 %." + (
+        " This is hardly any protection." if epsilon >= 3 else ""
+    )
 
 
 def attacker_power(epsilon: float, delta: float, level: float = 0.05) -> float:
     """Return an upper bound on the power of any test, at a level, of one table against its neighbour on an (ε, δ)-private release.
 
-    Parameters
-    ----------
-    epsilon, delta
-        What the release costs; ε may be infinite.
-    level
-        The probability of a false alarm, in (0, 1).
-
     Notes
     -----
-    Under replace-one, neighbours differ in the values of a unit; under add-remove, in its presence, and values need `bound_values`.
-    The smaller of level·exp(ε) + δ and 1 - (1 - level - δ)·exp(-ε). For δ = 0, the second is smaller if exp(ε) > (1 - level)/level.
+    Under replace-one, neighbours differ in the values of a unit; under add-remove, in its presence,
+    and values need `bound_values`. The smaller of level·exp(ε) + δ and 1 - (1 - level - δ)·exp(-ε).
+    For δ = 0, the second is smaller if exp(ε) > (1 - level)/level.
 
     References
     ----------
-    Wasserman and Zhou 2010, Theorem 2.4; Kairouz, Oh and Viswanath 2015, Theorem 2.1, both inequalities.
+    Wasserman and Zhou 2010, Theorem 2.4; Kairouz, Oh and Viswanath 2015, Theorem 2.1, both
+    inequalities.
     """
     growing = level * math.exp(min(epsilon, 100.0)) + delta
     saturating = 1.0 - max(0.0, 1.0 - level - delta) * math.exp(-epsilon)
@@ -285,19 +296,17 @@ def percent_above(share: float) -> str:
 
 
 def list_cautions(budget: Budget, n_rows: float | None) -> list[str]:
-    """Return warnings for the readers of a card, if its promise protects little.
-
-    Parameters
-    ----------
-    budget
-        What is promised.
-    n_rows
-        The number of rows if it is public, else None.
-    """
+    """Return warnings for the readers of a card, if its promise protects little."""
     found = []
     if bound_values(budget.epsilon, budget.delta, budget.adjacency)[0] >= 3:
-        twice = " and counts twice for values under add-remove" if budget.adjacency == "add-remove" else ""
-        found.append(f"ε = {_epsilon_text(budget.epsilon)} is large{twice}: an attacker may tell two values of one row apart almost every time")
+        twice = (
+            " and counts twice for values under add-remove"
+            if budget.adjacency == "add-remove"
+            else ""
+        )
+        found.append(
+            f"ε = {_epsilon_text(budget.epsilon)} is large{twice}: an attacker may tell two values of one row apart almost every time"
+        )
     large = delta_caution(budget.delta, n_rows)
     return found if large is None else [*found, large]
 
@@ -307,8 +316,6 @@ def delta_caution(delta: float, n_rows: float | None) -> str | None:
 
     Parameters
     ----------
-    delta
-        What is promised.
     n_rows
         The number of rows, exact or noisy; None if it is not known or may not be told.
     """
@@ -323,8 +330,6 @@ def delta_warnings(budget: Budget, n_rows: int | None) -> tuple[str, ...]:
 
     Parameters
     ----------
-    budget
-        What is promised.
     n_rows
         The number of rows if it is known and public, else None.
     """

@@ -44,12 +44,24 @@ from dpdask.privacy.ledger_entries import (
 Result = TypeVar("Result")
 
 _PATIENCE = 60  # seconds that a driver waits for the others
-_DRIVERS = {name: driver for driver in ("sqlite+pysqlite", "postgresql+psycopg") for name in (driver, driver.split("+")[0])}
+_DRIVERS = {
+    name: driver
+    for driver in ("sqlite+pysqlite", "postgresql+psycopg")
+    for name in (driver, driver.split("+")[0])
+}
 _CONNECT: dict[str, dict[str, Any]] = {
     "sqlite": {"timeout": _PATIENCE},
-    "postgresql": {"connect_timeout": 10, "prepare_threshold": None, "application_name": "dpdask"},  # poolers lose prepared statements
+    "postgresql": {
+        "connect_timeout": 10,
+        "prepare_threshold": None,
+        "application_name": "dpdask",
+    },  # poolers lose prepared statements
 }
-_SPOKEN = "an SQLite or a PostgreSQL URL is expected", "ledger.url", "write sqlite:///ledger.db or postgresql://user@host/database"
+_SPOKEN = (
+    "an SQLite or a PostgreSQL URL is expected",
+    "ledger.url",
+    "write sqlite:///ledger.db or postgresql://user@host/database",
+)
 _INIT_LOCK = 0x6470_6461_736B  # "dpdask": PostgreSQL's CREATE TABLE IF NOT EXISTS races with itself
 _RETRIED_STATES = ("40001", "40P01")  # serialisation failure, deadlock
 
@@ -104,37 +116,33 @@ RUN_KEYS = sa.Table(
 class LedgerStore:
     """The database of a ledger; a connection lives as long as a transaction.
 
-    Parameters
-    ----------
-    url
-        `sqlite:///ledger.db` or `postgresql://user:password@host/database`.
-
     Attributes
     ----------
     place
         The URL without its password and options, for messages.
 
-    Raises
-    ------
-    SpecError
-        If the URL is invalid, or PostgreSQL's driver is not installed.
-
     Notes
     -----
-    SQLite: `BEGIN IMMEDIATE` lets one writer in at a time; `synchronous=EXTRA` makes an answered transaction survive a
-    power cut. The file must not lie on a network file system without locks. PostgreSQL: a writer locks the dataset's
-    row; a reader sees one snapshot.
+    SQLite: `BEGIN IMMEDIATE` lets one writer in at a time; `synchronous=EXTRA` makes an answered
+    transaction survive a power cut. The file must not lie on a network file system without locks.
+    PostgreSQL: a writer locks the dataset's row; a reader sees one snapshot.
     """
 
     def __init__(self, url: str) -> None:
         parsed = _parse(url)
-        self.place = parsed.set(query={}).render_as_string(hide_password=True)  # libpq takes passwords as options too
+        self.place = parsed.set(query={}).render_as_string(
+            hide_password=True
+        )  # libpq takes passwords as options too
         self._file = _find_file(parsed) if parsed.get_backend_name() == "sqlite" else None
         is_server = self._file is None
         engine = _engine(parsed if is_server else parsed.set(database=str(self._file)))
         writes = {"isolation_level": "READ COMMITTED"} if is_server else {}
-        reads = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if is_server else {}
-        self._writer = engine.execution_options(**writes)  # options of options fail in SQLAlchemy 2.0
+        reads = (
+            {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if is_server else {}
+        )
+        self._writer = engine.execution_options(
+            **writes
+        )  # options of options fail in SQLAlchemy 2.0
         self._reader = engine.execution_options(dpdask_reads=True, **reads)
 
     def create(self, work: Callable[[Connection], Result]) -> Result:
@@ -157,7 +165,8 @@ class LedgerStore:
     def write(self, work: Callable[[Connection], Result]) -> Result:
         """Return the result of `work` in a transaction that, once it has a dataset's lock, sees all earlier writes.
 
-        `work` may be called again, after a transaction that failed: it changes nothing but the database.
+        `work` may be called again, after a transaction that failed: it changes nothing but the
+        database.
         """
 
         def prepared(connection: Connection) -> Result:
@@ -199,10 +208,19 @@ class LedgerStore:
 
     def _failure(self, error: exc.DBAPIError) -> DpdaskError:
         """Return the error in our words; a driver's own message may quote data."""
-        code = getattr(error.orig, "sqlite_errorname", None) or getattr(error.orig, "sqlstate", None) or type(error.orig).__name__
-        if isinstance(error, exc.OperationalError | exc.InterfaceError | exc.InternalError | exc.IntegrityError):
+        code = (
+            getattr(error.orig, "sqlite_errorname", None)
+            or getattr(error.orig, "sqlstate", None)
+            or type(error.orig).__name__
+        )
+        if isinstance(
+            error,
+            exc.OperationalError | exc.InterfaceError | exc.InternalError | exc.IntegrityError,
+        ):
             return TemporaryError(
-                f"the ledger cannot be reached or is busy ({code})", self.place, "check the server, the password and the access rights, and run again"
+                f"the ledger cannot be reached or is busy ({code})",
+                self.place,
+                "check the server, the password and the access rights, and run again",
             )
         return SpecError(
             f"the database refused a statement of the ledger ({code})",
@@ -213,51 +231,65 @@ class LedgerStore:
 
 def digest_of(content: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a row; a float is written as its shortest exact text."""
-    return hashlib.sha256(json.dumps(dict(content), sort_keys=True, default=repr).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(dict(content), sort_keys=True, default=repr).encode()
+    ).hexdigest()
 
 
 def check_chain(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Check that a chain is, link by link, the one that was appended to the dataset's record.
-
-    Parameters
-    ----------
-    record
-        The dataset's row.
-    rows
-        Its entries, in the order of their sequence numbers.
-
-    Raises
-    ------
-    DataError
-        Naming the first entry that is wrong.
-    """
-    digest = digest_of({key: record[key] for key in ("format", "name", "created", "epsilon", "delta")})
+    """Check that a chain is, link by link, the one that was appended to the dataset's record."""
+    digest = digest_of(
+        {key: record[key] for key in ("format", "name", "created", "epsilon", "delta")}
+    )
     for sequence, row in enumerate(rows, start=1):
         if row["sequence"] != sequence:
-            raise chain_error(f"the entry {sequence - 1} appears twice" if row["sequence"] == sequence - 1 else f"the entry {sequence} is missing")
-        if row["digest"] != digest_of({key: value for key, value in row.items() if key != "digest"}):
+            raise chain_error(
+                f"the entry {sequence - 1} appears twice"
+                if row["sequence"] == sequence - 1
+                else f"the entry {sequence} is missing"
+            )
+        if row["digest"] != digest_of(
+            {key: value for key, value in row.items() if key != "digest"}
+        ):
             raise chain_error(f"the entry {sequence} was changed")
         if row["previous"] != digest:  # this one is whole, so the one before it was rewritten
-            raise chain_error(f"the entry {sequence - 1} was replaced" if sequence > 1 else "the limit of the dataset was changed")
+            raise chain_error(
+                f"the entry {sequence - 1} was replaced"
+                if sequence > 1
+                else "the limit of the dataset was changed"
+            )
         digest = row["digest"]
     if len(rows) > record["n_entries"]:
         raise chain_error(f"the entry {record['n_entries'] + 1} was not added by dpdask")
     if len(rows) < record["n_entries"]:
         raise chain_error(f"the entry {len(rows) + 1} is missing, the chain was cut")
     if digest != record["head"]:
-        raise chain_error(f"the entry {len(rows)} was replaced" if rows else "the limit of the dataset was changed")
+        raise chain_error(
+            f"the entry {len(rows)} was replaced"
+            if rows
+            else "the limit of the dataset was changed"
+        )
 
 
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
         known = parsed.drivername in _DRIVERS
-    except (exc.ArgumentError, ValueError, TypeError, AttributeError):  # their messages quote the URL
+    except (
+        exc.ArgumentError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ):  # their messages quote the URL
         raise SpecError(*_SPOKEN) from None
     if not known:
         raise SpecError(*_SPOKEN)
-    if parsed.get_backend_name() == "sqlite" and (not parsed.database or parsed.database.startswith((":memory:", "file:"))):
-        raise SpecError("an SQLite ledger needs a named file", "ledger.url", "for example sqlite:///ledger.db")
+    if parsed.get_backend_name() == "sqlite" and (
+        not parsed.database or parsed.database.startswith((":memory:", "file:"))
+    ):
+        raise SpecError(
+            "an SQLite ledger needs a named file", "ledger.url", "for example sqlite:///ledger.db"
+        )
     return parsed
 
 
@@ -266,19 +298,38 @@ def _find_file(url: URL) -> Path:
     try:
         return Path(url.database or "").resolve()
     except OSError:  # the working folder was removed
-        raise SpecError("the folder of the ledger does not exist", url.set(query={}).render_as_string(), "make it") from None
+        raise SpecError(
+            "the folder of the ledger does not exist",
+            url.set(query={}).render_as_string(),
+            "make it",
+        ) from None
 
 
-@functools.lru_cache(maxsize=16)  # an engine keeps compiled statements and the place of its file, and no connection
+@functools.lru_cache(
+    maxsize=16
+)  # an engine keeps compiled statements and the place of its file, and no connection
 def _engine(url: URL) -> Engine:
     backend = url.get_backend_name()
     defaults = {name: value for name, value in _CONNECT[backend].items() if name not in url.query}
     try:
-        engine = sa.create_engine(url.set(drivername=_DRIVERS[url.drivername]), poolclass=NullPool, hide_parameters=True, connect_args=defaults)
+        engine = sa.create_engine(
+            url.set(drivername=_DRIVERS[url.drivername]),
+            poolclass=NullPool,
+            hide_parameters=True,
+            connect_args=defaults,
+        )
     except ImportError:
-        raise SpecError("the driver of PostgreSQL is not installed", "ledger.url", "pip install 'dpdask[postgresql]'") from None
+        raise SpecError(
+            "the driver of PostgreSQL is not installed",
+            "ledger.url",
+            "pip install 'dpdask[postgresql]'",
+        ) from None
     except (exc.ArgumentError, ValueError, TypeError):
-        raise SpecError("an option of the ledger's URL cannot be read", "ledger.url", "correct what follows the question mark") from None
+        raise SpecError(
+            "an option of the ledger's URL cannot be read",
+            "ledger.url",
+            "correct what follows the question mark",
+        ) from None
     if backend == "sqlite":
         sa.event.listen(engine, "connect", _on_connect)
         sa.event.listen(engine, "begin", _on_begin)
@@ -292,12 +343,17 @@ def _on_connect(connection: sqlite3.Connection, _: object) -> None:
 
 
 def _on_begin(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN" if connection.get_execution_options().get("dpdask_reads") else "BEGIN IMMEDIATE")
+    connection.exec_driver_sql(
+        "BEGIN" if connection.get_execution_options().get("dpdask_reads") else "BEGIN IMMEDIATE"
+    )
 
 
 def _is_contended(error: exc.DBAPIError) -> bool:
     """Return whether the transaction conflicted with another one; SQLite does not always wait before it fails."""
-    busy = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    busy = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in (
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+    )
     return busy or getattr(error.orig, "sqlstate", None) in _RETRIED_STATES
 
 
@@ -307,30 +363,18 @@ _NAME = "name"
 class KeyTable:
     """The table of run keys in a ledger's database.
 
-    Parameters
-    ----------
-    url
-        The ledger's URL.
-
     Privacy
     -------
-    Whoever can read this table, or a backup of it, can undo the noise of the runs that are unfinished. A backup that is older than
-    a run's end holds its key for as long as the backup is kept: it is as private as the table that the run reads.
+    Whoever can read this table, or a backup of it, can undo the noise of the runs that are
+    unfinished. A backup that is older than a run's end holds its key for as long as the backup is
+    kept: it is as private as the table that the run reads.
     """
 
     def __init__(self, url: str) -> None:
         self._store = LedgerStore(url)
 
     def write(self, run_id: str, secret: bytes) -> None:
-        """Keep a run's key.
-
-        Parameters
-        ----------
-        run_id
-            The name of the run.
-        secret
-            Its key.
-        """
+        """Keep a run's key."""
 
         def insert(connection: Connection) -> None:
             connection.execute(sa.delete(RUN_KEYS).where(RUN_KEYS.c.run_id == run_id))
@@ -339,13 +383,7 @@ class KeyTable:
         self._store.create(insert)
 
     def find_name(self) -> str:
-        """Return the random name of this table, which tells it from that of another ledger; it is made once.
-
-        Raises
-        ------
-        SpecError
-            If there is no ledger.
-        """
+        """Return the random name of this table, which tells it from that of another ledger; it is made once."""
 
         def make(connection: Connection) -> str:
             found = _find(connection, _NAME)
@@ -354,7 +392,9 @@ class KeyTable:
                 connection.execute(sa.insert(RUN_KEYS), {"run_id": _NAME, "key": found})
             return found
 
-        return self._store.read(lambda connection: _find(connection, _NAME)) or self._store.create(make)
+        return self._store.read(lambda connection: _find(connection, _NAME)) or self._store.create(
+            make
+        )
 
     def read(self, run_id: str) -> bytes | None:
         """Return a run's key, or None."""
@@ -366,7 +406,9 @@ class KeyTable:
 
         def delete(connection: Connection) -> None:
             if sa.inspect(connection).has_table(RUN_KEYS.name):
-                connection.execute(sa.update(RUN_KEYS).where(RUN_KEYS.c.run_id == run_id).values(key="0" * 64))
+                connection.execute(
+                    sa.update(RUN_KEYS).where(RUN_KEYS.c.run_id == run_id).values(key="0" * 64)
+                )
                 connection.execute(sa.delete(RUN_KEYS).where(RUN_KEYS.c.run_id == run_id))
 
         self._store.write(delete)
@@ -375,7 +417,9 @@ class KeyTable:
 def _find(connection: Connection, name: str) -> str | None:
     if not sa.inspect(connection).has_table(RUN_KEYS.name):
         return None
-    found: str | None = connection.execute(sa.select(RUN_KEYS.c.key).where(RUN_KEYS.c.run_id == name)).scalar()
+    found: str | None = connection.execute(
+        sa.select(RUN_KEYS.c.key).where(RUN_KEYS.c.run_id == name)
+    ).scalar()
     return found
 
 
@@ -395,30 +439,26 @@ class Ledger:
 
     Parameters
     ----------
-    url
-        `sqlite:///ledger.db`, or `postgresql://user@host/database` for a team.
     compose
-        (charges, δ) → the ε of all the charges together at that δ, never too small. All users of a ledger must use the same.
-
-    Raises
-    ------
-    SpecError
-        If the URL is neither.
+        (charges, δ) → the ε of all the charges together at that δ, never too small. All users of a
+        ledger must use the same.
 
     Privacy
     -------
-    A run is charged when it is intended, before any noise is drawn, and stays charged unless its caller promises, by
-    `void`, that no noise of it was drawn or seen. The ledger holds no data values. It holds names, budgets, public parameters,
-    and the key that chooses a dataset's hold-out; whoever has this key and the rows can tell which rows have no ε, so only the
-    stewards should be able to read it. The chain reveals any change of the limits, and any changed, removed, reordered or
-    added entry, unless the whole chain is rewritten. Every operation checks the chain first, so nothing is charged to a ledger
-    that was tampered with.
+    A run is charged when it is intended, before any noise is drawn, and stays charged unless its
+    caller promises, by `void`, that no noise of it was drawn or seen. The ledger holds no data
+    values. It holds names, budgets, public parameters, and the key that chooses a dataset's
+    hold-out; whoever has this key and the rows can tell which rows have no ε, so only the stewards
+    should be able to read it. The chain reveals any change of the limits, and any changed, removed,
+    reordered or added entry, unless the whole chain is rewritten. Every operation checks the chain
+    first, so nothing is charged to a ledger that was tampered with.
 
     Notes
     -----
-    Every operation may be repeated: one that was interrupted took place either completely or not at all. Besides
-    what is listed below, each raises TemporaryError if the database cannot be reached or stays busy, SpecError if it or the
-    dataset is not there, and DataError if the chain is broken.
+    Every operation may be repeated: one that was interrupted took place either completely or not at
+    all. Besides what is listed below, each raises TemporaryError if the database cannot be reached
+    or stays busy, SpecError if it or the dataset is not there, and DataError if the chain is
+    broken.
     """
 
     def __init__(self, url: str, *, compose: Compose = sum_charges) -> None:
@@ -428,37 +468,48 @@ class Ledger:
     def __repr__(self) -> str:
         return f"Ledger({self._store.place!r})"
 
-    def init(self, dataset: str, epsilon: float, delta: float = 0.0, *, strict: bool = False) -> bool:
+    def init(
+        self, dataset: str, epsilon: float, delta: float = 0.0, *, strict: bool = False
+    ) -> bool:
         """Give a dataset its budget, and return whether it had none before.
 
         Parameters
         ----------
-        dataset
-            Its name.
         epsilon, delta
-            What all releases may spend together: ε above 0 and finite, δ in [0, 1). They cannot be changed.
+            What all releases may spend together: ε above 0 and finite, δ in [0, 1). They cannot be
+            changed.
         strict
-            Whether a run that reads rows and then refuses them costs as much as a release, and at least a hundredth of ε. A
-            dataset can be made strict later, and then stays strict.
-
-        Raises
-        ------
-        SpecError
-            If the dataset has another budget, or a number is out of its range.
+            Whether a run that reads rows and then refuses them costs as much as a release, and at
+            least a hundredth of ε. A dataset can be made strict later, and then stays strict.
         """
         name = _name(dataset, "dataset")
-        limits = {"epsilon": check_number(epsilon, "epsilon", sys.float_info.max), "delta": check_number(delta, "delta", 1.0)}
+        limits = {
+            "epsilon": check_number(epsilon, "epsilon", sys.float_info.max),
+            "delta": check_number(delta, "delta", 1.0),
+        }
         if not limits["epsilon"]:
-            raise SpecError("a limit of ε = 0 allows no release", "epsilon", "give the dataset a budget above 0")
+            raise SpecError(
+                "a limit of ε = 0 allows no release", "epsilon", "give the dataset a budget above 0"
+            )
 
         def work(connection: Connection) -> bool:
-            found = connection.execute(sa.select(DATASETS).where(DATASETS.c.name == name)).mappings().one_or_none()
+            found = (
+                connection.execute(sa.select(DATASETS).where(DATASETS.c.name == name))
+                .mappings()
+                .one_or_none()
+            )
             if found is None:
                 row = {"format": LEDGER_FORMAT, "name": name, "created": _now(), **limits}
-                connection.execute(sa.insert(DATASETS), {**row, "n_entries": 0, "head": digest_of(row)})
+                connection.execute(
+                    sa.insert(DATASETS), {**row, "n_entries": 0, "head": digest_of(row)}
+                )
             elif any(found[key] != limit for key, limit in limits.items()):
                 limit = f"ε {found['epsilon']!r} and δ {found['delta']!r}"
-                raise SpecError(f"the dataset {name!r} has a limit already: {limit}", self._store.place, "a limit cannot change; give the same one")
+                raise SpecError(
+                    f"the dataset {name!r} has a limit already: {limit}",
+                    self._store.place,
+                    "a limit cannot change; give the same one",
+                )
             book = self._open(connection, name, lock=True)
             if strict and not book.strict:
                 _append(connection, book, "strict", "strict", FREE)
@@ -469,25 +520,15 @@ class Ledger:
     def intend(self, dataset: str, run_id: str, charge: Charge, *, unread: bool = False) -> Entry:
         """Charge a run before its noise is drawn, and return the run's newest entry.
 
-        A run that was intended with the same charge is not charged a second time: its entry is returned, of kind `commit` if
-        the run is committed. A run that was voided, or refused without a charge, is charged again.
+        A run that was intended with the same charge is not charged a second time: its entry is
+        returned, of kind `commit` if the run is committed. A run that was voided, or refused
+        without a charge, is charged again.
 
         Parameters
         ----------
-        dataset, run_id
-            The dataset's name in the ledger, and the run's.
-        charge
-            What the run costs.
         unread
-            Whether rows are read after the run is committed, when a refusal is no longer recorded. Then a strict dataset charges
-            at least what a refusal costs.
-
-        Raises
-        ------
-        BudgetError
-            If the charge does not fit; nothing is written.
-        SpecError
-            If the run was intended with another charge.
+            Whether rows are read after the run is committed, when a refusal is no longer recorded.
+            Then a strict dataset charges at least what a refusal costs.
         """
         run_id = _name(run_id, "run_id")
 
@@ -499,71 +540,56 @@ class Ledger:
                 self._require_room(book, price)
                 return _append(connection, book, "intend", run_id, price)
             if latest.kind == "refuse":
-                raise SpecError(f"the run {run_id!r} is {_ENDED[latest.kind]}", self._store.place, "a new run is charged again")
-            if latest.charge not in (charge, price):  # another price, if the dataset was made strict since
+                raise SpecError(
+                    f"the run {run_id!r} is {_ENDED[latest.kind]}",
+                    self._store.place,
+                    "a new run is charged again",
+                )
+            if latest.charge not in (
+                charge,
+                price,
+            ):  # another price, if the dataset was made strict since
                 what = f"the run {run_id!r} was intended with another charge"
-                raise SpecError(what, self._store.place, "a changed job is a new run: give it another name")
+                raise SpecError(
+                    what, self._store.place, "a changed job is a new run: give it another name"
+                )
             return latest
 
         return self._store.write(work)
 
     def check_room(self, dataset: str, charge: Charge, run_id: str | None = None) -> None:
-        """Check that a charge fits, or that its run is already charged; nothing is written. For the parameters see `Ledger.intend`.
-
-        Raises
-        ------
-        BudgetError
-            If it does not fit.
-        """
+        """Check that a charge fits, or that its run is already charged; nothing is written. For the parameters see `Ledger.intend`."""
         book = self._read(dataset)
         if run_id is None or run_id not in book.standing:
             self._require_room(book, charge)
 
     def draw(self, dataset: str, run_id: str, release: str) -> Entry:
-        """Record that a run drew its noise, and return the run's newest entry. It is idempotent.
-
-        Parameters
-        ----------
-        dataset, run_id
-            The dataset's name in the ledger, and the run's.
-        release
-            SHA-256 of the fitted release, which the entry records.
-
-        Raises
-        ------
-        SpecError
-            If the run is not intended, or drew other noise before; then this is a copy of the run, and must release nothing.
-        """
+        """Record that a run drew its noise, and return the run's newest entry. It is idempotent."""
         run_id = _name(run_id, "run_id")
 
         def work(connection: Connection) -> Entry:
             book = self._open(connection, dataset, lock=True)
             latest = book.latest.get(run_id)
             if latest is None or latest.kind in ("void", "refuse"):
-                raise SpecError(f"the run {run_id!r} is not intended", self._store.place, "intend it before its noise is drawn")
+                raise SpecError(
+                    f"the run {run_id!r} is not intended",
+                    self._store.place,
+                    "intend it before its noise is drawn",
+                )
             if latest.kind == "intend":
                 return _append(connection, book, "draw", run_id, latest.charge, release)
             if latest.release not in ("", release):
-                raise SpecError(f"the run {run_id!r} drew other noise before", self._store.place, "a new run is charged again")
+                raise SpecError(
+                    f"the run {run_id!r} drew other noise before",
+                    self._store.place,
+                    "a new run is charged again",
+                )
             return latest
 
         return self._store.write(work)
 
     def commit(self, dataset: str, run_id: str, release: str = "") -> Entry:
-        """Record that a run was released, and return the entry. It is idempotent.
-
-        Parameters
-        ----------
-        dataset, run_id
-            The names of the dataset and the run.
-        release
-            As for `Ledger.draw`; by default, what was drawn.
-
-        Raises
-        ------
-        SpecError
-            If the run is not intended, or is voided.
-        """
+        """Record that a run was released, and return the entry. It is idempotent."""
         return self._close(dataset, run_id, "commit", release)
 
     def refuse(self, dataset: str, run_id: str, charge: Charge) -> Entry:
@@ -574,18 +600,14 @@ class Ledger:
         dataset, run_id
             The names of the dataset and the run; the run need not have been intended.
         charge
-            What the refusal costs: the run's charge if noise may have been drawn or the dataset is strict, else `FREE`. A run
-            that drew its noise stays charged in any case. A refusal of a strict dataset that is charged costs at least a hundredth
-            of its ε.
-
-        Raises
-        ------
-        BudgetError
-            If a run that was not intended is to be charged, and the charge does not fit.
+            What the refusal costs: the run's charge if noise may have been drawn or the dataset is
+            strict, else `FREE`. A run that drew its noise stays charged in any case. A refusal of a
+            strict dataset that is charged costs at least a hundredth of its ε.
 
         Privacy
         -------
-        A refusal is an exact function of the rows, and no ε covers it. The entries show how often rows were refused.
+        A refusal is an exact function of the rows, and no ε covers it. The entries show how often
+        rows were refused.
         """
         run_id = _name(run_id, "run_id")
 
@@ -599,7 +621,9 @@ class Ledger:
                 self._require_room(book, least)
             price = book.price_refusal(least.alone) if book.strict and least != FREE else least
             fits = self._compose([*book.count(without=run_id), price], book.delta) <= book.epsilon
-            return _append(connection, book, "refuse", run_id, price if fits else least)  # it fits, unless the dataset was made strict since
+            return _append(
+                connection, book, "refuse", run_id, price if fits else least
+            )  # it fits, unless the dataset was made strict since
 
         return self._store.write(work)
 
@@ -608,15 +632,14 @@ class Ledger:
 
         Parameters
         ----------
-        dataset
-            The dataset's name in the ledger.
         draw
             Whether to draw a key if there is none; if not, None is returned.
 
         Privacy
         -------
-        With one hold-out for all releases of a dataset, the same rows have no ε in each of them, as long as they keep their places
-        (or their units). The chain holds the key's digest, so a replaced or lost key is noticed.
+        With one hold-out for all releases of a dataset, the same rows have no ε in each of them, as
+        long as they keep their places (or their units). The chain holds the key's digest, so a
+        replaced or lost key is noticed.
         """
 
         def found(connection: Connection) -> str | None:
@@ -629,7 +652,9 @@ class Ledger:
                 from dpdask.streams import RunKey  # and numpy, which no other operation needs
 
                 kept = RunKey.fresh().reveal().hex()
-                connection.execute(sa.insert(HOLDOUTS), {"dataset": dataset, "key": kept, "created": _now()})
+                connection.execute(
+                    sa.insert(HOLDOUTS), {"dataset": dataset, "key": kept, "created": _now()}
+                )
                 _append(connection, book, "hold-out", "hold-out", FREE, _key_digest(kept))
             return kept
 
@@ -641,28 +666,15 @@ class Ledger:
     def void(self, dataset: str, run_id: str) -> Entry:
         """Give back the charge of a run, and return the entry. It is idempotent. For the parameters see `Ledger.intend`.
 
-        Raises
-        ------
-        SpecError
-            If the run is not intended, or is committed.
-
         Privacy
         -------
-        The caller promises that no noise of this run was drawn, or that nobody saw a result of it and its key is destroyed.
-        The ledger cannot check this. In doubt, leave the run charged.
+        The caller promises that no noise of this run was drawn, or that nobody saw a result of it
+        and its key is destroyed. The ledger cannot check this. In doubt, leave the run charged.
         """
         return self._close(dataset, run_id, "void")
 
     def read_balance(self, dataset: str, plus: Charge | None = None) -> Balance:
-        """Return the spent and the remaining budget, optionally with one more charge.
-
-        Parameters
-        ----------
-        dataset
-            The dataset's name in the ledger.
-        plus
-            A further charge to count in.
-        """
+        """Return the spent and the remaining budget, optionally with one more charge."""
         return self._read(dataset).compute_balance(self._compose, [plus] if plus else [])
 
     def show(self, dataset: str) -> Summary:
@@ -693,13 +705,7 @@ class Ledger:
         return self._read(dataset).find_position(run_id, self._compose)
 
     def verify(self, dataset: str) -> int:
-        """Check the chain, and return the number of its entries.
-
-        Raises
-        ------
-        DataError
-            If an entry was changed, removed, replaced or added outside the ledger; the first one is named.
-        """
+        """Check the chain, and return the number of its entries."""
         return len(self._read(dataset).entries)
 
     def _read(self, dataset: str) -> Book:
@@ -708,43 +714,82 @@ class Ledger:
     def _open(self, connection: Connection, dataset: str, *, lock: bool = False) -> Book:
         name = _name(dataset, "dataset")
         query = sa.select(DATASETS).where(DATASETS.c.name == name)
-        record = connection.execute(query.with_for_update() if lock else query).mappings().one_or_none()
+        record = (
+            connection.execute(query.with_for_update() if lock else query).mappings().one_or_none()
+        )
         if record is None:
             raise SpecError(
-                f"the ledger does not know the dataset {name!r}", self._store.place, f"`dpdask ledger init --dataset {name}` gives it a budget"
+                f"the ledger does not know the dataset {name!r}",
+                self._store.place,
+                f"`dpdask ledger init --dataset {name}` gives it a budget",
             )
         if record["format"] not in READABLE_FORMATS:
-            raise SpecError(f"the dataset {name!r} is of another version of the ledger", self._store.place, "use the dpdask that wrote it")
-        rows = connection.execute(sa.select(ENTRIES).where(ENTRIES.c.dataset == name).order_by(ENTRIES.c.sequence)).mappings().all()
+            raise SpecError(
+                f"the dataset {name!r} is of another version of the ledger",
+                self._store.place,
+                "use the dpdask that wrote it",
+            )
+        rows = (
+            connection.execute(
+                sa.select(ENTRIES).where(ENTRIES.c.dataset == name).order_by(ENTRIES.c.sequence)
+            )
+            .mappings()
+            .all()
+        )
         try:
-            check_chain(cast("Mapping[str, Any]", record), cast("Sequence[Mapping[str, Any]]", rows))
+            check_chain(
+                cast("Mapping[str, Any]", record), cast("Sequence[Mapping[str, Any]]", rows)
+            )
             entries = tuple(entry_of(cast("Mapping[str, Any]", row)) for row in rows)
         except DataError as error:
             raise error.at(f"{self._store.place}, dataset {name!r}") from None
-        return Book(name=name, epsilon=record["epsilon"], delta=record["delta"], created=record["created"], head=record["head"], entries=entries)
+        return Book(
+            name=name,
+            epsilon=record["epsilon"],
+            delta=record["delta"],
+            created=record["created"],
+            head=record["head"],
+            entries=entries,
+        )
 
     def _kept_key(self, connection: Connection, book: Book) -> str | None:
         known = next((entry.release for entry in book.entries if entry.kind == "hold-out"), None)
         kept: str | None = None
         if sa.inspect(connection).has_table(HOLDOUTS.name):
-            kept = connection.execute(sa.select(HOLDOUTS.c.key).where(HOLDOUTS.c.dataset == book.name)).scalar_one_or_none()
+            kept = connection.execute(
+                sa.select(HOLDOUTS.c.key).where(HOLDOUTS.c.dataset == book.name)
+            ).scalar_one_or_none()
         if (None if kept is None else _key_digest(kept)) != known:
-            raise chain_error("the key of the hold-out was changed").at(f"{self._store.place}, dataset {book.name!r}")
+            raise chain_error("the key of the hold-out was changed").at(
+                f"{self._store.place}, dataset {book.name!r}"
+            )
         return kept
 
-    def _close(self, dataset: str, run_id: str, kind: Literal["commit", "void"], release: str = "") -> Entry:
+    def _close(
+        self, dataset: str, run_id: str, kind: Literal["commit", "void"], release: str = ""
+    ) -> Entry:
         run_id = _name(run_id, "run_id")
 
         def work(connection: Connection) -> Entry:
             book = self._open(connection, dataset, lock=True)
             latest = book.latest.get(run_id)
             if latest is None:
-                raise SpecError(f"the run {run_id!r} is not intended", self._store.place, "intend it before its noise is drawn")
+                raise SpecError(
+                    f"the run {run_id!r} is not intended",
+                    self._store.place,
+                    "intend it before its noise is drawn",
+                )
             drawn = latest.kind == "draw" and kind == "commit"
             if drawn and release and latest.release not in ("", release):
-                raise SpecError(f"the run {run_id!r} drew other noise before", self._store.place, "a new run is charged again")
+                raise SpecError(
+                    f"the run {run_id!r} drew other noise before",
+                    self._store.place,
+                    "a new run is charged again",
+                )
             if latest.kind == "intend" or drawn:
-                return _append(connection, book, kind, run_id, latest.charge, release or latest.release)
+                return _append(
+                    connection, book, kind, run_id, latest.charge, release or latest.release
+                )
             if latest.kind != kind:
                 raise SpecError(f"the run {run_id!r} is {_ENDED[latest.kind]}", self._store.place)
             return latest
@@ -757,20 +802,32 @@ class Ledger:
         total = self._compose(charges, book.delta)
         if not total <= book.epsilon:
             mixed = len({each.delta > 0 for each in charges}) > 1
-            why, hint = book.compute_balance(self._compose).tell_shortage(charge, total, mixed=mixed)
-            raise BudgetError(f"the budget of the dataset {book.name!r} is too small: {why}", self._store.place, hint)
+            why, hint = book.compute_balance(self._compose).tell_shortage(
+                charge, total, mixed=mixed
+            )
+            raise BudgetError(
+                f"the budget of the dataset {book.name!r} is too small: {why}",
+                self._store.place,
+                hint,
+            )
         refused, n = book.count_if_refused(charge) if book.strict else ([], 0)
         if refused and not self._compose(refused, book.delta) <= book.epsilon:
             why = f"it is strict, and refusals of this run and of {n} unfinished ones would cost more than is left"
             hint = "finish unfinished runs first, or set a smaller ε; a refusal costs at least a hundredth of the limit"
-            raise BudgetError(f"the budget of the dataset {book.name!r} is too small: {why}", self._store.place, hint)
+            raise BudgetError(
+                f"the budget of the dataset {book.name!r} is too small: {why}",
+                self._store.place,
+                hint,
+            )
 
 
 def _key_digest(key: str) -> str:
     return sha256(f"dpdask hold-out {key}".encode()).hexdigest()
 
 
-def _append(connection: Connection, book: Book, kind: Kind, run_id: str, charge: Charge, release: str = "") -> Entry:
+def _append(
+    connection: Connection, book: Book, kind: Kind, run_id: str, charge: Charge, release: str = ""
+) -> Entry:
     row: dict[str, Any] = {
         "dataset": book.name,
         "sequence": len(book.entries) + 1,
@@ -784,13 +841,25 @@ def _append(connection: Connection, book: Book, kind: Kind, run_id: str, charge:
     }
     row["digest"] = digest_of(row)
     connection.execute(sa.insert(ENTRIES), row)
-    connection.execute(sa.update(DATASETS).where(DATASETS.c.name == book.name), {"n_entries": row["sequence"], "head": row["digest"]})
+    connection.execute(
+        sa.update(DATASETS).where(DATASETS.c.name == book.name),
+        {"n_entries": row["sequence"], "head": row["digest"]},
+    )
     return entry_of(row)
 
 
 def _name(name: str, where: str) -> str:
-    if not isinstance(name, str) or not name.isprintable() or name != name.strip() or not 0 < len(name) <= MAX_NAME_CHARACTERS:
-        raise SpecError("a name is a printable text on one line", where, f"use 1 to {MAX_NAME_CHARACTERS} characters, without spaces around them")
+    if (
+        not isinstance(name, str)
+        or not name.isprintable()
+        or name != name.strip()
+        or not 0 < len(name) <= MAX_NAME_CHARACTERS
+    ):
+        raise SpecError(
+            "a name is a printable text on one line",
+            where,
+            f"use 1 to {MAX_NAME_CHARACTERS} characters, without spaces around them",
+        )
     return name
 
 

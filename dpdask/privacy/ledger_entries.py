@@ -23,7 +23,11 @@ _HOLD_RELEASE = ("draw", "commit", "hold-out")
 
 def chain_error(what: str) -> DataError:
     """Return the error of a broken chain."""
-    return DataError(f"the chain is broken: {what}", None, "release nothing until the ledger is restored from a backup")
+    return DataError(
+        f"the chain is broken: {what}",
+        None,
+        "release nothing until the ledger is restored from a backup",
+    )
 
 
 def event_text(event: Mapping[str, Any], release: str = "") -> str:
@@ -31,41 +35,32 @@ def event_text(event: Mapping[str, Any], release: str = "") -> str:
 
     Parameters
     ----------
-    event
-        The event, as plain values.
     release
         SHA-256 of the fitted release; empty if there is none yet.
-
-    Raises
-    ------
-    SpecError
-        If JSON cannot hold it.
     """
     try:
-        return json.dumps(dict(event) | ({_RELEASE: release} if release else {}), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return json.dumps(
+            dict(event) | ({_RELEASE: release} if release else {}),
+            sort_keys=True,
+            separators=(",", ":"),
+            allow_nan=False,
+        )
     except (TypeError, ValueError, RecursionError):
-        raise SpecError("an event must be a mapping that JSON can hold", "event", "use texts, finite numbers, lists and mappings of them") from None
+        raise SpecError(
+            "an event must be a mapping that JSON can hold",
+            "event",
+            "use texts, finite numbers, lists and mappings of them",
+        ) from None
 
 
 def check_number(value: float, where: str, below: float) -> float:
-    """Return a number as a float.
-
-    Parameters
-    ----------
-    value
-        The number.
-    where
-        Its name, for messages.
-    below
-        What it must be below.
-
-    Raises
-    ------
-    SpecError
-        If it is not in [0, below).
-    """
+    """Return a number as a float."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
-        raise SpecError("a number is out of its range", where, "use 0 ≤ δ < 1" if below == 1 else "use a finite ε, not below 0")
+        raise SpecError(
+            "a number is out of its range",
+            where,
+            "use 0 ≤ δ < 1" if below == 1 else "use a finite ε, not below 0",
+        )
     return float(value) + 0.0  # -0 becomes 0, as databases return it
 
 
@@ -75,17 +70,9 @@ class Charge:
 
     Parameters
     ----------
-    epsilon
-        ε, finite and not negative.
-    delta
-        δ, in [0, 1).
     event
-        What the composer needs to know of the mechanism, as JSON with its own version; public parameters only, never data.
-
-    Raises
-    ------
-    SpecError
-        If a number is out of its range, or the event is not JSON.
+        What the composer needs to know of the mechanism, as JSON with its own version; public
+        parameters only, never data.
     """
 
     epsilon: float
@@ -93,9 +80,13 @@ class Charge:
     event: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", check_number(self.epsilon, "epsilon", sys.float_info.max))
+        object.__setattr__(
+            self, "epsilon", check_number(self.epsilon, "epsilon", sys.float_info.max)
+        )
         object.__setattr__(self, "delta", check_number(self.delta, "delta", 1.0))
-        object.__setattr__(self, "event", json.loads(event_text(self.event)))  # a copy, equal to what the ledger returns
+        object.__setattr__(
+            self, "event", json.loads(event_text(self.event))
+        )  # a copy, equal to what the ledger returns
 
     @property
     def alone(self) -> Charge:
@@ -109,15 +100,7 @@ Compose = Callable[[Sequence[Charge], float], float]
 
 
 def sum_charges(charges: Sequence[Charge], delta_limit: float) -> float:
-    """Return the total ε of charges by basic composition, rounded up; infinite if their total δ is above the limit.
-
-    Parameters
-    ----------
-    charges
-        The charges.
-    delta_limit
-        The δ that they may have together.
-    """
+    """Return the total ε of charges by basic composition, rounded up; infinite if their total δ is above the limit."""
     if sum(Fraction(charge.delta) for charge in charges) > Fraction(delta_limit):
         return math.inf
     return round_up_sum(charge.epsilon for charge in charges)
@@ -125,172 +108,116 @@ def sum_charges(charges: Sequence[Charge], delta_limit: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One link of a dataset's chain.
+    """One link of a dataset's chain."""
 
-    Attributes
-    ----------
-    sequence
-        1, 2, 3, … within the dataset.
-    kind
-        `intend`: noise may be drawn from now on. `draw`: it was drawn, and the fitted release is kept. `commit`: the run was
-        released. `void`: no noise was drawn or seen. `refuse`: the run read rows and then refused them; the charge is what the
-        refusal costs. `strict`: from now on refusals are charged. `hold-out`: the dataset's hold-out was drawn.
-    run_id
-        The run's name.
-    charge
-        What the run costs; the same in all its entries, until a void or a refusal.
-    recorded
-        The time, in UTC (ISO 8601).
-    previous, digest
-        SHA-256 of the entry before (for the first: of the dataset's limits), and of this one with it; hexadecimal.
-    release
-        For a draw and a commit, the digest of the fitted release, so that a run does not draw its noise again; for a
-        hold-out, the digest of its key.
-    """
-
-    sequence: int
+    sequence: int  # 1, 2, 3, … within the dataset
+    # `intend`: noise may be drawn from now on. `draw`: it was drawn, and the fitted release is
+    # kept. `commit`: the run was released. `void`: no noise was drawn or seen. `refuse`: the run
+    # read rows and then refused them; the charge is what the refusal costs. `strict`: from now on
+    # refusals are charged. `hold-out`: the dataset's hold-out was drawn.
     kind: Kind
     run_id: str
-    charge: Charge
+    charge: Charge  # what the run costs; the same in all its entries, until a void or a refusal
     recorded: str
+    # SHA-256 of the entry before (for the first: of the dataset's limits), and of this one with it;
+    # hexadecimal.
     previous: str
     digest: str
+    # For a draw and a commit, the digest of the fitted release, so that a run does not draw its
+    # noise again; for a hold-out, the digest of its key.
     release: str = ""
 
     @property
     def counts(self) -> bool:
         """Whether the entry's charge counts as spent while it is the newest entry of its run."""
-        return self.kind in ("intend", "draw", "commit") or (self.kind == "refuse" and self.charge != FREE)
+        return self.kind in ("intend", "draw", "commit") or (
+            self.kind == "refuse" and self.charge != FREE
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """How much of a dataset's budget is spent, by all runs that were intended and not voided, or refused at a charge.
-
-    Attributes
-    ----------
-    epsilon_limit, delta_limit
-        The limits.
-    epsilon_spent
-        ε of all the runs together at δ = `delta_limit`, from the composer; infinite if no ε is enough.
-    delta_spent
-        The sum of their δ, rounded up.
-    epsilon_left, delta_left
-        The limits less the spent amounts, rounded down, at least 0.
-    n_runs
-        How many runs are charged.
-    n_refused
-        How many runs read rows and refused them.
-    coverage
-        The rows that the runs together leave without ε.
-    """
+    """How much of a dataset's budget is spent, by all runs that were intended and not voided, or refused at a charge."""
 
     epsilon_limit: float
     delta_limit: float
+    # ε of all the runs together at δ = `delta_limit`, from the composer; infinite if no ε is
+    # enough.
     epsilon_spent: float
-    delta_spent: float
-    epsilon_left: float
+    delta_spent: float  # the sum of their δ, rounded up
+    epsilon_left: float  # the limits less the spent amounts, rounded down, at least 0
     delta_left: float
     n_runs: int
-    n_refused: int
+    n_refused: int  # how many runs read rows and refused them
     n_refusals_charged: int
-    coverage: Coverage
+    coverage: Coverage  # the rows that the runs together leave without ε
 
     def tell_shortage(self, charge: Charge, total: float, *, mixed: bool) -> tuple[str, str]:
         """Return why a charge does not fit, and a hint.
 
         Parameters
         ----------
-        charge
-            What the run asks for.
-        total
-            ε of all the runs with this one.
         mixed
             Whether some of these charges have a δ and some have none.
         """
         asked = f"the run asks for ε {charge.epsilon!r} and δ {charge.delta!r}"
         limits = f"ε {self.epsilon_limit!r} and δ {self.delta_limit!r}"
         left = f"ε {_write(self.epsilon_left, ROUND_FLOOR)} and δ {_write(self.delta_left, ROUND_FLOOR)} are left of {limits}"
-        if charge.epsilon > self.epsilon_left or charge.delta > self.delta_left or not total < math.inf:
+        if (
+            charge.epsilon > self.epsilon_left
+            or charge.delta > self.delta_left
+            or not total < math.inf
+        ):
             return f"{asked}; {left}", f"ask for less {'ε' if total < math.inf else 'δ'}"
         since = f"plain sums hold for at most half of the dataset's δ, and {'charges with and without δ' if mixed else 'these charges'} add up badly"
-        hint = "use `delta: 0`, or a dataset of its own" if mixed and charge.delta else "use a dataset of its own"
-        return f"{asked}; {left}, but the total would be ε {_write(total, ROUND_CEILING)}, since {since}", hint
+        hint = (
+            "use `delta: 0`, or a dataset of its own"
+            if mixed and charge.delta
+            else "use a dataset of its own"
+        )
+        return (
+            f"{asked}; {left}, but the total would be ε {_write(total, ROUND_CEILING)}, since {since}",
+            hint,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A dataset's ledger.
-
-    Attributes
-    ----------
-    dataset
-        The name.
-    created
-        The time, in UTC (ISO 8601).
-    strict
-        Whether a refusal after rows were read is charged.
-    balance
-        What is spent and left.
-    entries
-        The chain, oldest first.
-    head
-        The digest at the end of the chain. Keep a copy elsewhere: a user who can write the database can write a whole new chain.
-    """
+    """A dataset's ledger."""
 
     dataset: str
     created: str
-    strict: bool
+    strict: bool  # whether a refusal after rows were read is charged
     balance: Balance
     entries: tuple[Entry, ...]
+    # The digest at the end of the chain. Keep a copy elsewhere: a user who can write the database
+    # can write a whole new chain.
     head: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where a run stands in its dataset's ledger, as the chain was when the run was charged.
-
-    Attributes
-    ----------
-    entry
-        The entry that charges it.
-    epsilon, delta
-        What it and the earlier runs cost together; refused runs are left out, since a refusal depends on the rows.
-    epsilon_limit, delta_limit
-        The limits of the dataset.
-    earlier
-        The newest entries of the earlier runs, oldest run first.
-    """
+    """Where a run stands in its dataset's ledger, as the chain was when the run was charged."""
 
     entry: Entry
+    # What it and the earlier runs cost together; refused runs are left out, since a refusal depends
+    # on the rows.
     epsilon: float
     delta: float
     epsilon_limit: float
     delta_limit: float
-    earlier: tuple[Entry, ...]
+    earlier: tuple[Entry, ...]  # the newest entries of the earlier runs, oldest run first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Book:
-    """A dataset's ledger as one transaction reads it, after checking its chain.
-
-    Attributes
-    ----------
-    name, created
-        As in `Summary`.
-    epsilon, delta
-        The limits.
-    head
-        The digest at the end of the chain.
-    entries
-        Oldest first.
-    """
+    """A dataset's ledger as one transaction reads it, after checking its chain."""
 
     name: str
     epsilon: float
     delta: float
     created: str
-    head: str
+    head: str  # the digest at the end of the chain
     entries: tuple[Entry, ...]
 
     @property
@@ -309,23 +236,26 @@ class Book:
         return {run_id: entry for run_id, entry in self.latest.items() if entry.counts}
 
     def count(self, plus: Sequence[Charge] = (), *, without: str = "") -> list[Charge]:
-        """Return the charges that are composed: those that count as spent, except of releases that go on with a series.
-
-        Parameters
-        ----------
-        plus
-            Further charges to count in.
-        without
-            A run to leave out.
-        """
-        spent = [(entry.charge, entry.release) for run_id, entry in self.standing.items() if run_id != without]
+        """Return the charges that are composed: those that count as spent, except of releases that go on with a series."""
+        spent = [
+            (entry.charge, entry.release)
+            for run_id, entry in self.standing.items()
+            if run_id != without
+        ]
         return count_series([*spent, *((charge, "") for charge in plus)])
 
     def count_if_refused(self, plus: Charge) -> tuple[list[Charge], int]:
         """Return the charges if a further run, which costs `plus`, and all unfinished ones were refused in a strict dataset; and their number."""
         unfinished = [entry for entry in self.standing.values() if entry.kind in ("intend", "draw")]
-        ended = [(entry.charge, entry.release) for entry in self.standing.values() if entry.kind not in ("intend", "draw")]
-        refused = [(self.price_refusal(charge.alone), "") for charge in (*(entry.charge for entry in unfinished), plus)]
+        ended = [
+            (entry.charge, entry.release)
+            for entry in self.standing.values()
+            if entry.kind not in ("intend", "draw")
+        ]
+        refused = [
+            (self.price_refusal(charge.alone), "")
+            for charge in (*(entry.charge for entry in unfinished), plus)
+        ]
         return count_series([*ended, *refused]), len(unfinished)
 
     @property
@@ -340,7 +270,9 @@ class Book:
 
     def coverage(self, plus: Iterable[Charge] = ()) -> Coverage:
         """Return the rows without ε: those of the runs that count and of further charges, together."""
-        return coverage_of(charge.event for charge in [*(entry.charge for entry in self.standing.values()), *plus])
+        return coverage_of(
+            charge.event for charge in [*(entry.charge for entry in self.standing.values()), *plus]
+        )
 
     def coverage_until(self, run_id: str) -> Coverage:
         """Return the rows without ε: those of a run and the runs intended before it, together; later runs do not change it."""
@@ -351,21 +283,26 @@ class Book:
     def find_position(self, run_id: str, compose: Compose) -> Position | None:
         """Return where a run stands among the releases that were committed before it was charged; None if it is not charged.
 
-        The chain counts as it was when the run was charged, so later entries do not change the answer.
-
-        Parameters
-        ----------
-        run_id
-            The name of the run.
-        compose
-            The composer of the ledger.
+        The chain counts as it was when the run was charged, so later entries do not change the
+        answer.
         """
-        own = next((entry for entry in reversed(self.entries) if entry.kind == "intend" and entry.run_id == run_id), None)
+        own = next(
+            (
+                entry
+                for entry in reversed(self.entries)
+                if entry.kind == "intend" and entry.run_id == run_id
+            ),
+            None,
+        )
         if own is None:
             return None
         then = replace(self, entries=self.entries[: own.sequence])
         # a run that is charged, and not committed, may be refused yet: cards of different times would tell that it was
-        released = [entry for entry in then.standing.values() if entry.kind == "commit" or entry.run_id == run_id]
+        released = [
+            entry
+            for entry in then.standing.values()
+            if entry.kind == "commit" or entry.run_id == run_id
+        ]
         charges = count_series([(entry.charge, entry.release) for entry in released])
         return Position(
             entry=own,
@@ -381,19 +318,17 @@ class Book:
         floor = self.epsilon / 100
         if charge.epsilon >= floor:
             return charge
-        rest = round_down(Fraction(floor) - Fraction(charge.epsilon) - 4 * Fraction(math.ulp(floor)))  # the event costs no more than is declared
-        return Charge(epsilon=floor, delta=charge.delta, event=add_cost(charge.event, rest) if rest > 0.0 else charge.event)
+        rest = round_down(
+            Fraction(floor) - Fraction(charge.epsilon) - 4 * Fraction(math.ulp(floor))
+        )  # the event costs no more than is declared
+        return Charge(
+            epsilon=floor,
+            delta=charge.delta,
+            event=add_cost(charge.event, rest) if rest > 0.0 else charge.event,
+        )
 
     def compute_balance(self, compose: Compose, plus: Sequence[Charge] = ()) -> Balance:
-        """Return the spent and the remaining budget.
-
-        Parameters
-        ----------
-        compose
-            The composer of the ledger.
-        plus
-            Further charges to count in.
-        """
+        """Return the spent and the remaining budget."""
         charges = self.count(plus)
         composed = compose(charges, self.delta) if charges else 0.0
         epsilon = math.inf if math.isnan(composed) else composed
@@ -426,13 +361,7 @@ def _left(limit: float, spent: float) -> float:
 
 
 def entry_of(row: Mapping[str, Any]) -> Entry:
-    """Return the entry in a row of the database.
-
-    Raises
-    ------
-    DataError
-        If the row is not a valid entry.
-    """
+    """Return the entry in a row of the database."""
     try:
         event = json.loads(row["event"])
         release = event.pop(_RELEASE, "") if row["kind"] in _HOLD_RELEASE else ""
@@ -441,5 +370,7 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
         raise chain_error(f"the entry {row['sequence']} holds no charge") from None
     if row["kind"] not in get_args(Kind):
         raise chain_error(f"the entry {row['sequence']} is of no known kind")
-    rest = {key: row[key] for key in ("sequence", "kind", "run_id", "recorded", "previous", "digest")}
+    rest = {
+        key: row[key] for key in ("sequence", "kind", "run_id", "recorded", "previous", "digest")
+    }
     return Entry(charge=charge, release=release, **rest)

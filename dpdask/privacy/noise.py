@@ -1,7 +1,8 @@
 """Noise on counts: discrete Laplace and discrete Gaussian, exact in whole numbers, drawn by OpenDP from the system's entropy.
 
-Noise is drawn on the driver, once, after the accountant and the ledger have agreed, and it is saved before any use.
-It is never drawn inside a Dask graph: a task may run twice, and two draws are two releases.
+Noise is drawn on the driver, once, after the accountant and the ledger have agreed, and it is saved
+before any use. It is never drawn inside a Dask graph: a task may run twice, and two draws are two
+releases.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from dpdask.privacy.rounding import round_up
 from dpdask.streams import Rng, words
 
 MAX_COUNT = 2**53
-MAX_SCALE = 2.0**48  # noise beyond 2**62 then has probability exp(-2**14): a saturated count never happens
+MAX_SCALE = (
+    2.0**48
+)  # noise beyond 2**62 then has probability exp(-2**14): a saturated count never happens
 _CHUNK = 2**14
 
 Counts = NDArray[np.int64]
@@ -30,15 +33,7 @@ Measurement = Callable[[Counts], list[int]]
 
 
 def laplace_scale(sensitivity: int, epsilon: float) -> float:
-    """Return sensitivity / epsilon rounded up: the scale at which discrete Laplace noise costs at most `epsilon`, at δ = 0.
-
-    Parameters
-    ----------
-    sensitivity
-        L1 sensitivity, a positive whole number.
-    epsilon
-        The budget, positive.
-    """
+    """Return sensitivity / epsilon rounded up: the scale at which discrete Laplace noise costs at most `epsilon`, at δ = 0."""
     return round_up(Fraction(sensitivity) / Fraction(epsilon))
 
 
@@ -51,8 +46,6 @@ def perturb(counts: Counts, event: CentralEvent, *, rng: Rng | None = None) -> C
         int64 array of any shape: all vectors of the event together.
     event
         The event to draw the noise of, so that the accounted noise is the drawn noise.
-    rng
-        As for `discrete_laplace`.
     """
     if isinstance(event, DiscreteLaplace):
         return discrete_laplace(counts, event.scale, rng=rng)
@@ -71,66 +64,45 @@ def discrete_laplace(counts: Counts, scale: float, *, rng: Rng | None = None) ->
 
     Parameters
     ----------
-    counts
-        int64 array of any shape, within ±2**53.
     scale
-        The scale in counts, positive, at most 2**48; OpenDP takes the float as the fraction that it is.
+        The scale in counts, positive, at most 2**48; OpenDP takes the float as the fraction that it
+        is.
     rng
-        None: secure noise from the operating system, the only kind that protects. A stream: INSECURE, because a holder of its
-        key can subtract the noise; only for tests and runs marked insecure.
-
-    Returns
-    -------
-    int64 array of the same shape.
-
-    Raises
-    ------
-    SpecError
-        If the scale or a count is out of range; saturated arithmetic would give wrong counts in silence.
+        None: secure noise from the operating system, the only kind that protects. A stream:
+        INSECURE, because a holder of its key can subtract the noise; only for tests and runs marked
+        insecure.
 
     Privacy
     -------
-    Unit, adjacency, sensitivity: the caller's, declared in a `DiscreteLaplace` event. Protected: every row counted, with
-    ε = sensitivity / scale.
+    Unit, adjacency, sensitivity: the caller's, declared in a `DiscreteLaplace` event. Protected:
+    every row counted, with ε = sensitivity / scale.
 
     References
     ----------
-    Ghosh, Roughgarden and Sundararajan, Universally utility-maximizing privacy mechanisms (2012). Drawn exactly by the
-    sampler of Canonne, Kamath and Steinke, The discrete Gaussian for differential privacy (2020), Algorithm 2.
+    Ghosh, Roughgarden and Sundararajan, Universally utility-maximizing privacy mechanisms (2012).
+    Drawn exactly by the sampler of Canonne, Kamath and Steinke, The discrete Gaussian for
+    differential privacy (2020), Algorithm 2.
     """
     _check(counts, scale)
     if rng is not None:
         return counts + _draw_keyed_laplace(rng, counts.size, scale).reshape(counts.shape)
     from opendp import measurements, metrics
 
-    return _secure(measurements.make_laplace(_whole_numbers(), metrics.l1_distance(T="i64"), scale=float(scale)), counts)
+    return _secure(
+        measurements.make_laplace(
+            _whole_numbers(), metrics.l1_distance(T="i64"), scale=float(scale)
+        ),
+        counts,
+    )
 
 
 def discrete_gaussian(counts: Counts, sigma: float, *, rng: Rng | None = None) -> Counts:
     """Return counts + e with independent e, Pr(e) ∝ exp(-e² / 2σ²).
 
-    Parameters
-    ----------
-    counts
-        int64 array of any shape, within ±2**53.
-    sigma
-        In counts, positive, at most 2**48.
-    rng
-        As for `discrete_laplace`: None is secure, a stream is INSECURE.
-
-    Returns
-    -------
-    int64 array of the same shape.
-
-    Raises
-    ------
-    SpecError
-        If sigma or a count is out of range.
-
     Privacy
     -------
-    Unit, adjacency, sensitivity: the caller's, declared in a `DiscreteGaussian` event. Protected: every row counted, with
-    the ε that `accountant` finds for a δ; with none at δ = 0.
+    Unit, adjacency, sensitivity: the caller's, declared in a `DiscreteGaussian` event. Protected:
+    every row counted, with the ε that `accountant` finds for a δ; with none at δ = 0.
 
     References
     ----------
@@ -141,19 +113,22 @@ def discrete_gaussian(counts: Counts, sigma: float, *, rng: Rng | None = None) -
         return counts + _draw_keyed_gaussian(rng, counts.size, sigma).reshape(counts.shape)
     from opendp import measurements, metrics
 
-    return _secure(measurements.make_gaussian(_whole_numbers(), metrics.l2_distance(T="f64"), scale=float(sigma)), counts)
+    return _secure(
+        measurements.make_gaussian(
+            _whole_numbers(), metrics.l2_distance(T="f64"), scale=float(sigma)
+        ),
+        counts,
+    )
 
 
 def check_scale(scale: float) -> None:
-    """Check that noise of a scale can be drawn.
-
-    Raises
-    ------
-    SpecError
-        If the scale is not positive, or above 2**48.
-    """
+    """Check that noise of a scale can be drawn."""
     if not 0 < scale <= MAX_SCALE:  # also refuses NaN
-        raise SpecError("the noise's scale must be positive and at most 2**48", "noise", "raise `epsilon`, or a weight")
+        raise SpecError(
+            "the noise's scale must be positive and at most 2**48",
+            "noise",
+            "raise `epsilon`, or a weight",
+        )
 
 
 def _check(counts: Counts, scale: float) -> None:
@@ -161,7 +136,9 @@ def _check(counts: Counts, scale: float) -> None:
         raise SpecError("noise is added to counts of type int64", "noise", "count in whole numbers")
     check_scale(scale)
     if counts.size and (counts.min() < -MAX_COUNT or counts.max() > MAX_COUNT):
-        raise SpecError("a count is beyond ±2**53", "noise", "no table has so many rows: count in whole rows")
+        raise SpecError(
+            "a count is beyond ±2**53", "noise", "no table has so many rows: count in whole rows"
+        )
 
 
 def _whole_numbers() -> Any:
@@ -201,5 +178,7 @@ def _draw_keyed_gaussian(rng: Rng, n: int, sigma: float) -> Counts:
     while len(accepted) < n:
         proposed = _draw_keyed_laplace(rng, 2 * (n - len(accepted)) + 64, scale)
         exponent = -((np.abs(proposed) - sigma * (sigma / scale)) ** 2) / (2.0 * sigma * sigma)
-        accepted = np.concatenate([accepted, proposed[_uniforms(rng, len(proposed)) <= np.exp(exponent)]])
+        accepted = np.concatenate(
+            [accepted, proposed[_uniforms(rng, len(proposed)) <= np.exp(exponent)]]
+        )
     return accepted[:n]

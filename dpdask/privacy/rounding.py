@@ -29,24 +29,20 @@ def shorten(value: float, *, up: bool) -> str:
 
     Parameters
     ----------
-    value
-        The number.
     up
         Whether it is rounded up, as a spent budget is, or down, as what is left.
     """
-    return repr(float(Context(prec=9, rounding=ROUND_CEILING if up else ROUND_FLOOR).plus(Decimal(repr(value)))))
+    return repr(
+        float(
+            Context(prec=9, rounding=ROUND_CEILING if up else ROUND_FLOOR).plus(
+                Decimal(repr(value))
+            )
+        )
+    )
 
 
 def write_digits(value: float, digits: int = 2) -> str:
-    """Return a number to so many digits, for people: with thousands apart, and never with an exponent.
-
-    Parameters
-    ----------
-    value
-        The number.
-    digits
-        How many digits count.
-    """
+    """Return a number to so many digits, for people: with thousands apart, and never with an exponent."""
     return f"{Context(prec=digits).create_decimal_from_float(float(value)):,f}"
 
 

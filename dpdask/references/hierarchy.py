@@ -29,7 +29,9 @@ _REACH = (2.5, 3.0, 3.5, 4.0, 4.5)  # how many 1, 2, 3, … blocks further out m
 _ALONE = 6.0  # how many a block must have alone, wherever it lies
 _EDGE = 0.5  # how many are taken from the block beyond
 _DOUBT = 1.0  # of a sum of children
-_LEAST_WHOLE = 60.0  # whole numbers up to about this one are leaves of their own, whatever the bounds
+_LEAST_WHOLE = (
+    60.0  # whole numbers up to about this one are leaves of their own, whatever the bounds
+)
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -37,25 +39,7 @@ Number = TypeVar("Number", np.int64, np.float64)
 
 
 def make_grid(codec: Codec) -> Cells:
-    """Return the fine public cells of a column: at most about 4,096, a function of its type and bounds alone.
-
-    Parameters
-    ----------
-    codec
-        The column's codec.
-
-    Returns
-    -------
-    The levels of a level column. For numbers, cells whose width grows with their distance from 0, so that bounds may be far too
-    wide: whole numbers up to about 60 have a cell of their own, and beyond, or for floating numbers beyond a millionth of the
-    largest bound, a cell is about half a percent of its value wide, or one percent if the bounds have both signs or are huge.
-    Dates and times have cells of equal width. The bounds and 0 have cells of their own, since many values may lie there.
-
-    Raises
-    ------
-    SpecError
-        If a continuous or mixed column has no bounds.
-    """
+    """Return the fine public cells of a column: at most about 4,096, a function of its type and bounds alone."""
     if isinstance(codec, LevelCodec) or codec.bounds is None:
         return cells(codec, 1)  # which refuses a column without bounds
     low, high = codec.bounds
@@ -67,12 +51,16 @@ def make_grid(codec: Codec) -> Cells:
         return cells_of_edges(codec, np.unique(np.concatenate([[low - 1.0], cuts, inner])))
     special = np.array([low, high, *([0.0] if low < 0.0 < high else [])])
     cuts = _spread(low, high, max(abs(low), abs(high)) / _DECADES)
-    return cells_of_edges(codec, np.unique(np.concatenate([cuts, special, step(codec, special, -np.inf)])))
+    return cells_of_edges(
+        codec, np.unique(np.concatenate([cuts, special, step(codec, special, -np.inf)]))
+    )
 
 
 def _spread(low: float, high: float, unit: float) -> Floats:
     """Return the numbers that divide a range evenly on the scale of asinh: linear up to about the unit, logarithmic beyond."""
-    found: Floats = np.sinh(np.linspace(math.asinh(low / unit), math.asinh(high / unit), _N_LEAVES - 3)) * unit
+    found: Floats = (
+        np.sinh(np.linspace(math.asinh(low / unit), math.asinh(high / unit), _N_LEAVES - 3)) * unit
+    )
     found[0], found[-1] = low, high
     return np.clip(found, low, high)
 
@@ -80,11 +68,6 @@ def _spread(low: float, high: float, unit: float) -> Floats:
 @dataclass(frozen=True)
 class Hierarchy:
     """The levels in which the cells of a grid are counted: blocks, their blocks, and the cells; null and atoms in each level.
-
-    Attributes
-    ----------
-    cells
-        The cells of the grid.
 
     Privacy
     -------
@@ -109,11 +92,16 @@ class Hierarchy:
     @property
     def size(self) -> int:
         """How many counts there are."""
-        return self._n_singles * N_LEVELS + int(sum(self._branching ** (level + 1) for level in range(N_LEVELS)))
+        return self._n_singles * N_LEVELS + int(
+            sum(self._branching ** (level + 1) for level in range(N_LEVELS))
+        )
 
     def count(self, exact: CellCounts) -> Counts:
         """Return the counts of all levels, int64 of shape (size,), of the counts of the cells."""
-        singles, line = exact.counts[: self._n_singles], self._padded(exact.counts[self._n_singles :])
+        singles, line = (
+            exact.counts[: self._n_singles],
+            self._padded(exact.counts[self._n_singles :]),
+        )
         levels = [line.sum(axis=(1, 2)), line.sum(axis=2).ravel(), line.ravel()]
         return np.concatenate([part for level in levels for part in (singles, level)])
 
@@ -128,25 +116,23 @@ class Hierarchy:
 
         Parameters
         ----------
-        noisy
-            The counts of all levels with their noise.
-        event
-            What was drawn for each level.
         n_rows
             What the counts sum to; None: what the noisy ones say, at least 1.
 
         Notes
         -----
-        Upwards, each count is averaged with the sum of its children, by inverse variance. Of the first level's blocks those are kept that
-        lie next to each other from the one with most rows outwards, as far as blocks have more than noise together, and one block beyond on each
-        side, less half a standard deviation: noise far out would ruin means. They are projected to non-negative counts with the sum
-        `n_rows`. Downwards, children are projected to non-negative counts with the sum that their parent has; where that is less than the
-        standard deviation of their own sum, they rise or fall with the parent's neighbours instead.
+        Upwards, each count is averaged with the sum of its children, by inverse variance. Of the
+        first level's blocks those are kept that lie next to each other from the one with most rows
+        outwards, as far as blocks have more than noise together, and one block beyond on each side,
+        less half a standard deviation: noise far out would ruin means. They are projected to
+        non-negative counts with the sum `n_rows`. Downwards, children are projected to non-negative
+        counts with the sum that their parent has; where that is less than the standard deviation of
+        their own sum, they rise or fall with the parent's neighbours instead.
 
         References
         ----------
-        Hay, Rastogi, Miklau and Suciu, Boosting the accuracy of differentially private histograms through consistency (2010),
-        for the averages.
+        Hay, Rastogi, Miklau and Suciu, Boosting the accuracy of differentially private histograms
+        through consistency (2010), for the averages.
         """
         noise = deviation(event)
         own, (upper, middle, leaves), (spreads, factors) = self._average(noisy)
@@ -174,20 +160,35 @@ class Hierarchy:
             return {}
         kept, _ = _keep(counts, spread)
         edges, size = self.cells.edges, self._branching**2
-        first, last = edges[there[kept.start] * size], edges[min((int(there[kept][-1]) + 1) * size, len(edges) - 1)]
+        first, last = (
+            edges[there[kept.start] * size],
+            edges[min((int(there[kept][-1]) + 1) * size, len(edges) - 1)],
+        )
         beyond = {}
-        for name, side in {"below": slice(0, kept.start), "above": slice(kept.stop, len(counts))}.items():
+        for name, side in {
+            "below": slice(0, kept.start),
+            "above": slice(kept.stop, len(counts)),
+        }.items():
             if len(counts[side]):
                 told = float(counts[side].sum()), float(np.hypot.reduce(spread[side]))
-                beyond[name] = {"blocks": len(counts[side]), "count": round(told[0], 1), "standard_deviation": told[1]}
-        return {"kept": [max(float(first), float(self.cells.firsts[0])) + 0.0, float(last)], "beyond": beyond}
+                beyond[name] = {
+                    "blocks": len(counts[side]),
+                    "count": round(told[0], 1),
+                    "standard_deviation": told[1],
+                }
+        return {
+            "kept": [max(float(first), float(self.cells.firsts[0])) + 0.0, float(last)],
+            "beyond": beyond,
+        }
 
     @cached_property
     def _n_leaves(self) -> Floats:
         """How many cells each place of the last level has: 0 where no value can be."""
         return self._padded(self._line.astype(np.float64))
 
-    def _find_first(self, upper: Floats, deviations: Floats) -> tuple[NDArray[np.intp], Floats, Floats]:
+    def _find_first(
+        self, upper: Floats, deviations: Floats
+    ) -> tuple[NDArray[np.intp], Floats, Floats]:
         """Return the blocks of the first level that have cells, their counts, and the standard deviations of these."""
         there = np.flatnonzero(self._n_leaves.any(axis=(1, 2)))
         return there, upper[there], deviations[there]
@@ -212,12 +213,16 @@ class Hierarchy:
         return own, line
 
 
-def _average(own: Floats, children: Floats, factors: Floats, present: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+def _average(
+    own: Floats, children: Floats, factors: Floats, present: NDArray[np.bool_]
+) -> tuple[Floats, Floats]:
     """Return counts averaged with the sums of their children, and what their variances are of one count's."""
     below = np.where(present, factors, 0.0).sum(axis=-1)
     summed = np.where(present, children, 0.0).sum(axis=-1)
     weight = 1.0 / np.where(below > 0.0, below, 1.0)
-    return np.where(below > 0, (own + weight * summed) / (1.0 + weight), 0.0), np.where(below > 0, 1.0 / (1.0 + weight), 1.0)
+    return np.where(below > 0, (own + weight * summed) / (1.0 + weight), 0.0), np.where(
+        below > 0, 1.0 / (1.0 + weight), 1.0
+    )
 
 
 def _keep(counts: Floats, deviations: Floats) -> tuple[slice, list[int]]:
@@ -257,8 +262,12 @@ def _share(masses: Floats, children: Floats, deviations: Floats, n_leaves: Float
     falling = n_leaves * _slope(masses, children.shape[-1])
     falling *= (masses / np.maximum(falling.sum(axis=-1), 1e-300))[..., None]
     empty = np.asarray(~present.any(axis=-1))
-    doubtful = empty | (masses <= _DOUBT * np.sqrt(np.where(present, deviations**2, 0.0).sum(axis=-1)))
-    projected = simplex.project_each(np.where(present | empty[..., None], children, -np.inf), np.where(doubtful, 1.0, masses))
+    doubtful = empty | (
+        masses <= _DOUBT * np.sqrt(np.where(present, deviations**2, 0.0).sum(axis=-1))
+    )
+    projected = simplex.project_each(
+        np.where(present | empty[..., None], children, -np.inf), np.where(doubtful, 1.0, masses)
+    )
     found: Floats = np.where(doubtful[..., None], falling, projected)
     return found
 
@@ -271,36 +280,46 @@ def _slope(masses: Floats, n: int) -> Floats:
     return weights.reshape((*masses.shape, n))
 
 
-def find_bins(grid: Cells, counts: Floats, n_bins: int, noise: float, *, tails: bool = False) -> FoundBins:
+def find_bins(
+    grid: Cells, counts: Floats, n_bins: int, noise: float, *, tails: bool = False
+) -> FoundBins:
     """Return cells of about equal counts; a fine cell with more than its part shares a cell with empty ones at most.
 
     Parameters
     ----------
-    grid
-        The fine cells of a continuous or mixed column.
-    counts
-        What noisy counts say about each of them: `Hierarchy.estimate`.
     n_bins
-        How many cells there would be without fine cells with more than their part; with them there are at most twice as many, and one,
-        and up to four in the tails. A fine cell with more than its part has one cell of these, and the rest is cut into as many as are left,
-        as far as each has more rows than five times the noise.
-    noise
-        The standard deviation of a fine count.
+        How many cells there would be without fine cells with more than their part; with them there
+        are at most twice as many, and one, and up to four in the tails. A fine cell with more than
+        its part has one cell of these, and the rest is cut into as many as are left, as far as each
+        has more rows than five times the noise.
     tails
-        Whether the outer quarter of the first and of the last cell is cut off, and a quarter of that, unless it has fewer rows than the noise.
-        Then the counts of the cells tell how many rows are far out.
+        Whether the outer quarter of the first and of the last cell is cut off, and a quarter of
+        that, unless it has fewer rows than the noise. Then the counts of the cells tell how many
+        rows are far out.
     """
-    masses = np.where(grid.possible, counts, 0.0)[grid.n_cells - len(grid.edges) + 1 :].astype(np.float32).astype(np.float64)  # as files hold them
+    masses = (
+        np.where(grid.possible, counts, 0.0)[grid.n_cells - len(grid.edges) + 1 :]
+        .astype(np.float32)
+        .astype(np.float64)
+    )  # as files hold them
     part = _find_part(masses, n_bins, MANY * noise)
     places, taken = [0], 0.0
     for place, (before, after) in enumerate(pairwise(masses.tolist()), 1):
         taken += before
-        if taken > 0.0 and (before >= part or after >= part or taken + after > part):  # a cell with more than its part is cut off on both sides
+        if taken > 0.0 and (
+            before >= part or after >= part or taken + after > part
+        ):  # a cell with more than its part is cut off on both sides
             places.append(place)
             taken = 0.0
     if tails and n_bins > 1:
-        places += _cut_tails(masses, [outside for outside in (part / 4.0, part / 16.0) if outside > noise])
-    return FoundBins(cuts=np.append(grid.edges[np.unique(places)], grid.edges[-1]), edges=grid.edges, masses=masses)
+        places += _cut_tails(
+            masses, [outside for outside in (part / 4.0, part / 16.0) if outside > noise]
+        )
+    return FoundBins(
+        cuts=np.append(grid.edges[np.unique(places)], grid.edges[-1]),
+        edges=grid.edges,
+        masses=masses,
+    )
 
 
 def _find_part(masses: Floats, n_bins: int, least: float) -> float:

@@ -19,11 +19,25 @@ from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError, InputError
 from dpdask.kernels import projections as simplex
 from dpdask.privacy import UnitColumn
-from dpdask.privacy.events import Adjacency, CentralEvent, DiscreteLaplace, central_from_dict, to_dict
+from dpdask.privacy.events import (
+    Adjacency,
+    CentralEvent,
+    DiscreteLaplace,
+    central_from_dict,
+    to_dict,
+)
 from dpdask.privacy.noise import laplace_scale, perturb
 from dpdask.privacy.rounding import round_down
 from dpdask.references.hierarchy import N_LEVELS, Hierarchy, make_grid
-from dpdask.references.reference import FIT, ColumnCounts, Distribution, LevelDistribution, RankDistribution, ReferenceBase, Structure
+from dpdask.references.reference import (
+    FIT,
+    ColumnCounts,
+    Distribution,
+    LevelDistribution,
+    RankDistribution,
+    ReferenceBase,
+    Structure,
+)
 from dpdask.schema import Column, Schema
 from dpdask.stats.levels import CellCounts, Counts
 from dpdask.streams import Noise
@@ -37,25 +51,20 @@ Floats = NDArray[np.float64]
 
 def _as_bins(value: object) -> object:
     if value != "adaptive" and (type(value) is not int or not 2 <= value <= MAX_BINS):
-        raise ValueError(f"`adaptive`, or a whole number of cells from 2 to {MAX_BINS:,}, is expected")
+        raise ValueError(
+            f"`adaptive`, or a whole number of cells from 2 to {MAX_BINS:,}, is expected"
+        )
     return value
 
 
 class Histogram(ReferenceBase):
     """The distribution of all rows, measured with discrete Laplace noise.
 
-    Attributes
-    ----------
-    share
-        The reference's share of a row's ε, in (0, 1); the rest randomises the row.
-    bins
-        How continuous and mixed columns are counted. `adaptive`: in a hierarchy of fine cells (`hierarchy.make_grid`), so that bounds
-        may be much too wide. A number: in that many cells of equal width between the bounds.
-
     Privacy
     -------
-    Protects the values of all rows, and all rows are released: ε = ε_reference + ε_row. Unit: a row. Adjacency:
-    replace-one. Sensitivity 2. Event: one `DiscreteLaplace` for each column, of three vectors where it is counted in a hierarchy.
+    Protects the values of all rows, and all rows are released: ε = ε_reference + ε_row. Unit: a
+    row. Adjacency: replace-one. Sensitivity 2. Event: one `DiscreteLaplace` for each column, of
+    three vectors where it is counted in a hierarchy.
 
     Examples
     --------
@@ -66,25 +75,52 @@ class Histogram(ReferenceBase):
 
     kind: Literal["histogram"] = "histogram"
     share: float = Field(default=0.1, gt=0, lt=1)
+    """The reference's share of a row's ε, in (0, 1); the rest randomises the row."""
     bins: Annotated[Literal["adaptive"] | int, BeforeValidator(_as_bins)] = "adaptive"
+    """How continuous and mixed columns are counted. `adaptive`: in a hierarchy of fine cells
+    (`hierarchy.make_grid`), so that bounds may be much too wide. A number: in that many cells of
+    equal width between the bounds.
+    """
 
     protected: ClassVar[str] = "the values of all rows"
-    unprotected: ClassVar[str] = "none; the reference is a noisy histogram of all rows, and its ε is part of the total"
-    not_local: ClassVar[str | None] = "raw rows were counted for a histogram, so somebody holds them: their release is not local"
+    unprotected: ClassVar[str] = (
+        "none; the reference is a noisy histogram of all rows, and its ε is part of the total"
+    )
+    not_local: ClassVar[str | None] = (
+        "raw rows were counted for a histogram, so somebody holds them: their release is not local"
+    )
     is_measured_by_column: ClassVar[bool] = True
 
     def cells(self, codecs: Mapping[str, Codec]) -> dict[str, Cells]:
         """Return the public cells in which columns are counted."""
-        return {name: make_grid(codec) if self.bins == "adaptive" else cells(codec, self.bins) for name, codec in codecs.items()}
+        return {
+            name: make_grid(codec) if self.bins == "adaptive" else cells(codec, self.bins)
+            for name, codec in codecs.items()
+        }
 
-    def events(self, epsilons: Mapping[str, float], columns: Mapping[str, Column], adjacency: Adjacency, rows: int) -> dict[str, DiscreteLaplace]:
+    def events(
+        self,
+        epsilons: Mapping[str, float],
+        columns: Mapping[str, Column],
+        adjacency: Adjacency,
+        rows: int,
+    ) -> dict[str, DiscreteLaplace]:
         """Return the noise of each column's counts: one histogram, or one for each level of a hierarchy; see `ReferenceBase.events`."""
-        n_vectors = {name: 1 if self.bins != "adaptive" or columns[name].has_levels else N_LEVELS for name in epsilons}
-        return {name: histogram_event(epsilon, adjacency, rows, n_vectors[name]) for name, epsilon in epsilons.items()}
+        n_vectors = {
+            name: 1 if self.bins != "adaptive" or columns[name].has_levels else N_LEVELS
+            for name in epsilons
+        }
+        return {
+            name: histogram_event(epsilon, adjacency, rows, n_vectors[name])
+            for name, epsilon in epsilons.items()
+        }
 
     def sizes(self, codecs: Mapping[str, Codec]) -> dict[str, int]:
         """Return how many noisy counts each column has; see `ReferenceBase.sizes`."""
-        return {name: Hierarchy(own).size if self._is_hierarchy(own) else own.size for name, own in self.cells(codecs).items()}
+        return {
+            name: Hierarchy(own).size if self._is_hierarchy(own) else own.size
+            for name, own in self.cells(codecs).items()
+        }
 
     def _is_hierarchy(self, own: Cells) -> bool:
         return self.bins == "adaptive" and not isinstance(own.codec, LevelCodec)
@@ -98,23 +134,45 @@ class Histogram(ReferenceBase):
         """Check that there are at least two rows, since their number is public; see `ReferenceBase.check_counts`."""
         for name, counted in counts.columns.items():
             if counted.n_rows < 2:
-                raise DataError("the table has fewer than 2 rows", f"column {name!r}", "a distribution needs more")
+                raise DataError(
+                    "the table has fewer than 2 rows",
+                    f"column {name!r}",
+                    "a distribution needs more",
+                )
 
-    def draw(self, counts: ColumnCounts, codecs: Mapping[str, Codec], events: Mapping[str, DiscreteLaplace], noise: Noise) -> NoisyHistograms:
+    def draw(
+        self,
+        counts: ColumnCounts,
+        codecs: Mapping[str, Codec],
+        events: Mapping[str, DiscreteLaplace],
+        noise: Noise,
+    ) -> NoisyHistograms:
         """Draw the noise of each column's histogram; see `ReferenceBase.draw`."""
         noisy, n_rows = {}, 0
         for name, own in self.cells(codecs).items():
             counted = counts.columns[name]
             assert isinstance(counted, CellCounts)
-            exact = Hierarchy(own).count(counted) if self._is_hierarchy(own) else counted.counts[own.possible]
-            n_rows, noisy[name] = counted.n_rows, perturb(exact, events[name], rng=noise(f"reference/{name}"))
+            exact = (
+                Hierarchy(own).count(counted)
+                if self._is_hierarchy(own)
+                else counted.counts[own.possible]
+            )
+            n_rows, noisy[name] = (
+                counted.n_rows,
+                perturb(exact, events[name], rng=noise(f"reference/{name}")),
+            )
         return NoisyHistograms(counts=noisy, events=events, n_rows=n_rows)
 
     def distributions(self, counts: Any, codecs: Mapping[str, Codec]) -> Mapping[str, Distribution]:
         """Return the distribution that each noisy histogram describes; see `ReferenceBase.distributions`."""
-        return {name: self._distribution(own, counts.counts[name], counts.events[name], counts.n_rows) for name, own in self.cells(codecs).items()}
+        return {
+            name: self._distribution(own, counts.counts[name], counts.events[name], counts.n_rows)
+            for name, own in self.cells(codecs).items()
+        }
 
-    def _distribution(self, own: Cells, noisy: Counts, event: CentralEvent, n_rows: int) -> Distribution:
+    def _distribution(
+        self, own: Cells, noisy: Counts, event: CentralEvent, n_rows: int
+    ) -> Distribution:
         if not self._is_hierarchy(own):
             return distribution_of(own, noisy, n_rows)
         assert isinstance(own.codec, ValueCodec)
@@ -131,79 +189,69 @@ class Histogram(ReferenceBase):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NoisyHistograms(Archived):
-    """The noisy histograms of a run's columns, kept so that their noise is drawn only once.
+    """The noisy histograms of a run's columns, kept so that their noise is drawn only once."""
 
-    Attributes
-    ----------
-    counts
-        By column, one for each possible cell; may be negative.
-    events
-        The event of the drawn noise, by column.
-    n_rows
-        The number of rows if it is public, else None.
-    """
+    archive: ClassVar[Archive] = Archive(
+        kind="noisy-histograms", format=3, noun="file of noisy histograms"
+    )
 
-    archive: ClassVar[Archive] = Archive(kind="noisy-histograms", format=3, noun="file of noisy histograms")
-
-    counts: Mapping[str, Counts]
-    events: Mapping[str, CentralEvent]
-    n_rows: int | None
+    counts: Mapping[str, Counts]  # by column, one for each possible cell; may be negative
+    events: Mapping[str, CentralEvent]  # the event of the drawn noise, by column
+    n_rows: int | None  # the number of rows if it is public, else None
 
     def check(self, events: Mapping[str, CentralEvent], sizes: Mapping[str, int]) -> None:
-        """Check that these are the histograms that a run would draw.
-
-        Parameters
-        ----------
-        events
-            The noise that each column should have.
-        sizes
-            How many counts each column should have.
-
-        Raises
-        ------
-        InputError
-            If they are not, and so belong to another version of dpdask.
-        """
+        """Check that these are the histograms that a run would draw."""
         if (
             self.events != events
             or self.counts.keys() != sizes.keys()
-            or any(counts.dtype != np.int64 or counts.shape != (sizes[name],) for name, counts in self.counts.items())
+            or any(
+                counts.dtype != np.int64 or counts.shape != (sizes[name],)
+                for name, counts in self.counts.items()
+            )
         ):
             what = "these are not the noisy histograms of this run"
-            raise InputError(what, "the run's noisy histograms", "resume with the version of dpdask that began it, or `dpdask abort` it")
+            raise InputError(
+                what,
+                "the run's noisy histograms",
+                "resume with the version of dpdask that began it, or `dpdask abort` it",
+            )
 
     def _contents(self) -> Contents:
         events = {name: to_dict(self.events[name]) for name in self.counts}
-        return {"events": events, "n_rows": self.n_rows}, {str(place): counts for place, counts in enumerate(self.counts.values())}
+        return {"events": events, "n_rows": self.n_rows}, {
+            str(place): counts for place, counts in enumerate(self.counts.values())
+        }
 
     @classmethod
     def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
         events = {name: central_from_dict(each) for name, each in header["events"].items()}
-        return cls(counts={name: arrays[str(place)] for place, name in enumerate(header["events"])}, events=events, n_rows=header["n_rows"])
+        return cls(
+            counts={name: arrays[str(place)] for place, name in enumerate(header["events"])},
+            events=events,
+            n_rows=header["n_rows"],
+        )
 
 
-def histogram_event(epsilon: float, adjacency: Adjacency, rows_per_unit: int = 1, n_vectors: int = 1) -> DiscreteLaplace:
+def histogram_event(
+    epsilon: float, adjacency: Adjacency, rows_per_unit: int = 1, n_vectors: int = 1
+) -> DiscreteLaplace:
     """Return the event of one column's noisy histogram that costs at most `epsilon` at δ = 0.
 
     Parameters
     ----------
-    epsilon
-        The budget of the histogram.
-    adjacency
-        Which tables are neighbours.
-    rows_per_unit
-        The largest number of rows of one unit.
     n_vectors
         How many histograms of the column there are; each of them costs the same part of `epsilon`.
 
     Notes
     -----
-    Replacing one row takes 1 from a cell and adds 1 to another: L1 sensitivity 2. Adding or removing it: 1. A unit of k
-    rows: k times that.
+    Replacing one row takes 1 from a cell and adds 1 to another: L1 sensitivity 2. Adding or
+    removing it: 1. A unit of k rows: k times that.
     """
     sensitivity = (2 if adjacency == "replace-one" else 1) * rows_per_unit
     scale = laplace_scale(sensitivity * n_vectors, epsilon)
-    return DiscreteLaplace(scale=scale, sensitivity=sensitivity, adjacency=adjacency, count=n_vectors)
+    return DiscreteLaplace(
+        scale=scale, sensitivity=sensitivity, adjacency=adjacency, count=n_vectors
+    )
 
 
 def distribution_of(cells: Cells, noisy: Counts, n_rows: int | None) -> Distribution:
@@ -211,21 +259,15 @@ def distribution_of(cells: Cells, noisy: Counts, n_rows: int | None) -> Distribu
 
     Parameters
     ----------
-    cells
-        The column's cells.
     noisy
         int64 array, one count for each possible cell; may be negative.
     n_rows
         The number of rows if it is public; None uses the sum of the noisy counts.
 
-    Returns
-    -------
-    Of levels; or a cdf that is linear inside a cell and jumps at the atoms, whose `rank_error` is the largest
-    probability of a cell of several values (what linear interpolation can misplace; the noise comes on top).
-
     References
     ----------
-    Bi and Shen, Distribution-invariant differential privacy, with the hold-out's edf replaced by a private one.
+    Bi and Shen, Distribution-invariant differential privacy, with the hold-out's edf replaced by a
+    private one.
     """
     total = max(1, int(noisy.sum())) if n_rows is None else n_rows
     probabilities = np.zeros(cells.n_cells)
@@ -236,20 +278,28 @@ def distribution_of(cells: Cells, noisy: Counts, n_rows: int | None) -> Distribu
     return _continuous(cells, probabilities)
 
 
-def _mark_frequent(cells: Cells, probabilities: Floats, found: RankDistribution) -> RankDistribution:
+def _mark_frequent(
+    cells: Cells, probabilities: Floats, found: RankDistribution
+) -> RankDistribution:
     """Return the cdf with a jump at the simplest decimal number inside each frequent cell of floating numbers.
 
-    A cell that has a hundredth of the rows, and four times as many as its neighbours, has them mostly because of one number, such as a price of
-    2.75. The jump has what the cell has beyond the mean of its neighbours. Without it, all these rows would have one rank, and the released
-    distribution would not be the reference's. A cell that reaches from one number to more than its double has many rows because it is wide, as the
-    cells about 0 are if the bounds are far too wide, and gets no jump.
+    A cell that has a hundredth of the rows, and four times as many as its neighbours, has them
+    mostly because of one number, such as a price of 2.75. The jump has what the cell has beyond the
+    mean of its neighbours. Without it, all these rows would have one rank, and the released
+    distribution would not be the reference's. A cell that reaches from one number to more than its
+    double has many rows because it is wide, as the cells about 0 are if the bounds are far too
+    wide, and gets no jump.
     """
     codec, edges = cells.codec, cells.edges
     assert isinstance(codec, ValueCodec)
     line = probabilities[cells.n_cells - len(edges) + 1 :]
-    usual = np.convolve(line, [0.5, 0.0, 0.5])[1:-1]  # `same` would be longer than a line of two cells
+    usual = np.convolve(line, [0.5, 0.0, 0.5])[
+        1:-1
+    ]  # `same` would be longer than a line of two cells
     x, c = found.x, found.c
-    for cell in np.flatnonzero((line >= _FREQUENT) & (line >= 4.0 * usual)) if not codec.lattice else ():
+    for cell in (
+        np.flatnonzero((line >= _FREQUENT) & (line >= 4.0 * usual)) if not codec.lattice else ()
+    ):
         low, high = edges[cell], edges[cell + 1]
         if max(abs(low), abs(high)) > 2.0 * min(abs(low), abs(high)) or low < 0.0 < high:
             continue
@@ -257,7 +307,10 @@ def _mark_frequent(cells: Cells, probabilities: Floats, found: RankDistribution)
         if low < number < high:
             place = int(np.searchsorted(x, number))
             before = c[place - 1] + usual[cell] * (number - low) / (high - low)
-            x, c = np.insert(x, place, [number, number]), np.insert(c, place, [before, before + line[cell] - usual[cell]])
+            x, c = (
+                np.insert(x, place, [number, number]),
+                np.insert(c, place, [before, before + line[cell] - usual[cell]]),
+            )
     return replace(found, x=x, c=c)
 
 
@@ -295,8 +348,14 @@ def _continuous(cells: Cells, probabilities: Floats) -> RankDistribution:
 
 
 def _as_firsts(value: object) -> object:
-    if not isinstance(value, list | tuple) or not value or any(type(first) not in (int, float) for first in value):
-        raise ValueError("a number of cells, or a list of the first value of each cell, is expected")
+    if (
+        not isinstance(value, list | tuple)
+        or not value
+        or any(type(first) not in (int, float) for first in value)
+    ):
+        raise ValueError(
+            "a number of cells, or a list of the first value of each cell, is expected"
+        )
     firsts = tuple(float(first) for first in value)
     if not all(one < two for one, two in pairwise(firsts)):
         raise ValueError("the first values of the cells must increase")
@@ -310,13 +369,7 @@ def _as_count(value: object) -> object:
 
 
 def as_bins(value: object) -> object:
-    """Return bins as a document says them, their lists as tuples of floats.
-
-    Raises
-    ------
-    ValueError
-        If they are none.
-    """
+    """Return bins as a document says them, their lists as tuples of floats."""
     if value == "adaptive":
         return value
     if isinstance(value, Mapping):
@@ -325,16 +378,12 @@ def as_bins(value: object) -> object:
 
 
 def as_fixed_bins(value: object) -> object:
-    """Return bins that are fixed beforehand, as `as_bins` does.
-
-    Raises
-    ------
-    ValueError
-        If they are none, or adaptive.
-    """
+    """Return bins that are fixed beforehand, as `as_bins` does."""
     found = as_bins(value)
     if found == "adaptive" or (isinstance(found, dict) and "adaptive" in found.values()):
-        raise ValueError("adaptive cells are for tables of noisy counts; a number of cells, or a list of the first value of each cell, is expected")
+        raise ValueError(
+            "adaptive cells are for tables of noisy counts; a number of cells, or a list of the first value of each cell, is expected"
+        )
     return found
 
 
@@ -347,7 +396,10 @@ def _as_bins_of(name: object, value: object) -> object:
         raise ValueError(f"column {name!r}: {error}") from None
 
 
-Bins = Annotated[Literal["adaptive"] | int | dict[str, Literal["adaptive"] | int | tuple[float, ...]], BeforeValidator(as_bins)]
+Bins = Annotated[
+    Literal["adaptive"] | int | dict[str, Literal["adaptive"] | int | tuple[float, ...]],
+    BeforeValidator(as_bins),
+]
 """How continuous and mixed columns are cut: `adaptive` finds the cells of every column under privacy; a number of cells of equal width for all; or
 one of these, or the first value of each cell, for each column, those that are not named being adaptive."""
 
@@ -359,17 +411,8 @@ def check_bins(bins: object, schema: Schema, parameter: str = "bins") -> None:
 
     Parameters
     ----------
-    bins
-        How columns are cut.
-    schema
-        The declared columns.
     parameter
         The name of the bins among the mechanism's parameters, for messages.
-
-    Raises
-    ------
-    SpecError
-        If they name another column.
     """
     cut = [name for name in schema.privatised if not schema.columns[name].has_levels]
     for name in bins if isinstance(bins, Mapping) else ():
@@ -381,32 +424,22 @@ Found = Mapping[str, FoundBins]
 
 
 def list_adaptive(schema: Schema, bins: Bins) -> tuple[str, ...]:
-    """Return the continuous and mixed columns whose cells are found, in the order of the schema.
-
-    Parameters
-    ----------
-    schema
-        The declared columns.
-    bins
-        How they are cut.
-    """
-    return tuple(name for name in schema.privatised if not schema.columns[name].has_levels and _bins_of(name, bins) == "adaptive")
+    """Return the continuous and mixed columns whose cells are found, in the order of the schema."""
+    return tuple(
+        name
+        for name in schema.privatised
+        if not schema.columns[name].has_levels and _bins_of(name, bins) == "adaptive"
+    )
 
 
 def _bins_of(name: str, bins: Bins) -> Literal["adaptive"] | int | tuple[float, ...]:
     return bins.get(name, "adaptive") if isinstance(bins, dict) else bins
 
 
-def warn_of_far_cells(codecs: Mapping[str, Codec], bins: Mapping[str, str | int | tuple[float, ...]] | str | int) -> tuple[str, ...]:
-    """Return a warning for each column whose first or last declared cell is more than ten times as wide as all its others together.
-
-    Parameters
-    ----------
-    codecs
-        The codec of each column.
-    bins
-        How they are cut.
-    """
+def warn_of_far_cells(
+    codecs: Mapping[str, Codec], bins: Mapping[str, str | int | tuple[float, ...]] | str | int
+) -> tuple[str, ...]:
+    """Return a warning for each column whose first or last declared cell is more than ten times as wide as all its others together."""
     said = []
     for name, codec in codecs.items():
         own = bins.get(name) if isinstance(bins, Mapping) else bins
@@ -416,34 +449,36 @@ def warn_of_far_cells(codecs: Mapping[str, Codec], bins: Mapping[str, str | int 
         for place, width in {"first": widths[0], "last": widths[-1]}.items():
             if len(widths) > 1 and width > _FAR * (widths.sum() - width):
                 what = f"The {place} declared cell of {name} is more than {_FAR} times as wide as all its others together"
-                said.append(f"{what}. Values in it are spread over its whole width: declare narrower bounds, or more cells.")
+                said.append(
+                    f"{what}. Values in it are spread over its whole width: declare narrower bounds, or more cells."
+                )
     return tuple(said)
 
 
 def cut_with_found(
-    codecs: Mapping[str, Codec], bins: Bins, found: Found | None, parameter: str = "bins", *, n_bins: int = DEFAULT_BINS
+    codecs: Mapping[str, Codec],
+    bins: Bins,
+    found: Found | None,
+    parameter: str = "bins",
+    *,
+    n_bins: int = DEFAULT_BINS,
 ) -> dict[str, Cells]:
     """Return the public cells of each column.
 
     Parameters
     ----------
-    codecs
-        The codec of each column.
-    bins
-        How continuous and mixed columns are cut.
     found
-        The cells that were found; None: as many as may be found, of equal width, which is good for nothing but their number.
+        The cells that were found; None: as many as may be found, of equal width, which is good for
+        nothing but their number.
     parameter
         The name of the bins among the mechanism's parameters, for messages.
     n_bins
-        Into how many cells of equal counts columns will be cut; with many rows at single values there may be twice as many, and one.
-
-    Raises
-    ------
-    SpecError
-        If bins name a column that is not cut, or do not fit a column.
+        Into how many cells of equal counts columns will be cut; with many rows at single values
+        there may be twice as many, and one.
     """
-    given: dict[str, int | tuple[float, ...] | FoundBins] = dict.fromkeys(bins, 1) if isinstance(bins, dict) else {}  # strange names are refused
+    given: dict[str, int | tuple[float, ...] | FoundBins] = (
+        dict.fromkeys(bins, 1) if isinstance(bins, dict) else {}
+    )  # strange names are refused
     for name, codec in codecs.items():
         if not isinstance(codec, LevelCodec):
             own = _bins_of(name, bins)
@@ -455,26 +490,16 @@ def cut_with_found(
 class Tree(ReferenceBase):
     """The tree of the strongest pairwise dependence, with the noisy tables of all rows along it.
 
-    Attributes
-    ----------
-    share
-        The share of a unit's ε for the noisy one- and two-way tables, in (0, 1); they take all of δ too. The rest randomises
-        the unit's rows. With a larger share, a release follows the tables more closely, and its own rows less.
-    bins
-        How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts that are found under privacy, in a pass of
-        their own; a released number follows the fine counts in its cell. A number: into that many cells of equal width. A mapping: for each
-        column one of these, or a list of the first value of each cell. In a declared cell, a released number is drawn uniformly.
-
     Privacy
     -------
-    Protects the values of all rows, and all rows are released: ε = ε_tables + rows · Σ ε_column. Unit: the budget's.
-    Adjacency: replace-one. Events: the tables' noise (discrete Gaussian with a δ, discrete Laplace without), and one
-    `LocalRelease`.
+    Protects the values of all rows, and all rows are released: ε = ε_tables + rows · Σ ε_column.
+    Unit: the budget's. Adjacency: replace-one. Events: the tables' noise (discrete Gaussian with a
+    δ, discrete Laplace without), and one `LocalRelease`.
 
     Notes
     -----
-    Every pair of columns that the tree joins keeps its fitted table. Other pairs keep at most the dependence that follows
-    along the tree.
+    Every pair of columns that the tree joins keeps its fitted table. Other pairs keep at most the
+    dependence that follows along the tree.
 
     Examples
     --------
@@ -485,10 +510,22 @@ class Tree(ReferenceBase):
 
     kind: Literal["tree"] = "tree"
     share: float = Field(default=0.6, gt=0, lt=1)
+    """The share of a unit's ε for the noisy one- and two-way tables, in (0, 1); they take all of δ
+    too. The rest randomises the unit's rows. With a larger share, a release follows the tables
+    more closely, and its own rows less.
+    """
     bins: Bins = "adaptive"
+    """How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts
+    that are found under privacy, in a pass of their own; a released number follows the fine
+    counts in its cell. A number: into that many cells of equal width. A mapping: for each column
+    one of these, or a list of the first value of each cell. In a declared cell, a released
+    number is drawn uniformly.
+    """
 
     protected: ClassVar[str] = "the values of all rows"
-    unprotected: ClassVar[str] = "none; the reference is a tree of noisy tables of all rows, and their ε and δ are part of the total"
+    unprotected: ClassVar[str] = (
+        "none; the reference is a tree of noisy tables of all rows, and their ε and δ are part of the total"
+    )
     structure: ClassVar[Structure] = "tree"
     joint: ClassVar[str] = (
         "pairs on the tree, and only these: two columns that the tree joins keep their table, up to its noise; other pairs keep what follows "
@@ -506,15 +543,8 @@ class Tree(ReferenceBase):
 
         Parameters
         ----------
-        codecs
-            The codec of each column.
         found
             The cells that were found; None: as many as may be found.
-
-        Raises
-        ------
-        SpecError
-            If bins name a column that is not cut.
         """
         return cut_with_found(codecs, self.bins, found, "reference.bins")
 

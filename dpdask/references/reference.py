@@ -30,7 +30,9 @@ from dpdask.streams import Noise, Streams
 Counted = LevelCounts | RankSummary | CellCounts
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)  # Dask logs the arguments of a task that failed
+@dataclass(
+    frozen=True, slots=True, eq=False, repr=False
+)  # Dask logs the arguments of a task that failed
 class ColumnCounts:
     """The distribution of each column by itself: counts of levels, of public cells, or a summary of ranks; exact and private."""
 
@@ -38,48 +40,60 @@ class ColumnCounts:
 
     def merge(self, *others: Self) -> Self:
         """Return the counts of all of them."""
-        merged = {name: counts.merge(*(other.columns[name] for other in others)) for name, counts in self.columns.items()}  # type: ignore[arg-type]  # one type a column
+        merged = {
+            name: counts.merge(*(other.columns[name] for other in others))
+            for name, counts in self.columns.items()
+        }  # type: ignore[arg-type]  # one type a column
         return type(self)(merged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnStatistic:
-    """The distribution of each column by itself.
-
-    Attributes
-    ----------
-    codecs
-        The codec of each privatised column.
-    cells
-        The public cells of the columns that are counted in them.
-    """
+    """The distribution of each column by itself."""
 
     codecs: Mapping[str, Codec]
+    # The public cells of the columns that are counted in them.
     cells: Mapping[str, Cells] = field(default_factory=dict)
 
     @property
     def rows_per_task(self) -> int | None:
         """Enough rows for many cells to make merging worthwhile."""
-        return LARGE_ROWS if sum(cells.n_cells for cells in self.cells.values()) > LARGE_CELLS else None
+        return (
+            LARGE_ROWS
+            if sum(cells.n_cells for cells in self.cells.values()) > LARGE_CELLS
+            else None
+        )
 
     def counter(self) -> FoldCounter[ColumnCounts]:
         """Return a counter of no rows."""
-        return FoldCounter(ColumnCounts({name: self._count_nothing(name) for name in self.codecs}), self._count)
+        return FoldCounter(
+            ColumnCounts({name: self._count_nothing(name) for name in self.codecs}), self._count
+        )
 
     def _count_nothing(self, name: str) -> Counted:
         if name in self.cells:
             return CellCounts.identity(self.cells[name])
         codec = self.codecs[name]
-        return LevelCounts.identity(codec) if isinstance(codec, LevelCodec) else RankSummary.identity(codec)
+        return (
+            LevelCounts.identity(codec)
+            if isinstance(codec, LevelCodec)
+            else RankSummary.identity(codec)
+        )
 
     def _count(self, batch: pa.RecordBatch, chosen: Chosen | None, _: Streams) -> ColumnCounts:
-        return ColumnCounts({name: self._column(name, batch.column(name), chosen) for name in self.codecs})
+        return ColumnCounts(
+            {name: self._column(name, batch.column(name), chosen) for name in self.codecs}
+        )
 
     def _column(self, name: str, array: pa.Array, chosen: Chosen | None) -> Counted:
         if name in self.cells:
             return CellCounts.of_batch(self.cells[name], array, chosen)
         codec = self.codecs[name]
-        return LevelCounts.of_batch(codec, array, chosen) if isinstance(codec, LevelCodec) else RankSummary.of_batch(codec, array, chosen)
+        return (
+            LevelCounts.of_batch(codec, array, chosen)
+            if isinstance(codec, LevelCodec)
+            else RankSummary.of_batch(codec, array, chosen)
+        )
 
 
 MARGINS = "margins: each column's own distribution, and nothing of how they depend on each other"
@@ -94,22 +108,15 @@ class LevelDistribution:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RankDistribution:
-    """A continualised cdf.
+    """A continualised cdf."""
 
-    Attributes
-    ----------
-    x, c
-        float64 arrays of one length, at most 2**16 + 2 * atoms + 1, both non-decreasing: the cdf is linear between the
-        knots and jumps where x repeats. c runs from the probability of null to 1.
-    rank_error
-        By how much the cdf may differ from that of the rows it was made of.
-    kept
-        Of noisy counts, where rows may be and how many the counts put beyond, as a card has it: `Hierarchy.tell_kept`.
-    """
-
+    # Float64 arrays of one length, at most 2**16 + 2 * atoms + 1, both non-decreasing: the cdf is
+    # linear between the knots and jumps where x repeats. c runs from the probability of null to 1.
     x: NDArray[np.float64]
     c: NDArray[np.float64]
-    rank_error: float
+    rank_error: float  # by how much the cdf may differ from that of the rows it was made of
+    # Of noisy counts, where rows may be and how many the counts put beyond, as a card has it:
+    # `Hierarchy.tell_kept`.
     kept: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -117,34 +124,36 @@ Distribution = LevelDistribution | RankDistribution
 
 
 def from_statistic(codec: Codec, statistic: LevelCounts | RankSummary) -> Distribution:
-    """Return the empirical distribution of the rows that a statistic was made of (Bi & Shen (3), (7)).
-
-    Parameters
-    ----------
-    codec
-        The column's codec.
-    statistic
-        The counts or the rank summary of its rows.
-
-    Raises
-    ------
-    DataError
-        If it stands for fewer than 2 rows, or for no row that is not null.
-    """
+    """Return the empirical distribution of the rows that a statistic was made of (Bi & Shen (3), (7))."""
     where = f"column {codec.name!r}"
     if statistic.n_rows < 2:
-        raise DataError("the reference has fewer than 2 rows", where, "enlarge the hold-out's fraction, or the table it comes from")
+        raise DataError(
+            "the reference has fewer than 2 rows",
+            where,
+            "enlarge the hold-out's fraction, or the table it comes from",
+        )
     if isinstance(statistic, LevelCounts):
         return LevelDistribution(statistic.counts / statistic.n_rows)
     assert isinstance(codec, ValueCodec)
     if statistic.n_nulls == statistic.n_rows:
-        raise DataError("every row of the reference is null", where, "give the column the role drop")
+        raise DataError(
+            "every row of the reference is null", where, "give the column the role drop"
+        )
     summary = statistic.compress(MAX_KNOTS)
     error = summary.error / summary.n_rows
     if error > MAX_RANK_ERROR:
-        raise DataError("the reference's rank error is above 2**-15", where, "merge the input into fewer, larger fragments")
-    weights, atom_weights = summary.weights.astype(np.float64), summary.atom_counts.astype(np.float64)
-    return make_continuous(codec, summary.values, weights, atom_weights, float(summary.n_nulls), error)
+        raise DataError(
+            "the reference's rank error is above 2**-15",
+            where,
+            "merge the input into fewer, larger fragments",
+        )
+    weights, atom_weights = (
+        summary.weights.astype(np.float64),
+        summary.atom_counts.astype(np.float64),
+    )
+    return make_continuous(
+        codec, summary.values, weights, atom_weights, float(summary.n_nulls), error
+    )
 
 
 def make_continuous(
@@ -159,46 +168,33 @@ def make_continuous(
 
     Parameters
     ----------
-    codec
-        The column's codec.
     values
         float64 array of shape (n,), increasing: the sample's values that are not atoms.
-    weights
-        float64 array of shape (n,): their weights.
-    atom_weights
-        The weight of each atom of the codec.
-    null_weight
-        The weight of nulls.
-    rank_error
-        The largest error of a rank.
     """
     total = weights.sum() + atom_weights.sum() + null_weight
     start = codec.bounds[0] if codec.bounds else None
     atoms = np.array(codec.atoms, dtype=np.float64)
-    x, c = ecdf.continualise(values, weights, atoms, atom_weights, start, 1.0 if codec.lattice else None)
+    x, c = ecdf.continualise(
+        values, weights, atoms, atom_weights, start, 1.0 if codec.lattice else None
+    )
     null = null_weight / total
     return RankDistribution(x, np.append(null + (1.0 - null) * c[:-1], 1.0), rank_error)
 
 
 def check_levels(codec: LevelCodec, probabilities: NDArray[np.float64]) -> LevelDistribution:
-    """Return declared probabilities as a distribution, rescaled to sum to 1 exactly.
-
-    Parameters
-    ----------
-    codec
-        The column's codec.
-    probabilities
-        One probability per level.
-
-    Raises
-    ------
-    SpecError
-        If there is not one per level, one is negative or not finite, or they do not sum to 1 within 1e-6.
-    """
+    """Return declared probabilities as a distribution, rescaled to sum to 1 exactly."""
     where, hint = f"column {codec.name!r}", "correct the job's reference"
     if len(probabilities) != codec.n_levels:
-        raise SpecError("there must be one probability per level (null first, when null is a level)", where, hint)
-    if not np.isfinite(probabilities).all() or (probabilities < 0).any() or abs(probabilities.sum() - 1) > 1e-6:
+        raise SpecError(
+            "there must be one probability per level (null first, when null is a level)",
+            where,
+            hint,
+        )
+    if (
+        not np.isfinite(probabilities).all()
+        or (probabilities < 0).any()
+        or abs(probabilities.sum() - 1) > 1e-6
+    ):
         raise SpecError("the probabilities must be non-negative and sum to 1", where, hint)
     return LevelDistribution(probabilities / probabilities.sum())
 
@@ -213,7 +209,9 @@ class ReferenceBase(Document):
 
     structure: ClassVar[Structure] = "columns"
     joint: ClassVar[str] = MARGINS
-    not_local: ClassVar[str | None] = "its columns are released together, which this format does not hold"
+    not_local: ClassVar[str | None] = (
+        "its columns are released together, which this format does not hold"
+    )
     """Why devices cannot randomise their own values by it; None if they can."""
 
     path_hint: ClassVar[str] = "add it"
@@ -238,7 +236,9 @@ class ReferenceBase(Document):
     @property
     def uncovered(self) -> tuple[Uncovered, ...]:
         """The samples of a table's rows that have no ε: the hold-out, if there is one."""
-        return () if self.held_out is None else (Uncovered(fraction=self.held_out, fate="held out"),)
+        return (
+            () if self.held_out is None else (Uncovered(fraction=self.held_out, fate="held out"),)
+        )
 
     @property
     def also_read(self) -> tuple[str, ...]:
@@ -249,38 +249,19 @@ class ReferenceBase(Document):
         """Return the ε of the reference and the ε of the rows' own releases; both are rounded down, so their sum never passes `epsilon`."""
         return 0.0, epsilon
 
-    def events(self, epsilons: Mapping[str, float], columns: Mapping[str, Column], adjacency: Adjacency, rows: int) -> dict[str, DiscreteLaplace]:
-        """Return the noise of each column's counts; none if they have no noise of their own.
-
-        Parameters
-        ----------
-        epsilons
-            What the counts of each column may cost.
-        columns
-            The declared columns.
-        adjacency
-            Which tables are neighbours.
-        rows
-            The largest number of rows of one unit.
-        """
+    def events(
+        self,
+        epsilons: Mapping[str, float],
+        columns: Mapping[str, Column],
+        adjacency: Adjacency,
+        rows: int,
+    ) -> dict[str, DiscreteLaplace]:
+        """Return the noise of each column's counts; none if they have no noise of their own."""
         del epsilons, columns, adjacency, rows
         return {}
 
     def check(self, schema: Schema, unit: UnitColumn | None) -> None:
-        """Check the columns that are named here against the schema.
-
-        Parameters
-        ----------
-        schema
-            The declared columns.
-        unit
-            The privacy unit, if it is not the row.
-
-        Raises
-        ------
-        SpecError
-            If they do not fit.
-        """
+        """Check the columns that are named here against the schema."""
         del schema, unit
 
     def cells(self, codecs: Mapping[str, Codec]) -> dict[str, Cells]:
@@ -294,38 +275,27 @@ class ReferenceBase(Document):
         return {}
 
     def check_codecs(self, codecs: Mapping[str, Codec]) -> None:
-        """Check the declarations against the columns.
-
-        Raises
-        ------
-        SpecError
-            If it does not fit them.
-        """
+        """Check the declarations against the columns."""
         del codecs
 
     def check_counts(self, counts: ColumnCounts) -> None:
-        """Check the reference rows, before anything is charged.
-
-        Raises
-        ------
-        DataError
-            If they are too few for a distribution.
-        """
+        """Check the reference rows, before anything is charged."""
         del counts
 
-    def draw(self, counts: ColumnCounts, codecs: Mapping[str, Codec], events: Mapping[str, DiscreteLaplace], noise: Noise) -> Archived | None:
+    def draw(
+        self,
+        counts: ColumnCounts,
+        codecs: Mapping[str, Codec],
+        events: Mapping[str, DiscreteLaplace],
+        noise: Noise,
+    ) -> Archived | None:
         """Draw the noise of the reference and return the noisy counts; None if it has no noise.
 
         Parameters
         ----------
-        counts
-            The exact counts of the reference rows.
-        codecs
-            The codec of each column.
-        events
-            The noise of each column's histogram.
         noise
-            Returns the random stream of each histogram, by its id; None: noise from the operating system's entropy.
+            Returns the random stream of each histogram, by its id; None: noise from the operating
+            system's entropy.
         """
         del counts, codecs, events, noise
         return None
@@ -336,18 +306,14 @@ class ReferenceBase(Document):
         Parameters
         ----------
         counts
-            What `draw` returned, or the counts of the reference rows if there is no noise; None if none are counted.
-        codecs
-            The codec of each column.
-
-        Raises
-        ------
-        SpecError, DataError
-            If the counts do not fit the columns, or are of too few rows.
+            What `draw` returned, or the counts of the reference rows if there is no noise; None if
+            none are counted.
         """
         return {name: from_statistic(codec, counts.columns[name]) for name, codec in codecs.items()}
 
-    def statistic(self, codecs: Mapping[str, Codec]) -> ColumnStatistic | RecordStatistic | TableStatistic:
+    def statistic(
+        self, codecs: Mapping[str, Codec]
+    ) -> ColumnStatistic | RecordStatistic | TableStatistic:
         """Return the statistic that is counted over the reference rows."""
         return ColumnStatistic(codecs=codecs, cells=self.cells(codecs))
 
@@ -356,8 +322,6 @@ class ReferenceBase(Document):
 
         Parameters
         ----------
-        columns
-            The privatised columns.
         uncounted
             Whether the private table's footers do not tell how many rows it has.
         """
@@ -370,19 +334,18 @@ class ReferenceBase(Document):
 
 
 class TableReference(ReferenceBase):
-    """The base of references that may count the rows of a public table.
-
-    Attributes
-    ----------
-    path
-        Where the table is, in a job; in Python, hand the table to `fit`.
-    format, version
-        `files` (Parquet or CSV, as names tell), `parquet`, `csv` or `delta`; the version of a Delta table, the latest if it is not given.
-    """
+    """The base of references that may count the rows of a public table."""
 
     path: str | None = None
+    """Where the table is, in a job; in Python, hand the table to `fit`."""
     format: Literal["files", "parquet", "csv", "delta"] = "files"
+    """`files` (Parquet or CSV, as names tell), `parquet`, `csv` or `delta`; the version of a Delta
+    table, the latest if it is not given.
+    """
     version: int | None = Field(default=None, ge=0)
+    """`files` (Parquet or CSV, as names tell), `parquet`, `csv` or `delta`; the version of a Delta
+    table, the latest if it is not given.
+    """
 
     @model_validator(mode="after")
     def _is_table(self) -> Self:
@@ -396,4 +359,8 @@ class TableReference(ReferenceBase):
     def _without_usual(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out the defaults of plain files, so that the digests of jobs stay as they are."""
         written: dict[str, Any] = plain(self)
-        return {key: value for key, value in written.items() if (key, value) not in (("format", "files"), ("version", None))}
+        return {
+            key: value
+            for key, value in written.items()
+            if (key, value) not in (("format", "files"), ("version", None))
+        }

@@ -17,7 +17,15 @@ from dpdask.documents import Document, suggest
 from dpdask.errors import SpecError
 from dpdask.privacy import UnitColumn
 from dpdask.privacy.events import Uncovered
-from dpdask.references.reference import FIT, Distribution, ReferenceBase, Structure, TableReference, check_levels, make_continuous
+from dpdask.references.reference import (
+    FIT,
+    Distribution,
+    ReferenceBase,
+    Structure,
+    TableReference,
+    check_levels,
+    make_continuous,
+)
 from dpdask.schema import Schema
 from dpdask.stats.records import MAX_RECORDS, RecordStatistic
 from dpdask.streams import RunKey, stream, words
@@ -35,14 +43,10 @@ _TAIL = 2.0 ** -np.arange(40, 16, -1)
 class Holdout(ReferenceBase):
     """The empirical distribution of a random part of the rows (Bi & Shen, Algorithm 1).
 
-    Attributes
-    ----------
-    fraction
-        The probability, in (0, 1), with which each row is held out.
-
     Privacy
     -------
-    Protects the released rows only. The held-out rows are not released, shape the output, and have no ε.
+    Protects the released rows only. The held-out rows are not released, shape the output, and have
+    no ε.
 
     Examples
     --------
@@ -53,9 +57,12 @@ class Holdout(ReferenceBase):
 
     kind: Literal["holdout"] = "holdout"
     fraction: float = Field(gt=0, lt=1)
+    """The probability, in (0, 1), with which each row is held out."""
 
     protected: ClassVar[str] = "the values of the released rows"
-    not_local: ClassVar[str | None] = "the file would publish the hold-out's distribution, and no ε covers the held-out rows"
+    not_local: ClassVar[str | None] = (
+        "the file would publish the hold-out's distribution, and no ε covers the held-out rows"
+    )
 
     @property
     def unprotected(self) -> str:
@@ -74,16 +81,14 @@ class Holdout(ReferenceBase):
     def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
         """Return the steps of a run before it writes, in words; see `ReferenceBase.stages`."""
         del uncounted
-        return (f"survey: read {columns}; choose the hold-out; its distribution, merged in a tree", FIT)
+        return (
+            f"survey: read {columns}; choose the hold-out; its distribution, merged in a tree",
+            FIT,
+        )
 
 
 class Public(TableReference):
     """The empirical distribution of another, public table of the same population.
-
-    Attributes
-    ----------
-    path, format, version
-        Where the table is, and in which format, in a job; in Python, hand the table to `fit`.
 
     Privacy
     -------
@@ -99,7 +104,9 @@ class Public(TableReference):
     kind: Literal["public"] = "public"
 
     protected: ClassVar[str] = "the values of all rows"
-    unprotected: ClassVar[str] = "the rows of the public reference table, which is taken to be public already"
+    unprotected: ClassVar[str] = (
+        "the rows of the public reference table, which is taken to be public already"
+    )
     not_local: ClassVar[str | None] = None
     rows: ClassVar[Literal["public"]] = "public"
 
@@ -108,56 +115,51 @@ class Public(TableReference):
 
         Parameters
         ----------
-        columns
-            The privatised columns.
         uncounted
             Whether the private table's footers do not tell how many rows it has.
         """
         counted = (f"survey: read {columns}; count the rows",) if uncounted else ()
-        return (*counted, f"reference: read {columns} of the public table; its distribution, merged in a tree", FIT)
+        return (
+            *counted,
+            f"reference: read {columns} of the public table; its distribution, merged in a tree",
+            FIT,
+        )
 
 
 class KnownColumn(Document):
-    """A declared distribution of one column.
-
-    Attributes
-    ----------
-    probabilities
-        One per level of a level column (null first, when null is a level), or one per atom of a mixed one.
-    name
-        A distribution of scipy.stats; its parameters stand beside it, for instance `loc: 0, scale: 2.5`.
-    null
-        The probability of null, for a continuous or mixed column.
-    """
+    """A declared distribution of one column."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
-    probabilities: Annotated[tuple[float, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)] | None = None
+    probabilities: (
+        Annotated[
+            tuple[float, ...],
+            BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+        ]
+        | None
+    ) = None
+    """One per level of a level column (null first, when null is a level), or one per atom of a
+    mixed one.
+    """
     name: str | None = None
+    """A distribution of scipy.stats; its parameters stand beside it, for instance `loc: 0, scale:
+    2.5`.
+    """
     null: float = Field(default=0.0, ge=0, lt=1)
+    """The probability of null, for a continuous or mixed column."""
 
     def freeze(self, column: str) -> Any:
         """Return the scipy distribution with its parameters; see `freeze`."""
-        return freeze(self.name or "", self.model_extra or {}, f"reference of column {column!r}", discrete=True)
+        return freeze(
+            self.name or "",
+            self.model_extra or {},
+            f"reference of column {column!r}",
+            discrete=True,
+        )
 
 
 def freeze(name: str, parameters: Mapping[str, Any], where: str, *, discrete: bool) -> Any:
-    """Return a distribution of scipy.stats with its parameters.
-
-    Parameters
-    ----------
-    name, parameters
-        Its name in scipy.stats, and its parameters by name.
-    where
-        What the distribution describes, for the message.
-    discrete
-        Whether a discrete distribution will do too.
-
-    Raises
-    ------
-    SpecError
-        If scipy has no such distribution, it is discrete where it must not be, or the parameters do not fit it.
-    """
+    """Return a distribution of scipy.stats with its parameters."""
     from scipy import stats  # slow to import, and only a distribution named in a job needs it
 
     if any(isinstance(value, dt.date) for value in parameters.values()):
@@ -165,7 +167,9 @@ def freeze(name: str, parameters: Mapping[str, Any], where: str, *, discrete: bo
     family = getattr(stats, name, None)
     what = f"scipy.stats has no {'' if discrete else 'continuous '}distribution {name!r} with these parameters"
     wrong = SpecError(what, where, "see scipy.stats")
-    if not isinstance(family, stats.rv_continuous | stats.rv_discrete if discrete else stats.rv_continuous):
+    if not isinstance(
+        family, stats.rv_continuous | stats.rv_discrete if discrete else stats.rv_continuous
+    ):
         raise wrong
     try:
         frozen = family(**parameters)
@@ -179,11 +183,6 @@ def freeze(name: str, parameters: Mapping[str, Any], where: str, *, discrete: bo
 
 class Known(ReferenceBase):
     """A distribution that is known beforehand, declared for every privatised column.
-
-    Attributes
-    ----------
-    columns
-        For each privatised column its distribution.
 
     Privacy
     -------
@@ -199,6 +198,7 @@ class Known(ReferenceBase):
 
     kind: Literal["known"] = "known"
     columns: Mapping[str, KnownColumn]
+    """For each privatised column its distribution."""
 
     protected: ClassVar[str] = "the values of all rows"
     unprotected: ClassVar[str] = "none; the reference is declared, not taken from the data"
@@ -206,27 +206,22 @@ class Known(ReferenceBase):
     rows: ClassVar[Literal["none"]] = "none"
 
     def check(self, schema: Schema, unit: UnitColumn | None) -> None:
-        """Check that exactly the privatised columns have a declared distribution.
-
-        Parameters
-        ----------
-        schema
-            The declared columns.
-        unit
-            The privacy unit; it does not matter here.
-
-        Raises
-        ------
-        SpecError
-            If one has none, or another column has one.
-        """
+        """Check that exactly the privatised columns have a declared distribution."""
         del unit
         for name in schema.privatised:
             if name not in self.columns:
-                raise SpecError("has no declared distribution", f"column {name!r}", "add it to `reference.columns`")
+                raise SpecError(
+                    "has no declared distribution",
+                    f"column {name!r}",
+                    "add it to `reference.columns`",
+                )
         for name in self.columns:
             if name not in schema.privatised:
-                raise SpecError("is not a privatised column", f"`reference.columns.{name}`", suggest(name, schema.privatised, "remove it"))
+                raise SpecError(
+                    "is not a privatised column",
+                    f"`reference.columns.{name}`",
+                    suggest(name, schema.privatised, "remove it"),
+                )
 
     def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
         """Return the steps of a run before it writes, in words; see `ReferenceBase.stages`."""
@@ -246,17 +241,17 @@ class Known(ReferenceBase):
         return {name: self.distribution(codec) for name, codec in codecs.items()}
 
     def distribution(self, codec: Codec) -> Distribution:
-        """Return the declared distribution of a column.
-
-        Raises
-        ------
-        SpecError
-            If there is none, or it does not fit the column.
-        """
+        """Return the declared distribution of a column."""
         known = self.columns.get(codec.name)
         if known is None:
-            raise SpecError("has no declared distribution", f"column {codec.name!r}", "add it to `reference.columns`")
-        return _of_levels(codec, known) if isinstance(codec, LevelCodec) else _of_values(codec, known)
+            raise SpecError(
+                "has no declared distribution",
+                f"column {codec.name!r}",
+                "add it to `reference.columns`",
+            )
+        return (
+            _of_levels(codec, known) if isinstance(codec, LevelCodec) else _of_values(codec, known)
+        )
 
 
 def _of_levels(codec: LevelCodec, known: KnownColumn) -> Distribution:
@@ -264,33 +259,60 @@ def _of_levels(codec: LevelCodec, known: KnownColumn) -> Distribution:
         return check_levels(codec, np.array(known.probabilities, dtype=np.float64))
     distribution = known.freeze(codec.name)
     numbers = pa.types.is_integer(codec.levels.type) or pa.types.is_floating(codec.levels.type)
-    if not hasattr(distribution, "pmf") or codec.levels.null_count or not (codec.ordered and numbers):
+    if (
+        not hasattr(distribution, "pmf")
+        or codec.levels.null_count
+        or not (codec.ordered and numbers)
+    ):
         raise SpecError(
-            "needs `probabilities`, or a discrete distribution on numbers", f"reference of column {codec.name!r}", "one probability per level"
+            "needs `probabilities`, or a discrete distribution on numbers",
+            f"reference of column {codec.name!r}",
+            "one probability per level",
         )
-    return check_levels(codec, np.asarray(distribution.pmf(codec.levels.to_numpy(zero_copy_only=False)), dtype=np.float64))
+    return check_levels(
+        codec,
+        np.asarray(distribution.pmf(codec.levels.to_numpy(zero_copy_only=False)), dtype=np.float64),
+    )
 
 
 def _of_values(codec: ValueCodec, known: KnownColumn) -> Distribution:
     where = f"reference of column {codec.name!r}"
     atoms = np.array(known.probabilities or (), dtype=np.float64)
     rest = 1.0 - known.null - atoms.sum()
-    fits = len(atoms) == len(codec.atoms) and (atoms >= 0).all() and rest >= -_SLACK and (codec.nulls or known.null == 0)
+    fits = (
+        len(atoms) == len(codec.atoms)
+        and (atoms >= 0).all()
+        and rest >= -_SLACK
+        and (codec.nulls or known.null == 0)
+    )
     if not fits:
-        raise SpecError("needs one probability per atom, and a null probability only where null is a level", where)
+        raise SpecError(
+            "needs one probability per atom, and a null probability only where null is a level",
+            where,
+        )
     values, masses = _sample_points(known.freeze(codec.name), codec.lattice)
     if codec.bounds is not None:
         inside = (values >= codec.bounds[0]) & (values <= codec.bounds[1])
         if masses[~inside].sum() > _SLACK:
-            raise SpecError("has probability outside the column's bounds", where, "correct one of the two")
+            raise SpecError(
+                "has probability outside the column's bounds", where, "correct one of the two"
+            )
         values, masses = values[inside], masses[inside]
     low, high = _limits(codec.type)
     if len(values) and (values[0] < low or values[-1] > high):
-        raise SpecError(f"has values that the column's type {codec.type} cannot hold", where, "give the column bounds, or another type")
+        raise SpecError(
+            f"has values that the column's type {codec.type} cannot hold",
+            where,
+            "give the column bounds, or another type",
+        )
     apart = ~np.isin(values, codec.atoms)
     values, masses = values[apart], masses[apart]
     if rest > _SLACK and len(values) == 0:
-        raise SpecError("has no probability apart from the atoms, but the atoms' probabilities leave some", where, "make them sum to 1")
+        raise SpecError(
+            "has no probability apart from the atoms, but the atoms' probabilities leave some",
+            where,
+            "make them sum to 1",
+        )
     scale = max(rest, 0.0) / masses.sum() if len(values) else 0.0
     return make_continuous(codec, values, masses * scale, atoms, known.null, 1.0 / _GRID)
 
@@ -306,12 +328,16 @@ def _limits(type_: pa.DataType) -> tuple[float, float]:
     return (-(2.0**31), 2.0**31 - 1) if pa.types.is_date(type_) else (-(2.0**53), 2.0**53)
 
 
-def _sample_points(distribution: Any, lattice: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _sample_points(
+    distribution: Any, lattice: bool
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return points and masses whose continualised cdf agrees with `distribution` at every point."""
     grid = np.unique(np.concatenate([_TAIL, np.arange(1, _GRID) / _GRID, 1.0 - _TAIL]))
     points = np.asarray(distribution.ppf(grid), dtype=np.float64)
     points = np.unique(np.round(points) if lattice else points)
-    if lattice and points[-1] - points[0] < 2 * _GRID:  # then every whole number has room, and the distribution is met exactly
+    if (
+        lattice and points[-1] - points[0] < 2 * _GRID
+    ):  # then every whole number has room, and the distribution is met exactly
         points = np.arange(points[0], points[-1] + 1)
     masses = np.diff(np.asarray(distribution.cdf(points), dtype=np.float64), prepend=0.0)
     return points[masses > 0], masses[masses > 0]
@@ -327,42 +353,39 @@ class Chain(TableReference):
 
     Attributes
     ----------
-    fraction
-        The probability, in (0, 1), with which each row is held out.
-    path, format, version
-        The place of a public table that replaces the hold-out. Exactly one of `fraction` and `path` is given; in Python,
-        neither means that the public table is handed to `fit`.
-    order
-        The privatised columns in the order in which they are released; the schema's order if not given; `random`: drawn
-        from the run key. It does not change the distribution of the release.
-    by
-        A kept column: each of its values has a reference of its own.
-    min_rows
-        Groups with fewer reference rows are released by the pooled reference of all groups.
-    max_records
-        How many distinct records are held at most (each counted once for every keyed grade among its rows); beyond it the
-        reference is an exact keyed subsample.
+    path
+        The place of a public table that replaces the hold-out. Exactly one of `fraction` and `path`
+        is given; in Python, neither means that the public table is handed to `fit`.
+    format
+        The place of a public table that replaces the hold-out. Exactly one of `fraction` and `path`
+        is given; in Python, neither means that the public table is handed to `fit`.
+    version
+        The place of a public table that replaces the hold-out. Exactly one of `fraction` and `path`
+        is given; in Python, neither means that the public table is handed to `fit`.
 
     Privacy
     -------
-    With `fraction`, protects the released rows only. The held-out rows are not released and have no ε. With several columns
-    they are republished: levels and atoms exactly, other values almost. Every released row lies in the grid cell of a hold-out
-    record in all columns at once. Measured with 1,000 hold-out rows of independent continuous columns, this holds for 100 % of
-    the released rows in any number of columns. For fresh rows of the same distribution it holds by chance: for 100 % with one
-    column, 0.1 % with two and none with three. With a quarter held out, the released rows show about 95 % of the hold-out
-    records, and nearly all records that repeat (few levels). With `path`, protects all rows, provided that the public table
-    holds none of them.
+    With `fraction`, protects the released rows only. The held-out rows are not released and have no
+    ε. With several columns they are republished: levels and atoms exactly, other values almost.
+    Every released row lies in the grid cell of a hold-out record in all columns at once. Measured
+    with 1,000 hold-out rows of independent continuous columns, this holds for 100 % of the released
+    rows in any number of columns. For fresh rows of the same distribution it holds by chance: for
+    100 % with one column, 0.1 % with two and none with three. With a quarter held out, the released
+    rows show about 95 % of the hold-out records, and nearly all records that repeat (few levels).
+    With `path`, protects all rows, provided that the public table holds none of them.
 
     Notes
     -----
-    Memory of each process that writes: at most 36 bytes · nodes of the records' trie, which has no more than records ·
-    columns of them (twice with `by`); while records are merged, `stats.records.Records`. With a sample of 2**-k of the rows,
-    `min_rows` counts rows of the sample.
+    Memory of each process that writes: at most 36 bytes · nodes of the records' trie, which has no
+    more than records · columns of them (twice with `by`); while records are merged,
+    `stats.records.Records`. With a sample of 2**-k of the rows, `min_rows` counts rows of the
+    sample.
 
     References
     ----------
-    Bi and Shen, Distribution-invariant differential privacy, (2), (7)-(10), appendix S4 for `by`. As in the text around (2), and
-    in (10), each column's rank is taken given the original prefix and read given the released one.
+    Bi and Shen, Distribution-invariant differential privacy, (2), (7)-(10), appendix S4 for `by`.
+    As in the text around (2), and in (10), each column's rank is taken given the original prefix
+    and read given the released one.
 
     Examples
     --------
@@ -373,25 +396,43 @@ class Chain(TableReference):
 
     kind: Literal["chain"] = "chain"
     fraction: float | None = Field(default=None, gt=0, lt=1)
-    order: Annotated[Order | None, BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)] = None
+    """The probability, in (0, 1), with which each row is held out."""
+    order: Annotated[
+        Order | None,
+        BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
+    ] = None
+    """The privatised columns in the order in which they are released; the schema's order if not
+    given; `random`: drawn from the run key. It does not change the distribution of the release.
+    """
     by: str | None = None
+    """A kept column: each of its values has a reference of its own."""
     min_rows: int = Field(default=10, ge=2)
+    """Groups with fewer reference rows are released by the pooled reference of all groups."""
     max_records: int = Field(default=MAX_RECORDS, ge=16, le=2**26)
+    """How many distinct records are held at most (each counted once for every keyed grade among its
+    rows); beyond it the reference is an exact keyed subsample.
+    """
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if self.fraction is not None and self.path is not None:
-            raise ValueError("a chain takes its records from a hold-out (fraction) or from a public table (path), not from both")
+            raise ValueError(
+                "a chain takes its records from a hold-out (fraction) or from a public table (path), not from both"
+            )
         return self
 
     structure: ClassVar[Structure] = "records"
     path_hint: ClassVar[str] = "add it, or `reference.fraction`"
-    joint: ClassVar[str] = "all of it: rows follow the joint distribution of the reference's records, whatever the order of the columns"
+    joint: ClassVar[str] = (
+        "all of it: rows follow the joint distribution of the reference's records, whatever the order of the columns"
+    )
 
     @property
     def protected(self) -> str:
         """Who has ε, in words."""
-        return "the values of all rows" if self.fraction is None else "the values of the released rows"
+        return (
+            "the values of all rows" if self.fraction is None else "the values of the released rows"
+        )
 
     @property
     def unprotected(self) -> str:
@@ -417,7 +458,11 @@ class Chain(TableReference):
     @property
     def uncovered(self) -> tuple[Uncovered, ...]:
         """The hold-out, if there is one: its records are republished."""
-        return () if self.fraction is None else (Uncovered(fraction=self.fraction, fate="republished"),)
+        return (
+            ()
+            if self.fraction is None
+            else (Uncovered(fraction=self.fraction, fate="republished"),)
+        )
 
     @property
     def also_read(self) -> tuple[str, ...]:
@@ -457,19 +502,27 @@ class Chain(TableReference):
 
         Parameters
         ----------
-        columns
-            The privatised columns.
         uncounted
             Whether the private table's footers do not tell how many rows it has.
         """
         read = columns if self.by is None else f"{columns}, {self.by}"
         records = f"their distinct records, merged in a tree; above {self.max_records:,}, a keyed sample of 2**-k of the rows, and the card says k"
-        found = [f"survey: read {read}; choose the hold-out; {records}"] if self.fraction is not None else []
+        found = (
+            [f"survey: read {read}; choose the hold-out; {records}"]
+            if self.fraction is not None
+            else []
+        )
         if self.fraction is None:
             found += [f"survey: read {read}; count the rows"] if uncounted else []
             found.append(f"reference: read {read} of the public table; {records}")
-        order = self.order if isinstance(self.order, str) else "given" if self.order else "the schema's"
-        own = "" if self.by is None else f"; a reference for each {self.by} with {self.min_rows} or more reference rows, the pooled one for the rest"
+        order = (
+            self.order if isinstance(self.order, str) else "given" if self.order else "the schema's"
+        )
+        own = (
+            ""
+            if self.by is None
+            else f"; a reference for each {self.by} with {self.min_rows} or more reference rows, the pooled one for the rest"
+        )
         fit = f"fit: the records as a trie of at most 36 bytes for each record and column, columns in {order} order{own}"
         return (*found, f"{fit}; the noise of each column's ranks; on the driver, written once")
 
@@ -477,15 +530,13 @@ class Chain(TableReference):
         """Check the columns that are named here against the schema.
 
         For the parameters see `TableReference.check`.
-
-        Raises
-        ------
-        SpecError
-            If `order` does not name exactly the privatised columns, `by` is not kept, or no released unit could have a
-            reference of its own.
         """
         if isinstance(self.order, tuple) and sorted(self.order) != sorted(schema.privatised):
-            raise SpecError("must name each privatised column once", "`reference.order`", "correct it, or remove it")
+            raise SpecError(
+                "must name each privatised column once",
+                "`reference.order`",
+                "correct it, or remove it",
+            )
         if self.by is None:
             return
         if self.by not in schema.kept:
@@ -497,18 +548,12 @@ class Chain(TableReference):
             )
         if unit is not None and self.fraction is not None and unit.column == self.by:
             what = "units are held out as a whole, so no released unit would have its own reference"
-            raise SpecError(what, f"`reference.by` {self.by!r}", "remove it, or take a public table")
+            raise SpecError(
+                what, f"`reference.by` {self.by!r}", "remove it, or take a public table"
+            )
 
     def order_columns(self, columns: tuple[str, ...], key: RunKey) -> tuple[str, ...]:
-        """Return the privatised columns in the order of their release.
-
-        Parameters
-        ----------
-        columns
-            The privatised columns, in the schema's order.
-        key
-            The run key, which draws a random order.
-        """
+        """Return the privatised columns in the order of their release."""
         if isinstance(self.order, tuple):
             return self.order
         if self.order is None:

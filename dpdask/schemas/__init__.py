@@ -1,6 +1,7 @@
 """The JSON Schemas of a job, of a schema and of a release card, for editors and for programs that read cards.
 
-They are files of this folder, made from the models. After a change of a model, write them again: `python -m dpdask.schemas`.
+They are files of this folder, made from the models. After a change of a model, write them again:
+`python -m dpdask.schemas`.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
-import re
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,8 +19,11 @@ from dpdask.mechanisms.card import Card
 from dpdask.schema import Schema
 from dpdask.schemas import NAMES, Name, find_file
 
-_SECTION = re.compile(r"^(Attributes|Examples|Notes|References|Raises|Privacy|Parameters)\n-+\n", re.MULTILINE)
-_TITLES = {"job": "A job of dpdask", "schema": "The declared columns of a table", "card": "The card of a release"}
+_TITLES = {
+    "job": "A job of dpdask",
+    "schema": "The declared columns of a table",
+    "card": "The card of a release",
+}
 
 
 class _Untitled(GenerateJsonSchema):
@@ -39,10 +44,19 @@ def make_json_schema(name: Name) -> str:
         _describe(definition, found[part])
     _describe(written, model)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": _TITLES[name]}
-    return json.dumps(head | {key: value for key, value in written.items() if key != "title"}, indent=1, ensure_ascii=False) + "\n"
+    return (
+        json.dumps(
+            head | {key: value for key, value in written.items() if key != "title"},
+            indent=1,
+            ensure_ascii=False,
+        )
+        + "\n"
+    )
 
 
-def _list_models(model: type[BaseModel], seen: tuple[type[BaseModel], ...] = ()) -> Iterator[type[BaseModel]]:
+def _list_models(
+    model: type[BaseModel], seen: tuple[type[BaseModel], ...] = ()
+) -> Iterator[type[BaseModel]]:
     """Yield a model and all that its fields lead to."""
     yield model
     for field in model.model_fields.values():
@@ -53,29 +67,33 @@ def _list_models(model: type[BaseModel], seen: tuple[type[BaseModel], ...] = ())
 
 def _describe(definition: dict[str, Any], model: type[BaseModel]) -> None:
     """Put a model's summary, and the description of each field, into its JSON Schema."""
-    definition["description"] = next(filter(None, (_read_docstring(base)[0] for base in model.__mro__)))
-    fields: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        fields |= _read_docstring(base)[1]
+    bases = [base for base in model.__mro__ if issubclass(base, BaseModel) and base.__doc__]
+    definition["description"] = " ".join(inspect.getdoc(bases[0]).partition("\n\n")[0].split())
+    described: dict[str, str] = {}
+    for base in reversed(bases):
+        described |= _read_field_docs(base)
     for name, field in model.model_fields.items():
         key = definition["properties"][field.alias or name]
         if "const" in key:
-            fields.setdefault(name, f"Selects this {name}.")
-        if name in fields:
-            key["description"] = fields[name]
+            described.setdefault(name, f"Selects this {name}.")
+        if name in described:
+            key["description"] = described[name]
 
 
-def _read_docstring(model: type) -> tuple[str, Mapping[str, str]]:
-    """Return the text before the first section of a docstring, and the description of each attribute."""
-    parts = _SECTION.split(inspect.cleandoc(model.__dict__.get("__doc__") or ""))
-    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
-    entries = re.findall(r"^(\S.*)\n((?:[ ]+.*(?:\n|$)|\n)+)", sections.get("Attributes", ""), re.MULTILINE)
-    described = {name.strip(): _join(text) for names, text in entries for name in names.split(",")}
-    return _join(parts[0]), described
+def _read_field_docs(model: type[BaseModel]) -> dict[str, str]:
+    """Return the text beside each field of a model.
 
-
-def _join(text: str) -> str:
-    return " ".join(text.split())
+    pydantic would read it at every import (`use_attribute_docstrings`), which costs each command.
+    """
+    [source] = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    described = {}
+    for field, text in pairwise(source.body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(doc))
+            ):
+                described[name] = " ".join(doc.split())
+    return described
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Mergeable statistics: identity, of_batch or of_codes, merge; exact whole numbers, no randomness, no noise.
 
-They are computed on workers and merged in a tree. They are private: nothing of them leaves the run but through a mechanism.
+They are computed on workers and merged in a tree. They are private: nothing of them leaves the run
+but through a mechanism.
 """
 
 from dpdask.stats.levels import LevelCounts

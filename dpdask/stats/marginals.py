@@ -27,13 +27,7 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Domain:
-    """The attributes of a coded table and how many levels each has.
-
-    Raises
-    ------
-    ValueError
-        If there is no attribute, names repeat, there is not one size per name, or a size is not within 1 to 65,536.
-    """
+    """The attributes of a coded table and how many levels each has."""
 
     names: tuple[str, ...]
     """The attributes, distinct, in the order of the rows of a code matrix."""
@@ -42,24 +36,26 @@ class Domain:
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) != len(self.names):
-            raise ValueError(f"a domain has at least one attribute and their names are distinct, not {self.names}")
+            raise ValueError(
+                f"a domain has at least one attribute and their names are distinct, not {self.names}"
+            )
         if len(self.sizes) != len(self.names):
-            raise ValueError(f"{len(self.names)} attributes have {len(self.names)} sizes, not {len(self.sizes)}")
+            raise ValueError(
+                f"{len(self.names)} attributes have {len(self.names)} sizes, not {len(self.sizes)}"
+            )
         for name, size in zip(self.names, self.sizes, strict=True):
             if not 1 <= size <= kernel.MAX_LEVELS:
-                raise ValueError(f"{name!r} has {size} levels; 1 to {kernel.MAX_LEVELS} are supported")
+                raise ValueError(
+                    f"{name!r} has {size} levels; 1 to {kernel.MAX_LEVELS} are supported"
+                )
 
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> Self:
-        """Return the domain whose `names` and `sizes` an archive's header holds.
-
-        Raises
-        ------
-        ValueError, KeyError, TypeError
-            If it holds none.
-        """
+        """Return the domain whose `names` and `sizes` an archive's header holds."""
         names, sizes = tuple(header["names"]), tuple(header["sizes"])
-        if not all(isinstance(name, str) for name in names) or not all(type(size) is int for size in sizes):
+        if not all(isinstance(name, str) for name in names) or not all(
+            type(size) is int for size in sizes
+        ):
             raise ValueError("a domain's names are texts and its sizes are whole numbers")
         return cls(names=names, sizes=sizes)
 
@@ -98,11 +94,14 @@ class Domain:
         return tuple(combinations(self.names, 2))
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)  # Dask logs the arguments of a task that failed
+@dataclass(
+    frozen=True, slots=True, eq=False, repr=False
+)  # Dask logs the arguments of a task that failed
 class MarginalCounts:
     """Exact contingency tables of some rows: one-way, two-way unless left out, and of chosen cliques.
 
-    Privacy: tables of private rows. One row, added or removed, changes one cell of every table by one.
+    Privacy: tables of private rows. One row, added or removed, changes one cell of every table by
+    one.
     """
 
     domain: Domain
@@ -115,60 +114,56 @@ class MarginalCounts:
     """The chosen cliques' tables, int64 of shape (size_of(clique),), C-ordered."""
 
     @classmethod
-    def identity(cls, domain: Domain, cliques: Iterable[Clique] = (), *, two_way: bool = True) -> MarginalCounts:
-        """Return the tables of no rows.
-
-        Parameters
-        ----------
-        domain
-            The attributes and their sizes.
-        cliques
-            The cliques whose tables are counted too.
-        two_way
-            Whether the tables of all pairs are counted.
-        """
+    def identity(
+        cls, domain: Domain, cliques: Iterable[Clique] = (), *, two_way: bool = True
+    ) -> MarginalCounts:
+        """Return the tables of no rows."""
         return MarginalCounter(domain, cliques, two_way=two_way).result()
 
     @classmethod
-    def of_codes(cls, domain: Domain, codes: kernel.Codes, cliques: Iterable[Clique] = (), *, two_way: bool = True) -> MarginalCounts:
+    def of_codes(
+        cls,
+        domain: Domain,
+        codes: kernel.Codes,
+        cliques: Iterable[Clique] = (),
+        *,
+        two_way: bool = True,
+    ) -> MarginalCounts:
         """Return the tables of a code matrix; see `MarginalCounter.add`."""
         counter = MarginalCounter(domain, cliques, two_way=two_way)
         counter.add(codes)
         return counter.result()
 
     def merge(self, *others: Self) -> Self:
-        """Return the tables of all rows together.
-
-        Raises
-        ------
-        ValueError
-            If they are not of the same domain and cliques.
-        """
+        """Return the tables of all rows together."""
         one_way, pairs = self.one_way.copy(), self.pairs.copy()
         cliques = {clique: counts.copy() for clique, counts in self.cliques.items()}
         for part in others:  # one accumulator: the tables of thousands of attributes are large
-            if part.domain != self.domain or part.cliques.keys() != cliques.keys() or part.pairs.shape != pairs.shape:
+            if (
+                part.domain != self.domain
+                or part.cliques.keys() != cliques.keys()
+                or part.pairs.shape != pairs.shape
+            ):
                 raise ValueError("marginals of different domains or cliques cannot be merged")
             one_way += part.one_way
             pairs += part.pairs
             for clique, counts in cliques.items():
                 counts += part.cliques[clique]
-        return type(self)(self.domain, self.n_rows + sum(part.n_rows for part in others), one_way, pairs, cliques)
+        return type(self)(
+            self.domain, self.n_rows + sum(part.n_rows for part in others), one_way, pairs, cliques
+        )
 
     def table(self, clique: Clique) -> Counts:
         """Return a one-way, two-way or chosen clique's table; int64 of shape domain.shape_of(clique), a view.
 
         The clique's attributes may come in any order; the table's axes come in the same.
-
-        Raises
-        ------
-        ValueError
-            If an attribute is unknown or repeated, or the clique was not counted.
         """
         shape = self.domain.shape_of(clique)
         for chosen, counts in self.cliques.items():
             if set(chosen) == set(clique):
-                return counts.reshape(self.domain.shape_of(chosen)).transpose([chosen.index(name) for name in clique])
+                return counts.reshape(self.domain.shape_of(chosen)).transpose(
+                    [chosen.index(name) for name in clique]
+                )
         positions = self.domain.positions(clique)
         layout = kernel.pair_layout(self.domain.sizes)
         if len(clique) == 1:
@@ -178,7 +173,9 @@ class MarginalCounts:
             raise ValueError(f"{clique} was not counted")
         first, second = sorted(positions)
         start = kernel.table_start(layout, first, second)
-        table = self.pairs[start : start + shape[0] * shape[1]].reshape(self.domain.sizes[first], self.domain.sizes[second])
+        table = self.pairs[start : start + shape[0] * shape[1]].reshape(
+            self.domain.sizes[first], self.domain.sizes[second]
+        )
         return table if positions[0] == first else table.T
 
 
@@ -187,22 +184,15 @@ class MarginalCounter:
 
     Parameters
     ----------
-    domain
-        The attributes.
-    cliques
-        Further cliques to count, of any number of attributes.
     two_way
         Whether to count all pairs; if not, only single attributes and the chosen cliques.
-
-    Raises
-    ------
-    ValueError
-        If a clique is empty, repeats an attribute or has an unknown one.
     """
 
     __slots__ = ("_cliques", "_domain", "_n_rows", "_one_way", "_pairs", "_sizes", "_two_way")
 
-    def __init__(self, domain: Domain, cliques: Iterable[Clique] = (), *, two_way: bool = True) -> None:
+    def __init__(
+        self, domain: Domain, cliques: Iterable[Clique] = (), *, two_way: bool = True
+    ) -> None:
         self._domain = domain
         self._sizes = np.array(domain.sizes, dtype=np.int64)
         self._two_way = two_way
@@ -211,8 +201,12 @@ class MarginalCounter:
     def _start(self, cliques: Iterable[Clique]) -> None:
         self._n_rows = 0
         self._one_way = np.zeros(self._sizes.sum(), dtype=np.int64)
-        self._pairs = np.zeros(kernel.pair_layout(self._sizes).groups[-1] if self._two_way else 0, dtype=np.int64)
-        self._cliques = {clique: np.zeros(self._domain.size_of(clique), dtype=np.int64) for clique in cliques}
+        self._pairs = np.zeros(
+            kernel.pair_layout(self._sizes).groups[-1] if self._two_way else 0, dtype=np.int64
+        )
+        self._cliques = {
+            clique: np.zeros(self._domain.size_of(clique), dtype=np.int64) for clique in cliques
+        }
 
     def add(self, codes: kernel.Codes) -> None:
         """Count the rows of a batch.
@@ -220,13 +214,8 @@ class MarginalCounter:
         Parameters
         ----------
         codes
-            C-contiguous uint8 or uint16 array of shape (n_attributes, n_rows), row a below the domain's sizes[a].
-
-        Raises
-        ------
-        ValueError
-            If the array has another shape, dtype or order, or a code is not below its attribute's levels. What was counted
-            before may then hold some of the batch's tables and not others: the counter is of no more use.
+            C-contiguous uint8 or uint16 array of shape (n_attributes, n_rows), row a below the
+            domain's sizes[a].
         """
         if self._two_way:
             kernel.count_pairs(codes, self._sizes, self._pairs)
@@ -241,7 +230,9 @@ class MarginalCounter:
         """Return the marginals of all batches, arrays and all; the counter starts again from no rows."""
         if self._derives_one_way:
             self._sum_one_way()
-        result = MarginalCounts(self._domain, self._n_rows, self._one_way, self._pairs, self._cliques)
+        result = MarginalCounts(
+            self._domain, self._n_rows, self._one_way, self._pairs, self._cliques
+        )
         self._start(self._cliques)
         return result
 
@@ -271,13 +262,7 @@ Keys = NDArray[np.int64]
 
 
 def n_cells(domain: Domain) -> int:
-    """Return how many cells the joint histogram has, occupied or not.
-
-    Raises
-    ------
-    SpecError
-        If they are more than 2**62.
-    """
+    """Return how many cells the joint histogram has, occupied or not."""
     total = math.prod(domain.sizes)
     if total > MAX_JOINT_CELLS:
         hint = "declare fewer bins or levels for its columns, or drop one"
@@ -292,21 +277,16 @@ def keys_of(domain: Domain, codes: Codes) -> Keys:
     ----------
     codes
         uint8 or uint16 array of shape (n_attributes, n_rows), row a below the domain's sizes[a].
-
-    Returns
-    -------
-    int64 array of shape (n_rows,), each in 0..n_cells-1: the C-ordered flat index of the domain's joint table.
-
-    Raises
-    ------
-    ValueError
-        If the array has another shape or dtype, or a code is not below its attribute's levels.
-    SpecError
-        As `n_cells`.
     """
     n_cells(domain)
-    if codes.ndim != 2 or codes.dtype not in (np.uint8, np.uint16) or len(codes) != domain.n_attributes:
-        raise ValueError(f"codes are a uint8 or uint16 matrix of {domain.n_attributes} rows, not {codes.dtype} of shape {codes.shape}")
+    if (
+        codes.ndim != 2
+        or codes.dtype not in (np.uint8, np.uint16)
+        or len(codes) != domain.n_attributes
+    ):
+        raise ValueError(
+            f"codes are a uint8 or uint16 matrix of {domain.n_attributes} rows, not {codes.dtype} of shape {codes.shape}"
+        )
     for column, name, size in zip(codes, domain.names, domain.sizes, strict=True):
         if column.max(initial=0) >= size:  # the code itself is private and stays out of the message
             raise ValueError(f"attribute {name!r} has a code that is not below its {size} levels")
@@ -318,15 +298,7 @@ def keys_of(domain: Domain, codes: Codes) -> Keys:
 
 
 def codes_of(domain: Domain, keys: Keys) -> Codes:
-    """Return the codes of each cell: the inverse of `keys_of`, of shape (n_attributes, len(keys)), in the domain's code dtype.
-
-    Parameters
-    ----------
-    domain
-        The attributes and their sizes.
-    keys
-        int64 array: the cells.
-    """
+    """Return the codes of each cell: the inverse of `keys_of`, of shape (n_attributes, len(keys)), in the domain's code dtype."""
     codes: Codes = np.empty((domain.n_attributes, len(keys)), dtype=domain.code_dtype)
     left = keys
     for place in reversed(range(domain.n_attributes)):
@@ -334,38 +306,26 @@ def codes_of(domain: Domain, keys: Keys) -> Codes:
     return codes
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)  # Dask logs the arguments of a task that failed
+@dataclass(
+    frozen=True, slots=True, eq=False, repr=False
+)  # Dask logs the arguments of a task that failed
 class JointCounts:
     """Exact counts of the occupied cells of the joint histogram of some rows.
 
-    Attributes
-    ----------
-    domain
-        The attributes.
-    keys
-        int64 array of shape (n_occupied,), increasing: the occupied cells, as `keys_of` numbers them.
-    counts
-        int64 array of that shape, each at least 1.
-
     Privacy
     -------
-    A table of private rows, and so is the set of its keys: which cells are occupied is private too. One row, added or
-    removed, changes one cell by one; replaced, at most two cells by one each.
+    A table of private rows, and so is the set of its keys: which cells are occupied is private too.
+    One row, added or removed, changes one cell by one; replaced, at most two cells by one each.
     """
 
     domain: Domain
+    # Int64 array of shape (n_occupied,), increasing: the occupied cells, as `keys_of` numbers them.
     keys: Keys
-    counts: Counts
+    counts: Counts  # int64 array of that shape, each at least 1
 
     @classmethod
     def identity(cls, domain: Domain) -> Self:
-        """Return the counts of no rows.
-
-        Raises
-        ------
-        SpecError
-            As `n_cells`.
-        """
+        """Return the counts of no rows."""
         n_cells(domain)
         return cls(domain, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
@@ -378,18 +338,17 @@ class JointCounts:
         return cls(domain, keys[first], np.diff(first, append=len(keys)).astype(np.int64))
 
     def merge(self, *others: Self) -> Self:
-        """Return the counts of all rows together.
-
-        Raises
-        ------
-        ValueError
-            If they are not of the same domain.
-        """
+        """Return the counts of all rows together."""
         if any(part.domain != self.domain for part in others):
             raise ValueError("joint counts of different domains cannot be merged")
         parts = [(part.keys, part.counts) for part in (self, *others)]
-        while len(parts) > 1:  # neighbours in rounds: every cell is moved log2(n) times, not n times
-            merged = [merge_cells(*first, *second) for first, second in zip(parts[::2], parts[1::2], strict=False)]
+        while (
+            len(parts) > 1
+        ):  # neighbours in rounds: every cell is moved log2(n) times, not n times
+            merged = [
+                merge_cells(*first, *second)
+                for first, second in zip(parts[::2], parts[1::2], strict=False)
+            ]
             parts = merged + parts[2 * len(merged) :]
         return type(self)(self.domain, *parts[0])
 
@@ -400,16 +359,10 @@ class JointCounts:
 
 
 @jit
-def merge_cells(keys_a: Keys, counts_a: Counts, keys_b: Keys, counts_b: Counts) -> tuple[Keys, Counts]:
-    """Return the union of two increasing lists of cells, counts of common cells added.
-
-    Parameters
-    ----------
-    keys_a, counts_a
-        Cells, increasing, and their counts.
-    keys_b, counts_b
-        Likewise.
-    """
+def merge_cells(
+    keys_a: Keys, counts_a: Counts, keys_b: Keys, counts_b: Counts
+) -> tuple[Keys, Counts]:
+    """Return the union of two increasing lists of cells, counts of common cells added."""
     keys = np.empty(len(keys_a) + len(keys_b), dtype=np.int64)
     counts = np.empty(len(keys), dtype=np.int64)
     a = b = n = 0
@@ -425,7 +378,9 @@ def merge_cells(keys_a: Keys, counts_a: Counts, keys_b: Keys, counts_b: Counts) 
             counts[n] += counts_b[b]
             b += 1
         n += 1
-    return keys[:n].copy(), counts[:n].copy()  # a view would keep the longer arrays alive, and travel with them
+    return keys[:n].copy(), counts[
+        :n
+    ].copy()  # a view would keep the longer arrays alive, and travel with them
 
 
 MAX_CELLS = 2**27  # a gigabyte of counts; each worker holds a few such
@@ -437,63 +392,43 @@ Codes = NDArray[np.uint8] | NDArray[np.uint16]
 
 
 def domain_of(cells: Mapping[str, Cells]) -> Domain:
-    """Return the attributes and their numbers of levels.
-
-    Raises
-    ------
-    SpecError
-        If one has more cells than a code can tell apart.
-    """
+    """Return the attributes and their numbers of levels."""
     for name, column in cells.items():
         if column.size > MAX_LEVELS:
-            raise SpecError(f"has {column.size:,} cells, and the limit is {MAX_LEVELS:,}", f"column {name!r}", "declare fewer bins for it")
+            raise SpecError(
+                f"has {column.size:,} cells, and the limit is {MAX_LEVELS:,}",
+                f"column {name!r}",
+                "declare fewer bins for it",
+            )
     return Domain(names=tuple(cells), sizes=tuple(column.size for column in cells.values()))
 
 
-def encode(batch: pa.RecordBatch, cells: Mapping[str, Cells], domain: Domain, chosen: Chosen | None) -> Codes:
-    """Return the codes of the chosen rows of a batch, shape (n_attributes, n_chosen), after checking every row.
-
-    Parameters
-    ----------
-    batch
-        The rows.
-    cells
-        The public cells of each attribute.
-    domain
-        The attributes.
-    chosen
-        Which rows; None: all of them.
-
-    Raises
-    ------
-    DataError
-        If a value violates the schema.
-    """
+def encode(
+    batch: pa.RecordBatch, cells: Mapping[str, Cells], domain: Domain, chosen: Chosen | None
+) -> Codes:
+    """Return the codes of the chosen rows of a batch, shape (n_attributes, n_chosen), after checking every row."""
     every = chosen is None or bool(chosen.all())
-    codes = np.empty((domain.n_attributes, batch.num_rows if chosen is None or every else int(chosen.sum())), dtype=domain.code_dtype)
+    codes = np.empty(
+        (domain.n_attributes, batch.num_rows if chosen is None or every else int(chosen.sum())),
+        dtype=domain.code_dtype,
+    )
     for place, (name, column) in enumerate(cells.items()):
         array = batch.column(name)
-        found = column.codec.encode(array) if isinstance(column.codec, LevelCodec) else column.codes(array)
+        found = (
+            column.codec.encode(array)
+            if isinstance(column.codec, LevelCodec)
+            else column.codes(array)
+        )
         codes[place] = found if every else found[chosen]
     return codes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableStatistic:
-    """Contingency tables: chosen ones, and all pairs.
+    """Contingency tables: chosen ones, and all pairs."""
 
-    Attributes
-    ----------
-    cells
-        The public cells of each counted column.
-    cliques
-        Chosen tables, of any number of columns.
-    two_way
-        Whether all pairs are counted.
-    """
-
-    cells: Mapping[str, Cells]
-    cliques: tuple[Clique, ...] = ()
+    cells: Mapping[str, Cells]  # the public cells of each counted column
+    cliques: tuple[Clique, ...] = ()  # chosen tables, of any number of columns
     two_way: bool = True
 
     @property
@@ -517,11 +452,6 @@ class TableStatistic:
         ----------
         bins
             The name of the bins among the mechanism's parameters, for messages.
-
-        Raises
-        ------
-        SpecError
-            If one table, or all together, are too large; the line names the largest and says how to bin it.
         """
         domain = self.domain
         sizes = sorted(zip(domain.sizes, domain.names, strict=True), reverse=True)
@@ -537,18 +467,17 @@ class TableStatistic:
         where = "the table " + " x ".join(repr(name) for name in clique)
         what = f"it has {largest:,} cells, and the limit is {_MAX_TABLE:,}"
         if largest <= _MAX_TABLE:
-            where, what = f"{where} and the others", f"all tables together have {total:,} cells; the limit is {MAX_CELLS:,}"
-        raise SpecError(what, where, f"lower `{bins}` for its columns, declare fewer levels, or drop a column")
+            where, what = (
+                f"{where} and the others",
+                f"all tables together have {total:,} cells; the limit is {MAX_CELLS:,}",
+            )
+        raise SpecError(
+            what, where, f"lower `{bins}` for its columns, declare fewer levels, or drop a column"
+        )
 
 
 class TableCounter:
-    """Counts the tables of one task into the same arrays.
-
-    Parameters
-    ----------
-    statistic
-        What is counted.
-    """
+    """Counts the tables of one task into the same arrays."""
 
     def __init__(self, statistic: TableStatistic) -> None:
         self._cells, self._domain = statistic.cells, statistic.domain
@@ -565,15 +494,9 @@ class TableCounter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointStatistic:
-    """The joint histogram of all counted columns, by its occupied cells.
+    """The joint histogram of all counted columns, by its occupied cells."""
 
-    Attributes
-    ----------
-    cells
-        The public cells of each counted column.
-    """
-
-    cells: Mapping[str, Cells]
+    cells: Mapping[str, Cells]  # the public cells of each counted column
 
     @property
     def rows_per_task(self) -> None:

@@ -17,59 +17,45 @@ MAX_KNOTS = 2**16
 MAX_RANK_ERROR = 2.0**-15
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)  # Dask logs the arguments of a task that failed
+@dataclass(
+    frozen=True, slots=True, eq=False, repr=False
+)  # Dask logs the arguments of a task that failed
 class RankSummary:
     """A weighted sample that stands for the rows of one column.
 
-    Attributes
-    ----------
-    values, weights
-        float64 and int64 arrays of one shape, at most 2**19 points: distinct sorted values apart from the atoms, and
-        how many rows each stands for.
-    atom_counts
-        int64 array, the rows at each declared atom; exact.
-    n_nulls
-        The rows that are null; exact.
-    error
-        By how many rows the rank of any number can be wrong.
-
     Notes
     -----
-    A merge that overflows keeps 2**19 points, which misplaces at most 2**-19 of its rows, however many summaries it takes
-    at once. Merged in a tree with fan-in 8, one call a node, up to 8**8 fragments stay within 8 * 2**-19 = 2**-16, and the
-    final cut to 2**16 knots adds at most 2**-16: the rank error of a reference is at most 2**-15. `error` keeps the count,
-    so the bound is checked and not assumed.
+    A merge that overflows keeps 2**19 points, which misplaces at most 2**-19 of its rows, however
+    many summaries it takes at once. Merged in a tree with fan-in 8, one call a node, up to 8**8
+    fragments stay within 8 * 2**-19 = 2**-16, and the final cut to 2**16 knots adds at most 2**-16:
+    the rank error of a reference is at most 2**-15. `error` keeps the count, so the bound is
+    checked and not assumed.
     """
 
+    # Float64 and int64 arrays of one shape, at most 2**19 points: distinct sorted values apart from
+    # the atoms, and how many rows each stands for.
     values: NDArray[np.float64]
     weights: NDArray[np.int64]
-    atom_counts: NDArray[np.int64]
+    atom_counts: NDArray[np.int64]  # int64 array, the rows at each declared atom; exact
     n_nulls: int
-    error: int
+    error: int  # by how many rows the rank of any number can be wrong
 
     @classmethod
     def identity(cls, codec: ValueCodec) -> Self:
         """Return the summary of no rows."""
-        return cls(np.empty(0), np.empty(0, dtype=np.int64), np.zeros(len(codec.atoms), dtype=np.int64), 0, 0)
+        return cls(
+            np.empty(0),
+            np.empty(0, dtype=np.int64),
+            np.zeros(len(codec.atoms), dtype=np.int64),
+            0,
+            0,
+        )
 
     @classmethod
-    def of_batch(cls, codec: ValueCodec, array: pa.Array, chosen: NDArray[np.bool_] | None = None) -> Self:
-        """Return the summary of the chosen rows of a batch; every row is checked against the schema.
-
-        Parameters
-        ----------
-        codec
-            The column's codec.
-        array
-            The batch's values of the column.
-        chosen
-            Which rows to summarise; all if None.
-
-        Raises
-        ------
-        DataError
-            If any row, chosen or not, violates the schema.
-        """
+    def of_batch(
+        cls, codec: ValueCodec, array: pa.Array, chosen: NDArray[np.bool_] | None = None
+    ) -> Self:
+        """Return the summary of the chosen rows of a batch; every row is checked against the schema."""
         values, is_null = codec.encode(array)
         if chosen is not None:
             values, is_null = values[chosen], is_null[chosen]
@@ -82,11 +68,15 @@ class RankSummary:
     def merge(self, *others: Self) -> Self:
         """Return the summary of all of them, compressed once if it passes 2**19 points; merge a tree's fan-in in one call."""
         parts = (self, *others)
-        values, weights = ecdf.merge([part.values for part in parts], [part.weights for part in parts])
+        values, weights = ecdf.merge(
+            [part.values for part in parts], [part.weights for part in parts]
+        )
         values, weights, moved = ecdf.compress(values, weights, MAX_POINTS)
         atom_counts: NDArray[np.int64] = np.stack([part.atom_counts for part in parts]).sum(axis=0)
         n_nulls = sum(part.n_nulls for part in parts)
-        return type(self)(values, weights, atom_counts, n_nulls, sum(part.error for part in parts) + moved)
+        return type(self)(
+            values, weights, atom_counts, n_nulls, sum(part.error for part in parts) + moved
+        )
 
     def compress(self, n_points: int) -> Self:
         """Return the summary with at most `n_points` points."""
@@ -102,25 +92,23 @@ class RankSummary:
 Range = tuple[Any, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)  # contains values, so it must never be printed
+@dataclass(
+    frozen=True, slots=True, kw_only=True, repr=False
+)  # contains values, so it must never be printed
 class ColumnOrder:
     """Whether the values of neighbouring rows, or the ranges of neighbouring parts, rise or fall; neighbours can be merged in order.
-
-    Attributes
-    ----------
-    first, last
-        The smallest and the largest value of the first and of the last part; a row is a part with one value. None if there is
-        no value, or if values both rise and fall, because then they are no longer needed.
-    rises, falls
-        Whether some part has a value that is larger (smaller) than some value of the part before it.
 
     Notes
     -----
     Merging is associative, with `identity`, and not commutative: merge in the order of the table.
     """
 
+    # The smallest and the largest value of the first and of the last part; a row is a part with one
+    # value. None if there is no value, or if values both rise and fall, because then they are no
+    # longer needed.
     first: Range | None = None
     last: Range | None = None
+    # Whether some part has a value that is larger (smaller) than some value of the part before it.
     rises: bool = False
     falls: bool = False
 
@@ -136,23 +124,23 @@ class ColumnOrder:
         Parameters
         ----------
         values
-            Numbers of shape (n,), without nulls, in the same order as the column's values and equal where these are equal.
+            Numbers of shape (n,), without nulls, in the same order as the column's values and equal
+            where these are equal.
         """
         if not len(values):
             return cls()
         first, last = values[0].item(), values[-1].item()
         before, after = values[:-1], values[1:]
-        return cls(first=(first, first), last=(last, last), rises=bool((after > before).any()), falls=bool((after < before).any()))._plain()
+        return cls(
+            first=(first, first),
+            last=(last, last),
+            rises=bool((after > before).any()),
+            falls=bool((after < before).any()),
+        )._plain()
 
     @classmethod
     def of_range(cls, low: Any, high: Any) -> Self:
-        """Return the order of one part whose values are in [low, high], in unknown order.
-
-        Parameters
-        ----------
-        low, high
-            The least and the greatest value of the part.
-        """
+        """Return the order of one part whose values are in [low, high], in unknown order."""
         return cls(first=(low, high), last=(low, high))
 
     def merge(self, *others: Self) -> Self:
@@ -169,7 +157,10 @@ class ColumnOrder:
             return other
         rises, falls = other.first[1] > self.last[0], other.first[0] < self.last[1]
         return type(self)(
-            first=self.first, last=other.last, rises=self.rises or other.rises or rises, falls=self.falls or other.falls or falls
+            first=self.first,
+            last=other.last,
+            rises=self.rises or other.rises or rises,
+            falls=self.falls or other.falls or falls,
         )._plain()
 
     def _plain(self) -> Self:

@@ -29,36 +29,30 @@ Words = NDArray[np.uint64]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)  # Dask logs the arguments of a task that failed
+@dataclass(
+    frozen=True, slots=True, kw_only=True, eq=False, repr=False
+)  # Dask logs the arguments of a task that failed
 class Records:
     """The distinct records of some rows; mergeable, in any order and from any partitions.
 
-    Attributes
-    ----------
-    max_records
-        How many entries there are at most.
-    keys
-        uint64 array of shape (n, n_columns): each record's values as words.
-    grades
-        uint8 array of shape (n,): a row has grade g or more with probability 2**-g, by a keyed word of its own.
-    counts
-        int64 array of shape (n,): how many rows the entry stands for.
-    least
-        Rows of a lower grade are left out: the records are a sample of 2**-least of the rows.
-
     Notes
     -----
-    Entries with the same record and grade are one, unless few were the same when parts were merged: then an entry may stand more than once, and
-    its counts are to be added. Where there would be more than `max_records` distinct entries, `least` becomes the least grade for which there are
-    not. A part of the rows never needs a higher one than all of them, so records, grades, summed counts and `least` are the same however the
-    rows are partitioned and merged. Memory: entries · (8 · columns + 9) bytes; while rows are counted or parts merged, up to 24 · (columns + 6) bytes
+    Entries with the same record and grade are one, unless few were the same when parts were merged:
+    then an entry may stand more than once, and its counts are to be added. Where there would be
+    more than `max_records` distinct entries, `least` becomes the least grade for which there are
+    not. A part of the rows never needs a higher one than all of them, so records, grades, summed
+    counts and `least` are the same however the rows are partitioned and merged. Memory: entries ·
+    (8 · columns + 9) bytes; while rows are counted or parts merged, up to 24 · (columns + 6) bytes
     for each entry of the result besides.
     """
 
-    max_records: int
-    keys: Words
+    max_records: int  # how many entries there are at most
+    keys: Words  # uint64 array of shape (n, n_columns): each record's values as words
+    # Uint8 array of shape (n,): a row has grade g or more with probability 2**-g, by a keyed word
+    # of its own.
     grades: NDArray[np.uint8]
-    counts: Ints
+    counts: Ints  # int64 array of shape (n,): how many rows the entry stands for
+    # Rows of a lower grade are left out: the records are a sample of 2**-least of the rows.
     least: int = 0
 
     def merge(self, *others: Self) -> Self:
@@ -84,9 +78,14 @@ class Records:
         least = max(part.least for part in parts)
         kept = [_ALL if part.least == least else part.grades >= least for part in parts]
         keys, grades, counts = (
-            np.concatenate([getattr(part, name)[rows] for part, rows in zip(parts, kept, strict=True)]) for name in ("keys", "grades", "counts")
+            np.concatenate(
+                [getattr(part, name)[rows] for part, rows in zip(parts, kept, strict=True)]
+            )
+            for name in ("keys", "grades", "counts")
         )
-        return cls(max_records=parts[0].max_records, keys=keys, grades=grades, counts=counts, least=least)
+        return cls(
+            max_records=parts[0].max_records, keys=keys, grades=grades, counts=counts, least=least
+        )
 
     @property
     def n_rows(self) -> int:
@@ -95,13 +94,7 @@ class Records:
 
 
 class _Table:
-    """Distinct records while they are counted; `Records` says what is kept of them.
-
-    Parameters
-    ----------
-    n_columns, max_records
-        As for `Records`.
-    """
+    """Distinct records while they are counted; `Records` says what is kept of them."""
 
     def __init__(self, n_columns: int, max_records: int) -> None:
         self._max_records, self._least, self._n = max_records, 0, 0
@@ -115,8 +108,6 @@ class _Table:
         ----------
         columns
             For each column a uint64 array of shape (n,), the rows' values as words.
-        own
-            uint64 array of shape (n,): each row's own keyed word.
         """
         keys = np.empty((len(own), len(columns)), dtype=np.uint64)
         for place, column in enumerate(columns):
@@ -130,7 +121,15 @@ class _Table:
         for start in range(0, len(keys), _STEP):
             part = slice(start, start + _STEP)
             self._make_room(self._n + len(keys[part]))
-            self._n = kernel.add_rows(keys[part], grades[part], counts[part], self._least, self._entries, self._slots, self._n)
+            self._n = kernel.add_rows(
+                keys[part],
+                grades[part],
+                counts[part],
+                self._least,
+                self._entries,
+                self._slots,
+                self._n,
+            )
             if self._n > self._max_records:
                 of_grade_or_more = np.cumsum(np.bincount(self._grades, minlength=65)[::-1])[::-1]
                 self._leave_out(int(np.argmax(np.append(of_grade_or_more, 0) <= self._max_records)))
@@ -142,8 +141,18 @@ class _Table:
     def parts(self) -> dict[str, Any]:
         """Return the fields of the records."""
         entries = self._entries[: self._n]
-        keys, grades, counts = entries[:, :-2].copy(), self._grades.astype(np.uint8), entries[:, -1].astype(np.int64)
-        return {"max_records": self._max_records, "keys": keys, "grades": grades, "counts": counts, "least": self._least}
+        keys, grades, counts = (
+            entries[:, :-2].copy(),
+            self._grades.astype(np.uint8),
+            entries[:, -1].astype(np.int64),
+        )
+        return {
+            "max_records": self._max_records,
+            "keys": keys,
+            "grades": grades,
+            "counts": counts,
+            "least": self._least,
+        }
 
     @property
     def _grades(self) -> Ints:
@@ -168,22 +177,7 @@ class _Table:
 
 
 def numbers(codec: Codec, array: pa.Array, rows: Ints | slice = _ALL) -> Floats:
-    """Return a column's values as sortable numbers, in a new array: a level's code, a number itself, and -inf for a null on a line.
-
-    Parameters
-    ----------
-    codec
-        The column's codec.
-    array
-        Its values; all are checked.
-    rows
-        Which of them are returned.
-
-    Raises
-    ------
-    DataError
-        If a value violates the schema.
-    """
+    """Return a column's values as sortable numbers, in a new array: a level's code, a number itself, and -inf for a null on a line."""
     if isinstance(codec, LevelCodec):
         return encode(codec, array)[rows].astype(np.float64)
     values, is_null = codec.encode(array)
@@ -192,16 +186,12 @@ def numbers(codec: Codec, array: pa.Array, rows: Ints | slice = _ALL) -> Floats:
 
 
 def from_numbers(codec: Codec, values: Floats) -> pa.Array:
-    """Return the values that `numbers` stand for, in the column's Arrow type.
-
-    Parameters
-    ----------
-    codec
-        The column's codec.
-    values
-        float64 array, as `numbers` returns it.
-    """
-    return codec.decode(values.astype(np.int32)) if isinstance(codec, LevelCodec) else codec.decode(values, values == -np.inf)
+    """Return the values that `numbers` stand for, in the column's Arrow type."""
+    return (
+        codec.decode(values.astype(np.int32))
+        if isinstance(codec, LevelCodec)
+        else codec.decode(values, values == -np.inf)
+    )
 
 
 def group_key(key: RunKey) -> Words:
@@ -210,46 +200,23 @@ def group_key(key: RunKey) -> Words:
 
 
 def group_hashes(column: str, array: pa.Array, key: Words, rows: Ints | slice = _ALL) -> Words:
-    """Return the keyed hash of each row's group, uint64.
-
-    Parameters
-    ----------
-    column
-        The name of the groups' column, for messages.
-    array
-        Its values.
-    key
-        From `group_key`.
-    rows
-        Which rows' hashes are returned.
-
-    Raises
-    ------
-    DataError
-        If a row's group is null.
-    """
+    """Return the keyed hash of each row's group, uint64."""
     if array.null_count:
-        raise DataError("holds a null, and the group of every row must be known", f"column {column!r}", "fill it, or drop these rows")
+        raise DataError(
+            "holds a null, and the group of every row must be known",
+            f"column {column!r}",
+            "fill it, or drop these rows",
+        )
     return siphash(as_words(array)[rows].reshape(-1, 1), *key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordStatistic:
-    """The distinct records of some columns.
-
-    Attributes
-    ----------
-    codecs
-        The codec of each privatised column.
-    by
-        The kept column whose values name the rows' groups, or None.
-    max_records
-        How many distinct records are held at most.
-    """
+    """The distinct records of some columns."""
 
     codecs: Mapping[str, Codec]
-    by: str | None = None
-    max_records: int = MAX_RECORDS
+    by: str | None = None  # the kept column whose values name the rows' groups, or None
+    max_records: int = MAX_RECORDS  # how many distinct records are held at most
 
     @property
     def rows_per_task(self) -> None:
@@ -261,23 +228,26 @@ class RecordStatistic:
 
 
 class RecordCounter:
-    """Counts the distinct records of the rows of one task.
-
-    Parameters
-    ----------
-    statistic
-        What is counted.
-    """
+    """Counts the distinct records of the rows of one task."""
 
     def __init__(self, statistic: RecordStatistic) -> None:
         self._statistic = statistic
-        self._table = _Table(len(statistic.codecs) + (statistic.by is not None), statistic.max_records)
+        self._table = _Table(
+            len(statistic.codecs) + (statistic.by is not None), statistic.max_records
+        )
 
     def add(self, batch: pa.RecordBatch, chosen: Chosen | None, streams: Streams) -> None:
         """Count the next rows; see `Counter.add`."""
         by, rows = self._statistic.by, _ALL if chosen is None else np.flatnonzero(chosen)
-        columns = [] if by is None else [group_hashes(by, batch.column(by), words(streams.of_run(GROUP_ID), 2), rows)]
-        columns += [numbers(codec, batch.column(name), rows).view(np.uint64) for name, codec in self._statistic.codecs.items()]
+        columns = (
+            []
+            if by is None
+            else [group_hashes(by, batch.column(by), words(streams.of_run(GROUP_ID), 2), rows)]
+        )
+        columns += [
+            numbers(codec, batch.column(name), rows).view(np.uint64)
+            for name, codec in self._statistic.codecs.items()
+        ]
         self._table.add_rows(columns, words(streams.of_part(SAMPLE_ID), batch.num_rows)[rows])
 
     def result(self) -> Records:

@@ -25,15 +25,26 @@ def as_words(array: pa.Array) -> Words:
         array = array.dictionary_decode()
     if pa.types.is_temporal(array.type):
         array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
-    if pa.types.is_boolean(array.type) or pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
+    if (
+        pa.types.is_boolean(array.type)
+        or pa.types.is_integer(array.type)
+        or pa.types.is_floating(array.type)
+    ):
         floating = pa.types.is_floating(array.type)
         numbers = array.cast(pa.float64() if floating else pa.int64(), safe=False)
-        found = np.asarray((numbers.fill_null(0) if numbers.null_count else numbers).to_numpy(zero_copy_only=False))
-        plain = (np.where(np.isnan(found), np.nan, found + 0.0) if floating else found).view(np.uint64)  # one zero, one NaN
+        found = np.asarray(
+            (numbers.fill_null(0) if numbers.null_count else numbers).to_numpy(zero_copy_only=False)
+        )
+        plain = (np.where(np.isnan(found), np.nan, found + 0.0) if floating else found).view(
+            np.uint64
+        )  # one zero, one NaN
     else:
         encoded = array.dictionary_encode()
         distinct = encoded.dictionary.to_pylist()
-        hashed = [int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little") for value in distinct]
+        hashed = [
+            int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little")
+            for value in distinct
+        ]
         codes = np.asarray(encoded.indices.fill_null(0).to_numpy(zero_copy_only=False))
         plain = np.array(hashed or [0], dtype=np.uint64)[codes]
     if array.null_count:
@@ -47,14 +58,8 @@ def list_leaves(value: Any, template: Any) -> Iterator[NDArray[Any]]:
     Parameters
     ----------
     value
-        Frozen dataclasses, mappings and sequences of arrays and numbers. All else is what the template has there.
-    template
-        A value of the same statistic.
-
-    Raises
-    ------
-    TypeError
-        If the value is not made as the template is.
+        Frozen dataclasses, mappings and sequences of arrays and numbers. All else is what the
+        template has there.
     """
     if type(value) is not type(template):
         raise TypeError(type(value).__name__)
@@ -74,22 +79,18 @@ def list_leaves(value: Any, template: Any) -> Iterator[NDArray[Any]]:
 
 
 def replace_leaves(template: Any, leaves: Iterator[NDArray[Any]]) -> Any:
-    """Return the value whose arrays and numbers `list_leaves` yielded.
-
-    Parameters
-    ----------
-    template
-        As for `list_leaves`.
-    leaves
-        The arrays and numbers.
-    """
+    """Return the value whose arrays and numbers `list_leaves` yielded."""
     if isinstance(template, np.ndarray):
         return next(leaves)
     if isinstance(template, np.generic | int | float):
         return type(template)(next(leaves)[()])
     if dataclasses.is_dataclass(template) and not isinstance(template, type):
         return dataclasses.replace(
-            template, **{each.name: replace_leaves(getattr(template, each.name), leaves) for each in dataclasses.fields(template)}
+            template,
+            **{
+                each.name: replace_leaves(getattr(template, each.name), leaves)
+                for each in dataclasses.fields(template)
+            },
         )
     if isinstance(template, Mapping):
         return {key: replace_leaves(each, leaves) for key, each in template.items()}
@@ -122,17 +123,8 @@ class Counter(Protocol[Value_co]):
 
         Parameters
         ----------
-        batch
-            The rows, with the columns that a table's work reads.
-        chosen
-            Which rows to count; None: all of them.
         streams
             The random streams of the part of the table that the rows are in.
-
-        Raises
-        ------
-        DataError
-            If any row, chosen or not, violates the schema.
         """
 
     def result(self) -> Value_co:
@@ -151,13 +143,7 @@ class Statistic(Protocol[Value_co]):
 
 
 class TreeFold(Generic[Value]):
-    """Merges a stream of values as a tree with fan-in 8 would, holding few of them at a time.
-
-    Parameters
-    ----------
-    levels
-        What another fold held, to go on from there.
-    """
+    """Merges a stream of values as a tree with fan-in 8 would, holding few of them at a time."""
 
     def __init__(self, levels: list[list[Value]] | None = None) -> None:
         self._levels: list[list[Value]] = levels or [[]]
@@ -196,17 +182,11 @@ def _merge(values: list[Value]) -> Value:
 
 
 class FoldCounter(Generic[Value]):
-    """A counter that folds the values of batches.
+    """A counter that folds the values of batches."""
 
-    Parameters
-    ----------
-    nothing
-        The value of no rows.
-    count
-        Returns the value of one batch.
-    """
-
-    def __init__(self, nothing: Value, count: Callable[[pa.RecordBatch, Chosen | None, Streams], Value]) -> None:
+    def __init__(
+        self, nothing: Value, count: Callable[[pa.RecordBatch, Chosen | None, Streams], Value]
+    ) -> None:
         self._count, self._fold = count, TreeFold[Value]()
         self._fold.add(nothing)
 

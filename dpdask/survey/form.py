@@ -26,51 +26,32 @@ _EPOCH = dt.date(1970, 1, 1).toordinal()
 
 
 class Wording(Document):
-    """How people are asked for a column.
-
-    Attributes
-    ----------
-    of
-        What is asked for, as a noun phrase: "your yearly income before tax".
-    unit
-        What its numbers count: "euro". Empty for dates.
-    decimals
-        To how many decimals anchors are rounded down, before anybody is asked; a range ends at the number that was
-        shown, and the card states no coverage, which is that of anchors as drawn. None: as drawn, with all their digits.
-        Columns of whole numbers and of dates have whole anchors anyway.
-    """
+    """How people are asked for a column."""
 
     of: str = Field(min_length=1)
+    """What is asked for, as a noun phrase: "your yearly income before tax"."""
     unit: str = ""
+    """What its numbers count: "euro". Empty for dates."""
     decimals: int | None = Field(default=None, ge=0, le=9)
+    """To how many decimals anchors are rounded down, before anybody is asked; a range ends at the
+    number that was shown, and the card states no coverage, which is that of anchors as drawn.
+    None: as drawn, with all their digits. Columns of whole numbers and of dates have whole
+    anchors anyway.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Asked:
-    """A column of a survey.
-
-    Attributes
-    ----------
-    name
-        The column's.
-    wording
-        In words.
-    step
-        How its range is found; a partition is asked at once, a narrowing round by round.
-    is_date
-        Whether its numbers are days since 1970.
-    bounds
-        The public closed range of its values, infinite where none is declared.
-    levels
-        float64 array, increasing: all values of a discrete column; empty for others.
-    """
+    """A column of a survey."""
 
     name: str
     wording: Wording
+    # How its range is found; a partition is asked at once, a narrowing round by round.
     step: Partition | Narrowing
-    is_date: bool
+    is_date: bool  # whether its numbers are days since 1970
+    # The public closed range of its values, infinite where none is declared.
     bounds: tuple[float, float]
-    levels: Floats
+    levels: Floats  # float64 array, increasing: all values of a discrete column; empty for others
 
     @property
     def decimals(self) -> int | None:
@@ -102,34 +83,32 @@ class Asked:
         """Return whether a number is a value that the schema declares."""
         if len(self.levels):
             return x in self.levels
-        return math.isfinite(x) and self.bounds[0] <= x <= self.bounds[1] and (not self.step.lattice or x == math.floor(x))
+        return (
+            math.isfinite(x)
+            and self.bounds[0] <= x <= self.bounds[1]
+            and (not self.step.lattice or x == math.floor(x))
+        )
 
     def has_value(self, lower: Floats, upper: Floats) -> NDArray[np.bool_]:
-        """Return which ranges (lower, upper] hold a value that the schema declares.
-
-        Parameters
-        ----------
-        lower, upper
-            float64 arrays of equal shape: the ends of the ranges.
-        """
+        """Return which ranges (lower, upper] hold a value that the schema declares."""
         if len(self.levels):
-            return np.searchsorted(self.levels, lower, side="right") < np.searchsorted(self.levels, upper, side="right")
+            return np.searchsorted(self.levels, lower, side="right") < np.searchsorted(
+                self.levels, upper, side="right"
+            )
         held: NDArray[np.bool_] = (lower < self.bounds[1]) & (upper >= self.bounds[0])
         return held
 
     def tells_apart(self, low: float, high: float) -> bool:
-        """Return whether an anchor, as it is shown, may fall inside (low, high), or exact values are told.
-
-        Parameters
-        ----------
-        low, high
-            The ends of the interval.
-        """
+        """Return whether an anchor, as it is shown, may fall inside (low, high), or exact values are told."""
         step = self.step
-        if isinstance(step, Partition) and (len(step.acceptable.low) or step.acceptable.ranges.any()):
+        if isinstance(step, Partition) and (
+            len(step.acceptable.low) or step.acceptable.ranges.any()
+        ):
             return True
         x = step.distribution.x
-        ends = np.array([x[0], max(x[0], np.nextafter(x[-1], -np.inf))])  # the greatest is never drawn
+        ends = np.array(
+            [x[0], max(x[0], np.nextafter(x[-1], -np.inf))]
+        )  # the greatest is never drawn
         first, last = self.round_anchors(ends).tolist()
         if isinstance(step, Partition) and step.ring and first == last:
             return False
@@ -145,15 +124,17 @@ class Asked:
         return f"{text} {self.wording.unit}".rstrip()
 
     def phrase(self, lower: float, upper: float) -> str:
-        """Return a range in words; lower > upper is a ring's outer one.
-
-        Parameters
-        ----------
-        lower, upper
-            The ends of the range.
-        """
-        above = f"{'after' if self.is_date else 'more than'} {self.number(lower)}" if math.isfinite(lower) else ""
-        below = f"{'on or before' if self.is_date else 'at most'} {self.number(upper)}" if math.isfinite(upper) else ""
+        """Return a range in words; lower > upper is a ring's outer one."""
+        above = (
+            f"{'after' if self.is_date else 'more than'} {self.number(lower)}"
+            if math.isfinite(lower)
+            else ""
+        )
+        below = (
+            f"{'on or before' if self.is_date else 'at most'} {self.number(upper)}"
+            if math.isfinite(upper)
+            else ""
+        )
         if not (above and below):
             return above or below or "anything"
         return f"{below}, or {above}" if lower > upper else f"{above} and {below}"
@@ -164,27 +145,16 @@ CONVENTION = "the value is more than lower and at most upper; -inf and inf: open
 MAX_NUMBERS = 250_000  # 2.7 MB of page
 
 
-def form(columns: Sequence[Asked], survey: str, *, title: str, introduction: str, respondent: str | None, own_tau: bool) -> str:
-    """Return the page with its tables, style and script; its policy lets it load and send nothing.
-
-    Parameters
-    ----------
-    columns
-        What is asked, in this order; their steps are narrowings.
-    survey
-        The survey's id.
-    title, introduction
-        Plain texts.
-    respondent
-        An id that the answer will carry, or None.
-    own_tau
-        Whether respondents choose their tau.
-
-    Raises
-    ------
-    SpecError
-        If a reference has too many values for a page.
-    """
+def form(
+    columns: Sequence[Asked],
+    survey: str,
+    *,
+    title: str,
+    introduction: str,
+    respondent: str | None,
+    own_tau: bool,
+) -> str:
+    """Return the page with its tables, style and script; its policy lets it load and send nothing."""
     data = {
         "format": ANSWER_FORMAT,
         "survey": survey,
@@ -204,7 +174,11 @@ def _column(asked: Asked) -> dict[str, Any]:
     assert isinstance(step, Narrowing)
     tables = (step.distribution.x, step.tau.x, step.cdf.x, step.cdf.low, step.cdf.high)
     if sum(len(table) for table in tables) > MAX_NUMBERS:
-        raise SpecError("its reference has too many values for a page", f"column {asked.name!r}", "choose a continuous reference")
+        raise SpecError(
+            "its reference has too many values for a page",
+            f"column {asked.name!r}",
+            "choose a continuous reference",
+        )
     return {
         "name": asked.name,
         "of": asked.wording.of,
@@ -215,13 +189,20 @@ def _column(asked: Asked) -> dict[str, Any]:
         "law": _table(step.distribution.x),
         "tau": _table(step.tau.x),
         "leastTau": float(step.tau.x[0]),
-        "cdf": {"x": _table(step.cdf.x)} | ({} if _is_levels(step.cdf) else {"low": _table(step.cdf.low), "high": _table(step.cdf.high)}),
+        "cdf": {"x": _table(step.cdf.x)}
+        | (
+            {}
+            if _is_levels(step.cdf)
+            else {"low": _table(step.cdf.low), "high": _table(step.cdf.high)}
+        ),
     }
 
 
 def _is_levels(cdf: Steps) -> bool:
     """Return whether a cdf's bounds are those of the usual table, which the page knows."""
-    return len(cdf.low) == len(LEVELS) + 1 and bool((cdf.low[1:] == LEVELS).all() and (cdf.high[:-1] == LEVELS).all())
+    return len(cdf.low) == len(LEVELS) + 1 and bool(
+        (cdf.low[1:] == LEVELS).all() and (cdf.high[:-1] == LEVELS).all()
+    )
 
 
 def _table(numbers: NDArray[np.float64]) -> str:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 # all of Unicode's category Cc but the newline, escaped as in JSON, so that what is JSON stays the same
-_ESCAPED = {code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code != ord("\n")}
+_ESCAPED = {
+    code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if code != ord("\n")
+}
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
@@ -29,7 +31,11 @@ class _Lasting(io.RawIOBase):
     """Writes where a text stream does, and never raises: what cannot be written is lost."""
 
     def __init__(self, stream: TextIO, raw: io.RawIOBase) -> None:
-        self._stream, self._raw, self._told = stream, raw, False  # the stream closes what is below it when it is collected
+        self._stream, self._raw, self._told = (
+            stream,
+            raw,
+            False,
+        )  # the stream closes what is below it when it is collected
 
     def writable(self) -> bool:
         return True
@@ -42,12 +48,21 @@ class _Lasting(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         try:
-            while (written := self._raw.write(data)) is None:  # somebody made it non-blocking, and its reader is slow
+            while (
+                written := self._raw.write(data)
+            ) is None:  # somebody made it non-blocking, and its reader is slow
                 select.select([], [self._raw], [])
         except (OSError, ValueError) as error:
-            if self._stream is sys.__stdout__ and not self._told and not isinstance(error, BrokenPipeError):
+            if (
+                self._stream is sys.__stdout__
+                and not self._told
+                and not isinstance(error, BrokenPipeError)
+            ):
                 self._told = True
-                echo(f"dpdask: WARNING standard output cannot be written ({getattr(error, 'strerror', 'closed')}), so the result is lost", err=True)
+                echo(
+                    f"dpdask: WARNING standard output cannot be written ({getattr(error, 'strerror', 'closed')}), so the result is lost",
+                    err=True,
+                )
             return len(data)
         return written
 
@@ -60,36 +75,31 @@ def make_lasting(stream: TextIO) -> TextIO:
         return stream
     with suppress(OSError, ValueError):
         stream.flush()
-    return io.TextIOWrapper(io.BufferedWriter(_Lasting(stream, raw)), stream.encoding, "dpdask", line_buffering=True)
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Lasting(stream, raw)), stream.encoding, "dpdask", line_buffering=True
+    )
 
 
 def keep_streams() -> None:
     """Let nothing that this process prints, by itself or by a library, decide how it ends.
 
-    The numbers of streams that are closed are taken, or a file of the run would get one, and be written to by whatever prints.
+    The numbers of streams that are closed are taken, or a file of the run would get one, and be
+    written to by whatever prints.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # this is the lowest number that is free
+            os.set_inheritable(
+                os.open(os.devnull, os.O_RDWR), True
+            )  # this is the lowest number that is free
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it lasts
         setattr(sys, name, make_lasting(stream))
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    r"""Print a text, its control characters but newlines escaped, such as \u001b; nothing if there is nowhere to print.
-
-    Parameters
-    ----------
-    text
-        The text.
-    err
-        Whether it goes to stderr.
-    nl
-        Whether a newline follows.
-    """
+    r"""Print a text, its control characters but newlines escaped, such as \u001b; nothing if there is nowhere to print."""
     stream = sys.stderr if err else sys.stdout
     if stream is not None:  # as in a program without a console
         stream = make_lasting(stream)

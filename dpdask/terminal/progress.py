@@ -25,33 +25,15 @@ _DRAW_SECONDS = 0.5  # between two drawings of a table that only differ in how f
 
 @dataclass(slots=True)
 class StageShown:
-    """A stage of a run, or a step without parts.
-
-    Attributes
-    ----------
-    name
-        Its name.
-    total
-        How many parts it has; None of a step.
-    rows
-        How many rows all parts have together, if that is known and public.
-    done
-        How many parts are done.
-    first
-        How many parts were done when it was first heard of: another run did them.
-    began
-        When it began, by a monotonic clock; None if it has ended.
-    spent
-        How many seconds it lasted before: a step may begin again.
-    """
+    """A stage of a run, or a step without parts."""
 
     name: str
-    total: int | None = None
-    rows: int | None = None
+    total: int | None = None  # how many parts it has; None of a step
+    rows: int | None = None  # how many rows all parts have together, if that is known and public
     done: int = 0
-    first: int = 0
+    first: int = 0  # how many parts were done when it was first heard of: another run did them
     began: float | None = field(default_factory=lambda: monotonic())  # looked up when called
-    spent: float = 0.0
+    spent: float = 0.0  # how many seconds it lasted before: a step may begin again
 
     @property
     def seconds(self) -> float:
@@ -61,7 +43,12 @@ class StageShown:
     @property
     def rows_per_second(self) -> float | None:
         """About how many rows are read or written in a second, if that is known."""
-        if self.rows is None or not self.total or self.done == self.first or self.seconds < _LEAST_SECONDS:
+        if (
+            self.rows is None
+            or not self.total
+            or self.done == self.first
+            or self.seconds < _LEAST_SECONDS
+        ):
             return None
         return self.rows * (self.done - self.first) / self.total / self.seconds
 
@@ -86,15 +73,11 @@ class Display(Protocol):
 class Report:
     """Takes what a run reports: called with (stage, done, total).
 
-    Parameters
-    ----------
-    display
-        Where it is shown.
-
     Attributes
     ----------
     rows
-        How many rows the stages read, if that is known and public; of a stage of another number, by its name.
+        How many rows the stages read, if that is known and public; of a stage of another number, by
+        its name.
     """
 
     def __init__(self, display: Display) -> None:
@@ -106,8 +89,12 @@ class Report:
         """Take how many parts of a stage are done, of how many."""
         with self._lock:
             stage = self._stages.get(name)
-            if stage is None or stage.began is None:  # a later round of the same stage has a line of its own
-                stage = self._stages[name] = StageShown(name, total, self.rows.get(name, self.rows.get(None)), first=max(0, done - 1))
+            if (
+                stage is None or stage.began is None
+            ):  # a later round of the same stage has a line of its own
+                stage = self._stages[name] = StageShown(
+                    name, total, self.rows.get(name, self.rows.get(None)), first=max(0, done - 1)
+                )
             stage.done, stage.total = done, total
             if done < total:
                 self._display.show(stage)
@@ -115,15 +102,7 @@ class Report:
                 self.end(name)
 
     def count_rows(self, read: int | None, written: int | None) -> None:
-        """Take the numbers of rows, where they are known and public.
-
-        Parameters
-        ----------
-        read
-            How many rows are read by a stage.
-        written
-            How many are written.
-        """
+        """Take the numbers of rows, where they are known and public."""
         self.rows = {None: read, "write": written, "reference": None}
 
     def begin(self, name: str) -> None:
@@ -164,7 +143,8 @@ def show_progress(log_format: LogFormat = "auto") -> Iterator[Report]:
     Parameters
     ----------
     log_format
-        `bars` for a terminal, `text` or `json` for a log; `auto` takes bars on a terminal, and otherwise JSON.
+        `bars` for a terminal, `text` or `json` for a log; `auto` takes bars on a terminal, and
+        otherwise JSON.
     """
     if log_format == "auto":
         log_format = "bars" if sys.stderr.isatty() else "json"
@@ -183,13 +163,19 @@ def show_fit(shown: bool | None) -> Iterator[Report | None]:
     Parameters
     ----------
     shown
-        Whether it is shown; if not, None is yielded. By default it is on a terminal and in a notebook.
+        Whether it is shown; if not, None is yielded. By default it is on a terminal and in a
+        notebook.
     """
-    moves = _in_notebook() or (sys.stderr is not None and sys.stderr.isatty())  # a program without a console has no stderr
+    moves = _in_notebook() or (
+        sys.stderr is not None and sys.stderr.isatty()
+    )  # a program without a console has no stderr
     if not (moves if shown is None else shown):
         yield None
     elif moves:
-        with nullcontext(Table()) if _in_notebook() else _open_bars() as display, _listen(display, logging.DEBUG) as report:
+        with (
+            nullcontext(Table()) if _in_notebook() else _open_bars() as display,
+            _listen(display, logging.DEBUG) as report,
+        ):
             yield report
     else:
         with show_progress("text") as report:
@@ -219,13 +205,7 @@ def _in_notebook() -> bool:
 
 
 class Lines:
-    """Shows a line when a stage begins and ends, and one every few seconds between; of a step, the first.
-
-    Parameters
-    ----------
-    as_json
-        Whether lines are JSON objects.
-    """
+    """Shows a line when a stage begins and ends, and one every few seconds between; of a step, the first."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -252,8 +232,17 @@ class Lines:
             return
         known: dict[str, Any] = {"time": now, "step": stage.name}
         if stage.total is not None:
-            known = {"time": now, "stage": stage.name, "done": stage.done, "total": stage.total, "seconds": round(stage.seconds, 1)}
-            rates = {"rows_per_second": stage.rows_per_second, "seconds_left": stage.seconds_left if stage.done < stage.total else None}
+            known = {
+                "time": now,
+                "stage": stage.name,
+                "done": stage.done,
+                "total": stage.total,
+                "seconds": round(stage.seconds, 1),
+            }
+            rates = {
+                "rows_per_second": stage.rows_per_second,
+                "seconds_left": stage.seconds_left if stage.done < stage.total else None,
+            }
             known |= {key: round(value) for key, value in rates.items() if value is not None}
         echo_json(known, err=True)
 
@@ -295,7 +284,12 @@ class Table:
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [
-            ("…" if each.began is not None else "✓", each.name, _describe_seconds(each.seconds), "" if each.total is None else describe_stage(each))
+            (
+                "…" if each.began is not None else "✓",
+                each.name,
+                _describe_seconds(each.seconds),
+                "" if each.total is None else describe_stage(each),
+            )
             for each in self._stages.values()
         ]
 
@@ -320,7 +314,15 @@ def _describe_seconds(seconds: float) -> str:
 def _open_bars() -> Iterator[Display]:
     """Yield lines that move: a spinner and a clock for each stage and step at work, redrawn ten times a second."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        ProgressColumn,
+        SpinnerColumn,
+        Task,
+        TaskID,
+        TextColumn,
+    )
     from rich.table import Column
     from rich.text import Text
 
@@ -345,7 +347,9 @@ def _open_bars() -> Iterator[Display]:
             stage: StageShown = task.fields["stage"]
             return Text("" if stage.total is None else describe_stage(stage))
 
-    name = TextColumn("{task.description}", markup=False, table_column=Column(min_width=10, no_wrap=True))
+    name = TextColumn(
+        "{task.description}", markup=False, table_column=Column(min_width=10, no_wrap=True)
+    )
     columns = (SpinnerColumn(finished_text="✓"), name, Bar(bar_width=20), Clock(), Detail())
 
     class Bars:
@@ -357,12 +361,16 @@ def _open_bars() -> Iterator[Display]:
 
         def show(self, stage: StageShown) -> None:
             if id(stage) not in self._lines:  # a stage is held by its line
-                self._lines[id(stage)] = self._progress.add_task(stage.name, total=stage.total, stage=stage)
+                self._lines[id(stage)] = self._progress.add_task(
+                    stage.name, total=stage.total, stage=stage
+                )
             self._progress.update(self._lines[id(stage)], completed=stage.done, total=stage.total)
 
         def end(self, stage: StageShown) -> None:
             self.show(stage)
-            self._progress.update(self._lines[id(stage)], completed=stage.done or 1, total=stage.total or 1)
+            self._progress.update(
+                self._lines[id(stage)], completed=stage.done or 1, total=stage.total or 1
+            )
 
     with Progress(*columns, console=Console(file=make_lasting(sys.stderr))) as progress:
         yield Bars(progress)

@@ -32,7 +32,11 @@ def _row(found: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _size_text(measurement: Mapping[str, Any]) -> str:
-    return f"scale {measurement['scale']:.6g}" if "scale" in measurement else f"σ {measurement['sigma']:.6g}"
+    return (
+        f"scale {measurement['scale']:.6g}"
+        if "scale" in measurement
+        else f"σ {measurement['sigma']:.6g}"
+    )
 
 
 def describe_ledger(summary: Summary) -> str:
@@ -42,7 +46,11 @@ def describe_ledger(summary: Summary) -> str:
     spent = f"ε {used} of {balance.epsilon_limit!r} spent by {say_count(balance.n_runs, 'run')}, {left} left"
     entries = (
         f"  {entry.sequence:>4} {entry.recorded} {entry.kind:<6} ε {shorten(entry.charge.epsilon, up=True)} δ {entry.charge.delta!r} {entry.run_id}"
-        + (f", series {entry.charge.event['series']['id']}" if "series" in entry.charge.event else "")
+        + (
+            f", series {entry.charge.event['series']['id']}"
+            if "series" in entry.charge.event
+            else ""
+        )
         for entry in summary.entries
     )
     lines = [
@@ -66,7 +74,11 @@ def _refusal_lines(balance: Balance) -> list[str]:
 def _is_add_remove(summary: Summary) -> bool:
     """Return whether a charge that counts is of add-remove; a dataset has one adjacency."""
     newest = {entry.run_id: entry for entry in summary.entries if entry.kind not in NO_RUN}
-    return any(hides_presence(from_dict(entry.charge.event)) for entry in newest.values() if entry.counts and entry.charge.event)
+    return any(
+        hides_presence(from_dict(entry.charge.event))
+        for entry in newest.values()
+        if entry.counts and entry.charge.event
+    )
 
 
 def _attacker_lines(balance: Balance, *, add_remove: bool) -> list[str]:
@@ -74,15 +86,21 @@ def _attacker_lines(balance: Balance, *, add_remove: bool) -> list[str]:
     if not balance.epsilon_spent and not balance.coverage.text:
         return []
     spent = balance.epsilon_spent, balance.delta_limit  # epsilon_spent is the ε at δ = delta_limit
-    values = percent_above(attacker_power(*bound_values(*spent, "add-remove" if add_remove else "replace-one")))
+    values = percent_above(
+        attacker_power(*bound_values(*spent, "add-remove" if add_remove else "replace-one"))
+    )
     detects = f"at a false-alarm rate of 5 %, detects it with probability at most {values}"
     if add_remove:
         detects += f" (values count twice: 2ε), and whether it is there with probability at most {percent_above(attacker_power(*spent))}"
     coverage = balance.coverage
     if not coverage.text:
         return [f"  an attacker who has all these releases and tests what a row was, {detects}"]
-    lines = [f"  coverage: {coverage.text}; no bound on an attacker holds for rows or columns without ε"]
+    lines = [
+        f"  coverage: {coverage.text}; no bound on an attacker holds for rows or columns without ε"
+    ]
     if coverage.uncovered < 1 and not coverage.n_unknown:
         what = "what its other columns were" if coverage.columns else "what it was"
-        lines.append(f"  for a row that every run covers, an attacker who has all these releases and tests {what}, {detects}")
+        lines.append(
+            f"  for a row that every run covers, an attacker who has all these releases and tests {what}, {detects}"
+        )
     return lines

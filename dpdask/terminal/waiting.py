@@ -16,7 +16,9 @@ def show_step(name: str) -> Iterator[None]:
 
     Print results after the block: while lines move, what is printed goes to stderr with them.
     """
-    moves = sys.stderr is not None and sys.stderr.isatty()  # a program without a console has no stderr
+    moves = (
+        sys.stderr is not None and sys.stderr.isatty()
+    )  # a program without a console has no stderr
     if moves:
         from dpdask.terminal.progress import show_progress
     with show_progress("bars") if moves else nullcontext(), step(name, logging.DEBUG):

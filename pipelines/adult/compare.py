@@ -32,7 +32,13 @@ from dpdask.mechanisms.copula.fit import CopulaOptions, Records, fit_copula
 from dpdask.mechanisms.copula.model import CopulaModel
 from dpdask.mechanisms.copula.spec import CopulaSpec, count_measured_again
 from dpdask.mechanisms.marginals.denoise import denoise, measure_pairs_again
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, pair_cells, plan_noise
+from dpdask.mechanisms.marginals.noise import (
+    MarginalNoise,
+    NoisyMarginals,
+    measure,
+    pair_cells,
+    plan_noise,
+)
 from dpdask.privacy import Budget
 from dpdask.privacy.accountant import scale_events
 from dpdask.privacy.events import Adjacency, DiscreteLaplace
@@ -42,7 +48,14 @@ from dpdask.stats.marginals import domain_of, encode
 from dpdask.streams import RunKey, Stream, stream
 from pipelines.papers import asghar_baselines as baselines
 from pipelines.papers import asghar_copula
-from pipelines.papers.asghar_utility import N_QUERIES, Answers, ErrorProfile, UtilityReport, compare_answers, three_way_queries
+from pipelines.papers.asghar_utility import (
+    N_QUERIES,
+    Answers,
+    ErrorProfile,
+    UtilityReport,
+    compare_answers,
+    three_way_queries,
+)
 
 QUERIES_SEED = 1
 WITHOUT = {
@@ -50,7 +63,9 @@ WITHOUT = {
     "shrinkage": CopulaOptions(shrinkage=False),
     "significance": CopulaOptions(significance=False),
     "the tree": CopulaOptions(tree=False),
-    "any of these": CopulaOptions(consistency=False, shrinkage=False, significance=False, tree=False, refinements=0),
+    "any of these": CopulaOptions(
+        consistency=False, shrinkage=False, significance=False, tree=False, refinements=0
+    ),
 }
 # The paper's table 2; the others from measurements of the same errors at ε = 1, δ = 1e-9, add-remove, on cells like these.
 QUOTED = {
@@ -107,20 +122,38 @@ Maker = Callable[[Case, Draws], Run]
 
 def read_case(job: Path, path: str | None, n_queries: int) -> Case:
     """Return the job's table, coded as the job would; every value is checked against the schema."""
-    loaded = load_job(job, {} if path is None else {"input.path": json.dumps(str(Path(path).resolve()))})
+    loaded = load_job(
+        job, {} if path is None else {"input.path": json.dumps(str(Path(path).resolve()))}
+    )
     mechanism = loaded.file.mechanism
     if not isinstance(mechanism, CopulaSpec):
         raise SystemExit(f"{job} is no copula job")
     columns = loaded.schema.privatised
-    table = pq.read_table(loaded.input_url.removeprefix("file://"), columns=list(columns)).combine_chunks()
+    table = pq.read_table(
+        loaded.input_url.removeprefix("file://"), columns=list(columns)
+    ).combine_chunks()
     if adaptive := list_adaptive(loaded.schema, mechanism.bins):
-        raise SystemExit(f"{job} finds the cells of {', '.join(adaptive)} under privacy; name their cells in bins, so that they are public")
-    bins = mechanism.bins if isinstance(mechanism.bins, dict) else dict.fromkeys(columns, mechanism.bins)
-    cut = {name: cells(codec_for(name, loaded.schema.columns[name], table.schema.field(name).type), bins.get(name, DEFAULT_BINS)) for name in columns}
+        raise SystemExit(
+            f"{job} finds the cells of {', '.join(adaptive)} under privacy; name their cells in bins, so that they are public"
+        )
+    bins = (
+        mechanism.bins
+        if isinstance(mechanism.bins, dict)
+        else dict.fromkeys(columns, mechanism.bins)
+    )
+    cut = {
+        name: cells(
+            codec_for(name, loaded.schema.columns[name], table.schema.field(name).type),
+            bins.get(name, DEFAULT_BINS),
+        )
+        for name in columns
+    }
     domain = domain_of(cut)
     parts = [encode(batch, cut, domain, None) for batch in table.to_batches()]
     codes = np.concatenate(parts, axis=1)
-    queries = three_way_queries(domain.sizes, n_queries=n_queries, rng=np.random.default_rng(QUERIES_SEED))
+    queries = three_way_queries(
+        domain.sizes, n_queries=n_queries, rng=np.random.default_rng(QUERIES_SEED)
+    )
     return Case(
         name=loaded.file.name,
         domain=domain,
@@ -136,7 +169,13 @@ def gaussian(case: Case, adjacency: Adjacency) -> MarginalNoise:
     """Return the noise of the job."""
     budget = case.budget.model_copy(update={"adjacency": adjacency})
     n_chosen = count_measured_again(case.domain.n_attributes, budget.delta)
-    return plan_noise(budget, case.domain.n_attributes, one_way=case.weights[0], pairs=case.weights[1], n_chosen=n_chosen)
+    return plan_noise(
+        budget,
+        case.domain.n_attributes,
+        one_way=case.weights[0],
+        pairs=case.weights[1],
+        n_chosen=n_chosen,
+    )
 
 
 def laplace(case: Case, adjacency: Adjacency) -> MarginalNoise:
@@ -166,17 +205,23 @@ def ours(
     def run(case: Case, draws: Draws) -> Run:
         planned = plan(case, adjacency)  # depends on no data, and is found once
         start = time.perf_counter()
-        model, _ = fit_copula(drawn(case, planned, adjacency, draws), draws.other("fit"), options, records=records)
+        model, _ = fit_copula(
+            drawn(case, planned, adjacency, draws), draws.other("fit"), options, records=records
+        )
         codes = draw_all(model, max(1, round(model.n_rows)), draws.other("sample"))
         seconds = time.perf_counter() - start
-        return Run(answers=Answers.of_codes(codes, case.sizes, case.queries), valid=1.0, seconds=seconds)
+        return Run(
+            answers=Answers.of_codes(codes, case.sizes, case.queries), valid=1.0, seconds=seconds
+        )
 
     return run
 
 
 def draw_all(model: CopulaModel, n: int, rng: np.random.Generator) -> Codes:
     """Return n records of a copula, drawn block by block as in a job."""
-    parts = [model.draw(min(model.block_rows, n - first), rng) for first in range(0, n, model.block_rows)]
+    parts = [
+        model.draw(min(model.block_rows, n - first), rng) for first in range(0, n, model.block_rows)
+    ]
     return np.concatenate(parts, axis=1)
 
 
@@ -186,15 +231,24 @@ def dummies(make: Callable[[Case, Draws], asghar_copula.Dummies]) -> Maker:
         made = make(case, draws)
         seconds = time.perf_counter() - start
         answers = asghar_copula.dummy_answers(made, case.sizes, case.queries)
-        return Run(answers=answers, valid=asghar_copula.valid_share(made, case.sizes), seconds=seconds)
+        return Run(
+            answers=answers, valid=asghar_copula.valid_share(made, case.sizes), seconds=seconds
+        )
 
     return run
 
 
 def dpc(adjacency: Adjacency) -> Maker:
     def make(case: Case, draws: Draws) -> asghar_copula.Dummies:
-        planned = asghar_copula.paper_noise(case.domain.n_attributes, epsilon=case.budget.epsilon, delta=case.budget.delta, adjacency=adjacency)
-        return asghar_copula.dpc_of_tables(drawn(case, planned, adjacency, draws), rng=draws.other())
+        planned = asghar_copula.paper_noise(
+            case.domain.n_attributes,
+            epsilon=case.budget.epsilon,
+            delta=case.budget.delta,
+            adjacency=adjacency,
+        )
+        return asghar_copula.dpc_of_tables(
+            drawn(case, planned, adjacency, draws), rng=draws.other()
+        )
 
     return dummies(make)
 
@@ -204,14 +258,19 @@ def tables(adjacency: Adjacency, *, denoised: bool) -> Maker:
 
     def run(case: Case, draws: Draws) -> Run:
         noisy = drawn(case, gaussian(case, adjacency), adjacency, draws)
-        one_way, pairs = projected(noisy.one_way, case.sizes, noisy.n_rows), projected(noisy.pairs, pair_cells(case.domain), noisy.n_rows)
+        one_way, pairs = (
+            projected(noisy.one_way, case.sizes, noisy.n_rows),
+            projected(noisy.pairs, pair_cells(case.domain), noisy.n_rows),
+        )
         if denoised:
             cleaned = denoise(noisy)
             one_way = np.concatenate(cleaned.one_way)
             for group in cleaned.groups:
                 flat = group.tables.reshape(len(group.starts), -1)
                 pairs[group.starts[:, None] + np.arange(flat.shape[1])] = flat
-        return Run(answers=Answers(n_rows=noisy.n_rows, one_way=one_way, two_way=pairs, three_way=None))
+        return Run(
+            answers=Answers(n_rows=noisy.n_rows, one_way=one_way, two_way=pairs, three_way=None)
+        )
 
     return run
 
@@ -228,12 +287,23 @@ def lap(adjacency: Adjacency) -> Maker:
         m, sensitivity = case.domain.n_attributes, 2 if adjacency == "replace-one" else 1
 
         def answers(counts: np.ndarray, n_tables: int) -> np.ndarray:
-            share = asghar_copula.table_epsilon(n_tables, epsilon=case.budget.epsilon, delta=case.budget.delta)
-            return asghar_copula.laplace_answers(counts, scale=sensitivity / share, rng=draws.other(str(n_tables)))
+            share = asghar_copula.table_epsilon(
+                n_tables, epsilon=case.budget.epsilon, delta=case.budget.delta
+            )
+            return asghar_copula.laplace_answers(
+                counts, scale=sensitivity / share, rng=draws.other(str(n_tables))
+            )
 
         both = answers(np.concatenate([case.true.one_way, case.true.two_way]), m + math.comb(m, 2))
         one_way, two_way = np.split(both, [sum(case.sizes)])
-        return Run(answers=replace(case.true, one_way=one_way, two_way=two_way, three_way=answers(case.true.three_way, math.comb(m, 3))))
+        return Run(
+            answers=replace(
+                case.true,
+                one_way=one_way,
+                two_way=two_way,
+                three_way=answers(case.true.three_way, math.comb(m, 3)),
+            )
+        )
 
     return run
 
@@ -258,16 +328,35 @@ def rows_of(case: Case) -> dict[str, Maker]:
     return {
         **{f"**ours**, {adjacency}": ours(adjacency) for adjacency in both},
         f"ours without raking, {usual}": ours(usual, records="copula"),
-        f"ours without raking and refinements, {usual}": ours(usual, CopulaOptions(refinements=0), records="copula"),
-        **{f"ours without {what}, {usual}": ours(usual, options) for what, options in WITHOUT.items()},
+        f"ours without raking and refinements, {usual}": ours(
+            usual, CopulaOptions(refinements=0), records="copula"
+        ),
+        **{
+            f"ours without {what}, {usual}": ours(usual, options)
+            for what, options in WITHOUT.items()
+        },
         f"ours with Laplace noise, {usual}": ours(usual, plan=laplace),
         **{f"the paper's recipe (dpc), {adjacency}": dpc(adjacency) for adjacency in both},
         **{f"the paper's Laplace answers (Lap), {adjacency}": lap(adjacency) for adjacency in both},
-        **{f"our noisy tables alone, {adjacency}": tables(adjacency, denoised=False) for adjacency in both},
-        **{f"our tables without their noise, as the fit believes them, {adjacency}": tables(adjacency, denoised=True) for adjacency in both},
-        "*not private:* the paper's copula (cop)": dummies(lambda case, draws: asghar_copula.cop(case.codes, case.sizes, rng=draws.other())),
-        "*not private:* no correlations (cop-ID)": dummies(lambda case, draws: asghar_copula.cop_id(case.codes, case.sizes, rng=draws.other())),
-        "*not private:* all correlations 1 (cop-1)": dummies(lambda case, draws: asghar_copula.cop_one(case.codes, case.sizes, rng=draws.other())),
+        **{
+            f"our noisy tables alone, {adjacency}": tables(adjacency, denoised=False)
+            for adjacency in both
+        },
+        **{
+            f"our tables without their noise, as the fit believes them, {adjacency}": tables(
+                adjacency, denoised=True
+            )
+            for adjacency in both
+        },
+        "*not private:* the paper's copula (cop)": dummies(
+            lambda case, draws: asghar_copula.cop(case.codes, case.sizes, rng=draws.other())
+        ),
+        "*not private:* no correlations (cop-ID)": dummies(
+            lambda case, draws: asghar_copula.cop_id(case.codes, case.sizes, rng=draws.other())
+        ),
+        "*not private:* all correlations 1 (cop-1)": dummies(
+            lambda case, draws: asghar_copula.cop_one(case.codes, case.sizes, rng=draws.other())
+        ),
         "*not private:* independent columns (no-cor)": no_cor,
         "*not private:* bootstrap resample, the floor": bootstrap,
     }
@@ -277,7 +366,10 @@ def median_profile(profiles: Sequence[ErrorProfile | None]) -> ErrorProfile | No
     found = [profile for profile in profiles if profile is not None]
     if not found:
         return None
-    average, maximum = (np.median([getattr(profile, part) for profile in found], axis=0) for part in ("average", "maximum"))
+    average, maximum = (
+        np.median([getattr(profile, part) for profile in found], axis=0)
+        for part in ("average", "maximum")
+    )
     return ErrorProfile(average=tuple(average.tolist()), maximum=tuple(maximum.tolist()))
 
 
@@ -296,15 +388,26 @@ def summary(runs: Sequence[Run], case: Case) -> tuple[UtilityReport, dict[str, A
         mean_total_variation=median([each.mean_total_variation for each in reports]),
     )
     profiles = {"one_way": report.one_way, "two_way": report.two_way, "three_way": report.three_way}
-    said = {name: profile and {"average": profile.average, "maximum": profile.maximum} for name, profile in profiles.items()}
-    said |= {"mean_total_variation": report.mean_total_variation, "mean_total_variation_of_runs": [each.mean_total_variation for each in reports]}
-    said |= {"valid_share": median([run.valid for run in runs]), "seconds": median([run.seconds for run in runs])}
+    said = {
+        name: profile and {"average": profile.average, "maximum": profile.maximum}
+        for name, profile in profiles.items()
+    }
+    said |= {
+        "mean_total_variation": report.mean_total_variation,
+        "mean_total_variation_of_runs": [each.mean_total_variation for each in reports],
+    }
+    said |= {
+        "valid_share": median([run.valid for run in runs]),
+        "seconds": median([run.seconds for run in runs]),
+    }
     return report, said
 
 
 def line(name: str, report: UtilityReport, valid: float | None, seconds: float | None) -> str:
     share = "–" if valid is None else "100 %" if valid == 1 else f"{100 * valid:.2g} %"
-    return f"{report.to_markdown_row(name)} {share} | {'–' if seconds is None else f'{seconds:.1f}'} |"
+    return (
+        f"{report.to_markdown_row(name)} {share} | {'–' if seconds is None else f'{seconds:.1f}'} |"
+    )
 
 
 def heading(case: Case, *, insecure: bool) -> str:
@@ -326,29 +429,50 @@ def document(case: Case, rows: list[dict[str, Any]], n_runs: int, seed: int | No
         "insecure_seed": seed,
         "n_queries": [len(case.true.one_way), len(case.true.two_way), len(case.queries)],
     }
-    return json.dumps({**head, "rows": rows, "quoted": QUOTED.get(case.name, "").splitlines()}, indent=1, ensure_ascii=False)
+    return json.dumps(
+        {**head, "rows": rows, "quoted": QUOTED.get(case.name, "").splitlines()},
+        indent=1,
+        ensure_ascii=False,
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--job", type=Path, default=Path(__file__).with_name("job.yaml"))
     parser.add_argument("--input", help="the table, one Parquet file; by default the job's")
     parser.add_argument("--seeds", type=int, default=5, help="how many runs")
-    parser.add_argument("--seed", type=int, help="INSECURE: noise from this seed, which protects nobody")
-    parser.add_argument("--queries", type=int, default=N_QUERIES, help="how many three-way conjunctions")
+    parser.add_argument(
+        "--seed", type=int, help="INSECURE: noise from this seed, which protects nobody"
+    )
+    parser.add_argument(
+        "--queries", type=int, default=N_QUERIES, help="how many three-way conjunctions"
+    )
     parser.add_argument("--rows", nargs="+", help="only rows whose name holds one of these texts")
-    parser.add_argument("--json", type=Path, help="a file for the same figures, and those of each run")
+    parser.add_argument(
+        "--json", type=Path, help="a file for the same figures, and those of each run"
+    )
     given = parser.parse_args(arguments)
     case = read_case(given.job, given.input, given.queries)
-    chosen = {name: make for name, make in rows_of(case).items() if given.rows is None or any(text in name for text in given.rows)}
+    chosen = {
+        name: make
+        for name, make in rows_of(case).items()
+        if given.rows is None or any(text in name for text in given.rows)
+    }
     few = replace(case, codes=np.ascontiguousarray(case.codes[:, :256]))
     for make in chosen.values():
         make(few, Draws(key=RunKey.fresh(), secure=True))  # compiled before any second is counted
     print(heading(case, insecure=given.seed is not None))
     said = []
     for name, make in chosen.items():
-        keys = [RunKey.fresh() if given.seed is None else RunKey.insecure(given.seed + run) for run in range(given.seeds)]
-        report, values = summary([make(case, Draws(key=key, secure=given.seed is None)) for key in keys], case)
+        keys = [
+            RunKey.fresh() if given.seed is None else RunKey.insecure(given.seed + run)
+            for run in range(given.seeds)
+        ]
+        report, values = summary(
+            [make(case, Draws(key=key, secure=given.seed is None)) for key in keys], case
+        )
         said.append({"name": name, **values})
         print(line(name, report, values["valid_share"], values["seconds"]), flush=True)
     print(QUOTED.get(case.name, ""))

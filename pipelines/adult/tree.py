@@ -69,23 +69,45 @@ class Outcome:
 
 def read_survey(path: str) -> Survey:
     """Return the table, its numbers cut as the copula job cuts them."""
-    loaded = load_job(Path(__file__).with_name("job.yaml"), {"input.path": json.dumps(str(Path(path).resolve()))})
+    loaded = load_job(
+        Path(__file__).with_name("job.yaml"), {"input.path": json.dumps(str(Path(path).resolve()))}
+    )
     assert isinstance(loaded.file.mechanism, CopulaSpec)
     bins, names = loaded.file.mechanism.bins, loaded.schema.privatised
     assert not isinstance(bins, int)
     [batch] = pq.read_table(path, columns=list(names)).combine_chunks().to_batches()
-    cut = {name: cells(codec_for(name, loaded.schema.columns[name], batch.schema.field(name).type), bins.get(name, DEFAULT_BINS)) for name in names}
+    cut = {
+        name: cells(
+            codec_for(name, loaded.schema.columns[name], batch.schema.field(name).type),
+            bins.get(name, DEFAULT_BINS),
+        )
+        for name in names
+    }
     domain = domain_of(cut)
-    return Survey(schema=loaded.schema, batch=batch, cells=cut, domain=domain, codes=encode(batch, cut, domain, None))
+    return Survey(
+        schema=loaded.schema,
+        batch=batch,
+        cells=cut,
+        domain=domain,
+        codes=encode(batch, cut, domain, None),
+    )
 
 
-def outcome(survey: Survey, budget: Budget, share: float, channel: ChannelKind, seed: int | None) -> Outcome:
+def outcome(
+    survey: Survey, budget: Budget, share: float, channel: ChannelKind, seed: int | None
+) -> Outcome:
     names = survey.domain.names
     key = RunKey.fresh() if seed is None else RunKey.insecure(seed)
-    mechanism = TreeMechanism(spec=DipSpec(reference=Tree(share=share), channel=channel), schema=survey.schema, budget=budget)
+    mechanism = TreeMechanism(
+        spec=DipSpec(reference=Tree(share=share), channel=channel),
+        schema=survey.schema,
+        budget=budget,
+    )
     start = time.perf_counter()
     rng = None if seed is None else stream(key, "marginals/noise", "")
-    noisy = measure_tree(MarginalCounts.of_codes(survey.domain, survey.codes), mechanism.noise, rng=rng)
+    noisy = measure_tree(
+        MarginalCounts.of_codes(survey.domain, survey.codes), mechanism.noise, rng=rng
+    )
     release = fit_tree(noisy, survey.cells, mechanism.spending.row, channel)
     seconds = time.perf_counter() - start
     codecs = {name: column.codec for name, column in survey.cells.items()}
@@ -95,7 +117,9 @@ def outcome(survey: Survey, budget: Budget, share: float, channel: ChannelKind, 
     own, other = codes == survey.codes, np.roll(codes, 1, axis=1) == survey.codes
     half = len(names) // 2
     return Outcome(
-        on_tree=float(np.mean([value for pair, value in apart.items() if frozenset(pair) in joined])),
+        on_tree=float(
+            np.mean([value for pair, value in apart.items() if frozenset(pair) in joined])
+        ),
         on_all=float(np.mean(list(apart.values()))),
         kept=float(own.mean() - other.mean()),
         recognised=float((own.sum(axis=0) >= half).mean() / (other.sum(axis=0) >= half).mean()),
@@ -108,39 +132,72 @@ def outcome(survey: Survey, budget: Budget, share: float, channel: ChannelKind, 
 def variations(domain: Domain, codes: Codes, others: Codes) -> dict[tuple[str, ...], float]:
     """Return the total variation between the two-way tables of each pair of columns."""
     first, second = (MarginalCounts.of_codes(domain, each) for each in (codes, others))
-    return {pair: float(np.abs(first.table(pair) / first.n_rows - second.table(pair) / second.n_rows).sum() / 2) for pair in domain.pairs()}
+    return {
+        pair: float(
+            np.abs(first.table(pair) / first.n_rows - second.table(pair) / second.n_rows).sum() / 2
+        )
+        for pair in domain.pairs()
+    }
 
 
 def line(channel: str, delta: float, share: float, runs: list[Outcome]) -> str:
     def mean(part: str) -> float:
         return float(np.mean([getattr(run, part) for run in runs]))
 
-    parts = [f"{mean('on_tree'):.4f}", f"{mean('on_all'):.4f}", f"{mean('kept'):.4f}", f"{mean('recognised'):.2f}"]
+    parts = [
+        f"{mean('on_tree'):.4f}",
+        f"{mean('on_all'):.4f}",
+        f"{mean('kept'):.4f}",
+        f"{mean('recognised'):.2f}",
+    ]
     return f"| {channel} | {delta:.2g} | {share:g} | {' | '.join(parts)} | {mean('row'):.3f} | {mean('total'):.4f} | {mean('seconds'):.1f} |"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--input", required=True, help="the table, one Parquet file")
     parser.add_argument("--epsilon", type=float, default=2.0)
     parser.add_argument("--deltas", type=float, nargs="+", default=DELTAS)
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES)
-    parser.add_argument("--channels", nargs="+", choices=("laplace", "laplace-calibrated", "optimal"), default=CHANNELS)
+    parser.add_argument(
+        "--channels",
+        nargs="+",
+        choices=("laplace", "laplace-calibrated", "optimal"),
+        default=CHANNELS,
+    )
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--seed", type=int, help="INSECURE: noise from this seed, which protects nobody")
+    parser.add_argument(
+        "--seed", type=int, help="INSECURE: noise from this seed, which protects nobody"
+    )
     given = parser.parse_args(arguments)
     survey = read_survey(given.input)
     if given.seed is not None:
         print("INSECURE: the noise comes from a seed.\n")
-    print(f"{survey.codes.shape[1]:,} rows, {survey.domain.n_attributes} columns, ε = {given.epsilon:g}\n")
-    print("| channel | δ | share | TV, tree | TV, all pairs | own value kept | own row recognised | ε* of a row | ε in all | seconds |")
+    print(
+        f"{survey.codes.shape[1]:,} rows, {survey.domain.n_attributes} columns, ε = {given.epsilon:g}\n"
+    )
+    print(
+        "| channel | δ | share | TV, tree | TV, all pairs | own value kept | own row recognised | ε* of a row | ε in all | seconds |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for channel in given.channels:
         for delta in given.deltas:
             for share in given.shares:
                 budget = Budget(epsilon=given.epsilon, delta=delta)
-                seeds = [None if given.seed is None else given.seed + run for run in range(given.runs)]
-                print(line(channel, delta, share, [outcome(survey, budget, share, channel, seed) for seed in seeds]), flush=True)
+                seeds = [
+                    None if given.seed is None else given.seed + run for run in range(given.runs)
+                ]
+                print(
+                    line(
+                        channel,
+                        delta,
+                        share,
+                        [outcome(survey, budget, share, channel, seed) for seed in seeds],
+                    ),
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

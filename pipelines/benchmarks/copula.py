@@ -66,7 +66,9 @@ def count_duckdb(job: Job) -> None:
     files = f"{place}/*.parquet" if Path(place).is_dir() else place
     columns = ", ".join(f'"{name}"' for name in names)
     with duckdb.connect(config={"threads": WORKERS}) as connection:
-        connection.execute(f"select {columns}, count(*) from read_parquet('{files}') group by grouping sets ({sets})").fetchnumpy()
+        connection.execute(
+            f"select {columns}, count(*) from read_parquet('{files}') group by grouping sets ({sets})"
+        ).fetchnumpy()
 
 
 def seconds(step: Callable[[], Any]) -> float:
@@ -79,7 +81,9 @@ class Watch:
     """Samples the resident memory of a cluster's workers every 20 ms, and times the stages of a job."""
 
     def __init__(self, client: Client) -> None:
-        self._processes = [psutil.Process(pid) for pid in client.run(lambda: __import__("os").getpid()).values()]
+        self._processes = [
+            psutil.Process(pid) for pid in client.run(lambda: __import__("os").getpid()).values()
+        ]
         self.peaks = [0] * len(self._processes)
         self.stages: dict[str, list[float]] = {}
         self._done = threading.Event()
@@ -128,7 +132,11 @@ def measure(job: Job, folder: Path, pairs: int) -> dict[str, Any]:
             for _ in range(pairs):
                 theirs.append(seconds(lambda: count_duckdb(job)))
                 ours.append(seconds(lambda: count_ours(job, folder)))
-    result: dict[str, Any] = {"attributes": len(job.schema.privatised), "workers": WORKERS, "pairs": pairs}
+    result: dict[str, Any] = {
+        "attributes": len(job.schema.privatised),
+        "workers": WORKERS,
+        "pairs": pairs,
+    }
     if pairs:
         result["counting"] = {
             "seconds": [round(value, 2) for value in ours],
@@ -140,14 +148,20 @@ def measure(job: Job, folder: Path, pairs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=5_240_260)
     parser.add_argument("--attributes", type=int, default=27)
     parser.add_argument("--levels", type=int, default=674)
-    parser.add_argument("--pairs", type=int, default=3, help="Comparisons with DuckDB; 0 for the job alone.")
+    parser.add_argument(
+        "--pairs", type=int, default=3, help="Comparisons with DuckDB; 0 for the job alone."
+    )
     parser.add_argument("--job", type=Path, help="A copula job to run instead of the census.")
     parser.add_argument("--input", type=Path, help="Its table.")
-    parser.add_argument("--folder", type=Path, help="Where the tables go; a temporary folder by default.")
+    parser.add_argument(
+        "--folder", type=Path, help="Where the tables go; a temporary folder by default."
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
@@ -155,14 +169,26 @@ def main() -> None:
         if arguments.job is None:
             source = folder / "census"
             written = simulate_census(
-                str(source), n_rows=arguments.rows, n_attributes=arguments.attributes, n_levels=arguments.levels, rows_per_file=262_144
+                str(source),
+                n_rows=arguments.rows,
+                n_attributes=arguments.attributes,
+                n_levels=arguments.levels,
+                rows_per_file=262_144,
             )
             spec = folder / "job.yaml"
-            spec.write_text(SPEC.format(input=source, output=folder / "out", schema=written["schema"]))
+            spec.write_text(
+                SPEC.format(input=source, output=folder / "out", schema=written["schema"])
+            )
             job = load_job(spec)
         else:
-            job = load_job(arguments.job, {"input.path": str(arguments.input.absolute()), "output.path": str(folder / "out")})
-        result = {"rows": arguments.rows if arguments.job is None else None, **measure(job, folder, arguments.pairs)}
+            job = load_job(
+                arguments.job,
+                {"input.path": str(arguments.input.absolute()), "output.path": str(folder / "out")},
+            )
+        result = {
+            "rows": arguments.rows if arguments.job is None else None,
+            **measure(job, folder, arguments.pairs),
+        }
     text = json.dumps(result, indent=1)
     if arguments.json:
         arguments.json.write_text(text + "\n")

@@ -54,8 +54,22 @@ def job(settings: dict[str, str]) -> Callable[[Path, Path], None]:
     def step(source: Path, target: Path) -> None:
         # the main job drops the timestamp; here it is kept, so that both sides write all four columns
         schema = source.parent / "schema.yaml"
-        schema.write_text((JOB.parent / "schema.yaml").read_text().replace("timestamp: {role: drop}", "timestamp: {role: keep}"))
-        run_job(load_job(JOB, {"input.path": str(source), "output.path": str(target), "schema": str(schema), **settings}))
+        schema.write_text(
+            (JOB.parent / "schema.yaml")
+            .read_text()
+            .replace("timestamp: {role: drop}", "timestamp: {role: keep}")
+        )
+        run_job(
+            load_job(
+                JOB,
+                {
+                    "input.path": str(source),
+                    "output.path": str(target),
+                    "schema": str(schema),
+                    **settings,
+                },
+            )
+        )
 
     return step
 
@@ -64,7 +78,11 @@ def five_columns(reference: str) -> Callable[[Path, Path], None]:
     """Return a step that privatises the five columns of a census jointly."""
 
     def step(source: Path, target: Path) -> None:
-        paths = {"input.path": str(source), "output.path": str(target), "schema": f"{source}-schema.yaml"}
+        paths = {
+            "input.path": str(source),
+            "output.path": str(target),
+            "schema": f"{source}-schema.yaml",
+        }
         run_job(load_job(JOB, {**paths, "mechanism.reference": reference}))
 
     return step
@@ -76,7 +94,10 @@ STEPS: dict[str, Callable[[Path, Path], None]] = {
     "keep": job({"output.order": "keep"}),
     "histogram": job({"mechanism.reference": "{kind: histogram}", "mechanism.channel": "optimal"}),
     "interval": job(
-        {"privacy": "null", "mechanism": "{kind: interval, columns: {rating: {design: case2, anchors: {name: uniform, loc: 0, scale: 5.5}}}}"}
+        {
+            "privacy": "null",
+            "mechanism": "{kind: interval, columns: {rating: {design: case2, anchors: {name: uniform, loc: 0, scale: 5.5}}}}",
+        }
     ),
     "units": job({"privacy.unit": "{column: userId, max_rows: 20}"}),
     "by": job({"mechanism.reference": "{kind: chain, fraction: 0.25, by: userId}"}),
@@ -95,7 +116,9 @@ def seconds(step: Callable[[Path, Path], None], source: Path, target: Path) -> f
 
 def peak_bytes(client: Client, step: Callable[[], None]) -> list[int]:
     """Return each worker process's largest resident memory while `step` runs, sampled every 20 ms."""
-    processes = [psutil.Process(pid) for pid in client.run(lambda: __import__("os").getpid()).values()]
+    processes = [
+        psutil.Process(pid) for pid in client.run(lambda: __import__("os").getpid()).values()
+    ]
     peaks = [0] * len(processes)
     done = threading.Event()
 
@@ -133,8 +156,17 @@ def measure(rows: int, pairs: int, folder: Path, name: str, against: str) -> dic
         begin = time.perf_counter()
         peaks = peak_bytes(client, lambda: STEPS[name](source, folder / "out-memory"))
         alone = time.perf_counter() - begin
-    result: dict[str, object] = {"job": name, "against": against, "rows": rows, "workers": WORKERS, "pairs": pairs}
-    result |= {"worker_peak_mib": [round(peak / 2**20) for peak in peaks], "seconds_on_a_fresh_cluster": round(alone, 2)}
+    result: dict[str, object] = {
+        "job": name,
+        "against": against,
+        "rows": rows,
+        "workers": WORKERS,
+        "pairs": pairs,
+    }
+    result |= {
+        "worker_peak_mib": [round(peak / 2**20) for peak in peaks],
+        "seconds_on_a_fresh_cluster": round(alone, 2),
+    }
     if pairs:
         result |= {
             "seconds": [round(value, 2) for value in ours],
@@ -148,16 +180,22 @@ def measure(rows: int, pairs: int, folder: Path, name: str, against: str) -> dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=25_000_095)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--job", choices=sorted(STEPS), default="dip")
     parser.add_argument("--against", choices=sorted(STEPS), default="copy")
-    parser.add_argument("--folder", type=Path, help="Where the tables go; a temporary folder by default.")
+    parser.add_argument(
+        "--folder", type=Path, help="Where the tables go; a temporary folder by default."
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        result = measure(arguments.rows, arguments.pairs, Path(folder), arguments.job, arguments.against)
+        result = measure(
+            arguments.rows, arguments.pairs, Path(folder), arguments.job, arguments.against
+        )
     text = json.dumps(result, indent=1)
     if arguments.json:
         arguments.json.write_text(text + "\n")

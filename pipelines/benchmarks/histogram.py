@@ -70,7 +70,9 @@ def write_rows(folder: Path, rows: int, n_levels: int) -> None:
         x = rng.beta(2.0, 5.0, n)
         y = np.clip(x + rng.normal(0.0, 0.05, n), 0.0, 1.0)
         group = np.minimum(rng.geometric(0.05, n) - 1, n_levels - 1).astype(np.int16)
-        pq.write_table(pa.table({"x": x, "y": y, "group": group}), folder / f"part-{number:03d}.parquet")
+        pq.write_table(
+            pa.table({"x": x, "y": y, "group": group}), folder / f"part-{number:03d}.parquet"
+        )
 
 
 def count_ours(job: Job, folder: Path) -> None:
@@ -83,7 +85,9 @@ def count_duckdb(job: Job, bins: int) -> None:
     cells = ", ".join(f"greatest(ceil({name} * {bins}), 1)::int as {name}" for name in ("x", "y"))
     files = f"read_parquet('{job.input_url.removeprefix('file://')}/*.parquet')"
     with duckdb.connect(config={"threads": WORKERS}) as connection:
-        connection.execute(f'select {cells}, "group", count(*) from {files} group by all').fetchnumpy()
+        connection.execute(
+            f'select {cells}, "group", count(*) from {files} group by all'
+        ).fetchnumpy()
 
 
 def seconds(step: Callable[[], Any]) -> float:
@@ -96,7 +100,9 @@ class Watch:
     """Samples the resident memory of processes every 20 ms: this one, which draws the noise, and a cluster's workers."""
 
     def __init__(self, client: Client) -> None:
-        workers = [psutil.Process(pid) for pid in client.run(lambda: __import__("os").getpid()).values()]
+        workers = [
+            psutil.Process(pid) for pid in client.run(lambda: __import__("os").getpid()).values()
+        ]
         self._processes = [psutil.Process(), *workers]
         self.peaks = [process.memory_info().rss for process in self._processes]
         self._done = threading.Event()
@@ -133,7 +139,9 @@ def whole_job(job: Job, output: Path) -> dict[str, Any]:
 
 
 def measure(job: Job, bins: int, pairs: int, folder: Path) -> dict[str, Any]:
-    result = {"job": whole_job(job, folder / "out")}  # first: the driver's memory holds nothing of what follows
+    result = {
+        "job": whole_job(job, folder / "out")
+    }  # first: the driver's memory holds nothing of what follows
     ours: list[float] = []
     theirs: list[float] = []
     if pairs:
@@ -152,13 +160,21 @@ def measure(job: Job, bins: int, pairs: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=5_000_000)
-    parser.add_argument("--bins", type=int, default=1000, help="Cells of each of the two continuous columns.")
+    parser.add_argument(
+        "--bins", type=int, default=1000, help="Cells of each of the two continuous columns."
+    )
     parser.add_argument("--levels", type=int, default=100, help="Levels of the third column.")
     parser.add_argument("--factor", type=float, default=0.5, help="A of the threshold A·log n/ε.")
-    parser.add_argument("--pairs", type=int, default=3, help="Comparisons with DuckDB; 0 for the job alone.")
-    parser.add_argument("--folder", type=Path, help="Where the tables go; a temporary folder by default.")
+    parser.add_argument(
+        "--pairs", type=int, default=3, help="Comparisons with DuckDB; 0 for the job alone."
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="Where the tables go; a temporary folder by default."
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
@@ -166,9 +182,20 @@ def main() -> None:
         write_rows(folder / "in", arguments.rows, arguments.levels)
         schema, spec = folder / "schema.yaml", folder / "job.yaml"
         schema.write_text(SCHEMA.format(levels=list(range(arguments.levels))))
-        given = {"input": folder / "in", "output": folder / "out", "schema": schema, "bins": arguments.bins, "factor": arguments.factor}
+        given = {
+            "input": folder / "in",
+            "output": folder / "out",
+            "schema": schema,
+            "bins": arguments.bins,
+            "factor": arguments.factor,
+        }
         spec.write_text(SPEC.format(**given))
-        result = {"rows": arguments.rows, "workers": WORKERS, "pairs": arguments.pairs, "load_average": [round(load, 2) for load in os.getloadavg()]}
+        result = {
+            "rows": arguments.rows,
+            "workers": WORKERS,
+            "pairs": arguments.pairs,
+            "load_average": [round(load, 2) for load in os.getloadavg()],
+        }
         result |= measure(load_job(spec), arguments.bins, arguments.pairs, folder)
     text = json.dumps(result, indent=1)
     if arguments.json:

@@ -38,7 +38,12 @@ def copy_by_pyarrow(source: Path, target: Path) -> None:
     target.mkdir()
     for path in sorted(source.glob("*.parquet")):
         rows = pq.read_table(path, use_threads=False)
-        pq.write_table(rows, target / path.name, row_group_size=ROW_GROUP_ROWS, **choose_encoding(rows.schema, ["rating"]))
+        pq.write_table(
+            rows,
+            target / path.name,
+            row_group_size=ROW_GROUP_ROWS,
+            **choose_encoding(rows.schema, ["rating"]),
+        )
 
 
 def copy_by_polars(source: Path, target: Path) -> None:
@@ -55,7 +60,9 @@ def copy_by_duckdb(source: Path, target: Path) -> None:
     target.mkdir()
     with duckdb.connect(config={"threads": 1}) as connection:
         for path in sorted(source.glob("*.parquet")):
-            connection.execute(f"COPY (FROM read_parquet('{path}')) TO '{target / path.name}' (FORMAT parquet, COMPRESSION snappy)")
+            connection.execute(
+                f"COPY (FROM read_parquet('{path}')) TO '{target / path.name}' (FORMAT parquet, COMPRESSION snappy)"
+            )
 
 
 SIDES: dict[str, Callable[[Path, Path], None]] = {
@@ -73,7 +80,11 @@ def measure(rows: int, rounds: int, folder: Path) -> dict[str, object]:
     """Return the CPU seconds of each side, and their medians as multiples of pyarrow's."""
     source, target = folder / "table", folder / "out"
     simulate_movielens(str(source), n_rows=rows)
-    sides = {name: side for name, side in SIDES.items() if name not in ("polars", "duckdb") or importlib.util.find_spec(name)}
+    sides = {
+        name: side
+        for name, side in SIDES.items()
+        if name not in ("polars", "duckdb") or importlib.util.find_spec(name)
+    }
     for name in SIDES.keys() - sides.keys():
         print(f"{name} is not installed: skipped")
     found: dict[str, list[float]] = {name: [] for name in sides}
@@ -87,21 +98,37 @@ def measure(rows: int, rounds: int, folder: Path) -> dict[str, object]:
     return {
         "rows": rows,
         "rounds": rounds,
-        "cpu_seconds": {name: [round(value, 3) for value in seconds] for name, seconds in found.items()},
+        "cpu_seconds": {
+            name: [round(value, 3) for value in seconds] for name, seconds in found.items()
+        },
         "median_cpu_seconds": {name: round(value, 3) for name, value in medians.items()},
-        "of_pyarrow": {name: round(value / medians["pyarrow"], 3) for name, value in medians.items()},
+        "of_pyarrow": {
+            name: round(value / medians["pyarrow"], 3) for name, value in medians.items()
+        },
     }
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=3_000_000, help="3,000,000 by default; MovieLens-25M has 25,000,095.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows",
+        type=int,
+        default=3_000_000,
+        help="3,000,000 by default; MovieLens-25M has 25,000,095.",
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="Where the tables go; a temporary folder by default.")
+    parser.add_argument(
+        "--folder", type=Path, help="Where the tables go; a temporary folder by default."
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     pa.set_cpu_count(1)
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder, dask.config.set(scheduler="synchronous"):
+    with (
+        tempfile.TemporaryDirectory(dir=given.folder) as folder,
+        dask.config.set(scheduler="synchronous"),
+    ):
         result = measure(given.rows, given.rounds, Path(folder))
     text = json.dumps(result, indent=1)
     if given.json:

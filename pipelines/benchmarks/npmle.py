@@ -53,12 +53,16 @@ def write_ranges(folder: Path, rows: int, n_knots: int) -> None:
         ends = np.column_stack([np.full(n, -np.inf), anchors, np.full(n, np.inf)])
         place = (values[:, None] > anchors).sum(axis=1)
         lower, upper = ends[np.arange(n), place], ends[np.arange(n), place + 1]
-        pq.write_table(pa.table({"lower": lower, "upper": upper}), folder / f"part-{number:03d}.parquet")
+        pq.write_table(
+            pa.table({"lower": lower, "upper": upper}), folder / f"part-{number:03d}.parquet"
+        )
 
 
 def batches(folder: Path) -> Iterator[pa.RecordBatch]:
     for file in sorted(folder.iterdir()):
-        yield from pads.dataset(file).to_batches(batch_size=BATCH_ROWS, fragment_readahead=0, batch_readahead=2)
+        yield from pads.dataset(file).to_batches(
+            batch_size=BATCH_ROWS, fragment_readahead=0, batch_readahead=2
+        )
 
 
 def count(folder: Path, n_knots: int) -> RangeCounts:
@@ -66,7 +70,9 @@ def count(folder: Path, n_knots: int) -> RangeCounts:
     knots = grid(n_knots)
     counts, waiting = RangeCounts.identity(knots), []
     for batch in batches(folder):
-        waiting.append(RangeCounts.of_batch(knots, batch["lower"].to_numpy(), batch["upper"].to_numpy()))
+        waiting.append(
+            RangeCounts.of_batch(knots, batch["lower"].to_numpy(), batch["upper"].to_numpy())
+        )
         if len(waiting) == 16:
             counts, waiting = counts.merge(*waiting), []
     return counts.merge(*waiting)
@@ -74,7 +80,9 @@ def count(folder: Path, n_knots: int) -> RangeCounts:
 
 def count_duckdb(folder: Path) -> None:
     with duckdb.connect(config={"threads": 2}) as connection:
-        connection.execute(f"select lower, upper, count(*) from read_parquet('{folder}/*.parquet') group by lower, upper").fetchnumpy()
+        connection.execute(
+            f"select lower, upper, count(*) from read_parquet('{folder}/*.parquet') group by lower, upper"
+        ).fetchnumpy()
 
 
 def seconds(step: Callable[[], Any]) -> tuple[float, Any]:
@@ -131,24 +139,46 @@ def measure(rows: int, n_knots: int, pairs: int, folder: Path) -> dict[str, Any]
         ours.append(spent)
         solving.append(seconds(lambda: npmle(counts, support=SUPPORT))[0])  # noqa: B023  # called before the next turn
     fresh = [in_a_fresh_process(place, n_knots) for place in (part, whole)]
-    result: dict[str, Any] = {"rows": rows, "knots": n_knots, "pairs": pairs, "load_average": [round(load, 2) for load in os.getloadavg()]}
+    result: dict[str, Any] = {
+        "rows": rows,
+        "knots": n_knots,
+        "pairs": pairs,
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+    }
     if pairs:
         result |= {
             "seconds_counting": [round(value, 2) for value in ours],
             "seconds_duckdb": [round(value, 2) for value in theirs],
             "seconds_solving": [round(value, 2) for value in solving],
-            "median_seconds": round(statistics.median(map(sum, zip(ours, solving, strict=True))), 2),
-            "ratio_of_counting_medians": round(statistics.median(ours) / statistics.median(theirs), 3),
+            "median_seconds": round(
+                statistics.median(map(sum, zip(ours, solving, strict=True))), 2
+            ),
+            "ratio_of_counting_medians": round(
+                statistics.median(ours) / statistics.median(theirs), 3
+            ),
         }
-    return {**result, "fresh_processes": fresh, "ratio_of_peaks": round(fresh[1]["peak_mib"] / fresh[0]["peak_mib"], 3)}
+    return {
+        **result,
+        "fresh_processes": fresh,
+        "ratio_of_peaks": round(fresh[1]["peak_mib"] / fresh[0]["peak_mib"], 3),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--knots", type=int, default=1000)
-    parser.add_argument("--pairs", type=int, default=3, help="Comparisons with DuckDB; 0 for the fresh processes alone.")
-    parser.add_argument("--folder", type=Path, help="Where the ranges go; a temporary folder by default.")
+    parser.add_argument(
+        "--pairs",
+        type=int,
+        default=3,
+        help="Comparisons with DuckDB; 0 for the fresh processes alone.",
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="Where the ranges go; a temporary folder by default."
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:

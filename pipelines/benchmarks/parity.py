@@ -25,7 +25,11 @@ import dpdask
 
 N_COLUMNS = 12
 TARGET = "c0"
-WAYS: dict[str, dict[str, Any]] = {"pairs alone": {}, "20 triples": {"triples": 20}, "target": {"target": TARGET}}
+WAYS: dict[str, dict[str, Any]] = {
+    "pairs alone": {},
+    "20 triples": {"triples": 20},
+    "target": {"target": TARGET},
+}
 
 
 def simulate(n_rows: int, order: int) -> pd.DataFrame:
@@ -36,21 +40,37 @@ def simulate(n_rows: int, order: int) -> pd.DataFrame:
     return pd.DataFrame({f"c{place}": row for place, row in enumerate(codes)})
 
 
-def measure(table: pd.DataFrame, order: int, epsilon: float, seed: int | None, **given: Any) -> dict[str, float]:
+def measure(
+    table: pd.DataFrame, order: int, epsilon: float, seed: int | None, **given: Any
+) -> dict[str, float]:
     """Return the measures of one fit."""
     column = {"role": "privatise", "kind": "discrete", "levels": [0, 1]}
     schema = dpdask.Schema.from_dict({"columns": dict.fromkeys(table, column)})
     begin = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        copula = dpdask.GaussianCopula(schema, epsilon=epsilon, delta=2.0**-30, adjacency="add-remove", insecure_seed=seed, **given)
+        copula = dpdask.GaussianCopula(
+            schema,
+            epsilon=epsilon,
+            delta=2.0**-30,
+            adjacency="add-remove",
+            insecure_seed=seed,
+            **given,
+        )
         with copula.fit(table) as release:
             records = release.sample(len(table), seed=seed).compute(scheduler="synchronous")
     seconds = time.process_time() - begin
     right = records.iloc[:, 1:order].sum(axis=1) % 2 == records[TARGET]
-    pairs = [total_variation(table, records, list(pair)) for pair in itertools.combinations(table, 2)]
+    pairs = [
+        total_variation(table, records, list(pair)) for pair in itertools.combinations(table, 2)
+    ]
     own = total_variation(table, records, list(table)[:order])
-    return {"right": float(right.mean()), "two_way": float(np.mean(pairs)), "own_table": own, "cpu_seconds": seconds}
+    return {
+        "right": float(right.mean()),
+        "two_way": float(np.mean(pairs)),
+        "own_table": own,
+        "cpu_seconds": seconds,
+    }
 
 
 def total_variation(first: pd.DataFrame, second: pd.DataFrame, columns: list[str]) -> float:
@@ -60,15 +80,21 @@ def total_variation(first: pd.DataFrame, second: pd.DataFrame, columns: list[str
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--seeds", type=int, default=5, help="how many runs")
-    parser.add_argument("--seed", type=int, help="INSECURE: noise from this seed, which protects nobody")
+    parser.add_argument(
+        "--seed", type=int, help="INSECURE: noise from this seed, which protects nobody"
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     said = []
-    print("| parity of | fitted with | target right | two-way | its own table | CPU s |\n|---|---|---|---|---|---|")
+    print(
+        "| parity of | fitted with | target right | two-way | its own table | CPU s |\n|---|---|---|---|---|---|"
+    )
     for order, (name, way) in itertools.product((3, 4), WAYS.items()):
         table = simulate(given.rows, order)
         seeds = [None if given.seed is None else given.seed + run for run in range(given.seeds)]

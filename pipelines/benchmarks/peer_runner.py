@@ -48,7 +48,10 @@ def floor(task: Task) -> pd.DataFrame:
 def schema_of(sizes: Mapping[str, int]) -> Any:
     import dpdask
 
-    columns = {name: {"role": "privatise", "kind": "categorical", "levels": list(range(size))} for name, size in sizes.items()}
+    columns = {
+        name: {"role": "privatise", "kind": "categorical", "levels": list(range(size))}
+        for name, size in sizes.items()
+    }
     return dpdask.Schema.from_dict({"columns": columns})
 
 
@@ -71,15 +74,21 @@ def independent(task: Task) -> pd.DataFrame:
     from dpdask.kernels import projections as simplex
 
     rng = np.random.default_rng(task.seed)
-    own = {name: f"column-{place}" for place, name in enumerate(task.sizes)}  # released tables have a column `count`, as a table may have
+    own = {
+        name: f"column-{place}" for place, name in enumerate(task.sizes)
+    }  # released tables have a column `count`, as a table may have
     marginals = dpdask.Marginals(
-        schema_of({own[name]: size for name, size in task.sizes.items()}), cliques=[[name] for name in own.values()], **promise(task)
+        schema_of({own[name]: size for name, size in task.sizes.items()}),
+        cliques=[[name] for name in own.values()],
+        **promise(task),
     )
     with marginals.fit(task.table.rename(columns=own)) as release:
         noisy = {name: release.table([own[name]]).astype(float) for name in task.sizes}
     n = max(1, round(np.mean([table.sum() for table in noisy.values()])))
     shares = {name: simplex.project(table, 1.0 * n) / n for name, table in noisy.items()}
-    return pd.DataFrame({name: rng.choice(len(share), n, p=share / share.sum()) for name, share in shares.items()})
+    return pd.DataFrame(
+        {name: rng.choice(len(share), n, p=share / share.sum()) for name, share in shares.items()}
+    )
 
 
 def pgm_data(task: Task) -> Any:
@@ -88,7 +97,9 @@ def pgm_data(task: Task) -> Any:
     from mbi.markov_random_field import MarkovRandomField
 
     of_rows = MarkovRandomField.synthetic_data
-    MarkovRandomField.synthetic_data = lambda model, rows=None: of_rows(model, rows, method="sample")
+    MarkovRandomField.synthetic_data = lambda model, rows=None: of_rows(
+        model, rows, method="sample"
+    )
     return Dataset(task.table, Domain.fromdict(dict(task.sizes)))
 
 
@@ -106,7 +117,11 @@ def aim(task: Task) -> pd.DataFrame:
     from aim import AIM
     from mbi import junction_tree
 
-    pairs = [pair for pair in itertools.combinations(task.sizes, 2) if task.sizes[pair[0]] * task.sizes[pair[1]] <= AIM_MAX_CELLS]
+    pairs = [
+        pair
+        for pair in itertools.combinations(task.sizes, 2)
+        if task.sizes[pair[0]] * task.sizes[pair[1]] <= AIM_MAX_CELLS
+    ]
 
     class Told(AIM):
         """AIM that says in each round how far it is."""
@@ -114,11 +129,25 @@ def aim(task: Task) -> pd.DataFrame:
         used = 0.0
         rounds_done = 0
 
-        def worst_approximated(self, candidates: Any, answers: Any, model: Any, eps: float, sigma: float) -> Any:
-            self.used = (self.used or len(task.sizes) * 0.5 / sigma**2) + eps**2 / 8 + 0.5 / sigma**2
+        def worst_approximated(
+            self, candidates: Any, answers: Any, model: Any, eps: float, sigma: float
+        ) -> Any:
+            self.used = (
+                (self.used or len(task.sizes) * 0.5 / sigma**2) + eps**2 / 8 + 0.5 / sigma**2
+            )
             megabytes = junction_tree.hypothetical_model_size(model.domain, model.cliques)
-            said = {"round": self.rounds_done, "rounds": 16 * len(task.sizes), "sigma": float(sigma), "budget_share": float(self.used / self.rho)}
-            print(json.dumps({**said, "model_megabytes": float(megabytes), "peak_bytes": peak_bytes()}), flush=True)
+            said = {
+                "round": self.rounds_done,
+                "rounds": 16 * len(task.sizes),
+                "sigma": float(sigma),
+                "budget_share": float(self.used / self.rho),
+            }
+            print(
+                json.dumps(
+                    {**said, "model_megabytes": float(megabytes), "peak_bytes": peak_bytes()}
+                ),
+                flush=True,
+            )
             self.rounds_done += 1
             return super().worst_approximated(candidates, answers, model, eps, sigma)
 
@@ -134,8 +163,12 @@ def dpsynth_with(mechanism: str) -> Callable[[Task], pd.DataFrame]:
         from dpsynth.data_generation_v3 import TabularConfig
         from dpsynth.domain import CategoricalAttribute
 
-        domains = {name: CategoricalAttribute(list(range(size))) for name, size in task.sizes.items()}
-        config = TabularConfig(domains=domains, discrete_mechanism=getattr(discrete_mechanisms, mechanism)())
+        domains = {
+            name: CategoricalAttribute(list(range(size))) for name, size in task.sizes.items()
+        }
+        config = TabularConfig(
+            domains=domains, discrete_mechanism=getattr(discrete_mechanisms, mechanism)()
+        )
         calibrated = config.calibrate(epsilon=task.epsilon, delta=task.delta)
         return calibrated(np.random.default_rng(task.seed), task.table).synthetic_data
 
@@ -194,9 +227,21 @@ def margnet_peer(module: str, entry: str) -> Callable[[Task], pd.DataFrame]:
         from util.rho_cdp import cdp_rho
 
         torch.manual_seed(task.seed)
-        vars(np).update(infty=np.inf, product=np.prod)  # the names that numpy had when these were written
-        names = [*(f"cat_attr_{place}" for place in range(len(task.sizes) - 1)), "y_attr"]  # PrivSyn starts from noise if no column is `y_attr`
-        given = argparse.Namespace(dataset="adult", method=entry, device="cpu", epsilon=task.epsilon, num_preprocess="", rare_threshold="")
+        vars(np).update(
+            infty=np.inf, product=np.prod
+        )  # the names that numpy had when these were written
+        names = [
+            *(f"cat_attr_{place}" for place in range(len(task.sizes) - 1)),
+            "y_attr",
+        ]  # PrivSyn starts from noise if no column is `y_attr`
+        given = argparse.Namespace(
+            dataset="adult",
+            method=entry,
+            device="cpu",
+            epsilon=task.epsilon,
+            num_preprocess="",
+            rare_threshold="",
+        )
         given.test = given.resample = False
         keeper = Keeper()
         main = getattr(importlib.import_module(module), entry)
@@ -204,8 +249,18 @@ def margnet_peer(module: str, entry: str) -> Callable[[Task], pd.DataFrame]:
             share_records()
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             Path(f"exp/adult/{entry}/{task.epsilon}__").mkdir(parents=True)
-            table, domain = task.table.set_axis(names, axis=1), dict(zip(names, task.sizes.values(), strict=True))
-            made = main(given, df=table, domain=domain, rho=cdp_rho(task.epsilon, task.delta), parent_dir=folder, preprocesser=keeper)
+            table, domain = (
+                task.table.set_axis(names, axis=1),
+                dict(zip(names, task.sizes.values(), strict=True)),
+            )
+            made = main(
+                given,
+                df=table,
+                domain=domain,
+                rho=cdp_rho(task.epsilon, task.delta),
+                parent_dir=folder,
+                preprocesser=keeper,
+            )
             next(iter(made.values())).syn(len(table), keeper, folder)
         return keeper.frame[names].set_axis(list(task.sizes), axis=1)
 
@@ -235,19 +290,30 @@ def peak_bytes() -> int | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("method", choices=METHODS)
     parser.add_argument("table", type=Path)
     parser.add_argument("domain", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--epsilon", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, help="INSECURE: noise from this seed, which protects nobody")
+    parser.add_argument(
+        "--seed", type=int, help="INSECURE: noise from this seed, which protects nobody"
+    )
     given = parser.parse_args()
     seed = secrets.randbits(32) if given.seed is None else given.seed
     np.random.seed(seed)  # noqa: NPY002 - the generator that the peers use
     domain = json.loads(given.domain.read_text())
     sizes = domain["sizes"]
-    task = Task(pd.read_parquet(given.table), sizes, given.epsilon, domain["delta"], seed, given.seed is None)
+    task = Task(
+        pd.read_parquet(given.table),
+        sizes,
+        given.epsilon,
+        domain["delta"],
+        seed,
+        given.seed is None,
+    )
     made = METHODS[given.method](task)
     made[list(sizes)].reset_index(drop=True).astype(np.int32).to_parquet(given.output)
     print(json.dumps({"peak_bytes": peak_bytes()}))

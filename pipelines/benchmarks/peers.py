@@ -102,7 +102,14 @@ def read_table(job: Path, path: str, target: str | None) -> Table:
     """Return the job's table in codes; with a target, without the rows held out."""
     case = read_case(job, path, 1)
     if target is None:
-        return Table(name=case.name, domain=case.domain, codes=case.codes, delta=case.budget.delta, held_out=case.codes[:, :0], target=None)
+        return Table(
+            name=case.name,
+            domain=case.domain,
+            codes=case.codes,
+            delta=case.budget.delta,
+            held_out=case.codes[:, :0],
+            target=None,
+        )
     column, _, level = target.partition("=")
     names, sizes, codes = list(case.domain.names), list(case.domain.sizes), case.codes
     values = pq.read_table(path, columns=[column])[column].to_pandas().astype(str).to_numpy()
@@ -113,7 +120,9 @@ def read_table(job: Path, path: str, target: str | None) -> Table:
     place = names.index(column)
     wanted = tuple(np.unique(codes[place, values == level]).tolist())
     if not wanted:
-        raise SystemExit(f"no row of column {column!r} has the level {level!r}; write --target COLUMN=LEVEL")
+        raise SystemExit(
+            f"no row of column {column!r} has the level {level!r}; write --target COLUMN=LEVEL"
+        )
     held = np.random.default_rng(SPLIT_SEED).random(codes.shape[1]) < HELD_OUT
     return Table(
         name=case.name,
@@ -134,22 +143,35 @@ class Judge:
 
     def of(self, codes: Codes) -> dict[str, float]:
         """Return every measure of records."""
-        one_way = float((one_way_total_variation(self.table.codes, codes, self.table.domain.sizes)).mean())
-        return {"one_way": one_way, **self.truth.of_records(codes), "impossible": self.impossible(codes), **self.predicts(codes)}
+        one_way = float(
+            (one_way_total_variation(self.table.codes, codes, self.table.domain.sizes)).mean()
+        )
+        return {
+            "one_way": one_way,
+            **self.truth.of_records(codes),
+            "impossible": self.impossible(codes),
+            **self.predicts(codes),
+        }
 
     def impossible(self, codes: Codes) -> float:
         """Return the share of records with a pair of levels that does not occur in the table."""
         wrong = np.zeros(codes.shape[1], dtype=bool)
         pairs = [(a, b) for a in range(len(codes)) for b in range(a + 1, len(codes))]
         for (a, b), start in zip(pairs, self.truth.starts, strict=True):
-            wrong |= self.truth.pairs[start + codes[a].astype(np.intp) * self.truth.sizes[b] + codes[b]] == 0
+            wrong |= (
+                self.truth.pairs[start + codes[a].astype(np.intp) * self.truth.sizes[b] + codes[b]]
+                == 0
+            )
         return float(wrong.mean())
 
     def predicts(self, codes: Codes) -> dict[str, float]:
         """Return the AUC, on the rows held out, of a model that is fitted to the records."""
         if self.table.target is None:
             return {}
-        (features, own), (others, true) = self.table.target.of(codes), self.table.target.of(self.table.held_out)
+        (features, own), (others, true) = (
+            self.table.target.of(codes),
+            self.table.target.of(self.table.held_out),
+        )
         if own.all() or not own.any():
             return {"auc": 0.5}
         with threadpool_limits(1):  # threads that wait for each other are dear on a busy machine
@@ -171,8 +193,16 @@ class Work:
         """Write the files that the methods read; a folder holds one table."""
         self.folder.mkdir(parents=True, exist_ok=True)
         coded, domain = self.folder / "coded.parquet", self.folder / "domain.json"
-        frame = pd.DataFrame(dict(zip(table.domain.names, table.codes.astype(np.int32), strict=True)))
-        said = json.dumps({"sizes": dict(zip(table.domain.names, table.domain.sizes, strict=True)), "delta": table.delta}, indent=1)
+        frame = pd.DataFrame(
+            dict(zip(table.domain.names, table.codes.astype(np.int32), strict=True))
+        )
+        said = json.dumps(
+            {
+                "sizes": dict(zip(table.domain.names, table.domain.sizes, strict=True)),
+                "delta": table.delta,
+            },
+            indent=1,
+        )
         if not coded.exists():
             domain.write_text(said, encoding="utf-8")
             frame.to_parquet(coded)
@@ -189,20 +219,38 @@ class Work:
     def run(self, method: str, epsilon: float, number: int) -> None:
         """Run a method once, unless this was done; repeat a run that failed or had a lower limit. Costs are written beside the records."""
         said = self.found(method, epsilon, number)
-        if said is not None and (said["status"] == "finished" or (said["status"].startswith("did not") and said["limit"] >= self.limit)):
+        if said is not None and (
+            said["status"] == "finished"
+            or (said["status"].startswith("did not") and said["limit"] >= self.limit)
+        ):
             return
         source = METHODS[method]
-        output, copy = self.place(method, epsilon, number, ".parquet"), ROOT if source is None else self.copies[source]
+        output, copy = (
+            self.place(method, epsilon, number, ".parquet"),
+            ROOT if source is None else self.copies[source],
+        )
         python = sys.executable if source is None else self.pythons[source]
         files = [str(self.folder / "coded.parquet"), str(self.folder / "domain.json"), str(output)]
         seed = [] if self.seed is None else [f"--seed={self.seed + number}"]
         command = [python, str(RUNNER), method, *files, f"--epsilon={epsilon!r}", *seed]
         paths = os.pathsep.join(str(copy / part) for part in SOURCES.get(source or "", (".",)))
-        switches = {"PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1"}
+        switches = {
+            "PYTHONSAFEPATH": "1",
+            "PYTHONWARNINGS": "ignore",
+            "PYTHONUNBUFFERED": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
         environment = {**os.environ, "PYTHONPATH": paths, **switches}
         log = self.place(method, epsilon, number, ".log")
         with log.open("w", encoding="utf-8") as file:
-            costs = timed(command, self.limit, cwd=copy, env=environment, stdout=file, stderr=subprocess.STDOUT)
+            costs = timed(
+                command,
+                self.limit,
+                cwd=copy,
+                env=environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [""]
         if costs["status"] == "finished":
             costs |= json.loads(lines[-1])
@@ -218,7 +266,9 @@ class Work:
     def records(self, method: str, epsilon: float, number: int, domain: Domain) -> Codes:
         """Return the synthetic records in codes."""
         frame = pd.read_parquet(self.place(method, epsilon, number, ".parquet"))
-        return np.ascontiguousarray(frame[list(domain.names)].to_numpy().T.astype(domain.code_dtype))
+        return np.ascontiguousarray(
+            frame[list(domain.names)].to_numpy().T.astype(domain.code_dtype)
+        )
 
 
 def timed(command: list[str], limit: float, **options: Any) -> dict[str, Any]:
@@ -232,19 +282,31 @@ def timed(command: list[str], limit: float, **options: Any) -> dict[str, Any]:
             status = f"did not finish in {limit:g} s"
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"status": status, "limit": limit, "wall_seconds": time.perf_counter() - begin, "cpu_seconds": cpu}
+    return {
+        "status": status,
+        "limit": limit,
+        "wall_seconds": time.perf_counter() - begin,
+        "cpu_seconds": cpu,
+    }
 
 
 def judged(work: Work, judge: Judge, method: str, epsilon: float, n_runs: int) -> dict[str, Any]:
     """Return the figures of a method's runs, and their medians."""
-    found = {number: costs for number in range(n_runs) if (costs := work.found(method, epsilon, number)) is not None}
+    found = {
+        number: costs
+        for number in range(n_runs)
+        if (costs := work.found(method, epsilon, number)) is not None
+    }
     finished = {number: costs for number, costs in found.items() if costs["status"] == "finished"}
     if not finished:
         costs = next(iter(found.values()), {"status": "not run"})
         return {"status": costs["status"], "costs": costs, "medians": {}, "runs": []}
     runs = []
     for number, costs in finished.items():
-        runs.append(judge.of(work.records(method, epsilon, number, judge.table.domain)) | {cost: costs[cost] for cost in COSTS})
+        runs.append(
+            judge.of(work.records(method, epsilon, number, judge.table.domain))
+            | {cost: costs[cost] for cost in COSTS}
+        )
     medians = {measure: float(np.median([run[measure] for run in runs])) for measure in runs[0]}
     return {"status": "finished", "medians": medians, "runs": runs}
 
@@ -255,25 +317,55 @@ def line(method: str, said: Mapping[str, Any]) -> str:
     if not medians:
         return f"| {method} | {said['status']} |" + " – |" * (len(MEASURES) + len(COSTS))
     shown = [f"{medians[measure]:.4f}" if measure in medians else "–" for measure in MEASURES]
-    costs = [f"{medians['cpu_seconds']:.0f}", f"{medians['wall_seconds']:.0f}", f"{medians['peak_bytes'] / 2**20:.0f}"]
+    costs = [
+        f"{medians['cpu_seconds']:.0f}",
+        f"{medians['wall_seconds']:.0f}",
+        f"{medians['peak_bytes'] / 2**20:.0f}",
+    ]
     return f"| {method} | {len(said['runs'])} | {' | '.join(shown + costs)} |"
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--job", type=Path, default=Path("pipelines/adult/job.yaml"))
     parser.add_argument("--input", required=True, help="the table, one Parquet file")
     parser.add_argument("--target", help="COLUMN=LEVEL, to be predicted from the other columns")
-    parser.add_argument("--work", type=Path, required=True, help="a folder for the coded table, the synthetic records and the costs")
-    parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS), help="which methods to run now; all are reported")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        required=True,
+        help="a folder for the coded table, the synthetic records and the costs",
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="*",
+        choices=METHODS,
+        default=list(METHODS),
+        help="which methods to run now; all are reported",
+    )
     parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0])
     parser.add_argument("--seeds", type=int, default=5, help="how many runs")
-    parser.add_argument("--seed", type=int, help="INSECURE: noise from this seed, which protects nobody")
-    parser.add_argument("--limit", type=float, default=3600, help="seconds, by the clock, after which a run is stopped")
+    parser.add_argument(
+        "--seed", type=int, help="INSECURE: noise from this seed, which protects nobody"
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=3600,
+        help="seconds, by the clock, after which a run is stopped",
+    )
     for peer in SOURCES:
         parser.add_argument(f"--{peer}", type=Path, help="a copy of its repository")
-        parser.add_argument(f"--{peer}-python", default=sys.executable, help="an interpreter with the packages that it needs")
-    parser.add_argument("--json", type=Path, help="a file for the same figures, and those of each run")
+        parser.add_argument(
+            f"--{peer}-python",
+            default=sys.executable,
+            help="an interpreter with the packages that it needs",
+        )
+    parser.add_argument(
+        "--json", type=Path, help="a file for the same figures, and those of each run"
+    )
     return parser.parse_args(arguments)
 
 
@@ -282,11 +374,22 @@ def main(arguments: list[str] | None = None) -> None:
     options = {peer: vars(given)[peer.replace("-", "_")] for peer in SOURCES}
     copies = {peer: path.resolve() for peer, path in options.items() if path is not None}
     pythons = {peer: vars(given)[f"{peer.replace('-', '_')}_python"] for peer in SOURCES}
-    work = Work(folder=given.work.resolve(), copies=copies, pythons=pythons, limit=given.limit, seed=given.seed)
+    work = Work(
+        folder=given.work.resolve(),
+        copies=copies,
+        pythons=pythons,
+        limit=given.limit,
+        seed=given.seed,
+    )
     table = read_table(given.job, given.input, given.target)
     work.write(table)
     judge = Judge(table)
-    head = {"job": table.name, "n_rows": table.codes.shape[1], "n_held_out": table.held_out.shape[1], "target": given.target}
+    head = {
+        "job": table.name,
+        "n_rows": table.codes.shape[1],
+        "n_held_out": table.held_out.shape[1],
+        "target": given.target,
+    }
     said: list[dict[str, Any]] = []
     for epsilon in given.epsilon:
         for method in given.methods:
@@ -296,12 +399,21 @@ def main(arguments: list[str] | None = None) -> None:
         said.append({"epsilon": epsilon, "methods": rows})
         shape = f"{table.codes.shape[1]:,} rows, {table.domain.n_attributes} columns, {sum(table.domain.sizes)} levels"
         print(f"{table.name}: {shape}, ε = {epsilon:g}, δ = {table.delta:.3g}, add-remove")
-        print("| | runs | one-way | two-way | worst pair | three-way | impossible | AUC | CPU s | wall s | peak MiB |")
+        print(
+            "| | runs | one-way | two-way | worst pair | three-way | impossible | AUC | CPU s | wall s | peak MiB |"
+        )
         print("|" + "---|" * (2 + len(MEASURES) + len(COSTS)))
         print("\n".join(line(method, row) for method, row in rows.items()), flush=True)
     if given.json is not None:
-        head |= {"n_levels": sum(table.domain.sizes), "delta": table.delta, "insecure_seed": given.seed, "triples": judge.truth.triples}
-        given.json.write_text(json.dumps({**head, "rows": said}, indent=1, ensure_ascii=False), encoding="utf-8")
+        head |= {
+            "n_levels": sum(table.domain.sizes),
+            "delta": table.delta,
+            "insecure_seed": given.seed,
+            "triples": judge.truth.triples,
+        }
+        given.json.write_text(
+            json.dumps({**head, "rows": said}, indent=1, ensure_ascii=False), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -33,7 +33,12 @@ from pipelines.adult.compare import Case, Draws, draw_all, drawn, gaussian, read
 N_TRIPLES = 100
 TRIPLES_SEED = 1
 MEASURES = ("two_way", "worst_pair", "three_way", "fit_seconds", "draw_seconds")
-NAMES = {"raked": "raked records", "copula": "the copula's own records", "tables": "the denoised tables", "floor": "a resample of the table"}
+NAMES = {
+    "raked": "raked records",
+    "copula": "the copula's own records",
+    "tables": "the denoised tables",
+    "floor": "a resample of the table",
+}
 
 
 class Truth:
@@ -44,7 +49,9 @@ class Truth:
         self.cells = pair_cells(domain)
         self.starts = np.concatenate([[0], np.cumsum(self.cells)[:-1]])
         triples = list(itertools.combinations(range(domain.n_attributes), 3))
-        chosen = np.random.default_rng(TRIPLES_SEED).choice(len(triples), min(N_TRIPLES, len(triples)), replace=False)
+        chosen = np.random.default_rng(TRIPLES_SEED).choice(
+            len(triples), min(N_TRIPLES, len(triples)), replace=False
+        )
         self.triples = [triples[place] for place in sorted(chosen)]
         self.pairs = count_pairs(codes, self.sizes) / codes.shape[1]
         self.threes = [self._three(codes, triple) for triple in self.triples]
@@ -59,8 +66,14 @@ class Truth:
 
     def of_records(self, codes: Codes) -> dict[str, float]:
         """Return the errors of records."""
-        threes = [np.abs(self._three(codes, triple) - true).sum() / 2 for triple, true in zip(self.triples, self.threes, strict=True)]
-        return {**self.of_pairs(count_pairs(codes, self.sizes) / codes.shape[1]), "three_way": float(np.mean(threes)) if threes else float("nan")}
+        threes = [
+            np.abs(self._three(codes, triple) - true).sum() / 2
+            for triple, true in zip(self.triples, self.threes, strict=True)
+        ]
+        return {
+            **self.of_pairs(count_pairs(codes, self.sizes) / codes.shape[1]),
+            "three_way": float(np.mean(threes)) if threes else float("nan"),
+        }
 
 
 def flat_tables(noisy: NoisyMarginals) -> np.ndarray:
@@ -93,34 +106,65 @@ def run(case: Case, truth: Truth, draws: Draws) -> dict[str, dict[str, float]]:
 
 def line(name: str, found: dict[str, float]) -> str:
     """Return a row of the printed table."""
-    shown = [f"{found[measure]:.{4 if measure in MEASURES[:3] else 1}f}" if measure in found else "–" for measure in MEASURES]
+    shown = [
+        f"{found[measure]:.{4 if measure in MEASURES[:3] else 1}f}" if measure in found else "–"
+        for measure in MEASURES
+    ]
     return f"| {NAMES[name]} | {' | '.join(shown)} |"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--job", type=Path, default=Path("pipelines/adult/job.yaml"))
     parser.add_argument("--input", help="the table, one Parquet file; by default the job's")
     parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0])
     parser.add_argument("--seeds", type=int, default=5, help="how many runs")
-    parser.add_argument("--seed", type=int, help="INSECURE: noise from this seed, which protects nobody")
-    parser.add_argument("--json", type=Path, help="a file for the same figures, and those of each run")
+    parser.add_argument(
+        "--seed", type=int, help="INSECURE: noise from this seed, which protects nobody"
+    )
+    parser.add_argument(
+        "--json", type=Path, help="a file for the same figures, and those of each run"
+    )
     given = parser.parse_args(arguments)
     case = read_case(given.job, given.input, 1)
     truth = Truth(case.domain, case.codes)
     said: list[dict[str, Any]] = []
     for epsilon in given.epsilon:
         asked = replace(case, budget=case.budget.model_copy(update={"epsilon": epsilon}))
-        keys = [RunKey.fresh() if given.seed is None else RunKey.insecure(given.seed + number) for number in range(given.seeds)]
+        keys = [
+            RunKey.fresh() if given.seed is None else RunKey.insecure(given.seed + number)
+            for number in range(given.seeds)
+        ]
         runs = [run(asked, truth, Draws(key=key, secure=given.seed is None)) for key in keys]
-        rows = {name: {measure: float(np.median([each[name][measure] for each in runs])) for measure in runs[0][name]} for name in NAMES}
+        rows = {
+            name: {
+                measure: float(np.median([each[name][measure] for each in runs]))
+                for measure in runs[0][name]
+            }
+            for name in NAMES
+        }
         said.append({"epsilon": epsilon, "medians": rows, "runs": runs})
-        print(f"{case.name}: {case.codes.shape[1]:,} rows, ε = {epsilon:g}, add-remove, medians of {given.seeds}", flush=True)
-        print("| | two-way | worst pair | three-way | fit, CPU s | draw, CPU s |\n|---|---|---|---|---|---|")
+        print(
+            f"{case.name}: {case.codes.shape[1]:,} rows, ε = {epsilon:g}, add-remove, medians of {given.seeds}",
+            flush=True,
+        )
+        print(
+            "| | two-way | worst pair | three-way | fit, CPU s | draw, CPU s |\n|---|---|---|---|---|---|"
+        )
         print("\n".join(line(name, rows[name]) for name in NAMES), flush=True)
     if given.json is not None:
-        head = {"job": case.name, "n_rows": case.codes.shape[1], "n_levels": sum(case.sizes), "delta": case.budget.delta, "insecure_seed": given.seed}
-        given.json.write_text(json.dumps({**head, "triples": truth.triples, "rows": said}, indent=1), encoding="utf-8")
+        head = {
+            "job": case.name,
+            "n_rows": case.codes.shape[1],
+            "n_levels": sum(case.sizes),
+            "delta": case.budget.delta,
+            "insecure_seed": given.seed,
+        }
+        given.json.write_text(
+            json.dumps({**head, "triples": truth.triples, "rows": said}, indent=1), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -54,10 +54,15 @@ def write_lake(folder: Path, n_fragments: int) -> None:
     """Write a table of so many files, each with a few ratings."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(1)
-    columns = {"userId": rng.integers(1, 1000, ROWS, dtype=np.int32), "movieId": rng.integers(1, 1000, ROWS, dtype=np.int32)}
+    columns = {
+        "userId": rng.integers(1, 1000, ROWS, dtype=np.int32),
+        "movieId": rng.integers(1, 1000, ROWS, dtype=np.int32),
+    }
     ratings = rng.choice(np.arange(0.5, 5.5, 0.5), ROWS)
     first = folder / "part-000000.parquet"
-    pq.write_table(pa.table({**columns, "rating": ratings, "timestamp": rng.integers(0, 2**30, ROWS)}), first)
+    pq.write_table(
+        pa.table({**columns, "rating": ratings, "timestamp": rng.integers(0, 2**30, ROWS)}), first
+    )
     for number in range(1, n_fragments):
         shutil.copyfile(first, folder / f"part-{number:06}.parquet")
 
@@ -79,15 +84,26 @@ def drive(source: str, target: str, address: str) -> dict[str, Any]:
         outcome = run_job(job, watch)
     end = time.process_time()
     ends = [mark for _, mark in marks[1:]] + [end]
-    stages = {stage: round(after - before, 3) for (stage, before), after in zip(marks, ends, strict=True)}
+    stages = {
+        stage: round(after - before, 3) for (stage, before), after in zip(marks, ends, strict=True)
+    }
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"seconds": end - begin, "stages": stages, "mib": round(peak, 1), "shards": len(outcome.manifest.shards)}
+    return {
+        "seconds": end - begin,
+        "stages": stages,
+        "mib": round(peak, 1),
+        "shards": len(outcome.manifest.shards),
+    }
 
 
 @contextmanager
 def running(words: Sequence[str]) -> Iterator[psutil.Process]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    options: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment}
+    options: dict[str, Any] = {
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+        "env": environment,
+    }
     with subprocess.Popen(words, **options) as process:  # noqa: S603 - this Python
         try:
             yield psutil.Process(process.pid)
@@ -96,16 +112,34 @@ def running(words: Sequence[str]) -> Iterator[psutil.Process]:
 
 
 @contextmanager
-def cluster(folder: Path, n_workers: int) -> Iterator[tuple[str, psutil.Process, list[psutil.Process]]]:
+def cluster(
+    folder: Path, n_workers: int
+) -> Iterator[tuple[str, psutil.Process, list[psutil.Process]]]:
     """Start a scheduler and workers on the loopback; yield the address and the processes."""
     file = folder / "scheduler.json"
     with ExitStack() as stack:
-        begin = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+        begin = [
+            sys.executable,
+            "-m",
+            "distributed.cli.dask_scheduler",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+        ]
         scheduler = stack.enter_context(running([*begin, *QUIET, "--scheduler-file", str(file)]))
         while not file.exists() or not file.read_text().endswith("}"):
             time.sleep(0.1)
         address = str(json.loads(file.read_text())["address"])
-        options = [address, "--nthreads", "1", "--no-nanny", *QUIET, "--local-directory", str(folder)]
+        options = [
+            address,
+            "--nthreads",
+            "1",
+            "--no-nanny",
+            *QUIET,
+            "--local-directory",
+            str(folder),
+        ]
         words = [sys.executable, "-m", "distributed.cli.dask_worker", *options]
         workers = [stack.enter_context(running(words)) for _ in range(n_workers)]
         with Client(address, set_as_default=False) as client:
@@ -115,7 +149,9 @@ def cluster(folder: Path, n_workers: int) -> Iterator[tuple[str, psutil.Process,
 
 def count_seconds(processes: Sequence[psutil.Process]) -> float:
     """Return the CPU seconds that processes have used, user and system."""
-    return float(sum(used.user + used.system for used in (process.cpu_times() for process in processes)))
+    return float(
+        sum(used.user + used.system for used in (process.cpu_times() for process in processes))
+    )
 
 
 def measure_idle(scheduler: psutil.Process) -> float:
@@ -125,7 +161,9 @@ def measure_idle(scheduler: psutil.Process) -> float:
     return (count_seconds([scheduler]) - before) / IDLE_SECONDS
 
 
-def measure(folder: Path, n_fragments: int, n_workers: int, profile: Path | None = None) -> dict[str, Any]:
+def measure(
+    folder: Path, n_fragments: int, n_workers: int, profile: Path | None = None
+) -> dict[str, Any]:
     """Run the job on a table of so many fragments, after a small one; return what each process used."""
     found: dict[str, Any] = {}
     with cluster(folder, n_workers) as (address, scheduler, workers):
@@ -134,27 +172,53 @@ def measure(folder: Path, n_fragments: int, n_workers: int, profile: Path | None
             source, target = folder / name, folder / f"{name}-out"
             write_lake(source, n)
             before = count_seconds([scheduler]), count_seconds(workers), time.perf_counter()
-            options = ["-m", "cProfile", "-o", str(profile)] if profile is not None and name == "table" else []
-            words = [sys.executable, *options, str(Path(__file__)), "--drive", str(source), str(target), address]
+            options = (
+                ["-m", "cProfile", "-o", str(profile)]
+                if profile is not None and name == "table"
+                else []
+            )
+            words = [
+                sys.executable,
+                *options,
+                str(Path(__file__)),
+                "--drive",
+                str(source),
+                str(target),
+                address,
+            ]
             ended = subprocess.run(words, capture_output=True, text=True, check=True)  # noqa: S603 - this Python
             after = count_seconds([scheduler]), count_seconds(workers), time.perf_counter()
             used = [end - begin for begin, end in zip(before, after, strict=True)]
             driver = json.loads(ended.stdout.splitlines()[-1])
             memory = scheduler.memory_info().rss / 2**20
-            found[name] = {"driver": driver, "scheduler": used[0] - idle * used[2], "workers": used[1], "wall": used[2], "scheduler_mib": memory}
+            found[name] = {
+                "driver": driver,
+                "scheduler": used[0] - idle * used[2],
+                "workers": used[1],
+                "wall": used[2],
+                "scheduler_mib": memory,
+            }
             shutil.rmtree(source)
             shutil.rmtree(target)
-    return {**summarise(n_fragments, found["warm"], found["table"]), "scheduler_idle_ms_per_second": round(1000 * idle, 2)}
+    return {
+        **summarise(n_fragments, found["warm"], found["table"]),
+        "scheduler_idle_ms_per_second": round(1000 * idle, 2),
+    }
 
 
-def summarise(n_fragments: int, warm: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+def summarise(
+    n_fragments: int, warm: Mapping[str, Any], table: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the costs of a fragment: those of a table without those of a small one."""
     n = n_fragments - WARM
 
     def each(seconds: float, start: float) -> float:
         return round(1000 * max(0.0, seconds - start) / n, 4)
 
-    driver, scheduler = each(table["driver"]["seconds"], warm["driver"]["seconds"]), each(table["scheduler"], warm["scheduler"])
+    driver, scheduler = (
+        each(table["driver"]["seconds"], warm["driver"]["seconds"]),
+        each(table["scheduler"], warm["scheduler"]),
+    )
     return {
         "fragments": n_fragments,
         "driver_ms_each": driver,
@@ -179,16 +243,25 @@ def find_exponent(runs: Sequence[Mapping[str, Any]]) -> float | None:
     totals = [(run["fragments"] - WARM) * run["milliseconds_each"] for run in (first, last)]
     if first["fragments"] == last["fragments"] or min(totals) <= 0:
         return None
-    return round(math.log(totals[1] / totals[0]) / math.log((last["fragments"] - WARM) / (first["fragments"] - WARM)), 4)
+    return round(
+        math.log(totals[1] / totals[0])
+        / math.log((last["fragments"] - WARM) / (first["fragments"] - WARM)),
+        4,
+    )
 
 
-def simulate(run: Mapping[str, Any], *, n_fragments: int, n_workers: int, seconds_each: float) -> dict[str, Any]:
+def simulate(
+    run: Mapping[str, Any], *, n_fragments: int, n_workers: int, seconds_each: float
+) -> dict[str, Any]:
     """Return how long a job takes on many workers, and who waits for whom.
 
     A stage is a queue: the driver hands over tasks while fewer than a window are with the scheduler; the scheduler takes in, hands out and takes
     back one task after the other; a worker computes one task at a time.
     """
-    driver, scheduler = run["driver_ms_each"] / 1000 / PASSES, run["scheduler_ms_each"] / 1000 / PASSES
+    driver, scheduler = (
+        run["driver_ms_each"] / 1000 / PASSES,
+        run["scheduler_ms_each"] / 1000 / PASSES,
+    )
     clock_driver = clock_scheduler = busy = end = 0.0
     free = [0.0] * n_workers  # when each worker has nothing to do
     out: list[float] = []  # when each task that the scheduler has is done
@@ -204,8 +277,17 @@ def simulate(run: Mapping[str, Any], *, n_fragments: int, n_workers: int, second
         heapq.heappush(free, done)
         heapq.heappush(out, done)
     served = n_fragments / n_workers * seconds_each
-    limits = {"driver": n_fragments * driver, "scheduler": n_fragments * scheduler, "workers": served}
-    mib = {name: round(run[f"{name}_mib"] + (n_fragments - run["fragments"]) * run[f"{name}_kib_each"] / 1024) for name in ("driver", "scheduler")}
+    limits = {
+        "driver": n_fragments * driver,
+        "scheduler": n_fragments * scheduler,
+        "workers": served,
+    }
+    mib = {
+        name: round(
+            run[f"{name}_mib"] + (n_fragments - run["fragments"]) * run[f"{name}_kib_each"] / 1024
+        )
+        for name in ("driver", "scheduler")
+    }
     return {
         "fragments": n_fragments,
         "workers": n_workers,
@@ -224,22 +306,42 @@ def extrapolate(run: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the simulation for tasks of several lengths, and what breaks first as tables grow; None if the table is too small to tell."""
     if min(run["driver_ms_each"], run["scheduler_ms_each"]) <= 0:
         return None
-    found = [simulate(run, n_fragments=10**6, n_workers=1000, seconds_each=seconds) for seconds in (0.1, 1.0, 5.0)]
+    found = [
+        simulate(run, n_fragments=10**6, n_workers=1000, seconds_each=seconds)
+        for seconds in (0.1, 1.0, 5.0)
+    ]
     breaks: dict[str, int] = {}
     for name in ("driver", "scheduler"):
         breaks[f"{name}: more than an hour of CPU"] = int(3600e3 / run[f"{name}_ms_each"])
         if run[f"{name}_kib_each"] > 0:
-            breaks[f"{name}: more than 1 GiB"] = run["fragments"] + int(1024 * (1024 - run[f"{name}_mib"]) / run[f"{name}_kib_each"])
-    return {"runs": found, "breaks_at_fragments": dict(sorted(breaks.items(), key=lambda item: item[1]))}
+            breaks[f"{name}: more than 1 GiB"] = run["fragments"] + int(
+                1024 * (1024 - run[f"{name}_mib"]) / run[f"{name}_kib_each"]
+            )
+    return {
+        "runs": found,
+        "breaks_at_fragments": dict(sorted(breaks.items(), key=lambda item: item[1])),
+    }
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--fragments", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--folder", type=Path, help="Where the tables go; a temporary folder by default.")
-    parser.add_argument("--profile", type=Path, help="Where the driver's profile of the last table goes; profiling slows it down.")
-    parser.add_argument("--simulate", type=Path, help="Measure nothing: simulate from the figures of an earlier run.")
+    parser.add_argument(
+        "--folder", type=Path, help="Where the tables go; a temporary folder by default."
+    )
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        help="Where the driver's profile of the last table goes; profiling slows it down.",
+    )
+    parser.add_argument(
+        "--simulate",
+        type=Path,
+        help="Measure nothing: simulate from the figures of an earlier run.",
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--drive", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
@@ -252,10 +354,23 @@ def main(words: Sequence[str] | None = None) -> None:
         runs = []
         for n in sorted(arguments.fragments):
             with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-                runs.append(measure(Path(folder), n, arguments.workers, arguments.profile if n == max(arguments.fragments) else None))
-    worst = {**{name: runs[-1][name] for name in BARS if name in runs[-1]}, "exponent": find_exponent(runs)}
+                runs.append(
+                    measure(
+                        Path(folder),
+                        n,
+                        arguments.workers,
+                        arguments.profile if n == max(arguments.fragments) else None,
+                    )
+                )
+    worst = {
+        **{name: runs[-1][name] for name in BARS if name in runs[-1]},
+        "exponent": find_exponent(runs),
+    }
     met = {name: worst[name] is None or worst[name] <= bar for name, bar in BARS.items()}
-    text = json.dumps({"runs": runs, **worst, "bars": BARS, "met": met, "extrapolated": extrapolate(runs[-1])}, indent=1)
+    text = json.dumps(
+        {"runs": runs, **worst, "bars": BARS, "met": met, "extrapolated": extrapolate(runs[-1])},
+        indent=1,
+    )
     if arguments.json:
         arguments.json.write_text(text + "\n")
     print(text)

@@ -50,7 +50,9 @@ def simulate(n: int = 200_000) -> pd.DataFrame:
     return pd.DataFrame({"amount": amount, "visits": rng.negative_binomial(1, 0.15, n)})
 
 
-def read_tables(source: str | None, columns: Sequence[str] | None) -> Iterator[tuple[str, pd.DataFrame]]:
+def read_tables(
+    source: str | None, columns: Sequence[str] | None
+) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the name and the rows of each table, without nulls."""
     folder = os.environ.get("DPDASK_DATA")
     if source is not None:
@@ -62,7 +64,10 @@ def read_tables(source: str | None, columns: Sequence[str] | None) -> Iterator[t
             path = Path(folder) / f"{name}.parquet"
             if path.exists():
                 frame = pd.read_parquet(path, columns=list(own)).dropna()
-                yield name, frame.astype("int64") if name == "hflights_2011" else frame  # minutes, read as floats because of their nulls
+                yield (
+                    name,
+                    frame.astype("int64") if name == "hflights_2011" else frame,
+                )  # minutes, read as floats because of their nulls
 
 
 def find_bounds(values: pd.Series, factor: float) -> list[float] | list[int]:
@@ -73,23 +78,43 @@ def find_bounds(values: pd.Series, factor: float) -> list[float] | list[int]:
     return [int(bound) for bound in found] if values.dtype.kind in "iu" else found
 
 
-def release(frame: pd.DataFrame, bounds: dict[str, Any], mechanism: str, epsilon: float, seed: int | None) -> pd.DataFrame:
+def release(
+    frame: pd.DataFrame, bounds: dict[str, Any], mechanism: str, epsilon: float, seed: int | None
+) -> pd.DataFrame:
     """Return a release of all columns with defaults: together, or each by itself."""
-    columns = {name: {"role": "privatise", "kind": "continuous", "bounds": bounds[name]} for name in frame}
+    columns = {
+        name: {"role": "privatise", "kind": "continuous", "bounds": bounds[name]} for name in frame
+    }
     together = mechanism in ("copula", "joint rows")
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         for names in [list(frame)] if together else [[name] for name in frame]:
-            own, schema = frame[names], dpdask.Schema.from_dict({"columns": {name: columns[name] for name in names}})
+            own, schema = (
+                frame[names],
+                dpdask.Schema.from_dict({"columns": {name: columns[name] for name in names}}),
+            )
             if mechanism == "copula":
-                copula = dpdask.GaussianCopula(schema, epsilon=epsilon, delta=2.0**-30, adjacency="add-remove", insecure_seed=seed)
+                copula = dpdask.GaussianCopula(
+                    schema,
+                    epsilon=epsilon,
+                    delta=2.0**-30,
+                    adjacency="add-remove",
+                    insecure_seed=seed,
+                )
                 found.append(copula.fit(own).sample(len(frame), seed=seed).compute())
             elif mechanism == "histogram":
-                with dpdask.DIP(schema, epsilon=epsilon, reference=dpdask.Histogram(), insecure_seed=seed).fit(own) as fitted:
+                with dpdask.DIP(
+                    schema, epsilon=epsilon, reference=dpdask.Histogram(), insecure_seed=seed
+                ).fit(own) as fitted:
                     found.append(fitted.transform(own))
             else:
-                found.append(dpdask.PerturbedHistogram(schema, epsilon=epsilon, insecure_seed=seed).fit(own).sample(len(frame), seed=seed).compute())
+                found.append(
+                    dpdask.PerturbedHistogram(schema, epsilon=epsilon, insecure_seed=seed)
+                    .fit(own)
+                    .sample(len(frame), seed=seed)
+                    .compute()
+                )
     return pd.concat([each.reset_index(drop=True) for each in found], axis=1)
 
 
@@ -99,7 +124,8 @@ def measure(own: pd.Series, released: pd.Series) -> dict[str, float]:
     width = max(high - low, np.finfo(float).tiny)
     clipped = own.clip(low, high).mean()
     return {
-        "quantiles": max(abs(released.quantile(share) - own.quantile(share)) for share in SHARES) / width,
+        "quantiles": max(abs(released.quantile(share) - own.quantile(share)) for share in SHARES)
+        / width,
         "mean": abs(released.clip(low, high).mean() / clipped - 1.0),
         "zeros": abs((released == 0).mean() - (own == 0).mean()),
     }
@@ -108,42 +134,81 @@ def measure(own: pd.Series, released: pd.Series) -> dict[str, float]:
 def is_met(found: dict[str, float], unit: float | None, n_rows: int) -> bool:
     """Return whether the errors of one column are within the limits of `met`."""
     quantiles, mean = (0.02, 0.03) if n_rows >= FEW_ROWS else (0.05, 0.05)
-    return found["quantiles"] <= max(quantiles, 1.0001 * (unit or 0.0)) and found["mean"] <= mean and found["zeros"] <= 0.01
+    return (
+        found["quantiles"] <= max(quantiles, 1.0001 * (unit or 0.0))
+        and found["mean"] <= mean
+        and found["zeros"] <= 0.01
+    )
 
 
-def measure_table(table: str, frame: pd.DataFrame, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def measure_table(
+    table: str, frame: pd.DataFrame, given: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
     """Yield the figures of each column and mechanism, and print them as rows of a table."""
     bounds = {name: find_bounds(frame[name], given.factor) for name in frame}
     inside = np.logical_and.reduce([frame[name].between(*bounds[name]) for name in frame])
-    frame = frame[inside].sample(frac=1.0, random_state=1).reset_index(drop=True)  # in any order, as a table should be
-    print(f"\n{table}: {len(frame):,} rows, ε = {given.epsilon:g}, bounds {given.factor:g} times too wide, medians of {given.runs}\n")
-    print("| column | mechanism | quartiles and 95 % | clipped mean | zeros | one unit | met |\n|---|---|---|---|---|---|---|")
+    frame = (
+        frame[inside].sample(frac=1.0, random_state=1).reset_index(drop=True)
+    )  # in any order, as a table should be
+    print(
+        f"\n{table}: {len(frame):,} rows, ε = {given.epsilon:g}, bounds {given.factor:g} times too wide, medians of {given.runs}\n"
+    )
+    print(
+        "| column | mechanism | quartiles and 95 % | clipped mean | zeros | one unit | met |\n|---|---|---|---|---|---|---|"
+    )
     for mechanism in MECHANISMS:
-        seeds = [None if given.seed is None else given.seed + number for number in range(given.runs)]
+        seeds = [
+            None if given.seed is None else given.seed + number for number in range(given.runs)
+        ]
         releases = [release(frame, bounds, mechanism, given.epsilon, seed) for seed in seeds]
         for name in frame:
             runs = [measure(frame[name], released[name]) for released in releases]
             found = {each: float(np.median([run[each] for run in runs])) for each in MEASURES}
-            unit = 1.0 / max(float(np.diff(frame[name].quantile([0.01, 0.99]))[0]), 1e-300) if frame[name].dtype.kind in "iu" else None
+            unit = (
+                1.0 / max(float(np.diff(frame[name].quantile([0.01, 0.99]))[0]), 1e-300)
+                if frame[name].dtype.kind in "iu"
+                else None
+            )
             met = is_met(found, unit, len(frame))
             shown = "–" if unit is None else f"{unit:.4f}"
             figures = " | ".join(f"{found[each]:.4f}" for each in MEASURES)
-            print(f"| {name} | {mechanism} | {figures} | {shown} | {'yes' if met else 'NO'} |", flush=True)
-            where = {"table": table, "n_rows": len(frame), "bounds": bounds[name], "column": name, "mechanism": mechanism}
+            print(
+                f"| {name} | {mechanism} | {figures} | {shown} | {'yes' if met else 'NO'} |",
+                flush=True,
+            )
+            where = {
+                "table": table,
+                "n_rows": len(frame),
+                "bounds": bounds[name],
+                "column": name,
+                "mechanism": mechanism,
+            }
             yield {**where, **found, "unit": unit, "met": met, "runs": runs}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--input", help="a Parquet file")
     parser.add_argument("--columns", nargs="+", help="its columns of numbers")
-    parser.add_argument("--factor", type=float, default=100.0, help="by how much the bounds are too wide")
+    parser.add_argument(
+        "--factor", type=float, default=100.0, help="by how much the bounds are too wide"
+    )
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--seed", type=int, help="INSECURE: noise from this seed, which protects nobody")
-    parser.add_argument("--json", type=Path, help="a file for the same figures, and those of each run")
+    parser.add_argument(
+        "--seed", type=int, help="INSECURE: noise from this seed, which protects nobody"
+    )
+    parser.add_argument(
+        "--json", type=Path, help="a file for the same figures, and those of each run"
+    )
     given = parser.parse_args(arguments)
-    rows = [row for table, frame in read_tables(given.input, given.columns) for row in measure_table(table, frame, given)]
+    rows = [
+        row
+        for table, frame in read_tables(given.input, given.columns)
+        for row in measure_table(table, frame, given)
+    ]
     if given.json is not None:
         head = {"epsilon": given.epsilon, "factor": given.factor, "insecure_seed": given.seed}
         given.json.write_text(json.dumps({**head, "rows": rows}, indent=1), encoding="utf-8")

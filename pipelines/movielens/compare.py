@@ -20,14 +20,20 @@ ALPHA = 1e-6
 
 def deviation(probabilities: np.ndarray, n: int) -> float:
     """Return b with Pr(TV(empirical of n draws, law) > b) <= ALPHA: the mean's bound plus McDiarmid's."""
-    return float(0.5 * np.sqrt(probabilities * (1 - probabilities) / n).sum() + math.sqrt(math.log(1 / ALPHA) / (2 * n)))
+    return float(
+        0.5 * np.sqrt(probabilities * (1 - probabilities) / n).sum()
+        + math.sqrt(math.log(1 / ALPHA) / (2 * n))
+    )
 
 
 def compare(original: str, released: str, column: str, keys: list[str]) -> dict[str, object]:
     connection = duckdb.connect()
     for name, path in (("original", original), ("released", released)):
         pattern = path if path.endswith(".parquet") else f"{path.rstrip('/')}/*.parquet"
-        connection.execute(f'create table {name} as select {", ".join(keys)}, "{column}" as value from read_parquet(?)', [pattern])
+        connection.execute(
+            f'create table {name} as select {", ".join(keys)}, "{column}" as value from read_parquet(?)',
+            [pattern],
+        )
     counts = connection.execute(
         "select coalesce(o.n, 0), coalesce(r.n, 0) from (select value, count(*) n from original group by 1) o "
         "full join (select value, count(*) n from released group by 1) r using (value) order by value"
@@ -38,8 +44,12 @@ def compare(original: str, released: str, column: str, keys: list[str]) -> dict[
     law = of_original / rows
     b_n, b_m = deviation(law, n), deviation(law, m) if m else 0.0
     pairs = f"select o.value a, r.value b from original o join released r on {' and '.join(f'o.{key} = r.{key}' for key in keys)}"
-    unique = connection.execute(f"select count(*) = count(distinct ({', '.join(keys)})) from original").fetchone()
-    [(matched, correlation, kept)] = connection.execute(f"select count(*), corr(a, b), avg((a = b)::int) from ({pairs})").fetchall()
+    unique = connection.execute(
+        f"select count(*) = count(distinct ({', '.join(keys)})) from original"
+    ).fetchone()
+    [(matched, correlation, kept)] = connection.execute(
+        f"select count(*), corr(a, b), avg((a = b)::int) from ({pairs})"
+    ).fetchall()
     return {
         "rows": rows,
         "released_rows": n,
@@ -55,13 +65,20 @@ def compare(original: str, released: str, column: str, keys: list[str]) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("original")
     parser.add_argument("released")
     parser.add_argument("--column", default="rating")
     parser.add_argument("--keys", nargs="+", default=["userId", "movieId"])
     arguments = parser.parse_args()
-    print(json.dumps(compare(arguments.original, arguments.released, arguments.column, arguments.keys), indent=1))
+    print(
+        json.dumps(
+            compare(arguments.original, arguments.released, arguments.column, arguments.keys),
+            indent=1,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -16,48 +16,78 @@ import numpy as np
 from dpdask import channels
 
 LEVELS = np.arange(1, 11) / 2
-COUNTS = np.array([393068, 776815, 399490, 1640868, 1262797, 4896928, 3177318, 6639798, 2200539, 3612474])
+COUNTS = np.array(
+    [393068, 776815, 399490, 1640868, 1262797, 4896928, 3177318, 6639798, 2200539, 3612474]
+)
 EPSILONS = (1.0, 2.0, 3.0, 4.0)
 CHANNELS = ("laplace", "laplace-calibrated", "optimal", "optimal-unbiased")
 
 
-def channel(kind: str, probabilities: np.ndarray, levels: np.ndarray, epsilon: float) -> channels.LevelChannel:
+def channel(
+    kind: str, probabilities: np.ndarray, levels: np.ndarray, epsilon: float
+) -> channels.LevelChannel:
     """Return one of the job file's channels on ordered levels; `optimal` at the cost of a squared difference."""
     if kind == "optimal":
         return channels.optimal(probabilities, epsilon, (levels[:, None] - levels[None, :]) ** 2)
     if kind == "optimal-unbiased":
         return channels.optimal_unbiased(probabilities, epsilon, levels)
-    return {"laplace": channels.laplace, "laplace-calibrated": channels.calibrate}[kind](probabilities, epsilon, ordered=True)
+    return {"laplace": channels.laplace, "laplace-calibrated": channels.calibrate}[kind](
+        probabilities, epsilon, ordered=True
+    )
 
 
 def correlation(probabilities: np.ndarray, matrix: np.ndarray, levels: np.ndarray) -> float:
     """Return the correlation of Z and Z̃ when Z has these probabilities, whatever the channel does to them."""
     released = probabilities @ matrix
     before, after = levels - probabilities @ levels, levels - released @ levels
-    return float((probabilities * before) @ matrix @ after / np.sqrt(probabilities @ before**2 * (released @ after**2)))
+    return float(
+        (probabilities * before)
+        @ matrix
+        @ after
+        / np.sqrt(probabilities @ before**2 * (released @ after**2))
+    )
 
 
 def table(epsilons: tuple[float, ...] = EPSILONS) -> list[dict[str, float | str]]:
     probabilities = COUNTS / COUNTS.sum()
-    made = [(kind, epsilon, channel(kind, probabilities, LEVELS, epsilon)) for kind in CHANNELS for epsilon in epsilons]
+    made = [
+        (kind, epsilon, channel(kind, probabilities, LEVELS, epsilon))
+        for kind in CHANNELS
+        for epsilon in epsilons
+    ]
     return [
-        {"channel": kind, "epsilon": epsilon, "epsilon_exact": c.epsilon, "correlation": correlation(probabilities, c.matrix, LEVELS)}
+        {
+            "channel": kind,
+            "epsilon": epsilon,
+            "epsilon_exact": c.epsilon,
+            "correlation": correlation(probabilities, c.matrix, LEVELS),
+        }
         for kind, epsilon, c in made
     ]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     as_json = parser.parse_args(arguments).json
     rows = table()
     if as_json:
-        print(json.dumps({"frequencies": COUNTS.tolist(), "levels": LEVELS.tolist(), "rows": rows}, indent=1))
+        print(
+            json.dumps(
+                {"frequencies": COUNTS.tolist(), "levels": LEVELS.tolist(), "rows": rows}, indent=1
+            )
+        )
         return
     print("correlation of released with original rating (ε* in brackets)")
     print(f"{'channel':20}" + "".join(f"{f'ε = {epsilon:g}':>18}" for epsilon in EPSILONS))
     for kind in CHANNELS:
-        cells = [f"{row['correlation']:.4f} ({row['epsilon_exact']:.3f})" for row in rows if row["channel"] == kind]
+        cells = [
+            f"{row['correlation']:.4f} ({row['epsilon_exact']:.3f})"
+            for row in rows
+            if row["channel"] == kind
+        ]
         print(f"{kind:20}" + "".join(f"{cell:>18}" for cell in cells))
 
 

@@ -43,7 +43,15 @@ from dpdask.stats.levels import CellCounts
 RATINGS = np.arange(1.0, 6.0)
 N_FACTORS, SWEEPS, BIAS_SWEEPS = 8, 8, 6
 BIAS_PENALTIES = (1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0)
-FACTOR_PENALTIES = (80.0, 50.0, 35.0, 25.0, 18.0, 13.0, 9.0)  # from strong to weak, until it gets worse
+FACTOR_PENALTIES = (
+    80.0,
+    50.0,
+    35.0,
+    25.0,
+    18.0,
+    13.0,
+    9.0,
+)  # from strong to weak, until it gets worse
 REFERENCE_SHARE = 0.1
 MAX_CONDITION = 10.0
 
@@ -58,7 +66,12 @@ class Table:
     shape: tuple[int, int]
 
     def rows(self, which: np.ndarray) -> Table:
-        return Table(users=self.users[which], movies=self.movies[which], ratings=self.ratings[which], shape=self.shape)
+        return Table(
+            users=self.users[which],
+            movies=self.movies[which],
+            ratings=self.ratings[which],
+            shape=self.shape,
+        )
 
     def rated(self, ratings: np.ndarray) -> Table:
         return Table(users=self.users, movies=self.movies, ratings=ratings, shape=self.shape)
@@ -77,7 +90,9 @@ class Model:
     def predict(self, table: Table) -> np.ndarray:
         rating = self.mean + self.user_bias[table.users] + self.movie_bias[table.movies]
         if self.user_factors is not None:
-            rating += np.einsum("ij,ij->i", self.user_factors[table.users], self.movie_factors[table.movies])
+            rating += np.einsum(
+                "ij,ij->i", self.user_factors[table.users], self.movie_factors[table.movies]
+            )
         return rating
 
     def error(self, table: Table) -> float:
@@ -110,10 +125,18 @@ def fit_factors(table: Table, biases: Model, penalty: float) -> Model:
     for _ in range(SWEEPS):
         solve_side(*sides[0], users, movies, penalty)
         solve_side(*sides[1], movies, users, penalty)
-    return Model(mean=biases.mean, user_bias=biases.user_bias, movie_bias=biases.movie_bias, user_factors=users * scale, movie_factors=movies)
+    return Model(
+        mean=biases.mean,
+        user_bias=biases.user_bias,
+        movie_bias=biases.movie_bias,
+        user_factors=users * scale,
+        movie_factors=movies,
+    )
 
 
-def grouped(keys: np.ndarray, others: np.ndarray, values: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def grouped(
+    keys: np.ndarray, others: np.ndarray, values: np.ndarray, n: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     order = np.argsort(keys, kind="stable")
     starts = np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=n))])
     return starts, others[order], values[order]
@@ -152,7 +175,9 @@ def tuned(table: Table, rng: np.random.Generator) -> tuple[Model, dict[str, floa
     """Return the model fitted to a table of ratings as a method sees them, its penalties chosen on a tenth of them."""
     aside = rng.random(len(table.ratings)) < 0.1
     inner, outer = table.rows(~aside), table.rows(aside)
-    by_biases = {(u, m): fit_biases(inner, u, m).error(outer) for u in BIAS_PENALTIES for m in BIAS_PENALTIES}
+    by_biases = {
+        (u, m): fit_biases(inner, u, m).error(outer) for u in BIAS_PENALTIES for m in BIAS_PENALTIES
+    }
     user, movie = min(by_biases, key=by_biases.__getitem__)
     best, chosen, biases = by_biases[user, movie], None, fit_biases(inner, user, movie)
     for penalty in FACTOR_PENALTIES:
@@ -162,16 +187,26 @@ def tuned(table: Table, rng: np.random.Generator) -> tuple[Model, dict[str, floa
         if error < best:
             best, chosen = error, penalty
     model = fit_biases(table, user, movie)
-    return model if chosen is None else fit_factors(table, model, chosen), {"user": user, "movie": movie, "factors": chosen}
+    return model if chosen is None else fit_factors(table, model, chosen), {
+        "user": user,
+        "movie": movie,
+        "factors": chosen,
+    }
 
 
 def rmse(model: Model, test: Table) -> float:
-    return float(np.sqrt(np.mean((np.clip(model.predict(test), RATINGS[0], RATINGS[-1]) - test.ratings) ** 2)))
+    return float(
+        np.sqrt(
+            np.mean((np.clip(model.predict(test), RATINGS[0], RATINGS[-1]) - test.ratings) ** 2)
+        )
+    )
 
 
 def make_channel(kind: str, reference: np.ndarray, epsilon: float) -> np.ndarray:
     if kind == "optimal":
-        return channels.optimal(reference, epsilon, (RATINGS[:, None] - RATINGS[None, :]) ** 2).matrix
+        return channels.optimal(
+            reference, epsilon, (RATINGS[:, None] - RATINGS[None, :]) ** 2
+        ).matrix
     return channels.laplace(reference, epsilon, ordered=True).matrix
 
 
@@ -183,11 +218,15 @@ def released(table: Table, matrix: np.ndarray, rng: np.random.Generator) -> np.n
 
 def pseudo_ratings(matrix: np.ndarray) -> np.ndarray:
     """Return g with T g = ratings, or the nearest g of moderate variance."""
-    return ReleasedColumn(name="Rating", levels=tuple(RATINGS), matrix=matrix, max_condition=MAX_CONDITION).transform_for(approximate=True)
+    return ReleasedColumn(
+        name="Rating", levels=tuple(RATINGS), matrix=matrix, max_condition=MAX_CONDITION
+    ).transform_for(approximate=True)
 
 
 def shares(table: Table) -> np.ndarray:
-    return np.bincount(table.ratings.astype(int) - 1, minlength=len(RATINGS)).astype(float) / len(table.ratings)
+    return np.bincount(table.ratings.astype(int) - 1, minlength=len(RATINGS)).astype(float) / len(
+        table.ratings
+    )
 
 
 def noisy_shares(table: Table, epsilon: float, rng: np.random.Generator) -> np.ndarray:
@@ -195,16 +234,27 @@ def noisy_shares(table: Table, epsilon: float, rng: np.random.Generator) -> np.n
     codec = LevelCodec(name="Rating", levels=pa.array(RATINGS), ordered=True)
     public = cells(codec, bins=2)
     counts = CellCounts.of_batch(public, pa.array(table.ratings).cast(codec.levels.type))
-    noisy = perturb(counts.counts[public.possible], histogram_event(epsilon, "replace-one"), rng=rng)
+    noisy = perturb(
+        counts.counts[public.possible], histogram_event(epsilon, "replace-one"), rng=rng
+    )
     return distribution_of(public, noisy, counts.n_rows).probabilities
 
 
 def read(path: str, rows: int | None = None) -> Table:
     columns = pq.read_table(path, columns=["UserID", "MovieID", "Rating"])
     (users, n_users), (movies, n_movies) = (
-        (codes, len(names)) for names, codes in (np.unique(columns[name].to_numpy()[:rows], return_inverse=True) for name in ("UserID", "MovieID"))
+        (codes, len(names))
+        for names, codes in (
+            np.unique(columns[name].to_numpy()[:rows], return_inverse=True)
+            for name in ("UserID", "MovieID")
+        )
     )
-    return Table(users=users, movies=movies, ratings=columns["Rating"].to_numpy()[:rows].astype(float), shape=(n_users, n_movies))
+    return Table(
+        users=users,
+        movies=movies,
+        ratings=columns["Rating"].to_numpy()[:rows].astype(float),
+        shape=(n_users, n_movies),
+    )
 
 
 def experiment(table: Table, epsilons: list[float], seed: int) -> list[dict[str, object]]:
@@ -216,19 +266,38 @@ def experiment(table: Table, epsilons: list[float], seed: int) -> list[dict[str,
     held_out, kept = training.rows(out), training.rows(~out)
     results: list[dict[str, object]] = []
 
-    def train(seen: Table, reference: str, channel: str, epsilon: float | None, debiased: bool) -> None:
+    def train(
+        seen: Table, reference: str, channel: str, epsilon: float | None, debiased: bool
+    ) -> None:
         model, penalties = tuned(seen, np.random.default_rng(seed + 1))
-        same = [row["rmse"] for row in results if row["channel"] == "none" and row["reference"] == reference]
+        same = [
+            row["rmse"]
+            for row in results
+            if row["channel"] == "none" and row["reference"] == reference
+        ]
         found = rmse(model, test)
         excess = found - (same[0] if same else found)
-        row = {"reference": reference, "channel": channel, "debiased": debiased, "epsilon": epsilon, "rows": len(seen.ratings)}
+        row = {
+            "reference": reference,
+            "channel": channel,
+            "debiased": debiased,
+            "epsilon": epsilon,
+            "rows": len(seen.ratings),
+        }
         results.append(row | {"rmse": found, "excess": excess, "penalties": penalties})
 
     train(kept, "holdout", "none", None, False)
     train(training, "histogram", "none", None, False)
     for epsilon in epsilons:
-        for reference, rows, share in (("holdout", kept, 1.0), ("histogram", training, 1.0 - REFERENCE_SHARE)):
-            law = shares(held_out) if reference == "holdout" else noisy_shares(training, REFERENCE_SHARE * epsilon, rng)
+        for reference, rows, share in (
+            ("holdout", kept, 1.0),
+            ("histogram", training, 1.0 - REFERENCE_SHARE),
+        ):
+            law = (
+                shares(held_out)
+                if reference == "holdout"
+                else noisy_shares(training, REFERENCE_SHARE * epsilon, rng)
+            )
             for channel in ("laplace", "optimal"):
                 matrix = make_channel(channel, law, share * epsilon)
                 codes = released(rows, matrix, rng)
@@ -241,21 +310,36 @@ def acceptance(results: list[dict[str, object]], epsilons: list[float]) -> list[
     """Return, by ε, the part of Laplace's excess that optimal + debias closes, and what `histogram` costs on top."""
 
     def one(epsilon: float, reference: str, channel: str, debiased: bool, what: str) -> float:
-        wanted = {"epsilon": epsilon, "reference": reference, "channel": channel, "debiased": debiased}
-        return next(float(row[what]) for row in results if all(row[key] == value for key, value in wanted.items()))
+        wanted = {
+            "epsilon": epsilon,
+            "reference": reference,
+            "channel": channel,
+            "debiased": debiased,
+        }
+        return next(
+            float(row[what])
+            for row in results
+            if all(row[key] == value for key, value in wanted.items())
+        )
 
     return [
         {
             "epsilon": epsilon,
-            "closed": 1 - one(epsilon, "holdout", "optimal", True, "excess") / one(epsilon, "holdout", "laplace", False, "excess"),
-            "histogram_over_holdout": one(epsilon, "histogram", "optimal", True, "rmse") / one(epsilon, "holdout", "optimal", True, "rmse") - 1,
+            "closed": 1
+            - one(epsilon, "holdout", "optimal", True, "excess")
+            / one(epsilon, "holdout", "laplace", False, "excess"),
+            "histogram_over_holdout": one(epsilon, "histogram", "optimal", True, "rmse")
+            / one(epsilon, "holdout", "optimal", True, "rmse")
+            - 1,
         }
         for epsilon in epsilons
     ]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("ratings")
     parser.add_argument("--epsilons", nargs="+", type=float, default=[1.0, 2.0, 3.0, 4.0])
     parser.add_argument("--seed", type=int, default=0)
@@ -267,17 +351,49 @@ def main(arguments: list[str] | None = None) -> None:
     summary = acceptance(results, options.epsilons)
     if options.json:
         seconds = round(time.perf_counter() - begun, 1)
-        print(json.dumps({"seed": options.seed, "seconds": seconds, "results": results, "acceptance": summary}, indent=1))
+        print(
+            json.dumps(
+                {
+                    "seed": options.seed,
+                    "seconds": seconds,
+                    "results": results,
+                    "acceptance": summary,
+                },
+                indent=1,
+            )
+        )
         return
     for reference in ("holdout", "histogram"):
         baseline, *private = (row for row in results if row["reference"] == reference)
-        print(f"{reference}: non-private on the same {baseline['rows']:,} rows, test RMSE {baseline['rmse']:.4f}")
-        print(f"  {'excess RMSE over it':24}" + "".join(f"{f'ε = {epsilon:g}':>10}" for epsilon in options.epsilons))
-        for channel, debiased in (("laplace", False), ("laplace", True), ("optimal", False), ("optimal", True)):
-            cells = [f"{row['excess']:+10.4f}" for row in private if row["channel"] == channel and row["debiased"] is debiased]
+        print(
+            f"{reference}: non-private on the same {baseline['rows']:,} rows, test RMSE {baseline['rmse']:.4f}"
+        )
+        print(
+            f"  {'excess RMSE over it':24}"
+            + "".join(f"{f'ε = {epsilon:g}':>10}" for epsilon in options.epsilons)
+        )
+        for channel, debiased in (
+            ("laplace", False),
+            ("laplace", True),
+            ("optimal", False),
+            ("optimal", True),
+        ):
+            cells = [
+                f"{row['excess']:+10.4f}"
+                for row in private
+                if row["channel"] == channel and row["debiased"] is debiased
+            ]
             print(f"  {channel + (' + debias' if debiased else ''):24}" + "".join(cells))
-    print("optimal + debias closes of Laplace's excess: " + ", ".join(f"{row['closed']:.0%} (ε = {row['epsilon']:g})" for row in summary))
-    print("its RMSE, histogram over hold-out: " + ", ".join(f"{row['histogram_over_holdout']:+.2%} (ε = {row['epsilon']:g})" for row in summary))
+    print(
+        "optimal + debias closes of Laplace's excess: "
+        + ", ".join(f"{row['closed']:.0%} (ε = {row['epsilon']:g})" for row in summary)
+    )
+    print(
+        "its RMSE, histogram over hold-out: "
+        + ", ".join(
+            f"{row['histogram_over_holdout']:+.2%} (ε = {row['epsilon']:g})" for row in summary
+        )
+    )
     print(f"{time.perf_counter() - begun:.0f} s")
 
 

@@ -47,24 +47,44 @@ def run_job(log: Callable[[str], object], job: str = "", *options: str) -> dict[
     -------
     The status, the output, the released rows, ε and δ of the release, and, with a ledger, ε spent and left of the dataset's budget.
     """
-    command = [*shlex.split(os.environ.get("DPDASK", "dpdask")), "run", job or os.environ["DPDASK_JOB"], "--json", *options]
+    command = [
+        *shlex.split(os.environ.get("DPDASK", "dpdask")),
+        "run",
+        job or os.environ["DPDASK_JOB"],
+        "--json",
+        *options,
+    ]
     with tempfile.TemporaryFile("w+") as out:
         code, message = _run(command, out.fileno(), log)
         log(f"dpdask ended with exit code {code}")
         if code:
-            raise (TryAgainError if code == TEMPORARY else GiveUpError)(f"exit code {code}: {message}")
+            raise (TryAgainError if code == TEMPORARY else GiveUpError)(
+                f"exit code {code}: {message}"
+            )
         out.seek(0)
         return _choose_facts(json.load(out))
 
 
 def _run(command: list[str], out: int, log: Callable[[str], object]) -> tuple[int, str]:
     """Return the exit code and the last line of stderr; if this process is stopped, so is the command."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}  # the orchestrator's
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME")
+    }  # the orchestrator's
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": out,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "errors": "replace",
+    }
     try:
         process = subprocess.Popen(command, env=environment, **pipes)  # noqa: S603 - the command that the deployment names
     except OSError as error:
-        raise GiveUpError(f"{command[0]} cannot be started ({type(error).__name__}); set DPDASK to the command") from None
+        raise GiveUpError(
+            f"{command[0]} cannot be started ({type(error).__name__}); set DPDASK to the command"
+        ) from None
     last = ""
     with process:
         try:

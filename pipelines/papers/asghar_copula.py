@@ -30,7 +30,16 @@ from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, mea
 from dpdask.privacy.events import Adjacency, DiscreteLaplace
 from dpdask.privacy.noise import laplace_scale
 from dpdask.stats import Domain, MarginalCounts
-from pipelines.papers.asghar_utility import Answers, Codes, Counts, Floats, check_queries, one_way_counts, three_way_counts, two_way_counts
+from pipelines.papers.asghar_utility import (
+    Answers,
+    Codes,
+    Counts,
+    Floats,
+    check_queries,
+    one_way_counts,
+    three_way_counts,
+    two_way_counts,
+)
 
 Dummies = NDArray[np.uint8]
 Within = Literal["disjoint", "independent"]
@@ -40,7 +49,9 @@ _TOLERANCE = 1e-3  # of a wanted count, in rows
 _EXACT_ROWS = 1 << 16  # sums of so many zeros and ones are exact in float32
 
 
-def cop(codes: Codes, sizes: Sequence[int], *, within: Within = "disjoint", rng: Generator) -> Dummies:
+def cop(
+    codes: Codes, sizes: Sequence[int], *, within: Within = "disjoint", rng: Generator
+) -> Dummies:
     """Return dummies of the Gaussian copula with the rows' exact means and correlations (cop); confidential: reads private rows, without noise.
 
     Parameters
@@ -65,7 +76,9 @@ def cop(codes: Codes, sizes: Sequence[int], *, within: Within = "disjoint", rng:
         If the table is not such a matrix, or a code is outside its attribute's levels.
     """
     n = codes.shape[-1]
-    return _drawn(one_way_counts(codes, sizes) / n, two_way_counts(codes, sizes) / n, sizes, within, n, rng)
+    return _drawn(
+        one_way_counts(codes, sizes) / n, two_way_counts(codes, sizes) / n, sizes, within, n, rng
+    )
 
 
 def cop_id(codes: Codes, sizes: Sequence[int], *, rng: Generator) -> Dummies:
@@ -135,11 +148,19 @@ def dpc(
     Algorithm 1 adds noise to a dummy's zeros too, so that its mean stays below 1. Here they are the number of rows less
     the noisy ones, because noise of their own costs more than the paper says: see `paper_noise`.
     """
-    domain = Domain(names=tuple(f"attribute {place}" for place in range(len(sizes))), sizes=tuple(sizes))
+    domain = Domain(
+        names=tuple(f"attribute {place}" for place in range(len(sizes))), sizes=tuple(sizes)
+    )
     one_way, pairs = one_way_counts(codes, sizes), two_way_counts(codes, sizes)
-    exact = MarginalCounts(domain=domain, n_rows=codes.shape[1], one_way=one_way, pairs=pairs, cliques={})
+    exact = MarginalCounts(
+        domain=domain, n_rows=codes.shape[1], one_way=one_way, pairs=pairs, cliques={}
+    )
     planned = paper_noise(len(sizes), epsilon=epsilon, delta=delta, adjacency=adjacency)
-    return dpc_of_tables(measure(exact, planned, n_rows_public=adjacency == "replace-one", rng=noise_rng), within=within, rng=rng)
+    return dpc_of_tables(
+        measure(exact, planned, n_rows_public=adjacency == "replace-one", rng=noise_rng),
+        within=within,
+        rng=rng,
+    )
 
 
 def dpc_of_tables(noisy: NoisyMarginals, *, within: Within = "disjoint", rng: Generator) -> Dummies:
@@ -154,10 +175,14 @@ def dpc_of_tables(noisy: NoisyMarginals, *, within: Within = "disjoint", rng: Ge
     """
     n = max(1, round(noisy.n_rows))
     means = np.clip(noisy.one_way / noisy.n_rows, 0.0, 1.0)
-    return _drawn(means, np.maximum(noisy.pairs / noisy.n_rows, 0.0), noisy.domain.sizes, within, n, rng)
+    return _drawn(
+        means, np.maximum(noisy.pairs / noisy.n_rows, 0.0), noisy.domain.sizes, within, n, rng
+    )
 
 
-def paper_noise(n_attributes: int, *, epsilon: float, delta: float, adjacency: Adjacency) -> MarginalNoise:
+def paper_noise(
+    n_attributes: int, *, epsilon: float, delta: float, adjacency: Adjacency
+) -> MarginalNoise:
     """Return the paper's noise for an adjacency, Laplace of one scale on every one- and two-way table; depends on no data, not confidential.
 
     Parameters
@@ -186,9 +211,17 @@ def paper_noise(n_attributes: int, *, epsilon: float, delta: float, adjacency: A
     """
     n_pairs = n_attributes * (n_attributes - 1) // 2
     sensitivity = 2 if adjacency == "replace-one" else 1
-    scale = laplace_scale(sensitivity, table_epsilon(n_attributes + n_pairs, epsilon=epsilon, delta=delta))
-    one_way = DiscreteLaplace(scale=scale, sensitivity=sensitivity, adjacency=adjacency, count=n_attributes)
-    pairs = DiscreteLaplace(scale=scale, sensitivity=sensitivity, adjacency=adjacency, count=n_pairs) if n_pairs else None
+    scale = laplace_scale(
+        sensitivity, table_epsilon(n_attributes + n_pairs, epsilon=epsilon, delta=delta)
+    )
+    one_way = DiscreteLaplace(
+        scale=scale, sensitivity=sensitivity, adjacency=adjacency, count=n_attributes
+    )
+    pairs = (
+        DiscreteLaplace(scale=scale, sensitivity=sensitivity, adjacency=adjacency, count=n_pairs)
+        if n_pairs
+        else None
+    )
     return MarginalNoise(one_way=one_way, pairs=pairs, cliques={})
 
 
@@ -217,16 +250,22 @@ def table_epsilon(n_tables: int, *, epsilon: float, delta: float) -> float:
     Dwork, Rothblum and Vadhan, Boosting and differential privacy (2010); theorem 3 of the paper.
     """
     if n_tables < 1 or not 0 < epsilon < math.inf or not 0 < delta < 1:
-        raise ValueError("advanced composition needs a table, a positive and finite epsilon, and a delta between 0 and 1")
+        raise ValueError(
+            "advanced composition needs a table, a positive and finite epsilon, and a delta between 0 and 1"
+        )
     low, high = 0.0, min(epsilon, 700.0) / math.sqrt(2 * n_tables * -math.log(delta))
     for _ in range(200):
         middle = (low + high) / 2
-        cost = middle * math.sqrt(2 * n_tables * -math.log(delta)) + n_tables * middle * math.expm1(middle)
+        cost = middle * math.sqrt(2 * n_tables * -math.log(delta)) + n_tables * middle * math.expm1(
+            middle
+        )
         low, high = (middle, high) if cost <= epsilon else (low, middle)
     return low
 
 
-def laplace_answers(true_counts: Counts, *, scale: float, clip: bool = True, rng: Generator) -> Floats:
+def laplace_answers(
+    true_counts: Counts, *, scale: float, clip: bool = True, rng: Generator
+) -> Floats:
     """Return counts with independent Laplace noise (Lap), for a comparison only: they stay confidential.
 
     Parameters
@@ -287,8 +326,17 @@ def dummy_answers(dummies: Dummies, sizes: Sequence[int], queries: Counts) -> An
         together += (block @ block.T).astype(np.int64)
     rows, columns = _pair_cells(sizes)
     # each dummy is an attribute of its own, of two levels: its one is dummy 2i + 1
-    three_way = three_way_counts(dummies, (2,) * len(dummies), 2 * queries + 1) if len(queries) else np.zeros(0, dtype=np.int64)
-    return Answers(n_rows=dummies.shape[1], one_way=np.diagonal(together), two_way=together[rows, columns], three_way=three_way)
+    three_way = (
+        three_way_counts(dummies, (2,) * len(dummies), 2 * queries + 1)
+        if len(queries)
+        else np.zeros(0, dtype=np.int64)
+    )
+    return Answers(
+        n_rows=dummies.shape[1],
+        one_way=np.diagonal(together),
+        two_way=together[rows, columns],
+        three_way=three_way,
+    )
 
 
 def valid_share(dummies: Dummies, sizes: Sequence[int]) -> float:
@@ -302,13 +350,22 @@ def valid_share(dummies: Dummies, sizes: Sequence[int]) -> float:
 
 
 def _check_dummies(dummies: Dummies, sizes: Sequence[int]) -> None:
-    if dummies.ndim != 2 or dummies.dtype != np.uint8 or not dummies.shape[1] or any(size < 1 for size in sizes):
-        raise ValueError("dummies are a uint8 matrix of shape (dummies, rows), with at least one row, of attributes that have levels")
+    if (
+        dummies.ndim != 2
+        or dummies.dtype != np.uint8
+        or not dummies.shape[1]
+        or any(size < 1 for size in sizes)
+    ):
+        raise ValueError(
+            "dummies are a uint8 matrix of shape (dummies, rows), with at least one row, of attributes that have levels"
+        )
     if len(dummies) != sum(sizes) or dummies.max(initial=0) > 1:
         raise ValueError("there is one dummy for each level of each attribute, zero or one")
 
 
-def _pair_cells(sizes: Sequence[int], *, within: bool = False) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _pair_cells(
+    sizes: Sequence[int], *, within: bool = False
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the two dummies of each two-way cell, in the order of `two_way_counts`; or of all pairs within attributes."""
     starts = np.cumsum([0, *sizes])
     spans = [np.arange(starts[a], starts[a + 1]) for a in range(len(sizes))]
@@ -317,19 +374,28 @@ def _pair_cells(sizes: Sequence[int], *, within: bool = False) -> tuple[NDArray[
         if within:
             grids.append(span[np.stack(np.triu_indices(len(span), k=1))])
         else:
-            grids += [np.stack(np.meshgrid(span, other, indexing="ij")).reshape(2, -1) for other in spans[a + 1 :]]
+            grids += [
+                np.stack(np.meshgrid(span, other, indexing="ij")).reshape(2, -1)
+                for other in spans[a + 1 :]
+            ]
     rows, columns = np.concatenate(grids, axis=1)
     return rows, columns
 
 
-def _drawn(means: Floats, meets: Floats, sizes: Sequence[int], within: Within, n: int, rng: Generator) -> Dummies:
+def _drawn(
+    means: Floats, meets: Floats, sizes: Sequence[int], within: Within, n: int, rng: Generator
+) -> Dummies:
     """Return n rows of dummies with these means, that meet as often as asked as far as a correlation matrix can."""
     rows, columns = _pair_cells(sizes)
     matrix = np.eye(len(means))
-    matrix[rows, columns] = matrix[columns, rows] = _latent_correlations(means[rows], means[columns], meets, n)
+    matrix[rows, columns] = matrix[columns, rows] = _latent_correlations(
+        means[rows], means[columns], meets, n
+    )
     if within == "disjoint":
         rows, columns = _pair_cells(sizes, within=True)
-        matrix[rows, columns] = matrix[columns, rows] = _latent_correlations(means[rows], means[columns], np.zeros(len(rows)), n)
+        matrix[rows, columns] = matrix[columns, rows] = _latent_correlations(
+            means[rows], means[columns], np.zeros(len(rows)), n
+        )
     nearest = correlation_kernel.nearest_correlation(matrix, floor=_FLOOR)
     return _thresholded(correlation_kernel.cholesky(nearest.matrix), means, n, rng)
 

@@ -69,12 +69,19 @@ class ErrorProfile:
         ascending = np.sort(np.asarray(errors, dtype=np.float64), axis=None)
         if not len(ascending) or not np.isfinite(ascending).all() or ascending[0] < 0:
             raise ValueError("a profile needs at least one error, all finite and not negative")
-        best = [ascending[: -(-percent * len(ascending) // 100)] for percent in PERCENTS]  # in integers: 0.95 is no binary fraction
+        best = [
+            ascending[: -(-percent * len(ascending) // 100)] for percent in PERCENTS
+        ]  # in integers: 0.95 is no binary fraction
         average = float(best[0].mean()), float(best[1].mean()), float(best[2].mean())
-        return cls(average=average, maximum=(float(best[0][-1]), float(best[1][-1]), float(best[2][-1])))
+        return cls(
+            average=average, maximum=(float(best[0][-1]), float(best[1][-1]), float(best[2][-1]))
+        )
 
     def __str__(self) -> str:
-        return " · ".join(f"{_short(average)}/{maximum:.0f}" for average, maximum in zip(self.average, self.maximum, strict=True))
+        return " · ".join(
+            f"{_short(average)}/{maximum:.0f}"
+            for average, maximum in zip(self.average, self.maximum, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,7 +118,12 @@ class Answers:
             As of `three_way_counts`.
         """
         one_way, two_way = one_way_counts(codes, sizes), two_way_counts(codes, sizes)
-        return cls(n_rows=codes.shape[1], one_way=one_way, two_way=two_way, three_way=three_way_counts(codes, sizes, queries))
+        return cls(
+            n_rows=codes.shape[1],
+            one_way=one_way,
+            two_way=two_way,
+            three_way=three_way_counts(codes, sizes, queries),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +149,24 @@ class UtilityReport:
 
         A profile reads average/maximum for the best 95 · 99 · 100 percent, as in "92/389 · 107/482 · 106/773".
         """
-        profiles = [_ABSENT if profile is None else str(profile) for profile in (self.one_way, self.two_way, self.three_way)]
-        variation = _ABSENT if self.mean_total_variation is None else f"{self.mean_total_variation:.4f}"
+        profiles = [
+            _ABSENT if profile is None else str(profile)
+            for profile in (self.one_way, self.two_way, self.three_way)
+        ]
+        variation = (
+            _ABSENT if self.mean_total_variation is None else f"{self.mean_total_variation:.4f}"
+        )
         return f"| {name} | {' | '.join(profiles)} | {variation} |"
 
 
-def compare(original: Codes, released: Codes, sizes: Sequence[int], *, n_queries: int = N_QUERIES, rng: Generator) -> UtilityReport:
+def compare(
+    original: Codes,
+    released: Codes,
+    sizes: Sequence[int],
+    *,
+    n_queries: int = N_QUERIES,
+    rng: Generator,
+) -> UtilityReport:
     """Return how far `released` is from `original`; confidential: reads private rows.
 
     Parameters
@@ -162,7 +186,11 @@ def compare(original: Codes, released: Codes, sizes: Sequence[int], *, n_queries
         If a table is not such a matrix, a code is outside its attribute's levels, or n_queries is not positive.
     """
     queries = three_way_queries(sizes, n_queries=n_queries, rng=rng)
-    return compare_answers(Answers.of_codes(original, sizes, queries), Answers.of_codes(released, sizes, queries), sizes)
+    return compare_answers(
+        Answers.of_codes(original, sizes, queries),
+        Answers.of_codes(released, sizes, queries),
+        sizes,
+    )
 
 
 def compare_answers(true: Answers, given: Answers, sizes: Sequence[int]) -> UtilityReport:
@@ -219,7 +247,14 @@ def two_way_errors(original: Codes, released: Codes, sizes: Sequence[int]) -> Fl
     return _errors(original, released, lambda codes: two_way_counts(codes, sizes))
 
 
-def three_way_errors(original: Codes, released: Codes, sizes: Sequence[int], *, n_queries: int = N_QUERIES, rng: Generator) -> Floats:
+def three_way_errors(
+    original: Codes,
+    released: Codes,
+    sizes: Sequence[int],
+    *,
+    n_queries: int = N_QUERIES,
+    rng: Generator,
+) -> Floats:
     """Return the error of random three-way conjunctions, shape (n_queries,) or fewer; confidential: reads private rows.
 
     Its queries are those that `three_way_queries` draws.
@@ -287,7 +322,12 @@ def one_way_counts(codes: Codes, sizes: Sequence[int]) -> Counts:
         As `compare`.
     """
     _check(codes, sizes)
-    return np.concatenate([np.bincount(row.astype(np.intp), minlength=size) for row, size in zip(codes, sizes, strict=True)])
+    return np.concatenate(
+        [
+            np.bincount(row.astype(np.intp), minlength=size)
+            for row, size in zip(codes, sizes, strict=True)
+        ]
+    )
 
 
 def two_way_counts(codes: Codes, sizes: Sequence[int]) -> Counts:
@@ -322,11 +362,15 @@ def three_way_counts(codes: Codes, sizes: Sequence[int], queries: Counts) -> Cou
     counts = np.zeros(len(queries), dtype=np.int64)
     for bits in _pack_dummies(codes, sizes):
         for place, (first, second, third) in enumerate(queries):
-            counts[place] += np.bitwise_count(bits[first] & bits[second] & bits[third]).sum(dtype=np.int64)
+            counts[place] += np.bitwise_count(bits[first] & bits[second] & bits[third]).sum(
+                dtype=np.int64
+            )
     return counts
 
 
-def three_way_queries(sizes: Sequence[int], *, n_queries: int = N_QUERIES, rng: Generator) -> Counts:
+def three_way_queries(
+    sizes: Sequence[int], *, n_queries: int = N_QUERIES, rng: Generator
+) -> Counts:
     """Return distinct three-way conjunctions, uniform over all triples of dummies of distinct attributes; reads no rows.
 
     Parameters
@@ -354,12 +398,18 @@ def three_way_queries(sizes: Sequence[int], *, n_queries: int = N_QUERIES, rng: 
     ever rejected and none comes twice.
     """
     if n_queries < 1 or any(size < 1 for size in sizes):
-        raise ValueError("three-way queries need a positive number of queries and of each attribute's levels")
+        raise ValueError(
+            "three-way queries need a positive number of queries and of each attribute's levels"
+        )
     attributes = np.array(list(combinations(range(len(sizes)), 3)), dtype=np.int64).reshape(-1, 3)
     levels = np.array(sizes, dtype=np.int64)[attributes]
     ends = np.cumsum(levels.prod(axis=1))
     n_triples = int(ends[-1]) if len(ends) else 0
-    ranks = rng.choice(n_triples, size=min(n_queries, n_triples), replace=False) if n_triples else np.zeros(0, dtype=np.int64)
+    ranks = (
+        rng.choice(n_triples, size=min(n_queries, n_triples), replace=False)
+        if n_triples
+        else np.zeros(0, dtype=np.int64)
+    )
     owner = np.searchsorted(ends, ranks, side="right")
     rest, third = np.divmod(ends[owner] - 1 - ranks, levels[owner, 2])
     first, second = np.divmod(rest, levels[owner, 1])
@@ -382,17 +432,27 @@ def check_queries(queries: Counts, sizes: Sequence[int]) -> None:
     ValueError
         If it is no integer array of shape (q, 3), or a query names a dummy that is not there, or two of one attribute.
     """
-    if queries.ndim != 2 or queries.shape[1] != 3 or queries.dtype.kind not in "iu" or (queries < 0).any() or (queries >= sum(sizes)).any():
+    if (
+        queries.ndim != 2
+        or queries.shape[1] != 3
+        or queries.dtype.kind not in "iu"
+        or (queries < 0).any()
+        or (queries >= sum(sizes)).any()
+    ):
         raise ValueError("a three-way query names three dummies of the table's attributes")
     owners = np.sort(np.searchsorted(np.cumsum(sizes), queries, side="right"), axis=1)
-    if (np.diff(owners, axis=1) == 0).any():  # its count is 0 by structure, its independent answer is not
+    if (
+        np.diff(owners, axis=1) == 0
+    ).any():  # its count is 0 by structure, its independent answer is not
         raise ValueError("a three-way query names dummies of three distinct attributes")
 
 
 def _check(codes: Codes, sizes: Sequence[int]) -> None:
     """Check that a matrix holds codes of these sizes; the message holds no value."""
     if codes.ndim != 2 or codes.dtype.kind not in "iu" or codes.shape[0] < 1 or codes.shape[1] < 1:
-        raise ValueError("a table is an integer matrix of shape (attributes, rows), with at least one of each")
+        raise ValueError(
+            "a table is an integer matrix of shape (attributes, rows), with at least one of each"
+        )
     if len(sizes) != codes.shape[0] or any(not 1 <= size <= MAX_LEVELS for size in sizes):
         raise ValueError(f"each attribute of a table needs its number of levels, 1 to {MAX_LEVELS}")
     for place, (row, size) in enumerate(zip(codes, sizes, strict=True)):
@@ -426,7 +486,9 @@ def _pack_dummies(codes: Codes, sizes: Sequence[int]) -> Iterator[NDArray[np.uin
         bits = np.zeros((sum(sizes), -(-block.shape[1] // 64)), dtype=np.uint64)
         bytes_ = bits.view(np.uint8)[:, : -(-block.shape[1] // 8)]
         for first, row, size in zip(_starts(sizes), block, sizes, strict=True):
-            bytes_[first : first + size] = np.packbits(row == np.arange(size)[:, np.newaxis], axis=1)
+            bytes_[first : first + size] = np.packbits(
+                row == np.arange(size)[:, np.newaxis], axis=1
+            )
         yield bits
 
 

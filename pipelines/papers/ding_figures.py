@@ -56,7 +56,11 @@ def pair(rng: np.random.Generator, b: float, alpha: float, replications: int) ->
     for k in range(replications):
         y, u = rng.uniform(size=N_ROWS), rng.uniform(-b, 1 + b, N_ROWS)
         noise = rng.laplace(0, 1 / alpha, N_ROWS).mean()
-        errors[:, k] = mean_case_one(u, y <= u, -b, 1 + b).value, y.mean() + noise, y.mean() + 2 * noise
+        errors[:, k] = (
+            mean_case_one(u, y <= u, -b, 1 + b).value,
+            y.mean() + noise,
+            y.mean() + 2 * noise,
+        )
     return Pair(b, uniform_coverage(b), alpha, *np.abs(errors - 0.5))
 
 
@@ -67,11 +71,18 @@ def standard_error(values: Floats) -> float:
 def figure_14(seed: int, replications: int) -> list[Pair]:
     """Print what Figure 14 draws; return its pairs."""
     rng, found = np.random.default_rng([seed, 14]), []
-    print(f"Figure 14: b {'τ':>5} {'α':>5}   {'Example 2':17} {'Laplace, 1/α':17} {'Laplace, 2/α':17} ratios to Laplace   paper")
+    print(
+        f"Figure 14: b {'τ':>5} {'α':>5}   {'Example 2':17} {'Laplace, 1/α':17} {'Laplace, 2/α':17} ratios to Laplace   paper"
+    )
     for b, alpha in PAIRS:
         one = pair(rng, b, alpha, replications)
-        shown = "   ".join(f"{losses.mean():.4f} ± {standard_error(losses):.4f}" for losses in (one.interval, one.laplace, one.twice))
-        ratios = " and ".join(f"{one.interval.mean() / losses.mean():.2f}" for losses in (one.laplace, one.twice))
+        shown = "   ".join(
+            f"{losses.mean():.4f} ± {standard_error(losses):.4f}"
+            for losses in (one.interval, one.laplace, one.twice)
+        )
+        ratios = " and ".join(
+            f"{one.interval.mean() / losses.mean():.2f}" for losses in (one.laplace, one.twice)
+        )
         print(f"{b:10} {one.coverage:6.3f} {alpha:4}   {shown}   {ratios}   almost the same")
         found.append(one)
     return found
@@ -90,7 +101,10 @@ def pyplot() -> Any:
 
 def band(axes: Any, xs: list[float], losses: list[Floats]) -> None:
     """Draw means by x, with standard errors as a band."""
-    means, errors = np.array([one.mean() for one in losses]), np.array([standard_error(one) for one in losses])
+    means, errors = (
+        np.array([one.mean() for one in losses]),
+        np.array([standard_error(one) for one in losses]),
+    )
     axes.plot(xs, means, marker="o", label="mean")
     axes.fill_between(xs, means - errors, means + errors, alpha=0.3)
 
@@ -109,8 +123,19 @@ def draw_13(plt: Any, wrong: list[tuple[int, Floats]]) -> Any:
     figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
     degrees = [float(d) for d, _ in wrong]
     band(axes, degrees, [losses for _, losses in wrong])
-    axes.plot(degrees, [np.median(losses) for _, losses in wrong], marker="s", linestyle="--", label="median")
-    axes.set(xlabel="degrees of freedom of the noise", ylabel="mean squared error", xscale="log", yscale="log")
+    axes.plot(
+        degrees,
+        [np.median(losses) for _, losses in wrong],
+        marker="s",
+        linestyle="--",
+        label="median",
+    )
+    axes.set(
+        xlabel="degrees of freedom of the noise",
+        ylabel="mean squared error",
+        xscale="log",
+        yscale="log",
+    )
     axes.legend()
     return figure
 
@@ -122,7 +147,13 @@ def draw_14(plt: Any, pairs: list[Pair]) -> Any:
         ("Laplace, scale 1/α", [one.laplace for one in pairs]),
         ("Laplace, scale 2/α", [one.twice for one in pairs]),
     ):
-        left.errorbar([one.alpha for one in pairs], [x.mean() for x in losses], [standard_error(x) for x in losses], marker="o", label=label)
+        left.errorbar(
+            [one.alpha for one in pairs],
+            [x.mean() for x in losses],
+            [standard_error(x) for x in losses],
+            marker="o",
+            label=label,
+        )
     left.set(xlabel="α (of b: the α that it is paired with)", ylabel="E|error of the mean|")
     left.legend()
     right.plot([one.alpha for one in pairs], [one.coverage for one in pairs], marker="o")
@@ -134,7 +165,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="where the figures are written")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--replications", type=int, nargs=3, default=(50, 200, 1000), metavar=("F12", "F13", "F14"), help="of each figure")
+    parser.add_argument(
+        "--replications",
+        type=int,
+        nargs=3,
+        default=(50, 200, 1000),
+        metavar=("F12", "F13", "F14"),
+        help="of each figure",
+    )
     options = parser.parse_args(arguments)
     if min(options.replications) < 2:
         parser.error("--replications must be at least 2 each")

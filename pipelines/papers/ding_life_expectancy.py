@@ -47,9 +47,24 @@ from dpdask.inference.interval_regression import IntervalRegressor
 Floats = Any
 PAPER = {
     "coverage": {"oracle": 0.00, "M1": 0.57, "M2": 0.76, "M3": 0.94},
-    "LR": {"oracle": (0.79, 0.02, 3.21, 0.07), "M1": (0.78, 0.02, 3.25, 0.08), "M2": (0.78, 0.02, 3.23, 0.04), "M3": (0.52, 0.09, 4.43, 0.25)},
-    "GB": {"oracle": (0.89, 0.01, 2.30, 0.18), "M1": (0.86, 0.01, 2.56, 0.11), "M2": (0.85, 0.01, 2.68, 0.09), "M3": (0.74, 0.01, 3.65, 0.13)},
-    "RF": {"oracle": (0.82, 0.02, 2.86, 0.12), "M1": (0.78, 0.02, 3.25, 0.09), "M2": (0.75, 0.02, 3.41, 0.14), "M3": (0.69, 0.02, 3.97, 0.05)},
+    "LR": {
+        "oracle": (0.79, 0.02, 3.21, 0.07),
+        "M1": (0.78, 0.02, 3.25, 0.08),
+        "M2": (0.78, 0.02, 3.23, 0.04),
+        "M3": (0.52, 0.09, 4.43, 0.25),
+    },
+    "GB": {
+        "oracle": (0.89, 0.01, 2.30, 0.18),
+        "M1": (0.86, 0.01, 2.56, 0.11),
+        "M2": (0.85, 0.01, 2.68, 0.09),
+        "M3": (0.74, 0.01, 3.65, 0.13),
+    },
+    "RF": {
+        "oracle": (0.82, 0.02, 2.86, 0.12),
+        "M1": (0.78, 0.02, 3.25, 0.09),
+        "M2": (0.75, 0.02, 3.41, 0.14),
+        "M3": (0.69, 0.02, 3.97, 0.05),
+    },
 }
 """R² and its bracket, mean absolute error in years and its bracket."""
 HALF_WIDTHS = {"M1 ±1": 1.0, "M1 ±½": 0.5}
@@ -66,7 +81,9 @@ def load(path: Path, missing: str = "mean") -> tuple[Floats, Floats]:
     if missing == "drop":
         table = table.dropna()
     X = table.drop(columns=["Country", "Life expectancy"])
-    return X.fillna(X.median() if missing == "median" else X.mean()).to_numpy(float), table["Life expectancy"].to_numpy(float)
+    return X.fillna(X.median() if missing == "median" else X.mean()).to_numpy(float), table[
+        "Life expectancy"
+    ].to_numpy(float)
 
 
 def m1(y: Floats, u: Floats, half_width: float) -> Floats:
@@ -93,8 +110,15 @@ def mechanisms(y: Floats, rng: np.random.Generator) -> dict[str, Floats]:
     """Return the ranges of standardised y by mechanism, shape (n, 2) each; both M1 have the same anchors."""
     n = len(y)
     u = rng.logistic(0, 1, n)
-    seen = {"oracle": np.column_stack([y, y]), **{name: m1(y, u, half) for name, half in HALF_WIDTHS.items()}}
-    return {**seen, "M2": m2(y, np.sort(rng.logistic(0, 2, (n, 2)), axis=1)), "M3": m3(y, rng.logistic(0, 5, n))}
+    seen = {
+        "oracle": np.column_stack([y, y]),
+        **{name: m1(y, u, half) for name, half in HALF_WIDTHS.items()},
+    }
+    return {
+        **seen,
+        "M2": m2(y, np.sort(rng.logistic(0, 2, (n, 2)), axis=1)),
+        "M3": m3(y, rng.logistic(0, 5, n)),
+    }
 
 
 def coverages(y: Floats, rng: np.random.Generator, n: int = 200_000) -> dict[str, float]:
@@ -105,10 +129,18 @@ def coverages(y: Floats, rng: np.random.Generator, n: int = 200_000) -> dict[str
         return np.searchsorted(ordered, anchors, side="right") / len(y)
 
     u = rng.logistic(0, 1, n)
-    found = {name: float(np.mean(below(u - half) ** 2 + (1 - below(u + half)) ** 2)) for name, half in HALF_WIDTHS.items()}
+    found = {
+        name: float(np.mean(below(u - half) ** 2 + (1 - below(u + half)) ** 2))
+        for name, half in HALF_WIDTHS.items()
+    }
     a, b = below(np.sort(rng.logistic(0, 2, (n, 2)), axis=1)).T
     c = below(rng.logistic(0, 5, n))
-    return {"oracle": 0.0, **found, "M2": float(np.mean(a**2 + (b - a) ** 2 + (1 - b) ** 2)), "M3": float(np.mean(c**2 + (1 - c) ** 2))}
+    return {
+        "oracle": 0.0,
+        **found,
+        "M2": float(np.mean(a**2 + (b - a) ** 2 + (1 - b) ** 2)),
+        "M3": float(np.mean(c**2 + (1 - c) ** 2)),
+    }
 
 
 def learners(seed: int) -> dict[str, Any]:
@@ -120,7 +152,9 @@ def learners(seed: int) -> dict[str, Any]:
     }
 
 
-def scores(regressor: IntervalRegressor, X: Floats, years: Floats, seen: Floats, folds: KFold) -> Floats:
+def scores(
+    regressor: IntervalRegressor, X: Floats, years: Floats, seen: Floats, folds: KFold
+) -> Floats:
     """Return R² and mean absolute error in years of each fold, shape (5, 2); ranges are of standardised years."""
     centre, spread = years.mean(), years.std()
     found = []
@@ -151,7 +185,9 @@ def table(X: Floats, years: Floats, options: argparse.Namespace) -> None:
     y = (years - years.mean()) / years.std()
     covered = coverages(y, np.random.default_rng([options.seed, 0]))
     drawn = [mechanisms(y, np.random.default_rng(options.seed + k)) for k in range(options.draws)]
-    folds = KFold(5, shuffle=options.shuffle, random_state=options.seed if options.shuffle else None)
+    folds = KFold(
+        5, shuffle=options.shuffle, random_state=options.seed if options.shuffle else None
+    )
     half = f"{'ours':>14} {'paper':>12} {'differ':>7} {'draws':>6} {'off':>5}"
     print(f"{'':11} {'coverage':>8} paper | R²{half[2:]} | MAE{half[3:]}")
     for name in options.learners:
@@ -172,29 +208,60 @@ def table(X: Floats, years: Floats, options: argparse.Namespace) -> None:
 def preparations(path: Path, seed: int) -> None:
     """Print the oracle's R² (bracket) of each regression by how missing values and folds are handled."""
     print(f"{'missing':8} {'folds':9} {'rows':>5} " + " ".join(f"{name:>13}" for name in REFITS))
-    print(f"{'paper':24} " + " ".join(f"{PAPER[name]['oracle'][0]:6.2f} ({PAPER[name]['oracle'][1]:.2f})" for name in REFITS))
+    print(
+        f"{'paper':24} "
+        + " ".join(
+            f"{PAPER[name]['oracle'][0]:6.2f} ({PAPER[name]['oracle'][1]:.2f})" for name in REFITS
+        )
+    )
     for missing in ("mean", "median", "drop"):
         X, years = load(path, missing)
         y = (years - years.mean()) / years.std()
         for shuffle in (False, True):
             folds = KFold(5, shuffle=shuffle, random_state=seed if shuffle else None)
-            found = [scores(IntervalRegressor(learner), X, years, y, folds)[:, 0] for learner in learners(seed).values()]
+            found = [
+                scores(IntervalRegressor(learner), X, years, y, folds)[:, 0]
+                for learner in learners(seed).values()
+            ]
             shown = " ".join(f"{r2.mean():5.3f} ({r2.std() / np.sqrt(5):.3f})" for r2 in found)
-            print(f"{missing:8} {'shuffled' if shuffle else 'in order':9} {len(y):5} {shown}", flush=True)
+            print(
+                f"{missing:8} {'shuffled' if shuffle else 'in order':9} {len(y):5} {shown}",
+                flush=True,
+            )
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--input", type=Path, required=True, help="life_expectancy.parquet")
     parser.add_argument("--seed", type=int, default=1, help="the first of the draws")
-    parser.add_argument("--draws", type=int, default=1, help="how often anchors are drawn; figures are means over draws")
+    parser.add_argument(
+        "--draws",
+        type=int,
+        default=1,
+        help="how often anchors are drawn; figures are means over draws",
+    )
     parser.add_argument("--noise", choices=["gaussian", "logistic"], default="gaussian")
-    parser.add_argument("--sigma", type=float, help="of standardised life expectancy; estimated if not given")
-    parser.add_argument("--iterations", type=int, help="at most so many refits; if not given, 200 for LR and 20 for trees")
-    parser.add_argument("--missing", choices=["mean", "median", "drop"], default="mean", help="what becomes of missing covariates")
-    parser.add_argument("--shuffle", action="store_true", help="folds of shuffled rows, not in the file's order")
+    parser.add_argument(
+        "--sigma", type=float, help="of standardised life expectancy; estimated if not given"
+    )
+    parser.add_argument(
+        "--iterations",
+        type=int,
+        help="at most so many refits; if not given, 200 for LR and 20 for trees",
+    )
+    parser.add_argument(
+        "--missing",
+        choices=["mean", "median", "drop"],
+        default="mean",
+        help="what becomes of missing covariates",
+    )
+    parser.add_argument(
+        "--shuffle", action="store_true", help="folds of shuffled rows, not in the file's order"
+    )
     parser.add_argument("--learners", nargs="+", choices=list(REFITS), default=list(REFITS))
-    parser.add_argument("--preparations", action="store_true", help="only the oracle, prepared in six ways")
+    parser.add_argument(
+        "--preparations", action="store_true", help="only the oracle, prepared in six ways"
+    )
     options = parser.parse_args(arguments)
     if options.draws < 1:
         parser.error("--draws must be at least 1")

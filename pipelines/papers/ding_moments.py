@@ -45,10 +45,30 @@ GUESSED_ENDS = (-100.0, 150.0)
 ROUNDING = 0.01 / np.sqrt(12)
 PAPER_REPLICATIONS = 1000
 PAPER = {
-    "Example 2": {(1, 100): (0.45, 0.44, 0.58), (1, 1000): (0.29, 0.33, 0.99), (2, 100): (0.79, 0.82, 1.03), (2, 1000): (0.57, 0.64, 1.96)},
-    "NPMLE": {(1, 100): (0.32, 0.36, 0.92), (1, 1000): (0.12, 0.21, 1.13), (2, 100): (13.09, 11.58, 10.64), (2, 1000): (3.68, 4.08, 4.45)},
-    "mean": {(1, 100): (0.08, 9.98, 49.93), (1, 1000): (0.03, 9.98, 49.92), (2, 100): (0.14, 9.98, 49.89), (2, 1000): (0.04, 9.98, 49.88)},
-    "median": {(1, 100): (0.11, 0.10, 0.12), (1, 1000): (0.03, 0.03, 0.07), (2, 100): (0.66, 0.65, 0.60), (2, 1000): (0.67, 0.65, 0.60)},
+    "Example 2": {
+        (1, 100): (0.45, 0.44, 0.58),
+        (1, 1000): (0.29, 0.33, 0.99),
+        (2, 100): (0.79, 0.82, 1.03),
+        (2, 1000): (0.57, 0.64, 1.96),
+    },
+    "NPMLE": {
+        (1, 100): (0.32, 0.36, 0.92),
+        (1, 1000): (0.12, 0.21, 1.13),
+        (2, 100): (13.09, 11.58, 10.64),
+        (2, 1000): (3.68, 4.08, 4.45),
+    },
+    "mean": {
+        (1, 100): (0.08, 9.98, 49.93),
+        (1, 1000): (0.03, 9.98, 49.92),
+        (2, 100): (0.14, 9.98, 49.89),
+        (2, 1000): (0.04, 9.98, 49.88),
+    },
+    "median": {
+        (1, 100): (0.11, 0.10, 0.12),
+        (1, 1000): (0.03, 0.03, 0.07),
+        (2, 100): (0.66, 0.65, 0.60),
+        (2, 1000): (0.67, 0.65, 0.60),
+    },
 }
 """Mean absolute errors by moment and rows, for no, 1 % and 5 % outliers."""
 METHODS = ("Example 2", "NPMLE", "NPMLE, ends guessed", "mean", "median")
@@ -95,29 +115,47 @@ def mean_case_one(u: Floats, delta: Floats, a: float, b: float) -> RangeEstimate
     if not ((u >= a) & (u <= b)).all():
         raise ValueError("an anchor lies outside the bounds that anchors are drawn from")
     terms = 2 * u - np.where(delta.astype(bool), b, a)
-    return RangeEstimate(value=float(terms.mean()), standard_error=float(terms.std(ddof=1) / np.sqrt(len(terms))))
+    return RangeEstimate(
+        value=float(terms.mean()), standard_error=float(terms.std(ddof=1) / np.sqrt(len(terms)))
+    )
 
 
 def guessed(found: NPMLE) -> float:
     """Return the mean with mass at left ends, but beyond the outermost anchors at `GUESSED_ENDS`."""
-    points = np.where(np.isneginf(found.left), GUESSED_ENDS[0], np.where(np.isposinf(found.right), GUESSED_ENDS[1], found.left))
+    points = np.where(
+        np.isneginf(found.left),
+        GUESSED_ENDS[0],
+        np.where(np.isposinf(found.right), GUESSED_ENDS[1], found.left),
+    )
     return float(found.masses @ points)
 
 
 def estimates(y: Floats, u: Floats, bounds: tuple[float, float]) -> tuple[float, ...]:
     """Return the mean of y by each of the METHODS; the private ones see on which side of its anchor u each y is."""
     below = y <= u
-    counts = RangeCounts.of_batch(np.sort(u), np.where(below, -np.inf, u), np.where(below, u, np.inf))
+    counts = RangeCounts.of_batch(
+        np.sort(u), np.where(below, -np.inf, u), np.where(below, u, np.inf)
+    )
     bounded = npmle(counts, support=bounds, max_ambiguity=1.0)
     free = npmle(counts, max_ambiguity=1.0)
-    return mean_case_one(u, below, *bounds).value, bounded.moment(1), guessed(free), float(y.mean()), float(np.median(y))
+    return (
+        mean_case_one(u, below, *bounds).value,
+        bounded.moment(1),
+        guessed(free),
+        float(y.mean()),
+        float(np.median(y)),
+    )
 
 
-def errors(rng: np.random.Generator, moment: int, n_rows: int, share: float, replications: int) -> Floats:
+def errors(
+    rng: np.random.Generator, moment: int, n_rows: int, share: float, replications: int
+) -> Floats:
     """Return absolute errors, shape (replications, methods)."""
     bounds, found = support(moment, n_rows), np.empty((replications, len(METHODS)))
     for k in range(replications):
-        found[k] = estimates(sample(rng, moment, n_rows, share), rng.uniform(*bounds, n_rows), bounds)
+        found[k] = estimates(
+            sample(rng, moment, n_rows, share), rng.uniform(*bounds, n_rows), bounds
+        )
     return np.abs(found - TRUTH[moment])
 
 
@@ -129,10 +167,24 @@ def table(seed: int, replications: int) -> Iterator[Cell]:
                 rng = np.random.default_rng([seed, moment, n_rows, at])
                 found = errors(rng, moment, n_rows, share, replications)
                 for method, each in zip(METHODS, found.T, strict=True):
-                    paper, spread = PAPER[method.split(",")[0]][moment, n_rows][at], each.std(ddof=1)
-                    both = np.sqrt(spread**2 * (1 / replications + 1 / PAPER_REPLICATIONS) + ROUNDING**2)
+                    paper, spread = (
+                        PAPER[method.split(",")[0]][moment, n_rows][at],
+                        each.std(ddof=1),
+                    )
+                    both = np.sqrt(
+                        spread**2 * (1 / replications + 1 / PAPER_REPLICATIONS) + ROUNDING**2
+                    )
                     mean = float(each.mean())
-                    yield Cell(method, moment, n_rows, share, mean, float(spread / np.sqrt(replications)), paper, float((mean - paper) / both))
+                    yield Cell(
+                        method,
+                        moment,
+                        n_rows,
+                        share,
+                        mean,
+                        float(spread / np.sqrt(replications)),
+                        paper,
+                        float((mean - paper) / both),
+                    )
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -143,8 +195,12 @@ def main(arguments: list[str] | None = None) -> None:
     if options.replications < 2:
         parser.error("--replications must be at least 2")
     cells = list(table(options.seed, options.replications))
-    print(f"{'':20} {'':6} {'rows':>5} {'outliers':>8} {'paper':>6} {'ours':>7} {'±':>6} {'off':>7}")
-    for cell in sorted(cells, key=lambda cell: (METHODS.index(cell.method), cell.moment, cell.n_rows, cell.share)):
+    print(
+        f"{'':20} {'':6} {'rows':>5} {'outliers':>8} {'paper':>6} {'ours':>7} {'±':>6} {'off':>7}"
+    )
+    for cell in sorted(
+        cells, key=lambda cell: (METHODS.index(cell.method), cell.moment, cell.n_rows, cell.share)
+    ):
         what = {1: "E(Y) ", 2: "E(Y²)"}[cell.moment]
         print(
             f"{cell.method:20} {what} {cell.n_rows:6} {cell.share:8.0%} {cell.paper:6.2f} "

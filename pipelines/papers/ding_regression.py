@@ -44,7 +44,9 @@ def coverage(y: Floats, anchors: Floats) -> float:
     return float((steps**2).sum(axis=1).mean())
 
 
-def linear(rng: np.random.Generator, n: int, noise: Callable[[int], Floats] | None = None) -> tuple[Floats, Floats]:
+def linear(
+    rng: np.random.Generator, n: int, noise: Callable[[int], Floats] | None = None
+) -> tuple[Floats, Floats]:
     """Return X and Y = X + ε of the first experiment."""
     x = rng.normal(size=n)
     return x[:, None], x + (rng.normal(size=n) if noise is None else noise(n))
@@ -58,7 +60,9 @@ def quadratic(rng: np.random.Generator, n: int) -> tuple[Floats, Floats]:
 
 def through_origin(sigma: float | None, iterations: int = ITERATIONS) -> IntervalRegressor:
     """Return Algorithm 1 as in Figure 10: f̂(x) = β̂x from f̂ = 0, `iterations` times unless it converges."""
-    return IntervalRegressor(LinearRegression(fit_intercept=False), sigma=sigma, initial=0.0, max_iterations=iterations)
+    return IntervalRegressor(
+        LinearRegression(fit_intercept=False), sigma=sigma, initial=0.0, max_iterations=iterations
+    )
 
 
 def loss(estimator: LinearRegression) -> float:
@@ -73,7 +77,9 @@ def forest(seed: int) -> RandomForestRegressor:
 def line(what: str, ours: Floats, paper: str) -> None:
     found = np.asarray(ours)
     error = found.std(ddof=1) / np.sqrt(len(found))
-    print(f"{what:<66} {found.mean():9.4f} ± {error:.4f} (median {np.median(found):.4f})   paper: {paper}")
+    print(
+        f"{what:<66} {found.mean():9.4f} ± {error:.4f} (median {np.median(found):.4f})   paper: {paper}"
+    )
 
 
 def figure_10(seed: int, replications: int) -> dict[int, Floats]:
@@ -90,9 +96,17 @@ def figure_10(seed: int, replications: int) -> dict[int, Floats]:
         free.append(loss(through_origin(None, 500).fit(X, seen).estimator_))
         oracle.append(loss(LinearRegression(fit_intercept=False).fit(X, y)))
     large = linear(rng, 100_000)[1]
-    line("Figure 10, linear: coverage", [coverage(large, rng.logistic(0, 5, (1000, 1))) for _ in range(9)], "around 0.9")
+    line(
+        "Figure 10, linear: coverage",
+        [coverage(large, rng.logistic(0, 5, (1000, 1))) for _ in range(9)],
+        "around 0.9",
+    )
     for steps in SHOWN:
-        line(f"Figure 10, linear: L2 loss after {steps} refits, σ = 1", losses[steps], "falls from 1, flat within 20")
+        line(
+            f"Figure 10, linear: L2 loss after {steps} refits, σ = 1",
+            losses[steps],
+            "falls from 1, flat within 20",
+        )
     line("Figure 10, linear: L2 loss at convergence, σ = 1", known, "that after 20")
     line("Figure 10, linear: L2 loss at convergence, σ estimated", free, "-")
     line("Figure 10, linear: L2 loss of the raw data", oracle, "-")
@@ -104,21 +118,41 @@ def figure_11(seed: int, replications: int) -> None:
     rng = np.random.default_rng([seed, 11])
     X_new, _ = quadratic(rng, 5000)
     truth = X_new[:, 1] - 2 * X_new[:, 0] + 3
-    losses: dict[str, list[float]] = {"1 refit": [], "3 refits": [], "20 refits": [], "20 refits, σ estimated": [], "raw data": [], "midpoints": []}
+    losses: dict[str, list[float]] = {
+        "1 refit": [],
+        "3 refits": [],
+        "20 refits": [],
+        "20 refits, σ estimated": [],
+        "raw data": [],
+        "midpoints": [],
+    }
     coverages = []
     for k in range(replications):
         X, y = quadratic(rng, ROWS)
         anchors = np.sort(rng.logistic(0, 5, (ROWS, 2)), axis=1)
         seen = ranges(y, anchors)
         coverages.append(coverage(y, anchors))
-        for what, steps, sigma in (("1 refit", 1, 1.0), ("3 refits", 3, 1.0), ("20 refits", 20, 1.0), ("20 refits, σ estimated", 20, None)):
-            model = IntervalRegressor(forest(k), sigma=sigma, initial=0.0, max_iterations=steps).fit(X, seen)
+        for what, steps, sigma in (
+            ("1 refit", 1, 1.0),
+            ("3 refits", 3, 1.0),
+            ("20 refits", 20, 1.0),
+            ("20 refits, σ estimated", 20, None),
+        ):
+            model = IntervalRegressor(
+                forest(k), sigma=sigma, initial=0.0, max_iterations=steps
+            ).fit(X, seen)
             losses[what].append(float(np.mean((model.predict(X_new) - truth) ** 2)))
         for what, response in (("raw data", y), ("midpoints", midpoints(seen))):
-            losses[what].append(float(np.mean((forest(k).fit(X, response).predict(X_new) - truth) ** 2)))
+            losses[what].append(
+                float(np.mean((forest(k).fit(X, response).predict(X_new) - truth) ** 2))
+            )
     line("Figure 11, forest: coverage", coverages, "around 0.9")
     for what, found in losses.items():
-        line(f"Figure 11, forest: L2 loss, {what}", found, "falls, flat within 20" if "refit" in what else "-")
+        line(
+            f"Figure 11, forest: L2 loss, {what}",
+            found,
+            "falls, flat within 20" if "refit" in what else "-",
+        )
 
 
 def midpoints(seen: Floats) -> Floats:
@@ -139,7 +173,11 @@ def figure_12(seed: int, replications: int) -> list[tuple[float, float, Floats]]
             seen = ranges(y, rng.logistic(0, scale, (ROWS, 1)))
             losses.append(loss(through_origin(1.0).fit(X, seen).estimator_))
         covered = coverage(large, rng.logistic(0, scale, (5000, 1)))
-        line(f"Figure 12: L2 loss, anchors' scale {scale}, coverage {covered:.3f}", losses, "flat until coverage is very near 1")
+        line(
+            f"Figure 12: L2 loss, anchors' scale {scale}, coverage {covered:.3f}",
+            losses,
+            "flat until coverage is very near 1",
+        )
         found.append((scale, covered, np.array(losses)))
     return found
 
@@ -154,7 +192,11 @@ def figure_13(seed: int, replications: int) -> list[tuple[int, Floats]]:
             X, y = linear(rng, ROWS, lambda n, d=degrees: rng.standard_t(d, size=n))
             seen = ranges(y, rng.logistic(0, 5, (ROWS, 1)))
             losses.append(loss(through_origin(1.0).fit(X, seen).estimator_))
-        line(f"Figure 13: L2 loss, t noise of {degrees} degrees", losses, "not severely affected; least at 1000")
+        line(
+            f"Figure 13: L2 loss, t noise of {degrees} degrees",
+            losses,
+            "not severely affected; least at 1000",
+        )
         found.append((degrees, np.array(losses)))
     return found
 
@@ -162,7 +204,9 @@ def figure_13(seed: int, replications: int) -> list[tuple[int, Floats]]:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--replications", type=int, default=50, help="of figures 10, 12 and 13; of 11, a fifth")
+    parser.add_argument(
+        "--replications", type=int, default=50, help="of figures 10, 12 and 13; of 11, a fifth"
+    )
     options = parser.parse_args(arguments)
     if options.replications < 10:
         parser.error("--replications must be at least 10")

@@ -68,7 +68,13 @@ POINTS: tuple[Points, ...] = ("centre", "spread")
 N_ROWS = 250_070
 TYPES = {"price": pa.float64(), "size": pa.float64(), "year": pa.int64(), "county": pa.string()}
 COUNTIES = ["Alameda", "Contra Costa", "Marin-SF-San Mateo", "Napa-Sonoma", "Santa Clara", "Solano"]
-COMBINED = {"Marin": COUNTIES[2], "San Francisco": COUNTIES[2], "San Mateo": COUNTIES[2], "Napa": COUNTIES[3], "Sonoma": COUNTIES[3]}
+COMBINED = {
+    "Marin": COUNTIES[2],
+    "San Francisco": COUNTIES[2],
+    "San Mateo": COUNTIES[2],
+    "Napa": COUNTIES[3],
+    "Sonoma": COUNTIES[3],
+}
 
 
 def sample(path: Path) -> pd.DataFrame:
@@ -76,7 +82,14 @@ def sample(path: Path) -> pd.DataFrame:
     table = pd.read_parquet(path, columns=["county", "price", "bsqft", "date"])
     table = table[table["price"].between(1e5, 9e5) & (table["bsqft"] <= 3000)]
     county = table["county"].str.removesuffix(" County").replace(COMBINED)
-    return pd.DataFrame({"price": table["price"], "size": table["bsqft"].astype(float), "year": table["date"].dt.year - 2003, "county": county})
+    return pd.DataFrame(
+        {
+            "price": table["price"],
+            "size": table["bsqft"].astype(float),
+            "year": table["date"].dt.year - 2003,
+            "county": county,
+        }
+    )
 
 
 def simulated(rng: np.random.Generator) -> pd.DataFrame:
@@ -86,18 +99,33 @@ def simulated(rng: np.random.Generator) -> pd.DataFrame:
     year = rng.choice(4, n, p=[0.22, 0.37, 0.31, 0.1])
     size = rng.lognormal(np.log(1360), 0.32, n)
     effect = np.concatenate([[0.0], OLS[3:]])
-    price = OLS[0] + OLS[1] * size + OLS[2] * year + effect[county] + rng.normal(0, 75_000 + 15.0 * size)
-    table = pd.DataFrame({"price": price, "size": size, "year": year, "county": np.array(COUNTIES)[county]})
+    price = (
+        OLS[0]
+        + OLS[1] * size
+        + OLS[2] * year
+        + effect[county]
+        + rng.normal(0, 75_000 + 15.0 * size)
+    )
+    table = pd.DataFrame(
+        {"price": price, "size": size, "year": year, "county": np.array(COUNTIES)[county]}
+    )
     return table[table["price"].between(1e5, 9e5) & table["size"].between(250, 3000)].head(N_ROWS)
 
 
 def codecs(smallest: float) -> dict[str, Any]:
     """Return the paper's cells: ten of price and of size, four years, six counties."""
     price = ValueCodec(name="price", type=pa.float64(), bounds=(1e5, 9e5), atoms=(), nulls=False)
-    size = ValueCodec(name="size", type=pa.float64(), bounds=(smallest, 3000.0), atoms=(), nulls=False)
+    size = ValueCodec(
+        name="size", type=pa.float64(), bounds=(smallest, 3000.0), atoms=(), nulls=False
+    )
     year = LevelCodec(name="year", levels=pa.array([0, 1, 2, 3]), ordered=True)
     county = LevelCodec(name="county", levels=pa.array(COUNTIES), ordered=False)
-    return {"price": cells(price, 10), "size": cells(size, 10), "year": cells(year, 1), "county": cells(county, 1)}
+    return {
+        "price": cells(price, 10),
+        "size": cells(size, 10),
+        "year": cells(year, 1),
+        "county": cells(county, 1),
+    }
 
 
 def fit(frame: pd.DataFrame) -> Any:
@@ -106,13 +134,18 @@ def fit(frame: pd.DataFrame) -> Any:
     return least_squares(WeightedSample.of_frame(frame, "price", ["size", "year", "county"]))
 
 
-def frame_of(release: histogram.NoisyHistogram, columns: dict[str, Any], points: Points) -> pd.DataFrame:
+def frame_of(
+    release: histogram.NoisyHistogram, columns: dict[str, Any], points: Points
+) -> pd.DataFrame:
     """Return a histogram's cells as a frame with weights."""
     if points == "spread":
         values, weights = spread(release, columns, 0, len(release.keys))
     else:
         coded = zip(columns.items(), release.codes_at(0, len(release.keys)), strict=True)
-        values, weights = {name: centres(column).take(pa.array(code)) for (name, column), code in coded}, release.weights
+        values, weights = (
+            {name: centres(column).take(pa.array(code)) for (name, column), code in coded},
+            release.weights,
+        )
     frame: pd.DataFrame = pa.table({**values, "weight": weights}).to_pandas()
     return frame
 
@@ -122,16 +155,35 @@ def errors(found: Any, truth: Any) -> Any:
     return (100 * np.sqrt(np.mean((found / truth - 1) ** 2, axis=0))).round(1)
 
 
-def compare(name: str, table: pd.DataFrame, smallest: float, repeats: int, epsilons: list[float], *, scaled: bool = False) -> None:
+def compare(
+    name: str,
+    table: pd.DataFrame,
+    smallest: float,
+    repeats: int,
+    epsilons: list[float],
+    *,
+    scaled: bool = False,
+) -> None:
     """Print one table's errors beside the paper's; `scaled`: with ε times 250,070 / rows, so that its noise is the full table's."""
     columns = codecs(smallest)
     domain = Domain(names=tuple(columns), sizes=tuple(column.size for column in columns.values()))
-    codes = np.stack([column.codes(pa.array(table[key]).cast(TYPES[key])) for key, column in columns.items()]).astype(domain.code_dtype)
+    codes = np.stack(
+        [column.codes(pa.array(table[key]).cast(TYPES[key])) for key, column in columns.items()]
+    ).astype(domain.code_dtype)
     counts = JointCounts.of_codes(domain, codes)
     ols = fit(table.assign(weight=1.0))
     plan = histogram.plan(Budget(epsilon=1.0), threshold="none")
-    exact = histogram.NoisyHistogram(domain=domain, plan=plan, n_rows=len(table), cut=None, keys=counts.keys, weights=counts.counts)
-    print(f"\n{name}: {len(table):,} rows, cells of the size from {smallest:g} sqft, {repeats} repeats; % of OLS on the rows")
+    exact = histogram.NoisyHistogram(
+        domain=domain,
+        plan=plan,
+        n_rows=len(table),
+        cut=None,
+        keys=counts.keys,
+        weights=counts.counts,
+    )
+    print(
+        f"\n{name}: {len(table):,} rows, cells of the size from {smallest:g} sqft, {repeats} repeats; % of OLS on the rows"
+    )
     shown = pd.DataFrame({"paper OLS": OLS, "OLS": ols.round()}, index=NAMES)
     for points in POINTS:
         shown[f"cells, {points}"] = errors(fit(frame_of(exact, columns, points))[None, :], ols)
@@ -139,37 +191,61 @@ def compare(name: str, table: pd.DataFrame, smallest: float, repeats: int, epsil
     for epsilon in epsilons:
         shown = pd.DataFrame(index=NAMES)
         for threshold, label in THRESHOLDS.items():
-            plan = histogram.plan(Budget(epsilon=epsilon * (N_ROWS / len(table) if scaled else 1.0)), threshold=threshold)
-            rng = stream(RunKey.insecure(1), "lei", f"{name}{epsilon}{threshold}")  # the law matters here, not the secret
+            plan = histogram.plan(
+                Budget(epsilon=epsilon * (N_ROWS / len(table) if scaled else 1.0)),
+                threshold=threshold,
+            )
+            rng = stream(
+                RunKey.insecure(1), "lei", f"{name}{epsilon}{threshold}"
+            )  # the law matters here, not the secret
             drawn = [histogram.draw(counts, plan, rng=rng) for _ in range(repeats)]
             if (epsilon, threshold) in PAPER:
                 shown[f"{label} paper"] = PAPER[epsilon, threshold]
             for points in POINTS:
-                shown[f"{label} {points}"] = errors(np.array([fit(frame_of(each, columns, points)) for each in drawn]), ols)
+                shown[f"{label} {points}"] = errors(
+                    np.array([fit(frame_of(each, columns, points)) for each in drawn]), ols
+                )
         print(f"  ε = {epsilon:g}\n{shown.to_string()}")
         for threshold, label in THRESHOLDS.items():
             against = "none" if threshold == "positive" else threshold
-            better = [f"{points} {(shown[f'{label} {points}'] <= PAPER[epsilon, against]).sum()}" for points in POINTS]
-            print(f"  {label}: at most the paper's {THRESHOLDS[against]} in {', '.join(better)} of 8 rows")
+            better = [
+                f"{points} {(shown[f'{label} {points}'] <= PAPER[epsilon, against]).sum()}"
+                for points in POINTS
+            ]
+            print(
+                f"  {label}: at most the paper's {THRESHOLDS[against]} in {', '.join(better)} of 8 rows"
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--input", type=Path, help="the sample; without it, the simulated table alone")
+    parser.add_argument(
+        "--input", type=Path, help="the sample; without it, the simulated table alone"
+    )
     parser.add_argument("--repeats", type=int, default=100)
-    parser.add_argument("--smallest", type=float, nargs="+", default=[0.0, 250.0], help="where the cells of the size begin")
+    parser.add_argument(
+        "--smallest",
+        type=float,
+        nargs="+",
+        default=[0.0, 250.0],
+        help="where the cells of the size begin",
+    )
     parser.add_argument("--epsilon", type=float, nargs="+", default=[0.1, 1.0], choices=[0.1, 1.0])
     given = parser.parse_args()
     tables = {}
     if given.input is not None:
         tables["sample"] = sample(given.input)
-        tables["sample, redrawn"] = tables["sample"].sample(N_ROWS, replace=True, random_state=0, ignore_index=True)
+        tables["sample, redrawn"] = tables["sample"].sample(
+            N_ROWS, replace=True, random_state=0, ignore_index=True
+        )
     tables["simulated"] = simulated(np.random.default_rng(0))
     for smallest in given.smallest:
         for name, table in tables.items():
             compare(name, table, smallest, given.repeats, given.epsilon)
             if name == "sample":
-                compare("sample, ε scaled", table, smallest, given.repeats, given.epsilon, scaled=True)
+                compare(
+                    "sample, ε scaled", table, smallest, given.repeats, given.epsilon, scaled=True
+                )
 
 
 if __name__ == "__main__":

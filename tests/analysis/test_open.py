@@ -33,22 +33,34 @@ SCHEMA: dict[str, Any] = {
     "kind": {"role": "privatise", "kind": "categorical", "levels": KINDS},
     "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 200.0]},
 }
-NOTHING_KEPT = {"town": SCHEMA["kind"] | {"levels": TOWNS}, "years": SCHEMA["rating"] | {"levels": list(range(1, 9))}} | {
-    name: SCHEMA[name] for name in ("rating", "kind", "price")
-}
+NOTHING_KEPT = {
+    "town": SCHEMA["kind"] | {"levels": TOWNS},
+    "years": SCHEMA["rating"] | {"levels": list(range(1, 9))},
+} | {name: SCHEMA[name] for name in ("rating", "kind", "price")}
 COUNTED: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-9, "adjacency": "replace-one", "unit": "row"}
-CELLS = {name: NOTHING_KEPT[name] if name in ("years", "price", "kind") else {"role": "drop"} for name in NOTHING_KEPT}
+CELLS = {
+    name: NOTHING_KEPT[name] if name in ("years", "price", "kind") else {"role": "drop"}
+    for name in NOTHING_KEPT
+}
 
 
 def make_table() -> pd.DataFrame:
     rng = np.random.default_rng(5)
     town = rng.choice(TOWNS, N, p=[0.5, 0.3, 0.2])
     years = rng.integers(1, 9, N)
-    score = 0.35 * (years - 4.5) + np.select([town == "A", town == "B"], [0.7, -0.5], 0.0) + rng.normal(size=N)
+    score = (
+        0.35 * (years - 4.5)
+        + np.select([town == "A", town == "B"], [0.7, -0.5], 0.0)
+        + rng.normal(size=N)
+    )
     rating = 1 + np.digitize(score, [-1.2, -0.4, 0.4, 1.2])
     price = np.clip(60.0 + 6.0 * (years - 4.5) + 18.0 * rng.normal(size=N), 0.0, 200.0)
-    kind = np.array(KINDS)[np.where(rng.random(N) < 0.6, (rating > 3).astype(int), rng.integers(0, 3, N))]
-    return pd.DataFrame({"town": town, "years": years, "rating": rating, "kind": kind, "price": price})
+    kind = np.array(KINDS)[
+        np.where(rng.random(N) < 0.6, (rating > 3).astype(int), rng.integers(0, 3, N))
+    ]
+    return pd.DataFrame(
+        {"town": town, "years": years, "rating": rating, "kind": kind, "price": price}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -63,38 +75,78 @@ def release(tmp_path_factory: pytest.TempPathFactory, original: pd.DataFrame) ->
     (folder / "in").mkdir()
     (folder / "few").mkdir()
     for name, rows in (("in", original), ("few", original[:FEW])):
-        pq.write_table(pa.Table.from_pandas(rows, preserve_index=False), folder / name / "table.parquet", row_group_size=5_000)
-    holdout = {"kind": "dip", "reference": {"kind": "holdout", "fraction": 0.25}, "channel": "optimal"}
+        pq.write_table(
+            pa.Table.from_pandas(rows, preserve_index=False),
+            folder / name / "table.parquet",
+            row_group_size=5_000,
+        )
+    holdout = {
+        "kind": "dip",
+        "reference": {"kind": "holdout", "fraction": 0.25},
+        "channel": "optimal",
+    }
     price = {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 120}}
     jobs: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-        "dip": (SCHEMA | {"kind": {"role": "drop"}}, {"mechanism": holdout, "privacy__epsilon": 6.0}),
-        "pairs": (SCHEMA | {"price": {"role": "drop"}}, {"mechanism": holdout, "privacy__epsilon": 6.0}),
-        "known": (SCHEMA | {n: {"role": "drop"} for n in ("rating", "kind")}, {"mechanism": holdout | {"reference": KNOWN}}),
+        "dip": (
+            SCHEMA | {"kind": {"role": "drop"}},
+            {"mechanism": holdout, "privacy__epsilon": 6.0},
+        ),
+        "pairs": (
+            SCHEMA | {"price": {"role": "drop"}},
+            {"mechanism": holdout, "privacy__epsilon": 6.0},
+        ),
+        "known": (
+            SCHEMA | {n: {"role": "drop"} for n in ("rating", "kind")},
+            {"mechanism": holdout | {"reference": KNOWN}},
+        ),
         "interval": (
             refusing(SCHEMA | {name: {"role": "keep"} for name in ("rating", "kind")}),
             {"mechanism": {"kind": "interval", "columns": {"price": price}}, "privacy": None},
         ),
         "copula": (NOTHING_KEPT, {"mechanism": {"kind": "copula"}, "privacy": COUNTED}),
-        "cells": (CELLS, {"mechanism": {"kind": "histogram", "output": "cells", "bins": {"price": 40}}}),
-        "tables": (NOTHING_KEPT, {"mechanism": {"kind": "marginals", "cliques": [["town", "rating"], ["price"]], "bins": {"price": 20}}}),
+        "cells": (
+            CELLS,
+            {"mechanism": {"kind": "histogram", "output": "cells", "bins": {"price": 40}}},
+        ),
+        "tables": (
+            NOTHING_KEPT,
+            {
+                "mechanism": {
+                    "kind": "marginals",
+                    "cliques": [["town", "rating"], ["price"]],
+                    "bins": {"price": 20},
+                }
+            },
+        ),
     }
 
     def open_(name: str) -> Any:
         schema, changes = jobs[name]
         input_ = folder / ("few" if name == "interval" else "in")
-        return open_once(folder, name, input_, schema=schema, output__rows_per_shard=6_000, **changes)
+        return open_once(
+            folder, name, input_, schema=schema, output__rows_per_shard=6_000, **changes
+        )
 
     return open_
 
 
-KNOWN: dict[str, Any] = {"kind": "known", "columns": {"price": {"name": "uniform", "loc": 0.0, "scale": 200.0}}}
+KNOWN: dict[str, Any] = {
+    "kind": "known",
+    "columns": {"price": {"name": "uniform", "loc": 0.0, "scale": 200.0}},
+}
 
 
 def agrees(found: Result, truth: Any, *, at_most: float) -> None:
     """Check that the truth lies within some standard errors and the bias, and that the standard error is as small as it should be."""
-    estimate, error = np.asarray(found.estimate, dtype=float), np.asarray(found.standard_error, dtype=float)
+    estimate, error = (
+        np.asarray(found.estimate, dtype=float),
+        np.asarray(found.standard_error, dtype=float),
+    )
     bias = np.zeros(1) if found.bias_bound is None else np.asarray(found.bias_bound, dtype=float)
-    assert (np.abs(estimate - np.asarray(truth, dtype=float)) <= Z * error + bias).all(), (found, truth)
+    assert (np.abs(estimate - np.asarray(truth, dtype=float)) <= Z * error + bias).all(), (
+        found,
+        truth,
+    )
     assert (error > 0).all()
     assert error.max() <= at_most
 
@@ -114,10 +166,16 @@ def test_means_of_randomised_levels_are_corrected(release: Any, original: pd.Dat
     assert found.estimate.index.tolist() == TOWNS
     agrees(found, truth, at_most=0.1)
     naive = opened.to_pandas().groupby("town")["rating"].mean()
-    assert abs(naive["A"] - truth["A"]) > Z * found.standard_error["A"] > abs(found.estimate["A"] - truth["A"])
+    assert (
+        abs(naive["A"] - truth["A"])
+        > Z * found.standard_error["A"]
+        > abs(found.estimate["A"] - truth["A"])
+    )
 
 
-def test_slopes_of_randomised_levels_are_not_attenuated(release: Any, original: pd.DataFrame) -> None:
+def test_slopes_of_randomised_levels_are_not_attenuated(
+    release: Any, original: pd.DataFrame
+) -> None:
     opened = release("dip")
     for y, x in (("rating", "years"), ("years", "rating")):
         found, truth = opened.slope(y, x), slope_of(original, y, x)
@@ -128,24 +186,41 @@ def test_slopes_of_randomised_levels_are_not_attenuated(release: Any, original: 
 
 def test_shares_and_tables_of_randomised_levels(release: Any, original: pd.DataFrame) -> None:
     opened = release("pairs")
-    agrees(opened.share("kind"), original["kind"].value_counts(normalize=True).sort_index(), at_most=0.05)
+    agrees(
+        opened.share("kind"),
+        original["kind"].value_counts(normalize=True).sort_index(),
+        at_most=0.05,
+    )
     truth = pd.crosstab(original["town"], original["kind"])
     found = opened.crosstab("town", "kind")
     scale = len(original) / opened.n_rows
-    agrees(Result(estimate=found.estimate * scale, standard_error=found.standard_error * scale), truth, at_most=900)
+    agrees(
+        Result(estimate=found.estimate * scale, standard_error=found.standard_error * scale),
+        truth,
+        at_most=900,
+    )
     pd.testing.assert_frame_equal(opened.crosstab("kind", "town").estimate, found.estimate.T)
     both = opened.crosstab("kind", "rating")  # two columns with noise of their own
     truth = pd.crosstab(original["kind"], original["rating"])
     assert both.estimate.shape == (3, 5)
     assert both.estimate.to_numpy().sum() == pytest.approx(opened.n_rows)
     told = scale * both.bias_bound.to_numpy() if both.bias_bound is not None else 0.0
-    assert (np.abs(scale * both.estimate - truth) <= Z * scale * both.standard_error + told).to_numpy().all()
+    assert (
+        (np.abs(scale * both.estimate - truth) <= Z * scale * both.standard_error + told)
+        .to_numpy()
+        .all()
+    )
     released = opened.to_pandas()
     naive = scale * pd.crosstab(released["kind"], released["rating"])
-    assert np.abs(scale * both.estimate - truth).to_numpy().sum() < 0.6 * np.abs(naive - truth).to_numpy().sum()
+    assert (
+        np.abs(scale * both.estimate - truth).to_numpy().sum()
+        < 0.6 * np.abs(naive - truth).to_numpy().sum()
+    )
 
 
-def test_numbers_keep_their_distribution_and_say_what_they_do_not(release: Any, original: pd.DataFrame) -> None:
+def test_numbers_keep_their_distribution_and_say_what_they_do_not(
+    release: Any, original: pd.DataFrame
+) -> None:
     opened = release("dip")
     agrees(opened.mean("price"), original["price"].mean(), at_most=0.6)
     agrees(opened.quantile("price", 0.9), original["price"].quantile(0.9), at_most=1.5)
@@ -167,7 +242,9 @@ def test_kept_columns_are_those_of_the_table(release: Any, original: pd.DataFram
     opened = release("known")
     assert opened.mean("years").estimate == pytest.approx(original["years"].mean())
     agrees(opened.mean("years", by="town"), original.groupby("town")["years"].mean(), at_most=0.05)
-    np.testing.assert_allclose(opened.crosstab("town", "years").estimate, pd.crosstab(original["town"], original["years"]))
+    np.testing.assert_allclose(
+        opened.crosstab("town", "years").estimate, pd.crosstab(original["town"], original["years"])
+    )
 
 
 # ---- ranges
@@ -178,16 +255,27 @@ def test_ranges_give_distributions_and_regressions(release: Any, original: pd.Da
     found = opened.mean("price")
     agrees(found, original["price"].mean(), at_most=1.0)
     rows = opened.to_pandas()
-    middles = rows.assign(price=(rows["price_lower"].clip(lower=0.0) + rows["price_upper"].clip(upper=200.0)) / 2)
-    assert abs(middles["price"].mean() - original["price"].mean()) > Z * found.standard_error + found.bias_bound
+    middles = rows.assign(
+        price=(rows["price_lower"].clip(lower=0.0) + rows["price_upper"].clip(upper=200.0)) / 2
+    )
+    assert (
+        abs(middles["price"].mean() - original["price"].mean())
+        > Z * found.standard_error + found.bias_bound
+    )
     assert isinstance(opened.npmle("price"), NPMLE)
     assert opened.quantile("price").estimate == pytest.approx(original["price"].median(), abs=6.0)
     assert opened.quantile("price").standard_error is None
     slope = opened.slope("price", "years")
     truth = slope_of(original, "price", "years")
     agrees(slope, [truth], at_most=0.4)
-    assert abs(slope_of(middles, "price", "years") - truth) > 4.0 * slope.standard_error["years"] > abs(slope.estimate["years"] - truth)
-    assert opened.regress("price", "years").estimator_.coef_[0] == pytest.approx(slope.estimate.iloc[0])
+    assert (
+        abs(slope_of(middles, "price", "years") - truth)
+        > 4.0 * slope.standard_error["years"]
+        > abs(slope.estimate["years"] - truth)
+    )
+    assert opened.regress("price", "years").estimator_.coef_[0] == pytest.approx(
+        slope.estimate.iloc[0]
+    )
     with pytest.raises(dpdask.SpecError, match="a range cannot explain"):
         opened.slope("years", "price")
 
@@ -198,18 +286,37 @@ def test_ranges_give_distributions_and_regressions(release: Any, original: pd.Da
 def test_records_know_the_noise_of_their_tables(release: Any, original: pd.DataFrame) -> None:
     opened = release("copula")
     agrees(opened.mean("rating"), original["rating"].mean(), at_most=0.06)
-    agrees(opened.share("kind"), original["kind"].value_counts(normalize=True).sort_index(), at_most=0.02)
-    agrees(opened.crosstab("kind", "rating"), pd.crosstab(original["kind"], original["rating"]), at_most=200)
+    agrees(
+        opened.share("kind"),
+        original["kind"].value_counts(normalize=True).sort_index(),
+        at_most=0.02,
+    )
+    agrees(
+        opened.crosstab("kind", "rating"),
+        pd.crosstab(original["kind"], original["rating"]),
+        at_most=200,
+    )
     agrees(opened.slope("rating", "years"), [slope_of(original, "rating", "years")], at_most=0.02)
     agrees(opened.mean("rating", by="town"), original.groupby("town")["rating"].mean(), at_most=0.1)
     found = opened.mean("rating")
     plain = float(opened.to_pandas()["rating"].std() / np.sqrt(opened.n_rows))
-    assert found.standard_error > 1.4 * plain  # what a standard error that knows of no noise would be
-    for unknown in (opened.slope("rating", "years"), opened.mean("rating", by="town"), opened.crosstab("kind", "rating")):
-        with pytest.raises(dpdask.SpecError, match=r"no bound on the bias is known.*; see `limits`; interval\(ignore_bias=True\)"):
+    assert (
+        found.standard_error > 1.4 * plain
+    )  # what a standard error that knows of no noise would be
+    for unknown in (
+        opened.slope("rating", "years"),
+        opened.mean("rating", by="town"),
+        opened.crosstab("kind", "rating"),
+    ):
+        with pytest.raises(
+            dpdask.SpecError,
+            match=r"no bound on the bias is known.*; see `limits`; interval\(ignore_bias=True\)",
+        ):
             unknown.interval()
         assert np.all(np.diff(unknown.interval(ignore_bias=True), axis=0) > 0)
-    agrees(opened.quantile("price", 0.5), original["price"].median(), at_most=2.0)  # its cells' widths bound the bias
+    agrees(
+        opened.quantile("price", 0.5), original["price"].median(), at_most=2.0
+    )  # its cells' widths bound the bias
     two = opened.slope("rating", "years", "price")
     assert two.estimate.index.tolist() == ["years", "price"]
 
@@ -227,21 +334,41 @@ def test_cells_take_m_estimators(release: Any, original: pd.DataFrame) -> None:
 
 def least_over_60(sample: Any) -> Any:
     """Return a logistic regression of having more than 4 years on the price."""
-    return logistic(type(sample)(features=sample.features, response=(sample.response > 4).astype(float), weights=sample.weights, names=sample.names))
+    return logistic(
+        type(sample)(
+            features=sample.features,
+            response=(sample.response > 4).astype(float),
+            weights=sample.weights,
+            names=sample.names,
+        )
+    )
 
 
 def least_over_60_of(original: pd.DataFrame) -> Any:
     from dpdask.inference import WeightedSample
 
-    return least_over_60(WeightedSample(features=original[["price"]].to_numpy(), response=original["years"].to_numpy(float), weights=np.ones(N)))
+    return least_over_60(
+        WeightedSample(
+            features=original[["price"]].to_numpy(),
+            response=original["years"].to_numpy(float),
+            weights=np.ones(N),
+        )
+    )
 
 
 def test_tables_answer_for_their_own_columns(release: Any, original: pd.DataFrame) -> None:
     opened = release("tables")
     agrees(opened.mean("rating"), original["rating"].mean(), at_most=0.03)
-    agrees(opened.crosstab("town", "rating"), pd.crosstab(original["town"], original["rating"]), at_most=100)
+    agrees(
+        opened.crosstab("town", "rating"),
+        pd.crosstab(original["town"], original["rating"]),
+        at_most=100,
+    )
     agrees(opened.mean("price"), original["price"].mean(), at_most=0.5)
-    with pytest.raises(dpdask.SpecError, match="no released table has these columns; use one of the tables town x rating, price"):
+    with pytest.raises(
+        dpdask.SpecError,
+        match="no released table has these columns; use one of the tables town x rating, price",
+    ):
         opened.crosstab("rating", "price")
 
 
@@ -258,7 +385,9 @@ def test_the_table_the_card_and_the_columns(release: Any, original: pd.DataFrame
     assert opened.columns.loc["price", "answers"] == "mean, histogram, quantile"
     assert opened.columns.loc["town", "answers"] == "share, crosstab"
     rows = opened.to_pandas()
-    pd.testing.assert_frame_equal(opened.to_pandas(name for name in ("town", "rating")), rows[["town", "rating"]])  # type: ignore[arg-type]
+    pd.testing.assert_frame_equal(
+        opened.to_pandas(name for name in ("town", "rating")), rows[["town", "rating"]]
+    )  # type: ignore[arg-type]
     assert len(rows) == opened.n_rows == pytest.approx(0.75 * N, rel=0.05)
     with dask.config.set(scheduler="synchronous"):
         lazy = opened.to_dask()
@@ -278,7 +407,10 @@ def test_results_are_short_and_widen_by_their_bias() -> None:
     found = Result(estimate=3.0, standard_error=0.5, bias_bound=0.25)
     assert repr(found) == "3 (standard error 0.5, bias at most 0.25)"
     assert found.interval() == pytest.approx((3 - 0.98 - 0.25, 3 + 0.98 + 0.25), abs=1e-3)
-    assert repr(Result(estimate=3.0, standard_error=None, bias_bound=None)) == "3 (no standard error, no bound on its bias)"
+    assert (
+        repr(Result(estimate=3.0, standard_error=None, bias_bound=None))
+        == "3 (no standard error, no bound on its bias)"
+    )
     with pytest.raises(dpdask.SpecError, match="no standard error is known"):
         Result(estimate=3.0, standard_error=None).interval()
     for confidence in (95, 0.0, 1.0, "0.9"):
@@ -288,13 +420,26 @@ def test_results_are_short_and_widen_by_their_bias() -> None:
     assert repr(table).endswith("… 8 more")
 
 
-def test_the_documentation_runs(release: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documentation_runs(
+    release: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Every block of the page runs, one after the other, on releases of these names."""
     (tmp_path / "out").mkdir()
-    for end, name in {"": "dip", "-interval": "interval", "-synthetic": "copula", "-cells": "cells", "-tables": "tables"}.items():
+    for end, name in {
+        "": "dip",
+        "-interval": "interval",
+        "-synthetic": "copula",
+        "-cells": "cells",
+        "-tables": "tables",
+    }.items():
         (tmp_path / "out" / f"homes{end}").symlink_to(release(name).folder.local_path)
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, PAGE.name, "exec"), names)
@@ -319,24 +464,50 @@ def test_the_documentation_runs(release: Any, tmp_path: Path, monkeypatch: pytes
         ("cells", ("regress", "price", "years"), "weighted cells"),
         ("tables", ("slope", "rating"), "a regression needs a column that explains"),
         ("tables", ("slope", "rating", "rating"), "named twice"),
-        ("dip", ("quantile", ["price"]), "a list: one column is expected; give a name such as 'price'"),
-        ("dip", ("mean", ["rating"]), "mean, a list: one column is expected; give a name such as 'rating'"),
-        ("dip", ("crosstab", "town", {"rating"}), "crosstab, a set: one column is expected; give its name, a text"),
-        ("dip", ("slope", "rating", ["years", "town"]), "slope, a list: one column is expected; give a name such as 'years'"),
+        (
+            "dip",
+            ("quantile", ["price"]),
+            "a list: one column is expected; give a name such as 'price'",
+        ),
+        (
+            "dip",
+            ("mean", ["rating"]),
+            "mean, a list: one column is expected; give a name such as 'rating'",
+        ),
+        (
+            "dip",
+            ("crosstab", "town", {"rating"}),
+            "crosstab, a set: one column is expected; give its name, a text",
+        ),
+        (
+            "dip",
+            ("slope", "rating", ["years", "town"]),
+            "slope, a list: one column is expected; give a name such as 'years'",
+        ),
         ("interval", ("mean", ["price"]), "one column is expected"),
         ("copula", ("mean", ["rating"]), "one column is expected"),
-        ("copula", ("share", ("kind", "town")), "a tuple: one column is expected; give a name such as 'kind'"),
+        (
+            "copula",
+            ("share", ("kind", "town")),
+            "a tuple: one column is expected; give a name such as 'kind'",
+        ),
         ("cells", ("mean", ["price"]), "one column is expected"),
         ("cells", ("fit", logistic, "price", ["years"]), "one column is expected"),
         ("tables", ("mean", ["rating"]), "one column is expected"),
         ("dip", ("to_pandas", "rating"), "must be a list of names"),
-        ("dip", ("to_pandas", ["rating", "twon"]), "column 'twon': no released column has this name; did you mean 'town'?"),
+        (
+            "dip",
+            ("to_pandas", ["rating", "twon"]),
+            "column 'twon': no released column has this name; did you mean 'town'?",
+        ),
         ("copula", ("histogram", "kind"), "does not hold numbers; use share()"),
         ("cells", ("fit", "price", "years", "price"), "must be a function"),
         ("cells", ("slope", "price"), "slope: a regression needs"),
     ],
 )
-def test_what_is_not_supported_is_one_line(release: Any, name: str, question: tuple[Any, ...], words: str) -> None:
+def test_what_is_not_supported_is_one_line(
+    release: Any, name: str, question: tuple[Any, ...], words: str
+) -> None:
     with pytest.raises(dpdask.SpecError) as refused:
         getattr(release(name), question[0])(*question[1:])
     assert words in str(refused.value)
@@ -345,11 +516,15 @@ def test_what_is_not_supported_is_one_line(release: Any, name: str, question: tu
 
 @pytest.mark.parametrize("name", ["dip", "copula", "cells", "interval"])
 def test_several_columns_make_no_groups(release: Any, name: str) -> None:
-    with pytest.raises(dpdask.SpecError, match=r"a list: one column is expected; give a name such as 'years'$"):
+    with pytest.raises(
+        dpdask.SpecError, match=r"a list: one column is expected; give a name such as 'years'$"
+    ):
         release(name).mean("price", by=["years", "kind"])
 
 
-def test_folders_that_hold_no_release_or_another_card_are_refused(release: Any, tmp_path: Path) -> None:
+def test_folders_that_hold_no_release_or_another_card_are_refused(
+    release: Any, tmp_path: Path
+) -> None:
     with pytest.raises(dpdask.InputError, match="no finished release"):
         dpdask.open(str(tmp_path))
     copy = tmp_path / "copy"
@@ -381,4 +556,7 @@ def test_a_release_in_a_store_is_opened_by_its_url(release: Any) -> None:
     local = release("tables").folder.local_path
     memory = fsspec.filesystem("memory")
     memory.put(str(local), "/opened/tables", recursive=True)
-    assert dpdask.open("memory://opened/tables").mean("rating").estimate == release("tables").mean("rating").estimate
+    assert (
+        dpdask.open("memory://opened/tables").mean("rating").estimate
+        == release("tables").mean("rating").estimate
+    )

@@ -30,22 +30,66 @@ SCHEMA: dict[str, Any] = {
 COUNTED: dict[str, Any] = {"epsilon": 8.0, "delta": 1e-6, "adjacency": "replace-one", "unit": "row"}
 NOTHING_KEPT = SCHEMA | {name: {"role": "drop"} for name in ("firm", "seen")}
 JOBS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "holdout": (SCHEMA, {"mechanism": {"kind": "dip", "reference": {"kind": "holdout", "fraction": 0.25}, "channel": "laplace-calibrated"}}),
-    "tree": (SCHEMA, {"mechanism": {"kind": "dip", "reference": {"kind": "tree"}, "channel": "laplace-calibrated"}, "privacy": COUNTED}),
-    "tables": (NOTHING_KEPT, {"mechanism": {"kind": "marginals", "cliques": [["when"], ["day"], ["riders"]], "bins": {"when": 365, "day": 365}}}),
+    "holdout": (
+        SCHEMA,
+        {
+            "mechanism": {
+                "kind": "dip",
+                "reference": {"kind": "holdout", "fraction": 0.25},
+                "channel": "laplace-calibrated",
+            }
+        },
+    ),
+    "tree": (
+        SCHEMA,
+        {
+            "mechanism": {
+                "kind": "dip",
+                "reference": {"kind": "tree"},
+                "channel": "laplace-calibrated",
+            },
+            "privacy": COUNTED,
+        },
+    ),
+    "tables": (
+        NOTHING_KEPT,
+        {
+            "mechanism": {
+                "kind": "marginals",
+                "cliques": [["when"], ["day"], ["riders"]],
+                "bins": {"when": 365, "day": 365},
+            }
+        },
+    ),
     "cells": (
         NOTHING_KEPT | {name: {"role": "drop"} for name in ("day", "paid", "firm", "seen")},
-        {"mechanism": {"kind": "histogram", "output": "cells", "bins": {"when": 60}}, "privacy": COUNTED},
+        {
+            "mechanism": {"kind": "histogram", "output": "cells", "bins": {"when": 60}},
+            "privacy": COUNTED,
+        },
     ),
 }
 
 
 def make_table() -> pd.DataFrame:
     rng = np.random.default_rng(3)
-    when = (FIRST + pd.to_timedelta(np.minimum(rng.exponential(30.0, N), 360.0), unit="D")).astype("datetime64[ms]")
+    when = (FIRST + pd.to_timedelta(np.minimum(rng.exponential(30.0, N), 360.0), unit="D")).astype(
+        "datetime64[ms]"
+    )
     paid = rng.choice([1, 2], N)
-    riders = pd.Series(rng.choice([1.0, 2.0, 3.0, np.nan], N, p=[0.3, 0.2, 0.2, 0.3])).astype("Int64")
-    return pd.DataFrame({"when": when, "day": when.floor("D").date, "riders": riders, "paid": paid, "firm": rng.choice([7, 8], N), "seen": when})
+    riders = pd.Series(rng.choice([1.0, 2.0, 3.0, np.nan], N, p=[0.3, 0.2, 0.2, 0.3])).astype(
+        "Int64"
+    )
+    return pd.DataFrame(
+        {
+            "when": when,
+            "day": when.floor("D").date,
+            "riders": riders,
+            "paid": paid,
+            "firm": rng.choice([7, 8], N),
+            "seen": when,
+        }
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +101,15 @@ def original() -> pd.DataFrame:
 def release(tmp_path_factory: pytest.TempPathFactory, original: pd.DataFrame) -> Any:
     folder = tmp_path_factory.mktemp("dates")
     (folder / "in").mkdir()
-    pq.write_table(pa.Table.from_pandas(original, preserve_index=False), folder / "in" / "table.parquet")
+    pq.write_table(
+        pa.Table.from_pandas(original, preserve_index=False), folder / "in" / "table.parquet"
+    )
 
     def open_(name: str) -> Any:
         schema, changes = JOBS[name]
-        return open_once(folder, name, folder / "in", schema=schema, output__rows_per_shard=N, **changes)
+        return open_once(
+            folder, name, folder / "in", schema=schema, output__rows_per_shard=N, **changes
+        )
 
     return open_
 
@@ -69,7 +117,9 @@ def release(tmp_path_factory: pytest.TempPathFactory, original: pd.DataFrame) ->
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name", JOBS)
 @pytest.mark.parametrize("column", ["when", "day"])
-def test_dates_go_in_and_come_out(release: Any, original: pd.DataFrame, name: str, column: str) -> None:
+def test_dates_go_in_and_come_out(
+    release: Any, original: pd.DataFrame, name: str, column: str
+) -> None:
     opened = release(name)
     if column not in opened.card["columns"]:
         return
@@ -88,19 +138,31 @@ def test_dates_go_in_and_come_out(release: Any, original: pd.DataFrame, name: st
     assert abs(median.estimate - dates.median()) < 4 * median.standard_error + slack
     counts = opened.histogram(column, bins=EDGES)
     assert counts.estimate.index[0] == pd.Interval(FIRST, pd.Timestamp("2026-02-01"), closed="left")
-    truth = [((dates >= low) & (dates < high)).sum() for low, high in zip(map(pd.Timestamp, EDGES[:-1]), map(pd.Timestamp, EDGES[1:]), strict=True)]
+    truth = [
+        ((dates >= low) & (dates < high)).sum()
+        for low, high in zip(
+            map(pd.Timestamp, EDGES[:-1]), map(pd.Timestamp, EDGES[1:]), strict=True
+        )
+    ]
     scale = opened.n_rows / N if name == "holdout" else 1.0
     bias = 0 if counts.bias_bound is None else counts.bias_bound.to_numpy()
-    assert (np.abs(counts.estimate - scale * np.array(truth)) < 4 * counts.standard_error + bias + (200 if name == "cells" else 0)).all()
+    assert (
+        np.abs(counts.estimate - scale * np.array(truth))
+        < 4 * counts.standard_error + bias + (200 if name == "cells" else 0)
+    ).all()
     with pytest.raises(dpdask.SpecError, match="the edges of a column of dates are dates"):
         opened.histogram(column, bins=[1, 2])
 
 
 def test_kept_dates_are_dates(release: Any, original: pd.DataFrame) -> None:
     opened = release("tree")
-    assert abs(opened.mean("seen").estimate - original["seen"].mean()) < pd.Timedelta(milliseconds=1)
+    assert abs(opened.mean("seen").estimate - original["seen"].mean()) < pd.Timedelta(
+        milliseconds=1
+    )
     groups = opened.mean("seen", by="firm")
-    assert groups.estimate.loc[7] == pytest.approx(original[original["firm"] == 7]["seen"].mean(), abs=pd.Timedelta(milliseconds=1))
+    assert groups.estimate.loc[7] == pytest.approx(
+        original[original["firm"] == 7]["seen"].mean(), abs=pd.Timedelta(milliseconds=1)
+    )
     assert (groups.standard_error > pd.Timedelta(0)).all()
     assert len(groups.to_frame()) == 2
     assert len(repr(groups)) < 400
@@ -113,7 +175,9 @@ def test_means_leave_nulls_out(release: Any, original: pd.DataFrame, name: str) 
     assert abs(found.estimate - truth) < 4 * found.standard_error
     assert "rows without a value are left out" in found.limits
     with_zero = opened.mean("riders", values=[0, 1, 2, 3])
-    assert abs(with_zero.estimate - original["riders"].fillna(0).mean()) < 4 * with_zero.standard_error
+    assert (
+        abs(with_zero.estimate - original["riders"].fillna(0).mean()) < 4 * with_zero.standard_error
+    )
     with pytest.raises(dpdask.SpecError, match="for each of null, 1, 2, 3"):
         opened.mean("riders", values=[1, 2, 3])
 
@@ -138,11 +202,15 @@ def test_every_question_that_is_offered_is_answered(release: Any, name: str) -> 
             tries: dict[str, list[tuple[Any, ...]]] = {
                 "histogram": [(column, EDGES if column in ("when", "day", "seen") else [0, 1, 4])],
                 "crosstab": [(column, other) for other in others],
-                "slope": [(column, other) for other in others] + [(other, column) for other in others],
+                "slope": [(column, other) for other in others]
+                + [(other, column) for other in others],
                 "fit": [],
             }
             asked = tries.get(question, [(column,)])
-            assert not asked or any(is_answered(opened, question, each) for each in asked), (column, question)
+            assert not asked or any(is_answered(opened, question, each) for each in asked), (
+                column,
+                question,
+            )
 
 
 def is_answered(opened: Any, question: str, asked: tuple[Any, ...]) -> bool:

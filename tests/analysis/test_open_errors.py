@@ -62,13 +62,17 @@ def sales(seed: int, n: int = 3000) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
     size = rng.binomial(79, 0.4, n)
     price = (3.0 * size + 60.0 + rng.gamma(2.0, 40.0, n)).clip(0.0, 1000.0)
-    return pd.DataFrame({"town": rng.choice(TOWNS, n, p=[0.8, 0.16, 0.04]), "size": size, "price": price})
+    return pd.DataFrame(
+        {"town": rng.choice(TOWNS, n, p=[0.8, 0.16, 0.04]), "size": size, "price": price}
+    )
 
 
 def opened(seed: int) -> Any:
     schema = dpdask.Schema.from_dict({"columns": COLUMNS})
     bins = {"price": EDGES, "size": SIZES}
-    release: Any = dpdask.PerturbedHistogram(schema, epsilon=1.0, bins=bins, insecure_seed=seed).fit(sales(seed))
+    release: Any = dpdask.PerturbedHistogram(
+        schema, epsilon=1.0, bins=bins, insecure_seed=seed
+    ).fit(sales(seed))
     found = Cells(folder=None, shards=(), n_rows=len(release.cells), content=release.card)  # type: ignore[arg-type]  # no folder is read
     object.__setattr__(found, "table", release.cells)
     return found
@@ -77,7 +81,9 @@ def opened(seed: int) -> Any:
 @pytest.fixture(scope="module")
 def draws() -> list[Any]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # few cells stand out: these tests are about the others
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # few cells stand out: these tests are about the others
         return [opened(seed) for seed in range(REPEATS)]
 
 
@@ -98,13 +104,18 @@ def test_bounds_hold_the_rows_of_cells_that_were_left_out(draws: list[Any]) -> N
     for each in found:
         assert (np.abs(each.estimate - truth) <= 4.9 * each.standard_error + each.bias_bound).all()
     off = np.abs(np.mean([each.estimate - truth for each in found], axis=0))
-    assert (off > 4.9 * np.mean([each.standard_error for each in found], axis=0) / np.sqrt(REPEATS)).any()  # bias that an error does not hold
+    assert (
+        off > 4.9 * np.mean([each.standard_error for each in found], axis=0) / np.sqrt(REPEATS)
+    ).any()  # bias that an error does not hold
     assert (off < np.mean([each.bias_bound for each in found], axis=0)).all()
     assert np.mean([each.bias_bound.max() for each in found]) < 0.5
 
 
 def test_edges_of_cells_split_none_of_them(draws: list[Any]) -> None:
-    whole, inside = draws[0].histogram("price", [*EDGES, 1000.0]), draws[0].histogram("price", [0.0, 150.0, 1000.0])
+    whole, inside = (
+        draws[0].histogram("price", [*EDGES, 1000.0]),
+        draws[0].histogram("price", [0.0, 150.0, 1000.0]),
+    )
     n, lost = draws[0].content["n_rows"]["value"], draws[0].share("town").bias_bound.min() * 2
     assert whole.bias_bound.max() <= n * lost
     assert inside.bias_bound.iloc[0] > whole.estimate.iloc[1]
@@ -132,17 +143,24 @@ def test_a_redraw_lists_as_many_empty_cells_as_the_noise_does(draws: list[Any]) 
     assert abs(np.mean(added) - wanted) < 4.9 * error
 
 
-def test_the_bound_of_a_quantile_holds_the_rows_of_cells_that_were_left_out(draws: list[Any]) -> None:
+def test_the_bound_of_a_quantile_holds_the_rows_of_cells_that_were_left_out(
+    draws: list[Any],
+) -> None:
     points = draws[0]._points("size")
     assert points.lost > 0.0
     without = replace(points, lost=0.0)
-    moved = [points.quantile("size", q).bias_bound - without.quantile("size", q).bias_bound for q in np.linspace(0.05, 0.95, 19)]
+    moved = [
+        points.quantile("size", q).bias_bound - without.quantile("size", q).bias_bound
+        for q in np.linspace(0.05, 0.95, 19)
+    ]
     assert max(moved) > 0.0
     assert min(moved) >= 0.0
 
 
 def test_a_quantile_of_few_points_has_no_standard_error(draws: list[Any]) -> None:
-    found = draws[0].fit(lambda sample: quantile_regression(replace(sample, widths=None)), "price", "size")
+    found = draws[0].fit(
+        lambda sample: quantile_regression(replace(sample, widths=None)), "price", "size"
+    )
     assert found.standard_error is None
     assert "no standard error is known" in found.limits[-1]
 
@@ -154,11 +172,25 @@ def asked(seed: int, n: int = 4000) -> Any:
     rng = np.random.default_rng(seed)
     value, anchor = rng.exponential(1000.0, n).clip(0.0, 5000.0), rng.uniform(0.0, 2500.0, n)
     above = value > anchor
-    table = pd.DataFrame({"low": np.where(above, anchor, -np.inf), "high": np.where(above, np.inf, anchor), "town": rng.choice(["A", "B"], n)})
+    table = pd.DataFrame(
+        {
+            "low": np.where(above, anchor, -np.inf),
+            "high": np.where(above, np.inf, anchor),
+            "town": rng.choice(["A", "B"], n),
+        }
+    )
     table["day"] = pd.Timestamp("2026-01-01")
-    column = {"role": "privatised", "released_as": ["low", "high"], "bounds": [0.0, 5000.0], "numbers": "the column's own"}
+    column = {
+        "role": "privatised",
+        "released_as": ["low", "high"],
+        "bounds": [0.0, 5000.0],
+        "numbers": "the column's own",
+    }
     kept = {"role": "kept"}
-    content = {"columns": {"value": column, "town": kept, "day": kept}, "guarantee": {"unit": "row"}}
+    content = {
+        "columns": {"value": column, "town": kept, "day": kept},
+        "guarantee": {"unit": "row"},
+    }
     found = Ranges(folder=None, shards=(), n_rows=n, content=content)  # type: ignore[arg-type]  # no folder is read
     object.__setattr__(found, "table", table)
     return found
@@ -178,8 +210,15 @@ def test_few_ranges_that_end_among_the_values_are_said_to_be_few() -> None:
     value = np.random.default_rng(1).uniform(0.0, 95.0, 4_000)
     for farthest, few in ((5_000.0, True), (190.0, False)):
         release = asked_of(value, farthest, OWN)
-        found = (release.quantile("value"), release.quantile("value", by="town"), release.histogram("value", [0.0, 50.0, 100.0]))
-        assert [any("few of the ranges end among the values" in limit for limit in each.limits) for each in found] == [few] * 3
+        found = (
+            release.quantile("value"),
+            release.quantile("value", by="town"),
+            release.histogram("value", [0.0, 50.0, 100.0]),
+        )
+        assert [
+            any("few of the ranges end among the values" in limit for limit in each.limits)
+            for each in found
+        ] == [few] * 3
 
 
 def test_rows_without_a_range_are_not_counted() -> None:
@@ -188,7 +227,9 @@ def test_rows_without_a_range_are_not_counted() -> None:
     found = release.histogram("value", [-1.0, 1000.0, 5000.0])
     assert found.estimate.sum() == pytest.approx(3000.0)
     assert "rows without a value are left out" in found.limits
-    assert "rows without a value are left out" not in asked(9).histogram("value", [0.0, 5000.0]).limits
+    assert (
+        "rows without a value are left out" not in asked(9).histogram("value", [0.0, 5000.0]).limits
+    )
 
 
 def with_years(farthest: float) -> Any:
@@ -201,9 +242,13 @@ def with_years(farthest: float) -> Any:
 
 
 def test_slopes_of_ranges_that_tell_too_little_say_so() -> None:
-    assert not any("did not converge" in limit for limit in with_years(5.0).slope("value", "years").limits)
+    assert not any(
+        "did not converge" in limit for limit in with_years(5.0).slope("value", "years").limits
+    )
     found = with_years(500.0).slope("value", "years")  # pytest makes an error of a warning
-    assert any("did not converge in" in limit and "of 11 samples" in limit for limit in found.limits)
+    assert any(
+        "did not converge in" in limit and "of 11 samples" in limit for limit in found.limits
+    )
     for ask in (with_years(1e9).slope, with_years(1e9).regress):
         with pytest.raises(dpdask.SpecError, match="the ranges tell too little for a regression"):
             ask("value", "years")
@@ -216,7 +261,10 @@ def test_ranges_have_groups_of_kept_columns() -> None:
     assert (np.abs(means.estimate - 993.0) <= 4.9 * means.standard_error + means.bias_bound).all()
     assert medians.estimate.to_numpy() == pytest.approx(693.0, abs=200.0)
     assert medians.standard_error is None
-    for refused in (lambda: release.mean("value", by="value"), lambda: release.quantile("value", [0.1, 0.2], by="town")):
+    for refused in (
+        lambda: release.mean("value", by="value"),
+        lambda: release.quantile("value", [0.1, 0.2], by="town"),
+    ):
         with pytest.raises(dpdask.SpecError, match="kept column"):
             refused()
 
@@ -230,15 +278,23 @@ def test_a_mean_that_bounds_do_not_determine_is_said_to_be_so(far: float, is_loo
     assert any("larger than the mean itself" in limit for limit in found.limits) == is_loose
 
 
-def asked_of(value: Any, farthest: float, column: dict[str, Any], seed: int = 0, step: float = 0.0) -> Any:
+def asked_of(
+    value: Any, farthest: float, column: dict[str, Any], seed: int = 0, step: float = 0.0
+) -> Any:
     """Return opened ranges of values, with two anchors a row that are spread evenly from 0; they are rounded up to a step, if one is given."""
     rng = np.random.default_rng(seed)
     u, v = np.sort(rng.uniform(0.0, farthest, (len(value), 2)), axis=1).T
     u, v = (step * np.ceil(each / step) if step else each for each in (u, v))
-    low, high = np.where(value > v, v, np.where(value > u, u, -np.inf)), np.where(value <= u, u, np.where(value <= v, v, np.inf))
+    low, high = (
+        np.where(value > v, v, np.where(value > u, u, -np.inf)),
+        np.where(value <= u, u, np.where(value <= v, v, np.inf)),
+    )
     table = pd.DataFrame({"low": low, "high": high, "town": rng.choice(["A", "B"], len(value))})
     content = {
-        "columns": {"value": {"role": "privatised", "released_as": ["low", "high"]} | column, "town": {"role": "kept"}},
+        "columns": {
+            "value": {"role": "privatised", "released_as": ["low", "high"]} | column,
+            "town": {"role": "kept"},
+        },
         "guarantee": {"unit": "row"},
     }
     found = Ranges(folder=None, shards=(), n_rows=len(value), content=content)  # type: ignore[arg-type]  # no folder is read
@@ -259,7 +315,11 @@ def test_anchors_over_far_more_than_the_values_leave_what_the_ranges_tell() -> N
         assert abs(mean.estimate - value.mean()) < 4.9 * mean.standard_error + mean.bias_bound
         assert mean.bias_bound < 15_000.0
         assert release.histogram("value", [0.0, 20_000.0, 5e7]).estimate.iloc[0] > 0.9 * len(value)
-        assert 500.0 < release.npmle("value", knots=np.geomspace(100.0, 4e7, 300)).quantile(0.5) < 8_000.0
+        assert (
+            500.0
+            < release.npmle("value", knots=np.geomspace(100.0, 4e7, 300)).quantile(0.5)
+            < 8_000.0
+        )
     with pytest.raises(dpdask.SpecError, match="knots=\\["):
         release.npmle("value", knots=["far"])
 
@@ -270,10 +330,18 @@ def test_limits_of_ranges_do_not_advise_what_is_as_uncertain() -> None:
     assert mean.bias_bound > mean.estimate
     assert any("larger than the mean itself" in limit for limit in mean.limits)
     assert any("nothing tells where between them" in limit for limit in median.limits)
-    assert not any("use quantile()" in limit or "use mean()" in limit for limit in (*mean.limits, *median.limits))
+    assert not any(
+        "use quantile()" in limit or "use mean()" in limit
+        for limit in (*mean.limits, *median.limits)
+    )
     told = asked_of(np.random.default_rng(1).uniform(0.0, 5e7, 2_000), 5e7, OWN)
-    assert not any("nothing tells" in limit or "larger than" in limit for limit in (*told.mean("value").limits, *told.quantile("value").limits))
-    unbounded = asked_of(np.random.default_rng(1).uniform(1e7, 4e7, 2_000), 5e7, {"numbers": "the column's own"}).mean("value")
+    assert not any(
+        "nothing tells" in limit or "larger than" in limit
+        for limit in (*told.mean("value").limits, *told.quantile("value").limits)
+    )
+    unbounded = asked_of(
+        np.random.default_rng(1).uniform(1e7, 4e7, 2_000), 5e7, {"numbers": "the column's own"}
+    ).mean("value")
     assert unbounded.bias_bound is None
     assert any("gives no bounds" in limit for limit in unbounded.limits)
 
@@ -288,7 +356,9 @@ def test_resamples_that_do_not_vary_give_no_standard_error() -> None:
     assert release.mean("value", by="town").standard_error is None
     in_a = (release.table["town"] == "A").to_numpy()
     value[in_a] = np.random.default_rng(3).uniform(0.0, 4e7, in_a.sum())
-    groups = asked_of(value, 5e7, OWN, step=step).mean("value", by="town")  # the same anchors and towns
+    groups = asked_of(value, 5e7, OWN, step=step).mean(
+        "value", by="town"
+    )  # the same anchors and towns
     assert groups.standard_error["A"] > 0.0
     assert np.isnan(groups.standard_error["B"])
     assert any("do not vary" in limit for limit in groups.limits)
@@ -300,20 +370,31 @@ def test_resamples_that_do_not_vary_give_no_standard_error() -> None:
     [
         ("days since 1970-01-01", 1.0, ["1970-01-01", "2051-01-01"]),
         ("microseconds since 1970-01-01", 86_400e6, ["1970-01-01", "2050-12-31"]),
-        ("seconds since 1970-01-01 UTC", 86_400.0, ["1970-01-01 01:00:00+01:00", "2051-01-01 00:00:00+00:00"]),
+        (
+            "seconds since 1970-01-01 UTC",
+            86_400.0,
+            ["1970-01-01 01:00:00+01:00", "2051-01-01 00:00:00+00:00"],
+        ),
     ],
 )
-def test_the_mean_of_ranges_of_dates_has_a_bound(numbers: str, unit: float, bounds: list[str]) -> None:
+def test_the_mean_of_ranges_of_dates_has_a_bound(
+    numbers: str, unit: float, bounds: list[str]
+) -> None:
     """Their anchors reach half of the bounds, which cards have as texts."""
     value = np.random.default_rng(4).uniform(0.0, 25_000.0, 3_000)
     found, same = (
         asked_of(value * each, 20_000.0 * each, {"bounds": ends, "numbers": which}).mean("value")
-        for each, ends, which in ((unit, bounds, numbers), (1.0, [0.0, 29_585.0], "the column's own"))
+        for each, ends, which in (
+            (unit, bounds, numbers),
+            (1.0, [0.0, 29_585.0], "the column's own"),
+        )
     )
     assert found.bias_bound / unit == pytest.approx(same.bias_bound, rel=1e-6)
     assert found.estimate / unit == pytest.approx(same.estimate, rel=1e-6)
     assert abs(found.estimate - unit * value.mean()) < 4.9 * found.standard_error + found.bias_bound
-    counts = asked_of(value * unit, 20_000.0 * unit, {"bounds": bounds, "numbers": numbers}).histogram("value", 3)
+    counts = asked_of(
+        value * unit, 20_000.0 * unit, {"bounds": bounds, "numbers": numbers}
+    ).histogram("value", 3)
     assert counts.estimate.index[-1].right == pytest.approx(29_585.0 * unit)
 
 
@@ -333,44 +414,82 @@ def test_texts_explain_ranges_and_dates_are_refused() -> None:
 @pytest.mark.parametrize("far", [1e3, 1e5])
 def test_the_error_of_a_mean_of_noisy_ranks_is_that_of_the_released_range(far: float) -> None:
     """It is at most the noise of the counts times the range: more than the estimates vary, and no multiple of bounds that are far too wide."""
-    schema = dpdask.Schema.from_dict({"columns": {"price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, far]}}})
+    schema = dpdask.Schema.from_dict(
+        {"columns": {"price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, far]}}}
+    )
     found, off = [], []
     for seed in range(12):
-        table = pd.DataFrame({"price": np.random.default_rng(seed).gamma(2.0, 70.0, 4000).clip(0.0, far)})
-        release = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram(), channel="laplace", insecure_seed=seed).fit(table)
+        table = pd.DataFrame(
+            {"price": np.random.default_rng(seed).gamma(2.0, 70.0, 4000).clip(0.0, far)}
+        )
+        release = dpdask.DIP(
+            schema, epsilon=1.0, reference=dpdask.Histogram(), channel="laplace", insecure_seed=seed
+        ).fit(table)
         rows = Rows(folder=None, shards=(), n_rows=len(table), content=release.card)  # type: ignore[arg-type]  # no folder is read
         object.__setattr__(rows, "table", release.transform(table))
         found.append(rows.mean("price"))
         off.append(found[-1].estimate - table["price"].mean())
-    spread, error = np.sqrt(np.mean(np.square(off))), np.median([each.standard_error for each in found])
+    spread, error = (
+        np.sqrt(np.mean(np.square(off))),
+        np.median([each.standard_error for each in found]),
+    )
     assert spread <= error <= 12.0 * spread
 
 
 @pytest.mark.parametrize(
     ("type_", "factor", "repeats"),
-    [("int64", 1, 8), *(pytest.param(type_, factor, 60, marks=pytest.mark.slow) for type_ in ("int64", "float64") for factor in (1, 100))],
+    [
+        ("int64", 1, 8),
+        *(
+            pytest.param(type_, factor, 60, marks=pytest.mark.slow)
+            for type_ in ("int64", "float64")
+            for factor in (1, 100)
+        ),
+    ],
 )
-def test_a_tail_is_kept_and_what_may_lie_beyond_is_in_the_intervals(type_: str, factor: int, repeats: int) -> None:
+def test_a_tail_is_kept_and_what_may_lie_beyond_is_in_the_intervals(
+    type_: str, factor: int, repeats: int
+) -> None:
     """At exact bounds 1,800 of 2,000 rows were in the wrong range, and a mean of 387 was told as 9 ± 2."""
     many = np.concatenate([zeros_and_a_tail(seed) for seed in range(1000, 1020)])
     edges = [0.0, 1.0, 1e3, 5e3, 2e4, 1e5 * factor]
     truth = [many.mean(), *np.quantile(many, [0.98, 0.99]), *(np.histogram(many, edges)[0] / 20.0)]
-    columns = {"gain": {"role": "privatise", "kind": "continuous", "bounds": [0, 100_000 * factor], "type": type_}}
+    columns = {
+        "gain": {
+            "role": "privatise",
+            "kind": "continuous",
+            "bounds": [0, 100_000 * factor],
+            "type": type_,
+        }
+    }
     covered, alone, misplaced, widths = [], [], [], []
     for seed in range(repeats):
         table = pd.DataFrame({"gain": zeros_and_a_tail(seed).astype(type_)})
-        release = dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Histogram(), insecure_seed=seed).fit(table)
+        release = dpdask.DIP(
+            dpdask.Schema.from_dict({"columns": columns}),
+            epsilon=1.0,
+            reference=dpdask.Histogram(),
+            insecure_seed=seed,
+        ).fit(table)
         rows = Rows(folder=None, shards=(), n_rows=len(table), content=release.card)  # type: ignore[arg-type]  # no folder is read
         object.__setattr__(rows, "table", release.transform(table))
         counts = rows.histogram("gain", edges)
         asked = [rows.mean("gain"), *(rows.quantile("gain", q) for q in (0.98, 0.99))]
-        low, high = (np.array([*(each.interval()[k] for each in asked), *counts.interval()[k]]) for k in (0, 1))
+        low, high = (
+            np.array([*(each.interval()[k] for each in asked), *counts.interval()[k]])
+            for k in (0, 1)
+        )
         covered.append((low <= truth) & (truth <= high))
         alone.append(abs(asked[0].estimate - truth[0]) <= 1.96 * asked[0].standard_error)
-        misplaced.append(np.abs(counts.estimate.to_numpy() - np.histogram(table["gain"], edges)[0]).sum() / 2)
+        misplaced.append(
+            np.abs(counts.estimate.to_numpy() - np.histogram(table["gain"], edges)[0]).sum() / 2
+        )
         widths.append((high - low)[3:])
     assert (np.mean(covered, axis=0) >= 0.93).all()
-    assert np.mean(alone) < 0.9 or (type_, factor) != ("int64", 1)  # there a bound that is left out would be seen
+    assert np.mean(alone) < 0.9 or (type_, factor) != (
+        "int64",
+        1,
+    )  # there a bound that is left out would be seen
     assert np.median(misplaced) <= 500.0
     assert np.median(widths) < 2500.0
 
@@ -388,7 +507,9 @@ def test_rows_that_may_lie_beyond_move_the_mean_of_few_values_by_more() -> None:
         rank_noise={"x": 0.05},
         lost=0.02,
     )
-    few = replace(some, frame=pd.DataFrame({"x": [1.0, 2.0, 3.0, *[np.nan] * 27]}), weights=np.ones(30))
+    few = replace(
+        some, frame=pd.DataFrame({"x": [1.0, 2.0, 3.0, *[np.nan] * 27]}), weights=np.ones(30)
+    )
     one, other = some.mean("x"), few.mean("x")
     assert (one.bias_bound, one.standard_error) == (pytest.approx(0.3), pytest.approx(0.1))
     assert (other.bias_bound, other.standard_error) == (pytest.approx(3.0), pytest.approx(1.0))
@@ -399,7 +520,9 @@ def test_levels_that_the_reference_does_not_hold_are_spoken_of() -> None:
     rows = Rows(folder=None, shards=(), n_rows=10, content={"guarantee": {"unit": "row"}})  # type: ignore[arg-type]  # no folder is read
     for last in (0.0, 0.2):
         value, error, bias = (pd.Series(part) for part in ([0.5, last], [0.1, 0.0], [0.1, 0.0]))
-        result = rows._result(Estimate(value=value, standard_error=error, condition_number=2.0, worst_bias=bias))
+        result = rows._result(
+            Estimate(value=value, standard_error=error, condition_number=2.0, worst_bias=bias)
+        )
         assert len([limit for limit in result.limits if "probability 0" in limit]) == (last == 0.0)
         assert result.standard_error.isna().tolist() == [False, True]
         assert np.isnan(result.interval()[0].iloc[1])
@@ -407,22 +530,37 @@ def test_levels_that_the_reference_does_not_hold_are_spoken_of() -> None:
 
 def test_what_only_a_bound_tells_is_said(draws: list[Any]) -> None:
     sold = draws[0]
-    assert not any("inside a cell" in limit for limit in sold.histogram("price", [*EDGES, 1000.0]).limits)
-    assert any("inside a cell" in limit for limit in sold.histogram("price", [0.0, 150.0, 1000.0]).limits)
+    assert not any(
+        "inside a cell" in limit for limit in sold.histogram("price", [*EDGES, 1000.0]).limits
+    )
+    assert any(
+        "inside a cell" in limit for limit in sold.histogram("price", [0.0, 150.0, 1000.0]).limits
+    )
     assert any("the point of a cell" in limit for limit in sold.quantile("price", 0.5).limits)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.3, 0.03])
 @pytest.mark.parametrize("noise", [0.0, 15.0])
-def test_estimates_among_the_rows_with_a_value_have_the_error_of_a_ratio(share: float, noise: float) -> None:
+def test_estimates_among_the_rows_with_a_value_have_the_error_of_a_ratio(
+    share: float, noise: float
+) -> None:
     """Quantiles and slopes: without the share of these rows in it, their error would be up to six times too small."""
     n, edges, rng = 20_000, np.arange(41.0), np.random.default_rng(5)
     frame = pd.DataFrame({"x": [np.nan, *(edges[:-1] + 0.5)], "z": [np.nan, *np.sin(edges[:-1])]})
     found = []
     for _ in range(200):
-        counts = rng.multinomial(n, [1.0 - share, *(share / 40 * np.ones(40))]) + rng.normal(0.0, noise, 41)
+        counts = rng.multinomial(n, [1.0 - share, *(share / 40 * np.ones(40))]) + rng.normal(
+            0.0, noise, 41
+        )
         cells = NoisyCells(frame=frame, variance=(noise / n) ** 2)
-        points = Points(frame=frame, weights=counts, n_rows=n, sampling=1.0 / n, levels={}, noise=lambda _, cells=cells: cells)
+        points = Points(
+            frame=frame,
+            weights=counts,
+            n_rows=n,
+            sampling=1.0 / n,
+            levels={},
+            noise=lambda _, cells=cells: cells,
+        )
         spread = Points(
             frame=frame,
             weights=counts,
@@ -434,7 +572,14 @@ def test_estimates_among_the_rows_with_a_value_have_the_error_of_a_ratio(share: 
         )
         middle, slope = spread.quantile("x", 0.5), points.slope("z", ["x"])
         rank = np.interp(20.0, edges, np.append(0.0, np.cumsum(counts[1:]))) / counts[1:].sum()
-        found.append([(rank - 0.5) * 40.0, middle.standard_error, slope.estimate["x"], slope.standard_error["x"]])
+        found.append(
+            [
+                (rank - 0.5) * 40.0,
+                middle.standard_error,
+                slope.estimate["x"],
+                slope.standard_error["x"],
+            ]
+        )
     off, error, slopes, slope_error = np.array(found).T
     if noise == 0.0:
         assert np.median(slope_error) / slopes.std() == pytest.approx(1.0, abs=0.3)
@@ -444,7 +589,13 @@ def test_estimates_among_the_rows_with_a_value_have_the_error_of_a_ratio(share: 
 @pytest.mark.parametrize("kind", ["mean", "quantile"])
 def test_nothing_prints_an_error_of_zero(kind: str) -> None:
     """Neither of equal values, nor of a quantile whose neighbours are all equal."""
-    frame = pd.DataFrame({"x": np.where(np.arange(1000) < 980, 7.0, 9.0) if kind == "quantile" else np.full(1000, 7.0)})
+    frame = pd.DataFrame(
+        {
+            "x": np.where(np.arange(1000) < 980, 7.0, 9.0)
+            if kind == "quantile"
+            else np.full(1000, 7.0)
+        }
+    )
     points = Points(frame=frame, weights=np.ones(1000), n_rows=1000, sampling=1e-3, levels={})
     result = points.mean("x") if kind == "mean" else points.quantile("x", 0.5)
     assert (round(result.estimate, 6), result.standard_error) == (7.0, None)
@@ -452,7 +603,9 @@ def test_nothing_prints_an_error_of_zero(kind: str) -> None:
     if kind == "quantile":
         assert result.interval() == (7.0, 7.0)  # by ranks: no other value is near
         assert points.quantile("x", 0.975).interval() == (7.0, 9.0)
-        several = Result.gather([points.quantile("x", q) for q in (0.5, 0.975)], pd.Index([0.5, 0.975]))
+        several = Result.gather(
+            [points.quantile("x", q) for q in (0.5, 0.975)], pd.Index([0.5, 0.975])
+        )
         assert several.interval()[1].tolist() == [7.0, 9.0]
         assert several.standard_error is None
         assert any("rank" in limit for limit in several.limits)

@@ -30,27 +30,49 @@ def pairs_of_distributions(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return distribution(), distribution()
 
 
-def made(kind: str, source: np.ndarray, target: np.ndarray | None, epsilon: float, *, ordered: bool) -> LevelChannel:
+def made(
+    kind: str, source: np.ndarray, target: np.ndarray | None, epsilon: float, *, ordered: bool
+) -> LevelChannel:
     if kind == "optimal":
-        return optimal(source, epsilon, costs.compute_squared(np.arange(float(len(source)))), ordered=ordered, target=target)
-    return (laplace if kind == "laplace" else calibrate)(source, epsilon, ordered=ordered, target=target)
+        return optimal(
+            source,
+            epsilon,
+            costs.compute_squared(np.arange(float(len(source)))),
+            ordered=ordered,
+            target=target,
+        )
+    return (laplace if kind == "laplace" else calibrate)(
+        source, epsilon, ordered=ordered, target=target
+    )
 
 
 @pytest.mark.parametrize("kind", ["laplace", "calibrated", "optimal"])
 @settings(max_examples=25)
-@given(distributions=pairs_of_distributions(), epsilon=st.sampled_from([0.05, 0.7, 5.0]), ordered=st.booleans())
-def test_the_target_is_met_and_epsilon_kept(kind: str, distributions: tuple[np.ndarray, np.ndarray], epsilon: float, ordered: bool) -> None:
+@given(
+    distributions=pairs_of_distributions(),
+    epsilon=st.sampled_from([0.05, 0.7, 5.0]),
+    ordered=st.booleans(),
+)
+def test_the_target_is_met_and_epsilon_kept(
+    kind: str, distributions: tuple[np.ndarray, np.ndarray], epsilon: float, ordered: bool
+) -> None:
     source, target = distributions
     channel = made(kind, source, target, epsilon, ordered=ordered)
     assert {sum(row) for row in channel.weights.tolist()} == {2**63}
     assert kernel.exact_epsilon(channel.weights) <= Decimal(channel.epsilon) <= Decimal(epsilon)
-    np.testing.assert_allclose(source @ channel.matrix, target, rtol=0, atol=1e-9 if kind == "optimal" else 1e-12)
+    np.testing.assert_allclose(
+        source @ channel.matrix, target, rtol=0, atol=1e-9 if kind == "optimal" else 1e-12
+    )
     assert not channel.weights[:, target == 0].any()
 
 
 @pytest.mark.parametrize("kind", ["laplace", "calibrated", "optimal"])
 @settings(max_examples=15)
-@given(distributions=pairs_of_distributions(), epsilon=st.sampled_from([0.1, 2.0]), ordered=st.booleans())
+@given(
+    distributions=pairs_of_distributions(),
+    epsilon=st.sampled_from([0.1, 2.0]),
+    ordered=st.booleans(),
+)
 def test_two_equal_distributions_give_the_channel_of_one_bit_for_bit(
     kind: str, distributions: tuple[np.ndarray, np.ndarray], epsilon: float, ordered: bool
 ) -> None:
@@ -68,7 +90,10 @@ def test_optimal_costs_no_more_than_calibrated_between_distributions() -> None:
     gains = []
     for _ in range(5):
         source, target = rng.dirichlet(np.ones(8)), rng.dirichlet(np.ones(8))
-        best, other = (made(kind, source, target, 1.0, ordered=True).matrix for kind in ("optimal", "calibrated"))
+        best, other = (
+            made(kind, source, target, 1.0, ordered=True).matrix
+            for kind in ("optimal", "calibrated")
+        )
         gains.append(float((source[:, None] * (other - best) * cost).sum()))
     assert min(gains) >= -1e-12
     assert max(gains) > 1e-2
@@ -77,14 +102,23 @@ def test_optimal_costs_no_more_than_calibrated_between_distributions() -> None:
 def test_the_laplace_channel_is_the_integral_over_ranks_of_both_distributions() -> None:
     source, target, b = np.array([0.2, 0.5, 0.3]), np.array([0.6, 0.1, 0.2, 0.1]), 0.8
     found = kernel.laplace_channel(source, b, target)
-    cuts = np.concatenate([[-np.inf], kernel.uniform_laplace_quantile(np.cumsum(target)[:-1], b), [np.inf]])
+    cuts = np.concatenate(
+        [[-np.inf], kernel.uniform_laplace_quantile(np.cumsum(target)[:-1], b), [np.inf]]
+    )
     ranks = np.concatenate([[0.0], np.cumsum(source)])
     for k in range(3):
         for j in range(4):
             inside = integrate.quad(
-                lambda c, j=j: stats.laplace.cdf(cuts[j + 1], c, b) - stats.laplace.cdf(cuts[j], c, b), ranks[k], ranks[k + 1], epsabs=1e-13
+                lambda c, j=j: (
+                    stats.laplace.cdf(cuts[j + 1], c, b) - stats.laplace.cdf(cuts[j], c, b)
+                ),
+                ranks[k],
+                ranks[k + 1],
+                epsabs=1e-13,
             )
-            assert found[k, j] == pytest.approx(inside[0] / source[k], abs=1e-9)  # quadrature over a kink
+            assert found[k, j] == pytest.approx(
+                inside[0] / source[k], abs=1e-9
+            )  # quadrature over a kink
 
 
 def test_an_unseen_category_takes_the_target_itself() -> None:
@@ -93,16 +127,29 @@ def test_an_unseen_category_takes_the_target_itself() -> None:
     np.testing.assert_allclose(channel.matrix[1], target, rtol=1e-15)
 
 
-@pytest.mark.parametrize("target", [np.array([0.5, 0.6]), np.array([1.5, -0.5]), np.array([0.5, np.nan]), np.array([1.0])])
+@pytest.mark.parametrize(
+    "target",
+    [np.array([0.5, 0.6]), np.array([1.5, -0.5]), np.array([0.5, np.nan]), np.array([1.0])],
+)
 def test_a_target_that_is_no_distribution_is_refused(target: np.ndarray) -> None:
     with pytest.raises(SpecError, match="probabilities that sum to 1"):
         optimal(np.array([0.5, 0.5]), 1.0, costs.compute_zero_one(2), target=target)
 
 
 @settings(max_examples=60)
-@given(distributions=pairs_of_distributions(), epsilon=st.sampled_from([0.01, 1.0, 9.0]), nudge=st.sampled_from([-1e-9, -1e-15, 0.0, 1e-15, 1e-9]))
-def test_the_quick_decision_is_the_exact_one(distributions: tuple[np.ndarray, np.ndarray], epsilon: float, nudge: float) -> None:
-    source, target = (distribution[distribution > kernel.UNSEEN] / distribution[distribution > kernel.UNSEEN].sum() for distribution in distributions)
+@given(
+    distributions=pairs_of_distributions(),
+    epsilon=st.sampled_from([0.01, 1.0, 9.0]),
+    nudge=st.sampled_from([-1e-9, -1e-15, 0.0, 1e-15, 1e-9]),
+)
+def test_the_quick_decision_is_the_exact_one(
+    distributions: tuple[np.ndarray, np.ndarray], epsilon: float, nudge: float
+) -> None:
+    source, target = (
+        distribution[distribution > kernel.UNSEEN]
+        / distribution[distribution > kernel.UNSEEN].sum()
+        for distribution in distributions
+    )
     weights = kernel.integer_weights(kernel.laplace_channel(source, 1 / epsilon, target))
     exact = kernel.exact_epsilon(weights)
     for bound in (float(exact) * (1 + nudge), epsilon):

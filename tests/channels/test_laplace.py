@@ -21,14 +21,25 @@ TOTAL = 2**63
 @st.composite
 def references(draw: st.DrawFn) -> np.ndarray:
     """Random probabilities of 1 to 120 levels, some unseen, some tiny."""
-    counts = np.array(draw(st.lists(st.sampled_from([0, 0, 1, 3, 10**3, 10**6, 10**12]), min_size=1, max_size=120)), dtype=float)
+    counts = np.array(
+        draw(
+            st.lists(st.sampled_from([0, 0, 1, 3, 10**3, 10**6, 10**12]), min_size=1, max_size=120)
+        ),
+        dtype=float,
+    )
     counts[draw(st.integers(0, len(counts) - 1))] += 1
     return counts / counts.sum()
 
 
 @settings(deadline=None, max_examples=80)
-@given(probabilities=references(), log_epsilon=st.floats(math.log(0.01), math.log(100)), ordered=st.booleans())
-def test_exact_epsilon_is_below_epsilon_and_the_reference_is_left_as_it_is(probabilities: np.ndarray, log_epsilon: float, ordered: bool) -> None:
+@given(
+    probabilities=references(),
+    log_epsilon=st.floats(math.log(0.01), math.log(100)),
+    ordered=st.booleans(),
+)
+def test_exact_epsilon_is_below_epsilon_and_the_reference_is_left_as_it_is(
+    probabilities: np.ndarray, log_epsilon: float, ordered: bool
+) -> None:
     epsilon = math.exp(log_epsilon)
     channel = laplace(probabilities, epsilon, ordered=ordered)
     assert exact_epsilon(channel.weights) <= Decimal(channel.epsilon) <= Decimal(epsilon)

@@ -9,31 +9,44 @@ from dpdask.channels import calibrate, costs, laplace, optimal
 from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS
 from dpdask.errors import SpecError
 
-MOVIELENS = np.array([393068, 776815, 399490, 1640868, 1262797, 4896928, 3177318, 6639798, 2200539, 3612474]) / 25000095
+MOVIELENS = (
+    np.array(
+        [393068, 776815, 399490, 1640868, 1262797, 4896928, 3177318, 6639798, 2200539, 3612474]
+    )
+    / 25000095
+)
 STARS = np.arange(1, 11) / 2
 
 
 def correlation(matrix: np.ndarray) -> float:
     mean = MOVIELENS @ STARS
     centred = STARS - mean
-    return float((MOVIELENS[:, None] * matrix * np.outer(centred, centred)).sum() / (MOVIELENS @ centred**2))
+    return float(
+        (MOVIELENS[:, None] * matrix * np.outer(centred, centred)).sum() / (MOVIELENS @ centred**2)
+    )
 
 
 def expected_cost(probabilities: np.ndarray, matrix: np.ndarray, cost: np.ndarray) -> float:
     return float((probabilities[:, None] * matrix * cost).sum())
 
 
-@pytest.mark.parametrize(("epsilon", "least"), [(1.0, 0.300), (2.0, 0.538), (3.0, 0.735), (4.0, 0.857)])
+@pytest.mark.parametrize(
+    ("epsilon", "least"), [(1.0, 0.300), (2.0, 0.538), (3.0, 0.735), (4.0, 0.857)]
+)
 def test_optimal_reaches_the_figures_of_movielens(epsilon: float, least: float) -> None:
     assert correlation(optimal(MOVIELENS, epsilon, costs.compute_squared(STARS)).matrix) >= least
-    assert correlation(calibrate(MOVIELENS, epsilon, ordered=True).matrix) > correlation(laplace(MOVIELENS, epsilon, ordered=True).matrix)
+    assert correlation(calibrate(MOVIELENS, epsilon, ordered=True).matrix) > correlation(
+        laplace(MOVIELENS, epsilon, ordered=True).matrix
+    )
 
 
 def test_calibration_makes_a_fair_coin_the_optimal_randomised_response() -> None:
     coin = np.array([0.5, 0.5])
     kept = np.exp(1) / (1 + np.exp(1))
     assert calibrate(coin, 1.0, ordered=True).matrix[0, 0] == pytest.approx(kept, abs=1e-9)
-    assert optimal(coin, 1.0, costs.compute_zero_one(2)).matrix[0, 0] == pytest.approx(kept, abs=1e-9)
+    assert optimal(coin, 1.0, costs.compute_zero_one(2)).matrix[0, 0] == pytest.approx(
+        kept, abs=1e-9
+    )
     assert laplace(coin, 1.0, ordered=True).matrix[0, 0] == pytest.approx(0.607, abs=1e-3)
 
 
@@ -46,12 +59,19 @@ def problems(draw: st.DrawFn) -> tuple[np.ndarray, float, np.ndarray, bool]:
     if probabilities.sum() == 0:
         probabilities[0] = 1.0
     cost = rng.random((s, s)) * 10.0 ** draw(st.integers(-3, 0))
-    return probabilities / probabilities.sum(), draw(st.floats(0.05, 8.0)), cost, draw(st.booleans())
+    return (
+        probabilities / probabilities.sum(),
+        draw(st.floats(0.05, 8.0)),
+        cost,
+        draw(st.booleans()),
+    )
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems())
-def test_optimal_is_stochastic_invariant_private_and_never_dearer_than_calibrated(problem: tuple[np.ndarray, float, np.ndarray, bool]) -> None:
+def test_optimal_is_stochastic_invariant_private_and_never_dearer_than_calibrated(
+    problem: tuple[np.ndarray, float, np.ndarray, bool],
+) -> None:
     probabilities, epsilon, cost, ordered = problem
     channel = optimal(probabilities, epsilon, cost, ordered=ordered)
     assert (channel.weights.astype(object).sum(axis=1) == 2**63).all()
@@ -60,7 +80,10 @@ def test_optimal_is_stochastic_invariant_private_and_never_dearer_than_calibrate
     other = calibrate(probabilities, epsilon, ordered=ordered)
     assert other.epsilon <= epsilon
     assert np.abs(probabilities @ other.matrix - probabilities).max() <= 1e-12
-    assert expected_cost(probabilities, channel.matrix, cost) <= expected_cost(probabilities, other.matrix, cost) + 1e-9
+    assert (
+        expected_cost(probabilities, channel.matrix, cost)
+        <= expected_cost(probabilities, other.matrix, cost) + 1e-9
+    )
 
 
 def test_optimal_spends_all_of_epsilon_where_it_helps() -> None:
@@ -100,10 +123,17 @@ def test_the_same_program_is_solved_once() -> None:
         (np.array([0.5, 0.6]), 1.0, np.ones((2, 2)), "probabilities that sum to 1"),
         (np.array([0.5, 0.5]), 0.0, np.ones((2, 2)), "positive and finite"),
         (np.array([0.5, 0.5]), np.inf, np.ones((2, 2)), "positive and finite"),
-        (np.full(5000, 1 / 5000), 1.0, np.ones((5000, 5000)), f"at most {MAX_OPTIMAL_LEVELS} levels"),
+        (
+            np.full(5000, 1 / 5000),
+            1.0,
+            np.ones((5000, 5000)),
+            f"at most {MAX_OPTIMAL_LEVELS} levels",
+        ),
     ],
 )
-def test_nonsense_is_refused_in_one_line(probabilities: np.ndarray, epsilon: float, cost: np.ndarray, message: str) -> None:
+def test_nonsense_is_refused_in_one_line(
+    probabilities: np.ndarray, epsilon: float, cost: np.ndarray, message: str
+) -> None:
     with pytest.raises(SpecError, match=message) as caught:
         optimal(probabilities, epsilon, cost)
     assert caught.value.exit_code == 64
@@ -112,7 +142,13 @@ def test_nonsense_is_refused_in_one_line(probabilities: np.ndarray, epsilon: flo
 
 def test_a_declared_cost_is_checked() -> None:
     assert costs.check_declared([[0, 1], [2, 0]], 2, "cost").tolist() == [[0, 1], [2, 0]]
-    for wrong in ([[0, 1]], [[0, 1], [1]], [[0, -1], [1, 0]], [[0, float("nan")], [1, 0]], [["a", "b"], ["c", "d"]]):
+    for wrong in (
+        [[0, 1]],
+        [[0, 1], [1]],
+        [[0, -1], [1, 0]],
+        [[0, float("nan")], [1, 0]],
+        [["a", "b"], ["c", "d"]],
+    ):
         with pytest.raises(SpecError):
             costs.check_declared(wrong, 2, "cost")  # type: ignore[arg-type]  # wrong on purpose
 

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpdask.channels import LevelChannel, calibrate, costs, measure_attenuation, optimal, optimal_unbiased
+from dpdask.channels import (
+    LevelChannel,
+    calibrate,
+    costs,
+    measure_attenuation,
+    optimal,
+    optimal_unbiased,
+)
 from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS
 from dpdask.errors import SpecError
 from dpdask.kernels.channel import TOTAL_BITS, exact_epsilon, integer_weights
@@ -23,21 +30,35 @@ def biases(channel: LevelChannel, values: np.ndarray, factor: float, centre: flo
     found = []
     for row, own in zip(channel.weights.tolist(), values.tolist(), strict=True):
         assert sum(row) == 2**TOTAL_BITS
-        mean = sum(Fraction(weight, 2**TOTAL_BITS) * Fraction(value) for weight, value in zip(row, values.tolist(), strict=True))
+        mean = sum(
+            Fraction(weight, 2**TOTAL_BITS) * Fraction(value)
+            for weight, value in zip(row, values.tolist(), strict=True)
+        )
         found.append(float(m + (mean - m) / c - Fraction(own)))
     return found
 
 
-@pytest.mark.parametrize(("epsilon", "least", "most"), [(1.0, 0.19, 0.30), (2.0, 0.40, 0.54), (3.0, 0.61, 0.74), (4.0, 0.76, 0.86)])
-def test_half_stars_keep_their_share_without_bias(epsilon: float, least: float, most: float) -> None:
+@pytest.mark.parametrize(
+    ("epsilon", "least", "most"),
+    [(1.0, 0.19, 0.30), (2.0, 0.40, 0.54), (3.0, 0.61, 0.74), (4.0, 0.76, 0.86)],
+)
+def test_half_stars_keep_their_share_without_bias(
+    epsilon: float, least: float, most: float
+) -> None:
     channel = optimal_unbiased(MOVIELENS, epsilon, STARS)
     line = measure_attenuation(channel.weights, STARS)
     assert least <= line.factor <= most  # the optimal channel's correlation
-    assert max(map(abs, biases(channel, STARS, line.factor, line.centre))) <= line.bias_at_most <= 1e-12 * 4.5
+    assert (
+        max(map(abs, biases(channel, STARS, line.factor, line.centre)))
+        <= line.bias_at_most
+        <= 1e-12 * 4.5
+    )
     assert line.centre == pytest.approx(MOVIELENS @ STARS, abs=1e-12)
     assert np.abs(MOVIELENS @ channel.matrix - MOVIELENS).max() <= 1e-12
     assert epsilon - 1e-9 < float(exact_epsilon(channel.weights)) <= channel.epsilon <= epsilon
-    assert max(map(abs, biases(channel, STARS, line.factor * 1.1, line.centre))) > 0.01  # a wrong share is seen
+    assert (
+        max(map(abs, biases(channel, STARS, line.factor * 1.1, line.centre))) > 0.01
+    )  # a wrong share is seen
 
 
 @st.composite
@@ -47,18 +68,26 @@ def problems(draw: st.DrawFn) -> tuple[np.ndarray, float, np.ndarray]:
     probabilities = rng.dirichlet(np.full(s, draw(st.sampled_from([0.5, 2.0]))))
     if s > 3 and draw(st.booleans()):
         probabilities[rng.integers(s)] = 0.0
-    values = np.sort(rng.choice(1000, s, replace=False)) * draw(st.sampled_from([1.0, -0.01, 1e6])) + draw(st.sampled_from([0.0, 1e4]))
+    values = np.sort(rng.choice(1000, s, replace=False)) * draw(
+        st.sampled_from([1.0, -0.01, 1e6])
+    ) + draw(st.sampled_from([0.0, 1e4]))
     return probabilities / probabilities.sum(), draw(st.floats(0.2, 6.0)), values
 
 
 @settings(deadline=None, max_examples=40)
 @given(problems())
-def test_the_line_holds_for_every_level_seen_or_not(problem: tuple[np.ndarray, float, np.ndarray]) -> None:
+def test_the_line_holds_for_every_level_seen_or_not(
+    problem: tuple[np.ndarray, float, np.ndarray],
+) -> None:
     probabilities, epsilon, values = problem
     channel = optimal_unbiased(probabilities, epsilon, values)
     line = measure_attenuation(channel.weights, values)
     assert 0 < line.factor < 1
-    assert max(map(abs, biases(channel, values, line.factor, line.centre))) <= line.bias_at_most <= 1e-12 * np.ptp(values) / line.factor
+    assert (
+        max(map(abs, biases(channel, values, line.factor, line.centre)))
+        <= line.bias_at_most
+        <= 1e-12 * np.ptp(values) / line.factor
+    )
     assert np.abs(probabilities @ channel.matrix - probabilities).max() <= 1e-12
     assert channel.epsilon <= epsilon
     assert (channel.weights[:, probabilities == 0] == 0).all()
@@ -68,7 +97,9 @@ def test_two_levels_make_randomised_response() -> None:
     """Every channel of two levels is a line: the calibrated one is the best."""
     coin = np.array([0.3, 0.7])
     found = optimal_unbiased(coin, 1.0, np.array([0.0, 1.0]))
-    np.testing.assert_allclose(found.matrix, optimal(coin, 1.0, costs.compute_zero_one(2)).matrix, atol=1e-9)
+    np.testing.assert_allclose(
+        found.matrix, optimal(coin, 1.0, costs.compute_zero_one(2)).matrix, atol=1e-9
+    )
 
 
 def test_other_channels_have_no_line_and_a_changed_weight_is_seen() -> None:
@@ -82,14 +113,23 @@ def test_other_channels_have_no_line_and_a_changed_weight_is_seen() -> None:
 
 
 def test_a_channel_that_keeps_nothing_has_no_line() -> None:
-    assert measure_attenuation(np.full((2, 2), 2**62, dtype=np.uint64), np.array([0.0, 1.0])) is None
+    assert (
+        measure_attenuation(np.full((2, 2), 2**62, dtype=np.uint64), np.array([0.0, 1.0])) is None
+    )
 
 
-@pytest.mark.parametrize("probabilities", [np.array([1.0, 0.0]), np.array([1.0 - 1e-12, 1e-12])], ids=["one level", "almost one"])
+@pytest.mark.parametrize(
+    "probabilities",
+    [np.array([1.0, 0.0]), np.array([1.0 - 1e-12, 1e-12])],
+    ids=["one level", "almost one"],
+)
 def test_a_reference_that_leaves_no_mean_is_released_itself(probabilities: np.ndarray) -> None:
     channel = optimal_unbiased(probabilities, 1.0, np.array([0.0, 1.0]))
     np.testing.assert_allclose(channel.matrix, [probabilities] * 2, atol=1e-15)
-    assert (channel.epsilon, measure_attenuation(channel.weights, np.array([0.0, 1.0]))) == (0.0, None)
+    assert (channel.epsilon, measure_attenuation(channel.weights, np.array([0.0, 1.0]))) == (
+        0.0,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +142,9 @@ def test_a_reference_that_leaves_no_mean_is_released_itself(probabilities: np.nd
         (np.full(101, 1 / 101), 1.0, np.arange(101.0), f"at most {MAX_OPTIMAL_LEVELS} levels"),
     ],
 )
-def test_nonsense_is_refused_in_one_line(probabilities: np.ndarray, epsilon: float, values: np.ndarray, message: str) -> None:
+def test_nonsense_is_refused_in_one_line(
+    probabilities: np.ndarray, epsilon: float, values: np.ndarray, message: str
+) -> None:
     with pytest.raises(SpecError, match=message) as caught:
         optimal_unbiased(probabilities, epsilon, values)
     assert caught.value.exit_code == 64

@@ -26,11 +26,19 @@ def python_path(*first: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def running(words: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    words: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process and end it."""
     with (
         log.open("wb") as out,
-        subprocess.Popen([*map(str, words)], stdout=out, stderr=out, env=environment or python_path(), cwd=log.parent) as process,
+        subprocess.Popen(
+            [*map(str, words)],
+            stdout=out,
+            stderr=out,
+            env=environment or python_path(),
+            cwd=log.parent,
+        ) as process,
     ):
         try:
             yield process
@@ -39,11 +47,25 @@ def running(words: Sequence[str | Path], log: Path, environment: Mapping[str, st
 
 
 @contextlib.contextmanager
-def scheduler(folder: Path, *options: str, prefix: Sequence[str] = ()) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def scheduler(
+    folder: Path, *options: str, prefix: Sequence[str] = ()
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Start a scheduler on the loopback, or where `options` say; yield its process and its address."""
     file = folder / "scheduler.json"
-    words = [*prefix, sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", *QUIET, "--scheduler-file", file]
-    with running([*words, *(options or ("--host", "127.0.0.1"))], folder / "scheduler.log") as process:
+    words = [
+        *prefix,
+        sys.executable,
+        "-m",
+        "distributed.cli.dask_scheduler",
+        "--port",
+        "0",
+        *QUIET,
+        "--scheduler-file",
+        file,
+    ]
+    with running(
+        [*words, *(options or ("--host", "127.0.0.1"))], folder / "scheduler.log"
+    ) as process:
         yield process, wait_for_address(file, folder / "scheduler.log")
 
 

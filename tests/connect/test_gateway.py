@@ -26,7 +26,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.mark.slow
 def test_the_same_bytes(url: str, tmp_path: Path) -> None:
     block = {"kind": "gateway", "address": url, "workers": 2}
-    job = write_job(tmp_path / "job", lake(tmp_path / "in", [400] * 4), tmp_path / "out", cluster=block)
+    job = write_job(
+        tmp_path / "job", lake(tmp_path / "in", [400] * 4), tmp_path / "out", cluster=block
+    )
     ended = run_cli("run", job)
     assert ended.returncode == 0, ended.stderr
     assert [line for line in ended.stderr.splitlines() if not line.startswith("{")] == []
@@ -38,7 +40,11 @@ def test_the_same_bytes(url: str, tmp_path: Path) -> None:
 def test_what_the_gateway_refuses_is_one_line(url: str, tmp_path: Path) -> None:
     source = lake(tmp_path / "in", [40])
     for change, code, says in (
-        ({"options": {"no_such_option": 1}}, 64, "the gateway refuses the cluster; check cluster.options"),
+        (
+            {"options": {"no_such_option": 1}},
+            64,
+            "the gateway refuses the cluster; check cluster.options",
+        ),
         ({"address": "http://127.0.0.1:1"}, 75, "http://127.0.0.1:1: the gateway does not answer"),
     ):
         block = {"kind": "gateway", "address": url, "workers": 1, **change}
@@ -47,6 +53,10 @@ def test_what_the_gateway_refuses_is_one_line(url: str, tmp_path: Path) -> None:
 
 
 def test_the_block_of_the_readme(tmp_path: Path) -> None:
-    [text] = re.findall(r"```yaml\n(cluster:\n.*?)```", (ROOT / "cluster/gateway/README.md").read_text(), re.DOTALL)
-    job = load(write_job(tmp_path, lake(tmp_path / "in", [40]), tmp_path / "out", **yaml.safe_load(text)))
+    [text] = re.findall(
+        r"```yaml\n(cluster:\n.*?)```", (ROOT / "cluster/gateway/README.md").read_text(), re.DOTALL
+    )
+    job = load(
+        write_job(tmp_path, lake(tmp_path / "in", [40]), tmp_path / "out", **yaml.safe_load(text))
+    )
     assert isinstance(job.cluster, Gateway)

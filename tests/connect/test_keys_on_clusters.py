@@ -49,8 +49,16 @@ def in_process() -> Iterator[Client]:
 @contextmanager
 def in_process_cluster(host: str) -> Iterator[Client]:
     """One worker, which shares this process's memory, behind TCP without TLS."""
-    options: dict[str, Any] = {"host": host, "dashboard_address": "127.0.0.1:0", "processes": False, "protocol": "tcp"}
-    with LocalCluster(n_workers=1, threads_per_worker=1, **options) as cluster, Client(cluster) as client:
+    options: dict[str, Any] = {
+        "host": host,
+        "dashboard_address": "127.0.0.1:0",
+        "processes": False,
+        "protocol": "tcp",
+    }
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, **options) as cluster,
+        Client(cluster) as client,
+    ):
         yield client
 
 
@@ -66,24 +74,43 @@ BOUNDS = f"{RUN}/bounds.npz"
 
 def forms(key: bytes) -> set[bytes]:
     """A key as a log may show it."""
-    return {key, key.hex().encode(), base64.b64encode(key), base64.urlsafe_b64encode(key), repr(key)[2:-1].encode(), key[:8], key[-8:]}
+    return {
+        key,
+        key.hex().encode(),
+        base64.b64encode(key),
+        base64.urlsafe_b64encode(key),
+        repr(key)[2:-1].encode(),
+        key[:8],
+        key[-8:],
+    }
 
 
 def digests_of(key: bytes, n_tasks: int) -> list[str]:
     return [hashlib.sha256(key + bytes(number)).hexdigest() for number in range(n_tasks)]
 
 
-def test_no_log_holds_the_key_and_a_late_worker_without_dpdask_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_log_holds_the_key_and_a_late_worker_without_dpdask_ends_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also at the level DEBUG. The late worker that has dpdask gets the key, and leaves none when the run ends."""
     key = b"SECRETKEY" + os.urandom(23)
     monkeypatch.setenv("DASK_LOGGING__DISTRIBUTED", "debug")
     debug = {"DASK_LOGGING__DISTRIBUTED": "debug"}
-    with scheduler(tmp_path, prefix=PREFIX) as (_, address), Client(address, set_as_default=False) as client, dask.config.set(scheduler=client):
-        with share_key(RUN, key), running(worker_words(address), tmp_path / "late.log", {**WITH_TESTS, **debug}):
+    with (
+        scheduler(tmp_path, prefix=PREFIX) as (_, address),
+        Client(address, set_as_default=False) as client,
+        dask.config.set(scheduler=client),
+    ):
+        with (
+            share_key(RUN, key),
+            running(worker_words(address), tmp_path / "late.log", {**WITH_TESTS, **debug}),
+        ):
             client.wait_for_workers(1)
             share_bounds(RUN, key[::-1])
             hidden = python_path(hide_dpdask(tmp_path / "hidden"), ROOT / "tests")
-            with running(worker_words(address), tmp_path / "foreign.log", {**hidden, **debug}) as foreign:
+            with running(
+                worker_words(address), tmp_path / "foreign.log", {**hidden, **debug}
+            ) as foreign:
                 client.wait_for_workers(2)
                 found = run_each("keys", functools.partial(digest_key, FOLDER), range(20))
                 foreign.wait(60)  # it cannot load its first task, and ends
@@ -91,16 +118,28 @@ def test_no_log_holds_the_key_and_a_late_worker_without_dpdask_ends_alone(tmp_pa
             assert list(client.run(held).values()) == [[BOUNDS, RUN]]
             withdraw_key(RUN)
             assert list(client.run(held).values()) == [[]]
-        assert [client.get_metadata([f"dpdask-key-{name}"]) for name in (RUN, BOUNDS)] == [None, None]
+        assert [client.get_metadata([f"dpdask-key-{name}"]) for name in (RUN, BOUNDS)] == [
+            None,
+            None,
+        ]
     logs = {path.name: path.read_bytes() for path in tmp_path.glob("*.log")}
     assert set(logs) == {"scheduler.log", "late.log", "foreign.log"}
     assert b"No module named 'dpdask'" in logs["foreign.log"]
     assert b"set_metadata" in logs["scheduler.log"]
-    assert [name for name, text in logs.items() for form in forms(key) | forms(key[::-1]) if form in text] == []
+    assert [
+        name
+        for name, text in logs.items()
+        for form in forms(key) | forms(key[::-1])
+        if form in text
+    ] == []
 
 
 def share_and_die(address: str, key: bytes) -> None:
-    with Client(address, set_as_default=False) as client, dask.config.set(scheduler=client), share_key(RUN, key):
+    with (
+        Client(address, set_as_default=False) as client,
+        dask.config.set(scheduler=client),
+        share_key(RUN, key),
+    ):
         share_bounds(RUN, key[::-1])
         run_each("keys", functools.partial(digest_key, FOLDER), [0])
         os._exit(9)
@@ -109,8 +148,13 @@ def share_and_die(address: str, key: bytes) -> None:
 @pytest.mark.more
 def test_what_a_killed_driver_left_is_gone_when_another_ends_the_run(tmp_path: Path) -> None:
     key = os.urandom(32)
-    with scheduler(tmp_path, prefix=PREFIX) as (_, address), running(worker_words(address), tmp_path / "worker.log", WITH_TESTS):
-        killed = multiprocessing.get_context("spawn").Process(target=share_and_die, args=(address, key))
+    with (
+        scheduler(tmp_path, prefix=PREFIX) as (_, address),
+        running(worker_words(address), tmp_path / "worker.log", WITH_TESTS),
+    ):
+        killed = multiprocessing.get_context("spawn").Process(
+            target=share_and_die, args=(address, key)
+        )
         killed.start()
         killed.join(60)
         assert killed.exitcode == 9
@@ -118,9 +162,14 @@ def test_what_a_killed_driver_left_is_gone_when_another_ends_the_run(tmp_path: P
             assert client.get_metadata([f"dpdask-key-{RUN}"]) == key
             assert list(client.run(held).values()) == [[BOUNDS, RUN]]
             withdraw_key(RUN)
-            assert [client.get_metadata([f"dpdask-key-{name}"]) for name in (RUN, BOUNDS)] == [None, None]
+            assert [client.get_metadata([f"dpdask-key-{name}"]) for name in (RUN, BOUNDS)] == [
+                None,
+                None,
+            ]
             assert list(client.run(held).values()) == [[]]
-            with pytest.raises(TemporaryError, match="a process cannot get the key of the run; run again to resume"):
+            with pytest.raises(
+                TemporaryError, match="a process cannot get the key of the run; run again to resume"
+            ):
                 run_each("keys", functools.partial(digest_key, FOLDER), [0])
 
 
@@ -141,35 +190,52 @@ def broken(*_: Any, **__: Any) -> None:
     raise OSError("tcp://secret")
 
 
-def test_a_scheduler_that_cannot_be_told_is_temporary(in_process: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_that_cannot_be_told_is_temporary(
+    in_process: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(in_process, "sync", broken)
     says = r"^cluster: the scheduler could not be given the key of the run; run again to resume$"
     with pytest.raises(TemporaryError, match=says), share_key(RUN, bytes(32)):
         pass
     assert RUN not in held()
     monkeypatch.setattr(in_process, "register_plugin", broken)
-    with pytest.raises(TemporaryError, match=r"^s3://b: the workers could not be told how to open the store"), share_options({"s3://b": {}}):
+    with (
+        pytest.raises(
+            TemporaryError, match=r"^s3://b: the workers could not be told how to open the store"
+        ),
+        share_options({"s3://b": {}}),
+    ):
         pass
 
 
 def test_a_key_goes_over_no_network_without_tls(memory_store: str, tmp_path: Path) -> None:
     if get_ip().startswith("127."):
         pytest.skip("this machine has no address but the loopback")
-    job = load(write_job(tmp_path / "job", lake(tmp_path / "in", [40]), tmp_path, output__path=memory_store))
-    says = (
-        r"^tcp://[^;]*: the output is in a store, so workers need the run's key, and without TLS anyone on the network path can read it; use tls://"
+    job = load(
+        write_job(
+            tmp_path / "job", lake(tmp_path / "in", [40]), tmp_path, output__path=memory_store
+        )
     )
+    says = r"^tcp://[^;]*: the output is in a store, so workers need the run's key, and without TLS anyone on the network path can read it; use tls://"
     with in_process_cluster(get_ip()):
         with pytest.raises(SpecError, match=says):
             run_job(job)
         assert not fsspec.filesystem("memory").find("/keys")
-        run_job(load(write_job(tmp_path / "local", tmp_path / "in", tmp_path / "out")))  # no key is sent
+        run_job(
+            load(write_job(tmp_path / "local", tmp_path / "in", tmp_path / "out"))
+        )  # no key is sent
         with dask.config.set({INSECURE_KEY: True}):
             assert run_job(job).status == "released"
 
 
-def test_over_the_loopback_a_key_may_go(in_process: Client, memory_store: str, tmp_path: Path) -> None:
-    job = load(write_job(tmp_path / "job", lake(tmp_path / "in", [40]), tmp_path, output__path=memory_store))
+def test_over_the_loopback_a_key_may_go(
+    in_process: Client, memory_store: str, tmp_path: Path
+) -> None:
+    job = load(
+        write_job(
+            tmp_path / "job", lake(tmp_path / "in", [40]), tmp_path, output__path=memory_store
+        )
+    )
     assert run_job(job).status == "released"
     kept = in_process.run_on_scheduler(lambda dask_scheduler: dask_scheduler.task_metadata)
     assert {value for name, value in kept.items() if name.startswith("dpdask-key-")} == {None}
@@ -180,15 +246,39 @@ def test_the_block_says_whether_it_may(in_process: Client, insecure: bool) -> No
     with open_cluster(Address(insecure=insecure), in_process.scheduler.address):
         assert dask.config.get(INSECURE_KEY) is insecure
     [warning] = check_cluster(Address(address="tcp://10.0.0.1:8786", insecure=True))
-    assert "anyone on the network path can read what is sent: exact counts, and the key of a run whose output is in a store; use tls://" in warning
+    assert (
+        "anyone on the network path can read what is sent: exact counts, and the key of a run whose output is in a store; use tls://"
+        in warning
+    )
 
 
 @pytest.mark.parametrize(
     ("address", "expected"),
     [
-        *((address, True) for address in ("tcp://10.0.0.1:8786", "10.0.0.1:8786", "ws://h:1/path", "ucx://h:1", "tcp://localhost.example:1")),
-        *((address, False) for address in ("tls://h:1", "wss://h:1", "TLS://h:1", "gateway://h:1/c", "inproc://10.0.0.1/1/1")),
-        *((address, False) for address in ("tcp://127.0.0.1:1", "ws://localhost:1/path", "tcp://[::1]:1")),
+        *(
+            (address, True)
+            for address in (
+                "tcp://10.0.0.1:8786",
+                "10.0.0.1:8786",
+                "ws://h:1/path",
+                "ucx://h:1",
+                "tcp://localhost.example:1",
+            )
+        ),
+        *(
+            (address, False)
+            for address in (
+                "tls://h:1",
+                "wss://h:1",
+                "TLS://h:1",
+                "gateway://h:1/c",
+                "inproc://10.0.0.1/1/1",
+            )
+        ),
+        *(
+            (address, False)
+            for address in ("tcp://127.0.0.1:1", "ws://localhost:1/path", "tcp://[::1]:1")
+        ),
     ],
 )
 def test_what_is_exposed(address: str, expected: bool) -> None:
@@ -197,7 +287,21 @@ def test_what_is_exposed(address: str, expected: bool) -> None:
 
 def test_a_slurm_worker_without_a_folder_of_its_own_does_not_start(tmp_path: Path) -> None:
     import_extra("dask_jobqueue", "slurm")  # it has defaults in Dask's configuration
-    script = "\n".join([*_options(Slurm(workers=1, memory="1GB"), tmp_path)["job_script_prologue"], 'echo "in $DPDASK_SCRATCH"'])
+    script = "\n".join(
+        [
+            *_options(Slurm(workers=1, memory="1GB"), tmp_path)["job_script_prologue"],
+            'echo "in $DPDASK_SCRATCH"',
+        ]
+    )
     for folder, code in ((tmp_path, 0), (tmp_path / "nowhere", 1)):
-        ended = subprocess.run(["bash", "-c", script], env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, text=True, check=False)
-        assert (ended.returncode, ended.stdout.startswith(f"in {folder}/dpdask-")) == (code, code == 0)
+        ended = subprocess.run(
+            ["bash", "-c", script],
+            env={**os.environ, "TMPDIR": str(folder)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ended.returncode, ended.stdout.startswith(f"in {folder}/dpdask-")) == (
+            code,
+            code == 0,
+        )

@@ -27,7 +27,12 @@ MANIFESTS = sorted(path for path in FOLDER.glob("*.yaml") if path.name != "clust
 
 def is_valid(path: Path) -> bool:
     """Whether Kubernetes knows every key of the resources in a file."""
-    words = [str(Path(sys.executable).parent / "kubernetes-validate"), "--strict", "--quiet", str(path)]
+    words = [
+        str(Path(sys.executable).parent / "kubernetes-validate"),
+        "--strict",
+        "--quiet",
+        str(path),
+    ]
     return subprocess.run(words, check=False, capture_output=True).returncode == 0
 
 
@@ -40,7 +45,10 @@ def test_kubernetes_knows_every_key(path: Path, tmp_path: Path) -> None:
 
 def resource_type() -> dict[str, Any]:
     """The schema of a DaskCluster, as the operator installs it."""
-    chart = importlib.resources.files("dask_kubernetes") / "operator/deployment/helm/dask-kubernetes-operator/crds/daskcluster.yaml"
+    chart = (
+        importlib.resources.files("dask_kubernetes")
+        / "operator/deployment/helm/dask-kubernetes-operator/crds/daskcluster.yaml"
+    )
     definition = yaml.safe_load(chart.read_text())
     schema: dict[str, Any] = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return schema
@@ -53,7 +61,11 @@ def strict(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     made = {key: strict(value) for key, value in schema.items()}
-    if isinstance(made.get("properties"), dict) and "additionalProperties" not in made and not made.get("x-kubernetes-preserve-unknown-fields"):
+    if (
+        isinstance(made.get("properties"), dict)
+        and "additionalProperties" not in made
+        and not made.get("x-kubernetes-preserve-unknown-fields")
+    ):
         made["additionalProperties"] = False
     return made
 
@@ -72,19 +84,29 @@ def test_what_the_operator_makes_of_it_is_valid(tmp_path: Path) -> None:
     from dask_kubernetes.operator.controller import controller
 
     resource = make_resource(BLOCK)
-    name, scheduler, worker = resource["metadata"]["name"], resource["spec"]["scheduler"], resource["spec"]["worker"]
+    name, scheduler, worker = (
+        resource["metadata"]["name"],
+        resource["spec"]["scheduler"],
+        resource["spec"]["worker"],
+    )
     made = [
         controller.build_scheduler_deployment_spec(name, scheduler["spec"], {}, {}),
         controller.build_scheduler_service_spec(name, scheduler["service"], {}, {}),
-        controller.build_worker_deployment_spec(f"{name}-default", "dpdask", name, "abc", worker["spec"], {}, {}),
+        controller.build_worker_deployment_spec(
+            f"{name}-default", "dpdask", name, "abc", worker["spec"], {}, {}
+        ),
     ]
     (tmp_path / "made.yaml").write_text(yaml.safe_dump_all(made))
     assert is_valid(tmp_path / "made.yaml")
     labels = made[0]["spec"]["template"]["metadata"]["labels"]
     assert made[1]["spec"]["selector"].items() <= labels.items()
     [container] = made[2]["spec"]["template"]["spec"]["containers"]
-    addresses = [each["value"] for each in container["env"] if each["name"] == "DASK_SCHEDULER_ADDRESS"]
-    assert addresses == [f"tls://{made[1]['metadata']['name']}.dpdask:8786"]  # not the operator's own, which is tcp://
+    addresses = [
+        each["value"] for each in container["env"] if each["name"] == "DASK_SCHEDULER_ADDRESS"
+    ]
+    assert addresses == [
+        f"tls://{made[1]['metadata']['name']}.dpdask:8786"
+    ]  # not the operator's own, which is tcp://
 
 
 def test_two_runs_have_two_clusters() -> None:
@@ -98,7 +120,10 @@ def test_two_runs_have_two_clusters() -> None:
     ("text", "says"),
     [
         (None, "the manifest cannot be read; check cluster.manifest"),
-        ("kind: Job", "this is not a DaskCluster with a name and workers; begin with cluster/kubernetes/cluster.yaml"),
+        (
+            "kind: Job",
+            "this is not a DaskCluster with a name and workers; begin with cluster/kubernetes/cluster.yaml",
+        ),
         ("{kind: DaskCluster, metadata: {name: a}, spec: 1}", "this is not a DaskCluster"),
         ("[", "the manifest cannot be read"),
     ],
@@ -111,9 +136,15 @@ def test_what_is_no_cluster(text: str | None, says: str, tmp_path: Path) -> None
 
 
 def test_the_block_of_the_readme(tmp_path: Path) -> None:
-    [text] = re.findall(r"```yaml\n(cluster:\n.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
-    job = load(write_job(tmp_path, lake(tmp_path / "in", [40]), tmp_path / "out", **yaml.safe_load(text)))
-    assert job.cluster == Kubernetes(manifest=str(tmp_path / "cluster.yaml"), namespace="dpdask", workers=4, tls=TLS)
+    [text] = re.findall(
+        r"```yaml\n(cluster:\n.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL
+    )
+    job = load(
+        write_job(tmp_path, lake(tmp_path / "in", [40]), tmp_path / "out", **yaml.safe_load(text))
+    )
+    assert job.cluster == Kubernetes(
+        manifest=str(tmp_path / "cluster.yaml"), namespace="dpdask", workers=4, tls=TLS
+    )
 
 
 def test_secrets_stand_nowhere_but_by_name() -> None:
@@ -124,6 +155,10 @@ def test_secrets_stand_nowhere_but_by_name() -> None:
 def test_every_pod_is_covered_by_the_network_policies() -> None:
     policies = list(yaml.safe_load_all((FOLDER / "network.yaml").read_text()))
     assert policies[0]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
-    driver = yaml.safe_load((FOLDER / "job.yaml").read_text())["spec"]["template"]["metadata"]["labels"]
-    allowed = [peer["podSelector"]["matchLabels"] for peer in policies[1]["spec"]["ingress"][0]["from"]]
+    driver = yaml.safe_load((FOLDER / "job.yaml").read_text())["spec"]["template"]["metadata"][
+        "labels"
+    ]
+    allowed = [
+        peer["podSelector"]["matchLabels"] for peer in policies[1]["spec"]["ingress"][0]["from"]
+    ]
     assert driver in allowed

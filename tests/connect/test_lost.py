@@ -15,29 +15,58 @@ from e2e.helpers import command, digests, lake, run_here, write_job
 
 CASES = [
     pytest.param("scheduler", signal.SIGKILL, "write", id="a scheduler that is killed"),
-    pytest.param("scheduler", signal.SIGTERM, "write", id="a scheduler that is stopped", marks=pytest.mark.slow),
-    pytest.param("scheduler", signal.SIGKILL, "survey", id="a scheduler that is killed early", marks=pytest.mark.slow),
-    pytest.param("workers", signal.SIGKILL, "write", id="workers that are killed", marks=pytest.mark.slow),
+    pytest.param(
+        "scheduler",
+        signal.SIGTERM,
+        "write",
+        id="a scheduler that is stopped",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "scheduler",
+        signal.SIGKILL,
+        "survey",
+        id="a scheduler that is killed early",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "workers", signal.SIGKILL, "write", id="workers that are killed", marks=pytest.mark.slow
+    ),
 ]
 
 
 @pytest.mark.more
 @pytest.mark.parametrize(("what", "strike", "stage"), CASES)
-def test_what_is_lost_is_temporary(what: str, strike: signal.Signals, stage: str, tmp_path: Path) -> None:
+def test_what_is_lost_is_temporary(
+    what: str, strike: signal.Signals, stage: str, tmp_path: Path
+) -> None:
     source = lake(tmp_path / "in", [3000] * 10, row_group=1000)
     with scheduler(tmp_path) as (process, address), ExitStack() as stack:
-        workers = [stack.enter_context(running(worker_words(address), tmp_path / f"worker-{number}.log")) for number in range(2)]
+        workers = [
+            stack.enter_context(running(worker_words(address), tmp_path / f"worker-{number}.log"))
+            for number in range(2)
+        ]
         with Client(address, set_as_default=False) as client:
             client.wait_for_workers(2, timeout=120)
         block = {"kind": "address", "address": address}
-        job = write_job(tmp_path / "job", source, tmp_path / "out", cluster=block, output__rows_per_shard=1000)
+        job = write_job(
+            tmp_path / "job", source, tmp_path / "out", cluster=block, output__rows_per_shard=1000
+        )
         environment = {**python_path(), "DASK_DPDASK__PATIENCE_SECONDS": "10"}
         said = []
-        with subprocess.Popen(command("run", job), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as driver:
+        with subprocess.Popen(
+            command("run", job),
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as driver:
             assert driver.stderr is not None
             for line in driver.stderr:
                 said.append(line)
-                if f'"stage": "{stage}", "done": 0,' in line:  # a log has few lines: this one, and later ones after seconds
+                if (
+                    f'"stage": "{stage}", "done": 0,' in line
+                ):  # a log has few lines: this one, and later ones after seconds
                     time.sleep(0.2)
                     for each in [process] if what == "scheduler" else workers:
                         each.send_signal(strike)

@@ -17,9 +17,29 @@ from typing import Any
 
 import dask
 import pytest
-from connect.processes import AS_NOBODY, ROOT, hide_dpdask, python_path, running, scheduler, worker_options, worker_words
+from connect.processes import (
+    AS_NOBODY,
+    ROOT,
+    hide_dpdask,
+    python_path,
+    running,
+    scheduler,
+    worker_options,
+    worker_words,
+)
 from distributed import Client, LocalCluster
-from e2e.helpers import call_cli, charging_entries, digests, error_line, hidden, lake, load, run_cli, run_here, write_job
+from e2e.helpers import (
+    call_cli,
+    charging_entries,
+    digests,
+    error_line,
+    hidden,
+    lake,
+    load,
+    run_cli,
+    run_here,
+    write_job,
+)
 
 from dpdask.connect import probe
 from dpdask.connect.probe import check_workers
@@ -52,11 +72,25 @@ def wait_for(address: str, workers: int) -> None:
         client.wait_for_workers(workers, timeout=120)
 
 
-def refused(job: Path, folder: Path, address: str, source: Path, run: Callable[..., CompletedProcess[str]] = call_cli) -> tuple[int, str]:
+def refused(
+    job: Path,
+    folder: Path,
+    address: str,
+    source: Path,
+    run: Callable[..., CompletedProcess[str]] = call_cli,
+) -> tuple[int, str]:
     """Run a job with a ledger on a scheduler; return its exit code and its line, after checking that nothing was charged or left."""
     url = f"sqlite:///{folder}/ledger.db"
-    assert call_cli("ledger", "init", "--url", url, "--dataset", "d", "--epsilon", "9").returncode == 0
-    job = write_job(job, source, folder / "out", ledger={"url": url, "dataset": "d"}, cluster={"kind": "address", "address": address})
+    assert (
+        call_cli("ledger", "init", "--url", url, "--dataset", "d", "--epsilon", "9").returncode == 0
+    )
+    job = write_job(
+        job,
+        source,
+        folder / "out",
+        ledger={"url": url, "dataset": "d"},
+        cluster={"kind": "address", "address": address},
+    )
     began = time.monotonic()
     ended = run("run", job)
     assert time.monotonic() - began < LEAST
@@ -78,29 +112,51 @@ def test_a_worker_without_dpdask_and_one_with_another_version(source: Path, tmp_
     with scheduler(tmp_path) as (_, address), ExitStack() as stack:
         stack.enter_context(running(worker_words(address), tmp_path / "worker-0.log"))
         without = ExitStack()
-        without.enter_context(running(worker_words(address), tmp_path / "worker-1.log", python_path(hide_dpdask(tmp_path / "hidden"))))
+        without.enter_context(
+            running(
+                worker_words(address),
+                tmp_path / "worker-1.log",
+                python_path(hide_dpdask(tmp_path / "hidden")),
+            )
+        )
         with without:
             wait_for(address, 2)
             code, line = refused(tmp_path / "job", tmp_path, address, source, run_cli)
             assert code == 64
             assert "cluster: 1 of 2 workers: no dpdask, and the driver has 0." in line
-        with running(worker_words(address), tmp_path / "worker-2.log", python_path(other_version(tmp_path / "other"))):
+        with running(
+            worker_words(address),
+            tmp_path / "worker-2.log",
+            python_path(other_version(tmp_path / "other")),
+        ):
             wait_for(address, 2)
             code, line = refused(tmp_path / "job", tmp_path, address, source)
             assert code == 64
             assert re.search(
-                rf"cluster: 1 of 2 workers: dpdask 0\.0\.9, and the driver has {re.escape(__version__)}; install the same versions", line
+                rf"cluster: 1 of 2 workers: dpdask 0\.0\.9, and the driver has {re.escape(__version__)}; install the same versions",
+                line,
             )
 
 
-def test_a_scheduler_without_dpdask_and_one_with_another_version(source: Path, tmp_path: Path) -> None:
-    for folder, says in ((hide_dpdask(tmp_path / "hidden"), "no dpdask"), (other_version(tmp_path / "other"), "dpdask 0.0.9")):
+def test_a_scheduler_without_dpdask_and_one_with_another_version(
+    source: Path, tmp_path: Path
+) -> None:
+    for folder, says in (
+        (hide_dpdask(tmp_path / "hidden"), "no dpdask"),
+        (other_version(tmp_path / "other"), "dpdask 0.0.9"),
+    ):
         place = tmp_path / f"of {folder.name}"
         place.mkdir()
         prefix = ("env", f"PYTHONPATH={python_path(folder)['PYTHONPATH']}")
-        with scheduler(place, prefix=prefix) as (_, address), running(worker_words(address), place / "worker.log"):
+        with (
+            scheduler(place, prefix=prefix) as (_, address),
+            running(worker_words(address), place / "worker.log"),
+        ):
             code, line = refused(place / "job", place, address, source)
-        assert (code, f"cluster: the scheduler: {says}, and the driver has {__version__}" in line) == (64, True), line
+        assert (
+            code,
+            f"cluster: the scheduler: {says}, and the driver has {__version__}" in line,
+        ) == (64, True), line
 
 
 @pytest.mark.more
@@ -113,34 +169,68 @@ def test_a_worker_of_another_user(source: Path, open_folder: Path, tmp_path: Pat
     with scheduler(tmp_path) as (_, address):
         (open_folder / "scratch").mkdir()
         (open_folder / "scratch").chmod(0o777)  # /tmp may hold another user's folder for Dask
-        words = [sys.executable, "-c", AS_NOBODY, *worker_options(address, "--local-directory", str(open_folder / "scratch"))]
+        words = [
+            sys.executable,
+            "-c",
+            AS_NOBODY,
+            *worker_options(address, "--local-directory", str(open_folder / "scratch")),
+        ]
         with running(words, tmp_path / "worker.log"):
             wait_for(address, 1)
             code, line = refused(tmp_path / "job", open_folder, address, open_folder / "in")
-            assert (code, "1 of 1 workers: cannot write into the output's folder; give workers the same paths" in line) == (73, True)
+            assert (
+                code,
+                "1 of 1 workers: cannot write into the output's folder; give workers the same paths"
+                in line,
+            ) == (73, True)
             (open_folder / "ledger.db").unlink()
-            code, line = refused(tmp_path / "job", open_folder, address, open_folder / "mine" / "in")
-            assert (code, "1 of 1 workers: cannot read the first file of the input" in line) == (66, True)
+            code, line = refused(
+                tmp_path / "job", open_folder, address, open_folder / "mine" / "in"
+            )
+            assert (code, "1 of 1 workers: cannot read the first file of the input" in line) == (
+                66,
+                True,
+            )
 
 
 def test_no_worker_comes(source: Path, tmp_path: Path) -> None:
-    with scheduler(tmp_path) as (_, address), Client(address) as client, dask.config.set({"dpdask.patience-seconds": 0.5}):
-        with pytest.raises(TemporaryError, match=r"^cluster: no worker connected within 0 seconds; check that workers start"):
+    with (
+        scheduler(tmp_path) as (_, address),
+        Client(address) as client,
+        dask.config.set({"dpdask.patience-seconds": 0.5}),
+    ):
+        with pytest.raises(
+            TemporaryError,
+            match=r"^cluster: no worker connected within 0 seconds; check that workers start",
+        ):
             run_job(load(write_job(tmp_path / "job", source, tmp_path / "out")))
         assert client.status == "running"
     assert not hidden(tmp_path / "out").exists()
 
 
 def test_a_row_group_that_no_worker_can_hold(source: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "processes": False, "protocol": "tcp"}
+    options: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "dashboard_address": "127.0.0.1:0",
+        "processes": False,
+        "protocol": "tcp",
+    }
     job = load(write_job(tmp_path / "job", source, tmp_path / "out"))
     fragments = discover(job.input_url, job.schema).fragments
-    assert all(fragment.n_bytes_decoded / 400 * 10 > 200 for fragment in fragments)  # some columns of 400 rows
+    assert all(
+        fragment.n_bytes_decoded / 400 * 10 > 200 for fragment in fragments
+    )  # some columns of 400 rows
     large = [replace(fragment, n_bytes_decoded=2**30) for fragment in fragments]
     folder = Folder(absolute_url(str(tmp_path)))
-    with LocalCluster(n_workers=1, threads_per_worker=2, memory_limit="3GB", **options) as cluster, Client(cluster):
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=2, memory_limit="3GB", **options) as cluster,
+        Client(cluster),
+    ):
         check_workers(fragments, output=folder, secrets=folder)
-        with pytest.raises(SpecError, match=r"1 of 1 workers: a memory limit of 2.79 GiB, and the largest row group in 2 threads needs about 4.39"):
+        with pytest.raises(
+            SpecError,
+            match=r"1 of 1 workers: a memory limit of 2.79 GiB, and the largest row group in 2 threads needs about 4.39",
+        ):
             check_workers(large, output=folder, secrets=folder)
     with LocalCluster(n_workers=1, memory_limit=0, **options) as cluster, Client(cluster):
         check_workers(large, output=folder)
@@ -148,7 +238,9 @@ def test_a_row_group_that_no_worker_can_hold(source: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.more
-def test_a_worker_that_joins_later_with_another_version_refuses(source: Path, tmp_path: Path) -> None:
+def test_a_worker_that_joins_later_with_another_version_refuses(
+    source: Path, tmp_path: Path
+) -> None:
     """It gets tasks once the only right worker is gone; the run ends with 75, and is resumed on right ones."""
     job = load(write_job(tmp_path / "job", source, tmp_path / "out"))
     run_here(write_job(tmp_path / "quiet", source, tmp_path / "out-quiet"))
@@ -158,12 +250,19 @@ def test_a_worker_that_joins_later_with_another_version_refuses(source: Path, tm
 
         def replace_the_worker(stage: str, done: int, total: int) -> None:
             if (stage, done) == ("survey", total) and right.poll() is None:
-                stack.enter_context(running(worker_words(address), tmp_path / "worker-1.log", python_path(other_version(tmp_path / "other"))))
+                stack.enter_context(
+                    running(
+                        worker_words(address),
+                        tmp_path / "worker-1.log",
+                        python_path(other_version(tmp_path / "other")),
+                    )
+                )
                 client.wait_for_workers(2)
                 right.kill()
 
         with pytest.raises(
-            TemporaryError, match=rf"a worker joined with another version: dpdask 0\.0\.9, and the driver has {re.escape(__version__)}"
+            TemporaryError,
+            match=rf"a worker joined with another version: dpdask 0\.0\.9, and the driver has {re.escape(__version__)}",
         ):
             run_job(job, replace_the_worker)
         assert hidden(tmp_path / "out").exists()
@@ -173,10 +272,20 @@ def test_a_worker_that_joins_later_with_another_version_refuses(source: Path, tm
 
 @pytest.mark.more
 def test_an_adaptive_cluster_starts_with_no_worker(source: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "protocol": "tcp", "threads_per_worker": 1}
+    options: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "dashboard_address": "127.0.0.1:0",
+        "protocol": "tcp",
+        "threads_per_worker": 1,
+    }
     with LocalCluster(n_workers=0, **options) as cluster:
         cluster.adapt(minimum=0, maximum=2)
-        job = write_job(tmp_path / "job", source, tmp_path / "out", cluster={"kind": "address", "address": cluster.scheduler_address})
+        job = write_job(
+            tmp_path / "job",
+            source,
+            tmp_path / "out",
+            cluster={"kind": "address", "address": cluster.scheduler_address},
+        )
         ended = run_cli("run", job)
     assert ended.returncode == 0, ended.stderr
     run_here(write_job(tmp_path / "quiet", source, tmp_path / "out-quiet"))
@@ -193,7 +302,9 @@ def answer_late(libraries: tuple[str, ...]) -> dict[str, str | None]:
 
 
 @pytest.mark.more
-def test_an_adaptive_cluster_keeps_a_worker_that_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adaptive_cluster_keeps_a_worker_that_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hold = probe._held
 
     def hold_late(client: Client) -> AbstractContextManager[None]:
@@ -203,20 +314,35 @@ def test_an_adaptive_cluster_keeps_a_worker_that_is_asked(tmp_path: Path, monkey
 
     monkeypatch.setattr(probe, "_held", hold_late)
     monkeypatch.setattr(probe, "find_versions", answer_late)
-    with LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster, Client(cluster):
+    with (
+        LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster),
+    ):
         cluster.adapt(minimum=0, maximum=1, interval="100ms", wait_count=1)
         check_workers([], output=Folder(str(tmp_path)))
 
 
-def test_a_scheduler_that_is_lost_while_workers_are_asked_is_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_that_is_lost_while_workers_are_asked_is_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = Folder(f"file://{tmp_path}/out")
     output.create()
-    options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    options = {
+        "n_workers": 1,
+        "threads_per_worker": 1,
+        "processes": False,
+        "dashboard_address": None,
+    }
     patience = {"distributed.comm.timeouts.connect": "500ms"}
     with LocalCluster(**options) as cluster, Client(cluster) as client, dask.config.set(patience):
         for _ in range(2):
             check_workers((), output=output, secrets=output)
-        assert client.run_on_scheduler(lambda dask_scheduler: dict(dask_scheduler.extensions["events"]._events)) == {}
+        assert (
+            client.run_on_scheduler(
+                lambda dask_scheduler: dict(dask_scheduler.extensions["events"]._events)
+            )
+            == {}
+        )
 
         def lose(_: Client) -> None:
             cluster.sync(cluster.scheduler.close)
@@ -229,11 +355,24 @@ def test_a_scheduler_that_is_lost_while_workers_are_asked_is_temporary(tmp_path:
 
 def test_versions_are_found_without_this_package() -> None:
     found = find_versions()
-    assert list(found) == ["Python", "dpdask", "stream format", "dask", "distributed", "numba", "numpy", "pandas", "pyarrow"]
+    assert list(found) == [
+        "Python",
+        "dpdask",
+        "stream format",
+        "dask",
+        "distributed",
+        "numba",
+        "numpy",
+        "pandas",
+        "pyarrow",
+    ]
     assert found["Python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert find_versions(("no-such-library",))["no-such-library"] is None
     assert compare_versions(found, found) == ""
-    assert compare_versions({**found, "numba": "0.1"}, {**found, "numba": "0.2"}) == "numba 0.1, and the driver has 0.2"
+    assert (
+        compare_versions({**found, "numba": "0.1"}, {**found, "numba": "0.2"})
+        == "numba 0.1, and the driver has 0.2"
+    )
     assert compare_versions({"Python": "3.10"}, found).startswith("Python 3.10, and")
     assert Stamp() == Stamp()
 
@@ -242,10 +381,22 @@ def test_a_stamp_refuses_where_versions_differ(tmp_path: Path) -> None:
     code = "import pickle, sys\nfrom dpdask.versions import Stamp\nsys.stdout.buffer.write(pickle.dumps(Stamp()))"
     load_it = "import pickle, sys\npickle.load(sys.stdin.buffer).check()"
 
-    def run(code: str, environment: dict[str, str], given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run([sys.executable, "-c", code], env=environment, input=given, capture_output=True, check=False, cwd=tmp_path)
+    def run(
+        code: str, environment: dict[str, str], given: bytes = b""
+    ) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            input=given,
+            capture_output=True,
+            check=False,
+            cwd=tmp_path,
+        )
 
     stamp = run(code, python_path()).stdout
     assert run(load_it, python_path(), stamp).returncode == 0
     failed = run(load_it, python_path(other_version(tmp_path / "other")), stamp)
-    assert b"TemporaryError: cluster: a worker joined with another version: dpdask 0.0.9" in failed.stderr
+    assert (
+        b"TemporaryError: cluster: a worker joined with another version: dpdask 0.0.9"
+        in failed.stderr
+    )

@@ -22,31 +22,48 @@ from dpdask.connect.spec import Slurm
 
 needs_slurm = pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())
 
-[TEXT] = re.findall(r"```yaml\n(cluster:\n.*?)```", (ROOT / "cluster/slurm/README.md").read_text(), re.DOTALL)
+[TEXT] = re.findall(
+    r"```yaml\n(cluster:\n.*?)```", (ROOT / "cluster/slurm/README.md").read_text(), re.DOTALL
+)
 BLOCK = {**yaml.safe_load(TEXT)["cluster"], "workers": 2, "memory": "1GB"}  # these nodes are small
 
 
 @pytest.fixture(scope="module")
 def environment() -> Iterator[dict[str, str]]:
-    folder = Path(tempfile.mkdtemp(prefix="dpdask-slurm-"))  # munge takes only short paths that everybody may enter
+    folder = Path(
+        tempfile.mkdtemp(prefix="dpdask-slurm-")
+    )  # munge takes only short paths that everybody may enter
     folder.chmod(0o755)
     with slurm.running(folder) as found:
         yield {**python_path(), **found, "PYTHONPATH": python_path()["PYTHONPATH"]}
     shutil.rmtree(folder)
 
 
-def run(job: Path, environment: dict[str, str], strike: Any = None) -> subprocess.CompletedProcess[str]:
+def run(
+    job: Path, environment: dict[str, str], strike: Any = None
+) -> subprocess.CompletedProcess[str]:
     """Run a job; call `strike` once, while shards are written."""
     said = []
-    with subprocess.Popen(command("run", job), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=job.parent) as driver:
+    with subprocess.Popen(
+        command("run", job),
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=job.parent,
+    ) as driver:
         assert driver.stderr is not None
         assert driver.stdout is not None
         for line in driver.stderr:
             said.append(line)
-            if strike is not None and '"stage": "write", "done": 0,' in line:  # a log has few lines: this one, and later ones after seconds
+            if (
+                strike is not None and '"stage": "write", "done": 0,' in line
+            ):  # a log has few lines: this one, and later ones after seconds
                 time.sleep(0.3)
                 strike()
-        return subprocess.CompletedProcess([], driver.wait(timeout=200), driver.stdout.read(), "".join(said))
+        return subprocess.CompletedProcess(
+            [], driver.wait(timeout=200), driver.stdout.read(), "".join(said)
+        )
 
 
 def jobs(environment: dict[str, str]) -> list[str]:
@@ -65,9 +82,13 @@ CASES = [
 
 @needs_slurm
 @pytest.mark.parametrize(("block", "cancelled"), CASES)
-def test_the_same_bytes(block: dict[str, Any], cancelled: int, environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_same_bytes(
+    block: dict[str, Any], cancelled: int, environment: dict[str, str], tmp_path: Path
+) -> None:
     source = lake(tmp_path / "in", [3000] * 10, row_group=1000)
-    job = write_job(tmp_path / "job", source, tmp_path / "out", cluster=block, output__rows_per_shard=1000)
+    job = write_job(
+        tmp_path / "job", source, tmp_path / "out", cluster=block, output__rows_per_shard=1000
+    )
     found: list[str] = []
 
     def strike() -> None:
@@ -82,10 +103,15 @@ def test_the_same_bytes(block: dict[str, Any], cancelled: int, environment: dict
     assert ended.returncode == 0, ended.stderr
     assert [line for line in ended.stderr.splitlines() if not line.startswith("{")] == []
     assert len(found) >= 1
-    assert [path.name for path in scratch.iterdir()] == [f"dpdask-{os.getuid()}"]  # the driver's, which runs share
+    assert [path.name for path in scratch.iterdir()] == [
+        f"dpdask-{os.getuid()}"
+    ]  # the driver's, which runs share
     run_here(job, output__path=tmp_path / "quiet", cluster="{kind: synchronous}")
     assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
-    assert {path.name for path in job.parent.iterdir()} == {"job.yaml", "schema.yaml"}  # no certificate, log or script is left
+    assert {path.name for path in job.parent.iterdir()} == {
+        "job.yaml",
+        "schema.yaml",
+    }  # no certificate, log or script is left
 
 
 def check_private(folder: Path) -> None:
@@ -95,15 +121,27 @@ def check_private(folder: Path) -> None:
     keys = list(shared.glob("*.pem"))
     assert {path.name for path in keys} == {"ca.pem", "cert.pem", "key.pem"}
     assert {path.stat().st_mode & 0o777 for path in keys} == {0o600}
-    commands = [(path / "cmdline").read_bytes() for path in Path("/proc").glob("[0-9]*") if (path / "cmdline").exists()]
+    commands = [
+        (path / "cmdline").read_bytes()
+        for path in Path("/proc").glob("[0-9]*")
+        if (path / "cmdline").exists()
+    ]
     workers = [words.split(b"\0") for words in commands if b"distributed.cli.dask_worker" in words]
-    assert any(b"--lifetime" in words and any(word.startswith(b"tls://") for word in words) for words in workers)
+    assert any(
+        b"--lifetime" in words and any(word.startswith(b"tls://") for word in words)
+        for words in workers
+    )
     assert not any(b"PRIVATE KEY" in words for words in commands)
 
 
 @needs_slurm
 def test_what_slurm_refuses_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
-    job = write_job(tmp_path / "job", lake(tmp_path / "in", [40]), tmp_path / "out", cluster={**BLOCK, "partition": "nowhere"})
+    job = write_job(
+        tmp_path / "job",
+        lake(tmp_path / "in", [40]),
+        tmp_path / "out",
+        cluster={**BLOCK, "partition": "nowhere"},
+    )
     ended = run(job, environment)
     assert (ended.returncode, error_line(ended)) == (
         64,
@@ -123,5 +161,9 @@ def test_without_sbatch_slurm_is_one_line(environment: dict[str, str], tmp_path:
 
 
 def test_the_block_of_the_readme(tmp_path: Path) -> None:
-    job = load(write_job(tmp_path, lake(tmp_path / "in", [40]), tmp_path / "out", **yaml.safe_load(TEXT)))
-    assert job.cluster == Slurm(workers=8, memory="4GB", walltime="01:00:00", shared_folder=str(tmp_path))
+    job = load(
+        write_job(tmp_path, lake(tmp_path / "in", [40]), tmp_path / "out", **yaml.safe_load(TEXT))
+    )
+    assert job.cluster == Slurm(
+        workers=8, memory="4GB", walltime="01:00:00", shared_folder=str(tmp_path)
+    )

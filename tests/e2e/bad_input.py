@@ -59,7 +59,10 @@ JOB: dict[str, Any] = {
 }
 KNOWN: dict[str, Any] = {
     "kind": "known",
-    "columns": {"rating": {"probabilities": [0.2, 0.3, 0.5]}, "price": {"name": "uniform", "loc": 0, "scale": 100}},
+    "columns": {
+        "rating": {"probabilities": [0.2, 0.3, 0.5]},
+        "price": {"name": "uniform", "loc": 0, "scale": 100},
+    },
 }
 Words = list[str]
 
@@ -123,13 +126,21 @@ def command(*words: str) -> Ended:
 def files(folder: Path) -> dict[str, str]:
     """Return the digest of every file below a folder, hidden ones too; of a folder its name alone."""
     return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "" for path in sorted(folder.rglob("*"))
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.is_file()
+        else ""
+        for path in sorted(folder.rglob("*"))
     }
 
 
 def execute(case: Case, folder: Path) -> tuple[Ended, dict[str, str], dict[str, str]]:
     """Return how a case ended, and the files before and after."""
-    with mock.patch.dict(os.environ, {key: value.format(folder=folder) for key, value in case.env.items()}), dask.config.set(dict(case.config)):
+    with (
+        mock.patch.dict(
+            os.environ, {key: value.format(folder=folder) for key, value in case.env.items()}
+        ),
+        dask.config.set(dict(case.config)),
+    ):
         words = case.prepare(folder)
         before = files(folder)
         return command(*words), before, files(folder)
@@ -158,9 +169,18 @@ def with_value(name: str, value: Any) -> pa.Table:
     return table(**{name: pa.array(values)})
 
 
-def job(folder: Path, parts: Mapping[str, pa.Table] | None = None, *words: str, columns: Any = COLUMNS, verb: str = "run", **changed: Any) -> Words:
+def job(
+    folder: Path,
+    parts: Mapping[str, pa.Table] | None = None,
+    *words: str,
+    columns: Any = COLUMNS,
+    verb: str = "run",
+    **changed: Any,
+) -> Words:
     """Write a job, its schema and its table, and return the words that run it. `a__b=c` changes the job's key a.b."""
-    for name, part in (parts if parts is not None else {"part-0.parquet": table(), "part-1.parquet": table(seed=2)}).items():
+    for name, part in (
+        parts if parts is not None else {"part-0.parquet": table(), "part-1.parquet": table(seed=2)}
+    ).items():
         path = folder / "data" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(part, path, row_group_size=100)
@@ -172,16 +192,23 @@ def job(folder: Path, parts: Mapping[str, pa.Table] | None = None, *words: str, 
             inner = inner.setdefault(parent, {})
         inner[last] = value
     (folder / "schema.yaml").write_text(
-        columns if isinstance(columns, str) else yaml.safe_dump({"columns": columns}, sort_keys=False), encoding="utf-8"
+        columns
+        if isinstance(columns, str)
+        else yaml.safe_dump({"columns": columns}, sort_keys=False),
+        encoding="utf-8",
     )
-    (folder / "job.yaml").write_text(yaml.safe_dump(written, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    (folder / "job.yaml").write_text(
+        yaml.safe_dump(written, sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
     return [verb, str(folder / "job.yaml"), *words]
 
 
 def _csv(folder: Path, *texts: str | bytes, **changed: Any) -> Words:
     (folder / "data").mkdir()
     for index, text in enumerate(texts):
-        (folder / "data" / f"part-{index}.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+        (folder / "data" / f"part-{index}.csv").write_bytes(
+            text if isinstance(text, bytes) else text.encode()
+        )
     return job(folder, {}, **changed)
 
 
@@ -217,7 +244,10 @@ def bit_flipped(data: bytes) -> bytes:
 def crashed(folder: Path) -> Words:
     """Return the words of a job whose first run stopped after it was fitted."""
     words = job(folder)
-    with mock.patch("dpdask.jobs.run.write_all", side_effect=TemporaryError("crash")), contextlib.suppress(TemporaryError):
+    with (
+        mock.patch("dpdask.jobs.run.write_all", side_effect=TemporaryError("crash")),
+        contextlib.suppress(TemporaryError),
+    ):
         run_job(load_job(words[1]))
     assert (folder / ".out.dpdask" / "release.npz").exists()
     return words
@@ -254,7 +284,11 @@ def _released(folder: Path) -> Words:
 def _one_held_out(folder: Path) -> Words:
     words = job(folder, {"part-0.parquet": table(2)}, mechanism__reference__fraction=0.5)
     [fragment] = discover(f"file://{folder}/data", Schema.from_dict({"columns": COLUMNS})).fragments
-    seed = next(seed for seed in range(100) if holdout_mask(stream(RunKey.insecure(seed), "holdout", fragment.id), 2, 0.5).sum() == 1)
+    seed = next(
+        seed
+        for seed in range(100)
+        if holdout_mask(stream(RunKey.insecure(seed), "holdout", fragment.id), 2, 0.5).sum() == 1
+    )
     return [*words, "--set", f"insecure_seed={seed}"]
 
 
@@ -292,7 +326,9 @@ def _empty_file_among_good(folder: Path) -> Words:
 
 def _duplicated_in_file(folder: Path) -> Words:
     good = table()
-    twice = pa.Table.from_arrays([*good.columns, good.column("rating")], names=[*good.column_names, "rating"])
+    twice = pa.Table.from_arrays(
+        [*good.columns, good.column("rating")], names=[*good.column_names, "rating"]
+    )
     return job(folder, {"part-0.parquet": twice})
 
 
@@ -309,7 +345,15 @@ def _mixed_kinds(folder: Path) -> Words:
 def _truncated_gzip(folder: Path) -> Words:
     words = job(folder, {})
     (folder / "data").mkdir()
-    data = gzip.compress((_HEADER + "".join(f"{row},{row % 3 + 1},{row * 0.001:.3f},{row * 7919 % 104729}\n" for row in range(50_000))).encode())
+    data = gzip.compress(
+        (
+            _HEADER
+            + "".join(
+                f"{row},{row % 3 + 1},{row * 0.001:.3f},{row * 7919 % 104729}\n"
+                for row in range(50_000)
+            )
+        ).encode()
+    )
     (folder / "data" / "part.csv.gz").write_bytes(data[: len(data) // 2])
     return words
 
@@ -328,26 +372,64 @@ _TWICE = "columns:\n  userId: {role: keep}\n  rating: {role: drop}\n  rating: {r
 _BAD = {"part-0.parquet": table(seed=2)}
 
 
-def _case(name: str, code: int, says: str, *words: str, parts: Mapping[str, pa.Table] | None = None, columns: Any = COLUMNS, **changed: Any) -> Case:
-    return Case(name=name, code=code, says=says, prepare=lambda folder: job(folder, parts, *words, columns=columns, **changed))
+def _case(
+    name: str,
+    code: int,
+    says: str,
+    *words: str,
+    parts: Mapping[str, pa.Table] | None = None,
+    columns: Any = COLUMNS,
+    **changed: Any,
+) -> Case:
+    return Case(
+        name=name,
+        code=code,
+        says=says,
+        prepare=lambda folder: job(folder, parts, *words, columns=columns, **changed),
+    )
 
 
 def _bad_value(name: str, column: str, value: Any, says: str) -> Case:
     """Return a case of one value that the schema refuses: the line names its column, and neither file nor row group."""
-    return _case(name, 65, rf"^dpdask: column '{column}': {says}", parts={**_BAD, "part-1.parquet": with_value(column, value)}, columns=_REFUSING)
+    return _case(
+        name,
+        65,
+        rf"^dpdask: column '{column}': {says}",
+        parts={**_BAD, "part-1.parquet": with_value(column, value)},
+        columns=_REFUSING,
+    )
 
 
 def _outside(make: Callable[..., Case], **columns: Any) -> tuple[Case, ...]:
     """Return the cases of one kind of job whose values outside their domain are declared to become something else."""
     without = {name: column for name, column in columns.items() if column["role"] == "drop"}
     clipped = _PRICE | {"outside": "clip"}
-    nulls = {"price": _PRICE | {"nulls": "level", "outside": "null"}, "rating": _RATING | {"nulls": "level", "outside": "null"}}
+    nulls = {
+        "price": _PRICE | {"nulls": "level", "outside": "null"},
+        "rating": _RATING | {"nulls": "level", "outside": "null"},
+    }
     return (
         *(
-            make(f"{what}, clipped", 0, "", parts={**_BAD, "a.parquet": with_value("price", value)}, columns=COLUMNS | {"price": clipped} | without)
-            for what, value in (("a value outside its bounds", NUMBER), ("an infinity", float("inf")), ("a number beyond 2**1021", -1e308))
+            make(
+                f"{what}, clipped",
+                0,
+                "",
+                parts={**_BAD, "a.parquet": with_value("price", value)},
+                columns=COLUMNS | {"price": clipped} | without,
+            )
+            for what, value in (
+                ("a value outside its bounds", NUMBER),
+                ("an infinity", float("inf")),
+                ("a number beyond 2**1021", -1e308),
+            )
         ),
-        make("a clip that is not declared", 0, "", parts={**_BAD, "a.parquet": with_value("price", NUMBER)}, columns=COLUMNS | without),
+        make(
+            "a clip that is not declared",
+            0,
+            "",
+            parts={**_BAD, "a.parquet": with_value("price", NUMBER)},
+            columns=COLUMNS | without,
+        ),
         make(
             "NaN where null is no level",
             65,
@@ -384,18 +466,42 @@ _WIDE = {f"p{place}": _PRICE for place in range(5)} | {name: {"role": "drop"} fo
 _NULLS = pa.nulls(N_ROWS, pa.float64())
 
 
-def _copula(name: str, code: int, says: str, *words: str, parts: Mapping[str, pa.Table] | None = None, columns: Any = None, **changed: Any) -> Case:
+def _copula(
+    name: str,
+    code: int,
+    says: str,
+    *words: str,
+    parts: Mapping[str, pa.Table] | None = None,
+    columns: Any = None,
+    **changed: Any,
+) -> Case:
     """Return a case of a copula job: its mechanism's keys begin with `mechanism__`, the other changes are as in `job`."""
     given = {"mechanism": {"kind": "copula", "bins": 6}, **changed}
-    return _case(f"copula: {name}", code, says, *words, parts=parts, columns=columns or _NOBODYS, **given)
+    return _case(
+        f"copula: {name}", code, says, *words, parts=parts, columns=columns or _NOBODYS, **given
+    )
 
 
 def _marginals(
-    name: str, code: int, says: str, *words: str, columns: Any = None, parts: Mapping[str, pa.Table] | None = None, **mechanism: Any
+    name: str,
+    code: int,
+    says: str,
+    *words: str,
+    columns: Any = None,
+    parts: Mapping[str, pa.Table] | None = None,
+    **mechanism: Any,
 ) -> Case:
     """Return a case of a marginals job."""
     given = {"kind": "marginals", "cliques": [["rating"], ["rating", "price"]], **mechanism}
-    return _case(f"marginals: {name}", code, says, *words, parts=parts, columns=columns or _NOBODYS, mechanism=given)
+    return _case(
+        f"marginals: {name}",
+        code,
+        says,
+        *words,
+        parts=parts,
+        columns=columns or _NOBODYS,
+        mechanism=given,
+    )
 
 
 def _wide() -> dict[str, pa.Table]:
@@ -420,11 +526,19 @@ NOISY_TABLES: tuple[Case, ...] = (
         )
         for text in ("0", "-1", "1.5", "all")
     ),
-    _copula("δ = 1", 64, r"job\.yaml, .*privacy\.delta: a number below 1 is expected", "--set", "privacy.delta=1"),
+    _copula(
+        "δ = 1",
+        64,
+        r"job\.yaml, .*privacy\.delta: a number below 1 is expected",
+        "--set",
+        "privacy.delta=1",
+    ),
     _copula("a δ of 1 / rows and more", 0, "", "--set", "privacy.delta=0.01"),
     _copula("add-remove", 0, "", "--set", "privacy.adjacency=add-remove"),
     _copula("ε = 1e-6", 0, "", "--set", "privacy.epsilon=1e-6"),
-    _copula("ε = 1e-6 and a δ", 0, "", "--set", "privacy.epsilon=1e-6", "--set", "privacy.delta=1e-9"),
+    _copula(
+        "ε = 1e-6 and a δ", 0, "", "--set", "privacy.epsilon=1e-6", "--set", "privacy.delta=1e-9"
+    ),
     _copula("ε = 100", 0, "", "--set", "privacy.epsilon=100"),
     _copula(
         "one level",
@@ -447,7 +561,8 @@ NOISY_TABLES: tuple[Case, ...] = (
         "a column of nulls, a level",
         0,
         "",
-        columns=_NOBODYS | {"rating": _RATING | {"nulls": "level"}, "price": _PRICE | {"nulls": "level"}},
+        columns=_NOBODYS
+        | {"rating": _RATING | {"nulls": "level"}, "price": _PRICE | {"nulls": "level"}},
         parts={"a.parquet": table(rating=_NULLS, price=_NULLS)},
     ),
     _copula(
@@ -471,30 +586,50 @@ NOISY_TABLES: tuple[Case, ...] = (
         columns=_NOBODYS_REFUSING,
     ),
     *(
-        make(f"a table of 0 rows, under add-remove{what}", 0, "", parts={"a.parquet": table(0)}, **changed)
+        make(
+            f"a table of 0 rows, under add-remove{what}",
+            0,
+            "",
+            parts={"a.parquet": table(0)},
+            **changed,
+        )
         for make, what, changed in (
             (_copula, "", {"privacy": {"epsilon": 1.0, "adjacency": "add-remove"}}),
-            (_copula, " with a δ", {"privacy": {"epsilon": 1.0, "delta": 1e-6, "adjacency": "add-remove"}}),
+            (
+                _copula,
+                " with a δ",
+                {"privacy": {"epsilon": 1.0, "delta": 1e-6, "adjacency": "add-remove"}},
+            ),
         )
     ),
     Case(
         name="copula: a table of 0 row groups, under add-remove",
         code=0,
         says="",
-        prepare=lambda folder: _empty_groups(folder, columns=_NOBODYS, mechanism={"kind": "copula"}, privacy__adjacency="add-remove"),
+        prepare=lambda folder: _empty_groups(
+            folder, columns=_NOBODYS, mechanism={"kind": "copula"}, privacy__adjacency="add-remove"
+        ),
     ),
     Case(
         name="copula: a CSV file of a header alone, under add-remove",
         code=0,
         says="",
-        prepare=lambda folder: _csv(folder, _HEADER, columns=_NOBODYS, mechanism={"kind": "copula"}, privacy__adjacency="add-remove"),
+        prepare=lambda folder: _csv(
+            folder,
+            _HEADER,
+            columns=_NOBODYS,
+            mechanism={"kind": "copula"},
+            privacy__adjacency="add-remove",
+        ),
     ),
     _copula("a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}),
     Case(
         name="copula: a CSV file of a header alone",
         code=65,
         says=r"data: the table has no rows",
-        prepare=lambda folder: _csv(folder, _HEADER, columns=_NOBODYS, mechanism={"kind": "copula"}),
+        prepare=lambda folder: _csv(
+            folder, _HEADER, columns=_NOBODYS, mechanism={"kind": "copula"}
+        ),
     ),
     _copula(
         "ten thousand levels",
@@ -533,10 +668,26 @@ NOISY_TABLES: tuple[Case, ...] = (
         r"column 'price': a column without bounds has no public cells to count in; give it bounds in the schema, or drop it",
         columns=_NOBODYS | {"price": {"role": "privatise", "kind": "continuous"}},
     ),
-    _copula("bins of a column that has levels", 64, r"mechanism\.bins\.rating: is not a continuous or mixed column", mechanism__bins={"rating": 3}),
-    _copula("bins of an unknown column", 64, r"mechanism\.bins\.nobody: is not a continuous or mixed column", mechanism__bins={"nobody": 3}),
+    _copula(
+        "bins of a column that has levels",
+        64,
+        r"mechanism\.bins\.rating: is not a continuous or mixed column",
+        mechanism__bins={"rating": 3},
+    ),
+    _copula(
+        "bins of an unknown column",
+        64,
+        r"mechanism\.bins\.nobody: is not a continuous or mixed column",
+        mechanism__bins={"nobody": 3},
+    ),
     *(
-        _copula(f"bins {text}", 64, r"job\.yaml, .*mechanism\.bins: .*from 1 to 32,768", "--set", f"mechanism.bins={text}")
+        _copula(
+            f"bins {text}",
+            64,
+            r"job\.yaml, .*mechanism\.bins: .*from 1 to 32,768",
+            "--set",
+            f"mechanism.bins={text}",
+        )
         for text in ("0", "-3", "2.5", "true", "40000")
     ),
     _copula(
@@ -545,24 +696,57 @@ NOISY_TABLES: tuple[Case, ...] = (
         r"job\.yaml, .*mechanism\.bins\S*: column 'price': a number of cells",
         mechanism__bins={"price": 0},
     ),
-    _copula("bins that are a list of texts", 64, r"mechanism\.bins\S*: column 'price': .*a list of the first", mechanism__bins={"price": ["a"]}),
+    _copula(
+        "bins that are a list of texts",
+        64,
+        r"mechanism\.bins\S*: column 'price': .*a list of the first",
+        mechanism__bins={"price": ["a"]},
+    ),
     *(
-        _copula(f"bins {text}", 64, r"mechanism\.bins: column 'price': the first values of the cells must increase", mechanism__bins={"price": bins})
+        _copula(
+            f"bins {text}",
+            64,
+            r"mechanism\.bins: column 'price': the first values of the cells must increase",
+            mechanism__bins={"price": bins},
+        )
         for text, bins in (("that do not increase", [0, 50, 20]), ("of NaN", [0.0, float("nan")]))
     ),
     *(
-        _copula(f"bins {text}", 64, r"bins of 'price': the first values of the cells must increase within the column's bounds", mechanism__bins=bins)
+        _copula(
+            f"bins {text}",
+            64,
+            r"bins of 'price': the first values of the cells must increase within the column's bounds",
+            mechanism__bins=bins,
+        )
         for text, bins in (
             ("outside the bounds", {"price": [0, 101]}),
             ("below the bounds", {"price": [-1, 20]}),
         )
     ),
     _copula(
-        "an unknown key of the weights", 64, r"unknown key 'mechanism\.weights\.oneway'; did you mean 'one_way'\?", mechanism__weights={"oneway": 1}
+        "an unknown key of the weights",
+        64,
+        r"unknown key 'mechanism\.weights\.oneway'; did you mean 'one_way'\?",
+        mechanism__weights={"oneway": 1},
     ),
-    _copula("pairs that weigh nothing", 64, r"mechanism\.weights\.two_way: a number above 0 is expected", mechanism__weights={"two_way": 0}),
-    _copula("a negative weight", 64, r"mechanism\.weights\.one_way: .* expected", mechanism__weights={"one_way": -1}),
-    _copula("a reference", 64, r"unknown key 'mechanism\.reference'", mechanism__reference={"kind": "histogram"}),
+    _copula(
+        "pairs that weigh nothing",
+        64,
+        r"mechanism\.weights\.two_way: a number above 0 is expected",
+        mechanism__weights={"two_way": 0},
+    ),
+    _copula(
+        "a negative weight",
+        64,
+        r"mechanism\.weights\.one_way: .* expected",
+        mechanism__weights={"one_way": -1},
+    ),
+    _copula(
+        "a reference",
+        64,
+        r"unknown key 'mechanism\.reference'",
+        mechanism__reference={"kind": "histogram"},
+    ),
     _marginals("tables", 0, ""),
     _marginals(
         "a column to be kept",
@@ -570,16 +754,67 @@ NOISY_TABLES: tuple[Case, ...] = (
         r"column 'userId': the cells of a table do not correspond to input rows, so no column can have the role keep",
         columns=COLUMNS,
     ),
-    _marginals("no tables", 64, r"job\.yaml, .*mechanism\.cliques: a list of tables is expected, each a list of columns", cliques=[]),
-    _marginals("a table of no columns", 64, r"job\.yaml, .*mechanism\.cliques: a list of tables is expected", cliques=[["rating"], []]),
-    _marginals("columns instead of tables", 64, r"job\.yaml, .*mechanism\.cliques: a list of tables is expected", cliques=["rating"]),
-    _case("marginals: no cliques", 64, r"the key 'mechanism\.cliques' is missing; add it", columns=_NOBODYS, mechanism={"kind": "marginals"}),
-    _marginals("an unknown column", 64, r"mechanism\.cliques, 'rate': is not a privatised column; correct its name", cliques=[["rate"]]),
-    _marginals("a dropped column", 64, r"mechanism\.cliques, 'userId': is not a privatised column", cliques=[["userId"]]),
-    _marginals("a column twice", 64, r"mechanism\.cliques, rating x rating: a column or a table is repeated", cliques=[["rating", "rating"]]),
-    _marginals("a table twice", 64, r"mechanism\.cliques, price x rating: .* is repeated", cliques=[["rating", "price"], ["price", "rating"]]),
-    _marginals("too few weights", 64, r"mechanism\.weights: there must be one weight for each table, not 1 for 2; give 2$", weights=[1]),
-    _marginals("a weight of 0", 64, r"mechanism\.weights: a weight is a positive number, not 0$", weights=[1, 0]),
+    _marginals(
+        "no tables",
+        64,
+        r"job\.yaml, .*mechanism\.cliques: a list of tables is expected, each a list of columns",
+        cliques=[],
+    ),
+    _marginals(
+        "a table of no columns",
+        64,
+        r"job\.yaml, .*mechanism\.cliques: a list of tables is expected",
+        cliques=[["rating"], []],
+    ),
+    _marginals(
+        "columns instead of tables",
+        64,
+        r"job\.yaml, .*mechanism\.cliques: a list of tables is expected",
+        cliques=["rating"],
+    ),
+    _case(
+        "marginals: no cliques",
+        64,
+        r"the key 'mechanism\.cliques' is missing; add it",
+        columns=_NOBODYS,
+        mechanism={"kind": "marginals"},
+    ),
+    _marginals(
+        "an unknown column",
+        64,
+        r"mechanism\.cliques, 'rate': is not a privatised column; correct its name",
+        cliques=[["rate"]],
+    ),
+    _marginals(
+        "a dropped column",
+        64,
+        r"mechanism\.cliques, 'userId': is not a privatised column",
+        cliques=[["userId"]],
+    ),
+    _marginals(
+        "a column twice",
+        64,
+        r"mechanism\.cliques, rating x rating: a column or a table is repeated",
+        cliques=[["rating", "rating"]],
+    ),
+    _marginals(
+        "a table twice",
+        64,
+        r"mechanism\.cliques, price x rating: .* is repeated",
+        cliques=[["rating", "price"], ["price", "rating"]],
+    ),
+    _marginals(
+        "too few weights",
+        64,
+        r"mechanism\.weights: there must be one weight for each table, not 1 for 2; give 2$",
+        weights=[1],
+    ),
+    _marginals(
+        "a weight of 0",
+        64,
+        r"mechanism\.weights: a weight is a positive number, not 0$",
+        weights=[1, 0],
+    ),
     _marginals(
         "a column called count",
         64,
@@ -604,7 +839,9 @@ NOISY_TABLES: tuple[Case, ...] = (
         bins=300,
         cliques=[["p0", "p1", "p2"]],
     ),
-    _marginals("a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}),
+    _marginals(
+        "a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}
+    ),
 )
 
 _CUT: dict[str, Any] = {"name": "uniform", "loc": 0, "scale": 100}
@@ -621,11 +858,27 @@ _PERTURBED: dict[str, Any] = {
 
 
 def _interval(
-    name: str, code: int, says: str, *words: str, price: Any = None, designs: Mapping[str, Any] | None = None, coverage: bool = False, **changed: Any
+    name: str,
+    code: int,
+    says: str,
+    *words: str,
+    price: Any = None,
+    designs: Mapping[str, Any] | None = None,
+    coverage: bool = False,
+    **changed: Any,
 ) -> Case:
     """Return a case of an interval job, with another design of `price`, or other designs."""
-    columns = dict(designs) if designs is not None else _DESIGNS | ({} if price is None else {"price": price})
-    given = {"mechanism": {"kind": "interval", "columns": columns, "coverage": coverage}, "privacy": None, "columns": refusing(COLUMNS), **changed}
+    columns = (
+        dict(designs)
+        if designs is not None
+        else _DESIGNS | ({} if price is None else {"price": price})
+    )
+    given = {
+        "mechanism": {"kind": "interval", "columns": columns, "coverage": coverage},
+        "privacy": None,
+        "columns": refusing(COLUMNS),
+        **changed,
+    }
     return _case(f"interval: {name}", code, says, *words, **given)
 
 
@@ -635,8 +888,19 @@ def _perturb(**changed: Any) -> dict[str, Any]:
 
 RANGES: tuple[Case, ...] = (
     _interval("ranges", 0, ""),
-    _interval("a column without bounds", 0, "", columns=COLUMNS | {"price": {"role": "privatise", "kind": "continuous"}}),
-    _interval("ranges and coverage", 0, "", coverage=True, designs={name: {**design, "reference": _CUT} for name, design in _DESIGNS.items()}),
+    _interval(
+        "a column without bounds",
+        0,
+        "",
+        columns=COLUMNS | {"price": {"role": "privatise", "kind": "continuous"}},
+    ),
+    _interval(
+        "ranges and coverage",
+        0,
+        "",
+        coverage=True,
+        designs={name: {**design, "reference": _CUT} for name, design in _DESIGNS.items()},
+    ),
     _interval("a perturbed column", 0, "", price=_PERTURBED, privacy={"epsilon": 1.0}),
     _interval(
         "an ε but no perturbed column",
@@ -650,7 +914,12 @@ RANGES: tuple[Case, ...] = (
         r"job\.yaml, .*ledger: .* has no ε.*; remove the key 'ledger'",
         ledger={"url": "sqlite:///ledger.db", "dataset": "ratings"},
     ),
-    _interval("a perturbed column but no ε", 64, r"job\.yaml.*: the key 'privacy' is missing; add it", price=_PERTURBED),
+    _interval(
+        "a perturbed column but no ε",
+        64,
+        r"job\.yaml.*: the key 'privacy' is missing; add it",
+        price=_PERTURBED,
+    ),
     _interval(
         "an ε smaller than the perturbed column's",
         64,
@@ -665,7 +934,13 @@ RANGES: tuple[Case, ...] = (
         price=_perturb(reference={"kind": "holdout", "fraction": 0.2}),
         privacy={"epsilon": 1.0},
     ),
-    _interval("a perturbation and a δ", 64, r"privacy\.delta: .* spends no δ", price=_PERTURBED, privacy={"epsilon": 1.0, "delta": 1e-9}),
+    _interval(
+        "a perturbation and a δ",
+        64,
+        r"privacy\.delta: .* spends no δ",
+        price=_PERTURBED,
+        privacy={"epsilon": 1.0, "delta": 1e-9},
+    ),
     _interval(
         "a perturbation to values out of bounds",
         64,
@@ -673,45 +948,97 @@ RANGES: tuple[Case, ...] = (
         price=_perturb(reference={"kind": "known", **_NORM}),
         privacy={"epsilon": 1.0},
     ),
-    _interval("no design of a column", 64, r"column 'price': has no design; add it to mechanism\.columns", designs={"rating": _DESIGNS["rating"]}),
-    _interval("no designs", 64, r"column 'rating': has no design; add it to mechanism\.columns$", designs={}),
+    _interval(
+        "no design of a column",
+        64,
+        r"column 'price': has no design; add it to mechanism\.columns",
+        designs={"rating": _DESIGNS["rating"]},
+    ),
+    _interval(
+        "no designs",
+        64,
+        r"column 'rating': has no design; add it to mechanism\.columns$",
+        designs={},
+    ),
     _interval(
         "a design of an unknown column",
         64,
         r"mechanism\.columns\.pric: is not a privatised column; did you mean 'price'\?",
         designs=_DESIGNS | {"pric": _DESIGNS["price"]},
     ),
-    _interval("a design of a kept column", 64, r"mechanism\.columns\.userId: is not a privatised", designs=_DESIGNS | {"userId": _DESIGNS["price"]}),
+    _interval(
+        "a design of a kept column",
+        64,
+        r"mechanism\.columns\.userId: is not a privatised",
+        designs=_DESIGNS | {"userId": _DESIGNS["price"]},
+    ),
     _interval(
         "an unknown key of a design",
         64,
         r"unknown key 'mechanism\.columns\.price\.anchor'; did you mean 'anchors'\?",
         price={"design": "case1", "anchor": _CUT},
     ),
-    _interval("an unknown design", 64, r"mechanism\.columns\.price\.design: .*'case9'", price={"design": "case9", "anchors": _CUT}),
-    _interval("a design without a name", 64, r"the key 'mechanism\.columns\.price\.design' is missing; add it", price={"anchors": _CUT}),
     _interval(
-        "neither anchors nor a least coverage", 64, r"mechanism\.columns\.price: give either `anchors` or `at_least`", price={"design": "case1"}
+        "an unknown design",
+        64,
+        r"mechanism\.columns\.price\.design: .*'case9'",
+        price={"design": "case9", "anchors": _CUT},
+    ),
+    _interval(
+        "a design without a name",
+        64,
+        r"the key 'mechanism\.columns\.price\.design' is missing; add it",
+        price={"anchors": _CUT},
+    ),
+    _interval(
+        "neither anchors nor a least coverage",
+        64,
+        r"mechanism\.columns\.price: give either `anchors` or `at_least`",
+        price={"design": "case1"},
     ),
     *(
         _interval(f"{what} of anchors", 64, says, price={"design": "case1", "anchors": anchors})
         for what, anchors, says in (
-            ("an unknown distribution", {"name": "unifrom"}, r"anchors of column 'price': scipy\.stats has no continuous distribution 'unifrom'"),
-            ("a discrete distribution", {"name": "poisson", "mu": 3}, r"no continuous distribution 'poisson'"),
-            ("an unknown parameter", {"name": "norm", "scal": 3}, r"no continuous distribution 'norm' with these parameters; see scipy\.stats"),
+            (
+                "an unknown distribution",
+                {"name": "unifrom"},
+                r"anchors of column 'price': scipy\.stats has no continuous distribution 'unifrom'",
+            ),
+            (
+                "a discrete distribution",
+                {"name": "poisson", "mu": 3},
+                r"no continuous distribution 'poisson'",
+            ),
+            (
+                "an unknown parameter",
+                {"name": "norm", "scal": 3},
+                r"no continuous distribution 'norm' with these parameters; see scipy\.stats",
+            ),
             (
                 "a date as a parameter",
                 {"name": "uniform", "loc": dt.date(1900, 1, 1)},
                 r"price\.anchors: the parameters of a distribution are finite numbers; for dates write days since 1970-01-01, for times",
             ),
-            ("an infinite parameter", {"name": "norm", "scale": float("inf")}, r"the parameters of a distribution are finite numbers"),
+            (
+                "an infinite parameter",
+                {"name": "norm", "scale": float("inf")},
+                r"the parameters of a distribution are finite numbers",
+            ),
             (
                 "too wide a distribution",
                 {"name": "pareto", "b": 0.01},
                 r"the distribution's tails are too wide to be tabulated; choose another distribution",
             ),
-            ("an unknown purpose", {"optimal_for": "median", "reference": _NORM}, r"anchors\.optimal_for: .*'mean'"),
-            ("no reference", {"optimal_for": "mean"}, r"column 'price': this design needs a public reference; add `reference"),
+            (
+                "an unknown purpose",
+                {"optimal_for": "median", "reference": _NORM},
+                r"anchors\.optimal_for: .*'mean'",
+            ),
+            (
+                "no reference",
+                {"optimal_for": "mean"},
+                r"column 'price': this design needs a public reference; add `reference",
+            ),
         )
     ),
     *(
@@ -719,9 +1046,17 @@ RANGES: tuple[Case, ...] = (
             f"a coverage of {target:g} that {design} cannot have",
             64,
             rf"column 'price': anchors of this design reach coverages between {least} and 1, not {target:g}; choose a coverage in between",
-            price={"design": design, "anchors": {"coverage": target, "family": {"name": "norm"}}, "reference": _NORM},
+            price={
+                "design": design,
+                "anchors": {"coverage": target, "family": {"name": "norm"}},
+                "reference": _NORM,
+            },
         )
-        for design, target, least in (("case1", 0.5, 0.5), ("case2", 0.3, 0.3333), ("ring", 0.45, 0.5))
+        for design, target, least in (
+            ("case1", 0.5, 0.5),
+            ("case2", 0.3, 0.3333),
+            ("ring", 0.45, 0.5),
+        )
     ),
     *(
         _interval(
@@ -737,7 +1072,11 @@ RANGES: tuple[Case, ...] = (
             f"anchors {where}",
             64,
             r"column 'price': no anchor falls between its least and greatest value \(0 and 100\), so its ranges would carry no information; choose",
-            price={"design": design, "anchors": {"name": "uniform", "loc": loc, "scale": 50}, **more},
+            price={
+                "design": design,
+                "anchors": {"name": "uniform", "loc": loc, "scale": 50},
+                **more,
+            },
         )
         for where, design, loc, more in (
             ("above all values", "case1", 101, {}),
@@ -756,13 +1095,19 @@ RANGES: tuple[Case, ...] = (
         "anchors above all levels",
         64,
         r"column 'rating': no anchor falls between its least and greatest value \(1 and 3\)",
-        designs=_DESIGNS | {"rating": {"design": "case1", "anchors": {"name": "uniform", "loc": 3}}},
+        designs=_DESIGNS
+        | {"rating": {"design": "case1", "anchors": {"name": "uniform", "loc": 3}}},
     ),
     _interval(
         "acceptable intervals that overlap",
         64,
         r"each acceptable interval needs a lower end below its upper end; list them in increasing order, without overlaps",
-        price={"design": "canonical", "n_anchors": 2, "anchors": _CUT, "acceptable": [[0, 20], [10, 30]]},
+        price={
+            "design": "canonical",
+            "n_anchors": 2,
+            "anchors": _CUT,
+            "acceptable": [[0, 20], [10, 30]],
+        },
     ),
     _interval(
         "an exact range that is not there",
@@ -774,13 +1119,24 @@ RANGES: tuple[Case, ...] = (
         "a selection that cannot be ignored",
         64,
         r"column 'price': rho 0\.9 is not ignorable.*; choose at most 0\.\d+, the probability of a coverage of 0\.9",
-        price={"design": "selective", "of": _DESIGNS["price"], "tau": 0.9, "rho": 0.9, "reference": _CUT},
+        price={
+            "design": "selective",
+            "of": _DESIGNS["price"],
+            "tau": 0.9,
+            "rho": 0.9,
+            "reference": _CUT,
+        },
     ),
     _interval(
         "a selection of nothing",
         64,
         r"column 'price': no range of this design has a coverage of 0\.9; choose a lower tau",
-        price={"design": "selective", "of": {"design": "case2", "at_least": 0.3}, "tau": 0.9, "reference": _NORM},
+        price={
+            "design": "selective",
+            "of": {"design": "case2", "at_least": 0.3},
+            "tau": 0.9,
+            "reference": _NORM,
+        },
     ),
     _interval(
         "rounds for a coverage",
@@ -788,7 +1144,12 @@ RANGES: tuple[Case, ...] = (
         r"a coverage cannot be designed for by rounds",
         price={"design": "progressive", "anchors": {"coverage": 0.8, "family": _NORM}, "tau": 0.2},
     ),
-    _interval("coverage without a reference", 64, r"column 'rating': coverage needs a public reference, and its design names none", coverage=True),
+    _interval(
+        "coverage without a reference",
+        64,
+        r"column 'rating': coverage needs a public reference, and its design names none",
+        coverage=True,
+    ),
     _interval(
         "a kept column that is called like a range",
         64,
@@ -800,7 +1161,8 @@ RANGES: tuple[Case, ...] = (
         "a categorical column",
         64,
         r"column 'note': a categorical column has no order, so it cannot have ranges; drop it",
-        columns=COLUMNS | {"note": {"role": "privatise", "kind": "categorical", "levels": [TEXT[:3]]}},
+        columns=COLUMNS
+        | {"note": {"role": "privatise", "kind": "categorical", "levels": [TEXT[:3]]}},
     ),
     _interval(
         "nulls that nobody called public",
@@ -855,7 +1217,9 @@ RANGES: tuple[Case, ...] = (
             ("none of the levels", "rating", NUMBER, "a value outside its levels"),
         )
     ),
-    _interval("a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}),
+    _interval(
+        "a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}
+    ),
     Case(
         name="interval: a CSV file of a header alone",
         code=65,
@@ -884,7 +1248,16 @@ def _histogram(
     """Return a case of a histogram job: its mechanism's keys, and its privacy's."""
     given = {"kind": "histogram", "bins": 4, **mechanism}
     terms = {"epsilon": 1.0, **(privacy or {})}
-    return _case(f"histogram: {name}", code, says, *words, parts=parts, columns=columns or _NOBODYS, mechanism=given, privacy=terms)
+    return _case(
+        f"histogram: {name}",
+        code,
+        says,
+        *words,
+        parts=parts,
+        columns=columns or _NOBODYS,
+        mechanism=given,
+        privacy=terms,
+    )
 
 
 _ROWS = {"output": "rows", "n_rows": 50}
@@ -916,10 +1289,26 @@ HISTOGRAMS: tuple[Case, ...] = (
         mechanism={"kind": "histogram"},
         privacy=None,
     ),
-    _histogram("an unknown key", 64, r"unknown key 'mechanism\.treshold'; did you mean 'threshold'\?", treshold="positive"),
-    _histogram("an unknown threshold", 64, r"job\.yaml, .*mechanism\.threshold: .*'none', 'positive' or 'enhanced'", threshold="some"),
+    _histogram(
+        "an unknown key",
+        64,
+        r"unknown key 'mechanism\.treshold'; did you mean 'threshold'\?",
+        treshold="positive",
+    ),
+    _histogram(
+        "an unknown threshold",
+        64,
+        r"job\.yaml, .*mechanism\.threshold: .*'none', 'positive' or 'enhanced'",
+        threshold="some",
+    ),
     *(
-        _histogram(f"factor {text}", 64, r"mechanism\.factor: .* expected", "--set", f"mechanism.factor={text}")
+        _histogram(
+            f"factor {text}",
+            64,
+            r"mechanism\.factor: .* expected",
+            "--set",
+            f"mechanism.factor={text}",
+        )
         for text in ("0", "-1", ".inf", ".nan")
     ),
     *(
@@ -939,16 +1328,37 @@ HISTOGRAMS: tuple[Case, ...] = (
         r"mechanism\.n_rows: the number of records can be chosen for synthetic rows only, but mechanism\.output is cells; remove it",
         n_rows=5,
     ),
-    _histogram("points of rows", 64, r"mechanism\.points: synthetic rows lie anywhere in their cells", points="spread", **_ROWS),
+    _histogram(
+        "points of rows",
+        64,
+        r"mechanism\.points: synthetic rows lie anywhere in their cells",
+        points="spread",
+        **_ROWS,
+    ),
     _histogram("unknown points", 64, r"mechanism\.points: .*'centre' or 'spread'", points="mean"),
-    _histogram("bins of an unknown column", 64, r"mechanism\.bins\.pric: is not a continuous or mixed column that is privatised", bins={"pric": 3}),
-    _histogram("bins of a column that has levels", 64, r"mechanism\.bins\.rating: is not a continuous or mixed column", bins={"rating": 3}),
+    _histogram(
+        "bins of an unknown column",
+        64,
+        r"mechanism\.bins\.pric: is not a continuous or mixed column that is privatised",
+        bins={"pric": 3},
+    ),
+    _histogram(
+        "bins of a column that has levels",
+        64,
+        r"mechanism\.bins\.rating: is not a continuous or mixed column",
+        bins={"rating": 3},
+    ),
     *(
-        _histogram(f"bins {text}", 64, r"job\.yaml, .*mechanism\.bins", "--set", f"mechanism.bins={text}")
+        _histogram(
+            f"bins {text}", 64, r"job\.yaml, .*mechanism\.bins", "--set", f"mechanism.bins={text}"
+        )
         for text in ("0", "-3", "2.5", "many", "40000")
     ),
     _histogram(
-        "bins that do not increase", 64, r"mechanism\.bins: column 'price': the first values of the cells must increase", bins={"price": [0, 50, 20]}
+        "bins that do not increase",
+        64,
+        r"mechanism\.bins: column 'price': the first values of the cells must increase",
+        bins={"price": [0, 50, 20]},
     ),
     _histogram(
         "bins by a rule that add-remove hides",
@@ -993,28 +1403,67 @@ HISTOGRAMS: tuple[Case, ...] = (
         r"^dpdask: column 'rating': holds a value outside its levels",
         parts={**_BAD, "part-1.parquet": with_value("rating", NUMBER)},
     ),
-    _histogram("a null", 65, r"^dpdask: column 'price': holds a null", parts={**_BAD, "part-1.parquet": with_value("price", None)}),
+    _histogram(
+        "a null",
+        65,
+        r"^dpdask: column 'price': holds a null",
+        parts={**_BAD, "part-1.parquet": with_value("price", None)},
+    ),
     *(
-        _histogram(f"{output} of a table of 0 rows, under add-remove", 0, "", parts={"a.parquet": table(0)}, output=output, privacy=_PRESENCE)
+        _histogram(
+            f"{output} of a table of 0 rows, under add-remove",
+            0,
+            "",
+            parts={"a.parquet": table(0)},
+            output=output,
+            privacy=_PRESENCE,
+        )
         for output in ("cells", "rows")
     ),
-    _histogram("rows of a threshold that no cell reaches, under add-remove", 0, "", factor=1e6, privacy=_PRESENCE, **_ROWS),
+    _histogram(
+        "rows of a threshold that no cell reaches, under add-remove",
+        0,
+        "",
+        factor=1e6,
+        privacy=_PRESENCE,
+        **_ROWS,
+    ),
     *(
         Case(
             name=f"histogram: {what}, under add-remove",
             code=0,
             says="",
-            prepare=lambda folder, make=make: make(folder, columns=_NOBODYS, mechanism={"kind": "histogram"}, privacy={"epsilon": 1.0, **_PRESENCE}),
+            prepare=lambda folder, make=make: make(
+                folder,
+                columns=_NOBODYS,
+                mechanism={"kind": "histogram"},
+                privacy={"epsilon": 1.0, **_PRESENCE},
+            ),
         )
-        for what, make in (("a table of 0 row groups", _empty_groups), ("a CSV file of a header alone", _header_alone))
+        for what, make in (
+            ("a table of 0 row groups", _empty_groups),
+            ("a CSV file of a header alone", _header_alone),
+        )
     ),
-    _histogram("a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}),
+    _histogram(
+        "a table of 0 rows", 65, r"data: the table has no rows", parts={"a.parquet": table(0)}
+    ),
 )
 
 CASES: tuple[Case, ...] = (
     # ---- the job
-    _case("an unknown key in the job", 64, r"unknown key 'mechanism\.chanel'; did you mean 'channel'\?", mechanism__chanel="laplace"),
-    _case("an unknown key at the top", 64, r"unknown key 'privcy'; did you mean 'privacy'\?", privcy={"epsilon": 1.0}),
+    _case(
+        "an unknown key in the job",
+        64,
+        r"unknown key 'mechanism\.chanel'; did you mean 'channel'\?",
+        mechanism__chanel="laplace",
+    ),
+    _case(
+        "an unknown key at the top",
+        64,
+        r"unknown key 'privcy'; did you mean 'privacy'\?",
+        privcy={"epsilon": 1.0},
+    ),
     _case(
         "an unknown key in the schema",
         64,
@@ -1022,7 +1471,13 @@ CASES: tuple[Case, ...] = (
         columns=_columns(rating=_RATING | {"level": [1]}),
     ),
     *(
-        _case(f"ε = {text}", 64, r"job\.yaml, .*privacy\.epsilon: ", "--set", f"privacy.epsilon={text}")
+        _case(
+            f"ε = {text}",
+            64,
+            r"job\.yaml, .*privacy\.epsilon: ",
+            "--set",
+            f"privacy.epsilon={text}",
+        )
         for text in ("0", "-1", ".nan", ".inf", "much", "101")
     ),
     _case("no ε", 64, r"the key 'privacy\.epsilon' is missing; add it", privacy={}),
@@ -1043,9 +1498,22 @@ CASES: tuple[Case, ...] = (
         "--set",
         "privacy.delta=1e-6",
     ),
-    _case("δ > 0 that no validation lets pass", 64, r"privacy\.delta: .* spends no δ", "--set", "privacy.delta=1e-6", verb="validate"),
+    _case(
+        "δ > 0 that no validation lets pass",
+        64,
+        r"privacy\.delta: .* spends no δ",
+        "--set",
+        "privacy.delta=1e-6",
+        verb="validate",
+    ),
     *(
-        _case(f"δ = {text}", 64, r"job\.yaml, .*privacy\.delta: .* expected", "--set", f"privacy.delta={text}")
+        _case(
+            f"δ = {text}",
+            64,
+            r"job\.yaml, .*privacy\.delta: .* expected",
+            "--set",
+            f"privacy.delta={text}",
+        )
         for text in ("1", "-1e-9", ".nan", ".inf", "tiny", "true", "null")
     ),
     _case(
@@ -1068,9 +1536,24 @@ CASES: tuple[Case, ...] = (
         r"job\.yaml, line \d+, mechanism\.kind: there is no kind 'guess' here; take one of dip, ",
         mechanism={"kind": "guess"},
     ),
-    _case("no kind of mechanism", 64, r"the key 'mechanism\.kind' is missing; add it", mechanism={"reference": {"kind": "histogram"}}),
-    _case("a mechanism that is no mapping", 64, r"job\.yaml, .*mechanism: .* expected", mechanism="dip"),
-    _case("a wrong value in the mechanism", 64, r"job\.yaml, .*mechanism\.channel: .* expected", mechanism__channel="best"),
+    _case(
+        "no kind of mechanism",
+        64,
+        r"the key 'mechanism\.kind' is missing; add it",
+        mechanism={"reference": {"kind": "histogram"}},
+    ),
+    _case(
+        "a mechanism that is no mapping",
+        64,
+        r"job\.yaml, .*mechanism: .* expected",
+        mechanism="dip",
+    ),
+    _case(
+        "a wrong value in the mechanism",
+        64,
+        r"job\.yaml, .*mechanism\.channel: .* expected",
+        mechanism__channel="best",
+    ),
     _case(
         "a wrong value deep in the mechanism",
         64,
@@ -1078,9 +1561,23 @@ CASES: tuple[Case, ...] = (
         mechanism__weights={"rating": "all"},
     ),
     _case("a unit that is no unit", 64, r"privacy\.unit", "--set", "privacy.unit=person"),
-    _case("a unit of no rows", 64, r"max_rows", "--set", "privacy.unit={column: userId, max_rows: 0}"),
-    _case("a unit's column that is not declared", 64, r"privacy\.unit\.column", "--set", "privacy.unit={column: nobody, max_rows: 20}"),
-    _case("a unit's column that is private", 64, r"privacy\.unit\.column", "--set", "privacy.unit={column: rating, max_rows: 20}"),
+    _case(
+        "a unit of no rows", 64, r"max_rows", "--set", "privacy.unit={column: userId, max_rows: 0}"
+    ),
+    _case(
+        "a unit's column that is not declared",
+        64,
+        r"privacy\.unit\.column",
+        "--set",
+        "privacy.unit={column: nobody, max_rows: 20}",
+    ),
+    _case(
+        "a unit's column that is private",
+        64,
+        r"privacy\.unit\.column",
+        "--set",
+        "privacy.unit={column: rating, max_rows: 20}",
+    ),
     _case(
         "a row without its unit",
         65,
@@ -1123,7 +1620,8 @@ CASES: tuple[Case, ...] = (
         "a cost that categories do not have",
         64,
         r"mechanism\.cost\.rating: categories have no value",
-        columns=COLUMNS | {"rating": {"role": "privatise", "kind": "categorical", "levels": [1.0, 2.0, 3.0]}},
+        columns=COLUMNS
+        | {"rating": {"role": "privatise", "kind": "categorical", "levels": [1.0, 2.0, 3.0]}},
         mechanism__channel="optimal",
         mechanism__cost={"rating": "value"},
     ),
@@ -1137,7 +1635,11 @@ CASES: tuple[Case, ...] = (
         "an unbiased channel of nulls",
         64,
         r"column 'rating': null is a level without a value",
-        columns={**COLUMNS, "price": {"role": "drop"}, "rating": {**COLUMNS["rating"], "nulls": "level"}},
+        columns={
+            **COLUMNS,
+            "price": {"role": "drop"},
+            "rating": {**COLUMNS["rating"], "nulls": "level"},
+        },
         mechanism__channel="optimal-unbiased",
     ),
     _case(
@@ -1156,10 +1658,19 @@ CASES: tuple[Case, ...] = (
         mechanism__reference={"kind": "histogram"},
     ),
     _case(
-        "a cost of a column that is not private", 64, r"is not a privatised column", mechanism__channel="optimal", mechanism__cost={"note": "rank"}
+        "a cost of a column that is not private",
+        64,
+        r"is not a privatised column",
+        mechanism__channel="optimal",
+        mechanism__cost={"note": "rank"},
     ),
     # ---- the ledger
-    Case(name="a budget that is large enough", code=0, says="", prepare=lambda folder: _charged(folder, 1.0)),
+    Case(
+        name="a budget that is large enough",
+        code=0,
+        says="",
+        prepare=lambda folder: _charged(folder, 1.0),
+    ),
     Case(
         name="a budget that is too small",
         code=77,
@@ -1178,27 +1689,61 @@ CASES: tuple[Case, ...] = (
         says=r"does not know the dataset",
         prepare=lambda folder: _charged(folder, 9.0, "other", "plan"),
     ),
-    _case("a ledger that is not there", 64, r"ledger\.db: there is no ledger here", ledger={"url": "sqlite:///ledger.db", "dataset": "ratings"}),
     _case(
-        "a ledger of another kind", 64, r"ledger\.url: an SQLite or a PostgreSQL URL is expected", ledger={"url": "mysql://x/y", "dataset": "ratings"}
+        "a ledger that is not there",
+        64,
+        r"ledger\.db: there is no ledger here",
+        ledger={"url": "sqlite:///ledger.db", "dataset": "ratings"},
     ),
-    _case("a ledger without a dataset", 64, r"the key 'ledger\.dataset' is missing; add it", ledger={"url": "sqlite:///ledger.db"}),
+    _case(
+        "a ledger of another kind",
+        64,
+        r"ledger\.url: an SQLite or a PostgreSQL URL is expected",
+        ledger={"url": "mysql://x/y", "dataset": "ratings"},
+    ),
+    _case(
+        "a ledger without a dataset",
+        64,
+        r"the key 'ledger\.dataset' is missing; add it",
+        ledger={"url": "sqlite:///ledger.db"},
+    ),
     _case(
         "a PostgreSQL that cannot be reached",
         75,
         r"postgresql://nobody:\*\*\*@127\.0\.0\.1:1/none: the ledger cannot be reached or is busy",
         ledger={"url": f"postgresql://nobody:{TEXT}@127.0.0.1:1/none", "dataset": "ratings"},
     ),
-    _case("no reference", 64, r"the key 'mechanism\.reference' is missing; add it", mechanism={"kind": "dip"}),
-    _case("an unknown kind of reference", 64, r"mechanism\.reference\.kind: ", mechanism__reference={"kind": "guess"}),
+    _case(
+        "no reference",
+        64,
+        r"the key 'mechanism\.reference' is missing; add it",
+        mechanism={"kind": "dip"},
+    ),
+    _case(
+        "an unknown kind of reference",
+        64,
+        r"mechanism\.reference\.kind: ",
+        mechanism__reference={"kind": "guess"},
+    ),
     _case(
         "weights of wrong columns",
         64,
         r"mechanism\.weights: weights must name exactly the privatised columns \(without a weight: 'price'; not privatised: 'userId'\)",
         mechanism__weights={"rating": 1.0, "userId": 1.0},
     ),
-    _case("a weight of 0", 64, r"mechanism\.weights: weights must be positive", mechanism__weights={"rating": 0.0, "price": 1.0}),
-    _case("a continuous column's ε above the limit", 64, r"column 'price': .*\[1e-06, 16\]; change privacy\.epsilon", "--set", "privacy.epsilon=40"),
+    _case(
+        "a weight of 0",
+        64,
+        r"mechanism\.weights: weights must be positive",
+        mechanism__weights={"rating": 0.0, "price": 1.0},
+    ),
+    _case(
+        "a continuous column's ε above the limit",
+        64,
+        r"column 'price': .*\[1e-06, 16\]; change privacy\.epsilon",
+        "--set",
+        "privacy.epsilon=40",
+    ),
     _case(
         "a known reference without a column",
         64,
@@ -1215,19 +1760,28 @@ CASES: tuple[Case, ...] = (
         "a known reference with too few probabilities",
         64,
         r"column 'rating': there must be one probability per level",
-        mechanism__reference={**KNOWN, "columns": KNOWN["columns"] | {"rating": {"probabilities": [0.5, 0.5]}}},
+        mechanism__reference={
+            **KNOWN,
+            "columns": KNOWN["columns"] | {"rating": {"probabilities": [0.5, 0.5]}},
+        },
     ),
     _case(
         "probabilities that do not sum to 1",
         64,
         r"column 'rating': .*sum to 1",
-        mechanism__reference={**KNOWN, "columns": KNOWN["columns"] | {"rating": {"probabilities": [0.5, 0.5, 0.5]}}},
+        mechanism__reference={
+            **KNOWN,
+            "columns": KNOWN["columns"] | {"rating": {"probabilities": [0.5, 0.5, 0.5]}},
+        },
     ),
     _case(
         "a distribution that scipy does not have",
         64,
         r"column 'price': scipy\.stats has no distribution 'unifrom'",
-        mechanism__reference={**KNOWN, "columns": KNOWN["columns"] | {"price": {"name": "unifrom"}}},
+        mechanism__reference={
+            **KNOWN,
+            "columns": KNOWN["columns"] | {"price": {"name": "unifrom"}},
+        },
     ),
     _case(
         "a public reference without a path",
@@ -1260,7 +1814,9 @@ CASES: tuple[Case, ...] = (
         name="a table in the place of the job",
         code=64,
         says=r"part-0\.parquet: the job cannot be read, since it is not a YAML text in UTF-8; check its path$",
-        prepare=lambda folder: (job(folder), ["validate", str(folder / "data" / "part-0.parquet")])[1],
+        prepare=lambda folder: (job(folder), ["validate", str(folder / "data" / "part-0.parquet")])[
+            1
+        ],
     ),
     Case(
         name="the schema's file is missing",
@@ -1272,13 +1828,33 @@ CASES: tuple[Case, ...] = (
         name="a YAML syntax error in the job",
         code=64,
         says=r"job\.yaml, lines? 1 to 2: this is not valid YAML",
-        prepare=lambda folder: (job(folder), (folder / "job.yaml").write_text("name: [a\ninput: }"))[0],
+        prepare=lambda folder: (
+            job(folder),
+            (folder / "job.yaml").write_text("name: [a\ninput: }"),
+        )[0],
     ),
-    _case("a YAML syntax error in the schema", 64, r"schema\.yaml, line 2: this is not valid YAML", columns="columns: {a: [\nb: }"),
+    _case(
+        "a YAML syntax error in the schema",
+        64,
+        r"schema\.yaml, line 2: this is not valid YAML",
+        columns="columns: {a: [\nb: }",
+    ),
     _case("an empty schema", 64, r"schema\.yaml", columns=""),
     _case("--set without a value", 2, r"write key=value", "--set", "nonsense"),
-    _case("--set of an unknown key", 64, r"unknown key 'privacy\.epsilom'; did you mean 'epsilon'\?", "--set", "privacy.epsilom=1"),
-    _case("--set inside a plain value", 64, r"--set name\.x: 'name' holds a plain value", "--set", "name.x=1"),
+    _case(
+        "--set of an unknown key",
+        64,
+        r"unknown key 'privacy\.epsilom'; did you mean 'epsilon'\?",
+        "--set",
+        "privacy.epsilom=1",
+    ),
+    _case(
+        "--set inside a plain value",
+        64,
+        r"--set name\.x: 'name' holds a plain value",
+        "--set",
+        "name.x=1",
+    ),
     _case(
         "a date in the schema that does not exist",
         64,
@@ -1294,23 +1870,67 @@ CASES: tuple[Case, ...] = (
         )
         for text, read in (("0100", "64"), ("no", "false"), ("1:30", "90"))
     ),
-    _case("--set to what YAML reads otherwise", 64, r"--set name, line 1: YAML reads 0100 as 64; put it in quotes", "--set", "name=0100"),
-    _case("--set to a date that does not exist", 64, r"--set name: a value cannot be read", "--set", "name=2020-02-30"),
-    _case("--set to no YAML", 64, r"--set name, lines? 1 to 2: this is not valid YAML", "--set", "name=[a"),
+    _case(
+        "--set to what YAML reads otherwise",
+        64,
+        r"--set name, line 1: YAML reads 0100 as 64; put it in quotes",
+        "--set",
+        "name=0100",
+    ),
+    _case(
+        "--set to a date that does not exist",
+        64,
+        r"--set name: a value cannot be read",
+        "--set",
+        "name=2020-02-30",
+    ),
+    _case(
+        "--set to no YAML",
+        64,
+        r"--set name, lines? 1 to 2: this is not valid YAML",
+        "--set",
+        "name=[a",
+    ),
     Case(name="an unknown verb", code=2, says=r"No such command 'rnu'", prepare=lambda _: ["rnu"]),
     _case("an unknown option", 2, r"No such option '?--fast'?", "--fast"),
-    Case(name="an unknown option before the verb", code=2, says=r"No such option '?--fast'?", prepare=lambda _: ["--fast", "run"]),
+    Case(
+        name="an unknown option before the verb",
+        code=2,
+        says=r"No such option '?--fast'?",
+        prepare=lambda _: ["--fast", "run"],
+    ),
     Case(name="no job named", code=2, says=r"Missing argument 'JOB'", prepare=lambda _: ["run"]),
-    _case("lineage without a namespace", 64, r"job\.yaml, line \d+, lineage\.namespace: .*", lineage={"namespace": ""}),
-    _case("a misspelt key of lineage", 64, r"unknown key 'lineage\.name_space'; did you mean 'namespace'\?", lineage={"name_space": "lake"}),
-    _case("an address that is not given", 64, r"the key 'cluster\.address' is missing", cluster={"kind": "address"}),
+    _case(
+        "lineage without a namespace",
+        64,
+        r"job\.yaml, line \d+, lineage\.namespace: .*",
+        lineage={"namespace": ""},
+    ),
+    _case(
+        "a misspelt key of lineage",
+        64,
+        r"unknown key 'lineage\.name_space'; did you mean 'namespace'\?",
+        lineage={"name_space": "lake"},
+    ),
+    _case(
+        "an address that is not given",
+        64,
+        r"the key 'cluster\.address' is missing",
+        cluster={"kind": "address"},
+    ),
     _case(
         "a scheduler without TLS, open to the network",
         64,
         r"tcp://192\.0\.2\.1:8786: without TLS, anyone who can reach this scheduler can run code .*; use tls:// .*, or a .* with insecure: true",
         cluster={"kind": "address", "address": "tcp://192.0.2.1:8786"},
     ),
-    _case("a scheduler without a scheme, from the command line", 64, r"192\.0\.2\.1:8786: without TLS, anyone", "--scheduler", "192.0.2.1:8786"),
+    _case(
+        "a scheduler without a scheme, from the command line",
+        64,
+        r"192\.0\.2\.1:8786: without TLS, anyone",
+        "--scheduler",
+        "192.0.2.1:8786",
+    ),
     Case(
         name="a scheduler that cannot be reached",
         code=75,
@@ -1331,14 +1951,24 @@ CASES: tuple[Case, ...] = (
         r"columns\.rating: levels must be strictly increasing",
         columns=_columns(rating=_RATING | {"levels": [2.0, 1.0, 3.0]}),
     ),
-    _case("a column twice in the schema", 64, r"the key 'rating' is repeated; remove one of the two", columns=_TWICE),
+    _case(
+        "a column twice in the schema",
+        64,
+        r"the key 'rating' is repeated; remove one of the two",
+        columns=_TWICE,
+    ),
     _case(
         "a schema that privatises nothing",
         64,
         r"^dpdask: schema\.yaml.*: the schema privatises no column; give at least one column the role",
         columns=_columns(rating={"role": "keep"}, price={"role": "drop"}),
     ),
-    _case("a column not declared", 65, r"column 'price': this column is not declared in the schema; declare it", columns=_columns(price=None)),
+    _case(
+        "a column not declared",
+        65,
+        r"column 'price': this column is not declared in the schema; declare it",
+        columns=_columns(price=None),
+    ),
     _case(
         "a declared column not in the table",
         65,
@@ -1351,24 +1981,69 @@ CASES: tuple[Case, ...] = (
         r"column 'rating': .* do not fit its type string",
         parts={"a.parquet": table(rating=pa.array([TEXT] * N_ROWS))},
     ),
-    _case("a continuous column of texts", 65, r"column 'price': .*this one is string", parts={"a.parquet": table(price=pa.array([TEXT] * N_ROWS))}),
+    _case(
+        "a continuous column of texts",
+        65,
+        r"column 'price': .*this one is string",
+        parts={"a.parquet": table(price=pa.array([TEXT] * N_ROWS))},
+    ),
     # ---- values
-    _bad_value("a value outside its levels", "rating", NUMBER, "holds a value outside its levels; add the level to the schema"),
-    _bad_value("a value outside its bounds", "price", NUMBER, "holds a value outside its bounds; widen the schema's bounds"),
-    _bad_value("NaN in a continuous column", "price", float("nan"), "holds NaN or an infinity; store a missing value as null"),
-    _bad_value("an infinity in a continuous column", "price", float("inf"), "holds NaN or an infinity"),
+    _bad_value(
+        "a value outside its levels",
+        "rating",
+        NUMBER,
+        "holds a value outside its levels; add the level to the schema",
+    ),
+    _bad_value(
+        "a value outside its bounds",
+        "price",
+        NUMBER,
+        "holds a value outside its bounds; widen the schema's bounds",
+    ),
+    _bad_value(
+        "NaN in a continuous column",
+        "price",
+        float("nan"),
+        "holds NaN or an infinity; store a missing value as null",
+    ),
+    _bad_value(
+        "an infinity in a continuous column", "price", float("inf"), "holds NaN or an infinity"
+    ),
     *_outside(_case),
-    *_outside(lambda name, *given, **more: _case(f"a noisy histogram, {name}", *given, **more, mechanism__reference={"kind": "histogram"})),
-    _bad_value("a null that is not declared", "rating", None, "holds a null; declare `nulls: level`, or fill it"),
+    *_outside(
+        lambda name, *given, **more: _case(
+            f"a noisy histogram, {name}", *given, **more, mechanism__reference={"kind": "histogram"}
+        )
+    ),
+    _bad_value(
+        "a null that is not declared",
+        "rating",
+        None,
+        "holds a null; declare `nulls: level`, or fill it",
+    ),
     Case(
         name="a bad value, a known reference (found while writing)",
         code=65,
         says=r"^dpdask: column 'rating': holds a value outside its levels",
-        prepare=lambda folder: job(folder, {**_BAD, "part-1.parquet": with_value("rating", NUMBER)}, mechanism__reference=KNOWN),
+        prepare=lambda folder: job(
+            folder,
+            {**_BAD, "part-1.parquet": with_value("rating", NUMBER)},
+            mechanism__reference=KNOWN,
+        ),
     ),
     # ---- the table
-    _case("a table of 0 rows", 65, r"data: the table has no rows; check the job's input\.path$", parts={"a.parquet": table(0)}),
-    Case(name="a table of 0 row groups", code=65, says=r"data: the table has no rows", prepare=_empty_groups),
+    _case(
+        "a table of 0 rows",
+        65,
+        r"data: the table has no rows; check the job's input\.path$",
+        parts={"a.parquet": table(0)},
+    ),
+    Case(
+        name="a table of 0 row groups",
+        code=65,
+        says=r"data: the table has no rows",
+        prepare=_empty_groups,
+    ),
     Case(
         name="an empty folder",
         code=66,
@@ -1383,7 +2058,12 @@ CASES: tuple[Case, ...] = (
         parts={"a.parquet": table(3)},
         mechanism__reference__fraction=1e-9,
     ),
-    Case(name="a hold-out of 1 row", code=65, says=r"column 'rating': the reference has fewer than 2 rows", prepare=_one_held_out),
+    Case(
+        name="a hold-out of 1 row",
+        code=65,
+        says=r"column 'rating': the reference has fewer than 2 rows",
+        prepare=_one_held_out,
+    ),
     _case(
         "a hold-out of all rows",
         65,
@@ -1391,7 +2071,12 @@ CASES: tuple[Case, ...] = (
         parts={"a.parquet": table(3)},
         mechanism__reference__fraction=1 - 1e-9,
     ),
-    _case("a missing input", 66, r"nowhere: there is no Parquet or CSV file here; check this path", input__path="nowhere"),
+    _case(
+        "a missing input",
+        66,
+        r"nowhere: there is no Parquet or CSV file here; check this path",
+        input__path="nowhere",
+    ),
     Case(
         name="a Parquet file cut in its footer",
         code=66,
@@ -1408,7 +2093,9 @@ CASES: tuple[Case, ...] = (
         name="a corrupt footer",
         code=66,
         says=r"part-1\.parquet: its Parquet footer cannot be read",
-        prepare=lambda folder: _edited(folder, lambda data: data[:-300] + b"\xff" * 200 + data[-100:]),
+        prepare=lambda folder: _edited(
+            folder, lambda data: data[:-300] + b"\xff" * 200 + data[-100:]
+        ),
     ),
     Case(
         name="a Parquet file cut inside a page",
@@ -1426,7 +2113,9 @@ CASES: tuple[Case, ...] = (
         name="one bit of a page flipped, with checksums",
         code=66,
         says=r"part-1\.parquet, row group 1: this row group cannot be read",
-        prepare=lambda folder: _edited(folder, bit_flipped, compression="none", use_dictionary=False, write_page_checksum=True),
+        prepare=lambda folder: _edited(
+            folder, bit_flipped, compression="none", use_dictionary=False, write_page_checksum=True
+        ),
         kept=True,
     ),
     Case(
@@ -1460,7 +2149,10 @@ CASES: tuple[Case, ...] = (
         parts={f"note={TEXT}/a.parquet": table(note=pa.array(["n"] * N_ROWS))},
     ),
     _case(
-        "a folder with a column that is not declared", 65, r"column 'more': this column is not declared", parts={f"more={TEXT}/a.parquet": table()}
+        "a folder with a column that is not declared",
+        65,
+        r"column 'more': this column is not declared",
+        parts={f"more={TEXT}/a.parquet": table()},
     ),
     _case(
         "a folder that is no number",
@@ -1469,23 +2161,52 @@ CASES: tuple[Case, ...] = (
         parts={f"userId={TEXT}/a.parquet": table(userId=None)},
         columns=_columns(userId={"role": "keep", "type": "int64"}),
     ),
-    _case("a Delta table as plain files", 64, r"this is a Delta table.*`format: delta` beside `path`", parts={"_delta_log/0.json": table(), **_BAD}),
-    _case("a folder that is no Delta table", 66, r"data: there is no Delta table here", input__format="delta"),
-    _case("a version of plain files", 64, r"input: 'version' belongs to `format: delta`, and this is `format: files`", input__version=3),
+    _case(
+        "a Delta table as plain files",
+        64,
+        r"this is a Delta table.*`format: delta` beside `path`",
+        parts={"_delta_log/0.json": table(), **_BAD},
+    ),
+    _case(
+        "a folder that is no Delta table",
+        66,
+        r"data: there is no Delta table here",
+        input__format="delta",
+    ),
+    _case(
+        "a version of plain files",
+        64,
+        r"input: 'version' belongs to `format: delta`, and this is `format: files`",
+        input__version=3,
+    ),
     _case(
         "a format that is not known",
         64,
         r"input\.format: 'files', 'parquet', 'csv', 'delta' or 'iceberg' is expected, not 'hudi'",
         input__format="hudi",
     ),
-    _case("an Iceberg table without a metadata file", 64, r"this is not a metadata file of an Iceberg table", input__format="iceberg"),
+    _case(
+        "an Iceberg table without a metadata file",
+        64,
+        r"this is not a metadata file of an Iceberg table",
+        input__format="iceberg",
+    ),
     _case(
         "a password in a catalog's URI",
         64,
         r"input\.catalog: a job holds no password; give this `uri` as PYICEBERG_CATALOG__LAKE__URI",
-        input={"path": "db.t", "format": "iceberg", "catalog": {"name": "lake", "uri": f"postgresql://me:{TEXT}@host/db"}},
+        input={
+            "path": "db.t",
+            "format": "iceberg",
+            "catalog": {"name": "lake", "uri": f"postgresql://me:{TEXT}@host/db"},
+        },
     ),
-    Case(name="Parquet and CSV in one folder", code=66, says=r"holds both Parquet and CSV files", prepare=_mixed_kinds),
+    Case(
+        name="Parquet and CSV in one folder",
+        code=66,
+        says=r"holds both Parquet and CSV files",
+        prepare=_mixed_kinds,
+    ),
     # ---- CSV
     Case(
         name="a CSV file with a bad value",
@@ -1516,7 +2237,9 @@ CASES: tuple[Case, ...] = (
             name=f"a {which} CSV file without a header, whose first row holds a column's name",
             code=65,
             says=rf"part-{number}\.csv: field 1 of its first line is no column that the schema declares, and is not shown",
-            prepare=lambda folder, number=number: _csv(folder, *[_HEADER + _LINES] * number, f"{TEXT},rating,{NUMBER},x\n{_LINES}"),  # type: ignore[misc]
+            prepare=lambda folder, number=number: _csv(
+                folder, *[_HEADER + _LINES] * number, f"{TEXT},rating,{NUMBER},x\n{_LINES}"
+            ),  # type: ignore[misc]
         )
         for number, which in enumerate(("first", "later"))
     ),
@@ -1524,24 +2247,50 @@ CASES: tuple[Case, ...] = (
         name="a CSV header that is not UTF-8",
         code=66,
         says=r"part-0\.csv: this CSV file has no readable header line",
-        prepare=lambda folder: _csv(folder, "userId,rating,price,nöte\n".encode("latin-1") + _LINES.encode()),
+        prepare=lambda folder: _csv(
+            folder, "userId,rating,price,nöte\n".encode("latin-1") + _LINES.encode()
+        ),
     ),
     Case(
         name="a CSV value that is not UTF-8",
         code=65,
         says=r"^dpdask: column 'note': a text in line \d+ is not in UTF-8",
-        prepare=lambda folder: _csv(folder, (_HEADER + _LINES + "1,2,3,nö\n").encode("latin-1"), columns=_columns(note={"role": "keep"})),
+        prepare=lambda folder: _csv(
+            folder,
+            (_HEADER + _LINES + "1,2,3,nö\n").encode("latin-1"),
+            columns=_columns(note={"role": "keep"}),
+        ),
     ),
-    Case(name="an empty CSV file", code=66, says=r"part-0\.csv: this CSV file has no readable header line", prepare=lambda folder: _csv(folder, "")),
-    Case(name="a CSV file of a header alone", code=65, says=r"no row would be released", prepare=lambda folder: _csv(folder, _HEADER)),
-    Case(name="a CSV header alone among good files", code=0, says="", prepare=lambda folder: _csv(folder, _HEADER, _HEADER + _LINES)),
+    Case(
+        name="an empty CSV file",
+        code=66,
+        says=r"part-0\.csv: this CSV file has no readable header line",
+        prepare=lambda folder: _csv(folder, ""),
+    ),
+    Case(
+        name="a CSV file of a header alone",
+        code=65,
+        says=r"no row would be released",
+        prepare=lambda folder: _csv(folder, _HEADER),
+    ),
+    Case(
+        name="a CSV header alone among good files",
+        code=0,
+        says="",
+        prepare=lambda folder: _csv(folder, _HEADER, _HEADER + _LINES),
+    ),
     Case(
         name="a column twice in the CSV header",
         code=65,
         says=r"column 'rating': this column appears twice in the table",
         prepare=lambda folder: _csv(folder, "userId,rating,price,note,rating\n1,2,3,x,1\n"),
     ),
-    Case(name="a truncated gzip file", code=66, says=r"part\.csv\.gz: this file cannot be decompressed", prepare=_truncated_gzip),
+    Case(
+        name="a truncated gzip file",
+        code=66,
+        says=r"part\.csv\.gz: this file cannot be decompressed",
+        prepare=_truncated_gzip,
+    ),
     # ---- between two runs
     Case(
         name="the input changed between crash and resume",
@@ -1565,7 +2314,12 @@ CASES: tuple[Case, ...] = (
         prepare=_another_job_staged,
         kept=True,
     ),
-    Case(name="another job's release", code=73, says=r"out: this output holds another job's release", prepare=_another_job_released),
+    Case(
+        name="another job's release",
+        code=73,
+        says=r"out: this output holds another job's release",
+        prepare=_another_job_released,
+    ),
     Case(name="the same job again", code=0, says="", prepare=_released),
     # ---- the output
     Case(
@@ -1586,24 +2340,79 @@ CASES: tuple[Case, ...] = (
         says=r"_dpdask/manifest\.json: the manifest cannot be read",
         prepare=lambda folder: _output(folder, _broken_manifest),
     ),
-    Case(name="an empty output folder", code=0, says="", prepare=lambda folder: _output(folder, lambda path: path.mkdir())),
-    _case("an output below a file", 73, r"no folder can be made here; check output\.path", output__path="schema.yaml/out"),
-    _case("an output where no folder can be made", 73, r"/proc/nowhere/\S+: no folder can be made here", output__path="/proc/nowhere/out"),
-    _case("an output protocol that is not there", 64, r"nosuch://: no file system is installed for this URL", output__path="nosuch://x/out"),
-    _case("a secret in the job", 64, r"storage\.s3\.secret: a secret must not appear in a job; write \{env: NAME\}", storage={"s3": {"secret": "x"}}),
-    _case("an input protocol that is not there", 64, r"nosuch://: no file system is installed for this URL; install", input__path="nosuch://x"),
-    _case("an output equal to the input", 64, r"output\.path: the output lies inside the input", output__path="data/"),
-    _case(
-        "an output inside the input", 64, r"output\.path: the output lies inside the input, .*; choose another folder", output__path="data/deep/out"
+    Case(
+        name="an empty output folder",
+        code=0,
+        says="",
+        prepare=lambda folder: _output(folder, lambda path: path.mkdir()),
     ),
-    _case("an output that the input's glob takes in", 64, r"output\.path: the output lies inside the input", input__path="**/*.parquet"),
-    _case("an output beside the input's glob", 0, "", input__path="data/part-*.parquet", output__path="data/out"),
+    _case(
+        "an output below a file",
+        73,
+        r"no folder can be made here; check output\.path",
+        output__path="schema.yaml/out",
+    ),
+    _case(
+        "an output where no folder can be made",
+        73,
+        r"/proc/nowhere/\S+: no folder can be made here",
+        output__path="/proc/nowhere/out",
+    ),
+    _case(
+        "an output protocol that is not there",
+        64,
+        r"nosuch://: no file system is installed for this URL",
+        output__path="nosuch://x/out",
+    ),
+    _case(
+        "a secret in the job",
+        64,
+        r"storage\.s3\.secret: a secret must not appear in a job; write \{env: NAME\}",
+        storage={"s3": {"secret": "x"}},
+    ),
+    _case(
+        "an input protocol that is not there",
+        64,
+        r"nosuch://: no file system is installed for this URL; install",
+        input__path="nosuch://x",
+    ),
+    _case(
+        "an output equal to the input",
+        64,
+        r"output\.path: the output lies inside the input",
+        output__path="data/",
+    ),
+    _case(
+        "an output inside the input",
+        64,
+        r"output\.path: the output lies inside the input, .*; choose another folder",
+        output__path="data/deep/out",
+    ),
+    _case(
+        "an output that the input's glob takes in",
+        64,
+        r"output\.path: the output lies inside the input",
+        input__path="**/*.parquet",
+    ),
+    _case(
+        "an output beside the input's glob",
+        0,
+        "",
+        input__path="data/part-*.parquet",
+        output__path="data/out",
+    ),
     _case("an output with a slash at its end", 0, "", output__path="out/"),
     _case("spaces and letters of all the world", 0, "", output__path="öut put/100 %/ 出力"),
     *NOISY_TABLES,
     *RANGES,
     *HISTOGRAMS,
-    Case(name="a home folder", code=0, says="", prepare=lambda folder: job(folder, output__path="~/out"), env={"HOME": "{folder}/home"}),
+    Case(
+        name="a home folder",
+        code=0,
+        says="",
+        prepare=lambda folder: job(folder, output__path="~/out"),
+        env={"HOME": "{folder}/home"},
+    ),
 )
 
 
@@ -1623,4 +2432,6 @@ if __name__ == "__main__":
     sys.stdout.write("| case | exit code | line printed |\n|---|---|---|\n")
     for case_, ended_ in rows():
         line_ = " ⏎ ".join(ended_.lines).replace("|", "\\|") or "—"
-        sys.stdout.write(f"| {case_.name} | {ended_.code}{'' if ended_.code == case_.code else f' (not {case_.code})'} | {line_} |\n")
+        sys.stdout.write(
+            f"| {case_.name} | {ended_.code}{'' if ended_.code == case_.code else f' (not {case_.code})'} | {line_} |\n"
+        )

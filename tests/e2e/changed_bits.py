@@ -56,8 +56,18 @@ PRIVATE: dict[str, Any] = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "no dictionary": {"use_dictionary": False, "compression": "none"},
-    "many pages": {"data_page_size": 50, "write_page_index": True, "data_page_version": "2.0", "compression": "zstd", "write_page_checksum": True},
-    "old times": {"use_deprecated_int96_timestamps": True, "store_schema": False, "write_statistics": False},
+    "many pages": {
+        "data_page_size": 50,
+        "write_page_index": True,
+        "data_page_version": "2.0",
+        "compression": "zstd",
+        "write_page_checksum": True,
+    },
+    "old times": {
+        "use_deprecated_int96_timestamps": True,
+        "store_schema": False,
+        "write_statistics": False,
+    },
 }
 Job = tuple[Path, list[Path]]
 
@@ -65,10 +75,14 @@ Job = tuple[Path, list[Path]]
 def make_job(folder: Path, source: Path | str, table: pa.Table = TABLE, **changes: Any) -> Path:
     schema = {name: PRIVATE.get(name, {"role": "keep"}) for name in table.column_names}
     options = {"mechanism__reference": {"kind": "histogram"}, **changes}
-    return write_job(folder, Path(source), folder / "out", schema=schema, input={"path": str(source)}, **options)
+    return write_job(
+        folder, Path(source), folder / "out", schema=schema, input={"path": str(source)}, **options
+    )
 
 
-def write_files(folder: Path, settings: dict[str, Any], table: pa.Table = NESTED, **changes: Any) -> Job:
+def write_files(
+    folder: Path, settings: dict[str, Any], table: pa.Table = NESTED, **changes: Any
+) -> Job:
     (folder / "in").mkdir()
     path = folder / "in" / "rows.parquet"
     pq.write_table(table, path, row_group_size=20, **settings)
@@ -78,23 +92,32 @@ def write_files(folder: Path, settings: dict[str, Any], table: pa.Table = NESTED
 def write_public(folder: Path) -> Job:
     (folder / "public").mkdir()
     pq.write_table(TABLE.select(["r", "amount"]).slice(1), folder / "public" / "rows.parquet")
-    job, _ = write_files(folder, {}, mechanism__reference={"kind": "public", "path": str(folder / "public")})
+    job, _ = write_files(
+        folder, {}, mechanism__reference={"kind": "public", "path": str(folder / "public")}
+    )
     return job, [folder / "public" / "rows.parquet"]
 
 
 def write_delta(folder: Path) -> Job:
     write_deltalake(folder / "in", TABLE)
-    return make_job(folder, folder / "in", input__format="delta"), sorted((folder / "in").rglob("*.json"))
+    return make_job(folder, folder / "in", input__format="delta"), sorted(
+        (folder / "in").rglob("*.json")
+    )
 
 
 def write_iceberg(folder: Path) -> Job:
-    catalog = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/in")
+    catalog = SqlCatalog(
+        "lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/in"
+    )
     catalog.create_namespace("n")
     rows = TABLE.drop_columns("event")
     table = catalog.create_table("n.t", schema=rows.schema)
     table.append(rows)
     current = Path(table.metadata_location.removeprefix("file://"))
-    return make_job(folder, table.metadata_location, rows, input__format="iceberg"), [current, *sorted((folder / "in").rglob("*.avro"))]
+    return make_job(folder, table.metadata_location, rows, input__format="iceberg"), [
+        current,
+        *sorted((folder / "in").rglob("*.avro")),
+    ]
 
 
 def write_release(folder: Path) -> Job:
@@ -104,7 +127,10 @@ def write_release(folder: Path) -> Job:
 
 
 KINDS: dict[str, Callable[[Path], Job]] = {
-    **{name: lambda folder, settings=settings: write_files(folder, settings) for name, settings in SETTINGS.items()},
+    **{
+        name: lambda folder, settings=settings: write_files(folder, settings)
+        for name, settings in SETTINGS.items()
+    },
     "public table": write_public,
     "delta": write_delta,
     "iceberg": write_iceberg,
@@ -115,7 +141,9 @@ KINDS: dict[str, Callable[[Path], Job]] = {
 def find_part(raw: bytes, part: str) -> range:
     """Return the places of a Parquet file's footer, of its pages, or of all of a file."""
     start = len(raw) - 8 - int.from_bytes(raw[-8:-4], "little")
-    return {"footer": range(start, len(raw)), "pages": range(4, start), "file": range(len(raw))}[part]
+    return {"footer": range(start, len(raw)), "pages": range(4, start), "file": range(len(raw))}[
+        part
+    ]
 
 
 def call_all(kind: str, job: Path, out: Path) -> Iterator[tuple[str, int, str]]:
@@ -126,12 +154,20 @@ def call_all(kind: str, job: Path, out: Path) -> Iterator[tuple[str, int, str]]:
             dpdask.open(str(out)).to_pandas()
         except DpdaskError as error:
             yield "open", error.exit_code, f"dpdask: {error}"
-        calls = [("report", "--job", str(job), "--to", str(out.parent / "report.html"), "--rows", "100")]
+        calls = [
+            ("report", "--job", str(job), "--to", str(out.parent / "report.html"), "--rows", "100")
+        ]
     else:
         calls = [("plan", str(job)), ("run", str(job))]
     for words in calls:
         ended = call_cli(*words)
-        yield words[0], ended.returncode, "\n".join(line for line in ended.stderr.splitlines() if re.match(r"dpdask: |Traceback", line))
+        yield (
+            words[0],
+            ended.returncode,
+            "\n".join(
+                line for line in ended.stderr.splitlines() if re.match(r"dpdask: |Traceback", line)
+            ),
+        )
 
 
 def main(kind: str, part: str, n: int) -> None:
@@ -154,7 +190,9 @@ def main(kind: str, part: str, n: int) -> None:
         sys.stderr.write(f"{where}\n")  # the last line is where a process was ended
         sys.stderr.flush()
         for verb, code, said in call_all(kind, job, out):
-            if code not in (0, 65, 66) or (code and (said.count("\n") or not said.startswith("dpdask: "))):
+            if code not in (0, 65, 66) or (
+                code and (said.count("\n") or not said.startswith("dpdask: "))
+            ):
                 wrong.append(f"{where}: {verb} ends with {code}: {said}")
         if (out / "_SUCCESS").exists() and kind != "release":
             n_rows = sum(pq.read_metadata(shard).num_rows for shard in out.glob("*.parquet"))

@@ -43,16 +43,33 @@ def add_day(source: Path, day: int, *, n_rows: int = N, name: str | None = None)
 def add_version(source: Path, day: int) -> None:
     """Append the rows of a day to a Delta table, as one file and one version."""
     properties = {"delta.enableDeletionVectors": "true"}
-    write_deltalake(source, rows_of(day), mode="append", configuration=properties if not source.exists() else None)
+    write_deltalake(
+        source,
+        rows_of(day),
+        mode="append",
+        configuration=properties if not source.exists() else None,
+    )
 
 
 def rows_of(day: int, n_rows: int = N) -> pa.Table:
     """Return the rows of a day: every day has the same private values."""
-    return pa.table({"day": np.full(n_rows, day), "user": np.arange(n_rows), "r": np.random.default_rng(1).integers(1, 6, n_rows)})
+    return pa.table(
+        {
+            "day": np.full(n_rows, day),
+            "user": np.arange(n_rows),
+            "r": np.random.default_rng(1).integers(1, 6, n_rows),
+        }
+    )
 
 
 def job(folder: Path, source: Path, reference: dict[str, Any] = KNOWN, **changed: Any) -> Path:
-    given = {"privacy__epsilon": 1.0, "mechanism__reference": reference, "schema": SCHEMA, "growing": True, **changed}
+    given = {
+        "privacy__epsilon": 1.0,
+        "mechanism__reference": reference,
+        "schema": SCHEMA,
+        "growing": True,
+        **changed,
+    }
     return write_job(folder, source, folder / "out", **given)
 
 
@@ -88,7 +105,11 @@ def list_digests(found: list[Manifest]) -> list[list[str]]:
 
 def released(output: Path) -> pa.Table:
     """Return the table as any reader of Parquet folders sees it."""
-    return ds.dataset(output, format="parquet", exclude_invalid_files=False).to_table().sort_by([("day", "ascending"), ("user", "ascending")])
+    return (
+        ds.dataset(output, format="parquet", exclude_invalid_files=False)
+        .to_table()
+        .sort_by([("day", "ascending"), ("user", "ascending")])
+    )
 
 
 def grow(made: Path, source: Path, days: range) -> list[Outcome]:

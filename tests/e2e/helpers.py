@@ -41,10 +41,22 @@ GENRES = ["comedy", "drama", "horror"]
 MIXED_SCHEMA: dict[str, Any] = {
     "userId": {"role": "keep", "type": "int64"},
     "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS, "type": "float64"},
-    "genre": {"role": "privatise", "kind": "categorical", "levels": GENRES, "nulls": "level", "type": "string"},
+    "genre": {
+        "role": "privatise",
+        "kind": "categorical",
+        "levels": GENRES,
+        "nulls": "level",
+        "type": "string",
+    },
     "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0], "type": "float64"},
     "age": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 120.0], "type": "int32"},
-    "amount": {"role": "privatise", "kind": "mixed", "atoms": [0.0, 50.0], "bounds": [0.0, 100.0], "type": "float64"},
+    "amount": {
+        "role": "privatise",
+        "kind": "mixed",
+        "atoms": [0.0, 50.0],
+        "bounds": [0.0, 100.0],
+        "type": "float64",
+    },
     "timestamp": {"role": "drop", "type": "int64"},
 }
 RATINGS_SCHEMA = {name: MIXED_SCHEMA[name] for name in ("userId", "rating", "timestamp")}
@@ -63,10 +75,15 @@ KNOWN: dict[str, Any] = {
 
 def refusing(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema that refuses values outside bounds, as interval jobs need: a range holds the value itself."""
-    return {name: column | ({"outside": "refuse"} if "bounds" in column else {}) for name, column in schema.items()}
+    return {
+        name: column | ({"outside": "refuse"} if "bounds" in column else {})
+        for name, column in schema.items()
+    }
 
 
-def mixed_table(n_rows: int, rng: np.random.Generator, schema: Mapping[str, Any] = MIXED_SCHEMA) -> pa.Table:
+def mixed_table(
+    n_rows: int, rng: np.random.Generator, schema: Mapping[str, Any] = MIXED_SCHEMA
+) -> pa.Table:
     """Return rows with one column of every kind, or those of them that a schema names."""
     amount = rng.uniform(0.0, 100.0, n_rows)
     amount[rng.random(n_rows) < 0.3] = 0.0
@@ -84,7 +101,15 @@ def mixed_table(n_rows: int, rng: np.random.Generator, schema: Mapping[str, Any]
     return pa.table({name: columns[name] for name in schema})
 
 
-def lake(folder: Path, rows: list[int], *, row_group: int = 400, schema: Mapping[str, Any] = MIXED_SCHEMA, seed: int = 1, csv: bool = False) -> Path:
+def lake(
+    folder: Path,
+    rows: list[int],
+    *,
+    row_group: int = 400,
+    schema: Mapping[str, Any] = MIXED_SCHEMA,
+    seed: int = 1,
+    csv: bool = False,
+) -> Path:
     """Write one file per entry of `rows`, its row groups of `row_group` rows."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
@@ -97,7 +122,14 @@ def lake(folder: Path, rows: list[int], *, row_group: int = 400, schema: Mapping
     return folder
 
 
-def write_job(folder: Path, input_: Path, output: Path, *, schema: Mapping[str, Any] = MIXED_SCHEMA, **changes: Any) -> Path:
+def write_job(
+    folder: Path,
+    input_: Path,
+    output: Path,
+    *,
+    schema: Mapping[str, Any] = MIXED_SCHEMA,
+    **changes: Any,
+) -> Path:
     """Write a job and its schema into `folder` and return the job's path; `changes` are dotted keys with `__` for the dot."""
     folder.mkdir(parents=True, exist_ok=True)
     job: dict[str, Any] = {
@@ -108,7 +140,9 @@ def write_job(folder: Path, input_: Path, output: Path, *, schema: Mapping[str, 
         "privacy": {"epsilon": 4.0, "delta": 0, "adjacency": "replace-one", "unit": "row"},
         "mechanism": {"kind": "dip", "reference": HOLDOUT, "channel": "laplace"},
         "cluster": {"kind": "synchronous"},
-        "insecure_seed": None if changes.get("ledger") else SEED,  # noise from a seed is charged to no ledger
+        "insecure_seed": None
+        if changes.get("ledger")
+        else SEED,  # noise from a seed is charged to no ledger
     }
     for dotted, value in changes.items():
         *parents, last = dotted.split("__")
@@ -121,7 +155,9 @@ def write_job(folder: Path, input_: Path, output: Path, *, schema: Mapping[str, 
     return folder / "job.yaml"
 
 
-waits_for_the_disk = ledger_tables._on_connect  # what an SQLite ledger does where tests do not spare the disk
+waits_for_the_disk = (
+    ledger_tables._on_connect
+)  # what an SQLite ledger does where tests do not spare the disk
 
 
 def spare_the_disk(put: Callable[[Any, str, Any], None]) -> None:
@@ -159,7 +195,13 @@ def processes(workers: int) -> LocalCluster:
     quiet = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
     # Dask gives a killed worker up for good unless it is back after 15 s, which a busy machine may not manage
     with dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"}):
-        return LocalCluster(n_workers=workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0", scheduler_kwargs=quiet)
+        return LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            scheduler_kwargs=quiet,
+        )
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -169,7 +211,14 @@ def command(*arguments: str | Path) -> list[str]:
 
 def run_cli(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Run the command line in its own process."""
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout, check=False, env=dict(os.environ))
+    return subprocess.run(
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env=dict(os.environ),
+    )
 
 
 class Terminal(io.StringIO):
@@ -181,25 +230,46 @@ class Terminal(io.StringIO):
 
 def call_cli(*arguments: str | Path, terminal: bool = False) -> subprocess.CompletedProcess[str]:
     """Run the command line in this process, its stderr a terminal or not: `run_cli` for all that does not depend on the process."""
-    words, out, err = ["dpdask", *map(str, arguments)], io.StringIO(), Terminal() if terminal else io.StringIO()
+    words, out, err = (
+        ["dpdask", *map(str, arguments)],
+        io.StringIO(),
+        Terminal() if terminal else io.StringIO(),
+    )
     code: object = None
-    with mock.patch.object(sys, "argv", words), mock.patch.dict(os.environ), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        mock.patch.object(sys, "argv", words),
+        mock.patch.dict(os.environ),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         try:
             main()
         except SystemExit as exit_:
             code = exit_.code
-    return subprocess.CompletedProcess(words, code if isinstance(code, int) else int(code is not None), out.getvalue(), err.getvalue())
+    return subprocess.CompletedProcess(
+        words,
+        code if isinstance(code, int) else int(code is not None),
+        out.getvalue(),
+        err.getvalue(),
+    )
 
 
 def charging_entries(url: str, dataset: str) -> list[Entry]:
     """Return the entries of a dataset's chain that charge a run or close it, without those that say what was drawn."""
-    return [entry for entry in open_ledger(url).show(dataset).entries if entry.kind not in ("draw", "hold-out")]
+    return [
+        entry
+        for entry in open_ledger(url).show(dataset).entries
+        if entry.kind not in ("draw", "hold-out")
+    ]
 
 
 def digests(output: Path) -> dict[str, str]:
     """Return the sha256 of every file below a folder, by its path."""
     files = (path for path in sorted(output.rglob("*")) if path.is_file())
-    return {str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def hidden(output: Path) -> Path:
@@ -217,7 +287,9 @@ def error_line(result: subprocess.CompletedProcess[str]) -> str:
 
 def holds_number(text: str, number: int) -> bool:
     """Tell whether a text holds a whole number as a word, with or without commas; digits of hashes, identifiers and fractions are not words."""
-    return re.search(rf"(?<![\w.])(?:{number}|(?<!\d,){number:,})(?!\w|\.\d*[1-9])", text) is not None
+    return (
+        re.search(rf"(?<![\w.])(?:{number}|(?<!\d,){number:,})(?!\w|\.\d*[1-9])", text) is not None
+    )
 
 
 def apply(argument: Any, function: Callable[[Any], Any]) -> list[Any]:
@@ -229,18 +301,31 @@ def join(parts: list[list[Any]]) -> list[Any]:
     return [each for part in parts for each in part]
 
 
-def run_each(stage: str, function: Callable[[Any], Any], arguments: Sequence[Any], progress: Progress | None = None) -> list[Any]:
+def run_each(
+    stage: str,
+    function: Callable[[Any], Any],
+    arguments: Sequence[Any],
+    progress: Progress | None = None,
+) -> list[Any]:
     """Return what a function returns for each argument, computed by tasks."""
     made = make_stage(stage, apply, [(argument,) for argument in arguments], function, join)
     return join([part for parts in run_stage(made, progress) for part in parts])
 
 
-def spy_on_stages(see: Callable[[str, dict[Any, Any]], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def spy_on_stages(
+    see: Callable[[str, dict[Any, Any]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Show the name and the tasks of each stage before it runs."""
 
     def run(stage: Stage, progress: Progress | None = None) -> Iterator[list[Any]]:
         batches = list(stage.batches)
-        see(stage.name, {**stage.shared, **{key: node for batch in batches for key, node in batch.nodes.items()}})
+        see(
+            stage.name,
+            {
+                **stage.shared,
+                **{key: node for batch in batches for key, node in batch.nodes.items()},
+            },
+        )
         return run_stage(replace(stage, batches=batches), progress)
 
     for module in (scan, units, write):

@@ -9,7 +9,17 @@ from unittest import mock
 
 import pyarrow.dataset as pads
 import pytest
-from e2e.bad_input import CASES, NOISY_TABLES, SECRETS, Case, bit_flipped, command, crashed, execute, files
+from e2e.bad_input import (
+    CASES,
+    NOISY_TABLES,
+    SECRETS,
+    Case,
+    bit_flipped,
+    command,
+    crashed,
+    execute,
+    files,
+)
 
 from dpdask.codec import codec_for
 from dpdask.jobs.spec import load_job
@@ -90,10 +100,23 @@ def test_a_process_ends_with_the_same_code_and_line(case: Case, tmp_path):
     before = files(tmp_path)
     environment = {**os.environ, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "500ms"}
     ended = subprocess.run(
-        [sys.executable, "-c", "from dpdask.cli import main; main()", *words], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, "-c", "from dpdask.cli import main; main()", *words],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     assert ended.returncode == case.code
-    check_line(case, [line for line in ended.stderr.splitlines() if not line.startswith(('{"time"', '{"warning"'))], ended.stdout, ended.stderr)
+    check_line(
+        case,
+        [
+            line
+            for line in ended.stderr.splitlines()
+            if not line.startswith(('{"time"', '{"warning"'))
+        ],
+        ended.stdout,
+        ended.stderr,
+    )
     assert files(tmp_path) == before
 
 
@@ -109,7 +132,11 @@ def test_a_plan_and_a_run_warn_of_a_large_delta(name: str, tmp_path):
     warned = name.startswith("a δ")
     for verb in ("plan", "run"):
         ended = command(verb, *words[1:])
-        assert (ended.code, ended.lines, "WARNING" in ended.out) == (0, [], True)  # at ε = 1e-6 all tables drown
+        assert (ended.code, ended.lines, "WARNING" in ended.out) == (
+            0,
+            [],
+            True,
+        )  # at ε = 1e-6 all tables drown
         assert ("δ = 0.01 is not below 1 / the number of rows" in ended.out) is warned
 
 
@@ -147,7 +174,9 @@ def test_a_mended_page_lets_a_kept_run_go_on(tmp_path):
     assert command(*words).code == 66
     key = (tmp_path / ".out.dpdask" / "run.key").read_bytes()
     part = tmp_path / "data" / "part-1.parquet"
-    part.write_bytes(bit_flipped(part.read_bytes()))  # the footer, and so the fingerprint, is the same
+    part.write_bytes(
+        bit_flipped(part.read_bytes())
+    )  # the footer, and so the fingerprint, is the same
     with mock.patch("dpdask.jobs.state.RunState.open", side_effect=AssertionError("a second key")):
         assert command(*words).code == 0
     assert key

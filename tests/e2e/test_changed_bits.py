@@ -7,14 +7,30 @@ from pathlib import Path
 import pytest
 from e2e.changed_bits import KINDS, SETTINGS
 
-PLACES = [*((kind, part) for kind in (*SETTINGS, "public table", "release") for part in ("footer", "pages")), ("delta", "file"), ("iceberg", "file")]
+PLACES = [
+    *(
+        (kind, part)
+        for kind in (*SETTINGS, "public table", "release")
+        for part in ("footer", "pages")
+    ),
+    ("delta", "file"),
+    ("iceberg", "file"),
+]
 
 
-@pytest.mark.parametrize("n", [pytest.param(12, marks=pytest.mark.few(4)), pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize(
+    "n",
+    [
+        pytest.param(12, marks=pytest.mark.few(4)),
+        pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(3000)]),
+    ],
+)
 @pytest.mark.parametrize(("kind", "part"), PLACES)
 def test_a_changed_bit_is_refused_in_one_line_or_read_right(kind: str, part: str, n: int) -> None:
     words = [sys.executable, "-m", "e2e.changed_bits", kind, part, str(n)]
-    done = subprocess.run(words, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-1000:]
 
 

@@ -46,7 +46,9 @@ SCHEMA = {
 def dictionary(values: list[str], unused: str) -> pa.Array:
     """Return values as a dictionary in which one more category stands and is never used."""
     categories = [unused, *sorted(set(values))]
-    return pa.DictionaryArray.from_arrays(pa.array([categories.index(value) for value in values], pa.int32()), pa.array(categories))
+    return pa.DictionaryArray.from_arrays(
+        pa.array([categories.index(value) for value in values], pa.int32()), pa.array(categories)
+    )
 
 
 def lake(folder: Path, outside: bool = False) -> Path:
@@ -71,7 +73,9 @@ def lake(folder: Path, outside: bool = False) -> Path:
             [field.with_metadata({"field": METADATA}) for field in table.schema],
             metadata={"file": METADATA, "pandas": json.dumps({"index": METADATA})},
         )
-        with pq.ParquetWriter(folder / f"part-{part}.parquet", described, store_schema=True, write_page_index=True) as writer:
+        with pq.ParquetWriter(
+            folder / f"part-{part}.parquet", described, store_schema=True, write_page_index=True
+        ) as writer:
             writer.write_table(table.cast(described), row_group_size=N_ROWS)
             writer.add_key_value_metadata({"late": METADATA})
     return folder
@@ -98,7 +102,12 @@ def everything(path: Path) -> bytes:
     if path.suffix != ".parquet":
         return data
     file = pq.ParquetFile(path)
-    texts = [str(file.metadata), str(file.schema), str(file.metadata.metadata), str(file.schema_arrow.metadata)]
+    texts = [
+        str(file.metadata),
+        str(file.schema),
+        str(file.metadata.metadata),
+        str(file.schema_arrow.metadata),
+    ]
     names = file.schema_arrow.names
     for group in range(file.metadata.num_row_groups):
         for number in range(len(names)):
@@ -107,7 +116,11 @@ def everything(path: Path) -> bytes:
             texts.append(str(chunk.statistics and (chunk.statistics.min, chunk.statistics.max)))
         strings = [name for name in names if pa.types.is_string(file.schema_arrow.field(name).type)]
         encoded = pq.ParquetFile(path, read_dictionary=strings).read_row_group(group)
-        texts += [str(chunk.dictionary.to_pylist()) for name in strings for chunk in encoded.column(name).chunks]
+        texts += [
+            str(chunk.dictionary.to_pylist())
+            for name in strings
+            for chunk in encoded.column(name).chunks
+        ]
         texts += [str(file.read_row_group(group, columns=[name]).to_pydict()) for name in names]
     return data + "\n".join(texts).encode()
 
@@ -115,7 +128,12 @@ def everything(path: Path) -> bytes:
 def forms(secret: str) -> list[bytes]:
     """Return a secret as it might be written: plain, wide, in hexadecimal, in Base64."""
     plain = secret.encode()
-    return [plain, secret.encode("utf-16-le"), plain.hex().encode(), *(base64.b64encode(b"x" * shift + plain)[4:-4] for shift in range(3))]
+    return [
+        plain,
+        secret.encode("utf-16-le"),
+        plain.hex().encode(),
+        *(base64.b64encode(b"x" * shift + plain)[4:-4] for shift in range(3)),
+    ]
 
 
 def holds(data: bytes, *secrets: str) -> list[str]:
@@ -135,10 +153,24 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pa.Table]:
     """A release whose shards have several row groups."""
     folder = tmp_path_factory.mktemp("large")
-    simulate_movielens(str(folder / "ratings"), n_rows=700_000, n_users=2_000, n_movies=500, rows_per_file=700_000)
+    simulate_movielens(
+        str(folder / "ratings"), n_rows=700_000, n_users=2_000, n_movies=500, rows_per_file=700_000
+    )
     job = Path(__file__).parents[2] / "pipelines" / "movielens" / "job.yaml"
-    settings = {"input.path": folder / "ratings", "output.path": folder / "out", "output.rows_per_shard": 300_000, "cluster": "{kind: threads}"}
-    assert command("run", str(job), *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))).code == 0
+    settings = {
+        "input.path": folder / "ratings",
+        "output.path": folder / "out",
+        "output.rows_per_shard": 300_000,
+        "cluster": "{kind: threads}",
+    }
+    assert (
+        command(
+            "run",
+            str(job),
+            *(word for key, value in settings.items() for word in ("--set", f"{key}={value}")),
+        ).code
+        == 0
+    )
     return folder / "out", pq.read_table(folder / "ratings")
 
 
@@ -160,24 +192,44 @@ def test_a_footer_holds_the_fixed_schema_and_nothing_of_its_source(released):
     assert len(paths) > 1
     for path in paths:
         metadata = pq.read_metadata(path)
-        assert set(metadata.metadata or {}) <= {b"ARROW:schema"}  # types alone, so that each comes back as it was
-        assert_plain(pa.ipc.read_schema(pa.py_buffer(base64.b64decode((metadata.metadata or {})[b"ARROW:schema"]))))
+        assert set(metadata.metadata or {}) <= {
+            b"ARROW:schema"
+        }  # types alone, so that each comes back as it was
+        assert_plain(
+            pa.ipc.read_schema(
+                pa.py_buffer(base64.b64decode((metadata.metadata or {})[b"ARROW:schema"]))
+            )
+        )
         assert re.fullmatch(r"parquet-cpp-arrow version [\d.]+", metadata.created_by)
         arrow = metadata.schema.to_arrow_schema()
         assert_plain(arrow)
-        expected = [("id", pa.string()), ("place", pa.string()), ("genre", pa.string()), ("rating", pa.float64()), ("price", pa.float64())]
+        expected = [
+            ("id", pa.string()),
+            ("place", pa.string()),
+            ("genre", pa.string()),
+            ("rating", pa.float64()),
+            ("price", pa.float64()),
+        ]
         assert [(field.name, field.type) for field in arrow] == expected
         for group in range(metadata.num_row_groups):
             for number in range(metadata.num_columns):
                 chunk = metadata.row_group(group).column(number)
                 assert not chunk.file_path
                 assert chunk.compression == "SNAPPY"
-                assert (chunk.has_column_index, chunk.has_offset_index, chunk.bloom_filter_offset) == (False, False, None)
+                assert (
+                    chunk.has_column_index,
+                    chunk.has_offset_index,
+                    chunk.bloom_filter_offset,
+                ) == (False, False, None)
 
 
 def test_row_groups_are_of_a_fixed_size_but_for_a_shards_last(large):
     sizes = [
-        [pq.read_metadata(path).row_group(group).num_rows for group in range(pq.read_metadata(path).num_row_groups)] for path in shards(large[0])
+        [
+            pq.read_metadata(path).row_group(group).num_rows
+            for group in range(pq.read_metadata(path).num_row_groups)
+        ]
+        for path in shards(large[0])
     ]
     sizes.sort(key=sum, reverse=True)  # the shards' numbers are shuffled
     assert len(sizes) == 2
@@ -193,17 +245,30 @@ def test_statistics_and_dictionaries_are_those_of_the_released_rows(which, reque
         file = pq.ParquetFile(path)
         for group in range(file.metadata.num_row_groups):
             rows = file.read_row_group(group)
-            strings = [name for name in rows.column_names if pa.types.is_string(rows.schema.field(name).type)]
+            strings = [
+                name
+                for name in rows.column_names
+                if pa.types.is_string(rows.schema.field(name).type)
+            ]
             encoded = pq.ParquetFile(path, read_dictionary=strings).read_row_group(group)
             for number, name in enumerate(rows.column_names):
                 statistics = file.metadata.row_group(group).column(number).statistics
                 extremes = pc.min_max(rows.column(name)).as_py()
-                assert (statistics.min, statistics.max, statistics.null_count) == (extremes["min"], extremes["max"], rows.column(name).null_count)
-                assert statistics.distinct_count in (None, pc.count_distinct(rows.column(name)).as_py())
+                assert (statistics.min, statistics.max, statistics.null_count) == (
+                    extremes["min"],
+                    extremes["max"],
+                    rows.column(name).null_count,
+                )
+                assert statistics.distinct_count in (
+                    None,
+                    pc.count_distinct(rows.column(name)).as_py(),
+                )
                 if name in strings:
-                    assert {entry for chunk in encoded.column(name).chunks for entry in chunk.dictionary.to_pylist()} == set(
-                        rows.column(name).to_pylist()
-                    )
+                    assert {
+                        entry
+                        for chunk in encoded.column(name).chunks
+                        for entry in chunk.dictionary.to_pylist()
+                    } == set(rows.column(name).to_pylist())
 
 
 def snappy_page(data: bytes, size: int) -> bytes:
@@ -229,7 +294,9 @@ def test_the_dictionary_page_of_numbers_has_one_entry_a_released_value(large):
                 raw.seek(chunk.dictionary_page_offset)
                 data = raw.read(chunk.data_page_offset - chunk.dictionary_page_offset)
             page = snappy_page(data, size=40)
-            assert set(np.frombuffer(page, np.float32)) == set(file.read_row_group(group).column("rating").to_pylist())
+            assert set(np.frombuffer(page, np.float32)) == set(
+                file.read_row_group(group).column("rating").to_pylist()
+            )
 
 
 # ---- documents
@@ -238,27 +305,76 @@ MANIFEST_KEYS = {"format", "job", "rows", "card_sha256", "shards"}
 SHARD_KEYS = {"name", "n_rows", "n_bytes", "sha256"}
 META_FILES = ("manifest.json", "release.json", "release.html", "croissant.json")
 CARD_KEYS = {
-    "": {"format", "name", "release", "terms", "guarantee", "mechanism", "columns", "dropped", "accounting", "order", "insecure", "versions"},
-    "guarantee": {"text", "epsilon", "delta", "adjacency", "unit", "protected", "unprotected", "cautions"},
+    "": {
+        "format",
+        "name",
+        "release",
+        "terms",
+        "guarantee",
+        "mechanism",
+        "columns",
+        "dropped",
+        "accounting",
+        "order",
+        "insecure",
+        "versions",
+    },
+    "guarantee": {
+        "text",
+        "epsilon",
+        "delta",
+        "adjacency",
+        "unit",
+        "protected",
+        "unprotected",
+        "cautions",
+    },
     "mechanism": {"kind", "channel", "columns", "joint", "reference"},
     "accounting": {"composition", "epsilon_exact", "epsilon_reference", "rows_per_unit", "events"},
     "versions": {"dpdask", "streams", "cryptography", "numpy", "opendp", "pyarrow", "scipy"},
 }
 LEVEL_KEYS = {"role", "kind", "outside", "epsilon", "epsilon_exact", "levels", "channel"}
-RANK_KEYS = {"role", "kind", "outside", "epsilon", "epsilon_exact", "bounds", "atoms", "nulls", "ranks", "alpha_log", "reference"}
+RANK_KEYS = {
+    "role",
+    "kind",
+    "outside",
+    "epsilon",
+    "epsilon_exact",
+    "bounds",
+    "atoms",
+    "nulls",
+    "ranks",
+    "alpha_log",
+    "reference",
+}
 
 
 def test_the_output_folder_holds_these_files_and_no_other(released):
     folder = released[0]
-    names = {str(path.relative_to(folder / "out")) for path in (folder / "out").rglob("*") if path.is_file()}
-    assert names == {*(path.name for path in shards(folder / "out")), "_SUCCESS", *(f"_dpdask/{name}" for name in META_FILES)}
-    assert sorted(path.name for path in folder.iterdir()) == [FOLDER, "job.yaml", "out", "schema.yaml"]
+    names = {
+        str(path.relative_to(folder / "out"))
+        for path in (folder / "out").rglob("*")
+        if path.is_file()
+    }
+    assert names == {
+        *(path.name for path in shards(folder / "out")),
+        "_SUCCESS",
+        *(f"_dpdask/{name}" for name in META_FILES),
+    }
+    assert sorted(path.name for path in folder.iterdir()) == [
+        FOLDER,
+        "job.yaml",
+        "out",
+        "schema.yaml",
+    ]
     assert not (folder / "out" / "_SUCCESS").read_bytes()
 
 
 def test_manifest_and_card_hold_the_allowed_keys_alone(released):
     meta = released[0] / "out" / "_dpdask"
-    manifest, card = (json.loads((meta / name).read_text()) for name in ("manifest.json", "release.json"))
+    manifest, card = (
+        json.loads((meta / name).read_text()) for name in ("manifest.json", "release.json")
+    )
     assert set(manifest) == MANIFEST_KEYS
     assert all(set(shard) == SHARD_KEYS for shard in manifest["shards"])
     for place, keys in CARD_KEYS.items():
@@ -271,7 +387,10 @@ def test_manifest_and_card_hold_the_allowed_keys_alone(released):
         "place": {"role"},
     }
     assert card["mechanism"]["reference"] == {"kind": "holdout", "fraction": 0.25}
-    assert card["columns"]["price"]["reference"] == {"knots_at_most": 2**16, "rank_error_at_most": 2.0**-15}
+    assert card["columns"]["price"]["reference"] == {
+        "knots_at_most": 2**16,
+        "rank_error_at_most": 2.0**-15,
+    }
 
 
 def test_a_card_names_no_path_and_tells_nothing_of_a_dropped_column_but_its_name(released):
@@ -287,7 +406,11 @@ def test_a_card_names_no_path_and_tells_nothing_of_a_dropped_column_but_its_name
 
 def test_no_secret_is_in_any_file_or_on_any_stream(released):
     folder, ended = released
-    assert holds(everything(folder / FOLDER / "part-0.parquet"), DROPPED, UNUSED, METADATA) == [DROPPED, UNUSED, METADATA]  # the search finds
+    assert holds(everything(folder / FOLDER / "part-0.parquet"), DROPPED, UNUSED, METADATA) == [
+        DROPPED,
+        UNUSED,
+        METADATA,
+    ]  # the search finds
     for path in (folder / "out").rglob("*"):
         if path.is_file():
             assert not holds(everything(path), *SECRETS), path
@@ -309,7 +432,9 @@ def test_the_kept_values_of_held_out_rows_are_nowhere_in_the_output(released):
 def test_a_privatised_columns_original_doubles_are_not_in_the_output(released):
     """A continuous value is drawn anew between two hold-out values: no released row keeps all digits of its own."""
     folder = released[0]
-    original = pq.read_table(folder / FOLDER).to_pandas(ignore_metadata=True).set_index("id")["price"]
+    original = (
+        pq.read_table(folder / FOLDER).to_pandas(ignore_metadata=True).set_index("id")["price"]
+    )
     output = pq.read_table(folder / "out").to_pandas(ignore_metadata=True).set_index("id")["price"]
     assert (original.loc[output.index] == output).sum() == 0
 
@@ -337,12 +462,22 @@ def test_a_secret_outside_the_schema_fails_the_job_and_shows_nowhere(reference, 
 def test_local_workers_say_nothing_of_the_data(outside, tmp_path):
     lake(tmp_path / "lake", outside=outside)
     words = write_job(tmp_path, "lake", kind="local", workers=2)
-    ended = subprocess.run([sys.executable, "-c", "from dpdask.cli import main; main()", *words], capture_output=True, cwd=tmp_path, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", "from dpdask.cli import main; main()", *words],
+        capture_output=True,
+        cwd=tmp_path,
+        check=False,
+    )
     assert ended.returncode == (65 if outside else 0), ended.stderr
     assert not holds(ended.stdout + ended.stderr, *SECRETS, HELD_OUT[:-2])
     lines = [line for line in ended.stderr.decode().splitlines() if not line.startswith('{"time"')]
     assert len(lines) == outside, lines
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.yaml", "lake", *(["out"] if not outside else []), "schema.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "job.yaml",
+        "lake",
+        *(["out"] if not outside else []),
+        "schema.yaml",
+    ]
 
 
 def test_task_names_progress_and_graphs_hold_no_value_and_no_key(tmp_path, monkeypatch):
@@ -380,15 +515,23 @@ def test_an_unfinished_run_keeps_no_secret_but_the_reference(tmp_path):
 
     lake(tmp_path / "lake")
     words = write_job(tmp_path, "lake")
-    with mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash")):  # after all shards are staged
+    with mock.patch(
+        "dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash")
+    ):  # after all shards are staged
         assert command(*words).code == 75
     state = tmp_path / ".out.dpdask"
     assert not (tmp_path / "out").exists()
     assert state.stat().st_mode & 0o777 == 0o700
     for name in ("run.key", "run.json", "release.npz"):
         assert (state / name).stat().st_mode & 0o077 == 0, name
-    staged = {value for path in next(state.glob("publish-*")).glob("*.parquet") for value in pq.read_table(path).column("id").to_pylist()}
-    held_out = {HELD_OUT.format(f"{part}-{row:04}") for part in range(2) for row in range(N_ROWS)} - staged
+    staged = {
+        value
+        for path in next(state.glob("publish-*")).glob("*.parquet")
+        for value in pq.read_table(path).column("id").to_pylist()
+    }
+    held_out = {
+        HELD_OUT.format(f"{part}-{row:04}") for part in range(2) for row in range(N_ROWS)
+    } - staged
     assert held_out
     for path in state.rglob("*"):
         if path.is_file():

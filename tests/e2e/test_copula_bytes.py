@@ -19,7 +19,11 @@ SCHEMA: dict[str, Any] = {**MIXED_SCHEMA, "userId": {"role": "drop", "type": "in
 ROWS = [150, 90, 1700, 40, 300]
 MECHANISMS: dict[str, dict[str, Any]] = {
     "copula": {"kind": "copula", "bins": 8, "n_rows": 2600},
-    "marginals": {"kind": "marginals", "cliques": [["rating"], ["genre", "price"], ["amount", "age", "rating"]], "bins": 6},
+    "marginals": {
+        "kind": "marginals",
+        "cliques": [["rating"], ["genre", "price"], ["amount", "age", "rating"]],
+        "bins": 6,
+    },
 }
 UNIT = {"column": "userId", "max_rows": 2}
 
@@ -52,7 +56,9 @@ def test_threads(kind: str, source: Path, expected: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", MECHANISMS)
-def test_two_processes(kind: str, two_workers: LocalCluster, source: Path, expected: Any, tmp_path: Path) -> None:
+def test_two_processes(
+    kind: str, two_workers: LocalCluster, source: Path, expected: Any, tmp_path: Path
+) -> None:
     with Client(two_workers):
         run_job(load(job(tmp_path, source, kind)))
     assert digests(tmp_path / kind) == expected[kind]
@@ -73,7 +79,9 @@ def rewritten(folder: Path, source: Path, sizes: list[int], row_group: int) -> P
     table = pa.concat_tables([pads.dataset(file).to_table() for file in files])
     start = 0
     for number, size in enumerate(sizes):
-        pq.write_table(table.slice(start, size), folder / f"part-{number}.parquet", row_group_size=row_group)
+        pq.write_table(
+            table.slice(start, size), folder / f"part-{number}.parquet", row_group_size=row_group
+        )
         start += size
     assert start == table.num_rows
     return folder
@@ -82,25 +90,51 @@ def rewritten(folder: Path, source: Path, sizes: list[int], row_group: int) -> P
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", MECHANISMS)
 @pytest.mark.parametrize("unit", ["row", UNIT], ids=["row", "user"])
-def test_files_and_row_groups_do_not_matter(unit: Any, kind: str, source: Path, tmp_path: Path) -> None:
+def test_files_and_row_groups_do_not_matter(
+    unit: Any, kind: str, source: Path, tmp_path: Path
+) -> None:
     found = []
-    for name, (sizes, row_group) in {"one": ([2280], 5000), "groups": ([2280], 70), "files": ([1, 2000, 200, 79], 400)}.items():
+    for name, (sizes, row_group) in {
+        "one": ([2280], 5000),
+        "groups": ([2280], 70),
+        "files": ([1, 2000, 200, 79], 400),
+    }.items():
         folder = tmp_path / name
-        run_here(job(folder, rewritten(folder / "in", source, sizes, row_group), kind, privacy__unit=unit))
-        found.append({name: digest for name, digest in digests(folder / kind).items() if "manifest" not in name})
+        run_here(
+            job(
+                folder, rewritten(folder / "in", source, sizes, row_group), kind, privacy__unit=unit
+            )
+        )
+        found.append(
+            {
+                name: digest
+                for name, digest in digests(folder / kind).items()
+                if "manifest" not in name
+            }
+        )
     assert found[0] == found[1] == found[2]
     assert sum(name.endswith(".parquet") for name in found[0]) >= 2
     assert "_dpdask/release.json" in found[0]
 
 
 @pytest.mark.parametrize("records", ["raked", "copula"])
-def test_rows_per_shard_do_not_matter(records: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_per_shard_do_not_matter(
+    records: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither for shards inside a block of records nor for those of several blocks."""
     monkeypatch.setattr("dpdask.mechanisms.copula.model.BLOCK_ROWS", 1000)
     found = []
     for rows in (300, 1000, 1700, 1_000_000):
         folder = tmp_path / str(rows)
-        run_here(job(folder, source, "copula", output__rows_per_shard=rows, mechanism={**MECHANISMS["copula"], "records": records}))
+        run_here(
+            job(
+                folder,
+                source,
+                "copula",
+                output__rows_per_shard=rows,
+                mechanism={**MECHANISMS["copula"], "records": records},
+            )
+        )
         shards = sorted((folder / "copula").glob("*.parquet"))
         assert len(shards) == -(-2600 // rows)
         found.append(pa.concat_tables([pq.read_table(shard) for shard in shards]))
@@ -111,7 +145,9 @@ def test_rows_per_shard_do_not_matter(records: str, source: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", MECHANISMS)
-def test_another_seed_gives_other_noise(kind: str, source: Path, expected: Any, tmp_path: Path) -> None:
+def test_another_seed_gives_other_noise(
+    kind: str, source: Path, expected: Any, tmp_path: Path
+) -> None:
     run_here(job(tmp_path, source, kind, insecure_seed=8))
     here, there = digests(tmp_path / kind), expected[kind]
     assert here.keys() == there.keys()

@@ -17,8 +17,33 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
-from e2e.growing import BY_USER, HISTOGRAM, HOLDOUT, KNOWN, SCHEMA, N, add_day, at, grow, job, kept, kinds, manifests, released, spent
-from e2e.helpers import call_cli, charging_entries, digests, error_line, hidden, load, run_here, write_job
+from e2e.growing import (
+    BY_USER,
+    HISTOGRAM,
+    HOLDOUT,
+    KNOWN,
+    SCHEMA,
+    N,
+    add_day,
+    at,
+    grow,
+    job,
+    kept,
+    kinds,
+    manifests,
+    released,
+    spent,
+)
+from e2e.helpers import (
+    call_cli,
+    charging_entries,
+    digests,
+    error_line,
+    hidden,
+    load,
+    run_here,
+    write_job,
+)
 
 import dpdask
 from dpdask.engine import write
@@ -52,8 +77,12 @@ def url(tmp_path: Path) -> str:
 CHAIN = {"kind": "chain", "fraction": 0.25, "by": "day"}  # the groups of later days are new to it
 
 
-@pytest.mark.parametrize("reference", [KNOWN, HISTOGRAM, HOLDOUT, CHAIN], ids=lambda reference: reference["kind"])
-def test_each_run_releases_the_new_rows_and_leaves_what_was_released(reference: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "reference", [KNOWN, HISTOGRAM, HOLDOUT, CHAIN], ids=lambda reference: reference["kind"]
+)
+def test_each_run_releases_the_new_rows_and_leaves_what_was_released(
+    reference: dict[str, Any], tmp_path: Path
+) -> None:
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, reference)
     before: dict[str, str] = {}
@@ -117,7 +146,9 @@ def test_a_series_spends_once_for_a_row_and_each_time_for_a_person(
     assert open_ledger(url).verify("people")
     summary = json.loads((out / "_dpdask" / "series.json").read_text())["series"]
     assert (summary["releases"], summary["epsilon"]) == (6, expected)
-    other = job(tmp_path / "other", source, reference, ledger=at(url), privacy__unit=unit, growing=False)
+    other = job(
+        tmp_path / "other", source, reference, ledger=at(url), privacy__unit=unit, growing=False
+    )
     run_here(other)
     assert spent(url) == expected + 1.0
 
@@ -128,7 +159,11 @@ def test_a_reference_that_counts_is_charged_once(tmp_path: Path, url: str) -> No
     made = job(tmp_path / "job", source, HISTOGRAM, ledger=at(url), privacy__unit=BY_USER)
     grow(made, source, range(1))
     assert spent(url) == 1.0
-    [row] = [event for event in charging_entries(url, "people")[0].charge.event["events"] if event["kind"] == "local-release"]
+    [row] = [
+        event
+        for event in charging_entries(url, "people")[0].charge.event["events"]
+        if event["kind"] == "local-release"
+    ]
     grow(made, source, range(1, 3))
     assert spent(url) == pytest.approx(1.0 + 2 * row["n"] * row["epsilon"])
     assert spent(url) < 2.9
@@ -141,7 +176,11 @@ def dying(point: str) -> Iterator[None]:
     function, calls = getattr(owner, name), [0]
 
     def struck(*args: Any, **kwargs: Any) -> Any:
-        if name == "put_new" and "manifest" not in args[1] and not args[0].url.endswith("/_delta_log"):
+        if (
+            name == "put_new"
+            and "manifest" not in args[1]
+            and not args[0].url.endswith("/_delta_log")
+        ):
             return function(*args, **kwargs)
         calls[0] += 1
         if calls[0] == nth and not after:
@@ -175,10 +214,14 @@ POINTS: dict[str, tuple[tuple[Any, str], bool, int]] = {
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("point", POINTS)
-def test_a_release_that_was_killed_goes_on_with_the_same_bytes_and_one_charge(point: str, tmp_path: Path, url: str, seeded_ledgers: None) -> None:
+def test_a_release_that_was_killed_goes_on_with_the_same_bytes_and_one_charge(
+    point: str, tmp_path: Path, url: str, seeded_ledgers: None
+) -> None:
     source, out = tmp_path / "in", tmp_path / "struck" / "out"
     quiet = job(tmp_path / "quiet", source, output__rows_per_shard=25)
-    made = job(tmp_path / "struck", source, output__rows_per_shard=25, ledger=at(url), insecure_seed=7)
+    made = job(
+        tmp_path / "struck", source, output__rows_per_shard=25, ledger=at(url), insecure_seed=7
+    )
     for each in (quiet, made):
         add_day(source, 0)
         run_here(each)
@@ -193,15 +236,21 @@ def test_a_release_that_was_killed_goes_on_with_the_same_bytes_and_one_charge(po
     run_here(quiet)
     run_here(made)
     assert run_here(made).status == "nothing new"
-    assert digests(out) == digests(tmp_path / "quiet" / "out") | {"_dpdask/series.json": digests(out)["_dpdask/series.json"]}
+    assert digests(out) == digests(tmp_path / "quiet" / "out") | {
+        "_dpdask/series.json": digests(out)["_dpdask/series.json"]
+    }
     assert kinds(url) == ["intend", "commit"] * 3
     assert spent(url) == 1.0
     assert not hidden(out).exists()
-    assert sorted(path.name for path in kept(out).iterdir() if not path.name.startswith("released-00002-")) == ["release.npz", "series.json"]
+    assert sorted(
+        path.name for path in kept(out).iterdir() if not path.name.startswith("released-00002-")
+    ) == ["release.npz", "series.json"]
 
 
 @pytest.mark.parametrize("point", ["opened", "fitted", "kept"])
-def test_the_first_release_goes_on_with_the_files_that_it_began_with(point: str, tmp_path: Path, url: str) -> None:
+def test_the_first_release_goes_on_with_the_files_that_it_began_with(
+    point: str, tmp_path: Path, url: str
+) -> None:
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, HISTOGRAM, ledger=at(url))
     add_day(source, 0)
@@ -213,7 +262,9 @@ def test_the_first_release_goes_on_with_the_files_that_it_began_with(point: str,
     assert spent(url) == 1.0
 
 
-def test_of_two_drivers_on_one_day_one_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_drivers_on_one_day_one_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source)
     grow(made, source, range(1))
@@ -230,7 +281,9 @@ def test_of_two_drivers_on_one_day_one_waits(tmp_path: Path, monkeypatch: pytest
     assert [manifest.n_rows for manifest in manifests(out)] == [N, N]
 
 
-def test_a_release_that_another_driver_made_in_between_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_that_another_driver_made_in_between_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source)
     grow(made, source, range(1))
@@ -282,10 +335,15 @@ def test_files_are_checked_against_those_that_were_released(tmp_path: Path, url:
     table = pq.read_table(source / "day-00.parquet")
     pq.write_table(table.append_column("more", table.column("r")), source / "day-03.parquet")
     refuse("write all files with the same columns", DataError)
-    pq.write_table(pa.concat_tables([pq.read_table(path) for path in sorted(source.glob("day-0[0-2]*"))]), source / "compacted.parquet")
+    pq.write_table(
+        pa.concat_tables([pq.read_table(path) for path in sorted(source.glob("day-0[0-2]*"))]),
+        source / "compacted.parquet",
+    )
     for path in source.glob("day-*"):
         path.unlink()
-    refuse("day-00.parquet: this file was released and is gone; if its rows are in another file now")
+    refuse(
+        "day-00.parquet: this file was released and is gone; if its rows are in another file now"
+    )
 
 
 def test_late_files_and_files_of_equal_footers_are_new(tmp_path: Path) -> None:
@@ -317,7 +375,10 @@ def test_copies_in_the_first_release_are_refused(tmp_path: Path) -> None:
     source = tmp_path / "in"
     made = job(tmp_path / "job", source)
     (source / "linked.parquet").symlink_to(add_day(source, 0))
-    with pytest.raises(InputError, match=r"linked.parquet: rows seen again: this file is a copy of day-00.parquet; remove it"):
+    with pytest.raises(
+        InputError,
+        match=r"linked.parquet: rows seen again: this file is a copy of day-00.parquet; remove it",
+    ):
         run_here(made)
     assert not hidden(tmp_path / "job" / "out").exists()
     (source / "linked.parquet").unlink()
@@ -330,13 +391,22 @@ def test_files_of_text_grow_too(tmp_path: Path) -> None:
     schema = {name: {**column, "type": "int64"} for name, column in SCHEMA.items()}
     made = job(tmp_path / "job", source, schema=schema)
     for day in range(3):
-        pa_csv.write_csv(pa.table({"day": np.full(N, day), "user": np.arange(N), "r": np.arange(N) % 5 + 1}), source / f"{day}.csv")
+        pa_csv.write_csv(
+            pa.table({"day": np.full(N, day), "user": np.arange(N), "r": np.arange(N) % 5 + 1}),
+            source / f"{day}.csv",
+        )
         assert run_here(made).manifest.n_rows == N
     os.utime(source / "0.csv", (1, 1))  # only touched
     assert run_here(made).status == "nothing new"
-    for name in ("no-rows", "none-either"):  # files of a header alone are alike, and hold no row twice
+    for name in (
+        "no-rows",
+        "none-either",
+    ):  # files of a header alone are alike, and hold no row twice
         (source / f"{name}.csv").write_text('"day","user","r"\n')
-    pa_csv.write_csv(pa.table({"day": np.full(N, 3), "user": np.arange(N), "r": np.arange(N) % 5 + 1}), source / "3.csv")
+    pa_csv.write_csv(
+        pa.table({"day": np.full(N, 3), "user": np.arange(N), "r": np.arange(N) % 5 + 1}),
+        source / "3.csv",
+    )
     assert run_here(made).manifest.n_rows == N
     shutil.copy(source / "0.csv", source / "9.csv")
     with pytest.raises(InputError, match=r"is a copy of 0\.csv"):
@@ -347,7 +417,11 @@ def test_files_of_text_grow_too(tmp_path: Path) -> None:
 def test_copies_of_text_are_refused_whatever_follows_the_header(tmp_path: Path, name: str) -> None:
     source = tmp_path / "in"
     source.mkdir()
-    made = job(tmp_path / "job", source, schema={name: {**column, "type": "int64"} for name, column in SCHEMA.items()})
+    made = job(
+        tmp_path / "job",
+        source,
+        schema={name: {**column, "type": "int64"} for name, column in SCHEMA.items()},
+    )
     data = ("day,user,r\n\n" + "".join(f"0,{user},{user % 5 + 1}\n" for user in range(N))).encode()
     (source / name).write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
     shutil.copy(source / name, source / f"again-{name}")
@@ -360,7 +434,11 @@ def test_copies_of_text_are_refused_whatever_follows_the_header(tmp_path: Path, 
         run_here(made)
 
 
-@pytest.mark.parametrize("change", [{"privacy__epsilon": 2.0}, {"mechanism__channel": "laplace-calibrated"}, {"growing": False}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [{"privacy__epsilon": 2.0}, {"mechanism__channel": "laplace-calibrated"}, {"growing": False}],
+    ids=str,
+)
 def test_another_job_needs_another_output(change: dict[str, Any], tmp_path: Path) -> None:
     source = tmp_path / "in"
     grow(job(tmp_path / "job", source), source, range(1))
@@ -372,7 +450,9 @@ def test_another_job_needs_another_output(change: dict[str, Any], tmp_path: Path
 def test_a_table_that_is_released_as_a_whole_cannot_grow(tmp_path: Path) -> None:
     copula = {"kind": "copula", "n_rows": 20}
     schema = {**SCHEMA, "day": {"role": "drop"}, "user": {"role": "drop"}}
-    made = write_job(tmp_path, tmp_path / "in", tmp_path / "out", schema=schema, mechanism=copula, growing=True)
+    made = write_job(
+        tmp_path, tmp_path / "in", tmp_path / "out", schema=schema, mechanism=copula, growing=True
+    )
     result = call_cli("validate", made)
     assert result.returncode == SpecError.exit_code
     assert "growing: this mechanism releases a table as a whole" in error_line(result)
@@ -411,7 +491,9 @@ def test_what_is_kept_is_for_this_user_alone(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("run.key"))
 
 
-def test_an_aborted_release_is_charged_and_what_was_released_stays(tmp_path: Path, url: str) -> None:
+def test_an_aborted_release_is_charged_and_what_was_released_stays(
+    tmp_path: Path, url: str
+) -> None:
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, ledger=at(url), output__rows_per_shard=25)
     grow(made, source, range(2))
@@ -425,7 +507,9 @@ def test_an_aborted_release_is_charged_and_what_was_released_stays(tmp_path: Pat
     assert not abort(f"file://{out}")
     assert spent(url) == 1.0
     plan = plan_job(load(made))
-    assert (plan.ledger or {})["after"] == 2.0  # the noise of the aborted release may have been seen
+    assert (plan.ledger or {})[
+        "after"
+    ] == 2.0  # the noise of the aborted release may have been seen
     assert "charged in full" in plan.warnings[0]
     run_here(made)
     assert spent(url) == 2.0
@@ -511,7 +595,10 @@ def test_plan_shows_what_is_new_and_what_it_costs(tmp_path: Path, url: str) -> N
         add_day(source, day)
     planned = plan_job(load(made))
     assert planned.series is not None
-    assert {name: planned.series[name] for name in ("releases", "released_files", "new_files", "new_rows", "series_epsilon")} == {
+    assert {
+        name: planned.series[name]
+        for name in ("releases", "released_files", "new_files", "new_rows", "series_epsilon")
+    } == {
         "releases": 1,
         "released_files": 1,
         "new_files": 2,
@@ -527,7 +614,10 @@ def test_plan_shows_what_is_new_and_what_it_costs(tmp_path: Path, url: str) -> N
 def test_cards_say_what_the_series_is(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     grow(job(tmp_path / "job", source, HOLDOUT), source, range(3))
-    cards = [Card.read((out / "_dpdask" / name).read_bytes(), name) for name in ("release.json", "release-00001.json", "release-00002.json")]
+    cards = [
+        Card.read((out / "_dpdask" / name).read_bytes(), name)
+        for name in ("release.json", "release-00001.json", "release-00002.json")
+    ]
     assert [card.guarantee.unprotected.fraction for card in cards] == [0.25, 0.0, 0.0]  # type: ignore[union-attr]
     assert [(card.series or {})["release"] for card in cards] == [0, 1, 2]
     assert [(card.series or {})["epsilon"] for card in cards] == [1.0, 1.0, 1.0]
@@ -538,19 +628,32 @@ def test_cards_say_what_the_series_is(tmp_path: Path) -> None:
 
 def test_cards_of_later_releases_say_that_held_out_rows_have_no_epsilon(tmp_path: Path) -> None:
     """Every release follows the rows that release 0 held out, and tells more of them."""
-    for name, reference in (("holdout", HOLDOUT), ("chain", {"kind": "chain", "fraction": 0.25}), ("histogram", {"kind": "histogram"})):
+    for name, reference in (
+        ("holdout", HOLDOUT),
+        ("chain", {"kind": "chain", "fraction": 0.25}),
+        ("histogram", {"kind": "histogram"}),
+    ):
         source, out = tmp_path / name / "in", tmp_path / name / "out"
         grow(job(tmp_path / name, source, reference), source, range(2))
-        card, summary = (Card.read((out / "_dpdask" / file).read_bytes(), file) for file in ("release-00001.json", "series.json"))
+        card, summary = (
+            Card.read((out / "_dpdask" / file).read_bytes(), file)
+            for file in ("release-00001.json", "series.json")
+        )
         unprotected, told = card.guarantee.unprotected.who, (card.series or {})["text"]  # type: ignore[union-attr]
         if name == "histogram":
             assert unprotected.startswith("none of the rows of this release; ")
             assert "No such bound" not in card.guarantee.text
             assert "cost a row no more than release 0" in told
             continue
-        assert unprotected.startswith("the rows that release 0 held out: no ε covers them, this release follows them too")
-        assert card.guarantee.text.endswith("No such bound holds for the rows that are not protected.")
-        assert "that a protected row has" in describe_gain(card.model_copy(update={"insecure": False}))
+        assert unprotected.startswith(
+            "the rows that release 0 held out: no ε covers them, this release follows them too"
+        )
+        assert card.guarantee.text.endswith(
+            "No such bound holds for the rows that are not protected."
+        )
+        assert "that a protected row has" in describe_gain(
+            card.model_copy(update={"insecure": False})
+        )
         for text in (told, (summary.series or {})["text"]):
             assert "Each released row is in one release" in text
             assert "No ε covers the rows that release 0 held out: all releases follow them." in text
@@ -565,17 +668,26 @@ def test_the_command_line_prints_the_promise_of_the_release_that_it_made(tmp_pat
     assert "Not protected: the rows that release 0 held out" in shown
     assert "0.25 of the table" not in shown
     add_day(source, 2)
-    assert json.loads(call_cli("run", made, "--json").stdout)["unprotected"].startswith("the rows that release 0 held out")
+    assert json.loads(call_cli("run", made, "--json").stdout)["unprotected"].startswith(
+        "the rows that release 0 held out"
+    )
 
 
 def test_each_release_can_be_opened_by_its_card(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     grow(job(tmp_path / "job", source, HOLDOUT), source, range(2))
-    with pytest.raises(SpecError, match=r"holds 2 releases.*its cards are release-00001.json, release.json"):
+    with pytest.raises(
+        SpecError, match=r"holds 2 releases.*its cards are release-00001.json, release.json"
+    ):
         dpdask.open(str(out))
-    with pytest.raises(InputError, match=r"no release with the card 'release-00007.json' here; its cards are"):
+    with pytest.raises(
+        InputError, match=r"no release with the card 'release-00007.json' here; its cards are"
+    ):
         dpdask.open(str(out), card="release-00007.json")
-    first, second = dpdask.open(str(out), card="release.json"), dpdask.open(str(out), card="release-00001.json")
+    first, second = (
+        dpdask.open(str(out), card="release.json"),
+        dpdask.open(str(out), card="release-00001.json"),
+    )
     assert (first.n_rows, second.n_rows) == tuple(manifest.n_rows for manifest in manifests(out))
     shares = second.share("r")
     assert float(shares.estimate.sum()) == pytest.approx(1.0)
@@ -598,7 +710,9 @@ def test_the_public_table_is_no_new_file(tmp_path: Path, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patch:
         patch.setattr(growing, "discover_public", refused)
-        with pytest.raises(InputError, match="permission denied"):  # it may share a file, for all that is known
+        with pytest.raises(
+            InputError, match="permission denied"
+        ):  # it may share a file, for all that is known
             run_here(made)
     shutil.rmtree(public)  # it was read once
     run_here(made)
@@ -606,9 +720,26 @@ def test_the_public_table_is_no_new_file(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_ranges_grow_too(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "job" / "out"
-    ranges = {"kind": "interval", "columns": {"r": {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 6}}}}
-    schema = SCHEMA | {"r": {"role": "privatise", "kind": "continuous", "bounds": [0, 6], "outside": "refuse"}}
-    grow(write_job(tmp_path / "job", source, out, schema=schema, mechanism=ranges, privacy=None, growing=True), source, range(3))
+    ranges = {
+        "kind": "interval",
+        "columns": {"r": {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 6}}},
+    }
+    schema = SCHEMA | {
+        "r": {"role": "privatise", "kind": "continuous", "bounds": [0, 6], "outside": "refuse"}
+    }
+    grow(
+        write_job(
+            tmp_path / "job",
+            source,
+            out,
+            schema=schema,
+            mechanism=ranges,
+            privacy=None,
+            growing=True,
+        ),
+        source,
+        range(3),
+    )
     assert [manifest.n_rows for manifest in manifests(out)] == [N, N, N]
     summary = Card.read((out / "_dpdask" / "series.json").read_bytes(), "series.json")
     assert (summary.series or {})["epsilon"] is None
@@ -619,6 +750,11 @@ def test_a_tree_with_a_delta_grows_at_the_cost_of_its_first_release(tmp_path: Pa
     open_ledger(url).init("people", 1.0, 2e-6)
     source = tmp_path / "in"
     schema = SCHEMA | {"user": {"role": "privatise", "kind": "discrete", "levels": list(range(N))}}
-    changed = {"schema": schema, "ledger": at(url), "privacy__delta": 1e-6, "mechanism__channel": "laplace-calibrated"}
+    changed = {
+        "schema": schema,
+        "ledger": at(url),
+        "privacy__delta": 1e-6,
+        "mechanism__channel": "laplace-calibrated",
+    }
     grow(job(tmp_path / "job", source, {"kind": "tree"}, **changed), source, range(3))
     assert spent(url) == 1.0

@@ -12,7 +12,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from e2e.growing import BY_USER, HOLDOUT, KNOWN, SCHEMA, N, add_version, at, job, kinds, list_digests, manifests, released, rows_of, spent
+from e2e.growing import (
+    BY_USER,
+    HOLDOUT,
+    KNOWN,
+    SCHEMA,
+    N,
+    add_version,
+    at,
+    job,
+    kinds,
+    list_digests,
+    manifests,
+    released,
+    rows_of,
+    spent,
+)
 from e2e.helpers import call_cli, digests, error_line, hidden, load, run_here
 from e2e.test_growing_jobs import dying
 from lakes.tables import commit, delete_positions, delete_rows, live_files, log_of, sql_catalog
@@ -41,7 +56,9 @@ def url(tmp_path: Path) -> str:
     return made
 
 
-def from_delta(folder: Path, source: Path, reference: dict[str, Any] = KNOWN, **changed: Any) -> Path:
+def from_delta(
+    folder: Path, source: Path, reference: dict[str, Any] = KNOWN, **changed: Any
+) -> Path:
     return job(folder, source, reference, input={"path": str(source), "format": "delta"}, **changed)
 
 
@@ -51,7 +68,9 @@ def card_of(out: Path, number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("unit", ["row", BY_USER], ids=["row", "person"])
-def test_each_run_releases_the_new_files_of_the_newest_version(unit: Any, tmp_path: Path, url: str) -> None:
+def test_each_run_releases_the_new_files_of_the_newest_version(
+    unit: Any, tmp_path: Path, url: str
+) -> None:
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = from_delta(tmp_path / "job", source, HOLDOUT, ledger=at(url), privacy__unit=unit)
     for day in range(4):
@@ -60,7 +79,9 @@ def test_each_run_releases_the_new_files_of_the_newest_version(unit: Any, tmp_pa
         assert (planned.input_version, (planned.series or {})["new_files"]) == (day, 1)
         assert run_here(made).status == "released"
         assert card_of(out, day)["input"] == {"format": "delta", "version": day}
-    DeltaTable(source).alter.set_table_properties({"delta.logRetentionDuration": "interval 1 days"})  # a version without new files
+    DeltaTable(source).alter.set_table_properties(
+        {"delta.logRetentionDuration": "interval 1 days"}
+    )  # a version without new files
     before = digests(tmp_path / "job")
     assert call_cli("run", made).stdout.splitlines()[0] == "test: nothing new"
     assert digests(tmp_path / "job") == before
@@ -70,11 +91,18 @@ def test_each_run_releases_the_new_files_of_the_newest_version(unit: Any, tmp_pa
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize(("point", "output"), [("opened", "parquet"), ("fitted", "delta"), ("kept", "delta"), ("uncommitted", "parquet")])
-def test_a_killed_day_goes_on_with_the_files_that_it_began_with(point: str, output: str, tmp_path: Path, url: str, seeded_ledgers: None) -> None:
+@pytest.mark.parametrize(
+    ("point", "output"),
+    [("opened", "parquet"), ("fitted", "delta"), ("kept", "delta"), ("uncommitted", "parquet")],
+)
+def test_a_killed_day_goes_on_with_the_files_that_it_began_with(
+    point: str, output: str, tmp_path: Path, url: str, seeded_ledgers: None
+) -> None:
     source, out = tmp_path / "in", tmp_path / "struck" / "out"
     quiet = from_delta(tmp_path / "quiet", source, output__format=output)
-    made = from_delta(tmp_path / "struck", source, output__format=output, ledger=at(url), insecure_seed=7)
+    made = from_delta(
+        tmp_path / "struck", source, output__format=output, ledger=at(url), insecure_seed=7
+    )
     for day in range(3):
         add_version(source, day)
         run_here(quiet)
@@ -120,15 +148,31 @@ def copy_a_file(source: Path) -> None:
 
 
 def rename_a_column(source: Path) -> None:
-    metadata = next(json.loads(line)["metaData"] for line in log_of(source, 0).read_text().splitlines() if "metaData" in line)
+    metadata = next(
+        json.loads(line)["metaData"]
+        for line in log_of(source, 0).read_text().splitlines()
+        if "metaData" in line
+    )
     schema = json.loads(metadata["schemaString"])
     for number, field in enumerate(schema["fields"]):
-        field["metadata"] = {"delta.columnMapping.id": number + 1, "delta.columnMapping.physicalName": field["name"]}
+        field["metadata"] = {
+            "delta.columnMapping.id": number + 1,
+            "delta.columnMapping.physicalName": field["name"],
+        }
     schema["fields"][2]["name"] = "rating"
-    configuration = {**metadata["configuration"], "delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "3"}
+    configuration = {
+        **metadata["configuration"],
+        "delta.columnMapping.mode": "name",
+        "delta.columnMapping.maxColumnId": "3",
+    }
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7}
-    features = {"readerFeatures": ["columnMapping", "deletionVectors"], "writerFeatures": ["columnMapping", "deletionVectors"]}
-    changed = {"metaData": {**metadata, "schemaString": json.dumps(schema), "configuration": configuration}}
+    features = {
+        "readerFeatures": ["columnMapping", "deletionVectors"],
+        "writerFeatures": ["columnMapping", "deletionVectors"],
+    }
+    changed = {
+        "metaData": {**metadata, "schemaString": json.dumps(schema), "configuration": configuration}
+    }
     commit(source, {"protocol": {**protocol, **features}}, changed)
 
 
@@ -146,7 +190,9 @@ def rename_a_column(source: Path) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_changes_of_what_was_released_are_refused(change: Changed, error: type[Exception], says: str, tmp_path: Path, url: str) -> None:
+def test_changes_of_what_was_released_are_refused(
+    change: Changed, error: type[Exception], says: str, tmp_path: Path, url: str
+) -> None:
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = from_delta(tmp_path / "job", source, ledger=at(url))
     for day in range(2):
@@ -168,7 +214,16 @@ def test_changes_of_what_was_released_are_refused(change: Changed, error: type[E
 def add_file(source: Path) -> None:
     """Append a file by hand: deltalake does not write to all tables of these tests."""
     pq.write_table(rows_of(9), source / "new.parquet")
-    commit(source, {"add": {**next(iter(live_files(source).values())), "path": "new.parquet", "size": (source / "new.parquet").stat().st_size}})
+    commit(
+        source,
+        {
+            "add": {
+                **next(iter(live_files(source).values())),
+                "path": "new.parquet",
+                "size": (source / "new.parquet").stat().st_size,
+            }
+        },
+    )
 
 
 def test_rows_that_are_deleted_before_their_release_are_not_released(tmp_path: Path) -> None:
@@ -190,8 +245,14 @@ def test_rows_that_are_deleted_before_their_release_are_not_released(tmp_path: P
 @pytest.mark.parametrize(
     ("input_", "says"),
     [
-        ({"format": "delta", "version": 3}, "input.version: a growing table is always read in its newest version, so `version` cannot be set"),
-        ({"format": "iceberg", "snapshot": 3, "catalog": {"name": "lake"}}, "input.snapshot: a growing table is always read in its newest version"),
+        (
+            {"format": "delta", "version": 3},
+            "input.version: a growing table is always read in its newest version, so `version` cannot be set",
+        ),
+        (
+            {"format": "iceberg", "snapshot": 3, "catalog": {"name": "lake"}},
+            "input.snapshot: a growing table is always read in its newest version",
+        ),
         ({"format": "iceberg"}, "input.path: a metadata file describes one snapshot"),
     ],
 )
@@ -202,8 +263,18 @@ def test_a_fixed_version_does_not_grow(input_: dict[str, Any], says: str, tmp_pa
 
 
 def from_iceberg(folder: Path, warehouse: Path, **changed: Any) -> Path:
-    catalog = {"name": "lake", "type": "sql", "uri": f"sqlite:///{warehouse}/catalog.db", "warehouse": warehouse.as_uri()}
-    return job(folder, warehouse, input={"path": "db.t", "format": "iceberg", "catalog": catalog}, **changed)
+    catalog = {
+        "name": "lake",
+        "type": "sql",
+        "uri": f"sqlite:///{warehouse}/catalog.db",
+        "warehouse": warehouse.as_uri(),
+    }
+    return job(
+        folder,
+        warehouse,
+        input={"path": "db.t", "format": "iceberg", "catalog": catalog},
+        **changed,
+    )
 
 
 def test_iceberg_tables_grow_by_snapshots(tmp_path: Path, url: str, seeded_ledgers: None) -> None:
@@ -218,7 +289,10 @@ def test_iceberg_tables_grow_by_snapshots(tmp_path: Path, url: str, seeded_ledge
             run_here(made)
         if day < 2:
             run_here(made)
-        assert card_of(tmp_path / "quiet" / "out", day)["input"]["version"] == table.current_snapshot().snapshot_id
+        assert (
+            card_of(tmp_path / "quiet" / "out", day)["input"]["version"]
+            == table.current_snapshot().snapshot_id
+        )
     first, *others = files_of(table)
     table.append(rows_of(3))
     [new] = set(files_of(table)) - {first, *others}
@@ -261,6 +335,13 @@ def test_a_column_that_was_widened_is_refused(column: str, tmp_path: Path) -> No
     run_here(made)
     with table.update_schema() as update:
         update.update_column(column, LongType())
-    table.append(narrow.set_column(narrow.column_names.index(column), column, narrow.column(column).cast(pa.int64())))
-    with pytest.raises(DataError, match=f"column '{column}': this column has another type than in the rows that were released"):
+    table.append(
+        narrow.set_column(
+            narrow.column_names.index(column), column, narrow.column(column).cast(pa.int64())
+        )
+    )
+    with pytest.raises(
+        DataError,
+        match=f"column '{column}': this column has another type than in the rows that were released",
+    ):
         run_here(made)

@@ -12,7 +12,20 @@ import dask
 import deltalake
 import pyarrow as pa
 import pytest
-from e2e.growing import BY_USER, HOLDOUT, N, add_day, at, grow, job, kept, kinds, list_digests, manifests, spent
+from e2e.growing import (
+    BY_USER,
+    HOLDOUT,
+    N,
+    add_day,
+    at,
+    grow,
+    job,
+    kept,
+    kinds,
+    list_digests,
+    manifests,
+    spent,
+)
 from e2e.helpers import call_cli, digests, error_line, hidden, load, run_here
 from e2e.test_growing_jobs import dying
 from pyiceberg.catalog import Catalog, load_catalog
@@ -48,23 +61,39 @@ def catalog(tmp_path: Path) -> Catalog:
 
 
 def at_warehouse(folder: Path) -> dict[str, str]:
-    return {"name": "lake", "type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": folder.as_uri()}
+    return {
+        "name": "lake",
+        "type": "sql",
+        "uri": f"sqlite:///{folder}/catalog.db",
+        "warehouse": folder.as_uri(),
+    }
 
 
 def iceberg(folder: Path, name: str) -> dict[str, Any]:
-    return {"output__format": "iceberg", "output__table": f"db.{name}", "output__catalog": at_warehouse(folder)}
+    return {
+        "output__format": "iceberg",
+        "output__table": f"db.{name}",
+        "output__catalog": at_warehouse(folder),
+    }
 
 
 def read_log(out: Path) -> list[set[str]]:
     """Return the files that each entry of a Delta log adds."""
-    entries = [path.read_text().splitlines() for path in sorted((out / "_delta_log").glob("*.json"))]
-    return [{action["add"]["path"] for action in map(json.loads, lines) if "add" in action} for lines in entries]
+    entries = [
+        path.read_text().splitlines() for path in sorted((out / "_delta_log").glob("*.json"))
+    ]
+    return [
+        {action["add"]["path"] for action in map(json.loads, lines) if "add" in action}
+        for lines in entries
+    ]
 
 
 def test_each_release_is_a_version_of_the_table(tmp_path: Path, url: str) -> None:
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, HOLDOUT, ledger=at(url), **DELTA)
-    assert f"{out}, appended to a Delta table" in str(plan_job(load(made, input__path=str(add_day(source, 0).parent))))
+    assert f"{out}, appended to a Delta table" in str(
+        plan_job(load(made, input__path=str(add_day(source, 0).parent)))
+    )
     before: dict[str, str] = {}
     for day in range(4):
         add_day(source, day)
@@ -75,7 +104,11 @@ def test_each_release_is_a_version_of_the_table(tmp_path: Path, url: str) -> Non
         assert status(f"file://{out}").n_releases == day + 1
     found = manifests(out)
     assert read_log(out) == [{shard.name for shard in each.shards} for each in found]
-    assert deltalake.DeltaTable(out).to_pyarrow_table().num_rows == sum(each.n_rows for each in found) < 4 * N
+    assert (
+        deltalake.DeltaTable(out).to_pyarrow_table().num_rows
+        == sum(each.n_rows for each in found)
+        < 4 * N
+    )
     assert (spent(url), kinds(url)) == (1.0, ["intend", "commit"] * 4)
     summary = json.loads((out / "_dpdask" / "series.json").read_text())["series"]
     assert (summary["releases"], summary["epsilon"]) == (4, 1.0)
@@ -96,7 +129,15 @@ def test_each_release_is_a_version_of_the_table(tmp_path: Path, url: str) -> Non
         *("card-written", "manifest-written", "removed"),
         *(
             pytest.param(point, marks=pytest.mark.slow)
-            for point in ("opened", "intended", "fitted", "some-shards", "kept", "uncommitted", "committed")
+            for point in (
+                "opened",
+                "intended",
+                "fitted",
+                "some-shards",
+                "kept",
+                "uncommitted",
+                "committed",
+            )
         ),
     ],
 )
@@ -106,7 +147,14 @@ def test_a_release_that_was_killed_goes_on_with_the_same_bytes_and_one_charge(
 ) -> None:
     source, out = tmp_path / "in", tmp_path / "struck" / "out"
     quiet = job(tmp_path / "quiet", source, output__rows_per_shard=25, **DELTA)
-    made = job(tmp_path / "struck", source, output__rows_per_shard=25, ledger=at(url), insecure_seed=7, **DELTA)
+    made = job(
+        tmp_path / "struck",
+        source,
+        output__rows_per_shard=25,
+        ledger=at(url),
+        insecure_seed=7,
+        **DELTA,
+    )
     for before in range(day):
         add_day(source, before)
         run_here(quiet)
@@ -132,7 +180,9 @@ def test_a_release_that_was_killed_goes_on_with_the_same_bytes_and_one_charge(
 @pytest.mark.few(2)
 @pytest.mark.parametrize("day", [0, 2])
 @pytest.mark.parametrize("point", ["some-shards", "card-written"])
-def test_an_aborted_release_is_charged_and_what_was_released_stays(day: int, point: str, tmp_path: Path, url: str) -> None:
+def test_an_aborted_release_is_charged_and_what_was_released_stays(
+    day: int, point: str, tmp_path: Path, url: str
+) -> None:
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, ledger=at(url), output__rows_per_shard=25, **DELTA)
     grow(made, source, range(day))
@@ -145,26 +195,34 @@ def test_an_aborted_release_is_charged_and_what_was_released_stays(day: int, poi
     assert digests(out) == before
     assert kept(out).exists() == (day > 0)
     assert not hidden(out).exists()
-    assert (plan_job(load(made)).ledger or {})["after"] == 2.0  # the noise of the aborted release may have been seen
+    assert (plan_job(load(made)).ledger or {})[
+        "after"
+    ] == 2.0  # the noise of the aborted release may have been seen
     run_here(made)
     assert spent(url) == 2.0
     grow(made, source, range(day + 1, day + 3))
     assert spent(url) == 2.0
 
 
-def test_a_table_may_hold_other_rows_and_takes_the_series_of_one_job(tmp_path: Path, url: str) -> None:
+def test_a_table_may_hold_other_rows_and_takes_the_series_of_one_job(
+    tmp_path: Path, url: str
+) -> None:
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, ledger=at(url), **DELTA)
     other = {"output__path": str(out), "privacy__epsilon": 2.0, "ledger": at(url)}
     add_day(source, 0)
     run_here(job(tmp_path / "before", source, growing=False, **DELTA, **other))
     grow(made, source, range(2))
-    run_here(job(tmp_path / "after", source, growing=False, output__mode="append", **DELTA, **other))
+    run_here(
+        job(tmp_path / "after", source, growing=False, output__mode="append", **DELTA, **other)
+    )
     grow(made, source, range(2, 3))
     assert [each.n_rows for each in manifests(out)] == [N, N, N]
     assert deltalake.DeltaTable(out).to_pyarrow_table().num_rows == N + 3 * N + 2 * N
     assert spent(url) == 5.0
-    with pytest.raises(OutputError, match="this output holds another job's release; a growing table keeps"):
+    with pytest.raises(
+        OutputError, match="this output holds another job's release; a growing table keeps"
+    ):
         run_here(job(tmp_path / "another", source, **DELTA, **other))
     shutil.rmtree(kept(out))
     add_day(source, 3)
@@ -177,11 +235,20 @@ def test_a_run_of_another_job_is_not_ended(tmp_path: Path) -> None:
     made = job(tmp_path / "job", source, **DELTA)
     grow(made, source, range(1))
     add_day(tmp_path / "beside", 9)
-    other = job(tmp_path / "other", tmp_path / "beside", growing=False, output__mode="append", output__path=str(out), **DELTA)
+    other = job(
+        tmp_path / "other",
+        tmp_path / "beside",
+        growing=False,
+        output__mode="append",
+        output__path=str(out),
+        **DELTA,
+    )
     with dying("manifest-written"):
         run_here(other)
     add_day(source, 1)
-    with pytest.raises(OutputError, match="a run of another job has published here and is not finished"):
+    with pytest.raises(
+        OutputError, match="a run of another job has published here and is not finished"
+    ):
         run_here(made)
     run_here(other)
     assert run_here(made).manifest.n_rows == N
@@ -191,9 +258,13 @@ def test_a_table_whose_columns_were_changed_is_refused(tmp_path: Path, url: str)
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, ledger=at(url), **DELTA)
     grow(made, source, range(1))
-    deltalake.DeltaTable(out).alter.add_columns(deltalake.Field("more", deltalake.schema.PrimitiveType("long")))
+    deltalake.DeltaTable(out).alter.add_columns(
+        deltalake.Field("more", deltalake.schema.PrimitiveType("long"))
+    )
     add_day(source, 1)
-    with pytest.raises(OutputError, match="this table has other columns than the release") as refused:
+    with pytest.raises(
+        OutputError, match="this table has other columns than the release"
+    ) as refused:
         run_here(made)
     assert str(plan_job(load(made)).refusal) == str(refused.value)
     assert kinds(url) == ["intend", "commit"]
@@ -205,7 +276,9 @@ def test_releases_are_not_replaced(tmp_path: Path) -> None:
     assert "output.mode: a growing table adds to what was released" in error_line(result)
 
 
-def test_rows_that_another_run_has_released_are_not_released_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_another_run_has_released_are_not_released_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, **DELTA)
     grow(made, source, range(1))
@@ -228,7 +301,11 @@ def test_what_another_version_keeps_is_refused(tmp_path: Path) -> None:
     grow(made, source, range(1))
     about = json.loads((kept(out) / "series.json").read_text())
     (kept(out) / "series.json").write_text(json.dumps({**about, "format": 0}))
-    for refused in (lambda: run_here(made), lambda: status(f"file://{out}"), lambda: abort(f"file://{out}")):
+    for refused in (
+        lambda: run_here(made),
+        lambda: status(f"file://{out}"),
+        lambda: abort(f"file://{out}"),
+    ):
         with pytest.raises(OutputError, match="this series was saved by another version of dpdask"):
             refused()
 
@@ -237,13 +314,30 @@ def test_releases_are_counted_without_gaps() -> None:
     assert [count_committed(lambda number, n=n: number < n) for n in range(40)] == list(range(40))
 
 
-@pytest.mark.parametrize("unit", ["row", pytest.param(BY_USER, marks=pytest.mark.slow)], ids=["row", "person"])
-def test_releases_are_snapshots_of_an_iceberg_table(unit: Any, tmp_path: Path, url: str, catalog: Catalog, seeded_ledgers: None) -> None:
+@pytest.mark.parametrize(
+    "unit", ["row", pytest.param(BY_USER, marks=pytest.mark.slow)], ids=["row", "person"]
+)
+def test_releases_are_snapshots_of_an_iceberg_table(
+    unit: Any, tmp_path: Path, url: str, catalog: Catalog, seeded_ledgers: None
+) -> None:
     source, out = tmp_path / "in", tmp_path / "struck"
     changed = {"privacy__unit": unit, "output__rows_per_shard": 25}
-    quiet = job(tmp_path / "job" / "quiet", source, output__path=str(tmp_path / "quiet"), **changed, **iceberg(tmp_path, "quiet"))
+    quiet = job(
+        tmp_path / "job" / "quiet",
+        source,
+        output__path=str(tmp_path / "quiet"),
+        **changed,
+        **iceberg(tmp_path, "quiet"),
+    )
     ledger = {"ledger": at(url), "insecure_seed": 7}
-    made = job(tmp_path / "job" / "struck", source, output__path=str(out), **changed, **ledger, **iceberg(tmp_path, "struck"))
+    made = job(
+        tmp_path / "job" / "struck",
+        source,
+        output__path=str(out),
+        **changed,
+        **ledger,
+        **iceberg(tmp_path, "struck"),
+    )
     for day, point in enumerate(["some-shards", "kept", "uncommitted", "fitted"]):
         add_day(source, day)
         run_here(quiet)

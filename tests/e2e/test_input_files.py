@@ -20,13 +20,28 @@ from lakes.tables import commit, live_files, sql_catalog
 
 from dpdask.engine.account import open_ledger
 
-COLUMN = {"rating": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5], "type": "int64", "nulls": "level"}}
+COLUMN = {
+    "rating": {
+        "role": "privatise",
+        "kind": "discrete",
+        "levels": [1, 2, 3, 4, 5],
+        "type": "int64",
+        "nulls": "level",
+    }
+}
 HISTOGRAM = {"kind": "histogram"}
 
 
-def job_on(tmp_path: Path, source: Path, schema: dict[str, Any] | None = None, **changes: Any) -> Path:
+def job_on(
+    tmp_path: Path, source: Path, schema: dict[str, Any] | None = None, **changes: Any
+) -> Path:
     shown = {} if schema is None else {"schema": schema}
-    return write_job(tmp_path / "job", source, tmp_path / "out", **{"mechanism__reference": HISTOGRAM, **shown, **changes})
+    return write_job(
+        tmp_path / "job",
+        source,
+        tmp_path / "out",
+        **{"mechanism__reference": HISTOGRAM, **shown, **changes},
+    )
 
 
 def run(job: Path) -> dict[str, Any]:
@@ -56,7 +71,12 @@ def pack(level: int, *, parts: int = 1) -> Callable[[Path, Path], object]:
     def write(first: Path, other: Path) -> None:
         lines = first.read_bytes().splitlines(keepends=True)
         step = -(-len(lines) // parts)
-        other.write_bytes(b"".join(gzip.compress(b"".join(lines[at : at + step]), level, mtime=level) for at in range(0, len(lines), step)))
+        other.write_bytes(
+            b"".join(
+                gzip.compress(b"".join(lines[at : at + step]), level, mtime=level)
+                for at in range(0, len(lines), step)
+            )
+        )
 
     return write
 
@@ -91,13 +111,21 @@ def test_a_file_that_lies_there_twice_is_refused(kind: str, tmp_path: Path) -> N
     make(source / name, source / other)
     place = {"url": f"sqlite:///{tmp_path}/ledger.db", "dataset": "d"}
     open_ledger(place["url"]).init("d", 9.0)
-    refuse(job_on(tmp_path, source / "**" if kind == "linked folder" else source, ledger=place), 66, "rows seen again", "copy of ", "remove ")
+    refuse(
+        job_on(tmp_path, source / "**" if kind == "linked folder" else source, ledger=place),
+        66,
+        "rows seen again",
+        "copy of ",
+        "remove ",
+    )
     assert open_ledger(place["url"]).read_balance("d").epsilon_spent == 0
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg", "parquet"])
 @pytest.mark.parametrize("mechanism", [{"kind": "marginals", "cliques": [["rating"]]}, None])
-def test_tables_and_mechanisms_of_every_kind_refuse_copies(kind: str, mechanism: dict[str, Any] | None, tmp_path: Path) -> None:
+def test_tables_and_mechanisms_of_every_kind_refuse_copies(
+    kind: str, mechanism: dict[str, Any] | None, tmp_path: Path
+) -> None:
     source = lake(tmp_path / "in", [60])
     table = pq.read_table(source / "part.0.parquet")
     input_: dict[str, Any] = {"path": str(source), "format": kind}
@@ -113,12 +141,20 @@ def test_tables_and_mechanisms_of_every_kind_refuse_copies(kind: str, mechanism:
         iceberg = catalog.create_table("n.t", table.schema)
         for _ in range(2):
             iceberg.append(table)
-        input_ = {"path": "n.t", "format": "iceberg", "catalog": {"name": catalog.name, **catalog.properties}}
+        input_ = {
+            "path": "n.t",
+            "format": "iceberg",
+            "catalog": {"name": catalog.name, **catalog.properties},
+        }
     else:
         shutil.copy(source / "part.0.parquet", source / "1")
     changes = {} if mechanism is None else {"mechanism": mechanism}
     schema = {**MIXED_SCHEMA, "userId": {"role": "drop"}}
-    refuse(job_on(tmp_path, source, schema, input=input_, **changes), 66, "rows seen again: this file is a copy of")
+    refuse(
+        job_on(tmp_path, source, schema, input=input_, **changes),
+        66,
+        "rows seen again: this file is a copy of",
+    )
 
 
 def test_a_strict_ledger_counts_what_a_refused_copy_tells(tmp_path: Path) -> None:
@@ -140,30 +176,46 @@ def test_equal_files_in_folders_of_other_values_hold_other_rows(csv: bool, tmp_p
     suffix = ".csv" if csv else ".parquet"
     for day in (1, 2):
         lake(tmp_path / "in" / f"day={day}", [30], csv=csv, schema={"rating": {}})
-    schema = {"rating": {**COLUMN["rating"], "levels": [x / 2 for x in range(1, 11)], "type": "float64"}, "day": {"role": "keep", "type": "int64"}}
+    schema = {
+        "rating": {**COLUMN["rating"], "levels": [x / 2 for x in range(1, 11)], "type": "float64"},
+        "day": {"role": "keep", "type": "int64"},
+    }
     job = job_on(tmp_path, tmp_path / "in", schema)
     assert run(job)["rows"] == 60
-    shutil.copy(tmp_path / "in" / "day=2" / f"part.0{suffix}", tmp_path / "in" / "day=2" / f"again{suffix}")
+    shutil.copy(
+        tmp_path / "in" / "day=2" / f"part.0{suffix}", tmp_path / "in" / "day=2" / f"again{suffix}"
+    )
     assert call_cli("run", job_on(tmp_path / "two", tmp_path / "in", schema)).returncode == 66
 
 
 @pytest.mark.parametrize("role", ["keep", "drop"])
 @pytest.mark.parametrize("how", ["copy", "link", "symlink"])
-def test_a_file_in_two_folders_is_a_copy_if_nothing_tells_its_rows_apart(how: str, role: str, tmp_path: Path) -> None:
+def test_a_file_in_two_folders_is_a_copy_if_nothing_tells_its_rows_apart(
+    how: str, role: str, tmp_path: Path
+) -> None:
     """A dropped folder's value tells no rows apart; and one file under two names is one file whatever the folders are called."""
     lake(tmp_path / "in" / "day=1", [30], schema={"rating": {}})
     (tmp_path / "in" / "day=2").mkdir()
     source, target = (tmp_path / "in" / f"day={day}" / "part.0.parquet" for day in (1, 2))
     {"copy": shutil.copy, "link": os.link, "symlink": os.symlink}[how](source, target)
-    schema = {"rating": {**COLUMN["rating"], "levels": [x / 2 for x in range(1, 11)], "type": "float64"}, "day": {"role": role, "type": "int64"}}
+    schema = {
+        "rating": {**COLUMN["rating"], "levels": [x / 2 for x in range(1, 11)], "type": "float64"},
+        "day": {"role": role, "type": "int64"},
+    }
     ended = call_cli("run", job_on(tmp_path, tmp_path / "in", schema))
     assert ended.returncode == (0 if (how, role) == ("copy", "keep") else 66), ended.stderr
 
 
 LEFT_OUT: dict[str, tuple[list[str], list[str]]] = {
-    "suffixes": (["b.parquet.gzip", "000001_0", "x/part-7", "c.txt"], ["not read: 4 files whose name"]),
+    "suffixes": (
+        ["b.parquet.gzip", "000001_0", "x/part-7", "c.txt"],
+        ["not read: 4 files whose name"],
+    ),
     "one": (["part-1"], ["not read: 1 file whose name"]),
-    "hidden": (["_b.parquet", ".c-part", "_temporary/0/d.parquet", "x/.e/f-part"], ["not read: 4 hidden files"]),
+    "hidden": (
+        ["_b.parquet", ".c-part", "_temporary/0/d.parquet", "x/.e/f-part"],
+        ["not read: 4 hidden files"],
+    ),
     "both": (["b-part", ".c-part"], ["not read: 1 file whose", "not read: 1 hidden file "]),
     "none": (["b.PARQUET", "x/c.parq", "D.pq"], []),
 }
@@ -171,7 +223,9 @@ LEFT_OUT: dict[str, tuple[list[str], list[str]]] = {
 
 @pytest.mark.parametrize("growing", [False, True])
 @pytest.mark.parametrize("kind", LEFT_OUT)
-def test_files_that_are_not_read_are_counted_and_said(kind: str, growing: bool, tmp_path: Path) -> None:
+def test_files_that_are_not_read_are_counted_and_said(
+    kind: str, growing: bool, tmp_path: Path
+) -> None:
     names, said = LEFT_OUT[kind]
     source = lake(tmp_path / "in", [50, *range(60, 60 + len(names))])
     for place, name in enumerate(names, start=1):
@@ -182,7 +236,9 @@ def test_files_that_are_not_read_are_counted_and_said(kind: str, growing: bool, 
     job = job_on(tmp_path, source, growing=growing)
     result = run(job)
     assert len(told(result)) == len(said)
-    assert all(each in warning for each, warning in zip(said, told(result), strict=True)), told(result)
+    assert all(each in warning for each, warning in zip(said, told(result), strict=True)), told(
+        result
+    )
     assert result["rows"] == (50 if said else sum([50, *range(60, 60 + len(names))]))
     published = b"".join(path.read_bytes() for path in (tmp_path / "out").rglob("*.json"))
     assert not any(name.encode() in published for name in names)
@@ -190,8 +246,13 @@ def test_files_that_are_not_read_are_counted_and_said(kind: str, growing: bool, 
         again = json.loads(call_cli("run", job, "--json").stdout)
         assert (again["status"], told(again)) == ("nothing new", told(result))
     if kind in ("suffixes", "one"):
-        everything = run(job_on(tmp_path / "all", source, input={"path": str(source), "format": "parquet"}))
-        assert (everything["rows"], told(everything)) == (sum([50, *range(60, 60 + len(names))]), [])
+        everything = run(
+            job_on(tmp_path / "all", source, input={"path": str(source), "format": "parquet"})
+        )
+        assert (everything["rows"], told(everything)) == (
+            sum([50, *range(60, 60 + len(names))]),
+            [],
+        )
 
 
 @pytest.mark.parametrize("name", ["000000_0", "data.tsv", "data.csv.gzip", "data"])
@@ -201,7 +262,13 @@ def test_text_of_any_name_is_read_as_csv(name: str, packed: bool, tmp_path: Path
     content = (source / "part.0.csv").read_bytes()
     (source / "part.0.csv").unlink()
     (source / name).write_bytes(gzip.compress(content) if packed else content)
-    refuse(job_on(tmp_path, source), 66, "there is no Parquet or CSV file here", "not read: 1 file whose", "`format: csv`")
+    refuse(
+        job_on(tmp_path, source),
+        66,
+        "there is no Parquet or CSV file here",
+        "not read: 1 file whose",
+        "`format: csv`",
+    )
     assert run(job_on(tmp_path, source, input={"path": str(source), "format": "csv"}))["rows"] == 70
     assert "role" in call_cli("init", source, "--format", "csv").stdout
 
@@ -213,7 +280,12 @@ def test_folders_that_are_not_entered_are_said(tmp_path: Path) -> None:
     (source / "loop").symlink_to(source)
     assert told(run(job_on(tmp_path, source)))[0].startswith("not read: 2 items ")
     (source / "loop").unlink()
-    for name, glob, rows in (("a", "*", 50), ("b", "**", 110), ("c", "*/*", 60), ("d", "**/*.parquet", 110)):
+    for name, glob, rows in (
+        ("a", "*", 50),
+        ("b", "**", 110),
+        ("c", "*/*", 60),
+        ("d", "**/*.parquet", 110),
+    ):
         result = run(job_on(tmp_path / name, source / glob))
         assert (result["rows"], len(told(result))) == (rows, int(name == "a"))
     (source / "gone.parquet").symlink_to("nothing.parquet")
@@ -224,12 +296,18 @@ def test_folders_that_are_not_entered_are_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("role", ["input", "public"])
 def test_what_is_no_file_is_never_opened(how: str, role: str, tmp_path: Path) -> None:
     """A pipe that is opened waits for a writer for ever."""
-    source = {"input": lake(tmp_path / "in", [50]), "public": lake(tmp_path / "public", [50], seed=2)}
+    source = {
+        "input": lake(tmp_path / "in", [50]),
+        "public": lake(tmp_path / "public", [50], seed=2),
+    }
     odd = source[role] / "b.parquet"
     if how == "device":
         odd.symlink_to(os.devnull)
     elif how == "socket":
-        with contextlib.chdir(source[role]), socket.socket(socket.AF_UNIX) as listener:  # paths of sockets are short
+        with (
+            contextlib.chdir(source[role]),
+            socket.socket(socket.AF_UNIX) as listener,
+        ):  # paths of sockets are short
             listener.bind(odd.name)
     else:
         place = tmp_path / "pipe" if how.endswith("link") else odd
@@ -238,15 +316,29 @@ def test_what_is_no_file_is_never_opened(how: str, role: str, tmp_path: Path) ->
             odd.symlink_to(place)
     public = {"kind": "public", "path": str(source["public"])}
     for at, name in (("a", ""), ("b", "/*.parquet")):
-        changes = {"mechanism__reference": {**public, "path": f"{source['public']}{name}"}} if role == "public" else {}
+        changes = (
+            {"mechanism__reference": {**public, "path": f"{source['public']}{name}"}}
+            if role == "public"
+            else {}
+        )
         [warning] = told(run(job_on(tmp_path / at, Path(f"{source['input']}{name}"), **changes)))
         assert "not read: 1 item other than files" in warning
     assert call_cli("init", source[role]).returncode == 0
     if role == "input":
-        refuse(job_on(tmp_path / "c", odd), 66, "there is no Parquet or CSV file here", "not read: 1 item")
+        refuse(
+            job_on(tmp_path / "c", odd),
+            66,
+            "there is no Parquet or CSV file here",
+            "not read: 1 item",
+        )
         assert call_cli("init", odd).returncode == 66
     else:
-        ended = call_cli("run", job_on(tmp_path / "c", source["input"], mechanism__reference={**public, "path": str(odd)}))
+        ended = call_cli(
+            "run",
+            job_on(
+                tmp_path / "c", source["input"], mechanism__reference={**public, "path": str(odd)}
+            ),
+        )
         assert ended.returncode == 66
         assert "not read: 1 item" in error_line(ended)
 
@@ -257,7 +349,9 @@ def test_a_public_table_says_what_is_not_read_and_refuses_copies(tmp_path: Path)
     reference = {"kind": "public", "path": str(public)}
     [warning] = told(run(job_on(tmp_path, source, mechanism__reference=reference)))
     assert warning.startswith("public table: not read: 1 file ")
-    assert not told(run(job_on(tmp_path / "a", source, mechanism__reference={**reference, "format": "parquet"})))
+    assert not told(
+        run(job_on(tmp_path / "a", source, mechanism__reference={**reference, "format": "parquet"}))
+    )
     shutil.copy(public / "part.0.parquet", public / "copy.parquet")
     ended = call_cli("run", job_on(tmp_path / "b", source, mechanism__reference=reference))
     assert ended.returncode == 66
@@ -268,7 +362,9 @@ def test_a_public_table_says_what_is_not_read_and_refuses_copies(tmp_path: Path)
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_empty_line_of_one_column_is_a_row(end: str, packed: bool, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    text = end.join(["rating", "1", "", "2", "", "", "3", "", ""]).encode()  # the last line has an end
+    text = end.join(
+        ["rating", "1", "", "2", "", "", "3", "", ""]
+    ).encode()  # the last line has an end
     (tmp_path / "in" / "a.csv").write_bytes(gzip.compress(text) if packed else text)
     known = {"kind": "known", "columns": {"rating": {"probabilities": [1 / 6] * 6}}}
     assert run(job_on(tmp_path, tmp_path / "in", COLUMN, mechanism__reference=known))["rows"] == 7
@@ -276,13 +372,20 @@ def test_an_empty_line_of_one_column_is_a_row(end: str, packed: bool, tmp_path: 
     assert released.num_rows == 7
     refusing = {"rating": {**COLUMN["rating"], "nulls": "refuse"}}
     known["columns"] = {"rating": {"probabilities": [1 / 5] * 5}}
-    ended = call_cli("run", job_on(tmp_path / "b", tmp_path / "in", refusing, mechanism__reference=known))
+    ended = call_cli(
+        "run", job_on(tmp_path / "b", tmp_path / "in", refusing, mechanism__reference=known)
+    )
     assert ended.returncode == 65
     assert not (tmp_path / "b" / "out").exists()
     for name in ("b.csv", "c.csv"):  # rows without a value are rows
         (tmp_path / "in" / name).write_bytes(f"rating{end}{end}{end}".encode())
     refuse(
-        job_on(tmp_path / "c", tmp_path / "in", COLUMN, mechanism__reference=known | {"columns": {"rating": {"probabilities": [1 / 6] * 6}}}),
+        job_on(
+            tmp_path / "c",
+            tmp_path / "in",
+            COLUMN,
+            mechanism__reference=known | {"columns": {"rating": {"probabilities": [1 / 6] * 6}}},
+        ),
         66,
         "is a copy of b.csv",
     )

@@ -16,7 +16,17 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client, LocalCluster
-from e2e.helpers import MIXED_SCHEMA, call_cli, digests, hidden, lake, load, refusing, run_here, write_job
+from e2e.helpers import (
+    MIXED_SCHEMA,
+    call_cli,
+    digests,
+    hidden,
+    lake,
+    load,
+    refusing,
+    run_here,
+    write_job,
+)
 from faults.drivers import Drivers
 from mechanisms.containing import held_by
 from scipy import stats
@@ -40,9 +50,18 @@ def uniform(scale: float) -> dict[str, Any]:
 
 DESIGNS: dict[str, Any] = {
     "rating": {"design": "case2", "anchors": uniform(5.5)},
-    "price": {"design": "case1", "anchors": {"coverage": 0.7, "family": {"name": "norm"}}, "reference": UNIT},
+    "price": {
+        "design": "case1",
+        "anchors": {"coverage": 0.7, "family": {"name": "norm"}},
+        "reference": UNIT,
+    },
     "age": {"design": "ring", "anchors": uniform(120)},
-    "amount": {"design": "canonical", "n_anchors": 2, "anchors": uniform(100), "acceptable": [[float("-inf"), 0.0]]},
+    "amount": {
+        "design": "canonical",
+        "n_anchors": 2,
+        "anchors": uniform(100),
+        "acceptable": [[float("-inf"), 0.0]],
+    },
 }
 PRIVATE = list(DESIGNS)
 ENDS = [f"{name}_{end}" for name in PRIVATE for end in ("lower", "upper")]
@@ -61,12 +80,20 @@ def _here() -> Iterator[None]:
 
 
 def job(folder: Path, source: Path, designs: dict[str, Any] = DESIGNS, **changed: Any) -> Path:
-    given = {"schema": SCHEMA, "mechanism": {"kind": "interval", "columns": designs}, "privacy": None, "output__rows_per_shard": 150, **changed}
+    given = {
+        "schema": SCHEMA,
+        "mechanism": {"kind": "interval", "columns": designs},
+        "privacy": None,
+        "output__rows_per_shard": 150,
+        **changed,
+    }
     return write_job(folder / "job", source, folder / "out", **given)
 
 
 def run(folder: Path, source: Path, designs: dict[str, Any] = DESIGNS, **changed: Any) -> pa.Table:
-    run_here(job(folder, source, designs, **{"output__order": "keep", **changed}))  # rows are compared with their originals
+    run_here(
+        job(folder, source, designs, **{"output__order": "keep", **changed})
+    )  # rows are compared with their originals
     return read(folder / "out")
 
 
@@ -88,13 +115,19 @@ def ranges(released: pa.Table, name: str) -> Ranges:
 # ---- what is released
 
 
-def test_every_range_holds_its_value_and_kept_columns_are_the_input_s(source: Path, tmp_path: Path) -> None:
+def test_every_range_holds_its_value_and_kept_columns_are_the_input_s(
+    source: Path, tmp_path: Path
+) -> None:
     released, given = run(tmp_path, source), read(source)
     assert released.column_names == ["userId", *ENDS]
     assert released["userId"].equals(given["userId"])
     for name in PRIVATE:
         found = ranges(released, name)
-        assert released.schema.field(f"{name}_lower").type == released.schema.field(f"{name}_upper").type == pa.float64()
+        assert (
+            released.schema.field(f"{name}_lower").type
+            == released.schema.field(f"{name}_upper").type
+            == pa.float64()
+        )
         assert held_by(found, given[name].to_numpy().astype(float)).all(), name
         assert len(np.unique(found.lower)) > 20, name
     amount = ranges(released, "amount")
@@ -106,7 +139,9 @@ def test_every_range_holds_its_value_and_kept_columns_are_the_input_s(source: Pa
     assert (ages.lower[finite] == np.floor(ages.lower[finite])).all()
 
 
-def test_the_card_has_no_epsilon_and_says_what_a_range_reveals(source: Path, tmp_path: Path) -> None:
+def test_the_card_has_no_epsilon_and_says_what_a_range_reveals(
+    source: Path, tmp_path: Path
+) -> None:
     run(tmp_path, source)
     found = card(tmp_path)
     assert found["guarantee"]["epsilon"] is None
@@ -119,7 +154,9 @@ def test_the_card_has_no_epsilon_and_says_what_a_range_reveals(source: Path, tmp
     assert card(tmp_path)["mechanism"]["true_of_every_row"] is True
     assert "the exact values inside the acceptable set" in text
     assert found["columns"]["price"]["mean_coverage"] == pytest.approx(0.7, abs=0.01)
-    assert found["columns"]["price"]["mean_coverage"] + found["columns"]["price"]["leakage"] == pytest.approx(1.0)
+    assert found["columns"]["price"]["mean_coverage"] + found["columns"]["price"][
+        "leakage"
+    ] == pytest.approx(1.0)
     assert "mean_coverage" not in found["columns"]["rating"]  # nothing public to measure it by
     assert found["columns"]["amount"]["design"]["acceptable"] == [["-inf", 0.0]]
     assert found["columns"]["userId"] == {"role": "kept"}
@@ -134,7 +171,13 @@ def test_plan_run_and_audit_promise_no_epsilon(source: Path, tmp_path: Path) -> 
     said = str(planned)
     assert "expect    price: a range holds 70 % of the values on average" in said
     assert "expect    rating, age, amount: without a `reference`" in said
-    assert audit_job(loaded) == {"name": "test", "columns": {}, "row": None, "measurements": [], "sound": True}
+    assert audit_job(loaded) == {
+        "name": "test",
+        "columns": {},
+        "row": None,
+        "measurements": [],
+        "sound": True,
+    }
     outcome = call_cli("run", tmp_path / "job" / "job.yaml", "--json")
     result = json.loads(outcome.stdout)
     assert (result["epsilon"], result["delta"], result["rows"]) == (None, None, sum(SIZES))
@@ -153,8 +196,18 @@ EVERY_TYPE: dict[str, Any] = {
     "day": {"role": "privatise", "kind": "continuous", "nulls": "level"},
     "when": {"role": "privatise", "kind": "continuous"},
     "code": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 5], "nulls": "level"},
-    "single": {"role": "privatise", "kind": "mixed", "atoms": [0.1], "bounds": [0.0, 0.7], "outside": "refuse"},
-    "birthday": {"role": "privatise", "kind": "discrete", "levels": [dt.date(2020, 1, 1), dt.date(2020, 1, 3)]},
+    "single": {
+        "role": "privatise",
+        "kind": "mixed",
+        "atoms": [0.1],
+        "bounds": [0.0, 0.7],
+        "outside": "refuse",
+    },
+    "birthday": {
+        "role": "privatise",
+        "kind": "discrete",
+        "levels": [dt.date(2020, 1, 1), dt.date(2020, 1, 3)],
+    },
 }
 
 
@@ -162,7 +215,11 @@ def test_dates_times_levels_nulls_and_small_floats(tmp_path: Path) -> None:
     rng, n = np.random.default_rng(4), 1200
     missing = rng.random(n) < 0.2
     days, whens = rng.integers(18262, 20001, n), rng.integers(16 * 10**8, 17 * 10**8, n)
-    codes, singles, births = rng.choice([1, 2, 5], n), rng.uniform(0, 0.7, n).astype(np.float32), rng.choice([18262, 18264], n)
+    codes, singles, births = (
+        rng.choice([1, 2, 5], n),
+        rng.uniform(0, 0.7, n).astype(np.float32),
+        rng.choice([18262, 18264], n),
+    )
     table = pa.table(
         {
             "day": pa.array(days, pa.int32(), mask=missing).cast(pa.date32()),
@@ -175,14 +232,29 @@ def test_dates_times_levels_nulls_and_small_floats(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     pq.write_table(table, tmp_path / "in" / "part.parquet")
     designs = {
-        "day": {"design": "case2", "anchors": {"name": "uniform", "loc": 18262, "scale": 1800}, "nulls": "public"},
+        "day": {
+            "design": "case2",
+            "anchors": {"name": "uniform", "loc": 18262, "scale": 1800},
+            "nulls": "public",
+        },
         "when": {"design": "case1", "anchors": {"name": "uniform", "loc": 1.6e15, "scale": 1e14}},
         "code": {"design": "ring", "anchors": uniform(6), "nulls": "public"},
-        "single": {"design": "progressive", "anchors": uniform(0.7), "tau": 0.2, "reference": uniform(0.7)},
+        "single": {
+            "design": "progressive",
+            "anchors": uniform(0.7),
+            "tau": 0.2,
+            "reference": uniform(0.7),
+        },
         "birthday": {"design": "case2", "anchors": {"name": "uniform", "loc": 18261, "scale": 5}},
     }
     released = run(tmp_path, tmp_path / "in", designs, schema=EVERY_TYPE)
-    for name, values in {"day": days, "when": whens * 10**6, "code": codes, "single": singles, "birthday": births}.items():
+    for name, values in {
+        "day": days,
+        "when": whens * 10**6,
+        "code": codes,
+        "single": singles,
+        "birthday": births,
+    }.items():
         found = ranges(released, name)
         assert (held_by(found, values.astype(float)) | found.is_null).all(), name
         expected = missing if name in ("day", "code") else np.zeros(n, dtype=bool)
@@ -193,7 +265,9 @@ def test_dates_times_levels_nulls_and_small_floats(tmp_path: Path) -> None:
     assert numbers["when"].startswith("microseconds")
     ring = ranges(released, "code")
     known = ~ring.is_null
-    assert not (ring.lower[known] == ring.upper[known]).any()  # two equal anchors: the whole line, not a value
+    assert not (
+        ring.lower[known] == ring.upper[known]
+    ).any()  # two equal anchors: the whole line, not a value
     assert (np.isneginf(ring.lower[known]) & np.isposinf(ring.upper[known])).any()
 
 
@@ -202,9 +276,20 @@ def test_ranges_of_a_job_tell_the_distribution(tmp_path: Path) -> None:
     values = np.random.default_rng(9).beta(2, 5, 20_000)
     pq.write_table(pa.table({"price": values}), tmp_path / "in" / "part.parquet")
     schema = {"price": SCHEMA["price"]}
-    released = run(tmp_path, tmp_path / "in", {"price": {"design": "case2", "anchors": UNIT}}, schema=schema, output__rows_per_shard=50_000)
+    released = run(
+        tmp_path,
+        tmp_path / "in",
+        {"price": {"design": "case2", "anchors": UNIT}},
+        schema=schema,
+        output__rows_per_shard=50_000,
+    )
     found = ranges(released, "price")
-    fitted = npmle(RangeCounts.of_batch(grid_of_ranges(found.lower, found.upper, 2000), found.lower, found.upper), support=(0.0, 1.0))
+    fitted = npmle(
+        RangeCounts.of_batch(
+            grid_of_ranges(found.lower, found.upper, 2000), found.lower, found.upper
+        ),
+        support=(0.0, 1.0),
+    )
     at = np.linspace(0.05, 0.95, 19)
     assert np.abs(fitted.cdf(at) - stats.beta(2, 5).cdf(at)).max() < 0.05
 
@@ -214,16 +299,27 @@ def test_ranges_of_a_job_tell_the_distribution(tmp_path: Path) -> None:
 COVERED: dict[str, Any] = {
     "rating": {"design": "case2", "anchors": uniform(5.5), "reference": uniform(5.0)},
     "price": DESIGNS["price"],
-    "age": {"design": "ring", "anchors": uniform(120), "reference": {"name": "randint", "low": 18, "high": 90}},
+    "age": {
+        "design": "ring",
+        "anchors": uniform(120),
+        "reference": {"name": "randint", "low": 18, "high": 90},
+    },
     "amount": {**DESIGNS["amount"], "reference": uniform(100)},
 }
 
 
-def test_coverages_are_what_anybody_computes_from_the_ranges_and_the_card(source: Path, tmp_path: Path) -> None:
+def test_coverages_are_what_anybody_computes_from_the_ranges_and_the_card(
+    source: Path, tmp_path: Path
+) -> None:
     """So they add nothing: an outsider needs the released ends and the public card alone."""
     plain = run(tmp_path / "plain", source, COVERED)
-    released = run(tmp_path, source, mechanism={"kind": "interval", "columns": COVERED, "coverage": True})
-    assert released.column_names == ["userId", *(f"{name}_{what}" for name in PRIVATE for what in ("lower", "upper", "coverage"))]
+    released = run(
+        tmp_path, source, mechanism={"kind": "interval", "columns": COVERED, "coverage": True}
+    )
+    assert released.column_names == [
+        "userId",
+        *(f"{name}_{what}" for name in PRIVATE for what in ("lower", "upper", "coverage")),
+    ]
     assert released.select(plain.column_names).equals(plain)
     columns = card(tmp_path)["columns"]
     assert "coverage: the probability of the range" in card(tmp_path)["mechanism"]["convention"]
@@ -231,8 +327,15 @@ def test_coverages_are_what_anybody_computes_from_the_ranges_and_the_card(source
     for name in PRIVATE:
         column = columns[name]
         assert column["released_as"] == [f"{name}_lower", f"{name}_upper", f"{name}_coverage"]
-        told = tuple((float(low), float(high)) for low, high in column["design"].get("acceptable", ()))
-        expected = coverages(ranges(released, name), ScipyDistribution(**column["reference"]), acceptable=told, lattice=name == "age")
+        told = tuple(
+            (float(low), float(high)) for low, high in column["design"].get("acceptable", ())
+        )
+        expected = coverages(
+            ranges(released, name),
+            ScipyDistribution(**column["reference"]),
+            acceptable=told,
+            lattice=name == "age",
+        )
         found = released[f"{name}_coverage"]
         assert found.type == pa.float64()
         assert found.to_numpy().tolist() == expected.tolist(), name
@@ -262,18 +365,37 @@ def test_threads_give_the_same_bytes(source: Path, quiet: dict[str, str], tmp_pa
 
 
 @pytest.mark.more
-def test_processes_give_the_same_bytes(two_workers: LocalCluster, source: Path, quiet: dict[str, str], tmp_path: Path) -> None:
+def test_processes_give_the_same_bytes(
+    two_workers: LocalCluster, source: Path, quiet: dict[str, str], tmp_path: Path
+) -> None:
     with Client(two_workers), dask.config.set(scheduler="distributed"):
         run_on(job(tmp_path, source))
     assert digests(tmp_path / "out") == quiet
 
 
-STAGES = ["opened", "intended", "fitted", "shard-half-written", "some-shards", "before-move", "after-move"]
-FEW = ("fitted", "shard-half-written", "after-move")  # the stages of every job are those of test_driver_kill.py
+STAGES = [
+    "opened",
+    "intended",
+    "fitted",
+    "shard-half-written",
+    "some-shards",
+    "before-move",
+    "after-move",
+]
+FEW = (
+    "fitted",
+    "shard-half-written",
+    "after-move",
+)  # the stages of every job are those of test_driver_kill.py
 
 
-@pytest.mark.parametrize("point", [point if point in FEW else pytest.param(point, marks=pytest.mark.slow) for point in STAGES])
-def test_a_killed_driver_changes_nothing(point: str, drivers: Drivers, source: Path, quiet: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "point",
+    [point if point in FEW else pytest.param(point, marks=pytest.mark.slow) for point in STAGES],
+)
+def test_a_killed_driver_changes_nothing(
+    point: str, drivers: Drivers, source: Path, quiet: dict[str, str], tmp_path: Path
+) -> None:
     path = job(tmp_path, source)
     assert drivers.run("run", path, point=point)[0] == -signal.SIGKILL
     assert (tmp_path / "out").exists() == (point == "after-move")
@@ -282,13 +404,18 @@ def test_a_killed_driver_changes_nothing(point: str, drivers: Drivers, source: P
     assert not hidden(tmp_path / "out").exists()
 
 
-def test_designs_that_were_tampered_with_are_refused(drivers: Drivers, source: Path, tmp_path: Path) -> None:
+def test_designs_that_were_tampered_with_are_refused(
+    drivers: Drivers, source: Path, tmp_path: Path
+) -> None:
     path = job(tmp_path, source)
     drivers.run("run", path, point="fitted")
     designs = hidden(tmp_path / "out") / "release.npz"
     designs.write_bytes(designs.read_bytes().replace(b"120", b"121"))
     code, line = drivers.run("run", path)
-    assert (code, "not the one that was written; abort the run and begin again" in line) == (66, True), line
+    assert (code, "not the one that was written; abort the run and begin again" in line) == (
+        66,
+        True,
+    ), line
 
 
 def test_csv_is_counted_first_and_read_like_parquet(tmp_path: Path) -> None:
@@ -300,7 +427,15 @@ def test_csv_is_counted_first_and_read_like_parquet(tmp_path: Path) -> None:
     given = pads.dataset(source, format="csv").to_table()
     for name in designs:
         assert held_by(ranges(released, name), given[name].to_numpy().astype(float)).all()
-    assert plan_job(load(job(tmp_path, source, designs, schema=schema, output__path=str(tmp_path / "other")))).stages[0].startswith("survey")
+    assert (
+        plan_job(
+            load(
+                job(tmp_path, source, designs, schema=schema, output__path=str(tmp_path / "other"))
+            )
+        )
+        .stages[0]
+        .startswith("survey")
+    )
 
 
 # ---- refusals
@@ -313,26 +448,55 @@ def changed(name: str, design: dict[str, Any]) -> dict[str, Any]:
 
 
 def without(name: str) -> dict[str, Any]:
-    return {"mechanism": {"kind": "interval", "columns": {other: design for other, design in DESIGNS.items() if other != name}}}
+    return {
+        "mechanism": {
+            "kind": "interval",
+            "columns": {other: design for other, design in DESIGNS.items() if other != name},
+        }
+    }
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "privacy": ({"privacy": {"epsilon": 1.0}}, r"job\.yaml, .*privacy: .*has no ε.*; remove the key 'privacy'"),
+    "privacy": (
+        {"privacy": {"epsilon": 1.0}},
+        r"job\.yaml, .*privacy: .*has no ε.*; remove the key 'privacy'",
+    ),
     "ledger": (
         {"ledger": {"url": "sqlite:///ledger.db", "dataset": "d"}},
         r"job\.yaml, .*ledger: .*has no ε.*; remove the key 'ledger'",
     ),
-    "missing design": (without("age"), r"column 'age': has no design; add it to mechanism\.columns"),
-    "design of an unknown column": (changed("agee", TINY), r"mechanism\.columns\.agee: is not a privatised column"),
-    "design of a kept column": (changed("userId", TINY), r"mechanism\.columns\.userId: is not a privatised column"),
-    "categorical": ({"schema": MIXED_SCHEMA, **changed("genre", TINY)}, r"column 'genre': a categorical column has no order"),
+    "missing design": (
+        without("age"),
+        r"column 'age': has no design; add it to mechanism\.columns",
+    ),
+    "design of an unknown column": (
+        changed("agee", TINY),
+        r"mechanism\.columns\.agee: is not a privatised column",
+    ),
+    "design of a kept column": (
+        changed("userId", TINY),
+        r"mechanism\.columns\.userId: is not a privatised column",
+    ),
+    "categorical": (
+        {"schema": MIXED_SCHEMA, **changed("genre", TINY)},
+        r"column 'genre': a categorical column has no order",
+    ),
     "clash": (
         {"schema": {**SCHEMA, "age_lower": {"role": "keep", "type": "int64"}}},
         r"column 'age': its released column would be 'age_lower', but another column has that name",
     ),
-    "tau above 1/m": (changed("price", {"design": "case2", "at_least": 0.4, "reference": UNIT}), r"3 ranges cannot all have a coverage of 0\.4"),
-    "unknown design": (changed("price", {"design": "case3", "anchors": UNIT}), r"mechanism\.columns\.price\.design: .*case3.*did you mean .case2"),
-    "no design's name": (changed("price", {"anchors": UNIT}), r"the key 'mechanism\.columns\.price\.design' is missing; add it"),
+    "tau above 1/m": (
+        changed("price", {"design": "case2", "at_least": 0.4, "reference": UNIT}),
+        r"3 ranges cannot all have a coverage of 0\.4",
+    ),
+    "unknown design": (
+        changed("price", {"design": "case3", "anchors": UNIT}),
+        r"mechanism\.columns\.price\.design: .*case3.*did you mean .case2",
+    ),
+    "no design's name": (
+        changed("price", {"anchors": UNIT}),
+        r"the key 'mechanism\.columns\.price\.design' is missing; add it",
+    ),
     "unknown key": (
         changed("price", {"design": "case2", "anchor": UNIT}),
         r"unknown key 'mechanism\.columns\.price\.anchor'; did you mean 'anchors'\?",
@@ -343,23 +507,46 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "clash with a coverage": (
         {
-            "schema": {"price": SCHEMA["price"], "price_coverage": {"role": "keep", "type": "float64"}},
-            "mechanism": {"kind": "interval", "columns": {"price": DESIGNS["price"]}, "coverage": True},
+            "schema": {
+                "price": SCHEMA["price"],
+                "price_coverage": {"role": "keep", "type": "float64"},
+            },
+            "mechanism": {
+                "kind": "interval",
+                "columns": {"price": DESIGNS["price"]},
+                "coverage": True,
+            },
         },
         r"column 'price': its released column would be 'price_coverage'",
     ),
-    "private nulls": ({"schema": {**SCHEMA, "price": {**SCHEMA["price"], "nulls": "level"}}}, r"column 'price': a null has no range"),
+    "private nulls": (
+        {"schema": {**SCHEMA, "price": {**SCHEMA["price"], "nulls": "level"}}},
+        r"column 'price': a null has no range",
+    ),
     "no columns": ({"mechanism": {"kind": "interval", "columns": {}}}, r"mechanism\.columns"),
     "unattainable coverage": (
-        changed("price", {"design": "case1", "anchors": {"coverage": 0.3, "family": {"name": "norm"}}, "reference": UNIT}),
+        changed(
+            "price",
+            {
+                "design": "case1",
+                "anchors": {"coverage": 0.3, "family": {"name": "norm"}},
+                "reference": UNIT,
+            },
+        ),
         r"column 'price': .*coverages between 0\.5 and 1, not 0\.3",
     ),
-    "unknown distribution": (changed("price", {"design": "case1", "anchors": {"name": "norml"}}), r"column 'price'.*norml"),
+    "unknown distribution": (
+        changed("price", {"design": "case1", "anchors": {"name": "norml"}}),
+        r"column 'price'.*norml",
+    ),
     "least coverage of whole numbers": (
         changed("age", {"design": "case1", "at_least": 0.1, "reference": uniform(120)}),
         r"column 'age': whole numbers",
     ),
-    "nulls that the schema refuses": (changed("price", {**DESIGNS["price"], "nulls": "public"}), r"column 'price': its design has `nulls: public`"),
+    "nulls that the schema refuses": (
+        changed("price", {**DESIGNS["price"], "nulls": "public"}),
+        r"column 'price': its design has `nulls: public`",
+    ),
 }
 
 
@@ -371,10 +558,22 @@ def test_a_job_is_refused_in_one_line(name: str, source: Path, tmp_path: Path) -
     assert "\n" not in str(error.value)
 
 
-def test_a_design_that_tells_nothing_of_its_column_is_refused_before_anything_is_written(source: Path, tmp_path: Path) -> None:
-    loaded = load(job(tmp_path, source, **changed("price", {"design": "case1", "anchors": {"name": "uniform", "loc": 5, "scale": 1}})))
+def test_a_design_that_tells_nothing_of_its_column_is_refused_before_anything_is_written(
+    source: Path, tmp_path: Path
+) -> None:
+    loaded = load(
+        job(
+            tmp_path,
+            source,
+            **changed(
+                "price", {"design": "case1", "anchors": {"name": "uniform", "loc": 5, "scale": 1}}
+            ),
+        )
+    )
     for act in (plan_job, run_job):
-        with pytest.raises(SpecError, match=r"column 'price': no anchor falls between its least and greatest value"):
+        with pytest.raises(
+            SpecError, match=r"column 'price': no anchor falls between its least and greatest value"
+        ):
             act(loaded)
     assert [path.name for path in tmp_path.iterdir()] == ["job"]
 
@@ -387,8 +586,14 @@ def test_an_empty_table_is_refused(csv: bool, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_value_outside_its_bounds_is_refused_without_showing_it(source: Path, tmp_path: Path) -> None:
-    path = job(tmp_path, source, schema={**SCHEMA, "price": {**SCHEMA["price"], "bounds": [0.0, 0.5], "outside": "refuse"}})
+def test_a_value_outside_its_bounds_is_refused_without_showing_it(
+    source: Path, tmp_path: Path
+) -> None:
+    path = job(
+        tmp_path,
+        source,
+        schema={**SCHEMA, "price": {**SCHEMA["price"], "bounds": [0.0, 0.5], "outside": "refuse"}},
+    )
     with pytest.raises(DataError, match=r"column 'price': holds a value outside its bounds"):
         run_here(path)
     assert not hidden(tmp_path / "out").exists()

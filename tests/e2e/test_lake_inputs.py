@@ -60,12 +60,19 @@ def rows(n_rows: int = N_ROWS, start: int = 0) -> pa.Table:
 
 
 def hive(folder: Path, table: pa.Table, *keys: str) -> Path:
-    pads.write_dataset(table, folder, format="parquet", partitioning=list(keys), partitioning_flavor="hive")
+    pads.write_dataset(
+        table, folder, format="parquet", partitioning=list(keys), partitioning_flavor="hive"
+    )
     return folder
 
 
 def job(folder: Path, source: Path | str, out: str = "out", **changed: Any) -> Path:
-    return write_job(folder / "job", Path(source), folder / out, **{"schema": SCHEMA, "mechanism__reference": KNOWN, **changed})
+    return write_job(
+        folder / "job",
+        Path(source),
+        folder / out,
+        **{"schema": SCHEMA, "mechanism__reference": KNOWN, **changed},
+    )
 
 
 def released(folder: Path) -> pa.Table:
@@ -80,7 +87,10 @@ def card(folder: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def crashing() -> Iterator[None]:
     """Let a run stop after its rows were read and its shards staged."""
-    with mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash")), pytest.raises(TemporaryError):
+    with (
+        mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash")),
+        pytest.raises(TemporaryError),
+    ):
         yield
 
 
@@ -98,15 +108,35 @@ def test_a_kept_partition_column_is_released_with_its_rows(tmp_path):
     assert found.schema.field("user").type == pa.int64()
 
 
-@pytest.mark.parametrize("mechanism", [{"kind": "dip", "reference": HOLDOUT, "channel": "optimal"}, COPULA, {"kind": "histogram", "output": "rows"}])
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        {"kind": "dip", "reference": HOLDOUT, "channel": "optimal"},
+        COPULA,
+        {"kind": "histogram", "output": "rows"},
+    ],
+)
 def test_a_private_partition_column_is_privatised(mechanism, tmp_path):
-    schema = {"rating": SCHEMA["rating"], "user": {"role": "drop"}, "name": {"role": "drop"}, "id": {"role": "drop"}}
+    schema = {
+        "rating": SCHEMA["rating"],
+        "user": {"role": "drop"},
+        "name": {"role": "drop"},
+        "id": {"role": "drop"},
+    }
     source = hive(tmp_path / "in", rows(), "rating")
-    outcome = run_here(job(tmp_path, source, schema=schema, mechanism=mechanism, privacy__epsilon=1.0))
+    outcome = run_here(
+        job(tmp_path, source, schema=schema, mechanism=mechanism, privacy__epsilon=1.0)
+    )
     found = released(tmp_path / "out")
     assert set(found["rating"].unique().to_pylist()) == {1, 2, 3, 4, 5}
-    warned = [line for line in outcome.warnings if "the files of the input hold one value of column 'rating' each" in line]
-    assert len(warned) == (mechanism["kind"] == "dip")  # other mechanisms release no row of the input
+    warned = [
+        line
+        for line in outcome.warnings
+        if "the files of the input hold one value of column 'rating' each" in line
+    ]
+    assert len(warned) == (
+        mechanism["kind"] == "dip"
+    )  # other mechanisms release no row of the input
     planned = plan_job(load(job(tmp_path, source, "plan", schema=schema, mechanism=mechanism)))
     assert [line for line in planned.warnings if "hold one value" in line] == warned
 
@@ -137,14 +167,19 @@ def test_values_of_folders_are_never_told(tmp_path):
     said = [call_cli(verb, str(path)) for verb in ("validate", "plan", "run", "status")]
     broken = next((source / f"name={SECRETS[0]}").rglob("*.parquet"))
     whole = broken.read_bytes()
-    for data in (whole[:-30], whole[:4] + bytes(200) + whole[204:]):  # the footer is read by the driver, a page by a task
+    for data in (
+        whole[:-30],
+        whole[:4] + bytes(200) + whole[204:],
+    ):  # the footer is read by the driver, a page by a task
         broken.write_bytes(data)
         ended = call_cli("run", str(job(tmp_path, source, "again")))
         assert ended.returncode == 66
         assert "name=…/user=…/part-0.parquet" in error_line(ended)
         said.append(ended)
     text = "".join(ended.stdout + ended.stderr for ended in said)
-    published = b"".join(file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file())
+    published = b"".join(
+        file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file()
+    )
     for secret in SECRETS:
         assert secret not in text
         assert secret.encode() not in published
@@ -156,7 +191,9 @@ def test_a_cluster_never_logs_the_values_of_folders(tmp_path, two_workers: Local
     whole = broken.read_bytes()
     broken.write_bytes(whole[:4] + bytes(200) + whole[204:])
     with two_workers.get_client() as client:
-        with pytest.raises(InputError, match=r"name=…/part-0\.parquet, row group 0: this row group cannot be read"):
+        with pytest.raises(
+            InputError, match=r"name=…/part-0\.parquet, row group 0: this row group cannot be read"
+        ):
             run_job(load(job(tmp_path, source)))
         logs = f"{client.get_worker_logs()} {client.get_scheduler_logs()} {client.get_events()}"
     assert "row group" in logs  # the failure is logged
@@ -165,7 +202,10 @@ def test_a_cluster_never_logs_the_values_of_folders(tmp_path, two_workers: Local
 
 
 def test_what_a_task_shows_of_itself_has_no_value(tmp_path):
-    opened = open_table(load(job(tmp_path, hive(tmp_path / "in", rows(), "name"))), mock.Mock(exists=lambda _: False))
+    opened = open_table(
+        load(job(tmp_path, hive(tmp_path / "in", rows(), "name"))),
+        mock.Mock(exists=lambda _: False),
+    )
     assert len(opened.table.fragments) == 2
     for part, _ in opened.source.parts:
         assert pickle.loads(pickle.dumps(part)) == part
@@ -184,10 +224,21 @@ def delta(folder: Path) -> tuple[Path, set[int]]:
     bad = rows(50, 5000).set_column(2, "rating", pa.array([99] * 50))
     write_deltalake(folder, bad, configuration=WITH_VECTORS)  # files of an old version
     mixed = pa.concat_tables([rows(600), bad.slice(0, 20), rows(400, 600)])
-    write_deltalake(folder, mixed, mode="overwrite", writer_properties=WriterProperties(max_row_group_size=250), partition_by=None)
+    write_deltalake(
+        folder,
+        mixed,
+        mode="overwrite",
+        writer_properties=WriterProperties(max_row_group_size=250),
+        partition_by=None,
+    )
     write_deltalake(folder, pa.concat_tables([bad.slice(20, 10), rows(200, 1000)]), mode="append")
     gone = {path: pq.read_table(folder / path) for path in live_files(folder)}
-    positions = {path: pc.indices_nonzero(pc.or_(pc.equal(file["rating"], 99), pc.less(file["id"], 5))).to_pylist() for path, file in gone.items()}
+    positions = {
+        path: pc.indices_nonzero(
+            pc.or_(pc.equal(file["rating"], 99), pc.less(file["id"], 5))
+        ).to_pylist()
+        for path, file in gone.items()
+    }
     delete_rows(folder, positions)
     return folder, set(range(5, 1200))
 
@@ -202,10 +253,19 @@ def test_no_deleted_row_is_released(reference, tmp_path):
     assert card(tmp_path / "out")["input"] == {"format": "delta", "version": 3}
 
 
-@pytest.mark.parametrize("mechanism", [COPULA, {"kind": "histogram", "output": "cells"}, {"kind": "marginals", "cliques": [["rating"]]}])
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        COPULA,
+        {"kind": "histogram", "output": "cells"},
+        {"kind": "marginals", "cliques": [["rating"]]},
+    ],
+)
 def test_no_deleted_row_is_counted(mechanism, tmp_path):
     source, left = delta(tmp_path / "in")
-    schema = {name: column if name == "rating" else {"role": "drop"} for name, column in SCHEMA.items()}
+    schema = {
+        name: column if name == "rating" else {"role": "drop"} for name, column in SCHEMA.items()
+    }
     run_here(job(tmp_path, source, schema=schema, mechanism=mechanism, input__format="delta"))
     assert card(tmp_path / "out")["n_rows"] == {"value": float(len(left)), "exact": True}
 
@@ -222,7 +282,12 @@ def test_the_plan_tells_version_and_files_and_reads_no_rows(tmp_path, monkeypatc
     monkeypatch.setattr(parquet, "read_batches", lambda *_: pytest.fail("rows were read"))
     path = job(tmp_path, source, input__format="delta")
     planned = plan_job(load(path))
-    assert (planned.n_rows, planned.n_files, planned.input_format, planned.input_version) == (len(left), 2, "delta", 3)
+    assert (planned.n_rows, planned.n_files, planned.input_format, planned.input_version) == (
+        len(left),
+        2,
+        "delta",
+        3,
+    )
     assert "2 files of Delta version 3\n" in repr(planned)
     assert json.loads(call_cli("plan", str(path), "--json").stdout)["input_version"] == 3
     assert "1 file of Delta version 0\n" in repr(plan_job(load(path, input__version=0)))
@@ -243,7 +308,9 @@ def test_a_table_that_changed_between_two_runs_is_told(tmp_path):
     for changed in ({}, {**pinned, "output__path": tmp_path / "pinned"}):
         with crashing():
             run_here(latest, **changed)
-    commit(tmp_path / "in", {"commitInfo": {"operation": "nothing"}})  # no file changes, but the version does
+    commit(
+        tmp_path / "in", {"commitInfo": {"operation": "nothing"}}
+    )  # no file changes, but the version does
     with pytest.raises(InputError, match="the input changed since the run began") as caught:
         run_here(latest)
     assert caught.value.exit_code == 66
@@ -265,7 +332,9 @@ def test_a_vacuumed_file_is_missed_in_one_line(tmp_path):
     write_deltalake(tmp_path / "in", rows(300))
     write_deltalake(tmp_path / "in", rows(300, 300), mode="overwrite")
     path = job(tmp_path, tmp_path / "in", input__format="delta", input__version=0)
-    DeltaTable(tmp_path / "in").vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    DeltaTable(tmp_path / "in").vacuum(
+        retention_hours=0, enforce_retention_duration=False, dry_run=False
+    )
     ended = call_cli("run", str(path))
     assert ended.returncode == 66
     assert "this file is missing" in error_line(ended)
@@ -277,13 +346,22 @@ def test_a_moved_table_gives_the_same_bytes(tmp_path):
     shutil.copytree(source, tmp_path / "elsewhere" / "copy")
     for place, out in ((source, "out"), (tmp_path / "elsewhere" / "copy", "again")):
         run_here(job(tmp_path, place, out, input__format="delta"))
-    shards = [{name: digest for name, digest in digests(tmp_path / out).items() if name.startswith("part-")} for out in ("out", "again")]
+    shards = [
+        {
+            name: digest
+            for name, digest in digests(tmp_path / out).items()
+            if name.startswith("part-")
+        }
+        for out in ("out", "again")
+    ]
     assert shards[0] == shards[1]
     assert card(tmp_path / "out") == card(tmp_path / "again")
 
 
 def test_a_partitioned_table_on_workers(tmp_path, two_workers: LocalCluster):
-    write_deltalake(tmp_path / "in", rows(), partition_by=["name", "user"], configuration=WITH_VECTORS)
+    write_deltalake(
+        tmp_path / "in", rows(), partition_by=["name", "user"], configuration=WITH_VECTORS
+    )
     [some, other] = sorted(live_files(tmp_path / "in"))[:2]
     delete_rows(tmp_path / "in", {some: [0], other: [1]})
     run_here(job(tmp_path, tmp_path / "in", input__format="delta"))
@@ -335,16 +413,37 @@ def test_an_iceberg_table_by_its_catalog_and_by_its_metadata_file(tmp_path):
     first = table.current_snapshot().snapshot_id
     table.append(rows(600, 600))
     catalog = {"name": "lake", "type": "sql", "uri": f"sqlite:///{tmp_path}/warehouse/catalog.db"}
-    by_catalog = job(tmp_path, "in", input={"path": "db.t", "format": "iceberg", "catalog": catalog, "snapshot": first})
+    by_catalog = job(
+        tmp_path,
+        "in",
+        input={"path": "db.t", "format": "iceberg", "catalog": catalog, "snapshot": first},
+    )
     assert f"1 file of Iceberg snapshot {first}\n" in repr(plan_job(load(by_catalog)))
     run_here(by_catalog)
     assert sorted(released(tmp_path / "out")["id"].to_pylist()) == list(range(100, 600))
     assert card(tmp_path / "out")["input"] == {"format": "iceberg", "version": first}
-    by_file = job(tmp_path, "in", "again", input={"path": table.metadata_location, "format": "iceberg", "snapshot": first})
+    by_file = job(
+        tmp_path,
+        "in",
+        "again",
+        input={"path": table.metadata_location, "format": "iceberg", "snapshot": first},
+    )
     run_here(by_file)
-    shards = [{name: digest for name, digest in digests(tmp_path / out).items() if name.startswith("part-")} for out in ("out", "again")]
+    shards = [
+        {
+            name: digest
+            for name, digest in digests(tmp_path / out).items()
+            if name.startswith("part-")
+        }
+        for out in ("out", "again")
+    ]
     assert shards[0] == shards[1]
-    inside = job(tmp_path, "in", "warehouse/db/t/out", input={"path": "db.t", "format": "iceberg", "catalog": catalog})
+    inside = job(
+        tmp_path,
+        "in",
+        "warehouse/db/t/out",
+        input={"path": "db.t", "format": "iceberg", "catalog": catalog},
+    )
     with pytest.raises(SpecError, match=r"output.path: the output lies inside the input"):
         run_here(inside)
 
@@ -357,10 +456,14 @@ def test_a_run_on_threads_reads_a_delta_table_too(tmp_path):
 
 
 def test_the_page_of_the_manual_runs(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "tables-of-a-lake.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "tables-of-a-lake.md").read_text(
+        encoding="utf-8"
+    )
     monkeypatch.chdir(tmp_path)
     for language in ("python", "yaml"):
-        for block in re.findall(rf"^```{language}\n# (\S+)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        for block in re.findall(
+            rf"^```{language}\n# (\S+)\n(.*?)^```", page, re.DOTALL | re.MULTILINE
+        ):
             (tmp_path / block[0]).write_text(block[1], encoding="utf-8")
     exec((tmp_path / "lake.py").read_text(), {})
     shown = re.search(r"# (input .*)", page)
@@ -371,6 +474,15 @@ def test_the_page_of_the_manual_runs(tmp_path, monkeypatch):
 
 
 def test_every_input_of_the_manual_is_valid():
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "tables-of-a-lake.md").read_text(encoding="utf-8")
-    inputs = [yaml.safe_load(line)["input"] for line in page.splitlines() if line.startswith("input: ")]
-    assert [Input.model_validate(each).format for each in inputs] == ["files", "delta", "iceberg", "delta"]
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "tables-of-a-lake.md").read_text(
+        encoding="utf-8"
+    )
+    inputs = [
+        yaml.safe_load(line)["input"] for line in page.splitlines() if line.startswith("input: ")
+    ]
+    assert [Input.model_validate(each).format for each in inputs] == [
+        "files",
+        "delta",
+        "iceberg",
+        "delta",
+    ]

@@ -58,12 +58,21 @@ def written(folder: Path, user: pa.DataType, last: int = 5) -> Path:
     folder.mkdir()
     who = np.arange(N)
     r = np.where(who == N - 1, last, who % 5 + 1)
-    pq.write_table(pa.table({"who": who, "user": pa.array(who // 4).cast(user), "r": r}), folder / "a.parquet", row_group_size=300)
+    pq.write_table(
+        pa.table({"who": who, "user": pa.array(who // 4).cast(user), "r": r}),
+        folder / "a.parquet",
+        row_group_size=300,
+    )
     return folder
 
 
 def job(folder: Path, source: Path, url: str, **changed: Any) -> Path:
-    given = {"privacy__epsilon": 1.0, "ledger": {"url": url, "dataset": "people"}, "schema": SCHEMA, **changed}
+    given = {
+        "privacy__epsilon": 1.0,
+        "ledger": {"url": url, "dataset": "people"},
+        "schema": SCHEMA,
+        **changed,
+    }
     return write_job(folder, source, folder / "out", **given)
 
 
@@ -79,7 +88,9 @@ def shards(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in out.glob("*.parquet")}
 
 
-def copied_when_opened(made: Path, out: Path, to: Path, monkeypatch: pytest.MonkeyPatch, dying_at: str | None = None) -> None:
+def copied_when_opened(
+    made: Path, out: Path, to: Path, monkeypatch: pytest.MonkeyPatch, dying_at: str | None = None
+) -> None:
     """Run a job whose hidden folder is copied when it was opened; maybe it dies between its publication and the ledger's commit."""
     write = RunState.write
 
@@ -101,7 +112,9 @@ def copied_when_opened(made: Path, out: Path, to: Path, monkeypatch: pytest.Monk
             run_here(made)
 
 
-def test_units_of_another_type_are_other_samples_and_both_count(tmp_path: Path, source: Path, url: str) -> None:
+def test_units_of_another_type_are_other_samples_and_both_count(
+    tmp_path: Path, source: Path, url: str
+) -> None:
     unit = {"column": "user", "max_rows": 4}
     held: list[set[int]] = []
     for name, type_ in (("whole", pa.int64()), ("real", pa.float64()), ("text", pa.string())):
@@ -145,14 +158,18 @@ def test_the_charge_of_a_published_release_is_never_given_back(
     else:
         bad = pq.read_table(source / "a.parquet")
         at = (source / "a.parquet").stat()
-        pq.write_table(bad.set_column(2, "r", pa.array([9] * N)), source / "a.parquet", row_group_size=300)
+        pq.write_table(
+            bad.set_column(2, "r", pa.array([9] * N)), source / "a.parquet", row_group_size=300
+        )
         os.utime(source / "a.parquet", ns=(at.st_atime_ns, at.st_mtime_ns))
     with pytest.raises(dpdask.DpdaskError):
         run_here(made)
     assert ledger(url).read_balance("people").epsilon_spent == pytest.approx(1.0)
 
 
-def test_two_copies_of_a_run_release_one_noise(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_copies_of_a_run_release_one_noise(
+    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
     copied_when_opened(made, out, tmp_path / ".out2.dpdask", monkeypatch)
     with pytest.raises(OutputError, match="this run has already drawn its noise"):
@@ -161,7 +178,9 @@ def test_two_copies_of_a_run_release_one_noise(tmp_path: Path, source: Path, url
     assert kinds(url) == ["intend", "commit"]
 
 
-def test_a_copy_that_draws_at_the_same_time_releases_nothing(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_draws_at_the_same_time_releases_nothing(
+    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both are past their charge; the ledger takes the first draw, and the second one is refused."""
     made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
     draw, other = Account.record_draw, []
@@ -178,10 +197,19 @@ def test_a_copy_that_draws_at_the_same_time_releases_nothing(tmp_path: Path, sou
     assert not out.exists()
 
 
-def test_a_refusal_of_a_strict_dataset_costs_at_least_a_hundredth_of_it(tmp_path: Path, source: Path, url: str) -> None:
+def test_a_refusal_of_a_strict_dataset_costs_at_least_a_hundredth_of_it(
+    tmp_path: Path, source: Path, url: str
+) -> None:
     ledger(url).init("strict", 1.0, strict=True)
     bad = written(tmp_path / "bad", pa.int64(), last=9)
-    made = job(tmp_path, bad, url, privacy__epsilon=1e-6, ledger={"url": url, "dataset": "strict"}, mechanism__reference=HOLDOUT)
+    made = job(
+        tmp_path,
+        bad,
+        url,
+        privacy__epsilon=1e-6,
+        ledger={"url": url, "dataset": "strict"},
+        mechanism__reference=HOLDOUT,
+    )
     for asked in range(1, 4):
         with pytest.raises(DataError):
             run_here(made)
@@ -190,53 +218,104 @@ def test_a_refusal_of_a_strict_dataset_costs_at_least_a_hundredth_of_it(tmp_path
     with pytest.raises(BudgetError):  # a refusal could not be paid for
         run_here(made)
     shown = call_cli("ledger", "show", "--url", url, "--dataset", "strict").stdout
-    assert "3 runs read rows and refused them; 3 charged; a refusal reveals an exact answer" in shown
+    assert (
+        "3 runs read rows and refused them; 3 charged; a refusal reveals an exact answer" in shown
+    )
 
 
 def test_a_refusal_after_the_draw_costs_at_least_a_hundredth_too(tmp_path: Path, url: str) -> None:
     """A declared reference reads no row before its noise is drawn, so rows are refused while they are written."""
     ledger(url).init("strict", 1.0, strict=True)
     bad, strict = written(tmp_path / "bad", pa.int64(), last=9), {"url": url, "dataset": "strict"}
-    schema = {**SCHEMA, "r": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 6.0], "outside": "refuse"}}
+    schema = {
+        **SCHEMA,
+        "r": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 6.0], "outside": "refuse"},
+    }
     known = {"kind": "known", "columns": {"r": {"name": "uniform", "loc": 0.0, "scale": 6.0}}}
-    given = job(tmp_path, bad, url, schema=schema, privacy__epsilon=1e-6, ledger=strict, mechanism__reference=known)
+    given = job(
+        tmp_path,
+        bad,
+        url,
+        schema=schema,
+        privacy__epsilon=1e-6,
+        ledger=strict,
+        mechanism__reference=known,
+    )
     for asked in range(1, 4):
         with pytest.raises(DataError):
             run_here(given)
-        assert [entry.kind for entry in ledger(url).show("strict").entries][-3:] == ["intend", "draw", "refuse"]
+        assert [entry.kind for entry in ledger(url).show("strict").entries][-3:] == [
+            "intend",
+            "draw",
+            "refuse",
+        ]
         assert ledger(url).read_balance("strict").epsilon_spent == pytest.approx(0.01 * asked)
-    assert {entry.charge.event["unit"] for entry in charging_entries(url, "strict") if entry.kind == "refuse"} == {"row"}
+    assert {
+        entry.charge.event["unit"]
+        for entry in charging_entries(url, "strict")
+        if entry.kind == "refuse"
+    } == {"row"}
 
 
-def test_columns_without_epsilon_are_named_wherever_an_attacker_is_bounded(tmp_path: Path, source: Path, url: str) -> None:
+def test_columns_without_epsilon_are_named_wherever_an_attacker_is_bounded(
+    tmp_path: Path, source: Path, url: str
+) -> None:
     anchors = {"name": "uniform", "loc": 0, "scale": 6}
     perturb = {"epsilon": 0.1, "reference": {"kind": "known", "probabilities": [0.2] * 5}}
-    designs = {"r": {"design": "interval-differential", "perturb": perturb, "of": {"design": "case1", "anchors": anchors}}}
+    designs = {
+        "r": {
+            "design": "interval-differential",
+            "perturb": perturb,
+            "of": {"design": "case1", "anchors": anchors},
+        }
+    }
     designs["who"] = {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": N}}
-    schema = {**SCHEMA, "who": {"role": "privatise", "kind": "continuous", "bounds": [0, N], "outside": "refuse"}}
-    made = job(tmp_path, source, url, schema=schema, mechanism={"kind": "interval", "columns": designs}, privacy={"epsilon": 0.1})
+    schema = {
+        **SCHEMA,
+        "who": {"role": "privatise", "kind": "continuous", "bounds": [0, N], "outside": "refuse"},
+    }
+    made = job(
+        tmp_path,
+        source,
+        url,
+        schema=schema,
+        mechanism={"kind": "interval", "columns": designs},
+        privacy={"epsilon": 0.1},
+    )
     planned = plan_job(load(made)).ledger
     assert planned is not None
     assert "the private columns who were released without ε" in planned["coverage"]
     run_here(made)
     shown = call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
-    assert "the private columns who were released without ε in some run; no bound on an attacker holds for rows or columns without ε" in shown
-    assert "tests what its other columns were, at a false-alarm rate of 5 %, detects it with probability at most 5.6 %" in shown
-    assert json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())["dataset"]["columns_without_epsilon"] == ["who"]
+    assert (
+        "the private columns who were released without ε in some run; no bound on an attacker holds for rows or columns without ε"
+        in shown
+    )
+    assert (
+        "tests what its other columns were, at a false-alarm rate of 5 %, detects it with probability at most 5.6 %"
+        in shown
+    )
+    assert json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())["dataset"][
+        "columns_without_epsilon"
+    ] == ["who"]
 
 
 def test_a_ledgers_file_is_for_its_steward_alone(tmp_path: Path, url: str) -> None:
     assert (tmp_path / "ledger.db").stat().st_mode & 0o777 == 0o600
 
 
-def test_times_of_files_tell_nothing_of_the_order_of_writing(tmp_path: Path, source: Path, url: str) -> None:
+def test_times_of_files_tell_nothing_of_the_order_of_writing(
+    tmp_path: Path, source: Path, url: str
+) -> None:
     run_here(job(tmp_path, source, url, mechanism__reference=KNOWN, output__rows_per_shard=100))
     found = {path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.parquet")}
     assert len(list((tmp_path / "out").glob("*.parquet"))) >= 8
     assert len(found) == 1
 
 
-def test_a_published_run_is_not_aborted_but_finished(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_published_run_is_not_aborted_but_finished(
+    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
     copied_when_opened(made, out, tmp_path / "backup", monkeypatch, dying_at="commit")
     with pytest.raises(OutputError, match="run the job again to finish it"):
@@ -269,7 +348,9 @@ def test_a_crash_after_a_refusal_was_recorded_leaves_nothing_that_is_stuck(
 
 
 @pytest.mark.more
-def test_a_store_that_does_not_answer_is_not_taken_for_a_no(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_does_not_answer_is_not_taken_for_a_no(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     folder = Folder("memory://somewhere")
     folder.write("noisy.npz", b"noise")
     assert folder.exists("noisy.npz")

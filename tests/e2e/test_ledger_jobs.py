@@ -12,7 +12,17 @@ import dask
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from e2e.helpers import RATINGS_SCHEMA, charging_entries, digests, hidden, lake, load, mixed_table, run_here, write_job
+from e2e.helpers import (
+    RATINGS_SCHEMA,
+    charging_entries,
+    digests,
+    hidden,
+    lake,
+    load,
+    mixed_table,
+    run_here,
+    write_job,
+)
 from faults.drivers import Drivers
 from pyarrow import parquet as pq
 
@@ -72,7 +82,12 @@ def _here() -> Iterator[None]:
 
 def written(folder: Path, source: Path, out: Path, url: str, **changed: Any) -> Path:
     place = {"url": url, "dataset": "ratings"}
-    given = {"schema": RATINGS_SCHEMA, "ledger": place, "mechanism__reference": HISTOGRAM, **changed}
+    given = {
+        "schema": RATINGS_SCHEMA,
+        "ledger": place,
+        "mechanism__reference": HISTOGRAM,
+        **changed,
+    }
     return write_job(folder / "job", source, out, **given)
 
 
@@ -95,9 +110,16 @@ def balance(url: str) -> Balance:
 # ---- before any noise
 
 
-@pytest.mark.parametrize("reference", [HISTOGRAM, {"kind": "holdout", "fraction": 0.25}], ids=["histogram", "holdout"])
+@pytest.mark.parametrize(
+    "reference", [HISTOGRAM, {"kind": "holdout", "fraction": 0.25}], ids=["histogram", "holdout"]
+)
 def test_it_is_charged_before_anything_is_drawn(
-    reference: dict[str, Any], tmp_path: Path, source: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    reference: dict[str, Any],
+    tmp_path: Path,
+    source: Path,
+    out: Path,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[str] = []
 
@@ -127,13 +149,27 @@ def test_it_is_charged_before_anything_is_drawn(
     assert kinds(url) == ["intend", "commit"]
     [entry, _] = charging_entries(url, "ratings")
     loaded = load(made)
-    sample = {"fraction": 0.25, "fate": "held out", "sample": entry.charge.event["uncovered"][0]["sample"]} if reference is not HISTOGRAM else None
-    assert entry.charge.event == {**to_dict(loaded.mechanism.event), "unit": "row", "uncovered": [sample] if sample else []}
+    sample = (
+        {
+            "fraction": 0.25,
+            "fate": "held out",
+            "sample": entry.charge.event["uncovered"][0]["sample"],
+        }
+        if reference is not HISTOGRAM
+        else None
+    )
+    assert entry.charge.event == {
+        **to_dict(loaded.mechanism.event),
+        "unit": "row",
+        "uncovered": [sample] if sample else [],
+    }
     assert (entry.charge.epsilon, entry.charge.delta) == (4.0, 0.0)
     assert LIMIT * (1 - 1e-12) <= balance(url).epsilon_spent <= LIMIT
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_drawn(job: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_refused_before_anything_is_drawn(
+    job: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def drawn(*_: Any, **__: Any) -> Any:
         raise AssertionError("noise was drawn")
 
@@ -146,7 +182,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_drawn(job: Path, out: P
         (run, "write_all"),
     ):
         monkeypatch.setattr(owner, name, drawn)
-    with pytest.raises(BudgetError, match="the budget of the dataset 'ratings' is too small") as caught:
+    with pytest.raises(
+        BudgetError, match="the budget of the dataset 'ratings' is too small"
+    ) as caught:
         run_here(job, privacy__epsilon=4.0000001)
     assert caught.value.exit_code == 77
     assert kinds(url) == []
@@ -157,9 +195,18 @@ def test_what_does_not_fit_is_refused_before_anything_is_drawn(job: Path, out: P
     assert kinds(url) == ["intend", "commit"]
 
 
-def test_two_jobs_fill_the_budget_and_the_third_is_refused(tmp_path: Path, source: Path, url: str) -> None:
+def test_two_jobs_fill_the_budget_and_the_third_is_refused(
+    tmp_path: Path, source: Path, url: str
+) -> None:
     for number in range(3):
-        made = written(tmp_path / str(number), source, tmp_path / f"out-{number}", url, privacy__epsilon=2.0, name=f"job {number}")
+        made = written(
+            tmp_path / str(number),
+            source,
+            tmp_path / f"out-{number}",
+            url,
+            privacy__epsilon=2.0,
+            name=f"job {number}",
+        )
         ledger = plan_job(load(made)).ledger
         assert ledger is not None
         assert (ledger["limit"], ledger["runs"], ledger["fits"]) == (LIMIT, number, number < 2)
@@ -182,7 +229,11 @@ def test_a_plan_charges_nothing_and_a_job_without_a_ledger_has_none(job: Path, u
 
 
 def test_the_ledger_is_no_part_of_the_jobs_digest(job: Path) -> None:
-    assert load(job).digest == load(job, ledger="null").digest == load(job, ledger__dataset="other").digest
+    assert (
+        load(job).digest
+        == load(job, ledger="null").digest
+        == load(job, ledger__dataset="other").digest
+    )
 
 
 def test_a_relative_ledger_lies_beside_the_job(tmp_path: Path, source: Path, out: Path) -> None:
@@ -196,13 +247,23 @@ def test_a_relative_ledger_lies_beside_the_job(tmp_path: Path, source: Path, out
 
 BETWEEN = [
     *("intended", "drawn", "noise-kept", "surveyed", "release-written", "fitted"),
-    *("some-shards", "staged", "before-move", "after-move", "key-removed", "uncommitted", "committed"),
+    *(
+        "some-shards",
+        "staged",
+        "before-move",
+        "after-move",
+        "key-removed",
+        "uncommitted",
+        "committed",
+    ),
 ]
 
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("point", BETWEEN)
-def test_a_killed_run_is_charged_once(point: str, job: Path, out: Path, url: str, drivers: Drivers) -> None:
+def test_a_killed_run_is_charged_once(
+    point: str, job: Path, out: Path, url: str, drivers: Drivers
+) -> None:
     assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL
     done = BETWEEN.index(point) >= BETWEEN.index("committed")
     assert kinds(url) == (["intend", "commit"] if done else ["intend"])
@@ -216,7 +277,15 @@ def test_a_killed_run_is_charged_once(point: str, job: Path, out: Path, url: str
 
 
 def test_killed_again_and_again(job: Path, out: Path, url: str, drivers: Drivers) -> None:
-    for point in ("intended", "drawn", "noise-kept", "fitted", "some-shards", "staged", "uncommitted"):
+    for point in (
+        "intended",
+        "drawn",
+        "noise-kept",
+        "fitted",
+        "some-shards",
+        "staged",
+        "uncommitted",
+    ):
         assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL
         assert kinds(url) == ["intend"], point
     assert drivers.run("run", job)[0] == 0
@@ -231,13 +300,20 @@ def test_killed_before_the_charge_nothing_is_charged(job: Path, url: str, driver
     assert kinds(url) == ["intend", "commit"]
 
 
-def test_the_ledger_and_its_refusals_change_no_byte(job: Path, out: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_and_its_refusals_change_no_byte(
+    job: Path, out: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(RunKey, "fresh", lambda: RunKey.insecure(1))
-    monkeypatch.setattr(histogram, "perturb", lambda counts, event, *, rng=None: counts)  # the system's own noise cannot be repeated
+    monkeypatch.setattr(
+        histogram, "perturb", lambda counts, event, *, rng=None: counts
+    )  # the system's own noise cannot be repeated
     run_here(job)
     run_here(job, output__path=tmp_path / "without", ledger="null")
     with_ledger, without = digests(out), digests(tmp_path / "without")
-    assert {name for name in with_ledger if with_ledger[name] != without.get(name)} == {*DOCUMENTS, MANIFEST_NAME}  # they name the release
+    assert {name for name in with_ledger if with_ledger[name] != without.get(name)} == {
+        *DOCUMENTS,
+        MANIFEST_NAME,
+    }  # they name the release
     assert kinds(url) == ["intend", "commit"]
 
 
@@ -257,7 +333,12 @@ PLACES: dict[str, tuple[Any, str, str]] = {
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("error", [SpecError, DataError])
 def test_only_a_run_that_kept_no_noise_gets_its_charge_back(
-    error: type[Exception], place: str, job: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    error: type[Exception],
+    place: str,
+    job: Path,
+    out: Path,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     owner, name, of = PLACES[place]
     function = getattr(owner, name)
@@ -286,7 +367,9 @@ def test_only_a_run_that_kept_no_noise_gets_its_charge_back(
             run_here(job)
 
 
-def test_a_wrong_value_found_while_writing_keeps_the_charge(tmp_path: Path, source: Path, out: Path, url: str) -> None:
+def test_a_wrong_value_found_while_writing_keeps_the_charge(
+    tmp_path: Path, source: Path, out: Path, url: str
+) -> None:
     """With a known reference no pass comes before the writing one: the value is found when shards are staged."""
     mine = shutil.copytree(source, tmp_path / "in")
     bad = pq.read_table(mine / "part.2.parquet").to_pandas()
@@ -302,7 +385,9 @@ def test_a_wrong_value_found_while_writing_keeps_the_charge(tmp_path: Path, sour
     assert not hidden(out).exists()
 
 
-def test_a_failure_that_may_pass_keeps_the_charge(job: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_that_may_pass_keeps_the_charge(
+    job: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def crash(*_: Any, **__: Any) -> Any:
         raise TemporaryError("a worker died")
 
@@ -324,11 +409,15 @@ def test_an_aborted_run_stays_charged(job: Path, out: Path, url: str, drivers: D
         run_here(job)
 
 
-def test_an_input_that_changed_keeps_the_charge(job: Path, tmp_path: Path, source: Path, out: Path, url: str, drivers: Drivers) -> None:
+def test_an_input_that_changed_keeps_the_charge(
+    job: Path, tmp_path: Path, source: Path, out: Path, url: str, drivers: Drivers
+) -> None:
     mine = shutil.copytree(source, tmp_path / "in")
     made = written(tmp_path, mine, out, url)
     drivers.run("run", made, point="some-shards")
-    pq.write_table(mixed_table(150, np.random.default_rng(9), RATINGS_SCHEMA), mine / "part.0.parquet")
+    pq.write_table(
+        mixed_table(150, np.random.default_rng(9), RATINGS_SCHEMA), mine / "part.0.parquet"
+    )
     with pytest.raises(InputError):
         run_here(made)
     assert kinds(url) == ["intend"]
@@ -356,14 +445,18 @@ def test_a_ledger_that_fails_after_the_release_never_gives_the_charge_back(
 
 
 @pytest.mark.parametrize("point", ["fitted", "some-shards", "staged"])
-def test_a_ledger_that_a_job_gets_later_is_charged_before_the_release(point: str, job: Path, out: Path, url: str, drivers: Drivers) -> None:
+def test_a_ledger_that_a_job_gets_later_is_charged_before_the_release(
+    point: str, job: Path, out: Path, url: str, drivers: Drivers
+) -> None:
     drivers.run("run", job, "--set", "ledger=null", point=point)
     assert kinds(url) == []
     run_here(job)
     assert kinds(url) == ["intend", "commit"]
 
 
-def test_a_ledger_that_a_job_gets_later_can_refuse_it(job: Path, out: Path, url: str, drivers: Drivers) -> None:
+def test_a_ledger_that_a_job_gets_later_can_refuse_it(
+    job: Path, out: Path, url: str, drivers: Drivers
+) -> None:
     open_ledger(url).init("small", 1.0)
     drivers.run("run", job, "--set", "ledger=null", point="staged")
     with pytest.raises(BudgetError):
@@ -374,7 +467,9 @@ def test_a_ledger_that_a_job_gets_later_can_refuse_it(job: Path, out: Path, url:
     assert kinds(url) == ["intend", "commit"]
 
 
-def test_a_tampered_ledger_releases_nothing(job: Path, out: Path, url: str, drivers: Drivers) -> None:
+def test_a_tampered_ledger_releases_nothing(
+    job: Path, out: Path, url: str, drivers: Drivers
+) -> None:
     drivers.run("run", job, point="fitted")
     engine = sa.create_engine(url)
     with engine.begin() as connection:
@@ -390,11 +485,26 @@ def test_a_tampered_ledger_releases_nothing(job: Path, out: Path, url: str, driv
 
 
 @pytest.mark.parametrize("growing", [False, True], ids=["once", "growing"])
-@pytest.mark.parametrize("reference", [HISTOGRAM, {"kind": "holdout", "fraction": 0.25}], ids=["histogram", "holdout"])
+@pytest.mark.parametrize(
+    "reference", [HISTOGRAM, {"kind": "holdout", "fraction": 0.25}], ids=["histogram", "holdout"]
+)
 def test_no_key_waits_beside_a_release_for_the_ledger(
-    reference: dict[str, Any], growing: bool, tmp_path: Path, source: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    reference: dict[str, Any],
+    growing: bool,
+    tmp_path: Path,
+    source: Path,
+    out: Path,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    job = written(tmp_path, source, out, url, mechanism__reference=reference, **({"growing": True} if growing else {}))
+    job = written(
+        tmp_path,
+        source,
+        out,
+        url,
+        mechanism__reference=reference,
+        **({"growing": True} if growing else {}),
+    )
 
     def fail(*_: object) -> None:
         raise TemporaryError("the ledger is busy")
@@ -415,12 +525,21 @@ def test_no_key_waits_beside_a_release_for_the_ledger(
     assert digests(out) == before
 
 
-def test_a_release_that_the_ledger_does_not_know_is_committed_by_the_next_run(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_that_the_ledger_does_not_know_is_committed_by_the_next_run(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rows of the next run of a job that appends are others, so it does not find the release as its own."""
     open_ledger(url).init("appended", 100.0)
     source, out = lake(tmp_path / "in", [150], schema=RATINGS_SCHEMA), tmp_path / "lake" / "out"
-    options = {"output__format": "delta", "output__mode": "append", "ledger": {"url": url, "dataset": "appended"}}
-    made, other = (written(tmp_path / name, source, out, url, **options, privacy__epsilon=epsilon) for name, epsilon in (("one", 4.0), ("two", 2.0)))
+    options = {
+        "output__format": "delta",
+        "output__mode": "append",
+        "ledger": {"url": url, "dataset": "appended"},
+    }
+    made, other = (
+        written(tmp_path / name, source, out, url, **options, privacy__epsilon=epsilon)
+        for name, epsilon in (("one", 4.0), ("two", 2.0))
+    )
 
     def fail(*_: object) -> None:
         raise TemporaryError("the ledger is busy")
@@ -429,7 +548,9 @@ def test_a_release_that_the_ledger_does_not_know_is_committed_by_the_next_run(tm
         patch.setattr(Account, "commit", fail)
         with pytest.raises(TemporaryError, match="busy"):
             run_here(made)
-    with pytest.raises(OutputError, match="a run of another job has published here and is not finished"):
+    with pytest.raises(
+        OutputError, match="a run of another job has published here and is not finished"
+    ):
         run_here(other)
     more = lake(tmp_path / "more", [90], schema=RATINGS_SCHEMA)
     shutil.copy(next(more.glob("*.parquet")), source / "more.parquet")

@@ -21,7 +21,14 @@ import dpdask
 from dpdask.engine import scan
 from dpdask.engine import write as shuffle
 from dpdask.engine.account import Account, open_ledger
-from dpdask.errors import BudgetError, DataError, InternalError, OutputError, SpecError, TemporaryError
+from dpdask.errors import (
+    BudgetError,
+    DataError,
+    InternalError,
+    OutputError,
+    SpecError,
+    TemporaryError,
+)
 from dpdask.io import fragments
 from dpdask.jobs import run
 from dpdask.jobs.plan import plan_job
@@ -32,7 +39,10 @@ from dpdask.privacy.events import Composed, Coverage, DiscreteLaplace, to_dict
 from dpdask.privacy.ledger import Charge, Ledger
 from dpdask.privacy.ledger_entries import Balance
 
-SCHEMA: dict[str, Any] = {"who": {"role": "keep"}, "r": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]}}
+SCHEMA: dict[str, Any] = {
+    "who": {"role": "keep"},
+    "r": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]},
+}
 HOLDOUT = {"kind": "holdout", "fraction": 0.25}
 CHAIN = {"kind": "chain", "fraction": 0.25}
 HISTOGRAM = {"kind": "histogram"}
@@ -51,7 +61,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     for part in range(2):
         who = np.arange(part * N // 2, (part + 1) * N // 2)
-        pq.write_table(pa.table({"who": who, "r": who % 5 + 1, "user": who // 4}), folder / f"{part}.parquet")
+        pq.write_table(
+            pa.table({"who": who, "r": who % 5 + 1, "user": who // 4}), folder / f"{part}.parquet"
+        )
     return folder
 
 
@@ -63,7 +75,12 @@ def url(tmp_path: Path) -> str:
 
 
 def job(folder: Path, source: Path, url: str, **changed: Any) -> Path:
-    given = {"privacy__epsilon": 1.0, "ledger": {"url": url, "dataset": "people"}, "schema": {**SCHEMA, "user": {"role": "drop"}}, **changed}
+    given = {
+        "privacy__epsilon": 1.0,
+        "ledger": {"url": url, "dataset": "people"},
+        "schema": {**SCHEMA, "user": {"role": "drop"}},
+        **changed,
+    }
     return write_job(folder, source, folder / "out", **given)
 
 
@@ -91,7 +108,9 @@ def card(folder: Path) -> dict[str, Any]:
 # ---- whom no ε covers
 
 
-def test_all_jobs_of_a_dataset_hold_out_the_same_rows(tmp_path: Path, source: Path, url: str) -> None:
+def test_all_jobs_of_a_dataset_hold_out_the_same_rows(
+    tmp_path: Path, source: Path, url: str
+) -> None:
     found = []
     for number, reference in enumerate([HOLDOUT, CHAIN, HOLDOUT]):
         run_here(job(tmp_path / str(number), source, url, mechanism__reference=reference))
@@ -105,17 +124,35 @@ def test_all_jobs_of_a_dataset_hold_out_the_same_rows(tmp_path: Path, source: Pa
     assert balance(url).coverage.uncovered == 0.25
 
 
-def test_another_dataset_and_no_dataset_hold_out_other_rows(tmp_path: Path, source: Path, url: str) -> None:
+def test_another_dataset_and_no_dataset_hold_out_other_rows(
+    tmp_path: Path, source: Path, url: str
+) -> None:
     ledger(url).init("other", 10.0)
-    places: list[Any] = [{"url": url, "dataset": "people"}, {"url": url, "dataset": "other"}, None, None]
+    places: list[Any] = [
+        {"url": url, "dataset": "people"},
+        {"url": url, "dataset": "other"},
+        None,
+        None,
+    ]
     found = []
     for number, place in enumerate(places):
-        run_here(job(tmp_path / str(number), source, url, ledger=place, insecure_seed=None, mechanism__reference=HOLDOUT))
+        run_here(
+            job(
+                tmp_path / str(number),
+                source,
+                url,
+                ledger=place,
+                insecure_seed=None,
+                mechanism__reference=HOLDOUT,
+            )
+        )
         found.append(frozenset(held_out(tmp_path / str(number))))
     assert len(set(found)) == 4
 
 
-def test_units_are_held_out_alike_wherever_their_rows_lie(tmp_path: Path, source: Path, url: str) -> None:
+def test_units_are_held_out_alike_wherever_their_rows_lie(
+    tmp_path: Path, source: Path, url: str
+) -> None:
     other = tmp_path / "other"
     other.mkdir()
     whole = pq.read_table(source)
@@ -128,15 +165,24 @@ def test_units_are_held_out_alike_wherever_their_rows_lie(tmp_path: Path, source
 
 
 def samples(url: str) -> list[str]:
-    return [each["sample"] for entry in ledger(url).show("people").entries if entry.kind == "commit" for each in entry.charge.event["uncovered"]]
+    return [
+        each["sample"]
+        for entry in ledger(url).show("people").entries
+        if entry.kind == "commit"
+        for each in entry.charge.event["uncovered"]
+    ]
 
 
 @pytest.mark.parametrize("state", ["mine", "another machine's", "none"])
-def test_the_name_of_a_hold_out_is_no_test_of_guesses(state: str, tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_hold_out_is_no_test_of_guesses(
+    state: str, tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who reads the whole database, and knows all rows but one, must not be able to compute the name for each value of the last one."""
     run_here(job(tmp_path / "a", source, url, mechanism__reference=HOLDOUT))
     if state != "mine":
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state") if state != "none" else "/proc/none")
+        monkeypatch.setenv(
+            "XDG_STATE_HOME", str(tmp_path / "state") if state != "none" else "/proc/none"
+        )
     run_here(job(tmp_path / "b", source, url, mechanism__reference=HOLDOUT))
     first, second = samples(url)
     assert (first == second) == (state == "mine")
@@ -146,7 +192,9 @@ def test_the_name_of_a_hold_out_is_no_test_of_guesses(state: str, tmp_path: Path
     assert len(set(drawn)) == 2  # of the same held-out rows: each has a secret of its run in it
 
 
-def test_a_name_that_the_ledger_holds_stays(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_the_ledger_holds_stays(
+    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Versions before 0.3.0 wrote the digest itself: the same rows are not counted a second time."""
     with monkeypatch.context() as patch:
         patch.setattr(JobTable, "hide_sample", None)
@@ -156,7 +204,9 @@ def test_a_name_that_the_ledger_holds_stays(tmp_path: Path, source: Path, url: s
     assert balance(url).coverage == Coverage(uncovered=0.25, republished=0.25)
 
 
-def test_rows_at_other_places_are_another_sample_and_both_count(tmp_path: Path, source: Path, url: str) -> None:
+def test_rows_at_other_places_are_another_sample_and_both_count(
+    tmp_path: Path, source: Path, url: str
+) -> None:
     other = tmp_path / "other"
     other.mkdir()
     pq.write_table(pq.read_table(source), other / "all.parquet")
@@ -165,7 +215,9 @@ def test_rows_at_other_places_are_another_sample_and_both_count(tmp_path: Path, 
     assert balance(url).coverage.uncovered == 0.5
 
 
-def test_the_ledger_the_plan_and_the_card_say_whom_no_epsilon_covers(tmp_path: Path, source: Path, url: str) -> None:
+def test_the_ledger_the_plan_and_the_card_say_whom_no_epsilon_covers(
+    tmp_path: Path, source: Path, url: str
+) -> None:
     run_here(job(tmp_path / "first", source, url, mechanism__reference=HISTOGRAM))
     shown = call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
     assert (
@@ -177,29 +229,58 @@ def test_the_ledger_the_plan_and_the_card_say_whom_no_epsilon_covers(tmp_path: P
     planned = plan_job(load(chain)).ledger
     assert planned is not None
     assert (planned["uncovered_before"], planned["uncovered_after"]) == (0.0, 0.25)
-    assert "coverage  after this run, up to about 25 % of the rows had no ε in some run" in call_cli("plan", chain).stdout
+    assert (
+        "coverage  after this run, up to about 25 % of the rows had no ε in some run"
+        in call_cli("plan", chain).stdout
+    )
     run_here(chain)
     shown = call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
-    assert "about 25 % of the rows had no ε in some run (hold-outs), and the records of up to about 25 % were republished" in shown
+    assert (
+        "about 25 % of the rows had no ε in some run (hold-outs), and the records of up to about 25 % were republished"
+        in shown
+    )
     assert "tests what a row was" not in shown
-    assert "for a row that every run covers, an attacker who has all these releases and tests " in shown
+    assert (
+        "for a row that every run covers, an attacker who has all these releases and tests "
+        in shown
+    )
     assert card(tmp_path / "chain")["dataset"]["uncovered_fraction"] == 0.25
-    assert card(tmp_path / "chain")["guarantee"]["text"].endswith("No such bound holds for the rows that are not protected.")
+    assert card(tmp_path / "chain")["guarantee"]["text"].endswith(
+        "No such bound holds for the rows that are not protected."
+    )
     later = job(tmp_path / "later", source, url, mechanism__reference=HISTOGRAM)
     run_here(later)
-    assert "about 25 % of the rows had no ε in some run" in card(tmp_path / "later")["dataset"]["text"]
+    assert (
+        "about 25 % of the rows had no ε in some run" in card(tmp_path / "later")["dataset"]["text"]
+    )
 
 
 def test_values_under_add_remove_count_twice(url: str) -> None:
-    event = to_dict(Composed(events=(DiscreteLaplace(scale=1.0, sensitivity=1, adjacency="add-remove"),), unit="row", uncovered=()))
+    event = to_dict(
+        Composed(
+            events=(DiscreteLaplace(scale=1.0, sensitivity=1, adjacency="add-remove"),),
+            unit="row",
+            uncovered=(),
+        )
+    )
     ledger(url).intend("people", "counts", Charge(epsilon=1.0, event=event))
     shown = call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
     bounds = "at most 37.0 % (values count twice: 2ε), and whether it is there with probability at most 13.6 %"
-    assert f"tests what a row was, at a false-alarm rate of 5 %, detects it with probability {bounds}" in shown
+    assert (
+        f"tests what a row was, at a false-alarm rate of 5 %, detects it with probability {bounds}"
+        in shown
+    )
 
 
-def test_runs_of_an_earlier_version_are_not_vouched_for(tmp_path: Path, source: Path, url: str) -> None:
-    old = {"format": 1, "kind": "composed", "unit": "row", "events": [{"format": 1, "kind": "local-release", "epsilon": 1.0, "n": 1, "unit": "row"}]}
+def test_runs_of_an_earlier_version_are_not_vouched_for(
+    tmp_path: Path, source: Path, url: str
+) -> None:
+    old = {
+        "format": 1,
+        "kind": "composed",
+        "unit": "row",
+        "events": [{"format": 1, "kind": "local-release", "epsilon": 1.0, "n": 1, "unit": "row"}],
+    }
     ledger(url).intend("people", "old", Charge(epsilon=1.0, event=old))
     shown = call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
     assert "1 run does not record which rows it leaves out" in shown
@@ -213,7 +294,14 @@ def test_a_card_written_again_after_a_crash_is_the_same_whatever_came_between(
     cards: list[bytes] = []
 
     def crash(self: Any, target: Any) -> None:
-        cards.append((hidden(tmp_path / "first" / "out") / f"publish-{RunState(target).read().run_id}" / "_dpdask" / "release.json").read_bytes())  # type: ignore[union-attr]
+        cards.append(
+            (
+                hidden(tmp_path / "first" / "out")
+                / f"publish-{RunState(target).read().run_id}"
+                / "_dpdask"
+                / "release.json"
+            ).read_bytes()
+        )  # type: ignore[union-attr]
         raise TemporaryError("crash")
 
     with monkeypatch.context() as patched:
@@ -232,7 +320,10 @@ def test_a_seed_is_charged_to_no_ledger(tmp_path: Path, source: Path, url: str) 
     made = job(tmp_path, source, url, mechanism__reference=HISTOGRAM, insecure_seed=7)
     ended = call_cli("run", made)
     assert ended.returncode == 64
-    assert "noise from a seed protects nobody, so a job with a seed cannot be charged to a ledger" in ended.stderr
+    assert (
+        "noise from a seed protects nobody, so a job with a seed cannot be charged to a ledger"
+        in ended.stderr
+    )
     assert kinds(url) == []
 
 
@@ -256,7 +347,10 @@ def test_a_hidden_folder_that_is_restored_after_the_commit_draws_no_second_noise
     shutil.rmtree(out)
     shutil.copytree(tmp_path / "backup", hidden(out))
     if stage == "opened":
-        with pytest.raises(OutputError, match="this run has already drawn its noise; its hidden folder is an old copy"):
+        with pytest.raises(
+            OutputError,
+            match="this run has already drawn its noise; its hidden folder is an old copy",
+        ):
             run_here(made)
         assert not out.exists()
         assert abort(load(made).output_url)
@@ -268,7 +362,9 @@ def test_a_hidden_folder_that_is_restored_after_the_commit_draws_no_second_noise
         assert kinds(url) == ["intend", "commit"]
 
 
-def test_a_restored_folder_with_another_release_in_it_is_refused(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restored_folder_with_another_release_in_it_is_refused(
+    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
     write_all = run.write_all
 
@@ -287,7 +383,9 @@ def test_a_restored_folder_with_another_release_in_it_is_refused(tmp_path: Path,
         run_here(made)
 
 
-def test_the_commit_carries_the_digest_of_what_was_released(tmp_path: Path, source: Path, url: str) -> None:
+def test_the_commit_carries_the_digest_of_what_was_released(
+    tmp_path: Path, source: Path, url: str
+) -> None:
     seen: list[str] = []
     write = RunState.write
 
@@ -304,7 +402,9 @@ def test_the_commit_carries_the_digest_of_what_was_released(tmp_path: Path, sour
     assert committed.charge == intended.charge
 
 
-def test_histogram_noise_is_kept_the_moment_it_is_drawn(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_histogram_noise_is_kept_the_moment_it_is_drawn(
+    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = job(tmp_path, source, url, mechanism__reference=HISTOGRAM)
     drawn: list[bytes] = []
 
@@ -349,38 +449,65 @@ def bad(folder: Path, source: Path) -> Path:
     return mine
 
 
-def test_a_budget_that_cannot_pay_is_refused_before_a_row_is_read(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_that_cannot_pay_is_refused_before_a_row_is_read(
+    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger(url).intend("people", "spent", Charge(epsilon=100.0))
 
     def read(*_: Any, **__: Any) -> Any:
         raise AssertionError("a row was read")
 
-    for owner, name in ((fragments.parquet, "read_batches"), (scan, "Chooser"), (shuffle, "Chooser")):
+    for owner, name in (
+        (fragments.parquet, "read_batches"),
+        (scan, "Chooser"),
+        (shuffle, "Chooser"),
+    ):
         monkeypatch.setattr(owner, name, read)
     for reference in (HISTOGRAM, HOLDOUT):
         with pytest.raises(BudgetError):
-            run_here(job(tmp_path, bad(tmp_path / reference["kind"], source), url, mechanism__reference=reference))
+            run_here(
+                job(
+                    tmp_path,
+                    bad(tmp_path / reference["kind"], source),
+                    url,
+                    mechanism__reference=reference,
+                )
+            )
     assert kinds(url) == ["intend"]
 
 
 @pytest.mark.parametrize("reference", [HISTOGRAM, HOLDOUT], ids=["histogram", "holdout"])
-def test_a_refusal_that_read_rows_is_recorded_and_costs_nothing(reference: dict[str, Any], tmp_path: Path, source: Path, url: str) -> None:
+def test_a_refusal_that_read_rows_is_recorded_and_costs_nothing(
+    reference: dict[str, Any], tmp_path: Path, source: Path, url: str
+) -> None:
     made = job(tmp_path, bad(tmp_path, source), url, mechanism__reference=reference)
     for asked in range(1, 3):
         with pytest.raises(DataError, match="a value outside its levels"):
             run_here(made)
         assert kinds(url) == ["refuse"] * asked
-        assert (balance(url).epsilon_spent, balance(url).n_runs, balance(url).n_refused) == (0.0, 0, asked)
+        assert (balance(url).epsilon_spent, balance(url).n_runs, balance(url).n_refused) == (
+            0.0,
+            0,
+            asked,
+        )
         assert not hidden(tmp_path / "out").exists()
-    assert "2 runs read rows and refused them; 0 charged" in call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
+    assert (
+        "2 runs read rows and refused them; 0 charged"
+        in call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
+    )
     run_here(job(tmp_path, source, url, mechanism__reference=reference))
     assert balance(url).n_runs == 1
 
 
 @pytest.mark.parametrize("reference", [HISTOGRAM, HOLDOUT], ids=["histogram", "holdout"])
-def test_a_strict_ledger_charges_refusals_until_the_budget_is_spent(reference: dict[str, Any], tmp_path: Path, source: Path, url: str) -> None:
+def test_a_strict_ledger_charges_refusals_until_the_budget_is_spent(
+    reference: dict[str, Any], tmp_path: Path, source: Path, url: str
+) -> None:
     place = ["--url", url, "--dataset", "strict"]
-    assert "strict: refusals that read rows are charged" in call_cli("ledger", "init", *place, "--epsilon", "2", "--strict").stdout
+    assert (
+        "strict: refusals that read rows are charged"
+        in call_cli("ledger", "init", *place, "--epsilon", "2", "--strict").stdout
+    )
     given = {"ledger": {"url": url, "dataset": "strict"}, "mechanism__reference": reference}
     asking = job(tmp_path, bad(tmp_path, source), url, **given)
     for asked in range(1, 3):
@@ -393,10 +520,15 @@ def test_a_strict_ledger_charges_refusals_until_the_budget_is_spent(reference: d
         run_here(asking)
     with pytest.raises(BudgetError):
         run_here(job(tmp_path / "good", source, url, **given))
-    assert "2 runs read rows and refused them; 2 charged; a refusal reveals an exact answer" in call_cli("ledger", "show", *place).stdout
+    assert (
+        "2 runs read rows and refused them; 2 charged; a refusal reveals an exact answer"
+        in call_cli("ledger", "show", *place).stdout
+    )
 
 
-def test_a_failure_that_may_pass_is_charged_once_by_a_strict_ledger(tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_that_may_pass_is_charged_once_by_a_strict_ledger(
+    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger(url).init("people", 100.0, strict=True)
     made = job(tmp_path, source, url, mechanism__reference=HOLDOUT)
 
@@ -427,7 +559,9 @@ def test_a_dataset_can_be_made_strict_and_stays_so(url: str) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_frames_refusal_is_recorded_if_rows_were_read(strict: bool, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frames_refusal_is_recorded_if_rows_were_read(
+    strict: bool, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger(url).init("people", 100.0, strict=strict)
     schema = dpdask.Schema.from_dict({"columns": SCHEMA})
     dip = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram())

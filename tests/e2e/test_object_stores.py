@@ -55,10 +55,17 @@ def test_a_job_on_a_store_releases_the_bytes_of_the_local_disk(job, remote_store
     settings = upload(job, remote_store)
     assert run_here(job, **settings).status == "released"
     local, remote = everything(f"file://{job.parent}/local"), everything(settings["output__path"])
-    shards = [[found[name] for name in sorted(found) if name.endswith(".parquet")] for found in (local, remote)]
+    shards = [
+        [found[name] for name in sorted(found) if name.endswith(".parquet")]
+        for found in (local, remote)
+    ]
     assert shards[0]
     assert shards[0] == shards[1]
-    assert [name for name in everything(remote_store.folder.url) if not name.startswith(("/in/", "/out/"))] == []  # nothing private is left
+    assert [
+        name
+        for name in everything(remote_store.folder.url)
+        if not name.startswith(("/in/", "/out/"))
+    ] == []  # nothing private is left
     assert run_here(job, **settings).status == "already released"
 
 
@@ -66,9 +73,19 @@ def by_reference(server):
     """A `storage:` block for a server, and the variables that it names."""
     found = server.environment()
     if server.name == "azurite":
-        return {"az": {"connection_string": {"env": "LAKE_STRING"}}}, {"LAKE_STRING": found["AZURE_STORAGE_CONNECTION_STRING"]}
-    block = {"endpoint_url": found["AWS_ENDPOINT_URL"], "key": {"env": "LAKE_KEY"}, "secret": {"env": "LAKE_SECRET"}}
-    return {"s3": block}, {"LAKE_KEY": found["AWS_ACCESS_KEY_ID"], "LAKE_SECRET": found["AWS_SECRET_ACCESS_KEY"], "AWS_EC2_METADATA_DISABLED": "true"}
+        return {"az": {"connection_string": {"env": "LAKE_STRING"}}}, {
+            "LAKE_STRING": found["AZURE_STORAGE_CONNECTION_STRING"]
+        }
+    block = {
+        "endpoint_url": found["AWS_ENDPOINT_URL"],
+        "key": {"env": "LAKE_KEY"},
+        "secret": {"env": "LAKE_SECRET"},
+    }
+    return {"s3": block}, {
+        "LAKE_KEY": found["AWS_ACCESS_KEY_ID"],
+        "LAKE_SECRET": found["AWS_SECRET_ACCESS_KEY"],
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
 
 
 @pytest.mark.more
@@ -104,7 +121,14 @@ def test_tables_are_written_with_the_options_of_the_job(table, job, remote_store
     if table == "iceberg":
         catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db")
         catalog.create_namespace("db")
-        settings |= {"output__table": "db.ratings", "output__catalog": {"name": "lake", "type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}}
+        settings |= {
+            "output__table": "db.ratings",
+            "output__catalog": {
+                "name": "lake",
+                "type": "sql",
+                "uri": f"sqlite:///{tmp_path}/catalog.db",
+            },
+        }
     with in_environment(variables):
         outcome = run_here(job, **settings)
         assert run_here(job, **settings).status == "already released"
@@ -124,20 +148,32 @@ def test_a_variable_that_is_not_set_is_named(job, remote_store):
 
 
 @pytest.mark.slow_with("azurite")
-@pytest.mark.parametrize(("n_fragments", "n_shards"), [(20, 2), pytest.param(1_000, 130, marks=pytest.mark.slow)])  # of which a quarter is held out
+@pytest.mark.parametrize(
+    ("n_fragments", "n_shards"), [(20, 2), pytest.param(1_000, 130, marks=pytest.mark.slow)]
+)  # of which a quarter is held out
 def test_a_job_makes_few_requests(n_fragments, n_shards, remote_store, tmp_path):
     """A fragment's footer when the table is found, and its columns with the footer in each of two passes; sizes come from listings."""
     folder = lake(tmp_path / "lake", [30] * n_fragments, row_group=30, schema=RATINGS_SCHEMA)
-    settings = upload(write_job(tmp_path, folder, tmp_path / "local", schema=RATINGS_SCHEMA), remote_store)
-    shards = run_here(tmp_path / "job.yaml", **settings, output__rows_per_shard=30 * n_fragments // n_shards).manifest.shards
-    asked = [(request.method, request.path.partition("?")[0]) for request in remote_store.proxy.requests]
+    settings = upload(
+        write_job(tmp_path, folder, tmp_path / "local", schema=RATINGS_SCHEMA), remote_store
+    )
+    shards = run_here(
+        tmp_path / "job.yaml", **settings, output__rows_per_shard=30 * n_fragments // n_shards
+    ).manifest.shards
+    asked = [
+        (request.method, request.path.partition("?")[0]) for request in remote_store.proxy.requests
+    ]
     of_fragments = [method for method, path in asked if "/in/part" in path]
     of_shards = [method for method, path in asked if "/out/part-" in path]
     assert set(of_fragments) == {"GET"}
     assert len(of_fragments) <= 3 * n_fragments
     assert n_shards / 2 <= len(shards) <= n_shards
-    assert len(of_shards) <= 2 * len(shards) + 3 * min(len(shards), MAX_PARTS)  # some are read for the page
-    assert asked.count(("PUT", next(path for _, path in asked if path.endswith(MANIFEST_NAME)))) == 1
+    assert len(of_shards) <= 2 * len(shards) + 3 * min(
+        len(shards), MAX_PARTS
+    )  # some are read for the page
+    assert (
+        asked.count(("PUT", next(path for _, path in asked if path.endswith(MANIFEST_NAME)))) == 1
+    )
 
 
 @pytest.mark.slow_with("azurite")
@@ -162,8 +198,15 @@ def test_a_file_that_changed_is_noticed(job, remote_store, change):
     if change == "removed":
         fs.rm(path)
     else:
-        fs.pipe_file(path, {"longer": data + b"x", "shorter": data[:-1], "footer": data[:-9] + b"x" + data[-8:]}[change])
-    says = "this file is missing" if change == "removed" else "this file changed since the run began"
+        fs.pipe_file(
+            path,
+            {"longer": data + b"x", "shorter": data[:-1], "footer": data[:-9] + b"x" + data[-8:]}[
+                change
+            ],
+        )
+    says = (
+        "this file is missing" if change == "removed" else "this file changed since the run began"
+    )
     with pytest.raises(InputError, match=says):
         list(read_batches(fragment, ["rating"], pa.schema([("rating", pa.float64())])))
 
@@ -176,16 +219,37 @@ def test_a_delta_table_on_a_store(job, remote_store, by, monkeypatch):
     rows = pq.read_table(job.parent / "lake")
     write_deltalake(url, rows.slice(0, 900), storage_options=find_options(url))
     write_deltalake(url, rows, mode="overwrite", storage_options=find_options(url))
-    settings = {"input__path": url, "output__path": f"{remote_store.folder.url}/out", "input__format": "delta", "input__version": 0}
+    settings = {
+        "input__path": url,
+        "output__path": f"{remote_store.folder.url}/out",
+        "input__format": "delta",
+        "input__version": 0,
+    }
     storage, variables = by_reference(remote_store.server)
     with in_environment(remote_store.server.environment() if by == "environment" else variables):
-        assert run_here(job, **settings, **({"storage": storage} if by == "storage" else {})).status == "released"
+        assert (
+            run_here(job, **settings, **({"storage": storage} if by == "storage" else {})).status
+            == "released"
+        )
     with in_environment(remote_store.server.environment()):
-        released = [name for name in everything(settings["output__path"]) if name.endswith(".parquet")]
+        released = [
+            name for name in everything(settings["output__path"]) if name.endswith(".parquet")
+        ]
         assert released
         with pytest.raises(SpecError, match="this is a Delta table"):
-            run_here(job, **{**settings, "input__format": "files", "input__version": "null", "output__path": f"{remote_store.folder.url}/other"})
-    wrong = {name: "AAAA" if name.endswith(("KEY", "SECRET", "KEY_ID")) else value for name, value in remote_store.server.environment().items()}
+            run_here(
+                job,
+                **{
+                    **settings,
+                    "input__format": "files",
+                    "input__version": "null",
+                    "output__path": f"{remote_store.folder.url}/other",
+                },
+            )
+    wrong = {
+        name: "AAAA" if name.endswith(("KEY", "SECRET", "KEY_ID")) else value
+        for name, value in remote_store.server.environment().items()
+    }
     if remote_store.server.name == "radosgw":
         with in_environment(wrong), pytest.raises(InputError, match="permission denied"):
             plan_job(load(job, **settings))
@@ -194,8 +258,16 @@ def test_a_delta_table_on_a_store(job, remote_store, by, monkeypatch):
 @pytest.mark.more
 def test_an_iceberg_table_on_a_store(job, open_store, tmp_path):
     with open_store("radosgw") as store:
-        catalog = {"name": "lake", "type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": store.folder.url}
-        writing = {"s3.endpoint": store.server.environment()["AWS_ENDPOINT_URL"], "py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}
+        catalog = {
+            "name": "lake",
+            "type": "sql",
+            "uri": f"sqlite:///{tmp_path}/catalog.db",
+            "warehouse": store.folder.url,
+        }
+        writing = {
+            "s3.endpoint": store.server.environment()["AWS_ENDPOINT_URL"],
+            "py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO",
+        }
         made = SqlCatalog(**catalog, **writing)
         made.create_namespace("db")
         rows = pq.read_table(job.parent / "lake")
@@ -204,5 +276,13 @@ def test_an_iceberg_table_on_a_store(job, open_store, tmp_path):
         storage, variables = by_reference(store.server)
         place = made.load_table("db.t").metadata_location
         with in_environment(variables):
-            assert run_here(job, **settings, storage=storage, input__path="db.t", input__catalog=catalog).status == "released"
-            assert plan_job(load(job, **settings, storage=storage, input__path=place)).n_rows == rows.num_rows
+            assert (
+                run_here(
+                    job, **settings, storage=storage, input__path="db.t", input__catalog=catalog
+                ).status
+                == "released"
+            )
+            assert (
+                plan_job(load(job, **settings, storage=storage, input__path=place)).n_rows
+                == rows.num_rows
+            )

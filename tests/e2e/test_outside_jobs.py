@@ -36,11 +36,29 @@ from dpdask.schema import Column
 COLUMNS: dict[str, Any] = {
     "who": {"role": "drop"},
     "level": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3], "other": 3},
-    "word": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"], "nulls": "level", "outside": "null"},
+    "word": {
+        "role": "privatise",
+        "kind": "categorical",
+        "levels": ["a", "b"],
+        "nulls": "level",
+        "outside": "null",
+    },
     "number": {"role": "privatise", "kind": "continuous", "bounds": [5.0, 10.0]},
     "whole": {"role": "privatise", "kind": "continuous", "bounds": [-10, 10]},
-    "often": {"role": "privatise", "kind": "mixed", "atoms": [0.0], "bounds": [0.0, 1.0], "nulls": "level"},
-    "rare": {"role": "privatise", "kind": "continuous", "bounds": [5, 10], "nulls": "level", "outside": "null"},
+    "often": {
+        "role": "privatise",
+        "kind": "mixed",
+        "atoms": [0.0],
+        "bounds": [0.0, 1.0],
+        "nulls": "level",
+    },
+    "rare": {
+        "role": "privatise",
+        "kind": "continuous",
+        "bounds": [5, 10],
+        "nulls": "level",
+        "outside": "null",
+    },
 }
 CHANGED = {"level": 3, "word": 2, "number": 4, "whole": 3, "often": 2, "rare": 2}
 N_ROWS = 300
@@ -58,8 +76,17 @@ KNOWN = {
 }
 MECHANISMS: dict[str, dict[str, Any]] = {
     **{
-        f"dip, {reference['kind']}, {channel}": {"kind": "dip", "reference": reference, "channel": channel}
-        for reference in ({"kind": "holdout", "fraction": 0.3}, {"kind": "histogram"}, PUBLIC, KNOWN)
+        f"dip, {reference['kind']}, {channel}": {
+            "kind": "dip",
+            "reference": reference,
+            "channel": channel,
+        }
+        for reference in (
+            {"kind": "holdout", "fraction": 0.3},
+            {"kind": "histogram"},
+            PUBLIC,
+            KNOWN,
+        )
         for channel in ("laplace", "optimal")
     },
     "chain": {"kind": "dip", "reference": {"kind": "chain", "fraction": 0.3}},
@@ -116,7 +143,9 @@ def write(folder: Path, mechanism: dict[str, Any], **changed: Any) -> Path:
         "mechanism": mechanism,
         "cluster": {"kind": "synchronous"},
     } | changed
-    (folder / "job.yaml").write_text(yaml.safe_dump({key: value for key, value in job.items() if value is not None}))
+    (folder / "job.yaml").write_text(
+        yaml.safe_dump({key: value for key, value in job.items() if value is not None})
+    )
     return folder / "job.yaml"
 
 
@@ -142,7 +171,14 @@ def test_what_is_released_lies_in_the_domain(name: str, tmp_path: Path) -> None:
     assert len(released) > 100
     check_inside(released)
     card = json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())
-    words = {"level": "other: 3", "word": "null", "number": "clip", "whole": "clip", "often": "clip", "rare": "null"}
+    words = {
+        "level": "other: 3",
+        "word": "null",
+        "number": "clip",
+        "whole": "clip",
+        "often": "clip",
+        "rare": "null",
+    }
     assert {column: card["columns"][column]["outside"] for column in words} == words
 
 
@@ -153,40 +189,88 @@ def test_ranges_of_values_that_would_be_replaced_are_refused(name: str, tmp_path
     ranges = {"kind": "interval", "columns": {name: {"design": "case2", "anchors": anchors}}}
     path = write(tmp_path, ranges, privacy=None, output={"path": "out", "order": "keep"})
     dropped: dict[str, Any] = {other: {"role": "drop"} for other in COLUMNS}
-    (tmp_path / "schema.yaml").write_text(yaml.safe_dump({"columns": dropped | {name: COLUMNS[name]}}))
+    (tmp_path / "schema.yaml").write_text(
+        yaml.safe_dump({"columns": dropped | {name: COLUMNS[name]}})
+    )
     for verb in ("validate", "plan", "run"):
         ended = command(verb, str(path))
         assert (ended.code, len(ended.lines)) == (64, 1)
         assert "ranges need not hold them; declare `outside: refuse`" in ended.lines[0]
     perturb = {"epsilon": 2.0, "reference": {"kind": "known", **KNOWN["columns"][name]}}
-    mechanism = ranges | {"columns": {name: {"design": "interval-differential", "perturb": perturb, "of": ranges["columns"][name]}}}
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"mechanism": mechanism, "privacy": {"epsilon": 2.0}}))
-    assert command("validate", str(path)).code == 0  # its promise is of what a perturbation made of the value
+    mechanism = ranges | {
+        "columns": {
+            name: {
+                "design": "interval-differential",
+                "perturb": perturb,
+                "of": ranges["columns"][name],
+            }
+        }
+    }
+    path.write_text(
+        yaml.safe_dump(
+            yaml.safe_load(path.read_text()) | {"mechanism": mechanism, "privacy": {"epsilon": 2.0}}
+        )
+    )
+    assert (
+        command("validate", str(path)).code == 0
+    )  # its promise is of what a perturbation made of the value
     if name == "number":
-        (tmp_path / "schema.yaml").write_text(yaml.safe_dump({"columns": dropped | {name: {"role": "privatise", "kind": "continuous"}}}))
-        values = np.nan_to_num(np.array(table()[name].to_pylist()), posinf=1e300, neginf=-1e300).clip(-1e300, 1e300)
+        (tmp_path / "schema.yaml").write_text(
+            yaml.safe_dump(
+                {"columns": dropped | {name: {"role": "privatise", "kind": "continuous"}}}
+            )
+        )
+        values = np.nan_to_num(
+            np.array(table()[name].to_pylist()), posinf=1e300, neginf=-1e300
+        ).clip(-1e300, 1e300)
         for part, rows in (("a", values[:120]), ("b", values[120:])):
-            pq.write_table(table().slice(0, len(rows)).set_column(3, name, pa.array(rows)), tmp_path / "in" / f"{part}.parquet")
-        path.write_text(yaml.safe_dump({k: v for k, v in (yaml.safe_load(path.read_text()) | {"mechanism": ranges}).items() if k != "privacy"}))
+            pq.write_table(
+                table().slice(0, len(rows)).set_column(3, name, pa.array(rows)),
+                tmp_path / "in" / f"{part}.parquet",
+            )
+        path.write_text(
+            yaml.safe_dump(
+                {
+                    k: v
+                    for k, v in (yaml.safe_load(path.read_text()) | {"mechanism": ranges}).items()
+                    if k != "privacy"
+                }
+            )
+        )
         assert command("run", str(path)).code == 0
-        released = pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table().to_pandas()
+        released = (
+            pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table().to_pandas()
+        )
         assert ((released["number_lower"] < values) & (values <= released["number_upper"])).all()
         assert (values > 12).any()
 
 
 def test_the_passes_of_central_mechanisms_count_what_they_change(tmp_path: Path) -> None:
-    for name, unit in (("copula", "row"), ("histogram", "row"), ("copula", {"column": "who", "max_rows": 1}), ("tree", "row")):
+    for name, unit in (
+        ("copula", "row"),
+        ("histogram", "row"),
+        ("copula", {"column": "who", "max_rows": 1}),
+        ("tree", "row"),
+    ):
         folder = tmp_path / f"{name}-{unit == 'row'}"
         job = load_job(write(folder, MECHANISMS[name], privacy={"epsilon": 6.0, "unit": unit}))
         state = RunState(Folder(job.output_url))
         with state.lock():
             reached = state.open(job.digest, lambda _: "name", "input", 7)
             opened = open_table(job, state.folder)
-            fitted, _ = fit(opened.mechanism, opened.source, opened.work, lambda: None, insecure=True)
-            assert fitted.changed == ({} if name == "tree" else CHANGED)  # along a tree the rows are read again, and counted then
+            fitted, _ = fit(
+                opened.mechanism, opened.source, opened.work, lambda: None, insecure=True
+            )
+            assert fitted.changed == (
+                {} if name == "tree" else CHANGED
+            )  # along a tree the rows are read again, and counted then
             assert "changed" not in repr(fitted)
             state.write(reached.with_fitted(fitted))
-            assert not [path for path in (folder / ".out.dpdask").rglob("*") if path.is_file() and b"changed" in path.read_bytes()]
+            assert not [
+                path
+                for path in (folder / ".out.dpdask").rglob("*")
+                if path.is_file() and b"changed" in path.read_bytes()
+            ]
             kept = state.read()
             assert kept is not None
             assert kept.fitted.changed == {}
@@ -230,7 +314,9 @@ def test_frames_are_clipped_too(tmp_path: Path) -> None:
     schema = dpdask.Schema.from_dict({"columns": COLUMNS | {"who": {"role": "keep"}}})
     frame = table().to_pandas().astype({"rare": "Int64"})
     for given in (frame, dd.from_pandas(frame, npartitions=3)):
-        release = dpdask.DIP(schema, epsilon=6.0, reference=dpdask.Histogram(), insecure_seed=3).fit(given)
+        release = dpdask.DIP(
+            schema, epsilon=6.0, reference=dpdask.Histogram(), insecure_seed=3
+        ).fit(given)
         released = release.transform(given)
         released = released if isinstance(released, pd.DataFrame) else released.compute()
         assert len(released) == N_ROWS
@@ -248,10 +334,25 @@ def test_a_resumed_run_clips_alike(tmp_path: Path) -> None:
 
 
 FIRST, LAST = dt.date(1, 1, 1), dt.date(9999, 12, 31)
-ENDS: dict[str, tuple[pa.DataType, list[Any]]] = {  # the type, and the least and the greatest value that bounds may have
-    **{str(type_): (type_, ends) for type_, ends in ((pa.int8(), [-128, 127]), (pa.uint64(), [0, 2**53]), (pa.int64(), [-(2**53), 2**53]))},
-    **{str(type_): (type_, [FIRST, LAST]) for type_ in (pa.date32(), pa.date64(), pa.timestamp("s"), pa.timestamp("ms", "UTC"))},
-    **{str(type_): (type_, [dt.date(1684, 7, 29), dt.date(2255, 6, 4)]) for type_ in (pa.timestamp("us"), pa.timestamp("us", "UTC"))},
+ENDS: dict[
+    str, tuple[pa.DataType, list[Any]]
+] = {  # the type, and the least and the greatest value that bounds may have
+    **{
+        str(type_): (type_, ends)
+        for type_, ends in (
+            (pa.int8(), [-128, 127]),
+            (pa.uint64(), [0, 2**53]),
+            (pa.int64(), [-(2**53), 2**53]),
+        )
+    },
+    **{
+        str(type_): (type_, [FIRST, LAST])
+        for type_ in (pa.date32(), pa.date64(), pa.timestamp("s"), pa.timestamp("ms", "UTC"))
+    },
+    **{
+        str(type_): (type_, [dt.date(1684, 7, 29), dt.date(2255, 6, 4)])
+        for type_ in (pa.timestamp("us"), pa.timestamp("us", "UTC"))
+    },
     "double": (pa.float64(), [-(2.0**1021), 2.0**1021]),
 }
 HOLDOUT = {"kind": "dip", "reference": {"kind": "holdout", "fraction": 0.3}, "channel": "optimal"}
@@ -260,12 +361,20 @@ SURE = {"epsilon": 15.0}
 SURE_COPULA = {"epsilon": 40.0, "delta": 1e-9}
 
 
-def write_ends(folder: Path, values: pa.Array, declared: dict[str, Any], mechanism: dict[str, Any], privacy: dict[str, Any]) -> Path:
+def write_ends(
+    folder: Path,
+    values: pa.Array,
+    declared: dict[str, Any],
+    mechanism: dict[str, Any],
+    privacy: dict[str, Any],
+) -> Path:
     path = write(folder, mechanism, privacy=privacy)
     for old in (folder / "in").iterdir():
         old.unlink()
     pq.write_table(pa.table({"x": values}), folder / "in" / "a.parquet")
-    (folder / "schema.yaml").write_text(yaml.safe_dump({"columns": {"x": {"role": "privatise", **declared}}}))
+    (folder / "schema.yaml").write_text(
+        yaml.safe_dump({"columns": {"x": {"role": "privatise", **declared}}})
+    )
     return path
 
 
@@ -283,11 +392,15 @@ def check_told(path: Path) -> Any:
 @pytest.mark.few(6)
 @pytest.mark.parametrize("mechanism", [HOLDOUT, {"kind": "copula"}], ids=["dip", "copula"])
 @pytest.mark.parametrize("name", ENDS)
-def test_the_ends_of_each_type_come_out_as_they_are(name: str, mechanism: dict[str, Any], tmp_path: Path) -> None:
+def test_the_ends_of_each_type_come_out_as_they_are(
+    name: str, mechanism: dict[str, Any], tmp_path: Path
+) -> None:
     type_, ends = ENDS[name]
     values = pa.array([ends[number % 3 == 0] for number in range(900)]).cast(type_)
     kinds = {"kind": "mixed", "bounds": ends, "atoms": ends}
-    path = write_ends(tmp_path, values, kinds, mechanism, SURE if mechanism["kind"] == "dip" else SURE_COPULA)
+    path = write_ends(
+        tmp_path, values, kinds, mechanism, SURE if mechanism["kind"] == "dip" else SURE_COPULA
+    )
     check_told(path)
     released = pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table()["x"]
     for end, share in zip(ends, (2 / 3, 1 / 3), strict=True):
@@ -306,7 +419,9 @@ def test_the_ends_of_each_type_come_out_as_they_are(name: str, mechanism: dict[s
     ],
     ids=str,
 )
-def test_levels_reach_to_the_ends_of_their_type(type_: pa.DataType, levels: list[Any], mechanism: dict[str, Any], tmp_path: Path) -> None:
+def test_levels_reach_to_the_ends_of_their_type(
+    type_: pa.DataType, levels: list[Any], mechanism: dict[str, Any], tmp_path: Path
+) -> None:
     codec: Any = codec_for("x", Column(role="privatise", kind="discrete", levels=levels), type_)
     check_told(
         write_ends(
@@ -324,14 +439,26 @@ def test_levels_reach_to_the_ends_of_their_type(type_: pa.DataType, levels: list
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize("mechanism", [HOLDOUT, COUNTS, {"kind": "copula"}, {"kind": "marginals", "cliques": [["x"]]}], ids=str)
+@pytest.mark.parametrize(
+    "mechanism",
+    [HOLDOUT, COUNTS, {"kind": "copula"}, {"kind": "marginals", "cliques": [["x"]]}],
+    ids=str,
+)
 @pytest.mark.parametrize("name", ENDS)
-def test_values_between_the_ends_of_each_type_have_a_page_and_estimates(name: str, mechanism: dict[str, Any], tmp_path: Path) -> None:
+def test_values_between_the_ends_of_each_type_have_a_page_and_estimates(
+    name: str, mechanism: dict[str, Any], tmp_path: Path
+) -> None:
     type_, ends = ENDS[name]
     codec: Any = codec_for("x", Column(role="privatise", kind="continuous", bounds=ends), type_)
     values = codec.decode(np.linspace(*codec.bounds, 500), np.zeros(500, dtype=bool))
     counted = mechanism["kind"] != "dip"
-    path = write_ends(tmp_path, values, {"kind": "continuous", "bounds": ends}, mechanism, SURE_COPULA if counted else SURE)
+    path = write_ends(
+        tmp_path,
+        values,
+        {"kind": "continuous", "bounds": ends},
+        mechanism,
+        SURE_COPULA if counted else SURE,
+    )
     if mechanism["kind"] == "marginals":
         assert command("run", str(path)).code == 0
         assert dpdask.open(str(tmp_path / "out")).quantile("x", 0.5) is not None
@@ -341,20 +468,46 @@ def test_values_between_the_ends_of_each_type_have_a_page_and_estimates(name: st
 
 
 @pytest.mark.parametrize("mechanism", [COUNTS, {"kind": "copula"}], ids=["dip", "copula"])
-@pytest.mark.parametrize("type_", [pa.float64(), pa.date32(), pa.timestamp("us"), pa.string()], ids=str)
-def test_a_column_of_nulls_alone_is_released(type_: pa.DataType, mechanism: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "type_", [pa.float64(), pa.date32(), pa.timestamp("us"), pa.string()], ids=str
+)
+def test_a_column_of_nulls_alone_is_released(
+    type_: pa.DataType, mechanism: dict[str, Any], tmp_path: Path
+) -> None:
     domain = (
         {"levels": ["a", "b"]}
         if pa.types.is_string(type_)
-        else {"bounds": [0, 1] if pa.types.is_floating(type_) else [FIRST.replace(2000), LAST.replace(2200)]}
+        else {
+            "bounds": [0, 1]
+            if pa.types.is_floating(type_)
+            else [FIRST.replace(2000), LAST.replace(2200)]
+        }
     )
-    declared = {"kind": "categorical" if "levels" in domain else "continuous", "nulls": "level", **domain}
-    check_told(write_ends(tmp_path, pa.nulls(500, type_), declared, mechanism, SURE if mechanism["kind"] == "dip" else SURE_COPULA))
-    assert pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table()["x"].null_count > 400
+    declared = {
+        "kind": "categorical" if "levels" in domain else "continuous",
+        "nulls": "level",
+        **domain,
+    }
+    check_told(
+        write_ends(
+            tmp_path,
+            pa.nulls(500, type_),
+            declared,
+            mechanism,
+            SURE if mechanism["kind"] == "dip" else SURE_COPULA,
+        )
+    )
+    assert (
+        pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table()["x"].null_count > 400
+    )
 
 
 BEYOND: list[tuple[pa.DataType, list[Any], str]] = [
-    (pa.timestamp("us"), [dt.date(2020, 1, 1), LAST], "1684-07-29 to 2255-06-04, the whole days that timestamp[us] counts exactly; narrow"),
+    (
+        pa.timestamp("us"),
+        [dt.date(2020, 1, 1), LAST],
+        "1684-07-29 to 2255-06-04, the whole days that timestamp[us] counts exactly; narrow",
+    ),
     (pa.timestamp("ns"), [dt.date(1678, 1, 1), dt.date(2020, 1, 1)], "timestamp[ms]"),
     (pa.int64(), [0, 2 * 10**18], "microseconds in place of nanoseconds"),
     (pa.int64(), [16 * 10**17, 17 * 10**17], "microseconds in place of nanoseconds"),
@@ -362,12 +515,18 @@ BEYOND: list[tuple[pa.DataType, list[Any], str]] = [
     (pa.float64(), [0, 1.5e308], "larger unit"),
     (pa.date32(), [-(2**31), 2**31], "the file's type"),
 ]
-RANGES = {"kind": "interval", "columns": {"x": {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": 1e15}}}}
+RANGES = {
+    "kind": "interval",
+    "columns": {"x": {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": 1e15}}},
+}
 
 
 @pytest.mark.parametrize(
     ("type_", "bounds", "unit", "mechanism"),
-    [*((*each, COUNTS) for each in BEYOND), *((*BEYOND[0], each) for each in (HOLDOUT, {"kind": "copula"}, RANGES))],
+    [
+        *((*each, COUNTS) for each in BEYOND),
+        *((*BEYOND[0], each) for each in (HOLDOUT, {"kind": "copula"}, RANGES)),
+    ],
     ids=str,
 )
 def test_bounds_beyond_what_is_exact_are_refused_before_a_row_is_read(
@@ -378,8 +537,12 @@ def test_bounds_beyond_what_is_exact_are_refused_before_a_row_is_read(
     for typed in (True, False):
         given = declared | ({"type": str(type_).removesuffix("[day]")} if typed else {})
         more = {"outside": "refuse"} if mechanism is RANGES else {}
-        privacy = None if mechanism is RANGES else SURE_COPULA if mechanism["kind"] == "copula" else SURE
-        path = write_ends(tmp_path / str(typed), pa.nulls(50, type_), given | more, mechanism, privacy)
+        privacy = (
+            None if mechanism is RANGES else SURE_COPULA if mechanism["kind"] == "copula" else SURE
+        )
+        path = write_ends(
+            tmp_path / str(typed), pa.nulls(50, type_), given | more, mechanism, privacy
+        )
         if not typed:
             assert command("validate", str(path)).code == 0
         for verb in ("validate", "plan", "run") if typed else ("plan", "run"):
@@ -387,7 +550,16 @@ def test_bounds_beyond_what_is_exact_are_refused_before_a_row_is_read(
             assert (ended.code, len(ended.lines)) == (64 if typed else 65, 1), ended.err
             assert "column 'x': its bounds reach beyond" in ended.lines[0]
             assert unit in ended.lines[0]
-        assert {each.name for each in path.parent.iterdir()} == {"in", "job.yaml", "schema.yaml", "public.parquet"}
-    made = dpdask.DIP(dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", **declared}}}), epsilon=1.0, reference=dpdask.Histogram())
+        assert {each.name for each in path.parent.iterdir()} == {
+            "in",
+            "job.yaml",
+            "schema.yaml",
+            "public.parquet",
+        }
+    made = dpdask.DIP(
+        dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", **declared}}}),
+        epsilon=1.0,
+        reference=dpdask.Histogram(),
+    )
     with pytest.raises(dpdask.DataError, match="its bounds reach beyond"):
         made.fit(pa.table({"x": pa.nulls(50, type_)}).to_pandas(types_mapper=pd.ArrowDtype))

@@ -55,7 +55,15 @@ def rows(n: int) -> pa.Table:
     )
 
 
-def write(folder: Path, table: pa.Table, mechanism: Mapping[str, Any], *, delta: float = 0.0, unit: Any = "row", epsilon: float = 1.0) -> Path:
+def write(
+    folder: Path,
+    table: pa.Table,
+    mechanism: Mapping[str, Any],
+    *,
+    delta: float = 0.0,
+    unit: Any = "row",
+    epsilon: float = 1.0,
+) -> Path:
     folder.mkdir(parents=True)
     pq.write_table(table, folder / "t.parquet")
     (folder / "schema.yaml").write_text(yaml.safe_dump({"columns": COLUMNS}))
@@ -75,13 +83,19 @@ def write(folder: Path, table: pa.Table, mechanism: Mapping[str, Any], *, delta:
 def shown(folder: Path, ended: Ended) -> tuple[Any, ...]:
     """Return what must not depend on a row: the exit code, the messages, the names of the files."""
     names = tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*")))
-    out = re.sub(r"[\d,]+ rows? in", "so many rows in", ended.out.replace(str(folder), ""))  # noisy, and public
+    out = re.sub(
+        r"[\d,]+ rows? in", "so many rows in", ended.out.replace(str(folder), "")
+    )  # noisy, and public
     out = re.sub(r"\n  quality .*", "", out)  # a function of what is released
     return ended.code, out, tuple(ended.lines), names
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 3), marks=pytest.mark.slow)], ids=["a seed", "more seeds"])
+@pytest.mark.parametrize(
+    "seeds",
+    [range(1), pytest.param(range(1, 3), marks=pytest.mark.slow)],
+    ids=["a seed", "more seeds"],
+)
 @pytest.mark.parametrize("unit", ["row", UNIT], ids=["row", "unit"])
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_neighbours_end_alike(name: str, unit: Any, seeds: range, tmp_path: Path) -> None:
@@ -93,7 +107,9 @@ def test_neighbours_end_alike(name: str, unit: Any, seeds: range, tmp_path: Path
                 job = write(folder, rows(n), MECHANISMS[name], unit=unit, delta=delta)
                 for _ in range(2):  # the second run finds it finished
                     ended = command("run", str(job), "--set", f"insecure_seed={seed}")
-                    seen.setdefault((delta, "already" in ended.out), set()).add(shown(folder, ended))
+                    seen.setdefault((delta, "already" in ended.out), set()).add(
+                        shown(folder, ended)
+                    )
     assert all(len(found) == 1 for found in seen.values()), seen
     assert {found[0] for each in seen.values() for found in each} == {0}
 
@@ -102,17 +118,31 @@ def test_neighbours_end_alike(name: str, unit: Any, seeds: range, tmp_path: Path
 def test_plans_of_neighbours_differ_by_the_number_of_rows_alone(name: str, tmp_path: Path) -> None:
     plans = []
     for n in (0, 1, 5000, 5001):
-        plan = plan_job(load_job(write(tmp_path / str(n), rows(n), MECHANISMS[name], delta=1e-3))).to_dict()
+        plan = plan_job(
+            load_job(write(tmp_path / str(n), rows(n), MECHANISMS[name], delta=1e-3))
+        ).to_dict()
         assert plan["n_rows"] == n
-        rest = ("n_rows", "n_bytes", "seconds", "output")  # the time follows from the number of rows
+        rest = (
+            "n_rows",
+            "n_bytes",
+            "seconds",
+            "output",
+        )  # the time follows from the number of rows
         plans.append({key: value for key, value in plan.items() if key not in rest})
     assert plans[0] == plans[1] == plans[2] == plans[3]
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["copula", "rows", pytest.param("rows, every cell", marks=pytest.mark.slow)])
-def test_the_rows_released_are_noisy_and_their_law_is_nearly_that_of_the_neighbour(name: str, tmp_path: Path) -> None:
-    found = {n: [_n_released(tmp_path / f"{n}-{seed}", n, name, seed) for seed in range(24)] for n in (50, 51)}
+@pytest.mark.parametrize(
+    "name", ["copula", "rows", pytest.param("rows, every cell", marks=pytest.mark.slow)]
+)
+def test_the_rows_released_are_noisy_and_their_law_is_nearly_that_of_the_neighbour(
+    name: str, tmp_path: Path
+) -> None:
+    found = {
+        n: [_n_released(tmp_path / f"{n}-{seed}", n, name, seed) for seed in range(24)]
+        for n in (50, 51)
+    }
     far = [_n_released(tmp_path / f"far-{seed}", 600, name, seed) for seed in range(8)]
     for counts in found.values():
         assert len(set(counts)) > 10  # noise, not the number of rows
@@ -122,7 +152,9 @@ def test_the_rows_released_are_noisy_and_their_law_is_nearly_that_of_the_neighbo
 
 def _n_released(folder: Path, n: int, name: str, seed: int) -> int:
     # a noise of its own for each table, or the seeds would pair the runs
-    job = load_job(write(folder, rows(n), MECHANISMS[name]), {"insecure_seed": str(1000 * n + seed)})
+    job = load_job(
+        write(folder, rows(n), MECHANISMS[name]), {"insecure_seed": str(1000 * n + seed)}
+    )
     with dask.config.set(scheduler="synchronous"):
         return run_job(job).manifest.n_rows
 
@@ -158,8 +190,15 @@ UNIFORM = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]}
 def test_a_sparse_histogram_is_never_refused_by_its_number_of_rows(tmp_path: Path) -> None:
     """5000**3 cells at ε = 8: by the formula's threshold noise raises 42 million at few rows, 14 thousand at many."""
     for n in (0, 3000, 4000):
-        job = write(tmp_path / str(n), pa.table({name: np.zeros(n) for name in "abc"}), SPARSE | {"factor": 0.2}, epsilon=7.0)
-        (job.parent / "schema.yaml").write_text(yaml.safe_dump({"columns": dict.fromkeys("abc", UNIFORM)}))
+        job = write(
+            tmp_path / str(n),
+            pa.table({name: np.zeros(n) for name in "abc"}),
+            SPARSE | {"factor": 0.2},
+            epsilon=7.0,
+        )
+        (job.parent / "schema.yaml").write_text(
+            yaml.safe_dump({"columns": dict.fromkeys("abc", UNIFORM)})
+        )
         ended = command("plan", str(job))
         assert ended.code == 0, ended.err
         assert "the threshold is raised to 2" in ended.out
@@ -177,12 +216,16 @@ SCHEMA = dpdask.Schema.from_dict({"columns": COLUMNS})
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("unit", ["row", dpdask.UnitColumn(column="who", max_rows=2)], ids=["row", "unit"])
+@pytest.mark.parametrize(
+    "unit", ["row", dpdask.UnitColumn(column="who", max_rows=2)], ids=["row", "unit"]
+)
 @pytest.mark.parametrize("make", [dpdask.GaussianCopula, dpdask.PerturbedHistogram])
 def test_frames_of_few_rows_and_of_none(make: Any, unit: Any) -> None:
     for n in (0, 1, 2):
         for seed in range(4):
-            release = make(SCHEMA, epsilon=1.0, adjacency="add-remove", bins=3, unit=unit, insecure_seed=seed).fit(rows(n).to_pandas())
+            release = make(
+                SCHEMA, epsilon=1.0, adjacency="add-remove", bins=3, unit=unit, insecure_seed=seed
+            ).fit(rows(n).to_pandas())
             sample = release.sample().compute()
             assert list(sample.columns) == ["a", "b", "c"]
             assert sample.dtypes["c"] == np.float64
@@ -196,7 +239,14 @@ def test_frames_of_few_rows_and_of_none(make: Any, unit: Any) -> None:
 
 
 def test_a_histogram_of_no_positive_weight_has_no_rows() -> None:
-    made = dpdask.PerturbedHistogram(SCHEMA, epsilon=1.0, adjacency="add-remove", bins=3, factor=1e6, insecure_seed=1)
+    made = dpdask.PerturbedHistogram(
+        SCHEMA, epsilon=1.0, adjacency="add-remove", bins=3, factor=1e6, insecure_seed=1
+    )
     release = made.fit(rows(0).to_pandas())
-    assert len(release.cells) == len(release.sample().compute()) == len(release.sample(100).compute()) == 0
+    assert (
+        len(release.cells)
+        == len(release.sample().compute())
+        == len(release.sample(100).compute())
+        == 0
+    )
     pd.testing.assert_index_equal(release.sample().compute().columns, pd.Index(["a", "b", "c"]))

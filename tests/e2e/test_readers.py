@@ -24,14 +24,26 @@ LEVELS = np.arange(1, 11) / 2
 JOB = Path(__file__).parents[2] / "pipelines" / "movielens" / "job.yaml"
 N_ROWS = 120_000
 
-pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword in DataFrame.reset_index")  # Dask's own reader, on pandas 3.1
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The inplace keyword in DataFrame.reset_index"
+)  # Dask's own reader, on pandas 3.1
 
 
 def release(folder: Path, **settings: object) -> Path:
     out = folder / "out"
-    changed = {"input.path": folder / "ratings", "output.path": out, "output.order": "keep", "cluster": "{kind: threads}", "insecure_seed": 11}
+    changed = {
+        "input.path": folder / "ratings",
+        "output.path": out,
+        "output.order": "keep",
+        "cluster": "{kind: threads}",
+        "insecure_seed": 11,
+    }
     changed |= settings
-    ended = command("run", str(JOB), *(word for key, value in changed.items() for word in ("--set", f"{key}={value}")))
+    ended = command(
+        "run",
+        str(JOB),
+        *(word for key, value in changed.items() for word in ("--set", f"{key}={value}")),
+    )
     assert ended.code == 0, ended.err
     return out
 
@@ -39,7 +51,9 @@ def release(folder: Path, **settings: object) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readers")
-    simulate_movielens(str(folder / "ratings"), n_rows=N_ROWS, rows_per_file=9_000)  # 14 files: natural and textual order differ in none
+    simulate_movielens(
+        str(folder / "ratings"), n_rows=N_ROWS, rows_per_file=9_000
+    )  # 14 files: natural and textual order differ in none
     return folder
 
 
@@ -55,10 +69,16 @@ def public(folder: Path) -> tuple[pa.Table, pa.Table, dict]:
     same = folder / "public" / "table.parquet"
     pq.write_table(pq.read_table(folder / "ratings"), same)
     reference = f"{{kind: public, path: {same}}}"
-    out = release(folder, **{"output.path": folder / "public" / "out", "mechanism.reference": reference})
+    out = release(
+        folder, **{"output.path": folder / "public" / "out", "mechanism.reference": reference}
+    )
     del out
     path = folder / "public" / "out"
-    return pq.read_table(folder / "ratings"), pq.read_table(path), json.loads((path / "_dpdask" / "release.json").read_text())
+    return (
+        pq.read_table(folder / "ratings"),
+        pq.read_table(path),
+        json.loads((path / "_dpdask" / "release.json").read_text()),
+    )
 
 
 def by_pandas(out: Path) -> pd.DataFrame:
@@ -79,7 +99,9 @@ def by_polars(out: Path) -> pd.DataFrame:
     return pd.DataFrame({name: frame[name].to_numpy() for name in frame.columns})
 
 
-@pytest.mark.parametrize("read", [by_pandas, by_dask, by_duckdb, by_polars], ids=lambda read: read.__name__)
+@pytest.mark.parametrize(
+    "read", [by_pandas, by_dask, by_duckdb, by_polars], ids=lambda read: read.__name__
+)
 def test_every_reader_finds_the_same_rows(read: Callable[[Path], pd.DataFrame], holdout):
     expected = pa.concat_tables([pq.read_table(path) for path in sorted(holdout.glob("*.parquet"))])
     found = read(holdout)
@@ -96,18 +118,34 @@ def test_types_nulls_and_texts_reach_every_reader(tmp_path):
         {
             "id": pa.array(range(n_rows)),
             "when": pa.array(rng.integers(0, 20_000, n_rows).astype(np.int32)).cast(pa.date32()),
-            "genre": pa.array([[None, "comedy", "drama"][code] for code in rng.integers(0, 3, n_rows)]).dictionary_encode(),
+            "genre": pa.array(
+                [[None, "comedy", "drama"][code] for code in rng.integers(0, 3, n_rows)]
+            ).dictionary_encode(),
             "seen": pa.array([None if row % 7 == 0 else bool(row % 2) for row in range(n_rows)]),
-            "amount": pa.array(np.where(rng.random(n_rows) < 0.3, 0.0, rng.uniform(0, 9, n_rows)), mask=rng.random(n_rows) < 0.2),
+            "amount": pa.array(
+                np.where(rng.random(n_rows) < 0.3, 0.0, rng.uniform(0, 9, n_rows)),
+                mask=rng.random(n_rows) < 0.2,
+            ),
         }
     )
     pq.write_table(table, tmp_path / "table.parquet")
     columns = {
         "id": {"role": "keep"},
         "when": {"role": "privatise", "kind": "continuous"},
-        "genre": {"role": "privatise", "kind": "categorical", "levels": ["comedy", "drama"], "nulls": "level"},
+        "genre": {
+            "role": "privatise",
+            "kind": "categorical",
+            "levels": ["comedy", "drama"],
+            "nulls": "level",
+        },
         "seen": {"role": "keep"},
-        "amount": {"role": "privatise", "kind": "mixed", "atoms": [0.0], "bounds": [0.0, 9.0], "nulls": "level"},
+        "amount": {
+            "role": "privatise",
+            "kind": "mixed",
+            "atoms": [0.0],
+            "bounds": [0.0, 9.0],
+            "nulls": "level",
+        },
     }
     job = yaml.safe_load(JOB.read_text()) | {
         "input": {"path": "table.parquet"},
@@ -118,7 +156,12 @@ def test_types_nulls_and_texts_reach_every_reader(tmp_path):
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     assert command("run", str(tmp_path / "job.yaml")).code == 0
     out = tmp_path / "out"
-    plain = pa.schema([(field.name, pa.string() if field.name == "genre" else field.type) for field in table.schema])
+    plain = pa.schema(
+        [
+            (field.name, pa.string() if field.name == "genre" else field.type)
+            for field in table.schema
+        ]
+    )
     expected = pa.concat_tables([pq.read_table(path) for path in sorted(out.glob("*.parquet"))])
     assert expected.schema.equals(plain)
     rows = expected.to_pylist()
@@ -150,11 +193,19 @@ def test_kept_columns_are_untouched_and_in_order_for_all_rows(public):
 def test_released_rows_are_a_subsequence_of_the_input(folder, holdout):
     """Kept columns as they were, in the order of the input, with the held-out rows left out."""
     original = pq.read_table(folder / "ratings")
-    pairs = zip(original.column("userId").to_pylist(), original.column("movieId").to_pylist(), strict=True)
+    pairs = zip(
+        original.column("userId").to_pylist(), original.column("movieId").to_pylist(), strict=True
+    )
     released = pq.read_table(holdout)
-    for pair in zip(released.column("userId").to_pylist(), released.column("movieId").to_pylist(), strict=True):
-        assert any(pair == other for other in pairs), "a row out of order, or changed"  # the iterator goes on from there
-    assert abs(released.num_rows - 0.75 * N_ROWS) < stats.norm.isf(ALPHA) * math.sqrt(N_ROWS * 0.1875)
+    for pair in zip(
+        released.column("userId").to_pylist(), released.column("movieId").to_pylist(), strict=True
+    ):
+        assert any(pair == other for other in pairs), (
+            "a row out of order, or changed"
+        )  # the iterator goes on from there
+    assert abs(released.num_rows - 0.75 * N_ROWS) < stats.norm.isf(ALPHA) * math.sqrt(
+        N_ROWS * 0.1875
+    )
 
 
 def test_natural_order_is_the_order_of_the_rows(tmp_path):
@@ -171,14 +222,18 @@ def test_natural_order_is_the_order_of_the_rows(tmp_path):
         pq.write_table(table, tmp_path / "ratings" / f"part.{number}.parquet")
     reference = "{kind: known, columns: {rating: {probabilities: [0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]}}}"
     out = release(tmp_path, **{"mechanism.reference": reference, "output.rows_per_shard": 120})
-    assert pq.read_table(out).column("userId").to_pylist() == [number for number in range(12) for _ in range(50)]
+    assert pq.read_table(out).column("userId").to_pylist() == [
+        number for number in range(12) for _ in range(50)
+    ]
 
 
 # ---- the distribution
 
 
 def counts(table: pa.Table) -> np.ndarray:
-    return np.array([np.count_nonzero(table.column("rating").to_numpy() == level) for level in LEVELS])
+    return np.array(
+        [np.count_nonzero(table.column("rating").to_numpy() == level) for level in LEVELS]
+    )
 
 
 def test_the_marginal_of_the_release_is_that_of_the_reference(public):
@@ -186,7 +241,9 @@ def test_the_marginal_of_the_release_is_that_of_the_reference(public):
     original, released, _ = public
     reference = counts(original) / N_ROWS
     variation = np.abs(counts(released) / N_ROWS - reference).sum() / 2
-    bound = np.sqrt(reference * (1 - reference) / N_ROWS).sum() / 2 + math.sqrt(math.log(1 / ALPHA) / (2 * N_ROWS))
+    bound = np.sqrt(reference * (1 - reference) / N_ROWS).sum() / 2 + math.sqrt(
+        math.log(1 / ALPHA) / (2 * N_ROWS)
+    )
     assert variation < bound
     assert np.abs(reference - 0.1).sum() / 2 > 10 * bound  # the test would see uniform noise
 
@@ -214,10 +271,14 @@ def test_the_fraction_changed_is_what_the_cards_channel_says(public):
 
 def test_the_joint_law_of_original_and_release_is_the_cards_channel(public):
     original, released, card = public
-    before, after = (np.searchsorted(LEVELS, table.column("rating").to_numpy()) for table in (original, released))
+    before, after = (
+        np.searchsorted(LEVELS, table.column("rating").to_numpy()) for table in (original, released)
+    )
     observed = np.zeros((10, 10))
     np.add.at(observed, (before, after), 1)
     expected = np.array(card["columns"]["rating"]["channel"]) * observed.sum(axis=1, keepdims=True)
     chi_square = ((observed - expected) ** 2 / expected).sum()
     assert ALPHA < stats.chi2.sf(chi_square, 90) < 1 - ALPHA
-    np.testing.assert_allclose(expected.sum(axis=0) / N_ROWS, counts(original) / N_ROWS, atol=1e-6)  # P·T = P
+    np.testing.assert_allclose(
+        expected.sum(axis=0) / N_ROWS, counts(original) / N_ROWS, atol=1e-6
+    )  # P·T = P

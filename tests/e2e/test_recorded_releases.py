@@ -42,7 +42,13 @@ ROW_GROUP = 600
 
 SCHEMA: dict[str, Any] = MIXED_SCHEMA | {
     "flag": {"role": "privatise", "kind": "categorical", "levels": [False, True], "type": "bool"},
-    "day": {"role": "privatise", "kind": "continuous", "bounds": [18262, 19000], "nulls": "level", "type": "date32"},
+    "day": {
+        "role": "privatise",
+        "kind": "continuous",
+        "bounds": [18262, 19000],
+        "nulls": "level",
+        "type": "date32",
+    },
     "name": {"role": "keep", "type": "string"},
 }
 TYPES = {name: pa.type_for_alias(column["type"]) for name, column in SCHEMA.items()}
@@ -64,7 +70,9 @@ def row_of(row: int) -> dict[str, Any]:
     bits = [mixed(row, salt) for salt in range(10)]
     level = min(bits[0] % 10, bits[1] % 10)
     genre = level // 3 if bits[2] % 4 else bits[2] // 4 % 4
-    amount = 0.0 if bits[3] % 10 < level else 50.0 if bits[3] % 10 == 9 else (bits[4] % 9973 + 1) / 100
+    amount = (
+        0.0 if bits[3] % 10 < level else 50.0 if bits[3] % 10 == 9 else (bits[4] % 9973 + 1) / 100
+    )
     return {
         "userId": bits[5] % 400,
         "rating": LEVELS[level],
@@ -74,7 +82,9 @@ def row_of(row: int) -> dict[str, Any]:
         "amount": amount,
         "timestamp": bits[9],
         "flag": (bits[9] >> 8) % 3 == 0,
-        "day": date.fromordinal(date(2020, 1, 1).toordinal() + bits[8] % 700) if bits[8] % 11 else None,
+        "day": date.fromordinal(date(2020, 1, 1).toordinal() + bits[8] % 700)
+        if bits[8] % 11
+        else None,
         "name": f"n{row % 7}" if row % 5 else None,
     }
 
@@ -85,12 +95,24 @@ def write_lake(folder: Path, sizes: list[int], *, first: int = 0, csv: bool = Fa
     for number, size in enumerate(sizes):
         rows = [row_of(row) for row in range(first, first + size)]
         if csv:
-            cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
+            cells = [
+                ["" if value is None else str(value) for value in row.values()] for row in rows
+            ]
             text = "".join(",".join(line) + "\n" for line in [list(SCHEMA), *cells])
             (folder / f"part.{number}.csv").write_text(text, encoding="utf-8", newline="\n")
         else:
-            table = pa.table({name: pa.array([row[name] for row in rows], type_) for name, type_ in TYPES.items()})
-            pq.write_table(table, folder / f"part.{number}.parquet", row_group_size=ROW_GROUP, compression="none")
+            table = pa.table(
+                {
+                    name: pa.array([row[name] for row in rows], type_)
+                    for name, type_ in TYPES.items()
+                }
+            )
+            pq.write_table(
+                table,
+                folder / f"part.{number}.parquet",
+                row_group_size=ROW_GROUP,
+                compression="none",
+            )
         first += size
     return folder
 
@@ -110,9 +132,21 @@ PUBLIC = "<public>"  # stands for the public table's path
 UNIT = {"column": "userId", "max_rows": 4}
 DECLARED: dict[str, Any] = {
     "kind": "known",
-    "columns": KNOWN["columns"] | {"flag": {"probabilities": [0.6, 0.4]}, "day": {"name": "randint", "low": 18300, "high": 18900, "null": 0.1}},
+    "columns": KNOWN["columns"]
+    | {
+        "flag": {"probabilities": [0.6, 0.4]},
+        "day": {"name": "randint", "low": 18300, "high": 18900, "null": 0.1},
+    },
 }
-WEIGHTS = {"rating": 3.0, "genre": 1.0, "price": 2.0, "age": 2.0, "amount": 1.0, "flag": 0.5, "day": 1.5}
+WEIGHTS = {
+    "rating": 3.0,
+    "genre": 1.0,
+    "price": 2.0,
+    "age": 2.0,
+    "amount": 1.0,
+    "flag": 0.5,
+    "day": 1.5,
+}
 
 
 def dip(reference: Mapping[str, Any], channel: str = "laplace", **more: Any) -> dict[str, Any]:
@@ -121,7 +155,10 @@ def dip(reference: Mapping[str, Any], channel: str = "laplace", **more: Any) -> 
 
 def drop(*names: str) -> dict[str, Any]:
     """Return the schema with these columns dropped."""
-    return {name: {"role": "drop", "type": column["type"]} if name in names else column for name, column in SCHEMA.items()}
+    return {
+        name: {"role": "drop", "type": column["type"]} if name in names else column
+        for name, column in SCHEMA.items()
+    }
 
 
 def uniform(scale: float) -> dict[str, Any]:
@@ -130,7 +167,11 @@ def uniform(scale: float) -> dict[str, Any]:
 
 def perturbed(name: str, epsilon: float, of: dict[str, Any], channel: str) -> dict[str, Any]:
     reference = {"kind": "known", **KNOWN["columns"][name]}
-    return {"design": "interval-differential", "perturb": {"epsilon": epsilon, "reference": reference, "channel": channel}, "of": of}
+    return {
+        "design": "interval-differential",
+        "perturb": {"epsilon": epsilon, "reference": reference, "channel": channel},
+        "of": of,
+    }
 
 
 KEEP = {"output__order": "keep"}
@@ -141,33 +182,62 @@ TWO_RANGES = {"schema": refusing(drop("genre", "flag", "day", "age", "amount"))}
 RATING: dict[str, Any] = {"design": "case2", "anchors": uniform(5.5)}
 DESIGNS: dict[str, Any] = {
     "rating": RATING,
-    "price": {"design": "case1", "anchors": {"coverage": 0.7, "family": {"name": "norm"}}, "reference": uniform(1)},
+    "price": {
+        "design": "case1",
+        "anchors": {"coverage": 0.7, "family": {"name": "norm"}},
+        "reference": uniform(1),
+    },
     "age": {"design": "ring", "anchors": uniform(120)},
-    "amount": {"design": "canonical", "n_anchors": 2, "anchors": uniform(100), "acceptable": [[float("-inf"), 0.0]]},
+    "amount": {
+        "design": "canonical",
+        "n_anchors": 2,
+        "anchors": uniform(100),
+        "acceptable": [[float("-inf"), 0.0]],
+    },
 }
 ROUNDS: dict[str, Any] = {
     "rating": {"design": "selective", "of": RATING, "tau": 0.2, "reference": uniform(5.5)},
-    "price": {"design": "progressive", "anchors": uniform(1), "rounds": 3, "tau": 0.1, "reference": uniform(1)},
+    "price": {
+        "design": "progressive",
+        "anchors": uniform(1),
+        "rounds": 3,
+        "tau": 0.1,
+        "reference": uniform(1),
+    },
 }
 PERTURBED: dict[str, Any] = {
     "rating": perturbed("rating", 2.5, RATING, "laplace-calibrated"),
-    "price": perturbed("price", 1.5, {"design": "case1", "anchors": uniform(1), "reference": uniform(1)}, "laplace"),
+    "price": perturbed(
+        "price", 1.5, {"design": "case1", "anchors": uniform(1), "reference": uniform(1)}, "laplace"
+    ),
     "age": DESIGNS["age"],
     "amount": DESIGNS["amount"],
 }
 
 CHAIN: dict[str, Any] = {"kind": "chain", "fraction": 0.25}
-TREE: dict[str, Any] = {"kind": "tree", "bins": {"price": 6, "age": 5, "amount": [0.0, 20.0, 60.0], "day": 4}}
+TREE: dict[str, Any] = {
+    "kind": "tree",
+    "bins": {"price": 6, "age": 5, "amount": [0.0, 20.0, 60.0], "day": 4},
+}
 CLIQUES = [["rating"], ["genre", "rating"], ["amount", "age", "flag"]]
 
 # what each job changes in the job of `write_job`; `input` is parquet if it is not given
 JOBS: dict[str, dict[str, Any]] = {
     "dip known": {"mechanism": dip(DECLARED)},
-    "dip known, calibrated, weights": {"mechanism": dip(DECLARED, "laplace-calibrated", weights=WEIGHTS), **KEEP},
-    "dip known, optimal, costs": {"mechanism": dip(DECLARED, "optimal", cost={"rating": "rank", "genre": "zero-one"})},
+    "dip known, calibrated, weights": {
+        "mechanism": dip(DECLARED, "laplace-calibrated", weights=WEIGHTS),
+        **KEEP,
+    },
+    "dip known, optimal, costs": {
+        "mechanism": dip(DECLARED, "optimal", cost={"rating": "rank", "genre": "zero-one"})
+    },
     "dip holdout": {"mechanism": dip({"kind": "holdout", "fraction": 0.25})},
     "dip holdout, csv": {"mechanism": dip({"kind": "holdout", "fraction": 0.25}), "input": "csv"},
-    "dip holdout, unit, optimal, keep": {"mechanism": dip({"kind": "holdout", "fraction": 0.3}, "optimal"), "privacy__unit": UNIT, **KEEP},
+    "dip holdout, unit, optimal, keep": {
+        "mechanism": dip({"kind": "holdout", "fraction": 0.3}, "optimal"),
+        "privacy__unit": UNIT,
+        **KEEP,
+    },
     "dip histogram": {"mechanism": dip({"kind": "histogram"})},
     "dip histogram, unit, calibrated": {
         "mechanism": dip({"kind": "histogram", "share": 0.25, "bins": 64}, "laplace-calibrated"),
@@ -175,24 +245,63 @@ JOBS: dict[str, dict[str, Any]] = {
         "privacy__epsilon": 16.0,
     },
     "dip public": {"mechanism": dip({"kind": "public", "path": PUBLIC})},
-    "dip public, optimal": {"mechanism": dip({"kind": "public", "path": PUBLIC}, "optimal"), **KEEP},
+    "dip public, optimal": {
+        "mechanism": dip({"kind": "public", "path": PUBLIC}, "optimal"),
+        **KEEP,
+    },
     "dip chain of a fraction": {"mechanism": dip(CHAIN)},
-    "dip chain of a fraction, optimal, unit": {"mechanism": dip(CHAIN, "optimal"), "privacy__unit": UNIT, **FEW},
-    "dip chain of a path": {"mechanism": dip({"kind": "chain", "path": PUBLIC}, "laplace-calibrated")},
-    "dip chain by user": {"mechanism": dip(CHAIN | {"by": "userId", "min_rows": 2, "order": "random", "max_records": 400}), **KEEP},
+    "dip chain of a fraction, optimal, unit": {
+        "mechanism": dip(CHAIN, "optimal"),
+        "privacy__unit": UNIT,
+        **FEW,
+    },
+    "dip chain of a path": {
+        "mechanism": dip({"kind": "chain", "path": PUBLIC}, "laplace-calibrated")
+    },
+    "dip chain by user": {
+        "mechanism": dip(
+            CHAIN | {"by": "userId", "min_rows": 2, "order": "random", "max_records": 400}
+        ),
+        **KEEP,
+    },
     "dip tree": {"mechanism": dip(TREE), "privacy__epsilon": 8.0},
-    "dip tree, delta, calibrated": {"mechanism": dip(TREE, "laplace-calibrated"), "privacy__delta": 1e-6},
-    "dip tree, delta, unit, keep": {"mechanism": dip(TREE), "privacy__delta": 1e-6, "privacy__unit": UNIT, "privacy__epsilon": 32.0, **KEEP},
+    "dip tree, delta, calibrated": {
+        "mechanism": dip(TREE, "laplace-calibrated"),
+        "privacy__delta": 1e-6,
+    },
+    "dip tree, delta, unit, keep": {
+        "mechanism": dip(TREE),
+        "privacy__delta": 1e-6,
+        "privacy__unit": UNIT,
+        "privacy__epsilon": 32.0,
+        **KEEP,
+    },
     "copula": {"mechanism": {"kind": "copula", "bins": 8}, **CENTRAL},
-    "copula, delta, unit": {"mechanism": {"kind": "copula", "bins": 8, "n_rows": 1300}, "privacy__delta": 1e-6, "privacy__unit": UNIT, **CENTRAL},
+    "copula, delta, unit": {
+        "mechanism": {"kind": "copula", "bins": 8, "n_rows": 1300},
+        "privacy__delta": 1e-6,
+        "privacy__unit": UNIT,
+        **CENTRAL,
+    },
     "copula, add-remove": {
-        "mechanism": {"kind": "copula", "bins": {"price": 6, "age": 5}, "weights": {"one_way": 2.0}},
+        "mechanism": {
+            "kind": "copula",
+            "bins": {"price": 6, "age": 5},
+            "weights": {"one_way": 2.0},
+        },
         "privacy__adjacency": "add-remove",
         "privacy__delta": 1e-6,
         **CENTRAL,
     },
-    "copula, target": {"mechanism": {"kind": "copula", "bins": 4, "target": "genre"}, "privacy__delta": 1e-6, **CENTRAL},
-    "copula, own records": {"mechanism": {"kind": "copula", "bins": 8, "records": "copula"}, **CENTRAL},
+    "copula, target": {
+        "mechanism": {"kind": "copula", "bins": 4, "target": "genre"},
+        "privacy__delta": 1e-6,
+        **CENTRAL,
+    },
+    "copula, own records": {
+        "mechanism": {"kind": "copula", "bins": 8, "records": "copula"},
+        **CENTRAL,
+    },
     "marginals": {"mechanism": {"kind": "marginals", "cliques": CLIQUES, "bins": 4}, **CENTRAL},
     "marginals, delta, unit, weights": {
         "mechanism": {"kind": "marginals", "cliques": CLIQUES, "bins": 6, "weights": [1, 2, 4]},
@@ -200,24 +309,46 @@ JOBS: dict[str, dict[str, Any]] = {
         "privacy__unit": UNIT,
         **CENTRAL,
     },
-    "histogram cells": {"mechanism": {"kind": "histogram", "bins": {"price": 5}, "threshold": "none"}, **FEW},
+    "histogram cells": {
+        "mechanism": {"kind": "histogram", "bins": {"price": 5}, "threshold": "none"},
+        **FEW,
+    },
     "histogram cells, add-remove, spread": {
         "mechanism": {"kind": "histogram", "bins": 6, "points": "spread"},
         "privacy__adjacency": "add-remove",
         **FEW,
     },
-    "histogram cells, sparse": {"mechanism": {"kind": "histogram", "bins": {"price": 15_000}, "factor": 1.0}, "privacy__epsilon": 16.0, **FEW},
+    "histogram cells, sparse": {
+        "mechanism": {"kind": "histogram", "bins": {"price": 15_000}, "factor": 1.0},
+        "privacy__epsilon": 16.0,
+        **FEW,
+    },
     "histogram rows": {"mechanism": {"kind": "histogram", "bins": 5, "output": "rows"}, **FEW},
     "histogram rows, delta, unit": {
-        "mechanism": {"kind": "histogram", "bins": "rule", "output": "rows", "threshold": "positive", "n_rows": 900},
+        "mechanism": {
+            "kind": "histogram",
+            "bins": "rule",
+            "output": "rows",
+            "threshold": "positive",
+            "n_rows": 900,
+        },
         "privacy__delta": 1e-6,
         "privacy__unit": UNIT,
         "privacy__epsilon": 16.0,
         **FEW,
     },
     "interval": {"mechanism": {"kind": "interval", "columns": DESIGNS}, **RANGES},
-    "interval, coverage, keep": {"mechanism": {"kind": "interval", "columns": ROUNDS, "coverage": True}, "privacy": None, **TWO_RANGES, **KEEP},
-    "interval, perturbed": {"mechanism": {"kind": "interval", "columns": PERTURBED}, "schema": RANGES["schema"], "privacy": {"epsilon": 4.0}},
+    "interval, coverage, keep": {
+        "mechanism": {"kind": "interval", "columns": ROUNDS, "coverage": True},
+        "privacy": None,
+        **TWO_RANGES,
+        **KEEP,
+    },
+    "interval, perturbed": {
+        "mechanism": {"kind": "interval", "columns": PERTURBED},
+        "schema": RANGES["schema"],
+        "privacy": {"epsilon": 4.0},
+    },
 }
 
 
@@ -239,7 +370,10 @@ def with_path(job: Any, path: str) -> Any:
 
 def depends_on_pyarrow(name: str) -> bool:
     """Return whether a job releases rows of Parquet files, whose footers name their writer."""
-    return JOBS[name]["mechanism"]["kind"] in ("dip", "interval") and JOBS[name].get("input", "parquet") == "parquet"
+    return (
+        JOBS[name]["mechanism"]["kind"] in ("dip", "interval")
+        and JOBS[name].get("input", "parquet") == "parquet"
+    )
 
 
 # ---- what is compared
@@ -251,7 +385,10 @@ def content(output: Path, exact: Collection[str]) -> dict[str, Any]:
     whole = pa.concat_tables(shards)
     return {
         "rows": " ".join(str(shard.num_rows) for shard in shards),
-        "columns": {field.name: f"{field.type} {digest(whole[field.name], exact=field.name in exact)}" for field in whole.schema},
+        "columns": {
+            field.name: f"{field.type} {digest(whole[field.name], exact=field.name in exact)}"
+            for field in whole.schema
+        },
     }
 
 
@@ -263,13 +400,22 @@ def digest(column: pa.ChunkedArray, *, exact: bool) -> str:
             return value.hex() if exact else f"{value:.8e}"
         return value if value is None or isinstance(value, int | str) else str(value)
 
-    return hashlib.sha256(json.dumps([written(value) for value in column.to_pylist()]).encode()).hexdigest()[:32]
+    return hashlib.sha256(
+        json.dumps([written(value) for value in column.to_pylist()]).encode()
+    ).hexdigest()[:32]
 
 
 def content_of(name: str, output: Path) -> dict[str, Any]:
     """Return the content of a job's output."""
     schema = JOBS[name].get("schema", SCHEMA)
-    return content(output, {column for column, declared in schema.items() if declared["role"] == "keep" or "levels" in declared})
+    return content(
+        output,
+        {
+            column
+            for column, declared in schema.items()
+            if declared["role"] == "keep" or "levels" in declared
+        },
+    )
 
 
 def card_of(output: Path) -> dict[str, Any]:
@@ -294,9 +440,13 @@ def recorded() -> dict[str, Any]:
 
 @pytest.mark.few(8)
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_releases_what_it_released(name: str, lakes: dict[str, Path], recorded: dict[str, Any], tmp_path: Path) -> None:
+def test_a_job_releases_what_it_released(
+    name: str, lakes: dict[str, Path], recorded: dict[str, Any], tmp_path: Path
+) -> None:
     if depends_on_pyarrow(name) and recorded["pyarrow"] != pa.__version__:
-        pytest.skip(f"recorded with pyarrow {recorded['pyarrow']}: the fragments of files that another version wrote have other ids")
+        pytest.skip(
+            f"recorded with pyarrow {recorded['pyarrow']}: the fragments of files that another version wrote have other ids"
+        )
     assert content_of(name, run_recorded(name, lakes, tmp_path)) == recorded["jobs"][name]
 
 
@@ -310,13 +460,22 @@ FEW_BATCHES = [
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FEW_BATCHES else pytest.mark.slow) for name in JOBS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in FEW_BATCHES else pytest.mark.slow) for name in JOBS],
+)
 def test_a_release_does_not_depend_on_the_batches(
-    name: str, lakes: dict[str, Path], recorded: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    lakes: dict[str, Path],
+    recorded: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every random stream goes on from batch to batch; the first pass may cut a fragment otherwise than the second."""
     if depends_on_pyarrow(name) and recorded["pyarrow"] != pa.__version__:
-        pytest.skip(f"recorded with pyarrow {recorded['pyarrow']}: the fragments of files that another version wrote have other ids")
+        pytest.skip(
+            f"recorded with pyarrow {recorded['pyarrow']}: the fragments of files that another version wrote have other ids"
+        )
     monkeypatch.setattr("dpdask.io.parquet.BATCH_BYTES", 2**12)
     monkeypatch.setattr("dpdask.io.csv._BATCH_ROWS", 100)
     assert content_of(name, run_recorded(name, lakes, tmp_path)) == recorded["jobs"][name]
@@ -340,7 +499,9 @@ def test_every_recorded_job_is_run_and_no_two_release_the_same(recorded: dict[st
     ],
 )
 def test_a_digest_tells_values_apart(one: list[Any], other: list[Any]) -> None:
-    assert digest(pa.chunked_array([one]), exact=False) != digest(pa.chunked_array([other]), exact=False)
+    assert digest(pa.chunked_array([one]), exact=False) != digest(
+        pa.chunked_array([other]), exact=False
+    )
 
 
 def test_only_inexact_floats_are_rounded() -> None:
@@ -357,9 +518,15 @@ def record(names: list[str], cards: Path | None) -> None:
     unknown = [name for name in names if name not in JOBS]
     if unknown:
         raise SystemExit(f"there is no job {unknown[0]!r}; the jobs are: {'; '.join(JOBS)}")
-    known = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {"pyarrow": pa.__version__, "jobs": {}}
+    known = (
+        json.loads(RECORDED.read_text(encoding="utf-8"))
+        if RECORDED.exists()
+        else {"pyarrow": pa.__version__, "jobs": {}}
+    )
     if names and known["pyarrow"] != pa.__version__:
-        raise SystemExit(f"the other jobs were recorded with pyarrow {known['pyarrow']}: record all, or use that version")
+        raise SystemExit(
+            f"the other jobs were recorded with pyarrow {known['pyarrow']}: record all, or use that version"
+        )
     found: dict[str, Any] = {}
     found_cards: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as base, dask.config.set({"temporary-directory": base}):
@@ -367,16 +534,34 @@ def record(names: list[str], cards: Path | None) -> None:
         for number, name in enumerate(names or JOBS):
             output = run_recorded(name, lakes, Path(base) / str(number))
             found[name], found_cards[name] = content_of(name, output), card_of(output)
-    jobs = {name: found.get(name, known["jobs"].get(name)) for name in JOBS if name in found or name in known["jobs"]}
-    RECORDED.write_text(json.dumps({"pyarrow": pa.__version__, "jobs": jobs}, indent=1) + "\n", encoding="utf-8")
+    jobs = {
+        name: found.get(name, known["jobs"].get(name))
+        for name in JOBS
+        if name in found or name in known["jobs"]
+    }
+    RECORDED.write_text(
+        json.dumps({"pyarrow": pa.__version__, "jobs": jobs}, indent=1) + "\n", encoding="utf-8"
+    )
     if cards is not None:
-        digests = {name: hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()[:32] for name, card in found_cards.items()}
-        cards.write_text(json.dumps({"digests": digests, "cards": found_cards}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        digests = {
+            name: hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()[:32]
+            for name, card in found_cards.items()
+        }
+        cards.write_text(
+            json.dumps({"digests": digests, "cards": found_cards}, indent=1, ensure_ascii=False)
+            + "\n",
+            encoding="utf-8",
+        )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Record again what seeded jobs release.")
     parser.add_argument("jobs", nargs="*", metavar="JOB", help="a job's name; all if none is given")
-    parser.add_argument("--cards", type=Path, metavar="FILE", help="also write the release cards and their digests there")
+    parser.add_argument(
+        "--cards",
+        type=Path,
+        metavar="FILE",
+        help="also write the release cards and their digests there",
+    )
     given = parser.parse_args()
     record(given.jobs, given.cards)

@@ -18,9 +18,19 @@ from dpdask.jobs.run import abort
 NUMBERS = {name: column for name, column in MIXED_SCHEMA.items() if name in ("rating", "genre")}
 CASES = [
     pytest.param({"kind": "dip", "reference": HOLDOUT}, MIXED_SCHEMA, {}, id="ranks and levels"),
-    pytest.param({"kind": "dip", "reference": {"kind": "tree"}}, NUMBERS, {"privacy__delta": 1e-6}, id="tables"),
+    pytest.param(
+        {"kind": "dip", "reference": {"kind": "tree"}},
+        NUMBERS,
+        {"privacy__delta": 1e-6},
+        id="tables",
+    ),
     pytest.param({"kind": "copula", "bins": 4}, NUMBERS, {"privacy__delta": 1e-6}, id="records"),
-    pytest.param({"kind": "dip", "reference": HOLDOUT}, MIXED_SCHEMA, {"privacy__unit": {"column": "userId", "max_rows": 2}}, id="units"),
+    pytest.param(
+        {"kind": "dip", "reference": HOLDOUT},
+        MIXED_SCHEMA,
+        {"privacy__unit": {"column": "userId", "max_rows": 2}},
+        id="units",
+    ),
 ]
 
 
@@ -44,9 +54,13 @@ def interrupt_at(place: int) -> Any:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("mechanism", "schema", "changes"), CASES)
-def test_counts_are_resumed(mechanism: dict[str, Any], schema: dict[str, Any], changes: dict[str, Any], tmp_path: Path) -> None:
+def test_counts_are_resumed(
+    mechanism: dict[str, Any], schema: dict[str, Any], changes: dict[str, Any], tmp_path: Path
+) -> None:
     source = lake(tmp_path / "in", [300] * 20, row_group=300, schema=schema)
-    job = write_job(tmp_path, source, tmp_path / "out", schema=schema, mechanism=mechanism, **changes)
+    job = write_job(
+        tmp_path, source, tmp_path / "out", schema=schema, mechanism=mechanism, **changes
+    )
     kept = hidden(tmp_path / "out") / "counts-0"
     with pytest.raises(TemporaryError):
         run_here(job, interrupt_at(18), cluster="{kind: synchronous}")
@@ -59,7 +73,9 @@ def test_counts_are_resumed(mechanism: dict[str, Any], schema: dict[str, Any], c
 
     run_here(job, watch, cluster="{kind: synchronous}")
     counted = next(name for name, _, _ in steps if name != "units")
-    assert [step for step in steps if step[0] == counted][:5] == [(counted, done, 20) for done in range(16, 21)]
+    assert [step for step in steps if step[0] == counted][:5] == [
+        (counted, done, 20) for done in range(16, 21)
+    ]
     run_here(job, output__path=tmp_path / "quiet")
     assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
 
@@ -67,9 +83,18 @@ def test_counts_are_resumed(mechanism: dict[str, Any], schema: dict[str, Any], c
 @pytest.mark.more
 def test_counts_of_a_later_round_are_resumed(tmp_path: Path) -> None:
     """Cells are found in a first pass, whose noise is kept, and tables are counted in a second one."""
-    schema = {name: column for name, column in MIXED_SCHEMA.items() if column["role"] == "privatise"}
+    schema = {
+        name: column for name, column in MIXED_SCHEMA.items() if column["role"] == "privatise"
+    }
     source = lake(tmp_path / "in", [300] * 20, row_group=300, schema=schema)
-    job = write_job(tmp_path, source, tmp_path / "out", schema=schema, mechanism={"kind": "copula"}, privacy__delta=1e-6)
+    job = write_job(
+        tmp_path,
+        source,
+        tmp_path / "out",
+        schema=schema,
+        mechanism={"kind": "copula"},
+        privacy__delta=1e-6,
+    )
     passes: list[str] = []
 
     def interrupt(name: str, done: int, _: int) -> None:
@@ -107,9 +132,19 @@ def test_counts_that_are_not_the_runs_own_are_counted_again(harm: str, tmp_path:
         assert crash() != before
         kept.write_bytes(before)  # by a driver of the first run that slept
     else:
-        kept.write_bytes({"cut": before[:-20], "changed": before[:100] + bytes([before[100] ^ 1]) + before[101:], "other content": b"counts"}[harm])
+        kept.write_bytes(
+            {
+                "cut": before[:-20],
+                "changed": before[:100] + bytes([before[100] ^ 1]) + before[101:],
+                "other content": b"counts",
+            }[harm]
+        )
     steps: list[int] = []
-    run_here(job, lambda name, done, _: steps.append(done) if name != "write" else None, cluster="{kind: synchronous}")
+    run_here(
+        job,
+        lambda name, done, _: steps.append(done) if name != "write" else None,
+        cluster="{kind: synchronous}",
+    )
     assert steps[:2] == [0, 1]
     run_here(job, output__path=tmp_path / "quiet")
     assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
@@ -136,16 +171,27 @@ def test_counts_are_resumed_in_a_store(place: str, open_store: OpenStore, tmp_pa
     *versioned, name = place.split()
     with open_store(name, versioned=bool(versioned)) as store:
         with pytest.raises(TemporaryError):
-            run_here(job, interrupt_at(18), cluster="{kind: synchronous}", output__path=store.folder.url)
+            run_here(
+                job, interrupt_at(18), cluster="{kind: synchronous}", output__path=store.folder.url
+            )
         kept = [data for path, data in everything_ever_written(store) if path.endswith("/counts-0")]
         assert kept
         assert all(is_uniform(data) for data in kept)
         steps: list[int] = []
-        again = run_here(job, lambda _, done, __: steps.append(done), cluster="{kind: synchronous}", output__path=store.folder.url)
+        again = run_here(
+            job,
+            lambda _, done, __: steps.append(done),
+            cluster="{kind: synchronous}",
+            output__path=store.folder.url,
+        )
         assert steps[:5] == [16, 17, 18, 19, 20]
-        assert [shard.sha256 for shard in again.manifest.shards] == [shard.sha256 for shard in quiet.shards]
+        assert [shard.sha256 for shard in again.manifest.shards] == [
+            shard.sha256 for shard in quiet.shards
+        ]
         assert store.folder.sibling(".", ".dpdask").names() == []
-        assert not any("counts-" in path or data in kept for path, data in everything_ever_written(store))
+        assert not any(
+            "counts-" in path or data in kept for path, data in everything_ever_written(store)
+        )
 
 
 def test_short_passes_keep_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,9 +202,17 @@ def test_short_passes_keep_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (hidden(tmp_path / "out") / "counts-0").exists()
 
 
-def test_a_pass_does_without_what_it_cannot_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_does_without_what_it_cannot_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = lake(tmp_path / "in", [300] * 20, row_group=300, schema=MIXED_SCHEMA)
-    job = write_job(tmp_path, source, tmp_path / "out", schema=MIXED_SCHEMA, mechanism={"kind": "dip", "reference": HOLDOUT})
+    job = write_job(
+        tmp_path,
+        source,
+        tmp_path / "out",
+        schema=MIXED_SCHEMA,
+        mechanism={"kind": "dip", "reference": HOLDOUT},
+    )
     tried: list[str] = []
 
     def fail(file: EncryptedFile, *_: Any) -> None:

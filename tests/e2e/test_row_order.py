@@ -22,11 +22,23 @@ GENRES = ["comedy", "drama", "horror"]
 LEVEL_SCHEMA: dict[str, Any] = {
     "userId": {"role": "keep", "type": "int64"},
     "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS, "type": "float64"},
-    "genre": {"role": "privatise", "kind": "categorical", "levels": GENRES, "nulls": "level", "type": "string"},
+    "genre": {
+        "role": "privatise",
+        "kind": "categorical",
+        "levels": GENRES,
+        "nulls": "level",
+        "type": "string",
+    },
 }
 INCOME_SCHEMA: dict[str, Any] = {
     "who": {"role": "keep", "type": "int64"},
-    "income": {"role": "privatise", "kind": "continuous", "bounds": [0, 1_000_000], "type": "float64", "outside": "refuse"},
+    "income": {
+        "role": "privatise",
+        "kind": "continuous",
+        "bounds": [0, 1_000_000],
+        "type": "float64",
+        "outside": "refuse",
+    },
 }
 HISTOGRAM = {"kind": "histogram", "bins": 16}
 ROWS = 6000
@@ -38,7 +50,13 @@ def level_lake(folder: Path, sizes: list[int], first: int = 0) -> Path:
     for number, size in enumerate(sizes):
         codes = [(row * row * 31 + 7 * row) % 1009 for row in range(first, first + size)]
         genres = [[*GENRES, None][code // 10 % 4] for code in codes]
-        table = pa.table({"userId": codes, "rating": [LEVELS[code % 10] for code in codes], "genre": pa.array(genres, pa.string())})
+        table = pa.table(
+            {
+                "userId": codes,
+                "rating": [LEVELS[code % 10] for code in codes],
+                "genre": pa.array(genres, pa.string()),
+            }
+        )
         pq.write_table(table, folder / f"part.{number}.parquet", row_group_size=400)
         first += size
     return folder
@@ -63,14 +81,30 @@ def test_kept_rows_are_what_they_always_were(kind: str, channel: str, tmp_path: 
         "holdout": {"kind": "holdout", "fraction": 0.25},
         "histogram": HISTOGRAM,
         "public": {"kind": "public", "path": str(tmp_path / "public")},
-        "known": {"kind": "known", "columns": {"rating": {"probabilities": [0.1] * 10}, "genre": {"probabilities": [0.25] * 4}}},
+        "known": {
+            "kind": "known",
+            "columns": {
+                "rating": {"probabilities": [0.1] * 10},
+                "genre": {"probabilities": [0.25] * 4},
+            },
+        },
     }[kind]
     level_lake(tmp_path / "public", [500, 700], first=5000)
     mechanism = {"kind": "dip", "reference": reference, "channel": channel}
-    job = write_job(tmp_path, level_lake(tmp_path / "in", [150, 90, 1700, 40, 300]), tmp_path / "keep", schema=LEVEL_SCHEMA, mechanism=mechanism)
+    job = write_job(
+        tmp_path,
+        level_lake(tmp_path / "in", [150, 90, 1700, 40, 300]),
+        tmp_path / "keep",
+        schema=LEVEL_SCHEMA,
+        mechanism=mechanism,
+    )
     run_here(job, output__order="keep")
-    shards = [pq.read_table(shard).to_pydict() for shard in sorted((tmp_path / "keep").glob("*.parquet"))]
-    assert hashlib.sha256(json.dumps(shards).encode()).hexdigest()[:32] == KNOWN_DIGESTS[kind, channel]
+    shards = [
+        pq.read_table(shard).to_pydict() for shard in sorted((tmp_path / "keep").glob("*.parquet"))
+    ]
+    assert (
+        hashlib.sha256(json.dumps(shards).encode()).hexdigest()[:32] == KNOWN_DIGESTS[kind, channel]
+    )
     run_here(job, output__path=tmp_path / "shuffled")
     kept, shuffled = (pq.read_table(tmp_path / name) for name in ("keep", "shuffled"))
     assert kept != shuffled
@@ -81,20 +115,37 @@ def in_order(table: pa.Table) -> list[tuple[Any, ...]]:
     return sorted(zip(*(column.to_pylist() for column in table.columns), strict=True), key=repr)
 
 
-def incomes(folder: Path, rows: int = ROWS, *, row_group: int | None = None, numbered: bool = False, sort: bool = True) -> Path:
+def incomes(
+    folder: Path,
+    rows: int = ROWS,
+    *,
+    row_group: int | None = None,
+    numbered: bool = False,
+    sort: bool = True,
+) -> Path:
     """Write a table that lies sorted by its private column; the rows' ids say nothing of their place, unless they number it."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
     values = np.minimum(rng.lognormal(10, 0.8, rows), 9e5)
     values = np.sort(values) if sort else values
     who = np.arange(rows) if numbered else rng.permutation(rows)
-    pq.write_table(pa.table({"who": who, "income": values}), folder / "part.parquet", row_group_size=row_group or rows)
+    pq.write_table(
+        pa.table({"who": who, "income": values}),
+        folder / "part.parquet",
+        row_group_size=row_group or rows,
+    )
     return folder
 
 
 def income_job(folder: Path, source: Path, **changed: Any) -> Path:
     mechanism = {"kind": "dip", "channel": "laplace", "reference": HISTOGRAM}
-    options = {"schema": INCOME_SCHEMA, "privacy__epsilon": 0.5, "mechanism": mechanism, "output__rows_per_shard": 1_000_000, **changed}
+    options = {
+        "schema": INCOME_SCHEMA,
+        "privacy__epsilon": 0.5,
+        "mechanism": mechanism,
+        "output__rows_per_shard": 1_000_000,
+        **changed,
+    }
     return write_job(folder, source, folder / "out", **options)
 
 
@@ -105,15 +156,27 @@ def errors(source: Path, output: Path) -> tuple[float, float]:
     table = pq.read_table(output)
     own = np.array([true[who] for who in table["who"].to_pylist()])
     released = table["income"].to_numpy()
-    return float(np.median(np.abs(released - own) / own)), float(np.median(np.abs(np.sort(released) - own) / own))
+    return float(np.median(np.abs(released - own) / own)), float(
+        np.median(np.abs(np.sort(released) - own) / own)
+    )
 
 
-def test_a_place_tells_nothing_of_a_sorted_table_unless_rows_are_kept_in_order(tmp_path: Path) -> None:
+def test_a_place_tells_nothing_of_a_sorted_table_unless_rows_are_kept_in_order(
+    tmp_path: Path,
+) -> None:
     source = incomes(tmp_path / "in")
     distribution = {"name": "lognorm", "s": 0.8, "loc": 0.0, "scale": float(np.exp(10))}
     reference = {"kind": "known", "columns": {"income": distribution}}
-    schema = {**INCOME_SCHEMA, "income": {"role": "privatise", "kind": "continuous", "type": "float64"}}
-    job = income_job(tmp_path, source, schema=schema, mechanism={"kind": "dip", "channel": "laplace", "reference": reference})
+    schema = {
+        **INCOME_SCHEMA,
+        "income": {"role": "privatise", "kind": "continuous", "type": "float64"},
+    }
+    job = income_job(
+        tmp_path,
+        source,
+        schema=schema,
+        mechanism={"kind": "dip", "channel": "laplace", "reference": reference},
+    )
     run_here(job)
     value, guess = errors(source, tmp_path / "out")
     assert guess > 0.9 * value
@@ -135,7 +198,9 @@ def test_of_many_row_groups_the_shards_numbers_tell_nothing_either(tmp_path: Pat
     assert len({shard.stat().st_mtime_ns for shard in shards}) == 1
     inside = [stats.spearmanr(range(100), found).statistic for found in places]
     assert abs(np.mean(inside)) < 0.1
-    assert max(max(found) - min(found) for found in places) < 100  # power, and what is left: neighbours share a shard
+    assert (
+        max(max(found) - min(found) for found in places) < 100
+    )  # power, and what is left: neighbours share a shard
     card = json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())
     assert "come from neighbouring fragments" in card["order"]
     assert "no ε covers that" in card["order"]
@@ -149,12 +214,20 @@ def test_of_many_row_groups_the_shards_numbers_tell_nothing_either(tmp_path: Pat
 def test_the_card_of_ranges_says_what_holds(order: str, tmp_path: Path) -> None:
     design = {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 200_000}}
     source = incomes(tmp_path / "in", 500, row_group=100)
-    job = income_job(tmp_path, source, mechanism={"kind": "interval", "columns": {"income": design}}, output__rows_per_shard=100, privacy=None)
+    job = income_job(
+        tmp_path,
+        source,
+        mechanism={"kind": "interval", "columns": {"income": design}},
+        output__rows_per_shard=100,
+        privacy=None,
+    )
     outcome = run_here(job, output__order=order)
     card = json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())
     kept = order == "keep"
     assert ("the order of the rows" in card["guarantee"]["text"]) is kept
-    assert card["order"].startswith("rows keep the order of the input, which is published" if kept else "rows are shuffled")
+    assert card["order"].startswith(
+        "rows keep the order of the input, which is published" if kept else "rows are shuffled"
+    )
     who = pq.read_table(source)["who"].to_pylist()
     released = pq.read_table(tmp_path / "out")["who"].to_pylist()
     assert (released == who) is kept
@@ -167,13 +240,17 @@ def test_the_steward_is_warned_of_a_sorted_column(order: str, tmp_path: Path) ->
     source = incomes(tmp_path / "in", row_group=1000, numbered=True)
     job = income_job(tmp_path, source, output__order=order, output__rows_per_shard=2000)
     planned = plan_job(load(job)).warnings
-    assert [warning.split(":")[0] for warning in planned] == ["the row groups of the input are sorted by column 'income'"]
+    assert [warning.split(":")[0] for warning in planned] == [
+        "the row groups of the input are sorted by column 'income'"
+    ]
     found = call_cli("run", job)
     assert found.returncode == 0, found.stderr
     warnings = [line.strip() for line in found.stdout.splitlines() if "WARNING" in line]
     assert warnings[0].startswith("WARNING   column 'income' is sorted in the input: ")
     assert ("output.order: shuffled" in warnings[0]) is (order == "keep")
-    assert warnings[1].startswith("WARNING   the kept column 'who' is sorted in the input, and so is 'income'")
+    assert warnings[1].startswith(
+        "WARNING   the kept column 'who' is sorted in the input, and so is 'income'"
+    )
     assert len(warnings) == 2
     values = [f"{value:.0f}" for value in pq.read_table(source)["income"].to_pylist()[:: ROWS - 1]]
     assert not any(value in "".join([*warnings, *planned]) for value in values)
@@ -187,21 +264,39 @@ def test_a_table_that_lies_in_no_order_is_not_warned_of(tmp_path: Path) -> None:
 
 def test_one_shard_tells_no_place_but_a_kept_number_does(tmp_path: Path) -> None:
     assert run_here(income_job(tmp_path / "one", incomes(tmp_path / "one" / "in"))).warnings == ()
-    [warning] = run_here(income_job(tmp_path / "two", incomes(tmp_path / "two" / "in", numbered=True))).warnings
+    [warning] = run_here(
+        income_job(tmp_path / "two", incomes(tmp_path / "two" / "in", numbered=True))
+    ).warnings
     assert warning.startswith("the kept column 'who' is sorted")
 
 
 def test_categories_are_sorted_as_files_are_and_a_constant_is_not(tmp_path: Path) -> None:
     columns = {
-        "kind": {"role": "privatise", "kind": "categorical", "levels": ["z", "a", "m"], "nulls": "level"},
+        "kind": {
+            "role": "privatise",
+            "kind": "categorical",
+            "levels": ["z", "a", "m"],
+            "nulls": "level",
+        },
         "same": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
     }
     (tmp_path / "in").mkdir()
-    table = pa.table({"kind": ["a"] * 30 + ["m"] * 30 + [None] * 10 + ["z"] * 30, "same": [2] * 100})
+    table = pa.table(
+        {"kind": ["a"] * 30 + ["m"] * 30 + [None] * 10 + ["z"] * 30, "same": [2] * 100}
+    )
     pq.write_table(table, tmp_path / "in" / "part.parquet", row_group_size=35)
     mechanism = {"kind": "dip", "reference": HISTOGRAM}
-    job = write_job(tmp_path, tmp_path / "in", tmp_path / "out", schema=columns, mechanism=mechanism, output__order="keep")
-    [planned] = [warning for warning in plan_job(load(job)).warnings if "sorted" in warning]  # so few rows are warned of, too
+    job = write_job(
+        tmp_path,
+        tmp_path / "in",
+        tmp_path / "out",
+        schema=columns,
+        mechanism=mechanism,
+        output__order="keep",
+    )
+    [planned] = [
+        warning for warning in plan_job(load(job)).warnings if "sorted" in warning
+    ]  # so few rows are warned of, too
     [found] = [warning for warning in run_here(job).warnings if "sorted" in warning]
     assert "column 'kind' is sorted" in found
     assert "sorted by column 'kind'" in planned
@@ -209,13 +304,17 @@ def test_categories_are_sorted_as_files_are_and_a_constant_is_not(tmp_path: Path
 
 def test_a_plan_says_nothing_where_footers_say_nothing(tmp_path: Path) -> None:
     source = incomes(tmp_path / "in", row_group=1000)
-    pq.write_table(pq.read_table(source), source / "part.parquet", row_group_size=1000, write_statistics=False)
+    pq.write_table(
+        pq.read_table(source), source / "part.parquet", row_group_size=1000, write_statistics=False
+    )
     job = income_job(tmp_path, source)
     assert plan_job(load(job)).warnings == ()
     assert len(run_here(job, output__order="keep").warnings) == 1
 
 
-def test_a_resumed_run_still_knows_what_to_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_still_knows_what_to_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = incomes(tmp_path / "in", row_group=1000)
     job = income_job(tmp_path, source, output__rows_per_shard=1000)
 
@@ -231,19 +330,25 @@ def test_a_resumed_run_still_knows_what_to_tell(tmp_path: Path, monkeypatch: pyt
     assert {record.stat().st_mode & 0o777 for record in records} == {0o600}
     records[0].write_text("[]")  # torn: its task is done again, and tells the same
     outcome = run_here(job)
-    assert [warning.split(":")[0] for warning in outcome.warnings] == ["column 'income' is sorted in the input"]
+    assert [warning.split(":")[0] for warning in outcome.warnings] == [
+        "column 'income' is sorted in the input"
+    ]
     run_here(job, output__path=tmp_path / "whole")
     here, there = digests(tmp_path / "out"), digests(tmp_path / "whole")
     assert here == there
 
 
-def test_shards_hold_no_more_than_is_shuffled_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_hold_no_more_than_is_shuffled_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dpdask.engine.write.WINDOW_BYTES", 2**12)  # 256 rows of 16 bytes
     source = incomes(tmp_path / "in", 2000)
     job = income_job(tmp_path, source)
     planned = plan_job(load(job))
     run_here(job)
-    sizes = sorted(pq.read_metadata(shard).num_rows for shard in (tmp_path / "out").glob("*.parquet"))
+    sizes = sorted(
+        pq.read_metadata(shard).num_rows for shard in (tmp_path / "out").glob("*.parquet")
+    )
     assert sizes == [2000 - 7 * 256] + [256] * 7
     assert planned.n_shards is not None
     assert len(sizes) <= planned.n_shards
@@ -269,6 +374,16 @@ def test_central_releases_have_no_order(tmp_path: Path) -> None:
     assert digests(tmp_path / "out") == digests(tmp_path / "kept")
     source = incomes(tmp_path / "sorted", row_group=1000)
     assert (
-        plan_job(load(write_job(tmp_path, source, tmp_path / "no", schema=schema, mechanism={"kind": "marginals", "cliques": [["income"]]}))).warnings
+        plan_job(
+            load(
+                write_job(
+                    tmp_path,
+                    source,
+                    tmp_path / "no",
+                    schema=schema,
+                    mechanism={"kind": "marginals", "cliques": [["income"]]},
+                )
+            )
+        ).warnings
         == ()
     )

@@ -12,7 +12,20 @@ import dask
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client, LocalCluster
-from e2e.helpers import HOLDOUT, KNOWN, MIXED_SCHEMA, RATINGS_SCHEMA, digests, hidden, lake, load, processes, run_cli, run_here, write_job
+from e2e.helpers import (
+    HOLDOUT,
+    KNOWN,
+    MIXED_SCHEMA,
+    RATINGS_SCHEMA,
+    digests,
+    hidden,
+    lake,
+    load,
+    processes,
+    run_cli,
+    run_here,
+    write_job,
+)
 
 from dpdask.engine.write import lay_out
 from dpdask.io.fragments import discover
@@ -33,7 +46,14 @@ def lakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def reference(kind: str, lakes: dict[str, Path]) -> dict[str, Any]:
     public = str(lakes["public"])
-    chain = {"kind": "chain", "fraction": 0.25, "by": "userId", "min_rows": 2, "max_records": 400, "order": "random"}
+    chain = {
+        "kind": "chain",
+        "fraction": 0.25,
+        "by": "userId",
+        "min_rows": 2,
+        "max_records": 400,
+        "order": "random",
+    }
     return {
         "holdout": HOLDOUT,
         "known": KNOWN,
@@ -50,20 +70,38 @@ def cluster() -> Iterator[LocalCluster]:
         yield started
 
 
-CASES = [("parquet", "holdout"), ("parquet", "known"), ("parquet", "public"), ("csv", "holdout"), ("csv", "known")]
+CASES = [
+    ("parquet", "holdout"),
+    ("parquet", "known"),
+    ("parquet", "public"),
+    ("csv", "holdout"),
+    ("csv", "known"),
+]
 CASES += [("parquet", "chain"), ("csv", "chain"), ("parquet", "chain of a public table")]
 CASES += [("parquet", "tree"), ("csv", "tree")]
-FEW = [("parquet", "holdout"), ("csv", "known"), ("parquet", "public"), ("csv", "chain"), ("parquet", "tree")]
+FEW = [
+    ("parquet", "holdout"),
+    ("csv", "known"),
+    ("parquet", "public"),
+    ("csv", "chain"),
+    ("parquet", "tree"),
+]
 
 
 @pytest.fixture(scope="module")
-def expected(lakes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict[str, str]]:
+def expected(
+    lakes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], dict[str, str]]:
     """Return what the synchronous scheduler publishes, by case."""
 
     @functools.cache
     def published(format_: str, kind: str) -> dict[str, str]:
         base = tmp_path_factory.mktemp("expected")
-        run_here(write_job(base, lakes[format_], base / "out", mechanism__reference=reference(kind, lakes)))
+        run_here(
+            write_job(
+                base, lakes[format_], base / "out", mechanism__reference=reference(kind, lakes)
+            )
+        )
         assert not hidden(base / "out").exists()
         return digests(base / "out")
 
@@ -71,36 +109,70 @@ def expected(lakes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in FEW else pytest.mark.slow, id="-".join(case)) for case in CASES])
-def test_threads(case: tuple[str, str], lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
-    job = load(write_job(tmp_path, lakes[case[0]], tmp_path / "out", mechanism__reference=reference(case[1], lakes)))
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case in FEW else pytest.mark.slow, id="-".join(case))
+        for case in CASES
+    ],
+)
+def test_threads(
+    case: tuple[str, str], lakes: dict[str, Path], expected: Any, tmp_path: Path
+) -> None:
+    job = load(
+        write_job(
+            tmp_path,
+            lakes[case[0]],
+            tmp_path / "out",
+            mechanism__reference=reference(case[1], lakes),
+        )
+    )
     with dask.config.set(scheduler="threads", num_workers=4):
         run_job(job)
     assert digests(tmp_path / "out") == expected(*case)
 
 
-def check_on(cluster: LocalCluster, workers: int, cases: list[tuple[str, str]], lakes: dict[str, Path], expected: Any, folder: Path) -> None:
+def check_on(
+    cluster: LocalCluster,
+    workers: int,
+    cases: list[tuple[str, str]],
+    lakes: dict[str, Path],
+    expected: Any,
+    folder: Path,
+) -> None:
     with Client(cluster) as client:
         client.wait_for_workers(workers)
         for case in cases:
             out = folder / "-".join(case)
-            run_job(load(write_job(folder, lakes[case[0]], out, mechanism__reference=reference(case[1], lakes))))
+            run_job(
+                load(
+                    write_job(
+                        folder, lakes[case[0]], out, mechanism__reference=reference(case[1], lakes)
+                    )
+                )
+            )
             assert digests(out) == expected(*case)
 
 
-def test_two_processes(two_workers: LocalCluster, lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
+def test_two_processes(
+    two_workers: LocalCluster, lakes: dict[str, Path], expected: Any, tmp_path: Path
+) -> None:
     check_on(two_workers, 2, FEW, lakes, expected, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_any_number_of_processes(workers: int, cluster: LocalCluster, lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
+def test_any_number_of_processes(
+    workers: int, cluster: LocalCluster, lakes: dict[str, Path], expected: Any, tmp_path: Path
+) -> None:
     cluster.scale(workers)
     check_on(cluster, workers, CASES, lakes, expected, tmp_path)
 
 
 def test_the_lake_is_cut_and_joined(lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
-    fragments = discover(str(lakes["parquet"]), load(write_job(tmp_path, lakes["parquet"], tmp_path / "out")).schema).fragments
+    fragments = discover(
+        str(lakes["parquet"]), load(write_job(tmp_path, lakes["parquet"], tmp_path / "out")).schema
+    ).fragments
     tasks = lay_out(fragments, tuple(fragment.n_rows or 0 for fragment in fragments), 500)
     assert max(len(task.fragments) for task in tasks) >= 3
     assert max(len(task.names) for task in tasks) >= 3
@@ -108,16 +180,30 @@ def test_the_lake_is_cut_and_joined(lakes: dict[str, Path], expected: Any, tmp_p
 
 
 @pytest.mark.slow
-def test_command_line_with_its_own_cluster(lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
-    job = write_job(tmp_path, lakes["parquet"], tmp_path / "out", cluster={"kind": "local", "workers": 2})
+def test_command_line_with_its_own_cluster(
+    lakes: dict[str, Path], expected: Any, tmp_path: Path
+) -> None:
+    job = write_job(
+        tmp_path, lakes["parquet"], tmp_path / "out", cluster={"kind": "local", "workers": 2}
+    )
     result = run_cli("run", job, "--json")
     assert (result.returncode, json.loads(result.stdout)["status"]) == (0, "released")
     assert digests(tmp_path / "out") == expected("parquet", "holdout")
-    steps = [json.loads(line) for line in result.stderr.splitlines() if line.startswith("{") and '"stage"' in line]
-    assert (steps[0]["stage"], steps[-1]["stage"], steps[-1]["done"]) == ("survey", "write", steps[-1]["total"])
+    steps = [
+        json.loads(line)
+        for line in result.stderr.splitlines()
+        if line.startswith("{") and '"stage"' in line
+    ]
+    assert (steps[0]["stage"], steps[-1]["stage"], steps[-1]["done"]) == (
+        "survey",
+        "write",
+        steps[-1]["total"],
+    )
 
 
-def test_the_place_of_input_and_output_changes_only_the_job_digest(lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
+def test_the_place_of_input_and_output_changes_only_the_job_digest(
+    lakes: dict[str, Path], expected: Any, tmp_path: Path
+) -> None:
     moved = tmp_path / "moved"
     moved.symlink_to(lakes["parquet"])
     run_here(write_job(tmp_path, moved, tmp_path / "out"))
@@ -127,20 +213,33 @@ def test_the_place_of_input_and_output_changes_only_the_job_digest(lakes: dict[s
 
 @pytest.mark.parametrize("kind", ["holdout", "known"])
 def test_without_a_seed_two_runs_differ(kind: str, lakes: dict[str, Path], tmp_path: Path) -> None:
-    job = write_job(tmp_path, lakes["parquet"], tmp_path / "out", insecure_seed=None, mechanism__reference=reference(kind, lakes))
+    job = write_job(
+        tmp_path,
+        lakes["parquet"],
+        tmp_path / "out",
+        insecure_seed=None,
+        mechanism__reference=reference(kind, lakes),
+    )
     found = []
     for name in ("one", "two"):
         run_here(job, output__path=tmp_path / name)
         found.append(pq.read_table(tmp_path / name))
-        assert json.loads((tmp_path / name / "_dpdask" / "release.json").read_text())["insecure"] is False
+        assert (
+            json.loads((tmp_path / name / "_dpdask" / "release.json").read_text())["insecure"]
+            is False
+        )
     for column in set(MIXED_SCHEMA) - {"userId", "timestamp"}:
         assert not found[0][column].equals(found[1][column]), column
 
 
-def test_another_seed_gives_other_noise(lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
+def test_another_seed_gives_other_noise(
+    lakes: dict[str, Path], expected: Any, tmp_path: Path
+) -> None:
     run_here(write_job(tmp_path, lakes["parquet"], tmp_path / "out", insecure_seed=8))
     here, there = digests(tmp_path / "out"), expected("parquet", "holdout")
-    assert all(here.get(name) != digest for name, digest in there.items() if name.endswith(".parquet"))
+    assert all(
+        here.get(name) != digest for name, digest in there.items() if name.endswith(".parquet")
+    )
 
 
 @pytest.mark.slow
@@ -148,9 +247,20 @@ def test_at_scale(tmp_path: Path) -> None:
     source = lake(tmp_path / "in", [60_000] * 20, row_group=25_000, schema=RATINGS_SCHEMA)
     options: dict[str, Any] = {"schema": RATINGS_SCHEMA, "output__rows_per_shard": 40_000}
     found = set()
-    for kind, workers in (("synchronous", 1), ("threads", 2), ("local", 1), ("local", 2), ("local", 3)):
-        out, cluster = tmp_path / f"{kind}{workers}", {"kind": kind, **({"workers": workers} if kind == "local" else {})}
-        result = run_cli("run", write_job(tmp_path, source, out, cluster=cluster, **options), timeout=280)
+    for kind, workers in (
+        ("synchronous", 1),
+        ("threads", 2),
+        ("local", 1),
+        ("local", 2),
+        ("local", 3),
+    ):
+        out, cluster = (
+            tmp_path / f"{kind}{workers}",
+            {"kind": kind, **({"workers": workers} if kind == "local" else {})},
+        )
+        result = run_cli(
+            "run", write_job(tmp_path, source, out, cluster=cluster, **options), timeout=280
+        )
         assert result.returncode == 0, result.stderr
         found.add(tuple(digests(out).items()))
     assert len(found) == 1

@@ -42,16 +42,35 @@ DESIGN: dict[str, Any] = {
 }
 DESIGNS: dict[str, tuple[str, dict[str, Any]]] = {
     "whole numbers, a distribution of tau": ("int64", DESIGN),
-    "uniform anchors": ("float64", {**DESIGN, "anchors": {"name": "uniform", "loc": 0, "scale": 150_000}, "tau": 0.05}),
-    "a discrete reference": ("int64", {**DESIGN, "anchors": {"name": "norm", "loc": 30, "scale": 15}, "reference": {"name": "poisson", "mu": 30}}),
-    "the best for the mean": ("float64", {**DESIGN, "anchors": {"optimal_for": "mean"}, "rounds": 12, "tau": 0.0}),
+    "uniform anchors": (
+        "float64",
+        {**DESIGN, "anchors": {"name": "uniform", "loc": 0, "scale": 150_000}, "tau": 0.05},
+    ),
+    "a discrete reference": (
+        "int64",
+        {
+            **DESIGN,
+            "anchors": {"name": "norm", "loc": 30, "scale": 15},
+            "reference": {"name": "poisson", "mu": 30},
+        },
+    ),
+    "the best for the mean": (
+        "float64",
+        {**DESIGN, "anchors": {"optimal_for": "mean"}, "rounds": 12, "tau": 0.0},
+    ),
 }
 VALUES = stats.lognorm(s=0.6, scale=40_000).rvs(8000, random_state=2)
 
 
 def survey(type_: str, design: dict[str, Any], **more: Any) -> Survey:
-    schema = dpdask.Schema.from_dict({"columns": {"income": {"role": "privatise", "kind": "continuous", "type": type_}}})
-    return Survey(schema, columns={"income": design}, wording={"income": {"of": "your income", "unit": "euro", **more}})
+    schema = dpdask.Schema.from_dict(
+        {"columns": {"income": {"role": "privatise", "kind": "continuous", "type": type_}}}
+    )
+    return Survey(
+        schema,
+        columns={"income": design},
+        wording={"income": {"of": "your income", "unit": "euro", **more}},
+    )
 
 
 @pytest.fixture
@@ -83,7 +102,9 @@ def asked(browser: webdriver.Chrome) -> float:
 
 
 def save(browser: webdriver.Chrome, folder: Path) -> bytes:
-    browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
+    browser.execute_cdp_cmd(
+        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)}
+    )
     by(browser, "save").click()
     deadline = time.monotonic() + 60
     while not (found := list(folder.glob("survey-*.json"))) and time.monotonic() < deadline:
@@ -91,7 +112,9 @@ def save(browser: webdriver.Chrome, folder: Path) -> bytes:
     return found[0].read_bytes()
 
 
-def test_three_rounds_are_answered_saved_and_ingested(seeded: webdriver.Chrome, tmp_path: Path) -> None:
+def test_three_rounds_are_answered_saved_and_ingested(
+    seeded: webdriver.Chrome, tmp_path: Path
+) -> None:
     made, value = survey("int64", {**DESIGN, "tau": 0.0, "rounds": 3}), 40_000
     open_form(seeded, tmp_path, made, respondent="r 1")
     low, high, n_asked = -np.inf, np.inf, 0
@@ -101,15 +124,26 @@ def test_three_rounds_are_answered_saved_and_ingested(seeded: webdriver.Chrome, 
         assert by(seeded, "at-most").text == f"Yes, at most {anchor:,.0f} euro"
         assert by(seeded, "more").text == f"No, more than {anchor:,.0f} euro"
         by(seeded, "at-most" if value <= anchor else "more").click()
-        low, high, n_asked = (low, anchor, n_asked + 1) if value <= anchor else (anchor, high, n_asked + 1)
+        low, high, n_asked = (
+            (low, anchor, n_asked + 1) if value <= anchor else (anchor, high, n_asked + 1)
+        )
     assert n_asked == 3
     summary = by(seeded, "summary").text
     assert all(f"{end:,.0f} euro" in summary for end in (low, high) if np.isfinite(end))
     content = save(seeded, tmp_path)
     assert json.loads(content) == json.loads(by(seeded, "file").text)
-    assert set(json.loads(content)) == {"format", "survey", "respondent", "convention", "income_lower", "income_upper"}
+    assert set(json.loads(content)) == {
+        "format",
+        "survey",
+        "respondent",
+        "convention",
+        "income_lower",
+        "income_upper",
+    }
     released = made.ingest(content)
-    assert released.to_dict("records") == [{"respondent": "r 1", "income_lower": low, "income_upper": high}]
+    assert released.to_dict("records") == [
+        {"respondent": "r 1", "income_lower": low, "income_upper": high}
+    ]
 
 
 def test_a_respondent_may_take_back_and_stop(seeded: webdriver.Chrome, tmp_path: Path) -> None:
@@ -137,7 +171,9 @@ def test_a_respondent_may_take_back_and_stop(seeded: webdriver.Chrome, tmp_path:
 
 
 @pytest.mark.more
-def test_the_same_answers_have_the_same_questions(browser: webdriver.Chrome, tmp_path: Path) -> None:
+def test_the_same_answers_have_the_same_questions(
+    browser: webdriver.Chrome, tmp_path: Path
+) -> None:
     made = survey("float64", {**DESIGN, "tau": 0.0, "rounds": 3})
     open_form(browser, tmp_path, made)
     first = asked(browser)
@@ -161,7 +197,9 @@ def test_the_same_answers_have_the_same_questions(browser: webdriver.Chrome, tmp
         assert asked(browser) == third
     open_form(browser, tmp_path, made)
     assert asked(browser) != first  # and the page says so
-    assert "loading this page again draws new ones" in by(browser, "ask").find_element(By.XPATH, "..").text.replace("\n", " ")
+    assert "loading this page again draws new ones" in by(browser, "ask").find_element(
+        By.XPATH, ".."
+    ).text.replace("\n", " ")
 
 
 def test_respondents_choose_their_own_tau(seeded: webdriver.Chrome, tmp_path: Path) -> None:
@@ -181,7 +219,12 @@ def test_respondents_choose_their_own_tau(seeded: webdriver.Chrome, tmp_path: Pa
     assert not is_shown(seeded, "back")
 
 
-def narrowed(browser: webdriver.Chrome, values: np.ndarray, source: str = "narrowing.draw(asked)", **more: Any) -> np.ndarray:
+def narrowed(
+    browser: webdriver.Chrome,
+    values: np.ndarray,
+    source: str = "narrowing.draw(asked)",
+    **more: Any,
+) -> np.ndarray:
     """The ranges of values whose owners answer every question that the page asks; infinite ends do not travel as JSON."""
     script = """
     const [values, shares, changed] = arguments;
@@ -194,12 +237,18 @@ def narrowed(browser: webdriver.Chrome, values: np.ndarray, source: str = "narro
       }
       return [state.low, state.high].map((end) => (Number.isFinite(end) ? end : String(end)));
     });""".replace("SOURCE", source)
-    found = browser.execute_script(script, values.tolist(), more.get("shares"), more.get("changed", {}))
-    return np.array([[float(end) for end in pair] for pair in found])  # "Infinity" is a float to Python too
+    found = browser.execute_script(
+        script, values.tolist(), more.get("shares"), more.get("changed", {})
+    )
+    return np.array(
+        [[float(end) for end in pair] for pair in found]
+    )  # "Infinity" is a float to Python too
 
 
 @pytest.mark.parametrize("name", list(DESIGNS))
-def test_the_page_narrows_as_the_library_to_the_last_bit(browser: webdriver.Chrome, tmp_path: Path, name: str) -> None:
+def test_the_page_narrows_as_the_library_to_the_last_bit(
+    browser: webdriver.Chrome, tmp_path: Path, name: str
+) -> None:
     made = survey(*DESIGNS[name])
     open_form(browser, tmp_path, made)
     step = made._drawn.asked[0].step
@@ -210,7 +259,9 @@ def test_the_page_narrows_as_the_library_to_the_last_bit(browser: webdriver.Chro
     drawn[40:80, 1] |= np.uint64(2**64 - 2**44)
     shares = ((drawn >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     lower, upper = step.ranges(values, drawn)
-    np.testing.assert_array_equal(narrowed(browser, values, shares=shares.tolist()), np.column_stack([lower, upper]))
+    np.testing.assert_array_equal(
+        narrowed(browser, values, shares=shares.tolist()), np.column_stack([lower, upper])
+    )
     assert len(np.unique(lower)) > 10
 
 
@@ -222,7 +273,9 @@ def differ(found: np.ndarray, other: np.ndarray) -> bool:
     return min(stats.ks_2samp(one, two).pvalue for one, two in zip(*features, strict=True)) < TINY
 
 
-def test_the_page_s_draws_have_the_library_s_distribution(seeded: webdriver.Chrome, tmp_path: Path) -> None:
+def test_the_page_s_draws_have_the_library_s_distribution(
+    seeded: webdriver.Chrome, tmp_path: Path
+) -> None:
     made = survey("int64", DESIGN)
     open_form(seeded, tmp_path, made)
     values = np.floor(VALUES)
@@ -231,27 +284,42 @@ def test_the_page_s_draws_have_the_library_s_distribution(seeded: webdriver.Chro
         column = IntervalSpec.model_validate({"columns": {"income": design}}).columns["income"]
         step = range_randomiser("income", column, lattice=True).step
         many = np.tile(values, 4)
-        return np.column_stack(step.ranges(many, words(stream(RunKey.insecure(6), "t", "f"), len(many), step.words_per_row)))
+        return np.column_stack(
+            step.ranges(
+                many, words(stream(RunKey.insecure(6), "t", "f"), len(many), step.words_per_row)
+            )
+        )
 
     page, right = narrowed(seeded, values), library(DESIGN)
     assert not differ(page, right)
     assert len(np.unique(page, axis=0)) > 1000  # drawn, not repeated
-    for wrong in ({"stop": "own"}, {"tau": 0.1}, {"rounds": 2}, {"anchors": {**REFERENCE, "scale": 80_000}}):
+    for wrong in (
+        {"stop": "own"},
+        {"tau": 0.1},
+        {"rounds": 2},
+        {"anchors": {**REFERENCE, "scale": 80_000}},
+    ):
         assert differ(page, library({**DESIGN, **wrong})), wrong
     for bent in ("(share) => share ** 2", "(share) => 0.5 * share", "(share, i, all) => all[0]"):
         assert differ(narrowed(seeded, values, f"narrowing.draw(asked).map({bent})"), right), bent
     assert differ(narrowed(seeded, values, changed={"rounds": 2}), right)
 
 
-def test_the_page_s_random_numbers_are_uniform_and_fine(browser: webdriver.Chrome, tmp_path: Path) -> None:
+def test_the_page_s_random_numbers_are_uniform_and_fine(
+    browser: webdriver.Chrome, tmp_path: Path
+) -> None:
     open_form(browser, tmp_path, survey("int64", DESIGN))
-    shares = np.array(browser.execute_script("return Array.from({ length: 20000 }, narrowing.secure)"))
+    shares = np.array(
+        browser.execute_script("return Array.from({ length: 20000 }, narrowing.secure)")
+    )
     assert stats.kstest(shares, "uniform").pvalue > TINY
     low_bits = (shares * 2.0**53).astype(np.uint64) % np.uint64(1024)
     assert stats.chisquare(np.bincount(low_bits.astype(np.int64) >> 5, minlength=32)).pvalue > TINY
 
 
-def test_the_page_loads_and_sends_nothing_and_can_be_used_by_all(seeded: webdriver.Chrome, tmp_path: Path) -> None:
+def test_the_page_loads_and_sends_nothing_and_can_be_used_by_all(
+    seeded: webdriver.Chrome, tmp_path: Path
+) -> None:
     seeded.get_log("browser")
     seeded.set_window_size(360, 640)
     open_form(seeded, tmp_path, survey("int64", {**DESIGN, "tau": 0.0}))
@@ -264,10 +332,13 @@ def test_the_page_loads_and_sends_nothing_and_can_be_used_by_all(seeded: webdriv
     assert seeded.execute_script("return document.activeElement.id") == "question"
     colours = []
     for scheme in ("light", "dark"):
-        seeded.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
-        colours.append(seeded.execute_script("return getComputedStyle(document.body).backgroundColor"))
+        seeded.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia",
+            {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
+        )
+        colours.append(
+            seeded.execute_script("return getComputedStyle(document.body).backgroundColor")
+        )
     assert colours[0] != colours[1]
-    unnamed = (
-        "return [...document.querySelectorAll('button, input')].filter((e) => !(e.innerText || e.textContent || e.labels?.length)).map((e) => e.id)"
-    )
+    unnamed = "return [...document.querySelectorAll('button, input')].filter((e) => !(e.innerText || e.textContent || e.labels?.length)).map((e) => e.id)"
     assert seeded.execute_script(unnamed) == []

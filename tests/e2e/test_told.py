@@ -26,7 +26,13 @@ from dpdask.stats.ranks import ColumnOrder
 SCHEMA: dict[str, Any] = {
     "who": {"role": "keep", "type": "int64"},
     "income": {"role": "privatise", "kind": "continuous", "bounds": [0, 1000], "type": "float64"},
-    "kind": {"role": "privatise", "kind": "categorical", "levels": ["a", "b", "rest"], "other": "rest", "type": "string"},
+    "kind": {
+        "role": "privatise",
+        "kind": "categorical",
+        "levels": ["a", "b", "rest"],
+        "other": "rest",
+        "type": "string",
+    },
     "day": {"role": "privatise", "kind": "continuous", "bounds": [0, 400], "type": "int32"},
 }
 TOO_RICH, STRANGE = 4711, 1237  # numbers that stand nowhere by chance
@@ -40,18 +46,29 @@ def job(tmp_path: Path) -> Path:
     income = rng.uniform(1, 999, N_ROWS)
     income[:TOO_RICH] = 5e6
     kind = np.where(np.arange(N_ROWS) < STRANGE, "z", "a")
-    table = pa.table({"who": np.arange(N_ROWS), "income": rng.permutation(income), "kind": rng.permutation(kind)})
+    table = pa.table(
+        {"who": np.arange(N_ROWS), "income": rng.permutation(income), "kind": rng.permutation(kind)}
+    )
     table = table.append_column("day", pa.array(rng.integers(0, 366, N_ROWS), pa.int32()))
     (tmp_path / "in").mkdir()
     pq.write_table(table, tmp_path / "in" / "part.parquet", row_group_size=1500)
     mechanism = {"kind": "dip", "reference": {"kind": "histogram"}}
-    return write_job(tmp_path, tmp_path / "in", tmp_path / "out", schema=SCHEMA, mechanism=mechanism, output__rows_per_shard=2000)
+    return write_job(
+        tmp_path,
+        tmp_path / "in",
+        tmp_path / "out",
+        schema=SCHEMA,
+        mechanism=mechanism,
+        output__rows_per_shard=2000,
+    )
 
 
 def on_terminal(*words: str | Path) -> tuple[str, str]:
     """Run the command line with its stderr on a terminal and return stdout and what the terminal showed."""
     ours, its = pty.openpty()
-    with subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=its, text=True, env=dict(os.environ)) as process:
+    with subprocess.Popen(
+        command(*words), stdout=subprocess.PIPE, stderr=its, text=True, env=dict(os.environ)
+    ) as process:
         os.close(its)
         shown = b""
         while True:
@@ -78,7 +95,11 @@ def test_counts_stand_on_the_terminal_and_in_no_file(job: Path, tmp_path: Path) 
         assert f"column '{name}': {text}" in shown
     assert "'day'" not in shown
     assert nowhere(out)
-    for path in (path for path in tmp_path.joinpath("out").rglob("*") if path.suffix != ".parquet" and path.is_file()):
+    for path in (
+        path
+        for path in tmp_path.joinpath("out").rglob("*")
+        if path.suffix != ".parquet" and path.is_file()
+    ):
         if path.suffix == ".html":
             assert nowhere(re.sub(r"[0-9a-f]{64}", "", path.read_text())), path
             continue
@@ -86,7 +107,15 @@ def test_counts_stand_on_the_terminal_and_in_no_file(job: Path, tmp_path: Path) 
         for shard in content.get("shards", []):
             del shard["sha256"], shard["n_bytes"]
         content.pop("card_sha256", None)
-        assert nowhere(json.dumps({key: value for key, value in content.items() if key not in ("columns", "accounting")})), path
+        assert nowhere(
+            json.dumps(
+                {
+                    key: value
+                    for key, value in content.items()
+                    if key not in ("columns", "accounting")
+                }
+            )
+        ), path
     assert not hidden(tmp_path / "out").exists()
 
 
@@ -100,11 +129,15 @@ def test_without_a_terminal_nobody_is_told(job: Path) -> None:
 def test_json_tells_nobody_even_on_a_terminal(job: Path) -> None:
     found = call_cli("run", job, "--json", terminal=True)
     assert json.loads(found.stdout)["status"] == "released"
-    assert nowhere(str({key: value for key, value in json.loads(found.stdout).items() if key != "bytes"}))
+    assert nowhere(
+        str({key: value for key, value in json.loads(found.stdout).items() if key != "bytes"})
+    )
     assert "outside" not in found.stderr
 
 
-def test_a_resumed_run_tells_what_the_first_one_counted(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_tells_what_the_first_one_counted(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def crash(*_: object) -> None:
         raise TemporaryError("crash")
 
@@ -136,9 +169,15 @@ def clean_copy(folder: Path) -> Path:
     return folder / "inside"
 
 
-@pytest.mark.parametrize("mechanism", ["{kind: marginals, cliques: [[income], [kind]]}", "{kind: copula}"])
-def test_what_is_counted_at_the_barrier_is_told_too(mechanism: str, job: Path, tmp_path: Path) -> None:
-    job.with_name("schema.yaml").write_text(yaml.safe_dump({"columns": {**SCHEMA, "who": {"role": "drop"}}}))
+@pytest.mark.parametrize(
+    "mechanism", ["{kind: marginals, cliques: [[income], [kind]]}", "{kind: copula}"]
+)
+def test_what_is_counted_at_the_barrier_is_told_too(
+    mechanism: str, job: Path, tmp_path: Path
+) -> None:
+    job.with_name("schema.yaml").write_text(
+        yaml.safe_dump({"columns": {**SCHEMA, "who": {"role": "drop"}}})
+    )
     outcome = run_here(job, mechanism=mechanism)
     assert outcome.told.changed == {"income": TOO_RICH, "kind": STRANGE}
     assert not hidden(tmp_path / "out").exists()
@@ -157,8 +196,20 @@ def test_a_strict_ledger_tells_nobody(strict: bool, job: Path, tmp_path: Path) -
 
 def test_what_is_told_merges_in_order_and_comes_back_from_a_record() -> None:
     parts = [
-        Told(changed={"a": 2}, order={"a": ColumnOrder.of_batch(np.array([1, 2])), "b": ColumnOrder.of_batch(np.array([1.5]))}),
-        Told(changed={"a": 1, "b": 1}, order={"a": ColumnOrder.of_batch(np.array([2, 5])), "b": ColumnOrder.of_batch(np.array([0.5]))}),
+        Told(
+            changed={"a": 2},
+            order={
+                "a": ColumnOrder.of_batch(np.array([1, 2])),
+                "b": ColumnOrder.of_batch(np.array([1.5])),
+            },
+        ),
+        Told(
+            changed={"a": 1, "b": 1},
+            order={
+                "a": ColumnOrder.of_batch(np.array([2, 5])),
+                "b": ColumnOrder.of_batch(np.array([0.5])),
+            },
+        ),
         Told(),
         Told(order={"a": ColumnOrder.of_batch(np.array([4]))}),
     ]

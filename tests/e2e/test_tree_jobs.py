@@ -42,7 +42,13 @@ SCHEMA: dict[str, Any] = {
     "a": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2]},
     "b": {"role": "privatise", "kind": "categorical", "levels": ["x", "y"], "nulls": "level"},
     "c": {"role": "privatise", "kind": "continuous", "bounds": [-2.0, 4.0]},
-    "d": {"role": "privatise", "kind": "mixed", "atoms": [0.0], "bounds": [0.0, 10.0], "nulls": "level"},
+    "d": {
+        "role": "privatise",
+        "kind": "mixed",
+        "atoms": [0.0],
+        "bounds": [0.0, 10.0],
+        "nulls": "level",
+    },
     "e": {"role": "privatise", "kind": "continuous", "bounds": [18, 97], "type": "int64"},
     "note": {"role": "drop"},
 }
@@ -81,7 +87,12 @@ def written(folder: Path, rows: pd.DataFrame, n_files: int = 3) -> Path:
 
 
 def job(folder: Path, source: Path, **changed: Any) -> Path:
-    given = {"schema": SCHEMA, "privacy__epsilon": 3.0, "mechanism__reference": TREE, "output__rows_per_shard": 5000}
+    given = {
+        "schema": SCHEMA,
+        "privacy__epsilon": 3.0,
+        "mechanism__reference": TREE,
+        "output__rows_per_shard": 5000,
+    }
     given |= {"output__order": "keep", **changed}  # rows are compared with their originals
     return write_job(folder, source, folder / "out", **given)
 
@@ -106,20 +117,37 @@ def cell(rows: pd.DataFrame, name: str) -> pd.Series:
     if name == "c":
         return np.clip(np.ceil((values + 2.0) / 0.75), 1, 8)
     if name == "d":
-        return values.case_when([(values.isna(), -2), (values == 0, -1), (values < 2, 0), (values < 5, 1), (values >= 5, 2)])
+        return values.case_when(
+            [
+                (values.isna(), -2),
+                (values == 0, -1),
+                (values < 2, 0),
+                (values < 5, 1),
+                (values >= 5, 2),
+            ]
+        )
     return values.sub(18) // 8 if name == "e" else values.fillna("null") if name == "b" else values
 
 
 def variation(one: pd.DataFrame, other: pd.DataFrame, *names: str) -> float:
     """Return the total variation between two tables' counts of some columns."""
-    parts = [pd.concat([cell(rows, name).rename(name) for name in names], axis=1).value_counts(normalize=True) for rows in (one, other)]
+    parts = [
+        pd.concat([cell(rows, name).rename(name) for name in names], axis=1).value_counts(
+            normalize=True
+        )
+        for rows in (one, other)
+    ]
     counted = pd.concat(parts, axis=1).fillna(0.0)
     return float(np.abs(counted.iloc[:, 0] - counted.iloc[:, 1]).sum() / 2)
 
 
 def chance(rows: pd.DataFrame, *names: str) -> float:
     """Return about the most variation that a second sample of the same distribution has: E + 6 standard deviations, with room for noisy tables."""
-    p = pd.concat([cell(rows, name).rename(name) for name in names], axis=1).value_counts(normalize=True).to_numpy()
+    p = (
+        pd.concat([cell(rows, name).rename(name) for name in names], axis=1)
+        .value_counts(normalize=True)
+        .to_numpy()
+    )
     n = len(rows)
     return float(np.sqrt(p * (1 - p) / (np.pi * n)).sum() * 1.0 + 6 * np.sqrt(1.0 / (4 * n)) + 0.01)
 
@@ -143,24 +171,50 @@ def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("channel", "delta"),
-    [("laplace", 0), ("optimal", DELTA), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("laplace", DELTA), ("optimal", 0)))],
+    [
+        ("laplace", 0),
+        ("optimal", DELTA),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("laplace", DELTA), ("optimal", 0))
+        ),
+    ],
 )
-def test_pairs_on_the_tree_keep_their_tables_where_margins_lose_them(channel: str, delta: float, source: Path, tmp_path: Path) -> None:
+def test_pairs_on_the_tree_keep_their_tables_where_margins_lose_them(
+    channel: str, delta: float, source: Path, tmp_path: Path
+) -> None:
     given = people()
     kept = released(tmp_path / "tree", source, mechanism__channel=channel, privacy__delta=delta)
-    lost = released(tmp_path / "margins", source, mechanism__channel=channel, mechanism__reference={"kind": "histogram"})
+    lost = released(
+        tmp_path / "margins",
+        source,
+        mechanism__channel=channel,
+        mechanism__reference={"kind": "histogram"},
+    )
     assert list(kept.columns) == ["user", *PRIVATE]
     assert len(kept) == N_ROWS
     assert (kept["user"].to_numpy() == given["user"].to_numpy()).all()  # kept, in the same order
     edges = [tuple(edge) for edge in card_of(tmp_path / "tree")["mechanism"]["edges"]]
-    assert {frozenset(edge) for edge in edges} >= {frozenset("ab"), frozenset("ac"), frozenset("ad")}
+    assert {frozenset(edge) for edge in edges} >= {
+        frozenset("ab"),
+        frozenset("ac"),
+        frozenset("ad"),
+    }
     strong = [edge for edge in edges if "e" not in edge]
     for edge in strong:
         assert variation(given, kept, *edge) < chance(given, *edge), edge
         assert variation(given, lost, *edge) > 2 * chance(given, *edge), edge
     for name in PRIVATE:
         assert variation(given, kept, name) < chance(given, name), name
-    assert np.mean([(cell(kept, name).to_numpy() == cell(given, name).to_numpy()).mean() for name in PRIVATE]) < 0.9  # and rows did change
+    assert (
+        np.mean(
+            [
+                (cell(kept, name).to_numpy() == cell(given, name).to_numpy()).mean()
+                for name in PRIVATE
+            ]
+        )
+        < 0.9
+    )  # and rows did change
 
 
 def test_values_are_valid_and_drawn_inside_their_cells(plain: Path) -> None:
@@ -192,8 +246,13 @@ def test_rows_go_to_others_that_are_alike(plain: Path) -> None:
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]], ids=["one-column", "two-columns"])
 @pytest.mark.parametrize("delta", [0, DELTA], ids=["laplace", "gaussian"])
 def test_few_columns(names: list[str], delta: float, source: Path, tmp_path: Path) -> None:
-    schema = {name: column if name in names or column["role"] != "privatise" else {"role": "drop"} for name, column in SCHEMA.items()}
-    made = job(tmp_path, source, schema=schema, mechanism__reference={"kind": "tree"}, privacy__delta=delta)
+    schema = {
+        name: column if name in names or column["role"] != "privatise" else {"role": "drop"}
+        for name, column in SCHEMA.items()
+    }
+    made = job(
+        tmp_path, source, schema=schema, mechanism__reference={"kind": "tree"}, privacy__delta=delta
+    )
     assert ("first look" in plan_job(load(made)).stages[1]) is False
     run_here(made)
     assert list(out(tmp_path).columns) == ["user", *names]
@@ -220,28 +279,59 @@ def test_a_units_rows_are_bounded_and_pay_together(source: Path, tmp_path: Path)
     assert events[-1].n == 9
 
 
-def test_a_table_without_footers_is_read_once_to_count_and_once_to_write(source: Path, tmp_path: Path) -> None:
+def test_a_table_without_footers_is_read_once_to_count_and_once_to_write(
+    source: Path, tmp_path: Path
+) -> None:
     (tmp_path / "csv").mkdir()
     for number, file in enumerate(sorted(source.iterdir())):
         pa_csv.write_csv(pq.read_table(file), tmp_path / "csv" / f"{number}.csv")
-    schema = {name: column | ({"type": "int64"} if name == "user" else {}) for name, column in SCHEMA.items()}
+    schema = {
+        name: column | ({"type": "int64"} if name == "user" else {})
+        for name, column in SCHEMA.items()
+    }
     stages: list[str] = []
-    run_here(job(tmp_path / "csv-job", tmp_path / "csv", schema=schema), lambda stage, *_: stages.append(stage))
+    run_here(
+        job(tmp_path / "csv-job", tmp_path / "csv", schema=schema),
+        lambda stage, *_: stages.append(stage),
+    )
     assert list(dict.fromkeys(stages)) == ["survey", "write"]
     assert len(out(tmp_path / "csv-job")) == N_ROWS
 
 
-def test_the_same_bytes_on_threads_and_processes(source: Path, two_workers: LocalCluster, tmp_path: Path) -> None:
+def test_the_same_bytes_on_threads_and_processes(
+    source: Path, two_workers: LocalCluster, tmp_path: Path
+) -> None:
     expected = []
-    for name, changed in {"row": {}, "unit": {"privacy__unit": {"column": "user", "max_rows": 9}, "privacy__epsilon": 90.0}}.items():
+    for name, changed in {
+        "row": {},
+        "unit": {"privacy__unit": {"column": "user", "max_rows": 9}, "privacy__epsilon": 90.0},
+    }.items():
         made = load(job(tmp_path / name, source, **changed))
         with dask.config.set(scheduler="synchronous"):
             run_job(made)
         expected.append(digests(tmp_path / name / "out"))
-        assert len(json.loads((tmp_path / name / "out" / "_dpdask" / "release.json").read_text())["mechanism"]["edges"]) >= 1
+        assert (
+            len(
+                json.loads((tmp_path / name / "out" / "_dpdask" / "release.json").read_text())[
+                    "mechanism"
+                ]["edges"]
+            )
+            >= 1
+        )
         with dask.config.set(scheduler="threads", num_workers=4):
-            run_job(load(job(tmp_path / name, source, output__path=str(tmp_path / name / "threads"), **changed)))
-        assert digests(tmp_path / name / "threads") | {"_dpdask/manifest.json": ""} == expected[-1] | {"_dpdask/manifest.json": ""}
+            run_job(
+                load(
+                    job(
+                        tmp_path / name,
+                        source,
+                        output__path=str(tmp_path / name / "threads"),
+                        **changed,
+                    )
+                )
+            )
+        assert digests(tmp_path / name / "threads") | {"_dpdask/manifest.json": ""} == expected[
+            -1
+        ] | {"_dpdask/manifest.json": ""}
     with Client(two_workers):
         run_job(load(job(tmp_path / "processes", source)))
     assert digests(tmp_path / "processes" / "out") == expected[0]
@@ -249,11 +339,19 @@ def test_the_same_bytes_on_threads_and_processes(source: Path, two_workers: Loca
 
 @pytest.mark.parametrize("delta", [0, DELTA], ids=["laplace", "gaussian"])
 @pytest.mark.parametrize("unit", ["row", {"column": "user", "max_rows": 9}], ids=["row", "unit"])
-def test_a_ledger_is_charged_once_what_the_job_declares(unit: Any, delta: float, source: Path, tmp_path: Path) -> None:
+def test_a_ledger_is_charged_once_what_the_job_declares(
+    unit: Any, delta: float, source: Path, tmp_path: Path
+) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     ledger = open_ledger(url)
     ledger.init("people", 3.5, 2 * delta)
-    made = job(tmp_path, source, privacy__delta=delta, privacy__unit=unit, ledger={"url": url, "dataset": "people"})
+    made = job(
+        tmp_path,
+        source,
+        privacy__delta=delta,
+        privacy__unit=unit,
+        ledger={"url": url, "dataset": "people"},
+    )
     planned = plan_job(load(made)).ledger
     assert planned is not None
     assert (planned["before"], planned["fits"]) == (0.0, True)
@@ -283,15 +381,34 @@ def test_the_plan_the_card_and_the_audit_say_the_same(source: Path, tmp_path: Pa
     assert "Protected: the values of all rows. Not protected: none; " in text
     assert "ε = 3 differentially private (δ = 9.32e-10, replace-one" in text
     assert "k·exp((k-1)·ε)·δ" in text
-    assert [warning.partition(" (")[0] for warning in planned.warnings] == ["A released row keeps almost nothing of a, b, c, d, e"]
+    assert [warning.partition(" (")[0] for warning in planned.warnings] == [
+        "A released row keeps almost nothing of a, b, c, d, e"
+    ]
     run_here(made)
     card = card_of(tmp_path)
     assert card["guarantee"]["text"].endswith(planned.guarantee)
     assert (card["guarantee"]["delta"], card["guarantee"]["unprotected"]["fraction"]) == (DELTA, 0)
     mechanism, spent = card["mechanism"], card["accounting"]
     assert set(mechanism) == {"kind", "channel", "columns", "joint", "edges", "reference"}
-    assert set(spent) == {"composition", "epsilon_exact", "epsilon_tables", "epsilon_row_exact", "rows_per_unit", "events"}
-    shared = {"role", "kind", "outside", "parent", "epsilon", "epsilon_exact", "cells", "channel_as_asked", "channels"}
+    assert set(spent) == {
+        "composition",
+        "epsilon_exact",
+        "epsilon_tables",
+        "epsilon_row_exact",
+        "rows_per_unit",
+        "events",
+    }
+    shared = {
+        "role",
+        "kind",
+        "outside",
+        "parent",
+        "epsilon",
+        "epsilon_exact",
+        "cells",
+        "channel_as_asked",
+        "channels",
+    }
     assert set(card["columns"]["a"]) == shared | {"levels"}
     assert set(card["columns"]["d"]) == shared | {"bounds", "atoms", "nulls", "cell_edges"}
     assert mechanism["columns"] == "tree"
@@ -307,17 +424,26 @@ def test_the_plan_the_card_and_the_audit_say_the_same(source: Path, tmp_path: Pa
     assert accountant.epsilon(from_dict(spent["events"]), DELTA) <= 3.0
     for name, column in private(card):
         assert 0 < column["epsilon_exact"] <= column["epsilon"] == planned.epsilons[name]
-        assert np.shape(column["channels"]) == (1 if column["parent"] is None else card["columns"][column["parent"]]["cells"], *[column["cells"]] * 2)
+        assert np.shape(column["channels"]) == (
+            1 if column["parent"] is None else card["columns"][column["parent"]]["cells"],
+            *[column["cells"]] * 2,
+        )
     assert card["columns"]["c"]["cell_edges"][0] == -2.0
     assert card["columns"]["b"]["levels"] == [None, "x", "y"]
 
 
 def private(card: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    return [(name, column) for name, column in card["columns"].items() if column["role"] == "privatised"]
+    return [
+        (name, column) for name, column in card["columns"].items() if column["role"] == "privatised"
+    ]
 
 
-@pytest.mark.parametrize("channel", ["laplace", pytest.param("laplace-calibrated", marks=pytest.mark.slow), "optimal"])
-def test_an_audit_is_sound_before_and_after_a_run(channel: str, source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "channel", ["laplace", pytest.param("laplace-calibrated", marks=pytest.mark.slow), "optimal"]
+)
+def test_an_audit_is_sound_before_and_after_a_run(
+    channel: str, source: Path, tmp_path: Path
+) -> None:
     made = load(job(tmp_path, source, mechanism__channel=channel))
     before = audit_job(made, n_runs=500)
     run_here(tmp_path / "job.yaml")
@@ -335,11 +461,17 @@ def test_an_audit_is_sound_before_and_after_a_run(channel: str, source: Path, tm
             assert column["reference"] == source_
         assert f"a whole row: ε* = {found['row']['epsilon_exact']!r} of" in describe_audit(found)
     for name, column in after["columns"].items():
-        assert column["epsilon_exact"] == pytest.approx(card["columns"][name]["epsilon_exact"], rel=1e-6)
-    assert after["row"]["epsilon_exact"] == pytest.approx(card["accounting"]["epsilon_row_exact"], rel=1e-6)
+        assert column["epsilon_exact"] == pytest.approx(
+            card["columns"][name]["epsilon_exact"], rel=1e-6
+        )
+    assert after["row"]["epsilon_exact"] == pytest.approx(
+        card["accounting"]["epsilon_row_exact"], rel=1e-6
+    )
 
 
-def test_a_released_channel_of_one_parent_level_that_is_too_weak_is_not_sound(source: Path, tmp_path: Path) -> None:
+def test_a_released_channel_of_one_parent_level_that_is_too_weak_is_not_sound(
+    source: Path, tmp_path: Path
+) -> None:
     made = job(tmp_path, source)
     run_here(made)
     card = card_of(tmp_path)
@@ -348,17 +480,27 @@ def test_a_released_channel_of_one_parent_level_that_is_too_weak_is_not_sound(so
     column["channels"][1] = np.eye(column["cells"]).tolist()
     data = json.dumps(card).encode()
     (tmp_path / "out" / "_dpdask" / "release.json").write_bytes(data)
-    assert audit_job(load(made), n_runs=1000)["columns"][name]["reference"] == "a simulated table"  # a card that was changed is no card
-    changed = replace(Manifest.read(Folder(str(tmp_path / "out"))), card_sha256=hashlib.sha256(data).hexdigest())
+    assert (
+        audit_job(load(made), n_runs=1000)["columns"][name]["reference"] == "a simulated table"
+    )  # a card that was changed is no card
+    changed = replace(
+        Manifest.read(Folder(str(tmp_path / "out"))), card_sha256=hashlib.sha256(data).hexdigest()
+    )
     Folder(str(tmp_path / "out")).write(MANIFEST_NAME, changed.to_bytes())
     found = audit_job(load(made), n_runs=1000)
     assert found["sound"] is False
     assert found["columns"][name]["epsilon_exact"] > found["columns"][name]["claimed"]
     assert found["row"]["epsilon_exact"] > found["row"]["claimed"]
-    assert all(other["epsilon_exact"] <= other["claimed"] for key, other in found["columns"].items() if key != name)
+    assert all(
+        other["epsilon_exact"] <= other["claimed"]
+        for key, other in found["columns"].items()
+        if key != name
+    )
 
 
-def test_channels_that_are_too_many_are_not_shown(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channels_that_are_too_many_are_not_shown(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dpdask.mechanisms.dip.tree.MAX_SHOWN", 10)
     made = job(tmp_path, source)
     run_here(made)
@@ -368,8 +510,12 @@ def test_channels_that_are_too_many_are_not_shown(source: Path, tmp_path: Path, 
     assert {column["reference"] for column in found["columns"].values()} == {"a simulated table"}
 
 
-def test_an_audit_reads_no_row(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpdask.engine.source.read_batches", lambda *_: pytest.fail("rows were read"))
+def test_an_audit_reads_no_row(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "dpdask.engine.source.read_batches", lambda *_: pytest.fail("rows were read")
+    )
     audit_job(load(job(tmp_path, source)), n_runs=1000)
     assert not (tmp_path / "out").exists()
 
@@ -386,13 +532,20 @@ def test_a_delta_as_large_as_a_row_is_warned_of(source: Path, tmp_path: Path) ->
 
 
 def dip(**changed: Any) -> dpdask.DIP:
-    given: dict[str, Any] = {"epsilon": 3.0, "reference": dpdask.Tree(bins=TREE["bins"]), "insecure_seed": 7, **changed}
+    given: dict[str, Any] = {
+        "epsilon": 3.0,
+        "reference": dpdask.Tree(bins=TREE["bins"]),
+        "insecure_seed": 7,
+        **changed,
+    }
     return dpdask.DIP(dpdask.Schema.from_dict({"columns": SCHEMA}), **given)
 
 
 @pytest.mark.few
 @pytest.mark.parametrize("delta", [0, DELTA], ids=["laplace", "gaussian"])
-@pytest.mark.parametrize("unit", ["row", dpdask.UnitColumn(column="user", max_rows=15)], ids=["row", "unit"])
+@pytest.mark.parametrize(
+    "unit", ["row", dpdask.UnitColumn(column="user", max_rows=15)], ids=["row", "unit"]
+)
 def test_frames(unit: Any, delta: float) -> None:
     rows = people()
     with dask.config.set(scheduler="synchronous"):
@@ -400,7 +553,9 @@ def test_frames(unit: Any, delta: float) -> None:
             release = dip(delta=delta, unit=unit).fit(frame)
             lazy, again = release.transform(frame), release.transform(frame)
             found = lazy if isinstance(lazy, pd.DataFrame) else lazy.compute()
-            pd.testing.assert_frame_equal(found, again if isinstance(again, pd.DataFrame) else again.compute())
+            pd.testing.assert_frame_equal(
+                found, again if isinstance(again, pd.DataFrame) else again.compute()
+            )
             assert list(found.columns) == ["user", *PRIVATE]
             assert (found["user"] == rows.loc[found.index, "user"]).all()
             assert found["e"].dtype == rows["e"].dtype
@@ -426,7 +581,11 @@ def test_a_frame_is_released_like_a_job(plain: Path) -> None:
     made, other = out(plain), card_of(plain)
     for edge in (("a", "b"), ("a", "c"), ("a", "d")):
         assert variation(frame, made, *edge) < 1.5 * chance(people(), *edge)
-    assert {frozenset(edge) for edge in card["mechanism"]["edges"]} >= {frozenset("ab"), frozenset("ac"), frozenset("ad")}
+    assert {frozenset(edge) for edge in card["mechanism"]["edges"]} >= {
+        frozenset("ab"),
+        frozenset("ac"),
+        frozenset("ad"),
+    }
     for key in ("guarantee", "insecure", "order", "versions"):
         assert card[key] == other[key], key
     assert card["mechanism"].keys() == other["mechanism"].keys()
@@ -488,7 +647,12 @@ def test_frames_that_cannot_be_are_refused() -> None:
 
 def test_of_a_lake_with_every_kind_of_column(tmp_path: Path) -> None:
     """The helpers' own lake, whose columns depend on nothing: no edge is told from noise, and every margin stays."""
-    made = write_job(tmp_path, lake(tmp_path / "in", [1500, 900, 1600]), tmp_path / "out", mechanism__reference={"kind": "tree", "bins": 5})
+    made = write_job(
+        tmp_path,
+        lake(tmp_path / "in", [1500, 900, 1600]),
+        tmp_path / "out",
+        mechanism__reference={"kind": "tree", "bins": 5},
+    )
     run_here(made)
     card = card_of(tmp_path)
     found = out(tmp_path)

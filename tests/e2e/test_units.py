@@ -42,7 +42,9 @@ def users(n_rows: int = N_ROWS) -> pd.DataFrame:
     """Return ratings of users from one row to hundreds, scattered over the table; `time` names the row."""
     rng = np.random.default_rng(11)
     user = np.minimum(rng.zipf(1.4, n_rows), 200)
-    return pd.DataFrame({"userId": user, "time": rng.permutation(n_rows), "rating": rng.choice(LEVELS, n_rows)})
+    return pd.DataFrame(
+        {"userId": user, "time": rng.permutation(n_rows), "rating": rng.choice(LEVELS, n_rows)}
+    )
 
 
 def written(folder: Path, table: pd.DataFrame, sizes: list[int], row_group: int = 10_000) -> Path:
@@ -50,7 +52,9 @@ def written(folder: Path, table: pd.DataFrame, sizes: list[int], row_group: int 
     start = 0
     for number, size in enumerate(sizes):
         part = pa.Table.from_pandas(table.iloc[start : start + size], preserve_index=False)
-        part = part.replace_schema_metadata({"part": str(number)})  # files of equal rows are no copies
+        part = part.replace_schema_metadata(
+            {"part": str(number)}
+        )  # files of equal rows are no copies
         pq.write_table(part, folder / f"part-{number:03}.parquet", row_group_size=row_group)
         start += size
     assert start == len(table)
@@ -58,7 +62,12 @@ def written(folder: Path, table: pd.DataFrame, sizes: list[int], row_group: int 
 
 
 def job(folder: Path, source: Path, **changed: Any) -> Path:
-    return write_job(folder / "job", source, folder / "out", **{"schema": SCHEMA, "privacy__unit": UNIT, **changed})
+    return write_job(
+        folder / "job",
+        source,
+        folder / "out",
+        **{"schema": SCHEMA, "privacy__unit": UNIT, **changed},
+    )
 
 
 def released(folder: Path, source: Path, **changed: Any) -> pd.DataFrame:
@@ -75,15 +84,25 @@ PARTITIONINGS = {
 
 
 @pytest.mark.parametrize("reference", [HISTOGRAM, HOLDOUT], ids=["histogram", "holdout"])
-def test_the_same_rows_however_the_lake_is_written(reference: dict[str, Any], tmp_path: Path) -> None:
+def test_the_same_rows_however_the_lake_is_written(
+    reference: dict[str, Any], tmp_path: Path
+) -> None:
     table = users()
     chosen: dict[str, set[tuple[int, int]]] = {}
     for name, (sizes, row_group) in PARTITIONINGS.items():
-        found = released(tmp_path / name, written(tmp_path / name / "in", table, sizes, row_group), mechanism__reference=reference)
+        found = released(
+            tmp_path / name,
+            written(tmp_path / name / "in", table, sizes, row_group),
+            mechanism__reference=reference,
+        )
         chosen[name] = set(zip(found["userId"], found["time"], strict=True))
         assert len(chosen[name]) == len(found)
     shuffled = table.sample(frac=1, random_state=3)
-    found = released(tmp_path / "shuffled", written(tmp_path / "shuffled" / "in", shuffled, [800, 700]), mechanism__reference=reference)
+    found = released(
+        tmp_path / "shuffled",
+        written(tmp_path / "shuffled" / "in", shuffled, [800, 700]),
+        mechanism__reference=reference,
+    )
     chosen["shuffled"] = set(zip(found["userId"], found["time"], strict=True))
     assert all(rows == chosen["one file"] for rows in chosen.values())
     assert chosen["one file"] <= set(zip(table["userId"], table["time"], strict=True))
@@ -93,17 +112,27 @@ def test_a_user_has_all_rows_or_max_rows_or_none(tmp_path: Path) -> None:
     table = users()
     source = written(tmp_path / "in", table, [400, 1100])
     given = table.groupby("userId").size()
-    whole = released(tmp_path / "all", source, mechanism__reference=HISTOGRAM).groupby("userId").size()
+    whole = (
+        released(tmp_path / "all", source, mechanism__reference=HISTOGRAM).groupby("userId").size()
+    )
     assert whole.equals(np.minimum(given, MAX_ROWS))
     assert (given > MAX_ROWS).sum() > 10
-    kept = released(tmp_path / "most", source, mechanism__reference=HOLDOUT).groupby("userId").size()
+    kept = (
+        released(tmp_path / "most", source, mechanism__reference=HOLDOUT).groupby("userId").size()
+    )
     assert kept.equals(np.minimum(given, MAX_ROWS)[kept.index])
-    assert 0.55 < len(kept) / len(given) < 0.92  # of 200 users three quarters, 5 standard deviations
+    assert (
+        0.55 < len(kept) / len(given) < 0.92
+    )  # of 200 users three quarters, 5 standard deviations
     other = released(tmp_path / "other", source, mechanism__reference=HISTOGRAM, insecure_seed=8)
-    assert set(other["time"]) != set(released(tmp_path / "again", source, mechanism__reference=HISTOGRAM)["time"])  # the hash is keyed
+    assert set(other["time"]) != set(
+        released(tmp_path / "again", source, mechanism__reference=HISTOGRAM)["time"]
+    )  # the hash is keyed
 
 
-def test_no_user_is_both_held_out_and_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_user_is_both_held_out_and_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     class Spy(Chooser):
@@ -118,7 +147,9 @@ def test_no_user_is_both_held_out_and_released(tmp_path: Path, monkeypatch: pyte
     user, kept, shaping = (np.concatenate(part) for part in zip(*seen, strict=True))
     assert not set(user[kept]) & set(user[shaping])
     assert 10 < len(set(user[shaping])) < 100
-    assert np.unique(user[shaping], return_counts=True)[1].max() == MAX_ROWS  # the reference is bounded too
+    assert (
+        np.unique(user[shaping], return_counts=True)[1].max() == MAX_ROWS
+    )  # the reference is bounded too
 
 
 @pytest.mark.parametrize("reference", [HISTOGRAM, HOLDOUT], ids=["histogram", "holdout"])
@@ -126,7 +157,12 @@ def test_the_units_column_may_be_dropped(reference: dict[str, Any], tmp_path: Pa
     table = users()
     source = written(tmp_path / "in", table, [700, 800], 300)
     kept = released(tmp_path / "kept", source, mechanism__reference=reference)
-    found = released(tmp_path / "drop", source, mechanism__reference=reference, schema=SCHEMA | {"userId": {"role": "drop"}})
+    found = released(
+        tmp_path / "drop",
+        source,
+        mechanism__reference=reference,
+        schema=SCHEMA | {"userId": {"role": "drop"}},
+    )
     assert list(found.columns) == ["time", "rating"]
     assert found["time"].tolist() == kept["time"].tolist()
 
@@ -144,19 +180,29 @@ def test_the_units_column_may_be_dropped(reference: dict[str, Any], tmp_path: Pa
 )
 def test_units_of_any_type(ids: Any, tmp_path: Path) -> None:
     table = users(600)
-    columns = pa.Table.from_pandas(table, preserve_index=False).set_column(0, "userId", ids(table["userId"].to_numpy()))
+    columns = pa.Table.from_pandas(table, preserve_index=False).set_column(
+        0, "userId", ids(table["userId"].to_numpy())
+    )
     (tmp_path / "in").mkdir()
     for number in range(3):
         pq.write_table(columns.slice(200 * number, 200), tmp_path / "in" / f"{number}.parquet")
     schema = SCHEMA | {"userId": {"role": "keep"}}
-    found = released(tmp_path, tmp_path / "in", schema=schema, mechanism__reference=HISTOGRAM).groupby("userId").size()
+    found = (
+        released(tmp_path, tmp_path / "in", schema=schema, mechanism__reference=HISTOGRAM)
+        .groupby("userId")
+        .size()
+    )
     assert sorted(found) == sorted(np.minimum(table.groupby("userId").size(), MAX_ROWS))
 
 
 def test_duplicated_rows_are_bounded_all_the_same(tmp_path: Path) -> None:
     table = pd.DataFrame({"userId": [1] * 50 + [2] * 3, "time": [0] * 53, "rating": [1.0] * 53})
     for name, sizes in {"one": [53], "many": [10] * 5 + [3]}.items():
-        found = released(tmp_path / name, written(tmp_path / name / "in", table, sizes), mechanism__reference=HISTOGRAM)
+        found = released(
+            tmp_path / name,
+            written(tmp_path / name / "in", table, sizes),
+            mechanism__reference=HISTOGRAM,
+        )
         assert found.groupby("userId").size().to_dict() == {1: MAX_ROWS, 2: 3}
 
 
@@ -166,7 +212,10 @@ def test_a_row_without_a_unit_is_refused(role: str, tmp_path: Path) -> None:
     table.loc[900, "userId"] = pd.NA
     source = written(tmp_path / "in", table, [700, 800])
     made = job(tmp_path, source, schema=SCHEMA | {"userId": {"role": role}})
-    with pytest.raises(dpdask.DataError, match=r"^column 'userId': holds a null") as caught, dask.config.set(scheduler="synchronous"):
+    with (
+        pytest.raises(dpdask.DataError, match=r"^column 'userId': holds a null") as caught,
+        dask.config.set(scheduler="synchronous"),
+    ):
         run_job(load(made))
     assert caught.value.exit_code == 65
     assert not hidden(tmp_path / "out").exists()
@@ -180,7 +229,9 @@ def test_the_card_says_who_the_unit_is_and_what_a_row_gets(tmp_path: Path) -> No
     assert f"of which at most {MAX_ROWS} are released" in planned.guarantee
     outcome = run_here(job(tmp_path, source))
     card = json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())
-    assert card["guarantee"]["released_percent_of_rows"] == round(100 * outcome.manifest.n_rows / len(users()))
+    assert card["guarantee"]["released_percent_of_rows"] == round(
+        100 * outcome.manifest.n_rows / len(users())
+    )
 
 
 # ---- resuming
@@ -216,8 +267,16 @@ def test_a_killed_run_goes_on_with_the_same_bounds_to_the_same_bytes(
 
 
 @pytest.mark.parametrize("stage", ["units", "survey", "write"])
-def test_in_a_store_the_bounds_are_in_memory_and_an_interrupted_run_goes_on(stage: str, source: Path, quiet: dict[str, str], tmp_path: Path) -> None:
-    made = job(tmp_path, source, mechanism__reference=HISTOGRAM, output__rows_per_shard=60, output__path=f"memory://{tmp_path.name}/out")
+def test_in_a_store_the_bounds_are_in_memory_and_an_interrupted_run_goes_on(
+    stage: str, source: Path, quiet: dict[str, str], tmp_path: Path
+) -> None:
+    made = job(
+        tmp_path,
+        source,
+        mechanism__reference=HISTOGRAM,
+        output__rows_per_shard=60,
+        output__path=f"memory://{tmp_path.name}/out",
+    )
     stages: list[str] = []
 
     def interrupt(name: str, done: int, _: int) -> None:
@@ -227,13 +286,21 @@ def test_in_a_store_the_bounds_are_in_memory_and_an_interrupted_run_goes_on(stag
 
     with pytest.raises(TemporaryError, match="crash"):
         run_here(made, interrupt)
-    assert not [path for path in fsspec.filesystem("memory").find(f"/{tmp_path.name}") if path.endswith("bounds.npz")]
-    shards = [digest for name, digest in quiet.items() if name.endswith(".parquet")]  # in the order of their names
+    assert not [
+        path
+        for path in fsspec.filesystem("memory").find(f"/{tmp_path.name}")
+        if path.endswith("bounds.npz")
+    ]
+    shards = [
+        digest for name, digest in quiet.items() if name.endswith(".parquet")
+    ]  # in the order of their names
     assert [shard.sha256 for shard in run_here(made).manifest.shards] == shards
     assert stage in stages
 
 
-def test_bounds_that_are_not_those_written_are_refused(source: Path, drivers: Drivers, tmp_path: Path) -> None:
+def test_bounds_that_are_not_those_written_are_refused(
+    source: Path, drivers: Drivers, tmp_path: Path
+) -> None:
     made = job(tmp_path, source, mechanism__reference=HISTOGRAM)
     drivers.run("run", made, point="fitted")
     path = hidden(tmp_path / "out") / "bounds.npz"
@@ -245,9 +312,19 @@ def test_bounds_that_are_not_those_written_are_refused(source: Path, drivers: Dr
 
 def test_a_large_lake_of_helpers_keeps_its_bound(tmp_path: Path) -> None:
     source = lake(tmp_path / "in", [3000, 10, 2000])  # every kind of column, a thousand users
-    made = write_job(tmp_path / "job", source, tmp_path / "out", privacy__unit={"column": "userId", "max_rows": 2}, mechanism__reference=HISTOGRAM)
+    made = write_job(
+        tmp_path / "job",
+        source,
+        tmp_path / "out",
+        privacy__unit={"column": "userId", "max_rows": 2},
+        mechanism__reference=HISTOGRAM,
+    )
     run_here(made)
-    found = pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table(columns=["userId"]).to_pandas()
+    found = (
+        pads.dataset(tmp_path / "out", exclude_invalid_files=False)
+        .to_table(columns=["userId"])
+        .to_pandas()
+    )
     given = pads.dataset(source).to_table(columns=["userId"]).to_pandas()
     assert found.groupby("userId").size().equals(np.minimum(given.groupby("userId").size(), 2))
 
@@ -262,13 +339,26 @@ def _frames() -> Iterator[None]:
 
 
 def fitted(frame: Any, reference: dpdask.Histogram | dpdask.Holdout, **changed: Any) -> Any:
-    given = {"unit": dpdask.UnitColumn(column="userId", max_rows=MAX_ROWS), "insecure_seed": 7, **changed}
-    schema = dpdask.Schema.from_dict({"columns": {name: {k: v for k, v in column.items() if k != "type"} for name, column in SCHEMA.items()}})
+    given = {
+        "unit": dpdask.UnitColumn(column="userId", max_rows=MAX_ROWS),
+        "insecure_seed": 7,
+        **changed,
+    }
+    schema = dpdask.Schema.from_dict(
+        {
+            "columns": {
+                name: {k: v for k, v in column.items() if k != "type"}
+                for name, column in SCHEMA.items()
+            }
+        }
+    )
     return dpdask.DIP(schema, epsilon=4.0, reference=reference, **given).fit(frame)
 
 
 @pytest.mark.usefixtures("_frames")
-@pytest.mark.parametrize("reference", [dpdask.Histogram(), dpdask.Holdout(fraction=0.25)], ids=["histogram", "holdout"])
+@pytest.mark.parametrize(
+    "reference", [dpdask.Histogram(), dpdask.Holdout(fraction=0.25)], ids=["histogram", "holdout"]
+)
 def test_frames_are_bounded_alike(reference: Any, source: Path, tmp_path: Path) -> None:
     table = users()
     given = table.groupby("userId").size()

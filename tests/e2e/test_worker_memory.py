@@ -22,16 +22,30 @@ PRIVATE = {"role": "privatise", "kind": "discrete", "levels": LEVELS}
 
 @pytest.fixture(scope="module")
 def small_worker() -> Iterator[LocalCluster]:
-    options: dict[str, Any] = {"dashboard_address": "127.0.0.1:0", "scheduler_kwargs": {"dashboard": False}}
+    options: dict[str, Any] = {
+        "dashboard_address": "127.0.0.1:0",
+        "scheduler_kwargs": {"dashboard": False},
+    }
     options |= {"host": "127.0.0.1", "memory_limit": "1GiB"}
-    spawned = dask.config.set({"distributed.worker.multiprocessing-method": "spawn"})  # with the memory that a user's worker has
-    with spawned, LocalCluster(n_workers=1, threads_per_worker=1, **options) as cluster, Client(cluster):
+    spawned = dask.config.set(
+        {"distributed.worker.multiprocessing-method": "spawn"}
+    )  # with the memory that a user's worker has
+    with (
+        spawned,
+        LocalCluster(n_workers=1, threads_per_worker=1, **options) as cluster,
+        Client(cluster),
+    ):
         yield cluster
 
 
 def long_texts() -> pa.Table:
     letters = np.random.default_rng(1).integers(97, 123, (300_000, 1000), dtype=np.uint8)
-    return pa.table({"text": pa.array([row.tobytes().decode() for row in letters]), "x": np.arange(300_000) % 100})
+    return pa.table(
+        {
+            "text": pa.array([row.tobytes().decode() for row in letters]),
+            "x": np.arange(300_000) % 100,
+        }
+    )
 
 
 def repeated_texts() -> pa.Table:
@@ -40,17 +54,34 @@ def repeated_texts() -> pa.Table:
 
 def many_columns() -> pa.Table:
     rng = np.random.default_rng(2)
-    return pa.table({f"c{place}": rng.integers(0, 100, 131_072).astype(np.int8) for place in range(2000)})
+    return pa.table(
+        {f"c{place}": rng.integers(0, 100, 131_072).astype(np.int8) for place in range(2000)}
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["shuffled", "keep"])
 @pytest.mark.parametrize("make", [long_texts, repeated_texts, many_columns])
-def test_a_worker_of_one_gibibyte_releases_a_large_row_group(make: Any, order: str, small_worker: LocalCluster, tmp_path: Path) -> None:
+def test_a_worker_of_one_gibibyte_releases_a_large_row_group(
+    make: Any, order: str, small_worker: LocalCluster, tmp_path: Path
+) -> None:
     rows = make()
     pq.write_table(rows, tmp_path / "in.parquet", row_group_size=len(rows))
-    schema: dict[str, Any] = {name: {"role": "keep"} for name in rows.schema.names} | {rows.schema.names[-1]: PRIVATE}
-    job = write_job(tmp_path, tmp_path / "in.parquet", tmp_path / "out", schema=schema, output__order=order, output__rows_per_shard=1_000_000)
+    schema: dict[str, Any] = {name: {"role": "keep"} for name in rows.schema.names} | {
+        rows.schema.names[-1]: PRIVATE
+    }
+    job = write_job(
+        tmp_path,
+        tmp_path / "in.parquet",
+        tmp_path / "out",
+        schema=schema,
+        output__order=order,
+        output__rows_per_shard=1_000_000,
+    )
     outcome = run_job(load(job, insecure_seed="7"))
     assert outcome.status == "released"
-    assert 0.7 < pq.ParquetDataset(tmp_path / "out").read([rows.schema.names[-1]]).num_rows / len(rows) < 0.8
+    assert (
+        0.7
+        < pq.ParquetDataset(tmp_path / "out").read([rows.schema.names[-1]]).num_rows / len(rows)
+        < 0.8
+    )

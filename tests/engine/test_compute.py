@@ -24,7 +24,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from distributed import Client, KilledWorker, LocalCluster
-from e2e.helpers import apply, digests, hidden, join, lake, load, processes, run_each, run_here, spy_on_stages, write_job
+from e2e.helpers import (
+    apply,
+    digests,
+    hidden,
+    join,
+    lake,
+    load,
+    processes,
+    run_each,
+    run_here,
+    spy_on_stages,
+    write_job,
+)
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from dpdask.engine import fit as engine_fit
@@ -81,7 +93,10 @@ def cluster() -> Iterator[LocalCluster]:
 
 @contextmanager
 def scheduler(name: str, cluster: LocalCluster | None) -> Iterator[None]:
-    with Client(cluster) if name == "cluster" else nullcontext(), dask.config.set({} if name == "cluster" else {"scheduler": name}):
+    with (
+        Client(cluster) if name == "cluster" else nullcontext(),
+        dask.config.set({} if name == "cluster" else {"scheduler": name}),
+    ):
         yield
 
 
@@ -92,13 +107,21 @@ def everything(error: BaseException) -> str:
     """Return all that an error and what hangs on it can show."""
     whole = "".join(traceback.format_exception(error, chain=True)) + repr(error.args)
     for other in (error.__context__, error.__cause__):
-        assert other is None or other is error or isinstance(other, InternalError | DataError | TemporaryError)
+        assert (
+            other is None
+            or other is error
+            or isinstance(other, InternalError | DataError | TemporaryError)
+        )
     return whole
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_an_unforeseen_failure_is_told_by_type_and_place(
-    name: str, cluster: LocalCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    name: str,
+    cluster: LocalCluster,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
     (tmp_path / "value").write_text(SECRET)
@@ -121,7 +144,9 @@ def test_arrow_quotes_the_value() -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_foreseen_failure_arrives_as_it_is(name: str, cluster: LocalCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_foreseen_failure_arrives_as_it_is(
+    name: str, cluster: LocalCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "value").write_text(SECRET)
     with scheduler(name, cluster), pytest.raises(DataError) as caught:
         run_each("test", functools.partial(read_then, foreseen), [str(tmp_path / "value")])
@@ -137,7 +162,17 @@ def test_no_memory_is_temporary() -> None:
 
 def large_part() -> FilePart:
     sizes = {"n_rows": 10, "n_bytes": 1000, "n_bytes_decoded": 3 * 2**30}
-    return FilePart(Fragment(id="0" * 32, url="file:///part.parquet", name="part.parquet", format="parquet", row_group=2, version="1", **sizes))
+    return FilePart(
+        Fragment(
+            id="0" * 32,
+            url="file:///part.parquet",
+            name="part.parquet",
+            format="parquet",
+            row_group=2,
+            version="1",
+            **sizes,
+        )
+    )
 
 
 def test_an_error_of_memory_names_the_fragment_its_size_and_the_hint() -> None:
@@ -165,21 +200,32 @@ class LostFuture:
 
 
 @pytest.mark.parametrize("status", ["error", "cancelled", "lost", "pending"])
-def test_a_future_without_an_exception_is_a_lost_scheduler(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = SimpleNamespace(get=lambda _, keys, **__: [LostFuture(key, status) for key in keys], cancel=lambda _: None)
+def test_a_future_without_an_exception_is_a_lost_scheduler(
+    status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = SimpleNamespace(
+        get=lambda _, keys, **__: [LostFuture(key, status) for key in keys], cancel=lambda _: None
+    )
     monkeypatch.setattr("dpdask.engine.compute.find_client", lambda: client)
-    with pytest.raises(TemporaryError, match=r"^test: the cluster lost its scheduler or its workers \(.*CancelledError\); run again to resume$"):
+    with pytest.raises(
+        TemporaryError,
+        match=r"^test: the cluster lost its scheduler or its workers \(.*CancelledError\); run again to resume$",
+    ):
         run_each("test", double, [1])
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["by its nanny", "by the system"])
-def test_a_worker_that_dies_of_memory_is_told_so(stopped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_of_memory_is_told_so(
+    stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage = make_stage("write", apply, [(large_part(),)], double, join)
 
     class KilledFuture(LostFuture):
         def exception(self, timeout: float) -> KilledWorker:  # type: ignore[override]
             assert timeout
-            return KilledWorker(self.key, SimpleNamespace(memory_limit=2**30, address="tcp://10.0.0.1:1"), 3)
+            return KilledWorker(
+                self.key, SimpleNamespace(memory_limit=2**30, address="tcp://10.0.0.1:1"), 3
+            )
 
     events = [(time.time() + 60, {"worker": "tcp://10.0.0.1:1"})] if stopped else [(0.0, {})]
     made = lambda _, keys, **__: [KilledFuture(key, "error") for key in keys]  # noqa: E731
@@ -230,17 +276,23 @@ def test_blas_has_one_thread_in_tasks(name: str, cluster: LocalCluster) -> None:
 def test_blas_has_one_thread_in_the_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
     inner = engine_fit.keep  # what was fitted is kept before the fit ends
-    monkeypatch.setattr(engine_fit, "keep", lambda *given: (found.extend(count_threads(0)), inner(*given))[1])
+    monkeypatch.setattr(
+        engine_fit, "keep", lambda *given: (found.extend(count_threads(0)), inner(*given))[1]
+    )
     with threadpool_limits(2):
         run_here(write_job(tmp_path, lake(tmp_path / "in", [100]), tmp_path / "out"))
     assert set(found) == {1}
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_results_keep_their_order_and_progress_is_complete(name: str, cluster: LocalCluster) -> None:
+def test_results_keep_their_order_and_progress_is_complete(
+    name: str, cluster: LocalCluster
+) -> None:
     seen: list[tuple[str, int, int]] = []
     with scheduler(name, cluster):
-        assert run_each("test", double, range(40), lambda *step: seen.append(step)) == [2 * number for number in range(40)]
+        assert run_each("test", double, range(40), lambda *step: seen.append(step)) == [
+            2 * number for number in range(40)
+        ]
     assert seen == [("test", done, 40) for done in range(41)]
 
 
@@ -249,7 +301,10 @@ def test_nothing_to_do() -> None:
 
 
 def test_workers_lost_too_often(cluster: LocalCluster) -> None:
-    with Client(cluster), pytest.raises(TemporaryError, match="lost its scheduler or its workers") as caught:
+    with (
+        Client(cluster),
+        pytest.raises(TemporaryError, match="lost its scheduler or its workers") as caught,
+    ):
         run_each("test", os._exit, [1])
     assert caught.value.where == "test"
 
@@ -263,16 +318,26 @@ def test_a_cluster_that_goes_away() -> None:
         closing.join()
 
 
-def test_task_names_tell_stages_and_numbers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_names_tell_stages_and_numbers_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names: set[str] = set()
     spy_on_stages(lambda _, nodes: names.update(nodes), monkeypatch)
     public = {"kind": "public", "path": str(lake(tmp_path / "public", [300] * 9, seed=2))}
     source = lake(tmp_path / "in", [300] * 9)
     run_here(write_job(tmp_path / "a", source, tmp_path / "out-a"))
     run_here(write_job(tmp_path / "b", source, tmp_path / "out-b", mechanism__reference=public))
-    assert {name.split("-")[1] for name in names} == {"survey", "reference", "merge", "work", "write"}
+    assert {name.split("-")[1] for name in names} == {
+        "survey",
+        "reference",
+        "merge",
+        "work",
+        "write",
+    }
     for name in names:
-        assert re.fullmatch(r"dpdask-(survey|reference|write|merge|work)-[0-9a-f]{12}(-\d+){0,2}", name), name
+        assert re.fullmatch(
+            r"dpdask-(survey|reference|write|merge|work)-[0-9a-f]{12}(-\d+){0,2}", name
+        ), name
 
 
 def test_progress_of_a_run_is_complete(tmp_path: Path) -> None:
@@ -282,13 +347,18 @@ def test_progress_of_a_run_is_complete(tmp_path: Path) -> None:
     for stage in ("survey", "write"):
         steps = [(done, total) for name, done, total in seen if name == stage]
         assert steps == [(done, steps[0][1]) for done in range(steps[0][1] + 1)]
-    assert [name for name, *_ in seen] == sorted((name for name, *_ in seen), key=["survey", "write"].index)
+    assert [name for name, *_ in seen] == sorted(
+        (name for name, *_ in seen), key=["survey", "write"].index
+    )
 
 
 def test_two_jobs_on_one_scheduler_do_not_mix(cluster: LocalCluster, tmp_path: Path) -> None:
     source = lake(tmp_path / "in", [300] * 6)
     names = {f"out{epsilon}": epsilon for epsilon in (1.0, 2.0, 3.0)}
-    jobs = {name: write_job(tmp_path / f"job-{name}", source, tmp_path / name, privacy__epsilon=epsilon) for name, epsilon in names.items()}
+    jobs = {
+        name: write_job(tmp_path / f"job-{name}", source, tmp_path / name, privacy__epsilon=epsilon)
+        for name, epsilon in names.items()
+    }
     failures: list[BaseException] = []
 
     def one(job: Path) -> None:
@@ -309,7 +379,9 @@ def test_two_jobs_on_one_scheduler_do_not_mix(cluster: LocalCluster, tmp_path: P
         assert digests(tmp_path / name) == digests(tmp_path / f"quiet-{name}")
 
 
-def test_worker_logs_hold_no_private_count(cluster: LocalCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_worker_logs_hold_no_private_count(
+    cluster: LocalCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     source = lake(tmp_path / "in", [1234] * 3, row_group=1234)
     job = write_job(tmp_path, source, tmp_path / "out")
     counts: list[int] = []
@@ -323,7 +395,11 @@ def test_worker_logs_hold_no_private_count(cluster: LocalCluster, tmp_path: Path
         with pytest.raises(InputError, match="changed"):
             run_job(load(job), spoil)
         counts = json.loads((hidden(tmp_path / "out") / "run.json").read_text())["n_released"]
-        logs = str(client.get_worker_logs()) + str(client.get_scheduler_logs()) + "".join(capfd.readouterr())
+        logs = (
+            str(client.get_worker_logs())
+            + str(client.get_scheduler_logs())
+            + "".join(capfd.readouterr())
+        )
     assert len(counts) == 3
     assert "Compute Failed" in logs
     logs = re.sub(r"\d\d:\d\d:\d\d,\d{3}|\d+\.\d+", "", logs)  # a time may hold any number
@@ -331,11 +407,22 @@ def test_worker_logs_hold_no_private_count(cluster: LocalCluster, tmp_path: Path
     assert "n_released" not in logs
 
 
-def test_a_cluster_without_workers_ends_in_75_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_without_workers_ends_in_75_instead_of_hanging(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("dpdask.engine.cluster.LONELY_SECONDS", 0.5)
     monkeypatch.setattr("dpdask.engine.cluster._POLL_SECONDS", 0.2)
-    options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "processes": False, "protocol": "tcp"}
-    with LocalCluster(n_workers=0, **options) as cluster, Client(cluster), pytest.raises(TemporaryError, match="lost its scheduler or its workers"):
+    options = {
+        "host": "127.0.0.1",
+        "dashboard_address": "127.0.0.1:0",
+        "processes": False,
+        "protocol": "tcp",
+    }
+    with (
+        LocalCluster(n_workers=0, **options) as cluster,
+        Client(cluster),
+        pytest.raises(TemporaryError, match="lost its scheduler or its workers"),
+    ):
         run_each("stage", abs, [-1])
 
 
@@ -364,10 +451,23 @@ def test_what_a_task_frees_the_next_one_uses(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("GLIBC_TUNABLES", "LD_PRELOAD"):
         monkeypatch.delenv(name, raising=False)
     found = []
-    for trim, mmap in (("65536", None), ("65537", None), (str(2**28), str(2**25)), ("65536", "65536")):  # what Dask sets, and what somebody else set
+    for trim, mmap in (
+        ("65536", None),
+        ("65537", None),
+        (str(2**28), str(2**25)),
+        ("65536", "65536"),
+    ):  # what Dask sets, and what somebody else set
         monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", trim)
-        monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", mmap) if mmap else monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-        found.append(int(subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout))
+        monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", mmap) if mmap else monkeypatch.delenv(
+            "MALLOC_MMAP_THRESHOLD_", raising=False
+        )
+        found.append(
+            int(
+                subprocess.run(
+                    [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True
+                ).stdout
+            )
+        )
     few, many = 200, 20 * 4 * 8  # at least one page of 2 MiB for each 2 MiB of an array
     assert found[0] < few < many <= found[1]
     assert found[2] < few < many <= found[3]

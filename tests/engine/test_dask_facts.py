@@ -53,7 +53,9 @@ def add_noise(part: pd.DataFrame) -> pd.DataFrame:
 
 def test_1_fusion_redraws_central_noise() -> None:
     CALLS["noise"] = 0
-    noisy = dd.from_pandas(FRAME, npartitions=1).map_partitions(noisy_reference, meta=pd.DataFrame({"r": [0.0]}))
+    noisy = dd.from_pandas(FRAME, npartitions=1).map_partitions(
+        noisy_reference, meta=pd.DataFrame({"r": [0.0]})
+    )
     rows = dd.from_pandas(FRAME, npartitions=8)
     with dask.config.set(scheduler="threads"):
         persisted = rows.map_partitions(take_reference, noisy, meta=FRAME.assign(r=0.0)).persist()
@@ -82,7 +84,12 @@ def kill_one(cluster: LocalCluster) -> None:
 def test_2_a_lost_worker_redraws_unseeded_noise(cluster: LocalCluster) -> None:
     with Client(cluster) as client:
         client.wait_for_workers(2)
-        parts = [dask.delayed(lambda: np.random.default_rng().random(), pure=False)(dask_key_name=f"fact-2-{number}") for number in range(8)]
+        parts = [
+            dask.delayed(lambda: np.random.default_rng().random(), pure=False)(
+                dask_key_name=f"fact-2-{number}"
+            )
+            for number in range(8)
+        ]
         futures = client.compute(parts, workers=None)
         before = client.gather(futures)
         kill_one(cluster)
@@ -92,7 +99,13 @@ def test_2_a_lost_worker_redraws_unseeded_noise(cluster: LocalCluster) -> None:
 
 
 def test_2_ours_draws_the_same(cluster: LocalCluster) -> None:
-    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0.0, 1.0, 2.0, 3.0]}}})
+    schema = dpdask.Schema.from_dict(
+        {
+            "columns": {
+                "x": {"role": "privatise", "kind": "discrete", "levels": [0.0, 1.0, 2.0, 3.0]}
+            }
+        }
+    )
     frame = pd.DataFrame({"x": np.random.default_rng(0).integers(0, 4, 800).astype(float)})
     with Client(cluster) as client:
         client.wait_for_workers(2)
@@ -115,7 +128,11 @@ def test_3_same_code_same_token_same_noise() -> None:
 
 def test_3_ours_names_every_stream() -> None:
     key = RunKey.insecure(1)
-    drawn = {tuple(words(stream(key, mechanism, fragment), 4)) for mechanism in ("dip/a", "dip/b", "holdout") for fragment in ("f", "g")}
+    drawn = {
+        tuple(words(stream(key, mechanism, fragment), 4))
+        for mechanism in ("dip/a", "dip/b", "holdout")
+        for fragment in ("f", "g")
+    }
     assert len(drawn) == 6
 
 
@@ -143,7 +160,11 @@ def test_4_a_partition_number_is_no_identity() -> None:
     whole = dd.from_pandas(FRAME, npartitions=8)
     meta = FRAME.assign(number=0)
     with dask.config.set(scheduler="synchronous"):
-        assert set(whole.partitions[5:8].map_partitions(number, meta=meta).compute()["number"]) == {0, 1, 2}
+        assert set(whole.partitions[5:8].map_partitions(number, meta=meta).compute()["number"]) == {
+            0,
+            1,
+            2,
+        }
 
 
 def test_4_our_identities_stay(twenty: Path, tmp_path: Path) -> None:
@@ -154,12 +175,20 @@ def test_4_our_identities_stay(twenty: Path, tmp_path: Path) -> None:
     moved.mkdir()
     for path in list(twenty.iterdir())[::2]:
         (moved / path.name).write_bytes(path.read_bytes())
-    assert {fragment.id for fragment in discover(moved.as_uri(), schema).fragments} < {fragment.id for fragment in whole}
+    assert {fragment.id for fragment in discover(moved.as_uri(), schema).fragments} < {
+        fragment.id for fragment in whole
+    }
 
 
 def test_5_a_broadcast_decays() -> None:
     quiet = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
-    threads = LocalCluster(n_workers=4, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0", scheduler_kwargs=quiet)
+    threads = LocalCluster(
+        n_workers=4,
+        threads_per_worker=1,
+        processes=False,
+        dashboard_address="127.0.0.1:0",
+        scheduler_kwargs=quiet,
+    )
     with threads as cluster, Client(cluster) as client:
         client.wait_for_workers(4)
         client.amm.stop()  # else it may drop the first copies before they are counted

@@ -31,11 +31,15 @@ def work(tmp_path: Path) -> TableWork:
     secrets = Folder(f"file://{tmp_path}")
     secrets.write(KEY_NAME, RUN, private=True)
     secrets.write(HOLDOUT_NAME, HOLDOUT, private=True)
-    return TableWork(types=pa.schema([]), released=pa.schema([]), codecs={}, fraction=0.25, secrets=secrets)
+    return TableWork(
+        types=pa.schema([]), released=pa.schema([]), codecs={}, fraction=0.25, secrets=secrets
+    )
 
 
 @pytest.mark.parametrize(("kept_holdout", "expected"), [(False, RUN), (True, HOLDOUT)])
-def test_held_keys_are_those_of_the_files_and_need_them_no_more(work: TableWork, *, kept_holdout: bool, expected: bytes) -> None:
+def test_held_keys_are_those_of_the_files_and_need_them_no_more(
+    work: TableWork, *, kept_holdout: bool, expected: bytes
+) -> None:
     work = replace(work, kept_holdout=kept_holdout)
     assert (work.key().reveal(), work.holdout_key().reveal()) == (RUN, expected)
     held = work.hold_keys()
@@ -67,7 +71,9 @@ class Rows:
     number: int = 0
     n_rows: int | None = None
 
-    def read(self, rows: Any, work: TableWork, *, released: bool, seals: list[bytes] | None = None) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, rows: Any, work: TableWork, *, released: bool, seals: list[bytes] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         del rows, released, seals
         READ.append((self.id, work.key().reveal()))
         if self.takes_key:
@@ -79,17 +85,31 @@ READ: list[tuple[str, bytes]] = []
 
 
 def scan_of(secrets: Folder) -> Scan:
-    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}})
+    schema = dpdask.Schema.from_dict(
+        {"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}}
+    )
     types = pa.schema([("x", pa.int64())])
-    work = TableWork(types=types, released=types, codecs={"x": codec_for("x", schema.columns["x"], pa.int64())}, fraction=0.25, secrets=secrets)
+    work = TableWork(
+        types=types,
+        released=types,
+        codecs={"x": codec_for("x", schema.columns["x"], pa.int64())},
+        fraction=0.25,
+        secrets=secrets,
+    )
     return Scan(work=work, statistic=ColumnStatistic(codecs=work.codecs), released=False)
 
 
-def test_a_task_reads_its_key_once_for_each_part(work: TableWork, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_reads_its_key_once_for_each_part(
+    work: TableWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     READ.clear()
     opened: list[str] = []
     read = Folder.read
-    monkeypatch.setattr(Folder, "read", lambda self, name, **options: opened.append(name) or read(self, name, **options))
+    monkeypatch.setattr(
+        Folder,
+        "read",
+        lambda self, name, **options: opened.append(name) or read(self, name, **options),
+    )
     parts = [Rows(name, work.secrets) for name in "abc"]
     scan_parts(parts, [None] * 3, scan_of(work.secrets))
     assert [(name, RUN) for name in "abc"] == READ
@@ -98,7 +118,12 @@ def test_a_task_reads_its_key_once_for_each_part(work: TableWork, monkeypatch: p
 
 def test_a_task_whose_key_is_taken_away_stops_at_the_next_part(work: TableWork) -> None:
     READ.clear()
-    parts = [Rows("a", work.secrets), Rows("b", work.secrets, takes_key=True), Rows("c", work.secrets), Rows("d", work.secrets)]
+    parts = [
+        Rows("a", work.secrets),
+        Rows("b", work.secrets, takes_key=True),
+        Rows("c", work.secrets),
+        Rows("d", work.secrets),
+    ]
     with pytest.raises(MissingError):
         scan_parts(parts, [None] * 4, scan_of(work.secrets))
     assert [name for name, _ in READ] == ["a", "b"]
@@ -133,8 +158,16 @@ def test_another_key_than_that_of_the_commitment_is_refused(work: TableWork) -> 
     try:
         for secret, refused in ((RUN, False), (HOLDOUT, True)):
             stored = EncryptedFolder("memory://bucket/secrets", "run", commit(secret))
-            for secrets in (PrivateFolder(work.secrets.url, commitment=commit(secret)), stored, stored.child("actions")):
-                with pytest.raises(OutputError, match="another key was put in place") if refused else nullcontext():
+            for secrets in (
+                PrivateFolder(work.secrets.url, commitment=commit(secret)),
+                stored,
+                stored.child("actions"),
+            ):
+                with (
+                    pytest.raises(OutputError, match="another key was put in place")
+                    if refused
+                    else nullcontext()
+                ):
                     assert replace(work, secrets=secrets).key().reveal() == RUN
     finally:
         drop_key("run")

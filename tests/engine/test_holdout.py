@@ -18,11 +18,17 @@ KEY = RunKey.insecure(1)
 def test_the_split_does_not_depend_on_batching(sizes: list[int]) -> None:
     whole = holdout_mask(stream(KEY, HOLDOUT_ID, "f"), sum(sizes), 0.3)
     rng = stream(KEY, HOLDOUT_ID, "f")
-    assert np.concatenate([holdout_mask(rng, size, 0.3) for size in sizes]).tolist() == whole.tolist()
+    assert (
+        np.concatenate([holdout_mask(rng, size, 0.3) for size in sizes]).tolist() == whole.tolist()
+    )
 
 
 def test_fragments_and_keys_split_differently() -> None:
-    masks = {holdout_mask(stream(key, HOLDOUT_ID, name), 200, 0.5).tobytes() for key in (KEY, RunKey.insecure(2)) for name in "ab"}
+    masks = {
+        holdout_mask(stream(key, HOLDOUT_ID, name), 200, 0.5).tobytes()
+        for key in (KEY, RunKey.insecure(2))
+        for name in "ab"
+    }
     assert len(masks) == 4
 
 

@@ -31,7 +31,9 @@ def depth(node: object) -> int:
 
 
 def tree(n_leaves: int) -> object:
-    nodes: dict[Any, Any] = {f"leaf-{index}": DataNode(f"leaf-{index}", index) for index in range(n_leaves)}
+    nodes: dict[Any, Any] = {
+        f"leaf-{index}": DataNode(f"leaf-{index}", index) for index in range(n_leaves)
+    }
     root = add_tree(nodes, list(nodes), nest, "tree")
     return threaded.get(nodes, root)
 
@@ -81,7 +83,11 @@ def whole_tree(values: list[Rounded]) -> Rounded:
 
 def fold_stage(n_leaves: int) -> Rounded:
     fold = TreeFold[Rounded]()
-    for found in run_stage(make_stage("test", leaf, [(number,) for number in range(n_leaves)], 0.1, merge, least=FAN_IN)):
+    for found in run_stage(
+        make_stage(
+            "test", leaf, [(number,) for number in range(n_leaves)], 0.1, merge, least=FAN_IN
+        )
+    ):
         for value in found:
             fold.add(value)
     return fold.tree()
@@ -104,7 +110,9 @@ def test_the_rest_of_a_fold_is_merged_as_in_the_tree() -> None:
     assert fold.tree() == whole_tree(values)
 
 
-def test_a_cluster_has_a_window_of_tasks_and_the_driver_few_results(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_has_a_window_of_tasks_and_the_driver_few_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cluster, "WINDOW", 600)
     monkeypatch.setattr(compute, "_LARGEST_BATCH", FAN_IN**2)
     running: list[int] = []
@@ -131,17 +139,36 @@ def refuse(number: int, shared: object) -> int:
 @pytest.mark.more
 def test_a_stage_that_fails_leaves_the_client_connected() -> None:
     """The scheduler ends the connection of a client that cancels a task on which others depend."""
-    with Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None) as client:
+    with Client(
+        processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None
+    ) as client:
         for _ in range(20):
             with pytest.raises(DataError, match="wrong"):
-                list(run_stage(make_stage("test", refuse, [(number,) for number in range(20)], 0.1, merge, least=FAN_IN)))
+                list(
+                    run_stage(
+                        make_stage(
+                            "test",
+                            refuse,
+                            [(number,) for number in range(20)],
+                            0.1,
+                            merge,
+                            least=FAN_IN,
+                        )
+                    )
+                )
         assert client.submit(sum, [1, 2]).result(timeout=30) == 3
 
 
 def test_a_batch_names_what_the_driver_takes() -> None:
     stage = make_stage("test", leaf, [(number,) for number in range(20)], 1.0, merge)
     batches = list(stage.batches)
-    assert [len(batch.keys) for batch in batches] == [1] * 20  # few tasks: the driver takes each result
-    assert all(isinstance(batch, Batch) and set(batch.keys) == set(batch.steps) for batch in batches)
-    [whole] = make_stage("test", leaf, [(number,) for number in range(20)], 1.0, merge, nodes={}).batches
+    assert [len(batch.keys) for batch in batches] == [
+        1
+    ] * 20  # few tasks: the driver takes each result
+    assert all(
+        isinstance(batch, Batch) and set(batch.keys) == set(batch.steps) for batch in batches
+    )
+    [whole] = make_stage(
+        "test", leaf, [(number,) for number in range(20)], 1.0, merge, nodes={}
+    ).batches
     assert len(whole.steps) == 20

@@ -26,20 +26,30 @@ COLUMNS = {
     "half": pa.array([0.5, 1.5, None, 2.5, 3.5] * 20, pa.float16()),
     "truth": pa.array([True, False, None, True, True] * 20),
     "text": pa.array(["a", "", None, "long text of more than twelve letters", "b"] * 20),
-    "view": pa.array(["a", "", None, "long text of more than twelve letters", "b"] * 20, pa.string_view()),
+    "view": pa.array(
+        ["a", "", None, "long text of more than twelve letters", "b"] * 20, pa.string_view()
+    ),
     "bytes": pa.array([b"a", b"", None, b"c", b"\0"] * 20, pa.large_binary()),
     "fixed": pa.array([b"ab", b"cd", None, b"ef", b"gh"] * 20, pa.binary(2)),
     "level": pa.array(["a", "b", None, "a", "c"] * 20).dictionary_encode(),
-    "money": pa.array([Decimal("1.25"), None, Decimal("2.50"), Decimal("3.00"), Decimal(0)] * 20, pa.decimal128(9, 2)),
+    "money": pa.array(
+        [Decimal("1.25"), None, Decimal("2.50"), Decimal("3.00"), Decimal(0)] * 20,
+        pa.decimal128(9, 2),
+    ),
     "day": pa.array([dt.date(2026, 1, day) for day in range(1, 6)] * 20),
-    "time": pa.array([dt.datetime(2026, 1, day, tzinfo=dt.UTC) for day in range(1, 6)] * 20, pa.timestamp("us", tz="UTC")),
+    "time": pa.array(
+        [dt.datetime(2026, 1, day, tzinfo=dt.UTC) for day in range(1, 6)] * 20,
+        pa.timestamp("us", tz="UTC"),
+    ),
     "nothing": pa.nulls(100),
     "no nulls": pa.array(range(100)),
 }
 ROWS = pa.record_batch(list(COLUMNS.values()), names=list(COLUMNS))
 
 
-def seal(rows: pa.RecordBatch, ends: list[int], columns: list[str] | None = None, key: bytes = KEY) -> bytes:
+def seal(
+    rows: pa.RecordBatch, ends: list[int], columns: list[str] | None = None, key: bytes = KEY
+) -> bytes:
     found = Seal(columns or rows.schema.names, key)
     for start, end in zip([0, *ends], [*ends, rows.num_rows], strict=True):
         found.add(rows.slice(start, end - start))
@@ -74,9 +84,17 @@ def test_large_columns_are_taken_in_slices(monkeypatch: pytest.MonkeyPatch) -> N
 def test_any_other_value_order_or_null_has_another_digest(name: str) -> None:
     array = COLUMNS[name].dictionary_decode() if name == "level" else COLUMNS[name]
     values = array.to_pylist()
-    others = [[values[1], values[0], *values[2:]], [values[3], *values[1:]], values[:-1], [*values, values[0]]]
+    others = [
+        [values[1], values[0], *values[2:]],
+        [values[3], *values[1:]],
+        values[:-1],
+        [*values, values[0]],
+    ]
     contents = {repr(each): each for each in [values, *others]}
-    digests = {seal(pa.record_batch([pa.array(each, array.type)], names=["x"]), []) for each in contents.values()}
+    digests = {
+        seal(pa.record_batch([pa.array(each, array.type)], names=["x"]), [])
+        for each in contents.values()
+    }
     assert len(digests) == len(contents) > 3
 
 
@@ -85,10 +103,28 @@ def test_texts_that_run_together_names_types_and_keys_count() -> None:
         seal(pa.record_batch([pa.array(["ab", "c"]), pa.array([1, 2])], names=["x", "y"]), []),
         seal(pa.record_batch([pa.array(["a", "bc"]), pa.array([1, 2])], names=["x", "y"]), []),
         seal(pa.record_batch([pa.array(["ab", "c"]), pa.array([1, 2])], names=["x", "z"]), []),
-        seal(pa.record_batch([pa.array(["ab", "c"]), pa.array([1, 2], pa.uint64())], names=["x", "y"]), []),
-        seal(pa.record_batch([pa.array(["ab", "c"]), pa.array([1, 2])], names=["x", "y"]), [], columns=["x"]),
-        seal(pa.record_batch([pa.array(["ab", "c"]), pa.array([1, 2])], names=["x", "y"]), [], key=KEY[::-1]),
-        seal(pa.record_batch([pa.array([], pa.string()), pa.array([], pa.int64())], names=["x", "y"]), []),
+        seal(
+            pa.record_batch(
+                [pa.array(["ab", "c"]), pa.array([1, 2], pa.uint64())], names=["x", "y"]
+            ),
+            [],
+        ),
+        seal(
+            pa.record_batch([pa.array(["ab", "c"]), pa.array([1, 2])], names=["x", "y"]),
+            [],
+            columns=["x"],
+        ),
+        seal(
+            pa.record_batch([pa.array(["ab", "c"]), pa.array([1, 2])], names=["x", "y"]),
+            [],
+            key=KEY[::-1],
+        ),
+        seal(
+            pa.record_batch(
+                [pa.array([], pa.string()), pa.array([], pa.int64())], names=["x", "y"]
+            ),
+            [],
+        ),
     ]
     assert len(set(found)) == len(found)
     assert {len(each) for each in found} == {16}
@@ -96,10 +132,20 @@ def test_texts_that_run_together_names_types_and_keys_count() -> None:
 
 NESTED = {
     "list": pa.array([[1, None], [], None, [3, 4, 5], [6]] * 20, pa.list_(pa.int16())),
-    "large list": pa.array([["a", "b"], ["ab"], None, [], ["c", None]] * 20, pa.large_list(pa.string())),
-    "fixed list": pa.array([[1.0, 2.0], [None, 3.0], None, [4.0, 5.0], [6.0, 7.0]] * 20, pa.list_(pa.float64(), 2)),
-    "struct": pa.array([{"a": 1, "b": "x"}, {"a": None, "b": "y"}, None, {"a": 3, "b": None}, {"a": 4, "b": ""}] * 20),
-    "map": pa.array([[("a", 1)], [("b", None), ("c", 2)], None, [], [("a", 3)]] * 20, pa.map_(pa.string(), pa.int64())),
+    "large list": pa.array(
+        [["a", "b"], ["ab"], None, [], ["c", None]] * 20, pa.large_list(pa.string())
+    ),
+    "fixed list": pa.array(
+        [[1.0, 2.0], [None, 3.0], None, [4.0, 5.0], [6.0, 7.0]] * 20, pa.list_(pa.float64(), 2)
+    ),
+    "struct": pa.array(
+        [{"a": 1, "b": "x"}, {"a": None, "b": "y"}, None, {"a": 3, "b": None}, {"a": 4, "b": ""}]
+        * 20
+    ),
+    "map": pa.array(
+        [[("a", 1)], [("b", None), ("c", 2)], None, [], [("a", 3)]] * 20,
+        pa.map_(pa.string(), pa.int64()),
+    ),
     "deep": pa.array([{"a": [[1], [2, 3]]}, {"a": [None]}, None, {"a": []}, {"a": [[], [4]]}] * 20),
     "nothing": pa.array([[None], [], None, [None, None], []] * 20, pa.list_(pa.null())),
 }
@@ -109,9 +155,19 @@ NESTED = {
 def test_lists_structs_and_maps_are_sealed_by_all_that_they_hold(name: str) -> None:
     array = NESTED[name]
     values = array.to_pylist()
-    assert seal(pa.record_batch([array], names=["x"]), [3, 50, 50, 77]) == seal(pa.record_batch([array], names=["x"]), [])
-    others = [[values[1], values[0], *values[2:]], [values[2], values[1], values[0], *values[3:]], [*values[:3], values[4], values[3]], values[:-1]]
-    digests = {seal(pa.record_batch([pa.array(each, array.type)], names=["x"]), []) for each in [values, *others]}
+    assert seal(pa.record_batch([array], names=["x"]), [3, 50, 50, 77]) == seal(
+        pa.record_batch([array], names=["x"]), []
+    )
+    others = [
+        [values[1], values[0], *values[2:]],
+        [values[2], values[1], values[0], *values[3:]],
+        [*values[:3], values[4], values[3]],
+        values[:-1],
+    ]
+    digests = {
+        seal(pa.record_batch([pa.array(each, array.type)], names=["x"]), [])
+        for each in [values, *others]
+    }
     assert len(digests) == 5
 
 
@@ -132,10 +188,14 @@ KEPT: dict[str, Any] = {
     "categorical": pd.Categorical(ORDINALS.astype(str)),
     "categorical periods": pd.Categorical(PERIODS),
     "categorical intervals": pd.Categorical(INTERVALS),
-    "mixed categorical": pd.Categorical.from_codes(ORDINALS % 3, categories=pd.Index(["a", 1, dt.date(2026, 1, 1)], dtype=object)),
+    "mixed categorical": pd.Categorical.from_codes(
+        ORDINALS % 3, categories=pd.Index(["a", 1, dt.date(2026, 1, 1)], dtype=object)
+    ),
     "complex": ORDINALS * 1j,
     "sparse": pd.arrays.SparseArray(ORDINALS),
-    "mixed": pd.Series([number if number % 2 else str(number) for number in ORDINALS], dtype=object),
+    "mixed": pd.Series(
+        [number if number % 2 else str(number) for number in ORDINALS], dtype=object
+    ),
     "tuples": pd.Series([(int(number), str(number)) for number in ORDINALS], dtype=object),
     "lists": pd.Series([[int(number), 1] for number in ORDINALS], dtype=object),
     "arrays": pd.Series([np.arange(number) for number in ORDINALS], dtype=object),
@@ -146,20 +206,35 @@ KEPT: dict[str, Any] = {
 @pytest.mark.parametrize("index", [False, True], ids=["column", "index"])
 def test_another_order_of_kept_values_is_another_seal(name: str, index: bool) -> None:
     column = pd.Series(KEPT[name])
-    first, again, other = (pd.Index(each) if index else each for each in (column, column.copy(), column.iloc[::-1].reset_index(drop=True)))
+    first, again, other = (
+        pd.Index(each) if index else each
+        for each in (column, column.copy(), column.iloc[::-1].reset_index(drop=True))
+    )
     assert kept(first) == kept(again) != kept(other)
 
 
 def test_categories_in_another_order_are_the_same_values() -> None:
     for name in ("categorical", "categorical periods", "mixed categorical"):
         column = pd.Series(KEPT[name]).mask(ORDINALS == 7)
-        assert kept(column) == kept(column.cat.reorder_categories(column.cat.categories[::-1])) is not None
+        assert (
+            kept(column)
+            == kept(column.cat.reorder_categories(column.cat.categories[::-1]))
+            is not None
+        )
         assert kept(column) != kept(pd.Series(KEPT[name]))
 
 
-def test_columns_of_periods_intervals_and_categories_take_no_python_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_of_periods_intervals_and_categories_take_no_python_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(pd.util, "hash_array", None)  # which goes value by value
-    for name in ("period", "interval", "categorical", "categorical periods", "categorical intervals"):
+    for name in (
+        "period",
+        "interval",
+        "categorical",
+        "categorical periods",
+        "categorical intervals",
+    ):
         assert kept(pd.Series(KEPT[name])) is not None
 
 
@@ -168,7 +243,15 @@ class Thing:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: frozenset({"a", "b"}), lambda: {"a"}, Thing, lambda: [Thing()], lambda: (1, frozenset({"a"})), lambda: {"a": 1}]
+    "make",
+    [
+        lambda: frozenset({"a", "b"}),
+        lambda: {"a"},
+        Thing,
+        lambda: [Thing()],
+        lambda: (1, frozenset({"a"})),
+        lambda: {"a": 1},
+    ],
 )
 def test_what_may_look_changed_in_another_process_is_not_sealed(make: Any) -> None:
     assert find_content(pd.Series([make() for _ in range(3)], dtype=object)) is None
@@ -193,7 +276,10 @@ def test_who_does_not_have_the_key_cannot_test_a_guess_of_the_rows() -> None:
     assert digest_of(bytes(32)) != digest_of(bytes(31) + b"1")
 
 
-@pytest.mark.parametrize("changed", [{"a": [1.0, 2.5, None], "b": ["x", None, "y"]}, {"a": [1.0, 2.0, None], "b": ["x", "", "y"]}])
+@pytest.mark.parametrize(
+    "changed",
+    [{"a": [1.0, 2.5, None], "b": ["x", None, "y"]}, {"a": [1.0, 2.0, None], "b": ["x", "", "y"]}],
+)
 def test_another_value_is_another_seal(changed: dict[str, list[object]]) -> None:
     assert digest_of(bytes(32), pa.RecordBatch.from_pydict(changed)) != digest_of(bytes(32))
 
@@ -206,5 +292,7 @@ def test_a_fragment_that_changed_is_refused(tmp_path: Path) -> None:
         if fits:
             seal.check(secrets, "0" * 32, "sex=F/part-0.parquet, row group 0")
         else:
-            with pytest.raises(InputError, match=r"^sex=…/part-0\.parquet, row group 0: this file changed"):
+            with pytest.raises(
+                InputError, match=r"^sex=…/part-0\.parquet, row group 0: this file changed"
+            ):
                 seal.check(secrets, "0" * 32, "sex=F/part-0.parquet, row group 0")

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpdask.engine import write as shuffle
-from dpdask.engine.write import RowTask, estimate_row_bytes, lay_out_rows, limit_shard_rows, shuffle_rows
+from dpdask.engine.write import (
+    RowTask,
+    estimate_row_bytes,
+    lay_out_rows,
+    limit_shard_rows,
+    shuffle_rows,
+)
 from dpdask.io.fragment import Fragment
 from dpdask.streams import RunKey
 
@@ -21,15 +27,26 @@ TYPES = pa.schema([("x", pa.int64()), ("text", pa.string())])
 
 def fragments(n: int) -> tuple[Fragment, ...]:
     common = {"url": "file:///in", "name": "in", "format": "parquet", "n_bytes": 1, "version": "v"}
-    return tuple(Fragment(id=f"{number:032x}", row_group=number, n_rows=10, number=number, **common) for number in range(n))
+    return tuple(
+        Fragment(id=f"{number:032x}", row_group=number, n_rows=10, number=number, **common)
+        for number in range(n)
+    )
 
 
 def task(window: int | None, first: int = 0) -> RowTask:
-    return RowTask(fragments=fragments(first + 1)[first:], n_released=(1,), names=("part-00000.parquet",), rows_per_shard=10, window=window)
+    return RowTask(
+        fragments=fragments(first + 1)[first:],
+        n_released=(1,),
+        names=("part-00000.parquet",),
+        rows_per_shard=10,
+        window=window,
+    )
 
 
 def batches(n_rows: int, cuts: list[int]) -> list[pa.RecordBatch]:
-    whole = pa.record_batch([pa.array(range(n_rows)), pa.array([f"row {row}" for row in range(n_rows)])], TYPES)
+    whole = pa.record_batch(
+        [pa.array(range(n_rows)), pa.array([f"row {row}" for row in range(n_rows)])], TYPES
+    )
     ends = sorted({0, n_rows, *(cut for cut in cuts if cut < n_rows)})
     return [whole.slice(start, end - start) for start, end in itertools.pairwise(ends)]
 
@@ -41,11 +58,15 @@ def order(found: list[pa.RecordBatch]) -> list[int]:
 
 
 @given(st.integers(0, 60), st.lists(st.integers(0, 60)), st.integers(1, 70))
-def test_windows_are_shuffled_alike_however_rows_are_cut(n_rows: int, cuts: list[int], window: int) -> None:
+def test_windows_are_shuffled_alike_however_rows_are_cut(
+    n_rows: int, cuts: list[int], window: int
+) -> None:
     found = order(list(shuffle_rows(batches(n_rows, cuts), task(window), KEY)))
     assert found == order(list(shuffle_rows(batches(n_rows, []), task(window), KEY)))
     for start in range(0, n_rows, window):
-        assert sorted(found[start : start + window]) == list(range(start, min(start + window, n_rows)))
+        assert sorted(found[start : start + window]) == list(
+            range(start, min(start + window, n_rows))
+        )
 
 
 def test_rows_that_are_kept_stay_as_they_come() -> None:
@@ -54,7 +75,9 @@ def test_rows_that_are_kept_stay_as_they_come() -> None:
 
 
 def test_each_task_and_each_window_has_an_order_of_its_own() -> None:
-    first, second = (order(list(shuffle_rows(batches(200, []), task(100, number), KEY))) for number in (0, 1))
+    first, second = (
+        order(list(shuffle_rows(batches(200, []), task(100, number), KEY))) for number in (0, 1)
+    )
     assert first != second
     assert first[:100] != [row - 100 for row in first[100:]]
     assert first != order(list(shuffle_rows(batches(200, []), task(100), RunKey.insecure(4))))
@@ -83,7 +106,16 @@ def test_shards_numbers_are_a_keyed_permutation_over_the_release() -> None:
     assert {one.window for one in tasks} == {shuffle.WINDOW_ROWS // 10 * 10}  # whole shards
 
 
-@pytest.mark.parametrize(("type_", "bytes_"), [(pa.int8(), 1), (pa.bool_(), 1), (pa.float64(), 8), (pa.decimal128(9), 16), (pa.list_(pa.int8()), 64)])
+@pytest.mark.parametrize(
+    ("type_", "bytes_"),
+    [
+        (pa.int8(), 1),
+        (pa.bool_(), 1),
+        (pa.float64(), 8),
+        (pa.decimal128(9), 16),
+        (pa.list_(pa.int8()), 64),
+    ],
+)
 def test_a_row_counts_by_its_types_alone(type_: pa.DataType, bytes_: int) -> None:
     assert estimate_row_bytes(pa.schema([("x", type_)])) == bytes_
 
@@ -91,7 +123,13 @@ def test_a_row_counts_by_its_types_alone(type_: pa.DataType, bytes_: int) -> Non
 def test_wide_rows_make_smaller_shards() -> None:
     wide = pa.schema([(f"x{number}", pa.float64()) for number in range(2000)])
     n_rows = limit_shard_rows(wide, 1_000_000, "shuffled")
-    assert n_rows * estimate_row_bytes(wide) <= shuffle.WINDOW_BYTES < (n_rows + 1) * estimate_row_bytes(wide)
+    assert (
+        n_rows * estimate_row_bytes(wide)
+        <= shuffle.WINDOW_BYTES
+        < (n_rows + 1) * estimate_row_bytes(wide)
+    )
     assert limit_shard_rows(wide, 1_000_000, "keep") == 1_000_000
     assert limit_shard_rows(TYPES, 1_000_000, "shuffled") == 1_000_000
-    assert limit_shard_rows(TYPES, np.iinfo(np.int64).max, "shuffled") == shuffle.WINDOW_BYTES // estimate_row_bytes(TYPES)
+    assert limit_shard_rows(
+        TYPES, np.iinfo(np.int64).max, "shuffled"
+    ) == shuffle.WINDOW_BYTES // estimate_row_bytes(TYPES)

@@ -20,7 +20,14 @@ from scipy import stats
 
 from dpdask.codec import ValueCodec, codec_for
 from dpdask.errors import SpecError
-from dpdask.evaluation.measures import compare_sides, contingency_similarity, correlation_similarity, cut_ranges, ks_complement, tv_complement
+from dpdask.evaluation.measures import (
+    compare_sides,
+    contingency_similarity,
+    correlation_similarity,
+    cut_ranges,
+    ks_complement,
+    tv_complement,
+)
 from dpdask.evaluation.samples import Side, code_sides, sample_rows
 from dpdask.mechanisms.card import tell_domain, tell_numbers
 from dpdask.schema import Schema
@@ -40,25 +47,41 @@ def test_scores_are_those_of_their_definitions() -> None:
     assert found.value == pytest.approx(1 - stats.ks_2samp(x, y).statistic)
     one, two = rng.integers(0, 4, 300), rng.integers(0, 3, 500)
     shares = [np.bincount(codes, minlength=4) / len(codes) for codes in (one, two)]
-    assert tv_complement(one, two, 4).value == pytest.approx(1 - np.abs(shares[0] - shares[1]).sum() / 2)
+    assert tv_complement(one, two, 4).value == pytest.approx(
+        1 - np.abs(shares[0] - shares[1]).sum() / 2
+    )
     pairs = [(codes, rng.integers(0, 2, len(codes))) for codes in (one, two)]
-    tables = [pd.crosstab(*pair, normalize=True).reindex(range(4), fill_value=0.0).to_numpy() for pair in pairs]
-    assert contingency_similarity(*pairs, (4, 2)).value == pytest.approx(1 - np.abs(tables[0] - tables[1]).sum() / 2)
+    tables = [
+        pd.crosstab(*pair, normalize=True).reindex(range(4), fill_value=0.0).to_numpy()
+        for pair in pairs
+    ]
+    assert contingency_similarity(*pairs, (4, 2)).value == pytest.approx(
+        1 - np.abs(tables[0] - tables[1]).sum() / 2
+    )
     numbers = (x, 0.5 * x + rng.normal(size=300)), (y, rng.normal(size=500))
     similar = correlation_similarity(*numbers)
     assert similar is not None
-    assert similar.value == pytest.approx(1 - abs(np.corrcoef(*numbers[0])[0, 1] - np.corrcoef(*numbers[1])[0, 1]) / 2)
+    assert similar.value == pytest.approx(
+        1 - abs(np.corrcoef(*numbers[0])[0, 1] - np.corrcoef(*numbers[1])[0, 1]) / 2
+    )
     assert ks_complement(np.array([np.nan]), y) is None
     assert correlation_similarity((np.zeros(9), x[:9]), numbers[1]) is None
-    assert np.array_equal(cut_ranges(np.array([0.0, 10.0, np.nan]), np.array([-1.0, 5.5, 12.0]))[1], [0, 6, 11])
+    assert np.array_equal(
+        cut_ranges(np.array([0.0, 10.0, np.nan]), np.array([-1.0, 5.5, 12.0]))[1], [0, 6, 11]
+    )
 
 
 @pytest.mark.parametrize("value", [0.0, -3.0, 19_364.8, 9.46685e14, 1e300])
 def test_a_constant_column_is_cut_into_one_range(value: float) -> None:
-    real, other = cut_ranges(np.array([value, value, np.nan]), np.array([value - abs(value) - 1.0, value, value + abs(value) + 1.0, np.inf, np.nan]))
+    real, other = cut_ranges(
+        np.array([value, value, np.nan]),
+        np.array([value - abs(value) - 1.0, value, value + abs(value) + 1.0, np.inf, np.nan]),
+    )
     assert real.tolist() == [1, 1, 12]
     assert other.tolist() == [0, 1, 2, 2, 12]
-    narrow = np.array([value, np.nextafter(value, np.inf)])  # fewer than 10 numbers lie between its ends
+    narrow = np.array(
+        [value, np.nextafter(value, np.inf)]
+    )  # fewer than 10 numbers lie between its ends
     assert np.diff(cut_ranges(narrow, narrow)[1])[0] > 0
 
 
@@ -66,21 +89,31 @@ def test_standard_errors_are_the_spread_over_tables() -> None:
     rng = np.random.default_rng(2)
     p, q = np.array([0.5, 0.3, 0.2]), np.array([0.3, 0.3, 0.4])
     drawn = [tv_complement(rng.choice(3, 800, p=p), rng.choice(3, 600, p=q), 3) for _ in range(300)]
-    assert np.std([each.value for each in drawn]) == pytest.approx(np.mean([each.standard_error for each in drawn]), rel=0.2)
-    moved = [ks_complement(rng.normal(size=800), rng.normal(0.5, 1.0, size=600)) for _ in range(300)]
-    assert np.std([each.value for each in moved if each]) == pytest.approx(np.mean([each.standard_error for each in moved if each]), rel=0.25)
+    assert np.std([each.value for each in drawn]) == pytest.approx(
+        np.mean([each.standard_error for each in drawn]), rel=0.2
+    )
+    moved = [
+        ks_complement(rng.normal(size=800), rng.normal(0.5, 1.0, size=600)) for _ in range(300)
+    ]
+    assert np.std([each.value for each in moved if each]) == pytest.approx(
+        np.mean([each.standard_error for each in moved if each]), rel=0.25
+    )
 
 
 # ---- rows
 
 
 def test_a_sample_is_uniform_bounded_and_the_same_again() -> None:
-    batches = [pa.record_batch({"x": np.arange(start, start + 100)}) for start in range(0, 20_000, 100)]
+    batches = [
+        pa.record_batch({"x": np.arange(start, start + 100)}) for start in range(0, 20_000, 100)
+    ]
     found = sample_rows(iter(batches), 500, np.random.default_rng(3))["x"].to_numpy()
     assert len(found) == 500
     assert (np.diff(found) > 0).all()
     assert stats.kstest(found / 20_000, "uniform").pvalue > 1e-6
-    assert np.array_equal(found, sample_rows(iter(batches), 500, np.random.default_rng(3))["x"].to_numpy())
+    assert np.array_equal(
+        found, sample_rows(iter(batches), 500, np.random.default_rng(3))["x"].to_numpy()
+    )
     assert len(sample_rows(batches[:2], 500, np.random.default_rng(3))) == 200
 
 
@@ -88,8 +121,15 @@ def test_a_sample_is_uniform_bounded_and_the_same_again() -> None:
 def test_metadata_of_another_program_are_not_read(n_rows: int) -> None:
     table = pa.table({"x": np.arange(100), "y": np.arange(100)})
     own = pa.Table.from_pandas(table.to_pandas().set_index("x"))  # whose index is a column here
-    for metadata in ({"pandas": "{}"}, {"pandas": "no JSON"}, {"pandas": "[1]"}, own.schema.metadata):
-        found = sample_rows(table.replace_schema_metadata(metadata).to_batches(), n_rows, np.random.default_rng(3))
+    for metadata in (
+        {"pandas": "{}"},
+        {"pandas": "no JSON"},
+        {"pandas": "[1]"},
+        own.schema.metadata,
+    ):
+        found = sample_rows(
+            table.replace_schema_metadata(metadata).to_batches(), n_rows, np.random.default_rng(3)
+        )
         assert list(found.columns) == ["x", "y"]
         assert len(found) == min(n_rows, 100)
 
@@ -117,21 +157,44 @@ def test_columns_are_coded_by_the_card() -> None:
 
 
 @pytest.mark.parametrize(
-    "type_", [pa.date32(), pa.timestamp("s"), pa.timestamp("ms"), pa.timestamp("us"), pa.timestamp("ns"), pa.timestamp("us", "UTC")]
+    "type_",
+    [
+        pa.date32(),
+        pa.timestamp("s"),
+        pa.timestamp("ms"),
+        pa.timestamp("us"),
+        pa.timestamp("ns"),
+        pa.timestamp("us", "UTC"),
+    ],
 )
 @pytest.mark.parametrize("tells", [True, False])  # cards of older versions do not tell `numbers`
 def test_dates_and_their_bounds_are_days(type_: pa.DataType, tells: bool) -> None:
     schema = Schema.from_dict(
-        {"columns": {"when": {"role": "privatise", "kind": "continuous", "bounds": [dt.date(2020, 1, 1), dt.date(2020, 1, 31)]}}}
+        {
+            "columns": {
+                "when": {
+                    "role": "privatise",
+                    "kind": "continuous",
+                    "bounds": [dt.date(2020, 1, 1), dt.date(2020, 1, 31)],
+                }
+            }
+        }
     )
     codec = codec_for("when", schema.columns["when"], type_)
     assert isinstance(codec, ValueCodec)
-    card = {"role": "privatised", **tell_domain(schema.columns["when"], codec)} | (tell_numbers(codec) if tells else {})
+    card = {"role": "privatised", **tell_domain(schema.columns["when"], codec)} | (
+        tell_numbers(codec) if tells else {}
+    )
     days = [
-        pa.array(pd.to_datetime(texts, utc=True)).cast(type_).to_pandas() for texts in (["2010-01-01", "2020-01-05"], ["2020-01-01", "2020-01-05"])
+        pa.array(pd.to_datetime(texts, utc=True)).cast(type_).to_pandas()
+        for texts in (["2010-01-01", "2020-01-05"], ["2020-01-01", "2020-01-05"])
     ]
-    real, given, _ = code_sides(pd.DataFrame({"when": days[0]}), pd.DataFrame({"when": days[1]}), {"when": card})
-    assert real.columns["when"].tolist() == given.columns["when"].tolist() == [18262.0, 18266.0]  # 2010 is brought to the bound
+    real, given, _ = code_sides(
+        pd.DataFrame({"when": days[0]}), pd.DataFrame({"when": days[1]}), {"when": card}
+    )
+    assert (
+        real.columns["when"].tolist() == given.columns["when"].tolist() == [18262.0, 18266.0]
+    )  # 2010 is brought to the bound
     assert real.dates == given.dates == {"when"}
 
 
@@ -155,10 +218,17 @@ def test_independent_columns_lie_below_a_fresh_sample() -> None:
         released, beside = found.average("pairs", "released"), found.average("pairs", which)
         assert released is not None
         assert beside is not None
-        assert abs(released.value - beside.value) < 4 * (released.standard_error + beside.standard_error)
+        assert abs(released.value - beside.value) < 4 * (
+            released.standard_error + beside.standard_error
+        )
     assert good.pairs[0].released.value > bad.pairs[0].released.value + 0.1
-    assert {each.metric for each in good.pairs} == {"ContingencySimilarity", "CorrelationSimilarity"}
-    assert [each.released.value for each in good.pairs] == sorted(each.released.value for each in good.pairs)
+    assert {each.metric for each in good.pairs} == {
+        "ContingencySimilarity",
+        "CorrelationSimilarity",
+    }
+    assert [each.released.value for each in good.pairs] == sorted(
+        each.released.value for each in good.pairs
+    )
     assert [(each.name, each.level) for each in good.rare] == [("a", "rare")]
     assert good.impossible_shares is not None
     assert bad.impossible_shares is not None
@@ -168,7 +238,10 @@ def test_independent_columns_lie_below_a_fresh_sample() -> None:
     assert bad.prediction is not None
     assert good.prediction.metric == "accuracy"
     assert good.prediction.released.value > bad.prediction.released.value + 0.1
-    assert abs(good.prediction.released.value - good.prediction.original.value) < 6 * good.prediction.released.standard_error
+    assert (
+        abs(good.prediction.released.value - good.prediction.original.value)
+        < 6 * good.prediction.released.standard_error
+    )
 
 
 def test_numbers_are_predicted_too_and_targets_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +267,9 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     rng = np.random.default_rng(6)
     kind = rng.choice([EVIL, "b & c", "d"], N, p=[0.5, 0.496, 0.004])
-    table = pa.table({"kind": kind, "grade": rng.integers(1, 4, N), "secret": rng.integers(0, 9, N)})
+    table = pa.table(
+        {"kind": kind, "grade": rng.integers(1, 4, N), "secret": rng.integers(0, 9, N)}
+    )
     (folder / "in").mkdir()
     pq.write_table(table, folder / "in" / "a.parquet")
     (folder / "csv").mkdir()
@@ -204,13 +279,24 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "grade": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
         "secret": {"role": "drop"},
     }
-    run_here(write_job(folder / "job", folder / "in", folder / "out", schema=schema, mechanism__reference={"kind": "histogram"}, name=f"{EVIL} job"))
+    run_here(
+        write_job(
+            folder / "job",
+            folder / "in",
+            folder / "out",
+            schema=schema,
+            mechanism__reference={"kind": "histogram"},
+            name=f"{EVIL} job",
+        )
+    )
     return folder
 
 
 def test_the_page_is_confidential_complete_and_escaped(outputs: Path) -> None:
     page = outputs / "page.html"
-    done = call_cli("report", outputs / "out", "--original", outputs / "in", "--to", page, "--target", "kind")
+    done = call_cli(
+        "report", outputs / "out", "--original", outputs / "in", "--to", page, "--target", "kind"
+    )
     assert done.returncode == 0, done.stderr
     assert "CONFIDENTIAL" in done.stdout
     assert page.stat().st_mode & 0o777 == 0o600
@@ -231,17 +317,39 @@ def test_the_page_is_confidential_complete_and_escaped(outputs: Path) -> None:
     ):
         assert words in text
     assert "http" not in text.replace("http-equiv", "")  # it loads nothing
-    assert "display: table-header-group; position: static" in text  # the mark is printed on every page
+    assert (
+        "display: table-header-group; position: static" in text
+    )  # the mark is printed on every page
     again = outputs / "again.html"
-    assert call_cli("report", outputs / "out", "--original", outputs / "csv", "--to", again, "--target", "kind").returncode == 0
+    assert (
+        call_cli(
+            "report",
+            outputs / "out",
+            "--original",
+            outputs / "csv",
+            "--to",
+            again,
+            "--target",
+            "kind",
+        ).returncode
+        == 0
+    )
     assert again.read_text(encoding="utf-8") == text  # the same rows, the same seed
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["out", "--original", "in", "--to", "out/report.html"], 73, "may not lie in the folder that is published"),
-        (["out", "--original", "in", "--to", "out/_dpdask/new/report.html"], 73, "may not lie in the folder that is published"),
+        (
+            ["out", "--original", "in", "--to", "out/report.html"],
+            73,
+            "may not lie in the folder that is published",
+        ),
+        (
+            ["out", "--original", "in", "--to", "out/_dpdask/new/report.html"],
+            73,
+            "may not lie in the folder that is published",
+        ),
         (["out", "--original", "in", "--to", "job/job.yaml"], 73, "there already"),
         (["out", "--original", "in", "--to", "nowhere/report.html"], 73, "cannot be written"),
         (["out", "--original", "gone"], 66, "no Parquet or CSV file here"),
@@ -256,14 +364,18 @@ def test_the_page_is_confidential_complete_and_escaped(outputs: Path) -> None:
         (["--job", "job/job.yaml", "--original", "in"], 2, "--job"),
     ],
 )
-def test_what_cannot_be_reported_is_one_line(outputs: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, words: str) -> None:
+def test_what_cannot_be_reported_is_one_line(
+    outputs: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, words: str
+) -> None:
     monkeypatch.chdir(outputs)
     if not Path("other").exists():
         Path("other").mkdir()
         pq.write_table(pa.table({"kind": ["d"]}), "other/a.parquet")
         Path("headless.CSV").write_text("d,1\n" * 100_000)
         Path("broken").mkdir()
-        Path("broken/a.parquet").write_bytes(Path("other/a.parquet").read_bytes().replace(b"kind", b"kin\xff"))
+        Path("broken/a.parquet").write_bytes(
+            Path("other/a.parquet").read_bytes().replace(b"kind", b"kin\xff")
+        )
     done = call_cli("report", *arguments)
     assert done.returncode == code, done.stderr
     assert words in error_line(done)
@@ -284,12 +396,20 @@ def test_times_dates_and_a_constant_column_are_compared(tmp_path: Path, unit: st
     )
     (tmp_path / "in").mkdir()
     pq.write_table(table, tmp_path / "in" / "a.parquet")
-    dates = {"role": "privatise", "kind": "continuous", "bounds": [dt.date(2000, 1, 1), dt.date(2035, 12, 31)]}
+    dates = {
+        "role": "privatise",
+        "kind": "continuous",
+        "bounds": [dt.date(2000, 1, 1), dt.date(2035, 12, 31)],
+    }
     grade = {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]}
     schema = {"when": dates, "born": dates, "same": {"role": "keep"}, "grade": grade}
     mechanism = {"mechanism__reference": {"kind": "histogram"}, "privacy__epsilon": 20.0}
-    run_here(write_job(tmp_path / "job", tmp_path / "in", tmp_path / "out", schema=schema, **mechanism))
-    done = call_cli("report", tmp_path / "out", "--original", tmp_path / "in", "--to", tmp_path / "page.html")
+    run_here(
+        write_job(tmp_path / "job", tmp_path / "in", tmp_path / "out", schema=schema, **mechanism)
+    )
+    done = call_cli(
+        "report", tmp_path / "out", "--original", tmp_path / "in", "--to", tmp_path / "page.html"
+    )
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     scores = re.findall(r"(when|born)</th><td class=\"text\">KSComplement</td><td>([0-9.]+)", text)
@@ -299,10 +419,28 @@ def test_times_dates_and_a_constant_column_are_compared(tmp_path: Path, unit: st
 
 
 def test_ranges_are_not_compared(outputs: Path, tmp_path: Path) -> None:
-    schema = {name: {"role": "drop"} for name in ("kind", "secret")} | {"grade": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]}}
-    mechanism = {"kind": "interval", "columns": {"grade": {"design": "case1", "anchors": {"name": "uniform", "loc": 1, "scale": 2}}}}
-    run_here(write_job(tmp_path / "job", outputs / "in", tmp_path / "ranges", schema=schema, mechanism=mechanism, privacy=None))
-    done = call_cli("report", tmp_path / "ranges", "--original", outputs / "in", "--to", tmp_path / "page.html")
+    schema = {name: {"role": "drop"} for name in ("kind", "secret")} | {
+        "grade": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]}
+    }
+    mechanism = {
+        "kind": "interval",
+        "columns": {
+            "grade": {"design": "case1", "anchors": {"name": "uniform", "loc": 1, "scale": 2}}
+        },
+    }
+    run_here(
+        write_job(
+            tmp_path / "job",
+            outputs / "in",
+            tmp_path / "ranges",
+            schema=schema,
+            mechanism=mechanism,
+            privacy=None,
+        )
+    )
+    done = call_cli(
+        "report", tmp_path / "ranges", "--original", outputs / "in", "--to", tmp_path / "page.html"
+    )
     assert done.returncode == 64
     assert "use dpdask.open" in error_line(done)
 
@@ -313,12 +451,21 @@ def test_the_job_names_the_original_and_a_lake_its_version(outputs: Path, tmp_pa
     deltalake.write_deltalake(str(tmp_path / "in"), table)
     schema = yaml.safe_load((outputs / "job" / "schema.yaml").read_text())["columns"]
     job = write_job(
-        tmp_path / "job", tmp_path / "in", tmp_path / "out", schema=schema, input__format="delta", mechanism__reference={"kind": "histogram"}
+        tmp_path / "job",
+        tmp_path / "in",
+        tmp_path / "out",
+        schema=schema,
+        input__format="delta",
+        mechanism__reference={"kind": "histogram"},
     )
     run_here(job)
-    deltalake.write_deltalake(str(tmp_path / "in"), table, mode="append")  # a later version, which was not released
+    deltalake.write_deltalake(
+        str(tmp_path / "in"), table, mode="append"
+    )  # a later version, which was not released
     done = call_cli("report", "--job", job, "--to", tmp_path / "page.html")
     assert done.returncode == 0, done.stderr
     assert f"{N:,} rows of the original" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    done = call_cli("report", tmp_path / "out", "--original", tmp_path / "in", "--to", tmp_path / "other.html")
+    done = call_cli(
+        "report", tmp_path / "out", "--original", tmp_path / "in", "--to", tmp_path / "other.html"
+    )
     assert (done.returncode, "dpdask report --job JOB" in done.stderr) == (64, True)

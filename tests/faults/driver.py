@@ -68,10 +68,23 @@ def pause() -> None:
     time.sleep(120)
 
 
-STRIKES: dict[str, Strike] = {"kill": kill, "interrupt": interrupt, "pause": pause, "disconnect": disconnect}
+STRIKES: dict[str, Strike] = {
+    "kill": kill,
+    "interrupt": interrupt,
+    "pause": pause,
+    "disconnect": disconnect,
+}
 
 
-def at(owner: Any, name: str, strike: Strike, *, after: bool = True, nth: int = 1, when: Callable[..., bool] = lambda *_: True) -> None:
+def at(
+    owner: Any,
+    name: str,
+    strike: Strike,
+    *,
+    after: bool = True,
+    nth: int = 1,
+    when: Callable[..., bool] = lambda *_: True,
+) -> None:
     """Strike before or after the n-th call of a function whose arguments fit."""
     function, calls = getattr(owner, name), [0]
 
@@ -99,7 +112,9 @@ def named(suffix: str) -> Callable[..., bool]:
 
 
 def published(what: str) -> Callable[..., bool]:
-    return lambda _folder, name="", *_: re.fullmatch(rf"_dpdask/{what}(-\w+)?\.json", str(name)) is not None
+    return lambda _folder, name="", *_: (
+        re.fullmatch(rf"_dpdask/{what}(-\w+)?\.json", str(name)) is not None
+    )
 
 
 def in_log(folder: Folder, *_: Any) -> bool:
@@ -145,19 +160,27 @@ POINTS: dict[str, Callable[[Strike], None]] = {
     "uncommitted": lambda s: at(Account, "commit", s, after=False),
     "committed": lambda s: at(Account, "commit", s),
     "key-removed": lambda s: at(Folder, "remove", s, when=named("run.key")),
-    "half-removed": lambda s: at(LockedRecord, "clear", lambda: at(Folder, "remove", s, nth=2), after=False),
+    "half-removed": lambda s: at(
+        LockedRecord, "clear", lambda: at(Folder, "remove", s, nth=2), after=False
+    ),
     "removed": lambda s: at(RunState, "remove", s),
 }
 BEFORE_COMMIT = list(POINTS)[: list(POINTS).index("after-move")]
 AFTER_COMMIT = list(POINTS)[list(POINTS).index("after-move") :]
-POINTS["acquired"] = lambda s: at(NumberedRecords, "_acquire", s)  # of jobs whose output is in a store
+POINTS["acquired"] = lambda s: at(
+    NumberedRecords, "_acquire", s
+)  # of jobs whose output is in a store
 POINTS["card-created"] = lambda s: at(Folder, "put_new", s, when=published("release"))
 POINTS["key-kept"] = lambda s: at(run_keys.HostKeys, "write", s)
 POINTS["recorded"] = lambda s: at(NumberedRecords, "write", s, nth=2)
 POINTS["manifest-created"] = lambda s: at(Folder, "put_new", s, when=named("manifest.json"))
-POINTS["entry-unwritten"] = lambda s: at(Folder, "put_new", s, when=in_log, after=False)  # of jobs whose output is a Delta table
+POINTS["entry-unwritten"] = lambda s: at(
+    Folder, "put_new", s, when=in_log, after=False
+)  # of jobs whose output is a Delta table
 POINTS["entry-written"] = lambda s: at(Folder, "put_new", s, when=in_log)
-POINTS["catalog-unasked"] = lambda s: at(SqlCatalog, "commit_table", s, after=False)  # of jobs whose output is an Iceberg table
+POINTS["catalog-unasked"] = lambda s: at(
+    SqlCatalog, "commit_table", s, after=False
+)  # of jobs whose output is an Iceberg table
 POINTS["catalog-asked"] = lambda s: at(SqlCatalog, "commit_table", s)
 POINTS["run-cleared"] = lambda s: at(NumberedRecords, "_remove_all_but_chain", s, nth=2)
 POINTS["later-kept"] = lambda s: at(KeptFolder, "write", s)  # of growing tables
@@ -197,7 +220,15 @@ def warm_up() -> None:
         folder = Path(name)
         run_here(write_job(folder / "rows", lake(folder / "in", [40, 40]), folder / "out"))
         copula = {"kind": "copula", "bins": 5, "n_rows": 20}
-        run_here(write_job(folder / "records", lake(folder / "mixed", [40], schema=schema), folder / "records-out", schema=schema, mechanism=copula))
+        run_here(
+            write_job(
+                folder / "records",
+                lake(folder / "mixed", [40], schema=schema),
+                folder / "records-out",
+                schema=schema,
+                mechanism=copula,
+            )
+        )
     gc.collect()
     gc.freeze()  # or every fork copies all pages when it collects
 
@@ -209,7 +240,9 @@ def serve() -> None:
         request = json.loads(line)
         children = [fork(request) for _ in range(request["times"])]
         answer({"pid": children[0]})
-        answer({"codes": [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]})
+        answer(
+            {"codes": [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]}
+        )
 
 
 def fork(request: dict[str, Any]) -> int:

@@ -26,9 +26,17 @@ class Drivers:
         environment: Mapping[str, str] | None = None,
         times: int = 1,
     ) -> int:
-        request = {"arguments": [*map(str, arguments)], "point": point, "strike": strike, "log": str(self._log), "sign": str(sign or "")}
+        request = {
+            "arguments": [*map(str, arguments)],
+            "point": point,
+            "strike": strike,
+            "log": str(self._log),
+            "sign": str(sign or ""),
+        }
         assert self._server.stdin is not None
-        self._server.stdin.write(json.dumps({**request, "environment": dict(environment or {}), "times": times}) + "\n")
+        self._server.stdin.write(
+            json.dumps({**request, "environment": dict(environment or {}), "times": times}) + "\n"
+        )
         self._server.stdin.flush()
         return int(self._answer()["pid"])
 
@@ -38,12 +46,18 @@ class Drivers:
         return code, "\n".join(lines)
 
     def run(
-        self, *arguments: str | Path, point: str | None = None, strike: str = "kill", environment: Mapping[str, str] | None = None
+        self,
+        *arguments: str | Path,
+        point: str | None = None,
+        strike: str = "kill",
+        environment: Mapping[str, str] | None = None,
     ) -> tuple[int, str]:
         self.start(*arguments, point=point, strike=strike, environment=environment)
         return self.wait()
 
-    def race(self, times: int, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> list[int]:
+    def race(
+        self, times: int, *arguments: str | Path, environment: Mapping[str, str] | None = None
+    ) -> list[int]:
         """Run the same command in several processes at once, and return their exit codes."""
         self.start(*arguments, times=times, environment=environment)
         codes: list[int] = self._answer()["codes"]
@@ -63,8 +77,12 @@ def serving(log: Path) -> Iterator[Drivers]:
     """Yield drivers of one server, which ends with them."""
     words = [sys.executable, "-m", "faults.driver"]
     tests = Path(__file__).parents[1]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}  # as a command may have set it in this process
-    with subprocess.Popen(words, cwd=tests, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"
+    }  # as a command may have set it in this process
+    with subprocess.Popen(
+        words, cwd=tests, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
         drivers = Drivers(server, log)
         drivers.wait_until_warm()  # or this process compiles the kernels that the server is compiling
         yield drivers

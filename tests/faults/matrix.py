@@ -34,7 +34,18 @@ from dpdask.jobs.run import run_job
 
 FOREVER = 10**6
 TABLE = "db.ratings"
-STAGES = ("opened", "intended", "drawn", "fitted", "first-shard-begun", "shard-unrecorded", "all-shards", "card", "uncommitted", "committed")
+STAGES = (
+    "opened",
+    "intended",
+    "drawn",
+    "fitted",
+    "first-shard-begun",
+    "shard-unrecorded",
+    "all-shards",
+    "card",
+    "uncommitted",
+    "committed",
+)
 COMMITS = {"parquet": MANIFEST_NAME, "delta": "_delta_log/", "iceberg": ".metadata.json"}
 LAST = {"parquet": "_SUCCESS", "delta": "_delta_log", "iceberg": "metadata"}
 
@@ -60,7 +71,9 @@ class Cell:
 
     def run(self, point: str | None = None, strike: str = "kill") -> int:
         """Run the job in a process of its own, struck at a point, and return its exit code."""
-        return self.drivers.run("run", self.job, point=point, strike=strike, environment=self.environment)[0]
+        return self.drivers.run(
+            "run", self.job, point=point, strike=strike, environment=self.environment
+        )[0]
 
     def end(self) -> None:
         """Run the job undisturbed, to its end."""
@@ -75,9 +88,13 @@ class Cell:
         if self.format == "delta":
             assert len(self.store.folder.child("_delta_log").names()) == 1
         if self.format == "iceberg":
-            table = load_catalog(**self.catalog, **{"py-io-impl": "dpdask.io.iceberg_files.StoreFiles"}).load_table(TABLE)
+            table = load_catalog(
+                **self.catalog, **{"py-io-impl": "dpdask.io.iceberg_files.StoreFiles"}
+            ).load_table(TABLE)
             assert len(table.snapshots()) == 1
-            assert {task.file.file_path.rpartition("/")[2] for task in table.scan().plan_files()} == names
+            assert {
+                task.file.file_path.rpartition("/")[2] for task in table.scan().plan_files()
+            } == names
         assert not self.store.folder.sibling(".", ".dpdask").exists()
         assert [entry.kind for entry in charging_entries(**self.ledger)] == ["intend", "commit"]
         assert open_ledger(self.ledger["url"]).verify(self.ledger["dataset"])
@@ -131,7 +148,14 @@ def lose_all_workers(cell: Cell) -> None:
 
 def start_a_second_driver(cell: Cell) -> None:
     sign = cell.scratch / "sign"
-    pid = cell.drivers.start("run", cell.job, point="some-shards", strike="pause", sign=sign, environment=cell.environment)
+    pid = cell.drivers.start(
+        "run",
+        cell.job,
+        point="some-shards",
+        strike="pause",
+        sign=sign,
+        environment=cell.environment,
+    )
     while not sign.exists():
         time.sleep(0.02)
     with pytest.raises(TemporaryError, match="another run is writing this output"):
@@ -225,22 +249,39 @@ def main() -> None:
     """Run the cells and print what became of each."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        words = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-m", "slow or not slow", f"--junitxml={report}"]
+        words = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "1",
+            "-m",
+            "slow or not slow",
+            f"--junitxml={report}",
+        ]
         words += ["faults/test_matrix.py", *sys.argv[1:]]
         code = subprocess.run(words, cwd=Path(__file__).parents[1], check=False).returncode
-        found = {str(case.get("name")).partition("[")[2][:-1]: case for case in ET.parse(report).iter("testcase")}
+        found = {
+            str(case.get("name")).partition("[")[2][:-1]: case
+            for case in ET.parse(report).iter("testcase")
+        }
     for format_ in COMMITS:
         sys.stdout.write(f"\n{format_:<20}" + "".join(f"{store:<20}" for store in STORES) + "\n")
         for fault in FAULTS:
             cells = (found.get(f"{fault}-{store}-{format_}") for store in STORES)
-            sys.stdout.write(f"{fault:<20}" + "".join(f"{_describe(cell):<20}" for cell in cells) + "\n")
+            sys.stdout.write(
+                f"{fault:<20}" + "".join(f"{_describe(cell):<20}" for cell in cells) + "\n"
+            )
     sys.exit(code)
 
 
 def _describe(case: ET.Element | None) -> str:
     if case is None:
         return "–"
-    outcome = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "same bytes")
+    outcome = next(
+        (child.tag for child in case if child.tag in ("failure", "error", "skipped")), "same bytes"
+    )
     return f"{outcome}, {float(case.get('time', 0)):.0f} s"
 
 

@@ -22,8 +22,13 @@ from dpdask.jobs.run import run_job
 @pytest.fixture
 def cluster() -> Iterator[LocalCluster]:
     # a LocalCluster closes for good the nanny of a worker that is away 15 s after any of its deaths, even if it came back in between
-    patient = {"distributed.scheduler.allowed-failures": 100, "distributed.deploy.lost-worker-timeout": "1 hour"}
-    patient["distributed.worker.multiprocessing-method"] = "spawn"  # as users' workers start: forked ones are back while others still die
+    patient = {
+        "distributed.scheduler.allowed-failures": 100,
+        "distributed.deploy.lost-worker-timeout": "1 hour",
+    }
+    patient["distributed.worker.multiprocessing-method"] = (
+        "spawn"  # as users' workers start: forked ones are back while others still die
+    )
     with dask.config.set(patient), processes(2) as started:
         yield started
 
@@ -35,7 +40,11 @@ def kill_one(cluster: LocalCluster, nth: int) -> bool:
     """
     until = time.monotonic() + 60
     while time.monotonic() < until:
-        alive = [nanny.pid for nanny in cluster.workers.values() if nanny.pid and nanny.worker_address in cluster.scheduler.workers]
+        alive = [
+            nanny.pid
+            for nanny in cluster.workers.values()
+            if nanny.pid and nanny.worker_address in cluster.scheduler.workers
+        ]
         if alive:
             with suppress(ProcessLookupError):
                 os.kill(alive[nth % len(alive)], signal.SIGKILL)
@@ -46,7 +55,9 @@ def kill_one(cluster: LocalCluster, nth: int) -> bool:
 
 @pytest.mark.more
 @pytest.mark.parametrize("points", [(1, 4)], ids=["two kills"])
-def test_killed_at_fixed_points(points: tuple[int, ...], cluster: LocalCluster, tmp_path: Path) -> None:
+def test_killed_at_fixed_points(
+    points: tuple[int, ...], cluster: LocalCluster, tmp_path: Path
+) -> None:
     source = lake(tmp_path / "in", [400] * 10)
     job = write_job(tmp_path / "job", source, tmp_path / "out", output__rows_per_shard=350)
     run_here(job, output__path=tmp_path / "quiet")
@@ -63,7 +74,9 @@ def test_killed_at_fixed_points(points: tuple[int, ...], cluster: LocalCluster, 
     assert not hidden(tmp_path / "out").exists()
 
 
-def test_results_that_are_lost_before_the_driver_takes_them_are_computed_again(tmp_path: Path) -> None:
+def test_results_that_are_lost_before_the_driver_takes_them_are_computed_again(
+    tmp_path: Path,
+) -> None:
     source = lake(tmp_path / "in", [400] * 10)
     job = write_job(tmp_path / "job", source, tmp_path / "out", output__rows_per_shard=350)
     run_here(job, output__path=tmp_path / "quiet")
@@ -73,7 +86,11 @@ def test_results_that_are_lost_before_the_driver_takes_them_are_computed_again(t
         """Wait until tasks of writing have a status; until none is pending, if it is `finished`."""
         until, found = time.monotonic() + 60, list[str]()
         while time.monotonic() < until:
-            found = [state.status for key, state in dict(client.futures).items() if str(key).startswith("dpdask-write")]
+            found = [
+                state.status
+                for key, state in dict(client.futures).items()
+                if str(key).startswith("dpdask-write")
+            ]
             if status in found and (status == "lost" or "pending" not in found):
                 return found.count(status)
             time.sleep(0.001)
@@ -84,7 +101,9 @@ def test_results_that_are_lost_before_the_driver_takes_them_are_computed_again(t
         def progress(stage: str, done: int, total: int) -> None:
             if stage == "write" and 0 < done < total and not lost:
                 lost.append(0)
-                count(client, "finished")  # they wait for the driver, which has taken the first ones
+                count(
+                    client, "finished"
+                )  # they wait for the driver, which has taken the first ones
                 kill_one(alone, 0)
                 lost[0] = count(client, "lost")
 
@@ -96,13 +115,21 @@ def test_results_that_are_lost_before_the_driver_takes_them_are_computed_again(t
 @pytest.mark.slow
 def test_killed_in_every_stage(cluster: LocalCluster, tmp_path: Path) -> None:
     source = lake(tmp_path / "in", [100_000] * 10, row_group=10_000, schema=RATINGS_SCHEMA)
-    job = write_job(tmp_path / "job", source, tmp_path / "out", schema=RATINGS_SCHEMA, output__rows_per_shard=7_000)
+    job = write_job(
+        tmp_path / "job",
+        source,
+        tmp_path / "out",
+        schema=RATINGS_SCHEMA,
+        output__rows_per_shard=7_000,
+    )
     run_here(job, output__path=tmp_path / "quiet")
     kills: list[bool] = []
     sevenths = set()
 
     def progress(stage: str, done: int, total: int) -> None:
-        if stage == "write" and 7 * done // total not in sevenths:  # the driver takes several results at once, so it skips numbers
+        if (
+            stage == "write" and 7 * done // total not in sevenths
+        ):  # the driver takes several results at once, so it skips numbers
             sevenths.add(7 * done // total)
             kills.append(kill_one(cluster, len(kills)))
 
@@ -118,10 +145,18 @@ def test_killed_in_every_stage(cluster: LocalCluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of streams that a segfault cut
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)  # of streams that a segfault cut
 def test_workers_that_segfault(cluster: LocalCluster, tmp_path: Path) -> None:
     source = lake(tmp_path / "in", [100_000] * 8, row_group=10_000, schema=RATINGS_SCHEMA)
-    job = write_job(tmp_path / "job", source, tmp_path / "out", schema=RATINGS_SCHEMA, output__rows_per_shard=10_000)
+    job = write_job(
+        tmp_path / "job",
+        source,
+        tmp_path / "out",
+        schema=RATINGS_SCHEMA,
+        output__rows_per_shard=10_000,
+    )
     run_here(job, output__path=tmp_path / "quiet")
     seen: set[int] = set()
 

@@ -12,7 +12,18 @@ from typing import Any
 import dask
 import pytest
 from distributed import Client, LocalCluster
-from e2e.helpers import MIXED_SCHEMA, SEED, charging_entries, digests, hidden, lake, load, processes, run_here, write_job
+from e2e.helpers import (
+    MIXED_SCHEMA,
+    SEED,
+    charging_entries,
+    digests,
+    hidden,
+    lake,
+    load,
+    processes,
+    run_here,
+    write_job,
+)
 from faults.drivers import Drivers
 from faults.test_chaos import kill_one
 
@@ -26,25 +37,51 @@ from dpdask.mechanisms.marginals.spec import MarginalsMechanism
 SCHEMA: dict[str, Any] = {**MIXED_SCHEMA, "userId": {"role": "drop", "type": "int64"}}
 MECHANISMS: dict[str, dict[str, Any]] = {
     "copula": {"kind": "copula", "bins": 5, "n_rows": 2600},
-    "marginals": {"kind": "marginals", "cliques": [["rating"], ["genre", "price"], ["amount", "age", "rating"]], "bins": 6},
+    "marginals": {
+        "kind": "marginals",
+        "cliques": [["rating"], ["genre", "price"], ["amount", "age", "rating"]],
+        "bins": 6,
+    },
 }
 BEFORE_CHARGE = ["locked", "opened", "surveying", "counted"]
 UNSEEN = ["intended", "drawn", "noise-kept", "release-fitted", "release-written"]
-FITTED = ["fitted", "first-shard-begun", "shard-half-written", "shard-unrecorded", "task-staged", "some-shards", "all-shards"]
+FITTED = [
+    "fitted",
+    "first-shard-begun",
+    "shard-half-written",
+    "shard-unrecorded",
+    "task-staged",
+    "some-shards",
+    "all-shards",
+]
 STAGED = ["card-written", "manifest-staged", "staged", "before-move"]
 BEFORE_COMMIT = [*BEFORE_CHARGE, *UNSEEN, *FITTED, *STAGED]
 AFTER_COMMIT = ["after-move", "uncommitted", "committed", "key-removed"]
 EITHER = [*UNSEEN, *FITTED]  # what comes before and after is the same code for every kind
 # the contract of mechanisms kills both at six stages, in their process; test_driver_kill.py kills the driver at every stage
 FEW = {
-    "copula": ("counted", "drawn", "noise-kept", "release-fitted", "shard-unrecorded", "staged", "after-move", "committed"),
+    "copula": (
+        "counted",
+        "drawn",
+        "noise-kept",
+        "release-fitted",
+        "shard-unrecorded",
+        "staged",
+        "after-move",
+        "committed",
+    ),
     "marginals": ("noise-kept", "some-shards"),
 }
 
 
 def cases(points: list[str]) -> list[Any]:
     due = [(kind, point) for kind in MECHANISMS for point in points if _is_due(kind, point)]
-    return [pytest.param(kind, point, id=f"{kind}-{point}", marks=() if point in FEW[kind] else pytest.mark.slow) for kind, point in due]
+    return [
+        pytest.param(
+            kind, point, id=f"{kind}-{point}", marks=() if point in FEW[kind] else pytest.mark.slow
+        )
+        for kind, point in due
+    ]
 
 
 def _is_due(kind: str, point: str) -> bool:
@@ -60,7 +97,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(folder: Path, source: Path, kind: str, **changed: Any) -> Path:
-    given = {"schema": SCHEMA, "mechanism": MECHANISMS[kind], "output__rows_per_shard": 150, **changed}  # δ = 0: a driver prices it at once
+    given = {
+        "schema": SCHEMA,
+        "mechanism": MECHANISMS[kind],
+        "output__rows_per_shard": 150,
+        **changed,
+    }  # δ = 0: a driver prices it at once
     return write_job(folder / "job", source, folder / "lake" / "out", **given)
 
 
@@ -97,12 +139,29 @@ def alone(out: Path) -> bool:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("kind", "point"), cases(BEFORE_COMMIT))
-def test_killed_before_the_commit(kind: str, point: str, drivers: Drivers, source: Path, quiet: Any, url: str, tmp_path: Path, out: Path) -> None:
-    job = written(tmp_path, source, kind, ledger={"url": url, "dataset": "people"}, insecure_seed=SEED)
+def test_killed_before_the_commit(
+    kind: str,
+    point: str,
+    drivers: Drivers,
+    source: Path,
+    quiet: Any,
+    url: str,
+    tmp_path: Path,
+    out: Path,
+) -> None:
+    job = written(
+        tmp_path, source, kind, ledger={"url": url, "dataset": "people"}, insecure_seed=SEED
+    )
     assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL
     assert not out.exists()
-    stages = {"locked": "absent"} | dict.fromkeys([*BEFORE_CHARGE[1:], *UNSEEN], "opened") | dict.fromkeys(FITTED, "fitted")
-    assert status(out.as_uri()).stage == stages.get(point, "fitted" if point in STAGED[:2] else "staged")
+    stages = (
+        {"locked": "absent"}
+        | dict.fromkeys([*BEFORE_CHARGE[1:], *UNSEEN], "opened")
+        | dict.fromkeys(FITTED, "fitted")
+    )
+    assert status(out.as_uri()).stage == stages.get(
+        point, "fitted" if point in STAGED[:2] else "staged"
+    )
     assert hidden(out).stat().st_mode & 0o777 == 0o700
     assert kinds(url) == ([] if point in BEFORE_CHARGE else ["intend"])
     assert run_here(job).status == "released"
@@ -112,8 +171,19 @@ def test_killed_before_the_commit(kind: str, point: str, drivers: Drivers, sourc
 
 
 @pytest.mark.parametrize(("kind", "point"), cases(AFTER_COMMIT))
-def test_killed_after_the_commit(kind: str, point: str, drivers: Drivers, source: Path, quiet: Any, url: str, tmp_path: Path, out: Path) -> None:
-    job = written(tmp_path, source, kind, ledger={"url": url, "dataset": "people"}, insecure_seed=SEED)
+def test_killed_after_the_commit(
+    kind: str,
+    point: str,
+    drivers: Drivers,
+    source: Path,
+    quiet: Any,
+    url: str,
+    tmp_path: Path,
+    out: Path,
+) -> None:
+    job = written(
+        tmp_path, source, kind, ledger={"url": url, "dataset": "people"}, insecure_seed=SEED
+    )
     assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL
     assert digests(out) == quiet[kind]
     assert run_here(job).status == "already released"
@@ -124,9 +194,22 @@ def test_killed_after_the_commit(kind: str, point: str, drivers: Drivers, source
 
 @pytest.mark.slow  # the contract kills every mechanism; here it is the driver's process, again and again
 @pytest.mark.parametrize("kind", MECHANISMS)
-def test_killed_again_and_again(kind: str, drivers: Drivers, source: Path, quiet: Any, url: str, tmp_path: Path, out: Path) -> None:
-    job = written(tmp_path, source, kind, ledger={"url": url, "dataset": "people"}, insecure_seed=SEED)
-    for point in ("counted", "intended", "drawn", "noise-kept", "fitted", "shard-half-written", "staged", "before-move"):
+def test_killed_again_and_again(
+    kind: str, drivers: Drivers, source: Path, quiet: Any, url: str, tmp_path: Path, out: Path
+) -> None:
+    job = written(
+        tmp_path, source, kind, ledger={"url": url, "dataset": "people"}, insecure_seed=SEED
+    )
+    for point in (
+        "counted",
+        "intended",
+        "drawn",
+        "noise-kept",
+        "fitted",
+        "shard-half-written",
+        "staged",
+        "before-move",
+    ):
         assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL, point
         assert not out.exists(), point
     assert drivers.run("run", job)[0] == 0
@@ -137,7 +220,12 @@ def test_killed_again_and_again(kind: str, drivers: Drivers, source: Path, quiet
 
 @pytest.mark.parametrize("kind", MECHANISMS)
 def test_secure_noise_that_was_kept_is_never_drawn_again(
-    kind: str, drivers: Drivers, source: Path, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    drivers: Drivers,
+    source: Path,
+    tmp_path: Path,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = written(tmp_path, source, kind, insecure_seed=None)
     release, noisy = hidden(out) / "release.npz", hidden(out) / "noisy.npz"
@@ -147,7 +235,10 @@ def test_secure_noise_that_was_kept_is_never_drawn_again(
     assert drivers.run("run", job, point="fitted")[0] == -signal.SIGKILL
     kept = release.read_bytes()
     assert release.stat().st_mode & 0o777 == 0o600
-    assert json.loads((hidden(out) / "run.json").read_text())["release_sha256"] == hashlib.sha256(kept).hexdigest()
+    assert (
+        json.loads((hidden(out) / "run.json").read_text())["release_sha256"]
+        == hashlib.sha256(kept).hexdigest()
+    )
     for point in ("shard-unrecorded", "staged"):
         assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL
         assert (release.read_bytes(), noisy.read_bytes()) == (kept, tables)
@@ -160,7 +251,9 @@ def test_secure_noise_that_was_kept_is_never_drawn_again(
     assert run_here(job).status == "released"
 
 
-def test_the_release_beside_the_key_must_be_the_one_that_was_written(drivers: Drivers, source: Path, tmp_path: Path, out: Path) -> None:
+def test_the_release_beside_the_key_must_be_the_one_that_was_written(
+    drivers: Drivers, source: Path, tmp_path: Path, out: Path
+) -> None:
     for kind in MECHANISMS:
         job = written(tmp_path, source, kind)
         drivers.run("run", job, point="fitted")
@@ -173,11 +266,15 @@ def test_the_release_beside_the_key_must_be_the_one_that_was_written(drivers: Dr
         assert abort(out.as_uri())
 
 
-def test_a_failure_that_may_pass_keeps_noise_and_charge(source: Path, quiet: Any, url: str, tmp_path: Path, out: Path, monkeypatch: Any) -> None:
+def test_a_failure_that_may_pass_keeps_noise_and_charge(
+    source: Path, quiet: Any, url: str, tmp_path: Path, out: Path, monkeypatch: Any
+) -> None:
     def crash(*_: Any, **__: Any) -> Any:
         raise TemporaryError("a worker died")
 
-    job = written(tmp_path, source, "copula", ledger={"url": url, "dataset": "people"}, insecure_seed=SEED)
+    job = written(
+        tmp_path, source, "copula", ledger={"url": url, "dataset": "people"}, insecure_seed=SEED
+    )
     with monkeypatch.context() as patched:
         patched.setattr(run, "write_all", crash)
         with pytest.raises(TemporaryError):
@@ -196,7 +293,9 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 @pytest.mark.slow
-def test_workers_killed_while_they_count_and_while_they_write(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_workers_killed_while_they_count_and_while_they_write(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
     source = lake(tmp_path / "in", [400] * 10, schema=SCHEMA)
     job = written(tmp_path, source, "copula", output__rows_per_shard=200)
     run_here(job, output__path=tmp_path / "quiet")

@@ -50,7 +50,9 @@ def alone(out: Path) -> bool:
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("point", BEFORE_COMMIT)
-def test_killed_before_the_commit(point: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]) -> None:
+def test_killed_before_the_commit(
+    point: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]
+) -> None:
     assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL
     assert not out.exists()
     assert status(out.as_uri()).stage != "released"
@@ -61,7 +63,9 @@ def test_killed_before_the_commit(point: str, drivers: Drivers, job: Path, out: 
 
 
 @pytest.mark.parametrize("point", AFTER_COMMIT)
-def test_killed_after_the_commit(point: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]) -> None:
+def test_killed_after_the_commit(
+    point: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]
+) -> None:
     assert drivers.run("run", job, point=point)[0] == -signal.SIGKILL
     assert digests(out) == quiet
     before = (out / "_SUCCESS").stat().st_mtime_ns
@@ -72,7 +76,9 @@ def test_killed_after_the_commit(point: str, drivers: Drivers, job: Path, out: P
 
 
 @pytest.mark.more
-def test_killed_again_and_again(drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]) -> None:
+def test_killed_again_and_again(
+    drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]
+) -> None:
     for point in BEFORE_COMMIT:
         assert drivers.run("run", job, point=point)[0] in (-signal.SIGKILL, 0), point
         assert not out.exists(), point
@@ -97,20 +103,26 @@ def test_a_resumed_run_keeps_its_key_and_its_noise(
     assert {name for name in resumed if resumed[name] != undisturbed.get(name)} == named
 
 
-def test_what_is_staged_is_not_written_again(drivers: Drivers, job: Path, out: Path, quiet: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_staged_is_not_written_again(
+    drivers: Drivers, job: Path, out: Path, quiet: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     drivers.run("run", job, point="some-shards")
     staged = {path.name for path in next(hidden(out).glob("publish-*")).glob("*.parquet")}
     assert 3 <= len(staged) < sum(name.endswith(".parquet") for name in quiet)
     written = []
     close = shards.ShardWriter.close
-    monkeypatch.setattr(shards.ShardWriter, "close", lambda writer: written.append(close(writer)) or written[-1])
+    monkeypatch.setattr(
+        shards.ShardWriter, "close", lambda writer: written.append(close(writer)) or written[-1]
+    )
     run_here(job)
     assert {shard.name for shard in written}.isdisjoint(staged)
     assert digests(out) == quiet
 
 
 @pytest.mark.parametrize("harm", ["flip", "truncate", "remove", "record"])
-def test_a_staged_shard_that_was_harmed_is_written_again(harm: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]) -> None:
+def test_a_staged_shard_that_was_harmed_is_written_again(
+    harm: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]
+) -> None:
     drivers.run("run", job, point="some-shards")
     victim = next(next(hidden(out).glob("publish-*")).glob("*.parquet"))
     data = victim.read_bytes()
@@ -119,13 +131,19 @@ def test_a_staged_shard_that_was_harmed_is_written_again(harm: str, drivers: Dri
     elif harm == "remove":
         victim.unlink()
     else:
-        victim.write_bytes(data[: len(data) // 2] if harm == "truncate" else bytes([*data[:100], data[100] ^ 1, *data[101:]]))
+        victim.write_bytes(
+            data[: len(data) // 2]
+            if harm == "truncate"
+            else bytes([*data[:100], data[100] ^ 1, *data[101:]])
+        )
     run_here(job)
     assert digests(out) == quiet
 
 
 @pytest.mark.parametrize("point", ["surveying", "fitted", "some-shards", "staged"])
-def test_interrupted(point: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]) -> None:
+def test_interrupted(
+    point: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]
+) -> None:
     code, line = drivers.run("run", job, point=point, strike="interrupt")
     assert (code, line) == (130, "dpdask: interrupted; run again to resume")
     assert not out.exists()
@@ -137,17 +155,29 @@ def test_interrupted(point: str, drivers: Drivers, job: Path, out: Path, quiet: 
 
 @pytest.mark.more
 @pytest.mark.slow_with("threads")
-@pytest.mark.parametrize("cluster", [{"kind": "threads", "workers": 2}, {"kind": "local", "workers": 1}], ids=["threads", "processes"])
+@pytest.mark.parametrize(
+    "cluster",
+    [{"kind": "threads", "workers": 2}, {"kind": "local", "workers": 1}],
+    ids=["threads", "processes"],
+)
 def test_interrupted_from_the_keyboard(cluster: dict[str, Any], tmp_path: Path, out: Path) -> None:
     source = lake(tmp_path / "in", [6000] * 6, row_group=500)
     job = write_job(tmp_path / "job", source, out, cluster=cluster, output__rows_per_shard=400)
-    with subprocess.Popen(command("run", job), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command("run", job),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if '"write"' in line:
                 break
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
-        rest = [line for line in process.stderr.read().splitlines() if line.startswith("dpdask")]  # worker processes say more: an open point
+        rest = [
+            line for line in process.stderr.read().splitlines() if line.startswith("dpdask")
+        ]  # worker processes say more: an open point
         assert (process.wait(60), rest) == (130, ["dpdask: interrupted; run again to resume"])
     assert not out.exists()
     run_here(job)
@@ -156,7 +186,9 @@ def test_interrupted_from_the_keyboard(cluster: dict[str, Any], tmp_path: Path, 
 
 
 @pytest.mark.parametrize("verb", ["run", "abort"])
-def test_a_second_driver_is_refused(verb: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str], tmp_path: Path) -> None:
+def test_a_second_driver_is_refused(
+    verb: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str], tmp_path: Path
+) -> None:
     pid = drivers.start("run", job, point="some-shards", strike="pause", sign=tmp_path / "sign")
     while not (tmp_path / "sign").exists():
         time.sleep(0.02)
@@ -179,7 +211,9 @@ def test_a_finished_job_is_left_alone(job: Path, out: Path, drivers: Drivers) ->
     assert alone(out)
 
 
-def test_a_finished_job_without_its_success_mark_is_not_released_twice(job: Path, out: Path) -> None:
+def test_a_finished_job_without_its_success_mark_is_not_released_twice(
+    job: Path, out: Path
+) -> None:
     run_here(job)
     (out / "_SUCCESS").unlink()  # as `find -empty -delete` does
     assert run_here(job).status == "already released"
@@ -206,7 +240,9 @@ def test_a_folder_that_is_no_release(drivers: Drivers, job: Path, out: Path) -> 
 
 
 @pytest.mark.parametrize("point", ["opened", "some-shards", "staged"])
-def test_the_job_changed_between_crash_and_resume(point: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]) -> None:
+def test_the_job_changed_between_crash_and_resume(
+    point: str, drivers: Drivers, job: Path, out: Path, quiet: dict[str, str]
+) -> None:
     drivers.run("run", job, point=point)
     before = digests(hidden(out))
     code, line = drivers.run("run", job, "--set", "privacy.epsilon=2")
@@ -219,7 +255,9 @@ def test_the_job_changed_between_crash_and_resume(point: str, drivers: Drivers, 
 
 
 @pytest.mark.parametrize("csv", [False, True], ids=["parquet", "csv"])
-def test_the_input_changed_between_crash_and_resume(csv: bool, drivers: Drivers, tmp_path: Path, out: Path) -> None:
+def test_the_input_changed_between_crash_and_resume(
+    csv: bool, drivers: Drivers, tmp_path: Path, out: Path
+) -> None:
     source = lake(tmp_path / "in", [400, 900, 300], csv=csv)
     job = write_job(tmp_path / "job", source, out)
     drivers.run("run", job, point="some-shards")
@@ -248,7 +286,9 @@ def test_abort(point: str, drivers: Drivers, job: Path, out: Path) -> None:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("point", ["key-removed", "half-removed"])
 @pytest.mark.parametrize("changes", [{}, {"privacy.epsilon": "2"}], ids=["same job", "other job"])
-def test_nothing_of_a_half_removed_run_is_used(point: str, changes: dict[str, str], drivers: Drivers, job: Path, out: Path, tmp_path: Path) -> None:
+def test_nothing_of_a_half_removed_run_is_used(
+    point: str, changes: dict[str, str], drivers: Drivers, job: Path, out: Path, tmp_path: Path
+) -> None:
     drivers.run("run", job, "--set", "insecure_seed=99", point="all-shards")
     assert drivers.run("abort", out, point=point)[0] == -signal.SIGKILL
     assert not (hidden(out) / "run.key").exists()
@@ -261,7 +301,9 @@ def test_nothing_of_a_half_removed_run_is_used(point: str, changes: dict[str, st
 
 
 @pytest.mark.parametrize("point", ["fitted", "some-shards"])
-def test_the_key_exists_only_while_it_must(point: str, drivers: Drivers, job: Path, out: Path) -> None:
+def test_the_key_exists_only_while_it_must(
+    point: str, drivers: Drivers, job: Path, out: Path
+) -> None:
     drivers.run("run", job, point=point)
     for name in ("run.key", "release.npz", "run.json"):
         assert (hidden(out) / name).stat().st_mode & 0o777 == 0o600

@@ -18,7 +18,14 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
     try:
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(place)], capture_output=True, check=False).returncode == 0
+        mounted = (
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(place)],
+                capture_output=True,
+                check=False,
+            ).returncode
+            == 0
+        )
     except FileNotFoundError:
         mounted = False
     if not mounted:
@@ -29,7 +36,11 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.more
 @pytest.mark.slow_with("processes")
-@pytest.mark.parametrize("cluster", [{"kind": "threads", "workers": 2}, {"kind": "local", "workers": 1}], ids=["threads", "processes"])
+@pytest.mark.parametrize(
+    "cluster",
+    [{"kind": "threads", "workers": 2}, {"kind": "local", "workers": 1}],
+    ids=["threads", "processes"],
+)
 def test_full_disk(cluster: dict[str, object], disk: Path, tmp_path: Path) -> None:
     source = lake(tmp_path / "in", ROWS, row_group=2000)
     out = disk / "out"

@@ -12,7 +12,20 @@ import dask
 import deltalake
 import polars as pl
 import pytest
-from e2e.growing import BY_USER, HOLDOUT, N, add_day, add_version, at, job, kept, kinds, list_digests, manifests, spent
+from e2e.growing import (
+    BY_USER,
+    HOLDOUT,
+    N,
+    add_day,
+    add_version,
+    at,
+    job,
+    kept,
+    kinds,
+    list_digests,
+    manifests,
+    spent,
+)
 from e2e.helpers import digests, hidden, run_here
 from faults.drivers import Drivers
 from faults.test_runs_in_stores import environment, everything_ever_written
@@ -42,17 +55,36 @@ def url(tmp_path: Path) -> str:
 @pytest.mark.few(2)
 @pytest.mark.slow_with("delta-6-row")
 @pytest.mark.parametrize(("unit", "cost"), [("row", 0), (BY_USER, 1)], ids=["row", "person"])
-@pytest.mark.parametrize("n_days", [6, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize(
+    "n_days", [6, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
 @pytest.mark.parametrize(
     ("source_format", "output"),
-    [("files", "parquet"), ("files", "delta"), pytest.param("delta", "delta", marks=pytest.mark.slow)],
+    [
+        ("files", "parquet"),
+        ("files", "delta"),
+        pytest.param("delta", "delta", marks=pytest.mark.slow),
+    ],
     ids=["folder-folder", "folder-delta", "delta-delta"],
 )
 def test_days_that_are_killed_and_repeated(
-    source_format: str, output: str, n_days: int, unit: Any, cost: int, drivers: Drivers, tmp_path: Path, url: str, seeded_ledgers: None
+    source_format: str,
+    output: str,
+    n_days: int,
+    unit: Any,
+    cost: int,
+    drivers: Drivers,
+    tmp_path: Path,
+    url: str,
+    seeded_ledgers: None,
 ) -> None:
     source, out = tmp_path / "in", tmp_path / "struck" / "out"
-    changed = {"output__rows_per_shard": 25, "privacy__unit": unit, "output__format": output, "input__format": source_format}
+    changed = {
+        "output__rows_per_shard": 25,
+        "privacy__unit": unit,
+        "output__format": output,
+        "input__format": source_format,
+    }
     quiet = job(tmp_path / "quiet", source, **changed)
     struck = job(tmp_path / "struck", source, ledger=at(url), insecure_seed=7, **changed)
     killed = {2: "task-staged", 4: "later-manifest", 7: "later-half-moved", 19: "fitted"}
@@ -63,13 +95,17 @@ def test_days_that_are_killed_and_repeated(
         run_here(quiet)
         if day in killed:
             assert drivers.run("run", struck, point=killed[day])[0] == -signal.SIGKILL
-            assert status(f"file://{out}").n_releases == day + (killed[day] in ("later-manifest", "entry-written"))
+            assert status(f"file://{out}").n_releases == day + (
+                killed[day] in ("later-manifest", "entry-written")
+            )
         run_here(struck)
         if day in (3, 12):
             assert run_here(struck).status == "nothing new"
     if output == "parquet":
         assert {name: digest for name, digest in digests(out).items() if name != SUMMARY} == {
-            name: digest for name, digest in digests(tmp_path / "quiet" / "out").items() if name != SUMMARY
+            name: digest
+            for name, digest in digests(tmp_path / "quiet" / "out").items()
+            if name != SUMMARY
         }
     else:  # whose files have the names of their runs
         assert list_digests(manifests(out)) == list_digests(manifests(tmp_path / "quiet" / "out"))
@@ -90,7 +126,9 @@ def check_delta(out: Path, quiet: Path) -> None:
     by = [("day", "ascending"), ("user", "ascending")]
     rows = table.to_pyarrow_table().sort_by(by)
     assert rows == deltalake.DeltaTable(quiet).to_pyarrow_table().sort_by(by)
-    assert pl.read_delta(str(out)).sort("day", "user").rows() == list(zip(*rows.to_pydict().values(), strict=True))
+    assert pl.read_delta(str(out)).sort("day", "user").rows() == list(
+        zip(*rows.to_pydict().values(), strict=True)
+    )
 
 
 def test_drivers_race_for_a_day(drivers: Drivers, tmp_path: Path, url: str) -> None:
@@ -114,7 +152,10 @@ def test_drivers_race_for_a_day(drivers: Drivers, tmp_path: Path, url: str) -> N
     [
         (True, 2),
         pytest.param(False, 3, marks=pytest.mark.slow),
-        *(pytest.param(ledger, 30, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]) for ledger in (True, False)),
+        *(
+            pytest.param(ledger, 30, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
+            for ledger in (True, False)
+        ),
     ],
 )
 def test_days_in_a_store(
@@ -135,14 +176,19 @@ def test_days_in_a_store(
     quiet = job(tmp_path / "quiet", source, HOLDOUT, **changed)
     with open_store("radosgw", versioned=True) as store:
         out, charged = store.folder, {"ledger": at(url), "insecure_seed": 7} if ledger else {}
-        struck = job(tmp_path / "struck", source, HOLDOUT, output__path=out.url, **changed, **charged)
+        struck = job(
+            tmp_path / "struck", source, HOLDOUT, output__path=out.url, **changed, **charged
+        )
         around = environment(store, tmp_path)
         killed = {1: "task-staged", 2: "later-manifest" if output == "parquet" else "entry-written"}
         for day in range(n_days):
             add_day(source, day)
             run_here(quiet)
             if day in killed:
-                assert drivers.run("run", struck, point=killed[day], environment=around)[0] == -signal.SIGKILL
+                assert (
+                    drivers.run("run", struck, point=killed[day], environment=around)[0]
+                    == -signal.SIGKILL
+                )
             run_here(struck)
             if day == 12:
                 assert run_here(struck).status == "nothing new"
@@ -157,10 +203,15 @@ def test_days_in_a_store(
         assert out.sibling(".", ".dpdask").names() == []
         assert len(out.sibling(".", ".dpdask-series").names()) == 3
         written = b"\n".join(data for _, data in everything_ever_written(store))
-        assert (kept(tmp_path / "quiet" / "out") / "release.npz").read_bytes()[:10] not in written  # what a file of arrays begins with
+        assert (kept(tmp_path / "quiet" / "out") / "release.npz").read_bytes()[
+            :10
+        ] not in written  # what a file of arrays begins with
         for path in (tmp_path / "state" / "dpdask" / "keys").glob("?" * 32):
             secret = path.read_bytes()
-            assert not any(form in written for form in (secret, secret.hex().encode(), base64.b64encode(secret)))
+            assert not any(
+                form in written
+                for form in (secret, secret.hex().encode(), base64.b64encode(secret))
+            )
         if ledger:
             assert (spent(url), kinds(url)) == (1.0, ["intend", "commit"] * n_days)
             return
@@ -172,16 +223,32 @@ def test_days_in_a_store(
 
 
 @pytest.mark.slow
-def test_a_day_in_a_store_is_aborted(open_store: OpenStore, drivers: Drivers, tmp_path: Path, url: str) -> None:
+def test_a_day_in_a_store_is_aborted(
+    open_store: OpenStore, drivers: Drivers, tmp_path: Path, url: str
+) -> None:
     source = tmp_path / "in"
     with open_store("radosgw") as store:
         out, around = store.folder, environment(store, tmp_path)
-        made = job(tmp_path / "job", source, output__path=out.url, output__rows_per_shard=25, ledger=at(url))
+        made = job(
+            tmp_path / "job",
+            source,
+            output__path=out.url,
+            output__rows_per_shard=25,
+            ledger=at(url),
+        )
         for day in range(3):
             add_day(source, day)
             if day:
                 before = [out.names(), out.child("_dpdask").names()]
-                assert drivers.run("run", made, point="task-staged" if day == 1 else "later-carded", environment=around)[0] == -signal.SIGKILL
+                assert (
+                    drivers.run(
+                        "run",
+                        made,
+                        point="task-staged" if day == 1 else "later-carded",
+                        environment=around,
+                    )[0]
+                    == -signal.SIGKILL
+                )
                 with pytest.raises(SpecError, match="in a ledger that is not given here"):
                     abort(out.url)
                 assert abort(out.url, url)
@@ -193,10 +260,18 @@ def test_a_day_in_a_store_is_aborted(open_store: OpenStore, drivers: Drivers, tm
 
 @pytest.mark.more
 @pytest.mark.parametrize("output", ["parquet", pytest.param("delta", marks=pytest.mark.slow)])
-def test_days_that_a_listing_hides(output: str, open_store: OpenStore, tmp_path: Path, url: str) -> None:
+def test_days_that_a_listing_hides(
+    output: str, open_store: OpenStore, tmp_path: Path, url: str
+) -> None:
     source = tmp_path / "in"
     with open_store("radosgw") as store:
-        made = job(tmp_path / "job", source, output__path=store.folder.url, output__format=output, ledger=at(url))
+        made = job(
+            tmp_path / "job",
+            source,
+            output__path=store.folder.url,
+            output__format=output,
+            ledger=at(url),
+        )
         for day in range(3):
             add_day(source, day)
             if day == 2:

@@ -14,7 +14,11 @@ from services.stores import OpenStore
 from dpdask.engine.account import open_ledger
 from dpdask.io import filesystems
 
-MECHANISM = {"kind": "dip", "reference": {"kind": "histogram"}, "channel": "laplace"}  # a hold-out would be the ledger's own
+MECHANISM = {
+    "kind": "dip",
+    "reference": {"kind": "histogram"},
+    "channel": "laplace",
+}  # a hold-out would be the ledger's own
 SMALL = {
     ("worker killed", "radosgw", "parquet"),
     ("commit unanswered", "versioned radosgw", "parquet"),
@@ -38,13 +42,22 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     base = tmp_path_factory.mktemp("quiet")
-    return [shard.sha256 for shard in run_here(write_job(base, source, base / "out", mechanism=MECHANISM)).manifest.shards]
+    return [
+        shard.sha256
+        for shard in run_here(
+            write_job(base, source, base / "out", mechanism=MECHANISM)
+        ).manifest.shards
+    ]
 
 
 @pytest.mark.few(3)
 @pytest.mark.usefixtures("seeded_ledgers")
 @pytest.mark.parametrize(
-    ("fault", "name", "format_"), [pytest.param(*cell, id="-".join(cell), marks=() if cell in SMALL else pytest.mark.slow) for cell in CELLS]
+    ("fault", "name", "format_"),
+    [
+        pytest.param(*cell, id="-".join(cell), marks=() if cell in SMALL else pytest.mark.slow)
+        for cell in CELLS
+    ],
 )
 def test_a_fault_changes_no_byte(
     fault: str,
@@ -68,8 +81,19 @@ def test_a_fault_changes_no_byte(
         if format_ == "iceberg":
             load_catalog(**catalog).create_namespace("db")
             output |= {"output__table": TABLE, "output__catalog": catalog}
-        job = write_job(tmp_path / "job", source, tmp_path, ledger=ledger, insecure_seed=SEED, mechanism=MECHANISM, **output)
-        around = {"XDG_STATE_HOME": str(tmp_path / "state"), **(store.server.environment() if store.server else {})}
+        job = write_job(
+            tmp_path / "job",
+            source,
+            tmp_path,
+            ledger=ledger,
+            insecure_seed=SEED,
+            mechanism=MECHANISM,
+            **output,
+        )
+        around = {
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+            **(store.server.environment() if store.server else {}),
+        }
         cell = Cell(store, job, ledger, drivers, around, quiet, tmp_path, format_, catalog)
         FAULTS[fault](cell)
         cell.check()

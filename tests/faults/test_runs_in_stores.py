@@ -26,10 +26,35 @@ from dpdask.jobs.run import abort, abort_job, status
 from dpdask.privacy.ledger import KeyTable
 
 BEFORE_COMMIT = (
-    *("acquired", "key-kept", "opened", "surveying", "counts-kept", "surveyed", "release-fitted", "release-written", "recorded", "fitted"),
-    *("first-shard-begun", "shard-half-written", "shard-unrecorded", "some-shards", "all-shards", "card-created"),
+    *(
+        "acquired",
+        "key-kept",
+        "opened",
+        "surveying",
+        "counts-kept",
+        "surveyed",
+        "release-fitted",
+        "release-written",
+        "recorded",
+        "fitted",
+    ),
+    *(
+        "first-shard-begun",
+        "shard-half-written",
+        "shard-unrecorded",
+        "some-shards",
+        "all-shards",
+        "card-created",
+    ),
 )
-AFTER_COMMIT = ("manifest-created", "success-staged", "uncommitted", "committed", "run-cleared", "removed")
+AFTER_COMMIT = (
+    "manifest-created",
+    "success-staged",
+    "uncommitted",
+    "committed",
+    "run-cleared",
+    "removed",
+)
 POINTS = (*BEFORE_COMMIT, *AFTER_COMMIT)
 KILLS = 30
 NO_KEY = ("acquired", "uncommitted", "committed", "run-cleared", "removed")
@@ -44,7 +69,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     base = tmp_path_factory.mktemp("quiet")
-    return [shard.sha256 for shard in run_here(write_job(base, source, base / "out")).manifest.shards]
+    return [
+        shard.sha256 for shard in run_here(write_job(base, source, base / "out")).manifest.shards
+    ]
 
 
 @pytest.fixture(params=["versioned radosgw"])
@@ -70,23 +97,41 @@ def make_ledger(folder: Path) -> dict[str, str]:
 
 def environment(store: Store, tmp_path: Path) -> dict[str, str]:
     assert store.server is not None
-    return {**store.server.environment(store.server.endpoint), "XDG_STATE_HOME": str(tmp_path / "state")}
+    return {
+        **store.server.environment(store.server.endpoint),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }
 
 
 def kept(keys: Path) -> list[bytes]:
-    return [path.read_bytes() for path in keys.iterdir() if path.name != "name"] if keys.exists() else []
+    return (
+        [path.read_bytes() for path in keys.iterdir() if path.name != "name"]
+        if keys.exists()
+        else []
+    )
 
 
 def check_released(folder: Folder, quiet: list[str], keys: Path) -> None:
     manifest = Manifest.read(folder)
     assert manifest is not None
     assert [shard.sha256 for shard in manifest.shards] == quiet
-    assert set(folder.names()) == {shard.name for shard in manifest.shards} | {"_dpdask", "_SUCCESS"}
+    assert set(folder.names()) == {shard.name for shard in manifest.shards} | {
+        "_dpdask",
+        "_SUCCESS",
+    }
     assert folder.sibling(".", ".dpdask").names() == []
     assert kept(keys) == []
 
 
-def kill_and_run_again(point: str, folder: Folder, job: Path, drivers: Drivers, around: dict[str, str], quiet: list[str], keys: Path) -> list[bytes]:
+def kill_and_run_again(
+    point: str,
+    folder: Folder,
+    job: Path,
+    drivers: Drivers,
+    around: dict[str, str],
+    quiet: list[str],
+    keys: Path,
+) -> list[bytes]:
     """Kill a driver at a point and run the job to its end; return the keys that the killed one left."""
     assert drivers.run("run", job, point=point, environment=around)[0] == -signal.SIGKILL
     assert (status(folder.url).stage == "released") == (point in AFTER_COMMIT)
@@ -95,7 +140,9 @@ def kill_and_run_again(point: str, folder: Folder, job: Path, drivers: Drivers, 
     started = time.monotonic()
     code, text = drivers.run("run", job, environment=around)
     assert code == 0
-    assert time.monotonic() - started < records.LEASE_SECONDS  # a driver of this machine that has ended is not waited for
+    assert (
+        time.monotonic() - started < records.LEASE_SECONDS
+    )  # a driver of this machine that has ended is not waited for
     assert ("already released" in text) == (point in AFTER_COMMIT)
     check_released(folder, quiet, keys)
     return secrets
@@ -104,13 +151,31 @@ def kill_and_run_again(point: str, folder: Folder, job: Path, drivers: Drivers, 
 def check_unwritten(secrets: list[bytes], store: Store) -> None:
     written = b"\n".join(data for _, data in everything_ever_written(store))
     for secret in secrets:
-        assert not any(form in written for form in (secret, secret.hex().encode(), base64.b64encode(secret)))
+        assert not any(
+            form in written for form in (secret, secret.hex().encode(), base64.b64encode(secret))
+        )
 
 
-@pytest.mark.parametrize("point", [point if point in FEW else pytest.param(point, marks=pytest.mark.slow) for point in POINTS])
-def test_killed_at_any_stage(point: str, store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "point",
+    [point if point in FEW else pytest.param(point, marks=pytest.mark.slow) for point in POINTS],
+)
+def test_killed_at_any_stage(
+    point: str,
+    store: Store,
+    drivers: Drivers,
+    source: Path,
+    quiet: list[str],
+    keys: Path,
+    tmp_path: Path,
+) -> None:
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
-    check_unwritten(kill_and_run_again(point, store.folder, job, drivers, environment(store, tmp_path), quiet, keys), store)
+    check_unwritten(
+        kill_and_run_again(
+            point, store.folder, job, drivers, environment(store, tmp_path), quiet, keys
+        ),
+        store,
+    )
 
 
 def test_a_sign_of_life_written_last_is_removed(store: Store, source: Path, tmp_path: Path) -> None:
@@ -128,21 +193,35 @@ def test_a_sign_of_life_written_last_is_removed(store: Store, source: Path, tmp_
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("store", ["versioned radosgw", "azurite"], indirect=True)
-def test_killed_again_and_again(point: str, store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path) -> None:
+def test_killed_again_and_again(
+    point: str,
+    store: Store,
+    drivers: Drivers,
+    source: Path,
+    quiet: list[str],
+    keys: Path,
+    tmp_path: Path,
+) -> None:
     secrets: list[bytes] = []
     for number in range(KILLS):
         folder = Folder(f"{store.folder.url}-{number}")
         job = write_job(tmp_path / str(number), source, tmp_path, output__path=folder.url)
-        secrets += kill_and_run_again(point, folder, job, drivers, environment(store, tmp_path), quiet, keys)
+        secrets += kill_and_run_again(
+            point, folder, job, drivers, environment(store, tmp_path), quiet, keys
+        )
     check_unwritten(secrets, store)
 
 
 @pytest.mark.slow_with("versioned radosgw")
-@pytest.mark.parametrize("races", [1, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize(
+    "races", [1, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
 @pytest.mark.parametrize(
     "name", [pytest.param("radosgw", marks=pytest.mark.slow), "versioned radosgw", "azurite"]
 )  # test_stores.py races in both buckets
-def test_drivers_race_for_one_output(races: int, name: str, open_store: OpenStore, drivers: Drivers, source: Path, tmp_path: Path) -> None:
+def test_drivers_race_for_one_output(
+    races: int, name: str, open_store: OpenStore, drivers: Drivers, source: Path, tmp_path: Path
+) -> None:
     *versioned, name = name.split()
     with open_store(name, versioned=bool(versioned)) as store:
         for number in range(races):
@@ -156,17 +235,33 @@ def test_drivers_race_for_one_output(races: int, name: str, open_store: OpenStor
             assert [entry.kind for entry in charging_entries(**place)] == ["intend", "commit"]
             manifest = Manifest.read(Folder(url))
             assert manifest is not None
-            assert set(Folder(url).names()) == {shard.name for shard in manifest.shards} | {"_dpdask", "_SUCCESS"}
+            assert set(Folder(url).names()) == {shard.name for shard in manifest.shards} | {
+                "_dpdask",
+                "_SUCCESS",
+            }
             assert Folder(url).sibling(".", ".dpdask").names() == []
 
 
 @pytest.mark.more
 def test_a_driver_at_work_is_not_disturbed(
-    store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store,
+    drivers: Drivers,
+    source: Path,
+    quiet: list[str],
+    keys: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(records, "BEAT_SECONDS", 0.2)
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
-    pid = drivers.start("run", job, point="some-shards", strike="pause", sign=tmp_path / "sign", environment=environment(store, tmp_path))
+    pid = drivers.start(
+        "run",
+        job,
+        point="some-shards",
+        strike="pause",
+        sign=tmp_path / "sign",
+        environment=environment(store, tmp_path),
+    )
     while not (tmp_path / "sign").exists():
         time.sleep(0.02)
     hidden = store.folder.sibling(".", ".dpdask")
@@ -183,7 +278,12 @@ def test_a_driver_at_work_is_not_disturbed(
 
 
 def test_a_driver_that_was_taken_over_stops_and_changes_nothing(
-    store: Store, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store,
+    source: Path,
+    quiet: list[str],
+    keys: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It slept longer than others wait for a sign; when it wakes, the other one has the run."""
     monkeypatch.setattr(records, "BEAT_SECONDS", 3600.0)
@@ -206,7 +306,9 @@ def test_a_driver_that_was_taken_over_stops_and_changes_nothing(
 
 
 @pytest.mark.more
-def test_with_a_ledger_any_machine_goes_on(store: Store, drivers: Drivers, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_ledger_any_machine_goes_on(
+    store: Store, drivers: Drivers, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = make_ledger(tmp_path)
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=place)
     drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
@@ -214,7 +316,9 @@ def test_with_a_ledger_any_machine_goes_on(store: Store, drivers: Drivers, sourc
     table = KeyTable(place["url"])
     secret = table.read(run_id)
     assert secret is not None
-    assert [file.name for file in (tmp_path / "state").rglob("*") if file.is_file()] == ["secret"]  # by which a hold-out is named
+    assert [file.name for file in (tmp_path / "state").rglob("*") if file.is_file()] == [
+        "secret"
+    ]  # by which a hold-out is named
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
     assert run_here(job).status == "released"
     assert table.read(run_id) is None
@@ -224,7 +328,9 @@ def test_with_a_ledger_any_machine_goes_on(store: Store, drivers: Drivers, sourc
 
 
 @pytest.mark.more
-def test_abort_needs_the_ledger_that_keeps_the_key(store: Store, drivers: Drivers, source: Path, tmp_path: Path) -> None:
+def test_abort_needs_the_ledger_that_keeps_the_key(
+    store: Store, drivers: Drivers, source: Path, tmp_path: Path
+) -> None:
     place = make_ledger(tmp_path)
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=place)
     drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
@@ -241,7 +347,13 @@ def test_abort_needs_the_ledger_that_keeps_the_key(store: Store, drivers: Driver
 
 @pytest.mark.more
 def test_without_a_ledger_the_run_goes_on_where_its_key_is(
-    store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store,
+    drivers: Drivers,
+    source: Path,
+    quiet: list[str],
+    keys: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
@@ -257,7 +369,9 @@ def test_without_a_ledger_the_run_goes_on_where_its_key_is(
 
 @pytest.mark.slow_with("acquired", "opened")
 @pytest.mark.parametrize("point", ["acquired", "opened", "some-shards"])
-def test_abort(point: str, store: Store, drivers: Drivers, source: Path, keys: Path, tmp_path: Path) -> None:
+def test_abort(
+    point: str, store: Store, drivers: Drivers, source: Path, keys: Path, tmp_path: Path
+) -> None:
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     drivers.run("run", job, point=point, environment=environment(store, tmp_path))
     assert abort(store.folder.url) is True
@@ -269,7 +383,13 @@ def test_abort(point: str, store: Store, drivers: Drivers, source: Path, keys: P
 
 @pytest.mark.more
 def test_a_run_of_another_version_is_left_alone(
-    store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store,
+    drivers: Drivers,
+    source: Path,
+    quiet: list[str],
+    keys: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
@@ -297,7 +417,10 @@ def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "_has_ended", lambda _: True)
 
 
-MOMENTS = {"before it publishes": (state.RunState, "publish"), "before the card": (ManifestFolder, "stage")}
+MOMENTS = {
+    "before it publishes": (state.RunState, "publish"),
+    "before the card": (ManifestFolder, "stage"),
+}
 MOMENTS["before the manifest"] = (ManifestFolder, "commit")
 
 
@@ -307,11 +430,20 @@ FEW_WAKES = [("before it publishes", "aborted"), ("before the manifest", "anothe
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
-    ("moment", "meanwhile"), [pytest.param(*each, id="-".join(each), marks=() if each in FEW_WAKES else pytest.mark.slow) for each in WAKES]
+    ("moment", "meanwhile"),
+    [
+        pytest.param(*each, id="-".join(each), marks=() if each in FEW_WAKES else pytest.mark.slow)
+        for each in WAKES
+    ],
 )
 @pytest.mark.usefixtures("short_lease")
 def test_a_driver_that_wakes_up_publishes_nothing(
-    meanwhile: str, moment: str, store: Store, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    meanwhile: str,
+    moment: str,
+    store: Store,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     slept: list[bytes] = []
@@ -341,7 +473,12 @@ def test_a_driver_that_wakes_up_publishes_nothing(
 @pytest.mark.more
 @pytest.mark.usefixtures("short_lease")
 def test_a_driver_that_comes_late_leaves_the_key_of_another(
-    store: Store, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store,
+    source: Path,
+    quiet: list[str],
+    keys: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It found no run, and slept; when it wakes, another driver has begun one."""
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
@@ -373,7 +510,9 @@ def test_a_driver_that_comes_late_leaves_the_key_of_another(
 
 
 @pytest.mark.more
-def test_to_abort_with_a_wrong_ledger_makes_none(store: Store, drivers: Drivers, source: Path, tmp_path: Path) -> None:
+def test_to_abort_with_a_wrong_ledger_makes_none(
+    store: Store, drivers: Drivers, source: Path, tmp_path: Path
+) -> None:
     place = make_ledger(tmp_path)
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=place)
     drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
@@ -385,7 +524,13 @@ def test_to_abort_with_a_wrong_ledger_makes_none(store: Store, drivers: Drivers,
 
 @pytest.mark.more
 def test_a_store_that_refuses_for_a_moment_is_not_one_without_a_run(
-    store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store,
+    drivers: Drivers,
+    source: Path,
+    quiet: list[str],
+    keys: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     drivers.run("run", job, point="all-shards", environment=environment(store, tmp_path))
@@ -410,12 +555,28 @@ def test_a_store_that_refuses_for_a_moment_is_not_one_without_a_run(
 @pytest.mark.more
 @pytest.mark.slow_with("fff")
 @pytest.mark.parametrize("run_id", ["../../../victim", "", "f" * 31])
-def test_a_record_that_names_no_run_harms_nothing(run_id: str, store: Store, source: Path, keys: Path, tmp_path: Path) -> None:
+def test_a_record_that_names_no_run_harms_nothing(
+    run_id: str, store: Store, source: Path, keys: Path, tmp_path: Path
+) -> None:
     (tmp_path / "victim").write_text("keep")
     keys.mkdir(parents=True, mode=0o700)
     (keys / ("a" * 32)).write_bytes(bytes(32))
-    content = {"run_id": run_id, "job": "j", "release": "r", "stage": "opened", "key": "host x", "target": {}, "version": "0", "streams": 1}
-    record = {"format": records.STATE_FORMAT, "chain": "c", "owner": None, "run": {"format": records.STATE_FORMAT, **content}}
+    content = {
+        "run_id": run_id,
+        "job": "j",
+        "release": "r",
+        "stage": "opened",
+        "key": "host x",
+        "target": {},
+        "version": "0",
+        "streams": 1,
+    }
+    record = {
+        "format": records.STATE_FORMAT,
+        "chain": "c",
+        "owner": None,
+        "run": {"format": records.STATE_FORMAT, **content},
+    }
     store.folder.sibling(".", ".dpdask").write("run.json", json.dumps(record).encode())
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     with pytest.raises(OutputError):
@@ -428,11 +589,18 @@ def test_a_record_that_names_no_run_harms_nothing(run_id: str, store: Store, sou
 
 @pytest.mark.more
 @pytest.mark.parametrize("harm", ["another format", "no JSON"])
-def test_a_run_whose_records_cannot_be_read_is_aborted(harm: str, store: Store, drivers: Drivers, source: Path, keys: Path, tmp_path: Path) -> None:
+def test_a_run_whose_records_cannot_be_read_is_aborted(
+    harm: str, store: Store, drivers: Drivers, source: Path, keys: Path, tmp_path: Path
+) -> None:
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
     hidden = store.folder.sibling(".", ".dpdask")
-    hidden.write("run.json", hidden.read("run.json").replace(b'"format": 2', b'"format": 3') if harm == "another format" else b"{")
+    hidden.write(
+        "run.json",
+        hidden.read("run.json").replace(b'"format": 2', b'"format": 3')
+        if harm == "another format"
+        else b"{",
+    )
     with pytest.raises(OutputError, match="abort"):
         run_here(job)
     assert abort(store.folder.url) is True
@@ -441,11 +609,15 @@ def test_a_run_whose_records_cannot_be_read_is_aborted(harm: str, store: Store, 
 
 
 @pytest.mark.more
-def test_a_driver_removes_its_own_run_alone(store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path) -> None:
+def test_a_driver_removes_its_own_run_alone(
+    store: Store, drivers: Drivers, source: Path, quiet: list[str], keys: Path, tmp_path: Path
+) -> None:
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     drivers.run("run", job, point="all-shards", environment=environment(store, tmp_path))
     before = store.folder.sibling(".", ".dpdask").names()
-    state.RunState(store.folder).remove("0" * 32)  # as a driver does that removed another run before, and comes late
+    state.RunState(store.folder).remove(
+        "0" * 32
+    )  # as a driver does that removed another run before, and comes late
     assert store.folder.sibling(".", ".dpdask").names() == before
     assert len(kept(keys)) == 1
     assert run_here(job).status == "released"
@@ -453,7 +625,9 @@ def test_a_driver_removes_its_own_run_alone(store: Store, drivers: Drivers, sour
 
 
 @pytest.mark.more
-def test_a_driver_whose_release_another_one_has_ended_ends_well(store: Store, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_whose_release_another_one_has_ended_ends_well(
+    store: Store, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second driver finds the release before the first one has removed its key, and removes the records."""
     place = make_ledger(tmp_path)
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=place)

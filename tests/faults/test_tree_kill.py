@@ -28,7 +28,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 UNIT = {"column": "user", "max_rows": 3}
 # ε so large that a small table has edges
-KILLED: dict[str, dict[str, Any]] = {"row": {"privacy__epsilon": 30.0}, "unit": {"privacy__epsilon": 90.0, "privacy__unit": UNIT}}
+KILLED: dict[str, dict[str, Any]] = {
+    "row": {"privacy__epsilon": 30.0},
+    "unit": {"privacy__epsilon": 90.0, "privacy__unit": UNIT},
+}
 
 
 @pytest.fixture(scope="module")
@@ -58,24 +61,50 @@ BEFORE_CHARGE = ["opened", "surveying", "counted"]
 UNSEEN = ["intended", "drawn", "noise-kept", "release-fitted", "release-written"]
 AFTER = ["fitted", "shard-half-written", "some-shards", "staged", "before-move"]
 POINTS = [("row", point) for point in (*BEFORE_CHARGE, *UNSEEN, *AFTER)]
-POINTS += [("unit", point) for point in ("bounded", "counted", "noise-kept", "release-written", "some-shards")]
+POINTS += [
+    ("unit", point)
+    for point in ("bounded", "counted", "noise-kept", "release-written", "some-shards")
+]
 # the contract of mechanisms kills a tree at six stages, in its process; test_driver_kill.py kills the driver at every stage
-FEW = [("row", point) for point in ("counted", "drawn", "noise-kept", "release-written", "shard-half-written", "before-move")]
+FEW = [
+    ("row", point)
+    for point in (
+        "counted",
+        "drawn",
+        "noise-kept",
+        "release-written",
+        "shard-half-written",
+        "before-move",
+    )
+]
 FEW += [("unit", "bounded"), ("unit", "some-shards")]
 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("kind", "point"), [pytest.param(*each, id="-".join(each), marks=() if each in FEW else pytest.mark.slow) for each in POINTS]
+    ("kind", "point"),
+    [
+        pytest.param(*each, id="-".join(each), marks=() if each in FEW else pytest.mark.slow)
+        for each in POINTS
+    ],
 )
 def test_a_killed_run_goes_on_to_the_same_bytes_for_one_charge(
     kind: str, point: str, small: Path, quiet: Any, drivers: Drivers, url: str, tmp_path: Path
 ) -> None:
-    made = job(tmp_path, small, output__rows_per_shard=300, ledger={"url": url, "dataset": "people"}, insecure_seed=SEED, **KILLED[kind])
+    made = job(
+        tmp_path,
+        small,
+        output__rows_per_shard=300,
+        ledger={"url": url, "dataset": "people"},
+        insecure_seed=SEED,
+        **KILLED[kind],
+    )
     assert drivers.run("run", made, point=point)[0] == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
     assert kinds(url) == ([] if point in (*BEFORE_CHARGE, "bounded") else ["intend"])
-    assert status((tmp_path / "out").as_uri()).stage == ("opened" if point in (*BEFORE_CHARGE, *UNSEEN, "bounded") else status_after(point))
+    assert status((tmp_path / "out").as_uri()).stage == (
+        "opened" if point in (*BEFORE_CHARGE, *UNSEEN, "bounded") else status_after(point)
+    )
     run_here(made)
     assert digests(tmp_path / "out") == quiet[kind]
     assert kinds(url) == ["intend", "commit"]
@@ -90,9 +119,26 @@ def status_after(point: str) -> str:
 
 @pytest.mark.slow  # the contract kills every mechanism; here it is the driver's process, again and again
 @pytest.mark.parametrize("kind", KILLED)
-def test_killed_again_and_again(kind: str, small: Path, quiet: Any, drivers: Drivers, url: str, tmp_path: Path) -> None:
-    made = job(tmp_path, small, output__rows_per_shard=300, ledger={"url": url, "dataset": "people"}, insecure_seed=SEED, **KILLED[kind])
-    for point in ("counted", "intended", "noise-kept", "release-fitted", "fitted", "shard-half-written", "before-move"):
+def test_killed_again_and_again(
+    kind: str, small: Path, quiet: Any, drivers: Drivers, url: str, tmp_path: Path
+) -> None:
+    made = job(
+        tmp_path,
+        small,
+        output__rows_per_shard=300,
+        ledger={"url": url, "dataset": "people"},
+        insecure_seed=SEED,
+        **KILLED[kind],
+    )
+    for point in (
+        "counted",
+        "intended",
+        "noise-kept",
+        "release-fitted",
+        "fitted",
+        "shard-half-written",
+        "before-move",
+    ):
         assert drivers.run("run", made, point=point)[0] == -signal.SIGKILL, point
         assert not (tmp_path / "out").exists(), point
     assert drivers.run("run", made)[0] == 0
@@ -120,13 +166,20 @@ def test_secure_noise_that_was_kept_is_never_drawn_again(
 
     monkeypatch.setattr(tree_fit, "measure_tree", drawn)
     assert drivers.run("run", made, point="fitted")[0] == -signal.SIGKILL
-    assert (hidden(tmp_path / "out") / "release.npz").read_bytes() == fitted  # the same tables, the same channels
+    assert (
+        hidden(tmp_path / "out") / "release.npz"
+    ).read_bytes() == fitted  # the same tables, the same channels
     assert run_here(made).status == "released"
 
 
-def test_kept_noise_of_another_run_is_refused(small: Path, drivers: Drivers, tmp_path: Path) -> None:
+def test_kept_noise_of_another_run_is_refused(
+    small: Path, drivers: Drivers, tmp_path: Path
+) -> None:
     """Its noise, or its columns, are not what this job says."""
-    few = {name: column if name in ("user", "a", "b", "c") else {"role": "drop"} for name, column in SCHEMA.items()}
+    few = {
+        name: column if name in ("user", "a", "b", "c") else {"role": "drop"}
+        for name, column in SCHEMA.items()
+    }
     bins = {"kind": "tree", "bins": {"c": 8}}
     others: dict[str, dict[str, Any]] = {
         "epsilon": {"privacy__epsilon": 2.0},
@@ -137,14 +190,21 @@ def test_kept_noise_of_another_run_is_refused(small: Path, drivers: Drivers, tmp
     for name, changed in others.items():
         there, here = tmp_path / name, tmp_path / f"{name}-here"
         for folder, given in ((there, changed), (here, {})):
-            assert drivers.run("run", job(folder, small, **given), point="noise-kept")[0] == -signal.SIGKILL
-        (hidden(here / "out") / NOISY_NAME).write_bytes((hidden(there / "out") / NOISY_NAME).read_bytes())
+            assert (
+                drivers.run("run", job(folder, small, **given), point="noise-kept")[0]
+                == -signal.SIGKILL
+            )
+        (hidden(here / "out") / NOISY_NAME).write_bytes(
+            (hidden(there / "out") / NOISY_NAME).read_bytes()
+        )
         code, line = drivers.run("run", here / "job.yaml")
         assert (code, "by another version of dpdask" in line) == (66, True), (name, line)
         assert not (here / "out").exists()
 
 
-def test_a_file_that_changed_between_counting_and_writing_is_refused(small: Path, drivers: Drivers, tmp_path: Path) -> None:
+def test_a_file_that_changed_between_counting_and_writing_is_refused(
+    small: Path, drivers: Drivers, tmp_path: Path
+) -> None:
     source = tmp_path / "in"
     source.mkdir()
     for file in small.iterdir():

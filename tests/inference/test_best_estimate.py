@@ -27,7 +27,9 @@ def test_movie_means_are_closer_than_by_randomised_response_and_by_a_constant() 
             assert row[name] < found["constant"]
         assert row["optimal-unbiased"] < row["optimal-unbiased, unbiased"]
         assert row["randomised response"] < row["randomised response, unbiased"]
-    assert found["rows"][0]["optimal-unbiased, unbiased"] > found["constant"]  # what the balance is for
+    assert (
+        found["rows"][0]["optimal-unbiased, unbiased"] > found["constant"]
+    )  # what the balance is for
 
 
 def risk(g: np.ndarray, f: np.ndarray, n: float, directions: Directions) -> float:
@@ -77,7 +79,11 @@ def test_many_rows_are_inverted_exactly_and_groups_nearly() -> None:
     table = np.array([[[3e7, 4e7, 3e7]], [[6e7, 3e7, 1e7]]])
     f = np.array([0.0, 1.0, 5.0])
     pseudo = balance_groups([Directions.of(T, subject.reference)], f, table, along=True)
-    np.testing.assert_allclose((table * pseudo.g).sum(axis=(1, 2)) / 1e8, table[:, 0] @ np.linalg.solve(T, f) / 1e8, atol=1e-4)
+    np.testing.assert_allclose(
+        (table * pseudo.g).sum(axis=(1, 2)) / 1e8,
+        table[:, 0] @ np.linalg.solve(T, f) / 1e8,
+        atol=1e-4,
+    )
     assert (pseudo.bias < 1e-3).all()
 
 
@@ -96,7 +102,12 @@ def test_groups_without_differences_are_pulled_together_and_others_are_not() -> 
             between = np.polyfit(truth, found.value, 1)[0]
             assert kept[0] < between < kept[1]
         else:
-            assert kept[0] <= found.value.std() / subject.group_means(frame, "g", approximate=False).value.std() < kept[1]
+            assert (
+                kept[0]
+                <= found.value.std()
+                / subject.group_means(frame, "g", approximate=False).value.std()
+                < kept[1]
+            )
         assert (np.abs(found.value - truth) <= 6 * found.standard_error + found.worst_bias).all()
         shares = subject.crosstab(frame, "g", normalise=True)
         np.testing.assert_allclose(shares.value.sum(axis=1), 1.0)
@@ -109,11 +120,17 @@ def test_the_errors_of_groups_are_what_repeated_releases_show() -> None:
     codes = np.where(rng.random(2400) < 0.2 + 0.5 * (group % 2), 2, rng.integers(0, 2, 2400))
     found = []
     for _ in range(60):
-        own = codes.reshape(40, 60)[np.arange(40)[:, None], rng.integers(0, 60, (40, 60))].ravel()  # a group's rows, drawn again
+        own = codes.reshape(40, 60)[
+            np.arange(40)[:, None], rng.integers(0, 60, (40, 60))
+        ].ravel()  # a group's rows, drawn again
         drawn = (rng.random(2400)[:, None] > T.cumsum(axis=1)[own, :-1]).sum(axis=1)
-        found.append(subject.group_means(pd.DataFrame({"g": group, "x": np.array([0, 1, 5])[drawn]}), "g"))
+        found.append(
+            subject.group_means(pd.DataFrame({"g": group, "x": np.array([0, 1, 5])[drawn]}), "g")
+        )
     spread = np.std([each.value for each in found], axis=0, ddof=1).mean()
-    assert np.mean([each.standard_error.mean() for each in found]) == pytest.approx(spread, rel=0.15)
+    assert np.mean([each.standard_error.mean() for each in found]) == pytest.approx(
+        spread, rel=0.15
+    )
 
 
 def along_a_tree(n: int, rng: np.random.Generator) -> tuple[pd.DataFrame, np.ndarray]:
@@ -122,7 +139,14 @@ def along_a_tree(n: int, rng: np.random.Generator) -> tuple[pd.DataFrame, np.nda
     parent = (rng.random(n) < 0.2 + 0.3 * codes).astype(int)
     drawn = (rng.random(n)[:, None] > STRATA.cumsum(axis=2)[parent, codes, :-1]).sum(axis=1)
     y = 2.0 * codes + rng.normal(size=n)
-    return pd.DataFrame({"g": codes + rng.integers(0, 2, n), "y": y, "p": np.array(["a", "b"])[parent], "x": np.array([0, 1, 5])[drawn]}), codes
+    return pd.DataFrame(
+        {
+            "g": codes + rng.integers(0, 2, n),
+            "y": y,
+            "p": np.array(["a", "b"])[parent],
+            "x": np.array([0, 1, 5])[drawn],
+        }
+    ), codes
 
 
 @pytest.mark.parametrize("approximate", [False, True])
@@ -133,9 +157,14 @@ def test_along_a_tree_each_released_parent_has_its_own_channel(approximate: bool
     wrong = ReleasedColumn(name="x", levels=(0, 1, 5), matrix=STRATA[0])
     mean = subject.mean(frame, approximate=approximate)
     assert abs(mean.value - original.mean()) < 5 * mean.standard_error + mean.worst_bias
-    assert abs(wrong.mean(frame, approximate=False).value - original.mean()) > 8 * mean.standard_error
+    assert (
+        abs(wrong.mean(frame, approximate=False).value - original.mean()) > 8 * mean.standard_error
+    )
     means_ = subject.group_means(frame, "g", approximate=approximate)
-    assert (np.abs(means_.value - original.groupby(frame["g"]).mean()) < 5 * means_.standard_error + means_.worst_bias).all()
+    assert (
+        np.abs(means_.value - original.groupby(frame["g"]).mean())
+        < 5 * means_.standard_error + means_.worst_bias
+    ).all()
     assert means_.worst_bias.max() < 0.2
     shares = subject.distribution(frame, approximate=approximate, simplex=approximate)
     np.testing.assert_allclose(shares.value, np.bincount(codes) / 60_000, atol=0.03)
@@ -154,9 +183,14 @@ def test_counts_of_a_tree_s_column_are_by_its_parent_too() -> None:
     assert by_both.value == subject.mean(frame).value
     lazy = dd.from_pandas(frame, npartitions=3)
     for approximate in (True, False):
-        ours, theirs = (subject.group_means(each, "g", approximate=approximate).value for each in (lazy, frame))
+        ours, theirs = (
+            subject.group_means(each, "g", approximate=approximate).value for each in (lazy, frame)
+        )
         np.testing.assert_allclose(ours, theirs)
-        ours, theirs = (subject.slope(each, covariates=["y"], approximate=approximate).value for each in (lazy, frame))
+        ours, theirs = (
+            subject.slope(each, covariates=["y"], approximate=approximate).value
+            for each in (lazy, frame)
+        )
         np.testing.assert_allclose(ours, theirs)
     with pytest.raises(DataError, match="released given 'p'"):
         subject.mean(frame["x"].value_counts())
@@ -173,9 +207,17 @@ def test_the_card_of_a_tree_gives_unbiased_group_means() -> None:
     rng = np.random.default_rng(6)
     group = np.arange(40_000) % 2
     stars = np.where(rng.random(40_000) < 0.3 + 0.4 * group, 3, rng.integers(1, 4, 40_000))
-    table = pd.DataFrame({"stars": stars, "liked": np.where(rng.random(40_000) < 0.25 * stars, "yes", "no"), "group": group})
+    table = pd.DataFrame(
+        {
+            "stars": stars,
+            "liked": np.where(rng.random(40_000) < 0.25 * stars, "yes", "no"),
+            "group": group,
+        }
+    )
     schema = dpdask.Schema.from_dict({"columns": COLUMNS})
-    release = dpdask.DIP(schema, epsilon=8.0, reference=dpdask.Tree(), channel="optimal", insecure_seed=1).fit(table)
+    release = dpdask.DIP(
+        schema, epsilon=8.0, reference=dpdask.Tree(), channel="optimal", insecure_seed=1
+    ).fit(table)
     private = release.transform(table)
     parents = set()
     for name, values in (("stars", [1, 2, 3]), ("liked", [0, 1])):
@@ -192,14 +234,25 @@ def test_the_card_of_a_tree_gives_unbiased_group_means() -> None:
 
 def test_a_parent_that_is_cut_into_cells_is_refused_in_one_line() -> None:
     rng = np.random.default_rng(7)
-    columns = {"x": {"role": "privatise", "kind": "continuous", "bounds": [0, 1]}, "liked": COLUMNS["liked"]}
+    columns = {
+        "x": {"role": "privatise", "kind": "continuous", "bounds": [0, 1]},
+        "liked": COLUMNS["liked"],
+    }
     x = rng.random(2000)
     table = pd.DataFrame({"x": x, "liked": np.where(x > 0.5, "yes", "no")})
     reference = dpdask.Tree(bins=4)
-    release = dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), epsilon=8.0, reference=reference, insecure_seed=1).fit(table)
+    release = dpdask.DIP(
+        dpdask.Schema.from_dict({"columns": columns}),
+        epsilon=8.0,
+        reference=reference,
+        insecure_seed=1,
+    ).fit(table)
     card = release.card
     child = next(name for name, column in card["columns"].items() if column.get("parent"))
-    with pytest.raises(SpecError, match=r"no channel on levels|depends on the released cell of 'x', which is not a level") as caught:
+    with pytest.raises(
+        SpecError,
+        match=r"no channel on levels|depends on the released cell of 'x', which is not a level",
+    ) as caught:
         ReleasedColumn.from_card(card, child)
     assert "\n" not in str(caught.value)
 

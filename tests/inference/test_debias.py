@@ -25,10 +25,14 @@ ALPHA = 1e-9
 LEVELS = (1.0, 2.0, 3.0, 5.0)
 P = np.array([0.1, 0.2, 0.4, 0.3])
 T = 0.5 * np.eye(4) + 0.5 * P[None, :]  # invertible, invariant: P·T = P
-MERGED = np.array([[0.6, 0.2, 0.1, 0.1], [0.6, 0.2, 0.1, 0.1], [0.1, 0.1, 0.5, 0.3], [0.1, 0.1, 0.3, 0.5]])
+MERGED = np.array(
+    [[0.6, 0.2, 0.1, 0.1], [0.6, 0.2, 0.1, 0.1], [0.1, 0.1, 0.5, 0.3], [0.1, 0.1, 0.3, 0.5]]
+)
 
 
-def card(matrix: object, levels: tuple[object, ...] = LEVELS, name: str = "rating") -> dict[str, object]:
+def card(
+    matrix: object, levels: tuple[object, ...] = LEVELS, name: str = "rating"
+) -> dict[str, object]:
     everybody = CoveredRows(who="every row", fraction=1.0, of="rows")
     section = Section(
         budget=Budget(epsilon=1.0),
@@ -36,14 +40,19 @@ def card(matrix: object, levels: tuple[object, ...] = LEVELS, name: str = "ratin
         protected=everybody,
         unprotected=everybody,
         mechanism={"kind": "test"},
-        columns={name: {"role": "privatised", "levels": levels, "channel": np.asarray(matrix).tolist()}, "kept": {"role": "kept"}},
+        columns={
+            name: {"role": "privatised", "levels": levels, "channel": np.asarray(matrix).tolist()},
+            "kept": {"role": "kept"},
+        },
         accounting={"composition": "one", "epsilon_exact": 1.0},
         order="none",
     )
     return make_card(section, name="test", insecure=True).to_dict()
 
 
-def column(matrix: np.ndarray = T, levels: tuple[object, ...] = LEVELS, **options: object) -> ReleasedColumn:
+def column(
+    matrix: np.ndarray = T, levels: tuple[object, ...] = LEVELS, **options: object
+) -> ReleasedColumn:
     return ReleasedColumn.from_card(card(matrix, levels), "rating", **options)
 
 
@@ -68,11 +77,15 @@ def table(n: int, rng: np.random.Generator) -> pd.DataFrame:
 
 
 def release(frame: pd.DataFrame, matrix: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:
-    return frame.drop(columns="code").assign(rating=np.array(LEVELS)[released(frame["code"].to_numpy(), matrix, rng)])
+    return frame.drop(columns="code").assign(
+        rating=np.array(LEVELS)[released(frame["code"].to_numpy(), matrix, rng)]
+    )
 
 
 def ols(frame: pd.DataFrame, response: np.ndarray, covariates: list[np.ndarray]) -> np.ndarray:
-    return np.linalg.lstsq(np.column_stack([np.ones(len(frame)), *covariates]), response, rcond=None)[0][1:]
+    return np.linalg.lstsq(
+        np.column_stack([np.ones(len(frame)), *covariates]), response, rcond=None
+    )[0][1:]
 
 
 # --- distributions ---
@@ -84,7 +97,9 @@ def channels(draw: st.DrawFn) -> np.ndarray:
     s = draw(st.integers(2, 12))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     share = draw(st.floats(0.15, 1.0))
-    return share * np.eye(s) + (1 - share) * rng.dirichlet(np.full(s, draw(st.sampled_from([0.3, 1.0, 10.0]))), size=s)
+    return share * np.eye(s) + (1 - share) * rng.dirichlet(
+        np.full(s, draw(st.sampled_from([0.3, 1.0, 10.0]))), size=s
+    )
 
 
 @settings(deadline=None, max_examples=150)
@@ -107,8 +122,12 @@ def test_exact_expected_counts_give_back_the_distribution(matrix: np.ndarray, se
     if subject.condition_number > 1e4:
         return
     counts = 1e6 * original @ matrix
-    np.testing.assert_allclose(subject.distribution(counts, approximate=False).value, original, atol=1e-8)
-    np.testing.assert_allclose(subject.distribution(counts, simplex=True, approximate=False).value, original, atol=2e-4)
+    np.testing.assert_allclose(
+        subject.distribution(counts, approximate=False).value, original, atol=1e-8
+    )
+    np.testing.assert_allclose(
+        subject.distribution(counts, simplex=True, approximate=False).value, original, atol=2e-4
+    )
 
 
 def test_without_noise_every_estimate_is_the_plain_one() -> None:
@@ -122,19 +141,34 @@ def test_without_noise_every_estimate_is_the_plain_one() -> None:
     np.testing.assert_allclose(shares.value, plain)
     np.testing.assert_allclose(shares.standard_error, np.sqrt(plain * (1 - plain) / 2999))
     assert subject.mean(frame, approximate=False).value == pytest.approx(frame["rating"].mean())
-    assert subject.mean(frame, approximate=False).standard_error == pytest.approx(frame["rating"].sem())
+    assert subject.mean(frame, approximate=False).standard_error == pytest.approx(
+        frame["rating"].sem()
+    )
     means = subject.group_means(frame, "group", approximate=False)
     np.testing.assert_allclose(means.value, frame.groupby("group")["rating"].mean())
     np.testing.assert_allclose(means.standard_error, frame.groupby("group")["rating"].sem())
-    np.testing.assert_allclose(subject.crosstab(frame, "group", approximate=False).value, pd.crosstab(frame["group"], frame["rating"]), atol=1e-9)
+    np.testing.assert_allclose(
+        subject.crosstab(frame, "group", approximate=False).value,
+        pd.crosstab(frame["group"], frame["rating"]),
+        atol=1e-9,
+    )
     rating, x, y = (frame[name].to_numpy() for name in ("rating", "x", "y"))
-    np.testing.assert_allclose(subject.slope(frame, covariates=["x", "y"], approximate=False).value, ols(frame, rating, [x, y]))
-    np.testing.assert_allclose(subject.slope(frame, response="y", covariates=["x"], approximate=False).value, ols(frame, y, [rating, x]))
+    np.testing.assert_allclose(
+        subject.slope(frame, covariates=["x", "y"], approximate=False).value,
+        ols(frame, rating, [x, y]),
+    )
+    np.testing.assert_allclose(
+        subject.slope(frame, response="y", covariates=["x"], approximate=False).value,
+        ols(frame, y, [rating, x]),
+    )
     design = np.column_stack([np.ones(3000), rating, x])
     errors = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
     bread = np.linalg.inv(design.T @ design)
     sandwich = np.sqrt(np.diag(bread @ (design.T * errors**2) @ design @ bread) * 3000 / 2997)[1:]
-    np.testing.assert_allclose(subject.slope(frame, response="y", covariates=["x"], approximate=False).standard_error, sandwich)
+    np.testing.assert_allclose(
+        subject.slope(frame, response="y", covariates=["x"], approximate=False).standard_error,
+        sandwich,
+    )
 
 
 # --- unbiased by simulation; the naive estimate fails the same test ---
@@ -145,7 +179,9 @@ def test_distribution_is_unbiased_and_the_naive_one_is_not() -> None:
     original = np.array([0.5, 0.1, 0.1, 0.3])
     draws = rng.multinomial(2000, original @ T, size=400)
     subject = column()
-    estimates = np.array([subject.distribution(counts, approximate=False).value for counts in draws])
+    estimates = np.array(
+        [subject.distribution(counts, approximate=False).value for counts in draws]
+    )
     for level in range(4):
         assert consistent(estimates[:, level], original[level])
     assert not consistent(draws[:, 0] / 2000, original[0])
@@ -153,10 +189,16 @@ def test_distribution_is_unbiased_and_the_naive_one_is_not() -> None:
 
 
 @pytest.mark.parametrize("n_runs", [50, pytest.param(120, marks=pytest.mark.slow)])
-def test_group_means_crosstab_and_slopes_are_unbiased_and_the_naive_ones_are_not(n_runs: int) -> None:
+def test_group_means_crosstab_and_slopes_are_unbiased_and_the_naive_ones_are_not(
+    n_runs: int,
+) -> None:
     rng = np.random.default_rng(3)
     original = table(1500, rng)
-    rating, x, y = np.array(LEVELS)[original["code"]], original["x"].to_numpy(), original["y"].to_numpy()
+    rating, x, y = (
+        np.array(LEVELS)[original["code"]],
+        original["x"].to_numpy(),
+        original["y"].to_numpy(),
+    )
     truth = {
         "mean a": rating[original["group"] == "a"].mean(),
         "b has 5": float((rating[original["group"] == "b"] == 5.0).sum()),
@@ -170,10 +212,20 @@ def test_group_means_crosstab_and_slopes_are_unbiased_and_the_naive_ones_are_not
         frame = release(original, T, rng)
         for subject, into in subjects:
             into["mean a"].append(subject.group_means(frame, "group", approximate=False).value["a"])
-            into["b has 5"].append(subject.crosstab(frame, "group", approximate=False).value.loc["b", 5.0])
-            into["on x"].append(subject.slope(frame, covariates=["x"], approximate=False).value["x"])
-            into["of y"].append(subject.slope(frame, response="y", covariates=["x"], approximate=False).value["rating"])
-    corrected = np.array(ours.pop("of y"))  # a ratio of estimates: consistent, with a bias of second order
+            into["b has 5"].append(
+                subject.crosstab(frame, "group", approximate=False).value.loc["b", 5.0]
+            )
+            into["on x"].append(
+                subject.slope(frame, covariates=["x"], approximate=False).value["x"]
+            )
+            into["of y"].append(
+                subject.slope(frame, response="y", covariates=["x"], approximate=False).value[
+                    "rating"
+                ]
+            )
+    corrected = np.array(
+        ours.pop("of y")
+    )  # a ratio of estimates: consistent, with a bias of second order
     assert abs(corrected.mean() - truth["of y"]) < 0.05 * truth["of y"]
     assert abs(np.mean(naive["of y"]) - truth["of y"]) > 0.3 * truth["of y"]
     for name, estimates in ours.items():
@@ -186,27 +238,47 @@ def test_group_means_crosstab_and_slopes_are_unbiased_and_the_naive_ones_are_not
 
 def covers(estimate: Estimate, truth: object) -> np.ndarray:
     low, high = estimate.interval(0.95)
-    return np.atleast_1d((np.asarray(low) <= np.asarray(truth)) & (np.asarray(truth) <= np.asarray(high)))
+    return np.atleast_1d(
+        (np.asarray(low) <= np.asarray(truth)) & (np.asarray(truth) <= np.asarray(high))
+    )
 
 
-@pytest.mark.parametrize(("n", "low", "high"), [(400, 0.90, 0.995), pytest.param(1500, 0.92, 0.98, marks=pytest.mark.slow)])
-def test_intervals_of_distributions_and_means_cover_as_they_promise(n: int, low: float, high: float) -> None:
+@pytest.mark.parametrize(
+    ("n", "low", "high"),
+    [(400, 0.90, 0.995), pytest.param(1500, 0.92, 0.98, marks=pytest.mark.slow)],
+)
+def test_intervals_of_distributions_and_means_cover_as_they_promise(
+    n: int, low: float, high: float
+) -> None:
     rng = np.random.default_rng(4)
     original = np.array([0.4, 0.2, 0.15, 0.25])
     draws = rng.multinomial(1000, original @ T, size=n)
     subject = column()
-    of_shares = np.mean([covers(subject.distribution(counts, approximate=False), original) for counts in draws], axis=0)
-    of_mean = np.mean([covers(subject.mean(counts, approximate=False), original @ LEVELS) for counts in draws])
+    of_shares = np.mean(
+        [covers(subject.distribution(counts, approximate=False), original) for counts in draws],
+        axis=0,
+    )
+    of_mean = np.mean(
+        [covers(subject.mean(counts, approximate=False), original @ LEVELS) for counts in draws]
+    )
     assert ((of_shares > low) & (of_shares < high)).all()
     assert low < of_mean < high
 
 
 @pytest.mark.more
-@pytest.mark.parametrize(("n", "low", "high"), [(60, 0.82, 1.0), pytest.param(600, 0.92, 0.98, marks=pytest.mark.slow)])
-def test_intervals_of_groups_and_slopes_cover_as_they_promise(n: int, low: float, high: float) -> None:
+@pytest.mark.parametrize(
+    ("n", "low", "high"), [(60, 0.82, 1.0), pytest.param(600, 0.92, 0.98, marks=pytest.mark.slow)]
+)
+def test_intervals_of_groups_and_slopes_cover_as_they_promise(
+    n: int, low: float, high: float
+) -> None:
     rng = np.random.default_rng(5)
     population = table(400_000, rng)
-    rating, x, y = np.array(LEVELS)[population["code"]], population["x"].to_numpy(), population["y"].to_numpy()
+    rating, x, y = (
+        np.array(LEVELS)[population["code"]],
+        population["x"].to_numpy(),
+        population["y"].to_numpy(),
+    )
     by_group = pd.Series(rating).groupby(population["group"]).mean()
     cross = pd.crosstab(population["group"], rating, normalize="index")
     on_x, of_y = ols(population, rating, [x]), ols(population, y, [rating, x])
@@ -214,17 +286,27 @@ def test_intervals_of_groups_and_slopes_cover_as_they_promise(n: int, low: float
     hits: dict[str, list[np.ndarray]] = {"means": [], "cells": [], "on x": [], "of y": []}
     for _ in range(n):
         frame = release(population.iloc[rng.integers(0, len(population), 1200)], T, rng)
-        hits["means"].append(covers(subject.group_means(frame, "group", approximate=False), by_group))
-        hits["cells"].append(covers(subject.crosstab(frame, "group", normalise=True, approximate=False), cross).ravel())
+        hits["means"].append(
+            covers(subject.group_means(frame, "group", approximate=False), by_group)
+        )
+        hits["cells"].append(
+            covers(
+                subject.crosstab(frame, "group", normalise=True, approximate=False), cross
+            ).ravel()
+        )
         hits["on x"].append(covers(subject.slope(frame, covariates=["x"], approximate=False), on_x))
-        hits["of y"].append(covers(subject.slope(frame, response="y", covariates=["x"], approximate=False), of_y))
+        hits["of y"].append(
+            covers(subject.slope(frame, response="y", covariates=["x"], approximate=False), of_y)
+        )
     for name, found in hits.items():
         coverage = np.mean(found, axis=0)
         assert ((coverage > low) & (coverage <= high)).all(), (name, coverage)
 
 
 def test_a_group_of_one_row_has_no_standard_error() -> None:
-    means = column().group_means(pd.DataFrame({"g": ["a", "b", "b"], "rating": [1.0, 2.0, 3.0]}), "g", approximate=False)
+    means = column().group_means(
+        pd.DataFrame({"g": ["a", "b", "b"], "rating": [1.0, 2.0, 3.0]}), "g", approximate=False
+    )
     assert math.isnan(means.standard_error["a"])
     assert means.standard_error["b"] > 0
 
@@ -235,7 +317,9 @@ def test_a_group_of_one_row_has_no_standard_error() -> None:
 def test_merged_levels_are_refused_unless_the_question_does_not_need_them() -> None:
     subject = column(MERGED)
     assert subject.condition_number > MAX_CONDITION
-    with pytest.raises(SpecError, match=r"determines only 3 of 4 directions \(condition number above 1e\+06\)"):
+    with pytest.raises(
+        SpecError, match=r"determines only 3 of 4 directions \(condition number above 1e\+06\)"
+    ):
         subject.distribution([1, 2, 3, 4], approximate=False)
     with pytest.raises(SpecError, match="approximate=True"):
         subject.transform_for([1, 0, 0, 0])
@@ -247,7 +331,9 @@ def test_merged_levels_are_refused_unless_the_question_does_not_need_them() -> N
 def test_approximate_reports_its_worst_bias_and_is_exact_in_the_reference_s_proportions() -> None:
     subject = column(MERGED, max_condition=MAX_CONDITION)
     reference = subject.reference
-    original = reference * (MERGED @ np.array([3.0, 1.0, 0.2, 0.1]))  # merged levels as in the reference, the others not
+    original = reference * (
+        MERGED @ np.array([3.0, 1.0, 0.2, 0.1])
+    )  # merged levels as in the reference, the others not
     original /= original.sum()
     found = subject.distribution(1e6 * original @ MERGED)
     np.testing.assert_allclose(found.value, original, atol=1e-9)
@@ -268,7 +354,9 @@ def test_approximate_slopes_stay_within_their_worst_bias() -> None:
     frame = release(original, MERGED, rng)
     estimate = column(MERGED).slope(frame, covariates=["x"])
     assert estimate.worst_bias["x"] > 0
-    assert covers(estimate, ols(original, np.array(LEVELS)[original["code"]], [original["x"].to_numpy()])).all()
+    assert covers(
+        estimate, ols(original, np.array(LEVELS)[original["code"]], [original["x"].to_numpy()])
+    ).all()
     assert math.isinf(column(MERGED).slope(frame, response="y").worst_bias["rating"])
 
 
@@ -301,7 +389,9 @@ def test_simplex_gives_probabilities_where_the_unbiased_estimate_leaves_them() -
     assert inside.min() >= 0
     assert inside.sum() == pytest.approx(1.0)
     frame = pd.DataFrame({"g": "a", "rating": np.repeat(LEVELS, counts)})
-    assert column().crosstab(frame, "g", simplex=True, approximate=False).value.to_numpy().min() >= 0
+    assert (
+        column().crosstab(frame, "g", simplex=True, approximate=False).value.to_numpy().min() >= 0
+    )
 
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["pandas", "dask"])
@@ -311,9 +401,15 @@ def test_a_slope_on_large_numbers_that_vary_little(lazy: bool) -> None:
     frame = release(table(3000, rng), np.eye(4), rng)
     seconds = rng.integers(0, 300, len(frame))
     column_ = column(np.eye(4))
-    small, large, same = frame.assign(x=1.0 * seconds), frame.assign(x=1.7e9 + seconds), frame.assign(x=1.7e9 + 0.1)
+    small, large, same = (
+        frame.assign(x=1.0 * seconds),
+        frame.assign(x=1.7e9 + seconds),
+        frame.assign(x=1.7e9 + 0.1),
+    )
     given = [dd.from_pandas(each, npartitions=3) if lazy else each for each in (small, large, same)]
-    expected, found = (column_.slope(each, covariates=["x"], approximate=False).value["x"] for each in given[:2])
+    expected, found = (
+        column_.slope(each, covariates=["x"], approximate=False).value["x"] for each in given[:2]
+    )
     assert found == pytest.approx(expected, rel=1e-6)
     with pytest.raises(SpecError, match="does not vary"):
         column_.slope(given[2], covariates=["x"], approximate=False)
@@ -346,8 +442,12 @@ def test_dask_and_pandas_frames_give_the_same_estimates() -> None:
             lambda f: subject.slope(f, covariates=["x"]).value,
             lambda f: subject.slope(f, response="y", covariates=["x"]).standard_error,
         ):
-            np.testing.assert_allclose(np.asarray(ask(lazy), dtype=float), np.asarray(ask(frame), dtype=float), rtol=1e-9)
-        assert subject.group_means(lazy, ["group"]).value.index.equals(subject.group_means(frame, "group").value.index)
+            np.testing.assert_allclose(
+                np.asarray(ask(lazy), dtype=float), np.asarray(ask(frame), dtype=float), rtol=1e-9
+            )
+        assert subject.group_means(lazy, ["group"]).value.index.equals(
+            subject.group_means(frame, "group").value.index
+        )
 
 
 def test_rows_without_a_kept_value_are_left_out_of_slopes() -> None:
@@ -364,9 +464,18 @@ def test_null_levels_dates_texts_and_categories_are_recognised(npartitions: int)
     for levels, values in (
         ((None, "a", "b"), pd.Series([None, "a", "b", "a"])),
         ((None, 1, 2), pd.Series([np.nan, 1.0, 2.0, 1.0])),
-        (("2020-01-01", "2020-01-02", "2020-01-03"), pd.to_datetime(pd.Series(["2020-01-01", "2020-01-02", "2020-01-03", "2020-01-02"]))),
-        (("2020-01-01", "2020-01-02", "2020-01-03"), pd.Series([dt.date(2020, 1, day) for day in (1, 2, 3, 2)])),
-        (("a", "b", "c"), pd.Series(pd.Categorical(["a", "b", "c", "b"], categories=["c", "b", "a", "z"]))),
+        (
+            ("2020-01-01", "2020-01-02", "2020-01-03"),
+            pd.to_datetime(pd.Series(["2020-01-01", "2020-01-02", "2020-01-03", "2020-01-02"])),
+        ),
+        (
+            ("2020-01-01", "2020-01-02", "2020-01-03"),
+            pd.Series([dt.date(2020, 1, day) for day in (1, 2, 3, 2)]),
+        ),
+        (
+            ("a", "b", "c"),
+            pd.Series(pd.Categorical(["a", "b", "c", "b"], categories=["c", "b", "a", "z"])),
+        ),
     ):
         frame = pd.DataFrame({"rating": values, "group": ["u", "u", "v", None]})
         asked = dd.from_pandas(frame, npartitions=npartitions) if npartitions else frame
@@ -379,7 +488,12 @@ def test_null_levels_dates_texts_and_categories_are_recognised(npartitions: int)
 
 def test_means_leave_out_nulls_and_levels_without_a_number() -> None:
     third, levels = np.full((3, 3), 0.1) + 0.7 * np.eye(3), (None, 1, 3)
-    frame = pd.DataFrame({"rating": np.repeat([np.nan, 1.0, 3.0], [300, 400, 300]), "group": np.tile(["u", "v"], 500)})
+    frame = pd.DataFrame(
+        {
+            "rating": np.repeat([np.nan, 1.0, 3.0], [300, 400, 300]),
+            "group": np.tile(["u", "v"], 500),
+        }
+    )
     shares = np.linalg.solve(third.T, [0.3, 0.4, 0.3])
     truth = (shares[1] + 3.0 * shares[2]) / (shares[1] + shares[2])
     found = column(third, levels).mean(frame, approximate=False)
@@ -389,7 +503,9 @@ def test_means_leave_out_nulls_and_levels_without_a_number() -> None:
     np.testing.assert_allclose(groups.value, [truth, truth])
     of_null = column(third, levels).mean(frame, [0.0, 1.0, 3.0], approximate=False)
     assert of_null.value == pytest.approx(shares[1] + 3.0 * shares[2])
-    assert column(third, levels).mean(frame, [5.0, math.nan, math.nan], approximate=False).value == pytest.approx(5.0)
+    assert column(third, levels).mean(
+        frame, [5.0, math.nan, math.nan], approximate=False
+    ).value == pytest.approx(5.0)
     with pytest.raises(SpecError, match="one per level"):
         column(third, levels).mean(frame, [0.0, math.inf, 1.0])
     for refused in (
@@ -401,11 +517,20 @@ def test_means_leave_out_nulls_and_levels_without_a_number() -> None:
 
 
 def test_the_card_of_a_release_is_what_from_card_reads() -> None:
-    schema = dpdask.Schema.from_dict({"columns": {"g": {"role": "keep"}, "x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}})
+    schema = dpdask.Schema.from_dict(
+        {
+            "columns": {
+                "g": {"role": "keep"},
+                "x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]},
+            }
+        }
+    )
     rng = np.random.default_rng(11)
     g = rng.integers(0, 2, 20_000)
     frame = pd.DataFrame({"g": g, "x": (rng.random(20_000) < 0.2 + 0.6 * g).astype(int)})
-    release_ = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Holdout(fraction=0.25), insecure_seed=3).fit(frame)
+    release_ = dpdask.DIP(
+        schema, epsilon=1.0, reference=dpdask.Holdout(fraction=0.25), insecure_seed=3
+    ).fit(frame)
     private = release_.transform(frame)
     means = ReleasedColumn.from_card(release_.card, "x").group_means(private, "g")
     assert (np.abs(means.value - [0.2, 0.8]) < 5 * means.standard_error + 0.03).all()
@@ -419,16 +544,35 @@ def test_the_card_of_a_release_is_what_from_card_reads() -> None:
         (lambda: ReleasedColumn.from_card(card(T), "other"), "no such column"),
         (lambda: ReleasedColumn.from_card(card(T), "kept"), "no channel on levels"),
         (lambda: ReleasedColumn.from_card(card(T[:, :3]), "rating"), "not square"),
-        (lambda: ReleasedColumn.from_card(card([["x"]], (1,)), "rating"), "not a matrix of numbers"),
+        (
+            lambda: ReleasedColumn.from_card(card([["x"]], (1,)), "rating"),
+            "not a matrix of numbers",
+        ),
         (lambda: column(2 * T), "not probabilities"),
         (lambda: column(T, max_condition=1e9), "max_condition"),
         (lambda: column(T, ("a", "b", "c", "d")).transform_for(), "not all numbers"),
         (lambda: column(T).transform_for([1, 2]), "one per level"),
         (lambda: column(T).transform_for([1, 2, 3, math.nan]), "one per level"),
         (lambda: column(T).slope(pd.DataFrame({"rating": [1.0], "x": [1.0]})), "kept column"),
-        (lambda: column(T).slope(pd.DataFrame({"rating": [1.0] * 9, "x": [1.0] * 9}), covariates=["x"]), "does not vary"),
-        (lambda: column(T).slope(pd.DataFrame({"rating": [1.0] * 9, "x": ["a"] * 9}), covariates=["x"]), "numeric"),
-        (lambda: column(T).slope(pd.DataFrame({"rating": [1.0] * 9, "x": range(9), "y": range(9)}), covariates=["x", "y"]), "collinear"),
+        (
+            lambda: column(T).slope(
+                pd.DataFrame({"rating": [1.0] * 9, "x": [1.0] * 9}), covariates=["x"]
+            ),
+            "does not vary",
+        ),
+        (
+            lambda: column(T).slope(
+                pd.DataFrame({"rating": [1.0] * 9, "x": ["a"] * 9}), covariates=["x"]
+            ),
+            "numeric",
+        ),
+        (
+            lambda: column(T).slope(
+                pd.DataFrame({"rating": [1.0] * 9, "x": range(9), "y": range(9)}),
+                covariates=["x", "y"],
+            ),
+            "collinear",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(act, message: str) -> None:
@@ -436,13 +580,25 @@ def test_what_cannot_be_is_refused(act, message: str) -> None:
         act()
 
 
-@pytest.mark.parametrize("changed", [{"format": 999}, {"format": 1}, {"columns": []}, {"further": 1}])
+@pytest.mark.parametrize(
+    "changed", [{"format": 999}, {"format": 1}, {"columns": []}, {"further": 1}]
+)
 def test_a_card_of_another_format_is_refused(changed: dict[str, object]) -> None:
     with pytest.raises(InputError, match=r"^card: this"):
         ReleasedColumn.from_card(card(T) | changed, "rating")
 
 
-@pytest.mark.parametrize("counts", [[1, 2, 3], [0, 0, 0, 0], [1, -1, 2, 3], [1, math.nan, 2, 3], {9.75: 3}, pd.Series({1.0: 1, 9.75: 2})])
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [1, 2, 3],
+        [0, 0, 0, 0],
+        [1, -1, 2, 3],
+        [1, math.nan, 2, 3],
+        {9.75: 3},
+        pd.Series({1.0: 1, 9.75: 2}),
+    ],
+)
 def test_counts_that_are_none_are_refused_without_a_value(counts: object) -> None:
     with pytest.raises(DataError) as refused:
         column().distribution(counts, approximate=False)

@@ -27,16 +27,29 @@ SIGMA = 1.5
 NOISES = ["gaussian", "logistic"]
 
 
-def line(rng: np.random.Generator, n: int, noise: str = "gaussian") -> tuple[np.ndarray, np.ndarray]:
+def line(
+    rng: np.random.Generator, n: int, noise: str = "gaussian"
+) -> tuple[np.ndarray, np.ndarray]:
     """X and Y = 3 + 2 X₁ - X₂ + ε."""
     X = rng.normal(size=(n, 2))
-    standard = rng.normal(size=n) if noise == "gaussian" else rng.logistic(scale=math.sqrt(3) / math.pi, size=n)
+    standard = (
+        rng.normal(size=n)
+        if noise == "gaussian"
+        else rng.logistic(scale=math.sqrt(3) / math.pi, size=n)
+    )
     return X, 3 + X @ SLOPES + SIGMA * standard
 
 
-def case_two(rng: np.random.Generator, y: np.ndarray, centre: float = 3.0, scale: float = 3.0) -> np.ndarray:
+def case_two(
+    rng: np.random.Generator, y: np.ndarray, centre: float = 3.0, scale: float = 3.0
+) -> np.ndarray:
     u, v = np.sort(rng.logistic(centre, scale, (len(y), 2)), axis=1).T
-    return np.column_stack([np.where(y <= u, -INF, np.where(y <= v, u, v)), np.where(y <= u, u, np.where(y <= v, v, INF))])
+    return np.column_stack(
+        [
+            np.where(y <= u, -INF, np.where(y <= v, u, v)),
+            np.where(y <= u, u, np.where(y <= v, v, INF)),
+        ]
+    )
 
 
 def rings(rng: np.random.Generator, y: np.ndarray) -> np.ndarray:
@@ -53,7 +66,9 @@ def midpoints(ranges: np.ndarray) -> np.ndarray:
 
 def t_values(slopes: np.ndarray) -> np.ndarray:
     """How many standard errors the mean over replications lies from the truth, by slope."""
-    return np.abs(slopes.mean(axis=0) - SLOPES) / (slopes.std(axis=0, ddof=1) / np.sqrt(len(slopes)))
+    return np.abs(slopes.mean(axis=0) - SLOPES) / (
+        slopes.std(axis=0, ddof=1) / np.sqrt(len(slopes))
+    )
 
 
 # The truth recovered
@@ -96,7 +111,9 @@ def test_the_paper_suggestion_for_sigma_would_be_too_small():
     rng = np.random.default_rng(13)
     X, y = line(rng, 4000)
     model = IntervalRegressor().fit(X, case_two(rng, y))
-    between = math.sqrt(np.mean((model.responses_ - model.predict(X)) ** 2))  # Remark 5, at the truth
+    between = math.sqrt(
+        np.mean((model.responses_ - model.predict(X)) ** 2)
+    )  # Remark 5, at the truth
     assert between < 0.8 * SIGMA
     assert model.sigma_ == pytest.approx(SIGMA, abs=0.12)
 
@@ -107,7 +124,9 @@ def test_the_likelihood_never_falls():
     model = IntervalRegressor().fit(X, case_two(rng, y))
     assert len(model.objective_path_) == model.n_iter_ + 1
     assert np.diff(model.objective_path_).min() > -1e-12
-    assert model.objective_path_[-1] == pytest.approx(model.score(X, case_two(np.random.default_rng(14), y)), abs=1.0)
+    assert model.objective_path_[-1] == pytest.approx(
+        model.score(X, case_two(np.random.default_rng(14), y)), abs=1.0
+    )
 
 
 def test_the_answer_moves_with_the_data():
@@ -133,7 +152,11 @@ def test_a_start_40_deviations_away_ends_in_the_same_place():
 
 
 @pytest.mark.parametrize(
-    "estimator", [RandomForestRegressor(30, max_depth=4, random_state=0), GradientBoostingRegressor(n_estimators=30, random_state=0)]
+    "estimator",
+    [
+        RandomForestRegressor(30, max_depth=4, random_state=0),
+        GradientBoostingRegressor(n_estimators=30, random_state=0),
+    ],
 )
 def test_a_tree_ensemble_beats_itself_on_midpoints(estimator):
     rng = np.random.default_rng(17)
@@ -152,7 +175,9 @@ def test_a_tree_ensemble_beats_itself_on_midpoints(estimator):
 # Points
 
 
-@pytest.mark.parametrize("estimator", [LinearRegression(), RandomForestRegressor(10, random_state=3)])
+@pytest.mark.parametrize(
+    "estimator", [LinearRegression(), RandomForestRegressor(10, random_state=3)]
+)
 @pytest.mark.parametrize("noise", NOISES)
 def test_points_alone_are_the_plain_regression(estimator, noise):
     rng = np.random.default_rng(18)
@@ -176,8 +201,12 @@ def test_scores():
     residual = np.sum((y - model.predict(X)) ** 2) / np.sum((y - y.mean()) ** 2)
     assert model.score(X, y) == pytest.approx(1 - residual)
     assert model.score(X, ranges) == pytest.approx(model.objective_path_[-1])
-    assert model.score(X, ranges, sample_weight=np.arange(300) == 0) == pytest.approx(model.score(X[:1], ranges[:1]))
-    search = GridSearchCV(IntervalRegressor(tolerance=1e-3, max_iterations=500), {"sigma": [0.2, SIGMA, 9.0]}, cv=3).fit(X, ranges)
+    assert model.score(X, ranges, sample_weight=np.arange(300) == 0) == pytest.approx(
+        model.score(X[:1], ranges[:1])
+    )
+    search = GridSearchCV(
+        IntervalRegressor(tolerance=1e-3, max_iterations=500), {"sigma": [0.2, SIGMA, 9.0]}, cv=3
+    ).fit(X, ranges)
     assert search.best_params_ == {"sigma": SIGMA}  # ranges alone can choose
 
 
@@ -187,14 +216,21 @@ def test_random_states():
     ranges = case_two(rng, y)
 
     def fitted(seed, **settings):
-        model = IntervalRegressor(RandomForestRegressor(5, max_depth=2, **settings), random_state=seed, tolerance=0.05, damping=0.2)
+        model = IntervalRegressor(
+            RandomForestRegressor(5, max_depth=2, **settings),
+            random_state=seed,
+            tolerance=0.05,
+            damping=0.2,
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             return model.set_params(max_iterations=5).fit(X, ranges)
 
     np.testing.assert_array_equal(fitted(1).predict(X), fitted(1).predict(X))
     assert (fitted(1).predict(X) != fitted(2).predict(X)).any()
-    np.testing.assert_array_equal(fitted(1, random_state=7).predict(X), fitted(2, random_state=7).predict(X))
+    np.testing.assert_array_equal(
+        fitted(1, random_state=7).predict(X), fitted(2, random_state=7).predict(X)
+    )
     assert fitted(1).estimator_.random_state is not None
     assert fitted(1).estimator.random_state is None  # the user's estimator is left alone
 
@@ -284,6 +320,13 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@parametrize_with_checks([IntervalRegressor(), IntervalRegressor(GradientBoostingRegressor(n_estimators=20), noise="logistic", random_state=0)])
+@parametrize_with_checks(
+    [
+        IntervalRegressor(),
+        IntervalRegressor(
+            GradientBoostingRegressor(n_estimators=20), noise="logistic", random_state=0
+        ),
+    ]
+)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)  # none is expected to fail

@@ -13,7 +13,12 @@ import pytest
 
 from dpdask.errors import SpecError
 from dpdask.inference import m_estimators as me
-from dpdask.inference.m_estimators import WeightedSample, make_redraw, noise_error, quantile_regression
+from dpdask.inference.m_estimators import (
+    WeightedSample,
+    make_redraw,
+    noise_error,
+    quantile_regression,
+)
 
 linear = pytest.importorskip("sklearn.linear_model")
 
@@ -80,14 +85,18 @@ def test_huber_is_that_of_the_expanded_rows():
     z = (x - x.mean(axis=0)) / x.std(axis=0)
     model = linear.HuberRegressor(alpha=0.0, tol=1e-8, max_iter=2000).fit(z, y)
     slopes = model.coef_ / x.std(axis=0)
-    assert me.huber(given) == pytest.approx(np.append(model.intercept_ - slopes @ x.mean(axis=0), slopes), rel=1e-3)
+    assert me.huber(given) == pytest.approx(
+        np.append(model.intercept_ - slopes @ x.mean(axis=0), slopes), rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("tau", [0.1, 0.33, 0.5, 0.77, 0.999])
 def test_quantiles_are_those_of_the_expanded_rows(tau):
     rng = np.random.default_rng(3)
     x, w = rng.integers(0, 40, 60).astype(float), rng.integers(0, 7, 60).astype(float)
-    assert me.quantile(x, w, tau) == np.quantile(np.repeat(x, w.astype(int)), tau, method="inverted_cdf")
+    assert me.quantile(x, w, tau) == np.quantile(
+        np.repeat(x, w.astype(int)), tau, method="inverted_cdf"
+    )
 
 
 def test_a_quantile_with_negative_weights_is_the_global_minimum():
@@ -97,7 +106,9 @@ def test_a_quantile_with_negative_weights_is_the_global_minimum():
         if w.sum() > 0:
             at = np.unique(x)
             objective = [float(w @ ((x - theta) * (0.3 - (x < theta)))) for theta in at]
-            assert objective[int(np.searchsorted(at, me.quantile(x, w, 0.3)))] == pytest.approx(min(objective), abs=1e-9)
+            assert objective[int(np.searchsorted(at, me.quantile(x, w, 0.3)))] == pytest.approx(
+                min(objective), abs=1e-9
+            )
 
 
 def logistic_contrast(points: np.ndarray, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -113,17 +124,25 @@ def test_any_contrast_finds_what_the_named_estimator_finds(negative):
     weights = given.weights - 2.0 * (np.arange(len(x)) % 25 == 0) if negative else given.weights
     assert bool((weights < 0).any()) is negative
     given = WeightedSample(features=x, response=given.response, weights=weights)
-    found = me.minimise(logistic_contrast, np.column_stack([x, given.response]), weights, np.zeros(3))
+    found = me.minimise(
+        logistic_contrast, np.column_stack([x, given.response]), weights, np.zeros(3)
+    )
     assert me.logistic(given) == pytest.approx(found, rel=1e-4)
 
 
 def test_negative_weights_cancel_positive_ones():
     """A cell and its negative are no cell: closed form and local minimum alike."""
-    for kind, fit in (("linear", me.least_squares), ("logistic", me.logistic), ("poisson", me.poisson)):
+    for kind, fit in (
+        ("linear", me.least_squares),
+        ("logistic", me.logistic),
+        ("poisson", me.poisson),
+    ):
         given = sample(kind)
         double = WeightedSample(
             features=np.vstack([given.features, given.features[:90], given.features[:90]]),
-            response=np.concatenate([given.response, 0 * given.response[:90], 0 * given.response[:90]]),
+            response=np.concatenate(
+                [given.response, 0 * given.response[:90], 0 * given.response[:90]]
+            ),
             weights=np.concatenate([given.weights, np.full(90, 2.0), np.full(90, -2.0)]),
         )
         assert fit(double) == pytest.approx(fit(given), rel=1e-5)
@@ -176,19 +195,28 @@ def test_logistic_fits_without_a_minimum_are_refused():
     with refused(r"LogisticRegression: .*minimum"):
         me.logistic(replace(given, response=(given.features[:, 0] > 1500).astype(float)))
     with refused(r"LogisticRegression: .*minimum"):  # the curvature at the middle is taken away
-        me.logistic(replace(given, weights=np.where(np.abs(given.features[:, 0] - 1500) > 400, 4.0, -1.6)))
+        me.logistic(
+            replace(given, weights=np.where(np.abs(given.features[:, 0] - 1500) > 400, 4.0, -1.6))
+        )
 
 
 def test_a_bad_contrast_is_one_clear_error():
     points, weights = np.ones((5, 1)), np.ones(5)
     with refused("gives NaN"):
-        me.minimise(lambda x, theta: (np.sqrt(-1.0 - x[:, 0] ** 2), x), points, weights, np.zeros(1))
+        me.minimise(
+            lambda x, theta: (np.sqrt(-1.0 - x[:, 0] ** 2), x), points, weights, np.zeros(1)
+        )
     with refused("shape"):
         me.minimise(lambda x, theta: (np.float64(1.0), x), points, weights, np.zeros(1))  # type: ignore[arg-type,return-value]  # what is tested
     with refused("no minimum"):
         me.minimise(lambda x, theta: (x[:, 0] * theta[0], x), points, weights, np.zeros(1))
     with refused("no strict minimum"):
-        me.minimise(lambda x, theta: (x[:, 0] * theta[0] ** 2, 2 * theta[0] * x), np.array([[-3.0], [1.0]]), np.array([2.0, -1.0]), np.zeros(1))
+        me.minimise(
+            lambda x, theta: (x[:, 0] * theta[0] ** 2, 2 * theta[0] * x),
+            np.array([[-3.0], [1.0]]),
+            np.array([2.0, -1.0]),
+            np.zeros(1),
+        )
 
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch):
@@ -206,7 +234,14 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
 
 
 def test_a_frame_gives_indicators_of_its_levels():
-    frame = pd.DataFrame({"price": [1.0, 2.0, 3.0], "county": ["A", "B", "A"], "year": [2003, 2004, 2005], "weight": [2, 3, 4]})
+    frame = pd.DataFrame(
+        {
+            "price": [1.0, 2.0, 3.0],
+            "county": ["A", "B", "A"],
+            "year": [2003, 2004, 2005],
+            "weight": [2, 3, 4],
+        }
+    )
     given = WeightedSample.of_frame(frame, "price", ["year", "county"])
     assert given.names == ("year", "county_B")
     assert given.features.tolist() == [[2003, 0], [2004, 1], [2005, 0]]
@@ -222,8 +257,12 @@ def test_a_frame_gives_indicators_of_its_levels():
 def grid(seed: int = 0) -> WeightedSample:
     rng = np.random.default_rng(seed)
     x = rng.random(40_000)
-    cells = np.histogram2d(x, 0.2 + 0.5 * x + rng.normal(0, 0.1, len(x)), bins=12, range=[[0, 1], [-0.2, 1.2]])[0]
-    a, b = np.meshgrid((np.arange(12) + 0.5) / 12, -0.2 + 1.4 * (np.arange(12) + 0.5) / 12, indexing="ij")
+    cells = np.histogram2d(
+        x, 0.2 + 0.5 * x + rng.normal(0, 0.1, len(x)), bins=12, range=[[0, 1], [-0.2, 1.2]]
+    )[0]
+    a, b = np.meshgrid(
+        (np.arange(12) + 0.5) / 12, -0.2 + 1.4 * (np.arange(12) + 0.5) / 12, indexing="ij"
+    )
     return WeightedSample(features=a.reshape(-1, 1), response=b.ravel(), weights=cells.ravel())
 
 
@@ -233,16 +272,26 @@ def test_the_bootstrap_gives_the_spread_of_repeated_noise(cut, tolerance):
     release = make_redraw(exact, scale, cut)
     true = np.std([me.least_squares(release(rng)) for _ in range(600)], axis=0, ddof=1)
     found = np.mean(
-        [noise_error(me.least_squares, make_redraw(release(rng), scale, cut), repeats=150, rng=rng).standard_error for _ in range(6)], axis=0
+        [
+            noise_error(
+                me.least_squares, make_redraw(release(rng), scale, cut), repeats=150, rng=rng
+            ).standard_error
+            for _ in range(6)
+        ],
+        axis=0,
     )
     assert found == pytest.approx(true, rel=tolerance)
-    half = noise_error(me.least_squares, make_redraw(release(rng), scale / 2, cut), repeats=300, rng=rng).standard_error
+    half = noise_error(
+        me.least_squares, make_redraw(release(rng), scale / 2, cut), repeats=300, rng=rng
+    ).standard_error
     assert half != pytest.approx(true, rel=tolerance)
 
 
 def test_redrawn_noise_has_its_variance_and_its_threshold():
     rng, scale = np.random.default_rng(6), 3.0
-    wide = WeightedSample(features=np.ones((100_000, 1)), response=np.ones(100_000), weights=np.full(100_000, 5.0))
+    wide = WeightedSample(
+        features=np.ones((100_000, 1)), response=np.ones(100_000), weights=np.full(100_000, 5.0)
+    )
     noise = make_redraw(wide, scale)(rng).weights - 5.0
     alpha = np.exp(-1 / scale)
     assert noise.var() == pytest.approx(2 * alpha / (1 - alpha) ** 2, rel=0.04)
@@ -256,8 +305,18 @@ def test_a_bootstrap_that_cannot_fit_says_so():
     with refused("at least 2"):
         noise_error(me.least_squares, make_redraw(grid(), 1.0), repeats=1, rng=rng)
     with refused("often no estimate"):
-        noise_error(me.least_squares, make_redraw(replace(grid(), weights=grid().weights / 1000), 100.0), repeats=50, rng=rng)
-    counted = noise_error(lambda given: me.quantile(given.response, given.weights, 0.5), make_redraw(grid(), 20.0), repeats=20, rng=rng)
+        noise_error(
+            me.least_squares,
+            make_redraw(replace(grid(), weights=grid().weights / 1000), 100.0),
+            repeats=50,
+            rng=rng,
+        )
+    counted = noise_error(
+        lambda given: me.quantile(given.response, given.weights, 0.5),
+        make_redraw(grid(), 20.0),
+        repeats=20,
+        rng=rng,
+    )
     assert (counted.repeats, counted.refused, counted.standard_error.shape) == (20, 0, ())
 
 

@@ -21,7 +21,16 @@ INF = np.inf
 # pandas 2; its ranges are closed, hence the 0.01
 LOWER = np.array([0, 0, 0, 1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 2, 8.0])
 UPPER = np.array([2, 4, 7, 3, 6, 5, 4, 9, 8, INF, 7, 9, INF, 3, INF])
-LIFELINES = [1.0, 0.860168053, 0.642112433, 0.470373748, 0.470373748, 0.470373748, 0.217611225, 0.217611225]
+LIFELINES = [
+    1.0,
+    0.860168053,
+    0.642112433,
+    0.470373748,
+    0.470373748,
+    0.470373748,
+    0.217611225,
+    0.217611225,
+]
 BETA = stats.beta(2, 3)
 
 
@@ -32,7 +41,9 @@ def one_anchor(rng, y):
 
 def two_anchors(rng, y):
     u, v = np.sort(rng.uniform(0, 1, (len(y), 2)), axis=1).T
-    return np.where(y <= u, -INF, np.where(y <= v, u, v)), np.where(y <= u, u, np.where(y <= v, v, INF))
+    return np.where(y <= u, -INF, np.where(y <= v, u, v)), np.where(
+        y <= u, u, np.where(y <= v, v, INF)
+    )
 
 
 def ring(rng, y):
@@ -63,7 +74,9 @@ def test_it_agrees_with_lifelines():
 @pytest.mark.parametrize("n_rows", [300, 20_000])
 def test_every_mechanism_is_certified_and_near_the_truth(mechanism, n_rows):
     rng = np.random.default_rng(11)
-    estimate = npmle(counted(*mechanism(rng, BETA.rvs(n_rows, random_state=rng)), n_knots=400), support=(0, 1))
+    estimate = npmle(
+        counted(*mechanism(rng, BETA.rvs(n_rows, random_state=rng)), n_knots=400), support=(0, 1)
+    )
     assert estimate.duality_gap <= 1e-6
     assert estimate.masses.min() > 0
     assert estimate.masses.sum() == pytest.approx(1, abs=1e-9)
@@ -81,12 +94,17 @@ def test_the_truth_is_not_rejected_and_a_wrong_cdf_is(mechanism):
     estimate = npmle(counted(lower, upper), support=(0, 1))
 
     def likelihood(cdf):
-        below, above = np.where(lower == -INF, 0.0, cdf(lower)), np.where(upper == INF, 1.0, cdf(upper))
+        below, above = (
+            np.where(lower == -INF, 0.0, cdf(lower)),
+            np.where(upper == INF, 1.0, cdf(upper)),
+        )
         return np.log(above - below + (lower > upper)).mean()
 
     wrong = stats.beta(2, 2.5)
     assert likelihood(BETA.cdf) - likelihood(wrong.cdf) > 2e-3
-    assert likelihood(BETA.cdf) < estimate.log_likelihood / 4000 + 1e-9  # outward rounding only raises what was maximised
+    assert (
+        likelihood(BETA.cdf) < estimate.log_likelihood / 4000 + 1e-9
+    )  # outward rounding only raises what was maximised
     assert estimate.log_likelihood / 4000 < likelihood(BETA.cdf) + 0.05
 
 
@@ -98,7 +116,9 @@ def test_case_one_is_pooling():
     counts = counted(np.where(below, -INF, u), np.where(below, u, INF))
     assert counts.n_rounded == 0
     asked, inverse = np.unique(u, return_inverse=True)
-    expected = case_one(asked, np.bincount(inverse[below], minlength=len(asked)), np.bincount(inverse))
+    expected = case_one(
+        asked, np.bincount(inverse[below], minlength=len(asked)), np.bincount(inverse)
+    )
     np.testing.assert_allclose(npmle(counts, support=(0, 1)).cdf(asked), expected, atol=1e-9)
 
 
@@ -120,7 +140,13 @@ def test_the_error_shrinks_with_the_rows():
     errors = []
     for n_rows in (200, 3200, 51_200):
         rng = np.random.default_rng(8)
-        found = [npmle(counted(*ring(rng, BETA.rvs(n_rows, random_state=rng)), n_knots=250), max_ambiguity=1.0) for _ in range(3)]
+        found = [
+            npmle(
+                counted(*ring(rng, BETA.rvs(n_rows, random_state=rng)), n_knots=250),
+                max_ambiguity=1.0,
+            )
+            for _ in range(3)
+        ]
         errors.append(np.mean([np.abs(estimate.cdf(x) - BETA.cdf(x)).mean() for estimate in found]))
     assert errors[1] < 0.7 * errors[0]
     assert errors[2] < 0.7 * errors[1]
@@ -145,7 +171,9 @@ def test_bootstrap_intervals_cover():
         rng = np.random.default_rng(seed)
         u, y = rng.choice(grid, 1500), BETA.rvs(1500, random_state=rng)
         counts = RangeCounts.of_batch(grid, np.where(y <= u, -INF, u), np.where(y <= u, u, INF))
-        low, high = bootstrap(counts, lambda f: f.moment(1), 60, rng=rng, support=(0, 1), place="middle").interval()
+        low, high = bootstrap(
+            counts, lambda f: f.moment(1), 60, rng=rng, support=(0, 1), place="middle"
+        ).interval()
         covered += low <= BETA.mean() <= high
     assert 0.87 <= covered / n_trials <= 1.0
 
@@ -155,10 +183,20 @@ def test_plot_data_and_places():
     counts = counted(lower, upper)
     right = npmle(counts, support=(0, 4), max_ambiguity=1.0)
     frame = right.plot_data()
-    assert frame[["left", "right", "point"]].to_numpy().tolist() == [[0, 1, 1], [1, 2, 2], [2, 4, 4]]
-    np.testing.assert_allclose(frame[["mass", "before", "after"]], [[0.25, 0, 0.25], [0.5, 0.25, 0.75], [0.25, 0.75, 1]], atol=1e-7)
+    assert frame[["left", "right", "point"]].to_numpy().tolist() == [
+        [0, 1, 1],
+        [1, 2, 2],
+        [2, 4, 4],
+    ]
+    np.testing.assert_allclose(
+        frame[["mass", "before", "after"]],
+        [[0.25, 0, 0.25], [0.5, 0.25, 0.75], [0.25, 0.75, 1]],
+        atol=1e-7,
+    )
     assert right.ambiguity == pytest.approx((0.25 * 1 + 0.5 * 1 + 0.25 * 2) / 4)
-    assert npmle(counts, support=(0, 4), place="middle", max_ambiguity=1.0).moment(1) == pytest.approx(0.125 + 0.75 + 0.75)
+    assert npmle(counts, support=(0, 4), place="middle", max_ambiguity=1.0).moment(
+        1
+    ) == pytest.approx(0.125 + 0.75 + 0.75)
     assert right.quantile(np.array([0.1, 0.6, 0.9])).tolist() == [1, 2, 4]
 
 
@@ -189,11 +227,19 @@ def test_the_mean_of_individual_coverages_is_the_coverage(mechanism):
     lower, upper = mechanism(rng, BETA.rvs(50_000, random_state=rng))
     again = np.random.default_rng(4)
     BETA.rvs(50_000, random_state=again)
-    anchors = again.uniform(0, 1, 50_000) if mechanism is one_anchor else np.sort(again.uniform(0, 1, (50_000, 2)), axis=1)
+    anchors = (
+        again.uniform(0, 1, 50_000)
+        if mechanism is one_anchor
+        else np.sort(again.uniform(0, 1, (50_000, 2)), axis=1)
+    )
     expected = coverage(BETA.cdf, anchors, ring=mechanism is ring)
     ranges = Ranges(lower=lower, upper=upper, is_null=np.zeros(len(lower), dtype=bool))
-    assert coverages(ranges, ScipyDistribution(name="beta", a=2, b=3)).mean() == pytest.approx(expected, abs=5e-3)
-    assert coverage(npmle(counted(lower, upper), support=(0, 1)).cdf, anchors, ring=mechanism is ring) == pytest.approx(expected, abs=1e-2)
+    assert coverages(ranges, ScipyDistribution(name="beta", a=2, b=3)).mean() == pytest.approx(
+        expected, abs=5e-3
+    )
+    assert coverage(
+        npmle(counted(lower, upper), support=(0, 1)).cdf, anchors, ring=mechanism is ring
+    ) == pytest.approx(expected, abs=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +249,11 @@ def test_the_mean_of_individual_coverages_is_the_coverage(mechanism):
         ([(-INF, INF)], {}, "no range says anything"),
         ([(-INF, 0.5), (0.5, INF)], {}, "do not determine where the mass lies"),  # one fixed anchor
         ([(-INF, 0.5), (0.5, INF)], {"support": (0, 1)}, "do not determine where the mass lies"),
-        ([(0.2, 0.8), (0.8, 0.2)], {}, "equally likely"),  # a ring whose two halves nothing tells apart
+        (
+            [(0.2, 0.8), (0.8, 0.2)],
+            {},
+            "equally likely",
+        ),  # a ring whose two halves nothing tells apart
         ([(0.2, 0.8)], {"support": (0.5, 1)}, "enclose the grid"),
         ([(0.2, 0.8)], {"tolerance": 1e-3}, "tolerance"),
         ([(0.2, 0.8)], {"max_ambiguity": 2}, "ambiguity"),
@@ -239,10 +289,14 @@ def test_a_grid_is_of_quantiles_where_they_are_fine_enough():
     rng = np.random.default_rng(31)
     y = rng.normal(0.5, 0.1, 20_000)
     lower, upper = one_anchor(rng, y)
-    assert np.array_equal(count_ranges(lower, upper, bounds=(0.0, 1.0)).knots, grid_of_ranges(lower, upper, 300)[1:-1])
+    assert np.array_equal(
+        count_ranges(lower, upper, bounds=(0.0, 1.0)).knots, grid_of_ranges(lower, upper, 300)[1:-1]
+    )
     assert np.array_equal(count_ranges(lower, upper).knots, grid_of_ranges(lower, upper, 300))
     lower, upper = one_anchor(rng, np.where(rng.random(20_000) < 0.1, 1.8, y))
-    assert np.array_equal(count_ranges(lower, upper, bounds=(0.0, 2.0)).knots, grid_of_ranges(lower, upper, 300)[1:-1])
+    assert np.array_equal(
+        count_ranges(lower, upper, bounds=(0.0, 2.0)).knots, grid_of_ranges(lower, upper, 300)[1:-1]
+    )
 
 
 @pytest.mark.few
@@ -256,14 +310,21 @@ def test_a_grid_is_fine_where_the_mass_is(mechanism, bounds):
         lower, upper = mechanism(rng, y)
         counts = count_ranges(lower, upper, bounds=bounds)
         assert len(counts.knots) < 600
-        fine, coarse = (npmle(each, support=bounds, place=place, max_ambiguity=1.0) for each in (counts, counted(lower, upper, 300)))
+        fine, coarse = (
+            npmle(each, support=bounds, place=place, max_ambiguity=1.0)
+            for each in (counts, counted(lower, upper, 300))
+        )
         assert abs(fine.quantile(0.5) - np.median(y)) < 2.5e-4
         assert start > 0.0 or abs(coarse.quantile(0.5) - np.median(y)) > 4e-4
 
 
 def test_cells_grow_slowly():
     ends = np.arange(100_001.0)
-    for stretch in (_Stretch(0, 50, 1.0), _Stretch(30_000, 30_100, 2.0), _Stretch(99_990, 100_000, 1.0)):
+    for stretch in (
+        _Stretch(0, 50, 1.0),
+        _Stretch(30_000, 30_100, 2.0),
+        _Stretch(99_990, 100_000, 1.0),
+    ):
         knots = _place_knots(ends, 300.0, [stretch], trim=True)
         sizes = np.diff(knots)
         assert sizes.max() <= 301.0

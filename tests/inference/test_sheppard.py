@@ -23,11 +23,20 @@ def table() -> pd.DataFrame:
     rng = np.random.default_rng(0)
     x = rng.normal(0.5, 0.15, N).clip(0, 1)
     z = (0.5 * x + rng.normal(0.25, 0.12, N)).clip(0, 1)
-    return pd.DataFrame({"x": x, "z": z, "y": (0.1 + 0.5 * x + 0.3 * z + rng.normal(0, 0.08, N)).clip(0, 1), "kind": rng.choice(["a", "b"], N)})
+    return pd.DataFrame(
+        {
+            "x": x,
+            "z": z,
+            "y": (0.1 + 0.5 * x + 0.3 * z + rng.normal(0, 0.08, N)).clip(0, 1),
+            "kind": rng.choice(["a", "b"], N),
+        }
+    )
 
 
 def released(table: pd.DataFrame, *, seed: int = 1, **given: Any) -> dpdask.HistogramRelease:
-    columns = {name: LINE for name in table.columns if name != "kind"} | {"kind": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]}}
+    columns = {name: LINE for name in table.columns if name != "kind"} | {
+        "kind": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]}
+    }
     schema = dpdask.Schema.from_dict({"columns": {name: columns[name] for name in table.columns}})
     parameters = {"epsilon": 4.0, "bins": 5, **given}
     release = dpdask.PerturbedHistogram(schema, insecure_seed=seed, **parameters).fit(table)
@@ -36,7 +45,9 @@ def released(table: pd.DataFrame, *, seed: int = 1, **given: Any) -> dpdask.Hist
 
 
 def slopes(release: dpdask.HistogramRelease, features: list[str], *, corrected: bool) -> np.ndarray:
-    sample = WeightedSample.of_frame(release.cells, "y", features, card=release.card if corrected else None)
+    sample = WeightedSample.of_frame(
+        release.cells, "y", features, card=release.card if corrected else None
+    )
     return least_squares(sample)[1:]
 
 
@@ -45,9 +56,14 @@ def truth(table: pd.DataFrame, features: list[str]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("features", [["x"], ["x", "z"], ["x", "z", "kind"]])
-def test_slopes_from_five_cells_have_a_third_of_the_error(table: pd.DataFrame, features: list[str]) -> None:
+def test_slopes_from_five_cells_have_a_third_of_the_error(
+    table: pd.DataFrame, features: list[str]
+) -> None:
     release, true = released(table), truth(table, features)
-    error, plain = (np.linalg.norm(slopes(release, features, corrected=corrected) - true) for corrected in (True, False))
+    error, plain = (
+        np.linalg.norm(slopes(release, features, corrected=corrected) - true)
+        for corrected in (True, False)
+    )
     assert plain > 0.05
     assert error < plain / 3
 
@@ -73,7 +89,10 @@ def test_cells_of_different_widths_are_corrected_by_their_own() -> None:
     assert sample.widths is not None
     assert set(sample.widths.ravel().round(6)) == {0.1, 0.2}
     true = truth(table, ["x"])[0]
-    assert abs(least_squares(sample)[1] - true) < abs(slopes(release, ["x"], corrected=False)[0] - true) / 2
+    assert (
+        abs(least_squares(sample)[1] - true)
+        < abs(slopes(release, ["x"], corrected=False)[0] - true) / 2
+    )
 
 
 def test_slopes_on_whole_numbers_are_corrected(table: pd.DataFrame) -> None:
@@ -86,16 +105,33 @@ def test_slopes_on_whole_numbers_are_corrected(table: pd.DataFrame) -> None:
     assert slopes(release, ["x"], corrected=False)[0] < 0.9 * true
 
 
-def test_levels_atoms_and_spread_points_are_not_corrected_and_whole_numbers_by_their_steps(table: pd.DataFrame) -> None:
+def test_levels_atoms_and_spread_points_are_not_corrected_and_whole_numbers_by_their_steps(
+    table: pd.DataFrame,
+) -> None:
     rng = np.random.default_rng(4)
-    given = pd.DataFrame({"n": rng.binomial(40, 0.5, N), "amount": np.where(rng.random(N) < 0.5, 0.0, rng.gamma(3.0, 0.1, N).clip(0, 1))})
+    given = pd.DataFrame(
+        {
+            "n": rng.binomial(40, 0.5, N),
+            "amount": np.where(rng.random(N) < 0.5, 0.0, rng.gamma(3.0, 0.1, N).clip(0, 1)),
+        }
+    )
     given["y"] = given["n"] / 80 + given["amount"] / 4
-    schema = dpdask.Schema.from_dict({"columns": {"n": {**LINE, "bounds": [0, 40]}, "amount": {**LINE, "kind": "mixed", "atoms": [0.0]}, "y": LINE}})
+    schema = dpdask.Schema.from_dict(
+        {
+            "columns": {
+                "n": {**LINE, "bounds": [0, 40]},
+                "amount": {**LINE, "kind": "mixed", "atoms": [0.0]},
+                "y": LINE,
+            }
+        }
+    )
     release = dpdask.PerturbedHistogram(schema, epsilon=8.0, bins=5, insecure_seed=1).fit(given)
     sample = WeightedSample.of_frame(release.cells, "y", ["n", "amount"], card=release.card)
     assert sample.widths is not None
     edges = np.array(release.card["columns"]["n"]["edges"])
-    assert set(sample.widths[:, 0].round(6)) <= set(np.sqrt(np.diff(edges) ** 2 - (edges[0] < 0)).round(6))
+    assert set(sample.widths[:, 0].round(6)) <= set(
+        np.sqrt(np.diff(edges) ** 2 - (edges[0] < 0)).round(6)
+    )
     assert (sample.widths[:, 0] > 0).all()
     atom = sample.features[:, 1] == 0.0
     assert (sample.widths[atom, 1] == 0).all()
@@ -109,17 +145,29 @@ def test_levels_atoms_and_spread_points_are_not_corrected_and_whole_numbers_by_t
 
 
 def test_many_cells_without_a_threshold_are_not_corrected(table: pd.DataFrame) -> None:
-    for bins, threshold, epsilon, applied in ((5, "none", 1.0, True), (60, "none", 0.1, False), (5, "enhanced", 1.0, True)):
-        with pytest.warns(UserWarning, match="few cells stand out") if bins == 60 else np.errstate():
+    for bins, threshold, epsilon, applied in (
+        (5, "none", 1.0, True),
+        (60, "none", 0.1, False),
+        (5, "enhanced", 1.0, True),
+    ):
+        with (
+            pytest.warns(UserWarning, match="few cells stand out") if bins == 60 else np.errstate()
+        ):
             release = released(table[["x", "y"]], bins=bins, threshold=threshold, epsilon=epsilon)
-        assert WeightedSample.of_frame(release.cells, "y", ["x"], card=release.card).widths.any() == applied  # type: ignore[union-attr]  # it is an array
+        assert (
+            WeightedSample.of_frame(release.cells, "y", ["x"], card=release.card).widths.any()
+            == applied
+        )  # type: ignore[union-attr]  # it is an array
 
 
 def test_a_correction_is_made_where_it_is_twice_what_noise_hides(table: pd.DataFrame) -> None:
     """What noise hides does not depend on the scale of the weights; the correction is in proportion to it."""
     release = released(table[["x", "y"]])
     features, weights = release.cells[["x"]], release.cells["weight"].to_numpy(dtype=np.float64)
-    x, deviation = features["x"].to_numpy(), release.card["accounting"]["noise"]["cells"]["standard_deviation"]
+    x, deviation = (
+        features["x"].to_numpy(),
+        release.card["accounting"]["noise"]["cells"]["standard_deviation"],
+    )
     hidden = deviation * np.sqrt(((x - weights @ x / weights.sum()) ** 4).sum())
     enough = 2.0 * hidden / (weights.sum() * 0.2**2 / 12)
     for factor, corrected in ((0.98, False), (1.02, True)):
@@ -128,7 +176,9 @@ def test_a_correction_is_made_where_it_is_twice_what_noise_hides(table: pd.DataF
 
 def test_a_slope_is_divided_by_the_spread_less_a_twelfth() -> None:
     x, y = np.array([0.0, 1.0, 2.0, 4.0]), np.array([1.0, 0.0, 2.0, 5.0])
-    sample = WeightedSample(features=x[:, None], response=y, weights=np.ones(4), widths=np.full((4, 1), 1.5))
+    sample = WeightedSample(
+        features=x[:, None], response=y, weights=np.ones(4), widths=np.full((4, 1), 1.5)
+    )
     spread, common = ((x - x.mean()) ** 2).sum(), ((x - x.mean()) * (y - y.mean())).sum()
     assert least_squares(sample)[1] == pytest.approx(common / (spread - 4 * 1.5**2 / 12), rel=1e-12)
 
@@ -137,13 +187,20 @@ def test_a_slope_is_divided_by_the_spread_less_a_twelfth() -> None:
 def test_standard_errors_are_those_of_the_corrected_slopes(table: pd.DataFrame) -> None:
     given, few = table[["x", "y"]].head(3000), {"epsilon": 1.0, "threshold": "none"}
     draws = [released(given, seed=seed, **few) for seed in range(80)]
-    found, plain = ([slopes(each, ["x"], corrected=corrected)[0] for each in draws] for corrected in (True, False))
+    found, plain = (
+        [slopes(each, ["x"], corrected=corrected)[0] for each in draws]
+        for corrected in (True, False)
+    )
     release = released(given, **few)
     sample = WeightedSample.of_frame(release.cells, "y", ["x"], card=release.card)
     scale = release.card["accounting"]["noise"]["cells"]["scale"]
     rng = np.random.default_rng(5)
-    error = noise_error(least_squares, make_redraw(sample, scale), repeats=400, rng=rng).standard_error[1]
-    uncorrected = noise_error(least_squares, make_redraw(replace(sample, widths=None), scale), repeats=400, rng=rng).standard_error[1]
+    error = noise_error(
+        least_squares, make_redraw(sample, scale), repeats=400, rng=rng
+    ).standard_error[1]
+    uncorrected = noise_error(
+        least_squares, make_redraw(replace(sample, widths=None), scale), repeats=400, rng=rng
+    ).standard_error[1]
     assert error == pytest.approx(np.std(found, ddof=1), rel=0.25)
     assert uncorrected == pytest.approx(np.std(plain, ddof=1), rel=0.25)
     assert error > 1.05 * uncorrected
@@ -156,7 +213,12 @@ def test_cards_and_frames_that_do_not_fit_are_refused(table: pd.DataFrame) -> No
         WeightedSample.of_frame(frame, "y", ["x"], card={})
     with pytest.raises(SpecError, match="outside the cells"):
         WeightedSample.of_frame(frame.assign(x=frame["x"] + 1.0), "y", ["x"], card=release.card)
-    marginals = dpdask.Marginals(dpdask.Schema.from_dict({"columns": {"x": LINE}}), epsilon=1.0, cliques=[["x"]], insecure_seed=1)
+    marginals = dpdask.Marginals(
+        dpdask.Schema.from_dict({"columns": {"x": LINE}}),
+        epsilon=1.0,
+        cliques=[["x"]],
+        insecure_seed=1,
+    )
     with pytest.raises(SpecError, match="another mechanism"):
         WeightedSample.of_frame(frame, "y", ["x"], card=marginals.fit(table[["x"]]).card)
     sample = WeightedSample.of_frame(frame, "y", ["x"], card=release.card)
@@ -169,10 +231,18 @@ def test_cards_and_frames_that_do_not_fit_are_refused(table: pd.DataFrame) -> No
 def test_the_benchmark_on_simulated_sales() -> None:
     rng = np.random.default_rng(6)
     size = rng.lognormal(np.log(1360), 0.32, 8000)
-    sales = pd.DataFrame({"bsqft": size, "price": 1e5 + 209 * size + rng.normal(0, 8e4, 8000), "county": rng.choice(["A", "B"], 8000)})
+    sales = pd.DataFrame(
+        {
+            "bsqft": size,
+            "price": 1e5 + 209 * size + rng.normal(0, 8e4, 8000),
+            "county": rng.choice(["A", "B"], 8000),
+        }
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         rows = sheppard.measure(sales, repeats=1)
     coarse = [row for row in rows if row["bins"] == 5 and row["bsqft_up_to"] == 3000.0]
     assert len(coarse) == 4
-    assert np.mean([row["with"] for row in coarse]) < np.mean([row["without"] for row in coarse]) / 3
+    assert (
+        np.mean([row["with"] for row in coarse]) < np.mean([row["without"] for row in coarse]) / 3
+    )

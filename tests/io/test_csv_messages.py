@@ -15,7 +15,14 @@ from dpdask.io.fragments import discover, read_batches
 from dpdask.jobs.spec import load_job
 from dpdask.schema import Schema
 
-SCHEMA = Schema.from_dict({"columns": {"user": {"role": "keep"}, "score": {"role": "privatise", "kind": "continuous", "type": "int64"}}})
+SCHEMA = Schema.from_dict(
+    {
+        "columns": {
+            "user": {"role": "keep"},
+            "score": {"role": "privatise", "kind": "continuous", "type": "int64"},
+        }
+    }
+)
 START = dt.datetime(2001, 1, 1, 3, 4, 5)  # noqa: DTZ001 - of a column without a zone
 ROWS = "".join(f"u{number},{number}\n" for number in range(50))
 
@@ -34,25 +41,36 @@ def refuse(path: Path, content: str | bytes) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("sign", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")])
+@pytest.mark.parametrize(
+    ("sign", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")]
+)
 def test_another_separator_is_named(tmp_path, sign, name):
     said = refuse(tmp_path, f"user,score\n{ROWS}".replace(",", sign))
-    assert said == f"a.csv: its columns are separated by {name}, and commas are expected; write it with commas, or convert it to Parquet"
+    assert (
+        said
+        == f"a.csv: its columns are separated by {name}, and commas are expected; write it with commas, or convert it to Parquet"
+    )
 
 
 @pytest.mark.parametrize(("encoding", "name"), [("utf-16", "UTF-16"), ("latin-1", "not UTF-8")])
 def test_another_encoding_of_the_header_is_named(tmp_path, encoding, name):
-    assert f"its encoding is {name}; write it in UTF-8" in refuse(tmp_path, f"user,score,größe\n{ROWS}".encode(encoding))
+    assert f"its encoding is {name}; write it in UTF-8" in refuse(
+        tmp_path, f"user,score,größe\n{ROWS}".encode(encoding)
+    )
 
 
 def test_a_line_of_another_encoding_is_named(tmp_path):
-    said = refuse(tmp_path, f"user,score\n{ROWS}".encode() + "secret-ö,3\n".encode("latin-1") + ROWS.encode())
+    said = refuse(
+        tmp_path, f"user,score\n{ROWS}".encode() + "secret-ö,3\n".encode("latin-1") + ROWS.encode()
+    )
     assert said == "column 'user': a text in line 52 is not in UTF-8; convert the file to UTF-8"
 
 
 def test_a_line_with_too_many_fields_is_named(tmp_path):
     said = refuse(tmp_path, f"user,score\n{ROWS}secret,1,2\n{ROWS}")
-    assert said.startswith("a CSV file: line 52 has 3 fields, separated by commas, and the header has 2; correct the line")
+    assert said.startswith(
+        "a CSV file: line 52 has 3 fields, separated by commas, and the header has 2; correct the line"
+    )
 
 
 def test_where_a_value_of_another_type_stands_is_not_told(tmp_path):
@@ -65,20 +83,34 @@ DATED = {"kind": "continuous", "bounds": [dt.date(2000, 1, 1), dt.date(2030, 1, 
 
 
 def declare(**columns: dict[str, Any]) -> Schema:
-    return Schema.from_dict({"columns": {name: {"role": "privatise", **column} for name, column in columns.items()}})
+    return Schema.from_dict(
+        {"columns": {name: {"role": "privatise", **column} for name, column in columns.items()}}
+    )
 
 
 def test_a_column_between_dates_needs_a_type_before_rows_are_read(tmp_path):
-    (tmp_path / "a.csv").write_text("born,admitted,moved\n1999-01-02,2001-01-01 03:04:05,2002-01-01\n")
+    (tmp_path / "a.csv").write_text(
+        "born,admitted,moved\n1999-01-02,2001-01-01 03:04:05,2002-01-01\n"
+    )
     mixed = {"kind": "mixed", "atoms": [dt.date(2001, 1, 1)]}
     with pytest.raises(SpecError) as caught:
         discover(str(tmp_path), declare(born=DATED, admitted=DATED, moved=mixed))
-    assert [problem.where for problem in caught.value.problems] == ["column 'born'", "column 'admitted'", "column 'moved'"]
-    for line, key in zip(str(caught.value).splitlines(), ("bounds", "bounds", "atoms"), strict=True):
+    assert [problem.where for problem in caught.value.problems] == [
+        "column 'born'",
+        "column 'admitted'",
+        "column 'moved'",
+    ]
+    for line, key in zip(
+        str(caught.value).splitlines(), ("bounds", "bounds", "atoms"), strict=True
+    ):
         assert line.endswith(
             f": its {key} are dates, and a CSV file does not tell whether it holds dates or times; add `type: date32` or `type: timestamp[us]`"
         )
-    typed = declare(born={**DATED, "type": "date32"}, admitted={**DATED, "type": "timestamp[us]"}, moved={**mixed, "type": "date32"})
+    typed = declare(
+        born={**DATED, "type": "date32"},
+        admitted={**DATED, "type": "timestamp[us]"},
+        moved={**mixed, "type": "date32"},
+    )
     found = discover(str(tmp_path), typed)
     assert found.schema.types == [pa.date32(), pa.timestamp("us"), pa.date32()]
     [batch] = read_batches(found.fragments[0], ["born", "admitted"], found.schema)
@@ -94,9 +126,19 @@ def test_times_as_bounds_are_those_of_times(tmp_path):
 def test_a_job_on_a_csv_file_is_validated_without_the_file(tmp_path):
     columns = {"columns": {name: {"role": "privatise", **DATED} for name in ("born", "admitted")}}
     (tmp_path / "schema.yaml").write_text(yaml.safe_dump(columns, sort_keys=False))
-    job = {"name": "n", "output": {"path": "out"}, "schema": "schema.yaml", "privacy": {"epsilon": 1.0}}
+    job = {
+        "name": "n",
+        "output": {"path": "out"},
+        "schema": "schema.yaml",
+        "privacy": {"epsilon": 1.0},
+    }
     job["mechanism"] = {"kind": "dip", "reference": {"kind": "histogram"}}
-    for path, refused in (("data.csv", True), ("data/*.CSV.gz", True), ("data.parquet", False), ("data", False)):
+    for path, refused in (
+        ("data.csv", True),
+        ("data/*.CSV.gz", True),
+        ("data.parquet", False),
+        ("data", False),
+    ):
         (tmp_path / "job.yaml").write_text(yaml.safe_dump({**job, "input": {"path": path}}))
         if not refused:
             assert load_job(tmp_path / "job.yaml").schema.privatised == ("born", "admitted")
@@ -104,8 +146,12 @@ def test_a_job_on_a_csv_file_is_validated_without_the_file(tmp_path):
         with pytest.raises(SpecError) as caught:
             load_job(tmp_path / "job.yaml")
         lines = str(caught.value).splitlines()
-        assert lines[0].startswith("schema.yaml, line 2, column 'born': its bounds are dates, and a CSV file does not tell")
-        assert lines[1].startswith("schema.yaml, line 8, column 'admitted': its bounds are dates, and a CSV file does not tell")
+        assert lines[0].startswith(
+            "schema.yaml, line 2, column 'born': its bounds are dates, and a CSV file does not tell"
+        )
+        assert lines[1].startswith(
+            "schema.yaml, line 8, column 'admitted': its bounds are dates, and a CSV file does not tell"
+        )
 
 
 @pytest.mark.parametrize(
@@ -140,10 +186,14 @@ TEXTS = {
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_field_that_goes_on_over_its_line_is_refused(name: str, packed: bool, tmp_path: Path) -> None:
+def test_a_field_that_goes_on_over_its_line_is_refused(
+    name: str, packed: bool, tmp_path: Path
+) -> None:
     """Otherwise the rows that follow would be lost, and their private values be a part of a kept one."""
     text = "user,score\n" + TEXTS[name]
-    turned = "\n".join(",".join(line.split(",")[::-1]) for line in text.splitlines())  # the text in the last column
+    turned = "\n".join(
+        ",".join(line.split(",")[::-1]) for line in text.splitlines()
+    )  # the text in the last column
     for each in (text, turned):
         assert "quote" in refuse(tmp_path, gzip.compress(each.encode()) if packed else each)
 
@@ -152,17 +202,31 @@ def test_a_field_that_goes_on_over_its_line_is_refused(name: str, packed: bool, 
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("single", [True, False])
 @pytest.mark.parametrize("long", [False, True])
-def test_every_line_is_a_row(end: str, last: bool, single: bool, long: bool, tmp_path: Path) -> None:
+def test_every_line_is_a_row(
+    end: str, last: bool, single: bool, long: bool, tmp_path: Path
+) -> None:
     """Whatever ends the lines, with blank ones among them, and over several blocks; one more quote and it is refused."""
-    rows = ["u" * (2**20 if long and number % 7 == 0 else 3) + ("" if single else f",{number}") for number in range(60)]
+    rows = [
+        "u" * (2**20 if long and number % 7 == 0 else 3) + ("" if single else f",{number}")
+        for number in range(60)
+    ]
     rows[20:20] = ["", ""]
     lines = ["user" if single else "user,score", *rows]
-    schema = Schema.from_dict({"columns": {"user": {"role": "keep"}} | ({} if single else {"score": {"role": "keep", "type": "int64"}})})
+    schema = Schema.from_dict(
+        {
+            "columns": {"user": {"role": "keep"}}
+            | ({} if single else {"score": {"role": "keep", "type": "int64"}})
+        }
+    )
 
     def count(lines: list[str]) -> int:
         (tmp_path / "a.csv").write_bytes((end.join(lines) + (end if last else "")).encode())
         found = discover(str(tmp_path), schema)
-        return sum(batch.num_rows for each in found.fragments for batch in read_batches(each, found.schema.names, found.schema))
+        return sum(
+            batch.num_rows
+            for each in found.fragments
+            for batch in read_batches(each, found.schema.names, found.schema)
+        )
 
     assert count(lines) == (62 if single else 60)
     lines[30] = '"' + lines[30]
@@ -182,32 +246,62 @@ def test_every_line_is_a_row(end: str, last: bool, single: bool, long: bool, tmp
         ("string", "1e400", False),
     ],
 )
-def test_texts_that_would_be_read_as_other_numbers_are_refused(type_: str, text: str, refused: bool, tmp_path: Path) -> None:
+def test_texts_that_would_be_read_as_other_numbers_are_refused(
+    type_: str, text: str, refused: bool, tmp_path: Path
+) -> None:
     (tmp_path / "a.csv").write_text(f"user,score,more\nu,1,0x1\nv,{text},2\n")
-    schema = Schema.from_dict({"columns": {"user": {"role": "drop"}, "score": {"role": "keep", "type": type_}, "more": {"role": "drop"}}})
+    schema = Schema.from_dict(
+        {
+            "columns": {
+                "user": {"role": "drop"},
+                "score": {"role": "keep", "type": type_},
+                "more": {"role": "drop"},
+            }
+        }
+    )
     found = discover(str(tmp_path), schema)
     if refused:
-        with pytest.raises(DataError, match=r"^column 'score': a number is in hexadecimal, or too large for \w+; correct it$"):
+        with pytest.raises(
+            DataError,
+            match=r"^column 'score': a number is in hexadecimal, or too large for \w+; correct it$",
+        ):
             list(read_batches(found.fragments[0], ["score"], found.schema))
     else:
-        assert sum(batch.num_rows for batch in read_batches(found.fragments[0], ["score"], found.schema)) == 2
+        assert (
+            sum(
+                batch.num_rows
+                for batch in read_batches(found.fragments[0], ["score"], found.schema)
+            )
+            == 2
+        )
 
 
 @pytest.mark.parametrize("type_", ["float16", "string_view", "binary_view"])
-def test_a_type_that_is_not_read_from_texts_is_refused_before_any_row(type_: str, tmp_path: Path) -> None:
+def test_a_type_that_is_not_read_from_texts_is_refused_before_any_row(
+    type_: str, tmp_path: Path
+) -> None:
     (tmp_path / "a.csv").write_text("x\n1\n")
-    with pytest.raises(SpecError, match=r"column 'x': CSV files cannot be read as \w+; declare another `type`"):
-        discover(str(tmp_path), Schema.from_dict({"columns": {"x": {"role": "keep", "type": type_}}}))
+    with pytest.raises(
+        SpecError, match=r"column 'x': CSV files cannot be read as \w+; declare another `type`"
+    ):
+        discover(
+            str(tmp_path), Schema.from_dict({"columns": {"x": {"role": "keep", "type": type_}}})
+        )
 
 
 @pytest.mark.parametrize("header", ["user,score", "user,score\n", "user,score\r\n\r\n"])
 def test_a_header_without_rows_is_an_empty_file(header: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(header)
     found = discover(str(tmp_path), SCHEMA)
-    assert sum(batch.num_rows for batch in read_batches(found.fragments[0], ["user"], found.schema)) == 0
+    assert (
+        sum(batch.num_rows for batch in read_batches(found.fragments[0], ["user"], found.schema))
+        == 0
+    )
 
 
 def test_a_cut_archive_is_told_as_such(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(f"user,score\n{ROWS}".encode())[:12])
-    with pytest.raises(InputError, match=r"a.csv.gz: this file cannot be decompressed: it is truncated or corrupt"):
+    with pytest.raises(
+        InputError, match=r"a.csv.gz: this file cannot be decompressed: it is truncated or corrupt"
+    ):
         read(tmp_path)

@@ -30,17 +30,28 @@ from dpdask.io.storage import absolute_url
 from dpdask.schema import Schema
 
 WITH_VECTORS = {"delta.enableDeletionVectors": "true"}
-MAPPED = {"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}
+MAPPED = {
+    "delta.columnMapping.mode": "name",
+    "delta.minReaderVersion": "2",
+    "delta.minWriterVersion": "5",
+}
 
 
 def found(folder: Path, version: int | None = None, **columns: Any) -> InputTable:
     declared = {"x": {"role": "keep"}, **columns}
-    return discover(absolute_url(str(folder)), Schema.from_dict({"columns": declared}), Delta(version))
+    return discover(
+        absolute_url(str(folder)), Schema.from_dict({"columns": declared}), Delta(version)
+    )
 
 
 def read(table: InputTable, *columns: str) -> list[Any]:
     names = list(columns or ["x"])
-    rows = [tuple(row.values()) for part in table.fragments for batch in read_batches(part, names, table.schema) for row in batch.to_pylist()]
+    rows = [
+        tuple(row.values())
+        for part in table.fragments
+        for batch in read_batches(part, names, table.schema)
+        for row in batch.to_pylist()
+    ]
     return sorted((row[0] if len(row) == 1 else row for row in rows), key=repr)
 
 
@@ -55,7 +66,11 @@ def in_groups(n_rows: int) -> WriterProperties:
 def file_with(folder: Path, value: int) -> str:
     """Return the path of the file whose first row holds a value."""
     paths = [unquote(path) for path in live_files(folder)]
-    return next(path for path in paths if pq.read_table(folder / path, columns=["x"])["x"][0].as_py() == value)
+    return next(
+        path
+        for path in paths
+        if pq.read_table(folder / path, columns=["x"])["x"][0].as_py() == value
+    )
 
 
 # ---- versions and files
@@ -81,11 +96,17 @@ def test_ids_know_the_version_and_not_the_place(tmp_path):
             commit(folder, {"commitInfo": {"operation": "nothing"}})
         else:
             shutil.copytree(tmp_path / "a", folder)
-    first, moved, later = found(tmp_path / "a", 0), found(tmp_path / "a é" / "100 %", 0), found(tmp_path / "a", 1)
+    first, moved, later = (
+        found(tmp_path / "a", 0),
+        found(tmp_path / "a é" / "100 %", 0),
+        found(tmp_path / "a", 1),
+    )
     assert first.fingerprint == moved.fingerprint
     assert [part.id for part in first.fragments] == [part.id for part in moved.fragments]
     assert {part.id for part in first.fragments}.isdisjoint(part.id for part in later.fragments)
-    assert [part.version for part in first.fragments] == [part.version for part in later.fragments]  # the file is the same
+    assert [part.version for part in first.fragments] == [
+        part.version for part in later.fragments
+    ]  # the file is the same
     assert read(moved) == read(first) == [0, 1, 2]
 
 
@@ -98,7 +119,11 @@ def test_versions_of_a_table_without_rows_have_fingerprints_of_their_own(tmp_pat
 
 
 def test_files_come_in_the_order_of_their_names(tmp_path):
-    write_deltalake(tmp_path, pa.table({"x": list(range(30)), "p": [f"{row % 12}" for row in range(30)]}), partition_by=["p"])
+    write_deltalake(
+        tmp_path,
+        pa.table({"x": list(range(30)), "p": [f"{row % 12}" for row in range(30)]}),
+        partition_by=["p"],
+    )
     names = [part.where for part in found(tmp_path).fragments]
     assert len(names) == 12
     assert all(name.startswith("p=…/part-") for name in names)
@@ -116,7 +141,9 @@ def test_partition_values_come_from_the_log(tmp_path):
             "text": ["a b", "c/d=%", None, "Zebulon"],
             "day": pa.array([dt.date(2026, 1, 1), None, dt.date(1900, 1, 1), dt.date(2026, 1, 1)]),
             "code": pa.array([1, -2, None, 4], pa.int32()),
-            "money": pa.array([Decimal("1.50"), None, Decimal("2.25"), Decimal("0.00")], pa.decimal128(9, 2)),
+            "money": pa.array(
+                [Decimal("1.50"), None, Decimal("2.25"), Decimal("0.00")], pa.decimal128(9, 2)
+            ),
             "time": pa.array([0, 1_500_000, None, 3], pa.timestamp("us", "UTC")),
             "truth": [True, False, None, True],
         }
@@ -152,19 +179,31 @@ def test_deleted_rows_are_not_read(inline, tmp_path):
 
 
 def test_deletions_meet_their_row_groups(tmp_path):
-    write_deltalake(tmp_path, numbers(300_000), configuration=WITH_VECTORS, writer_properties=in_groups(140_000))  # of two batches each
+    write_deltalake(
+        tmp_path, numbers(300_000), configuration=WITH_VECTORS, writer_properties=in_groups(140_000)
+    )  # of two batches each
     gone = [0, 139_999, 140_000, 271_072, 299_999, *range(281_000, 281_100)]
     delete_rows(tmp_path, {".parquet": gone})
     table = found(tmp_path)
     assert [part.n_rows for part in table.fragments] == [139_998, 139_998, 19_899]
-    kept = [value for part in table.fragments for batch in read_batches(part, ["x"], table.schema) for value in batch.column(0).to_pylist()]
+    kept = [
+        value
+        for part in table.fragments
+        for batch in read_batches(part, ["x"], table.schema)
+        for value in batch.column(0).to_pylist()
+    ]
     assert kept == sorted(set(range(300_000)) - set(gone))
 
 
 def test_a_row_group_without_rows_is_no_fragment(tmp_path):
-    write_deltalake(tmp_path, numbers(10), configuration=WITH_VECTORS, writer_properties=in_groups(4))
+    write_deltalake(
+        tmp_path, numbers(10), configuration=WITH_VECTORS, writer_properties=in_groups(4)
+    )
     delete_rows(tmp_path, {".parquet": [0, 1, 2, 3, 9]})
-    assert [(part.row_group, part.n_rows, part.number) for part in found(tmp_path).fragments] == [(1, 4, 0), (2, 1, 1)]
+    assert [(part.row_group, part.n_rows, part.number) for part in found(tmp_path).fragments] == [
+        (1, 4, 0),
+        (2, 1, 1),
+    ]
     delete_rows(tmp_path, {".parquet": list(range(10))})
     assert found(tmp_path).n_rows == 0
 
@@ -208,25 +247,36 @@ def test_a_vector_that_deletes_what_the_file_does_not_have_is_refused(tmp_path):
     [path] = live_files(tmp_path)
     delete_rows(tmp_path, {path: [9]})
     pq.write_table(numbers(9), tmp_path / path)  # the log says ten rows
-    with pytest.raises(InputError, match=r"part-.*: the table deletes rows that this file does not have; restore the table"):
+    with pytest.raises(
+        InputError,
+        match=r"part-.*: the table deletes rows that this file does not have; restore the table",
+    ):
         found(tmp_path)
     delete_rows(tmp_path, {path: [12]})
     with pytest.raises(InputError, match="version 2: a deletion vector cannot be read"):
         found(tmp_path)
 
 
-@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-6] + b"123456")])
+@pytest.mark.parametrize(
+    "spoil", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-6] + b"123456")]
+)
 def test_a_vector_that_is_missing_or_corrupt_is_refused(spoil, tmp_path):
     write_deltalake(tmp_path, numbers(10), configuration=WITH_VECTORS)
     delete_rows(tmp_path, {".parquet": [3]})
     spoil(next(tmp_path.glob("deletion_vector_*.bin")))
-    with pytest.raises(InputError, match="version 1: a deletion vector cannot be read: it is missing or corrupt"):
+    with pytest.raises(
+        InputError, match="version 1: a deletion vector cannot be read: it is missing or corrupt"
+    ):
         found(tmp_path)
 
 
 def test_a_log_that_cannot_be_parsed_is_refused(tmp_path):
     write_deltalake(tmp_path, pa.table({"x": [1], "p": [7]}), partition_by=["p"])
-    log_of(tmp_path, 0).write_text(log_of(tmp_path, 0).read_text().replace('"partitionValues":{"p":"7"}', '"partitionValues":{"p":"Zebulon"}'))
+    log_of(tmp_path, 0).write_text(
+        log_of(tmp_path, 0)
+        .read_text()
+        .replace('"partitionValues":{"p":"7"}', '"partitionValues":{"p":"Zebulon"}')
+    )
     with pytest.raises(InputError, match="its log cannot be read") as caught:
         found(tmp_path, p={"role": "keep"})
     assert "Zebulon" not in str(caught.value)
@@ -254,17 +304,37 @@ def test_names_that_differ_in_case_only_are_the_cause(tmp_path):
 
 
 def test_renamed_dropped_and_added_columns(tmp_path):
-    write_deltalake(tmp_path, pa.table({"x": [1, 2], "old": ["a", "b"], "p": ["u", "v"]}), partition_by=["p"], configuration=MAPPED)
-    metadata = next(json.loads(line)["metaData"] for line in log_of(tmp_path, 0).read_text().splitlines() if "metaData" in line)
+    write_deltalake(
+        tmp_path,
+        pa.table({"x": [1, 2], "old": ["a", "b"], "p": ["u", "v"]}),
+        partition_by=["p"],
+        configuration=MAPPED,
+    )
+    metadata = next(
+        json.loads(line)["metaData"]
+        for line in log_of(tmp_path, 0).read_text().splitlines()
+        if "metaData" in line
+    )
     schema = json.loads(metadata["schemaString"])
     x, old, _ = schema["fields"]
-    old["name"], x["name"] = "x", "old"  # each column takes the other's name: only the physical names tell
+    old["name"], x["name"] = (
+        "x",
+        "old",
+    )  # each column takes the other's name: only the physical names tell
     schema["fields"].append(
-        {"name": "new", "type": "long", "nullable": True, "metadata": {"delta.columnMapping.id": 9, "delta.columnMapping.physicalName": "col-9"}}
+        {
+            "name": "new",
+            "type": "long",
+            "nullable": True,
+            "metadata": {"delta.columnMapping.id": 9, "delta.columnMapping.physicalName": "col-9"},
+        }
     )
     commit(tmp_path, {"metaData": {**metadata, "schemaString": json.dumps(schema)}})
     columns = {name: {"role": "keep"} for name in ("old", "p", "new")}
-    assert read(found(tmp_path, **columns), "x", "old", "p", "new") == [("a", 1, "u", None), ("b", 2, "v", None)]
+    assert read(found(tmp_path, **columns), "x", "old", "p", "new") == [
+        ("a", 1, "u", None),
+        ("b", 2, "v", None),
+    ]
     assert read(found(tmp_path, 0, **columns), "x", "old", "p") == [(1, "a", "u"), (2, "b", "v")]
     ranges = row_group_ranges(found(tmp_path, **columns), ["old", "p", "new"])
     assert {name: sorted(pairs) for name, pairs in ranges.items()} == {"old": [(1, 1), (2, 2)]}
@@ -273,9 +343,17 @@ def test_renamed_dropped_and_added_columns(tmp_path):
 def test_columns_found_by_id(tmp_path):
     write_deltalake(tmp_path, numbers(2), configuration=MAPPED)
     text = log_of(tmp_path, 0).read_text()
-    log_of(tmp_path, 0).write_text(text.replace('"delta.columnMapping.mode":"name"', '"delta.columnMapping.mode":"id"'))
+    log_of(tmp_path, 0).write_text(
+        text.replace('"delta.columnMapping.mode":"name"', '"delta.columnMapping.mode":"id"')
+    )
     [path] = live_files(tmp_path)
-    pq.write_table(pa.table([[7, 8]], schema=pa.schema([pa.field("another", pa.int64(), metadata={"PARQUET:field_id": "1"})])), tmp_path / path)
+    pq.write_table(
+        pa.table(
+            [[7, 8]],
+            schema=pa.schema([pa.field("another", pa.int64(), metadata={"PARQUET:field_id": "1"})]),
+        ),
+        tmp_path / path,
+    )
     assert read(found(tmp_path)) == [7, 8]
 
 
@@ -305,7 +383,10 @@ def test_types_of_files_become_those_of_the_table(stored, fits, tmp_path):
     if fits:
         assert read(found(tmp_path)) == [1, 2]
     else:
-        with pytest.raises(DataError, match=r"part-.*, column 'x': its type is \w+ in this file, and int64 in the table"):
+        with pytest.raises(
+            DataError,
+            match=r"part-.*, column 'x': its type is \w+ in this file, and int64 in the table",
+        ):
             found(tmp_path)
 
 
@@ -315,22 +396,34 @@ def test_a_dropped_column_may_have_any_type_until_it_is_read(tmp_path):
     pq.write_table(pa.table({"x": [1], "user": [7.5]}), tmp_path / path)
     table = found(tmp_path, user={"role": "drop"})
     assert read(table) == [1]
-    with pytest.raises(DataError, match="column 'user': its type in one file is not the table's"):  # as the unit, for instance
+    with pytest.raises(
+        DataError, match="column 'user': its type in one file is not the table's"
+    ):  # as the unit, for instance
         read(table, "user")
 
 
 def test_old_timestamps_and_nested_columns(tmp_path):
     moment = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
     rows = pa.table(
-        {"x": pa.array([moment], pa.timestamp("us", "UTC")), "l": [[1, 2]], "s": [{"a": 1}], "m": pa.array([[("k", 1)]], pa.map_("string", "int64"))}
+        {
+            "x": pa.array([moment], pa.timestamp("us", "UTC")),
+            "l": [[1, 2]],
+            "s": [{"a": 1}],
+            "m": pa.array([[("k", 1)]], pa.map_("string", "int64")),
+        }
     )
     write_deltalake(tmp_path, rows)
     [path] = live_files(tmp_path)
     pq.write_table(rows, tmp_path / path, use_deprecated_int96_timestamps=True)
     columns = {name: {"role": "keep"} for name in "lsm"}
-    assert read(found(tmp_path, **columns), "x", "l", "s", "m") == [(moment, [1, 2], {"a": 1}, [("k", 1)])]
+    assert read(found(tmp_path, **columns), "x", "l", "s", "m") == [
+        (moment, [1, 2], {"a": 1}, [("k", 1)])
+    ]
     pq.write_table(rows.set_column(2, "s", [[{"b": 1}]]), tmp_path / path)
-    with pytest.raises(DataError, match=r"column 's': its type is struct<b: int64> in this file, and struct<a: int64> in the table"):
+    with pytest.raises(
+        DataError,
+        match=r"column 's': its type is struct<b: int64> in this file, and struct<a: int64> in the table",
+    ):
         found(tmp_path, **columns)
     assert read(found(tmp_path, **{**columns, "s": {"role": "drop"}}), "l") == [[1, 2]]
 
@@ -343,8 +436,19 @@ def test_as_plain_files_it_is_refused(tmp_path):
     table.mkdir(parents=True)
     write_deltalake(table, pa.table({"x": [1, 2], "p": ["a", "b"]}), partition_by=["p"])
     schema = Schema.from_dict({"columns": {"x": {"role": "keep"}, "p": {"role": "keep"}}})
-    for path in (table, tmp_path, table / "p=a", f"{table}/*/*.parquet", f"{tmp_path}/*/t/p=*/*", next(table.glob("p=a/*")), f"{table}/**/*.parquet"):
-        with pytest.raises(SpecError, match=r"this is a Delta table, or a part of one.*with `format: delta` beside `path`") as caught:
+    for path in (
+        table,
+        tmp_path,
+        table / "p=a",
+        f"{table}/*/*.parquet",
+        f"{tmp_path}/*/t/p=*/*",
+        next(table.glob("p=a/*")),
+        f"{table}/**/*.parquet",
+    ):
+        with pytest.raises(
+            SpecError,
+            match=r"this is a Delta table, or a part of one.*with `format: delta` beside `path`",
+        ) as caught:
             discover(absolute_url(str(path)), schema)
         assert "\n" not in str(caught.value)
 
@@ -353,7 +457,10 @@ def test_as_plain_files_it_is_refused(tmp_path):
     ("feature", "says"),
     [
         ("fancyFeature", "this table needs a reader feature that is not supported"),
-        ("typeWidening", "version 0: this table needs the reader feature 'typeWidening', which is not supported"),
+        (
+            "typeWidening",
+            "version 0: this table needs the reader feature 'typeWidening', which is not supported",
+        ),
     ],
 )
 def test_unknown_reader_features_are_refused(feature, says, tmp_path):
@@ -370,7 +477,9 @@ def test_what_cannot_be_read_is_refused_in_one_line(tmp_path):
     with pytest.raises(InputError, match="there is no Delta table here"):
         found(tmp_path / "nothing")
     write_deltalake(tmp_path / "t", numbers(1))
-    with pytest.raises(InputError, match="version 7 cannot be read; name a version that the table still has"):
+    with pytest.raises(
+        InputError, match="version 7 cannot be read; name a version that the table still has"
+    ):
         found(tmp_path / "t", 7)
     log_of(tmp_path / "t", 0).write_text("{nothing")
     with pytest.raises(InputError, match="its log cannot be read") as caught:
@@ -381,9 +490,21 @@ def test_what_cannot_be_read_is_refused_in_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("said", "error", "says"),
     [
-        ("Server returned non-2xx status code: 403 Forbidden: <Code>SignatureDoesNotMatch</Code>", InputError, "permission denied"),
-        ("Server returned non-2xx status code: 404 Not Found: <Code>NoSuchBucket</Code>", InputError, "this file is missing"),
-        ("tables/403/_delta_log: Connection refused (os error 111)", TemporaryError, "the storage failed"),
+        (
+            "Server returned non-2xx status code: 403 Forbidden: <Code>SignatureDoesNotMatch</Code>",
+            InputError,
+            "permission denied",
+        ),
+        (
+            "Server returned non-2xx status code: 404 Not Found: <Code>NoSuchBucket</Code>",
+            InputError,
+            "this file is missing",
+        ),
+        (
+            "tables/403/_delta_log: Connection refused (os error 111)",
+            TemporaryError,
+            "the storage failed",
+        ),
     ],
 )
 def test_failures_of_a_store_are_told_apart(said, error, says, monkeypatch):
@@ -438,13 +559,19 @@ def test_a_file_under_two_names_is_refused(written, tmp_path):
 
 def test_without_its_package_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(SpecError, match=r"deltalake, which is not installed; install dpdask\[delta\]"):
+    with pytest.raises(
+        SpecError, match=r"deltalake, which is not installed; install dpdask\[delta\]"
+    ):
         found(tmp_path)
 
 
 def test_the_vectors_of_the_tests_are_those_of_the_protocol(tmp_path):
     write_deltalake(tmp_path, numbers(10), configuration=WITH_VECTORS)
     delete_rows(tmp_path, {".parquet": [2, 5]})
-    [row] = pa.RecordBatchReader.from_stream(DeltaTable(tmp_path).deletion_vectors()).read_all().to_pylist()
+    [row] = (
+        pa.RecordBatchReader.from_stream(DeltaTable(tmp_path).deletion_vectors())
+        .read_all()
+        .to_pylist()
+    )
     assert [place for place, kept in enumerate(row["selection_vector"]) if not kept] == [2, 5]
     assert deletion_vector(tmp_path, [1])["cardinality"] == 1

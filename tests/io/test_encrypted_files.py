@@ -31,6 +31,10 @@ def test_what_was_changed_is_refused(place):
 
 @pytest.mark.parametrize("room", [2**12 - 8, 2**12, 10_000])
 def test_the_length_is_that_of_the_room(room):
-    lengths = {len(encrypt(KEY, "place", bytes(n), room)) for n in (0, 1, 4087, 4088, 4089, room) if n <= room}
+    lengths = {
+        len(encrypt(KEY, "place", bytes(n), room))
+        for n in (0, 1, 4087, 4088, 4089, room)
+        if n <= room
+    }
     assert len(lengths) == 1
     assert decrypt(KEY, "place", encrypt(KEY, "place", b"data", room)) == b"data"

@@ -23,15 +23,29 @@ from dpdask.io.fragments import InputTable, discover, row_group_ranges
 ROWS = {
     "whole": pa.array([3, 1, 5, 4, None, None], pa.int32()),
     "text": pa.array(["c", "a", "e", "d", None, None]),
-    "day": pa.array([dt.date(2026, 1, 3), dt.date(2026, 1, 1), dt.date(2026, 1, 5), dt.date(2026, 1, 4), None, None]),
-    "money": pa.array([Decimal("-1.50"), Decimal("2.25"), Decimal("3.00"), Decimal("4.00"), None, None], pa.decimal128(9, 2)),
+    "day": pa.array(
+        [
+            dt.date(2026, 1, 3),
+            dt.date(2026, 1, 1),
+            dt.date(2026, 1, 5),
+            dt.date(2026, 1, 4),
+            None,
+            None,
+        ]
+    ),
+    "money": pa.array(
+        [Decimal("-1.50"), Decimal("2.25"), Decimal("3.00"), Decimal("4.00"), None, None],
+        pa.decimal128(9, 2),
+    ),
     "truth": pa.array([True, False, True, True, None, None]),
     "half": pa.array([1.0, -2.0, 3.0, 4.0, None, None], pa.float16()),
 }
 
 
 def table(folder: Path) -> InputTable:
-    return discover(folder.as_uri(), Schema.from_dict({"columns": {name: {"role": "keep"} for name in ROWS}}))
+    return discover(
+        folder.as_uri(), Schema.from_dict({"columns": {name: {"role": "keep"} for name in ROWS}})
+    )
 
 
 def test_ranges_stand_in_the_order_of_the_table_without_groups_of_nulls(tmp_path: Path) -> None:
@@ -40,22 +54,36 @@ def test_ranges_stand_in_the_order_of_the_table_without_groups_of_nulls(tmp_path
     found = row_group_ranges(table(tmp_path), ROWS)
     assert found["whole"] == [(1, 3), (4, 5)] * 2
     assert found["text"] == [("a", "c"), ("d", "e")] * 2
-    assert found["day"][:2] == [(dt.date(2026, 1, 1), dt.date(2026, 1, 3)), (dt.date(2026, 1, 4), dt.date(2026, 1, 5))]
+    assert found["day"][:2] == [
+        (dt.date(2026, 1, 1), dt.date(2026, 1, 3)),
+        (dt.date(2026, 1, 4), dt.date(2026, 1, 5)),
+    ]
     assert "half" not in found
     assert found["truth"][:2] == [(False, True), (True, True)]
-    assert found["money"][:2] == [(Decimal("-1.50"), Decimal("2.25")), (Decimal("3.00"), Decimal("4.00"))]
+    assert found["money"][:2] == [
+        (Decimal("-1.50"), Decimal("2.25")),
+        (Decimal("3.00"), Decimal("4.00")),
+    ]
 
 
 def test_a_column_of_which_one_footer_says_nothing_is_left_out(tmp_path: Path) -> None:
     pq.write_table(pa.table(ROWS), tmp_path / "part-1.parquet", row_group_size=2)
-    pq.write_table(pa.table(ROWS), tmp_path / "part-2.parquet", row_group_size=2, write_statistics=["whole"])
+    pq.write_table(
+        pa.table(ROWS), tmp_path / "part-2.parquet", row_group_size=2, write_statistics=["whole"]
+    )
     assert set(row_group_ranges(table(tmp_path), ROWS)) == {"whole"}
 
 
 def test_csv_has_no_footers(tmp_path: Path) -> None:
     for number in (1, 2):
-        pa_csv.write_csv(pa.table({name: column for name, column in ROWS.items() if name == "whole"}), tmp_path / f"part-{number}.csv")
-    given = discover(tmp_path.as_uri(), Schema.from_dict({"columns": {"whole": {"role": "keep", "type": "int32"}}}))
+        pa_csv.write_csv(
+            pa.table({name: column for name, column in ROWS.items() if name == "whole"}),
+            tmp_path / f"part-{number}.csv",
+        )
+    given = discover(
+        tmp_path.as_uri(),
+        Schema.from_dict({"columns": {"whole": {"role": "keep", "type": "int32"}}}),
+    )
     assert row_group_ranges(given, ["whole"]) == {}
 
 
@@ -63,18 +91,32 @@ def test_dates_beyond_those_of_python_are_left_out(tmp_path: Path) -> None:
     far = pa.array([2**62, 5], pa.int64()).cast(pa.timestamp("us"))
     day = pa.array([10**8, 5], pa.int32()).cast(pa.date32())
     pq.write_table(pa.table({"far": far, "day": day, "whole": [1, 2]}), tmp_path / "part.parquet")
-    given = discover(tmp_path.as_uri(), Schema.from_dict({"columns": {name: {"role": "keep"} for name in ("far", "day", "whole")}}))
+    given = discover(
+        tmp_path.as_uri(),
+        Schema.from_dict({"columns": {name: {"role": "keep"} for name in ("far", "day", "whole")}}),
+    )
     assert row_group_ranges(given, ["far", "day", "whole"]) == {"whole": [(1, 2)]}
 
 
-def test_footers_are_read_only_while_a_column_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_footers_are_read_only_while_a_column_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(5):
-        pq.write_table(pa.table({"whole": [number], "text": ["a"]}), tmp_path / f"part-{number}.parquet")
-    given = discover(tmp_path.as_uri(), Schema.from_dict({"columns": {"whole": {"role": "keep"}, "text": {"role": "keep"}}}))
+        pq.write_table(
+            pa.table({"whole": [number], "text": ["a"]}), tmp_path / f"part-{number}.parquet"
+        )
+    given = discover(
+        tmp_path.as_uri(),
+        Schema.from_dict({"columns": {"whole": {"role": "keep"}, "text": {"role": "keep"}}}),
+    )
     monkeypatch.setattr(ranges, "_FIRST_FILES", 1)
     read: list[str] = []
     footer = parquet.footer
-    monkeypatch.setattr(parquet, "footer", lambda fs, path, name, size: (read.append(name), footer(fs, path, name, size))[1])
+    monkeypatch.setattr(
+        parquet,
+        "footer",
+        lambda fs, path, name, size: (read.append(name), footer(fs, path, name, size))[1],
+    )
     assert row_group_ranges(given, ["whole", "text"], lambda found: len(found) < 4) == {}
     assert sorted(read) == [f"part-{number}.parquet" for number in range(4)]
     found = row_group_ranges(given, ["whole", "text"], lambda found: found[0] == (0, 0))
@@ -84,20 +126,35 @@ def test_footers_are_read_only_while_a_column_is_needed(tmp_path: Path, monkeypa
 def test_wide_files_are_found_in_time_linear_in_their_columns(tmp_path: Path) -> None:
     names = [f"c{number}" for number in range(3000)]
     for number in range(4):
-        pq.write_table(pa.table({name: pa.array([number], pa.int8()) for name in names}), tmp_path / f"part-{number}.parquet")
+        pq.write_table(
+            pa.table({name: pa.array([number], pa.int8()) for name in names}),
+            tmp_path / f"part-{number}.parquet",
+        )
     schema = Schema.from_dict({"columns": {name: {"role": "keep"} for name in names}})
     began = time.process_time()
     table = discover(tmp_path.as_uri(), schema)
-    assert time.process_time() - began < 3  # CPU seconds: 0.1 here, and 20 when each column was looked up in a list
+    assert (
+        time.process_time() - began < 3
+    )  # CPU seconds: 0.1 here, and 20 when each column was looked up in a list
     assert table.schema.names == names
-    widened = pa.table({name: pa.array([1], pa.float32() if name == "c2999" else pa.int8()) for name in names})
+    widened = pa.table(
+        {name: pa.array([1], pa.float32() if name == "c2999" else pa.int8()) for name in names}
+    )
     pq.write_table(widened, tmp_path / "part-3.parquet")
-    with pytest.raises(DataError, match=r"part-3\.parquet, column 'c2999': its type is float in this file, and int8 in part-0\.parquet"):
+    with pytest.raises(
+        DataError,
+        match=r"part-3\.parquet, column 'c2999': its type is float in this file, and int8 in part-0\.parquet",
+    ):
         discover(tmp_path.as_uri(), schema)
 
 
-@pytest.mark.parametrize("settings", [{}, {"write_page_index": True, "use_dictionary": False}, {"write_statistics": False}])
-def test_a_usual_column_chunk_is_found_as_it_is_read_field_by_field(settings: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"write_page_index": True, "use_dictionary": False}, {"write_statistics": False}],
+)
+def test_a_usual_column_chunk_is_found_as_it_is_read_field_by_field(
+    settings: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = pa.BufferOutputStream()
     pq.write_table(pa.table(ROWS), written, row_group_size=2, **settings)
     size, usual, rng = written.tell(), footer._compile_usual(), random.Random(7)
@@ -109,7 +166,13 @@ def test_a_usual_column_chunk_is_found_as_it_is_read_field_by_field(settings: di
         monkeypatch.setattr(footer, "_compile_usual", lambda: pattern)
         try:
             return footer._read_groups(data, size - len(raw))
-        except (footer._EncryptedError, LookupError, TypeError, AttributeError, ValueError) as error:
+        except (
+            footer._EncryptedError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            ValueError,
+        ) as error:
             return isinstance(error, footer._EncryptedError)
 
     changed = [bytearray(raw) for _ in range(1000)]

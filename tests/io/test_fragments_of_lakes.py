@@ -24,12 +24,24 @@ from dpdask.io.storage import absolute_url
 from dpdask.schema import Column, Schema
 
 SCHEMA = Schema.from_dict(
-    {"columns": {"id": {"role": "keep"}, "x": {"role": "privatise", "kind": "discrete", "levels": [1, 2]}, "note": {"role": "drop"}}}
+    {
+        "columns": {
+            "id": {"role": "keep"},
+            "x": {"role": "privatise", "kind": "discrete", "levels": [1, 2]},
+            "note": {"role": "drop"},
+        }
+    }
 )
 
 
 def part(n_rows: int = 3, start: int = 0) -> pa.Table:
-    return pa.table({"id": range(start, start + n_rows), "x": [1 + row % 2 for row in range(n_rows)], "note": ["n"] * n_rows})
+    return pa.table(
+        {
+            "id": range(start, start + n_rows),
+            "x": [1 + row % 2 for row in range(n_rows)],
+            "note": ["n"] * n_rows,
+        }
+    )
 
 
 def write(path: Path, table: pa.Table | None = None, **options: object) -> Path:
@@ -54,7 +66,9 @@ def read(table: InputTable, columns: tuple[str, ...] = ("id",)) -> list[list]:
     batches = [
         batch
         for fragment in table.fragments
-        for batch in read_batches(fragment, list(columns), table.types if hasattr(table, "types") else table.schema)
+        for batch in read_batches(
+            fragment, list(columns), table.types if hasattr(table, "types") else table.schema
+        )
     ]
     return [value for batch in batches for value in batch.column(0).to_pylist()]
 
@@ -63,9 +77,23 @@ def read(table: InputTable, columns: tuple[str, ...] = ("id",)) -> list[list]:
 
 
 def test_files_come_in_natural_order_with_folders(tmp_path):
-    for name in ("part.10.parquet", "part.2.parquet", "part.1.parquet", "b/part.1.parquet", "a10/x.parquet", "a9/x.parquet"):
+    for name in (
+        "part.10.parquet",
+        "part.2.parquet",
+        "part.1.parquet",
+        "b/part.1.parquet",
+        "a10/x.parquet",
+        "a9/x.parquet",
+    ):
         write(tmp_path / name)
-    assert names(tmp_path) == ["a9/x.parquet", "a10/x.parquet", "b/part.1.parquet", "part.1.parquet", "part.2.parquet", "part.10.parquet"]
+    assert names(tmp_path) == [
+        "a9/x.parquet",
+        "a10/x.parquet",
+        "b/part.1.parquet",
+        "part.1.parquet",
+        "part.2.parquet",
+        "part.10.parquet",
+    ]
 
 
 def test_signs_that_look_like_digits_are_letters(tmp_path):
@@ -75,7 +103,14 @@ def test_signs_that_look_like_digits_are_letters(tmp_path):
 
 
 def test_hidden_and_foreign_files_are_passed_over(tmp_path):
-    for name in ("a.parquet", "_b.parquet", ".c.parquet", "_temporary/d.parquet", ".e.dpdask/publish/f.parquet", "sub/_g/h.parquet"):
+    for name in (
+        "a.parquet",
+        "_b.parquet",
+        ".c.parquet",
+        "_temporary/d.parquet",
+        ".e.dpdask/publish/f.parquet",
+        "sub/_g/h.parquet",
+    ):
         write(tmp_path / name)
     (tmp_path / "README.md").write_text("not a table")
     (tmp_path / "_SUCCESS").write_text("")
@@ -95,7 +130,11 @@ def test_a_file_a_folder_and_a_glob(tmp_path):
     assert names(tmp_path / "?1.parquet") == ["a1.parquet", "b1.parquet"]
     assert names(tmp_path / "[b]1.parquet") == ["b1.parquet"]
     assert names(tmp_path / "**" / "*3.parquet") == ["deep/a3.parquet"]
-    assert names(tmp_path / "*") == ["a1.parquet", "a2.parquet", "b1.parquet"]  # no folder is taken for a file
+    assert names(tmp_path / "*") == [
+        "a1.parquet",
+        "a2.parquet",
+        "b1.parquet",
+    ]  # no folder is taken for a file
 
 
 @pytest.mark.parametrize("name", ["a b", "ä%20é", "数据", "100 %", "x#y"])
@@ -229,19 +268,30 @@ def test_a_footer_above_64_kib_is_read(tmp_path):
     assert len(table.fragments) == 300
     assert table.n_rows == 300
     assert [
-        value for fragment in table.fragments[298:] for batch in read_batches(fragment, ["id"], table.schema) for value in batch.column(0).to_pylist()
+        value
+        for fragment in table.fragments[298:]
+        for batch in read_batches(fragment, ["id"], table.schema)
+        for value in batch.column(0).to_pylist()
     ] == [298, 299]
 
 
-def test_a_footer_is_parsed_once_for_all_row_groups_and_again_when_the_file_changes(tmp_path, monkeypatch):
+def test_a_footer_is_parsed_once_for_all_row_groups_and_again_when_the_file_changes(
+    tmp_path, monkeypatch
+):
     """The time of a pass is linear in the row groups: each is read without reading and parsing the whole footer again."""
     path = write(tmp_path / "a.parquet", part(300), row_group_size=1)
     os.utime(path, (1, 1))
-    time.sleep(2 * parquet._SETTLED_SECONDS)  # a change right before could leave the file's times as they are
+    time.sleep(
+        2 * parquet._SETTLED_SECONDS
+    )  # a change right before could leave the file's times as they are
     parsed, digested = [], []
     parse, digest = parquet.parse_footer, parquet.digest_footer
-    monkeypatch.setattr(parquet, "parse_footer", lambda *given: (parsed.append(1), parse(*given))[1])
-    monkeypatch.setattr(parquet, "digest_footer", lambda *given: (digested.append(1), digest(*given))[1])
+    monkeypatch.setattr(
+        parquet, "parse_footer", lambda *given: (parsed.append(1), parse(*given))[1]
+    )
+    monkeypatch.setattr(
+        parquet, "digest_footer", lambda *given: (digested.append(1), digest(*given))[1]
+    )
     table = found(tmp_path)
     assert read(table) == list(range(300))
     assert (len(parsed), len(digested)) == (1, 1)
@@ -249,7 +299,9 @@ def test_a_footer_is_parsed_once_for_all_row_groups_and_again_when_the_file_chan
     assert read(table) == list(range(300))
     assert (len(parsed), len(digested)) == (2, 2)
     raw = path.read_bytes()
-    path.write_bytes(raw[:-40] + bytes(byte ^ 1 for byte in raw[-40:-30]) + raw[-30:])  # as long as before, and with its times
+    path.write_bytes(
+        raw[:-40] + bytes(byte ^ 1 for byte in raw[-40:-30]) + raw[-30:]
+    )  # as long as before, and with its times
     os.utime(path, (1, 1))
     with pytest.raises(InputError, match="this file changed since the run began"):
         read(table)
@@ -279,10 +331,20 @@ def test_a_name_with_dots_is_a_name(name, together, tmp_path, monkeypatch):
     fields = pa.array([{"text": row, "a": {"b": [row]}} for row in range(1000)])
     other = "event" if name != "event" else "event.text"
     rows = pa.table(
-        {other: fields, "x": [1] * 1000, name: texts, "map": pa.array([[("k", row)] for row in range(1000)], pa.map_(pa.string(), pa.int64()))}
+        {
+            other: fields,
+            "x": [1] * 1000,
+            name: texts,
+            "map": pa.array(
+                [[("k", row)] for row in range(1000)], pa.map_(pa.string(), pa.int64())
+            ),
+        }
     )
     pq.write_table(rows, tmp_path / "a.parquet")
-    table = discover(tmp_path.as_uri(), Schema.from_dict({"columns": {column: {"role": "keep"} for column in rows.column_names}}))
+    table = discover(
+        tmp_path.as_uri(),
+        Schema.from_dict({"columns": {column: {"role": "keep"} for column in rows.column_names}}),
+    )
     for columns in ([name], [name, "x"], [other], ["map", name, other]):
         batches = list(read_batches(table.fragments[0], columns, table.schema, public=columns))
         assert pa.Table.from_batches(batches).equals(rows.select(columns))
@@ -295,13 +357,18 @@ def test_a_footer_about_as_long_as_the_first_read(tmp_path):
         table = part(1).replace_schema_metadata({"k": "v" * 64_000})
         path = write(tmp_path / "a.parquet", table)
         size = pq.read_metadata(path).serialized_size
-        write(path, part(1).replace_schema_metadata({"k": "v" * (64_000 + (length - size) // 2)}))  # it stands there twice, once in Base64
+        write(
+            path, part(1).replace_schema_metadata({"k": "v" * (64_000 + (length - size) // 2)})
+        )  # it stands there twice, once in Base64
         assert read(found(tmp_path)) == [0]
 
 
 def test_batches_are_bounded_and_hold_the_columns_in_the_order_wanted(tmp_path):
     n_rows = BATCH_ROWS + 10
-    write(tmp_path / "a.parquet", pa.table({"id": range(n_rows), "x": [1] * n_rows, "note": [""] * n_rows}))
+    write(
+        tmp_path / "a.parquet",
+        pa.table({"id": range(n_rows), "x": [1] * n_rows, "note": [""] * n_rows}),
+    )
     table = found(tmp_path)
     batches = list(read_batches(table.fragments[0], ["x", "id"], table.schema))
     assert [batch.num_rows for batch in batches] == [BATCH_ROWS, 10]
@@ -316,7 +383,12 @@ def test_batches_of_long_texts_are_bounded_by_bytes(tmp_path, monkeypatch):
     same = ["x" * 500] * 1000
     write(tmp_path / "a.parquet", pa.table({"id": [7] * 1000, "x": texts, "note": same}))
     table = found(tmp_path)
-    for columns, most in ((["x"], 2**16), (["note"], 2**16), (["id", "note"], 2**16), (["id"], 8200)):
+    for columns, most in (
+        (["x"], 2**16),
+        (["note"], 2**16),
+        (["id", "note"], 2**16),
+        (["id"], 8200),
+    ):
         batches = list(read_batches(table.fragments[0], columns, table.schema, public=columns))
         assert most / 2 < max(batch.nbytes for batch in batches) <= most
         assert sum(batch.num_rows for batch in batches) == 1000
@@ -341,14 +413,29 @@ def test_a_reader_of_many_narrow_columns_stays_in_its_bytes(tmp_path, monkeypatc
 def test_a_row_group_of_many_pages_is_read_column_by_column(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "_HELD_BYTES", 2**10)
     monkeypatch.setattr(parquet, "BATCH_BYTES", 2**12)
-    rows = pa.table({"id": range(1000), "x": [row / 7 for row in range(1000)], "note": pa.array([None, "a"] * 500).dictionary_encode()})
+    rows = pa.table(
+        {
+            "id": range(1000),
+            "x": [row / 7 for row in range(1000)],
+            "note": pa.array([None, "a"] * 500).dictionary_encode(),
+        }
+    )
     write(tmp_path / "a.parquet", rows, row_group_size=600)
     table = found(tmp_path)
-    batches = [batch for fragment in table.fragments for batch in read_batches(fragment, ["note", "id"], table.schema)]
+    batches = [
+        batch
+        for fragment in table.fragments
+        for batch in read_batches(fragment, ["note", "id"], table.schema)
+    ]
     assert batches[0].schema.names == ["note", "id"]
     assert 2 < len(batches) < 20
-    assert [value for batch in batches for value in batch.column(1).to_pylist()] == list(range(1000))
-    assert [value for batch in batches for value in batch.column(0).to_pylist()] == [None, "a"] * 500
+    assert [value for batch in batches for value in batch.column(1).to_pylist()] == list(
+        range(1000)
+    )
+    assert [value for batch in batches for value in batch.column(0).to_pylist()] == [
+        None,
+        "a",
+    ] * 500
 
 
 def test_numbers_of_a_table(tmp_path):
@@ -381,7 +468,9 @@ def test_a_kept_column_may_not(tmp_path):
 def test_a_csv_file_is_one_fragment_without_a_row_count(compressed, tmp_path):
     text = "\ufeffid,x,note\n1,1,a\n2,2,\n,1,c\n"
     data = text.encode()
-    (tmp_path / ("a.csv.gz" if compressed else "a.csv")).write_bytes(gzip.compress(data) if compressed else data)
+    (tmp_path / ("a.csv.gz" if compressed else "a.csv")).write_bytes(
+        gzip.compress(data) if compressed else data
+    )
     table = found(tmp_path)
     assert table.n_rows is None
     [fragment] = table.fragments
@@ -430,19 +519,51 @@ def test_csv_types_follow_from_the_schema(declared, type_):
     ("make", "error", "says"),
     [
         (lambda path: None, InputError, "there is no Parquet or CSV file here"),
-        (lambda path: (path / "a.parquet").write_bytes(b""), InputError, "not a complete Parquet file"),
-        (lambda path: (path / "a.parquet").write_bytes(b"PAR1" * 3), InputError, "Parquet"),
-        (lambda path: (path / "a.parquet").write_bytes(b"x" * 100 + b"\xff\xff\xff\x7fPAR1"), InputError, "not a complete Parquet file"),
         (
-            lambda path: (path / "a.parquet").write_bytes(b"PAR1" + b"\x00" * 60 + (60).to_bytes(4, "little") + b"PAR1"),
+            lambda path: (path / "a.parquet").write_bytes(b""),
+            InputError,
+            "not a complete Parquet file",
+        ),
+        (lambda path: (path / "a.parquet").write_bytes(b"PAR1" * 3), InputError, "Parquet"),
+        (
+            lambda path: (path / "a.parquet").write_bytes(b"x" * 100 + b"\xff\xff\xff\x7fPAR1"),
+            InputError,
+            "not a complete Parquet file",
+        ),
+        (
+            lambda path: (path / "a.parquet").write_bytes(
+                b"PAR1" + b"\x00" * 60 + (60).to_bytes(4, "little") + b"PAR1"
+            ),
             InputError,
             "footer cannot be read",
         ),
-        (lambda path: (path / "a.parquet").write_bytes(b"PAR1" + b"\x00" * 60 + (60).to_bytes(4, "little") + b"PARE"), InputError, "Parquet"),
-        (lambda path: (write(path / "a.parquet"), (path / "b.csv").write_text("id,x,note\n")), InputError, "both Parquet and CSV"),
-        (lambda path: (path / "a.csv").write_text("a,b\n1,2\n"), DataError, "names no declared column"),
-        (lambda path: (path / "a.csv.gz").write_bytes(b"\x1f\x8bnothing"), InputError, "cannot be decompressed"),
-        (lambda path: (path / "a.csv.gz").write_text("id,x,note\n"), InputError, "cannot be decompressed"),
+        (
+            lambda path: (path / "a.parquet").write_bytes(
+                b"PAR1" + b"\x00" * 60 + (60).to_bytes(4, "little") + b"PARE"
+            ),
+            InputError,
+            "Parquet",
+        ),
+        (
+            lambda path: (write(path / "a.parquet"), (path / "b.csv").write_text("id,x,note\n")),
+            InputError,
+            "both Parquet and CSV",
+        ),
+        (
+            lambda path: (path / "a.csv").write_text("a,b\n1,2\n"),
+            DataError,
+            "names no declared column",
+        ),
+        (
+            lambda path: (path / "a.csv.gz").write_bytes(b"\x1f\x8bnothing"),
+            InputError,
+            "cannot be decompressed",
+        ),
+        (
+            lambda path: (path / "a.csv.gz").write_text("id,x,note\n"),
+            InputError,
+            "cannot be decompressed",
+        ),
     ],
 )
 def test_what_is_no_table_is_refused_in_one_line(make, error, says, tmp_path):
@@ -465,7 +586,11 @@ PLACES = st.tuples(
     st.sampled_from(["0" * 32, "1" * 32]),
     st.integers(0, 11),
     st.integers(0, 11),
-    st.dictionaries(st.text("ab", max_size=2), st.text("ab'", max_size=2) | st.none() | st.integers(0, 1), max_size=2),
+    st.dictionaries(
+        st.text("ab", max_size=2),
+        st.text("ab'", max_size=2) | st.none() | st.integers(0, 1),
+        max_size=2,
+    ),
     st.binary(max_size=2),
 )
 
@@ -473,7 +598,9 @@ PLACES = st.tuples(
 def name_fragment(place: tuple, kind: str) -> str:
     name, digest, row_group, version, constants, deleted = place
     file = DataFile(url="", name=name, format="parquet", constants=constants)
-    return fragments._id(file, Listing(files=(), format=kind, version=version), digest, row_group, deleted)
+    return fragments._id(
+        file, Listing(files=(), format=kind, version=version), digest, row_group, deleted
+    )
 
 
 @given(PLACES, PLACES)
@@ -486,4 +613,7 @@ def test_ids_differ_where_anything_does(one, other):
 @given(PLACES)
 def test_ids_of_plain_files_stay_as_they_are(place):
     name, digest, row_group, *_ = place
-    assert name_fragment(place, "files") == blake2b(f"{len(name)}:{name}:{digest}:{row_group}".encode(), digest_size=16).hexdigest()
+    assert (
+        name_fragment(place, "files")
+        == blake2b(f"{len(name)}:{name}:{digest}:{row_group}".encode(), digest_size=16).hexdigest()
+    )

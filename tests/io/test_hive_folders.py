@@ -34,7 +34,12 @@ def found(folder: Path | str, **columns: Any) -> InputTable:
 
 
 def read(table: InputTable, *columns: str) -> list[dict[str, Any]]:
-    return [row for part in table.fragments for batch in read_batches(part, list(columns), table.schema) for row in batch.to_pylist()]
+    return [
+        row
+        for part in table.fragments
+        for batch in read_batches(part, list(columns), table.schema)
+        for row in batch.to_pylist()
+    ]
 
 
 def levels(*values: Any) -> dict[str, Any]:
@@ -45,13 +50,19 @@ def test_partition_columns_follow_those_of_the_files(tmp_path):
     write(tmp_path / "year=2024" / "sex=f" / "a.parquet", x=[1, 2])
     write(tmp_path / "year=2025" / "sex=m" / "a.parquet", x=[3])
     table = found(tmp_path, year={"role": "keep", "type": "int32"}, sex=levels("f", "m"))
-    assert table.schema == pa.schema([("x", pa.int64()), ("year", pa.int32()), ("sex", pa.string())])
+    assert table.schema == pa.schema(
+        [("x", pa.int64()), ("year", pa.int32()), ("sex", pa.string())]
+    )
     assert read(table, "sex", "x", "year") == [
         {"sex": "f", "x": 1, "year": 2024},
         {"sex": "f", "x": 2, "year": 2024},
         {"sex": "m", "x": 3, "year": 2025},
     ]
-    assert read(table, "year") == [{"year": 2024}, {"year": 2024}, {"year": 2025}]  # no column of the file is needed
+    assert read(table, "year") == [
+        {"year": 2024},
+        {"year": 2024},
+        {"year": 2025},
+    ]  # no column of the file is needed
     assert (table.n_rows, table.n_files) == (3, 2)
 
 
@@ -80,7 +91,9 @@ def test_the_schema_gives_the_type(text, column, value, tmp_path):
 def test_keys_are_decoded_and_may_begin_with_an_underscore(tmp_path):
     write(tmp_path / "_day%20one=1" / "a.parquet", x=[1])
     write(tmp_path / "_temporary" / "_day%20one=1" / "a.parquet", x=[2])
-    assert read(found(tmp_path, **{"_day one": {"role": "keep"}}), "_day one", "x") == [{"_day one": "1", "x": 1}]
+    assert read(found(tmp_path, **{"_day one": {"role": "keep"}}), "_day one", "x") == [
+        {"_day one": "1", "x": 1}
+    ]
 
 
 def test_csv_files_have_partition_columns_too(tmp_path):
@@ -94,7 +107,10 @@ def test_csv_files_have_partition_columns_too(tmp_path):
 def test_a_glob_keeps_the_columns_that_it_matches(tmp_path):
     for year in (2024, 2025):
         write(tmp_path / f"year={year}" / "a.parquet", x=[1])
-    assert read(found(f"{tmp_path}/year=*/*.parquet", year={"role": "keep"}), "year") == [{"year": "2024"}, {"year": "2025"}]
+    assert read(found(f"{tmp_path}/year=*/*.parquet", year={"role": "keep"}), "year") == [
+        {"year": "2024"},
+        {"year": "2025"},
+    ]
     inside = found(tmp_path / "year=2024")
     assert inside.schema.names == ["x"]
 
@@ -102,11 +118,31 @@ def test_a_glob_keeps_the_columns_that_it_matches(tmp_path):
 @pytest.mark.parametrize(
     ("paths", "columns", "says"),
     [
-        ([f"key={SECRET}/a.parquet", "b.parquet"], {"key": {"role": "keep"}}, "column 'key': some files have a folder for this column"),
-        ([f"key={SECRET}/a.parquet", "other=1/b.parquet"], {"key": {"role": "keep"}}, "some files have a folder for this column"),
-        ([f"key={SECRET}/key=1/a.parquet"], {"key": {"role": "keep"}}, "column 'key': two folders of one path hold this column"),
-        ([f"key={SECRET}/a.parquet"], {"key": levels(1, 2)}, "column 'key': the name of a folder cannot be read as this column's declared type"),
-        ([f"key={SECRET}/a.parquet"], {"key": {"role": "keep", "type": "int32"}}, "cannot be read as this column's declared type"),
+        (
+            [f"key={SECRET}/a.parquet", "b.parquet"],
+            {"key": {"role": "keep"}},
+            "column 'key': some files have a folder for this column",
+        ),
+        (
+            [f"key={SECRET}/a.parquet", "other=1/b.parquet"],
+            {"key": {"role": "keep"}},
+            "some files have a folder for this column",
+        ),
+        (
+            [f"key={SECRET}/key=1/a.parquet"],
+            {"key": {"role": "keep"}},
+            "column 'key': two folders of one path hold this column",
+        ),
+        (
+            [f"key={SECRET}/a.parquet"],
+            {"key": levels(1, 2)},
+            "column 'key': the name of a folder cannot be read as this column's declared type",
+        ),
+        (
+            [f"key={SECRET}/a.parquet"],
+            {"key": {"role": "keep", "type": "int32"}},
+            "cannot be read as this column's declared type",
+        ),
     ],
 )
 def test_folders_that_are_refused(paths, columns, says, tmp_path):
@@ -121,7 +157,10 @@ def test_folders_that_are_refused(paths, columns, says, tmp_path):
 @pytest.mark.parametrize("role", ["keep", "drop"])
 def test_a_file_that_could_disagree_with_its_folder_is_refused(role, tmp_path):
     write(tmp_path / f"name={SECRET}" / "a.parquet", x=[1, 2], name=[SECRET, "other"])
-    with pytest.raises(DataError, match=r"name=…/a.parquet, column 'name': both the file and its folder's name hold this column") as caught:
+    with pytest.raises(
+        DataError,
+        match=r"name=…/a.parquet, column 'name': both the file and its folder's name hold this column",
+    ) as caught:
         found(tmp_path, name={"role": role})
     assert SECRET not in str(caught.value)
 
@@ -180,15 +219,26 @@ def test_ids_are_made_of_the_values_too_and_not_of_the_place(tmp_path):
 def test_partition_columns_have_no_ranges(tmp_path):
     for code in (1, 2):
         write(tmp_path / f"code={code}" / "a.parquet", x=[1, 3])
-    assert row_group_ranges(found(tmp_path, code=levels(1, 2)), ["code", "x"]) == {"x": [(1, 3), (1, 3)]}
+    assert row_group_ranges(found(tmp_path, code=levels(1, 2)), ["code", "x"]) == {
+        "x": [(1, 3), (1, 3)]
+    }
 
 
-@given(st.dictionaries(st.text("abc_ é%=/", min_size=1), st.text("xyz =/%é.") | st.none(), max_size=3))
+@given(
+    st.dictionaries(st.text("abc_ é%=/", min_size=1), st.text("xyz =/%é.") | st.none(), max_size=3)
+)
 def test_quoted_names_come_back_and_masks_hide_them(columns):
     from urllib.parse import quote
 
-    columns = {key: value for key, value in columns.items() if value != "__HIVE_DEFAULT_PARTITION__"}
-    folders = [f"{quote(key, safe='')}={'__HIVE_DEFAULT_PARTITION__' if value is None else quote(value, safe='')}" for key, value in columns.items()]
+    columns = {
+        key: value for key, value in columns.items() if value != "__HIVE_DEFAULT_PARTITION__"
+    }
+    folders = [
+        f"{quote(key, safe='')}={'__HIVE_DEFAULT_PARTITION__' if value is None else quote(value, safe='')}"
+        for key, value in columns.items()
+    ]
     name = "/".join([*folders, "part=0.parquet"])
     assert split_folders(name) == columns
-    assert mask(name) == "/".join([*(f"{quote(key, safe='')}=…" for key in columns), "part=0.parquet"])
+    assert mask(name) == "/".join(
+        [*(f"{quote(key, safe='')}=…" for key in columns), "part=0.parquet"]
+    )

@@ -27,7 +27,9 @@ def catalog(tmp_path: Path) -> Any:
     return sql_catalog(tmp_path / "warehouse")
 
 
-def created(catalog: Any, rows: pa.Table = ROWS, *, by: str = "", name: str = "db.t", **properties: str) -> Any:
+def created(
+    catalog: Any, rows: pa.Table = ROWS, *, by: str = "", name: str = "db.t", **properties: str
+) -> Any:
     table = catalog.create_table(name, schema=rows.schema, properties=properties)
     if by:
         with table.update_spec() as update:
@@ -39,12 +41,19 @@ def created(catalog: Any, rows: pa.Table = ROWS, *, by: str = "", name: str = "d
 def found(table: Any, snapshot: int | None = None, **columns: Any) -> InputTable:
     """Return the table as its latest metadata file tells it."""
     declared = {"x": {"role": "keep"}, "s": {"role": "keep"}, **columns}
-    return discover(table.metadata_location, Schema.from_dict({"columns": declared}), Iceberg(snapshot))
+    return discover(
+        table.metadata_location, Schema.from_dict({"columns": declared}), Iceberg(snapshot)
+    )
 
 
 def read(table: InputTable, *columns: str) -> list[Any]:
     names = list(columns or ["x"])
-    rows = [tuple(row.values()) for part in table.fragments for batch in read_batches(part, names, table.schema) for row in batch.to_pylist()]
+    rows = [
+        tuple(row.values())
+        for part in table.fragments
+        for batch in read_batches(part, names, table.schema)
+        for row in batch.to_pylist()
+    ]
     return sorted((row[0] if len(row) == 1 else row for row in rows), key=repr)
 
 
@@ -59,11 +68,18 @@ def test_only_the_files_of_the_snapshot_are_read(catalog):
     table.overwrite(ROWS.slice(0, 1))
     latest = found(table)
     assert read(latest) == [1]
-    assert (latest.format, latest.version, latest.n_files, latest.n_rows) == ("iceberg", table.current_snapshot().snapshot_id, 1, 1)
+    assert (latest.format, latest.version, latest.n_files, latest.n_rows) == (
+        "iceberg",
+        table.current_snapshot().snapshot_id,
+        1,
+        1,
+    )
     assert read(found(table, first)) == [1, 2, 3, 4]
     assert latest.schema == ROWS.schema
     assert found(table, first).fingerprint != latest.fingerprint
-    with pytest.raises(InputError, match="the table has no snapshot 5; name a snapshot that the table still has"):
+    with pytest.raises(
+        InputError, match="the table has no snapshot 5; name a snapshot that the table still has"
+    ):
         found(table, 5)
 
 
@@ -80,7 +96,9 @@ def test_a_catalog_opens_the_table(catalog, tmp_path):
     with pytest.raises(SpecError, match="the catalog cannot be opened as it is given"):
         discover("db.t", schema, Iceberg(catalog={"name": "nowhere"}))
     with pytest.raises(TemporaryError, match="the catalog failed"):
-        discover("db.t", schema, Iceberg(catalog={**settings, "uri": "sqlite:////nowhere/at/all.db"}))
+        discover(
+            "db.t", schema, Iceberg(catalog={**settings, "uri": "sqlite:////nowhere/at/all.db"})
+        )
 
 
 def test_a_table_without_a_snapshot_has_no_rows(catalog):
@@ -96,16 +114,26 @@ def test_columns_are_found_by_their_ids(catalog):
         update.rename_column("s", "x")
     with table.update_schema() as update:
         update.add_column("s", LongType())
-    table.append(pa.table({"was_x": pa.array([9], pa.int64()), "x": ["new"], "s": pa.array([7], pa.int64())}))
+    table.append(
+        pa.table({"was_x": pa.array([9], pa.int64()), "x": ["new"], "s": pa.array([7], pa.int64())})
+    )
     columns = {"was_x": {"role": "keep"}}
-    assert read(found(table, **columns), "was_x", "x", "s") == [(1, "a", None), (2, "b", None), (3, "a", None), (4, None, None), (9, "new", 7)]
+    assert read(found(table, **columns), "was_x", "x", "s") == [
+        (1, "a", None),
+        (2, "b", None),
+        (3, "a", None),
+        (4, None, None),
+        (9, "new", 7),
+    ]
     first = table.snapshots()[0].snapshot_id
     assert found(table, first).schema.names == ["x", "s"]  # the snapshot's own schema
     assert read(found(table, first), "x", "s") == [(1, "a"), (2, "b"), (3, "a"), (4, None)]
 
 
 def test_wider_types(catalog):
-    table = created(catalog, pa.table({"x": pa.array([1], pa.int32()), "s": pa.array([0.5], pa.float32())}))
+    table = created(
+        catalog, pa.table({"x": pa.array([1], pa.int32()), "s": pa.array([0.5], pa.float32())})
+    )
     with table.update_schema() as update:
         update.update_column("x", LongType())
     table.append(pa.table({"x": pa.array([2**40], pa.int64()), "s": pa.array([1.5], pa.float32())}))
@@ -131,12 +159,16 @@ def test_files_that_were_added_without_ids(catalog, tmp_path):
     assert "day=2026" not in " ".join(part.where for part in found(table).fragments)
     with table.transaction() as transaction:
         transaction.remove_properties("schema.name-mapping.default")
-    with pytest.raises(DataError, match="the file has no field ids, and the table no names for its columns"):
+    with pytest.raises(
+        DataError, match="the file has no field ids, and the table no names for its columns"
+    ):
         found(table)
 
 
 def test_a_file_that_lacks_its_partition_column_has_the_value_of_the_metadata(catalog, tmp_path):
-    table = created(catalog, pa.table({"x": pa.array([1], pa.int64()), "s": [dt.date(2026, 1, 1)]}), by="s")
+    table = created(
+        catalog, pa.table({"x": pa.array([1], pa.int64()), "s": [dt.date(2026, 1, 1)]}), by="s"
+    )
     path = Path(files_of(table)[0].removeprefix("file://"))
     pq.write_table(pq.read_table(path, partitioning=None).select(["x"]), path)
     assert read(found(table), "x", "s") == [(1, dt.date(2026, 1, 1))]
@@ -146,7 +178,10 @@ def test_positional_deletes_are_applied(catalog):
     table = created(catalog)
     table.append(pa.table({"x": pa.array([5, 6, 7], pa.int64()), "s": ["c", "d", "e"]}))
     before = table.current_snapshot().snapshot_id
-    first, second = sorted(files_of(table), key=lambda path: pq.read_table(path.removeprefix("file://"))["x"][0].as_py())
+    first, second = sorted(
+        files_of(table),
+        key=lambda path: pq.read_table(path.removeprefix("file://"))["x"][0].as_py(),
+    )
     delete_positions(table, {first: [0, 3], second: [1]})
     delete_positions(table, {second: [2]})
     opened = found(table)
@@ -163,7 +198,9 @@ def test_a_corrupt_or_missing_delete_file_is_refused(catalog):
     delete_positions(table, {files_of(table)[0]: [0]})
     [path] = Path(table.location().removeprefix("file://")).glob("data/deletes-*")
     path.write_bytes(b"nothing")
-    with pytest.raises(InputError, match=r"delete file deletes-.*: this is not a complete Parquet file"):
+    with pytest.raises(
+        InputError, match=r"delete file deletes-.*: this is not a complete Parquet file"
+    ):
         found(table)
     path.unlink()
     with pytest.raises(InputError, match="this file is missing"):
@@ -172,8 +209,16 @@ def test_a_corrupt_or_missing_delete_file_is_refused(catalog):
 
 def test_equality_deletes_are_refused(catalog):
     table = created(catalog)
-    delete_equal(table, pa.table([[1]], schema=pa.schema([pa.field("x", pa.int64(), metadata={"PARQUET:field_id": "1"})])))
-    with pytest.raises(DataError, match="this snapshot has equality deletes, which are not supported; compact the table") as caught:
+    delete_equal(
+        table,
+        pa.table(
+            [[1]], schema=pa.schema([pa.field("x", pa.int64(), metadata={"PARQUET:field_id": "1"})])
+        ),
+    )
+    with pytest.raises(
+        DataError,
+        match="this snapshot has equality deletes, which are not supported; compact the table",
+    ) as caught:
         found(table)
     assert "\n" not in str(caught.value)
 
@@ -194,7 +239,9 @@ def test_a_row_group_that_a_footer_lists_twice_is_refused(tmp_path):
     metadata.append_row_groups(pq.read_metadata(tmp_path / "a.parquet"))
     metadata.write_metadata_file(tmp_path / "footer")
     length = int.from_bytes(whole[-8:-4], "little")
-    (tmp_path / "a.parquet").write_bytes(whole[: -8 - length] + (tmp_path / "footer").read_bytes()[4:])
+    (tmp_path / "a.parquet").write_bytes(
+        whole[: -8 - length] + (tmp_path / "footer").read_bytes()[4:]
+    )
     assert pq.read_table(tmp_path / "a.parquet").num_rows == 2 * len(ROWS)  # which Arrow reads
     columns = {name: {"role": "drop"} for name in ROWS.schema.names}
     with pytest.raises(InputError, match="its Parquet footer cannot be read: it is corrupt"):
@@ -212,14 +259,27 @@ def test_as_plain_files_it_is_refused(catalog, tmp_path):
     table = created(catalog, by="s")
     folder = tmp_path / "warehouse" / "db" / "t"
     schema = Schema.from_dict({"columns": {"x": {"role": "keep"}, "s": {"role": "keep"}}})
-    for path in (folder, folder / "data", folder / "data" / "s=a", f"{folder}/data/*/*.parquet", tmp_path, files_of(table)[0]):
-        with pytest.raises(SpecError, match=r"this is an Iceberg table, or a part of one.*with `format: iceberg` beside `path`"):
+    for path in (
+        folder,
+        folder / "data",
+        folder / "data" / "s=a",
+        f"{folder}/data/*/*.parquet",
+        tmp_path,
+        files_of(table)[0],
+    ):
+        with pytest.raises(
+            SpecError,
+            match=r"this is an Iceberg table, or a part of one.*with `format: iceberg` beside `path`",
+        ):
             discover(absolute_url(str(path)), schema)
 
 
 def test_what_is_no_metadata_file_is_refused(catalog, tmp_path, monkeypatch):
     schema = Schema.from_dict({"columns": {"x": {"role": "keep"}}})
-    with pytest.raises(SpecError, match=r"this is not a metadata file of an Iceberg table; name one \(….metadata.json\), or set `input.catalog`"):
+    with pytest.raises(
+        SpecError,
+        match=r"this is not a metadata file of an Iceberg table; name one \(….metadata.json\), or set `input.catalog`",
+    ):
         discover(tmp_path.as_uri(), schema, Iceberg())
     with pytest.raises(InputError, match="this file is missing"):
         discover(f"{tmp_path.as_uri()}/v1.metadata.json", schema, Iceberg())

@@ -31,7 +31,9 @@ def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> lis
 
 
 @pytest.mark.parametrize("sizes", [[], [10], [3 * MIB], [MIB // 2] * 7 + [5], [1000] * 3000])
-def test_a_file_holds_what_was_written(told: list[tuple[int, int]], sizes: list[int], tmp_path: Path) -> None:
+def test_a_file_holds_what_was_written(
+    told: list[tuple[int, int]], sizes: list[int], tmp_path: Path
+) -> None:
     pieces = [os.urandom(size) for size in sizes]
     folder = Folder(f"file://{tmp_path}")
     with folder.open_replacement("a") as file:

@@ -14,7 +14,13 @@ SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.string())])
 
 
 def batch(start: int, n_rows: int) -> pa.RecordBatch:
-    return pa.record_batch({"id": range(start, start + n_rows), "x": [f"{row % 5}" for row in range(start, start + n_rows)]}, schema=SCHEMA)
+    return pa.record_batch(
+        {
+            "id": range(start, start + n_rows),
+            "x": [f"{row % 5}" for row in range(start, start + n_rows)],
+        },
+        schema=SCHEMA,
+    )
 
 
 @pytest.fixture
@@ -25,7 +31,12 @@ def folder(tmp_path):
 def test_the_bytes_do_not_depend_on_the_batches(folder, tmp_path):
     n_rows = ROW_GROUP_ROWS + 1000
     digests = set()
-    for sizes in ([n_rows], [1, n_rows - 1], [7_000] * (n_rows // 7_000) + [n_rows % 7_000], [0, n_rows, 0]):
+    for sizes in (
+        [n_rows],
+        [1, n_rows - 1],
+        [7_000] * (n_rows // 7_000) + [n_rows % 7_000],
+        [0, n_rows, 0],
+    ):
         writer = ShardWriter(folder, "a.parquet", SCHEMA)
         start = 0
         for size in sizes:
@@ -38,7 +49,9 @@ def test_the_bytes_do_not_depend_on_the_batches(folder, tmp_path):
         assert shard.sha256 == hashlib.sha256(data).hexdigest()
         digests.add(shard.sha256)
         table = pq.read_table(tmp_path / "a.parquet")
-        sizes_found = [pq.read_metadata(tmp_path / "a.parquet").row_group(group).num_rows for group in range(2)]
+        sizes_found = [
+            pq.read_metadata(tmp_path / "a.parquet").row_group(group).num_rows for group in range(2)
+        ]
         (tmp_path / "a.parquet").unlink()
     assert len(digests) == 1
     assert table.column("id").to_pylist() == list(range(n_rows))

@@ -83,7 +83,9 @@ def test_threads_write_at_the_same_time_without_losing_files(folder):
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write, range(4)))
-    assert {name: folder.read(name) for name in folder.names()} == {str(number): str(number).encode() for number in range(4)}
+    assert {name: folder.read(name) for name in folder.names()} == {
+        str(number): str(number).encode() for number in range(4)
+    }
 
 
 def test_two_files_open_at_once_are_both_written(folder):
@@ -140,10 +142,22 @@ def test_moving_at_once(tmp_path):
     [
         (FileNotFoundError(), InputError, "place: this file is missing; restore it and run again"),
         (PermissionError(), InputError, "place: permission denied"),
-        (OSError(errno.ENOSPC, "x"), TemporaryError, "place: no space left on the device; free space"),
+        (
+            OSError(errno.ENOSPC, "x"),
+            TemporaryError,
+            "place: no space left on the device; free space",
+        ),
         (OSError(errno.EDQUOT, "x"), TemporaryError, "no space left"),
-        (OSError(errno.EIO, "Zebulon"), TemporaryError, r"place: the storage failed \(EIO\); run again to resume"),
-        (ConnectionResetError("Zebulon"), TemporaryError, r"the storage failed \(ConnectionResetError\)"),
+        (
+            OSError(errno.EIO, "Zebulon"),
+            TemporaryError,
+            r"place: the storage failed \(EIO\); run again to resume",
+        ),
+        (
+            ConnectionResetError("Zebulon"),
+            TemporaryError,
+            r"the storage failed \(ConnectionResetError\)",
+        ),
         (DataError("mine"), DataError, "^mine$"),
     ],
 )
@@ -159,7 +173,10 @@ def test_a_file_that_cannot_be_written_is_an_output_error(tmp_path, monkeypatch)
 
     gone = Folder(f"file://{tmp_path}/gone")
     for write in (gone.open_new, gone.open_replacement):
-        with pytest.raises(OutputError, match="its folder, bucket or container does not exist"), write("a") as file:
+        with (
+            pytest.raises(OutputError, match="its folder, bucket or container does not exist"),
+            write("a") as file,
+        ):
             file.write(b"one")
     here = Folder(f"file://{tmp_path}")
     monkeypatch.setattr(os, "link", refuse)
@@ -170,7 +187,9 @@ def test_a_file_that_cannot_be_written_is_an_output_error(tmp_path, monkeypatch)
     assert here.names() == []
 
 
-@pytest.mark.parametrize("raised", [PermissionError(), FileNotFoundError(), FileExistsError(), NotADirectoryError()])
+@pytest.mark.parametrize(
+    "raised", [PermissionError(), FileNotFoundError(), FileExistsError(), NotADirectoryError()]
+)
 def test_a_folder_that_cannot_be_made_is_an_output_error(raised, tmp_path, monkeypatch):
     from fsspec.implementations.local import LocalFileSystem
 
@@ -240,7 +259,10 @@ def test_a_new_file_appears_whole_and_only_once(folder):
         assert not folder.exists("a")
     with folder.open_new("a") as file:
         file.write(b"half")
-    with pytest.raises(OutputError, match="a file with other content is there"), folder.open_new("a") as file:
+    with (
+        pytest.raises(OutputError, match="a file with other content is there"),
+        folder.open_new("a") as file,
+    ):
         file.write(b"other")
     with pytest.raises(ZeroDivisionError), folder.open_new("b") as file:
         file.write(b"half" + str(1 / 0).encode())
@@ -282,7 +304,9 @@ def lossy(monkeypatch):
         fs.rm("/storage", recursive=True)
 
 
-@pytest.mark.parametrize("error", [TimeoutError(), ConnectionResetError(), ConnectionRefusedError()])
+@pytest.mark.parametrize(
+    "error", [TimeoutError(), ConnectionResetError(), ConnectionRefusedError()]
+)
 def test_a_put_whose_answer_is_lost_is_read_back(error, lossy):
     folder = Folder("memory://storage/out")
     lossy += [(True, error)]
@@ -300,7 +324,9 @@ def test_a_put_whose_answer_is_lost_is_read_back(error, lossy):
 
 
 def test_a_refusal_is_an_output_error_and_not_tried_again(lossy):
-    lossy += [(False, OSError("Forbidden: key=Zebulon"))] * 2  # the second file system of a store is asked too
+    lossy += [
+        (False, OSError("Forbidden: key=Zebulon"))
+    ] * 2  # the second file system of a store is asked too
     with pytest.raises(OutputError, match="permission denied; check the credentials") as caught:
         Folder("memory://storage/out").put_new("a", b"mine")
     assert "Zebulon" not in str(caught.value)
@@ -309,7 +335,10 @@ def test_a_refusal_is_an_output_error_and_not_tried_again(lossy):
 
 def test_what_one_request_cannot_write_is_refused(lossy, monkeypatch):
     monkeypatch.setattr(filesystems, "MAX_PUT_BYTES", 2**20)
-    with pytest.raises(OutputError, match=r"larger than one request can write \(1 MiB\); lower output\.rows_per_shard"):
+    with pytest.raises(
+        OutputError,
+        match=r"larger than one request can write \(1 MiB\); lower output\.rows_per_shard",
+    ):
         Folder("memory://storage/out").put_new("a", bytes(2**20 + 1))
 
 
@@ -323,7 +352,10 @@ def test_a_file_system_without_such_a_request_is_refused(tmp_path):
 MANIFEST = Manifest(
     job="ab",
     card_sha256="cd",
-    shards=(Shard(name="part-00000.parquet", n_rows=3, n_bytes=9, sha256="ef"), Shard(name="part-00001.parquet", n_rows=2, n_bytes=8, sha256="01")),
+    shards=(
+        Shard(name="part-00000.parquet", n_rows=3, n_bytes=9, sha256="ef"),
+        Shard(name="part-00001.parquet", n_rows=2, n_bytes=8, sha256="01"),
+    ),
 )
 
 
@@ -352,7 +384,17 @@ def test_a_manifest_comes_back(folder):
         MANIFEST.to_bytes()[:-30],
         *(
             MANIFEST.to_bytes().replace(b'"part-00001.parquet"', json.dumps(name).encode())
-            for name in ("../secret.parquet", "a/b.parquet", "/a.parquet", "a\\b.parquet", ".", "..", "", 1, None)
+            for name in (
+                "../secret.parquet",
+                "a/b.parquet",
+                "/a.parquet",
+                "a\\b.parquet",
+                ".",
+                "..",
+                "",
+                1,
+                None,
+            )
         ),
     ],
 )

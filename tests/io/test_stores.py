@@ -74,7 +74,15 @@ def test_of_threads_that_race_one_wins(store):
 def test_of_processes_that_race_one_wins(store):
     store.folder.create()
     words = [sys.executable, "-c", RACER, store.folder.url]
-    racers = [subprocess.Popen([*words, str(number), str(RACES)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for number in range(2)]
+    racers = [
+        subprocess.Popen(
+            [*words, str(number), str(RACES)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
     for racer in racers:
         assert racer.stdout.readline() == "ready\n"
     start = f"{time.time() + 0.2}\n"
@@ -129,12 +137,19 @@ def test_a_large_shard_is_written_once_and_by_one_request(store):
     with store.folder.open_new("part-0.parquet") as file:
         file.write(bytes(size))
     if store.server is not None:
-        puts = [request for request in store.proxy.requests if request.method in ("PUT", "POST") and "part-0" in request.path]
+        puts = [
+            request
+            for request in store.proxy.requests
+            if request.method in ("PUT", "POST") and "part-0" in request.path
+        ]
         assert len(puts) == 1
         assert "comp=" not in puts[0].path
     with store.folder.open_new("part-0.parquet") as file:  # a task that is done again
         file.write(bytes(size))
-    with pytest.raises(OutputError, match="a file with other content is there"), store.folder.open_new("part-0.parquet") as file:
+    with (
+        pytest.raises(OutputError, match="a file with other content is there"),
+        store.folder.open_new("part-0.parquet") as file,
+    ):
         file.write(bytes(size - 1) + b"1")
     assert store.folder.names() == ["part-0.parquet"]
     store.folder.remove()
@@ -195,7 +210,12 @@ def test_what_a_busy_store_refuses_is_asked_again(remote_store, impatient, fault
 def test_a_store_that_stays_away_is_a_temporary_error(remote_store, impatient):
     folder = remote_store.folder
     remote_store.proxy.refuse_next(100)
-    for call in (lambda: folder.exists("a"), folder.names, lambda: folder.read("a"), lambda: folder.put_new("a", b"1")):
+    for call in (
+        lambda: folder.exists("a"),
+        folder.names,
+        lambda: folder.read("a"),
+        lambda: folder.put_new("a", b"1"),
+    ):
         with pytest.raises(TemporaryError, match="the storage failed"):
             call()
     assert len(remote_store.proxy.requests) <= 4 * 5 * 4  # aiohttp repeats some; `exists` makes two
@@ -205,7 +225,9 @@ def _refusing(store):
     """The same store with credentials that have no rights."""
     if store.server.name == "radosgw":
         return store.server.environment(user="stranger")
-    wrong = store.server.environment()["AZURE_STORAGE_CONNECTION_STRING"].replace("AccountKey=Eby8", "AccountKey=AAAA")
+    wrong = store.server.environment()["AZURE_STORAGE_CONNECTION_STRING"].replace(
+        "AccountKey=Eby8", "AccountKey=AAAA"
+    )
     return {"AZURE_STORAGE_CONNECTION_STRING": wrong}
 
 
@@ -223,7 +245,10 @@ def test_refused_credentials_are_one_line_without_secrets(remote_store):
             with pytest.raises(error, match="permission denied; check the credentials") as caught:
                 call()
             assert "\n" not in str(caught.value)
-            assert not any(secret in str(caught.value) for secret in ("lake-key", "secret-", "other-key", "Key=", "devstore"))
+            assert not any(
+                secret in str(caught.value)
+                for secret in ("lake-key", "secret-", "other-key", "Key=", "devstore")
+            )
             assert len(remote_store.proxy.requests) <= 3
 
 
@@ -232,17 +257,28 @@ def test_credentials_that_are_renewed_outside_are_taken(open_store, tmp_path):
     with open_store("radosgw") as store:
         store.folder.write("a", b"1")
         kept = tmp_path / "credentials"
-        kept.write_text("[default]\naws_access_key_id = lake-key-5d1c\naws_secret_access_key = old\n")
-        environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_") and "KEY" not in name}
+        kept.write_text(
+            "[default]\naws_access_key_id = lake-key-5d1c\naws_secret_access_key = old\n"
+        )
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith("AWS_") and "KEY" not in name
+        }
         with in_environment(environment | {"AWS_SHARED_CREDENTIALS_FILE": str(kept)}):
             with pytest.raises(InputError, match="permission denied"):
                 store.folder.read("a")
-            kept.write_text("[default]\naws_access_key_id = lake-key-5d1c\naws_secret_access_key = lake-secret-93af\n")
+            kept.write_text(
+                "[default]\naws_access_key_id = lake-key-5d1c\naws_secret_access_key = lake-secret-93af\n"
+            )
             assert store.folder.read("a") == b"1"
 
 
 def test_missing_credentials_are_one_line(remote_store, tmp_path):
-    nothing = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
+    nothing = {
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+    }
     with in_environment(nothing), pytest.raises((InputError, SpecError), match="credentials"):
         remote_store.folder.read("a")
 
@@ -260,7 +296,10 @@ def _versions(store):
     fs, path = open_filesystem(store.folder.url)
     bucket, _, prefix = path.partition("/")
     found = fs.call_s3("list_object_versions", Bucket=bucket, Prefix=prefix)
-    return sorted(version["Key"].rpartition("/")[2] for version in [*found.get("Versions", ()), *found.get("DeleteMarkers", ())])
+    return sorted(
+        version["Key"].rpartition("/")[2]
+        for version in [*found.get("Versions", ()), *found.get("DeleteMarkers", ())]
+    )
 
 
 def test_a_bucket_that_keeps_versions_has_one_of_each_file(open_store):
@@ -367,15 +406,28 @@ def test_what_another_driver_creates_while_a_file_is_removed_stays(open_store, m
 def _without_the_right_to_remove_versions(store):
     fs, path = open_filesystem(store.folder.url)
     bucket = path.partition("/")[0]
-    everybody = {"Principal": "*", "Resource": [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]}
-    rules = [{"Effect": "Allow", "Action": "s3:*", **everybody}, {"Effect": "Deny", "Action": "s3:DeleteObjectVersion", **everybody}]
-    fs.call_s3("put_bucket_policy", Bucket=bucket, Policy=json.dumps({"Version": "2012-10-17", "Statement": rules}))
+    everybody = {
+        "Principal": "*",
+        "Resource": [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"],
+    }
+    rules = [
+        {"Effect": "Allow", "Action": "s3:*", **everybody},
+        {"Effect": "Deny", "Action": "s3:DeleteObjectVersion", **everybody},
+    ]
+    fs.call_s3(
+        "put_bucket_policy",
+        Bucket=bucket,
+        Policy=json.dumps({"Version": "2012-10-17", "Statement": rules}),
+    )
     with in_environment(store.server.environment(user="stranger")):
         yield
 
 
 def test_who_may_not_remove_versions_reads_the_newest_of_what_is_replaced(open_store):
-    with open_store("radosgw", versioned=True) as store, _without_the_right_to_remove_versions(store):
+    with (
+        open_store("radosgw", versioned=True) as store,
+        _without_the_right_to_remove_versions(store),
+    ):
         assert store.folder.put_new("a", b"1")
         assert not store.folder.exists("b")
         for content in (b"1", b"2"):
@@ -385,14 +437,20 @@ def test_who_may_not_remove_versions_reads_the_newest_of_what_is_replaced(open_s
         with pytest.raises(InputError, match="missing"):
             store.folder.read("b", replaced=True)
         store.folder.write("a", b"2")
-        with pytest.raises(OutputError, match=r"old versions of files cannot be removed; allow s3:DeleteObjectVersion"):
+        with pytest.raises(
+            OutputError,
+            match=r"old versions of files cannot be removed; allow s3:DeleteObjectVersion",
+        ):
             store.folder.claim("a", b"3")  # what its first writer decided is not decided by chance
 
 
 def test_a_driver_that_may_not_remove_versions_is_seen_alive(open_store, monkeypatch):
     monkeypatch.setattr(records, "BEAT_SECONDS", 0.2)
     monkeypatch.setattr(records, "LEASE_SECONDS", 3.0)
-    with open_store("radosgw", versioned=True) as store, _without_the_right_to_remove_versions(store):
+    with (
+        open_store("radosgw", versioned=True) as store,
+        _without_the_right_to_remove_versions(store),
+    ):
         hidden = store.folder.sibling(".", ".dpdask")
         mine, other = (records.NumberedRecords(hidden, store.folder) for _ in range(2))
         monkeypatch.setattr(records, "_has_ended", lambda _: False)
@@ -413,13 +471,21 @@ def test_a_long_footer_is_fetched_again_only_if_the_file_changed(remote_store):
         remote_store.folder.write("a.parquet", file.getvalue())
 
     write(rows)
-    table = discover(f"{remote_store.folder.url}/a.parquet", Schema.from_dict({"columns": {"x": {"role": "keep"}, "y": {"role": "drop"}}}))
+    table = discover(
+        f"{remote_store.folder.url}/a.parquet",
+        Schema.from_dict({"columns": {"x": {"role": "keep"}, "y": {"role": "drop"}}}),
+    )
     n_footer = table.fragments[0].layout.n_file_bytes - table.fragments[0].layout.footer_start
     assert n_footer > TAIL_BYTES
     read, digest = [], parquet.digest_footer
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parquet, "digest_footer", lambda *given: (read.append(1), digest(*given))[1])
-        values = [value for each in table.fragments[:5] for batch in read_batches(each, ["x"], table.schema) for value in batch["x"].to_pylist()]
+        values = [
+            value
+            for each in table.fragments[:5]
+            for batch in read_batches(each, ["x"], table.schema)
+            for value in batch["x"].to_pylist()
+        ]
     assert values == [0, 1, 2, 3, 4]
     assert len(read) == 1
     write(rows.set_column(0, "x", pa.array(range(1, 701))))

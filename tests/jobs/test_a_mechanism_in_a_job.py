@@ -96,7 +96,9 @@ class Constants(Archived):
     def n_drawn(self, wanted: int | None) -> int:
         return wanted or self.n_rows
 
-    def batches(self, start: int, n_rows: int, n_total: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, start: int, n_rows: int, n_total: int, key: RunKey, part: str
+    ) -> Iterator[pa.RecordBatch]:
         SEEN("write")
         yield pa.record_batch({"rating": [1.0] * n_rows}, TYPES)
 
@@ -114,7 +116,9 @@ class ConstantMechanism(Mechanism):
 
     releases_rows: ClassVar[bool] = False
     reference_rows: ClassVar[Literal["none"]] = "none"  # type: ignore[assignment]  # a property, or an attribute
-    spending: ClassVar[Spending] = Spending(reference={"rating, genre": 0.1}, row={}, rows_per_unit=1)  # type: ignore[assignment]
+    spending: ClassVar[Spending] = Spending(
+        reference={"rating, genre": 0.1}, row={}, rows_per_unit=1
+    )  # type: ignore[assignment]
     event: ClassVar[Composed] = Composed(  # type: ignore[assignment]
         events=(
             DiscreteGaussian(sigma=8.0, sensitivity=2**0.5, adjacency="replace-one"),
@@ -159,7 +163,15 @@ class ConstantMechanism(Mechanism):
     def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
         return ("nothing: nothing is read",)
 
-    def section(self, release: Any, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
+    def section(
+        self,
+        release: Any,
+        columns: Columns,
+        *,
+        n_rows: int | None,
+        n_released: int | None,
+        order: RowOrder,
+    ) -> Section:
         rows = CoveredRows(who="every row", fraction=1.0, of="rows")
         return Section(
             budget=self.budget,
@@ -188,9 +200,13 @@ def constant_job(folder: Path, **changed: Any) -> Job:
 def test_a_mechanism_chooses_its_rows_and_its_shards(tmp_path: Path) -> None:
     job = constant_job(tmp_path)
     outcome = run_job(job)
-    assert pq.read_table(tmp_path / "out" / "part-00000.parquet").to_pydict() == {"rating": [1.0] * 5}
+    assert pq.read_table(tmp_path / "out" / "part-00000.parquet").to_pydict() == {
+        "rating": [1.0] * 5
+    }
     assert (outcome.manifest.n_rows, len(outcome.manifest.shards)) == (5, 1)
-    assert json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())["mechanism"] == {"kind": "constant"}
+    assert json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())["mechanism"] == {
+        "kind": "constant"
+    }
     assert SEEN.calls[0] == "check"
     assert SEEN.steps == ["draw", "fit", "write"]
     assert run_job(job).status == "already released"
@@ -205,7 +221,10 @@ def test_a_mechanism_that_was_fitted_is_not_fitted_again(tmp_path: Path) -> None
     reached = RunState(Folder(job.output_url)).read()
     assert reached is not None
     release = sha256((hidden(tmp_path / "out") / "release.npz").read_bytes()).hexdigest()
-    assert (reached.stage, reached.fitted) == ("fitted", Fitted(release_sha256=release, n_released=(5,)))
+    assert (reached.stage, reached.fitted) == (
+        "fitted",
+        Fitted(release_sha256=release, n_released=(5,)),
+    )
     SEEN.failing = None
     run_job(job)
     assert SEEN.steps == ["draw", "fit", "write", "write"]
@@ -221,7 +240,10 @@ def test_noise_that_was_drawn_is_not_drawn_again(tmp_path: Path) -> None:
     SEEN.failing = None
     run_job(job)
     assert SEEN.steps == ["draw", "fit", "fit", "fit", "write"]
-    assert [entry.kind for entry in charging_entries(place["url"], "ratings")] == ["intend", "commit"]
+    assert [entry.kind for entry in charging_entries(place["url"], "ratings")] == [
+        "intend",
+        "commit",
+    ]
 
 
 def test_a_mechanism_that_fails_on_the_data_leaves_nothing(tmp_path: Path) -> None:
@@ -231,7 +253,9 @@ def test_a_mechanism_that_fails_on_the_data_leaves_nothing(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "job.yaml", "schema.yaml"]
 
 
-def test_no_mechanism_draws_without_a_charge_and_noise_is_kept_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_mechanism_draws_without_a_charge_and_noise_is_kept_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The order is the engine's: a mechanism has no part in it, so it cannot forget its charge."""
     intend, keep, keep_drawn = Account.intend, engine_fit.keep, engine_fit._keep_drawn
 
@@ -256,7 +280,12 @@ def test_no_mechanism_draws_without_a_charge_and_noise_is_kept_at_once(tmp_path:
     with pytest.raises(BudgetError):
         run_job(job)
     assert SEEN.steps == ["charge"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "job.yaml", "ledger.db", "schema.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "in",
+        "job.yaml",
+        "ledger.db",
+        "schema.yaml",
+    ]
     SEEN.__init__()  # type: ignore[misc]  # as new
     run_job(job)
     assert SEEN.steps == ["charge", "draw", "keep noisy.npz", "fit", "keep release.npz", "write"]
@@ -275,7 +304,9 @@ def test_a_mechanisms_event_and_the_budgets_delta_are_charged(tmp_path: Path) ->
     planned = plan_job(job).ledger
     assert planned is not None
     assert (planned["before"], planned["fits"]) == (0.0, True)
-    assert epsilon(event, DELTA) <= planned["after"] <= 2.0  # not the 4 asked for: the events are priced
+    assert (
+        epsilon(event, DELTA) <= planned["after"] <= 2.0
+    )  # not the 4 asked for: the events are priced
     run_job(job)
     [intended, _] = charging_entries(place["url"], "ratings")
     assert (intended.charge.epsilon, intended.charge.delta) == (4.0, DELTA)
@@ -283,7 +314,9 @@ def test_a_mechanisms_event_and_the_budgets_delta_are_charged(tmp_path: Path) ->
     again = constant_job(tmp_path, ledger=place, output__path=str(tmp_path / "two"))
     second = plan_job(again).ledger
     assert second is not None
-    assert second["fits"]  # composed at the limit's δ, the two fit, although their own δ sum to more than the limit
+    assert second[
+        "fits"
+    ]  # composed at the limit's δ, the two fit, although their own δ sum to more than the limit
     assert planned["after"] < second["after"] <= 4.0
     assert run_job(again).status == "released"
 
@@ -309,8 +342,19 @@ def test_the_texts_are_the_mechanisms(tmp_path: Path) -> None:
     assert re.search(r"column +ε of a row +ε of its counts\n +rating, genre +0\.1\n", text)
     assert "about 5 rows in at most 1 shard" in text
     assert "promise   a constant promise" in text
-    result = {"status": "released", "insecure": False, "output": "out", "rows": 5, "shards": 1, "bytes": 1, "warnings": (), "quality": ""}
-    assert "how       5 rows of a constant\n  promise   a constant promise" in _outcome_text(job, job.mechanism, result)
+    result = {
+        "status": "released",
+        "insecure": False,
+        "output": "out",
+        "rows": 5,
+        "shards": 1,
+        "bytes": 1,
+        "warnings": (),
+        "quality": "",
+    }
+    assert "how       5 rows of a constant\n  promise   a constant promise" in _outcome_text(
+        job, job.mechanism, result
+    )
 
 
 def test_all_of_a_mechanisms_noise_is_audited_at_the_budgets_delta(tmp_path: Path) -> None:
@@ -336,7 +380,9 @@ def test_a_kind_has_one_mechanism() -> None:
 
 # ---- DIP as a mechanism
 
-SCHEMA = Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}})
+SCHEMA = Schema.from_dict(
+    {"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}}
+)
 
 
 def bound(budget: Mapping[str, Any] | None = None, **changed: Any) -> Mechanism:
@@ -344,14 +390,25 @@ def bound(budget: Mapping[str, Any] | None = None, **changed: Any) -> Mechanism:
     return bind(spec, SCHEMA, Budget(**{"epsilon": 1.0, **(budget or {})}))
 
 
-@pytest.mark.parametrize(("budget", "where"), [({"delta": 1e-9}, "delta"), ({"adjacency": "add-remove"}, "adjacency")])
-def test_dip_takes_no_delta_and_hides_no_presence(budget: dict[str, Any], where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("budget", "where"), [({"delta": 1e-9}, "delta"), ({"adjacency": "add-remove"}, "adjacency")]
+)
+def test_dip_takes_no_delta_and_hides_no_presence(
+    budget: dict[str, Any], where: str, tmp_path: Path
+) -> None:
     with pytest.raises(SpecError) as caught:
         bound(budget)
     assert (caught.value.exit_code, caught.value.where) == (64, f"`{where}`")
     assert (caught.value.hint or "").startswith("set it to ")
     with pytest.raises(SpecError) as caught:
-        load(write_job(tmp_path, tmp_path / "in", tmp_path / "out", **{f"privacy__{key}": value for key, value in budget.items()}))
+        load(
+            write_job(
+                tmp_path,
+                tmp_path / "in",
+                tmp_path / "out",
+                **{f"privacy__{key}": value for key, value in budget.items()},
+            )
+        )
     assert caught.value.exit_code == 64
     assert re.fullmatch(rf"job\.yaml, line \d+, privacy\.{where}", caught.value.where or "")
     assert (caught.value.hint or "").startswith("set it to ")
@@ -367,23 +424,40 @@ def test_dips_parts(order: RowOrder) -> None:
     promise = mechanism.guarantee(order)
     assert mechanism.protected in promise
     assert mechanism.unprotected in promise
-    assert promise != central_guarantee_text(mechanism.budget, mechanism.protected, mechanism.unprotected, n_rows_public=True)
+    assert promise != central_guarantee_text(
+        mechanism.budget, mechanism.protected, mechanism.unprotected, n_rows_public=True
+    )
     assert bound().spending.reference == {}
 
 
 def test_the_table_is_checked_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    pq.write_table(pa.table({"userId": [1, 2], "rating": ["a", "b"], "timestamp": [1, 2]}), tmp_path / "in" / "part.parquet")
-    columns = {name: {key: value for key, value in RATINGS_SCHEMA[name].items() if key != "type"} for name in RATINGS_SCHEMA}
+    pq.write_table(
+        pa.table({"userId": [1, 2], "rating": ["a", "b"], "timestamp": [1, 2]}),
+        tmp_path / "in" / "part.parquet",
+    )
+    columns = {
+        name: {key: value for key, value in RATINGS_SCHEMA[name].items() if key != "type"}
+        for name in RATINGS_SCHEMA
+    }
     job = load(write_job(tmp_path, tmp_path / "in", tmp_path / "out", schema=columns))
-    with mock.patch("dpdask.jobs.state.RunState.lock", side_effect=AssertionError("a folder was made")), pytest.raises(DataError, match="'rating'"):
+    with (
+        mock.patch(
+            "dpdask.jobs.state.RunState.lock", side_effect=AssertionError("a folder was made")
+        ),
+        pytest.raises(DataError, match="'rating'"),
+    ):
         run_job(job)
     with pytest.raises(DataError, match="'rating'"):
         plan_job(job)
 
 
 DIGESTS = [
-    ("{kind: dip, reference: {kind: holdout, fraction: 0.25}}", "{epsilon: 1.0}", "1bfe1a534723bc8025a0d8fc7faa005f"),
+    (
+        "{kind: dip, reference: {kind: holdout, fraction: 0.25}}",
+        "{epsilon: 1.0}",
+        "1bfe1a534723bc8025a0d8fc7faa005f",
+    ),
     (
         "{kind: dip, reference: {kind: holdout, fraction: 0.25}}",
         "{epsilon: 1.0, delta: 0, adjacency: replace-one, unit: row}",
@@ -397,8 +471,12 @@ DIGESTS = [
 ]
 
 
-@pytest.mark.parametrize(("mechanism", "privacy", "digest"), DIGESTS, ids=["short", "spelt-out", "all-keys"])
-def test_the_digest_of_a_job_stays(mechanism: str, privacy: str, digest: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mechanism", "privacy", "digest"), DIGESTS, ids=["short", "spelt-out", "all-keys"]
+)
+def test_the_digest_of_a_job_stays(
+    mechanism: str, privacy: str, digest: str, tmp_path: Path
+) -> None:
     """Another digest would make a finished job another job, and its release a stranger's."""
     (tmp_path / "schema.yaml").write_text(
         "columns:\n  id: {role: keep}\n  x: {role: privatise, kind: discrete, levels: [1, 2, 3]}\n"
@@ -409,10 +487,21 @@ def test_the_digest_of_a_job_stays(mechanism: str, privacy: str, digest: str, tm
         f"privacy: {privacy}\nmechanism: {mechanism}\n"
     )
     assert load_job(tmp_path / "job.yaml", {"output.order": "keep"}).digest == digest
-    assert load_job(tmp_path / "job.yaml").digest == load_job(tmp_path / "job.yaml", {"output.order": "shuffled"}).digest != digest
+    assert (
+        load_job(tmp_path / "job.yaml").digest
+        == load_job(tmp_path / "job.yaml", {"output.order": "shuffled"}).digest
+        != digest
+    )
 
 
-@pytest.mark.parametrize("mechanism", ["{kind: copula}", "{kind: marginals, cliques: [[x]]}", "{kind: histogram, bins: {y: 4}, output: rows}"])
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        "{kind: copula}",
+        "{kind: marginals, cliques: [[x]]}",
+        "{kind: histogram, bins: {y: 4}, output: rows}",
+    ],
+)
 def test_the_order_is_no_part_of_a_job_whose_rows_have_none(mechanism: str, tmp_path: Path) -> None:
     (tmp_path / "schema.yaml").write_text(
         "columns:\n  x: {role: privatise, kind: discrete, levels: [1, 2, 3]}\n  y: {role: privatise, kind: continuous, bounds: [0.0, 1.0]}\n"
@@ -420,4 +509,7 @@ def test_the_order_is_no_part_of_a_job_whose_rows_have_none(mechanism: str, tmp_
     (tmp_path / "job.yaml").write_text(
         f"name: pinned\ninput: {{path: in}}\noutput: {{path: out}}\nschema: schema.yaml\nprivacy: {{epsilon: 1.0}}\nmechanism: {mechanism}\n"
     )
-    assert load_job(tmp_path / "job.yaml", {"output.order": "keep"}).digest == load_job(tmp_path / "job.yaml").digest
+    assert (
+        load_job(tmp_path / "job.yaml", {"output.order": "keep"}).digest
+        == load_job(tmp_path / "job.yaml").digest
+    )

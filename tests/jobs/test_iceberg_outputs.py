@@ -38,7 +38,12 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def place(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "warehouse").mkdir()
-    return {"name": "lake", "type": "sql", "uri": f"sqlite:///{tmp_path}/warehouse/catalog.db", "warehouse": (tmp_path / "warehouse").as_uri()}
+    return {
+        "name": "lake",
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/warehouse/catalog.db",
+        "warehouse": (tmp_path / "warehouse").as_uri(),
+    }
 
 
 @pytest.fixture
@@ -53,16 +58,36 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "warehouse" / "ratings"
 
 
-def write_iceberg(folder: Path, source: Path, out: Path, place: dict[str, str], mode: str = "error", **changes: Any) -> Path:
-    return write_job(folder, source, out, output__format="iceberg", output__mode=mode, output__table=NAME, output__catalog=place, **changes)
+def write_iceberg(
+    folder: Path,
+    source: Path,
+    out: Path,
+    place: dict[str, str],
+    mode: str = "error",
+    **changes: Any,
+) -> Path:
+    return write_job(
+        folder,
+        source,
+        out,
+        output__format="iceberg",
+        output__mode=mode,
+        output__table=NAME,
+        output__catalog=place,
+        **changes,
+    )
 
 
-def test_other_engines_read_the_bytes_of_a_folder(source: Path, out: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path) -> None:
+def test_other_engines_read_the_bytes_of_a_folder(
+    source: Path, out: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path
+) -> None:
     plain = run_here(write_job(tmp_path / "plain", source, tmp_path / "folder"))
     job = write_iceberg(tmp_path / "job", source, out, place)
     assert f"{out}, as an Iceberg table" in str(plan_job(load(job)))
     outcome = run_here(job)
-    assert [shard.sha256 for shard in outcome.manifest.shards] == [shard.sha256 for shard in plain.manifest.shards]
+    assert [shard.sha256 for shard in outcome.manifest.shards] == [
+        shard.sha256 for shard in plain.manifest.shards
+    ]
     expected = pq.read_table(tmp_path / "folder").to_pylist()
     table = catalog.load_table(NAME)
     assert table.scan().to_arrow().to_pylist() == expected
@@ -78,23 +103,34 @@ def test_other_engines_read_the_bytes_of_a_folder(source: Path, out: Path, place
     assert status(out.as_uri()).stage == "released"
 
 
-def test_a_table_is_appended_to_and_overwritten(source: Path, out: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path) -> None:
-    jobs = [write_iceberg(tmp_path / name, source, out, place, "append", name=name) for name in ("one", "two")]
+def test_a_table_is_appended_to_and_overwritten(
+    source: Path, out: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path
+) -> None:
+    jobs = [
+        write_iceberg(tmp_path / name, source, out, place, "append", name=name)
+        for name in ("one", "two")
+    ]
     outcomes = [run_here(job) for job in jobs]
     assert [run_here(job).status for job in jobs] == ["already released"] * 2
     table = catalog.load_table(NAME)
     assert table.scan().count() == sum(outcome.manifest.n_rows for outcome in outcomes)
     assert len(table.snapshots()) == 2
     assert len(list((out / "_dpdask").glob("release-*.json"))) == 2
-    third = run_here(write_iceberg(tmp_path / "three", source, out, place, "overwrite", name="three"))
+    third = run_here(
+        write_iceberg(tmp_path / "three", source, out, place, "overwrite", name="three")
+    )
     table = catalog.load_table(NAME)
-    assert {Path(task.file.file_path).name for task in table.scan().plan_files()} == {shard.name for shard in third.manifest.shards}
+    assert {Path(task.file.file_path).name for task in table.scan().plan_files()} == {
+        shard.name for shard in third.manifest.shards
+    }
     assert [run_here(job).status for job in jobs] == ["already released"] * 2
     with pytest.raises(OutputError, match="was not written by this run"):
         run_here(write_iceberg(tmp_path / "four", source, out, place, name="four"))
 
 
-def test_a_release_is_known_when_its_snapshot_has_expired(source: Path, out: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path) -> None:
+def test_a_release_is_known_when_its_snapshot_has_expired(
+    source: Path, out: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path
+) -> None:
     one = write_iceberg(tmp_path / "one", source, out, place, "append", name="one")
     run_here(one)
     run_here(write_iceberg(tmp_path / "two", source, out, place, "append", name="two"))
@@ -105,7 +141,12 @@ def test_a_release_is_known_when_its_snapshot_has_expired(source: Path, out: Pat
 
 
 def test_a_commit_whose_answer_is_lost_is_found(
-    source: Path, out: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path,
+    out: Path,
+    place: dict[str, str],
+    catalog: Catalog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     commit_table, calls = SqlCatalog.commit_table, []
 
@@ -122,7 +163,13 @@ def test_a_commit_whose_answer_is_lost_is_found(
 
 @pytest.mark.parametrize("error", [CommitFailedException("someone else"), ConnectionRefusedError()])
 def test_a_commit_that_is_refused_is_made_once(
-    error: Exception, source: Path, out: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception,
+    source: Path,
+    out: Path,
+    place: dict[str, str],
+    catalog: Catalog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_here(write_iceberg(tmp_path / "first", source, out, place))
     commit_table, refused = SqlCatalog.commit_table, []
@@ -149,7 +196,12 @@ def test_a_commit_that_is_refused_is_made_once(
 
 @pytest.mark.parametrize("mode", ["error", "append"])
 def test_two_writers_with_one_release_commit_once(
-    mode: Any, out: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: Any,
+    out: Path,
+    place: dict[str, str],
+    catalog: Catalog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Both have looked before either commits, as a driver that slept and the one that took its run over."""
     types = pa.schema([("n", pa.int64())])
@@ -161,7 +213,9 @@ def test_two_writers_with_one_release_commit_once(
     commit_table, slept = SqlCatalog.commit_table, []
 
     def commit() -> None:
-        IcebergLog(Folder(out.as_uri()), NAME, place).commit(Transaction("r", 7), [shard], types, {}, mode)
+        IcebergLog(Folder(out.as_uri()), NAME, place).commit(
+            Transaction("r", 7), [shard], types, {}, mode
+        )
 
     def sleep(self: SqlCatalog, *arguments: Any) -> Any:
         if not slept:
@@ -179,10 +233,21 @@ def test_two_writers_with_one_release_commit_once(
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("point", "committed"),
-    [("some-shards", False), ("staged", False), ("uncommitted", True), pytest.param("committed", True, marks=pytest.mark.slow)],
+    [
+        ("some-shards", False),
+        ("staged", False),
+        ("uncommitted", True),
+        pytest.param("committed", True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_driver_killed_at_any_stage(
-    point: str, committed: bool, drivers: Drivers, out: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path
+    point: str,
+    committed: bool,
+    drivers: Drivers,
+    out: Path,
+    place: dict[str, str],
+    catalog: Catalog,
+    tmp_path: Path,
 ) -> None:
     source = lake(tmp_path / "more", [150, 90, 1200])
     quiet = run_here(write_job(tmp_path / "plain", source, tmp_path / "folder"))
@@ -194,12 +259,21 @@ def test_a_driver_killed_at_any_stage(
     assert code == 0
     assert ("already released" in text) == committed
     [manifest] = list_manifests(Folder(out.as_uri()))
-    assert [shard.sha256 for shard in manifest.shards] == [shard.sha256 for shard in quiet.manifest.shards]
+    assert [shard.sha256 for shard in manifest.shards] == [
+        shard.sha256 for shard in quiet.manifest.shards
+    ]
     assert len(catalog.load_table(NAME).snapshots()) == 1
     assert not hidden(out).exists()
 
 
-def test_abort_asks_the_catalog(drivers: Drivers, source: Path, out: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path) -> None:
+def test_abort_asks_the_catalog(
+    drivers: Drivers,
+    source: Path,
+    out: Path,
+    place: dict[str, str],
+    catalog: Catalog,
+    tmp_path: Path,
+) -> None:
     job = write_iceberg(tmp_path / "job", source, out, place)
     drivers.run("run", job, point="uncommitted")
     with pytest.raises(OutputError, match="released already"):
@@ -209,26 +283,54 @@ def test_abort_asks_the_catalog(drivers: Drivers, source: Path, out: Path, place
     drivers.run("run", other, point="staged")
     assert abort(out.as_uri())
     table = catalog.load_table(NAME)
-    assert {Path(task.file.file_path) for task in table.scan().plan_files()} == {Path(f"file:{path}") for path in out.glob("*.parquet")}
+    assert {Path(task.file.file_path) for task in table.scan().plan_files()} == {
+        Path(f"file:{path}") for path in out.glob("*.parquet")
+    }
 
 
-def test_drivers_race_for_one_table(drivers: Drivers, source: Path, out: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path) -> None:
+def test_drivers_race_for_one_table(
+    drivers: Drivers,
+    source: Path,
+    out: Path,
+    place: dict[str, str],
+    catalog: Catalog,
+    tmp_path: Path,
+) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(url).init("ratings", 4.0)
     ledger = {"url": url, "dataset": "ratings"}
-    codes = drivers.race(4, "run", write_iceberg(tmp_path / "job", source, out, place, ledger=ledger))
+    codes = drivers.race(
+        4, "run", write_iceberg(tmp_path / "job", source, out, place, ledger=ledger)
+    )
     assert set(codes) <= {0, TemporaryError.exit_code}
     assert 0 in codes
     assert [entry.kind for entry in charging_entries(**ledger)] == ["intend", "commit"]
     assert len(catalog.load_table(NAME).snapshots()) == 1
 
 
-@pytest.mark.parametrize("type_", [pa.uint32(), pa.float16(), pa.timestamp("ns"), pa.timestamp("us", "Europe/Berlin"), pa.date64()], ids=str)
+@pytest.mark.parametrize(
+    "type_",
+    [
+        pa.uint32(),
+        pa.float16(),
+        pa.timestamp("ns"),
+        pa.timestamp("us", "Europe/Berlin"),
+        pa.date64(),
+    ],
+    ids=str,
+)
 def test_types_that_iceberg_does_not_know_are_refused_before_anything_is_charged(
     type_: pa.DataType, out: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path
 ) -> None:
-    pq.write_table(pa.table({"kept": pa.nulls(40, type_), "rating": LEVELS * 4}), tmp_path / "rows.parquet", store_schema=True)
-    schema = {"kept": {"role": "keep"}, "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS}}
+    pq.write_table(
+        pa.table({"kept": pa.nulls(40, type_), "rating": LEVELS * 4}),
+        tmp_path / "rows.parquet",
+        store_schema=True,
+    )
+    schema = {
+        "kept": {"role": "keep"},
+        "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
+    }
     job = write_iceberg(tmp_path / "job", tmp_path / "rows.parquet", out, place, schema=schema)
     if type_ == pa.date64():  # which Parquet keeps as date32
         assert run_here(job).status == "released"
@@ -238,23 +340,57 @@ def test_types_that_iceberg_does_not_know_are_refused_before_anything_is_charged
     assert not hidden(out).exists()
 
 
-def test_types_that_iceberg_knows_come_back(out: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path) -> None:
-    types = [pa.int8(), pa.int16(), pa.float32(), pa.bool_(), pa.date32(), pa.large_string(), pa.binary(), pa.decimal128(12, 3), pa.timestamp("us")]
+def test_types_that_iceberg_knows_come_back(
+    out: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path
+) -> None:
+    types = [
+        pa.int8(),
+        pa.int16(),
+        pa.float32(),
+        pa.bool_(),
+        pa.date32(),
+        pa.large_string(),
+        pa.binary(),
+        pa.decimal128(12, 3),
+        pa.timestamp("us"),
+    ]
     types += [pa.timestamp("us", "UTC"), pa.list_(pa.int32()), pa.struct([("a", pa.int64())])]
-    rows = pa.table({**{f"kept{number}": pa.nulls(40, type_) for number, type_ in enumerate(types)}, "rating": LEVELS * 4})
+    rows = pa.table(
+        {
+            **{f"kept{number}": pa.nulls(40, type_) for number, type_ in enumerate(types)},
+            "rating": LEVELS * 4,
+        }
+    )
     pq.write_table(rows, tmp_path / "rows.parquet")
     kept = {f"kept{number}": {"role": "keep"} for number in range(len(types))}
     schema = {**kept, "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS}}
     outcomes = [
-        run_here(write_iceberg(tmp_path / name, tmp_path / "rows.parquet", out, place, "append", name=name, schema=schema)) for name in ("one", "two")
+        run_here(
+            write_iceberg(
+                tmp_path / name,
+                tmp_path / "rows.parquet",
+                out,
+                place,
+                "append",
+                name=name,
+                schema=schema,
+            )
+        )
+        for name in ("one", "two")
     ]
-    assert catalog.load_table(NAME).scan().to_arrow().num_rows == sum(outcome.manifest.n_rows for outcome in outcomes)
+    assert catalog.load_table(NAME).scan().to_arrow().num_rows == sum(
+        outcome.manifest.n_rows for outcome in outcomes
+    )
 
 
-def test_what_cannot_be_written_to(source: Path, out: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path) -> None:
+def test_what_cannot_be_written_to(
+    source: Path, out: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path
+) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(url).init("ratings", 4.0)
-    job = write_iceberg(tmp_path / "job", source, out, place, "append", ledger={"url": url, "dataset": "ratings"})
+    job = write_iceberg(
+        tmp_path / "job", source, out, place, "append", ledger={"url": url, "dataset": "ratings"}
+    )
     with pytest.raises(OutputError, match="no such namespace"):
         run_here(job, output__table="nowhere.ratings")
     catalog.create_table(NAME, pa.schema([("x", pa.int64())]), location=out.as_uri())
@@ -265,11 +401,17 @@ def test_what_cannot_be_written_to(source: Path, out: Path, place: dict[str, str
     assert charging_entries(url, "ratings") == []
 
 
-def test_what_cannot_be_asked_for(source: Path, out: Path, place: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_asked_for(
+    source: Path, out: Path, place: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(SpecError, match="which needs both"):
         load(write_job(tmp_path / "job", source, out, output__format="iceberg"))
     with pytest.raises(SpecError, match="holds no password"):
-        load(write_iceberg(tmp_path / "job", source, out, {**place, "uri": "postgresql://me:secret@host/db"}))
+        load(
+            write_iceberg(
+                tmp_path / "job", source, out, {**place, "uri": "postgresql://me:secret@host/db"}
+            )
+        )
     job = write_iceberg(tmp_path / "job", source, out, {"name": "lake", "type": "nonsense"})
     with pytest.raises(SpecError, match="the catalog cannot be opened"):
         run_here(job)
@@ -279,13 +421,33 @@ def test_what_cannot_be_asked_for(source: Path, out: Path, place: dict[str, str]
 
 
 @pytest.mark.slow
-def test_a_table_in_a_store(open_store: OpenStore, source: Path, place: dict[str, str], catalog: Catalog, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_table_in_a_store(
+    open_store: OpenStore,
+    source: Path,
+    place: dict[str, str],
+    catalog: Catalog,
+    tmp_path: Path,
+    monkeypatch: Any,
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with open_store("radosgw") as store:
         job = write_job(
-            tmp_path / "job", source, tmp_path, output__path=store.folder.url, output__format="iceberg", output__table=NAME, output__catalog=place
+            tmp_path / "job",
+            source,
+            tmp_path,
+            output__path=store.folder.url,
+            output__format="iceberg",
+            output__table=NAME,
+            output__catalog=place,
         )
         outcome = run_here(job)
         assert run_here(job).status == "already released"
-        assert load_catalog(**place, **{"py-io-impl": FSSPEC}).load_table(NAME).scan().to_arrow().num_rows == outcome.manifest.n_rows
+        assert (
+            load_catalog(**place, **{"py-io-impl": FSSPEC})
+            .load_table(NAME)
+            .scan()
+            .to_arrow()
+            .num_rows
+            == outcome.manifest.n_rows
+        )
         assert not store.folder.sibling(".", ".dpdask").exists()

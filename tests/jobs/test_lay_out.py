@@ -7,13 +7,25 @@ from dpdask.engine.write import RowTask, lay_out
 from dpdask.io.fragment import Fragment
 from dpdask.jobs.plan import most_shards
 
-n_released = st.lists(st.integers(0, 40) | st.sampled_from([0, 1, 1000]), min_size=1, max_size=40).filter(any)
+n_released = st.lists(
+    st.integers(0, 40) | st.sampled_from([0, 1, 1000]), min_size=1, max_size=40
+).filter(any)
 per_shard = st.integers(1, 50) | st.just(10_000)
 
 
 def fragments(count: int) -> tuple[Fragment, ...]:
     return tuple(
-        Fragment(id=f"{i:032}", url=f"file:///{i}", name=f"{i}", format="csv", row_group=0, n_rows=None, n_bytes=1, version="v") for i in range(count)
+        Fragment(
+            id=f"{i:032}",
+            url=f"file:///{i}",
+            name=f"{i}",
+            format="csv",
+            row_group=0,
+            n_rows=None,
+            n_bytes=1,
+            version="v",
+        )
+        for i in range(count)
     )
 
 
@@ -23,7 +35,10 @@ def shard_rows(works: list[RowTask]) -> list[int]:
     for work in works:
         rows = sum(work.n_released)
         full = [work.rows_per_shard] * (rows // work.rows_per_shard)
-        sizes += [*full, *([rows % work.rows_per_shard] if rows % work.rows_per_shard or not full else [])]
+        sizes += [
+            *full,
+            *([rows % work.rows_per_shard] if rows % work.rows_per_shard or not full else []),
+        ]
     return sizes
 
 
@@ -35,7 +50,11 @@ def shard_rows(works: list[RowTask]) -> list[int]:
 @example([0, 0, 0], 1)
 def test_every_row_has_one_place_in_order(rows, most):
     works = lay_out(fragments(len(rows)), tuple(rows), most)
-    placed = [(int(fragment.name), n) for work in works for fragment, n in zip(work.fragments, work.n_released, strict=True)]
+    placed = [
+        (int(fragment.name), n)
+        for work in works
+        for fragment, n in zip(work.fragments, work.n_released, strict=True)
+    ]
     assert [index for index, _ in placed] == sorted({index for index, _ in placed})
     assert all(n == rows[index] for index, n in placed)
     assert sum(n for _, n in placed) == sum(rows)

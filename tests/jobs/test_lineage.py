@@ -38,7 +38,9 @@ def _no_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    return write_job(tmp_path, lake(tmp_path / "in", ROWS), tmp_path / "out", lineage={"namespace": "lake"})
+    return write_job(
+        tmp_path, lake(tmp_path / "in", ROWS), tmp_path / "out", lineage={"namespace": "lake"}
+    )
 
 
 @pytest.fixture
@@ -54,7 +56,9 @@ def read(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_a_release_starts_and_completes_with_its_card(job: Path, file: Path, tmp_path: Path) -> None:
+def test_a_release_starts_and_completes_with_its_card(
+    job: Path, file: Path, tmp_path: Path
+) -> None:
     ended = call_cli("run", job, "--json")
     assert (ended.returncode, json.loads(ended.stdout)["status"]) == (0, "released")
     start, complete = read(file)
@@ -63,11 +67,17 @@ def test_a_release_starts_and_completes_with_its_card(job: Path, file: Path, tmp
     assert uuid.UUID(start["run"]["runId"])
     for event in (start, complete):
         assert (event["job"]["namespace"], event["job"]["name"]) == ("lake", "test")
-        assert [(each["namespace"], each["name"]) for each in event["inputs"]] == [("file", str(tmp_path / "in"))]
-        assert [(each["namespace"], each["name"]) for each in event["outputs"]] == [("file", str(tmp_path / "out"))]
+        assert [(each["namespace"], each["name"]) for each in event["inputs"]] == [
+            ("file", str(tmp_path / "in"))
+        ]
+        assert [(each["namespace"], each["name"]) for each in event["outputs"]] == [
+            ("file", str(tmp_path / "out"))
+        ]
     [output] = complete["outputs"]
     card = json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())
-    assert output["facets"]["dpdask_releaseCard"]["card"]["guarantee"] == {k: v for k, v in card["guarantee"].items() if v is not None}
+    assert output["facets"]["dpdask_releaseCard"]["card"]["guarantee"] == {
+        k: v for k, v in card["guarantee"].items() if v is not None
+    }
     written = output["outputFacets"]["outputStatistics"]
     assert written["rowCount"] == json.loads(ended.stdout)["rows"]
     assert written["fileCount"] == json.loads(ended.stdout)["shards"]
@@ -84,9 +94,18 @@ def test_a_release_starts_and_completes_with_its_card(job: Path, file: Path, tmp
 
 
 def test_lineage_changes_no_byte_of_a_release(job: Path, file: Path, tmp_path: Path) -> None:
-    assert load(job).digest == load(job, lineage="null").digest == load(job, lineage__namespace="other").digest
+    assert (
+        load(job).digest
+        == load(job, lineage="null").digest
+        == load(job, lineage__namespace="other").digest
+    )
     assert call_cli("run", job).returncode == 0
-    assert call_cli("run", job, "--set", "lineage=null", "--set", f"output.path={tmp_path / 'without'}").returncode == 0
+    assert (
+        call_cli(
+            "run", job, "--set", "lineage=null", "--set", f"output.path={tmp_path / 'without'}"
+        ).returncode
+        == 0
+    )
     assert digests(tmp_path / "out") == digests(tmp_path / "without")
     assert len(read(file)) == 2
 
@@ -97,7 +116,9 @@ def test_an_option_of_run_switches_it_on(file: Path, tmp_path: Path) -> None:
     assert {event["job"]["namespace"] for event in read(file)} == {"dpdask"}
 
 
-def test_a_refused_run_fails_with_its_exit_code_alone(job: Path, file: Path, tmp_path: Path) -> None:
+def test_a_refused_run_fails_with_its_exit_code_alone(
+    job: Path, file: Path, tmp_path: Path
+) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     Ledger(url).init("people", 1.0)
     charged = ["--set", f"ledger={{url: '{url}', dataset: people}}", "--set", "insecure_seed=null"]
@@ -127,7 +148,10 @@ def test_failures_of_others_are_internal_and_interrupts_are_aborts(job: Path, fi
         with pytest.raises(type(error)), lineage.report_lineage(load(job), print):
             raise error
         last = read(file)[-1]
-        assert (last["eventType"], last["run"]["facets"]["errorMessage"]["message"]) == (state, message)
+        assert (last["eventType"], last["run"]["facets"]["errorMessage"]["message"]) == (
+            state,
+            message,
+        )
     assert not SECRETS.search(file.read_text())
 
 
@@ -169,12 +193,16 @@ def test_a_receiver_gets_the_events_and_its_key(job: Path, receiver: Receiver) -
     assert ended.returncode == 0
     assert [body["eventType"] for body in receiver.bodies] == ["START", "COMPLETE"]
     assert receiver.keys == ["Bearer hunter2"] * 2
-    told = re.sub(r'"(rows_per_second|seconds_left)": [\d.]+', "", ended.stderr)  # a rate may be any number
+    told = re.sub(
+        r'"(rows_per_second|seconds_left)": [\d.]+', "", ended.stderr
+    )  # a rate may be any number
     assert not SECRETS.search(json.dumps(receiver.bodies) + told)
 
 
 def warned(stderr: str) -> list[str]:
-    return [found["warning"] for line in stderr.splitlines() if "warning" in (found := json.loads(line))]
+    return [
+        found["warning"] for line in stderr.splitlines() if "warning" in (found := json.loads(line))
+    ]
 
 
 @pytest.mark.parametrize("receiver", [403], indirect=True)
@@ -185,7 +213,9 @@ def test_a_receiver_that_refuses_is_one_warning(job: Path, receiver: Receiver) -
     assert warned(ended.stderr) == ["lineage: OpenLineage events could not be sent (HTTPError)"]
 
 
-def test_a_receiver_that_is_gone_costs_a_short_wait_and_one_warning(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receiver_that_is_gone_costs_a_short_wait_and_one_warning(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lineage, "PATIENCE", 0.5)
     monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:9")
     began = time.monotonic()
@@ -193,15 +223,29 @@ def test_a_receiver_that_is_gone_costs_a_short_wait_and_one_warning(job: Path, m
         pass
     assert time.monotonic() - began < 30
     assert told == ["lineage: OpenLineage events could not be sent (no answer)"]
-    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TRANSPORTS__DEFAULT_HTTP__URL", "http://me:hunter2@127.0.0.1:9/?token=hunter2")
+    monkeypatch.setenv(
+        "OPENLINEAGE__TRANSPORT__TRANSPORTS__DEFAULT_HTTP__URL",
+        "http://me:hunter2@127.0.0.1:9/?token=hunter2",
+    )
     ended = call_cli("run", job)
     assert (ended.returncode, len(warned(ended.stderr))) == (0, 1)
     assert "hunter2" not in ended.stderr
-    assert len(error_line(call_cli("run", job, "--set", "input.path=nowhere", "--set", "output.path=nowhere else")).splitlines()) == 1
+    assert (
+        len(
+            error_line(
+                call_cli(
+                    "run", job, "--set", "input.path=nowhere", "--set", "output.path=nowhere else"
+                )
+            ).splitlines()
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize("kind", ["nonsense", "file"])
-def test_a_wrong_configuration_is_one_warning(kind: str, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_configuration_is_one_warning(
+    kind: str, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", kind)
     ended = call_cli("run", job)
     assert (ended.returncode, len(warned(ended.stderr))) == (0, 1)
@@ -211,7 +255,10 @@ def test_an_event_that_cannot_be_made_is_one_warning(job: Path, file: Path, tmp_
     assert call_cli("run", job).returncode == 0
     (tmp_path / "out" / "_dpdask" / "release.json").write_text("no card")
     ended = call_cli("run", job)
-    assert (ended.returncode, warned(ended.stderr)) == (0, ["lineage: OpenLineage events could not be sent (JSONDecodeError)"])
+    assert (ended.returncode, warned(ended.stderr)) == (
+        0,
+        ["lineage: OpenLineage events could not be sent (JSONDecodeError)"],
+    )
     assert [event["eventType"] for event in read(file)] == ["START", "COMPLETE", "START"]
 
 
@@ -219,11 +266,15 @@ def test_the_console_is_stderr(job: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "console")
     ended = call_cli("run", job, "--json")
     assert json.loads(ended.stdout)["status"] == "released"
-    events = [found for line in ended.stderr.splitlines() if "eventType" in (found := json.loads(line))]
+    events = [
+        found for line in ended.stderr.splitlines() if "eventType" in (found := json.loads(line))
+    ]
     assert [event["eventType"] for event in events] == ["START", "COMPLETE"]
 
 
-def test_without_the_client_nothing_runs(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_client_nothing_runs(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "openlineage.client", None)
     ended = call_cli("run", job)
     assert ended.returncode == 64
@@ -237,9 +288,18 @@ def test_without_the_client_nothing_runs(job: Path, tmp_path: Path, monkeypatch:
         ("file:///data/in?.parquet", ("file", "/data/in?.parquet")),
         ("s3://key:hunter2@lake/raw/people/", ("s3://lake", "raw/people")),
         ("s3://lake", ("s3://lake", "/")),
-        ("abfss://raw@account.dfs.core.windows.net/people", ("abfss://raw@account.dfs.core.windows.net", "people")),
-        ("abfss://raw:hunter2@account.dfs.core.windows.net/people?sig=hunter2", ("abfss://raw@account.dfs.core.windows.net", "people")),
-        ("https://me:hunter2@example.org/people.csv?sig=hunter2#hunter2", ("https://example.org", "people.csv")),
+        (
+            "abfss://raw@account.dfs.core.windows.net/people",
+            ("abfss://raw@account.dfs.core.windows.net", "people"),
+        ),
+        (
+            "abfss://raw:hunter2@account.dfs.core.windows.net/people?sig=hunter2",
+            ("abfss://raw@account.dfs.core.windows.net", "people"),
+        ),
+        (
+            "https://me:hunter2@example.org/people.csv?sig=hunter2#hunter2",
+            ("https://example.org", "people.csv"),
+        ),
         ("simplecache::s3://key:hunter2@lake/people", ("s3://lake", "people")),
         ("https://[hunter2/people", ("unknown", "unknown")),
         ("raw.people", ("catalog", "raw.people")),

@@ -34,7 +34,12 @@ def url(tmp_path: Path) -> str:
 
 
 def write(folder: Path, source: Path, **changed: Any) -> Path:
-    given = {"schema": RATINGS_SCHEMA, "mechanism__reference": {"kind": "histogram"}, "privacy__epsilon": 1.0, **changed}
+    given = {
+        "schema": RATINGS_SCHEMA,
+        "mechanism__reference": {"kind": "histogram"},
+        "privacy__epsilon": 1.0,
+        **changed,
+    }
     return write_job(folder, source, folder / "out", **given)
 
 
@@ -46,7 +51,9 @@ def read_card(folder: Path) -> Card:
     return Card.read((folder / "out" / CARD_NAME).read_bytes(), CARD_NAME)
 
 
-def test_a_card_names_its_release_and_those_before_it(tmp_path: Path, source: Path, url: str) -> None:
+def test_a_card_names_its_release_and_those_before_it(
+    tmp_path: Path, source: Path, url: str
+) -> None:
     cards = []
     for name in ("first", "second"):
         run_here(charged(tmp_path / name, source, url, about=ABOUT))
@@ -71,9 +78,15 @@ def test_a_card_names_its_release_and_those_before_it(tmp_path: Path, source: Pa
     assert first.ledger is not None
     assert second.ledger is not None
     assert first.release is not None
-    assert (first.ledger.n_earlier, first.ledger.epsilon, first.ledger.epsilon_limit) == (0, 1.0, 10.0)
+    assert (first.ledger.n_earlier, first.ledger.epsilon, first.ledger.epsilon_limit) == (
+        0,
+        1.0,
+        10.0,
+    )
     assert (second.ledger.n_earlier, second.ledger.epsilon) == (1, 2.0)
-    assert [each.model_dump() for each in second.ledger.earlier] == [{"id": first.release.id, "epsilon": 1.0, "delta": 0.0}]
+    assert [each.model_dump() for each in second.ledger.earlier] == [
+        {"id": first.release.id, "epsilon": 1.0, "delta": 0.0}
+    ]
     page = (tmp_path / "second" / "out" / "_dpdask" / "release.html").read_text()
     assert "Issued by The office." in page
     assert "this one and 1 earlier" in page
@@ -84,10 +97,17 @@ def test_a_card_from_a_seed_has_no_name(tmp_path: Path, source: Path) -> None:
     assert {"release", "ledger", "about"} & set(read_card(tmp_path).to_dict()) == set()
 
 
-def test_a_run_that_goes_on_publishes_what_it_would_have(tmp_path: Path, source: Path, url: str) -> None:
+def test_a_run_that_goes_on_publishes_what_it_would_have(
+    tmp_path: Path, source: Path, url: str
+) -> None:
     """The time is that of the run's beginning, and the ledger counts as it was then."""
     job = charged(tmp_path / "one", source, url)
-    with mock.patch("dpdask.jobs.state.RunState.publish", side_effect=TemporaryError("gone")) as publish, pytest.raises(TemporaryError):
+    with (
+        mock.patch(
+            "dpdask.jobs.state.RunState.publish", side_effect=TemporaryError("gone")
+        ) as publish,
+        pytest.raises(TemporaryError),
+    ):
         run_here(job)
     staged = publish.call_args.args[2]
     run_here(charged(tmp_path / "another", source, url))
@@ -122,7 +142,10 @@ def test_a_position_leaves_out_refusals_and_what_came_later(tmp_path: Path) -> N
 
 
 def test_about_decides_neither_the_rows_nor_the_jobs_name(tmp_path: Path, source: Path) -> None:
-    plain, told = load(write(tmp_path / "a", source)), load(write(tmp_path / "b", source, about=ABOUT))
+    plain, told = (
+        load(write(tmp_path / "a", source)),
+        load(write(tmp_path / "b", source, about=ABOUT)),
+    )
     assert plain.digest == told.digest
     with pytest.raises(SpecError, match="issuer"):
         load(write(tmp_path / "c", source, about={"issure": "x"}))
@@ -135,9 +158,20 @@ def test_every_release_of_a_growing_table_has_its_documents(tmp_path: Path) -> N
         run_here(growing_job(tmp_path, source))
     names = {path.name for path in (tmp_path / "out" / "_dpdask").iterdir()}
     for number in ("", "-00001", "-00002"):
-        assert {f"release{number}.html", f"croissant{number}.json", f"release{number}.json", f"manifest{number}.json"} <= names
-    assert "Release 2 of a growing table" in (tmp_path / "out" / "_dpdask" / "release-00002.html").read_text()
-    assert json.loads((tmp_path / "out" / "_dpdask" / "croissant-00002.json").read_bytes())["version"] == "1.2.0"
+        assert {
+            f"release{number}.html",
+            f"croissant{number}.json",
+            f"release{number}.json",
+            f"manifest{number}.json",
+        } <= names
+    assert (
+        "Release 2 of a growing table"
+        in (tmp_path / "out" / "_dpdask" / "release-00002.html").read_text()
+    )
+    assert (
+        json.loads((tmp_path / "out" / "_dpdask" / "croissant-00002.json").read_bytes())["version"]
+        == "1.2.0"
+    )
 
 
 def test_a_delta_table_keeps_the_documents_of_each_release(tmp_path: Path, source: Path) -> None:

@@ -33,7 +33,10 @@ columns:
   note: {role: drop}
 """
 HOLDOUT = {"kind": "holdout", "fraction": 0.25}
-KNOWN = {"kind": "known", "columns": {"x": {"probabilities": [0.2, 0.3, 0.5]}, "y": {"name": "uniform"}}}
+KNOWN = {
+    "kind": "known",
+    "columns": {"x": {"probabilities": [0.2, 0.3, 0.5]}, "y": {"name": "uniform"}},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +55,14 @@ def memory():
 
 def table(n_rows: int, seed: int = 1) -> pa.Table:
     rng = np.random.default_rng(seed)
-    return pa.table({"id": range(n_rows), "x": rng.integers(1, 4, n_rows), "y": rng.random(n_rows), "note": ["n"] * n_rows})
+    return pa.table(
+        {
+            "id": range(n_rows),
+            "x": rng.integers(1, 4, n_rows),
+            "y": rng.random(n_rows),
+            "note": ["n"] * n_rows,
+        }
+    )
 
 
 def job(folder: Path, **changed: Any) -> Job:
@@ -68,7 +78,9 @@ def job(folder: Path, **changed: Any) -> Job:
     if not (folder / "data").exists():
         (folder / "data").mkdir()
         for part in range(3):
-            pq.write_table(table(100, part), folder / "data" / f"part-{part}.parquet", row_group_size=40)
+            pq.write_table(
+                table(100, part), folder / "data" / f"part-{part}.parquet", row_group_size=40
+            )
     (folder / "schema.yaml").write_text(SCHEMA)
     (folder / "job.yaml").write_text(yaml.safe_dump({**data, **changed}))
     return load_job(folder / "job.yaml")
@@ -85,12 +97,21 @@ def test_a_release_from_and_to_memory_is_the_local_one(tmp_path, memory):
     local = job(tmp_path)
     run_job(local)
     memory.put(str(tmp_path / "data"), "/lake/data", recursive=True)
-    remote = job(tmp_path, input={"path": "memory://lake/data"}, output={"path": "memory://lake/released/out/", "rows_per_shard": 70})
+    remote = job(
+        tmp_path,
+        input={"path": "memory://lake/data"},
+        output={"path": "memory://lake/released/out/", "rows_per_shard": 70},
+    )
     assert remote.output_url == "memory://lake/released/out"
     written: list[str] = []
     original = type(memory).pipe_file
     with mock.patch.object(
-        type(memory), "pipe_file", lambda self, path, *a, **k: (written.append(Path(path).name), original(self, path, *a, **k))[1]
+        type(memory),
+        "pipe_file",
+        lambda self, path, *a, **k: (
+            written.append(Path(path).name),
+            original(self, path, *a, **k),
+        )[1],
     ):
         outcome = run_job(remote)
     assert [name for name in written if not name.startswith(("run-", "beat-"))][-5:] == [
@@ -104,7 +125,10 @@ def test_a_release_from_and_to_memory_is_the_local_one(tmp_path, memory):
     manifest = Manifest.read(Folder(local.output_url))
     assert manifest is not None
     assert shards == [shard.sha256 for shard in manifest.shards]
-    assert memory.cat("/lake/released/out/_dpdask/release.json") == (tmp_path / "out" / "_dpdask" / "release.json").read_bytes()
+    assert (
+        memory.cat("/lake/released/out/_dpdask/release.json")
+        == (tmp_path / "out" / "_dpdask" / "release.json").read_bytes()
+    )
     assert sorted(memory.ls("/lake/released", detail=False)) == ["/lake/released/out"]
     assert run_job(remote).status == "already released"
 
@@ -118,10 +142,18 @@ def test_threads_stage_every_shard_in_memory(tmp_path, memory):
         assert hashlib.sha256(memory.cat(f"/out/{shard.name}")).hexdigest() == shard.sha256
 
 
-@pytest.mark.parametrize("stop", ["part-00000", "part-00003", "release.html", "release.json", "manifest.json", "_SUCCESS"])
+@pytest.mark.parametrize(
+    "stop",
+    ["part-00000", "part-00003", "release.html", "release.json", "manifest.json", "_SUCCESS"],
+)
 def test_a_publication_that_stops_half_way_goes_on(stop, tmp_path, memory):
     remote = job(tmp_path, output={"path": "memory://out", "rows_per_shard": 70})
-    expected = [shard.sha256 for shard in run_job(job(tmp_path, output={"path": "memory://whole", "rows_per_shard": 70})).manifest.shards]
+    expected = [
+        shard.sha256
+        for shard in run_job(
+            job(tmp_path, output={"path": "memory://whole", "rows_per_shard": 70})
+        ).manifest.shards
+    ]
     original = type(memory).pipe_file
 
     def pipe_file(self, path, *arguments, **options):
@@ -137,7 +169,13 @@ def test_a_publication_that_stops_half_way_goes_on(stop, tmp_path, memory):
     assert manifest is not None
     assert [shard.sha256 for shard in manifest.shards] == expected
     names = {Path(name).name for name in memory.find("/out")}
-    assert names == {shard.name for shard in manifest.shards} | {"_SUCCESS", "release.html", "croissant.json", "release.json", "manifest.json"}
+    assert names == {shard.name for shard in manifest.shards} | {
+        "_SUCCESS",
+        "release.html",
+        "croissant.json",
+        "release.json",
+        "manifest.json",
+    }
     assert not memory.exists("/.out.dpdask")
 
 
@@ -171,7 +209,9 @@ def test_a_run_goes_on_from_every_stage_to_the_same_bytes(tmp_path):
         reached = RunState(Folder(made.output_url)).read()
         assert (reached.stage if reached else None) == stage
         assert status(made.output_url).stage == (stage or "absent")
-    assert [shard.sha256 for shard in run_job(made).manifest.shards] == [shard.sha256 for shard in expected]
+    assert [shard.sha256 for shard in run_job(made).manifest.shards] == [
+        shard.sha256 for shard in expected
+    ]
     assert status(made.output_url).stage == "released"
 
 
@@ -190,7 +230,9 @@ def test_a_secure_run_that_goes_on_keeps_its_key(tmp_path):
 def test_two_secure_runs_draw_other_noise(tmp_path):
     one = run_job(job(tmp_path, insecure_seed=None))
     two = run_job(job(tmp_path, insecure_seed=None, output={"path": "two", "rows_per_shard": 70}))
-    assert {shard.sha256 for shard in one.manifest.shards}.isdisjoint({shard.sha256 for shard in two.manifest.shards})
+    assert {shard.sha256 for shard in one.manifest.shards}.isdisjoint(
+        {shard.sha256 for shard in two.manifest.shards}
+    )
 
 
 def test_the_digest_is_of_the_public_table_where_it_lies(tmp_path):
@@ -199,13 +241,18 @@ def test_the_digest_is_of_the_public_table_where_it_lies(tmp_path):
     digests = set()
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
-        digests.add(job(tmp_path / name, input={"path": str(tmp_path / "in")}, mechanism=mechanism).digest)
+        digests.add(
+            job(tmp_path / name, input={"path": str(tmp_path / "in")}, mechanism=mechanism).digest
+        )
     assert len(digests) == 2
 
 
 def test_the_digest_is_of_what_decides_the_bytes(tmp_path):
     base = job(tmp_path)
-    same = [{"cluster": {"kind": "local", "workers": 3}}, {"output": {"path": "elsewhere", "rows_per_shard": 70}}]
+    same = [
+        {"cluster": {"kind": "local", "workers": 3}},
+        {"output": {"path": "elsewhere", "rows_per_shard": 70}},
+    ]
     other = [
         {"privacy": {"epsilon": 2.0}},
         {"insecure_seed": 4},
@@ -229,7 +276,9 @@ def test_a_state_comes_back_private(tmp_path):
         assert state.read() is None
         opened = state.open("job", lambda _: "job", "input", None)
         assert (opened.stage, state.read()) == ("opened", opened)
-        fitted = dataclasses.replace(opened, stage="fitted", release_sha256="ab", bounds_sha256="cd", n_released=(3, 0, 2))
+        fitted = dataclasses.replace(
+            opened, stage="fitted", release_sha256="ab", bounds_sha256="cd", n_released=(3, 0, 2)
+        )
         state.write(fitted)
         assert state.read() == fitted
         assert fitted.run_id
@@ -242,7 +291,20 @@ def test_a_state_comes_back_private(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"null", b"[]", b'"text"', b"\xff", b"{}", b'{"format": 99}', b'{"format": 1, "job": "a"}'])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"\xff",
+        b"{}",
+        b'{"format": 99}',
+        b'{"format": 1, "job": "a"}',
+    ],
+)
 def test_a_state_that_is_none_is_refused_and_can_be_aborted(data, tmp_path):
     made = job(tmp_path)
     state = RunState(Folder(made.output_url))
@@ -294,10 +356,14 @@ def test_a_wrong_fit_after_the_first_noise_leaves_nothing(tmp_path):
 def test_another_jobs_run_is_not_touched(tmp_path):
     with crashing("dpdask.jobs.run.make_job_card"), pytest.raises(TemporaryError):
         run_job(job(tmp_path))
-    before = {path: path.read_bytes() for path in (tmp_path / ".out.dpdask").rglob("*") if path.is_file()}
+    before = {
+        path: path.read_bytes() for path in (tmp_path / ".out.dpdask").rglob("*") if path.is_file()
+    }
     with pytest.raises(OutputError, match="a run of another job is staged"):
         run_job(job(tmp_path, privacy={"epsilon": 2.0}))
-    assert {path: path.read_bytes() for path in (tmp_path / ".out.dpdask").rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in (tmp_path / ".out.dpdask").rglob("*") if path.is_file()
+    } == before
 
 
 def test_an_input_that_changed_keeps_what_is_staged(tmp_path):
@@ -338,7 +404,11 @@ def test_a_plan_says_what_a_run_does(tmp_path):
 @pytest.mark.parametrize("rows_per_shard", [1, 7, 40, 299, 10_000])
 @pytest.mark.parametrize("reference", [HOLDOUT, KNOWN], ids=["holdout", "known"])
 def test_a_run_makes_no_more_shards_than_planned(reference, rows_per_shard, tmp_path):
-    made = job(tmp_path, mechanism={"kind": "dip", "reference": reference}, output={"path": "out", "rows_per_shard": rows_per_shard})
+    made = job(
+        tmp_path,
+        mechanism={"kind": "dip", "reference": reference},
+        output={"path": "out", "rows_per_shard": rows_per_shard},
+    )
     planned = plan_job(made)
     outcome = run_job(made)
     assert len(outcome.manifest.shards) <= (planned.n_shards or 0)
@@ -361,13 +431,23 @@ def test_a_csv_table_has_no_planned_rows(tmp_path):
         planned = plan_job(job(tmp_path, mechanism={"kind": "dip", "reference": reference}))
         assert (planned.n_rows, planned.released_rows, planned.n_shards) == (None, None, None)
         assert planned.stages[0].startswith("survey")
-    assert run_job(job(tmp_path, mechanism={"kind": "dip", "reference": KNOWN})).manifest.n_rows == 50
+    assert (
+        run_job(job(tmp_path, mechanism={"kind": "dip", "reference": KNOWN})).manifest.n_rows == 50
+    )
 
 
 def test_a_plan_of_a_public_reference_names_its_stage(tmp_path):
-    pq.write_table(table(50).select(["x", "y"]), tmp_path / "public.parquet")  # the columns that are privatised are enough
-    made = job(tmp_path, mechanism={"kind": "dip", "reference": {"kind": "public", "path": "public.parquet"}})
-    assert any(stage.startswith("reference: read x, y of the public table") for stage in plan_job(made).stages)
+    pq.write_table(
+        table(50).select(["x", "y"]), tmp_path / "public.parquet"
+    )  # the columns that are privatised are enough
+    made = job(
+        tmp_path,
+        mechanism={"kind": "dip", "reference": {"kind": "public", "path": "public.parquet"}},
+    )
+    assert any(
+        stage.startswith("reference: read x, y of the public table")
+        for stage in plan_job(made).stages
+    )
     assert run_job(made).manifest.n_rows == 300
 
 
@@ -389,12 +469,17 @@ def test_a_hidden_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["out", "memory://lake/out"])
 def test_a_plan_tells_of_the_unfinished_run_of_another_job(place, tmp_path, memory):
     output = {"path": place, "rows_per_shard": 70}
-    begun, other = job(tmp_path, output=output, insecure_seed=None), job(tmp_path, output=output, privacy={"epsilon": 2.0})
+    begun, other = (
+        job(tmp_path, output=output, insecure_seed=None),
+        job(tmp_path, output=output, privacy={"epsilon": 2.0}),
+    )
     with crashing("dpdask.jobs.run.make_job_card"), pytest.raises(TemporaryError):
         run_job(begun)
     assert plan_job(begun).refusal is None  # it goes on
     planned = plan_job(other)
-    with pytest.raises(OutputError, match="a run of another job is staged for this output") as refused:
+    with pytest.raises(
+        OutputError, match="a run of another job is staged for this output"
+    ) as refused:
         run_job(other)
     assert str(planned.refusal) == str(refused.value)
     run_job(begun)

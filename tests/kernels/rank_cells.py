@@ -17,4 +17,6 @@ def cell_interval(w: int, rate: float, n_cells: int) -> tuple[float, float]:
         rest = tail * math.exp(rate * (n_cells - w))
         return 1.0 - rest, 1.0 - rest * a
     rising, falling = math.exp(-rate * w), math.exp(-rate * (n_cells - 1 - w))
-    return (w + k * (rising - falling * a)) / n_cells, (w + 1 + k * (rising * a - falling)) / n_cells
+    return (w + k * (rising - falling * a)) / n_cells, (
+        w + 1 + k * (rising * a - falling)
+    ) / n_cells

@@ -10,7 +10,9 @@ from dpdask.kernels import cdf as ecdf
 
 def reference(atoms: tuple[float, ...] = (), null: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
     values = np.sort(np.random.default_rng(1).lognormal(size=5000))
-    x, c = ecdf.continualise(values, np.ones(5000), np.array(atoms), np.full(len(atoms), 2500.0), None, None)
+    x, c = ecdf.continualise(
+        values, np.ones(5000), np.array(atoms), np.full(len(atoms), 2500.0), None, None
+    )
     c = null + (1 - null) * c
     return x, c
 
@@ -66,6 +68,8 @@ def test_atoms_and_nulls_come_back_exactly() -> None:
     x, c = reference(atoms=(1.0,), null=0.25)
     edges = bins.bin_edges(x, c, 8)
     atom = int(np.searchsorted(edges, c[np.flatnonzero(x == 1.0)[0]] + 1e-6) - 1)
-    values, is_null = bins.draw_values(np.array([0, atom], dtype=np.int32), raw(rng, 2), x, c, edges, lattice=False)
+    values, is_null = bins.draw_values(
+        np.array([0, atom], dtype=np.int32), raw(rng, 2), x, c, edges, lattice=False
+    )
     assert list(is_null) == [True, False]
     assert values[1] == 1.0

@@ -18,7 +18,12 @@ LOWEST, HIGHEST = np.uint64(0), np.uint64(2**64 - 1)
 NONE = np.zeros(0)
 
 
-def trie_of(records: np.ndarray, counts: np.ndarray | None = None, groups: np.ndarray | None = None, grids: list | None = None) -> Trie:
+def trie_of(
+    records: np.ndarray,
+    counts: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
+    grids: list | None = None,
+) -> Trie:
     """The trie of records, shape (n, columns); repeated ones are one node."""
     records = np.asarray(records, dtype=np.float64)
     counts = np.ones(len(records), dtype=np.int64) if counts is None else counts
@@ -29,17 +34,23 @@ def trie_of(records: np.ndarray, counts: np.ndarray | None = None, groups: np.nd
 
 def interval(value: float, node: int, trie: Trie) -> tuple[float, float, int]:
     """The interval of ranks of one value, and its child."""
-    (low, high), (child, other) = ranks_of(np.full(2, value), np.full(2, node), np.array([LOWEST, HIGHEST]), trie)
+    (low, high), (child, other) = ranks_of(
+        np.full(2, value), np.full(2, node), np.array([LOWEST, HIGHEST]), trie
+    )
     assert child == other
     return low, high, child
 
 
-small = st.lists(st.tuples(st.integers(-2, 3), st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=30)
+small = st.lists(
+    st.tuples(st.integers(-2, 3), st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=30
+)
 
 
 @settings(deadline=None, max_examples=200)
 @given(rows=small, value=st.tuples(st.integers(-4, 5), st.integers(-1, 4), st.integers(-1, 3)))
-def test_ranks_equal_a_count_among_the_records_that_share_the_prefix(rows: list, value: tuple) -> None:
+def test_ranks_equal_a_count_among_the_records_that_share_the_prefix(
+    rows: list, value: tuple
+) -> None:
     records = np.array(rows, dtype=np.float64)
     trie, node, prefix = trie_of(records), 0, np.ones(len(records), dtype=bool)
     for place, number in enumerate(value):
@@ -76,14 +87,18 @@ def exact_distribution(trie: Trie, n_columns: int, root: int = 0) -> dict[tuple[
             start, end = trie.first[node], trie.first[node + 1]
             edges = np.concatenate([[0], trie.cumulative[start:end]]) / trie.cumulative[end - 1]
             for low, high in itertools.pairwise(edges):
-                [value], [child] = values_at(np.array([(low + high) / 2]), np.array([node]), trie, find_slots(trie), False)
+                [value], [child] = values_at(
+                    np.array([(low + high) / 2]), np.array([node]), trie, find_slots(trie), False
+                )
                 found[(*prefix, value)] = (child, mass * (high - low))
         paths = found
     return {prefix: mass for prefix, (_, mass) in paths.items()}
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])
-def test_the_rank_of_a_row_that_is_exchangeable_with_the_records_is_exactly_uniform(columns: int) -> None:
+def test_the_rank_of_a_row_that_is_exchangeable_with_the_records_is_exactly_uniform(
+    columns: int,
+) -> None:
     rows = np.random.default_rng(columns).integers(0, 3, (40, columns)).astype(float)
     edges = np.linspace(0, 1, 8)
     masses: dict[tuple[float, ...], list[np.ndarray]] = {}
@@ -127,7 +142,9 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("values", "atoms", "start", "step", "keys", "lows"), CELLS)
-def test_cells(values: list, atoms: list, start: float | None, step: float | None, keys: list, lows: list) -> None:
+def test_cells(
+    values: list, atoms: list, start: float | None, step: float | None, keys: list, lows: list
+) -> None:
     found = grid(np.array(values), np.array(atoms), start, step)
     assert [part.tolist() for part in found] == [keys, lows]
 
@@ -138,7 +155,10 @@ def test_a_value_goes_to_the_record_in_whose_cell_it_lies_and_to_the_nearest_els
     trie = trie_of(records, grids=grids)
     _, _, node = interval(1.5, 0, trie)  # (1, 2]
     assert trie.keys[node] == 2.0
-    seen = {value: trie.keys[interval(value, node, trie)[2]] for value in (5.0, 15.0, 20.0, 24.0, 26.0, 35.0, 99.0)}
+    seen = {
+        value: trie.keys[interval(value, node, trie)[2]]
+        for value in (5.0, 15.0, 20.0, 24.0, 26.0, 35.0, 99.0)
+    }
     assert seen == {5.0: 20, 15.0: 20, 20.0: 20, 24.0: 20, 26.0: 40, 35.0: 40, 99.0: 40}
     assert trie.keys[interval(-np.inf, 0, trie)[2]] == -np.inf
     assert trie.keys[interval(-1e300, 0, trie)[2]] == 1.0
@@ -161,7 +181,9 @@ def test_values_inside_a_cell() -> None:
 def test_the_largest_numbers_have_room() -> None:
     records = np.array([[-(2.0**1021)], [2.0**1021]])
     trie = trie_of(records, grids=[grid(records[:, 0], NONE, None, None)])
-    found, _ = values_at(np.array([0.25, 0.75]), np.zeros(2, dtype=np.int64), trie, find_slots(trie), False)
+    found, _ = values_at(
+        np.array([0.25, 0.75]), np.zeros(2, dtype=np.int64), trie, find_slots(trie), False
+    )
     assert np.isfinite(found).all()
     assert found[1] == 0.0
 
@@ -170,8 +192,13 @@ def test_groups_are_apart_and_the_first_root_has_all() -> None:
     records = np.array([[5.0, 3.0], [0.0, 1.0], [0.0, 2.0], [7.0, 1.0], [0.0, 2.0]])
     trie = trie_of(records, groups=np.array([1, 2, 2, 0, 2]))
     assert exact_distribution(trie, 2, 1) == {(5.0, 3.0): 1.0}
-    assert exact_distribution(trie, 2, 2) == {(0.0, 1.0): pytest.approx(1 / 3), (0.0, 2.0): pytest.approx(2 / 3)}
-    assert exact_distribution(trie, 2, 0) == pytest.approx({(0.0, 1.0): 0.2, (0.0, 2.0): 0.4, (5.0, 3.0): 0.2, (7.0, 1.0): 0.2})
+    assert exact_distribution(trie, 2, 2) == {
+        (0.0, 1.0): pytest.approx(1 / 3),
+        (0.0, 2.0): pytest.approx(2 / 3),
+    }
+    assert exact_distribution(trie, 2, 0) == pytest.approx(
+        {(0.0, 1.0): 0.2, (0.0, 2.0): 0.4, (5.0, 3.0): 0.2, (7.0, 1.0): 0.2}
+    )
 
 
 def test_both_ways_give_back_a_fresh_sample_of_the_same_distribution() -> None:
@@ -187,30 +214,49 @@ def test_both_ways_give_back_a_fresh_sample_of_the_same_distribution() -> None:
         ranks.append(found)
         assert stats.kstest(found, "uniform").pvalue > ALPHA
     assert abs(stats.spearmanr(*ranks).statistic) < 6 / np.sqrt(30_000)
-    independent, _ = ranks_of(rows[30_000:, 1].copy(), np.zeros(30_000, dtype=np.int64), drawn, trie_of(rows[:30_000, 1:]))
-    assert abs(stats.spearmanr(ranks[0], independent).statistic) > 0.3  # the power of it: the column by its margin
+    independent, _ = ranks_of(
+        rows[30_000:, 1].copy(), np.zeros(30_000, dtype=np.int64), drawn, trie_of(rows[:30_000, 1:])
+    )
+    assert (
+        abs(stats.spearmanr(ranks[0], independent).statistic) > 0.3
+    )  # the power of it: the column by its margin
 
 
 def test_no_path_without_a_record() -> None:
     trie = Trie(np.zeros(1), np.zeros(1), np.zeros(1, dtype=np.int64), np.array([1, 1]))
     with pytest.raises(AssertionError):
-        chain.values_at(np.array([0.5]), np.zeros(1, dtype=np.int64), trie, chain.find_slots(trie), False)
+        chain.values_at(
+            np.array([0.5]), np.zeros(1, dtype=np.int64), trie, chain.find_slots(trie), False
+        )
 
 
 @pytest.mark.parametrize("skewed", [False, True])
 def test_a_rank_is_found_from_its_slot_as_by_a_search(skewed: bool) -> None:
     rng = np.random.default_rng(8)
-    counts = (2 ** rng.integers(0, 40, size=300) if skewed else rng.integers(1, 4, size=300)).astype(np.int64)
+    counts = (
+        2 ** rng.integers(0, 40, size=300) if skewed else rng.integers(1, 4, size=300)
+    ).astype(np.int64)
     trie = build([np.arange(300.0)], counts, np.zeros(300, dtype=np.int64), [None])
     total = np.cumsum(counts)
-    ranks = np.concatenate([rng.random(3_000), np.arange(1, 300) / 300, np.nextafter(np.arange(1, 300) / 300, 0.0), total[:-1] / total[-1]])
+    ranks = np.concatenate(
+        [
+            rng.random(3_000),
+            np.arange(1, 300) / 300,
+            np.nextafter(np.arange(1, 300) / 300, 0.0),
+            total[:-1] / total[-1],
+        ]
+    )
     found, _ = values_at(ranks, np.zeros(len(ranks), dtype=np.int64), trie, find_slots(trie), False)
     expected = np.minimum(np.searchsorted(total, np.floor(ranks * total[-1]), side="right"), 299)
     assert found.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("n_values", [3, 1000, 2**40], ids=["cells", "sorted", "too many codes for a word"])
-def test_a_trie_holds_each_distinct_record_once_however_its_records_are_sorted(n_values: int) -> None:
+@pytest.mark.parametrize(
+    "n_values", [3, 1000, 2**40], ids=["cells", "sorted", "too many codes for a word"]
+)
+def test_a_trie_holds_each_distinct_record_once_however_its_records_are_sorted(
+    n_values: int,
+) -> None:
     rng = np.random.default_rng(n_values)
     records = np.repeat(rng.integers(0, n_values, (2000, 6)), 2, axis=0).astype(np.float64)
     records[:, 0] -= n_values < 2**40  # a number below 0 is no code
@@ -219,16 +265,27 @@ def test_a_trie_holds_each_distinct_record_once_however_its_records_are_sorted(n
     trie = trie_of(records, counts, groups)
     paths = [[node] for node in range(7)]
     for _ in range(6):
-        paths = [[*path, child] for path in paths for child in range(trie.first[path[-1]], trie.first[path[-1] + 1])]
+        paths = [
+            [*path, child]
+            for path in paths
+            for child in range(trie.first[path[-1]], trie.first[path[-1] + 1])
+        ]
     before = {parent: int(trie.first[parent]) for *_, parent, _ in paths}
     for path in paths:
-        own = int(trie.cumulative[path[-1]] - (trie.cumulative[path[-1] - 1] if path[-1] > before[path[-2]] else 0))
+        own = int(
+            trie.cumulative[path[-1]]
+            - (trie.cumulative[path[-1] - 1] if path[-1] > before[path[-2]] else 0)
+        )
         found.append([path[0], *trie.keys[path[1:]], own])
     in_group = groups > 0
-    under_roots = np.concatenate([np.column_stack([0 * groups, records]), np.column_stack([groups, records])[in_group]])
+    under_roots = np.concatenate(
+        [np.column_stack([0 * groups, records]), np.column_stack([groups, records])[in_group]]
+    )
     distinct, places = np.unique(under_roots, axis=0, return_inverse=True)
     weights = np.concatenate([counts, counts[in_group]])
-    np.testing.assert_array_equal(found, np.column_stack([distinct, np.bincount(places.ravel(), weights=weights)]))
+    np.testing.assert_array_equal(
+        found, np.column_stack([distinct, np.bincount(places.ravel(), weights=weights)])
+    )
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -236,7 +293,12 @@ def test_the_cells_of_a_column_hold_each_record_once(grouped: bool) -> None:
     one, two = np.array([0.0, 0.0, 2.0, 5.0]), np.array([1.0, 3.0, 1.0, -np.inf])
     counts = np.array([4, 3, 2, 6])
     groups = np.array([1, 1, 2, 2]) if grouped else np.zeros(4, dtype=np.int64)
-    trie = build([one, two], counts, groups, [grid(one, np.array([0.0]), None, None), grid(two, np.array([]), None, None)])
+    trie = build(
+        [one, two],
+        counts,
+        groups,
+        [grid(one, np.array([0.0]), None, None), grid(two, np.array([]), None, None)],
+    )
     for place, keys, lows, n in (
         (0, [0.0, 2.0, 5.0], [0.0, 0.0, 2.0], [7.0, 2.0, 6.0]),
         (1, [-np.inf, 1.0, 3.0], [-np.inf, -1.0, 1.0], [6.0, 6.0, 3.0]),

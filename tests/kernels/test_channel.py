@@ -15,7 +15,10 @@ from scipy import stats
 
 from dpdask.kernels import channel as kernel
 
-MOVIELENS = np.array([393068, 776815, 399490, 1640868, 1262797, 4896928, 3177318, 6639798, 2200539, 3612474], dtype=float)
+MOVIELENS = np.array(
+    [393068, 776815, 399490, 1640868, 1262797, 4896928, 3177318, 6639798, 2200539, 3612474],
+    dtype=float,
+)
 RATINGS = np.arange(1, 11) / 2
 ALPHA = 1e-9
 
@@ -47,7 +50,9 @@ def integrated(probabilities: np.ndarray, b: float) -> np.ndarray:
         cdf = lambda x: mpmath.exp(x / b_) / 2 if x < 0 else 1 - mpmath.exp(-x / b_) / 2  # noqa: E731
         smoothed = lambda x: mpmath.quad(lambda u: cdf(x - u), [0, x, 1] if 0 < x < 1 else [0, 1])  # noqa: E731
         far = mpmath.mpf(60) * b_ + 60
-        root = lambda level: mpmath.findroot(lambda x: smoothed(x) - level, (-3 * b_ - 1, 4 * b_ + 2), solver="anderson", tol=1e-24)  # noqa: E731
+        root = lambda level: mpmath.findroot(  # noqa: E731
+            lambda x: smoothed(x) - level, (-3 * b_ - 1, 4 * b_ + 2), solver="anderson", tol=1e-24
+        )
         quantiles = [-far, *map(root, c[1:-1]), far]
         s = len(probabilities)
         result = np.empty((s, s))
@@ -60,7 +65,9 @@ def integrated(probabilities: np.ndarray, b: float) -> np.ndarray:
     return result
 
 
-def six_passes(codes: np.ndarray, probabilities: np.ndarray, epsilon: float, rng: np.random.Generator) -> np.ndarray:
+def six_passes(
+    codes: np.ndarray, probabilities: np.ndarray, epsilon: float, rng: np.random.Generator
+) -> np.ndarray:
     """Return the paper's release of level codes: continualise, rank, add noise, G, invert, map back (Bi & Shen (3)-(4))."""
     b = 1 / epsilon
     cumulative = np.concatenate([[0.0], np.cumsum(probabilities)])
@@ -68,8 +75,14 @@ def six_passes(codes: np.ndarray, probabilities: np.ndarray, epsilon: float, rng
     noisy = ranks + rng.laplace(scale=b, size=len(codes))
     tail = -b / 2 * np.expm1(-1 / b)
     low, high = np.minimum(noisy, 0.0), np.maximum(noisy, 1.0)
-    inside = noisy + b / 2 * np.exp(-noisy.clip(0, 1) / b) - b / 2 * np.exp((noisy.clip(0, 1) - 1) / b)
-    uniform = np.where(noisy < 0, tail * np.exp(low / b), np.where(noisy > 1, 1 - tail * np.exp((1 - high) / b), inside))
+    inside = (
+        noisy + b / 2 * np.exp(-noisy.clip(0, 1) / b) - b / 2 * np.exp((noisy.clip(0, 1) - 1) / b)
+    )
+    uniform = np.where(
+        noisy < 0,
+        tail * np.exp(low / b),
+        np.where(noisy > 1, 1 - tail * np.exp((1 - high) / b), inside),
+    )
     return np.searchsorted(cumulative[1:-1], uniform, side="left")
 
 
@@ -102,14 +115,22 @@ def test_laplace_channel_equals_the_papers_six_passes(epsilon: float) -> None:
     assert not fits(observed, kernel.laplace_channel(p, 0.5 / epsilon))
 
 
-@pytest.mark.parametrize(("probabilities", "expected"), [(frequencies(MOVIELENS), 0.921), (np.array([0.5, 0.5]), 0.433)])
-def test_exact_epsilon_of_the_published_channel_reproduces_the_measured_values(probabilities: np.ndarray, expected: float) -> None:
+@pytest.mark.parametrize(
+    ("probabilities", "expected"), [(frequencies(MOVIELENS), 0.921), (np.array([0.5, 0.5]), 0.433)]
+)
+def test_exact_epsilon_of_the_published_channel_reproduces_the_measured_values(
+    probabilities: np.ndarray, expected: float
+) -> None:
     weights = kernel.integer_weights(kernel.laplace_channel(probabilities, 1.0))
     assert float(kernel.exact_epsilon(weights)) == pytest.approx(expected, abs=5e-4)
 
 
-@pytest.mark.parametrize(("epsilon", "expected"), [(1.0, 0.205), (2.0, 0.374), (3.0, 0.506), (4.0, 0.604)])
-def test_correlation_of_released_and_original_ratings_reproduces_the_measured_values(epsilon: float, expected: float) -> None:
+@pytest.mark.parametrize(
+    ("epsilon", "expected"), [(1.0, 0.205), (2.0, 0.374), (3.0, 0.506), (4.0, 0.604)]
+)
+def test_correlation_of_released_and_original_ratings_reproduces_the_measured_values(
+    epsilon: float, expected: float
+) -> None:
     p = frequencies(MOVIELENS)
     channel = kernel.laplace_channel(p, 1 / epsilon)
     mean = p @ RATINGS
@@ -119,12 +140,18 @@ def test_correlation_of_released_and_original_ratings_reproduces_the_measured_va
 
 @settings(deadline=None, max_examples=80)
 @given(probabilities=references(), epsilon=EPSILONS)
-def test_any_reference_is_left_as_it_is_and_exact_epsilon_stays_below_epsilon(probabilities: np.ndarray, epsilon: float) -> None:
+def test_any_reference_is_left_as_it_is_and_exact_epsilon_stays_below_epsilon(
+    probabilities: np.ndarray, epsilon: float
+) -> None:
     channel = kernel.laplace_channel(probabilities, 1 / epsilon)
-    np.testing.assert_allclose(channel.sum(axis=1), 1.0, rtol=0, atol=1e-12 + 1e-15 / probabilities.min())
+    np.testing.assert_allclose(
+        channel.sum(axis=1), 1.0, rtol=0, atol=1e-12 + 1e-15 / probabilities.min()
+    )
     weights = kernel.repair_weights(channel, probabilities, epsilon)
     assert kernel.exact_epsilon(weights) <= Decimal(epsilon)
-    np.testing.assert_allclose(probabilities @ (weights / 2.0**63), probabilities, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        probabilities @ (weights / 2.0**63), probabilities, rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("b", [1e-2, 1.0, 1e3, 1e6, 1e9])
@@ -132,12 +159,21 @@ def test_uniform_laplace_quantile_inverts_the_cdf(b: float) -> None:
     x = np.linspace(0.01, 0.99, 50)
     c = x + b * math.exp(-1 / (2 * b)) * np.sinh((0.5 - x) / b)
     slope = -b * np.exp(-1 / (2 * b)) * np.cosh((0.5 - x) / b) / b + 1
-    np.testing.assert_allclose(kernel.uniform_laplace_quantile(c, b), x, rtol=0, atol=float(np.max(4e-16 / slope)))
+    np.testing.assert_allclose(
+        kernel.uniform_laplace_quantile(c, b), x, rtol=0, atol=float(np.max(4e-16 / slope))
+    )
     ends = kernel.uniform_laplace_quantile(np.array([0.0, 1.0]), b)
     assert ends.tolist() == [-math.inf, math.inf]
 
 
-@pytest.mark.parametrize("rows", [[[1.0]], [[0.5, 0.5], [1.0, 0.0]], [[1 / 3, 1 / 3, 1 / 3], [0.1, 0.2, 0.7], [1e-18, 1.0, 1e-30]]])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[1.0]],
+        [[0.5, 0.5], [1.0, 0.0]],
+        [[1 / 3, 1 / 3, 1 / 3], [0.1, 0.2, 0.7], [1e-18, 1.0, 1e-30]],
+    ],
+)
 def test_integer_weights_sum_exactly_to_their_total_and_stay_near(rows: list[list[float]]) -> None:
     channel = np.array(rows)
     weights = kernel.integer_weights(channel)
@@ -149,7 +185,10 @@ def test_exact_epsilon_of_known_ratios_is_rounded_up_at_the_fiftieth_digit() -> 
     for low, high in [(1, 3), (2**61, 2**62 + 1), (10**18, 10**18 + 1)]:
         weights = np.array([[low, 2**63 - low], [high, 2**63 - high]], dtype=np.uint64)
         with mpmath.workdps(80):
-            exact = max(mpmath.log(mpmath.mpf(high) / low), mpmath.log(mpmath.mpf(2**63 - low) / (2**63 - high)))
+            exact = max(
+                mpmath.log(mpmath.mpf(high) / low),
+                mpmath.log(mpmath.mpf(2**63 - low) / (2**63 - high)),
+            )
             excess = mpmath.mpf(str(kernel.exact_epsilon(weights))) - exact
         assert 0 <= excess <= mpmath.mpf("2.1e-50")
 
@@ -161,9 +200,13 @@ def test_exact_epsilon_does_not_depend_on_the_callers_decimal_context() -> None:
         assert kernel.exact_epsilon(weights) == expected
 
 
-def test_exact_epsilon_is_infinite_when_only_some_rows_give_a_level_and_zero_when_rows_agree() -> None:
+def test_exact_epsilon_is_infinite_when_only_some_rows_give_a_level_and_zero_when_rows_agree() -> (
+    None
+):
     half = 2**62
-    assert kernel.exact_epsilon(np.array([[half, half], [2 * half, 0]], dtype=np.uint64)) == Decimal("Infinity")
+    assert kernel.exact_epsilon(
+        np.array([[half, half], [2 * half, 0]], dtype=np.uint64)
+    ) == Decimal("Infinity")
     assert kernel.exact_epsilon(np.array([[half, half, 0], [half, half, 0]], dtype=np.uint64)) == 0
     assert kernel.exact_epsilon(np.array([[2 * half]], dtype=np.uint64)) == 0
 
@@ -205,9 +248,13 @@ def reconstructed(thresholds: np.ndarray, aliases: np.ndarray) -> list[list[int]
 @given(probabilities=references())
 def test_alias_tables_stand_for_exactly_the_weights(probabilities: np.ndarray) -> None:
     rng = np.random.default_rng(len(probabilities))
-    channel = np.stack([probabilities, rng.permutation(probabilities), np.eye(len(probabilities))[0]])
+    channel = np.stack(
+        [probabilities, rng.permutation(probabilities), np.eye(len(probabilities))[0]]
+    )
     weights = kernel.integer_weights(channel)
-    for row, exact in zip(reconstructed(*kernel.alias_tables(weights)), weights.tolist(), strict=True):
+    for row, exact in zip(
+        reconstructed(*kernel.alias_tables(weights)), weights.tolist(), strict=True
+    ):
         assert row == exact + [0] * (len(row) - len(exact))
 
 
@@ -219,10 +266,14 @@ def test_alias_tables_stand_for_exactly_the_weights_of_the_widest_row() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0.2, 2.0])
-def test_samples_have_the_channels_frequencies_and_no_more_and_no_less_noise(epsilon: float) -> None:
+def test_samples_have_the_channels_frequencies_and_no_more_and_no_less_noise(
+    epsilon: float,
+) -> None:
     p = frequencies(MOVIELENS)
     rng = np.random.default_rng(11)
-    tables = kernel.alias_tables(kernel.repair_weights(kernel.laplace_channel(p, 1 / epsilon), p, epsilon))
+    tables = kernel.alias_tables(
+        kernel.repair_weights(kernel.laplace_channel(p, 1 / epsilon), p, epsilon)
+    )
     codes = rng.integers(0, 10, size=1_000_000).astype(np.int32)
     words = rng.integers(0, 2**64, size=len(codes), dtype=np.uint64)
     observed = crossed(codes, kernel.sample(codes, words, *tables), 10)
@@ -238,12 +289,18 @@ def test_sample_reads_words_as_the_tables_say() -> None:
     for cell in range(4):
         for step in range(64):
             word = ((step * 2**55) << 2 | cell) << 1
-            out = kernel.sample(np.zeros(1, dtype=np.int32), np.array([word], dtype=np.uint64), thresholds, aliases)
+            out = kernel.sample(
+                np.zeros(1, dtype=np.int32), np.array([word], dtype=np.uint64), thresholds, aliases
+            )
             counts[out[0]] += 1
-    assert counts.tolist() == [round(256 * Fraction(weight, 2**63)) for weight in weights[0].tolist()]
+    assert counts.tolist() == [
+        round(256 * Fraction(weight, 2**63)) for weight in weights[0].tolist()
+    ]
 
 
 def test_a_single_level_is_released_as_it_is() -> None:
-    tables = kernel.alias_tables(kernel.repair_weights(kernel.laplace_channel(np.ones(1), 1.0), np.ones(1), 1.0))
+    tables = kernel.alias_tables(
+        kernel.repair_weights(kernel.laplace_channel(np.ones(1), 1.0), np.ones(1), 1.0)
+    )
     words = np.random.default_rng(1).integers(0, 2**64, size=100, dtype=np.uint64)
     assert not kernel.sample(np.zeros(100, dtype=np.int32), words, *tables).any()

@@ -50,17 +50,26 @@ def assert_is_correlation(found, floor=FLOOR):
 
 def test_highams_example():
     found = nearest_correlation(np.array([[1.0, 1, 0], [1, 1, 1], [0, 1, 1]]), floor=0)
-    assert_allclose(found.matrix, [[1, 0.7607, 0.1573], [0.7607, 1, 0.7607], [0.1573, 0.7607, 1]], atol=5e-5)
+    assert_allclose(
+        found.matrix, [[1, 0.7607, 0.1573], [0.7607, 1, 0.7607], [0.1573, 0.7607, 1]], atol=5e-5
+    )
     assert found.distance == pytest.approx(0.5278, abs=5e-5)
     assert found.residual <= 1e-7
 
 
 def test_highams_tridiagonal_example():
     given = 2 * np.eye(4) - np.eye(4, k=1) - np.eye(4, k=-1)
-    expected = [[1, -0.8084, 0.1916, 0.1068], [-0.8084, 1, -0.6562, 0.1916], [0.1916, -0.6562, 1, -0.8084], [0.1068, 0.1916, -0.8084, 1]]
+    expected = [
+        [1, -0.8084, 0.1916, 0.1068],
+        [-0.8084, 1, -0.6562, 0.1916],
+        [0.1916, -0.6562, 1, -0.8084],
+        [0.1068, 0.1916, -0.8084, 1],
+    ]
     found = nearest_correlation(given, floor=0)
     assert_allclose(found.matrix, expected, atol=5e-5)
-    assert math.hypot(found.distance, 2) == pytest.approx(2.13, abs=5e-3)  # his distance counts the diagonal of twos, too
+    assert math.hypot(found.distance, 2) == pytest.approx(
+        2.13, abs=5e-3
+    )  # his distance counts the diagonal of twos, too
 
 
 @pytest.mark.parametrize("floor", [0, 1e-6, 0.05])
@@ -73,7 +82,12 @@ def test_it_agrees_with_alternating_projections(seed, floor):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(2, 25), st.floats(0.05, 2), st.integers(0, 2**32 - 1), st.sampled_from([1e-6, 1e-3, 0.2]))
+@given(
+    st.integers(2, 25),
+    st.floats(0.05, 2),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1e-6, 1e-3, 0.2]),
+)
 def test_the_result_meets_the_conditions_of_the_nearest_matrix(n, noise, seed, floor):
     given = noisy(n, noise, seed)
     found = nearest_correlation(given, floor=floor, tolerance=1e-10)
@@ -89,7 +103,9 @@ def test_the_result_meets_the_conditions_of_the_nearest_matrix(n, noise, seed, f
         assert np.abs(slack @ inside).max() <= 1e-6
 
 
-@pytest.mark.parametrize("matrix", [np.eye(1), np.eye(5), noisy(20, 0, 1), np.array([[1, -0.999], [-0.999, 1]])])
+@pytest.mark.parametrize(
+    "matrix", [np.eye(1), np.eye(5), noisy(20, 0, 1), np.array([[1, -0.999], [-0.999, 1]])]
+)
 def test_a_correlation_matrix_stays_to_the_bit(matrix):
     found = nearest_correlation(matrix)
     assert (found.matrix == matrix).all()
@@ -153,7 +169,9 @@ def test_the_hessian_is_the_derivative_of_the_gradient():
         ahead, behind = (correlation._evaluate(given, y + sign * step * d, 1.0) for sign in (1, -1))
         assert_allclose(apply(d), (ahead.gradient - behind.gradient) / (2 * step), atol=1e-6)
         assert_allclose(diagonal, [apply(unit)[i] for i, unit in enumerate(np.eye(30))], atol=1e-10)
-        assert (ahead.dual - behind.dual) / (2 * step) == pytest.approx(correlation._evaluate(given, y, 1.0).gradient @ d, abs=1e-6)
+        assert (ahead.dual - behind.dual) / (2 * step) == pytest.approx(
+            correlation._evaluate(given, y, 1.0).gradient @ d, abs=1e-6
+        )
 
 
 @pytest.mark.parametrize(
@@ -173,7 +191,10 @@ def test_what_is_no_symmetric_matrix_is_refused(matrix, message):
             function(matrix)
 
 
-@pytest.mark.parametrize("settings_", [{"floor": -0.1}, {"floor": 1.0}, {"floor": np.nan}, {"tolerance": 0.0}, {"tolerance": np.nan}])
+@pytest.mark.parametrize(
+    "settings_",
+    [{"floor": -0.1}, {"floor": 1.0}, {"floor": np.nan}, {"tolerance": 0.0}, {"tolerance": np.nan}],
+)
 def test_settings_out_of_range_are_refused(settings_):
     with pytest.raises(ValueError, match="floor"):
         nearest_correlation(np.eye(2), **settings_)

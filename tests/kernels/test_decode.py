@@ -50,7 +50,14 @@ def test_quotas_sum_to_the_rows_and_are_less_than_one_off(seed, n_groups, n_leve
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, np.nextafter(1.0, 0.0)])
 def test_quotas_at_the_ends_of_the_uniform(uniform):
-    probabilities = np.array([[0.0, 0.3, 0.0, 0.7, 0.0], [0.1, 0.2, 0.3, 0.4, 0.0], [1 / 3, 1 / 3, 1 / 3, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 1.0]])
+    probabilities = np.array(
+        [
+            [0.0, 0.3, 0.0, 0.7, 0.0],
+            [0.1, 0.2, 0.3, 0.4, 0.0],
+            [1 / 3, 1 / 3, 1 / 3, 0.0, 0.0],
+            [0.0, 0.0, 0.0, 0.0, 1.0],
+        ]
+    )
     for n in (0, 1, 2, 3, 10, 10**9):
         found = quotas(probabilities, np.full(4, n), np.full(4, uniform))
         assert (found.sum(axis=1) == n).all()
@@ -62,7 +69,13 @@ def test_quotas_at_the_ends_of_the_uniform(uniform):
 def test_the_expectation_over_uniforms_is_what_is_asked_for(seed):
     rng = np.random.default_rng(seed)
     probabilities, rows, steps = shares(rng, 3, 7), np.array([1, 17, 400]), 2000
-    found = sum(quotas(probabilities, rows, np.full(3, (k + 0.5) / steps)).astype(float) for k in range(steps)) / steps
+    found = (
+        sum(
+            quotas(probabilities, rows, np.full(3, (k + 0.5) / steps)).astype(float)
+            for k in range(steps)
+        )
+        / steps
+    )
     assert np.abs(found - probabilities * rows[:, None]).max() <= 2 / steps
 
 
@@ -73,7 +86,10 @@ def test_the_expectation_over_uniforms_is_what_is_asked_for(seed):
 @given(SEEDS, st.integers(1, 6), st.integers(1, 9), st.sampled_from([1, 2, 7, 60, 400]))
 def test_every_groups_quotas_are_kept_exactly(seed, n_groups, n_levels, n):
     rng = np.random.default_rng(seed)
-    probabilities, groups = shares(rng, n_groups, n_levels), rng.integers(0, n_groups, n).astype(np.uint16)
+    probabilities, groups = (
+        shares(rng, n_groups, n_levels),
+        rng.integers(0, n_groups, n).astype(np.uint16),
+    )
     if rng.random() < 0.2:
         groups[:] = groups[0]  # all rows in one group, the others empty
     uniforms, spread = rng.random(n_groups), rng.choice([0.0, 0.1, 3.0])
@@ -81,7 +97,9 @@ def test_every_groups_quotas_are_kept_exactly(seed, n_groups, n_levels, n):
     chosen = decode(normal(rng, n_levels, n), offsets, probabilities, groups, uniforms)
     assert chosen.dtype == np.uint16
     rows = np.bincount(groups, minlength=n_groups)
-    assert (counted(chosen, groups, probabilities.shape) == quotas(probabilities, rows, uniforms)).all()
+    assert (
+        counted(chosen, groups, probabilities.shape) == quotas(probabilities, rows, uniforms)
+    ).all()
 
 
 @pytest.mark.parametrize("value", [0.0, 5.0, -3.0])
@@ -89,12 +107,22 @@ def test_ties_everywhere_are_settled_too(value):
     """Rows that are all alike, as where an attribute has no variable of its own."""
     n = 500
     probabilities = np.array([[0.2, 0.5, 0.3]])
-    chosen = decode(np.full((3, n), value, dtype=np.float32), np.zeros((1, 3), np.float32), probabilities, np.zeros(n, np.uint16), np.zeros(1))
+    chosen = decode(
+        np.full((3, n), value, dtype=np.float32),
+        np.zeros((1, 3), np.float32),
+        probabilities,
+        np.zeros(n, np.uint16),
+        np.zeros(1),
+    )
     assert np.bincount(chosen).tolist() == [100, 250, 150]
 
 
 def test_no_rows_give_no_levels():
-    utilities, offsets, thirds = np.zeros((3, 0), np.float32), np.zeros((1, 3), np.float32), np.full((1, 3), 1 / 3)
+    utilities, offsets, thirds = (
+        np.zeros((3, 0), np.float32),
+        np.zeros((1, 3), np.float32),
+        np.full((1, 3), 1 / 3),
+    )
     assert decode(utilities, offsets, thirds, np.zeros(0, np.uint16), np.zeros(1)).shape == (0,)
 
 
@@ -102,16 +130,28 @@ def test_no_rows_give_no_levels():
 def test_without_a_surplus_each_row_takes_its_best_level(seed):
     rng = np.random.default_rng(seed)
     n_groups, n_levels, n = 3, int(rng.integers(1, 8)), 600
-    utilities, offsets, groups = normal(rng, n_levels, n), normal(rng, n_groups, n_levels), rng.integers(0, n_groups, n).astype(np.uint16)
+    utilities, offsets, groups = (
+        normal(rng, n_levels, n),
+        normal(rng, n_groups, n_levels),
+        rng.integers(0, n_groups, n).astype(np.uint16),
+    )
     best = (utilities + offsets[groups].T).argmax(axis=0)
     found = counted(best, groups, offsets.shape)
-    chosen = decode(utilities, offsets, found / found.sum(axis=1, keepdims=True), groups, np.full(n_groups, 0.5))
+    chosen = decode(
+        utilities, offsets, found / found.sum(axis=1, keepdims=True), groups, np.full(n_groups, 0.5)
+    )
     assert (chosen == best).all()
 
 
 def test_one_row_too_many_moves_the_row_that_loses_least():
     utilities = np.array([[0.0, 0.0, 0.0, 0.0], [-5.0, -0.1, -3.0, 2.0]], dtype=np.float32)
-    chosen = decode(utilities, np.zeros((1, 2), np.float32), np.array([[0.5, 0.5]]), np.zeros(4, np.uint16), np.array([0.5]))
+    chosen = decode(
+        utilities,
+        np.zeros((1, 2), np.float32),
+        np.array([[0.5, 0.5]]),
+        np.zeros(4, np.uint16),
+        np.array([0.5]),
+    )
     assert chosen.tolist() == [0, 1, 0, 1]
 
 
@@ -130,9 +170,14 @@ def test_the_total_utility_is_near_the_best_assignments(n_levels, calibrated, sl
     for seed in range(8):
         rng = np.random.default_rng(seed)
         n = 250
-        utilities, probabilities = normal(rng, n_levels, n), rng.dirichlet(np.full(n_levels, 2.0), 1)
+        utilities, probabilities = (
+            normal(rng, n_levels, n),
+            rng.dirichlet(np.full(n_levels, 2.0), 1),
+        )
         start = np.zeros(n_levels, dtype=np.float32)
-        offsets = (calibrate(utilities, probabilities[0], start) if calibrated else start).reshape(1, -1)
+        offsets = (calibrate(utilities, probabilities[0], start) if calibrated else start).reshape(
+            1, -1
+        )
         chosen = decode(utilities, offsets, probabilities, np.zeros(n, np.uint16), np.array([0.5]))
         found += utilities[chosen, np.arange(n)].sum()
         best += optimum(utilities, np.bincount(chosen, minlength=n_levels))
@@ -144,7 +189,11 @@ def test_a_first_level_without_a_variable_is_one_of_zeros(n_groups, n_levels):
     rng = np.random.default_rng(n_levels)
     n = 3000
     given, probabilities = normal(rng, n_levels - 1, n), shares(rng, n_groups, n_levels)
-    groups, offsets, uniforms = rng.integers(0, n_groups, n).astype(np.uint16), normal(rng, n_groups, n_levels), rng.random(n_groups)
+    groups, offsets, uniforms = (
+        rng.integers(0, n_groups, n).astype(np.uint16),
+        normal(rng, n_groups, n_levels),
+        rng.random(n_groups),
+    )
     whole = np.concatenate([np.zeros((1, n), np.float32), given])
     one, other = (decode(each, offsets, probabilities, groups, uniforms) for each in (given, whole))
     assert (one == other).mean() > 0.998  # the sums are rounded in another order
@@ -155,7 +204,11 @@ def test_a_first_level_without_a_variable_is_one_of_zeros(n_groups, n_levels):
 
 def test_columns_behind_the_rows_are_not_looked_at():
     rng = np.random.default_rng(3)
-    utilities, probabilities, groups = normal(rng, 5, 2000), shares(rng, 2, 5), rng.integers(0, 2, 2000).astype(np.uint16)
+    utilities, probabilities, groups = (
+        normal(rng, 5, 2000),
+        shares(rng, 2, 5),
+        rng.integers(0, 2, 2000).astype(np.uint16),
+    )
     wide = np.concatenate([utilities, np.full((5, 77), np.inf, np.float32)], axis=1)
     rest = (normal(rng, 2, 5), probabilities, groups, rng.random(2))
     assert (decode(utilities, *rest) == decode(wide, *rest)).all()
@@ -195,5 +248,7 @@ def test_groups_are_calibrated_apart_and_an_empty_one_stays():
     found = counted((utilities + offsets[groups].T).argmax(axis=0), groups, (3, 3))
     for group in (0, 2):
         assert np.abs(found[group] - probabilities[group] * found[group].sum()).max() <= 8
-        alone = calibrate(np.ascontiguousarray(utilities[:, groups == group]), probabilities[group], start[group])
+        alone = calibrate(
+            np.ascontiguousarray(utilities[:, groups == group]), probabilities[group], start[group]
+        )
         assert offsets[group].tolist() == alone.tolist()

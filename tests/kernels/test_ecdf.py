@@ -16,7 +16,13 @@ NOTHING = np.empty(0)
 def samples(draw: st.DrawFn, largest_weight: int = 1000) -> tuple[np.ndarray, np.ndarray]:
     """Sorted distinct values with positive weights, a few of them heavy."""
     values = sorted(draw(st.sets(st.integers(-1000, 1000), min_size=1, max_size=80)))
-    weights = draw(st.lists(st.one_of(st.integers(1, 3), st.integers(1, largest_weight)), min_size=len(values), max_size=len(values)))
+    weights = draw(
+        st.lists(
+            st.one_of(st.integers(1, 3), st.integers(1, largest_weight)),
+            min_size=len(values),
+            max_size=len(values),
+        )
+    )
     return np.array(values, dtype=float), np.array(weights, dtype=np.int64)
 
 
@@ -33,7 +39,9 @@ def test_distinct_counts_every_value_once(values: list[float]) -> None:
 
 
 @given(st.lists(samples(), min_size=1, max_size=5))
-def test_merge_equals_the_distinct_values_of_everything(parts: list[tuple[np.ndarray, np.ndarray]]) -> None:
+def test_merge_equals_the_distinct_values_of_everything(
+    parts: list[tuple[np.ndarray, np.ndarray]],
+) -> None:
     values, weights = ecdf.merge([part[0] for part in parts], [part[1] for part in parts])
     everything = np.concatenate([np.repeat(*part) for part in parts])
     found, counts = ecdf.find_distinct(everything)
@@ -44,7 +52,10 @@ def test_merge_equals_the_distinct_values_of_everything(parts: list[tuple[np.nda
 @given(samples(), samples(), samples())
 def test_merge_is_associative_and_commutative_with_identity(a: tuple, b: tuple, c: tuple) -> None:
     def merge(*parts: tuple) -> tuple[list, list]:
-        values, weights = ecdf.merge([np.array(part[0]) for part in parts], [np.array(part[1], dtype=np.int64) for part in parts])
+        values, weights = ecdf.merge(
+            [np.array(part[0]) for part in parts],
+            [np.array(part[1], dtype=np.int64) for part in parts],
+        )
         return values.tolist(), weights.tolist()
 
     nothing = ([], [])
@@ -54,7 +65,9 @@ def test_merge_is_associative_and_commutative_with_identity(a: tuple, b: tuple, 
 
 @settings(deadline=None, max_examples=300)
 @given(sample=samples(), n_points=st.integers(2, 90))
-def test_compress_keeps_total_ends_and_ranks_within_the_stated_error(sample: tuple[np.ndarray, np.ndarray], n_points: int) -> None:
+def test_compress_keeps_total_ends_and_ranks_within_the_stated_error(
+    sample: tuple[np.ndarray, np.ndarray], n_points: int
+) -> None:
     values, weights = sample
     kept, new_weights, error = ecdf.compress(values, weights, n_points)
     assert len(kept) <= n_points or len(values) <= n_points
@@ -82,30 +95,53 @@ def test_compress_leaves_a_small_sample_alone() -> None:
     assert (kept is values, new_weights is weights, error) == (True, True, 0)
 
 
-def paper_cdf(point: float, values: np.ndarray, weights: np.ndarray, is_atom: np.ndarray, origin: float) -> float:
+def paper_cdf(
+    point: float, values: np.ndarray, weights: np.ndarray, is_atom: np.ndarray, origin: float
+) -> float:
     """Return the continualised cdf (3), (7) directly: a number's weight is spread over the gap below it, an atom's is not."""
     total, below = 0.0, origin
     for value, weight, atom in zip(values, weights, is_atom, strict=True):
-        share = float(point >= value) if atom else min(max((point - below) / (value - below), 0.0), 1.0)
+        share = (
+            float(point >= value) if atom else min(max((point - below) / (value - below), 0.0), 1.0)
+        )
         total += weight * share
         below = value
     return total / weights.sum()
 
 
 @settings(deadline=None, max_examples=200)
-@given(sample=samples(9), data=st.data(), start=st.sampled_from([None, -1000.0]), lattice=st.booleans())
-def test_continualise_equals_the_papers_formula_with_atoms(sample: tuple, data: st.DataObject, start: float | None, lattice: bool) -> None:
+@given(
+    sample=samples(9), data=st.data(), start=st.sampled_from([None, -1000.0]), lattice=st.booleans()
+)
+def test_continualise_equals_the_papers_formula_with_atoms(
+    sample: tuple, data: st.DataObject, start: float | None, lattice: bool
+) -> None:
     values, weights = sample
-    is_atom = np.array(data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))))
-    x, c = ecdf.continualise(values[~is_atom], weights[~is_atom] * 1.0, values[is_atom], weights[is_atom] * 1.0, start, 1.0 if lattice else None)
+    is_atom = np.array(
+        data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values)))
+    )
+    x, c = ecdf.continualise(
+        values[~is_atom],
+        weights[~is_atom] * 1.0,
+        values[is_atom],
+        weights[is_atom] * 1.0,
+        start,
+        1.0 if lattice else None,
+    )
     assert (c[0], c[-1]) == (0.0, 1.0)
     assert (np.diff(x) >= 0).all()
     assert (np.diff(c) >= 0).all()
     for point in [*values, *(values + 0.25), values[0] - 0.5]:
         k = int(np.searchsorted(x, point, side="right"))
-        read = c[k - 1] if k == len(x) or (k and x[k - 1] == point) else np.interp(point, x[max(k - 1, 0) : k + 1], c[max(k - 1, 0) : k + 1])
+        read = (
+            c[k - 1]
+            if k == len(x) or (k and x[k - 1] == point)
+            else np.interp(point, x[max(k - 1, 0) : k + 1], c[max(k - 1, 0) : k + 1])
+        )
         if x[0] < values[0] or is_atom[0]:
-            assert read == pytest.approx(paper_cdf(point, values, weights, is_atom, x[0]), abs=1e-12)
+            assert read == pytest.approx(
+                paper_cdf(point, values, weights, is_atom, x[0]), abs=1e-12
+            )
 
 
 @pytest.mark.parametrize(
@@ -118,13 +154,17 @@ def test_continualise_equals_the_papers_formula_with_atoms(sample: tuple, data: 
         ([3.0], None, None, 2.0),
     ],
 )
-def test_the_gap_below_the_smallest_value_is_as_documented(values: list[float], start: float | None, step: float | None, origin: float) -> None:
+def test_the_gap_below_the_smallest_value_is_as_documented(
+    values: list[float], start: float | None, step: float | None, origin: float
+) -> None:
     x, c = ecdf.continualise(np.array(values), np.ones(len(values)), NOTHING, NOTHING, start, step)
     assert x.tolist() == [origin, *values]
     assert c[0] == 0.0
 
 
 def test_an_unseen_atom_leaves_no_knot() -> None:
-    x, c = ecdf.continualise(np.array([1.0]), np.ones(1), np.array([0.0, 5.0]), np.array([1.0, 0.0]), None, None)
+    x, c = ecdf.continualise(
+        np.array([1.0]), np.ones(1), np.array([0.0, 5.0]), np.array([1.0, 0.0]), None, None
+    )
     assert x.tolist() == [0.0, 0.0, 0.0, 1.0]
     assert c.tolist() == [0.0, 0.0, 0.5, 1.0]

@@ -28,12 +28,24 @@ def test_a_change_of_a_function_that_is_called_takes_effect(tmp_path: Path) -> N
     (package / "__init__.py").touch()
     (package / "caller.py").write_text(CALLER)
     # Python would take bytecode for the source if both versions of a file are written in the same second
-    environment = os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": str(tmp_path),
+        "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     found = []
     for value in (1, 2, 2):
         (package / "called.py").write_text(CALLED.format(value))
-        command = [sys.executable, "-c", "from kernels.caller import release; print(release(), sum(release.stats.cache_hits.values()))"]
-        found.append(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split())
+        command = [
+            sys.executable,
+            "-c",
+            "from kernels.caller import release; print(release(), sum(release.stats.cache_hits.values()))",
+        ]
+        found.append(
+            subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=True
+            ).stdout.split()
+        )
     assert found == [["1", "0"], ["2", "0"], ["2", "1"]]
 
 

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from dpdask.kernels.correlation import BLOCK_ROWS, latents, normals, pack, room_for, thin, words_per_block
+from dpdask.kernels.correlation import (
+    BLOCK_ROWS,
+    latents,
+    normals,
+    pack,
+    room_for,
+    thin,
+    words_per_block,
+)
 
 ALPHA = 1e-10
 SIZES = [*range(1, 11), 33]
@@ -58,8 +66,14 @@ def test_every_radius_and_every_angle_is_right():
         first, second = polar(half.astype(np.int64))
         found = normals(half.view(np.uint64)).astype(np.float64)
         assert np.isfinite(found).all()
-        np.testing.assert_allclose(found, np.concatenate([first, second]), rtol=0, atol=2e-5)  # next to radius 0 a square root is steep
-    assert np.hypot(*found.reshape(2, -1)).max() < np.hypot(*polar(np.array([0]))) == pytest.approx(5.395, abs=1e-3)
+        np.testing.assert_allclose(
+            found, np.concatenate([first, second]), rtol=0, atol=2e-5
+        )  # next to radius 0 a square root is steep
+    assert (
+        np.hypot(*found.reshape(2, -1)).max()
+        < np.hypot(*polar(np.array([0])))
+        == pytest.approx(5.395, abs=1e-3)
+    )
 
 
 def test_the_characteristic_function_is_the_normal_one():
@@ -69,7 +83,9 @@ def test_the_characteristic_function_is_the_normal_one():
     for t in (0.5, 1.0, 2.0, 4.0):
         assert special.j0(t * radius).mean() == pytest.approx(np.exp(-(t**2) / 2), abs=2e-6)
         for r in radius[:: 2**17]:
-            assert np.cos(t * r * np.cos(angle)).mean() == pytest.approx(special.j0(t * r), abs=1e-12)
+            assert np.cos(t * r * np.cos(angle)).mean() == pytest.approx(
+                special.j0(t * r), abs=1e-12
+            )
 
 
 # The distribution
@@ -90,7 +106,12 @@ def test_the_moments_and_the_shape_are_those_of_the_standard_normal():
 def test_the_numbers_of_a_word_and_of_neighbouring_words_are_uncorrelated():
     z = normals(words(8, 200_000)).astype(np.float64)
     first, second = z.reshape(2, -1)
-    for a, b in ((first, second), (first[1:], second[:-1]), (first[0::2], first[1::2]), (second[1:-1:2], second[2::2])):
+    for a, b in (
+        (first, second),
+        (first[1:], second[:-1]),
+        (first[0::2], first[1::2]),
+        (second[1:-1:2], second[2::2]),
+    ):
         for power in (1, 2):
             assert abs(np.corrcoef(a**power, b**power)[0, 1]) < 6.5 / np.sqrt(len(a))
 
@@ -108,14 +129,21 @@ def test_words_of_any_shape_give_four_numbers_each():
 
 def terms(size: int, raw: np.ndarray) -> np.ndarray:
     """The normals of a block, as the product reads them: sixteen rows after the other."""
-    return normals(raw).reshape(BLOCK_ROWS // 16, size, 16).transpose(1, 0, 2).reshape(size, BLOCK_ROWS)
+    return (
+        normals(raw)
+        .reshape(BLOCK_ROWS // 16, size, 16)
+        .transpose(1, 0, 2)
+        .reshape(size, BLOCK_ROWS)
+    )
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_block_is_the_factor_times_the_normals(size):
     factor, raw = factor_of(size), words(size, words_per_block(size))
     z, wide = terms(size, raw).astype(np.float64), factor.astype(np.float64)
-    assert (np.abs(drawn(factor, raw) - wide @ z) <= (size + 1) * 2.0**-24 * (np.abs(wide) @ np.abs(z))).all()
+    assert (
+        np.abs(drawn(factor, raw) - wide @ z) <= (size + 1) * 2.0**-24 * (np.abs(wide) @ np.abs(z))
+    ).all()
 
 
 @pytest.mark.parametrize("size", [1, 5, 13])
@@ -125,7 +153,9 @@ def test_every_sum_is_one_chain_of_fused_multiply_adds(size):
     factor, raw = factor_of(size), words(size, words_per_block(size))
     total = np.zeros((size, BLOCK_ROWS), dtype=np.float32)
     for k, row in enumerate(terms(size, raw)):
-        total = (factor[:, k, None].astype(np.longdouble) * row.astype(np.longdouble) + total).astype(np.float32)
+        total = (
+            factor[:, k, None].astype(np.longdouble) * row.astype(np.longdouble) + total
+        ).astype(np.float32)
     assert (drawn(factor, raw) == total).mean() > 0.9999
 
 
@@ -159,7 +189,12 @@ def test_zeros_that_are_skipped_change_no_bit():
 
 def test_no_latent_variables_need_no_columns_and_no_words():
     panels = pack(np.zeros((0, 0), dtype=np.float32))
-    assert (panels.starts.tolist(), len(panels.columns), len(panels.values), words_per_block(0)) == ([0], 0, 0, 0)
+    assert (
+        panels.starts.tolist(),
+        len(panels.columns),
+        len(panels.values),
+        words_per_block(0),
+    ) == ([0], 0, 0, 0)
     assert room_for(0, 5).shape[0] == 0
 
 
@@ -189,8 +224,16 @@ def test_a_factor_without_small_parts_stays():
 def test_the_bits_are_pinned():
     """Records written by one version are written again by the next, on any machine."""
     factor = np.tril(np.arange(1, 26, dtype=np.float32).reshape(5, 5)) / np.float32(32.0)
-    out = drawn(factor, np.arange(words_per_block(5), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    out = drawn(
+        factor, np.arange(words_per_block(5), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    )
     assert [value.hex() for value in out[:, 1].astype(float).tolist()] == PINNED
 
 
-PINNED = ["0x1.e8b9c40000000p-4", "0x1.6b7e360000000p-1", "0x1.2462620000000p+0", "0x1.52f2580000000p+0", "0x1.838be60000000p+0"]
+PINNED = [
+    "0x1.e8b9c40000000p-4",
+    "0x1.6b7e360000000p-1",
+    "0x1.2462620000000p+0",
+    "0x1.52f2580000000p+0",
+    "0x1.838be60000000p+0",
+]

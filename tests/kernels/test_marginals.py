@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 from dpdask.kernels import marginals as kernel
 
 SIZES = st.one_of(st.integers(1, 5), st.sampled_from([1, 2, 2, 2, 17, 100, 255, 256, 257, 300]))
-N_ROWS = st.one_of(st.integers(0, 200), st.sampled_from([0, 1, 63, 64, 65, 1000, kernel.BLOCK_ROWS, kernel.BLOCK_ROWS + 67]))
+N_ROWS = st.one_of(
+    st.integers(0, 200),
+    st.sampled_from([0, 1, 63, 64, 65, 1000, kernel.BLOCK_ROWS, kernel.BLOCK_ROWS + 67]),
+)
 
 
-def random_codes(sizes: list[int], n_rows: int, seed: int = 0, dtype: type = np.uint8) -> np.ndarray:
+def random_codes(
+    sizes: list[int], n_rows: int, seed: int = 0, dtype: type = np.uint8
+) -> np.ndarray:
     """Return a code matrix; a third of the columns is skewed, a third is constant at its last level now and then."""
     rng = np.random.default_rng(seed)
     codes = np.empty((len(sizes), n_rows), dtype=dtype if max(sizes) <= 256 else np.uint16)
@@ -66,7 +71,9 @@ def by_bits(sizes: list[int]) -> int:
 @example(sizes=[2] * 7, n_rows=kernel.BLOCK_ROWS + 67, seed=1, dtype=np.uint8)
 @example(sizes=[300, 300, 2], n_rows=200, seed=1, dtype=np.uint8)
 @example(sizes=[1, 1], n_rows=3, seed=1, dtype=np.uint8)
-def test_all_pairs_equal_pandas_crosstab(sizes: list[int], n_rows: int, seed: int, dtype: type) -> None:
+def test_all_pairs_equal_pandas_crosstab(
+    sizes: list[int], n_rows: int, seed: int, dtype: type
+) -> None:
     codes = random_codes(sizes, n_rows, seed, dtype)
     found = tables(kernel.count_pairs(codes, as_sizes(sizes)), sizes)
     for table, expected in zip(found, all_crosstabs(codes, sizes), strict=True):
@@ -78,7 +85,9 @@ def test_plans_count_by_bits_what_has_few_cells_and_pays() -> None:
     assert by_bits([2, 300, 2, 300]) == 1
     assert by_bits([2, 200, 2]) == 1  # few cells, but 199 rows of bits for two pairs
     assert by_bits([2] * 60 + [60]) == 60 * 61 / 2
-    assert by_bits([17, 17, 17, 18, 1]) == 6  # 16 x 16 cells are few enough, 16 x 17 are not; 18 levels do not pay for one partner
+    assert (
+        by_bits([17, 17, 17, 18, 1]) == 6
+    )  # 16 x 16 cells are few enough, 16 x 17 are not; 18 levels do not pay for one partner
     assert by_bits([1, 1, 1]) == 3
     assert by_bits([60_000]) == 0
 
@@ -88,7 +97,9 @@ def test_more_rows_of_bits_than_a_panel_equal_a_matrix_product(n_binary: int) ->
     sizes = [2] * n_binary
     sizes[7], sizes[100] = 3, 40
     codes = random_codes(sizes, kernel.BLOCK_ROWS + 1234)
-    one_hot = np.concatenate([column == np.arange(size)[:, None] for column, size in zip(codes, sizes, strict=True)]).astype(np.float32)
+    one_hot = np.concatenate(
+        [column == np.arange(size)[:, None] for column, size in zip(codes, sizes, strict=True)]
+    ).astype(np.float32)
     product = (one_hot @ one_hot.T).astype(np.int64)  # exact: counts are below 2**24
     ends = np.cumsum([0, *sizes])
     found = tables(kernel.count_pairs(codes, as_sizes(sizes)), sizes)
@@ -98,14 +109,19 @@ def test_more_rows_of_bits_than_a_panel_equal_a_matrix_product(n_binary: int) ->
 
 @pytest.mark.parametrize("cells", [0, 3, 10_000])
 @pytest.mark.parametrize("tally_cells", [0, 1 << 14])
-def test_every_way_of_counting_agrees(cells: int, tally_cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_of_counting_agrees(
+    cells: int, tally_cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = [2, 9, 2, 1, 4, 40, 40, 2]
     codes = random_codes(sizes, 2 * kernel.BLOCK_ROWS + 77)
     codes[4] = 3  # one cell holds whole blocks: the most that a private uint16 table has to hold
     codes[5] = 39
     monkeypatch.setattr(kernel, "BIT_CELLS", cells)
     monkeypatch.setattr(kernel, "TALLY_CELLS", tally_cells)
-    for name in ("_count_pairs", "_tally_pairs"):  # compiled code froze the constant: run the two that read it as Python
+    for name in (
+        "_count_pairs",
+        "_tally_pairs",
+    ):  # compiled code froze the constant: run the two that read it as Python
         monkeypatch.setattr(kernel, name, getattr(kernel, name).py_func)
     found = tables(kernel.count_pairs(codes, as_sizes(sizes)), sizes)
     for table, expected in zip(found, all_crosstabs(codes, sizes), strict=True):
@@ -113,10 +129,21 @@ def test_every_way_of_counting_agrees(cells: int, tally_cells: int, monkeypatch:
 
 
 @settings(deadline=None, max_examples=30)
-@given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6), n_rows=N_ROWS, seed=st.integers(0, 2**32), data=st.data())
-def test_a_clique_equals_numpy_of_its_raveled_codes(sizes: list[int], n_rows: int, seed: int, data: st.DataObject) -> None:
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    n_rows=N_ROWS,
+    seed=st.integers(0, 2**32),
+    data=st.data(),
+)
+def test_a_clique_equals_numpy_of_its_raveled_codes(
+    sizes: list[int], n_rows: int, seed: int, data: st.DataObject
+) -> None:
     codes = random_codes(sizes, n_rows, seed)
-    clique = data.draw(st.permutations(range(len(sizes))).flatmap(lambda order: st.integers(1, len(order)).map(lambda k: order[:k])))
+    clique = data.draw(
+        st.permutations(range(len(sizes))).flatmap(
+            lambda order: st.integers(1, len(order)).map(lambda k: order[:k])
+        )
+    )
     shape = [sizes[a] for a in clique]
     keys = np.ravel_multi_index([codes[a].astype(int) for a in clique], shape)
     expected = np.bincount(keys, minlength=int(np.prod(shape)))
@@ -129,7 +156,10 @@ def test_counts_are_added_in_place() -> None:
     sizes = [2, 3, 30, 300]
     codes = random_codes(sizes, 500)
     parts = [np.ascontiguousarray(codes[:, :123]), np.ascontiguousarray(codes[:, 123:])]
-    pairs, clique = kernel.count_pairs(parts[0], as_sizes(sizes)), kernel.count_clique(parts[0], as_sizes(sizes), [2, 0])
+    pairs, clique = (
+        kernel.count_pairs(parts[0], as_sizes(sizes)),
+        kernel.count_clique(parts[0], as_sizes(sizes), [2, 0]),
+    )
     assert kernel.count_pairs(parts[1], as_sizes(sizes), pairs) is pairs
     assert kernel.count_clique(parts[1], as_sizes(sizes), [2, 0], clique) is clique
     np.testing.assert_array_equal(pairs, kernel.count_pairs(codes, as_sizes(sizes)))
@@ -159,14 +189,18 @@ CODES = np.zeros((2, 5), dtype=np.uint8)
         (CODES + np.uint8(2), [3, 2], "attribute 1"),
     ],
 )
-def test_what_compiled_loops_would_read_amiss_is_refused(codes: np.ndarray, sizes: list[int], message: str) -> None:
+def test_what_compiled_loops_would_read_amiss_is_refused(
+    codes: np.ndarray, sizes: list[int], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         kernel.count_pairs(codes, as_sizes(sizes))
     with pytest.raises(ValueError, match=message):
         kernel.count_clique(codes, as_sizes(sizes), list(range(len(sizes))))
 
 
-def test_other_sizes_outputs_cliques_and_too_many_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_sizes_outputs_cliques_and_too_many_rows_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(ValueError, match="sizes are int64"):
         kernel.count_pairs(CODES, np.array([2.0, 2.0]))
     for out in (np.zeros(5, dtype=np.int64), np.zeros(4), np.zeros(8, dtype=np.int64)[::2]):

@@ -20,8 +20,38 @@ from dpdask.kernels.normal import normal_quantile, tetrachoric
 INF = math.inf
 CUTS = st.floats(-6, 6)
 ANGLES = st.floats(-math.pi / 2, math.pi / 2)
-PAIRS = [(-8, 8), (-8, -8), (8, 8), (-4, 1.5), (-1.3, -1.3), (-0.2, 0.4), (0, 0), (0.7, 0.7), (0.7, -0.7), (1, 2.5), (3, 3.001), (-2, 5)]
-CORRELATIONS = [-0.999999, -0.97, -0.926, -0.924, -0.8, -0.31, -0.29, 0.0, 0.1, 0.5, 0.74, 0.76, 0.924, 0.926, 0.9999, 0.999999]
+PAIRS = [
+    (-8, 8),
+    (-8, -8),
+    (8, 8),
+    (-4, 1.5),
+    (-1.3, -1.3),
+    (-0.2, 0.4),
+    (0, 0),
+    (0.7, 0.7),
+    (0.7, -0.7),
+    (1, 2.5),
+    (3, 3.001),
+    (-2, 5),
+]
+CORRELATIONS = [
+    -0.999999,
+    -0.97,
+    -0.926,
+    -0.924,
+    -0.8,
+    -0.31,
+    -0.29,
+    0.0,
+    0.1,
+    0.5,
+    0.74,
+    0.76,
+    0.924,
+    0.926,
+    0.9999,
+    0.999999,
+]
 
 
 def upper_orthant(h, k, r):
@@ -35,7 +65,9 @@ def upper_orthant(h, k, r):
         return b - value if k >= 0 else (1 - (a + b)) + value
 
     given = np.broadcast_arrays(*(np.asarray(each, dtype=float) for each in (h, k, r)))
-    return np.array([orthant(*row) for row in zip(*(each.ravel().tolist() for each in given), strict=True)]).reshape(given[0].shape)
+    return np.array(
+        [orthant(*row) for row in zip(*(each.ravel().tolist() for each in given), strict=True)]
+    ).reshape(given[0].shape)
 
 
 def density(h, k, r):
@@ -58,7 +90,12 @@ def exact(h, k, r):
         h, k, r = mpmath.mpf(h), mpmath.mpf(k), mpmath.mpf(r)
         spread = mpmath.sqrt((1 - r) * (1 + r))
         middle = k / r if abs(r) > 0.1 else mpmath.mpf(0)
-        edges = {h, mpmath.mpf(14), *(middle + step * spread for step in (-12, -3, 0, 3, 12)), *map(mpmath.mpf, (-8, -3, 0, 3, 8))}
+        edges = {
+            h,
+            mpmath.mpf(14),
+            *(middle + step * spread for step in (-12, -3, 0, 3, 12)),
+            *map(mpmath.mpf, (-8, -3, 0, 3, 8)),
+        }
         edges = sorted(edge for edge in edges if h <= edge <= 14)
         return mpmath.quad(lambda x: mpmath.npdf(x) * mpmath.ncdf((r * x - k) / spread), edges)
 
@@ -67,7 +104,9 @@ SOME = [-0.999999, -0.926, -0.31, 0.0, 0.76, 0.926, 0.999999]  # a quadrature of
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("r", [pytest.param(r, marks=() if r in SOME else pytest.mark.slow) for r in CORRELATIONS])
+@pytest.mark.parametrize(
+    "r", [pytest.param(r, marks=() if r in SOME else pytest.mark.slow) for r in CORRELATIONS]
+)
 def test_the_orthant_agrees_with_quadrature(r):
     for h, k in PAIRS:
         assert abs(exact(h, k, r) - float(upper_orthant(h, k, r))) <= 1e-15
@@ -84,7 +123,9 @@ def test_the_four_quadrants_make_one_and_the_axes_are_alike(h, k, r):
     value = float(upper_orthant(h, k, r))
     assert value == float(upper_orthant(k, h, r))
     assert_allclose(value + upper_orthant(h, -k, -r), normal_cdf(-h), rtol=0, atol=1e-15)
-    assert_allclose(value + normal_cdf(h) + normal_cdf(k) - upper_orthant(-h, -k, r), 1, rtol=0, atol=1e-15)
+    assert_allclose(
+        value + normal_cdf(h) + normal_cdf(k) - upper_orthant(-h, -k, r), 1, rtol=0, atol=1e-15
+    )
     assert 0 <= value <= min(normal_cdf(-h), normal_cdf(-k)) + 1e-16
 
 
@@ -98,13 +139,20 @@ def test_the_orthant_grows_with_the_correlation(h, k):
 @pytest.mark.parametrize(("h", "k"), PAIRS)
 def test_perfect_correlations_give_the_frechet_bounds(h, k):
     a, b = normal_cdf(-h), normal_cdf(-k)
-    assert_allclose(upper_orthant(h, k, [-1, 0, 1]), [max(0, a + b - 1), a * b, min(a, b)], rtol=0, atol=2e-16)
+    assert_allclose(
+        upper_orthant(h, k, [-1, 0, 1]), [max(0, a + b - 1), a * b, min(a, b)], rtol=0, atol=2e-16
+    )
 
 
 @pytest.mark.parametrize("r", [-1, -0.95, -0.3, 0, 0.3, 0.95, 1])
 def test_infinite_cuts_leave_one_variable_or_none(r):
     expected = [0, 0, 0, normal_cdf(-0.5), 1]
-    assert_allclose(upper_orthant([INF, INF, 0.5, -INF, -INF], [0.5, -INF, INF, 0.5, -INF], r), expected, rtol=0, atol=2e-16)
+    assert_allclose(
+        upper_orthant([INF, INF, 0.5, -INF, -INF], [0.5, -INF, INF, 0.5, -INF], r),
+        expected,
+        rtol=0,
+        atol=2e-16,
+    )
 
 
 def test_huge_cuts_do_not_overflow():
@@ -122,7 +170,12 @@ def test_arguments_broadcast():
 @pytest.mark.parametrize("r", [-0.999, -0.6, 0, 0.3, 0.98])
 def test_the_density_agrees_with_scipy_and_is_the_derivative(r):
     for h, k in PAIRS[3:]:
-        assert_allclose(density(h, k, r), stats.multivariate_normal([0, 0], [[1, r], [r, 1]]).pdf([h, k]), rtol=1e-9, atol=1e-360)
+        assert_allclose(
+            density(h, k, r),
+            stats.multivariate_normal([0, 0], [[1, r], [r, 1]]).pdf([h, k]),
+            rtol=1e-9,
+            atol=1e-360,
+        )
         step = 1e-6
         slope = float(upper_orthant(h, k, r + step) - upper_orthant(h, k, r - step)) / (2 * step)
         assert slope == pytest.approx(float(density(h, k, r)), rel=1e-4, abs=1e-8)
@@ -159,28 +212,50 @@ def test_any_probability_between_the_bounds_is_met(h, k, share):
     p = low + share * (high - low)
     found = float(tetrachoric(h, k, p))
     # between two neighbouring floats next to ±1, the orthant may move by more than 1e-12
-    reach = abs(upper_orthant(h, k, np.clip(found + 2e-16, -1, 1)) - upper_orthant(h, k, np.clip(found - 2e-16, -1, 1)))
+    reach = abs(
+        upper_orthant(h, k, np.clip(found + 2e-16, -1, 1))
+        - upper_orthant(h, k, np.clip(found - 2e-16, -1, 1))
+    )
     assert abs(upper_orthant(h, k, found) - p) <= 1e-14 + reach
 
 
 @pytest.mark.parametrize(
     ("h", "k", "p"),
-    [(0.3, -0.6, 0.31), (2.5, 2.4, 0.004), (-1.0, 1.5, 0.05), (3.0, 3.0, 1e-9), (0.1, 0.1, 0.4601), (0.1, -0.1, 1e-5), (-2.0, -2.2, 0.97)],
+    [
+        (0.3, -0.6, 0.31),
+        (2.5, 2.4, 0.004),
+        (-1.0, 1.5, 0.05),
+        (3.0, 3.0, 1e-9),
+        (0.1, 0.1, 0.4601),
+        (0.1, -0.1, 1e-5),
+        (-2.0, -2.2, 0.97),
+    ],
 )
 def test_the_true_correlation_lies_next_to_the_one_found(h, k, p):
     found = float(tetrachoric(h, k, p))
     assert exact(h, k, found - 1e-9) < p < exact(h, k, found + 1e-9)
 
 
-@pytest.mark.parametrize(("h", "k"), [(0.5, 1.2), (-0.5, 1.2), (0.5, -1.2), (-0.5, -1.2), (0.0, 0.0), (4.0, 4.0)])
+@pytest.mark.parametrize(
+    ("h", "k"), [(0.5, 1.2), (-0.5, 1.2), (0.5, -1.2), (-0.5, -1.2), (0.0, 0.0), (4.0, 4.0)]
+)
 def test_beyond_the_frechet_bounds_the_correlation_is_perfect(h, k):
     a, b = float(normal_cdf(-h)), float(normal_cdf(-k))
     low, high = max(0.0, a + b - 1), min(a, b)
-    assert tetrachoric(h, k, [-1, low - 1e-9, low, high, high + 1e-9, 2]).tolist() == [-1, -1, -1, 1, 1, 1]
+    assert tetrachoric(h, k, [-1, low - 1e-9, low, high, high + 1e-9, 2]).tolist() == [
+        -1,
+        -1,
+        -1,
+        1,
+        1,
+        1,
+    ]
     assert tetrachoric(h, k, a * b) == pytest.approx(0, abs=1e-9)
 
 
-@pytest.mark.parametrize(("h", "k"), [(INF, 0.3), (0.3, -INF), (INF, INF), (-INF, INF), (9.0, 0.3), (0.3, -9.0)])
+@pytest.mark.parametrize(
+    ("h", "k"), [(INF, 0.3), (0.3, -INF), (INF, INF), (-INF, INF), (9.0, 0.3), (0.3, -9.0)]
+)
 def test_constant_columns_have_no_correlation(h, k):
     assert tetrachoric(h, k, [0, 0.2, 1]).tolist() == [0, 0, 0]
 
@@ -193,7 +268,14 @@ def test_threads_change_nothing():
 
 
 @pytest.mark.parametrize(
-    ("h", "k", "p", "n_threads"), [(math.nan, 0, 0.2, 1), (0, math.nan, 0.2, 1), (0, 0, math.nan, 1), (0, 0, INF, 1), (0, 0, 0.2, 0)]
+    ("h", "k", "p", "n_threads"),
+    [
+        (math.nan, 0, 0.2, 1),
+        (0, math.nan, 0.2, 1),
+        (0, 0, math.nan, 1),
+        (0, 0, INF, 1),
+        (0, 0, 0.2, 0),
+    ],
 )
 def test_what_has_no_tetrachoric_correlation_is_refused(h, k, p, n_threads):
     with pytest.raises(ValueError, match="tetrachoric"):

@@ -33,7 +33,9 @@ def test_it_is_fisher_and_yates_shuffle(given_words: list[int]) -> None:
 
 def p_value(orders: list[tuple[int, ...]]) -> float:
     counts = Counter(orders)
-    observed = [counts[order] for order in counts] + [0] * (math.factorial(len(orders[0])) - len(counts))
+    observed = [counts[order] for order in counts] + [0] * (
+        math.factorial(len(orders[0])) - len(counts)
+    )
     return float(stats.chisquare(observed).pvalue)
 
 

@@ -14,7 +14,10 @@ from dpdask.kernels.marginals import count_clique
 from dpdask.kernels.raking import exponential, rake, resample, solve_cells
 
 SIZES = np.array([3, 4, 2, 5], dtype=np.int64)
-TABLES = np.array([*((*pair, -1) for pair in itertools.combinations(range(4), 2)), (0, 1, 2), (1, 2, 3)], dtype=np.int64)
+TABLES = np.array(
+    [*((*pair, -1) for pair in itertools.combinations(range(4), 2)), (0, 1, 2), (1, 2, 3)],
+    dtype=np.int64,
+)
 LENGTHS = np.append(SIZES, 1)[TABLES].prod(axis=1)
 STARTS = np.concatenate([[0], np.cumsum(LENGTHS)[:-1]]).astype(np.int64)
 TOTAL = 10_000.0
@@ -31,7 +34,12 @@ def drawn(rng: np.random.Generator, n: int, keep: float = 0.0) -> np.ndarray:
 def tables_of(codes: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     n = codes.shape[1]
     weights = np.full(n, TOTAL / n) if weights is None else weights
-    return np.concatenate([np.bincount(cells_of(codes, table), weights=weights, minlength=LENGTHS[t]) for t, table in enumerate(TABLES)])
+    return np.concatenate(
+        [
+            np.bincount(cells_of(codes, table), weights=weights, minlength=LENGTHS[t])
+            for t, table in enumerate(TABLES)
+        ]
+    )
 
 
 def cells_of(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
@@ -49,7 +57,9 @@ def paces(order: np.ndarray) -> np.ndarray:
     return np.where(np.arange(len(order)) < len(order) - len(TABLES), 1.5, 1.0)
 
 
-def reference(codes: np.ndarray, targets: np.ndarray, strengths: np.ndarray, order: np.ndarray) -> np.ndarray:
+def reference(
+    codes: np.ndarray, targets: np.ndarray, strengths: np.ndarray, order: np.ndarray
+) -> np.ndarray:
     """The same in numpy: each cell's equation by bisection."""
     weights = np.full(codes.shape[1], TOTAL / codes.shape[1])
     thetas = np.zeros(len(targets))
@@ -104,8 +114,21 @@ def test_weights_are_those_of_plain_numpy(strength, dtype):
 def test_many_equal_weights_are_summed_exactly(total):
     shares, n = np.array([0.97, 0.01, 0.01, 0.01]), 2**17 + 3
     cell = np.random.default_rng(3).choice(4, size=n, p=shares)
-    codes, sizes, table = np.stack([cell // 2, cell % 2]).astype(np.uint8), np.array([2, 2]), np.array([[0, 1, -1]])
-    weights = rake(codes, sizes, table, np.array([0]), total * shares, total, np.array([1.0]), np.zeros(6, dtype=np.int64))
+    codes, sizes, table = (
+        np.stack([cell // 2, cell % 2]).astype(np.uint8),
+        np.array([2, 2]),
+        np.array([[0, 1, -1]]),
+    )
+    weights = rake(
+        codes,
+        sizes,
+        table,
+        np.array([0]),
+        total * shares,
+        total,
+        np.array([1.0]),
+        np.zeros(6, dtype=np.int64),
+    )
     np.testing.assert_allclose(np.bincount(cell, weights=weights), total * shares, rtol=2e-6)
 
 
@@ -113,9 +136,13 @@ def test_firm_tables_are_met_and_weak_ones_leave_the_pool_alone():
     rng = np.random.default_rng(2)
     pool, targets = drawn(rng, 8000), tables_of(drawn(rng, 100_000, 0.5))
     before = np.abs(tables_of(pool) - targets).sum()
-    firm = rake(pool, SIZES, TABLES, STARTS, targets, TOTAL, np.full(len(TABLES), 1.0), visits(rng, 20))
+    firm = rake(
+        pool, SIZES, TABLES, STARTS, targets, TOTAL, np.full(len(TABLES), 1.0), visits(rng, 20)
+    )
     assert np.abs(tables_of(pool, firm) - targets).sum() < 0.003 * before
-    weak = rake(pool, SIZES, TABLES, STARTS, targets, TOTAL, np.full(len(TABLES), 1e-7), visits(rng, 20))
+    weak = rake(
+        pool, SIZES, TABLES, STARTS, targets, TOTAL, np.full(len(TABLES), 1e-7), visits(rng, 20)
+    )
     assert np.abs(tables_of(pool, weak) - targets).sum() > 0.98 * before
     np.testing.assert_allclose(weak, TOTAL / 8000, rtol=0.01)
     assert (firm > 0.0).all()
@@ -123,8 +150,24 @@ def test_firm_tables_are_met_and_weak_ones_leave_the_pool_alone():
 
 def test_more_sweeps_come_nearer_to_the_one_solution():
     rng = np.random.default_rng(6)
-    pool, targets, strengths = drawn(rng, 8000, 0.1), tables_of(drawn(rng, 100_000, 0.6)), np.full(len(TABLES), 0.01)
-    found = [rake(pool, SIZES, TABLES, STARTS, targets, TOTAL, strengths, visits(np.random.default_rng(7 + n), n)) for n in (1, 3, 6, 100, 120)]
+    pool, targets, strengths = (
+        drawn(rng, 8000, 0.1),
+        tables_of(drawn(rng, 100_000, 0.6)),
+        np.full(len(TABLES), 0.01),
+    )
+    found = [
+        rake(
+            pool,
+            SIZES,
+            TABLES,
+            STARTS,
+            targets,
+            TOTAL,
+            strengths,
+            visits(np.random.default_rng(7 + n), n),
+        )
+        for n in (1, 3, 6, 100, 120)
+    ]
     missed = [np.abs(weights - found[-1]).sum() / TOTAL for weights in found]
     assert missed[0] > 1.5 * missed[1] > 2.5 * missed[2]
     assert missed[3] < 1e-5
@@ -143,22 +186,44 @@ def test_strips_of_records_and_the_width_of_codes_change_no_bit(n):
 def test_no_visit_and_no_tables_leave_equal_weights():
     pool = drawn(np.random.default_rng(3), 50)
     none = np.zeros(0, dtype=np.int64)
-    assert (rake(pool, SIZES, TABLES, STARTS, tables_of(pool), TOTAL, np.ones(len(TABLES)), none) == TOTAL / 50).all()
-    assert (rake(pool, SIZES, TABLES[:0], STARTS[:0], np.zeros(0), TOTAL, np.ones(len(TABLES)), none) == TOTAL / 50).all()
+    assert (
+        rake(pool, SIZES, TABLES, STARTS, tables_of(pool), TOTAL, np.ones(len(TABLES)), none)
+        == TOTAL / 50
+    ).all()
+    assert (
+        rake(pool, SIZES, TABLES[:0], STARTS[:0], np.zeros(0), TOTAL, np.ones(len(TABLES)), none)
+        == TOTAL / 50
+    ).all()
 
 
 def test_a_cell_that_the_pool_lacks_does_no_harm():
     rng = np.random.default_rng(4)
     pool = drawn(rng, 3000)
     pool[0, pool[0] == 2] = 1
-    weights = rake(pool, SIZES, TABLES, STARTS, tables_of(drawn(rng, 3000)), TOTAL, np.ones(len(TABLES)), visits(rng, 10))
+    weights = rake(
+        pool,
+        SIZES,
+        TABLES,
+        STARTS,
+        tables_of(drawn(rng, 3000)),
+        TOTAL,
+        np.ones(len(TABLES)),
+        visits(rng, 10),
+    )
     assert np.isfinite(weights).all()
     assert weights.sum() == pytest.approx(TOTAL, rel=0.5)
 
 
 @settings(max_examples=100)
-@given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=40), st.integers(1, 60), st.floats(0.0, 1.0, exclude_max=True), st.randoms())
-def test_a_systematic_sample_takes_each_record_as_often_as_its_share_up_to_one(weights, n, uniform, random):
+@given(
+    st.lists(st.floats(0.0, 10.0), min_size=1, max_size=40),
+    st.integers(1, 60),
+    st.floats(0.0, 1.0, exclude_max=True),
+    st.randoms(),
+)
+def test_a_systematic_sample_takes_each_record_as_often_as_its_share_up_to_one(
+    weights, n, uniform, random
+):
     shares = np.array(weights) + 1e-3
     order = np.array(random.sample(range(len(shares)), len(shares)), dtype=np.int64)
     chosen = resample(shares, order, n, uniform)
@@ -173,7 +238,9 @@ def test_each_record_is_expected_as_often_as_its_share():
     shares = np.array([1.0, 5.0, 0.0, 2.5, 1.5])
     order = np.arange(5)
     uniforms = (np.arange(1000) + 0.5) / 1000
-    counts = sum(np.bincount(resample(shares, order, 3, uniform), minlength=5) for uniform in uniforms)
+    counts = sum(
+        np.bincount(resample(shares, order, 3, uniform), minlength=5) for uniform in uniforms
+    )
     np.testing.assert_allclose(counts / 1000, 0.3 * shares, atol=0.002)
 
 
@@ -185,9 +252,16 @@ def test_weights_that_are_no_numbers_stay_in_the_pool():
 def test_a_resampled_pool_has_the_tables_that_were_wanted():
     rng = np.random.default_rng(5)
     pool, wanted = drawn(rng, 40_000), drawn(rng, 200_000, 0.4)
-    weights = rake(pool, SIZES, TABLES, STARTS, tables_of(wanted), TOTAL, np.ones(len(TABLES)), visits(rng, 10))
+    weights = rake(
+        pool, SIZES, TABLES, STARTS, tables_of(wanted), TOTAL, np.ones(len(TABLES)), visits(rng, 10)
+    )
     again = pool[:, resample(weights, np.lexsort(pool[::-1]), 20_000, rng.random())]
     distance = np.abs(tables_of(again) - tables_of(wanted)).sum() / TOTAL / 2 / len(TABLES)
-    floor = np.abs(tables_of(wanted[:, rng.integers(0, 200_000, 20_000)]) - tables_of(wanted)).sum() / TOTAL / 2 / len(TABLES)
+    floor = (
+        np.abs(tables_of(wanted[:, rng.integers(0, 200_000, 20_000)]) - tables_of(wanted)).sum()
+        / TOTAL
+        / 2
+        / len(TABLES)
+    )
     assert distance < 1.2 * floor
     assert count_clique(np.ascontiguousarray(again), SIZES, [0, 1]).sum() == 20_000

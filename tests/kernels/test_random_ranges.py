@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special
 
-from dpdask.kernels.ranges import LEVELS, N_CELLS, Acceptable, Quantiles, Steps, at_least, intersect, narrow, partition
+from dpdask.kernels.ranges import (
+    LEVELS,
+    N_CELLS,
+    Acceptable,
+    Quantiles,
+    Steps,
+    at_least,
+    intersect,
+    narrow,
+    partition,
+)
 
 NORMAL = Quantiles(special.ndtri(LEVELS), LEVELS)
 UNIFORM = Quantiles(np.array([-3.0, 3.0]), np.array([0.0, 1.0]))
@@ -21,7 +31,9 @@ def nothing(n_anchors: int) -> Acceptable:
 
 def random_words(n_columns: int, n_rows: int = N_ROWS) -> np.ndarray:
     drawn = np.random.PCG64(7).random_raw(n_rows * n_columns).reshape(n_rows, n_columns)
-    drawn[:4] = np.array([0, 2**64 - 1, 2**11, 2**64 - 2**11], dtype=np.uint64)[:, None]  # the ends of the table
+    drawn[:4] = np.array([0, 2**64 - 1, 2**11, 2**64 - 2**11], dtype=np.uint64)[
+        :, None
+    ]  # the ends of the table
     return drawn
 
 
@@ -43,7 +55,16 @@ def test_the_levels_reach_from_the_smallest_word_to_the_largest():
 def test_a_partition_agrees_with_sorting(distribution, n_anchors, lattice):
     words, centres = random_words(n_anchors), np.arange(n_anchors) / 4.0
     values = np.round(np.random.default_rng(0).normal(size=N_ROWS) * 2) / (1 if lattice else 4)
-    lower, upper = partition(values, words, distribution, centres, nothing(n_anchors), spacing=0.0, ring=False, lattice=lattice)
+    lower, upper = partition(
+        values,
+        words,
+        distribution,
+        centres,
+        nothing(n_anchors),
+        spacing=0.0,
+        ring=False,
+        lattice=lattice,
+    )
     anchors = centres + np.interp(shares(words), distribution.p, distribution.x)
     anchors = np.sort(np.floor(anchors) if lattice else anchors, axis=1)
     ends = np.column_stack([np.full(N_ROWS, -np.inf), anchors, np.full(N_ROWS, np.inf)])
@@ -57,7 +78,16 @@ def test_spaced_anchors_are_apart(n_anchors, spacing):
     """Every range of a row is visited by asking for values everywhere; ranks are read off the uniform distribution."""
     words = np.repeat(random_words(n_anchors, 200), 100, axis=0)
     values = np.tile(np.linspace(-2.99, 3.0, 100), 200)
-    lower, upper = partition(values, words, UNIFORM, np.zeros(n_anchors), nothing(n_anchors), spacing=spacing, ring=False, lattice=False)
+    lower, upper = partition(
+        values,
+        words,
+        UNIFORM,
+        np.zeros(n_anchors),
+        nothing(n_anchors),
+        spacing=spacing,
+        ring=False,
+        lattice=False,
+    )
     widths = (np.minimum(upper, 3.0) - np.maximum(lower, -3.0)) / 6.0
     assert widths.min() >= spacing - 1e-9
     assert widths.max() <= 1 - n_anchors * spacing + 1e-9
@@ -66,19 +96,37 @@ def test_spaced_anchors_are_apart(n_anchors, spacing):
 def test_spaced_anchors_of_a_ring_are_apart():
     words = random_words(2)
     values = np.random.default_rng(0).uniform(-3, 3, N_ROWS)
-    lower, upper = partition(values, words, UNIFORM, np.zeros(2), nothing(2), spacing=0.3, ring=True, lattice=False)
+    lower, upper = partition(
+        values, words, UNIFORM, np.zeros(2), nothing(2), spacing=0.3, ring=True, lattice=False
+    )
     gap = np.abs(upper - lower) / 6.0
     assert 0.3 - 1e-9 <= gap.min() < 0.31
     assert 0.69 < gap.max() <= 0.7 + 1e-9
     outer = lower > upper
-    assert np.where(outer, (values <= upper) | (values > lower), (lower < values) & (values <= upper)).all()
+    assert np.where(
+        outer, (values <= upper) | (values > lower), (lower < values) & (values <= upper)
+    ).all()
 
 
-@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3), st.integers(-3, 3), st.integers(-3, 3)), min_size=1))
+@given(
+    st.lists(
+        st.tuples(st.integers(-3, 3), st.integers(-3, 3), st.integers(-3, 3), st.integers(-3, 3)),
+        min_size=1,
+    )
+)
 def test_an_intersection_holds_what_both_hold(ends):
-    first, second = [(np.array([e[i] for e in ends], dtype=float), np.array([e[i + 1] for e in ends], dtype=float)) for i in (0, 2)]
+    first, second = [
+        (
+            np.array([e[i] for e in ends], dtype=float),
+            np.array([e[i + 1] for e in ends], dtype=float),
+        )
+        for i in (0, 2)
+    ]
     for value in np.arange(-3.0, 4.0):
-        holds = [np.where(low == high, low == value, (low < value) & (value <= high)) for low, high in (first, second)]
+        holds = [
+            np.where(low == high, low == value, (low < value) & (value <= high))
+            for low, high in (first, second)
+        ]
         low, high = intersect(first, second)
         both = holds[0] & holds[1]
         assert np.where(low == high, low == value, (low < value) & (value <= high))[both].all()
@@ -89,7 +137,9 @@ def test_the_bound_on_a_probability_holds(some, others):
     cdf = Steps(NORMAL.x, np.concatenate([[0.0], LEVELS]), np.concatenate([LEVELS, [1.0]]))
     n = min(len(some), len(others))
     lower, upper = np.array(some[:n]), np.array(others[:n])
-    true = np.where(lower == upper, 0.0, special.ndtr(upper) - special.ndtr(lower) + (lower > upper))
+    true = np.where(
+        lower == upper, 0.0, special.ndtr(upper) - special.ndtr(lower) + (lower > upper)
+    )
     bound = at_least(lower, upper, cdf)
     assert (bound <= true + 1e-12).all()
     assert (bound >= true - 2.0 / N_CELLS).all()
@@ -99,7 +149,9 @@ def test_the_bound_on_a_probability_holds(some, others):
 
 @pytest.mark.parametrize("either", [True, False])
 def test_narrowing_agrees_with_rounds_written_out(either):
-    cdf = Steps(np.linspace(-3, 3, 601), np.linspace(0, 601, 602) / 601, np.linspace(0, 601, 602) / 601)
+    cdf = Steps(
+        np.linspace(-3, 3, 601), np.linspace(0, 601, 602) / 601, np.linspace(0, 601, 602) / 601
+    )
     values, words = np.random.default_rng(0).uniform(-3, 3, 300), random_words(4, 300)
     tau = Quantiles(np.array([0.0, 0.4]), np.array([0.0, 1.0]))
     lower, upper = narrow(values, words, UNIFORM, tau, cdf, either=either, lattice=False)
@@ -111,7 +163,9 @@ def test_narrowing_agrees_with_rounds_written_out(either):
             anchor = -3 + 6 * rank
             at = np.searchsorted(cdf.x, anchor) / 601
             pieces = (at - least, most - at)
-            if (min(pieces) if either else pieces[int(v > anchor)]) < 0.4 * t or not low < anchor < high:
+            if (
+                min(pieces) if either else pieces[int(v > anchor)]
+            ) < 0.4 * t or not low < anchor < high:
                 break
             if v <= anchor:
                 high, b, most = anchor, rank, at

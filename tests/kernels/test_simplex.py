@@ -51,7 +51,17 @@ def test_what_is_hugely_negative_becomes_zero():
     assert project(np.array([-1e15, 5.0, -1e15]), 2.0).tolist() == [0.0, 2.0, 0.0]
 
 
-@pytest.mark.parametrize(("values", "total"), [([], 1.0), ([np.nan], 1.0), ([np.inf, 0.0], 1.0), ([1.0], 0.0), ([1.0], np.inf), ([1.0], np.nan)])
+@pytest.mark.parametrize(
+    ("values", "total"),
+    [
+        ([], 1.0),
+        ([np.nan], 1.0),
+        ([np.inf, 0.0], 1.0),
+        ([1.0], 0.0),
+        ([1.0], np.inf),
+        ([1.0], np.nan),
+    ],
+)
 def test_nonsense_is_refused(values, total):
     with pytest.raises(ValueError, match="finite"):
         project(np.array(values, dtype=float), total)

@@ -18,7 +18,12 @@ def rotated(value: int, bits: int) -> int:
 
 def plain(message: list[int], key0: int, key1: int) -> int:
     """SipHash-2-4 as the paper has it (section 2), in Python's whole numbers."""
-    v = [key0 ^ 0x736F6D6570736575, key1 ^ 0x646F72616E646F6D, key0 ^ 0x6C7967656E657261, key1 ^ 0x7465646279746573]
+    v = [
+        key0 ^ 0x736F6D6570736575,
+        key1 ^ 0x646F72616E646F6D,
+        key0 ^ 0x6C7967656E657261,
+        key1 ^ 0x7465646279746573,
+    ]
 
     def rounds(n: int) -> None:
         for _ in range(n):
@@ -36,16 +41,29 @@ def plain(message: list[int], key0: int, key1: int) -> int:
     return v[0] ^ v[1] ^ v[2] ^ v[3]
 
 
-@pytest.mark.parametrize(("n_words", "expected"), [(0, 0x726FDB47DD0E0E31), (1, 0x93F5F5799A932462), (2, 0x3F2ACC7F57C29BDB)])
+@pytest.mark.parametrize(
+    ("n_words", "expected"),
+    [(0, 0x726FDB47DD0E0E31), (1, 0x93F5F5799A932462), (2, 0x3F2ACC7F57C29BDB)],
+)
 def test_the_vectors_of_its_authors(n_words, expected):
-    message = np.frombuffer(bytes(range(8 * n_words)), dtype="<u8").astype(np.uint64).reshape(1, n_words)
+    message = (
+        np.frombuffer(bytes(range(8 * n_words)), dtype="<u8").astype(np.uint64).reshape(1, n_words)
+    )
     assert siphash(message, *KEY).tolist() == [expected]
     assert plain([int(word) for word in message[0]], int(KEY[0]), int(KEY[1])) == expected
 
 
-@given(st.integers(0, 5).flatmap(lambda m: st.lists(st.lists(words_of, min_size=m, max_size=m), min_size=1, max_size=4)), words_of, words_of)
+@given(
+    st.integers(0, 5).flatmap(
+        lambda m: st.lists(st.lists(words_of, min_size=m, max_size=m), min_size=1, max_size=4)
+    ),
+    words_of,
+    words_of,
+)
 def test_rows_are_hashed_each_on_its_own(rows, key0, key1):
-    found = siphash(np.array(rows, dtype=np.uint64).reshape(len(rows), -1), np.uint64(key0), np.uint64(key1))
+    found = siphash(
+        np.array(rows, dtype=np.uint64).reshape(len(rows), -1), np.uint64(key0), np.uint64(key1)
+    )
     assert found.dtype == np.uint64
     assert found.tolist() == [plain(row, key0, key1) for row in rows]
 

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpdask.kernels import projections as simplex
-from dpdask.kernels.marginals import estimate, independence, mutual_information, project_stack, rake, shrink_values, tell_dependence
+from dpdask.kernels.marginals import (
+    estimate,
+    independence,
+    mutual_information,
+    project_stack,
+    rake,
+    shrink_values,
+    tell_dependence,
+)
 
 SHAPES = [(2, 2), (2, 9), (5, 5), (4, 16), (12, 7), (20, 20)]
 SIGMA = 50.0
@@ -24,7 +32,10 @@ def margins(rng: np.random.Generator, k: int, m: int, n: int) -> tuple[np.ndarra
 def dependent(rng: np.random.Generator, k: int, m: int, n: int, strength: float) -> np.ndarray:
     """Tables with a rank-one departure from independence, of `strength` times σ in Frobenius norm."""
     rows, columns = margins(rng, k, m, n)
-    left, right = (side - side.mean(axis=1, keepdims=True) for side in (rng.normal(size=(k, m)), rng.normal(size=(k, n))))
+    left, right = (
+        side - side.mean(axis=1, keepdims=True)
+        for side in (rng.normal(size=(k, m)), rng.normal(size=(k, n)))
+    )
     departure = left[:, :, None] * right[:, None, :]
     departure *= strength * SIGMA / np.linalg.norm(departure, axis=(1, 2), keepdims=True)
     return independence(rows, columns, TOTAL) + departure
@@ -53,9 +64,15 @@ def test_pure_noise_is_taken_out_and_only_the_right_sigma_does_so(m, n):
     noisy = noised(rng, flat)
     free = (m - 1) * (n - 1) * SIGMA**2
     left = estimate(noisy, rows, columns, TOTAL, SIGMA) - flat
-    assert square(left) < (0.6 if m == n == 2 else 0.15) * free  # one number with its noise tells little of its own size
-    assert (np.abs(left).max(axis=(1, 2)) < 1e-6).mean() > 0.45  # half of the tables are independence itself
-    assert square(estimate(noisy, rows, columns, TOTAL, SIGMA / 3) - flat) > 0.5 * free  # understated, the noise stays
+    assert (
+        square(left) < (0.6 if m == n == 2 else 0.15) * free
+    )  # one number with its noise tells little of its own size
+    assert (
+        np.abs(left).max(axis=(1, 2)) < 1e-6
+    ).mean() > 0.45  # half of the tables are independence itself
+    assert (
+        square(estimate(noisy, rows, columns, TOTAL, SIGMA / 3) - flat) > 0.5 * free
+    )  # understated, the noise stays
     assert square(estimate(noisy, rows, columns, TOTAL, 3 * SIGMA) - flat) < 0.01 * free
 
 
@@ -80,7 +97,9 @@ def test_the_error_is_less_than_the_noisy_tables_and_no_other_sigma_does_better(
     error = square(shrunken(truth, noisy) - truth)
     assert error < 0.95 * square(noisy - truth)
     if min(m, n) > 2:  # with more than one singular value there is noise to tell apart
-        understated, overstated = (square(shrunken(truth, noisy, SIGMA * factor) - truth) for factor in (1 / 3, 3))
+        understated, overstated = (
+            square(shrunken(truth, noisy, SIGMA * factor) - truth) for factor in (1 / 3, 3)
+        )
         assert error < understated
         assert error < 1.02 * overstated or strength < 4.0
 
@@ -125,7 +144,9 @@ def test_a_diagonal_takes_the_projection_and_low_rank_takes_the_shrinkage():
     errors = {}
     for name, truth in cases.items():
         noisy = noised(rng, truth)
-        errors[name] = tuple(square(found - truth) for found in (*parts(noisy, truth), shrunken(truth, noisy)))
+        errors[name] = tuple(
+            square(found - truth) for found in (*parts(noisy, truth), shrunken(truth, noisy))
+        )
     by_values, by_projection, chosen = errors["diagonal"]
     assert by_projection < 0.5 * by_values
     assert chosen < 1.05 * by_projection
@@ -140,9 +161,14 @@ def test_the_divergences_are_those_of_the_maps(m, n):
     m, n = min(m, n), max(m, n)
     rng = np.random.default_rng(m + 31 * n)
     truth = dependent(rng, 1, m, n, 1.5 * (math.sqrt(m - 1) + math.sqrt(n - 1)))
-    flat = independence(truth.sum(axis=2), truth.sum(axis=1), TOTAL) * 0.02  # so that the projection empties cells
+    flat = (
+        independence(truth.sum(axis=2), truth.sum(axis=1), TOTAL) * 0.02
+    )  # so that the projection empties cells
     noise = rng.normal(size=(m, n)) * 2.0 * SIGMA
-    centred = [np.linalg.qr(np.column_stack([np.ones(size), rng.normal(size=(size, size - 1))]))[0][:, 1:] for size in (m, n)]
+    centred = [
+        np.linalg.qr(np.column_stack([np.ones(size), rng.normal(size=(size, size - 1))]))[0][:, 1:]
+        for size in (m, n)
+    ]
     departure = (centred[0] @ centred[0].T @ noise @ centred[1] @ centred[1].T)[None]
     step = 1e-4
     sums = np.zeros(2)
@@ -150,12 +176,20 @@ def test_the_divergences_are_those_of_the_maps(m, n):
         for right in centred[1].T:
             direction = np.outer(left, right)
             moved = [
-                (shrink_values(departure + sign * step * direction, SIGMA)[0], project_stack(flat + departure + sign * step * direction, TOTAL)[0])
+                (
+                    shrink_values(departure + sign * step * direction, SIGMA)[0],
+                    project_stack(flat + departure + sign * step * direction, TOTAL)[0],
+                )
                 for sign in (1, -1)
             ]
-            sums += [float(((up - down)[0] * direction).sum()) / (2 * step) for up, down in zip(*moved, strict=True)]
+            sums += [
+                float(((up - down)[0] * direction).sum()) / (2 * step)
+                for up, down in zip(*moved, strict=True)
+            ]
     assert sums[0] == pytest.approx(shrink_values(departure, SIGMA)[1][0], rel=1e-4, abs=1e-6)
-    assert sums[1] == pytest.approx(project_stack(flat + departure, TOTAL)[1][0], rel=1e-4, abs=1e-6)
+    assert sums[1] == pytest.approx(
+        project_stack(flat + departure, TOTAL)[1][0], rel=1e-4, abs=1e-6
+    )
 
 
 def test_a_stack_is_projected_as_one_vector_after_the_other():
@@ -163,7 +197,9 @@ def test_a_stack_is_projected_as_one_vector_after_the_other():
     tables = noised(rng, diagonal(rng, 6, 5))
     found, _ = project_stack(tables, TOTAL)
     for one, wanted in zip(found, tables, strict=True):
-        np.testing.assert_allclose(one.ravel(), simplex.project(wanted.ravel(), TOTAL), rtol=1e-9, atol=1e-6)
+        np.testing.assert_allclose(
+            one.ravel(), simplex.project(wanted.ravel(), TOTAL), rtol=1e-9, atol=1e-6
+        )
 
 
 def test_no_noise_leaves_the_table_nearly_as_it_is():
@@ -176,8 +212,12 @@ def test_an_attribute_of_one_level_is_independent_of_everything(m, n):
     rng = np.random.default_rng(5)
     rows, columns = margins(rng, 3, m, n)
     noisy = noised(rng, independence(rows, columns, TOTAL))
-    assert (estimate(noisy, rows, columns, TOTAL, SIGMA) == independence(rows, columns, TOTAL)).all()
-    np.testing.assert_allclose(rake(noisy, rows, columns), independence(rows, columns, TOTAL), rtol=1e-9)
+    assert (
+        estimate(noisy, rows, columns, TOTAL, SIGMA) == independence(rows, columns, TOTAL)
+    ).all()
+    np.testing.assert_allclose(
+        rake(noisy, rows, columns), independence(rows, columns, TOTAL), rtol=1e-9
+    )
     assert (mutual_information(np.maximum(noisy, 0.0)) <= 1e-12).all()
 
 
@@ -191,7 +231,11 @@ def test_many_tables_are_the_same_as_one_at_a_time(monkeypatch):
     np.testing.assert_allclose(estimate(noisy, rows, columns, TOTAL, SIGMA), together, rtol=1e-12)
     for place in range(7):
         one = slice(place, place + 1)
-        np.testing.assert_allclose(estimate(noisy[one], rows[one], columns[one], TOTAL, SIGMA)[0], together[place], rtol=1e-9)
+        np.testing.assert_allclose(
+            estimate(noisy[one], rows[one], columns[one], TOTAL, SIGMA)[0],
+            together[place],
+            rtol=1e-9,
+        )
     assert estimate(noisy[:0], rows[:0], columns[:0], TOTAL, SIGMA).shape == (0, 3, 4)
 
 
@@ -208,7 +252,10 @@ def test_raked_tables_have_the_wanted_margins_and_keep_frechets_bounds(seed, k, 
     np.testing.assert_allclose(raked.sum(axis=2), rows, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(raked.sum(axis=1), columns, rtol=0, atol=1e-5 * TOTAL)
     slack = 1e-5 * TOTAL
-    low, high = rows[:, :, None] + columns[:, None, :] - TOTAL, np.minimum(rows[:, :, None], columns[:, None, :])
+    low, high = (
+        rows[:, :, None] + columns[:, None, :] - TOTAL,
+        np.minimum(rows[:, :, None], columns[:, None, :]),
+    )
     assert (raked >= low - slack).all()
     assert (raked <= high + slack).all()
 
@@ -242,20 +289,35 @@ def information(table: np.ndarray) -> float:
     total, value = table.sum(), 0.0
     for i, j in np.ndindex(*table.shape):
         if table[i, j] > 0:
-            value += table[i, j] / total * math.log(table[i, j] * total / (table[i].sum() * table[:, j].sum()))
+            value += (
+                table[i, j]
+                / total
+                * math.log(table[i, j] * total / (table[i].sum() * table[:, j].sum()))
+            )
     return value
 
 
 @pytest.mark.parametrize(("m", "n"), [*SHAPES, (1, 5)])
 def test_mutual_information_is_its_definition(m, n):
     tables = np.random.default_rng(9).poisson(3.0, size=(20, m, n)).astype(float)
-    np.testing.assert_allclose(mutual_information(tables), [information(table) for table in tables], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(mutual_information(tables.transpose(0, 2, 1)), mutual_information(tables), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        mutual_information(tables), [information(table) for table in tables], rtol=1e-9, atol=1e-12
+    )
+    np.testing.assert_allclose(
+        mutual_information(tables.transpose(0, 2, 1)),
+        mutual_information(tables),
+        rtol=1e-9,
+        atol=1e-12,
+    )
 
 
 def test_mutual_information_of_copies_independence_and_nothing():
-    assert mutual_information(np.diag([1.0, 2.0, 5.0])[None]) == pytest.approx(-sum(p * math.log(p) for p in (1 / 8, 2 / 8, 5 / 8)))
-    assert mutual_information(np.outer([1.0, 2.0], [3.0, 4.0])[None]) == pytest.approx(0.0, abs=1e-15)
+    assert mutual_information(np.diag([1.0, 2.0, 5.0])[None]) == pytest.approx(
+        -sum(p * math.log(p) for p in (1 / 8, 2 / 8, 5 / 8))
+    )
+    assert mutual_information(np.outer([1.0, 2.0], [3.0, 4.0])[None]) == pytest.approx(
+        0.0, abs=1e-15
+    )
     assert mutual_information(np.zeros((2, 3, 3))).tolist() == [0.0, 0.0]
 
 
@@ -264,7 +326,9 @@ def test_dependence_is_told_from_noise_and_noise_is_not_told() -> None:
     rows, columns = np.full((200, 6), 500.0), np.full((200, 8), 375.0)
     even = np.full((200, 6, 8), 3000.0 / 48)
     noisy = even + rng.normal(0.0, 20.0, even.shape)
-    assert tell_dependence(noisy, rows, columns, 3000.0, 20.0).mean() < 0.3  # the largest singular value scatters about the edge
+    assert (
+        tell_dependence(noisy, rows, columns, 3000.0, 20.0).mean() < 0.3
+    )  # the largest singular value scatters about the edge
     pattern = np.outer([1, -1, 1, -1, 1, -1], [1, -1] * 4) * 25.0
     assert tell_dependence(noisy + pattern, rows, columns, 3000.0, 20.0).all()
     assert not tell_dependence(even[:, :1], rows[:, :1] * 6, columns, 3000.0, 20.0).any()

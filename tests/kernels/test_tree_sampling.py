@@ -12,7 +12,9 @@ from dpdask.kernels import channel as kernel
 
 def random_weights(n_parents: int, n: int, seed: int = 1) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return channel_kernel.integer_weights(rng.dirichlet(np.ones(n), size=n_parents * n)).reshape(n_parents, n, n)
+    return channel_kernel.integer_weights(rng.dirichlet(np.ones(n), size=n_parents * n)).reshape(
+        n_parents, n, n
+    )
 
 
 @pytest.mark.parametrize(("n_parents", "n"), [(1, 1), (1, 5), (3, 4), (7, 300)])
@@ -23,7 +25,9 @@ def test_a_draw_is_that_of_the_row_of_its_parent_and_own_level(n_parents: int, n
     parents = rng.integers(0, n_parents, size=2_000).astype(np.uint16)
     own = rng.integers(0, n, size=2_000).astype(np.int32)
     words = rng.integers(0, 2**64, size=2_000, dtype=np.uint64)
-    expected = channel_kernel.sample((parents.astype(np.int64) * n + own).astype(np.int32), words, thresholds, aliases)
+    expected = channel_kernel.sample(
+        (parents.astype(np.int64) * n + own).astype(np.int32), words, thresholds, aliases
+    )
     found = kernel.sample_given(parents, own, words, n, kernel.make_given_tables(weights))
     assert found.dtype == np.uint16
     assert found.tolist() == expected.tolist()
@@ -38,18 +42,29 @@ def test_words_beside_a_threshold_are_compared_with_all_of_it(n: int) -> None:
     bits = int(channel_kernel.index_bits(tables.thresholds))
     rows, cells = (each.ravel() for each in np.indices(tables.thresholds.shape))
     for step in (-1, 0, 1):
-        rest = np.clip(tables.thresholds.ravel().astype(object) + step, 0, 2 ** (63 - bits) - 1).astype(np.uint64)
+        rest = np.clip(
+            tables.thresholds.ravel().astype(object) + step, 0, 2 ** (63 - bits) - 1
+        ).astype(np.uint64)
         words = ((rest << np.uint64(bits)) | cells.astype(np.uint64)) << np.uint64(1)
         own = rows.astype(np.int32)
         expected = channel_kernel.sample(own, words, tables.thresholds, tables.aliases)
-        assert kernel.sample_given(np.zeros(len(own), dtype=np.uint16), own, words, n, tables).tolist() == expected.tolist()
+        assert (
+            kernel.sample_given(np.zeros(len(own), dtype=np.uint16), own, words, n, tables).tolist()
+            == expected.tolist()
+        )
 
 
 def test_draws_have_the_weights_frequencies_and_no_others() -> None:
     weights = random_weights(2, 3)
     n = 300_000
     words = np.random.default_rng(3).integers(0, 2**64, size=n, dtype=np.uint64)
-    found = kernel.sample_given(np.ones(n, dtype=np.uint16), np.full(n, 2, dtype=np.int32), words, 3, kernel.make_given_tables(weights))
+    found = kernel.sample_given(
+        np.ones(n, dtype=np.uint16),
+        np.full(n, 2, dtype=np.int32),
+        words,
+        3,
+        kernel.make_given_tables(weights),
+    )
     observed = np.bincount(found, minlength=3)
     assert stats.chisquare(observed, n * (weights[1, 2] / 2.0**63)).pvalue > 1e-6
     assert stats.chisquare(observed, n * (weights[0, 2] / 2.0**63)).pvalue < 1e-6
@@ -60,7 +75,9 @@ def test_losses_are_the_exact_ones_rounded_up() -> None:
     found = kernel.losses(weights)
     for table, losses in zip(weights, found, strict=True):
         for level, loss in enumerate(losses):
-            pair = np.stack([table[:, level], (1 << 63) - table[:, level]], axis=1)  # one outcome against all others
+            pair = np.stack(
+                [table[:, level], (1 << 63) - table[:, level]], axis=1
+            )  # one outcome against all others
             ends = pair[[table[:, level].argmin(), table[:, level].argmax()]]
             ratio = np.log(np.longdouble(ends[1, 0])) - np.log(np.longdouble(ends[0, 0]))
             assert 0 <= loss - ratio < 1e-13

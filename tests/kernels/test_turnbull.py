@@ -12,14 +12,20 @@ from dpdask.kernels import turnbull
 from dpdask.kernels.projections import case_one
 
 N_CELLS = 9
-RANGES = st.lists(st.tuples(st.integers(0, N_CELLS - 1), st.integers(0, N_CELLS - 1), st.integers(1, 20)), min_size=1, max_size=12)
+RANGES = st.lists(
+    st.tuples(st.integers(0, N_CELLS - 1), st.integers(0, N_CELLS - 1), st.integers(1, 20)),
+    min_size=1,
+    max_size=12,
+)
 
 
 def dense(left, right, n_cells):
     """Return the 0/1 matrix of ranges × cells."""
     cells = np.arange(n_cells)
     ordinary = (left[:, None] <= cells) & (cells <= right[:, None])
-    return np.where((left <= right)[:, None], ordinary, (cells <= right[:, None]) | (cells >= left[:, None])).astype(float)
+    return np.where(
+        (left <= right)[:, None], ordinary, (cells <= right[:, None]) | (cells >= left[:, None])
+    ).astype(float)
 
 
 def cleaned(triples, rings=True):
@@ -51,10 +57,16 @@ def test_an_independent_certificate_holds_over_all_cells(triples):
     assert masses.min() >= 0
     assert masses.sum() == pytest.approx(1, abs=1e-12)
     probabilities = matrix @ masses
-    gap = (matrix.T @ (counts / probabilities)).max() / counts.sum() - 1  # of the full problem, no cell left out
+    gap = (
+        matrix.T @ (counts / probabilities)
+    ).max() / counts.sum() - 1  # of the full problem, no cell left out
     assert gap <= 1e-6
-    assert solution.duality_gap == pytest.approx(max(gap, 0), abs=1e-8)  # of masses before their sum is made 1
-    assert solution.log_likelihood == pytest.approx(float(counts @ np.log(probabilities)), abs=1e-8 * counts.sum())
+    assert solution.duality_gap == pytest.approx(
+        max(gap, 0), abs=1e-8
+    )  # of masses before their sum is made 1
+    assert solution.log_likelihood == pytest.approx(
+        float(counts @ np.log(probabilities)), abs=1e-8 * counts.sum()
+    )
 
 
 @settings(max_examples=25)
@@ -77,7 +89,9 @@ def test_probabilities_agree_with_a_general_solver(triples):
         options={"ftol": 1e-16, "gtol": 1e-12, "maxiter": 2000},
     )
     ours = shares @ np.log(matrix @ spread(solution, N_CELLS))
-    assert ours >= shares @ np.log(matrix @ (found.x / found.x.sum())) - 1e-9  # the probabilities are unique: strictly concave in them
+    assert (
+        ours >= shares @ np.log(matrix @ (found.x / found.x.sum())) - 1e-9
+    )  # the probabilities are unique: strictly concave in them
     np.testing.assert_allclose(matrix @ spread(solution, N_CELLS), matrix @ found.x, atol=2e-5)
 
 
@@ -89,9 +103,18 @@ def test_a_known_solution_to_1e_minus_6():
     def negative(theta):
         p1, p3 = theta
         p5 = 1 - p1 - p3
-        return -(2 * np.log(p1 + p3) + np.log(p3 + p5) + np.log(p1) + 2 * np.log(p5)) if min(p1, p5) > 0 and p3 >= 0 else np.inf
+        return (
+            -(2 * np.log(p1 + p3) + np.log(p3 + p5) + np.log(p1) + 2 * np.log(p5))
+            if min(p1, p5) > 0 and p3 >= 0
+            else np.inf
+        )
 
-    found = optimize.minimize(negative, [0.3, 0.3], method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-14, "maxiter": 4000})
+    found = optimize.minimize(
+        negative,
+        [0.3, 0.3],
+        method="Nelder-Mead",
+        options={"xatol": 1e-10, "fatol": 1e-14, "maxiter": 4000},
+    )
     masses = spread(turnbull.npmle(left, right, counts, 7, tolerance=1e-13), 7)
     np.testing.assert_allclose(masses[[1, 3]], found.x, atol=1e-6)
 
@@ -108,7 +131,12 @@ def test_rings_may_leave_the_cdf_open():
     found = turnbull.npmle(np.array([2, 5]), np.array([4, 1]), np.ones(2, dtype=np.int64), N_CELLS)
     assert found.drift == pytest.approx(0.5)
     # one range that begins at an end of the line does
-    assert turnbull.npmle(np.array([2, 5, 0]), np.array([4, 1, 1]), np.ones(3, dtype=np.int64), N_CELLS).drift == 0
+    assert (
+        turnbull.npmle(
+            np.array([2, 5, 0]), np.array([4, 1, 1]), np.ones(3, dtype=np.int64), N_CELLS
+        ).drift
+        == 0
+    )
 
 
 @settings(max_examples=60)
@@ -124,7 +152,11 @@ def test_what_does_not_drift_is_the_only_solution(triples):
     for k in range(len(found.last)):
         cost = (np.arange(len(found.last)) <= k).astype(float)
         spans = [
-            optimize.linprog(sign * cost, A_eq=np.vstack([matrix, np.ones(len(cost))]), b_eq=np.append(matrix @ found.masses, 1.0)).fun
+            optimize.linprog(
+                sign * cost,
+                A_eq=np.vstack([matrix, np.ones(len(cost))]),
+                b_eq=np.append(matrix @ found.masses, 1.0),
+            ).fun
             for sign in (1, -1)
         ]
         if None not in spans:
@@ -148,8 +180,14 @@ def test_newton_agrees_with_pooling_on_case_one_data(seed):
     pooled = turnbull.npmle(left[seen], right[seen], counts[seen], size + 1)
     assert pooled.n_iterations == 0
     assert pooled.duality_gap <= 1e-9
-    np.testing.assert_allclose(np.cumsum(spread(pooled, size + 1))[:-1], case_one(borders.astype(float), below, below + above), atol=1e-12)
-    ranges, _ = turnbull._over_atoms(left[seen], right[seen], counts[seen], pooled.first, pooled.last)
+    np.testing.assert_allclose(
+        np.cumsum(spread(pooled, size + 1))[:-1],
+        case_one(borders.astype(float), below, below + above),
+        atol=1e-12,
+    )
+    ranges, _ = turnbull._over_atoms(
+        left[seen], right[seen], counts[seen], pooled.first, pooled.last
+    )
     masses, steps = turnbull._interior(ranges, len(pooled.first), 1e-12)
     assert steps > 0
     np.testing.assert_allclose(masses, pooled.masses, atol=1e-6)
@@ -162,11 +200,15 @@ def test_a_system_is_solved_from_its_upper_triangle(size):
     matrix = root @ root.T + 0.1 * np.eye(size)
     right = rng.normal(size=size)
     padded = np.zeros((-(-size // turnbull._TILE) * turnbull._TILE,) * 2)
-    padded[:size, :size] = np.where(np.tri(size, k=-1) > 0, np.nan, matrix)  # what lies below the diagonal tiles is never read
+    padded[:size, :size] = np.where(
+        np.tri(size, k=-1) > 0, np.nan, matrix
+    )  # what lies below the diagonal tiles is never read
     for start in range(0, size, turnbull._TILE):
         tile = slice(start, min(start + turnbull._TILE, size))
         padded[tile, tile] = np.triu(matrix[tile, tile])
-    np.testing.assert_allclose(turnbull._solve_step(padded, right), np.linalg.solve(matrix, right), rtol=1e-7)
+    np.testing.assert_allclose(
+        turnbull._solve_step(padded, right), np.linalg.solve(matrix, right), rtol=1e-7
+    )
 
 
 def test_a_singular_system_is_lifted():
@@ -203,7 +245,9 @@ def test_exact_data_are_counted():
 
 def test_what_says_nothing_or_is_too_large_is_refused(monkeypatch):
     none, cells = np.zeros(0, dtype=np.int64), np.array([1, 3, 7])
-    assert turnbull.npmle(cells[:1], cells[:1], np.array([3]), N_CELLS).masses.tolist() == [1.0]  # this says all
+    assert turnbull.npmle(cells[:1], cells[:1], np.array([3]), N_CELLS).masses.tolist() == [
+        1.0
+    ]  # this says all
     for left, right in [(none, none), (np.array([0]), np.array([8]))]:
         with pytest.raises(ValueError, match="no range says anything"):
             turnbull.npmle(left, right, np.ones(len(left), dtype=np.int64), N_CELLS)
@@ -214,5 +258,7 @@ def test_what_says_nothing_or_is_too_large_is_refused(monkeypatch):
 
 def test_too_few_steps_report_the_gap_they_reached(monkeypatch):
     monkeypatch.setattr(turnbull, "_NEWTON_STEPS", 1)
-    left, right, counts = cleaned([(1, 3, 2), (3, 5, 1), (1, 1, 1), (5, 5, 2), (7, 7, 3), (3, 7, 4)])
+    left, right, counts = cleaned(
+        [(1, 3, 2), (3, 5, 1), (1, 1, 1), (5, 5, 2), (7, 7, 3), (3, 7, 4)]
+    )
     assert turnbull.npmle(left, right, counts, N_CELLS).duality_gap > 1e-6

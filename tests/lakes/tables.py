@@ -49,7 +49,10 @@ def delete_rows(table: Path, rows: dict[str, list[int]], *, inline: bool = False
         removed = {"path": add["path"], "deletionTimestamp": 0, "dataChange": True}
         if "deletionVector" in add:
             removed["deletionVector"] = add["deletionVector"]
-        actions += [{"remove": removed}, {"add": {**add, "deletionVector": deletion_vector(table, positions, inline=inline)}}]
+        actions += [
+            {"remove": removed},
+            {"add": {**add, "deletionVector": deletion_vector(table, positions, inline=inline)}},
+        ]
     return commit(table, *actions)
 
 
@@ -58,7 +61,11 @@ def deletion_vector(table: Path, positions: list[int], *, inline: bool = False) 
     data = struct.pack("<I", _MAGIC) + BitMap64(positions).serialize()
     common = {"sizeInBytes": len(data), "cardinality": len(positions)}
     if inline:
-        return {"storageType": "i", "pathOrInlineDv": _z85(data + b"\0" * (-len(data) % 4)), **common}
+        return {
+            "storageType": "i",
+            "pathOrInlineDv": _z85(data + b"\0" * (-len(data) % 4)),
+            **common,
+        }
     name = uuid.uuid4()
     framed = b"\1" + struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
     (table / f"deletion_vector_{name}.bin").write_bytes(framed)
@@ -89,7 +96,16 @@ def sql_catalog(folder: Path, name: str = "lake") -> Any:
 def delete_positions(table: Any, positions: dict[str, list[int]]) -> None:
     """Delete rows of an unpartitioned Iceberg table by a positional delete file, as engines that merge on read do."""
     deleted = [(path, position) for path, found in positions.items() for position in found]
-    _commit_deletes(table, "POSITION_DELETES", pa.table({"file_path": [path for path, _ in deleted], "pos": [position for _, position in deleted]}))
+    _commit_deletes(
+        table,
+        "POSITION_DELETES",
+        pa.table(
+            {
+                "file_path": [path for path, _ in deleted],
+                "pos": [position for _, position in deleted],
+            }
+        ),
+    )
 
 
 def delete_equal(table: Any, rows: pa.Table) -> None:
@@ -99,10 +115,18 @@ def delete_equal(table: Any, rows: pa.Table) -> None:
 
 def _commit_deletes(table: Any, content: str, rows: pa.Table) -> None:
     """pyiceberg writes no delete files: let it append a data file, and call it and its manifest what they are."""
-    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestWriterV2
+    from pyiceberg.manifest import (
+        DataFile,
+        DataFileContent,
+        FileFormat,
+        ManifestContent,
+        ManifestWriterV2,
+    )
     from pyiceberg.typedef import Record
 
-    path = Path(table.location().removeprefix("file://")) / "data" / f"deletes-{uuid.uuid4()}.parquet"
+    path = (
+        Path(table.location().removeprefix("file://")) / "data" / f"deletes-{uuid.uuid4()}.parquet"
+    )
     pq.write_table(rows, path)
     file = DataFile.from_args(
         _table_format_version=2,

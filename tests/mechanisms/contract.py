@@ -51,7 +51,11 @@ def table() -> pd.DataFrame:
     """Return the same rows every time."""
     numbers = range(N_ROWS)
     return pd.DataFrame(
-        {"level": [LEVELS[(7 * n) % 4] for n in numbers], "line": [(n * 37 % 101) / 10.1 for n in numbers], "who": [n * 11 % 53 for n in numbers]}
+        {
+            "level": [LEVELS[(7 * n) % 4] for n in numbers],
+            "line": [(n * 37 % 101) / 10.1 for n in numbers],
+            "who": [n * 11 % 53 for n in numbers],
+        }
     )
 
 
@@ -91,8 +95,12 @@ def _always(*_: Any, **__: Any) -> bool:
 KILLS: dict[str, Callable[[], Any]] = {
     "charged": lambda: killed_at(Account, "intend", after=True, when=_always),
     "noise or release kept": lambda: killed_at(fit_module, "keep", after=True, when=_always),
-    "release kept": lambda: killed_at(fit_module, "keep", after=True, when=lambda _folder, name, _data: name == "release.npz"),
-    "barrier recorded": lambda: killed_at(RunState, "write", after=True, when=lambda _state, reached: reached.stage == "fitted"),
+    "release kept": lambda: killed_at(
+        fit_module, "keep", after=True, when=lambda _folder, name, _data: name == "release.npz"
+    ),
+    "barrier recorded": lambda: killed_at(
+        RunState, "write", after=True, when=lambda _state, reached: reached.stage == "fitted"
+    ),
     "shards staged": lambda: killed_at(run_module, "write_all", after=True, when=_always),
     "published": lambda: killed_at(Account, "commit", after=False, when=_always),
 }
@@ -126,7 +134,11 @@ class MechanismContract:
 
     def columns(self) -> dict[str, Any]:
         """Return the schema of the case."""
-        return {**self.schema, **KEPT} if self.releases_rows else {**self.schema, "who": {"role": "drop", "type": "int64"}}
+        return (
+            {**self.schema, **KEPT}
+            if self.releases_rows
+            else {**self.schema, "who": {"role": "drop", "type": "int64"}}
+        )
 
     def frame(self) -> pd.DataFrame:
         """Return the table of the case."""
@@ -149,9 +161,17 @@ class MechanismContract:
         if self.public:
             other = folder.parent / "public"
             other.mkdir(exist_ok=True)
-            pq.write_table(pa.Table.from_pandas(self.frame().iloc[::2], preserve_index=False), other / "p.parquet")
+            pq.write_table(
+                pa.Table.from_pandas(self.frame().iloc[::2], preserve_index=False),
+                other / "p.parquet",
+            )
             mechanism = {**mechanism, "reference": {**mechanism["reference"], "path": str(other)}}
-        given = {"mechanism": mechanism, "privacy": self.privacy, "output__rows_per_shard": 100, **changes}
+        given = {
+            "mechanism": mechanism,
+            "privacy": self.privacy,
+            "output__rows_per_shard": 100,
+            **changes,
+        }
         return write_job(folder, lake, output, schema=self.columns(), **given)
 
     def ledger(self, tmp_path: Path, epsilon: float = 30.0) -> dict[str, str]:
@@ -164,7 +184,9 @@ class MechanismContract:
 
     # a job
 
-    def test_a_job_is_the_same_on_every_scheduler(self, job: Path, two_workers: LocalCluster, tmp_path: Path) -> None:
+    def test_a_job_is_the_same_on_every_scheduler(
+        self, job: Path, two_workers: LocalCluster, tmp_path: Path
+    ) -> None:
         run_here(job)
         found = digests(tmp_path / "out")
         assert any(name.endswith(".parquet") for name in found)
@@ -175,9 +197,14 @@ class MechanismContract:
             run_job(load(job, output__path=tmp_path / "cluster"))
         assert digests(tmp_path / "cluster") == found
 
-    def test_nothing_is_drawn_before_it_is_charged(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nothing_is_drawn_before_it_is_charged(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         place = self.ledger(tmp_path)
-        job, steps = self.write(tmp_path / "job", tmp_path / "out", ledger=place, insecure_seed=None), []
+        job, steps = (
+            self.write(tmp_path / "job", tmp_path / "out", ledger=place, insecure_seed=None),
+            [],
+        )
         watch(monkeypatch, Account, "intend", steps)
         watch(monkeypatch, fit_module, "keep", steps)
         for name in ("draw", "fit"):
@@ -188,10 +215,14 @@ class MechanismContract:
         assert order[0] == "intend"
         assert "fit" in order
 
-    def test_a_charge_that_is_refused_at_the_barrier_draws_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_charge_that_is_refused_at_the_barrier_draws_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         place = self.ledger(tmp_path, epsilon=PRIVACY["epsilon"] / 2)
         job = self.write(tmp_path / "job", tmp_path / "out", ledger=place, insecure_seed=None)
-        monkeypatch.setattr(Account, "check_room", lambda *_: None)  # as if another run had taken the room since
+        monkeypatch.setattr(
+            Account, "check_room", lambda *_: None
+        )  # as if another run had taken the room since
         monkeypatch.setattr(type(load(job).mechanism), "draw", _no_draw)
         with pytest.raises(BudgetError):
             run_here(job)
@@ -200,9 +231,17 @@ class MechanismContract:
         assert charging_entries(place["url"], "people") == []
 
     def test_what_is_accounted_for_is_what_is_drawn(self) -> None:
-        estimator = self.estimator(Schema.from_dict({"columns": self.columns()}), insecure_seed=None)
-        central = [event for event in leaves(estimator.mechanism.event) if not isinstance(event, LocalRelease)]
-        assert bool(central) == (type(estimator.mechanism).draw is not Mechanism.draw and not self.draws_nothing)
+        estimator = self.estimator(
+            Schema.from_dict({"columns": self.columns()}), insecure_seed=None
+        )
+        central = [
+            event
+            for event in leaves(estimator.mechanism.event)
+            if not isinstance(event, LocalRelease)
+        ]
+        assert bool(central) == (
+            type(estimator.mechanism).draw is not Mechanism.draw and not self.draws_nothing
+        )
         assert central or self.releases_rows
 
     draws_nothing: ClassVar[bool] = False
@@ -215,20 +254,29 @@ class MechanismContract:
         place = cls().ledger(folder)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(spec, "check_seed", lambda _: None)  # as `seeded_ledgers`
-            run_here(cls().write(folder / "job", folder / "expected", ledger=place, insecure_seed=7))
+            run_here(
+                cls().write(folder / "job", folder / "expected", ledger=place, insecure_seed=7)
+            )
         return folder, place
 
     @pytest.mark.usefixtures("seeded_ledgers")
     @pytest.mark.parametrize("point", KILLS)
-    def test_a_killed_run_goes_on_to_the_same_bytes_at_one_charge(self, point: str, whole: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    def test_a_killed_run_goes_on_to_the_same_bytes_at_one_charge(
+        self, point: str, whole: tuple[Path, dict[str, str]], tmp_path: Path
+    ) -> None:
         (folder, place), out = whole, tmp_path / "out"
-        job, before = self.write(folder / point, out, ledger=place, insecure_seed=7), charging_entries(place["url"], "people")
+        job, before = (
+            self.write(folder / point, out, ledger=place, insecure_seed=7),
+            charging_entries(place["url"], "people"),
+        )
         with KILLS[point]():
             run_here(job)
         run_here(job)
         assert digests(out) == digests(folder / "expected")
         assert not hidden(out).exists()
-        assert [entry.kind for entry in charging_entries(place["url"], "people")[len(before) :]] == ["intend", "commit"]
+        assert [
+            entry.kind for entry in charging_entries(place["url"], "people")[len(before) :]
+        ] == ["intend", "commit"]
 
     def test_the_card_is_a_card_and_says_what_was_promised(self, job: Path, tmp_path: Path) -> None:
         run_here(job)
@@ -245,21 +293,34 @@ class MechanismContract:
         opened = open_table(loaded, Folder(loaded.output_url))
         expected = opened.mechanism.find_written(opened.work.released)
         shard = run_here(job).manifest.shards[0].name
-        assert pq.read_schema(Path(loaded.output_url.removeprefix("file://")) / shard).equals(expected)
+        assert pq.read_schema(Path(loaded.output_url.removeprefix("file://")) / shard).equals(
+            expected
+        )
 
-    def test_a_plan_and_an_audit_read_no_rows(self, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("dpdask.io.fragments.read_batches", lambda *_: pytest.fail("rows were read"))
-        monkeypatch.setattr("dpdask.engine.source.read_batches", lambda *_: pytest.fail("rows were read"))
+    def test_a_plan_and_an_audit_read_no_rows(
+        self, job: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(
+            "dpdask.io.fragments.read_batches", lambda *_: pytest.fail("rows were read")
+        )
+        monkeypatch.setattr(
+            "dpdask.engine.source.read_batches", lambda *_: pytest.fail("rows were read")
+        )
         planned = plan_job(load(job))
         assert len(planned.stages) >= 3
         assert planned.guarantee
         assert audit_job(load(job), n_runs=500)["sound"]
 
-    def test_a_value_outside_the_domain_is_one_line_and_leaves_nothing(self, tmp_path: Path) -> None:
+    def test_a_value_outside_the_domain_is_one_line_and_leaves_nothing(
+        self, tmp_path: Path
+    ) -> None:
         job = self.write(tmp_path / "job", tmp_path / "out")
         broken = self.frame()
         broken.loc[200, "level"] = 99
-        pq.write_table(pa.Table.from_pandas(broken.iloc[160:], preserve_index=False), tmp_path / "lake" / "b.parquet")
+        pq.write_table(
+            pa.Table.from_pandas(broken.iloc[160:], preserve_index=False),
+            tmp_path / "lake" / "b.parquet",
+        )
         with pytest.raises(DataError) as refused:
             run_here(job)
         assert "99" not in str(refused.value)
@@ -288,17 +349,27 @@ class MechanismContract:
     def release(self, **given: Any) -> Any:
         """Fit the case's Python class to the case's table."""
         self.frame_given = self.frame()
-        estimator = self.estimator(Schema.from_dict({"columns": self.columns()}), insecure_seed=None)
+        estimator = self.estimator(
+            Schema.from_dict({"columns": self.columns()}), insecure_seed=None
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of what a chain republishes
-            return estimator.fit(self.frame().iloc[::2].reset_index(drop=True) if self.public else self.frame_given, **given)
+            return estimator.fit(
+                self.frame().iloc[::2].reset_index(drop=True) if self.public else self.frame_given,
+                **given,
+            )
 
-    def test_python_charges_before_it_draws(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_python_charges_before_it_draws(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         place = LedgerPlace(**self.ledger(tmp_path, epsilon=PRIVACY["epsilon"]))
         with self.release(ledger=place) as release:
             if self.releases_rows:
                 release.transform(self.frame_given)
-            assert [entry.kind for entry in charging_entries(place.url, "people")] == ["intend", "commit"]
+            assert [entry.kind for entry in charging_entries(place.url, "people")] == [
+                "intend",
+                "commit",
+            ]
         for _ in range(12):
             try:
                 with self.release(ledger=place) as release:
@@ -312,14 +383,19 @@ class MechanismContract:
         assert kinds.count("intend") == kinds.count("commit")
 
     def test_python_plans_and_audits(self) -> None:
-        estimator = self.estimator(Schema.from_dict({"columns": self.columns()}), insecure_seed=None)
+        estimator = self.estimator(
+            Schema.from_dict({"columns": self.columns()}), insecure_seed=None
+        )
         planned = estimator.plan(self.frame())
         assert planned.guarantee
         assert planned.stages
         assert estimator.audit(self.frame(), n_runs=500)["sound"]
 
     def test_python_and_job_refuse_a_schema_without_private_columns(self, tmp_path: Path) -> None:
-        columns: Mapping[str, Any] = {name: {"role": "drop", "type": column["type"]} for name, column in self.columns().items()}
+        columns: Mapping[str, Any] = {
+            name: {"role": "drop", "type": column["type"]}
+            for name, column in self.columns().items()
+        }
         with pytest.raises(SpecError, match="privatises no column") as python:
             self.estimator(Schema.from_dict({"columns": columns}), insecure_seed=None)
         path = self.write(tmp_path / "job", tmp_path / "out")

@@ -19,7 +19,12 @@ from dpdask.streams import RunKey
 KEY = RunKey.insecure(3)
 
 
-def fit_frame(mechanism: Mechanism, frame: pd.DataFrame, folder: Path, charge: Callable[[], None] = lambda: None) -> tuple[Fitted, Any]:
+def fit_frame(
+    mechanism: Mechanism,
+    frame: pd.DataFrame,
+    folder: Path,
+    charge: Callable[[], None] = lambda: None,
+) -> tuple[Fitted, Any]:
     """What the barrier left, and the release as a worker reads it."""
     folder.mkdir(exist_ok=True)
     secrets = Folder(str(folder))
@@ -33,5 +38,8 @@ def fit_frame(mechanism: Mechanism, frame: pd.DataFrame, folder: Path, charge: C
 def records_of(release: RecordRelease, *sizes: int) -> pa.Table:
     """The records of neighbouring parts of these sizes."""
     starts = [sum(sizes[:place]) for place in range(len(sizes))]
-    parts = [release.batches(start, size, sum(sizes), KEY, str(part)) for part, (start, size) in enumerate(zip(starts, sizes, strict=True))]
+    parts = [
+        release.batches(start, size, sum(sizes), KEY, str(part))
+        for part, (start, size) in enumerate(zip(starts, sizes, strict=True))
+    ]
     return pa.Table.from_batches([batch for part in parts for batch in part], release.types)

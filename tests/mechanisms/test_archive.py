@@ -87,48 +87,80 @@ def counts(cliques: Any = ()) -> MarginalCounts:
 
 
 def dip(channel: Any) -> DipRelease:
-    return fit_dip({"a": LevelDistribution(np.full(4, 0.25)), "b": LINE}, CODECS, {"a": 1.0, "b": 2.0}, channel)
+    return fit_dip(
+        {"a": LevelDistribution(np.full(4, 0.25)), "b": LINE}, CODECS, {"a": 1.0, "b": 2.0}, channel
+    )
 
 
 def chain(channel: Any, by: str | None = None) -> ChainRelease:
     columns = {"a": pa.array([0, 1, 2, 1, 0, 3]), "b": pa.array([0.5, 0.5, 1.5, 2.5, 3.5, 4.5])}
     key = np.array([3, 4], dtype=np.uint64)
     groups = [group_hashes("by", pa.array(["x", "x", "x", "y", "y", "z"]), key)] if by else []
-    words = [*groups, *(numbers(CODECS[name], column).view(np.uint64) for name, column in columns.items())]
+    words = [
+        *groups,
+        *(numbers(CODECS[name], column).view(np.uint64) for name, column in columns.items()),
+    ]
     records = records_of_rows(words, np.full(6, 2**64 - 1, dtype=np.uint64), 2**20)
-    return fit_chain(records, CODECS, {"a": 1.0, "b": 2.0}, channel, order=("b", "a"), by=by, group_key=key)
+    return fit_chain(
+        records, CODECS, {"a": 1.0, "b": 2.0}, channel, order=("b", "a"), by=by, group_key=key
+    )
 
 
 def tree() -> TreeRelease:
-    one, pairs = (DiscreteLaplace(scale=0.5, sensitivity=2, adjacency="replace-one", count=count) for count in (3, 3))
+    one, pairs = (
+        DiscreteLaplace(scale=0.5, sensitivity=2, adjacency="replace-one", count=count)
+        for count in (3, 3)
+    )
     edges = DiscreteLaplace(scale=0.5, sensitivity=2, adjacency="replace-one", count=2)
-    noisy = measure_tree(counts(), MarginalNoise(one_way=one, pairs=pairs, chosen=edges), rng=keyed("tree"))
-    return fit_tree(noisy, {name: cells(codec, BINS.get(name, 1)) for name, codec in codecs().items()}, dict.fromkeys("abc", 1.0), "optimal")
+    noisy = measure_tree(
+        counts(), MarginalNoise(one_way=one, pairs=pairs, chosen=edges), rng=keyed("tree")
+    )
+    return fit_tree(
+        noisy,
+        {name: cells(codec, BINS.get(name, 1)) for name, codec in codecs().items()},
+        dict.fromkeys("abc", 1.0),
+        "optimal",
+    )
 
 
 def codecs() -> dict[str, Codec]:
-    return {name: codec_for(name, SCHEMA.columns[name], TYPES.field(name).type) for name in TYPES.names}
+    return {
+        name: codec_for(name, SCHEMA.columns[name], TYPES.field(name).type) for name in TYPES.names
+    }
 
 
 def noisy(delta: float = 0.0) -> NoisyMarginals:
     cliques = {("c", "a"): 1.0, ("a", "b", "c"): 2.0}
-    planned = plan_noise(Budget(epsilon=1.0, delta=delta, adjacency="add-remove"), 3, cliques=cliques)
+    planned = plan_noise(
+        Budget(epsilon=1.0, delta=delta, adjacency="add-remove"), 3, cliques=cliques
+    )
     return measure(counts(list(cliques)), planned, n_rows_public=False, rng=keyed("noisy"))
 
 
 def copula() -> FittedCopula:
     tables = noisy()
     model, report = fit_copula(tables, keyed("copula"))
-    return FittedCopula(schema=SCHEMA, types=TYPES, bins=BINS, noisy=tables, model=model, report=report)
+    return FittedCopula(
+        schema=SCHEMA, types=TYPES, bins=BINS, noisy=tables, model=model, report=report
+    )
 
 
 def noisy_histogram(**given: Any) -> NoisyHistogram:
-    joint = JointCounts(DOMAIN, np.array([0, 7, 30], dtype=np.int64), np.array([90, 50, 40], dtype=np.int64))
+    joint = JointCounts(
+        DOMAIN, np.array([0, 7, 30], dtype=np.int64), np.array([90, 50, 40], dtype=np.int64)
+    )
     return draw(joint, plan(Budget(epsilon=1.0, delta=0.0, **given)), rng=keyed("histogram"))
 
 
 def histogram(output: Any = "cells", points: Any = "centre", **given: Any) -> FittedHistogram:
-    return FittedHistogram(schema=SCHEMA, columns=TYPES, bins=BINS, histogram=noisy_histogram(**given), output=output, points=points)
+    return FittedHistogram(
+        schema=SCHEMA,
+        columns=TYPES,
+        bins=BINS,
+        histogram=noisy_histogram(**given),
+        output=output,
+        points=points,
+    )
 
 
 def tables() -> MarginalTables:
@@ -141,8 +173,16 @@ def interval() -> IntervalRelease:
     line = {"kind": "known", "name": "uniform", "loc": 0, "scale": 10}
     of = {"design": "case2", "anchors": anchors, "reference": anchors}
     written = {
-        "a": {"design": "interval-differential", "perturb": {"epsilon": 1.0, "reference": levels}, "of": of},
-        "b": {"design": "interval-differential", "perturb": {"epsilon": 1.0, "reference": line, "channel": "optimal"}, "of": of},
+        "a": {
+            "design": "interval-differential",
+            "perturb": {"epsilon": 1.0, "reference": levels},
+            "of": of,
+        },
+        "b": {
+            "design": "interval-differential",
+            "perturb": {"epsilon": 1.0, "reference": line, "channel": "optimal"},
+            "of": of,
+        },
         "plain": of,
     }
     designs = dict(validate(IntervalSpec, {"columns": written}, "job").columns)
@@ -152,13 +192,22 @@ def interval() -> IntervalRelease:
 
 
 def histograms() -> NoisyHistograms:
-    events = {name: DiscreteLaplace(scale=scale, sensitivity=2, adjacency="replace-one") for name, scale in (("rating", 2.0), ("age", 3.5))}
-    return NoisyHistograms(counts={"rating": np.array([3, -1, 7]), "age": np.array([2**40, 0])}, events=events, n_rows=9)
+    events = {
+        name: DiscreteLaplace(scale=scale, sensitivity=2, adjacency="replace-one")
+        for name, scale in (("rating", 2.0), ("age", 3.5))
+    }
+    return NoisyHistograms(
+        counts={"rating": np.array([3, -1, 7]), "age": np.array([2**40, 0])},
+        events=events,
+        n_rows=9,
+    )
 
 
 def bounds() -> UnitBounds:
     units = np.array([5, 5, 5, 9], dtype=np.uint64)
-    return UnitRows.of_batch(1, units, np.arange(4, dtype=np.uint64), np.arange(4, dtype=np.uint64)).bounds()
+    return UnitRows.of_batch(
+        1, units, np.arange(4, dtype=np.uint64), np.arange(4, dtype=np.uint64)
+    ).bounds()
 
 
 MADE: dict[str, Callable[[], Any]] = {
@@ -194,7 +243,11 @@ def changed(data: bytes, header: dict[str, Any] | bytes | None = None, **arrays:
     """The same file with another header, or with some of its keys changed, and with other arrays; None leaves one out."""
     with np.load(io.BytesIO(data), allow_pickle=False) as members:
         found = {name: members[name] for name in members.files} | arrays
-    text = header if isinstance(header, bytes) else json.dumps(json.loads(found["header"].tobytes()) | (header or {})).encode()
+    text = (
+        header
+        if isinstance(header, bytes)
+        else json.dumps(json.loads(found["header"].tobytes()) | (header or {})).encode()
+    )
     found["header"] = np.frombuffer(text, dtype=np.uint8)
     buffer = io.BytesIO()
     np.savez(buffer, **{name: array for name, array in found.items() if array is not None})
@@ -261,9 +314,19 @@ def test_a_file_that_lacks_any_part_is_refused(name: str) -> None:
     data = made(name).to_bytes()
     header = json.loads(np.load(io.BytesIO(data), allow_pickle=False)["header"].tobytes())
     for key in header:
-        refused(name, changed(data, json.dumps({other: value for other, value in header.items() if other != key}).encode()))
+        refused(
+            name,
+            changed(
+                data,
+                json.dumps(
+                    {other: value for other, value in header.items() if other != key}
+                ).encode(),
+            ),
+        )
     with np.load(io.BytesIO(data), allow_pickle=False) as members:
-        arrays = [each for each in members.files if each != "header" and not each.endswith("_levels")]
+        arrays = [
+            each for each in members.files if each != "header" and not each.endswith("_levels")
+        ]
     for array in arrays:
         refused(name, changed(data, **{array: None}))
 
@@ -277,7 +340,15 @@ def test_a_file_of_something_else_is_refused(name: str) -> None:
         members.writestr("readme.txt", "no archive")
     np.savez(pickled, header=np.array([{"kind": made(name).archive.kind}], dtype=object))
     headers = [b"", b"{}", b"[1]", b"5", b"\xff\xfe", b"[" * 100_000]
-    for wrong in (b"", b"PK", b"garbage" * 50, array.getvalue(), zipped.getvalue(), pickled.getvalue(), *(changed(data, each) for each in headers)):
+    for wrong in (
+        b"",
+        b"PK",
+        b"garbage" * 50,
+        array.getvalue(),
+        zipped.getvalue(),
+        pickled.getvalue(),
+        *(changed(data, each) for each in headers),
+    ):
         refused(name, wrong)
 
 
@@ -330,7 +401,9 @@ ATTRIBUTE, PARENT, FIRST, N_GROUPS, N_LEVELS = range(5)  # the columns of a copu
 BOUNDED = {"role": "privatise", "kind": "continuous", "bounds": [0, 10]}
 
 WRONG_COPULAS: dict[str, Callable[[], dict[str, Any]]] = {
-    "an attribute twice": lambda: edited("copula", "nodes", (0, ATTRIBUTE), part("copula", "nodes")[1, ATTRIBUTE]),
+    "an attribute twice": lambda: edited(
+        "copula", "nodes", (0, ATTRIBUTE), part("copula", "nodes")[1, ATTRIBUTE]
+    ),
     "no such attribute": lambda: edited("copula", "nodes", (0, ATTRIBUTE), 3),
     "a parent that comes later": lambda: edited("copula", "nodes", (1, PARENT), 2),
     "its own parent": lambda: edited("copula", "nodes", (1, PARENT), 1),
@@ -349,7 +422,9 @@ WRONG_COPULAS: dict[str, Callable[[], dict[str, Any]]] = {
     "a level twice": lambda: edited("copula", "levels", 1, part("copula", "levels")[0]),
     "a level too many": lambda: {"levels": np.append(part("copula", "levels"), np.uint16(0))},
     "levels of another type": lambda: {"levels": part("copula", "levels").astype(np.int64)},
-    "a probability too many": lambda: {"probabilities": np.append(part("copula", "probabilities"), 0.0)},
+    "a probability too many": lambda: {
+        "probabilities": np.append(part("copula", "probabilities"), 0.0)
+    },
     "a negative probability": lambda: edited("copula", "probabilities", 0, -1.0),
     "a probability of 1e300": lambda: edited("copula", "probabilities", 0, 1e300),
     "a probability that is no number": lambda: edited("copula", "probabilities", 0, np.nan),
@@ -358,25 +433,48 @@ WRONG_COPULAS: dict[str, Callable[[], dict[str, Any]]] = {
     "a factor of large numbers": lambda: edited("copula", "factor", 0, 1e38),
     "a factor too small": lambda: {"factor": part("copula", "factor")[:-1]},
     "a factor of one number": lambda: {"factor": part("copula", "factor")[:1]},
-    "a pair of attributes that are not there": lambda: edited("copula", "raked_tables", (0, 1), 2**40),
+    "a pair of attributes that are not there": lambda: edited(
+        "copula", "raked_tables", (0, 1), 2**40
+    ),
     "a pair with a negative attribute": lambda: edited("copula", "raked_tables", (0, 0), -1),
-    "a pair of one attribute": lambda: edited("copula", "raked_tables", (0, 1), part("copula", "raked_tables")[0, 0]),
-    "a pair in the wrong order": lambda: {"raked_tables": part("copula", "raked_tables")[:, [1, 0, 2]]},
-    "a pair twice": lambda: {name: np.concatenate([part("copula", name)] * 2) for name in ("raked_tables", "raked_counts", "raked_strengths")},
+    "a pair of one attribute": lambda: edited(
+        "copula", "raked_tables", (0, 1), part("copula", "raked_tables")[0, 0]
+    ),
+    "a pair in the wrong order": lambda: {
+        "raked_tables": part("copula", "raked_tables")[:, [1, 0, 2]]
+    },
+    "a pair twice": lambda: {
+        name: np.concatenate([part("copula", name)] * 2)
+        for name in ("raked_tables", "raked_counts", "raked_strengths")
+    },
     "tables of four": lambda: {"raked_tables": np.zeros((1, 4), dtype=np.int64)},
-    "pairs of real numbers": lambda: {"raked_tables": part("copula", "raked_tables").astype(np.float64)},
-    "no pair": lambda: {name: part("copula", name)[:0] for name in ("raked_tables", "raked_counts", "raked_strengths")},
+    "pairs of real numbers": lambda: {
+        "raked_tables": part("copula", "raked_tables").astype(np.float64)
+    },
+    "no pair": lambda: {
+        name: part("copula", name)[:0]
+        for name in ("raked_tables", "raked_counts", "raked_strengths")
+    },
     "a raked cell too few": lambda: {"raked_counts": part("copula", "raked_counts")[:-1]},
-    "raked tables of another type": lambda: {"raked_counts": part("copula", "raked_counts").astype(np.float32)},
+    "raked tables of another type": lambda: {
+        "raked_counts": part("copula", "raked_counts").astype(np.float32)
+    },
     "a raked count that is no number": lambda: edited("copula", "raked_counts", 0, np.nan),
     "a raked count of 1e300": lambda: edited("copula", "raked_counts", 0, 1e300),
     "a negative raked count": lambda: edited("copula", "raked_counts", 0, -1.0),
     "a third attribute before the second": lambda: edited("copula", "raked_tables", (0, 2), 0),
     "a third attribute that is not there": lambda: edited("copula", "raked_tables", (0, 2), 99),
     "no third attribute, but -2": lambda: edited("copula", "raked_tables", (0, 2), -2),
-    **{f"a strength of {value!r}": lambda value=value: edited("copula", "raked_strengths", 0, value) for value in (0.0, -1.0, np.nan, 1e300)},  # type: ignore[misc]
+    **{
+        f"a strength of {value!r}": lambda value=value: edited(
+            "copula", "raked_strengths", 0, value
+        )
+        for value in (0.0, -1.0, np.nan, 1e300)
+    },  # type: ignore[misc]
     "a strength too few": lambda: {"raked_strengths": part("copula", "raked_strengths")[:-1]},
-    "strengths of another type": lambda: {"raked_strengths": part("copula", "raked_strengths").astype(np.float32)},
+    "strengths of another type": lambda: {
+        "raked_strengths": part("copula", "raked_strengths").astype(np.float32)
+    },
     "a report with no number": lambda: header_part("copula", "report", residual=float("nan")),
     "a report of texts": lambda: header_part("copula", "report", moved="x"),
 }
@@ -388,8 +486,17 @@ WRONG_COLUMNS: dict[str, Callable[[], dict[str, Any]]] = {
     "other bins": lambda: header_part("copula", "bins", b=6),
     "bins of no column": lambda: header_part("copula", "bins", other=3),
     "bins that are no mapping": lambda: {"header": {"bins": 5}},
-    "a column more": lambda: {"header": {"schema": {"columns": header_part("copula", "schema")["header"]["schema"]["columns"] | {"d": BOUNDED}}}},
-    "other bounds": lambda: {"header": {"schema": {"columns": {"a": BOUNDED, "b": BOUNDED, "c": BOUNDED}}}},
+    "a column more": lambda: {
+        "header": {
+            "schema": {
+                "columns": header_part("copula", "schema")["header"]["schema"]["columns"]
+                | {"d": BOUNDED}
+            }
+        }
+    },
+    "other bounds": lambda: {
+        "header": {"schema": {"columns": {"a": BOUNDED, "b": BOUNDED, "c": BOUNDED}}}
+    },
 }
 
 WRONG_TABLES: dict[str, Callable[[], dict[str, Any]]] = {
@@ -401,31 +508,55 @@ WRONG_TABLES: dict[str, Callable[[], dict[str, Any]]] = {
     "another domain": lambda: {"header": {"sizes": [4, 5, 5]}},
     "sizes that are no whole numbers": lambda: {"header": {"sizes": [4.0, 5.0, 4.0]}},
     "other names": lambda: {"header": {"names": ["a", "b", "d"]}},
-    **{f"{n!r} rows": lambda n=n: {"header": {"n_rows": n}} for n in (1e18, float("nan"), float("inf"), -1e18, "9", None, True)},  # type: ignore[misc]
+    **{
+        f"{n!r} rows": lambda n=n: {"header": {"n_rows": n}}
+        for n in (1e18, float("nan"), float("inf"), -1e18, "9", None, True)
+    },  # type: ignore[misc]
 }
 
 WRONG_HISTOGRAMS: dict[str, Callable[[], dict[str, Any]]] = {
-    "a cell outside the domain": lambda: edited("noisy histogram", "keys", -1, DOMAIN.size_of(DOMAIN.names)),
+    "a cell outside the domain": lambda: edited(
+        "noisy histogram", "keys", -1, DOMAIN.size_of(DOMAIN.names)
+    ),
     "a negative cell": lambda: edited("noisy histogram", "keys", 0, -3),
-    "a cell twice": lambda: edited("noisy histogram", "keys", 0, part("noisy histogram", "keys")[1]),
+    "a cell twice": lambda: edited(
+        "noisy histogram", "keys", 0, part("noisy histogram", "keys")[1]
+    ),
     "cells not in order": lambda: {"keys": part("noisy histogram", "keys")[::-1]},
     "cells of another type": lambda: {"keys": part("noisy histogram", "keys").astype(np.float64)},
-    "cells of another shape": lambda: {name: part("noisy histogram", name).reshape(1, -1) for name in ("keys", "weights")},
+    "cells of another shape": lambda: {
+        name: part("noisy histogram", name).reshape(1, -1) for name in ("keys", "weights")
+    },
     "a weight too few": lambda: {"weights": part("noisy histogram", "weights")[:-1]},
-    "weights of another type": lambda: {"weights": part("noisy histogram", "weights").astype(np.uint8)},
+    "weights of another type": lambda: {
+        "weights": part("noisy histogram", "weights").astype(np.uint8)
+    },
     "weights below the threshold": lambda: {"weights": -part("noisy histogram", "weights")},
     "a weight of 0": lambda: edited("noisy histogram", "weights", 0, 0),
-    "weights that overflow": lambda: {"weights": np.full_like(part("noisy histogram", "weights"), 2**62)},
-    "a domain of too many cells": lambda: {"header": {"names": ["a", "b", "c", "d"], "sizes": [65536] * 4}},
+    "weights that overflow": lambda: {
+        "weights": np.full_like(part("noisy histogram", "weights"), 2**62)
+    },
+    "a domain of too many cells": lambda: {
+        "header": {"names": ["a", "b", "c", "d"], "sizes": [65536] * 4}
+    },
     "another domain": lambda: {"header": {"sizes": [4, 5, 5]}},
     "no cut for a threshold": lambda: {"header": {"cut": None}},
     "a cut of 0": lambda: {"header": {"cut": 0}},
-    "Gaussian noise of fine counts": lambda: {"header": {"fine": to_dict(DiscreteGaussian(sigma=2.0, sensitivity=1.5, adjacency="replace-one"))}},
+    "Gaussian noise of fine counts": lambda: {
+        "header": {
+            "fine": to_dict(DiscreteGaussian(sigma=2.0, sensitivity=1.5, adjacency="replace-one"))
+        }
+    },
     "an unknown threshold": lambda: header_part("noisy histogram", "plan", threshold="high"),
-    "a factor that is no number": lambda: header_part("noisy histogram", "plan", factor=float("nan")),
+    "a factor that is no number": lambda: header_part(
+        "noisy histogram", "plan", factor=float("nan")
+    ),
     "a negative ε": lambda: header_part("noisy histogram", "plan", epsilon=-1.0),
     "no rows of a unit": lambda: header_part("noisy histogram", "plan", rows=0),
-    **{f"{n!r} rows": lambda n=n: {"header": {"n_rows": n}} for n in (1e18, float("nan"), "9", True)},  # type: ignore[misc]
+    **{
+        f"{n!r} rows": lambda n=n: {"header": {"n_rows": n}}
+        for n in (1e18, float("nan"), "9", True)
+    },  # type: ignore[misc]
 }
 
 
@@ -457,7 +588,9 @@ def test_tables_of_wrong_numbers_are_refused(wrong: str) -> None:
 @pytest.mark.parametrize("wrong", WRONG_HISTOGRAMS)
 def test_a_histogram_of_wrong_numbers_is_refused(wrong: str) -> None:
     changes = WRONG_HISTOGRAMS[wrong]()
-    refused("histogram", changed(made("histogram").to_bytes(), **inside("noisy histogram", changes)))
+    refused(
+        "histogram", changed(made("histogram").to_bytes(), **inside("noisy histogram", changes))
+    )
     if wrong != "another domain":
         refused("noisy histogram", changed(made("noisy histogram").to_bytes(), **changes))
 
@@ -480,29 +613,61 @@ def wide_copula() -> dict[str, Any]:
     """A copula of 2000 and 2 levels, independent: its bytes, with what makes its second node's groups too few."""
     wide, n = Domain(names=("x", "y"), sizes=(2000, 2)), 2000
     none = MarginalCounts.of_codes(wide, np.zeros((2, 1), dtype=wide.code_dtype), ())
-    tables = measure(none, plan_noise(Budget(epsilon=1.0), 2), n_rows_public=True, rng=keyed("wide"))
-    columns = {name: {"role": "privatise", "kind": "discrete", "levels": list(range(size))} for name, size in zip("xy", wide.sizes, strict=True)}
-    root = {"levels": np.arange(n, dtype=np.uint16), "probabilities": np.full((1, n), 1 / n), "offsets": np.zeros((1, n), dtype=np.float32)}
-    child = {"levels": np.arange(2, dtype=np.uint16), "probabilities": np.full((n, 2), 0.5), "offsets": np.zeros((n, 2), dtype=np.float32)}
-    nodes = (Node(attribute=0, parent=-1, first=0, **root), Node(attribute=1, parent=0, first=n, **child))
+    tables = measure(
+        none, plan_noise(Budget(epsilon=1.0), 2), n_rows_public=True, rng=keyed("wide")
+    )
+    columns = {
+        name: {"role": "privatise", "kind": "discrete", "levels": list(range(size))}
+        for name, size in zip("xy", wide.sizes, strict=True)
+    }
+    root = {
+        "levels": np.arange(n, dtype=np.uint16),
+        "probabilities": np.full((1, n), 1 / n),
+        "offsets": np.zeros((1, n), dtype=np.float32),
+    }
+    child = {
+        "levels": np.arange(2, dtype=np.uint16),
+        "probabilities": np.full((n, 2), 0.5),
+        "offsets": np.zeros((n, 2), dtype=np.float32),
+    }
+    nodes = (
+        Node(attribute=0, parent=-1, first=0, **root),
+        Node(attribute=1, parent=0, first=n, **child),
+    )
     fitted = FittedCopula(
         schema=Schema.from_dict({"columns": columns}),
         types=pa.schema({"x": pa.int64(), "y": pa.int64()}),
         bins={},
         noisy=tables,
-        model=CopulaModel(domain=wide, n_rows=1.0, nodes=nodes, factor=np.eye(n + 1, dtype=np.float32)),
+        model=CopulaModel(
+            domain=wide, n_rows=1.0, nodes=nodes, factor=np.eye(n + 1, dtype=np.float32)
+        ),
         report=FitReport(n_latents=n + 1, kept_share=0.0, moved=0.0, n_iterations=0, residual=0.0),
     )
-    few = replace(nodes[1], probabilities=np.full((1, 2), 0.5), offsets=np.zeros((1, 2), dtype=np.float32))
-    return {"right": fitted.to_bytes(), "few groups": replace(fitted, model=replace(fitted.model, nodes=(nodes[0], few))).to_bytes()}
+    few = replace(
+        nodes[1], probabilities=np.full((1, 2), 0.5), offsets=np.zeros((1, 2), dtype=np.float32)
+    )
+    return {
+        "right": fitted.to_bytes(),
+        "few groups": replace(
+            fitted, model=replace(fitted.model, nodes=(nodes[0], few))
+        ).to_bytes(),
+    }
 
 
-def test_a_copula_that_would_write_outside_its_arrays_is_refused_and_not_sampled(tmp_path: Path) -> None:
+def test_a_copula_that_would_write_outside_its_arrays_is_refused_and_not_sampled(
+    tmp_path: Path,
+) -> None:
     paths = []
     for name, data in wide_copula().items():  # the right one first: it is sampled
         paths.append(tmp_path / f"{name}.npz")
         paths[-1].write_bytes(data)
-    found = subprocess.run([sys.executable, "-c", READ_AND_SAMPLE, *map(str, paths)], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [sys.executable, "-c", READ_AND_SAMPLE, *map(str, paths)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (found.returncode, found.stdout.strip()) == (InputError.exit_code, "20000"), found.stderr
 
 
@@ -510,30 +675,42 @@ def test_tables_of_another_format_or_with_other_noise_make_the_copula_another() 
     data = made("copula").to_bytes()
     tables = made("copula").noisy.to_bytes()
     unknown = {"one_way": None, "pairs": {"format": 1, "kind": "unknown"}, "cliques": []}
-    local = {"one_way": {"format": 1, "kind": "local-release", "epsilon": 1.0, "n": 1, "unit": "row"}, "pairs": None, "cliques": []}
+    local = {
+        "one_way": {"format": 1, "kind": "local-release", "epsilon": 1.0, "n": 1, "unit": "row"},
+        "pairs": None,
+        "cliques": [],
+    }
     for header in ({"format": 999}, {"noise": unknown}, {"noise": local}):
         refused("noisy tables", changed(tables, header))
-        refused("copula", changed(data, noisy=np.frombuffer(changed(tables, header), dtype=np.uint8)))
+        refused(
+            "copula", changed(data, noisy=np.frombuffer(changed(tables, header), dtype=np.uint8))
+        )
 
 
 def test_a_saved_file_tells_the_released_columns_alone() -> None:
     for name in ("copula", "histogram", "tables"):
         again = type(made(name)).from_bytes(made(name).to_bytes(), "here.npz")
-        assert again.schema.columns == {column: SCHEMA.columns[column] for column in SCHEMA.privatised}
+        assert again.schema.columns == {
+            column: SCHEMA.columns[column] for column in SCHEMA.privatised
+        }
         assert (again.types if name == "copula" else again.columns, again.bins) == (TYPES, BINS)
 
 
 def test_the_layout_of_an_array_in_memory_does_not_matter_and_objects_are_not_written() -> None:
     archive = Archive(kind="x", format=1, noun="x")
     table = np.arange(6).reshape(2, 3)
-    assert archive.pack({}, {"table": np.asfortranarray(table)}) == archive.pack({}, {"table": table})
+    assert archive.pack({}, {"table": np.asfortranarray(table)}) == archive.pack(
+        {}, {"table": table}
+    )
     with pytest.raises(ValueError, match="allow_pickle"):
         archive.pack({}, {"objects": np.array([{}], dtype=object)})
     with pytest.raises(TypeError):
         archive.pack({"x": object()}, {})
 
 
-@pytest.mark.parametrize(("name", "reference"), [("dip", Histogram()), ("chain", Chain(fraction=0.5)), ("tree", Tree())])
+@pytest.mark.parametrize(
+    ("name", "reference"), [("dip", Histogram()), ("chain", Chain(fraction=0.5)), ("tree", Tree())]
+)
 def test_the_mechanism_names_the_class_of_its_release(name: str, reference: Reference) -> None:
     cls = bind(DipSpec(reference=reference), SCHEMA, Budget(epsilon=1.0)).release_type
     assert cls is type(made(name))
@@ -544,7 +721,9 @@ def test_the_mechanism_names_the_class_of_its_release(name: str, reference: Refe
             load(folder := new_folder(), keep(folder, RELEASE_NAME, made(other).to_bytes()), cls)
 
 
-def test_a_machine_without_memory_is_not_taken_for_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_memory_is_not_taken_for_another_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Who was told to abort and begin again would pay twice."""
     data = made("dip").to_bytes()
     for error in (MemoryError, pa.ArrowMemoryError):
@@ -576,7 +755,9 @@ def test_a_size_that_no_member_has_is_refused_before_memory_is_asked_for() -> No
                 if name == "header":
                     np.lib.format.write_array(member, array)
                 else:
-                    np.lib.format.write_array_header_1_0(member, {"descr": "<f8", "fortran_order": False, "shape": (2**45,)})
+                    np.lib.format.write_array_header_1_0(
+                        member, {"descr": "<f8", "fortran_order": False, "shape": (2**45,)}
+                    )
     with pytest.raises(InputError, match=r"^here\.npz: this is not a "):
         DipRelease.from_bytes(buffer.getvalue(), "here.npz")
 
@@ -585,7 +766,10 @@ def test_a_member_that_nobody_asks_for_is_not_inflated() -> None:
     """A small file with a huge member of an unknown name would fill the memory of who loads it."""
     own = dip("optimal")
     buffer = io.BytesIO(own.to_bytes())
-    with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as members, members.open("surplus.npy", "w", force_zip64=True) as member:
+    with (
+        zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as members,
+        members.open("surplus.npy", "w", force_zip64=True) as member,
+    ):
         np.lib.format.write_array(member, np.zeros(2**24, dtype=np.uint8), allow_pickle=False)
     tracemalloc.start()
     DipRelease.from_bytes(buffer.getvalue(), "here")
@@ -617,7 +801,11 @@ def test_threads_read_at_once() -> None:
     data = archive.pack({}, {f"a{number}": np.arange(3) for number in range(20)})
 
     def read(_: int) -> int:
-        return archive.unpack(data, "here", lambda _, arrays: int(sum(arrays[f"a{number}"].sum() for number in range(20))))
+        return archive.unpack(
+            data,
+            "here",
+            lambda _, arrays: int(sum(arrays[f"a{number}"].sum() for number in range(20))),
+        )
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(read, range(100))) == [60] * 100

@@ -17,7 +17,16 @@ import dpdask
 from dpdask.errors import InputError
 from dpdask.inference import ReleasedColumn
 from dpdask.mechanisms import card
-from dpdask.mechanisms.card import CARD_FORMAT, Card, CoveredRows, Section, make_card, noisy_counts_section, plain, say_date
+from dpdask.mechanisms.card import (
+    CARD_FORMAT,
+    Card,
+    CoveredRows,
+    Section,
+    make_card,
+    noisy_counts_section,
+    plain,
+    say_date,
+)
 from dpdask.privacy import Budget
 from dpdask.privacy.events import Coverage
 from dpdask.schema import Schema
@@ -26,8 +35,18 @@ SCHEMA = Schema.from_dict(
     {
         "columns": {
             "x": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2], "type": "int64"},
-            "day": {"role": "privatise", "kind": "categorical", "levels": [dt.date(2026, 1, 1), dt.date(2026, 1, 2)], "type": "date32"},
-            "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0], "type": "float64"},
+            "day": {
+                "role": "privatise",
+                "kind": "categorical",
+                "levels": [dt.date(2026, 1, 1), dt.date(2026, 1, 2)],
+                "type": "date32",
+            },
+            "price": {
+                "role": "privatise",
+                "kind": "continuous",
+                "bounds": [0.0, 1.0],
+                "type": "float64",
+            },
         }
     }
 )
@@ -39,7 +58,13 @@ SEED = 5
 def table(n_rows: int = 300) -> pd.DataFrame:
     rng = np.random.default_rng(1)
     days = [dt.date(2026, 1, 1 + each) for each in rng.integers(0, 2, n_rows)]
-    return pd.DataFrame({"x": rng.integers(0, 3, n_rows), "day": pd.array(days, dtype="date32[pyarrow]"), "price": rng.random(n_rows)})
+    return pd.DataFrame(
+        {
+            "x": rng.integers(0, 3, n_rows),
+            "day": pd.array(days, dtype="date32[pyarrow]"),
+            "price": rng.random(n_rows),
+        }
+    )
 
 
 def dip(**named: Any) -> dict[str, Any]:
@@ -47,21 +72,44 @@ def dip(**named: Any) -> dict[str, Any]:
 
 
 def ranges() -> dict[str, Any]:
-    schema = Schema(columns={"price": SCHEMA.columns["price"].model_copy(update={"outside": "refuse"}), "x": SCHEMA.columns["x"]})
+    schema = Schema(
+        columns={
+            "price": SCHEMA.columns["price"].model_copy(update={"outside": "refuse"}),
+            "x": SCHEMA.columns["x"],
+        }
+    )
     anchors = {"design": "case1", "anchors": UNIFORM}
     perturb = {"epsilon": 1.0, "reference": {"kind": "known", "probabilities": [0.5, 0.25, 0.25]}}
-    designs = {"price": anchors, "x": {"design": "interval-differential", "perturb": perturb, "of": anchors}}
-    return dpdask.IntervalMechanism(schema, columns=designs, insecure_seed=SEED).fit(table()[["price", "x"]]).card
+    designs = {
+        "price": anchors,
+        "x": {"design": "interval-differential", "perturb": perturb, "of": anchors},
+    }
+    return (
+        dpdask.IntervalMechanism(schema, columns=designs, insecure_seed=SEED)
+        .fit(table()[["price", "x"]])
+        .card
+    )
 
 
 def survey() -> dict[str, Any]:
     schema = Schema(columns={"price": SCHEMA.columns["price"]})
     design = {"design": "case1", "anchors": UNIFORM, "reference": UNIFORM}
-    return dpdask.Survey(schema, columns={"price": design}, wording={"price": {"of": "the price", "decimals": 1}}, insecure_seed=SEED).card
+    return dpdask.Survey(
+        schema,
+        columns={"price": design},
+        wording={"price": {"of": "the price", "decimals": 1}},
+        insecure_seed=SEED,
+    ).card
 
 
 def marginals() -> dict[str, Any]:
-    return dict(dpdask.Marginals(SCHEMA, epsilon=2.0, delta=1e-6, cliques=[["x", "day"]], insecure_seed=SEED).fit(table()).card)
+    return dict(
+        dpdask.Marginals(
+            SCHEMA, epsilon=2.0, delta=1e-6, cliques=[["x", "day"]], insecure_seed=SEED
+        )
+        .fit(table())
+        .card
+    )
 
 
 CARDS = {
@@ -70,8 +118,16 @@ CARDS = {
     "dip, chain": lambda: dip(reference=dpdask.Chain(fraction=0.5)),
     "dip, tree": lambda: dip(reference=dpdask.Tree(), delta=1e-6),
     "marginals": marginals,
-    "copula": lambda: dict(dpdask.GaussianCopula(SCHEMA, epsilon=2.0, delta=1e-6, insecure_seed=SEED).fit(table()).card),
-    "histogram": lambda: dict(dpdask.PerturbedHistogram(SCHEMA, epsilon=2.0, bins=3, adjacency="add-remove", insecure_seed=SEED).fit(table()).card),
+    "copula": lambda: dict(
+        dpdask.GaussianCopula(SCHEMA, epsilon=2.0, delta=1e-6, insecure_seed=SEED).fit(table()).card
+    ),
+    "histogram": lambda: dict(
+        dpdask.PerturbedHistogram(
+            SCHEMA, epsilon=2.0, bins=3, adjacency="add-remove", insecure_seed=SEED
+        )
+        .fit(table())
+        .card
+    ),
     "interval": ranges,
     "survey": survey,
 }
@@ -79,8 +135,18 @@ CARDS = {
 
 def small(**changed: Any) -> Card:
     rows = CoveredRows(who="every row", fraction=1.0, of="rows")
-    parts: dict[str, Any] = {"budget": BUDGET, "text": "a promise", "protected": rows, "unprotected": rows, "mechanism": {"kind": "test"}}
-    parts |= {"columns": {"x": {"role": "privatised", "levels": (1, 2)}}, "accounting": {"composition": "one", "epsilon_exact": 2.0}, "order": "none"}
+    parts: dict[str, Any] = {
+        "budget": BUDGET,
+        "text": "a promise",
+        "protected": rows,
+        "unprotected": rows,
+        "mechanism": {"kind": "test"},
+    }
+    parts |= {
+        "columns": {"x": {"role": "privatised", "levels": (1, 2)}},
+        "accounting": {"composition": "one", "epsilon_exact": 2.0},
+        "order": "none",
+    }
     return make_card(Section(**parts | changed), name="test", insecure=False)
 
 
@@ -94,7 +160,15 @@ def test_every_mechanisms_card_is_of_the_one_format(name: str) -> None:
     assert card.mechanism.kind == {"survey": "interval"}.get(name, name.split(",")[0])
     assert card.insecure
     assert card.guarantee.text.startswith("INSECURE: ")
-    assert set(card.versions) == {"dpdask", "streams", "cryptography", "numpy", "opendp", "pyarrow", "scipy"}
+    assert set(card.versions) == {
+        "dpdask",
+        "streams",
+        "cryptography",
+        "numpy",
+        "opendp",
+        "pyarrow",
+        "scipy",
+    }
     data = card.to_bytes()
     assert Card.read(data, "card").to_bytes() == data
     assert json.loads(data, parse_constant=pytest.fail) == found == card.to_dict()
@@ -106,26 +180,57 @@ def test_a_budgets_zero_stays_whole() -> None:
 
 def test_a_release_without_an_epsilon_says_so() -> None:
     found = small(budget=None).to_dict()["guarantee"]
-    assert [found[key] for key in ("epsilon", "delta", "adjacency", "unit", "cautions")] == [None, None, None, "value", []]
+    assert [found[key] for key in ("epsilon", "delta", "adjacency", "unit", "cautions")] == [
+        None,
+        None,
+        None,
+        "value",
+        [],
+    ]
 
 
 def test_cautions_depend_on_public_rows_alone() -> None:
     budget = Budget(epsilon=1.0, delta=0.5, adjacency="add-remove")
-    parts: dict[str, Any] = {"mechanism": {"kind": "test"}, "schema": SCHEMA, "cells": {}, "accounting": {"composition": "", "epsilon_exact": 1.0}}
-    private = make_card(noisy_counts_section(budget=budget, n_rows=100.0, **parts), name="test", insecure=False)
+    parts: dict[str, Any] = {
+        "mechanism": {"kind": "test"},
+        "schema": SCHEMA,
+        "cells": {},
+        "accounting": {"composition": "", "epsilon_exact": 1.0},
+    }
+    private = make_card(
+        noisy_counts_section(budget=budget, n_rows=100.0, **parts), name="test", insecure=False
+    )
     assert (private.guarantee.cautions, private.n_rows and private.n_rows.exact) == ([], False)
     public = budget.model_copy(update={"adjacency": "replace-one"})
-    [caution] = make_card(noisy_counts_section(budget=public, n_rows=100.0, **parts), name="test", insecure=False).guarantee.cautions
+    [caution] = make_card(
+        noisy_counts_section(budget=public, n_rows=100.0, **parts), name="test", insecure=False
+    ).guarantee.cautions
     assert caution.startswith("δ = 0.5 is not below 1 / the number of rows")
 
 
 def test_plain_values_are_what_json_has() -> None:
-    value = {"a": (1, 2.5, math.inf, -math.inf, math.nan), "b": [None, True, "x", dt.date(2026, 1, 2)]}
-    assert plain(value) == {"a": [1, 2.5, "inf", "-inf", "nan"], "b": [None, True, "x", "2026-01-02"]}
+    value = {
+        "a": (1, 2.5, math.inf, -math.inf, math.nan),
+        "b": [None, True, "x", dt.date(2026, 1, 2)],
+    }
+    assert plain(value) == {
+        "a": [1, 2.5, "inf", "-inf", "nan"],
+        "b": [None, True, "x", "2026-01-02"],
+    }
 
 
 @pytest.mark.parametrize(
-    "value", [{}, [], {"a": [], "b": {}}, {'ä\n"': [1, 2.5, None, True, "x, y"]}, [[0.1, 1e22], []], [{"a": 1}, 2, ["é"]], {1: {"k": [[-0.0]]}}, "s"]
+    "value",
+    [
+        {},
+        [],
+        {"a": [], "b": {}},
+        {'ä\n"': [1, 2.5, None, True, "x, y"]},
+        [[0.1, 1e22], []],
+        [{"a": 1}, 2, ["é"]],
+        {1: {"k": [[-0.0]]}},
+        "s",
+    ],
 )
 def test_a_card_is_written_as_json_writes_it(value: Any) -> None:
     assert card._write_json(value, "\n") == json.dumps(value, indent=1, ensure_ascii=False)
@@ -136,7 +241,9 @@ def test_a_card_is_written_as_json_writes_it(value: Any) -> None:
 def test_batches_and_the_dataset_are_told() -> None:
     card = small()
     assert card.with_dataset(Coverage()) is card
-    told = card.with_dataset(Coverage(uncovered=0.25, columns=("x",))).with_batches(["a", None], epsilon=True)
+    told = card.with_dataset(Coverage(uncovered=0.25, columns=("x",))).with_batches(
+        ["a", None], epsilon=True
+    )
     assert told.dataset is not None
     assert (told.dataset.uncovered_fraction, told.dataset.columns_without_epsilon) == (0.25, ["x"])
     assert told.batches is not None
@@ -147,7 +254,9 @@ def test_batches_and_the_dataset_are_told() -> None:
     assert "batches" not in card.to_dict()
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"null", b"[]", b'"text"', b"\xff", b"{}", b"[" * 100_000, b'{"form": 2}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"null", b"[]", b'"text"', b"\xff", b"{}", b"[" * 100_000, b'{"form": 2}']
+)
 def test_what_is_no_card_is_refused(data: bytes) -> None:
     with pytest.raises(InputError, match=r"^release\.json: this is no"):
         Card.read(data, "release.json")
@@ -181,15 +290,26 @@ def test_a_card_with_a_wrong_part_is_refused(part: str, value: object) -> None:
     assert part in str(refused.value)
 
 
-@pytest.mark.parametrize("kind", [dpdask.GaussianCopula, dpdask.PerturbedHistogram, partial(dpdask.Marginals, cliques=[["x", "day"]])])
-def test_a_saved_release_with_a_card_of_another_format_is_refused(kind: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        dpdask.GaussianCopula,
+        dpdask.PerturbedHistogram,
+        partial(dpdask.Marginals, cliques=[["x", "day"]]),
+    ],
+)
+def test_a_saved_release_with_a_card_of_another_format_is_refused(
+    kind: Any, tmp_path: Path
+) -> None:
     schema = Schema(columns={"x": SCHEMA.columns["x"], "day": SCHEMA.columns["day"]})
     release = kind(schema, epsilon=2.0, insecure_seed=SEED).fit(table()[["x", "day"]])
     release.save(str(tmp_path / "saved"))
     assert type(release).load(str(tmp_path / "saved")).card == release.card
     path = tmp_path / "saved" / "card.json"
     assert Card.read(path.read_bytes(), "card.json").sha256 is not None
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"format": 999}), encoding="utf-8")
+    path.write_text(
+        json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"format": 999}), encoding="utf-8"
+    )
     with pytest.raises(InputError, match="this card has format 999, not 2"):
         type(release).load(str(tmp_path / "saved"))
 

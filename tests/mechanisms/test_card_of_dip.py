@@ -58,11 +58,19 @@ def card(*given: Any, **named: Any) -> dict[str, Any]:
 
 
 def raw(
-    reference: Reference = HOLDOUT, epsilon: float = 1.0, insecure: bool = False, release: Any = None, unit: Literal["row"] | UnitColumn = "row"
+    reference: Reference = HOLDOUT,
+    epsilon: float = 1.0,
+    insecure: bool = False,
+    release: Any = None,
+    unit: Literal["row"] | UnitColumn = "row",
 ) -> bytes:
     mechanism = bind(DipSpec(reference=reference), SCHEMA, Budget(epsilon=epsilon, unit=unit))
     if release is None:
-        release = fit_dip({name: KNOWN.distribution(codec) for name, codec in CODECS.items()}, CODECS, mechanism.spending.row)
+        release = fit_dip(
+            {name: KNOWN.distribution(codec) for name, codec in CODECS.items()},
+            CODECS,
+            mechanism.spending.row,
+        )
     section = mechanism.section(release, TABLE, n_rows=None, n_released=None, order="keep")
     return make_card(section, name="test", insecure=insecure).to_bytes()
 
@@ -74,8 +82,14 @@ def test_the_exact_epsilon_never_passes_the_promised_one(epsilon):
     assert found["guarantee"]["epsilon"] == epsilon
     assert all(0 < part["epsilon_exact"] <= part["epsilon"] for part in parts)
     assert math.fsum(part["epsilon"] for part in parts) <= epsilon
-    assert max(part["epsilon_exact"] for part in parts) < found["accounting"]["epsilon_exact"] <= epsilon
-    assert math.isclose(math.fsum(part["epsilon_exact"] for part in parts), found["accounting"]["epsilon_exact"])
+    assert (
+        max(part["epsilon_exact"] for part in parts)
+        < found["accounting"]["epsilon_exact"]
+        <= epsilon
+    )
+    assert math.isclose(
+        math.fsum(part["epsilon_exact"] for part in parts), found["accounting"]["epsilon_exact"]
+    )
 
 
 def test_a_channel_is_row_stochastic_keeps_its_reference_and_its_epsilon():
@@ -98,20 +112,33 @@ def test_the_text_names_who_is_not_protected():
     assert "ε = 1 differentially private" in text
     assert "Protected: the values of the released rows." in text
     assert "Not protected: the held-out rows, 0.25 of the table" in text
-    assert "a level column's published channel reveals exactly how many of them have each level" in text
+    assert (
+        "a level column's published channel reveals exactly how many of them have each level"
+        in text
+    )
     assert "a person with k released rows is protected by k·ε" in text
     found = card(HOLDOUT)["guarantee"]
-    assert found["protected"] == {"who": "the values of the released rows", "fraction": 0.75, "of": "rows"}
+    assert found["protected"] == {
+        "who": "the values of the released rows",
+        "fraction": 0.75,
+        "of": "rows",
+    }
     assert found["unprotected"]["fraction"] == 0.25
     assert found["unprotected"]["who"] in text
 
 
 @pytest.mark.parametrize(
-    ("reference", "who"), [(KNOWN, "none"), (Public(path="s3://lake/zebulon"), "the rows of the public reference table")], ids=["known", "public"]
+    ("reference", "who"),
+    [(KNOWN, "none"), (Public(path="s3://lake/zebulon"), "the rows of the public reference table")],
+    ids=["known", "public"],
 )
 def test_all_rows_are_protected_by_a_reference_from_elsewhere(reference, who):
     found = card(reference)
-    assert found["guarantee"]["protected"] == {"who": "the values of all rows", "fraction": 1.0, "of": "rows"}
+    assert found["guarantee"]["protected"] == {
+        "who": "the values of all rows",
+        "fraction": 1.0,
+        "of": "rows",
+    }
     assert found["guarantee"]["unprotected"]["fraction"] == 0.0
     assert f"Not protected: {who}" in found["guarantee"]["text"]
     assert "zebulon" not in json.dumps(found)
@@ -119,9 +146,17 @@ def test_all_rows_are_protected_by_a_reference_from_elsewhere(reference, who):
 
 def test_a_histogram_covers_all_rows_and_its_epsilon_is_in_the_sum():
     found = card(Histogram(share=0.25), epsilon=2.0)
-    assert found["guarantee"]["protected"] == {"who": "the values of all rows", "fraction": 1.0, "of": "rows"}
+    assert found["guarantee"]["protected"] == {
+        "who": "the values of all rows",
+        "fraction": 1.0,
+        "of": "rows",
+    }
     assert found["guarantee"]["unprotected"]["fraction"] == 0.0
-    assert found["mechanism"]["reference"] == {"kind": "histogram", "share": 0.25, "bins": "adaptive"}
+    assert found["mechanism"]["reference"] == {
+        "kind": "histogram",
+        "share": 0.25,
+        "bins": "adaptive",
+    }
     accounting = found["accounting"]
     assert sum(map(Fraction, accounting["epsilon_reference"].values())) <= Fraction(0.5)
     assert math.isclose(math.fsum(accounting["epsilon_reference"].values()), 0.5)
@@ -139,10 +174,16 @@ def test_the_events_cost_what_is_promised_to_a_unit_of_many_rows():
     parts = [found["columns"][name]["epsilon"] for name in SCHEMA.privatised]
     assert math.isclose(7 * math.fsum(parts), 1.8)
     exact = sum(map(Fraction, found["accounting"]["epsilon_reference"].values()))
-    exact += 7 * sum(Fraction(found["columns"][name]["epsilon_exact"]) for name in SCHEMA.privatised)
+    exact += 7 * sum(
+        Fraction(found["columns"][name]["epsilon_exact"]) for name in SCHEMA.privatised
+    )
     assert exact <= Fraction(found["accounting"]["epsilon_exact"])
     assert math.isclose(exact, found["accounting"]["epsilon_exact"])
-    assert found["accounting"]["epsilon_exact"] <= epsilon_of(from_dict(found["accounting"]["events"]), 0.0) <= 2.0
+    assert (
+        found["accounting"]["epsilon_exact"]
+        <= epsilon_of(from_dict(found["accounting"]["events"]), 0.0)
+        <= 2.0
+    )
     assert "All private values of all released rows that share a id" in found["guarantee"]["text"]
     assert found["guarantee"]["protected"]["of"].startswith("units; ")
     assert "at most 7 are released" in found["guarantee"]["text"]
@@ -163,7 +204,11 @@ def test_no_knot_of_a_hold_out_and_no_dropped_column_is_in_it():
         "price": RankSummary.of_batch(CODECS["price"], pa.array(values)),
     }
     epsilons = split_epsilon(1.0, SCHEMA.privatised)
-    release = fit_dip({name: from_statistic(CODECS[name], statistic) for name, statistic in statistics.items()}, CODECS, epsilons)
+    release = fit_dip(
+        {name: from_statistic(CODECS[name], statistic) for name, statistic in statistics.items()},
+        CODECS,
+        epsilons,
+    )
     text = raw(release=release).decode()
     assert str(HELD_OUT_VALUE) not in text
     assert "secret" not in text
@@ -184,7 +229,14 @@ def test_little_protection_is_called_so():
 
 
 def test_cards_of_frames_say_what_protects_little():
-    schema = dpdask.Schema.from_dict({"columns": {name: {"role": "privatise", "kind": "discrete", "levels": [0, 1]} for name in ("x", "y")}})
+    schema = dpdask.Schema.from_dict(
+        {
+            "columns": {
+                name: {"role": "privatise", "kind": "discrete", "levels": [0, 1]}
+                for name in ("x", "y")
+            }
+        }
+    )
     table = pd.DataFrame({"x": [0, 1] * 10, "y": [1, 0] * 10})
     with pytest.warns(UserWarning, match="publishing one random row verbatim"):
         release = dpdask.DIP(schema, epsilon=4.0, delta=0.2, reference=dpdask.Tree()).fit(table)
@@ -193,17 +245,37 @@ def test_cards_of_frames_say_what_protects_little():
     assert "publishing one random row verbatim" in verbatim
     perturb = {"epsilon": 8.0, "reference": {"kind": "known", "probabilities": [0.5, 0.5]}}
     anchors = {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 1}}
-    designs = {name: {"design": "interval-differential", "perturb": perturb, "of": anchors} for name in ("x", "y")}
-    [large] = dpdask.IntervalMechanism(schema, columns=designs).fit(table).card["guarantee"]["cautions"]
+    designs = {
+        name: {"design": "interval-differential", "perturb": perturb, "of": anchors}
+        for name in ("x", "y")
+    }
+    [large] = (
+        dpdask.IntervalMechanism(schema, columns=designs).fit(table).card["guarantee"]["cautions"]
+    )
     assert large.startswith("ε = 16 is large")
 
 
 def test_divisions_name_no_row_that_is_held_out():
-    schema = dpdask.Schema.from_dict({"columns": {"who": {"role": "keep"}, "x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}})
-    table = pd.DataFrame({"x": [0, 1] * 50}, index=pd.Index([f"p{number:03}" for number in range(100)], name="who"))
+    schema = dpdask.Schema.from_dict(
+        {
+            "columns": {
+                "who": {"role": "keep"},
+                "x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]},
+            }
+        }
+    )
+    table = pd.DataFrame(
+        {"x": [0, 1] * 50}, index=pd.Index([f"p{number:03}" for number in range(100)], name="who")
+    )
     frame = dd.from_pandas(table, npartitions=4)
     assert frame.known_divisions
-    held = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Holdout(fraction=0.5)).fit(frame).transform(frame)
+    held = (
+        dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Holdout(fraction=0.5))
+        .fit(frame)
+        .transform(frame)
+    )
     assert not held.known_divisions
-    whole = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(frame).transform(frame)
+    whole = (
+        dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(frame).transform(frame)
+    )
     assert whole.divisions == frame.divisions

@@ -30,7 +30,12 @@ from dpdask.privacy.events import DiscreteGaussian, leaves
 HIGH = 1e6
 COLUMNS: dict[str, Any] = {
     "amount": {"role": "privatise", "kind": "continuous", "bounds": [0.0, HIGH], "type": "float64"},
-    "visits": {"role": "privatise", "kind": "continuous", "bounds": [0, 10_000_000], "type": "int64"},
+    "visits": {
+        "role": "privatise",
+        "kind": "continuous",
+        "bounds": [0, 10_000_000],
+        "type": "int64",
+    },
     "group": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2], "type": "int64"},
 }
 SCHEMA = dpdask.Schema.from_dict({"columns": {**COLUMNS, "who": {"role": "drop", "type": "int64"}}})
@@ -42,7 +47,14 @@ def table(n: int = 40_000) -> pd.DataFrame:
     rng = np.random.default_rng(3)
     group = rng.integers(0, 3, n)
     amount = np.where(rng.random(n) < 0.4, 0.0, np.round(rng.lognormal(2.0 + group, 0.7, n), 2))
-    return pd.DataFrame({"amount": amount, "visits": rng.geometric(0.3, n) - 1, "group": group, "who": np.arange(n) % 997})
+    return pd.DataFrame(
+        {
+            "amount": amount,
+            "visits": rng.geometric(0.3, n) - 1,
+            "group": group,
+            "who": np.arange(n) % 997,
+        }
+    )
 
 
 def estimator_of(kind: str, **given: Any) -> Estimator:
@@ -50,7 +62,9 @@ def estimator_of(kind: str, **given: Any) -> Estimator:
     if kind == "copula":
         return dpdask.GaussianCopula(SCHEMA, **given)
     if kind == "marginals":
-        return dpdask.Marginals(SCHEMA, cliques=[["amount"], ["amount", "group"], ["visits"]], **given)
+        return dpdask.Marginals(
+            SCHEMA, cliques=[["amount"], ["amount", "group"], ["visits"]], **given
+        )
     if kind == "histogram":
         return dpdask.PerturbedHistogram(SCHEMA, **given)
     return dpdask.DIP(KEPT, reference=dpdask.Tree(), **given)
@@ -65,8 +79,14 @@ KINDS = ["copula", "marginals", "tree"]
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("kind", [*KINDS, "histogram"])
-@pytest.mark.parametrize("given", [{}, {"delta": 0.0}, {"unit": UnitColumn(column="who", max_rows=3)}], ids=["gaussian", "laplace", "user"])
-def test_the_fine_counts_are_in_the_sum_and_their_noise_is_the_drawn_one(kind: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"delta": 0.0}, {"unit": UnitColumn(column="who", max_rows=3)}],
+    ids=["gaussian", "laplace", "user"],
+)
+def test_the_fine_counts_are_in_the_sum_and_their_noise_is_the_drawn_one(
+    kind: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     estimator = estimator_of(kind, **given)
     mechanism = estimator.mechanism
     assert mechanism.budget is not None
@@ -74,7 +94,9 @@ def test_the_fine_counts_are_in_the_sum_and_their_noise_is_the_drawn_one(kind: s
     first = next(iter(leaves(mechanism.event)))
     rows = given["unit"].max_rows if "unit" in given else 1
     least = rows * (math.sqrt(2.0) if isinstance(first, DiscreteGaussian) else 2)
-    apart = kind == "histogram" and given.get("delta") != 0.0  # what cells lose and what others gain are vectors of their own
+    apart = (
+        kind == "histogram" and given.get("delta") != 0.0
+    )  # what cells lose and what others gain are vectors of their own
     assert first.count == (12 if apart else 6)  # three levels of two columns
     assert least <= first.sensitivity * (2 if apart else 1) <= least * (1 + 1e-12)
     drawn: list[float] = []
@@ -94,16 +116,26 @@ def test_the_fine_counts_are_in_the_sum_and_their_noise_is_the_drawn_one(kind: s
 @pytest.mark.parametrize("kind", KINDS)
 def test_fine_counts_take_about_their_share(kind: str) -> None:
     """A twentieth of the inverse variance with Gaussian noise, so the tables' noise is some 2.5 % larger than with cells that are declared."""
-    with_found, declared = mechanism_of(kind), mechanism_of(kind, **({"bins": 20} if kind != "tree" else {}))
+    with_found, declared = (
+        mechanism_of(kind),
+        mechanism_of(kind, **({"bins": 20} if kind != "tree" else {})),
+    )
     if kind == "tree":
-        declared = dpdask.DIP(KEPT, epsilon=1.0, delta=1e-9, reference=dpdask.Tree(bins=20)).mechanism
-    found, other = ([event.sigma for event in leaves(each.event) if isinstance(event, DiscreteGaussian)] for each in (with_found, declared))
+        declared = dpdask.DIP(
+            KEPT, epsilon=1.0, delta=1e-9, reference=dpdask.Tree(bins=20)
+        ).mechanism
+    found, other = (
+        [event.sigma for event in leaves(each.event) if isinstance(event, DiscreteGaussian)]
+        for each in (with_found, declared)
+    )
     assert len(found) == len(other) + 1
     np.testing.assert_allclose(np.array(found[1:]) / np.array(other), 0.95**-0.5, rtol=1e-3)
 
 
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
-def test_records_keep_skewed_numbers_under_bounds_that_are_far_too_wide(adjacency: Any, tmp_path: Path) -> None:
+def test_records_keep_skewed_numbers_under_bounds_that_are_far_too_wide(
+    adjacency: Any, tmp_path: Path
+) -> None:
     """Twenty cells of one width know nothing of these numbers, so the test would see them."""
     own = table()
     errors = {}
@@ -112,11 +144,17 @@ def test_records_keep_skewed_numbers_under_bounds_that_are_far_too_wide(adjacenc
         _, release = fit_frame(mechanism, own, tmp_path / str(bins))
         found = records_of(release, len(own)).to_pandas()
         scale = np.diff(own["amount"].quantile([0.01, 0.99]).to_numpy())[0]
-        errors[bins] = max(abs(found["amount"].quantile(share) - own["amount"].quantile(share)) / scale for share in (0.5, 0.75, 0.95))
+        errors[bins] = max(
+            abs(found["amount"].quantile(share) - own["amount"].quantile(share)) / scale
+            for share in (0.5, 0.75, 0.95)
+        )
         if bins == "adaptive":
             assert abs((found["amount"] == 0.0).mean() - (own["amount"] == 0.0).mean()) < 0.01
             assert abs(found["visits"].clip(upper=15).mean() - own["visits"].mean()) < 0.1
-            means = [frame[frame["amount"] > 0].groupby("group")["amount"].median() for frame in (found, own)]
+            means = [
+                frame[frame["amount"] > 0].groupby("group")["amount"].median()
+                for frame in (found, own)
+            ]
             assert (np.abs(means[0] / means[1] - 1) < 0.2).all()  # the dependence on the group
     assert errors["adaptive"] < 0.05
     assert errors[20] > 0.5
@@ -124,7 +162,9 @@ def test_records_keep_skewed_numbers_under_bounds_that_are_far_too_wide(adjacenc
 
 def test_a_tree_releases_skewed_numbers_inside_their_fine_cells(tmp_path: Path) -> None:
     own = table()
-    release = dpdask.DIP(KEPT, epsilon=8.0, delta=1e-9, reference=dpdask.Tree(), insecure_seed=5).fit(own)
+    release = dpdask.DIP(
+        KEPT, epsilon=8.0, delta=1e-9, reference=dpdask.Tree(), insecure_seed=5
+    ).fit(own)
     with release:
         found = release.transform(own)
     scale = np.diff(own["amount"].quantile([0.01, 0.99]).to_numpy())[0]
@@ -142,7 +182,10 @@ def test_a_frame_that_is_empty_in_the_second_pass_is_refused_in_one_line(kind: s
         return table(600) if len(reads) == 1 else table(600).head(0)
 
     frame = dd.from_map(part, [kind], meta=table(1).head(0))
-    with dask.config.set(scheduler="synchronous"), pytest.raises(DataError, match="second pass: the table has no rows; ") as refused:
+    with (
+        dask.config.set(scheduler="synchronous"),
+        pytest.raises(DataError, match="second pass: the table has no rows; ") as refused,
+    ):
         estimator_of(kind, delta=0.0).fit(frame)
     assert len(reads) == 2
     assert "\n" not in str(refused.value)

@@ -54,9 +54,16 @@ def line(name: str) -> ValueCodec:
     return ValueCodec(name=name, type=pa.float64(), bounds=None, atoms=(), nulls=False)
 
 
-def records_of(columns: dict[str, np.ndarray], codecs: dict[str, Codec], counts: np.ndarray | None = None, by: np.ndarray | None = None) -> Records:
+def records_of(
+    columns: dict[str, np.ndarray],
+    codecs: dict[str, Codec],
+    counts: np.ndarray | None = None,
+    by: np.ndarray | None = None,
+) -> Records:
     """The records of some columns, each row `counts` times, all of one grade."""
-    keys = [numbers(codecs[name], pa.array(column)).view(np.uint64) for name, column in columns.items()]
+    keys = [
+        numbers(codecs[name], pa.array(column)).view(np.uint64) for name, column in columns.items()
+    ]
     keys = [*([group_hashes("by", pa.array(by), GROUP_KEY)] if by is not None else []), *keys]
     n = len(keys[0])
     words_ = np.full(n, HIGHEST)
@@ -64,10 +71,18 @@ def records_of(columns: dict[str, np.ndarray], codecs: dict[str, Codec], counts:
     if counts is None:
         return found
     assert len(found.counts) == n
-    return Records(max_records=2**26, keys=found.keys, grades=found.grades, counts=counts.astype(np.int64))
+    return Records(
+        max_records=2**26, keys=found.keys, grades=found.grades, counts=counts.astype(np.int64)
+    )
 
 
-def fitted(records: Records, codecs: dict[str, Codec], epsilon: float = 1.0, channel: Any = "optimal", **options: Any) -> ChainRelease:
+def fitted(
+    records: Records,
+    codecs: dict[str, Codec],
+    epsilon: float = 1.0,
+    channel: Any = "optimal",
+    **options: Any,
+) -> ChainRelease:
     options = {"order": tuple(codecs), **options}
     return fit_chain(records, codecs, dict.fromkeys(codecs, epsilon), channel, **options)
 
@@ -76,7 +91,9 @@ def fitted(records: Records, codecs: dict[str, Codec], epsilon: float = 1.0, cha
 
 
 def interval(value: float, node: int, release: ChainRelease) -> tuple[float, float, int]:
-    (low, high), (child, _) = kernel.ranks_of(np.full(2, value), np.full(2, node), np.array([LOWEST, HIGHEST]), release.trie)
+    (low, high), (child, _) = kernel.ranks_of(
+        np.full(2, value), np.full(2, node), np.array([LOWEST, HIGHEST]), release.trie
+    )
     return low, high, child
 
 
@@ -92,7 +109,9 @@ def overlap(edges: np.ndarray, low: float, high: float) -> np.ndarray:
     return np.diff(np.clip(edges, low, high)) / (high - low)
 
 
-def exact_distribution(release: ChainRelease, row: Path, *, broken: bool = False, root: int = 0) -> dict[Path, float]:
+def exact_distribution(
+    release: ChainRelease, row: Path, *, broken: bool = False, root: int = 0
+) -> dict[Path, float]:
     """The distribution of the released row of levels; `broken` takes the rank given the released prefix too."""
     edges = np.linspace(0.0, 1.0, N_BINS + 1)
     states = {(): (root, root, 1.0)}
@@ -104,12 +123,18 @@ def exact_distribution(release: ChainRelease, row: Path, *, broken: bool = False
             bins = overlap(edges, low, high) @ mechanism.channel.matrix
             for child, below, above in children(released, release):
                 share = N_BINS * overlap(edges, below, above) * (above - below)
-                found[(*prefix, release.trie.keys[child])] = (next_own, child, mass * float(bins @ share))
+                found[(*prefix, release.trie.keys[child])] = (
+                    next_own,
+                    child,
+                    mass * float(bins @ share),
+                )
         states = found
     return {prefix: mass for prefix, (_, _, mass) in states.items()}
 
 
-def mixture(release: ChainRelease, distribution: dict[Path, float], *, broken: bool = False) -> dict[Path, float]:
+def mixture(
+    release: ChainRelease, distribution: dict[Path, float], *, broken: bool = False
+) -> dict[Path, float]:
     """The distribution of the released row where rows follow `distribution`."""
     total: dict[Path, float] = dict.fromkeys(distribution, 0.0)
     for row, mass in distribution.items():
@@ -125,17 +150,29 @@ def three_columns() -> dict[Path, float]:
     return dict(zip(paths, masses, strict=True))
 
 
-def known(distribution: dict[Path, float], order: tuple[int, ...], epsilon: float = 1.0) -> ChainRelease:
+def known(
+    distribution: dict[Path, float], order: tuple[int, ...], epsilon: float = 1.0
+) -> ChainRelease:
     """A release whose reference is as good as the distribution itself, its columns in some order."""
     rows = np.array(list(distribution))
-    codecs: dict[str, Codec] = {f"c{place}": levels(f"c{place}", int(rows[:, place].max()) + 1) for place in range(rows.shape[1])}
+    codecs: dict[str, Codec] = {
+        f"c{place}": levels(f"c{place}", int(rows[:, place].max()) + 1)
+        for place in range(rows.shape[1])
+    }
     counts = np.maximum(np.round(np.array(list(distribution.values())) * MANY), 1)
     columns = {name: rows[:, place].astype(np.int64) for place, name in enumerate(codecs)}
-    return fitted(records_of(columns, codecs, counts), codecs, epsilon, order=tuple(f"c{place}" for place in order))
+    return fitted(
+        records_of(columns, codecs, counts),
+        codecs,
+        epsilon,
+        order=tuple(f"c{place}" for place in order),
+    )
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_the_released_row_follows_the_reference_exactly_in_any_order(order: tuple[int, ...]) -> None:
+def test_the_released_row_follows_the_reference_exactly_in_any_order(
+    order: tuple[int, ...],
+) -> None:
     distribution = three_columns()
     release = known(distribution, order)
     ordered = {tuple(row[place] for place in order): mass for row, mass in distribution.items()}
@@ -149,11 +186,20 @@ def test_the_released_row_follows_the_reference_exactly_in_any_order(order: tupl
 def test_ranks_given_the_released_prefix_would_attenuate_the_correlation(epsilon: float) -> None:
     """Two fair coins that agree with probability p: right where the first stays (r), and as wrong as can be where it flips."""
     p = 0.9
-    distribution = {(0.0, 0.0): p / 2, (0.0, 1.0): (1 - p) / 2, (1.0, 0.0): (1 - p) / 2, (1.0, 1.0): p / 2}
+    distribution = {
+        (0.0, 0.0): p / 2,
+        (0.0, 1.0): (1 - p) / 2,
+        (1.0, 0.0): (1 - p) / 2,
+        (1.0, 1.0): p / 2,
+    }
     release = known(distribution, (0, 1), epsilon)
     [first, second] = release.columns.values()
     edges = np.linspace(0.0, 1.0, N_BINS + 1)
-    joint = lambda mechanism, a, b: overlap(edges, *a) @ mechanism.channel.matrix @ (overlap(edges, *b) * (b[1] - b[0]) * N_BINS)  # noqa: E731
+    joint = lambda mechanism, a, b: (  # noqa: E731
+        overlap(edges, *a)
+        @ mechanism.channel.matrix
+        @ (overlap(edges, *b) * (b[1] - b[0]) * N_BINS)
+    )
     r = joint(first, (0.0, 0.5), (0.0, 0.5))
     same, other = (joint(second, part, (0.0, p)) for part in ((0.0, p), (p, 1.0)))
     assert p * same + (1 - p) * other == pytest.approx(p, abs=1e-9)
@@ -176,11 +222,20 @@ SMALL = [
 @pytest.mark.parametrize("rows", SMALL, ids=lambda rows: "x".join(map(str, rows.shape)))
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 3.0])
 def test_no_released_row_tells_more_of_a_row_than_epsilon(rows: np.ndarray, epsilon: float) -> None:
-    codecs: dict[str, Codec] = {f"c{place}": levels(f"c{place}", 4) for place in range(rows.shape[1])}
-    release = fitted(records_of({name: rows[:, place] for place, name in enumerate(codecs)}, codecs), codecs, epsilon)
+    codecs: dict[str, Codec] = {
+        f"c{place}": levels(f"c{place}", 4) for place in range(rows.shape[1])
+    }
+    release = fitted(
+        records_of({name: rows[:, place] for place, name in enumerate(codecs)}, codecs),
+        codecs,
+        epsilon,
+    )
     all_rows = itertools.product(range(4), repeat=rows.shape[1])  # rows that no record is like, too
     distributions = [exact_distribution(release, row) for row in all_rows]
-    assert all(sum(distribution.values()) == pytest.approx(1.0, abs=1e-12) for distribution in distributions)
+    assert all(
+        sum(distribution.values()) == pytest.approx(1.0, abs=1e-12)
+        for distribution in distributions
+    )
     table = np.array([list(distribution.values()) for distribution in distributions])
     loss = float(np.log(table.max(axis=0) / table.min(axis=0)).max())
     assert loss <= sum(mechanism.epsilon for mechanism in release.columns.values()) * (1 + 1e-9)
@@ -192,13 +247,19 @@ def test_no_released_row_tells_more_of_a_row_than_epsilon(rows: np.ndarray, epsi
 def test_what_is_drawn_is_the_exact_distribution() -> None:
     rows = SMALL[1]
     codecs: dict[str, Codec] = {f"c{place}": levels(f"c{place}", 4) for place in range(3)}
-    release = fitted(records_of({name: rows[:, place] for place, name in enumerate(codecs)}, codecs), codecs, 2.0)
+    release = fitted(
+        records_of({name: rows[:, place] for place, name in enumerate(codecs)}, codecs), codecs, 2.0
+    )
     n = 60_000
     row = (2, 0, 1)
-    batch = pa.RecordBatch.from_pydict({name: pa.array(np.full(n, value)) for name, value in zip(codecs, row, strict=True)})
+    batch = pa.RecordBatch.from_pydict(
+        {name: pa.array(np.full(n, value)) for name, value in zip(codecs, row, strict=True)}
+    )
     out = release.randomise(batch, codecs, release.streams(KEY, "f"))
     drawn = np.stack([out.column(name).to_numpy() for name in codecs], axis=1)
-    distribution = {path: mass for path, mass in exact_distribution(release, row).items() if mass > 0}
+    distribution = {
+        path: mass for path, mass in exact_distribution(release, row).items() if mass > 0
+    }
     counts = np.array([(drawn == path).all(axis=1).sum() for path in distribution])
     assert counts.sum() == n
     assert stats.chisquare(counts, n * np.array(list(distribution.values()))).pvalue > ALPHA
@@ -232,8 +293,12 @@ def broken(release: ChainRelease, batch: pa.RecordBatch, key: RunKey) -> pa.Reco
     rngs, released, arrays = release.streams(key, "f"), np.zeros(batch.num_rows, dtype=np.int64), {}
     for name, mechanism in release.columns.items():
         drawn = words(rngs[name], batch.num_rows, mechanism.n_words)
-        ranks, _ = kernel.ranks_of(batch.column(name).to_numpy().astype(float), released, drawn[:, 0].copy(), release.trie)
-        values, released = kernel.values_at(disturb(mechanism, ranks, drawn), released, release.trie, release.slots, False)
+        ranks, _ = kernel.ranks_of(
+            batch.column(name).to_numpy().astype(float), released, drawn[:, 0].copy(), release.trie
+        )
+        values, released = kernel.values_at(
+            disturb(mechanism, ranks, drawn), released, release.trie, release.slots, False
+        )
         arrays[name] = values.astype(np.int64)
     return pa.RecordBatch.from_pydict({name: arrays[name] for name in batch.schema.names})
 
@@ -248,7 +313,9 @@ def test_the_order_of_columns_does_not_change_the_distribution(channel: Any) -> 
     rows = pa.RecordBatch.from_pydict(dependent(2 * N_DRAWN, 1))
     records = records_of(dependent(300_000, 2), ABC)
     found, wrong = [], []
-    for number, order in enumerate([("a", "b", "c"), ("c", "b", "a"), ("b", "a", "c"), ("c", "a", "b")]):
+    for number, order in enumerate(
+        [("a", "b", "c"), ("c", "b", "a"), ("b", "a", "c"), ("c", "a", "b")]
+    ):
         release = fitted(records, ABC, 1.0, channel, order=order)
         part = rows.slice(number * N_DRAWN // 2, N_DRAWN // 2)
         key = RunKey.insecure(number)
@@ -266,7 +333,12 @@ def mixed(n: int, seed: int) -> pa.RecordBatch:
     amount = np.where(rng.random(n) < 0.3, 0.0, np.exp(x + rng.normal(size=n)))
     return pa.RecordBatch.from_pydict(
         {
-            "kind": pa.array([None if code == 0 else "abc"[code - 1] for code in np.clip(np.round(x + 1.5), 0, 3).astype(int)]),
+            "kind": pa.array(
+                [
+                    None if code == 0 else "abc"[code - 1]
+                    for code in np.clip(np.round(x + 1.5), 0, 3).astype(int)
+                ]
+            ),
             "x": pa.array(x, mask=rng.random(n) < 0.05),
             "amount": pa.array(amount),
             "age": pa.array(np.clip(np.round(40 + 15 * x), 0, 120).astype(np.int16)),
@@ -278,7 +350,9 @@ def mixed(n: int, seed: int) -> pa.RecordBatch:
 MIXED: dict[str, Codec] = {
     "kind": LevelCodec(name="kind", levels=pa.array([None, "a", "b", "c"]), ordered=False),
     "x": ValueCodec(name="x", type=pa.float64(), bounds=None, atoms=(), nulls=True),
-    "amount": ValueCodec(name="amount", type=pa.float64(), bounds=(0.0, 1e6), atoms=(0.0,), nulls=False),
+    "amount": ValueCodec(
+        name="amount", type=pa.float64(), bounds=(0.0, 1e6), atoms=(0.0,), nulls=False
+    ),
     "age": ValueCodec(name="age", type=pa.int16(), bounds=(0.0, 120.0), atoms=(), nulls=False),
 }
 
@@ -295,17 +369,28 @@ def usual_release() -> ChainRelease:
 
 
 def released(
-    batch: pa.RecordBatch, release: ChainRelease | None = None, key: RunKey = KEY, fragment: str = "f", cuts: tuple[int, ...] = ()
+    batch: pa.RecordBatch,
+    release: ChainRelease | None = None,
+    key: RunKey = KEY,
+    fragment: str = "f",
+    cuts: tuple[int, ...] = (),
 ) -> pa.Table:
     release = release or usual_release()
     rngs = release.streams(key, fragment)
     edges = [0, *cuts, batch.num_rows]
-    return pa.Table.from_batches([release.randomise(batch.slice(a, b - a), MIXED, rngs) for a, b in itertools.pairwise(edges)]).combine_chunks()
+    return pa.Table.from_batches(
+        [
+            release.randomise(batch.slice(a, b - a), MIXED, rngs)
+            for a, b in itertools.pairwise(edges)
+        ]
+    ).combine_chunks()
 
 
 @pytest.mark.parametrize("channel", ["laplace", "optimal"])
 @pytest.mark.parametrize("order", [("kind", "x", "amount", "age"), ("age", "amount", "x", "kind")])
-def test_columns_of_every_kind_keep_their_joint_distribution(channel: Any, order: tuple[str, ...]) -> None:
+def test_columns_of_every_kind_keep_their_joint_distribution(
+    channel: Any, order: tuple[str, ...]
+) -> None:
     batch = mixed(20_000, 12)
     out = released(batch, mixed_release(channel, order=order))
     assert out.schema == batch.schema
@@ -317,7 +402,10 @@ def test_columns_of_every_kind_keep_their_joint_distribution(channel: Any, order
     assert abs((out["amount"].to_numpy() == 0).mean() - 0.3) < 0.04
     pairs = [("x", "amount"), ("x", "age"), ("amount", "age")]
     for one, other in pairs:
-        before, after = (table.to_pandas()[[one, other]].corr(method="spearman").iloc[0, 1] for table in (batch, out))
+        before, after = (
+            table.to_pandas()[[one, other]].corr(method="spearman").iloc[0, 1]
+            for table in (batch, out)
+        )
         assert after == pytest.approx(before, abs=0.05)
         assert before > 0.3
     moved = np.corrcoef(batch.column("age").to_numpy(), out["age"].to_numpy())[0, 1]
@@ -357,20 +445,33 @@ def grouped(min_rows: int = 5) -> ChainRelease:
     group = np.repeat(["a", "b", "c"], [50, 5, 4])
     value = np.repeat([0, 1, 2], [50, 5, 4])
     codecs: dict[str, Codec] = {"v": levels("v", 3)}
-    return fitted(records_of({"v": value}, codecs, by=group), codecs, by="by", group_key=GROUP_KEY, min_rows=min_rows)
+    return fitted(
+        records_of({"v": value}, codecs, by=group),
+        codecs,
+        by="by",
+        group_key=GROUP_KEY,
+        min_rows=min_rows,
+    )
 
 
-def test_a_group_is_released_by_its_own_reference_and_a_small_or_unknown_one_by_the_pooled() -> None:
+def test_a_group_is_released_by_its_own_reference_and_a_small_or_unknown_one_by_the_pooled() -> (
+    None
+):
     release = grouped()
     n = 4000
     group = np.repeat(["a", "b", "c", "never seen"], n)
-    batch = pa.RecordBatch.from_pydict({"by": pa.array(group), "v": pa.array(np.tile([0, 1, 2, 0], n))})
+    batch = pa.RecordBatch.from_pydict(
+        {"by": pa.array(group), "v": pa.array(np.tile([0, 1, 2, 0], n))}
+    )
     out = release.randomise(batch, {"v": levels("v", 3)}, release.streams(KEY, "f"))
     assert out.column("by").equals(batch.column("by"))
     found = {name: set(out.column("v").to_numpy()[group == name]) for name in set(group)}
     assert found == {"a": {0}, "b": {1}, "c": {0, 1, 2}, "never seen": {0, 1, 2}}
     assert release.groups is not None
-    assert (release.groups.pooled_groups, release.groups.pooled_rows) == (pytest.approx(1 / 3), pytest.approx(4 / 59))
+    assert (release.groups.pooled_groups, release.groups.pooled_rows) == (
+        pytest.approx(1 / 3),
+        pytest.approx(4 / 59),
+    )
 
 
 def test_a_record_that_stands_in_several_entries_is_one() -> None:
@@ -383,7 +484,9 @@ def test_a_record_that_stands_in_several_entries_is_one() -> None:
     twice = {name: np.concatenate([getattr(once, name)] * 2) for name in ("keys", "grades")}
     parts = [
         Records(max_records=2**26, keys=once.keys, grades=once.grades, counts=counts),
-        Records(max_records=2**26, **twice, counts=np.concatenate([counts - 1, np.ones_like(counts)])),
+        Records(
+            max_records=2**26, **twice, counts=np.concatenate([counts - 1, np.ones_like(counts)])
+        ),
     ]
     found = [fitted(part, codecs, by="by", group_key=GROUP_KEY, min_rows=5) for part in parts]
     assert found[0].groups is not None
@@ -395,18 +498,24 @@ def test_groups_of_one_row_are_all_pooled() -> None:
     codecs: dict[str, Codec] = {"v": levels("v", 3)}
     value = np.arange(60) % 3
     by = np.arange(60)
-    pooled = fitted(records_of({"v": value}, codecs, by=by), codecs, by="by", group_key=GROUP_KEY, min_rows=2)
+    pooled = fitted(
+        records_of({"v": value}, codecs, by=by), codecs, by="by", group_key=GROUP_KEY, min_rows=2
+    )
     alone = fitted(records_of({"v": value}, codecs), codecs)
     assert pooled.groups is not None
     assert (len(pooled.groups.hashes), pooled.groups.pooled_groups) == (0, 1.0)
     batch = pa.RecordBatch.from_pydict({"by": pa.array(by), "v": pa.array(value)})
-    assert pooled.randomise(batch, codecs, pooled.streams(KEY, "f")).equals(alone.randomise(batch, codecs, alone.streams(KEY, "f")))
+    assert pooled.randomise(batch, codecs, pooled.streams(KEY, "f")).equals(
+        alone.randomise(batch, codecs, alone.streams(KEY, "f"))
+    )
 
 
 def test_a_row_without_a_group_is_refused() -> None:
     release = grouped()
     batch = pa.RecordBatch.from_pydict({"by": pa.array(["a", None]), "v": pa.array([0, 0])})
-    with pytest.raises(DataError, match=r"column 'by': holds a null, and the group of every row must be known"):
+    with pytest.raises(
+        DataError, match=r"column 'by': holds a null, and the group of every row must be known"
+    ):
         release.randomise(batch, {"v": levels("v", 3)}, release.streams(KEY, "f"))
 
 
@@ -415,7 +524,9 @@ def test_a_row_without_a_group_is_refused() -> None:
 
 def test_a_column_of_one_value_stays_that_value() -> None:
     codecs: dict[str, Codec] = {"v": levels("v", 3), "x": line("x")}
-    release = fitted(records_of({"v": np.ones(50, dtype=np.int64), "x": np.full(50, 2.5)}, codecs), codecs)
+    release = fitted(
+        records_of({"v": np.ones(50, dtype=np.int64), "x": np.full(50, 2.5)}, codecs), codecs
+    )
     batch = pa.RecordBatch.from_pydict({"v": pa.array([0, 1, 2]), "x": pa.array([-9.0, 2.5, 9.0])})
     out = release.randomise(batch, codecs, release.streams(KEY, "f"))
     assert out.column("v").to_pylist() == [1, 1, 1]
@@ -423,7 +534,9 @@ def test_a_column_of_one_value_stays_that_value() -> None:
 
 
 def bound(epsilon: float = 1.0, **given: Any) -> RecordsMechanism:
-    schema = Schema.from_dict({"columns": {"v": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2]}}})
+    schema = Schema.from_dict(
+        {"columns": {"v": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2]}}}
+    )
     found = bind(DipSpec(reference=Chain(fraction=0.5), **given), schema, Budget(epsilon=epsilon))
     assert isinstance(found, RecordsMechanism)
     return found
@@ -443,11 +556,15 @@ def test_what_the_tables_cannot_resolve_is_refused() -> None:
             rank_mechanisms({"v": epsilon}, "laplace")
         with pytest.raises(SpecError, match="column 'v'"):
             bound(epsilon)
-    with pytest.raises(SpecError, match=r"`cost\.v`: the cost of a column in a chain is always rank"):
+    with pytest.raises(
+        SpecError, match=r"`cost\.v`: the cost of a column in a chain is always rank"
+    ):
         bound(channel="optimal", cost={"v": "value"})
     with pytest.raises(SpecError, match=r"`cost\.w`: is not a privatised column"):
         bound(channel="optimal", cost={"w": "rank"})
-    with pytest.raises(SpecError, match=r"`cost\.v`: a cost belongs to the channel optimal, not to laplace"):
+    with pytest.raises(
+        SpecError, match=r"`cost\.v`: a cost belongs to the channel optimal, not to laplace"
+    ):
         bound(channel="laplace", cost={"v": "rank"})
     bound(channel="optimal", cost={"v": "rank"})
     bound(channel="laplace", cost={})
@@ -458,7 +575,13 @@ def test_what_the_tables_cannot_resolve_is_refused() -> None:
 
 def same_cell(rows: np.ndarray, held_out: np.ndarray) -> tuple[float, float]:
     """Which share of rows lies in the grid cell of a hold-out record in every column at once, and which share of those records they show."""
-    cell = lambda values: np.stack([np.searchsorted(np.sort(held_out[:, place]), values[:, place]) for place in range(rows.shape[1])], axis=1)  # noqa: E731
+    cell = lambda values: np.stack(  # noqa: E731
+        [
+            np.searchsorted(np.sort(held_out[:, place]), values[:, place])
+            for place in range(rows.shape[1])
+        ],
+        axis=1,
+    )
     known, seen = set(map(tuple, cell(held_out))), list(map(tuple, cell(rows)))
     return float(np.mean([each in known for each in seen])), len(known & set(seen)) / len(held_out)
 
@@ -469,8 +592,15 @@ def test_every_released_row_follows_a_hold_out_record(columns: int, by_chance: f
     rng = np.random.default_rng(columns)
     held_out, fresh = rng.normal(size=(m, columns)), rng.normal(size=(3 * m, columns))
     codecs: dict[str, Codec] = {f"c{place}": line(f"c{place}") for place in range(columns)}
-    release = fitted(records_of({name: held_out[:, place] for place, name in enumerate(codecs)}, codecs), codecs, 0.5, "laplace")
-    batch = pa.RecordBatch.from_pydict({name: pa.array(fresh[:, place]) for place, name in enumerate(codecs)})
+    release = fitted(
+        records_of({name: held_out[:, place] for place, name in enumerate(codecs)}, codecs),
+        codecs,
+        0.5,
+        "laplace",
+    )
+    batch = pa.RecordBatch.from_pydict(
+        {name: pa.array(fresh[:, place]) for place, name in enumerate(codecs)}
+    )
     out = release.randomise(batch, codecs, release.streams(KEY, "f"))
     rows = np.stack([out.column(name).to_numpy() for name in codecs], axis=1)
     followed, shown = same_cell(rows, held_out)
@@ -484,7 +614,11 @@ def test_every_released_row_follows_a_hold_out_record(columns: int, by_chance: f
     assert columns > 1 or chance == 1.0
     nearest = np.abs(rows[:, None, :] - held_out[None, :, :]).max(axis=2).min(axis=1)
     assert np.median(nearest) < 0.02  # of a standard deviation, in the worst column
-    assert columns == 1 or np.median(np.abs(fresh[:, None, :] - held_out[None, :, :]).max(axis=2).min(axis=1)) > 0.01 * columns
+    assert (
+        columns == 1
+        or np.median(np.abs(fresh[:, None, :] - held_out[None, :, :]).max(axis=2).min(axis=1))
+        > 0.01 * columns
+    )
 
 
 def test_the_keys_of_streams_are_their_own() -> None:

@@ -37,23 +37,40 @@ def named(*sizes: int) -> Domain:
     return Domain(names=tuple(f"c{place}" for place in range(len(sizes))), sizes=sizes)
 
 
-def population(sizes: tuple[int, ...], n: int = N, seed: int = 0, common: float = 0.6) -> np.ndarray:
+def population(
+    sizes: tuple[int, ...], n: int = N, seed: int = 0, common: float = 0.6
+) -> np.ndarray:
     """Rows of coarse looks at one hidden number: every pair depends, and no tree explains them all."""
     rng = np.random.default_rng(seed)
     hidden = rng.normal(size=n)
     looks = [np.sqrt(common) * hidden + np.sqrt(1 - common) * rng.normal(size=n) for _ in sizes]
-    cuts = [np.quantile(look, np.sort(rng.uniform(0.08, 0.92, size - 1))) for look, size in zip(looks, sizes, strict=True)]
-    return np.stack([np.searchsorted(cut, look) for cut, look in zip(cuts, looks, strict=True)]).astype(np.uint8)
+    cuts = [
+        np.quantile(look, np.sort(rng.uniform(0.08, 0.92, size - 1)))
+        for look, size in zip(looks, sizes, strict=True)
+    ]
+    return np.stack(
+        [np.searchsorted(cut, look) for cut, look in zip(cuts, looks, strict=True)]
+    ).astype(np.uint8)
 
 
-def noisy_of(domain: Domain, codes: np.ndarray, sigma: float = 0.3, one_way: bool = True, pairs: bool = True) -> NoisyMarginals:
+def noisy_of(
+    domain: Domain, codes: np.ndarray, sigma: float = 0.3, one_way: bool = True, pairs: bool = True
+) -> NoisyMarginals:
     event = DiscreteGaussian(sigma=sigma, sensitivity=1.0, adjacency="add-remove")
-    planned = MarginalNoise(one_way=event if one_way else None, pairs=event if pairs and domain.n_attributes > 1 else None, cliques={})
-    return measure(MarginalCounts.of_codes(domain, codes), planned, n_rows_public=True, rng=keyed("noise"))
+    planned = MarginalNoise(
+        one_way=event if one_way else None,
+        pairs=event if pairs and domain.n_attributes > 1 else None,
+        cliques={},
+    )
+    return measure(
+        MarginalCounts.of_codes(domain, codes), planned, n_rows_public=True, rng=keyed("noise")
+    )
 
 
 def fitted_of(noisy: NoisyMarginals, **options: Any) -> tuple[CopulaModel, FitReport]:
-    return fit_copula(noisy, keyed("fit"), CopulaOptions(**options) if options else None, records="copula")
+    return fit_copula(
+        noisy, keyed("fit"), CopulaOptions(**options) if options else None, records="copula"
+    )
 
 
 @lru_cache
@@ -81,7 +98,11 @@ def variation(left: np.ndarray, right: np.ndarray) -> float:
 
 
 def edges_of(model: CopulaModel) -> set[frozenset[int]]:
-    return {frozenset((node.attribute, model.nodes[node.parent].attribute)) for node in model.nodes if node.parent >= 0}
+    return {
+        frozenset((node.attribute, model.nodes[node.parent].attribute))
+        for node in model.nodes
+        if node.parent >= 0
+    }
 
 
 # Margins and the tree
@@ -99,7 +120,12 @@ def test_levels_and_the_trees_pairs_come_as_often_as_the_tables_ask(n):
     assert len(edges_of(model)) == len(MIXED) - 1
     for first, second in map(sorted, edges_of(model)):
         wanted = n * cleaned.table(first, second) / cleaned.n_rows
-        assert np.abs(found.table((model.domain.names[first], model.domain.names[second])) - wanted).max() <= slack
+        assert (
+            np.abs(
+                found.table((model.domain.names[first], model.domain.names[second])) - wanted
+            ).max()
+            <= slack
+        )
 
 
 def test_pairs_off_the_tree_are_recovered_far_beyond_independence_and_the_tree():
@@ -111,7 +137,12 @@ def test_pairs_off_the_tree_are_recovered_far_beyond_independence_and_the_tree()
         if frozenset((first, second)) not in edges_of(model):
             pair = domain.names[first], domain.names[second]
             independent = np.outer(truth.table(pair[:1]), truth.table(pair[1:]))
-            apart.append((variation(found.table(pair), truth.table(pair)), variation(independent, truth.table(pair))))
+            apart.append(
+                (
+                    variation(found.table(pair), truth.table(pair)),
+                    variation(independent, truth.table(pair)),
+                )
+            )
     errors, baseline = np.array(apart).T
     assert len(errors) == 10
     assert errors.mean() < 0.12 * baseline.mean()
@@ -122,10 +153,16 @@ def test_a_pair_off_the_tree_is_nearer_than_the_trees_own_guess():
     sizes = (4, 4, 4)
     domain, codes = named(*sizes), population((4, 4, 4), common=0.5)
     model, _ = fitted_of(noisy_of(domain, codes))
-    ((first, second),) = [pair for pair in itertools.combinations(range(3), 2) if frozenset(pair) not in edges_of(model)]
+    ((first, second),) = [
+        pair
+        for pair in itertools.combinations(range(3), 2)
+        if frozenset(pair) not in edges_of(model)
+    ]
     middle = 3 - first - second
     names, truth = domain.names, tables_of(domain, codes)
-    left, right = (truth.table((names[middle], names[end])).astype(float) for end in (first, second))
+    left, right = (
+        truth.table((names[middle], names[end])).astype(float) for end in (first, second)
+    )
     guess = left.T @ (right / right.sum(axis=1, keepdims=True))
     pair = names[first], names[second]
     found = tables_of(domain, sampled(model, 100_000)).table(pair)
@@ -138,7 +175,11 @@ def test_refinements_bring_the_pairs_nearer():
 
     def error(of: CopulaModel) -> float:
         found = tables_of(model.domain, sampled(of, 100_000))
-        return float(np.mean([variation(found.table(pair), truth.table(pair)) for pair in model.domain.pairs()]))
+        return float(
+            np.mean(
+                [variation(found.table(pair), truth.table(pair)) for pair in model.domain.pairs()]
+            )
+        )
 
     assert error(model) < 0.7 * error(fitted_of(noisy, refinements=0)[0])
 
@@ -178,7 +219,10 @@ def test_small_partitions_have_the_same_law_as_large_ones():
     found = tables_of(model.domain, records)
     for name, counts in zip(model.domain.names, cleaned.one_way, strict=True):
         share = counts / cleaned.n_rows
-        assert (np.abs(found.table((name,)) - parts * n * share) < 6.5 * np.sqrt(parts * n * share * (1 - share)) + 1).all()
+        assert (
+            np.abs(found.table((name,)) - parts * n * share)
+            < 6.5 * np.sqrt(parts * n * share * (1 - share)) + 1
+        ).all()
 
 
 # Shapes at the ends
@@ -188,7 +232,9 @@ def test_small_partitions_have_the_same_law_as_large_ones():
 @pytest.mark.parametrize("n", [0, 1, 700])
 def test_domains_and_partitions_of_any_size(sizes, n):
     domain = named(*sizes)
-    codes = np.stack([np.random.default_rng(1).integers(0, size, 2000) for size in sizes]).astype(domain.code_dtype)
+    codes = np.stack([np.random.default_rng(1).integers(0, size, 2000) for size in sizes]).astype(
+        domain.code_dtype
+    )
     model, report = fitted_of(noisy_of(domain, codes, 2.0))
     records = sampled(model, n)
     assert report.n_latents == model.n_latents <= sum(map(n_latents_of, sizes))
@@ -197,7 +243,9 @@ def test_domains_and_partitions_of_any_size(sizes, n):
 
 def test_an_attribute_of_more_levels_than_a_byte_counts():
     domain = named(3, 300)
-    codes = np.stack([np.random.default_rng(1).integers(0, size, 9000) for size in domain.sizes]).astype(np.uint16)
+    codes = np.stack(
+        [np.random.default_rng(1).integers(0, size, 9000) for size in domain.sizes]
+    ).astype(np.uint16)
     model, _ = fitted_of(noisy_of(domain, codes, 2.0), refinements=0)
     assert len(set(sampled(model, 3000)[1].tolist())) > 290
 
@@ -208,7 +256,9 @@ def test_one_kind_of_tables_is_enough(options):
     domain = named(3, 4, 2)
     model, _ = fitted_of(noisy_of(domain, codes, **options))
     truth, found = tables_of(domain, codes), tables_of(domain, sampled(model, 50_000))
-    assert max(variation(found.table((name,)), truth.table((name,))) for name in domain.names) < 0.001
+    assert (
+        max(variation(found.table((name,)), truth.table((name,))) for name in domain.names) < 0.001
+    )
     pairs = max(variation(found.table(pair), truth.table(pair)) for pair in domain.pairs())
     assert pairs > 0.1 if "pairs" in options else pairs < 0.02
 
@@ -219,7 +269,12 @@ def test_records_are_valid_where_noise_drowns_everything(n_rows, adjacency):
     domain = named(*MIXED)
     planned = plan_noise(Budget(epsilon=1e-3, adjacency=adjacency), len(MIXED))
     counts = tables_of(domain, population(MIXED, max(n_rows, 1))[:, :n_rows])
-    noisy = measure(counts, planned, n_rows_public=adjacency == "replace-one" and n_rows > 0, rng=keyed(f"drown {n_rows}"))
+    noisy = measure(
+        counts,
+        planned,
+        n_rows_public=adjacency == "replace-one" and n_rows > 0,
+        rng=keyed(f"drown {n_rows}"),
+    )
     model, report = fitted_of(noisy)
     sampled(model, 3000)
     assert np.isfinite(model.factor).all()
@@ -242,7 +297,14 @@ def test_the_report_says_what_was_met():
 
 @pytest.mark.parametrize(
     "options",
-    [{"consistency": False}, {"shrinkage": False}, {"significance": False}, {"tree": False}, {"refinements": 0}, {"shrinkage": False, "tree": False}],
+    [
+        {"consistency": False},
+        {"shrinkage": False},
+        {"significance": False},
+        {"tree": False},
+        {"refinements": 0},
+        {"shrinkage": False, "tree": False},
+    ],
     ids=str,
 )
 def test_every_step_can_be_left_out(options):
@@ -250,8 +312,12 @@ def test_every_step_can_be_left_out(options):
     domain = named(*MIXED)
     model, report = fitted_of(noisy_of(domain, codes, 30.0), **options)
     truth, found = tables_of(domain, codes), tables_of(domain, sampled(model, 50_000))
-    assert max(variation(found.table((name,)), truth.table((name,))) for name in domain.names) < 0.01
-    assert np.mean([variation(found.table(pair), truth.table(pair)) for pair in domain.pairs()]) < 0.06
+    assert (
+        max(variation(found.table((name,)), truth.table((name,))) for name in domain.names) < 0.01
+    )
+    assert (
+        np.mean([variation(found.table(pair), truth.table(pair)) for pair in domain.pairs()]) < 0.06
+    )
     if options.get("significance") is False:
         assert report.kept_share == 1
     assert len(edges_of(model)) == (0 if options.get("tree") is False else len(MIXED) - 1)
@@ -271,8 +337,15 @@ def test_the_fit_looks_at_nothing_but_the_noisy_tables():
     assert report_again == report
     assert again.factor.tobytes() == model.factor.tobytes()
     for left, right in zip(again.nodes, model.nodes, strict=True):
-        assert (left.attribute, left.parent, left.first) == (right.attribute, right.parent, right.first)
-        assert (left.offsets.tobytes(), left.probabilities.tobytes()) == (right.offsets.tobytes(), right.probabilities.tobytes())
+        assert (left.attribute, left.parent, left.first) == (
+            right.attribute,
+            right.parent,
+            right.first,
+        )
+        assert (left.offsets.tobytes(), left.probabilities.tobytes()) == (
+            right.offsets.tobytes(),
+            right.probabilities.tobytes(),
+        )
 
 
 # Streams
@@ -284,7 +357,11 @@ def test_the_same_stream_gives_the_same_records_and_another_partition_others(n):
     assert sampled(model, n).tobytes() == sampled(model, n).tobytes()
     others = {sampled(model, n, f"part {part}").tobytes() for part in range(40)}
     assert len(others) == 40 if n > 1 else len(others) > 5
-    assert model.sample(n, model.stream(RunKey.insecure(22), "part")).tobytes() != sampled(model, n).tobytes() or n == 1
+    assert (
+        model.sample(n, model.stream(RunKey.insecure(22), "part")).tobytes()
+        != sampled(model, n).tobytes()
+        or n == 1
+    )
 
 
 def test_chunks_of_one_partition_differ():
@@ -299,7 +376,12 @@ def test_chunks_of_one_partition_differ():
 SCHEMA = Schema.from_dict(
     {
         "columns": {
-            "c0": {"role": "privatise", "kind": "categorical", "levels": ["a", "b", "c"], "nulls": "level"},
+            "c0": {
+                "role": "privatise",
+                "kind": "categorical",
+                "levels": ["a", "b", "c"],
+                "nulls": "level",
+            },
             "c1": {"role": "privatise", "kind": "continuous", "bounds": [0, 10]},
             "c2": {"role": "privatise", "kind": "mixed", "bounds": [0, 100], "atoms": [0]},
             "kept": {"role": "drop"},
@@ -314,17 +396,30 @@ def saved() -> FittedCopula:
     sizes = (4, 5, 4)
     noisy = noisy_of(named(*sizes), population(sizes), 10.0)
     model, report = fitted_of(noisy)
-    return FittedCopula(schema=SCHEMA, types=TYPES, bins={"c1": 5, "c2": [1, 30, 70]}, noisy=noisy, model=model, report=report)
+    return FittedCopula(
+        schema=SCHEMA,
+        types=TYPES,
+        bins={"c1": 5, "c2": [1, 30, 70]},
+        noisy=noisy,
+        model=model,
+        report=report,
+    )
 
 
 def test_a_fitted_copula_comes_back_from_its_bytes():
     fitted = saved()
     back = FittedCopula.from_bytes(fitted.to_bytes(), "copula.npz")
     assert back.report == fitted.report
-    assert (back.model.domain, back.model.n_rows, back.noisy.noise) == (fitted.model.domain, fitted.model.n_rows, fitted.noisy.noise)
+    assert (back.model.domain, back.model.n_rows, back.noisy.noise) == (
+        fitted.model.domain,
+        fitted.model.n_rows,
+        fitted.noisy.noise,
+    )
     for n in (0, 1, CHUNK_ROWS + 5):
         assert sampled(back.model, n).tobytes() == sampled(fitted.model, n).tobytes()
-    assert [column.labels() for column in back.cells().values()] == [column.labels() for column in fitted.cells().values()]
+    assert [column.labels() for column in back.cells().values()] == [
+        column.labels() for column in fitted.cells().values()
+    ]
     assert [column.size for column in back.cells().values()] == list(back.model.domain.sizes)
 
 
@@ -333,10 +428,18 @@ def test_a_copula_of_hardly_anything_comes_back_too(sizes):
     noisy = noisy_of(named(*sizes), population(sizes, 100), 1.0)
     model, report = fitted_of(noisy)
     columns = {
-        name: {"role": "privatise", "kind": "discrete", "levels": list(range(size))} for name, size in zip(noisy.domain.names, sizes, strict=True)
+        name: {"role": "privatise", "kind": "discrete", "levels": list(range(size))}
+        for name, size in zip(noisy.domain.names, sizes, strict=True)
     }
     types = pa.schema([(name, pa.int64()) for name in columns])
-    fitted = FittedCopula(schema=Schema.from_dict({"columns": columns}), types=types, bins={}, noisy=noisy, model=model, report=report)
+    fitted = FittedCopula(
+        schema=Schema.from_dict({"columns": columns}),
+        types=types,
+        bins={},
+        noisy=noisy,
+        model=model,
+        report=report,
+    )
     back = FittedCopula.from_bytes(fitted.to_bytes(), "copula.npz")
     assert sampled(back.model, 50).tobytes() == sampled(model, 50).tobytes()
 

@@ -30,14 +30,27 @@ NOBODY = Columns(types=None, codecs={})
 
 
 def schema(**changes: Any) -> Schema:
-    return Schema.from_dict({"columns": {name: column for name, column in (COLUMNS | changes).items() if column is not None}})
+    return Schema.from_dict(
+        {
+            "columns": {
+                name: column for name, column in (COLUMNS | changes).items() if column is not None
+            }
+        }
+    )
 
 
 def mechanism(
-    *, columns: Schema | None = None, epsilon: float = 2.0, delta: float = 0, adjacency: Any = "replace-one", **spec: Any
+    *,
+    columns: Schema | None = None,
+    epsilon: float = 2.0,
+    delta: float = 0,
+    adjacency: Any = "replace-one",
+    **spec: Any,
 ) -> CopulaMechanism:
     budget = Budget(epsilon=epsilon, delta=delta, adjacency=adjacency)
-    return CopulaMechanism(spec=validate(CopulaSpec, spec, "job"), schema=columns or schema(), budget=budget)
+    return CopulaMechanism(
+        spec=validate(CopulaSpec, spec, "job"), schema=columns or schema(), budget=budget
+    )
 
 
 def table(n: int = 400) -> pd.DataFrame:
@@ -74,7 +87,10 @@ def test_a_wrong_parameter_is_refused_when_it_is_given(given, message):
 
 def test_what_does_not_fit_the_schema_or_the_budget_is_refused_at_construction():
     keep = schema(name={"role": "keep"})
-    with pytest.raises(SpecError, match="column 'name': synthetic records do not correspond to input rows, so no column can have the role keep"):
+    with pytest.raises(
+        SpecError,
+        match="column 'name': synthetic records do not correspond to input rows, so no column can have the role keep",
+    ):
         mechanism(columns=keep)
     with pytest.raises(SpecError, match="the schema privatises no column"):
         mechanism(columns=Schema.from_dict({"columns": {"name": {"role": "drop"}}}))
@@ -87,15 +103,23 @@ def test_what_does_not_fit_the_schema_or_the_budget_is_refused_at_construction()
 def test_what_does_not_fit_the_columns_is_refused_before_any_row_is_read(tmp_path: Path):
     frame = table(10)
     for bins in ({"sex": 3}, {"name": 3}, {"nothing": 3}):
-        with pytest.raises(SpecError, match=rf"^`bins\.{next(iter(bins))}`: is not a continuous or mixed column that is privatised; remove it$"):
+        with pytest.raises(
+            SpecError,
+            match=rf"^`bins\.{next(iter(bins))}`: is not a continuous or mixed column that is privatised; remove it$",
+        ):
             fit_frame(mechanism(bins=bins), frame, tmp_path)
     with pytest.raises(SpecError, match="must increase within the column's bounds"):
         fit_frame(mechanism(bins={"income": [50.0, 4e9]}), frame, tmp_path)
-    with pytest.raises(SpecError, match=r"column 'income': .* latent variables; the limit is 6,000; lower `bins`"):
+    with pytest.raises(
+        SpecError, match=r"column 'income': .* latent variables; the limit is 6,000; lower `bins`"
+    ):
         fit_frame(mechanism(bins=20_000), frame, tmp_path)
     other = {"role": "privatise", "kind": "continuous", "bounds": [0, 100]}
     wide = mechanism(columns=schema(other=other), bins=30_000)
-    with pytest.raises(SpecError, match=r"the table 'other' x 'income': it has 900,000,000 cells, and the limit is 16,777,216; lower `bins`"):
+    with pytest.raises(
+        SpecError,
+        match=r"the table 'other' x 'income': it has 900,000,000 cells, and the limit is 16,777,216; lower `bins`",
+    ):
         fit_frame(wide, frame.assign(other=1.0), tmp_path)
 
 
@@ -140,7 +164,10 @@ def test_kept_noise_is_loaded_and_never_drawn_again(tmp_path: Path):
     first, release = fit_frame(asked, table(), tmp_path)
     again, _ = fit_frame(asked, table(50), tmp_path)  # the rows are not looked at
     assert again.release_sha256 == first.release_sha256
-    with pytest.raises(InputError, match=r"^the run.s noisy tables: these were written by another version of dpdask; resume with that version"):
+    with pytest.raises(
+        InputError,
+        match=r"^the run.s noisy tables: these were written by another version of dpdask; resume with that version",
+    ):
         fit_frame(replace(asked, budget=Budget(epsilon=3.0)), table(), tmp_path)
     with pytest.raises(InputError, match="the run's noisy tables"):
         asked.read_drawn(release.to_bytes(), NOBODY)
@@ -155,13 +182,22 @@ def test_an_empty_table_is_refused_where_its_number_of_rows_is_public(tmp_path: 
 
 def test_what_a_run_says_beforehand():
     asked = mechanism(delta=1e-3)
-    assert asked.stages(NOBODY, uncounted=False)[0].startswith("search: read all privatised columns once; count income in fine cells")
-    assert asked.stages(NOBODY, uncounted=False)[1] == "tabulate: read 3 columns once; count 3 one-way and 3 two-way tables, merged in a tree"
+    assert asked.stages(NOBODY, uncounted=False)[0].startswith(
+        "search: read all privatised columns once; count income in fine cells"
+    )
+    assert (
+        asked.stages(NOBODY, uncounted=False)[1]
+        == "tabulate: read 3 columns once; count 3 one-way and 3 two-way tables, merged in a tree"
+    )
     assert asked.cautions(NOBODY, None) == asked.cautions(NOBODY, 999) == ()
     [caution] = asked.cautions(NOBODY, 1000)
     assert caution.startswith("δ = 0.001 is not below 1 / the number of rows")
     assert caution.endswith("lower `delta`")
-    assert (asked.n_expected(5), asked.n_expected(None), mechanism(n_rows=7).n_expected(None)) == (5, None, 7)
+    assert (asked.n_expected(5), asked.n_expected(None), mechanism(n_rows=7).n_expected(None)) == (
+        5,
+        None,
+        7,
+    )
     assert asked.how == "synthetic records of 3 columns, from a Gaussian copula"
     assert not asked.n_rows_private
     assert mechanism(adjacency="add-remove").n_rows_private

@@ -39,7 +39,12 @@ def table() -> pa.RecordBatch:
             "town": pa.array(rng.choice(["a", "b", "c"], size=N_ROWS)).dictionary_encode(),
             "income": pa.array(income, mask=rng.random(N_ROWS) < 0.1),
             "age": pa.array(rng.integers(18, 90, size=N_ROWS), type=pa.int16()),
-            "day": pa.array([dt.date(2020, 1, 1) + dt.timedelta(int(d)) for d in rng.integers(0, 300, size=N_ROWS)]),
+            "day": pa.array(
+                [
+                    dt.date(2020, 1, 1) + dt.timedelta(int(d))
+                    for d in rng.integers(0, 300, size=N_ROWS)
+                ]
+            ),
             "note": pa.array(["x", None] * (N_ROWS // 2)).dictionary_encode(),
         }
     )
@@ -49,7 +54,9 @@ CODECS: dict[str, Codec] = {
     "rating": LevelCodec(name="rating", levels=pa.array([0.5, 1.0, 2.0, 4.0]), ordered=True),
     "twin": LevelCodec(name="twin", levels=pa.array([0.5, 1.0, 2.0, 4.0]), ordered=True),
     "town": LevelCodec(name="town", levels=pa.array([None, "a", "b", "c"]), ordered=False),
-    "income": ValueCodec(name="income", type=pa.float64(), bounds=(0.0, 1e6), atoms=(0.0,), nulls=True),
+    "income": ValueCodec(
+        name="income", type=pa.float64(), bounds=(0.0, 1e6), atoms=(0.0,), nulls=True
+    ),
     "age": ValueCodec(name="age", type=pa.int16(), bounds=(18.0, 99.0), atoms=(), nulls=False),
     "day": ValueCodec(name="day", type=pa.date32(), bounds=None, atoms=(), nulls=False),
 }
@@ -58,7 +65,12 @@ EPSILONS = {"rating": 1.0, "twin": 1.0, "town": 0.7, "income": 2.0, "age": 0.1, 
 
 def reference(batch: pa.RecordBatch, codecs: Mapping[str, Codec]) -> dict[str, Distribution]:
     return {
-        name: from_statistic(codec, (LevelCounts if isinstance(codec, LevelCodec) else RankSummary).of_batch(codec, batch[name]))  # type: ignore[arg-type]
+        name: from_statistic(
+            codec,
+            (LevelCounts if isinstance(codec, LevelCodec) else RankSummary).of_batch(
+                codec, batch[name]
+            ),
+        )  # type: ignore[arg-type]
         for name, codec in codecs.items()
     }
 
@@ -72,13 +84,20 @@ def fitted() -> DipRelease:
 
 
 def randomised(
-    batch: pa.RecordBatch, key: RunKey = KEY, fragment: str = "f", sizes: tuple[int, ...] = (), release: DipRelease | None = None
+    batch: pa.RecordBatch,
+    key: RunKey = KEY,
+    fragment: str = "f",
+    sizes: tuple[int, ...] = (),
+    release: DipRelease | None = None,
 ) -> pa.Table:
     """Return a fragment's release, its rows handed over in chunks of the given sizes and then the rest."""
     release = release or fitted()
     rngs = release.streams(key, fragment)
     cuts = [0, *np.minimum(np.cumsum(sizes, dtype=int), len(batch)).tolist(), len(batch)]
-    parts = [release.randomise(batch.slice(low, high - low), CODECS, rngs) for low, high in pairwise(cuts)]
+    parts = [
+        release.randomise(batch.slice(low, high - low), CODECS, rngs)
+        for low, high in pairwise(cuts)
+    ]
     return pa.Table.from_batches(parts).combine_chunks()
 
 
@@ -87,13 +106,20 @@ def test_the_epsilon_of_a_row_is_the_exact_sum_of_its_columns_rounded_up() -> No
     exact = sum(map(Fraction, parts))
     assert exact <= Fraction(fitted().epsilon) <= exact * (1 + Fraction(1, 2**52))
     assert all(mechanism.epsilon <= EPSILONS[name] for name, mechanism in fitted().columns.items())
-    assert fit_dip(reference(BATCH, {"age": CODECS["age"]}), CODECS, {"age": 0.1}).epsilon == fitted().columns["age"].epsilon
+    assert (
+        fit_dip(reference(BATCH, {"age": CODECS["age"]}), CODECS, {"age": 0.1}).epsilon
+        == fitted().columns["age"].epsilon
+    )
 
 
 def test_equal_parts_of_epsilon_never_sum_above_it() -> None:
     names = [f"c{i}" for i in range(10)]
     codecs: dict[str, Codec] = dict.fromkeys(names, CODECS["rating"])
-    shared = fit_dip(dict.fromkeys(names, reference(BATCH, {"rating": CODECS["rating"]})["rating"]), codecs, dict.fromkeys(names, 0.1))
+    shared = fit_dip(
+        dict.fromkeys(names, reference(BATCH, {"rating": CODECS["rating"]})["rating"]),
+        codecs,
+        dict.fromkeys(names, 0.1),
+    )
     assert shared.epsilon <= 10 * Fraction(0.1)
 
 
@@ -109,7 +135,14 @@ def test_kept_columns_are_untouched_and_privatised_ones_change() -> None:
 
 def test_released_columns_have_the_declared_type_and_domain() -> None:
     out = randomised(BATCH)
-    assert [out[name].type for name in CODECS] == [pa.float64(), pa.float64(), pa.string(), pa.float64(), pa.int16(), pa.date32()]
+    assert [out[name].type for name in CODECS] == [
+        pa.float64(),
+        pa.float64(),
+        pa.string(),
+        pa.float64(),
+        pa.int16(),
+        pa.date32(),
+    ]
     assert set(out["rating"].to_pylist()) <= {0.5, 1.0, 4.0}
     assert set(out["town"].to_pylist()) == {"a", "b", "c"}
     ages = BATCH["age"].to_numpy()
@@ -137,7 +170,11 @@ def test_the_same_key_and_fragment_give_the_same_rows_and_others_give_others() -
 
 def test_columns_with_the_same_values_get_different_noise() -> None:
     out = randomised(BATCH)
-    rating, twin, original = out["rating"].to_numpy(), out["twin"].to_numpy(), BATCH["rating"].to_numpy()
+    rating, twin, original = (
+        out["rating"].to_numpy(),
+        out["twin"].to_numpy(),
+        BATCH["rating"].to_numpy(),
+    )
     assert (rating != twin).any()
     moved = np.corrcoef((rating != original).astype(float), (twin != original).astype(float))[0, 1]
     assert abs(moved) < 6 / np.sqrt(N_ROWS)
@@ -170,7 +207,9 @@ def test_a_null_that_the_reference_never_saw_is_released_as_a_seen_category() ->
         ("age", pa.array([20] * N_ROWS, type=pa.int32())),
     ],
 )
-def test_a_value_that_violates_the_schema_stops_the_release_without_being_shown(name: str, bad: pa.Array) -> None:
+def test_a_value_that_violates_the_schema_stops_the_release_without_being_shown(
+    name: str, bad: pa.Array
+) -> None:
     with pytest.raises(DataError, match=name) as caught:
         randomised(BATCH.set_column(BATCH.schema.get_field_index(name), name, bad))
     assert "3.0" not in str(caught.value)
@@ -184,7 +223,9 @@ def test_an_epsilon_that_a_continuous_column_cannot_resolve_is_refused(epsilon: 
 
 def test_a_large_epsilon_gives_back_the_levels_and_a_small_one_forgets_them() -> None:
     codecs = {"rating": CODECS["rating"]}
-    near, far = (fit_dip(reference(BATCH, codecs), codecs, {"rating": epsilon}) for epsilon in (100.0, 0.01))
+    near, far = (
+        fit_dip(reference(BATCH, codecs), codecs, {"rating": epsilon}) for epsilon in (100.0, 0.01)
+    )
     original = BATCH["rating"].to_numpy()
     assert (randomised(BATCH, release=near)["rating"].to_numpy() == original).mean() > 0.95
     assert (randomised(BATCH, release=far)["rating"].to_numpy() == original).mean() < 0.55

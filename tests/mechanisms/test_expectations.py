@@ -41,20 +41,39 @@ def test_what_is_expected_is_what_a_release_keeps(channel: Any, kind: str, epsil
     """Of even levels or ranks, by the released rows themselves; power both ways, since another ε is farther off."""
     n = 6 if kind != "line" else N_ROWS
     values = np.arange(N_ROWS) * 7919 % n
-    column: dict[str, Any] = {"role": "privatise", "kind": "discrete", "levels": list(range(n))} if kind == "levels" else {}
+    column: dict[str, Any] = (
+        {"role": "privatise", "kind": "discrete", "levels": list(range(n))}
+        if kind == "levels"
+        else {}
+    )
     codec: Any = levels(n)
     if kind == "categories":
-        column, codec = {"role": "privatise", "kind": "categorical", "levels": list(range(n))}, levels(n, ordered=False)
+        column, codec = (
+            {"role": "privatise", "kind": "categorical", "levels": list(range(n))},
+            levels(n, ordered=False),
+        )
     if kind == "line":
         column, codec = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]}, LINE
     frame = pd.DataFrame({"x": values / N_ROWS if kind == "line" else values})
     schema = dpdask.Schema.from_dict({"columns": {"x": column}})
-    reference = {"probabilities": [1.0 / n] * n} if kind != "line" else {"name": "uniform", "loc": 0.0, "scale": 1.0}
-    with dpdask.DIP(schema, epsilon=epsilon, reference=dpdask.Known(columns={"x": reference}), channel=channel, insecure_seed=3).fit(
-        frame
-    ) as release:
+    reference = (
+        {"probabilities": [1.0 / n] * n}
+        if kind != "line"
+        else {"name": "uniform", "loc": 0.0, "scale": 1.0}
+    )
+    with dpdask.DIP(
+        schema,
+        epsilon=epsilon,
+        reference=dpdask.Known(columns={"x": reference}),
+        channel=channel,
+        insecure_seed=3,
+    ).fit(frame) as release:
         found = release.transform(frame)["x"].to_numpy()
-    kept = np.corrcoef(frame["x"], found)[0, 1] if kind != "categories" else ((found == values).mean() - 1 / n) / (1 - 1 / n)
+    kept = (
+        np.corrcoef(frame["x"], found)[0, 1]
+        if kind != "categories"
+        else ((found == values).mean() - 1 / n) / (1 - 1 / n)
+    )
     assert estimate_kept(codec, epsilon, channel) == pytest.approx(kept, abs=0.02)
     assert estimate_kept(codec, 2.0 * epsilon, channel) != pytest.approx(kept, abs=0.02)
 
@@ -67,11 +86,17 @@ def test_one_level_is_kept_and_an_impossible_epsilon_is_no_number() -> None:
 def wide(n_columns: int) -> tuple[dpdask.Schema, pd.DataFrame]:
     column = {"role": "privatise", "kind": "discrete", "levels": list(range(8))}
     names = [f"c{place}" for place in range(n_columns)]
-    frame = pd.DataFrame({name: (np.arange(1000) * (place + 1)) % 8 for place, name in enumerate(names)})
+    frame = pd.DataFrame(
+        {name: (np.arange(1000) * (place + 1)) % 8 for place, name in enumerate(names)}
+    )
     return dpdask.Schema.from_dict({"columns": dict.fromkeys(names, column)}), frame
 
 
-@pytest.mark.parametrize("reference", [dpdask.Histogram(), dpdask.Tree(), dpdask.Holdout(fraction=0.25)], ids=lambda each: each.kind)
+@pytest.mark.parametrize(
+    "reference",
+    [dpdask.Histogram(), dpdask.Tree(), dpdask.Holdout(fraction=0.25)],
+    ids=lambda each: each.kind,
+)
 def test_rows_of_many_columns_are_warned_of_and_those_of_one_are_not(reference: Any) -> None:
     schema, frame = wide(14)
     with pytest.warns(UserWarning, match=r"almost nothing of c0, c1, c2, c3, c4 and 9 more"):
@@ -86,20 +111,29 @@ def test_rows_of_many_columns_are_warned_of_and_those_of_one_are_not(reference: 
 def test_tables_that_drown_are_warned_of_and_others_are_not() -> None:
     schema, frame = wide(14)
     with pytest.warns(
-        UserWarning, match=r"The cells of 91 of 105 tables are too fine, with fewer rows on average than the noise of a count: c0 x c1, "
+        UserWarning,
+        match=r"The cells of 91 of 105 tables are too fine, with fewer rows on average than the noise of a count: c0 x c1, ",
     ):
         dpdask.GaussianCopula(schema, epsilon=1.0, delta=1e-9).fit(frame)
     planned = dpdask.GaussianCopula(schema, epsilon=100.0, delta=1e-9).plan(frame)
     assert planned.warnings == ()
     named = ["a one-way table", "a two-way table", "the second measurement of a two-way table"]
-    assert [sentence.partition(" is off")[0] for sentence in planned.expectations] == [f"a count of {table}" for table in named]
+    assert [sentence.partition(" is off")[0] for sentence in planned.expectations] == [
+        f"a count of {table}" for table in named
+    ]
 
 
 def test_tables_of_a_tree_that_drown_are_warned_of() -> None:
     schema, frame = wide(14)
     for epsilon, warned in ((1.0, True), (100.0, False)):
         planned = dpdask.DIP(schema, epsilon=epsilon, reference=dpdask.Tree()).plan(frame)
-        assert any(each.startswith("The cells of 105 of 105 tables are too fine") for each in planned.warnings) == warned
+        assert (
+            any(
+                each.startswith("The cells of 105 of 105 tables are too fine")
+                for each in planned.warnings
+            )
+            == warned
+        )
 
 
 MONEY = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 2_000_000.0], "type": "float64"}
@@ -109,7 +143,10 @@ MONEY = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 2_000_000.0]
     ("bins", "said"),
     [
         ([0.0, 1000.0, 10_000.0], "The last declared cell of x is more than 10 times as wide"),
-        ([0.0, 1_990_000.0, 1_995_000.0], "The first declared cell of x is more than 10 times as wide"),
+        (
+            [0.0, 1_990_000.0, 1_995_000.0],
+            "The first declared cell of x is more than 10 times as wide",
+        ),
         ([0.0, 100_000.0, 181_000.0], "The last declared cell of x"),
         ([0.0, 100_000.0, 182_000.0], ""),
         ([0.0], ""),
@@ -120,7 +157,10 @@ def test_declared_cells_that_run_to_a_far_bound_are_warned_of(bins: Any, said: s
     frame = pd.DataFrame({"x": np.linspace(0.0, 9000.0, 100)})
     schema = dpdask.Schema.from_dict({"columns": {"x": MONEY}})
     given: dict[str, Any] = {"epsilon": 50.0, "bins": {"x": bins}}
-    estimators: list[Any] = [dpdask.Marginals(schema, cliques=[["x"]], **given), dpdask.PerturbedHistogram(schema, **given)]
+    estimators: list[Any] = [
+        dpdask.Marginals(schema, cliques=[["x"]], **given),
+        dpdask.PerturbedHistogram(schema, **given),
+    ]
     estimators.append(dpdask.DIP(schema, epsilon=50.0, reference=dpdask.Tree(bins={"x": bins})))
     for estimator in estimators:
         far = [each for each in estimator.plan(frame).warnings if "declared cell" in each]
@@ -133,19 +173,44 @@ def test_a_plan_is_printed_line_by_line() -> None:
     lines = repr(planned).splitlines()
     assert str(planned) == repr(planned)
     assert lines[0] == "plan"
-    firsts = ["stage", "survey", "fit", "write", "column", *schema.privatised, "noise", "2", "ledger", "promise", "expect", "expect"]
+    firsts = [
+        "stage",
+        "survey",
+        "fit",
+        "write",
+        "column",
+        *schema.privatised,
+        "noise",
+        "2",
+        "ledger",
+        "promise",
+        "expect",
+        "expect",
+    ]
     assert [line.split()[0] for line in lines[1:]][: len(firsts)] == firsts
     assert lines[2] == "  survey     " + planned.stages[0].partition(": ")[2]
-    assert lines[9].split() == ["2", "vectors", "of", "counts", f"{planned.noise[0]['sigma']:.3g}", "discrete", "Laplace"]
+    assert lines[9].split() == [
+        "2",
+        "vectors",
+        "of",
+        "counts",
+        f"{planned.noise[0]['sigma']:.3g}",
+        "discrete",
+        "Laplace",
+    ]
     assert lines[10].startswith("  ledger    none")
 
 
 def test_wide_bounds_say_that_a_heavy_mean_is_not_to_be_had() -> None:
-    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e9]}}})
+    schema = dpdask.Schema.from_dict(
+        {"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e9]}}}
+    )
     frame = pd.DataFrame({"x": np.linspace(0.0, 9.0, 100)})
     planned = dpdask.Marginals(schema, epsilon=1.0, cliques=[["x"]]).plan(frame)
     assert "under wide bounds, the mean of a heavy tail cannot" in planned.expectations[-1]
-    assert planned.stages[0].startswith("search: read all privatised columns once; count x in fine cells")
+    assert planned.stages[0].startswith(
+        "search: read all privatised columns once; count x in fine cells"
+    )
 
 
 # ---- what is said at the end, from the release alone
@@ -154,10 +219,17 @@ def test_wide_bounds_say_that_a_heavy_mean_is_not_to_be_had() -> None:
 @pytest.mark.parametrize("channel", ["laplace", "optimal"])
 def test_the_quality_of_rows_is_what_they_kept(channel: Any, tmp_path: Path) -> None:
     level = np.random.default_rng(1).choice(4, N_ROWS, p=[0.1, 0.2, 0.3, 0.4])
-    frame = pd.DataFrame({"level": level, "line": np.random.default_rng(2).exponential(1.0, N_ROWS)})
+    frame = pd.DataFrame(
+        {"level": level, "line": np.random.default_rng(2).exponential(1.0, N_ROWS)}
+    )
     columns = {
         "level": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2, 3], "type": "int64"},
-        "line": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 100.0], "type": "float64"},
+        "line": {
+            "role": "privatise",
+            "kind": "continuous",
+            "bounds": [0.0, 100.0],
+            "type": "float64",
+        },
     }
     (tmp_path / "in").mkdir()
     frame.to_parquet(tmp_path / "in" / "rows.parquet", index=False)
@@ -175,9 +247,15 @@ def test_the_quality_of_rows_is_what_they_kept(channel: Any, tmp_path: Path) -> 
     pattern = r"level is unchanged in (\S+) % of the rows \((\S+) % by chance\); line keeps a correlation of ranks of (\S+)"
     found = re.fullmatch(pattern, outcome.quality)
     assert found is not None
-    assert float(found[1]) == pytest.approx(100 * (released["level"] == frame["level"]).mean(), abs=1.0)
-    assert float(found[2]) == pytest.approx(100 * ((frame["level"].value_counts() / len(frame)) ** 2).sum(), abs=1.0)
-    assert float(found[3]) == pytest.approx(released["line"].corr(frame["line"], method="spearman"), abs=0.02)
+    assert float(found[1]) == pytest.approx(
+        100 * (released["level"] == frame["level"]).mean(), abs=1.0
+    )
+    assert float(found[2]) == pytest.approx(
+        100 * ((frame["level"].value_counts() / len(frame)) ** 2).sum(), abs=1.0
+    )
+    assert float(found[3]) == pytest.approx(
+        released["line"].corr(frame["line"], method="spearman"), abs=0.02
+    )
     assert run_here(job).quality == ""
 
 
@@ -185,22 +263,43 @@ def test_the_quality_of_tables_records_and_cells_is_what_stood_out(tmp_path: Pat
     schema, frame = wide(3)
 
     def quality_of(estimator: Any, name: str) -> str:
-        return str(estimator.mechanism.describe_quality(fit_frame(estimator.mechanism, frame, tmp_path / name)[1]))
+        return str(
+            estimator.mechanism.describe_quality(
+                fit_frame(estimator.mechanism, frame, tmp_path / name)[1]
+            )
+        )
 
     tables = dpdask.Marginals(schema, epsilon=1.0, delta=1e-9, cliques=[["c0"], ["c1", "c2"]])
-    assert re.fullmatch(r"\d+ of 72 counts are larger than what noise alone gives with probability 0.95", quality_of(tables, "tables"))
+    assert re.fullmatch(
+        r"\d+ of 72 counts are larger than what noise alone gives with probability 0.95",
+        quality_of(tables, "tables"),
+    )
     for epsilon, independent in ((0.01, True), (50.0, False)):
-        said = quality_of(dpdask.GaussianCopula(schema, epsilon=epsilon, delta=1e-9), f"copula {epsilon}")
+        said = quality_of(
+            dpdask.GaussianCopula(schema, epsilon=epsilon, delta=1e-9), f"copula {epsilon}"
+        )
         assert said.endswith("come out nearly independent") == independent
     cells = quality_of(dpdask.PerturbedHistogram(schema, epsilon=8.0), "cells")
-    assert re.fullmatch(r"[\d,]+ of 512 cells have a weight; the weights sum to [\d,]+ beside 1,000 rows", cells)
-    private = quality_of(dpdask.PerturbedHistogram(schema, epsilon=8.0, adjacency="add-remove"), "private cells")
-    assert 900 < int(private.rpartition(" beside ")[2].removesuffix(" rows").replace(",", "")) < 1100  # measured with a hundredth of ε
+    assert re.fullmatch(
+        r"[\d,]+ of 512 cells have a weight; the weights sum to [\d,]+ beside 1,000 rows", cells
+    )
+    private = quality_of(
+        dpdask.PerturbedHistogram(schema, epsilon=8.0, adjacency="add-remove"), "private cells"
+    )
+    assert (
+        900 < int(private.rpartition(" beside ")[2].removesuffix(" rows").replace(",", "")) < 1100
+    )  # measured with a hundredth of ε
 
 
 def test_a_reference_that_is_mostly_noise_is_warned_of_and_one_that_is_not_is_not() -> None:
-    columns = {name: {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e6]} for name in "abcdef"}
-    frame = pd.DataFrame(dict.fromkeys("abcdef", np.linspace(0.0, 50.0, 2000)[np.random.default_rng(1).permutation(2000)]))
+    columns = {
+        name: {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e6]} for name in "abcdef"
+    }
+    frame = pd.DataFrame(
+        dict.fromkeys(
+            "abcdef", np.linspace(0.0, 50.0, 2000)[np.random.default_rng(1).permutation(2000)]
+        )
+    )
     schema = dpdask.Schema.from_dict({"columns": columns})
     noisy = r"The noise of a count is at least \d+ % of the rows that are counted for the reference of a, b, c, d, e and 1 more: the"
     with pytest.warns(UserWarning, match=noisy):
@@ -208,35 +307,61 @@ def test_a_reference_that_is_mostly_noise_is_warned_of_and_one_that_is_not_is_no
     planned = dpdask.DIP(schema, epsilon=100.0, reference=dpdask.Histogram()).plan(frame)
     assert planned.warnings == ()
     assert "heavy tail" in planned.expectations[-1]
-    assert "heavy tail" in dpdask.DIP(schema, epsilon=100.0, reference=dpdask.Tree()).plan(frame).expectations[-1]
+    assert (
+        "heavy tail"
+        in dpdask.DIP(schema, epsilon=100.0, reference=dpdask.Tree()).plan(frame).expectations[-1]
+    )
 
 
 def test_with_a_private_number_of_rows_the_plan_says_how_many_a_histogram_needs() -> None:
     schema, frame = wide(3)
     for epsilon in (1.0, 100.0):
         given = {"epsilon": epsilon, "threshold": "positive"}
-        private, public = (dpdask.PerturbedHistogram(schema, adjacency=each, **given).plan(frame) for each in ("add-remove", "replace-one"))
+        private, public = (
+            dpdask.PerturbedHistogram(schema, adjacency=each, **given).plan(frame)
+            for each in ("add-remove", "replace-one")
+        )
         [said] = [each for each in private.expectations if "few cells stand out" in each]
         assert not any("few cells stand out" in each for each in public.expectations)
-        needed = float(said.removeprefix("with fewer than about ").partition(" ")[0].replace(",", ""))
-        assert needed == pytest.approx(3 * 512 * math.log(512) / epsilon, rel=0.06)  # 8 x 8 x 8 cells, three times the largest noise
-    line = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e9]}}})
-    found = dpdask.PerturbedHistogram(line, epsilon=1.0, adjacency="add-remove", threshold="positive").plan(pd.DataFrame({"x": [1.0, 2.0]}))
-    assert "with fewer than about 420 rows, few cells" in found.expectations[1]  # two cells of five deviations of a fine count each: 10·√2·30
+        needed = float(
+            said.removeprefix("with fewer than about ").partition(" ")[0].replace(",", "")
+        )
+        assert needed == pytest.approx(
+            3 * 512 * math.log(512) / epsilon, rel=0.06
+        )  # 8 x 8 x 8 cells, three times the largest noise
+    line = dpdask.Schema.from_dict(
+        {"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e9]}}}
+    )
+    found = dpdask.PerturbedHistogram(
+        line, epsilon=1.0, adjacency="add-remove", threshold="positive"
+    ).plan(pd.DataFrame({"x": [1.0, 2.0]}))
+    assert (
+        "with fewer than about 420 rows, few cells" in found.expectations[1]
+    )  # two cells of five deviations of a fine count each: 10·√2·30
 
 
 def test_with_a_private_number_of_rows_the_plan_says_how_many_the_tables_need() -> None:
     schema, frame = wide(14)
     sentences = [
-        dpdask.GaussianCopula(schema, epsilon=epsilon, delta=1e-9, adjacency="add-remove").plan(frame).expectations[-1] for epsilon in (1.0, 100.0)
+        dpdask.GaussianCopula(schema, epsilon=epsilon, delta=1e-9, adjacency="add-remove")
+        .plan(frame)
+        .expectations[-1]
+        for epsilon in (1.0, 100.0)
     ]
-    needed = [float(sentence.removeprefix("with fewer than about ").partition(" ")[0].replace(",", "")) for sentence in sentences]
+    needed = [
+        float(sentence.removeprefix("with fewer than about ").partition(" ")[0].replace(",", ""))
+        for sentence in sentences
+    ]
     assert needed[0] > len(frame) > needed[1]
     noise = plan_noise(Budget(epsilon=1.0, delta=1e-9, adjacency="add-remove"), 14, n_chosen=27)
     assert noise.pairs is not None
-    assert needed[0] == pytest.approx(64 * deviation(noise.pairs), rel=0.06)  # 8 x 8 cells, in two digits
+    assert needed[0] == pytest.approx(
+        64 * deviation(noise.pairs), rel=0.06
+    )  # 8 x 8 cells, in two digits
     public = dpdask.GaussianCopula(schema, epsilon=1.0, delta=1e-9).plan(frame)
-    assert not any("fewer rows than the σ of its noise" in sentence for sentence in public.expectations)
+    assert not any(
+        "fewer rows than the σ of its noise" in sentence for sentence in public.expectations
+    )
 
 
 # ---- what is said of values that many rows share
@@ -253,25 +378,50 @@ def test_shared_values_are_warned_of_if_gaps_are_wide() -> None:
     line = rng.normal(0.0, 1000.0, 20_000)
     assert not spread(line)
     assert not spread(line[:50])
-    assert spread(np.where(rng.random(20_000) < 0.1, 5_000.0, line))  # in the tail, where gaps are wide
+    assert spread(
+        np.where(rng.random(20_000) < 0.1, 5_000.0, line)
+    )  # in the tail, where gaps are wide
     assert spread(rng.choice([73.0, 2731.2, 9755.5], 20_000))
-    assert not spread(rng.integers(0, 100, 20_000).astype(float), lattice=True)  # nothing lies between whole numbers
+    assert not spread(
+        rng.integers(0, 100, 20_000).astype(float), lattice=True
+    )  # nothing lies between whole numbers
     assert spread(10.0 * rng.integers(0, 10, 20_000), lattice=True)
     assert not spread(np.where(rng.random(20_000) < 0.01, 5_000.0, line))  # few rows
     keys = np.array([-np.inf, 1.0])  # null, and an atom
     assert not warn_of_spread("x", keys, keys, np.array([5.0, 5.0]), lattice=False)
 
 
-@pytest.mark.parametrize("reference", [{"kind": "holdout", "fraction": 0.5}, {"kind": "chain", "fraction": 0.5}, {"kind": "histogram"}], ids=str)
+@pytest.mark.parametrize(
+    "reference",
+    [
+        {"kind": "holdout", "fraction": 0.5},
+        {"kind": "chain", "fraction": 0.5},
+        {"kind": "histogram"},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("atoms", [False, True])
-def test_a_run_warns_of_values_that_come_out_spread(tmp_path: Path, reference: dict[str, Any], atoms: bool) -> None:
+def test_a_run_warns_of_values_that_come_out_spread(
+    tmp_path: Path, reference: dict[str, Any], atoms: bool
+) -> None:
     rng = np.random.default_rng(2)
     income = np.where(rng.random(4_000) < 0.2, 0.0, rng.normal(30_000.0, 5_000.0, 4_000))
     (tmp_path / "in").mkdir()
     pd.DataFrame({"income": income}).to_parquet(tmp_path / "in" / "a.parquet")
-    column = {"role": "privatise", "kind": "mixed" if atoms else "continuous", "bounds": [-1e5, 1e6], **({"atoms": [0]} if atoms else {})}
+    column = {
+        "role": "privatise",
+        "kind": "mixed" if atoms else "continuous",
+        "bounds": [-1e5, 1e6],
+        **({"atoms": [0]} if atoms else {}),
+    }
     outcome = run_here(
-        write_job(tmp_path / "job", tmp_path / "in", tmp_path / "out", schema={"income": column}, mechanism={"kind": "dip", "reference": reference})
+        write_job(
+            tmp_path / "job",
+            tmp_path / "in",
+            tmp_path / "out",
+            schema={"income": column},
+            mechanism={"kind": "dip", "reference": reference},
+        )
     )
     said = [each for each in outcome.warnings if "released spread over the gaps below them" in each]
     assert bool(said) == (not atoms and reference["kind"] != "histogram")
@@ -288,7 +438,9 @@ def test_a_run_warns_of_values_that_come_out_spread(tmp_path: Path, reference: d
 
 
 def test_frames_warn_of_values_that_come_out_spread() -> None:
-    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1000.0]}}})
+    schema = dpdask.Schema.from_dict(
+        {"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1000.0]}}}
+    )
     frame = pd.DataFrame({"x": np.random.default_rng(3).choice([1.0, 300.0, 900.0], 2_000)})
     with pytest.warns(UserWarning, match="column 'x': many rows of the reference share values"):
         dpdask.DIP(schema, epsilon=8.0, reference=dpdask.Holdout(fraction=0.5)).fit(frame)
@@ -296,7 +448,12 @@ def test_frames_warn_of_values_that_come_out_spread() -> None:
 
 @pytest.mark.parametrize(
     ("reference", "said"),
-    [(dpdask.Holdout(fraction=0.5), True), (dpdask.Chain(fraction=0.5), True), (dpdask.Histogram(), False), (dpdask.Tree(), False)],
+    [
+        (dpdask.Holdout(fraction=0.5), True),
+        (dpdask.Chain(fraction=0.5), True),
+        (dpdask.Histogram(), False),
+        (dpdask.Tree(), False),
+    ],
     ids=lambda value: type(value).__name__,
 )
 def test_a_plan_says_what_becomes_of_shared_values(reference: Any, said: bool) -> None:
@@ -305,13 +462,25 @@ def test_a_plan_says_what_becomes_of_shared_values(reference: Any, said: bool) -
     schema = dpdask.Schema.from_dict({"columns": {"x": line, "n": level}})
     frame = pd.DataFrame({"x": np.linspace(0.0, 9.0, 100), "n": np.arange(100) % 2})
     planned = dpdask.DIP(schema, epsilon=4.0, reference=reference).plan(frame)
-    found = [each for each in planned.expectations if each.endswith("over the gap below it, unless it is one of the `atoms`")]
-    assert found == (["x: rows that share a value are released over the gap below it, unless it is one of the `atoms`"] if said else [])
+    found = [
+        each
+        for each in planned.expectations
+        if each.endswith("over the gap below it, unless it is one of the `atoms`")
+    ]
+    assert found == (
+        [
+            "x: rows that share a value are released over the gap below it, unless it is one of the `atoms`"
+        ]
+        if said
+        else []
+    )
 
 
 @pytest.mark.parametrize("epsilon", [0.001, 0.03, 20.0])
 @pytest.mark.parametrize("nulls", ["refuse", "level"])
-def test_the_quality_line_is_compared_with_chance_and_names_the_lost_levels(epsilon: float, nulls: str, tmp_path: Path) -> None:
+def test_the_quality_line_is_compared_with_chance_and_names_the_lost_levels(
+    epsilon: float, nulls: str, tmp_path: Path
+) -> None:
     levels = list("abcdefgh")
     frame = pd.DataFrame({"row": range(3000), "g": np.random.default_rng(1).choice(levels, 3000)})
     (tmp_path / "in").mkdir()
@@ -334,28 +503,43 @@ def test_the_quality_line_is_compared_with_chance_and_names_the_lost_levels(epsi
     lost = [level for level in possible if level not in set(released.fillna("null"))]
     assert (epsilon == 20.0) == (lost == []) or nulls == "level"  # of a null that no row has
     assert bool(found[1]) == bool(lost)
-    assert (found[4] or "") == ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
-    assert float(found[3]) == pytest.approx(100 * (released.fillna("null").value_counts(normalize=True) ** 2).sum(), abs=5.0)
+    assert (found[4] or "") == ", ".join(lost[:5]) + (
+        f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+    )
+    assert float(found[3]) == pytest.approx(
+        100 * (released.fillna("null").value_counts(normalize=True) ** 2).sum(), abs=5.0
+    )
     assert float(found[2]) - float(found[3]) < 5.0 or epsilon == 20.0
 
 
 def test_the_noise_is_compared_with_the_rows_that_a_unit_leaves(tmp_path: Path) -> None:
     """A plan cannot know how many these are, and says how many it takes; a run counts them, and says what they suffer."""
-    frame = pd.DataFrame({"user": np.repeat(np.arange(500), 60), "x": np.tile(np.arange(60) % 4, 500)})
+    frame = pd.DataFrame(
+        {"user": np.repeat(np.arange(500), 60), "x": np.tile(np.arange(60) % 4, 500)}
+    )
     (tmp_path / "in").mkdir()
     frame.to_parquet(tmp_path / "in" / "rows.parquet")
     job = write_job(
         tmp_path / "job",
         tmp_path / "in",
         tmp_path / "out",
-        schema={"user": {"role": "drop"}, "x": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2, 3]}},
+        schema={
+            "user": {"role": "drop"},
+            "x": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2, 3]},
+        },
         mechanism={"kind": "dip", "reference": {"kind": "histogram"}, "channel": "optimal"},
         privacy={"epsilon": 1.0, "unit": {"column": "user", "max_rows": 4}},
     )
     planned = plan_job(load_job(job))
-    assert not [warning for warning in planned.warnings if "noise of a count" in warning]  # of the 30,000 rows it is little
+    assert not [
+        warning for warning in planned.warnings if "noise of a count" in warning
+    ]  # of the 30,000 rows it is little
     [said] = [each for each in planned.expectations if "rows of each 'user' are counted" in each]
-    needed = float(said.removeprefix("at most 4 rows of each 'user' are counted; with fewer than about ").partition(" ")[0].replace(",", ""))
+    needed = float(
+        said.removeprefix("at most 4 rows of each 'user' are counted; with fewer than about ")
+        .partition(" ")[0]
+        .replace(",", "")
+    )
     assert 2_000 < needed < 30_000
     [warned] = [warning for warning in run_here(job).warnings if "noise of a count" in warning]
     share = float(warned.removeprefix("The noise of a count is at least ").partition(" %")[0])

@@ -13,7 +13,12 @@ N = 40_000
 SCHEMA = dpdask.Schema.from_dict(
     {
         "columns": {
-            "stars": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5], "nulls": "level"},
+            "stars": {
+                "role": "privatise",
+                "kind": "discrete",
+                "levels": [1, 2, 3, 4, 5],
+                "nulls": "level",
+            },
             "price": {"role": "privatise", "kind": "continuous", "nulls": "level"},
             "gain": {"role": "privatise", "kind": "mixed", "atoms": [0]},
             "colour": {"role": "privatise", "kind": "categorical", "levels": ["a", "b", "c"]},
@@ -29,12 +34,19 @@ def table() -> pd.DataFrame:
     stars[rng.random(N) < 0.1] = pd.NA
     price = np.where(rng.random(N) < 0.2, np.nan, rng.lognormal(3, 1, N))
     return pd.DataFrame(
-        {"stars": stars, "price": price, "gain": np.where(rng.random(N) < 0.7, 0, rng.integers(1, 1000, N)), "colour": rng.choice(list("abc"), N)}
+        {
+            "stars": stars,
+            "price": price,
+            "gain": np.where(rng.random(N) < 0.7, 0, rng.integers(1, 1000, N)),
+            "colour": rng.choice(list("abc"), N),
+        }
     )
 
 
 def fitted(table: pd.DataFrame, channel: str) -> tuple[dpdask.Release, pd.DataFrame]:
-    dip = dpdask.DIP(SCHEMA, epsilon=8.0, reference=dpdask.Public(), channel=channel, insecure_seed=1)  # type: ignore[arg-type]  # parametrised
+    dip = dpdask.DIP(
+        SCHEMA, epsilon=8.0, reference=dpdask.Public(), channel=channel, insecure_seed=1
+    )  # type: ignore[arg-type]  # parametrised
     release = dip.fit(table.iloc[::-1])
     return release, release.transform(table)
 
@@ -60,23 +72,35 @@ def test_every_channel_keeps_every_kind_of_distribution(table: pd.DataFrame, cha
     assert release.card["mechanism"]["channel"] == channel
 
 
-def test_optimal_disturbs_less_than_calibrated_and_calibrated_less_than_laplace(table: pd.DataFrame) -> None:
+def test_optimal_disturbs_less_than_calibrated_and_calibrated_less_than_laplace(
+    table: pd.DataFrame,
+) -> None:
     _, laplace = fitted(table, "laplace")
     _, calibrated = fitted(table, "laplace-calibrated")
     _, optimal = fitted(table, "optimal")
-    kept = [float((released["colour"] == table["colour"]).mean()) for released in (laplace, calibrated, optimal)]
+    kept = [
+        float((released["colour"] == table["colour"]).mean())
+        for released in (laplace, calibrated, optimal)
+    ]
     assert kept[0] + 0.01 < kept[1] < kept[2] - 0.01
     ranks = [released["gain"].rank().corr(table["gain"].rank()) for released in (laplace, optimal)]
     assert ranks[0] + 0.05 < ranks[1]
 
 
-@pytest.mark.parametrize(("channel", "kind"), [("laplace", RankMechanism), ("optimal", BinMechanism)])
-def test_each_column_has_the_mechanism_of_its_channel(table: pd.DataFrame, channel: str, kind: type) -> None:
+@pytest.mark.parametrize(
+    ("channel", "kind"), [("laplace", RankMechanism), ("optimal", BinMechanism)]
+)
+def test_each_column_has_the_mechanism_of_its_channel(
+    table: pd.DataFrame, channel: str, kind: type
+) -> None:
     release, _ = fitted(table, channel)
     mechanisms = load(release.folder, release.sha256, DipRelease)
     assert isinstance(mechanisms.columns["price"], kind)
     assert isinstance(mechanisms.columns["stars"], LevelMechanism)
-    assert DipRelease.from_bytes(mechanisms.to_bytes(), "release.npz").to_bytes() == mechanisms.to_bytes()
+    assert (
+        DipRelease.from_bytes(mechanisms.to_bytes(), "release.npz").to_bytes()
+        == mechanisms.to_bytes()
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,14 +114,29 @@ def test_each_column_has_the_mechanism_of_its_channel(table: pd.DataFrame, chann
         ("optimal", {"colour": ((0.0, 1.0), (1.0, 0.0))}, "3 rows and columns"),
     ],
 )
-def test_costs_that_cannot_be_are_refused(table: pd.DataFrame, channel: str, cost: dict[str, object], message: str) -> None:
+def test_costs_that_cannot_be_are_refused(
+    table: pd.DataFrame, channel: str, cost: dict[str, object], message: str
+) -> None:
     with pytest.raises(SpecError, match=message):
-        dpdask.DIP(SCHEMA, epsilon=8.0, reference=dpdask.Public(), channel=channel, cost=cost).fit(table)  # type: ignore[arg-type]  # wrong on purpose
+        dpdask.DIP(SCHEMA, epsilon=8.0, reference=dpdask.Public(), channel=channel, cost=cost).fit(
+            table
+        )  # type: ignore[arg-type]  # wrong on purpose
 
 
-@pytest.mark.parametrize("cost", [{"stars": "rank"}, {"stars": "zero-one"}, {"colour": ((0.0, 1.0, 9.0), (1.0, 0.0, 9.0), (9.0, 9.0, 0.0))}])
+@pytest.mark.parametrize(
+    "cost",
+    [
+        {"stars": "rank"},
+        {"stars": "zero-one"},
+        {"colour": ((0.0, 1.0, 9.0), (1.0, 0.0, 9.0), (9.0, 9.0, 0.0))},
+    ],
+)
 def test_costs_that_can_be_change_the_channel(table: pd.DataFrame, cost: dict[str, object]) -> None:
-    default = dpdask.DIP(SCHEMA, epsilon=8.0, reference=dpdask.Public(), channel="optimal").fit(table)
-    other = dpdask.DIP(SCHEMA, epsilon=8.0, reference=dpdask.Public(), channel="optimal", cost=cost).fit(table)  # type: ignore[arg-type]  # parametrised
+    default = dpdask.DIP(SCHEMA, epsilon=8.0, reference=dpdask.Public(), channel="optimal").fit(
+        table
+    )
+    other = dpdask.DIP(
+        SCHEMA, epsilon=8.0, reference=dpdask.Public(), channel="optimal", cost=cost
+    ).fit(table)  # type: ignore[arg-type]  # parametrised
     [name] = cost
     assert default.card["columns"][name]["channel"] != other.card["columns"][name]["channel"]

@@ -30,10 +30,20 @@ from dpdask.privacy.accountant import epsilon as paid
 from dpdask.privacy.events import DiscreteLaplace
 from dpdask.stats.marginals import Domain
 
-AMOUNT: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e6], "type": "float64"}
+AMOUNT: dict[str, Any] = {
+    "role": "privatise",
+    "kind": "continuous",
+    "bounds": [0.0, 1e6],
+    "type": "float64",
+}
 COLUMNS: dict[str, Any] = {
     "amount": AMOUNT,
-    "visits": {"role": "privatise", "kind": "continuous", "bounds": [0, 10_000_000], "type": "int64"},
+    "visits": {
+        "role": "privatise",
+        "kind": "continuous",
+        "bounds": [0, 10_000_000],
+        "type": "int64",
+    },
     "group": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2], "type": "int64"},
     "who": {"role": "drop", "type": "int64"},
 }
@@ -45,12 +55,25 @@ def table(n: int = 40_000) -> pd.DataFrame:
     rng = np.random.default_rng(3)
     group = rng.integers(0, 3, n)
     amount = np.where(rng.random(n) < 0.4, 0.0, np.round(rng.lognormal(2.0 + group, 0.7, n), 2))
-    return pd.DataFrame({"amount": amount, "visits": rng.geometric(0.3, n) - 1, "group": group, "who": np.arange(n) % 997})
+    return pd.DataFrame(
+        {
+            "amount": amount,
+            "visits": rng.geometric(0.3, n) - 1,
+            "group": group,
+            "who": np.arange(n) % 997,
+        }
+    )
 
 
 def estimator(*columns: str, **given: Any) -> dpdask.PerturbedHistogram:
     """Return the class for some of the columns."""
-    schema = dpdask.Schema.from_dict({"columns": {name: COLUMNS[name] if name in columns else {"role": "drop"} for name in COLUMNS}})
+    schema = dpdask.Schema.from_dict(
+        {
+            "columns": {
+                name: COLUMNS[name] if name in columns else {"role": "drop"} for name in COLUMNS
+            }
+        }
+    )
     return dpdask.PerturbedHistogram(schema, **{"epsilon": 1.0, **given})
 
 
@@ -66,15 +89,21 @@ def fit(*columns: str, n: int = 40_000, **given: Any) -> dpdask.HistogramRelease
 @pytest.mark.parametrize("threshold", ["none", "enhanced"])
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
 @pytest.mark.parametrize("unit", ["row", UnitColumn(column="who", max_rows=3)], ids=["row", "unit"])
-def test_fine_counts_take_a_tenth_of_epsilon_and_all_is_spent(threshold: Any, adjacency: Any, unit: Any) -> None:
+def test_fine_counts_take_a_tenth_of_epsilon_and_all_is_spent(
+    threshold: Any, adjacency: Any, unit: Any
+) -> None:
     """Exactly: a sensitivity, a number of vectors or a share that is off by a tenth fails."""
-    planned = estimator("amount", "visits", threshold=threshold, adjacency=adjacency, unit=unit).mechanism.noise
+    planned = estimator(
+        "amount", "visits", threshold=threshold, adjacency=adjacency, unit=unit
+    ).mechanism.noise
     rows = (1 if unit == "row" else 3) * (2 if adjacency == "replace-one" else 1)
     events = [event for event in (planned.fine, planned.cells, planned.total) if event is not None]
     assert all(isinstance(event, DiscreteLaplace) and event.sensitivity == rows for event in events)
     assert planned.fine is not None
     assert planned.fine.count == 2 * 3  # the levels of two columns
-    costs = [event.count * rows / event.scale for event in events if isinstance(event, DiscreteLaplace)]
+    costs = [
+        event.count * rows / event.scale for event in events if isinstance(event, DiscreteLaplace)
+    ]
     assert sum(costs) == pytest.approx(1.0, rel=1e-9)
     assert sum(costs) <= 1.0
     assert costs[0] == pytest.approx(0.1, rel=1e-9)
@@ -105,18 +134,34 @@ def test_rows_and_cells_keep_skewed_numbers_under_bounds_that_are_far_too_wide()
     for bins in ("adaptive", 20):
         release = fit("amount", "group", bins=bins)
         rows, points = release.sample(40_000, seed=1).compute(), release.cells
-        quantiles = [abs(rows["amount"].quantile(share) - own["amount"].quantile(share)) / scale for share in (0.5, 0.75, 0.95)]
+        quantiles = [
+            abs(rows["amount"].quantile(share) - own["amount"].quantile(share)) / scale
+            for share in (0.5, 0.75, 0.95)
+        ]
         weighted = [
-            abs(quantile(points["amount"].to_numpy(), points["weight"].to_numpy(), share) - own["amount"].quantile(share)) / scale
+            abs(
+                quantile(points["amount"].to_numpy(), points["weight"].to_numpy(), share)
+                - own["amount"].quantile(share)
+            )
+            / scale
             for share in (0.5, 0.75, 0.95)
         ]
         errors[bins] = max(quantiles), max(weighted)
         if bins == "adaptive":
             assert abs((rows["amount"] == 0.0).mean() - (own["amount"] == 0.0).mean()) < 0.01
-            assert abs(rows["amount"].clip(upper=scale).mean() / own["amount"].clip(upper=scale).mean() - 1) < 0.02
+            assert (
+                abs(
+                    rows["amount"].clip(upper=scale).mean() / own["amount"].clip(upper=scale).mean()
+                    - 1
+                )
+                < 0.02
+            )
             mean = np.average(np.minimum(points["amount"], scale), weights=points["weight"])
             assert abs(mean / own["amount"].clip(upper=scale).mean() - 1) < 0.03
-            found, true = (frame[frame["amount"] > 0].groupby("group")["amount"].median() for frame in (rows, own))
+            found, true = (
+                frame[frame["amount"] > 0].groupby("group")["amount"].median()
+                for frame in (rows, own)
+            )
             assert (np.abs(found / true - 1) < 0.1).all()
     assert max(errors["adaptive"]) < 0.03
     assert min(errors[20]) > 0.5
@@ -125,8 +170,12 @@ def test_rows_and_cells_keep_skewed_numbers_under_bounds_that_are_far_too_wide()
 def test_slopes_from_points_that_follow_the_fine_cells_need_no_correction() -> None:
     rng = np.random.default_rng(5)
     x = rng.lognormal(1.0, 0.5, 60_000)
-    own = pd.DataFrame({"x": x, "y": 5.0 * x + rng.normal(0, 3.0, 60_000).clip(-9, 9) + 10.0}).clip(0, 100)
-    schema = dpdask.Schema.from_dict({"columns": {name: {**AMOUNT, "bounds": [0.0, 1000.0]} for name in own}})
+    own = pd.DataFrame({"x": x, "y": 5.0 * x + rng.normal(0, 3.0, 60_000).clip(-9, 9) + 10.0}).clip(
+        0, 100
+    )
+    schema = dpdask.Schema.from_dict(
+        {"columns": {name: {**AMOUNT, "bounds": [0.0, 1000.0]} for name in own}}
+    )
     release = dpdask.PerturbedHistogram(schema, epsilon=50.0, insecure_seed=1).fit(own)
     assert isinstance(release, dpdask.HistogramRelease)
     true = least_squares(WeightedSample.of_frame(own.assign(weight=1.0), "y", ["x"]))[1]
@@ -162,7 +211,10 @@ def test_more_columns_and_fewer_rows_have_fewer_cells() -> None:
     assert 50 <= alone <= 129
     assert 20 <= two["amount"] <= 45
     assert three["amount"] < two["amount"]
-    for release, n in ((fit("amount", "visits"), 40_000), (fit("amount", "visits", "group", n=8000), 8000)):
+    for release, n in (
+        (fit("amount", "visits"), 40_000),
+        (fit("amount", "visits", "group", n=8000), 8000),
+    ):
         cells_ = np.prod(list(sizes(release).values()))
         scale = release.noise.cells.scale  # type: ignore[union-attr]  # Laplace noise
         assert n / cells_ >= 3.0 * scale * np.log(cells_)
@@ -177,7 +229,11 @@ def test_a_column_that_is_nearly_constant_takes_no_cells_from_another() -> None:
 
 
 def test_rows_outside_the_largest_cell() -> None:
-    found = FoundBins(cuts=np.array([0.0, 1.0, 3.0]), edges=np.array([0.0, 1.0, 2.0, 3.0]), masses=np.array([50.0, 20.0, 10.0]))
+    found = FoundBins(
+        cuts=np.array([0.0, 1.0, 3.0]),
+        edges=np.array([0.0, 1.0, 2.0, 3.0]),
+        masses=np.array([50.0, 20.0, 10.0]),
+    )
     assert count_rest(found, 100.0) == 50.0
     assert count_rest(found, 200.0) == 80.0  # those at null and at atoms are 120
     assert count_rest(found, 80.0) == 30.0
@@ -188,7 +244,15 @@ def test_noise_without_rows_has_few_cells() -> None:
     for seed in range(5):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            release = fit("amount", "visits", "group", n=3, adjacency="add-remove", epsilon=0.1, insecure_seed=seed)
+            release = fit(
+                "amount",
+                "visits",
+                "group",
+                n=3,
+                adjacency="add-remove",
+                epsilon=0.1,
+                insecure_seed=seed,
+            )
         assert np.prod(list(sizes(release).values())) < 3000
 
 
@@ -207,7 +271,14 @@ def test_points_have_the_moments_of_the_fine_cells_and_lie_inside_their_cell() -
     planned = plan(Budget(epsilon=1.0), threshold="none")
     own = np.searchsorted(found.cuts[1:-1], x)
     weights = np.bincount(own).astype(np.int64)
-    histogram = NoisyHistogram(domain=Domain(names=("x",), sizes=(4,)), plan=planned, n_rows=None, cut=None, keys=np.arange(4), weights=weights)
+    histogram = NoisyHistogram(
+        domain=Domain(names=("x",), sizes=(4,)),
+        plan=planned,
+        n_rows=None,
+        cut=None,
+        keys=np.arange(4),
+        weights=weights,
+    )
     values, shares = spread(histogram, {"x": column}, 0, 4)
     points, pairs = np.asarray(values["x"]).reshape(4, 2), shares.reshape(4, 2)
     for cell in range(4):
@@ -215,11 +286,17 @@ def test_points_have_the_moments_of_the_fine_cells_and_lie_inside_their_cell() -
         assert masses[cell] == pytest.approx(found.masses[_within(found, cell)].sum())
         assert means[cell] == pytest.approx(inside.mean(), rel=0.01)
         assert deviations[cell] == pytest.approx(inside.std(), rel=0.01)
-        assert skewness[cell] == pytest.approx(((inside - inside.mean()) ** 3).mean() / inside.std() ** 3, abs=0.03)
+        assert skewness[cell] == pytest.approx(
+            ((inside - inside.mean()) ** 3).mean() / inside.std() ** 3, abs=0.03
+        )
         assert (found.cuts[cell] <= points[cell]).all()
         assert (points[cell] <= found.cuts[cell + 1]).all()
-        assert np.average(points[cell], weights=pairs[cell]) == pytest.approx(inside.mean(), rel=0.01)
-        assert np.sqrt(np.cov(points[cell], aweights=pairs[cell], ddof=0)) == pytest.approx(inside.std(), rel=0.02)
+        assert np.average(points[cell], weights=pairs[cell]) == pytest.approx(
+            inside.mean(), rel=0.01
+        )
+        assert np.sqrt(np.cov(points[cell], aweights=pairs[cell], ddof=0)) == pytest.approx(
+            inside.std(), rel=0.02
+        )
     assert np.asarray(centres(column)) == pytest.approx(means)
 
 
@@ -247,7 +324,9 @@ def test_a_saved_release_comes_back_and_its_card_names_the_found_cells(tmp_path:
     release.save(str(tmp_path / "saved"))
     again = dpdask.HistogramRelease.load(str(tmp_path / "saved"))
     pd.testing.assert_frame_equal(again.cells, release.cells)
-    pd.testing.assert_frame_equal(again.sample(500, seed=2).compute(), release.sample(500, seed=2).compute())
+    pd.testing.assert_frame_equal(
+        again.sample(500, seed=2).compute(), release.sample(500, seed=2).compute()
+    )
     mechanism, accounting = release.card["mechanism"], release.card["accounting"]
     assert mechanism["found"] == ["amount"]
     assert mechanism["points"] == "spread"
@@ -259,11 +338,19 @@ def test_a_saved_release_comes_back_and_its_card_names_the_found_cells(tmp_path:
 
 def test_a_job_finds_cells_by_default(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    pq.write_table(pa.Table.from_pandas(table()[["amount", "group"]]), tmp_path / "in" / "part.parquet")
+    pq.write_table(
+        pa.Table.from_pandas(table()[["amount", "group"]]), tmp_path / "in" / "part.parquet"
+    )
     schema = {name: COLUMNS[name] for name in ("amount", "group")}
     run_here(
         write_job(
-            tmp_path / "job", tmp_path / "in", tmp_path / "out", schema=schema, mechanism={"kind": "histogram"}, privacy__epsilon=1.0, insecure_seed=1
+            tmp_path / "job",
+            tmp_path / "in",
+            tmp_path / "out",
+            schema=schema,
+            mechanism={"kind": "histogram"},
+            privacy__epsilon=1.0,
+            insecure_seed=1,
         )
     )
     card = json.loads((tmp_path / "out" / "_dpdask" / "release.json").read_text())
@@ -286,12 +373,18 @@ def test_kept_noise_of_either_round_is_loaded_and_never_drawn_again(tmp_path: Pa
 
 def test_a_sparse_histogram_has_found_cells_too(tmp_path: Path) -> None:
     """Few of its 10⁸ cells are drawn; one column's cells are found."""
-    columns = {"amount": AMOUNT, "visits": {**COLUMNS["visits"], "bounds": [0, 30_000]}, "fine": {**AMOUNT, "bounds": [0.0, 1.0]}}
+    columns = {
+        "amount": AMOUNT,
+        "visits": {**COLUMNS["visits"], "bounds": [0, 30_000]},
+        "fine": {**AMOUNT, "bounds": [0.0, 1.0]},
+    }
     own = table().assign(fine=lambda each: each["visits"] / 40.0).drop(columns=["who", "group"])
     schema = dpdask.Schema.from_dict({"columns": columns})
     bins = {"visits": 30_000, "fine": 2000}
     with pytest.warns(UserWarning, match="few cells stand out"):
-        release = dpdask.PerturbedHistogram(schema, epsilon=8.0, factor=3.0, bins=bins, insecure_seed=1).fit(own)
+        release = dpdask.PerturbedHistogram(
+            schema, epsilon=8.0, factor=3.0, bins=bins, insecure_seed=1
+        ).fit(own)
     assert isinstance(release, dpdask.HistogramRelease)
     assert sizes(release)["visits"] == 30_000
     assert sizes(release)["amount"] <= 3  # the others' cells leave room for no more
@@ -301,7 +394,13 @@ def test_a_sparse_histogram_has_found_cells_too(tmp_path: Path) -> None:
 
 def test_a_histogram_that_is_too_large_is_refused_before_the_charge(tmp_path: Path) -> None:
     schema = dpdask.Schema.from_dict(
-        {"columns": {"amount": AMOUNT, "fine": {**AMOUNT, "bounds": [0.0, 1.0]}, "more": {**AMOUNT, "bounds": [0.0, 1.0]}}}
+        {
+            "columns": {
+                "amount": AMOUNT,
+                "fine": {**AMOUNT, "bounds": [0.0, 1.0]},
+                "more": {**AMOUNT, "bounds": [0.0, 1.0]},
+            }
+        }
     )
     bins = {"fine": 30_000, "more": 30_000}
     own = pd.DataFrame({"amount": [1.0, 2.0], "fine": 0.5, "more": 0.5})
@@ -310,7 +409,12 @@ def test_a_histogram_that_is_too_large_is_refused_before_the_charge(tmp_path: Pa
     with pytest.raises(SpecError, match="of which noise alone would raise"):
         fit_frame(mechanism, own, tmp_path / "few", lambda: charged.append(1))
     with pytest.raises(SpecError, match="noise can be drawn for at most"):
-        fit_frame(dpdask.PerturbedHistogram(schema, epsilon=1.0, bins=bins, threshold="none").mechanism, own, tmp_path, lambda: charged.append(1))
+        fit_frame(
+            dpdask.PerturbedHistogram(schema, epsilon=1.0, bins=bins, threshold="none").mechanism,
+            own,
+            tmp_path,
+            lambda: charged.append(1),
+        )
     assert charged == []
 
 
@@ -322,18 +426,31 @@ def test_a_plan_tells_of_the_search_and_of_cells_that_are_too_fine_or_too_coarse
     assert planned.stages[0].startswith(
         "search: read all privatised columns once; count amount in fine cells, add noise, cut each into about 64 cells"
     )
-    assert planned.stages[1] == "tabulate: read 2 columns once; count their joint histogram, merged in a tree"
+    assert (
+        planned.stages[1]
+        == "tabulate: read 2 columns once; count their joint histogram, merged in a tree"
+    )
     assert planned.expectations[0].startswith("a count of a cell is off by at most ")
     assert planned.expectations[-1].startswith("amount: quantiles can be estimated")
     assert planned.warnings == ()
     coarse = estimator("amount", "visits", bins=9).plan(table())
     assert "amount, visits: cells are up to 11 % of the bounds wide" in coarse.expectations[1]
-    assert not any("of the bounds wide" in each for each in estimator("amount", bins=20).plan(table()).expectations)
-    assert not any("of the bounds wide" in each for each in estimator("amount", bins={"amount": [0.0, 5.0]}).plan(table()).expectations)
+    assert not any(
+        "of the bounds wide" in each
+        for each in estimator("amount", bins=20).plan(table()).expectations
+    )
+    assert not any(
+        "of the bounds wide" in each
+        for each in estimator("amount", bins={"amount": [0.0, 5.0]}).plan(table()).expectations
+    )
     few = estimator("amount", "visits", "group").plan(table(60))
     assert "few cells stand out" in few.warnings[0]
-    tables = dpdask.Marginals(estimator("amount").schema, epsilon=1.0, cliques=[["amount"]], bins=5).plan(table())
-    assert any("amount: cells are up to 20 % of the bounds wide" in each for each in tables.expectations)
+    tables = dpdask.Marginals(
+        estimator("amount").schema, epsilon=1.0, cliques=[["amount"]], bins=5
+    ).plan(table())
+    assert any(
+        "amount: cells are up to 20 % of the bounds wide" in each for each in tables.expectations
+    )
 
 
 def test_the_share_of_fine_counts_is_a_fraction_of_the_scales() -> None:

@@ -27,7 +27,16 @@ TOWN = LevelCodec(name="town", levels=pa.array(["A", "B"]), ordered=False)
 
 
 def floats(name: str = "x", **changes: Any) -> ValueCodec:
-    return ValueCodec(**{"name": name, "type": pa.float64(), "bounds": (0.0, 1.0), "atoms": (), "nulls": False, **changes})
+    return ValueCodec(
+        **{
+            "name": name,
+            "type": pa.float64(),
+            "bounds": (0.0, 1.0),
+            "atoms": (),
+            "nulls": False,
+            **changes,
+        }
+    )
 
 
 def released(table: Any, columns: dict[str, Cells]) -> NoisyHistogram:
@@ -37,13 +46,17 @@ def released(table: Any, columns: dict[str, Cells]) -> NoisyHistogram:
     keys = np.flatnonzero(weights)
     domain = Domain(names=tuple(columns), sizes=weights.shape)
     planned = plan(Budget(epsilon=1.0), threshold="none")
-    return NoisyHistogram(domain=domain, plan=planned, n_rows=10.0, cut=None, keys=keys, weights=weights.ravel()[keys])
+    return NoisyHistogram(
+        domain=domain, plan=planned, n_rows=10.0, cut=None, keys=keys, weights=weights.ravel()[keys]
+    )
 
 
 def points(table: Any, columns: dict[str, Cells]) -> pd.DataFrame:
     given = released(table, columns)
     values, weights = spread(given, columns, 0, len(given.keys))
-    return pd.DataFrame({name: array.to_pandas() for name, array in values.items()}).assign(weight=weights)
+    return pd.DataFrame({name: array.to_pandas() for name, array in values.items()}).assign(
+        weight=weights
+    )
 
 
 def test_two_points_have_the_moments_of_the_formula():
@@ -51,10 +64,15 @@ def test_two_points_have_the_moments_of_the_formula():
     found = points(n, {"x": cells(floats(), 6)})
     h = 1 / 6
     centre = (np.arange(6) + 0.5) * h
-    assert found["x"].to_numpy() == pytest.approx(np.repeat(centre, 2) + np.tile([-1, 1], 6) * h / math.sqrt(12))
+    assert found["x"].to_numpy() == pytest.approx(
+        np.repeat(centre, 2) + np.tile([-1, 1], 6) * h / math.sqrt(12)
+    )
     pairs = found["weight"].to_numpy().reshape(6, 2)
     assert pairs.sum(axis=1) == pytest.approx(n)
-    slopes = np.array([-3 * 10 + 4 * 40 - 90, 90 - 10, 70 - 40, 60 - 90, -3 - 70, 3 * -3 - 4 * 60 + 70]) / 24
+    slopes = (
+        np.array([-3 * 10 + 4 * 40 - 90, 90 - 10, 70 - 40, 60 - 90, -3 - 70, 3 * -3 - 4 * 60 + 70])
+        / 24
+    )
     share = np.clip(slopes * math.sqrt(12) / n, -1, 1)
     assert (np.abs(share) == 1).sum() == 1  # the last
     assert pairs[:, 1] - pairs[:, 0] == pytest.approx(share * n)
@@ -65,22 +83,32 @@ def test_two_points_have_the_moments_of_the_formula():
 def test_the_moments_of_a_parabola_are_its_own(distribution: tuple[float, ...]):
     density = np.polynomial.Polynomial(distribution)
     n = 1e12 / density.integ()(1.0)
-    counts = np.rint([n * (density.integ()(b) - density.integ()(a)) for a, b in pairwise(np.arange(11) / 10)])
+    counts = np.rint(
+        [n * (density.integ()(b) - density.integ()(a)) for a, b in pairwise(np.arange(11) / 10)]
+    )
     found = points(counts, {"x": cells(floats(), 10)})
     mean, second = (float((found["weight"] * found["x"] ** k).sum()) / 1e12 for k in (1, 2))
-    own = [(density * np.polynomial.Polynomial([0] * k + [1])).integ()(1.0) * n / 1e12 for k in (1, 2)]
+    own = [
+        (density * np.polynomial.Polynomial([0] * k + [1])).integ()(1.0) * n / 1e12 for k in (1, 2)
+    ]
     assert mean == pytest.approx(own[0], abs=1e-9)
-    assert second == pytest.approx(own[1], abs=1e-4)  # a centre's is off by h²/12 times what the density falls off at the ends
+    assert second == pytest.approx(
+        own[1], abs=1e-4
+    )  # a centre's is off by h²/12 times what the density falls off at the ends
 
 
 def test_cells_of_other_widths_follow_the_density_too():
     column = cells(floats(), [0.0, 0.1, 0.3, 0.35, 0.7])
     edges = column.edges
-    counts = np.rint(1e12 * (edges[1:] ** 2 - edges[:-1] ** 2))  # density 2x: its slope is 2 everywhere
+    counts = np.rint(
+        1e12 * (edges[1:] ** 2 - edges[:-1] ** 2)
+    )  # density 2x: its slope is 2 everywhere
     found = points(counts, {"x": column})
     assert float((found["weight"] * found["x"]).sum()) / 1e12 == pytest.approx(2 / 3, abs=1e-9)
     two = points([300, 100], {"x": cells(floats(), 2)})
-    assert float((two["weight"] * two["x"]).sum()) / 400 == pytest.approx(0.375 - 2 * 200 / 12 / 2 / 400)
+    assert float((two["weight"] * two["x"]).sum()) / 400 == pytest.approx(
+        0.375 - 2 * 200 / 12 / 2 / 400
+    )
     one = points([8], {"x": cells(floats(), 1)})
     assert one["weight"].tolist() == [4, 4]
     assert one["x"].tolist() == pytest.approx([0.5 - 1 / math.sqrt(12), 0.5 + 1 / math.sqrt(12)])
@@ -92,13 +120,30 @@ def test_levels_atoms_nulls_and_whole_numbers_keep_their_values():
     assert found["x"].isna().tolist() == [True] * 2 + [False] * 12
     assert found["x"].tolist()[2:6] == [0.0, 0.0, 0.5, 0.5]
     assert (found["weight"] == 3).all()
-    whole = cells(ValueCodec(name="n", type=pa.int32(), bounds=(1.0, 9.0), atoms=(5.0,), nulls=False), [1.0, 2.0, 5.0])
+    whole = cells(
+        ValueCodec(name="n", type=pa.int32(), bounds=(1.0, 9.0), atoms=(5.0,), nulls=False),
+        [1.0, 2.0, 5.0],
+    )
     given = points(np.full(whole.size, 2), {"n": whole})
-    for values in (np.array([5.0]), np.array([1.0]), np.array([2.0, 3.0, 4.0]), np.array([6.0, 7.0, 8.0, 9.0])):
+    for values in (
+        np.array([5.0]),
+        np.array([1.0]),
+        np.array([2.0, 3.0, 4.0]),
+        np.array([6.0, 7.0, 8.0, 9.0]),
+    ):
         pair = given["n"][np.abs(given["n"] - values.mean()) <= values.std() + 1e-9]
-        assert sorted(pair) == pytest.approx([values.mean() - values.std(), values.mean() + values.std()])
-    days = cells(ValueCodec(name="day", type=pa.date32(), bounds=(0.0, 19.0), atoms=(), nulls=True), 2)
-    assert [str(day) for day in points([0, 2, 2], {"day": days})["day"]] == ["1970-01-03", "1970-01-08", "1970-01-13", "1970-01-18"]
+        assert sorted(pair) == pytest.approx(
+            [values.mean() - values.std(), values.mean() + values.std()]
+        )
+    days = cells(
+        ValueCodec(name="day", type=pa.date32(), bounds=(0.0, 19.0), atoms=(), nulls=True), 2
+    )
+    assert [str(day) for day in points([0, 2, 2], {"day": days})["day"]] == [
+        "1970-01-03",
+        "1970-01-08",
+        "1970-01-13",
+        "1970-01-18",
+    ]
 
 
 def test_columns_multiply_and_neighbours_share_all_other_columns():
@@ -116,7 +161,9 @@ def test_columns_multiply_and_neighbours_share_all_other_columns():
             alone = points(table[i, j], {"y": columns["y"]})
             low, high = i / 3, (i + 1) / 3
             here = whole[(whole["town"] == town) & whole["x"].between(low, high)]
-            assert here.groupby("y")["weight"].sum().to_numpy() == pytest.approx(alone["weight"].to_numpy())
+            assert here.groupby("y")["weight"].sum().to_numpy() == pytest.approx(
+                alone["weight"].to_numpy()
+            )
 
 
 def test_a_part_is_what_the_whole_has_there():
@@ -141,10 +188,14 @@ def test_least_squares_is_no_longer_attenuated():
     given = released(table, columns)
     frame = points(table, columns)
     codes = given.codes_at(0, len(given.keys))
-    values = {name: centres(column).take(pa.array(code)) for (name, column), code in zip(columns.items(), codes, strict=True)}
+    values = {
+        name: centres(column).take(pa.array(code))
+        for (name, column), code in zip(columns.items(), codes, strict=True)
+    }
     centre = pd.DataFrame({**values, "weight": given.weights})
     true, spread_, centred = (
-        least_squares(WeightedSample.of_frame(f, "y", ["x"]))[1] for f in (pd.DataFrame({"x": x, "y": y, "weight": 1.0}), frame, centre)
+        least_squares(WeightedSample.of_frame(f, "y", ["x"]))[1]
+        for f in (pd.DataFrame({"x": x, "y": y, "weight": 1.0}), frame, centre)
     )
     assert centred / true == pytest.approx(1 / (1 + bins**-2 / 12 / x.var()), abs=0.005)
     assert abs(centred / true - 1) > 0.03
@@ -152,11 +203,26 @@ def test_least_squares_is_no_longer_attenuated():
 
 
 def test_extreme_cells_have_finite_points_within_them_and_no_warning():
-    types = {"float64": ((-(2.0**1020), 2.0**1020), (1e300, math.nextafter(1e300, math.inf)), (0.0, 2.3e-308), (1.0, math.nextafter(1.0, 2.0)))}
-    types |= {name: ((0.0, most), (-most, most)) for name in ("float16", "float32") if (most := float(np.finfo(name).max))}
+    types = {
+        "float64": (
+            (-(2.0**1020), 2.0**1020),
+            (1e300, math.nextafter(1e300, math.inf)),
+            (0.0, 2.3e-308),
+            (1.0, math.nextafter(1.0, 2.0)),
+        )
+    }
+    types |= {
+        name: ((0.0, most), (-most, most))
+        for name in ("float16", "float32")
+        if (most := float(np.finfo(name).max))
+    }
     for name, bounds in ((name, bounds) for name, several in types.items() for bounds in several):
         grid = make_grid(floats(type=pa.type_for_alias(name), bounds=bounds))
-        found = FoundBins(cuts=grid.edges[[0, *range(1, len(grid.edges) - 1, 500), -1]], edges=grid.edges, masses=np.ones(len(grid.edges) - 1))
+        found = FoundBins(
+            cuts=grid.edges[[0, *range(1, len(grid.edges) - 1, 500), -1]],
+            edges=grid.edges,
+            masses=np.ones(len(grid.edges) - 1),
+        )
         for bins in (2, 20, found):
             column = cells(grid.codec, bins)
             with warnings.catch_warnings(action="error"):

@@ -43,20 +43,54 @@ TINY = 1e-6  # the chance that a right mechanism fails a test
 DESIGNS: dict[str, dict[str, Any]] = {
     "case1": {"design": "case1", "anchors": {"name": "logistic", "scale": 2}},
     "case2": {"design": "case2", "anchors": {"name": "uniform", "loc": -3, "scale": 6}},
-    "canonical": {"design": "canonical", "n_anchors": 4, "anchors": WIDE, "acceptable": [[-0.2, 0.3], [1.0, 1.2]]},
+    "canonical": {
+        "design": "canonical",
+        "n_anchors": 4,
+        "anchors": WIDE,
+        "acceptable": [[-0.2, 0.3], [1.0, 1.2]],
+    },
     "exact ranges": {"design": "canonical", "n_anchors": 2, "anchors": WIDE, "exact_ranges": [2]},
     "ring": {"design": "ring", "anchors": WIDE},
     "at least": {"design": "canonical", "n_anchors": 3, "at_least": 0.15, "reference": N01},
     "ring at least": {"design": "ring", "at_least": 0.3, "reference": N01},
     "optimal": {"design": "case1", "anchors": {"optimal_for": "mean", "reference": N01}},
-    "covering": {"design": "case2", "anchors": {"coverage": 0.4, "family": {"name": "logistic"}}, "reference": N01},
-    "progressive": {"design": "progressive", "anchors": WIDE, "tau": 0.2, "reference": N01, "rounds": 5},
-    "own tau": {"design": "progressive", "anchors": WIDE, "tau": {"name": "beta", "a": 2, "b": 5}, "reference": N01},
-    "published progressive": {"design": "progressive", "anchors": WIDE, "tau": 0.2, "reference": N01, "stop": "own"},
-    "selective": {"design": "selective", "of": {"design": "case2", "anchors": WIDE}, "tau": 0.5, "reference": N01},
+    "covering": {
+        "design": "case2",
+        "anchors": {"coverage": 0.4, "family": {"name": "logistic"}},
+        "reference": N01,
+    },
+    "progressive": {
+        "design": "progressive",
+        "anchors": WIDE,
+        "tau": 0.2,
+        "reference": N01,
+        "rounds": 5,
+    },
+    "own tau": {
+        "design": "progressive",
+        "anchors": WIDE,
+        "tau": {"name": "beta", "a": 2, "b": 5},
+        "reference": N01,
+    },
+    "published progressive": {
+        "design": "progressive",
+        "anchors": WIDE,
+        "tau": 0.2,
+        "reference": N01,
+        "stop": "own",
+    },
+    "selective": {
+        "design": "selective",
+        "of": {"design": "case2", "anchors": WIDE},
+        "tau": 0.5,
+        "reference": N01,
+    },
     "ensemble": {
         "design": "ensemble",
-        "of": [{"design": "case1", "anchors": N01}, {"design": "canonical", "n_anchors": 2, "anchors": WIDE, "acceptable": [[0.0, 1.0]]}],
+        "of": [
+            {"design": "case1", "anchors": N01},
+            {"design": "canonical", "n_anchors": 2, "anchors": WIDE, "acceptable": [[0.0, 1.0]]},
+        ],
     },
 }
 ACCEPTABLE = {"canonical": ((-0.2, 0.3), (1.0, 1.2)), "ensemble": ((0.0, 1.0),)}
@@ -79,7 +113,11 @@ every_design = pytest.mark.parametrize("name", list(DESIGNS))
 
 
 def run(made: RangeRandomiser, values: np.ndarray, fragment: str = "a") -> Ranges:
-    return made.randomise(values, np.zeros(len(values), dtype=bool), stream(RunKey.insecure(3), "interval/income", fragment))
+    return made.randomise(
+        values,
+        np.zeros(len(values), dtype=bool),
+        stream(RunKey.insecure(3), "interval/income", fragment),
+    )
 
 
 def normal(n: int, seed: int = 0) -> np.ndarray:
@@ -90,7 +128,10 @@ def normal(n: int, seed: int = 0) -> np.ndarray:
 
 
 @every_design
-@given(values=st.lists(st.floats(-(2.0**1021), 2.0**1021), min_size=1, max_size=20), fragment=st.text(max_size=3))
+@given(
+    values=st.lists(st.floats(-(2.0**1021), 2.0**1021), min_size=1, max_size=20),
+    fragment=st.text(max_size=3),
+)
 @settings(max_examples=40)
 def test_a_range_contains_its_value(name, values, fragment):
     released = run(designed(name), np.array(values), fragment)
@@ -114,9 +155,20 @@ def test_a_value_at_an_anchor_lies_left_of_it(name, end):
 
 
 def test_containment_is_looked_at():
-    lower, upper = np.array([0.0, 0.0, 2.0, 2.0, 2.0, 1.0, 1.0]), np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    lower, upper = (
+        np.array([0.0, 0.0, 2.0, 2.0, 2.0, 1.0, 1.0]),
+        np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+    )
     ranges = Ranges(lower=lower, upper=upper, is_null=np.zeros(7, dtype=bool))
-    assert held_by(ranges, np.array([0.0, 1.0, 1.0, 1.5, 2.5, 1.0, 0.5])).tolist() == [False, True, True, False, True, True, False]
+    assert held_by(ranges, np.array([0.0, 1.0, 1.0, 1.5, 2.5, 1.0, 0.5])).tolist() == [
+        False,
+        True,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_exact_values_are_those_of_the_acceptable_set():
@@ -138,9 +190,18 @@ def test_the_two_ranges_of_a_ring():
     assert np.isfinite(released.upper).all()
     assert 0.3 < outer.mean() < 0.8
     assert ((values <= released.upper) | (values > released.lower))[outer].all()
-    point = Partition(**{**fields(designed("ring").step), "distribution": type(designed("ring").step.distribution)(np.ones(2), np.array([0.0, 1.0]))})
+    point = Partition(
+        **{
+            **fields(designed("ring").step),
+            "distribution": type(designed("ring").step.distribution)(
+                np.ones(2), np.array([0.0, 1.0])
+            ),
+        }
+    )
     lower, upper = point.ranges(np.array([0.0, 1.0, 2.0]), np.zeros((3, 2), dtype=np.uint64))
-    assert lower.tolist() == [-np.inf] * 3  # two anchors in one place: the outer range is the whole line, no exact value
+    assert (
+        lower.tolist() == [-np.inf] * 3
+    )  # two anchors in one place: the outer range is the whole line, no exact value
     assert upper.tolist() == [np.inf] * 3
 
 
@@ -151,7 +212,9 @@ def fields(step: Any) -> dict[str, Any]:
 # nothing but the range (Definition 1)
 
 
-def places(released: Ranges, values: np.ndarray, accepted: tuple[tuple[float, float], ...] = ()) -> np.ndarray:
+def places(
+    released: Ranges, values: np.ndarray, accepted: tuple[tuple[float, float], ...] = ()
+) -> np.ndarray:
     """Where inside its range each value lies, in probability of the prior: even on (0, 1) if the range tells nothing else."""
 
     def mass(u: np.ndarray) -> np.ndarray:
@@ -163,21 +226,33 @@ def places(released: Ranges, values: np.ndarray, accepted: tuple[tuple[float, fl
     low, high, at = mass(released.lower), mass(released.upper), mass(values)
     wraps = released.lower > released.upper
     whole = np.where(wraps, mass(np.array(np.inf)) - low + high, high - low)
-    place = np.where(wraps & (values <= released.upper), mass(np.array(np.inf)) - low + at, at - low)
+    place = np.where(
+        wraps & (values <= released.upper), mass(np.array(np.inf)) - low + at, at - low
+    )
     told = released.lower == released.upper
     return (place / np.where(told, 1.0, whole))[~told]
 
 
-def tells_more(released: Ranges, values: np.ndarray, accepted: tuple[tuple[float, float], ...] = ()) -> bool:
+def tells_more(
+    released: Ranges, values: np.ndarray, accepted: tuple[tuple[float, float], ...] = ()
+) -> bool:
     """Whether places inside the ranges are not even: overall, about the middle, and among narrow, medium and wide ranges."""
     found = places(released, values, accepted)
     ranges = Ranges(lower=released.lower, upper=released.upper, is_null=released.is_null)
-    widths = coverages(ranges, ScipyDistribution(name="norm"), acceptable=accepted)[released.lower != released.upper]
-    groups = [found, np.abs(2 * found - 1), *(found[part] for part in np.array_split(np.argsort(widths, kind="stable"), 3))]
+    widths = coverages(ranges, ScipyDistribution(name="norm"), acceptable=accepted)[
+        released.lower != released.upper
+    ]
+    groups = [
+        found,
+        np.abs(2 * found - 1),
+        *(found[part] for part in np.array_split(np.argsort(widths, kind="stable"), 3)),
+    ]
     return min(stats.kstest(group, "uniform").pvalue for group in groups) < TINY
 
 
-private_designs = pytest.mark.parametrize("name", [name for name in DESIGNS if name not in ("published progressive", "selective")])
+private_designs = pytest.mark.parametrize(
+    "name", [name for name in DESIGNS if name not in ("published progressive", "selective")]
+)
 
 
 @private_designs
@@ -190,7 +265,9 @@ def test_a_released_range_of_a_selective_design_tells_nothing_else():
     values = normal(100_000)
     released = run(designed("selective"), values)
     shown = np.isfinite(released.lower) | np.isfinite(released.upper)
-    part = Ranges(lower=released.lower[shown], upper=released.upper[shown], is_null=released.is_null[shown])
+    part = Ranges(
+        lower=released.lower[shown], upper=released.upper[shown], is_null=released.is_null[shown]
+    )
     assert not tells_more(part, values[shown])
 
 
@@ -199,15 +276,26 @@ def test_cheating_mechanisms_are_found_out():
     values, rng = normal(60_000), np.random.default_rng(1)
     none = np.zeros(len(values), dtype=bool)
     ends = np.sort(rng.normal(size=(2, len(values))) * 2, axis=0)
-    near = Ranges(lower=values - rng.exponential(size=len(values)), upper=values + 0.5 * rng.exponential(size=len(values)), is_null=none)
+    near = Ranges(
+        lower=values - rng.exponential(size=len(values)),
+        upper=values + 0.5 * rng.exponential(size=len(values)),
+        is_null=none,
+    )
     assert tells_more(near, values)
     nudged = np.where(rng.random(len(values)) < 0.05, values + 0.01, ends[0])
     assert tells_more(
-        Ranges(lower=np.where(values <= nudged, -np.inf, nudged), upper=np.where(values <= nudged, nudged, np.inf), is_null=none), values
+        Ranges(
+            lower=np.where(values <= nudged, -np.inf, nudged),
+            upper=np.where(values <= nudged, nudged, np.inf),
+            is_null=none,
+        ),
+        values,
     )
     assert tells_more(run(designed("canonical"), values), values)
     assert tells_more(run(designed("published progressive"), values), values)
-    assert "interval privacy does not hold" in describe_unprotected(document(DESIGNS["published progressive"]))
+    assert "interval privacy does not hold" in describe_unprotected(
+        document(DESIGNS["published progressive"])
+    )
 
 
 # coverage
@@ -216,26 +304,50 @@ def test_cheating_mechanisms_are_found_out():
 @every_design
 def test_the_expected_coverage_is_that_of_many_rows(name):
     made, values = designed(name), normal(100_000, seed=5)
-    found = coverages(run(made, values), ScipyDistribution(name="norm"), acceptable=ACCEPTABLE.get(name, ()))
-    assert coverage(made, ScipyDistribution(name="norm")) == pytest.approx(found.mean(), abs=0.002 + 5 * found.std() / np.sqrt(len(values)))
+    found = coverages(
+        run(made, values), ScipyDistribution(name="norm"), acceptable=ACCEPTABLE.get(name, ())
+    )
+    assert coverage(made, ScipyDistribution(name="norm")) == pytest.approx(
+        found.mean(), abs=0.002 + 5 * found.std() / np.sqrt(len(values))
+    )
     assert ((found >= 0) & (found <= 1)).all()
 
 
 def test_overlapping_acceptable_intervals_are_taken_out_once():
-    whole = Ranges(lower=np.array([0.0, -np.inf, 0.3]), upper=np.array([1.0, np.inf, 0.3]), is_null=np.zeros(3, dtype=bool))
+    whole = Ranges(
+        lower=np.array([0.0, -np.inf, 0.3]),
+        upper=np.array([1.0, np.inf, 0.3]),
+        is_null=np.zeros(3, dtype=bool),
+    )
     uniform = ScipyDistribution(name="uniform")
-    assert coverages(whole, uniform, acceptable=((0.4, 0.6), (0.1, 0.5), (0.2, 0.3))) == pytest.approx([0.5, 0.5, 0.0])
-    parts = [{"design": "canonical", "n_anchors": 1, "anchors": WIDE, "acceptable": [ends]} for ends in ([0.1, 0.5], [0.4, 0.6])]
+    assert coverages(
+        whole, uniform, acceptable=((0.4, 0.6), (0.1, 0.5), (0.2, 0.3))
+    ) == pytest.approx([0.5, 0.5, 0.0])
+    parts = [
+        {"design": "canonical", "n_anchors": 1, "anchors": WIDE, "acceptable": [ends]}
+        for ends in ([0.1, 0.5], [0.4, 0.6])
+    ]
     made = mechanism({"design": "ensemble", "of": parts})
     assert compute_released_coverages(made, whole, uniform) == pytest.approx([0.5, 0.5, 0.0])
-    with pytest.raises(SpecError, match=r"reference of column 'income': .*no distribution 'unifrom'"):
+    with pytest.raises(
+        SpecError, match=r"reference of column 'income': .*no distribution 'unifrom'"
+    ):
         compute_released_coverages(made, whole, ScipyDistribution(name="unifrom"))
 
 
 def test_individual_coverages_by_hand():
-    lower, upper = np.array([-np.inf, 0.25, 0.5, 0.75, -np.inf]), np.array([0.25, 0.75, 0.5, 0.25, np.inf])
+    lower, upper = (
+        np.array([-np.inf, 0.25, 0.5, 0.75, -np.inf]),
+        np.array([0.25, 0.75, 0.5, 0.25, np.inf]),
+    )
     ranges = Ranges(lower=lower, upper=upper, is_null=np.zeros(5, dtype=bool))
-    assert coverages(ranges, ScipyDistribution(name="uniform")).tolist() == [0.25, 0.5, 0.0, 0.5, 1.0]
+    assert coverages(ranges, ScipyDistribution(name="uniform")).tolist() == [
+        0.25,
+        0.5,
+        0.0,
+        0.5,
+        1.0,
+    ]
 
 
 def test_the_published_figures_of_coverage():
@@ -243,11 +355,17 @@ def test_the_published_figures_of_coverage():
     standard = mechanism({"design": "case1", "anchors": {"name": "logistic"}})
     assert 1 - coverage(standard, ScipyDistribution(name="norm")) == pytest.approx(0.25, abs=0.03)
     half = 2 * 100 ** (1 / 3)
-    moments = mechanism({"design": "case1", "anchors": {"name": "uniform", "loc": -half, "scale": 2 * half}})
-    assert coverage(moments, ScipyDistribution(name="norm", loc=0.5)) == pytest.approx(0.95, abs=0.02)
+    moments = mechanism(
+        {"design": "case1", "anchors": {"name": "uniform", "loc": -half, "scale": 2 * half}}
+    )
+    assert coverage(moments, ScipyDistribution(name="norm", loc=0.5)) == pytest.approx(
+        0.95, abs=0.02
+    )
     wide = {"name": "logistic", "scale": 5}
     regression = mechanism({"design": "case1", "anchors": wide})
-    assert coverage(regression, ScipyDistribution(name="norm", scale=2**0.5)) == pytest.approx(0.9, abs=0.04)
+    assert coverage(regression, ScipyDistribution(name="norm", scale=2**0.5)) == pytest.approx(
+        0.9, abs=0.04
+    )
 
 
 def test_the_coverage_of_the_uniform_case_in_closed_form():
@@ -259,7 +377,9 @@ def test_the_coverage_of_the_uniform_case_in_closed_form():
     law = stats.beta(2, 3)
     expected, _ = integrate.quad(lambda u: law.cdf(u) ** 2 + law.sf(u) ** 2, 0, 1)
     one = mechanism({"design": "case1", "anchors": {"name": "uniform"}})
-    assert coverage(one, ScipyDistribution(name="beta", a=2, b=3)) == pytest.approx(expected, abs=2e-3)
+    assert coverage(one, ScipyDistribution(name="beta", a=2, b=3)) == pytest.approx(
+        expected, abs=2e-3
+    )
 
 
 def test_leakages_of_an_ensemble_add_at_most():
@@ -267,25 +387,53 @@ def test_leakages_of_an_ensemble_add_at_most():
     leakages = [1 - coverage(mechanism(part), ScipyDistribution(name="norm")) for part in parts]
     together = 1 - coverage(designed("ensemble"), ScipyDistribution(name="norm"))
     assert max(leakages) < together <= sum(leakages) + 0.003
-    disjoint = {"design": "ensemble", "of": [{"design": "case1", "anchors": {"name": "norm", "loc": at, "scale": 0.01}} for at in (-2, 2)]}
-    apart = [1 - coverage(mechanism(part), ScipyDistribution(name="norm")) for part in disjoint["of"]]
-    assert 1 - coverage(mechanism(disjoint), ScipyDistribution(name="norm")) == pytest.approx(sum(apart), abs=0.006)  # the bound is nearly met
+    disjoint = {
+        "design": "ensemble",
+        "of": [
+            {"design": "case1", "anchors": {"name": "norm", "loc": at, "scale": 0.01}}
+            for at in (-2, 2)
+        ],
+    }
+    apart = [
+        1 - coverage(mechanism(part), ScipyDistribution(name="norm")) for part in disjoint["of"]
+    ]
+    assert 1 - coverage(mechanism(disjoint), ScipyDistribution(name="norm")) == pytest.approx(
+        sum(apart), abs=0.006
+    )  # the bound is nearly met
 
 
 # what single designs promise
 
 
-@pytest.mark.parametrize(("name", "least"), [("at least", 0.15), ("ring at least", 0.3), ("progressive", 0.2)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("at least", 0.15), ("ring at least", 0.3), ("progressive", 0.2)]
+)
 def test_no_range_is_below_its_tau(name, least):
     found = coverages(run(designed(name), normal(50_000)), ScipyDistribution(name="norm"))
     assert least <= found.min() < least + 0.01  # and ranges go down to it
 
 
 def test_progressive_rounds_narrow_further():
-    covered = [coverage(mechanism({**DESIGNS["progressive"], "tau": 0.05, "rounds": rounds}), ScipyDistribution(name="norm")) for rounds in (1, 2, 5)]
+    covered = [
+        coverage(
+            mechanism({**DESIGNS["progressive"], "tau": 0.05, "rounds": rounds}),
+            ScipyDistribution(name="norm"),
+        )
+        for rounds in (1, 2, 5)
+    ]
     assert covered[0] > covered[1] + 0.02 > covered[2] + 0.03
-    assert coverage(mechanism({**DESIGNS["progressive"], "tau": 0.6}), ScipyDistribution(name="norm")) == 1.0  # two ranges of 0.6 do not exist
-    bounded = mechanism({**DESIGNS["progressive"], "anchors": {"name": "uniform", "loc": -3, "scale": 6}, "tau": 0.0, "rounds": 40})
+    assert (
+        coverage(mechanism({**DESIGNS["progressive"], "tau": 0.6}), ScipyDistribution(name="norm"))
+        == 1.0
+    )  # two ranges of 0.6 do not exist
+    bounded = mechanism(
+        {
+            **DESIGNS["progressive"],
+            "anchors": {"name": "uniform", "loc": -3, "scale": 6},
+            "tau": 0.0,
+            "rounds": 40,
+        }
+    )
     values = normal(1000)
     released = run(bounded, values)
     assert held_by(released, values).all()
@@ -297,7 +445,9 @@ def test_a_selective_design_is_ignorable():
     made = designed("selective")
     assert isinstance(made.step, Selection)
     values = normal(100_000)
-    drawn = words(stream(RunKey.insecure(3), "interval/income", "a"), len(values), made.step.words_per_row)
+    drawn = words(
+        stream(RunKey.insecure(3), "interval/income", "a"), len(values), made.step.words_per_row
+    )
     lower, _ = made.step.ranges(values, drawn)
     lost = (drawn[:, -1] >> np.uint64(11)).astype(np.float64) * 2.0**-53 >= made.step.rho
     hidden = np.isneginf(lower) & np.isposinf(made.step.ranges(values, drawn)[1])
@@ -305,16 +455,25 @@ def test_a_selective_design_is_ignorable():
     assert lost.mean() == pytest.approx(1 - made.step.rho, abs=0.01)
     found = coverages(run(made, values), ScipyDistribution(name="norm"))
     assert found.min() >= 0.5
-    greedy = Selection(step=made.step.step, cdf=made.step.cdf, tau=0.5, rho=0.9)  # what the design refuses
-    hidden = np.isneginf(greedy.ranges(values, drawn)[0]) & np.isposinf(greedy.ranges(values, drawn)[1])
-    assert ((drawn[:, -1] >> np.uint64(11)).astype(np.float64) * 2.0**-53 >= 0.9)[hidden].mean() < 0.5
+    greedy = Selection(
+        step=made.step.step, cdf=made.step.cdf, tau=0.5, rho=0.9
+    )  # what the design refuses
+    hidden = np.isneginf(greedy.ranges(values, drawn)[0]) & np.isposinf(
+        greedy.ranges(values, drawn)[1]
+    )
+    assert ((drawn[:, -1] >> np.uint64(11)).astype(np.float64) * 2.0**-53 >= 0.9)[
+        hidden
+    ].mean() < 0.5
 
 
 def test_the_mean_is_estimated_without_bias():
     """Proposition 1, equation (3)."""
     a, b = 0.0, 10.0
     values = np.random.default_rng(2).gamma(2.0, 1.0, size=200_000).clip(a, b)
-    released = run(mechanism({"design": "case1", "anchors": {"name": "uniform", "loc": a, "scale": b - a}}), values)
+    released = run(
+        mechanism({"design": "case1", "anchors": {"name": "uniform", "loc": a, "scale": b - a}}),
+        values,
+    )
     left = np.isfinite(released.upper)
     anchors = np.where(left, released.upper, released.lower)
     terms = np.where(left, 2 * anchors - b, 2 * anchors - a)
@@ -341,7 +500,13 @@ def test_optimal_anchors_estimate_the_mean_better():
     n_samples, n_rows = 250, 400
     values = normal(n_samples * n_rows)
     optimal = npmle_mean(run(designed("optimal"), values), n_rows)
-    uniform = npmle_mean(run(mechanism({"design": "case1", "anchors": {"name": "uniform", "loc": -5, "scale": 10}}), values), n_rows)
+    uniform = npmle_mean(
+        run(
+            mechanism({"design": "case1", "anchors": {"name": "uniform", "loc": -5, "scale": 10}}),
+            values,
+        ),
+        n_rows,
+    )
     assert optimal.var() / uniform.var() < stats.f(n_samples - 1, n_samples - 1).ppf(1e-4)
     assert abs(optimal.mean()) < 5 * optimal.std() / np.sqrt(n_samples) + 0.02
 
@@ -357,7 +522,9 @@ def test_ranges_of_whole_numbers_end_at_whole_numbers():
     np.testing.assert_array_equal(whole.lower, np.floor(plain.lower))
     np.testing.assert_array_equal(whole.upper, np.floor(plain.upper))
     found = coverages(whole, ScipyDistribution(name="randint", low=0, high=10), lattice=True)
-    expected = coverage(mechanism(design, lattice=True), ScipyDistribution(name="randint", low=0, high=10))
+    expected = coverage(
+        mechanism(design, lattice=True), ScipyDistribution(name="randint", low=0, high=10)
+    )
     assert expected == pytest.approx(found.mean(), abs=0.005)
     single = np.clip(whole.upper, None, 9) - np.clip(whole.lower, -1, None) == 1
     np.testing.assert_allclose(found[single], 0.1)
@@ -372,8 +539,18 @@ def test_whole_numbers_are_narrowed_and_selected():
     reference = {"name": "poisson", "mu": 20}
     values = np.random.default_rng(0).poisson(20, size=20_000).astype(float)
     for design in (
-        {"design": "progressive", "anchors": {"name": "uniform", "loc": 8, "scale": 24}, "tau": 0.2, "reference": reference},
-        {"design": "selective", "of": {"design": "case2", "anchors": {"name": "uniform", "loc": 8, "scale": 24}}, "tau": 0.2, "reference": reference},
+        {
+            "design": "progressive",
+            "anchors": {"name": "uniform", "loc": 8, "scale": 24},
+            "tau": 0.2,
+            "reference": reference,
+        },
+        {
+            "design": "selective",
+            "of": {"design": "case2", "anchors": {"name": "uniform", "loc": 8, "scale": 24}},
+            "tau": 0.2,
+            "reference": reference,
+        },
         {
             "design": "progressive",
             "anchors": {"name": "uniform", "loc": 8, "scale": 24},
@@ -395,9 +572,19 @@ def test_nulls_are_refused_or_public():
     public = mechanism({**DESIGNS["case1"], "nulls": "public"})
     released = public.randomise(values, is_null, stream(RunKey.insecure(1), "m", "f"))
     assert released.is_null.tolist() == [False, True, False]
-    assert np.isnan(released.lower).tolist() == np.isnan(released.upper).tolist() == [False, True, False]
-    assert np.isnan(coverages(released, ScipyDistribution(name="norm"))).tolist() == [False, True, False]
-    filled = public.randomise(np.array([1.0, 0.0, 2.0]), np.zeros(3, dtype=bool), stream(RunKey.insecure(1), "m", "f"))
+    assert (
+        np.isnan(released.lower).tolist()
+        == np.isnan(released.upper).tolist()
+        == [False, True, False]
+    )
+    assert np.isnan(coverages(released, ScipyDistribution(name="norm"))).tolist() == [
+        False,
+        True,
+        False,
+    ]
+    filled = public.randomise(
+        np.array([1.0, 0.0, 2.0]), np.zeros(3, dtype=bool), stream(RunKey.insecure(1), "m", "f")
+    )
     assert (released.lower[[0, 2]] == filled.lower[[0, 2]]).all()  # a null consumes its words
 
 
@@ -412,7 +599,10 @@ def test_the_same_stream_gives_the_same_ranges_however_it_is_cut(name, monkeypat
     made, values = designed(name), normal(1000)
     whole = run(made, values)
     rng, none = stream(RunKey.insecure(3), "interval/income", "a"), np.zeros(1000, dtype=bool)
-    parts = [made.randomise(values[cut], none[cut], rng) for cut in (slice(0, 1), slice(1, 700), slice(700, 1000))]
+    parts = [
+        made.randomise(values[cut], none[cut], rng)
+        for cut in (slice(0, 1), slice(1, 700), slice(700, 1000))
+    ]
     np.testing.assert_array_equal(whole.lower, np.concatenate([part.lower for part in parts]))
     np.testing.assert_array_equal(whole.upper, np.concatenate([part.upper for part in parts]))
     monkeypatch.setattr("dpdask.mechanisms.interval.ranges._CHUNK", 7)
@@ -448,7 +638,11 @@ class Swap:
 
 def test_the_range_of_a_perturbed_value():
     of = {"design": "case1", "anchors": {"name": "uniform", "loc": -1, "scale": 3}}
-    design = {"design": "interval-differential", "of": of, "perturb": {"epsilon": 1.2, "reference": {"kind": "known", "probabilities": [0.5, 0.5]}}}
+    design = {
+        "design": "interval-differential",
+        "of": of,
+        "perturb": {"epsilon": 1.2, "reference": {"kind": "known", "probabilities": [0.5, 0.5]}},
+    }
     made = mechanism(design, perturbation=Swap())
     assert isinstance(made.step, Perturbed)
     assert made.step.perturbation.epsilon == pytest.approx(np.log(3))
@@ -456,7 +650,9 @@ def test_the_range_of_a_perturbed_value():
     n = 100_000
     zeros, ones = run(made, np.zeros(n)), run(made, np.ones(n))
     assert 0.05 < 1 - held_by(zeros, np.zeros(n)).mean() < 0.25  # it need not contain the value
-    middle = [((each.upper > 0) & (each.upper < 1)).sum() / n for each in (ones, zeros)]  # Ỹ = 0 and an anchor in between
+    middle = [
+        ((each.upper > 0) & (each.upper < 1)).sum() / n for each in (ones, zeros)
+    ]  # Ỹ = 0 and an anchor in between
     assert middle[1] / middle[0] == pytest.approx(3.0, rel=0.1)  # (32), and no slack is left
     assert 0 < coverage(made, ScipyDistribution(name="uniform")) < 1
 
@@ -465,7 +661,10 @@ def test_the_tables_of_many_columns_are_made_once(monkeypatch: pytest.MonkeyPatc
     """Each batch asks for the tables of all columns in turn: a cache that holds fewer would never have them."""
     names = [f"c{number}" for number in range(200)]
     types = pa.schema([(name, pa.float64()) for name in names])
-    codecs = {name: codec_for(name, Column(role="privatise", kind="continuous"), pa.float64()) for name in names}
+    codecs = {
+        name: codec_for(name, Column(role="privatise", kind="continuous"), pa.float64())
+        for name in names
+    }
     made = IntervalRelease.of({name: document(DESIGNS["case1"]) for name in names}, codecs)
     batch = pa.RecordBatch.from_arrays([pa.array(normal(5))] * 200, schema=types)
 

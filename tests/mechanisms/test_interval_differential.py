@@ -24,7 +24,14 @@ from dpdask.mechanisms.dip.columns import BinMechanism, LevelMechanism, RankMech
 from dpdask.mechanisms.interval.design import Design, ScipyDistribution, find_reference
 from dpdask.mechanisms.interval.fit import fit_perturbation
 from dpdask.mechanisms.interval.ranges import Partition, Perturbed, Ranges, coverage
-from dpdask.mechanisms.interval.release import IntervalRelease, LevelPerturbation, ValuePerturbation, adapt, is_lattice, to_numbers
+from dpdask.mechanisms.interval.release import (
+    IntervalRelease,
+    LevelPerturbation,
+    ValuePerturbation,
+    adapt,
+    is_lattice,
+    to_numbers,
+)
 from dpdask.mechanisms.interval.spec import IntervalSpec, RandomRangesMechanism, check_designs
 from dpdask.mechanisms.mechanism import Spending
 from dpdask.privacy import Budget
@@ -37,9 +44,25 @@ TINY = 1e-6  # the chance that a right mechanism fails a test
 LEVELS = [1, 2, 3, 4, 5]
 WEIGHTS = [0.1, 0.2, 0.4, 0.2, 0.1]
 RATING: dict[str, Any] = {"role": "privatise", "kind": "discrete", "levels": LEVELS}
-PRICE: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0], "outside": "refuse"}
-AMOUNT: dict[str, Any] = {"role": "privatise", "kind": "mixed", "atoms": [0.0], "bounds": [0.0, 100.0], "outside": "refuse"}
-AGE: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": [0, 120], "outside": "refuse"}
+PRICE: dict[str, Any] = {
+    "role": "privatise",
+    "kind": "continuous",
+    "bounds": [0.0, 1.0],
+    "outside": "refuse",
+}
+AMOUNT: dict[str, Any] = {
+    "role": "privatise",
+    "kind": "mixed",
+    "atoms": [0.0],
+    "bounds": [0.0, 100.0],
+    "outside": "refuse",
+}
+AGE: dict[str, Any] = {
+    "role": "privatise",
+    "kind": "continuous",
+    "bounds": [0, 120],
+    "outside": "refuse",
+}
 UNIT = {"name": "uniform", "loc": 0, "scale": 1}
 KNOWN: dict[str, dict[str, Any]] = {
     "rating": {"kind": "known", "probabilities": WEIGHTS},
@@ -48,7 +71,13 @@ KNOWN: dict[str, dict[str, Any]] = {
     "age": {"kind": "known", "name": "randint", "low": 18, "high": 90},
 }
 CODECS: dict[str, Codec] = {
-    name: codec_for(name, Column.model_validate({**column, "levels": tuple(column["levels"])} if "levels" in column else column), type_)
+    name: codec_for(
+        name,
+        Column.model_validate(
+            {**column, "levels": tuple(column["levels"])} if "levels" in column else column
+        ),
+        type_,
+    )
     for name, column, type_ in (
         ("rating", RATING, pa.int16()),
         ("price", PRICE, pa.float64()),
@@ -70,7 +99,9 @@ def perturbed(column: str, of: dict[str, Any], epsilon: float = 1.0, **more: Any
 
 
 def release(column: str, of: dict[str, Any], epsilon: float = 1.0, **more: Any) -> IntervalRelease:
-    return IntervalRelease.of(designs(**{column: perturbed(column, of, epsilon, **more)}), {column: CODECS[column]})
+    return IntervalRelease.of(
+        designs(**{column: perturbed(column, of, epsilon, **more)}), {column: CODECS[column]}
+    )
 
 
 def key(fragment: str = "a") -> np.random.Generator:
@@ -79,7 +110,9 @@ def key(fragment: str = "a") -> np.random.Generator:
 
 def run(made: IntervalRelease, values: np.ndarray, fragment: str = "a") -> Ranges:
     [mechanism] = made.columns.values()
-    return mechanism.randomise(values.astype(np.float64), np.zeros(len(values), dtype=bool), key(fragment))
+    return mechanism.randomise(
+        values.astype(np.float64), np.zeros(len(values), dtype=bool), key(fragment)
+    )
 
 
 # the adapter
@@ -97,7 +130,9 @@ def run(made: IntervalRelease, values: np.ndarray, fragment: str = "a") -> Range
         ("age", "laplace", RankMechanism),
     ],
 )
-def test_a_perturbation_draws_what_its_mechanism_draws(column: str, channel: str, kind: type) -> None:
+def test_a_perturbation_draws_what_its_mechanism_draws(
+    column: str, channel: str, kind: type
+) -> None:
     """The oracle is DIP itself, on Arrow arrays, from the same stream."""
     [design] = designs(x=perturbed(column, RATING_RANGE, channel=channel)).values()
     codec = CODECS[column]
@@ -107,10 +142,17 @@ def test_a_perturbation_draws_what_its_mechanism_draws(column: str, channel: str
     made = adapt(mechanism, levels=levels, lattice=is_lattice(codec))
     assert isinstance(made, LevelPerturbation if kind is LevelMechanism else ValuePerturbation)
     rng = np.random.default_rng(2)
-    drawn = {"rating": rng.choice(LEVELS, 2000), "price": rng.random(2000), "amount": rng.random(2000) * 100, "age": rng.integers(18, 90, 2000)}
-    array = pa.array(np.where(rng.random(2000) < 0.3, 0.0, drawn[column]) if column == "amount" else drawn[column]).cast(
-        codec.levels.type if isinstance(codec, LevelCodec) else codec.type
-    )
+    drawn = {
+        "rating": rng.choice(LEVELS, 2000),
+        "price": rng.random(2000),
+        "amount": rng.random(2000) * 100,
+        "age": rng.integers(18, 90, 2000),
+    }
+    array = pa.array(
+        np.where(rng.random(2000) < 0.3, 0.0, drawn[column])
+        if column == "amount"
+        else drawn[column]
+    ).cast(codec.levels.type if isinstance(codec, LevelCodec) else codec.type)
     expected = mechanism.randomise(codec, array, key())  # type: ignore[arg-type]  # its own kind of codec
     found = made.perturb(to_numbers(codec, array)[0], words(key(), 2000, made.words_per_row))
     assert found.tolist() == [float(value) for value in expected.to_pylist()]
@@ -119,7 +161,11 @@ def test_a_perturbation_draws_what_its_mechanism_draws(column: str, channel: str
 
 
 def test_levels_need_not_be_neighbours_and_null_is_no_level_of_what_is_perturbed() -> None:
-    codec = codec_for("rating", Column(role="privatise", kind="discrete", levels=(-2.5, 0.0, 7.0), nulls="level"), pa.float32())
+    codec = codec_for(
+        "rating",
+        Column(role="privatise", kind="discrete", levels=(-2.5, 0.0, 7.0), nulls="level"),
+        pa.float32(),
+    )
     design = {**perturbed("rating", {"design": "case1", "anchors": UNIT}), "nulls": "public"}
     design["perturb"]["reference"] = {"kind": "known", "probabilities": [0.5, 0.25, 0.25]}
     made = IntervalRelease.of(designs(rating=design), {"rating": codec})
@@ -128,24 +174,50 @@ def test_levels_need_not_be_neighbours_and_null_is_no_level_of_what_is_perturbed
     assert perturbation.levels.tolist() == [-2.5, 0.0, 7.0]
     batch = pa.record_batch({"rating": pa.array([-2.5, None, 7.0] * 400, pa.float32())})
     released = made.randomise(batch, {"rating": codec}, {"rating": key()})
-    assert (released.column("rating_lower").is_null().to_numpy(zero_copy_only=False) == batch.column("rating").is_null()).all()
-    assert set(perturbation.perturb(np.full(500, 7.0), words(key(), 500, 1)).tolist()) == {-2.5, 0.0, 7.0}
+    assert (
+        released.column("rating_lower").is_null().to_numpy(zero_copy_only=False)
+        == batch.column("rating").is_null()
+    ).all()
+    assert set(perturbation.perturb(np.full(500, 7.0), words(key(), 500, 1)).tolist()) == {
+        -2.5,
+        0.0,
+        7.0,
+    }
 
 
 def test_a_null_of_levels_below_0_is_drawn_like_a_level_and_blanked() -> None:
     """A null comes as 0, above them all: the tables have no row for that."""
-    codec = codec_for("rating", Column(role="privatise", kind="discrete", levels=(-3, -2, -1), nulls="level"), pa.int64())
-    design = {**perturbed("rating", {"design": "case1", "anchors": {"name": "uniform", "loc": -4, "scale": 4}}), "nulls": "public"}
+    codec = codec_for(
+        "rating",
+        Column(role="privatise", kind="discrete", levels=(-3, -2, -1), nulls="level"),
+        pa.int64(),
+    )
+    design = {
+        **perturbed(
+            "rating", {"design": "case1", "anchors": {"name": "uniform", "loc": -4, "scale": 4}}
+        ),
+        "nulls": "public",
+    }
     design["perturb"]["reference"] = {"kind": "known", "probabilities": [0.2, 0.3, 0.5]}
     made = IntervalRelease.of(designs(rating=design), {"rating": codec})
     [perturbation], drawn = made.perturbations.values(), words(key(), 3000, 1)
-    assert perturbation.perturb(np.zeros(3000), drawn).tolist() == perturbation.perturb(np.full(3000, -1.0), drawn).tolist()
+    assert (
+        perturbation.perturb(np.zeros(3000), drawn).tolist()
+        == perturbation.perturb(np.full(3000, -1.0), drawn).tolist()
+    )
     released, filled = (
-        made.randomise(pa.record_batch({"rating": pa.array([-1, null, -2] * 1000)}), {"rating": codec}, {"rating": key()}) for null in (None, -3)
+        made.randomise(
+            pa.record_batch({"rating": pa.array([-1, null, -2] * 1000)}),
+            {"rating": codec},
+            {"rating": key()},
+        )
+        for null in (None, -3)
     )
     known = np.tile([True, False, True], 1000)
     for end in ("rating_lower", "rating_upper"):
-        found, expected = (batch.column(end).to_numpy(zero_copy_only=False) for batch in (released, filled))
+        found, expected = (
+            batch.column(end).to_numpy(zero_copy_only=False) for batch in (released, filled)
+        )
         assert (np.isnan(found) == ~known).all()
         assert found[known].tolist() == expected[known].tolist()  # a null consumes its words
 
@@ -157,23 +229,36 @@ def channel_of(made: IntervalRelease) -> list[list[Fraction]]:
     """Return Pr(level | level), exactly: it is drawn in whole numbers."""
     [perturbation] = made.perturbations.values()
     assert isinstance(perturbation, LevelPerturbation)
-    return [[Fraction(weight, 2**TOTAL_BITS) for weight in row] for row in perturbation.mechanism.channel.weights.tolist()]
+    return [
+        [Fraction(weight, 2**TOTAL_BITS) for weight in row]
+        for row in perturbation.mechanism.channel.weights.tolist()
+    ]
 
 
 Outcome = tuple[float, float]
 ANCHORS = range(6)  # of RATING_RANGE
 
 
-def range_distribution(level: int, anchors: range = ANCHORS, *, exact: bool = False) -> dict[Outcome, Fraction]:
+def range_distribution(
+    level: int, anchors: range = ANCHORS, *, exact: bool = False
+) -> dict[Outcome, Fraction]:
     """Return the distribution of case1's range of a level, all anchors being equally likely; `exact`: every level is told as it is."""
     distribution: dict[Outcome, Fraction] = {}
     for anchor in anchors:
-        ends = (float(level), float(level)) if exact else (-math.inf, float(anchor)) if level <= anchor else (float(anchor), math.inf)
+        ends = (
+            (float(level), float(level))
+            if exact
+            else (-math.inf, float(anchor))
+            if level <= anchor
+            else (float(anchor), math.inf)
+        )
         distribution[ends] = distribution.get(ends, Fraction(0)) + Fraction(1, len(anchors))
     return distribution
 
 
-def composed(channel: list[list[Fraction]], anchors: range = ANCHORS, *, exact: bool = False) -> list[dict[Outcome, Fraction]]:
+def composed(
+    channel: list[list[Fraction]], anchors: range = ANCHORS, *, exact: bool = False
+) -> list[dict[Outcome, Fraction]]:
     """Return for each level the exact distribution of its released range."""
     distributions: list[dict[Outcome, Fraction]] = []
     for row in channel:
@@ -206,7 +291,11 @@ def test_a_range_cannot_cost_more_than_the_perturbation(channel: str, epsilon: f
     coarse = most_ratio(composed(matrix, range(2, 4)))
     assert 1 < coarse <= own
     assert coarse < own or channel == "optimal"  # which may know two outcomes only
-    assert float(own) <= math.exp(made.perturbations["rating"].epsilon) * (1 + 1e-12) <= math.exp(epsilon) * (1 + 2e-12)
+    assert (
+        float(own)
+        <= math.exp(made.perturbations["rating"].epsilon) * (1 + 1e-12)
+        <= math.exp(epsilon) * (1 + 2e-12)
+    )
     if channel != "laplace":
         assert math.log(own) > 0.95 * epsilon  # nothing of it is wasted
 
@@ -218,14 +307,24 @@ def fits(found: Ranges, distribution: dict[Outcome, Fraction]) -> float:
     if not set(seen) <= set(outcomes):
         return 0.0
     counts = np.array([seen.count(ends) for ends in outcomes])
-    return float(stats.chisquare(counts, np.array([float(distribution[ends]) for ends in outcomes]) * len(seen)).pvalue)
+    return float(
+        stats.chisquare(
+            counts, np.array([float(distribution[ends]) for ends in outcomes]) * len(seen)
+        ).pvalue
+    )
 
 
 def test_ranges_have_the_composed_law_and_no_other() -> None:
     made = release("rating", RATING_RANGE, 2.0)
     matrix = channel_of(made)
     distributions, n = composed(matrix), 60_000
-    twice = [[sum((a * b for a, b in zip(row, column, strict=True)), Fraction(0)) for column in zip(*matrix, strict=True)] for row in matrix]
+    twice = [
+        [
+            sum((a * b for a, b in zip(row, column, strict=True)), Fraction(0))
+            for column in zip(*matrix, strict=True)
+        ]
+        for row in matrix
+    ]
     less, more = composed(twice), [range_distribution(level) for level in LEVELS]
     wider = composed(channel_of(release("rating", RATING_RANGE, 2.2)))
     for index, level in enumerate(LEVELS):
@@ -245,14 +344,22 @@ def test_ranges_of_numbers_have_the_law_of_the_reference_and_keep_epsilon(channe
     values, n = np.random.default_rng(8).random(60_000), 60_000
 
     def anchor_given_below(found: Ranges) -> np.ndarray:
-        return found.upper[np.isneginf(found.lower)]  # of Ỹ even on (0, 1) and an even anchor: density 2u
+        return found.upper[
+            np.isneginf(found.lower)
+        ]  # of Ỹ even on (0, 1) and an even anchor: density 2u
 
     even = run(made, values)
     assert stats.kstest(anchor_given_below(even), lambda u: u**2).pvalue > TINY
-    assert stats.kstest(anchor_given_below(run(made, np.sqrt(values))), lambda u: u**2).pvalue < TINY  # others do not keep it
+    assert (
+        stats.kstest(anchor_given_below(run(made, np.sqrt(values))), lambda u: u**2).pvalue < TINY
+    )  # others do not keep it
     within_range = held_by(even, values).mean()
-    assert 0.55 < within_range < 0.9  # a range need not contain the value; by chance alone two thirds do
-    counts = [int((run(made, np.full(n, value), f"{value}").upper < 0.1).sum()) for value in (1e-9, 1.0)]  # Ỹ below an anchor below 0.1
+    assert (
+        0.55 < within_range < 0.9
+    )  # a range need not contain the value; by chance alone two thirds do
+    counts = [
+        int((run(made, np.full(n, value), f"{value}").upper < 0.1).sum()) for value in (1e-9, 1.0)
+    ]  # Ỹ below an anchor below 0.1
     ratio = math.log(counts[0] / counts[1])
     doubt = 6 * math.sqrt(1 / counts[0] + 1 / counts[1])
     assert ratio - doubt > 1.0  # far from no perturbation's infinity, and from 0
@@ -265,13 +372,19 @@ def test_the_coverage_is_that_of_the_perturbed_value() -> None:
     assert isinstance(mechanism.step, Perturbed)
     assert isinstance(mechanism.step.step, Partition)
     assert find_reference(design) == ScipyDistribution(**UNIT)
-    assert coverage(mechanism, ScipyDistribution(**UNIT)) == pytest.approx(2 / 3, abs=2e-3)  # E U² + (1 - U)²
+    assert coverage(mechanism, ScipyDistribution(**UNIT)) == pytest.approx(
+        2 / 3, abs=2e-3
+    )  # E U² + (1 - U)²
 
 
 @pytest.mark.parametrize("channel", ["laplace", "optimal"])
 @pytest.mark.parametrize("column", ["rating", "age"])
 def test_a_release_comes_back_from_its_bytes_and_draws_the_same(column: str, channel: str) -> None:
-    made = release(column, {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": 100}}, channel=channel)
+    made = release(
+        column,
+        {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": 100}},
+        channel=channel,
+    )
     again = IntervalRelease.from_bytes(made.to_bytes(), "designs")
     assert again.epsilon == made.epsilon
     values = np.random.default_rng(1).choice(LEVELS, 3000) + (20 if column == "age" else 0)
@@ -280,7 +393,9 @@ def test_a_release_comes_back_from_its_bytes_and_draws_the_same(column: str, cha
     assert first.upper.tolist() == second.upper.tolist()
 
 
-def test_the_same_stream_gives_the_same_ranges_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_stream_gives_the_same_ranges_however_it_is_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = release("price", {"design": "case2", "anchors": UNIT})
     values = np.random.default_rng(1).random(1000)
     whole = run(made, values)
@@ -301,14 +416,20 @@ def test_a_coverage_is_that_of_the_range_and_null_where_it_is() -> None:
     batch = pa.record_batch({"y": pa.array(values, mask=values < 0.1), "z": pa.array(values)})
     released = made.randomise(batch, {"y": codec}, made.streams(RunKey.insecure(1), "a"))
     assert released.schema.names == ["y_lower", "y_upper", "y_coverage", "z"]
-    low, high, found = (released.column(name).to_numpy(zero_copy_only=False) for name in released.schema.names[:3])
+    low, high, found = (
+        released.column(name).to_numpy(zero_copy_only=False) for name in released.schema.names[:3]
+    )
     inside = np.clip(high, 0, 1) - np.clip(low, 0, 1)
     told = np.clip(np.minimum(high, 0.5) - np.maximum(low, 0.4), 0, None)
     known = values >= 0.1
     assert found[known] == pytest.approx(np.where(low == high, 0.0, inside - told)[known])
     assert (released.column("y_coverage").is_null().to_numpy(zero_copy_only=False) == ~known).all()
-    plain = IntervalRelease.of(given_designs, {"y": codec}).randomise(batch, {"y": codec}, made.streams(RunKey.insecure(1), "a"))
-    assert plain.column("y_lower").equals(released.column("y_lower"))  # the ranges are the same with it and without
+    plain = IntervalRelease.of(given_designs, {"y": codec}).randomise(
+        batch, {"y": codec}, made.streams(RunKey.insecure(1), "a")
+    )
+    assert plain.column("y_lower").equals(
+        released.column("y_lower")
+    )  # the ranges are the same with it and without
     assert IntervalRelease.from_bytes(made.to_bytes(), "designs").coverage
 
 
@@ -318,22 +439,43 @@ def test_a_coverage_is_that_of_the_range_and_null_where_it_is() -> None:
         ({"design": "case1", "anchors": UNIT}, None),
         ({"design": "case1", "anchors": {"optimal_for": "mean", "reference": UNIT}}, UNIT),
         (
-            {"design": "case1", "anchors": {"coverage": 0.7, "family": {"name": "norm"}, "reference": UNIT}, "reference": {"name": "norm"}},
+            {
+                "design": "case1",
+                "anchors": {"coverage": 0.7, "family": {"name": "norm"}, "reference": UNIT},
+                "reference": {"name": "norm"},
+            },
             {"name": "norm"},
         ),
-        ({"design": "selective", "tau": 0.3, "of": {"design": "case2", "at_least": 0.1, "reference": UNIT}}, UNIT),
-        ({"design": "ensemble", "of": [{"design": "case1", "anchors": UNIT, "reference": UNIT}] * 2}, None),
+        (
+            {
+                "design": "selective",
+                "tau": 0.3,
+                "of": {"design": "case2", "at_least": 0.1, "reference": UNIT},
+            },
+            UNIT,
+        ),
+        (
+            {
+                "design": "ensemble",
+                "of": [{"design": "case1", "anchors": UNIT, "reference": UNIT}] * 2,
+            },
+            None,
+        ),
         ({"design": "progressive", "anchors": UNIT, "tau": 0.1, "reference": UNIT}, UNIT),
         (perturbed("price", {"design": "case1", "anchors": UNIT, "reference": UNIT}), UNIT),
     ],
 )
-def test_the_reference_that_a_design_names(design: dict[str, Any], expected: dict[str, Any] | None) -> None:
+def test_the_reference_that_a_design_names(
+    design: dict[str, Any], expected: dict[str, Any] | None
+) -> None:
     [made] = designs(price=design).values()
     assert find_reference(made) == (None if expected is None else ScipyDistribution(**expected))
     schema = Schema.from_dict({"columns": {"price": PRICE}})
     check_designs(schema, {"price": made})
     if expected is None:
-        with pytest.raises(SpecError, match=r"column 'price': coverage needs a public reference.*; add `reference"):
+        with pytest.raises(
+            SpecError, match=r"column 'price': coverage needs a public reference.*; add `reference"
+        ):
             check_designs(schema, {"price": made}, coverage=True)
     else:
         check_designs(schema, {"price": made}, coverage=True)
@@ -344,12 +486,22 @@ def test_the_reference_that_a_design_names(design: dict[str, Any], expected: dic
 
 def two(first: float, second: float) -> dict[str, Design]:
     pure = {"design": "case1", "anchors": UNIT}
-    return designs(rating=perturbed("rating", RATING_RANGE, first), price=perturbed("price", RATING_RANGE, second), age=pure)
+    return designs(
+        rating=perturbed("rating", RATING_RANGE, first),
+        price=perturbed("price", RATING_RANGE, second),
+        age=pure,
+    )
 
 
 def bound(first: float, second: float, **budget: Any) -> RandomRangesMechanism:
-    schema = Schema.from_dict({"columns": {"id": {"role": "keep"}, "rating": RATING, "price": PRICE, "age": AGE}})
-    return RandomRangesMechanism(spec=IntervalSpec(columns=two(first, second)), schema=schema, budget=Budget.model_validate(budget))
+    schema = Schema.from_dict(
+        {"columns": {"id": {"role": "keep"}, "rating": RATING, "price": PRICE, "age": AGE}}
+    )
+    return RandomRangesMechanism(
+        spec=IntervalSpec(columns=two(first, second)),
+        schema=schema,
+        budget=Budget.model_validate(budget),
+    )
 
 
 def test_the_event_is_one_local_release_of_the_sum() -> None:
@@ -376,9 +528,13 @@ def test_decimals_that_fit_a_decimal_budget_never_spend_more(first: int, second:
     least = made.spec.least_budget
     assert least is not None
     assert least.epsilon == pytest.approx(promised)
-    assert replace(made, budget=least).spending.row == {"rating": first / 1000, "price": second / 1000}
+    assert replace(made, budget=least).spending.row == {
+        "rating": first / 1000,
+        "price": second / 1000,
+    }
     with pytest.raises(
-        SpecError, match=rf"`epsilon`: is .*, and the perturbed columns spend {promised:g} together; set it to at least {promised:g}, or"
+        SpecError,
+        match=rf"`epsilon`: is .*, and the perturbed columns spend {promised:g} together; set it to at least {promised:g}, or",
     ):
         bound(first / 1000, second / 1000, epsilon=promised * (1 - 1e-9))
 
@@ -389,7 +545,10 @@ def test_decimals_that_fit_a_decimal_budget_never_spend_more(first: int, second:
         ({"delta": 1e-9}, r"`delta`: is 1e-09, .*spends no δ; set it to 0"),
         ({"adjacency": "add-remove"}, r"`adjacency`: .*; set it to replace-one"),
         ({"unit": {"column": "id", "max_rows": 2}}, r"`unit`: .*; set it to row"),
-        ({"epsilon": 0.7}, r"`epsilon`: is 0\.7, and the perturbed columns spend 0\.75 together; set it to at least 0\.75, or lower"),
+        (
+            {"epsilon": 0.7},
+            r"`epsilon`: is 0\.7, and the perturbed columns spend 0\.75 together; set it to at least 0\.75, or lower",
+        ),
     ],
 )
 def test_budgets_that_do_not_fit(budget: dict[str, Any], says: str) -> None:
@@ -403,7 +562,12 @@ def test_budgets_that_do_not_fit(budget: dict[str, Any], says: str) -> None:
 def refusal(column: str, design: dict[str, Any]) -> str:
     def make() -> None:
         made = designs(**{column: design})
-        check_designs(Schema.from_dict({"columns": {column: {"rating": RATING, "price": PRICE, "amount": AMOUNT}[column]}}), made)
+        check_designs(
+            Schema.from_dict(
+                {"columns": {column: {"rating": RATING, "price": PRICE, "amount": AMOUNT}[column]}}
+            ),
+            made,
+        )
         IntervalRelease.of(made, {column: CODECS[column]})
 
     with pytest.raises(SpecError) as caught:
@@ -414,20 +578,52 @@ def refusal(column: str, design: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("column", "changed", "says"),
     [
-        ("price", {"reference": {"kind": "holdout", "fraction": 0.25}}, "the perturbation needs a declared distribution"),
+        (
+            "price",
+            {"reference": {"kind": "holdout", "fraction": 0.25}},
+            "the perturbation needs a declared distribution",
+        ),
         ("price", {"reference": {"kind": "histogram"}}, "other references are computed from rows"),
-        ("price", {"reference": {"kind": "public", "path": "x"}}, "other references are computed from rows"),
+        (
+            "price",
+            {"reference": {"kind": "public", "path": "x"}},
+            "other references are computed from rows",
+        ),
         ("price", {"reference": UNIT}, "the key 'columns.price.perturb.reference.kind' is missing"),
-        ("price", {"reference": {"kind": "known", "name": "unifrom"}}, "scipy.stats has no distribution 'unifrom'"),
-        ("price", {"reference": {"kind": "known", "name": "norm"}}, "has probability outside the column's bounds"),
-        ("rating", {"reference": {"kind": "known", "probabilities": [0.5, 0.5]}}, "one probability per level"),
+        (
+            "price",
+            {"reference": {"kind": "known", "name": "unifrom"}},
+            "scipy.stats has no distribution 'unifrom'",
+        ),
+        (
+            "price",
+            {"reference": {"kind": "known", "name": "norm"}},
+            "has probability outside the column's bounds",
+        ),
+        (
+            "rating",
+            {"reference": {"kind": "known", "probabilities": [0.5, 0.5]}},
+            "one probability per level",
+        ),
         ("amount", {"reference": {"kind": "known", **UNIT}}, "one probability per atom"),
         ("price", {"epsilon": 0}, "above 0"),
         ("price", {"epsilon": 101.0}, "at most 100"),
-        ("price", {"epsilon": 17.0}, "`columns.price.perturb.epsilon`: is 17, but a continuous column takes an ε in [1e-06, 16]; change it"),
+        (
+            "price",
+            {"epsilon": 17.0},
+            "`columns.price.perturb.epsilon`: is 17, but a continuous column takes an ε in [1e-06, 16]; change it",
+        ),
         ("amount", {"epsilon": 1e-7}, "a mixed column takes an ε in [1e-06, 16]"),
-        ("price", {"channel": "gaussian"}, "'laplace', 'laplace-calibrated', 'optimal' or 'optimal-unbiased'"),
-        ("price", {"chanel": "laplace"}, "unknown key 'columns.price.perturb.chanel'; did you mean 'channel'?"),
+        (
+            "price",
+            {"channel": "gaussian"},
+            "'laplace', 'laplace-calibrated', 'optimal' or 'optimal-unbiased'",
+        ),
+        (
+            "price",
+            {"chanel": "laplace"},
+            "unknown key 'columns.price.perturb.chanel'; did you mean 'channel'?",
+        ),
     ],
 )
 def test_what_is_refused(column: str, changed: dict[str, Any], says: str) -> None:
@@ -437,8 +633,14 @@ def test_what_is_refused(column: str, changed: dict[str, Any], says: str) -> Non
 
 def test_a_large_epsilon_needs_levels_or_the_optimal_channel() -> None:
     assert release("rating", RATING_RANGE, 20.0).epsilon <= 20.0
-    assert 16 < release("price", {"design": "case1", "anchors": UNIT}, 20.0, channel="optimal").epsilon <= 20.0
+    assert (
+        16
+        < release("price", {"design": "case1", "anchors": UNIT}, 20.0, channel="optimal").epsilon
+        <= 20.0
+    )
 
 
 def test_a_design_without_its_perturbation() -> None:
-    assert "the key 'columns.price.perturb' is missing; add it" in refusal("price", {"design": "interval-differential", "of": RATING_RANGE})
+    assert "the key 'columns.price.perturb' is missing; add it" in refusal(
+        "price", {"design": "interval-differential", "of": RATING_RANGE}
+    )

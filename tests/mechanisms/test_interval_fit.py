@@ -12,7 +12,14 @@ from dpdask.errors import SpecError
 from dpdask.kernels.ranges import LEVELS, TABLE_ERROR
 from dpdask.mechanisms.interval.design import ScipyDistribution
 from dpdask.mechanisms.interval.fit import can_inform, optimal, range_randomiser
-from dpdask.mechanisms.interval.ranges import Partition, PublicReference, RangeRandomiser, coverage, coverages, table
+from dpdask.mechanisms.interval.ranges import (
+    Partition,
+    PublicReference,
+    RangeRandomiser,
+    coverage,
+    coverages,
+    table,
+)
 from dpdask.mechanisms.interval.spec import IntervalSpec
 from dpdask.streams import RunKey, stream
 
@@ -21,7 +28,11 @@ CASE1 = {"design": "case1", "anchors": N01}
 
 
 def mechanism(design, **more) -> RangeRandomiser:
-    return range_randomiser("income", validate(IntervalSpec, {"columns": {"income": design}}, "job").columns["income"], **more)
+    return range_randomiser(
+        "income",
+        validate(IntervalSpec, {"columns": {"income": design}}, "job").columns["income"],
+        **more,
+    )
 
 
 def refusal(design, **more) -> str:
@@ -40,52 +51,157 @@ def refusal(design, **more) -> str:
         ({"design": "case2", "at_least": 0.4, "reference": N01}, "up to 1/3"),
         ({"design": "ring", "at_least": 0.6, "reference": N01}, "up to 1/2"),
         ({"design": "ring", "at_least": 0.4}, "needs a public reference"),
-        ({"design": "ring", "at_least": 0.4, "reference": {"name": "poisson", "mu": 3}}, "no continuous distribution"),
-        ({"design": "case1", "anchors": {"name": "poisson", "mu": 3}}, "no continuous distribution"),
+        (
+            {"design": "ring", "at_least": 0.4, "reference": {"name": "poisson", "mu": 3}},
+            "no continuous distribution",
+        ),
+        (
+            {"design": "case1", "anchors": {"name": "poisson", "mu": 3}},
+            "no continuous distribution",
+        ),
         ({"design": "case1", "anchors": {"name": "nrom"}}, "no continuous distribution 'nrom'"),
-        ({"design": "case1", "anchors": {"name": "norm", "slope": 3}}, "no continuous distribution"),
-        ({"design": "case1", "anchors": {"name": "norm", "scale": -1}}, "no continuous distribution"),
+        (
+            {"design": "case1", "anchors": {"name": "norm", "slope": 3}},
+            "no continuous distribution",
+        ),
+        (
+            {"design": "case1", "anchors": {"name": "norm", "scale": -1}},
+            "no continuous distribution",
+        ),
         ({"design": "case1", "anchors": {"name": "norm", "scale": "wide"}}, "finite numbers"),
         ({"design": "case1", "anchors": {"name": "norm", "scale": True}}, "finite numbers"),
         ({"design": "case1", "anchors": {"name": "pareto", "b": 0.01}}, "too wide to be tabulated"),
         ({"design": "case1", "anchors": {"optimal_for": "median", "reference": N01}}, "mean"),
         ({"design": "case1", "anchors": {"optimal_for": "mean"}}, "needs a public reference"),
-        ({"design": "case1", "anchors": {"optimal_for": "mean", "reference": {"name": "cauchy"}}}, "no density"),
-        ({"design": "case1", "anchors": {"optimal_for": "second_moment", "reference": {"name": "t", "df": 3}}}, "no density"),
-        ({"design": "case1", "anchors": {"optimal_for": "log", "reference": N01}}, "positive numbers"),
-        ({"design": "case1", "anchors": {"coverage": 0.5, "family": N01}, "reference": N01}, "between 0.5 and 1, not 0.5"),
-        ({"design": "case2", "anchors": {"coverage": 0.3, "family": N01}, "reference": N01}, "between 0.3333 and 1, not 0.3"),
-        ({"design": "ring", "anchors": {"coverage": 0.4, "family": N01}, "reference": N01}, "between 0.5 and 1, not 0.4"),
-        ({"design": "case1", "anchors": {"coverage": 0.6, "family": N01}}, "needs a public reference"),
         (
-            {"design": "case1", "anchors": {"coverage": 0.6, "family": N01}, "reference": {"name": "bernoulli", "p": 0.1}},
+            {
+                "design": "case1",
+                "anchors": {"optimal_for": "mean", "reference": {"name": "cauchy"}},
+            },
+            "no density",
+        ),
+        (
+            {
+                "design": "case1",
+                "anchors": {"optimal_for": "second_moment", "reference": {"name": "t", "df": 3}},
+            },
+            "no density",
+        ),
+        (
+            {"design": "case1", "anchors": {"optimal_for": "log", "reference": N01}},
+            "positive numbers",
+        ),
+        (
+            {"design": "case1", "anchors": {"coverage": 0.5, "family": N01}, "reference": N01},
+            "between 0.5 and 1, not 0.5",
+        ),
+        (
+            {"design": "case2", "anchors": {"coverage": 0.3, "family": N01}, "reference": N01},
+            "between 0.3333 and 1, not 0.3",
+        ),
+        (
+            {"design": "ring", "anchors": {"coverage": 0.4, "family": N01}, "reference": N01},
+            "between 0.5 and 1, not 0.4",
+        ),
+        (
+            {"design": "case1", "anchors": {"coverage": 0.6, "family": N01}},
+            "needs a public reference",
+        ),
+        (
+            {
+                "design": "case1",
+                "anchors": {"coverage": 0.6, "family": N01},
+                "reference": {"name": "bernoulli", "p": 0.1},
+            },
             "between 0.82",
         ),  # 0.9² + 0.1²
         (
-            {"design": "canonical", "n_anchors": 1, "acceptable": [[-1, 1]], "anchors": {"coverage": 0.9, "family": N01}, "reference": N01},
+            {
+                "design": "canonical",
+                "n_anchors": 1,
+                "acceptable": [[-1, 1]],
+                "anchors": {"coverage": 0.9, "family": N01},
+                "reference": N01,
+            },
             "not 0.9",
         ),
         ({"design": "canonical", "n_anchors": 0, "anchors": N01}, "at least 1"),
-        ({"design": "canonical", "n_anchors": 2, "anchors": N01, "acceptable": [[1, 1]]}, "lower end below"),
-        ({"design": "canonical", "n_anchors": 2, "anchors": N01, "acceptable": [[0, 2], [1, 3]]}, "without overlaps"),
-        ({"design": "canonical", "n_anchors": 2, "anchors": N01, "exact_ranges": [4]}, "from 1 to 3"),
-        ({"design": "canonical", "n_anchors": 2, "anchors": N01, "exact_ranges": [1, 1]}, "distinct"),
-        ({"design": "progressive", "anchors": {"coverage": 0.8, "family": N01}, "tau": 0.2}, "cannot be designed for by rounds"),
-        ({"design": "case1", "anchors": {"coverage": 0.8, "famly": N01}}, "unknown key 'columns.income.anchors.famly'; did you mean 'family'?"),
-        ({"design": "case1", "anchors": {"coverage": 0.8}}, "the key 'columns.income.anchors.family' is missing"),
-        ({"design": "case1", "anchors": {"loc": 0.8}}, "the key 'columns.income.anchors.name' is missing"),
+        (
+            {"design": "canonical", "n_anchors": 2, "anchors": N01, "acceptable": [[1, 1]]},
+            "lower end below",
+        ),
+        (
+            {"design": "canonical", "n_anchors": 2, "anchors": N01, "acceptable": [[0, 2], [1, 3]]},
+            "without overlaps",
+        ),
+        (
+            {"design": "canonical", "n_anchors": 2, "anchors": N01, "exact_ranges": [4]},
+            "from 1 to 3",
+        ),
+        (
+            {"design": "canonical", "n_anchors": 2, "anchors": N01, "exact_ranges": [1, 1]},
+            "distinct",
+        ),
+        (
+            {"design": "progressive", "anchors": {"coverage": 0.8, "family": N01}, "tau": 0.2},
+            "cannot be designed for by rounds",
+        ),
+        (
+            {"design": "case1", "anchors": {"coverage": 0.8, "famly": N01}},
+            "unknown key 'columns.income.anchors.famly'; did you mean 'family'?",
+        ),
+        (
+            {"design": "case1", "anchors": {"coverage": 0.8}},
+            "the key 'columns.income.anchors.family' is missing",
+        ),
+        (
+            {"design": "case1", "anchors": {"loc": 0.8}},
+            "the key 'columns.income.anchors.name' is missing",
+        ),
         ({"anchors": N01}, "the key 'columns.income.design' is missing"),
         ({"design": "progressive", "anchors": N01, "tau": 0.2}, "needs a public reference"),
         ({"design": "progressive", "anchors": N01, "tau": 1.2, "reference": N01}, "at most 1"),
-        ({"design": "progressive", "anchors": N01, "tau": 0.2, "reference": N01, "stop": "never"}, "own"),
-        ({"design": "selective", "of": CASE1, "tau": 0.9, "rho": 0.9, "reference": N01}, "not ignorable"),
-        ({"design": "selective", "of": {"design": "case2", "at_least": 0.3}, "tau": 0.9, "reference": N01}, "no range of this design"),
+        (
+            {
+                "design": "progressive",
+                "anchors": N01,
+                "tau": 0.2,
+                "reference": N01,
+                "stop": "never",
+            },
+            "own",
+        ),
+        (
+            {"design": "selective", "of": CASE1, "tau": 0.9, "rho": 0.9, "reference": N01},
+            "not ignorable",
+        ),
+        (
+            {
+                "design": "selective",
+                "of": {"design": "case2", "at_least": 0.3},
+                "tau": 0.9,
+                "reference": N01,
+            },
+            "no range of this design",
+        ),
         ({"design": "selective", "of": CASE1, "tau": 0.5}, "needs a public reference"),
-        ({"design": "selective", "of": CASE1, "tau": 0.5, "reference": {"name": "randint", "low": 0, "high": 2**30}}, "too many values"),
+        (
+            {
+                "design": "selective",
+                "of": CASE1,
+                "tau": 0.5,
+                "reference": {"name": "randint", "low": 0, "high": 2**30},
+            },
+            "too many values",
+        ),
         ({"design": "ensemble", "of": [CASE1]}, "at least 2"),
         ({"design": "ensemble", "of": [CASE1, {"design": "ring", "anchors": N01}]}, "ring"),
         (
-            {"design": "interval-differential", "of": CASE1, "perturb": {"epsilon": 1.0, "reference": {"kind": "known", "name": "norm"}}},
+            {
+                "design": "interval-differential",
+                "of": CASE1,
+                "perturb": {"epsilon": 1.0, "reference": {"kind": "known", "name": "norm"}},
+            },
             "needs a fitted perturbation",
         ),
     ],
@@ -95,7 +211,9 @@ def test_what_is_refused(design, says):
 
 
 def test_what_is_refused_of_whole_numbers_and_perturbations():
-    assert "whole numbers" in refusal({"design": "case2", "at_least": 0.2, "reference": N01}, lattice=True)
+    assert "whole numbers" in refusal(
+        {"design": "case2", "at_least": 0.2, "reference": N01}, lattice=True
+    )
     assert "no other" in refusal(CASE1, perturbation=object())
 
 
@@ -115,24 +233,40 @@ def test_the_designed_coverage_is_reached(design, targets):
     reference, rng = {"name": "gamma", "a": 2.0}, np.random.default_rng(0)
     values, none = rng.gamma(2.0, size=40_000), np.zeros(40_000, dtype=bool)
     for target in targets:
-        made = mechanism({**design, "anchors": {"coverage": target, "family": {"name": "logistic"}}, "reference": reference})
+        made = mechanism(
+            {
+                **design,
+                "anchors": {"coverage": target, "family": {"name": "logistic"}},
+                "reference": reference,
+            }
+        )
         found = coverages(
             made.randomise(values, none, stream(RunKey.insecure(1), "m", "f")),
             ScipyDistribution(**reference),
             acceptable=((0.0, 0.5),) if "acceptable" in design else (),
         )
-        assert found.mean() == pytest.approx(target, abs=0.005 + 5 * found.std() / np.sqrt(len(values)))
+        assert found.mean() == pytest.approx(
+            target, abs=0.005 + 5 * found.std() / np.sqrt(len(values))
+        )
         assert coverage(made, ScipyDistribution(**reference)) == pytest.approx(target, abs=0.005)
 
 
 def test_a_coverage_on_whole_numbers():
     reference = {"name": "poisson", "mu": 30}
-    design = {"design": "case1", "anchors": {"coverage": 0.8, "family": {"name": "uniform"}}, "reference": reference}
+    design = {
+        "design": "case1",
+        "anchors": {"coverage": 0.8, "family": {"name": "uniform"}},
+        "reference": reference,
+    }
     made = mechanism(design, lattice=True)
     values = np.random.default_rng(0).poisson(30, size=50_000).astype(float)
-    released = made.randomise(values, np.zeros(50_000, dtype=bool), stream(RunKey.insecure(1), "m", "f"))
+    released = made.randomise(
+        values, np.zeros(50_000, dtype=bool), stream(RunKey.insecure(1), "m", "f")
+    )
     assert held_by(released, values).all()
-    assert coverages(released, ScipyDistribution(**reference), lattice=True).mean() == pytest.approx(0.8, abs=0.01)
+    assert coverages(
+        released, ScipyDistribution(**reference), lattice=True
+    ).mean() == pytest.approx(0.8, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -156,22 +290,51 @@ def test_the_optimal_density(functional, slope, distribution):
     cuts = optimal(distribution, functional, "here")
     knots = np.interp([0.1, 0.3, 0.5, 0.7, 0.9], cuts.p, cuts.x)
     total = integrate.quad(density, low, high, points=knots, limit=500)[0]
-    below = np.array([integrate.quad(density, low, knot, points=knots[knots < knot], limit=500)[0] for knot in knots]) / total
+    below = (
+        np.array(
+            [
+                integrate.quad(density, low, knot, points=knots[knots < knot], limit=500)[0]
+                for knot in knots
+            ]
+        )
+        / total
+    )
     np.testing.assert_allclose(below, [0.1, 0.3, 0.5, 0.7, 0.9], atol=5e-4)
 
 
-@pytest.mark.parametrize("distribution", [stats.norm(3, 2), stats.logistic(), stats.cauchy(), stats.beta(0.3, 2.0), stats.uniform(-1, 4)])
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        stats.norm(3, 2),
+        stats.logistic(),
+        stats.cauchy(),
+        stats.beta(0.3, 2.0),
+        stats.uniform(-1, 4),
+    ],
+)
 def test_the_drawn_distribution_is_within_the_stated_error(distribution):
     cuts = table(distribution, "here")
-    at = np.concatenate([distribution.ppf(np.linspace(1e-6, 1 - 1e-6, 50_001)), distribution.ppf([1e-12, 1e-9])])
-    np.testing.assert_allclose(np.interp(at, cuts.x, cuts.p), distribution.cdf(at), atol=TABLE_ERROR)
+    at = np.concatenate(
+        [distribution.ppf(np.linspace(1e-6, 1 - 1e-6, 50_001)), distribution.ppf([1e-12, 1e-9])]
+    )
+    np.testing.assert_allclose(
+        np.interp(at, cuts.x, cuts.p), distribution.cdf(at), atol=TABLE_ERROR
+    )
     assert (np.diff(cuts.x) >= 0).all()
     design = {"design": "case1", "anchors": {"name": distribution.dist.name, **distribution.kwds}}
     if distribution.args:
-        design["anchors"] |= dict(zip(("a", "b") if distribution.dist.name == "beta" else ("loc", "scale"), distribution.args, strict=True))
+        design["anchors"] |= dict(
+            zip(
+                ("a", "b") if distribution.dist.name == "beta" else ("loc", "scale"),
+                distribution.args,
+                strict=True,
+            )
+        )
     n = 100_000
     released = mechanism(design).randomise(
-        np.full(n, distribution.ppf(0.5)), np.zeros(n, dtype=bool), stream(RunKey.insecure(2), "m", distribution.dist.name)
+        np.full(n, distribution.ppf(0.5)),
+        np.zeros(n, dtype=bool),
+        stream(RunKey.insecure(2), "m", distribution.dist.name),
     )
     anchors = np.where(np.isfinite(released.upper), released.upper, released.lower)
     assert stats.kstest(anchors, distribution.cdf).pvalue > 1e-6
@@ -182,7 +345,11 @@ def test_the_drawn_distribution_is_within_the_stated_error(distribution):
 @pytest.mark.parametrize("distribution", [stats.norm(3, 2), stats.poisson(4), stats.beta(0.3, 2.0)])
 def test_the_bounds_on_a_cdf_hold(distribution, lattice):
     public = PublicReference(distribution=distribution, lattice=lattice, where="here")
-    at = np.arange(-20.0, 30.0) if lattice else np.concatenate([np.linspace(-20, 30, 2001), distribution.ppf(LEVELS[::97])])
+    at = (
+        np.arange(-20.0, 30.0)
+        if lattice
+        else np.concatenate([np.linspace(-20, 30, 2001), distribution.ppf(LEVELS[::97])])
+    )
     steps = public.steps()
     cell = np.searchsorted(steps.x, at)
     true = public.cdf(at)
@@ -194,7 +361,11 @@ def test_the_bounds_on_a_cdf_hold(distribution, lattice):
 def test_laws_of_whole_numbers_agree():
     public = PublicReference(distribution=stats.norm(3, 2), lattice=True, where="here")
     rounded = np.round(stats.norm(3, 2).rvs(200_000, random_state=0))
-    np.testing.assert_allclose(public.cdf(np.array([1.0, 3.0, 6.0])), [(rounded <= k).mean() for k in (1, 3, 6)], atol=0.005)
+    np.testing.assert_allclose(
+        public.cdf(np.array([1.0, 3.0, 6.0])),
+        [(rounded <= k).mean() for k in (1, 3, 6)],
+        atol=0.005,
+    )
     assert public.quantile(np.array([0.5])).tolist() == [3.0]
 
 
@@ -202,11 +373,16 @@ def test_references_of_a_selective_design_and_of_an_ensemble_stand_in():
     inner = {"design": "case2", "at_least": 0.1}
     made = mechanism({"design": "selective", "of": inner, "tau": 0.3, "reference": N01})
     assert made.step.words_per_row == 3
-    assert isinstance(mechanism({"design": "ensemble", "of": [inner, inner], "reference": N01}).step.steps[0], Partition)
+    assert isinstance(
+        mechanism({"design": "ensemble", "of": [inner, inner], "reference": N01}).step.steps[0],
+        Partition,
+    )
 
 
 def test_the_laws_of_tau_are_clipped():
-    made = mechanism({"design": "progressive", "anchors": N01, "tau": {"name": "norm"}, "reference": N01})
+    made = mechanism(
+        {"design": "progressive", "anchors": N01, "tau": {"name": "norm"}, "reference": N01}
+    )
     assert made.step.tau.x.min() == 0.0
     assert made.step.tau.x.max() == 1.0
 
@@ -221,23 +397,65 @@ UNIT = {"name": "uniform", "loc": 10, "scale": 5}
         ({"design": "case1", "anchors": UNIT}, 0.0, 10.5, True),
         ({"design": "case2", "anchors": UNIT}, 14.9, 20.0, True),
         ({"design": "case2", "anchors": UNIT}, 15.0, 20.0, False),
-        ({"design": "case2", "anchors": UNIT}, 20.0, 20.0, True),  # one value: there is nothing to tell
+        (
+            {"design": "case2", "anchors": UNIT},
+            20.0,
+            20.0,
+            True,
+        ),  # one value: there is nothing to tell
         ({"design": "ring", "anchors": UNIT}, 20.0, 30.0, False),
-        ({"design": "case1", "anchors": N01}, 20.0, 30.0, False),  # a normal anchor never reaches 20: no word stands for it
-        ({"design": "canonical", "n_anchors": 1, "anchors": UNIT, "acceptable": [[0, 1]]}, 0.0, 9.0, True),
-        ({"design": "selective", "of": {"design": "case1", "anchors": UNIT}, "tau": 0.2, "reference": UNIT}, 0.0, 9.0, False),
-        ({"design": "ensemble", "of": [{"design": "case1", "anchors": UNIT}, CASE1]}, 0.0, 9.0, True),
+        (
+            {"design": "case1", "anchors": N01},
+            20.0,
+            30.0,
+            False,
+        ),  # a normal anchor never reaches 20: no word stands for it
+        (
+            {"design": "canonical", "n_anchors": 1, "anchors": UNIT, "acceptable": [[0, 1]]},
+            0.0,
+            9.0,
+            True,
+        ),
+        (
+            {
+                "design": "selective",
+                "of": {"design": "case1", "anchors": UNIT},
+                "tau": 0.2,
+                "reference": UNIT,
+            },
+            0.0,
+            9.0,
+            False,
+        ),
+        (
+            {"design": "ensemble", "of": [{"design": "case1", "anchors": UNIT}, CASE1]},
+            0.0,
+            9.0,
+            True,
+        ),
         ({"design": "ensemble", "of": [{"design": "case1", "anchors": UNIT}] * 2}, 0.0, 9.0, False),
-        ({"design": "progressive", "anchors": UNIT, "tau": 0.1, "reference": UNIT}, 0.0, 9.0, False),
+        (
+            {"design": "progressive", "anchors": UNIT, "tau": 0.1, "reference": UNIT},
+            0.0,
+            9.0,
+            False,
+        ),
     ],
 )
 def test_ranges_say_something_where_an_anchor_may_fall_between_two_values(design, low, high, says):
     made = mechanism(design)
     assert can_inform(made, low, high) is says
     values = np.linspace(low, high, 20_000)
-    released = made.randomise(values, np.zeros(len(values), dtype=bool), stream(RunKey.insecure(1), "interval/income", "a"))
+    released = made.randomise(
+        values,
+        np.zeros(len(values), dtype=bool),
+        stream(RunKey.insecure(1), "interval/income", "a"),
+    )
     if not says:
         assert held_by(released, np.full(len(values), low)).all()
         assert held_by(released, np.full(len(values), high)).all()
     elif low < high:
-        assert not (held_by(released, np.full(len(values), low)) & held_by(released, np.full(len(values), high))).all()
+        assert not (
+            held_by(released, np.full(len(values), low))
+            & held_by(released, np.full(len(values), high))
+        ).all()

@@ -16,7 +16,14 @@ from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.mechanisms.histogram import noise as histogram
 from dpdask.mechanisms.histogram import noise as sparse
-from dpdask.mechanisms.histogram.cells import WholeLine, affordable_bins, bandwidth, bins_by_rule, centres, largest_noise
+from dpdask.mechanisms.histogram.cells import (
+    WholeLine,
+    affordable_bins,
+    bandwidth,
+    bins_by_rule,
+    centres,
+    largest_noise,
+)
 from dpdask.mechanisms.histogram.noise import NoisyHistogram, compute_spent, plan
 from dpdask.mechanisms.histogram.spec import list_warnings
 from dpdask.privacy import Budget
@@ -58,7 +65,9 @@ def table(release: NoisyHistogram) -> np.ndarray:
 def test_the_noise_is_that_of_the_sensitivity(adjacency, sensitivity, rows):
     unit: Any = "row" if rows == 1 else {"column": "user", "max_rows": rows}
     planned = plan(budget(0.5, adjacency=adjacency, unit=unit), threshold="positive")
-    assert planned.cells == DiscreteLaplace(scale=sensitivity * rows / 0.5, sensitivity=sensitivity * rows, adjacency=adjacency)
+    assert planned.cells == DiscreteLaplace(
+        scale=sensitivity * rows / 0.5, sensitivity=sensitivity * rows, adjacency=adjacency
+    )
     assert planned.total is None
 
 
@@ -82,7 +91,9 @@ def test_a_factor_must_be_positive(factor):
 def test_the_enhanced_threshold_is_the_papers():
     planned = plan(budget(0.1), threshold="enhanced")
     assert planned.cut(250_070) == math.ceil(0.5 * math.log(250_070) / 0.1) == 63
-    assert plan(budget(0.1, unit={"column": "user", "max_rows": 3})).cut(250_070) == math.ceil(1.5 * math.log(250_070) / 0.1)
+    assert plan(budget(0.1, unit={"column": "user", "max_rows": 3})).cut(250_070) == math.ceil(
+        1.5 * math.log(250_070) / 0.1
+    )
     assert plan(budget(50.0)).cut(10) == 1
     assert plan(budget(), threshold="none").cut(100) is None
     assert plan(budget(), threshold="positive").cut(100) == 1
@@ -103,7 +114,9 @@ def test_every_cell_gets_discrete_laplace_noise_of_its_scale(rng):
     def z(scale: float) -> float:
         a = math.exp(-1 / scale)
         variance = 2 * a / (1 - a) ** 2
-        return (float((noise.astype(float) ** 2).mean()) - variance) / (variance * math.sqrt(6.0 / n))
+        return (float((noise.astype(float) ** 2).mean()) - variance) / (
+            variance * math.sqrt(6.0 / n)
+        )
 
     assert abs(z(2.0)) < 6
     assert z(1.8) > 6  # too little noise is found, and too much
@@ -116,7 +129,14 @@ def test_every_cell_gets_discrete_laplace_noise_of_its_scale(rng):
 COUNTS = {0: 1, 5: 2, 6: 3, 77: 8, 140: 1, 299: 30}
 
 
-def repeated(path: Any, times: int, *, factor: float = 0.5, epsilon: float = 0.7, domain: Domain | None = None) -> np.ndarray:
+def repeated(
+    path: Any,
+    times: int,
+    *,
+    factor: float = 0.5,
+    epsilon: float = 0.7,
+    domain: Domain | None = None,
+) -> np.ndarray:
     planned = plan(budget(epsilon), factor=factor)
     exact, rng = counts_of(domain or named(30, 10), COUNTS), keyed(f"{path} {factor} {epsilon}")
     with pytest.MonkeyPatch.context() as patch:
@@ -128,8 +148,14 @@ def agree(one: np.ndarray, other: np.ndarray) -> bool:
     """Two samples of tables: how many are listed, how often each cell is, and the values."""
     empty = np.ones(one.shape[1], dtype=bool)
     empty[list(COUNTS)] = False
-    tests = [stats.ks_2samp((one[:, empty] > 0).sum(axis=1), (other[:, empty] > 0).sum(axis=1), method="asymp").pvalue]
-    tests += [stats.ks_2samp(one[:, column], other[:, column], method="asymp").pvalue for column in COUNTS]
+    tests = [
+        stats.ks_2samp(
+            (one[:, empty] > 0).sum(axis=1), (other[:, empty] > 0).sum(axis=1), method="asymp"
+        ).pvalue
+    ]
+    tests += [
+        stats.ks_2samp(one[:, column], other[:, column], method="asymp").pvalue for column in COUNTS
+    ]
     values = [each[:, empty][each[:, empty] > 0] for each in (one, other)]
     tests.append(stats.ks_2samp(*values, method="asymp").pvalue)
     listed = np.stack([(each[:, empty] > 0).sum(axis=0) for each in (one, other)])
@@ -144,11 +170,17 @@ def test_sparse_and_dense_have_one_law_and_a_wrong_tail_is_found(monkeypatch):
     assert agree(dense, drawn)
     assert not agree(dense, repeated("sparse", times, epsilon=0.85))
     real = sparse.draw_binomial
-    monkeypatch.setattr(sparse, "draw_binomial", lambda n, scale, cut, *, rng: real(n, scale, cut + 1, rng=rng))  # one step of the tail
+    monkeypatch.setattr(
+        sparse, "draw_binomial", lambda n, scale, cut, *, rng: real(n, scale, cut + 1, rng=rng)
+    )  # one step of the tail
     assert not agree(dense, repeated("sparse", times))
     monkeypatch.setattr(sparse, "draw_binomial", real)
     monkeypatch.setattr(
-        sparse, "_geometric", lambda n, scale, *, rng: np.abs(sparse.noise.discrete_laplace(np.zeros(n, dtype=np.int64), scale, rng=rng))
+        sparse,
+        "_geometric",
+        lambda n, scale, *, rng: np.abs(
+            sparse.noise.discrete_laplace(np.zeros(n, dtype=np.int64), scale, rng=rng)
+        ),
     )
     assert not agree(dense, repeated("sparse", times))
 
@@ -162,7 +194,9 @@ def test_which_empty_cells_are_raised_is_even_and_never_an_occupied_one():
     seen = np.zeros(100, dtype=np.int64)
     rng = keyed("places")
     for _ in range(1000):
-        keys, weights = sparse.draw_kept(occupied, np.full(6, 10**6, dtype=np.int64), 100, 2.0, 2, rng=rng)
+        keys, weights = sparse.draw_kept(
+            occupied, np.full(6, 10**6, dtype=np.int64), 100, 2.0, 2, rng=rng
+        )
         assert (np.diff(keys) > 0).all()
         assert (weights >= 2).all()
         seen[keys] += 1
@@ -172,10 +206,22 @@ def test_which_empty_cells_are_raised_is_even_and_never_an_occupied_one():
     assert stats.chi2.sf(((rest - 1000 * p) ** 2).sum() / (1000 * p * (1 - p)), 94) > ALPHA
 
 
-@pytest.mark.parametrize(("n", "scale", "cut"), [(1, 2.0, 1), (5, 0.4, 1), (1000, 2.0, 3), (10**6, 20.0, 250), (2**61, 1.0, 41), (10**7, 3.0, 1)])
+@pytest.mark.parametrize(
+    ("n", "scale", "cut"),
+    [
+        (1, 2.0, 1),
+        (5, 0.4, 1),
+        (1000, 2.0, 3),
+        (10**6, 20.0, 250),
+        (2**61, 1.0, 41),
+        (10**7, 3.0, 1),
+    ],
+)
 def test_the_number_of_exceedances_is_binomial(n, scale, cut):
     rng = keyed(f"binomial {n}")
-    draws = np.array([sparse.draw_binomial(n, scale, cut, rng=rng) for _ in range(12 if n == 10**7 else 400)])
+    draws = np.array(
+        [sparse.draw_binomial(n, scale, cut, rng=rng) for _ in range(12 if n == 10**7 else 400)]
+    )
     p = sparse.compute_tail(scale, cut)
     distribution = stats.binom(n, p) if n < 2**40 else stats.poisson(n * p)
     edges = np.unique(distribution.ppf(np.linspace(0, 1, 5 if n == 10**7 else 12)[1:-1]))
@@ -185,7 +231,11 @@ def test_the_number_of_exceedances_is_binomial(n, scale, cut):
     used = mass * len(draws) > 1e-9
     observed = np.bincount(part, minlength=len(mass))
     assert observed[~used].sum() == 0
-    assert used.sum() == 1 or stats.chisquare(observed[used], mass[used] / mass[used].sum() * len(draws)).pvalue > ALPHA
+    assert (
+        used.sum() == 1
+        or stats.chisquare(observed[used], mass[used] / mass[used].sum() * len(draws)).pvalue
+        > ALPHA
+    )
 
 
 def test_no_exceedance_where_none_can_be():
@@ -215,7 +265,9 @@ def test_secure_noise_differs_every_time_and_keyed_noise_does_not():
 def test_ten_to_the_eighteen_cells_take_no_time():
     domain = named(1000, 1000, 1000, 1000, 1000, 1000)
     planned = plan(budget(1.0), factor=9.0)
-    released = histogram.draw(counts_of(domain, {123: 1000, 10**18 - 1: 1000}), planned, rng=keyed("large"))
+    released = histogram.draw(
+        counts_of(domain, {123: 1000, 10**18 - 1: 1000}), planned, rng=keyed("large")
+    )
     assert {123, 10**18 - 1} <= set(released.keys.tolist())
     assert (released.codes_at(0, len(released.keys))[:, -1] == 999).all()
     with pytest.raises(SpecError, match="noise alone would raise"):
@@ -228,7 +280,8 @@ def test_ten_to_the_eighteen_cells_take_no_time():
 def test_thresholds_are_cut_from_the_same_noise():
     exact = counts_of(named(30, 10), COUNTS)
     plain, positive, enhanced = (
-        histogram.draw(exact, plan(budget(0.7), threshold=t), rng=keyed("same noise")) for t in ("none", "positive", "enhanced")
+        histogram.draw(exact, plan(budget(0.7), threshold=t), rng=keyed("same noise"))
+        for t in ("none", "positive", "enhanced")
     )
     whole = table(plain)
     assert (whole < 0).any()
@@ -308,12 +361,26 @@ def test_weight_that_noise_alone_makes_is_told():
 def released(weights: dict[int, int], domain: Domain) -> NoisyHistogram:
     keys = np.array(sorted(weights), dtype=np.int64)
     return NoisyHistogram(
-        domain=domain, plan=plan(budget(), threshold="none"), n_rows=10.0, cut=None, keys=keys, weights=np.array([weights[int(key)] for key in keys])
+        domain=domain,
+        plan=plan(budget(), threshold="none"),
+        n_rows=10.0,
+        cut=None,
+        keys=keys,
+        weights=np.array([weights[int(key)] for key in keys]),
     )
 
 
 def floats(name: str = "x", **changes: Any) -> ValueCodec:
-    return ValueCodec(**{"name": name, "type": pa.float64(), "bounds": (0.0, 10.0), "atoms": (), "nulls": False, **changes})
+    return ValueCodec(
+        **{
+            "name": name,
+            "type": pa.float64(),
+            "bounds": (0.0, 10.0),
+            "atoms": (),
+            "nulls": False,
+            **changes,
+        }
+    )
 
 
 def test_synthetic_rows_follow_the_positive_weights():
@@ -331,12 +398,21 @@ def test_synthetic_rows_follow_the_positive_weights():
 
 
 def test_centres_of_every_kind_of_cell():
-    assert centres(cells(floats(atoms=(0.0, 5.0), nulls=True), 2)).to_pylist() == [None, 0.0, 5.0, 2.5, 7.5]
+    assert centres(cells(floats(atoms=(0.0, 5.0), nulls=True), 2)).to_pylist() == [
+        None,
+        0.0,
+        5.0,
+        2.5,
+        7.5,
+    ]
     whole = ValueCodec(name="n", type=pa.int32(), bounds=(1.0, 10.0), atoms=(), nulls=False)
     assert centres(cells(whole, 2)).to_pylist() == [3.0, 8.0]  # 1..5 and 6..10
     assert centres(cells(whole, 5)).to_pylist() == [1.5, 3.5, 5.5, 7.5, 9.5]
     days = ValueCodec(name="day", type=pa.date32(), bounds=(0.0, 9.0), atoms=(), nulls=False)
-    assert [str(day) for day in centres(cells(days, 5)).to_pylist()][:2] == ["1970-01-01", "1970-01-03"]
+    assert [str(day) for day in centres(cells(days, 5)).to_pylist()][:2] == [
+        "1970-01-01",
+        "1970-01-03",
+    ]
     null_level = LevelCodec(name="t", levels=pa.array([None, 3, 4]), ordered=True)
     assert centres(cells(null_level, 1)).to_pylist() == [None, 3, 4]
 
@@ -369,7 +445,9 @@ def test_a_quantile_on_the_whole_line_is_found():
     line, n = WholeLine(bins=400, scale=1.0), 100_000
     column = line.cells(floats(bounds=None))
     z = np.random.default_rng(1).normal(0.7, 1.5, n)
-    exact = JointCounts.of_codes(Domain(names=("x",), sizes=(400,)), column.codes(pa.array(z)).astype(np.uint16)[None, :])
+    exact = JointCounts.of_codes(
+        Domain(names=("x",), sizes=(400,)), column.codes(pa.array(z)).astype(np.uint16)[None, :]
+    )
     found = histogram.draw(exact, plan(budget(1.0), threshold="none"), rng=keyed("line"))
     values = centres(column, line).to_numpy()[found.codes_at(0, len(found.keys))[0]]
     for tau in (0.1, 0.5, 0.9):

@@ -37,13 +37,17 @@ def loops(n: int = N) -> np.ndarray:
     c, d = (a + b) % 5, (a + 2 * b) % 5
     e, f = np.where(a == 0, b, 4 - c), (c * d) % 5
     codes = np.stack([a, b, c, d, e, f])
-    return np.where(rng.random(codes.shape) < 0.1, rng.integers(0, 5, codes.shape), codes).astype(np.uint8)
+    return np.where(rng.random(codes.shape) < 0.1, rng.integers(0, 5, codes.shape), codes).astype(
+        np.uint8
+    )
 
 
 def noisy_of(domain: Domain, codes: np.ndarray, sigma: float, pairs: bool = True) -> NoisyMarginals:
     event = DiscreteGaussian(sigma=sigma, sensitivity=1.0, adjacency="add-remove")
     planned = MarginalNoise(one_way=event, pairs=event if pairs else None, cliques={})
-    return measure(MarginalCounts.of_codes(domain, codes), planned, n_rows_public=True, rng=keyed("noise"))
+    return measure(
+        MarginalCounts.of_codes(domain, codes), planned, n_rows_public=True, rng=keyed("noise")
+    )
 
 
 def distances(domain: Domain, noisy: NoisyMarginals, records: np.ndarray) -> np.ndarray:
@@ -53,7 +57,12 @@ def distances(domain: Domain, noisy: NoisyMarginals, records: np.ndarray) -> np.
     pairs = itertools.combinations(range(domain.n_attributes), 2)
     n = records.shape[1]
     wanted = {pair: cleaned.table(*pair) / cleaned.n_rows for pair in pairs}
-    return np.array([np.abs(found.table((domain.names[a], domain.names[b])) / n - table).sum() / 2 for (a, b), table in wanted.items()])
+    return np.array(
+        [
+            np.abs(found.table((domain.names[a], domain.names[b])) / n - table).sum() / 2
+            for (a, b), table in wanted.items()
+        ]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +78,9 @@ def test_raked_records_are_as_near_to_the_tables_as_a_resample_and_the_copulas_a
     raked = distances(domain, noisy, model.draw(n, keyed("draw")))
     own = distances(domain, noisy, model.sample(n, keyed("draw")))
     rows = loops()
-    floor = distances(domain, noisy_of(domain, rows, 0.3), rows[:, np.random.default_rng(2).integers(0, N, n)])
+    floor = distances(
+        domain, noisy_of(domain, rows, 0.3), rows[:, np.random.default_rng(2).integers(0, N, n)]
+    )
     assert raked.mean() < 1.2 * floor.mean()
     assert raked.max() < 2.0 * floor.max()
     assert own.mean() > 3.0 * raked.mean()
@@ -103,9 +114,13 @@ def test_the_copulas_own_records_are_there_by_name(fitted):
 
 def test_without_two_way_tables_there_is_nothing_to_rake_to():
     domain = domain_of(5, 5, 5, 5, 5, 5)
-    assert fit_copula(noisy_of(domain, loops(2000), 3.0, pairs=False), keyed("fit"))[0].targets is None
+    assert (
+        fit_copula(noisy_of(domain, loops(2000), 3.0, pairs=False), keyed("fit"))[0].targets is None
+    )
     alone = domain_of(5)
-    assert fit_copula(noisy_of(alone, loops(2000)[:1], 3.0, pairs=False), keyed("fit"))[0].draw(10, keyed("draw")).shape == (1, 10)
+    assert fit_copula(noisy_of(alone, loops(2000)[:1], 3.0, pairs=False), keyed("fit"))[0].draw(
+        10, keyed("draw")
+    ).shape == (1, 10)
 
 
 def test_less_noise_is_believed_more(fitted):
@@ -127,11 +142,15 @@ def test_many_tables_are_raked_where_the_copula_misses_most(monkeypatch, fitted)
     assert len(few.tables) == 4
     assert len(few.counts) == 4 * 25
     missed = distances(domain_of(5, 5, 5, 5, 5, 5), noisy, own.sample(CHUNK_ROWS, keyed("draw")))
-    worst = sorted(np.array(list(itertools.combinations(range(6), 2)))[np.argsort(-missed)[:4]].tolist())
+    worst = sorted(
+        np.array(list(itertools.combinations(range(6), 2)))[np.argsort(-missed)[:4]].tolist()
+    )
     assert few.tables[:, :2].tolist() == worst
     cleaned = denoise(noisy)
     for place, (a, b) in enumerate(few.tables[:, :2]):
-        np.testing.assert_array_equal(few.counts[25 * place : 25 * place + 25], cleaned.table(int(a), int(b)).ravel())
+        np.testing.assert_array_equal(
+            few.counts[25 * place : 25 * place + 25], cleaned.table(int(a), int(b)).ravel()
+        )
 
 
 def test_the_pool_and_the_block_are_bounded(fitted):
@@ -140,9 +159,16 @@ def test_the_pool_and_the_block_are_bounded(fitted):
     targets = model.targets
     assert targets is not None
     for n_latents, n_tables in ((30, 15), (600, 15), (30, 1024)):
-        many = raking.Targets(total=1.0, tables=np.zeros((n_tables, 3), dtype=np.int64), counts=targets.counts, strengths=np.ones(n_tables))
+        many = raking.Targets(
+            total=1.0,
+            tables=np.zeros((n_tables, 3), dtype=np.int64),
+            counts=targets.counts,
+            strengths=np.ones(n_tables),
+        )
         assert many.n_pool(BLOCK_ROWS, n_latents) * n_tables * many.n_sweeps <= 2**13 * BLOCK_ROWS
-        assert many.n_pool(BLOCK_ROWS, n_latents) == (2 * BLOCK_ROWS if (n_latents, n_tables) == (30, 15) else BLOCK_ROWS)
+        assert many.n_pool(BLOCK_ROWS, n_latents) == (
+            2 * BLOCK_ROWS if (n_latents, n_tables) == (30, 15) else BLOCK_ROWS
+        )
     assert targets.n_pool(10, 30) == raking.MIN_POOL
     wide = CopulaModel(domain=domain_of(*(2,) * 300), n_rows=1.0, nodes=(), factor=model.factor)
     assert (model.block_rows, wide.block_rows) == (BLOCK_ROWS, CHUNK_ROWS)

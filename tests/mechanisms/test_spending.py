@@ -30,10 +30,19 @@ from dpdask.streams import RunKey, Streams
 
 COLUMNS = ("a", "b", "c")
 USER = {"user": {"role": "drop"}}
-LEVELS = Schema.from_dict({"columns": {name: {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]} for name in COLUMNS} | USER})
+LEVELS = Schema.from_dict(
+    {
+        "columns": {
+            name: {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]} for name in COLUMNS
+        }
+        | USER
+    }
+)
 positive = st.floats(1e-3, 1e3)
 budgets = st.builds(
-    lambda epsilon, rows: Budget(epsilon=epsilon, unit="row" if rows is None else UnitColumn(column="user", max_rows=rows)),
+    lambda epsilon, rows: Budget(
+        epsilon=epsilon, unit="row" if rows is None else UnitColumn(column="user", max_rows=rows)
+    ),
     st.floats(1e-3, 100.0),
     st.none() | st.integers(1, 10_000),
 )
@@ -41,7 +50,13 @@ weights = st.none() | st.fixed_dictionaries(dict.fromkeys(COLUMNS, positive))
 references = st.just(Holdout(fraction=0.25)) | st.builds(Histogram, share=st.floats(1e-3, 0.999))
 
 
-def spend(budget: Budget, reference: Reference, shares: Any = None, schema: Schema = LEVELS, channel: Any = "laplace") -> ColumnsMechanism:
+def spend(
+    budget: Budget,
+    reference: Reference,
+    shares: Any = None,
+    schema: Schema = LEVELS,
+    channel: Any = "laplace",
+) -> ColumnsMechanism:
     """Return the mechanism that spends a budget."""
     given = {"reference": reference, "weights": shares, "channel": channel}
     found = bind(validate(DipSpec, given, "job"), schema, budget)
@@ -50,11 +65,15 @@ def spend(budget: Budget, reference: Reference, shares: Any = None, schema: Sche
 
 
 def total(found: Spending) -> Fraction:
-    return sum(map(Fraction, found.reference.values()), Fraction(0)) + found.rows_per_unit * sum(map(Fraction, found.row.values()), Fraction(0))
+    return sum(map(Fraction, found.reference.values()), Fraction(0)) + found.rows_per_unit * sum(
+        map(Fraction, found.row.values()), Fraction(0)
+    )
 
 
 @given(budgets, references, weights)
-def test_no_more_is_spent_than_is_promised(budget: Budget, reference: Reference, shares: dict[str, float] | None) -> None:
+def test_no_more_is_spent_than_is_promised(
+    budget: Budget, reference: Reference, shares: dict[str, float] | None
+) -> None:
     found = spend(budget, reference, shares).spending
     assert total(found) <= Fraction(budget.epsilon)
     assert math.isclose(total(found), budget.epsilon, rel_tol=1e-12)  # and no less
@@ -62,13 +81,19 @@ def test_no_more_is_spent_than_is_promised(budget: Budget, reference: Reference,
     assert set(found.row) == set(COLUMNS)
     assert set(found.reference) == (set(COLUMNS) if isinstance(reference, Histogram) else set())
     if isinstance(reference, Histogram):
-        assert math.isclose(math.fsum(found.reference.values()), reference.share * budget.epsilon, rel_tol=1e-12)
+        assert math.isclose(
+            math.fsum(found.reference.values()), reference.share * budget.epsilon, rel_tol=1e-12
+        )
     if shares is not None:
-        assert math.isclose(found.row["a"] / found.row["b"], shares["a"] / shares["b"], rel_tol=1e-12)
+        assert math.isclose(
+            found.row["a"] / found.row["b"], shares["a"] / shares["b"], rel_tol=1e-12
+        )
 
 
 @given(budgets, references, weights)
-def test_the_events_cost_what_is_promised(budget: Budget, reference: Reference, shares: dict[str, float] | None) -> None:
+def test_the_events_cost_what_is_promised(
+    budget: Budget, reference: Reference, shares: dict[str, float] | None
+) -> None:
     mechanism = spend(budget, reference, shares)
     found, event = mechanism.spending, mechanism.event
     *histograms, rows = event.events
@@ -89,7 +114,13 @@ def test_the_events_cost_what_is_promised(budget: Budget, reference: Reference, 
 
 
 @pytest.mark.parametrize(
-    "shares", [{"a": 1.0}, {"a": 1.0, "b": 1.0, "c": 0.0}, {"a": 1.0, "b": 1.0, "c": math.nan}, {**dict.fromkeys(COLUMNS, 1.0), "d": 1.0}]
+    "shares",
+    [
+        {"a": 1.0},
+        {"a": 1.0, "b": 1.0, "c": 0.0},
+        {"a": 1.0, "b": 1.0, "c": math.nan},
+        {**dict.fromkeys(COLUMNS, 1.0), "d": 1.0},
+    ],
 )
 def test_wrong_weights_are_refused(shares: dict[str, float]) -> None:
     with pytest.raises(SpecError, match="weights"):
@@ -107,7 +138,12 @@ SCHEMA = Schema.from_dict(
     {
         "columns": {
             "a": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
-            "b": {"role": "privatise", "kind": "categorical", "levels": ["x", "y"], "nulls": "level"},
+            "b": {
+                "role": "privatise",
+                "kind": "categorical",
+                "levels": ["x", "y"],
+                "nulls": "level",
+            },
             "c": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]},
             **USER,
         }
@@ -115,7 +151,11 @@ SCHEMA = Schema.from_dict(
 )
 TYPES = {"a": pa.int64(), "b": pa.string(), "c": pa.float64()}
 CODECS = {name: codec_for(name, SCHEMA.columns[name], type_) for name, type_ in TYPES.items()}
-ARRAYS = {"a": pa.array([1, 2, 3, 1] * 10), "b": pa.array(["x", None, "y", "x"] * 10), "c": pa.array(np.arange(40) / 40)}
+ARRAYS = {
+    "a": pa.array([1, 2, 3, 1] * 10),
+    "b": pa.array(["x", None, "y", "x"] * 10),
+    "c": pa.array(np.arange(40) / 40),
+}
 TABLE = Columns(types=pa.schema(TYPES), codecs=CODECS)
 
 
@@ -142,11 +182,23 @@ def accounted_is_drawn(budget: Budget) -> bool:
     """Return whether the scales accounted, and the sensitivity that they are for, are those drawn and those that the unit needs, and no more."""
     mechanism = spend(budget, Histogram(share=0.25), {"a": 1.0, "b": 2.0, "c": 3.0}, SCHEMA)
     found = mechanism.spending
-    accounted = [event.scale for event in mechanism.event.events if isinstance(event, DiscreteLaplace)]
-    vectors = {"a": 1, "b": 1, "c": 3}  # the three levels of a hierarchy share the part of a continuous column
-    needed = [Fraction(2 * found.rows_per_unit * vectors[name]) / Fraction(epsilon) for name, epsilon in found.reference.items()]
+    accounted = [
+        event.scale for event in mechanism.event.events if isinstance(event, DiscreteLaplace)
+    ]
+    vectors = {
+        "a": 1,
+        "b": 1,
+        "c": 3,
+    }  # the three levels of a hierarchy share the part of a continuous column
+    needed = [
+        Fraction(2 * found.rows_per_unit * vectors[name]) / Fraction(epsilon)
+        for name, epsilon in found.reference.items()
+    ]
     drawn = drawn_scales(mechanism)
-    fits = [least <= Fraction(scale) <= least * (1 + Fraction(1, 10**9)) for scale, least in zip(drawn, needed, strict=True)]
+    fits = [
+        least <= Fraction(scale) <= least * (1 + Fraction(1, 10**9))
+        for scale, least in zip(drawn, needed, strict=True)
+    ]
     return drawn == accounted and all(fits)
 
 
@@ -166,25 +218,42 @@ def account_other_noise(patch: pytest.MonkeyPatch, factor: float) -> None:
     right = ColumnsMechanism.event.fget  # type: ignore[attr-defined]  # a property
 
     def wrong(mechanism: ColumnsMechanism) -> Composed:
-        return Composed(events=tuple(scaled(event, factor) if isinstance(event, DiscreteLaplace) else event for event in right(mechanism).events))
+        return Composed(
+            events=tuple(
+                scaled(event, factor) if isinstance(event, DiscreteLaplace) else event
+                for event in right(mechanism).events
+            )
+        )
 
     patch.setattr(ColumnsMechanism, "event", property(wrong))
 
 
 def draw_other_noise(patch: pytest.MonkeyPatch, factor: float) -> None:
     right = histogram.perturb
-    patch.setattr(histogram, "perturb", lambda counts, event, **rest: right(counts, scaled(event, factor), **rest))
+    patch.setattr(
+        histogram,
+        "perturb",
+        lambda counts, event, **rest: right(counts, scaled(event, factor), **rest),
+    )
 
 
 def plan_other_noise(patch: pytest.MonkeyPatch, factor: float) -> None:
     right: Callable[..., DiscreteLaplace] = histogram.histogram_event
-    patch.setattr(histogram, "histogram_event", lambda *given, **rest: scaled(right(*given, **rest), factor))
+    patch.setattr(
+        histogram, "histogram_event", lambda *given, **rest: scaled(right(*given, **rest), factor)
+    )
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=["row", "user"])
 @pytest.mark.parametrize("factor", [0.5, 2.0])
-@pytest.mark.parametrize("change", [account_other_noise, draw_other_noise, plan_other_noise], ids=["accounted", "drawn", "both"])
-def test_a_change_of_one_of_the_two_or_of_both_is_noticed(change: Any, factor: float, budget: Budget, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [account_other_noise, draw_other_noise, plan_other_noise],
+    ids=["accounted", "drawn", "both"],
+)
+def test_a_change_of_one_of_the_two_or_of_both_is_noticed(
+    change: Any, factor: float, budget: Budget, monkeypatch: pytest.MonkeyPatch
+) -> None:
     change(monkeypatch, factor)
     assert not accounted_is_drawn(budget)
 
@@ -193,11 +262,23 @@ def test_a_change_of_one_of_the_two_or_of_both_is_noticed(change: Any, factor: f
 @given(budgets, st.sampled_from(["laplace", "laplace-calibrated", "optimal"]))
 def test_a_row_pays_no_more_than_its_event_says(budget: Budget, channel: Any) -> None:
     assume(budget.epsilon / (budget.unit_column.max_rows if budget.unit_column else 1) > 1e-4)
-    known = Known.model_validate({"kind": "known", "columns": {"a": {"probabilities": [0.2, 0.3, 0.5]}, "b": {"probabilities": [0.1, 0.4, 0.5]}}})
-    schema = Schema(columns={name: column for name, column in SCHEMA.columns.items() if name != "c"})
+    known = Known.model_validate(
+        {
+            "kind": "known",
+            "columns": {
+                "a": {"probabilities": [0.2, 0.3, 0.5]},
+                "b": {"probabilities": [0.1, 0.4, 0.5]},
+            },
+        }
+    )
+    schema = Schema(
+        columns={name: column for name, column in SCHEMA.columns.items() if name != "c"}
+    )
     mechanism = spend(budget, known, schema=schema, channel=channel)
     parts = mechanism.spending.row
-    fitted = fit_dip({name: known.distribution(CODECS[name]) for name in ("a", "b")}, CODECS, parts, channel)
+    fitted = fit_dip(
+        {name: known.distribution(CODECS[name]) for name in ("a", "b")}, CODECS, parts, channel
+    )
     exact = sum((Fraction(column.epsilon) for column in fitted.columns.values()), Fraction(0))
     assert exact <= Fraction(mechanism.row_total)
     assert all(fitted.columns[name].epsilon <= parts[name] for name in ("a", "b"))

@@ -47,7 +47,9 @@ class ToyRelease(Archived):
     def n_drawn(self, wanted: int | None) -> int:
         return 1 if wanted is None else wanted
 
-    def batches(self, start: int, n_rows: int, n_total: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, start: int, n_rows: int, n_total: int, key: RunKey, part: str
+    ) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"n": [self.n_rows] * n_rows}, schema=self.types)
 
     def _contents(self) -> Contents:
@@ -67,7 +69,15 @@ class ToyMechanism(NoisyCounts):
 
     @property
     def event(self) -> Composed:
-        return Composed(events=(DiscreteLaplace(scale=laplace_scale(1, self.budget.epsilon), sensitivity=1, adjacency="add-remove"),))
+        return Composed(
+            events=(
+                DiscreteLaplace(
+                    scale=laplace_scale(1, self.budget.epsilon),
+                    sensitivity=1,
+                    adjacency="add-remove",
+                ),
+            )
+        )
 
     @property
     def how(self) -> str:
@@ -106,13 +116,30 @@ class ToyMechanism(NoisyCounts):
         return ("tabulate: count the rows", "fit: noise on their number")
 
     def section(self, release: ToyRelease, columns: Columns, **_: Any) -> Section:
-        accounting = {"composition": "one event", "epsilon_exact": self.budget.epsilon, "events": to_dict(self.event)}
+        accounting = {
+            "composition": "one event",
+            "epsilon_exact": self.budget.epsilon,
+            "events": to_dict(self.event),
+        }
         mechanism = {"kind": "toy", "factor": self.spec.factor}
         section = noisy_counts_section(
-            budget=self.budget, mechanism=mechanism, schema=self.schema, cells={}, accounting=accounting, n_rows=release.n_rows
+            budget=self.budget,
+            mechanism=mechanism,
+            schema=self.schema,
+            cells={},
+            accounting=accounting,
+            n_rows=release.n_rows,
         )
-        shown = {name: {"role": "privatised", "kind": self.schema.columns[name].kind} for name in self.schema.privatised}
-        return Section(**{**{field: getattr(section, field) for field in section.__dataclass_fields__}, "columns": shown})
+        shown = {
+            name: {"role": "privatised", "kind": self.schema.columns[name].kind}
+            for name in self.schema.privatised
+        }
+        return Section(
+            **{
+                **{field: getattr(section, field) for field in section.__dataclass_fields__},
+                "columns": shown,
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)

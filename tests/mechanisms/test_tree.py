@@ -55,9 +55,13 @@ TINY = MarginalNoise(
 )
 
 
-def spend_tree(budget: Budget, tree: Tree, columns: Iterable[str], weights: dict[str, float] | None = None) -> TreeMechanism:
+def spend_tree(
+    budget: Budget, tree: Tree, columns: Iterable[str], weights: dict[str, float] | None = None
+) -> TreeMechanism:
     """Return the mechanism that spends a budget on a tree of columns."""
-    declared: dict[str, object] = {name: {"role": "privatise", "kind": "discrete", "levels": [0, 1]} for name in columns}
+    declared: dict[str, object] = {
+        name: {"role": "privatise", "kind": "discrete", "levels": [0, 1]} for name in columns
+    }
     schema = Schema.from_dict({"columns": declared | {"id": {"role": "drop"}}})
     found = bind(DipSpec(reference=tree, weights=weights), schema, budget)
     assert isinstance(found, TreeMechanism)
@@ -65,7 +69,10 @@ def spend_tree(budget: Budget, tree: Tree, columns: Iterable[str], weights: dict
 
 
 def level_cells(sizes: dict[str, int]) -> dict[str, Cells]:
-    return {name: cells(LevelCodec(name=name, levels=pa.array(range(size)), ordered=name != "c"), 1) for name, size in sizes.items()}
+    return {
+        name: cells(LevelCodec(name=name, levels=pa.array(range(size)), ordered=name != "c"), 1)
+        for name, size in sizes.items()
+    }
 
 
 def chain(sizes: dict[str, int], seed: int = 5) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -73,7 +80,8 @@ def chain(sizes: dict[str, int], seed: int = 5) -> tuple[np.ndarray, list[np.nda
     rng = np.random.default_rng(seed)
     n = list(sizes.values())
     return rng.dirichlet(np.full(n[0], 5.0)), [
-        rng.dirichlet(np.full(after, 0.7), size=before) * 0.9 + 0.1 / after for before, after in itertools.pairwise(n)
+        rng.dirichlet(np.full(after, 0.7), size=before) * 0.9 + 0.1 / after
+        for before, after in itertools.pairwise(n)
     ]
 
 
@@ -87,10 +95,17 @@ def chain_codes(sizes: dict[str, int], n: int, seed: int = 5) -> np.ndarray:
 
 
 def counted(sizes: dict[str, int], n: int = 20_000, seed: int = 5) -> MarginalCounts:
-    return MarginalCounts.of_codes(Domain(names=tuple(sizes), sizes=tuple(sizes.values())), chain_codes(sizes, n, seed))
+    return MarginalCounts.of_codes(
+        Domain(names=tuple(sizes), sizes=tuple(sizes.values())), chain_codes(sizes, n, seed)
+    )
 
 
-def fitted(channel: ChannelKind = "laplace", epsilon: float = 1.0, sizes: dict[str, int] = SIZES, seed: int = 5) -> TreeRelease:
+def fitted(
+    channel: ChannelKind = "laplace",
+    epsilon: float = 1.0,
+    sizes: dict[str, int] = SIZES,
+    seed: int = 5,
+) -> TreeRelease:
     noisy = measure_tree(counted(sizes, seed=seed), TINY, rng=stream(KEY, "test", ""))
     return fit_tree(noisy, level_cells(sizes), dict.fromkeys(sizes, epsilon), channel)
 
@@ -104,22 +119,38 @@ def distribution(release: TreeRelease, row: dict[str, int]) -> dict[tuple[int, .
         for released, probability in found.items():
             weights = column.weights[0 if above < 0 else released[above], row[name]].tolist()
             assert len(released) == place
-            after |= {(*released, level): probability * Fraction(weight, 2**63) for level, weight in enumerate(weights)}
+            after |= {
+                (*released, level): probability * Fraction(weight, 2**63)
+                for level, weight in enumerate(weights)
+            }
         found = after
     return found
 
 
 def all_rows(release: TreeRelease) -> list[dict[str, int]]:
     names = list(release.columns)
-    return [dict(zip(names, row, strict=True)) for row in itertools.product(*(range(release.columns[name].n_levels) for name in names))]
+    return [
+        dict(zip(names, row, strict=True))
+        for row in itertools.product(*(range(release.columns[name].n_levels) for name in names))
+    ]
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-def test_the_rows_epsilon_is_that_of_all_rows_and_outcomes_counted_one_by_one(channel: ChannelKind) -> None:
+def test_the_rows_epsilon_is_that_of_all_rows_and_outcomes_counted_one_by_one(
+    channel: ChannelKind,
+) -> None:
     release = fitted(channel, 0.8)
     distributions = [distribution(release, row) for row in all_rows(release)]
-    outcomes = [outcome for outcome in distributions[0] if any(each[outcome] for each in distributions)]
-    worst = max(math.log(max(each[outcome] for each in distributions) / min(each[outcome] for each in distributions)) for outcome in outcomes)
+    outcomes = [
+        outcome for outcome in distributions[0] if any(each[outcome] for each in distributions)
+    ]
+    worst = max(
+        math.log(
+            max(each[outcome] for each in distributions)
+            / min(each[outcome] for each in distributions)
+        )
+        for outcome in outcomes
+    )
     assert worst <= release.epsilon + 1e-12
     assert release.epsilon == pytest.approx(worst, abs=1e-9)
     assert release.epsilon <= sum(column.epsilon for column in release.columns.values())
@@ -137,27 +168,46 @@ def test_rows_of_the_tree_are_released_with_its_very_pairs(channel: ChannelKind)
     noisy = measure_tree(counted(SIZES), TINY, rng=stream(KEY, "test", ""))
     release = fit_tree(noisy, level_cells(SIZES), dict.fromkeys(SIZES, 1.5), channel)
     one_way, edges = clean_tables(noisy)
-    conditionals = {child: table / table.sum(axis=1, keepdims=True) for (_, child), table in edges.items()}
+    conditionals = {
+        child: table / table.sum(axis=1, keepdims=True) for (_, child), table in edges.items()
+    }
     names = list(release.columns)
     pairs = {edge: np.zeros((SIZES[edge[0]], SIZES[edge[1]])) for edge in release.edges}
     for row in all_rows(release):
         own = 1.0
         for name, column in release.columns.items():
-            own *= one_way[name][row[name]] / noisy.n_rows if column.parent is None else conditionals[name][row[column.parent], row[name]]
+            own *= (
+                one_way[name][row[name]] / noisy.n_rows
+                if column.parent is None
+                else conditionals[name][row[column.parent], row[name]]
+            )
         for released, probability in distribution(release, row).items():
             for parent, child in release.edges:
-                pairs[parent, child][released[names.index(parent)], released[names.index(child)]] += own * float(probability)
+                pairs[parent, child][
+                    released[names.index(parent)], released[names.index(child)]
+                ] += own * float(probability)
     assert set(release.edges) == set(noisy.cliques)
     assert len(release.edges) == 3
     for edge, table in edges.items():
-        np.testing.assert_allclose(pairs[edge], table / table.sum(), rtol=0, atol=1e-7)  # raking's own tolerance
-    independent = {edge: np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum() ** 2 for edge, table in edges.items()}
-    assert max(np.abs(independent[edge] - pairs[edge]).max() for edge in edges) > 0.02  # what column by column would give
+        np.testing.assert_allclose(
+            pairs[edge], table / table.sum(), rtol=0, atol=1e-7
+        )  # raking's own tolerance
+    independent = {
+        edge: np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum() ** 2
+        for edge, table in edges.items()
+    }
+    assert (
+        max(np.abs(independent[edge] - pairs[edge]).max() for edge in edges) > 0.02
+    )  # what column by column would give
 
 
 def test_the_tree_is_the_chain_that_the_rows_come_from() -> None:
     noisy = measure_tree(counted(SIZES), TINY, rng=stream(KEY, "test", ""))
-    assert {frozenset(edge) for edge in noisy.cliques} == {frozenset("ab"), frozenset("bc"), frozenset("cd")}
+    assert {frozenset(edge) for edge in noisy.cliques} == {
+        frozenset("ab"),
+        frozenset("bc"),
+        frozenset("cd"),
+    }
     tree = find_tree(noisy)
     seen: set[str | None] = {None}
     for name, parent in tree:
@@ -167,7 +217,9 @@ def test_the_tree_is_the_chain_that_the_rows_come_from() -> None:
 
 
 def rows_of(codes: np.ndarray) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({name: pa.array(part.astype(np.int64)) for name, part in zip(SIZES, codes, strict=True)})
+    return pa.RecordBatch.from_pydict(
+        {name: pa.array(part.astype(np.int64)) for name, part in zip(SIZES, codes, strict=True)}
+    )
 
 
 CODECS: dict[str, Codec] = {name: column.codec for name, column in level_cells(SIZES).items()}
@@ -176,7 +228,10 @@ CODECS: dict[str, Codec] = {name: column.codec for name, column in level_cells(S
 def released(release: TreeRelease, batch: pa.RecordBatch, cuts: tuple[int, ...] = ()) -> pa.Table:
     rngs = release.streams(KEY, "f")
     edges = [0, *cuts, batch.num_rows]
-    parts = [release.randomise(batch.slice(low, high - low), CODECS, rngs) for low, high in itertools.pairwise(edges)]
+    parts = [
+        release.randomise(batch.slice(low, high - low), CODECS, rngs)
+        for low, high in itertools.pairwise(edges)
+    ]
     return pa.Table.from_batches(parts).combine_chunks()
 
 
@@ -191,7 +246,9 @@ def test_released_rows_follow_the_exact_law_and_no_other() -> None:
     batch = rows_of(np.repeat(np.array([[row[name]] for name in SIZES]), n, axis=1))
     out = released(release, batch)
     names = list(release.columns)
-    keys = np.ravel_multi_index([out[name].to_numpy() for name in names], [SIZES[name] for name in names])
+    keys = np.ravel_multi_index(
+        [out[name].to_numpy() for name in names], [SIZES[name] for name in names]
+    )
     observed = np.bincount(keys, minlength=math.prod(SIZES.values()))
 
     def fits(expected: dict[tuple[int, ...], Fraction]) -> bool:
@@ -211,14 +268,25 @@ def test_released_rows_follow_the_exact_law_and_no_other() -> None:
 def test_rows_of_the_chain_keep_their_pairs_and_column_by_column_does_not() -> None:
     codes = chain_codes(SIZES, 100_000)
     out = released(fitted("laplace", 1.0), rows_of(codes))
-    distributions = {name: LevelDistribution(np.bincount(part, minlength=SIZES[name]) / part.size) for name, part in zip(SIZES, codes, strict=True)}
+    distributions = {
+        name: LevelDistribution(np.bincount(part, minlength=SIZES[name]) / part.size)
+        for name, part in zip(SIZES, codes, strict=True)
+    }
     alone = fit_dip(distributions, CODECS, dict.fromkeys(SIZES, 1.0))
-    apart = pa.Table.from_batches([alone.randomise(rows_of(codes), CODECS, alone.streams(KEY, "f"))])
+    apart = pa.Table.from_batches(
+        [alone.randomise(rows_of(codes), CODECS, alone.streams(KEY, "f"))]
+    )
     table = rows_of(codes)
 
     def variation(other: pa.Table, first: str, second: str) -> float:
         width = SIZES[second]
-        one, two = (np.bincount(each[first].to_numpy() * width + each[second].to_numpy(), minlength=SIZES[first] * width) for each in (table, other))
+        one, two = (
+            np.bincount(
+                each[first].to_numpy() * width + each[second].to_numpy(),
+                minlength=SIZES[first] * width,
+            )
+            for each in (table, other)
+        )
         return float(np.abs(one - two).sum() / 2 / one.sum())
 
     for first, second in itertools.pairwise(SIZES):
@@ -247,7 +315,9 @@ def test_a_release_that_comes_back_from_its_bytes_releases_the_same() -> None:
 
 
 MIXED: dict[str, Codec] = {
-    "income": ValueCodec(name="income", type=pa.float64(), bounds=(0.0, 100.0), atoms=(0.0, 50.0), nulls=True),
+    "income": ValueCodec(
+        name="income", type=pa.float64(), bounds=(0.0, 100.0), atoms=(0.0, 50.0), nulls=True
+    ),
     "age": ValueCodec(name="age", type=pa.int16(), bounds=(18.0, 99.0), atoms=(), nulls=False),
     "town": LevelCodec(name="town", levels=pa.array([None, "x", "y"]), ordered=False),
 }
@@ -272,8 +342,14 @@ def fitted_mixed(channel: ChannelKind) -> tuple[TreeRelease, dict[str, Cells], p
     cut = {name: cells(codec, 6) for name, codec in MIXED.items()}
     batch = mixed_batch()
     domain = Domain(names=tuple(cut), sizes=tuple(column.size for column in cut.values()))
-    codes = np.stack([column.codes(batch.column(name)) for name, column in cut.items()]).astype(np.uint8)
-    noisy = measure_tree(MarginalCounts.of_codes(domain, codes), plan_tree_noise(Budget(epsilon=50), 3), rng=stream(KEY, "test", ""))
+    codes = np.stack([column.codes(batch.column(name)) for name, column in cut.items()]).astype(
+        np.uint8
+    )
+    noisy = measure_tree(
+        MarginalCounts.of_codes(domain, codes),
+        plan_tree_noise(Budget(epsilon=50), 3),
+        rng=stream(KEY, "test", ""),
+    )
     return fit_tree(noisy, cut, dict.fromkeys(cut, 1.0), channel), cut, batch
 
 
@@ -284,7 +360,10 @@ def test_numbers_atoms_nulls_and_texts_stay_what_they_are(channel: ChannelKind) 
     out = release.randomise(batch, MIXED, release.streams(KEY, "f"))
     assert [out.column(name).type for name in MIXED] == [pa.float64(), pa.int16(), pa.string()]
     for name, column in cut.items():
-        before, after = (np.bincount(column.codes(each.column(name)), minlength=column.size) / batch.num_rows for each in (batch, out))
+        before, after = (
+            np.bincount(column.codes(each.column(name)), minlength=column.size) / batch.num_rows
+            for each in (batch, out)
+        )
         np.testing.assert_allclose(after, before, rtol=0, atol=0.015)
     incomes = out.column("income").to_pylist()
     assert {None, 0.0, 50.0} < set(incomes)
@@ -298,7 +377,9 @@ def test_noise_on_ranks_goes_by_values_not_by_the_order_of_cells() -> None:
     labels = cut["income"].labels()
     low, middle, high = labels.index("0.0"), labels.index("50.0"), len(labels) - 1
     weights = column.weights.astype(np.float64).sum(axis=0)
-    assert weights[low, low] / weights[high, low] > weights[middle, low] / weights[high, low] > 1.0  # 50 lies between 0 and 100
+    assert (
+        weights[low, low] / weights[high, low] > weights[middle, low] / weights[high, low] > 1.0
+    )  # 50 lies between 0 and 100
 
 
 def test_bad_values_are_refused_without_showing_them() -> None:
@@ -314,8 +395,18 @@ def sparse(seed: int, n: int) -> MarginalCounts:
     rng = np.random.default_rng(seed)
     sizes = tuple(int(size) for size in rng.integers(1, 9, size=int(rng.integers(1, 5))))
     trait = rng.random(n)
-    codes = np.stack([np.minimum((np.where(rng.random(n) < 0.8, trait, rng.random(n)) ** 2 * size).astype(int), size - 1) for size in sizes])
-    return MarginalCounts.of_codes(Domain(names=tuple("abcd"[: len(sizes)]), sizes=sizes), codes.astype(np.uint8))
+    codes = np.stack(
+        [
+            np.minimum(
+                (np.where(rng.random(n) < 0.8, trait, rng.random(n)) ** 2 * size).astype(int),
+                size - 1,
+            )
+            for size in sizes
+        ]
+    )
+    return MarginalCounts.of_codes(
+        Domain(names=tuple("abcd"[: len(sizes)]), sizes=sizes), codes.astype(np.uint8)
+    )
 
 
 any_tables = given(
@@ -329,14 +420,18 @@ any_tables = given(
 
 @settings(max_examples=6)
 @any_tables
-def test_whatever_the_tables_are_the_channels_keep_their_epsilon(seed: int, n: int, channel: ChannelKind, epsilon: float, delta: float) -> None:
+def test_whatever_the_tables_are_the_channels_keep_their_epsilon(
+    seed: int, n: int, channel: ChannelKind, epsilon: float, delta: float
+) -> None:
     check_channels(seed, n, channel, epsilon, delta)
 
 
 @pytest.mark.slow
 @settings(max_examples=50)
 @any_tables
-def test_whatever_many_tables_are_the_channels_keep_their_epsilon(seed: int, n: int, channel: ChannelKind, epsilon: float, delta: float) -> None:
+def test_whatever_many_tables_are_the_channels_keep_their_epsilon(
+    seed: int, n: int, channel: ChannelKind, epsilon: float, delta: float
+) -> None:
     check_channels(seed, n, channel, epsilon, delta)
 
 
@@ -360,23 +455,40 @@ def check_channels(seed: int, n: int, channel: ChannelKind, epsilon: float, delt
 @pytest.mark.parametrize("delta", [0.0, 2.0**-30])
 @pytest.mark.parametrize("unit", ["row", UnitColumn(column="id", max_rows=7)])
 @pytest.mark.parametrize(
-    ("share", "total"), [(0.1, 0.1), (0.9, 20.0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0.1, 20.0), (0.9, 0.1)))]
+    ("share", "total"),
+    [
+        (0.1, 0.1),
+        (0.9, 20.0),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0.1, 20.0), (0.9, 0.1))),
+    ],
 )
-def test_everything_together_costs_at_most_epsilon(delta: float, unit: object, share: float, total: float) -> None:
+def test_everything_together_costs_at_most_epsilon(
+    delta: float, unit: object, share: float, total: float
+) -> None:
     budget = Budget(epsilon=total, delta=delta, unit=unit)
-    mechanism = spend_tree(budget, Tree(share=share), ("a", "b", "c"), {"a": 1.0, "b": 2.0, "c": 5.0})
+    mechanism = spend_tree(
+        budget, Tree(share=share), ("a", "b", "c"), {"a": 1.0, "b": 2.0, "c": 5.0}
+    )
     spending, event = mechanism.spending, mechanism.event
     rows = spending.rows_per_unit
     assert spending.reference == {}  # the tables are of all columns together
     assert priced(event, delta) <= total
     found = list(leaves(event))
-    assert [type(each) for each in found] == [*([DiscreteGaussian if delta else DiscreteLaplace] * 3), LocalRelease]
-    assert all(each.sensitivity == pytest.approx(rows * (math.sqrt(2) if delta else 2)) for each in found[:3])
+    assert [type(each) for each in found] == [
+        *([DiscreteGaussian if delta else DiscreteLaplace] * 3),
+        LocalRelease,
+    ]
+    assert all(
+        each.sensitivity == pytest.approx(rows * (math.sqrt(2) if delta else 2))
+        for each in found[:3]
+    )
     assert found[3].n == rows == (1 if unit == "row" else 7)
     assert spending.row["c"] == pytest.approx(5 * spending.row["a"])
     tables = mechanism.accounting(fitted())["epsilon_tables"]
     assert Fraction(tables) + rows * sum(map(Fraction, spending.row.values())) <= Fraction(total)
-    cheaper = compose_events(scale_noise(mechanism.noise, 0.9), mechanism.row_event(mechanism.row_total))
+    cheaper = compose_events(
+        scale_noise(mechanism.noise, 0.9), mechanism.row_event(mechanism.row_total)
+    )
     assert priced(cheaper, delta) > total * (1 if delta == 0 else 0.5)
     assert event.unit == ("row" if unit == "row" else "column id")
 
@@ -384,14 +496,18 @@ def test_everything_together_costs_at_most_epsilon(delta: float, unit: object, s
 def test_an_epsilon_of_rows_that_no_delta_can_be_composed_with_is_refused() -> None:
     with pytest.raises(SpecError, match="cannot be composed with a δ"):
         spend_tree(Budget(epsilon=60.0, delta=2.0**-30), Tree(share=0.02), ("a", "b"))
-    assert spend_tree(Budget(epsilon=60.0), Tree(share=0.02), ("a", "b")).row_total == pytest.approx(58.8)
+    assert spend_tree(
+        Budget(epsilon=60.0), Tree(share=0.02), ("a", "b")
+    ).row_total == pytest.approx(58.8)
 
 
 def test_events_say_how_many_tables_there_are() -> None:
     noise = plan_tree_noise(Budget(epsilon=1.0), 14)
     assert [event.count for event in noise.event.events] == [14, 91, 13]
     assert plan_tree_noise(Budget(epsilon=1.0), 2).pairs is None
-    assert plan_tree_noise(Budget(epsilon=1.0), 1).event.events == (plan_tree_noise(Budget(epsilon=1.0), 1).one_way,)
+    assert plan_tree_noise(Budget(epsilon=1.0), 1).event.events == (
+        plan_tree_noise(Budget(epsilon=1.0), 1).one_way,
+    )
 
 
 def test_a_single_column_and_two_have_their_trees() -> None:
@@ -410,7 +526,11 @@ def test_rows_that_cost_nothing_have_an_account(delta: float) -> None:
     noisy = measure_tree(counted({"a": 1}, 100), mechanism.noise, rng=stream(KEY, "test", ""))
     release = fit_tree(noisy, level_cells({"a": 1}), mechanism.spending.row)
     assert release.epsilon == 0.0
-    assert 0.0 < mechanism.accounting(release)["epsilon_exact"] <= mechanism.accounting(release)["epsilon_tables"]
+    assert (
+        0.0
+        < mechanism.accounting(release)["epsilon_exact"]
+        <= mechanism.accounting(release)["epsilon_tables"]
+    )
 
 
 def test_columns_without_dependence_stand_alone() -> None:
@@ -420,7 +540,9 @@ def test_columns_without_dependence_stand_alone() -> None:
     mechanism = spend_tree(Budget(epsilon=0.2), Tree(), SIZES)
     noisy = measure_tree(counts, mechanism.noise, rng=stream(KEY, "test", ""))
     assert len(noisy.cliques) < 3
-    assert len(fit_tree(noisy, level_cells(SIZES), mechanism.spending.row).edges) == len(noisy.cliques)
+    assert len(fit_tree(noisy, level_cells(SIZES), mechanism.spending.row).edges) == len(
+        noisy.cliques
+    )
 
 
 def test_a_rows_own_record_is_recognised_no_more_often_than_epsilon_allows() -> None:
@@ -433,7 +555,9 @@ def test_a_rows_own_record_is_recognised_no_more_often_than_epsilon_allows() -> 
     assert own > other * 1.1  # there is something to recognise: the attack has power
     strong = fitted("optimal", 3.0)
     freer = stacked(released(strong, rows_of(codes)))
-    assert (freer == codes).all(axis=0).mean() > other * math.exp(release.epsilon)  # and tells a weaker promise from this one
+    assert (freer == codes).all(axis=0).mean() > other * math.exp(
+        release.epsilon
+    )  # and tells a weaker promise from this one
 
 
 def test_what_cannot_be_fitted_is_refused_before_any_row_is_read() -> None:

@@ -15,23 +15,44 @@ from dpdask.errors import SpecError
 from dpdask.privacy.audit import channel_epsilon, read_weights
 
 STARS = {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3, 4, 5]}
-DAYS = {"role": "privatise", "kind": "discrete", "levels": [dt.date(2020, 1, day) for day in (1, 2, 9)]}
+DAYS = {
+    "role": "privatise",
+    "kind": "discrete",
+    "levels": [dt.date(2020, 1, day) for day in (1, 2, 9)],
+}
 
 
 def dip(columns: dict[str, Any], **given: Any) -> dpdask.DIP:
-    parameters = {"epsilon": 2.0, "reference": dpdask.Public(), "channel": "optimal-unbiased", "insecure_seed": 1, **given}
+    parameters = {
+        "epsilon": 2.0,
+        "reference": dpdask.Public(),
+        "channel": "optimal-unbiased",
+        "insecure_seed": 1,
+        **given,
+    }
     return dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), **parameters)
 
 
 def test_the_card_gives_the_line_that_makes_group_means_unbiased() -> None:
     rng = np.random.default_rng(0)
     group = np.arange(60_000) % 2
-    table = pd.DataFrame({"group": group, "stars": np.where(rng.random(60_000) < 0.3 + 0.4 * group, 5, rng.integers(1, 6, 60_000))})
+    table = pd.DataFrame(
+        {
+            "group": group,
+            "stars": np.where(
+                rng.random(60_000) < 0.3 + 0.4 * group, 5, rng.integers(1, 6, 60_000)
+            ),
+        }
+    )
     release = dip({"group": {"role": "keep"}, "stars": STARS}).fit(table.iloc[::-1])
     card = release.card["columns"]["stars"]
     line, matrix = card["attenuation"], np.array(card["channel"])
     assert channel_epsilon(read_weights(matrix)) <= 2.0 + 1e-9
-    np.testing.assert_allclose(line["centre"] + (matrix @ np.arange(1, 6) - line["centre"]) / line["factor"], np.arange(1, 6), atol=1e-12)
+    np.testing.assert_allclose(
+        line["centre"] + (matrix @ np.arange(1, 6) - line["centre"]) / line["factor"],
+        np.arange(1, 6),
+        atol=1e-12,
+    )
     assert line["bias_at_most"] < 1e-12
     means = release.transform(table).groupby("group")["stars"].mean()
     found = line["centre"] + (means - line["centre"]) / line["factor"]
@@ -54,7 +75,9 @@ def test_noise_that_leaves_one_level_costs_no_budget_for_nothing(tmp_path: Path)
     open_ledger(place.url).init("d", 200.0)
     bits, frame = {**STARS, "levels": [0, 1]}, pd.DataFrame({"bit": [0] * 1000})
     for _ in range(40):
-        release = dip({"bit": bits}, reference=dpdask.Histogram(), insecure_seed=None).fit(frame, ledger=place)
+        release = dip({"bit": bits}, reference=dpdask.Histogram(), insecure_seed=None).fit(
+            frame, ledger=place
+        )
         with release:
             card, released = release.card, release.transform(frame)
         if "attenuation" not in card["columns"]["bit"]:
@@ -74,29 +97,64 @@ def test_noise_that_leaves_one_level_costs_no_budget_for_nothing(tmp_path: Path)
         (list(range(101)), [1 / 101] * 101, "column 'bit'.*at most 100 levels"),
     ],
 )
-def test_what_is_declared_is_refused_before_any_row_is_read(bits: list[int], known: list[float], message: str) -> None:
+def test_what_is_declared_is_refused_before_any_row_is_read(
+    bits: list[int], known: list[float], message: str
+) -> None:
     columns = {"bit": {**STARS, "levels": bits}}
     with pytest.raises(SpecError, match=message):
-        dip(columns, reference=dpdask.Known(columns={"bit": {"probabilities": known}})).plan(pd.DataFrame({"bit": [0, 1]}))
+        dip(columns, reference=dpdask.Known(columns={"bit": {"probabilities": known}})).plan(
+            pd.DataFrame({"bit": [0, 1]})
+        )
 
 
 def test_other_channels_say_nothing_of_a_line() -> None:
-    assert "attenuation" not in dip({"stars": STARS}, channel="optimal").fit(pd.DataFrame({"stars": [1, 5] * 20})).card["columns"]["stars"]
+    assert (
+        "attenuation"
+        not in dip({"stars": STARS}, channel="optimal")
+        .fit(pd.DataFrame({"stars": [1, 5] * 20}))
+        .card["columns"]["stars"]
+    )
 
 
 @pytest.mark.parametrize(
     ("columns", "given", "message"),
     [
         ({"x": {**STARS, "nulls": "level"}}, {}, "column 'x': null is a level without a value"),
-        ({"x": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]}}, {}, "column 'x': .*numbers or dates"),
-        ({"x": {"role": "privatise", "kind": "continuous", "bounds": [0, 1]}}, {}, "column 'x': .*numbers or dates"),
-        ({"x": {"role": "privatise", "kind": "mixed", "atoms": [0]}}, {}, "column 'x': .*numbers or dates"),
-        ({"x": STARS}, {"reference": dpdask.Tree()}, "`channel`: .*reference tree releases columns jointly"),
-        ({"x": STARS}, {"reference": dpdask.Chain(fraction=0.5)}, "`channel`: .*reference chain releases columns jointly"),
-        ({"x": STARS}, {"cost": {"x": "value"}}, "a cost belongs to the channel optimal, not to optimal-unbiased"),
+        (
+            {"x": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]}},
+            {},
+            "column 'x': .*numbers or dates",
+        ),
+        (
+            {"x": {"role": "privatise", "kind": "continuous", "bounds": [0, 1]}},
+            {},
+            "column 'x': .*numbers or dates",
+        ),
+        (
+            {"x": {"role": "privatise", "kind": "mixed", "atoms": [0]}},
+            {},
+            "column 'x': .*numbers or dates",
+        ),
+        (
+            {"x": STARS},
+            {"reference": dpdask.Tree()},
+            "`channel`: .*reference tree releases columns jointly",
+        ),
+        (
+            {"x": STARS},
+            {"reference": dpdask.Chain(fraction=0.5)},
+            "`channel`: .*reference chain releases columns jointly",
+        ),
+        (
+            {"x": STARS},
+            {"cost": {"x": "value"}},
+            "a cost belongs to the channel optimal, not to optimal-unbiased",
+        ),
     ],
 )
-def test_what_has_no_mean_of_its_own_is_refused_in_one_line(columns: dict[str, Any], given: dict[str, Any], message: str) -> None:
+def test_what_has_no_mean_of_its_own_is_refused_in_one_line(
+    columns: dict[str, Any], given: dict[str, Any], message: str
+) -> None:
     with pytest.raises(SpecError, match=message) as caught:
         dip(columns, **given)
     assert "\n" not in str(caught.value)

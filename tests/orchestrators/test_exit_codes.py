@@ -38,7 +38,12 @@ def job(command: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job of ε 4 on a dataset with ε 6."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(url).init("people", 6.0)
-    path = write_job(tmp_path, lake(tmp_path / "in", [400, 400]), tmp_path / "out", ledger={"url": url, "dataset": "people"})
+    path = write_job(
+        tmp_path,
+        lake(tmp_path / "in", [400, 400]),
+        tmp_path / "out",
+        ledger={"url": url, "dataset": "people"},
+    )
     monkeypatch.setenv("DPDASK_JOB", str(path))
     return path
 
@@ -62,7 +67,9 @@ def test_a_release_says_what_may_be_shown(job: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "second").exists()
 
 
-@pytest.mark.parametrize(("setting", "code"), [("privacy.epsilon=-1", 64), ("input.path=nowhere", 66)])
+@pytest.mark.parametrize(
+    ("setting", "code"), [("privacy.epsilon=-1", 64), ("input.path=nowhere", 66)]
+)
 def test_a_wrong_job_is_given_up(setting: str, code: int, job: Path) -> None:
     with pytest.raises(GiveUpError, match=f"exit code {code}: dpdask: "):
         run_job(print, "", "--set", setting)
@@ -71,7 +78,12 @@ def test_a_wrong_job_is_given_up(setting: str, code: int, job: Path) -> None:
 @pytest.fixture
 def stopped_driver(job: Path, command: Path) -> Iterator[subprocess.Popen[str]]:
     """A driver that holds the output's lock, and is stopped in the middle of its work."""
-    with subprocess.Popen([command, "run", job, *MANY_SHARDS], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as driver:
+    with subprocess.Popen(
+        [command, "run", job, *MANY_SHARDS],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as driver:
         assert driver.stderr is not None
         assert any('"stage": "survey"' in line for line in driver.stderr)
         driver.send_signal(signal.SIGSTOP)
@@ -80,7 +92,9 @@ def stopped_driver(job: Path, command: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.more
-def test_a_second_driver_tries_again_and_finds_the_release(stopped_driver: subprocess.Popen[str], job: Path) -> None:
+def test_a_second_driver_tries_again_and_finds_the_release(
+    stopped_driver: subprocess.Popen[str], job: Path
+) -> None:
     with pytest.raises(TryAgainError, match=r"exit code 75: .*another run is writing this output"):
         run_job(print, "", *MANY_SHARDS)
     stopped_driver.send_signal(signal.SIGCONT)
@@ -89,7 +103,9 @@ def test_a_second_driver_tries_again_and_finds_the_release(stopped_driver: subpr
     assert (found["status"], found["epsilon_spent"]) == ("already released", 4.0)
 
 
-def test_a_command_that_is_missing_or_killed_is_given_up(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_is_missing_or_killed_is_given_up(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DPDASK", "sh -c 'kill -KILL $$'")
     with pytest.raises(GiveUpError, match="exit code -9"):
         run_job(print)
@@ -109,7 +125,9 @@ def test_a_task_that_is_stopped_stops_its_driver(job: Path, tmp_path: Path) -> N
     assert run_job(print)["status"] == "released"  # nobody holds the lock
 
 
-def test_the_commands_own_environment_is_not_the_orchestrators(command: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_own_environment_is_not_the_orchestrators(
+    command: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", "/of/the/orchestrator")
     monkeypatch.setenv("DPDASK", "sh -c 'echo PYTHONPATH=${PYTHONPATH-none} >&2; exit 64'")
     with pytest.raises(GiveUpError, match="PYTHONPATH=none"):
@@ -127,7 +145,9 @@ def test_the_shared_module_needs_the_standard_library_alone() -> None:
     assert names <= sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("name", ["airflow/release_dag.py", "dagster/release_asset.py", "prefect/release_flow.py"])
+@pytest.mark.parametrize(
+    "name", ["airflow/release_dag.py", "dagster/release_asset.py", "prefect/release_flow.py"]
+)
 def test_an_example_compiles_and_calls_the_shared_module(name: str) -> None:
     text = (FOLDER / name).read_text()
     compile(text, name, "exec")

@@ -81,22 +81,47 @@ class Orchestrator:
                 lines.append(line.rstrip())
                 on_line(line)
         ran = Ran(code=process.returncode, lines=lines, seconds=time.monotonic() - began)
-        sys.stdout.write(f"{self.name}: {ran.seconds:.0f} s, exit code {ran.code}\n" + "\n".join(lines) + "\n")
+        sys.stdout.write(
+            f"{self.name}: {ran.seconds:.0f} s, exit code {ran.code}\n" + "\n".join(lines) + "\n"
+        )
         return ran
 
     def start(self, words: list[Any], **variables: str) -> subprocess.Popen[str]:
-        given = {"env": {**self.variables, **variables}, "cwd": self.home, "text": True, "errors": "replace"}
-        return subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **given)
+        given = {
+            "env": {**self.variables, **variables},
+            "cwd": self.home,
+            "text": True,
+            "errors": "replace",
+        }
+        return subprocess.Popen(
+            [*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **given
+        )
 
     def read_metadata(self) -> Mapping[str, Any]:
         """Return what the orchestrator keeps of the last release."""
         if self.name == "dagster":
-            done = subprocess.run([self.python, "-c", _DAGSTER_METADATA], env=self.variables, capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                [self.python, "-c", _DAGSTER_METADATA],
+                env=self.variables,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
             return json.loads(done.stdout)
         if self.name == "airflow":
-            rows = query(self.home / "airflow.db", "SELECT value FROM xcom WHERE key = 'return_value' ORDER BY timestamp")
-            return json.loads(json.loads(rows[-1][0])) if rows[-1][0].startswith('"') else json.loads(rows[-1][0])
-        rows = query(self.home / ".prefect" / "prefect.db", "SELECT data FROM artifact WHERE key = 'dpdask-release' ORDER BY created")
+            rows = query(
+                self.home / "airflow.db",
+                "SELECT value FROM xcom WHERE key = 'return_value' ORDER BY timestamp",
+            )
+            return (
+                json.loads(json.loads(rows[-1][0]))
+                if rows[-1][0].startswith('"')
+                else json.loads(rows[-1][0])
+            )
+        rows = query(
+            self.home / ".prefect" / "prefect.db",
+            "SELECT data FROM artifact WHERE key = 'dpdask-release' ORDER BY created",
+        )
         return json.loads(json.loads(rows[-1][0]))[0]
 
 
@@ -113,9 +138,15 @@ def make_environment(name: str, folder: Path) -> Path:
     requirements = FOLDER / name / "requirements.txt"
     uv = shutil.which("uv") or shutil.which("uv", path=Path(sys.executable).parent)
     steps = (
-        [[uv, "venv", "-q", folder / name, "--python", sys.executable], [uv, "pip", "install", "-q", "--python", python, "-r", requirements]]
+        [
+            [uv, "venv", "-q", folder / name, "--python", sys.executable],
+            [uv, "pip", "install", "-q", "--python", python, "-r", requirements],
+        ]
         if uv
-        else [[sys.executable, "-m", "venv", folder / name], [python, "-m", "pip", "install", "-q", "-r", requirements]]
+        else [
+            [sys.executable, "-m", "venv", folder / name],
+            [python, "-m", "pip", "install", "-q", "-r", requirements],
+        ]
     )
     for step in steps:
         if subprocess.run([*map(str, step)], stdin=subprocess.DEVNULL, check=False).returncode:
@@ -125,9 +156,13 @@ def make_environment(name: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module", params=["airflow", "dagster", "prefect"])
-def orchestrator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Orchestrator:
+def orchestrator(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Orchestrator:
     kept = os.environ.get("DPDASK_TEST_ORCHESTRATORS")
-    python = make_environment(request.param, Path(kept) if kept else tmp_path_factory.mktemp("environments"))
+    python = make_environment(
+        request.param, Path(kept) if kept else tmp_path_factory.mktemp("environments")
+    )
     home = tmp_path_factory.mktemp(request.param)
     command = home / "dpdask"
     command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m dpdask "$@"\n')
@@ -157,14 +192,21 @@ def orchestrator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 def make_job(folder: Path, url: str, dataset: str) -> Path:
     """Return a job of ε 4, charged to a dataset."""
-    return write_job(folder, lake(folder / "in", [400, 400]), folder / "out", ledger={"url": url, "dataset": dataset})
+    return write_job(
+        folder,
+        lake(folder / "in", [400, 400]),
+        folder / "out",
+        ledger={"url": url, "dataset": dataset},
+    )
 
 
 def released_rows(folder: Path) -> int:
     return int(json.loads((folder / "out" / "_dpdask" / "manifest.json").read_text())["rows"])
 
 
-def test_a_release_shows_its_epsilon_the_budget_left_and_its_rows(orchestrator: Orchestrator, tmp_path: Path) -> None:
+def test_a_release_shows_its_epsilon_the_budget_left_and_its_rows(
+    orchestrator: Orchestrator, tmp_path: Path
+) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(url).init("people", 6.0)
     ran = orchestrator.run(make_job(tmp_path, url, "people"))
@@ -186,13 +228,18 @@ def absent_database(postgres: str, tmp_path: Path) -> Iterator[tuple[str, Path, 
     [sockets] = parse_qs(urlsplit(postgres).query).get("host", [""])
     if not sockets.startswith("/"):
         pytest.skip("the PostgreSQL server given is not on a local socket")
-    with tempfile.TemporaryDirectory(prefix="dpdask-", dir="/tmp") as folder:  # short: a socket's path has at most 107 characters
+    with tempfile.TemporaryDirectory(
+        prefix="dpdask-", dir="/tmp"
+    ) as folder:  # short: a socket's path has at most 107 characters
         link = Path(folder) / "sockets"
         yield postgres.replace(sockets, str(link)), link, Path(sockets)
 
 
 def test_a_75_is_tried_again_until_it_succeeds(
-    orchestrator: Orchestrator, absent_database: tuple[str, Path, Path], postgres: str, tmp_path: Path
+    orchestrator: Orchestrator,
+    absent_database: tuple[str, Path, Path],
+    postgres: str,
+    tmp_path: Path,
 ) -> None:
     url, link, sockets = absent_database
     ledger = open_ledger(postgres)

@@ -26,8 +26,19 @@ ABOUT = {
     "domains": "By us.",
 }
 SCHEMA: dict[str, Any] = {
-    EVIL: {"role": "privatise", "kind": "categorical", "levels": ["$a$", LEVEL, "ü"], "type": "string"},
-    "income": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1000.0], "nulls": "level", "type": "float64"},
+    EVIL: {
+        "role": "privatise",
+        "kind": "categorical",
+        "levels": ["$a$", LEVEL, "ü"],
+        "type": "string",
+    },
+    "income": {
+        "role": "privatise",
+        "kind": "continuous",
+        "bounds": [0.0, 1000.0],
+        "nulls": "level",
+        "type": "float64",
+    },
     "day": {"role": "privatise", "kind": "continuous", "bounds": [18262, 19000], "type": "date32"},
     "group": {"role": "keep", "type": "string"},
     "name": {"role": "drop", "type": "string"},
@@ -43,7 +54,9 @@ def write_table(folder: Path, n_rows: int = 600) -> Path:
         {
             EVIL: pa.array(np.array(["$a$", LEVEL, "ü"])[rng.choice(3, n_rows, p=[0.6, 0.3, 0.1])]),
             "income": pa.array(income, pa.float64(), from_pandas=True),
-            "day": pa.array(rng.integers(18300, 18900, n_rows).astype("int32"), pa.int32()).cast(pa.date32()),
+            "day": pa.array(rng.integers(18300, 18900, n_rows).astype("int32"), pa.int32()).cast(
+                pa.date32()
+            ),
             "group": pa.array(np.array(["x", "y"])[rng.integers(0, 2, n_rows)]),
             "name": pa.array(["n"] * n_rows),
         }
@@ -54,15 +67,31 @@ def write_table(folder: Path, n_rows: int = 600) -> Path:
 
 def release(folder: Path, **changed: Any) -> Path:
     """Release the table and return the output."""
-    given = {"schema": SCHEMA, "about": ABOUT, "mechanism__reference": {"kind": "histogram"}, "mechanism__channel": "optimal", **changed}
+    given = {
+        "schema": SCHEMA,
+        "about": ABOUT,
+        "mechanism__reference": {"kind": "histogram"},
+        "mechanism__channel": "optimal",
+        **changed,
+    }
     run_here(write_job(folder, write_table(folder / "in"), folder / "out", **given))
     return folder / "out"
 
 
 def synthetic(folder: Path, **changed: Any) -> Path:
     """Release synthetic records."""
-    columns = {name: {"role": "drop"} if name == "group" else column for name, column in SCHEMA.items()}
-    return release(folder, **{"schema": columns, "mechanism": {"kind": "copula", "n_rows": "input"}, "privacy__delta": 1e-6, **changed})
+    columns = {
+        name: {"role": "drop"} if name == "group" else column for name, column in SCHEMA.items()
+    }
+    return release(
+        folder,
+        **{
+            "schema": columns,
+            "mechanism": {"kind": "copula", "n_rows": "input"},
+            "privacy__delta": 1e-6,
+            **changed,
+        },
+    )
 
 
 def parts(output: Path) -> tuple[Card, Manifest, Folder]:

@@ -45,7 +45,9 @@ return Math.min(...texts.map((each) => {
 
 
 @pytest.fixture(scope="module", params=MAKERS)
-def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def page(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
     output = MAKERS[request.param](tmp_path_factory.mktemp(request.param))
     data, faults = make_page(*parts(output))
     assert faults == ()
@@ -58,12 +60,18 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_a_page_can_be_read(browser: Any, page: Path) -> None:
     browser.get_log("browser")
     for width in (1280, 390):
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+        browser.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
+        )
         browser.get(page.as_uri())
         found = browser.execute_script(READ)
         assert found["title"] == "test: what was released, and what was promised"
         assert found["headings"][0] == 1
-        assert all(after <= before + 1 for before, after in zip(found["headings"], found["headings"][1:], strict=False))
+        assert all(
+            after <= before + 1
+            for before, after in zip(found["headings"], found["headings"][1:], strict=False)
+        )
         assert len(found["alts"]) >= 4
         assert all(found["alts"])
         assert found["drawn"]
@@ -74,7 +82,10 @@ def test_a_page_can_be_read(browser: Any, page: Path) -> None:
 
 def test_texts_can_be_told_from_their_background(browser: Any, page: Path) -> None:
     for scheme, media in (("light", "screen"), ("dark", "screen"), ("light", "print")):
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": [{"name": "prefers-color-scheme", "value": scheme}]})
+        browser.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia",
+            {"media": media, "features": [{"name": "prefers-color-scheme", "value": scheme}]},
+        )
         browser.get(page.as_uri())
         assert browser.execute_script(CONTRAST) >= 4.5, (scheme, media)
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
@@ -84,8 +95,12 @@ def test_numbers_are_on_paper(browser: Any, page: Path) -> None:
     """What is folded on a screen is printed, and no command or code is cut."""
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     browser.get(page.as_uri())
-    heights = browser.execute_script("return [...document.querySelectorAll('details table')].map((each) => each.getBoundingClientRect().height);")
-    cut = browser.execute_script("return [...document.querySelectorAll('pre')].filter((each) => each.scrollWidth > each.clientWidth).length;")
+    heights = browser.execute_script(
+        "return [...document.querySelectorAll('details table')].map((each) => each.getBoundingClientRect().height);"
+    )
+    cut = browser.execute_script(
+        "return [...document.querySelectorAll('pre')].filter((each) => each.scrollWidth > each.clientWidth).length;"
+    )
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     assert cut == 0
     assert heights

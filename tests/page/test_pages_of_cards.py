@@ -16,7 +16,12 @@ from dpdask.io.shards import PAGE_NAME
 from dpdask.page import words
 
 DAYS = [dt.date(2020, 1, 1), dt.date(2021, 12, 31)]
-DAY: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": DAYS, "outside": "refuse"}
+DAY: dict[str, Any] = {
+    "role": "privatise",
+    "kind": "continuous",
+    "bounds": DAYS,
+    "outside": "refuse",
+}
 RANGES = {"design": "case1", "anchors": {"name": "uniform", "loc": 18262, "scale": 730}}
 
 
@@ -32,7 +37,9 @@ def read_page(card: dict[str, Any], folder: Path) -> Page:
 def test_a_frame_has_a_page(tmp_path: Path) -> None:
     frame = pd.DataFrame({"day": pd.date_range(*DAYS), "x": [0, 1] * 365 + [0]})
     columns = schema(day=DAY, x={"role": "privatise", "kind": "discrete", "levels": [0, 1]})
-    fitted = dpdask.DIP(columns, epsilon=1.0, reference=dpdask.Histogram()).fit(frame.sample(frac=1, ignore_index=True, random_state=1))
+    fitted = dpdask.DIP(columns, epsilon=1.0, reference=dpdask.Histogram()).fit(
+        frame.sample(frac=1, ignore_index=True, random_state=1)
+    )
     page = read_page({**fitted.card, "name": EVIL, "about": {"issuer": "The clinic"}}, tmp_path)
     for told in (
         fitted.card["guarantee"]["text"],
@@ -52,8 +59,14 @@ def test_a_frame_has_a_page(tmp_path: Path) -> None:
         dpdask.write_page({}, tmp_path / "other.html")
 
 
-def test_a_page_that_cannot_be_made_of_a_card_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    survey = dpdask.Survey(schema(day={**DAY, "type": "date32"}), columns={"day": RANGES}, wording={"day": {"of": "the day of your visit"}})
+def test_a_page_that_cannot_be_made_of_a_card_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    survey = dpdask.Survey(
+        schema(day={**DAY, "type": "date32"}),
+        columns={"day": RANGES},
+        wording={"day": {"of": "the day of your visit"}},
+    )
     monkeypatch.setattr(words, "list_uses", lambda _: 1 / 0)
     with pytest.warns(UserWarning, match="promise alone"):
         page = read_page(survey.card, tmp_path)
@@ -62,14 +75,23 @@ def test_a_page_that_cannot_be_made_of_a_card_is_told(tmp_path: Path, monkeypatc
 
 def test_a_saved_release_has_a_page(tmp_path: Path) -> None:
     columns = schema(x={"role": "privatise", "kind": "categorical", "levels": ["a", "b"]})
-    tables = dpdask.Marginals(columns, epsilon=1.0, cliques=[["x"]]).fit(pd.DataFrame({"x": ["a", "b"] * 50}))
+    tables = dpdask.Marginals(columns, epsilon=1.0, cliques=[["x"]]).fit(
+        pd.DataFrame({"x": ["a", "b"] * 50})
+    )
     tables.save(str(tmp_path / "saved"))
-    assert tables.card["guarantee"]["text"] in Page.read((tmp_path / "saved" / "release.html").read_bytes()).text
+    assert (
+        tables.card["guarantee"]["text"]
+        in Page.read((tmp_path / "saved" / "release.html").read_bytes()).text
+    )
     assert dpdask.MarginalsRelease.load(str(tmp_path / "saved")).margin("x") == tables.margin("x")
 
 
 def test_a_survey_has_a_page(tmp_path: Path) -> None:
-    survey = dpdask.Survey(schema(day={**DAY, "type": "date32"}), columns={"day": RANGES}, wording={"day": {"of": "the day of your visit"}})
+    survey = dpdask.Survey(
+        schema(day={**DAY, "type": "date32"}),
+        columns={"day": RANGES},
+        wording={"day": {"of": "the day of your visit"}},
+    )
     page = read_page(survey.card, tmp_path)
     assert survey.card["guarantee"]["text"] in page.text
     assert "Nobody: each value was randomised where it was asked" in page.text
@@ -77,6 +99,14 @@ def test_a_survey_has_a_page(tmp_path: Path) -> None:
 
 
 def test_a_page_of_ranges_of_dates_shows_dates(tmp_path: Path) -> None:
-    columns = {name: column if name == "day" else {"role": "drop"} for name, column in refusing(SCHEMA).items()}
-    output = release(tmp_path, schema=columns, privacy=None, mechanism={"kind": "interval", "columns": {"day": RANGES}})
+    columns = {
+        name: column if name == "day" else {"role": "drop"}
+        for name, column in refusing(SCHEMA).items()
+    }
+    output = release(
+        tmp_path,
+        schema=columns,
+        privacy=None,
+        mechanism={"kind": "interval", "columns": {"day": RANGES}},
+    )
     assert "2020-01-01 to 2022-01-08" in Page.read((output / PAGE_NAME).read_bytes()).text

@@ -23,7 +23,10 @@ def read(address: str, kind: str = "image/svg+xml") -> bytes:
 
 
 def histogram(*bars: tuple[str, float, float | None]) -> ReleasedHistogram:
-    return ReleasedHistogram(column="x", bars=tuple(Bar(label=label, share=share, margin=margin) for label, share, margin in bars))
+    return ReleasedHistogram(
+        column="x",
+        bars=tuple(Bar(label=label, share=share, margin=margin) for label, share, margin in bars),
+    )
 
 
 def texts(drawn: ET.Element) -> list[str]:
@@ -47,8 +50,16 @@ def pixels(png: bytes) -> np.ndarray:
 
 
 def test_bars_are_as_long_as_shares() -> None:
-    drawn = ET.fromstring(read(pictures.draw_histogram(histogram(("a", 0.5, 0.1), ("b", 0.25, None), ("c", 0.0, 0.05)))))
-    bars = [float(each.attrib["width"]) for each in drawn.iter(f"{SVG}rect") if each.attrib["width"] != "100%"]
+    drawn = ET.fromstring(
+        read(
+            pictures.draw_histogram(histogram(("a", 0.5, 0.1), ("b", 0.25, None), ("c", 0.0, 0.05)))
+        )
+    )
+    bars = [
+        float(each.attrib["width"])
+        for each in drawn.iter(f"{SVG}rect")
+        if each.attrib["width"] != "100%"
+    ]
     assert bars[1] == pytest.approx(bars[0] / 2, abs=0.1)
     assert bars[2] == 0.0
     assert texts(drawn)[:3] == ["a", "b", "c"]
@@ -57,21 +68,42 @@ def test_bars_are_as_long_as_shares() -> None:
 
 def test_any_label_can_be_drawn() -> None:
     hostile = ['<script>&"', "a\x00b\x0b\ud800", "\u65e5" * 40, "x" * 40, ""]
-    drawn = ET.fromstring(read(pictures.draw_histogram(histogram(*((label, 0.2, 0.01) for label in hostile)))))
+    drawn = ET.fromstring(
+        read(pictures.draw_histogram(histogram(*((label, 0.2, 0.01) for label in hostile))))
+    )
     found = texts(drawn)
-    assert found[:4] == ['<script>&"', "a\ufffdb\ufffd\ufffd", "\u65e5" * 13 + "\u2026", "x" * 27 + "\u2026"]
+    assert found[:4] == [
+        '<script>&"',
+        "a\ufffdb\ufffd\ufffd",
+        "\u65e5" * 13 + "\u2026",
+        "x" * 27 + "\u2026",
+    ]
     assert all(float(each.attrib["x"]) >= 0.0 for each in drawn.iter(f"{SVG}text"))
 
 
 def test_a_histogram_of_nothing_is_drawn() -> None:
-    assert texts(ET.fromstring(read(pictures.draw_histogram(histogram(("a", 0.0, None))))))[0] == "a"
+    assert (
+        texts(ET.fromstring(read(pictures.draw_histogram(histogram(("a", 0.0, None))))))[0] == "a"
+    )
 
 
 @pytest.mark.parametrize("n", [2, 7, 8, 50])
 def test_a_table_has_a_pixel_for_each_number(n: int) -> None:
     table = np.linspace(0.0, 0.3, n * n).reshape(n, n)
-    drawn = ET.fromstring(read(pictures.draw_table(table, [f"v{place}" for place in range(n)], across="released", down="original", most=0.3)))
-    painted, legend = (pixels(read(each.attrib["href"], "image/png")) for each in drawn.iter(f"{SVG}image"))
+    drawn = ET.fromstring(
+        read(
+            pictures.draw_table(
+                table,
+                [f"v{place}" for place in range(n)],
+                across="released",
+                down="original",
+                most=0.3,
+            )
+        )
+    )
+    painted, legend = (
+        pixels(read(each.attrib["href"], "image/png")) for each in drawn.iter(f"{SVG}image")
+    )
     assert painted.shape == (n, n, 3)
     assert painted[0, 0].tolist() == legend[-1, 0].tolist() == [247, 251, 255]
     assert painted[-1, -1].tolist() == legend[0, 0].tolist() == [8, 48, 107]
@@ -91,5 +123,7 @@ def test_ticks_are_round_and_few(most: float) -> None:
 
 def test_a_picture_has_the_same_bytes_each_time() -> None:
     table = np.random.default_rng(0).random((9, 9))
-    first, second = (pictures.draw_table(table, "abcdefghi", across="", down="", most=1.0) for _ in range(2))
+    first, second = (
+        pictures.draw_table(table, "abcdefghi", across="", down="", most=1.0) for _ in range(2)
+    )
     assert first == second

@@ -49,9 +49,20 @@ def test_a_page_of_rows_says_what_was_promised(rows: Path) -> None:
     text = read_page(rows).text
     card, manifest, _ = parts(rows)
     assert card.guarantee.text in text
-    for told in ("ε = 4", "replace-one", "the values of all rows", "CC-BY-4.0", "privacy@example.org", "By us.", "Insecure."):
+    for told in (
+        "ε = 4",
+        "replace-one",
+        "the values of all rows",
+        "CC-BY-4.0",
+        "privacy@example.org",
+        "By us.",
+        "Insecure.",
+    ):
         assert told in text
-    assert "Published as it is: not protected group; the number of rows, and the presence of each row" in text
+    assert (
+        "Published as it is: not protected group; the number of rows, and the presence of each row"
+        in text
+    )
     assert "Releases of these data unknown: the card names no ledger that counts them" in text
     assert "Promise differential privacy, pure (δ = 0)" in text
     assert "Contact privacy@example.org" in text
@@ -64,7 +75,10 @@ def test_a_page_of_rows_says_what_was_promised(rows: Path) -> None:
     assert "shares and quantiles can be read off" in text
     assert "Means, if bounds are far beyond most values (income, day)" in text
     assert "Noisy counts of income, for the reference ε =" in text
-    assert "What one released value says about its original, beside what the noisy counts of all rows say." in text
+    assert (
+        "What one released value says about its original, beside what the noisy counts of all rows say."
+        in text
+    )
     assert "Kept columns are copied, row by row." in text
     assert "columns that depend on each other in the table may show 0.00 here" in text
     assert "0 to 1,000, or missing moved to the nearest bound" in text
@@ -73,30 +87,53 @@ def test_a_page_of_rows_says_what_was_promised(rows: Path) -> None:
 
 def test_means_are_recommended_only_without_noise_in_counts(rows: Path) -> None:
     card = parts(rows)[0]
-    held_out = card.model_copy(update={"mechanism": card.mechanism.model_copy(update={"reference": {"kind": "holdout", "fraction": 0.1}})})
+    held_out = card.model_copy(
+        update={
+            "mechanism": card.mechanism.model_copy(
+                update={"reference": {"kind": "holdout", "fraction": 0.1}}
+            )
+        }
+    )
     assert "shares, means and quantiles" in words.list_uses(held_out)[0][0]
     assert 'release.mean("income")' in render._write_snippet(held_out)
     units = {"income": "days since 1970-01-01", "day": None}
-    columns = {name: card.columns[name].model_copy(update={"numbers": unit}) for name, unit in units.items()}
-    assert 'release.quantile("day", 0.5)' in render._write_snippet(held_out.model_copy(update={"columns": columns}))
+    columns = {
+        name: card.columns[name].model_copy(update={"numbers": unit})
+        for name, unit in units.items()
+    }
+    assert 'release.quantile("day", 0.5)' in render._write_snippet(
+        held_out.model_copy(update={"columns": columns})
+    )
 
 
 def test_a_null_has_one_name() -> None:
-    found = channels._read("x", ColumnPart(role="privatised", levels=[None, "a"], channel=[[0.5, 0.5], [0.5, 0.5]]))
+    found = channels._read(
+        "x", ColumnPart(role="privatised", levels=[None, "a"], channel=[[0.5, 0.5], [0.5, 0.5]])
+    )
     assert found is not None
     assert found.labels == ("missing", "a")
 
 
 def test_noise_of_one_kind_is_told_once() -> None:
     law = {"kind": "discrete-gaussian", "sigma": 5.0, "count": 2}
-    card = any_card(accounting={"composition": "", "epsilon_exact": 1.0, "events": {"kind": "composed", "events": [law, law]}})
-    assert list(render._list_spent(card)) == [("Noise on 4 vectors of counts", "discrete Gaussian, σ = 5")]
+    card = any_card(
+        accounting={
+            "composition": "",
+            "epsilon_exact": 1.0,
+            "events": {"kind": "composed", "events": [law, law]},
+        }
+    )
+    assert list(render._list_spent(card)) == [
+        ("Noise on 4 vectors of counts", "discrete Gaussian, σ = 5")
+    ]
 
 
 def test_the_order_of_one_file_is_told_in_short(rows: Path) -> None:
     card = parts(rows)[0].model_copy(update={"order": order_text("shuffled")})
     assert words.describe_order(card, 2) == card.order
-    assert words.describe_order(card, 1).startswith("the rows of the one file are in random order. ")
+    assert words.describe_order(card, 1).startswith(
+        "the rows of the one file are in random order. "
+    )
     kept = card.model_copy(update={"order": order_text("keep")})
     assert words.describe_order(kept, 1) == kept.order
 
@@ -116,11 +153,21 @@ def test_a_page_of_records_says_what_they_are_not_good_for(records: Path) -> Non
 def test_a_page_of_ranges_has_no_epsilon(tmp_path: Path) -> None:
     design = {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 1000}}
     columns = {
-        "income": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1000.0], "nulls": "level", "type": "float64", "outside": "refuse"}
+        "income": {
+            "role": "privatise",
+            "kind": "continuous",
+            "bounds": [0.0, 1000.0],
+            "nulls": "level",
+            "type": "float64",
+            "outside": "refuse",
+        }
     }
     others = {name: {"role": "drop"} for name in (EVIL, "day", "group", "name")}
     output = release(
-        tmp_path, schema=columns | others, privacy=None, mechanism={"kind": "interval", "columns": {"income": {**design, "nulls": "public"}}}
+        tmp_path,
+        schema=columns | others,
+        privacy=None,
+        mechanism={"kind": "interval", "columns": {"income": {**design, "nulls": "public"}}},
     )
     text = read_page(output).text
     assert "There is no ε, so there is no bound" in text
@@ -128,8 +175,13 @@ def test_a_page_of_ranges_has_no_epsilon(tmp_path: Path) -> None:
 
 
 def test_a_page_of_tables_shows_their_counts(tmp_path: Path) -> None:
-    columns = {name: {"role": "drop"} if name in ("group", "day", "income") else column for name, column in SCHEMA.items()}
-    text = read_page(release(tmp_path, schema=columns, mechanism={"kind": "marginals", "cliques": [[EVIL]]})).text
+    columns = {
+        name: {"role": "drop"} if name in ("group", "day", "income") else column
+        for name, column in SCHEMA.items()
+    }
+    text = read_page(
+        release(tmp_path, schema=columns, mechanism={"kind": "marginals", "cliques": [[EVIL]]})
+    ).text
     assert "The counts of these tables" in text
     assert "Margins hold the noise of each count" in text
 
@@ -138,7 +190,10 @@ def attack(epsilon: float, level: float) -> tuple[float, float]:
     """Return the power of the best test of a row's value on counts with Laplace noise, of two cells, and the most that the odds grow: exact."""
     noise = np.exp(-epsilon * np.abs(np.arange(-60, 61)))
     noise /= noise.sum()
-    there, moved = np.pad(noise, (0, 1)), np.pad(noise, (1, 0))  # a cell without the row, and with it
+    there, moved = (
+        np.pad(noise, (0, 1)),
+        np.pad(noise, (1, 0)),
+    )  # a cell without the row, and with it
     one, other = np.outer(moved, there).ravel(), np.outer(there, moved).ravel()
     inside = (one > 0) & (other > 0)
     order = np.argsort(-other / np.where(one > 0, one, 1.0))
@@ -149,13 +204,21 @@ def attack(epsilon: float, level: float) -> tuple[float, float]:
 def test_no_attack_on_tables_is_better_than_their_page_says(tmp_path: Path) -> None:
     """Under add-remove other values are two steps: ε alone would be less than the best attack reaches."""
     others = {name: {"role": "drop"} for name in ("income", "day", "group", "name")}
-    asked = {"mechanism": {"kind": "marginals", "cliques": [[EVIL]]}, "privacy": {"epsilon": 1.0, "delta": 0, "adjacency": "add-remove"}}
+    asked = {
+        "mechanism": {"kind": "marginals", "cliques": [[EVIL]]},
+        "privacy": {"epsilon": 1.0, "delta": 0, "adjacency": "add-remove"},
+    }
     output = release(tmp_path, schema={EVIL: SCHEMA[EVIL]} | others, **asked)
     card, text = parts(output)[0], read_page(output).text
     [event] = (card.accounting.events or {})["events"]
     assert (event["kind"], event["scale"], event["count"]) == ("discrete-laplace", 1.0, 1)
-    told = re.search(r"Detected: it is there Detected: one value rather than another 1 % \S+ % \S+ % 5 % (\S+) % (\S+) %", text)
-    odds = re.search(r"unit is there by at most e ε = ([\d.]+)\. .* values by at most e 2ε = ([\d.]+):", text)
+    told = re.search(
+        r"Detected: it is there Detected: one value rather than another 1 % \S+ % \S+ % 5 % (\S+) % (\S+) %",
+        text,
+    )
+    odds = re.search(
+        r"unit is there by at most e ε = ([\d.]+)\. .* values by at most e 2ε = ([\d.]+):", text
+    )
     assert told is not None
     assert odds is not None
     power, factor = attack(1.0, 0.05)
@@ -164,26 +227,41 @@ def test_no_attack_on_tables_is_better_than_their_page_says(tmp_path: Path) -> N
     assert "a person with k rows is protected by k·ε only, and by 2k·ε for other values" in text
     assert float(odds[1]) < factor <= float(odds[2])
     assert (
-        f"one who tests whether it had one value rather than another (counted twice: 2ε) with probability at most {told[2]} %;" in card.guarantee.text
+        f"one who tests whether it had one value rather than another (counted twice: 2ε) with probability at most {told[2]} %;"
+        in card.guarantee.text
     )
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-3])
 def test_values_under_add_remove_are_told_at_twice_the_loss(delta: float) -> None:
     losses = words.list_losses(1.0, delta, "add-remove")
-    assert losses == {"it is there": (1.0, delta), "one value rather than another": (2.0, (1.0 + math.e) * delta)}
-    assert words.list_losses(1.0, delta, "replace-one") == {"one value rather than another": (1.0, delta)}
+    assert losses == {
+        "it is there": (1.0, delta),
+        "one value rather than another": (2.0, (1.0 + math.e) * delta),
+    }
+    assert words.list_losses(1.0, delta, "replace-one") == {
+        "one value rather than another": (1.0, delta)
+    }
     heads, beliefs = words.describe_beliefs(losses, persons=True)
-    assert heads[2:] == ["it is there, for a person with 5 rows", "one value rather than another, for a person with 5 rows"]
+    assert heads[2:] == [
+        "it is there, for a person with 5 rows",
+        "one value rather than another, for a person with 5 rows",
+    ]
     assert beliefs[2] == ("50 %", "73.2 %", "88.1 %", "99.4 %", "100.0 %")
-    assert words.describe_tests(losses)[1] == (("5 %", "13.6 %", "37.0 %") if delta == 0 else ("5 %", "13.7 %", "37.4 %"))
+    assert words.describe_tests(losses)[1] == (
+        ("5 %", "13.6 %", "37.0 %") if delta == 0 else ("5 %", "13.7 %", "37.4 %")
+    )
 
 
 def test_beliefs_are_bounded_and_rounded_up() -> None:
     assert words.bound_belief(0.5, float(np.log(3.0))) == "75.0 %"
     assert words.bound_belief(0.01, 0.0) == "1.0 %"
     assert words.bound_belief(0.9, 100.0) == "100.0 %"
-    assert [words.describe_odds(epsilon) for epsilon in (1.0, 2.0, 8.0)] == ["2.719", "7.39", "2.99e+3"]
+    assert [words.describe_odds(epsilon) for epsilon in (1.0, 2.0, 8.0)] == [
+        "2.719",
+        "7.39",
+        "2.99e+3",
+    ]
     assert words.round_up(0.44999999999999996) == "0.45"
     assert words.round_up(1 / 3) == "0.333334"
     assert words.round_up(2.0) == "2"
@@ -193,7 +271,9 @@ def test_beliefs_are_bounded_and_rounded_up() -> None:
 @pytest.mark.parametrize("kind", ["rows", "records"])
 def test_its_python_runs(kind: str, request: pytest.FixtureRequest) -> None:
     output = request.getfixturevalue(kind)
-    snippet = render._write_snippet(parts(output)[0]).replace("path/or/url/of/the/folder", str(output))
+    snippet = render._write_snippet(parts(output)[0]).replace(
+        "path/or/url/of/the/folder", str(output)
+    )
     assert snippet.count("release.") == 4
     assert "mean(" not in snippet  # under noisy counts
     exec(snippet, {})
@@ -207,9 +287,22 @@ def test_nothing_in_a_page_runs_or_loads(kind: str, request: pytest.FixtureReque
     data, faults = make_page(*parts(request.getfixturevalue(kind)))
     assert faults == ()
     page = Page.read(data)
-    assert {tag for tag, _ in page.tags} & {"script", "iframe", "object", "link", "base", "form", "svg"} == set()
+    assert {tag for tag, _ in page.tags} & {
+        "script",
+        "iframe",
+        "object",
+        "link",
+        "base",
+        "form",
+        "svg",
+    } == set()
     assert [key for _, attributes in page.tags for key in attributes if key.startswith("on")] == []
-    addresses = [value or "" for _, attributes in page.tags for key, value in attributes.items() if key in ("src", "href")]
+    addresses = [
+        value or ""
+        for _, attributes in page.tags
+        for key, value in attributes.items()
+        if key in ("src", "href")
+    ]
     assert all(address.startswith(("#", "data:image/svg+xml;base64,")) for address in addresses)
     assert all(image["alt"] for image in page.all("img"))
     assert "url(" not in page.text
@@ -223,7 +316,9 @@ def test_a_page_is_read_by_those_who_listen(rows: Path) -> None:
     assert page.all("html")[0]["lang"] == "en"
     assert page.headings[0] == 1
     assert page.headings.count(1) == 1
-    assert all(after <= before + 1 for before, after in zip(page.headings, page.headings[1:], strict=False))
+    assert all(
+        after <= before + 1 for before, after in zip(page.headings, page.headings[1:], strict=False)
+    )
     assert len(page.all("caption")) == len(page.all("table")) > 3
     assert all(cell.get("scope") for cell in page.all("th"))
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
@@ -235,16 +330,24 @@ def test_a_page_is_read_by_those_who_listen(rows: Path) -> None:
 
 def luminance(colour: str) -> float:
     parts_ = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts_]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts_
+    ]
     return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
 
 def test_colours_can_be_told_apart() -> None:
     """Contrast as WCAG 2 defines it, at least 4.5 for texts, in light, in dark and on paper."""
     style = read_style("dpdask.page", "release.css")
-    themes = [dict(re.findall(r"--([\w-]+): (#\w{6})", found)) for found in re.findall(r":root \{(.*?)\}", style)]
+    themes = [
+        dict(re.findall(r"--([\w-]+): (#\w{6})", found))
+        for found in re.findall(r":root \{(.*?)\}", style)
+    ]
     assert len(themes) == 3
-    pairs = [*((ink, paper) for ink in ("ink", "quiet", "accent") for paper in ("paper", "tint")), ("warn", "on-warn")]
+    pairs = [
+        *((ink, paper) for ink in ("ink", "quiet", "accent") for paper in ("paper", "tint")),
+        ("warn", "on-warn"),
+    ]
     for theme in themes:
         for ink, paper in pairs:
             high, low = sorted((luminance(theme[ink]), luminance(theme[paper])), reverse=True)
@@ -257,8 +360,15 @@ def test_colours_can_be_told_apart() -> None:
 def test_a_page_shows_the_first_columns_and_shards(rows: Path) -> None:
     card, manifest, folder = parts(rows)
     many = {f"c{number}": ColumnPart(role="privatised", kind="discrete") for number in range(70)}
-    shards = tuple(Shard(name=f"part-{number:05d}.parquet", n_rows=1, n_bytes=1, sha256="0" * 64) for number in range(700))
-    data, _ = make_page(card.model_copy(update={"columns": many}), type(manifest)(job="", shards=shards, card_sha256=""), folder)
+    shards = tuple(
+        Shard(name=f"part-{number:05d}.parquet", n_rows=1, n_bytes=1, sha256="0" * 64)
+        for number in range(700)
+    )
+    data, _ = make_page(
+        card.model_copy(update={"columns": many}),
+        type(manifest)(job="", shards=shards, card_sha256=""),
+        folder,
+    )
     text = Page.read(data).text
     assert "20 more are on the card" in text
     assert "650 more shards are in the manifest" in text
@@ -271,15 +381,24 @@ def test_a_bounded_part_of_the_rows_is_read(rows: Path, monkeypatch: pytest.Monk
     found = sample.read_sample(folder, manifest, ["income", "nowhere"])
     assert (found.rows.column_names, found.rows.num_rows, found.n_rows) == (["income"], 40, 600)
     asked: list[tuple[str, list[int]]] = []
-    monkeypatch.setattr(sample, "_read_groups", lambda _f, name, groups, _c, most: asked.append((name, groups)) or iter(()))
-    shards = tuple(Shard(name=f"{number}", n_rows=3 * ROW_GROUP_ROWS, n_bytes=1, sha256="") for number in range(100))
+    monkeypatch.setattr(
+        sample,
+        "_read_groups",
+        lambda _f, name, groups, _c, most: asked.append((name, groups)) or iter(()),
+    )
+    shards = tuple(
+        Shard(name=f"{number}", n_rows=3 * ROW_GROUP_ROWS, n_bytes=1, sha256="")
+        for number in range(100)
+    )
     sample.read_sample(folder, type(manifest)(job="", shards=shards, card_sha256=""), ["income"])
     assert sum(len(groups) for _, groups in asked) == sample.MAX_PARTS
     assert (asked[0], asked[-1][0]) == (("0", [0]), "96")
     del card
 
 
-def test_a_page_that_cannot_be_drawn_does_not_fail_its_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_cannot_be_drawn_does_not_fail_its_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a value of the table")
 
@@ -300,7 +419,15 @@ def test_a_page_that_cannot_be_drawn_does_not_fail_its_release(tmp_path: Path, m
 
 def any_card(**extra: Any) -> Card:
     part = {"who": "x", "fraction": 1.0, "of": "rows"}
-    guarantee = {"text": "", "epsilon": 1.0, "delta": 0, "adjacency": "replace-one", "unit": "row", "protected": part, "unprotected": part}
+    guarantee = {
+        "text": "",
+        "epsilon": 1.0,
+        "delta": 0,
+        "adjacency": "replace-one",
+        "unit": "row",
+        "protected": part,
+        "unprotected": part,
+    }
     content = {
         "format": 2,
         "name": "x",
@@ -323,16 +450,26 @@ def taken(**columns: Any) -> Sample:
 @pytest.mark.parametrize(
     ("values", "part", "expected"),
     [
-        ([1, 2, 2, None], {"levels": [1, 2, 3]}, [("1", 0.25), ("2", 0.5), ("3", 0.0), ("missing", 0.25)]),
+        (
+            [1, 2, 2, None],
+            {"levels": [1, 2, 3]},
+            [("1", 0.25), ("2", 0.5), ("3", 0.0), ("missing", 0.25)],
+        ),
         ([1.0, 2.0, 2.0, 2.0], {"levels": [1, 2]}, [("1.0", 0.25), ("2.0", 0.75)]),
         ([True, False, True, True], {"levels": [False, True]}, [("False", 0.25), ("True", 0.75)]),
         ([0, 1, 2, 3], {"edges": [-1, 1, 3]}, [("0 to 1", 0.5), ("2 to 3", 0.5)]),
-        ([0.0, 0.0, 1.0, 2.0], {"atoms": [0.0], "edges": [0.5, 2.5]}, [("0", 0.5), ("over 0.5 to 2.5", 0.5)]),
+        (
+            [0.0, 0.0, 1.0, 2.0],
+            {"atoms": [0.0], "edges": [0.5, 2.5]},
+            [("0", 0.5), ("over 0.5 to 2.5", 0.5)],
+        ),
         ([7, 7, 7, 8], {"bounds": [0, 100]}, [("7", 0.75), ("8", 0.25)]),
         ([0.5, 0.5], {"bounds": [0, 1]}, [("over 0 to 1", 1.0)]),
     ],
 )
-def test_shares_are_those_of_the_rows(values: list[Any], part: dict[str, Any], expected: list[tuple[str, float]]) -> None:
+def test_shares_are_those_of_the_rows(
+    values: list[Any], part: dict[str, Any], expected: list[tuple[str, float]]
+) -> None:
     found = count_histogram("x", ColumnPart(role="privatised", **part), taken(x=values), any_card())
     assert found is not None
     assert [(bar.label, bar.share) for bar in found.bars] == expected
@@ -343,15 +480,26 @@ def test_rare_levels_are_joined() -> None:
     part = ColumnPart(role="privatised", levels=sorted(set(values) | {"l00"}))
     found = count_histogram("x", part, taken(x=values), any_card())
     assert found is not None
-    assert (len(found.bars), found.bars[0].label, found.bars[-1].label) == (24, "l17", "17 other levels")
+    assert (len(found.bars), found.bars[0].label, found.bars[-1].label) == (
+        24,
+        "l17",
+        "17 other levels",
+    )
     assert sum(bar.share for bar in found.bars) == pytest.approx(1.0)
 
 
 def test_margins_hold_the_noise_of_rows_and_counts() -> None:
-    accounting = {"composition": "", "epsilon_exact": 1.0, "epsilon_reference": {"x": 0.1}, "rows_per_unit": 1}
+    accounting = {
+        "composition": "",
+        "epsilon_exact": 1.0,
+        "epsilon_reference": {"x": 0.1},
+        "rows_per_unit": 1,
+    }
     part = ColumnPart(role="privatised", epsilon=0.9, levels=[0, 1])
     card = any_card(
-        accounting=accounting, columns={"x": part.model_dump(exclude_unset=True)}, mechanism={"kind": "dip", "reference": {"kind": "histogram"}}
+        accounting=accounting,
+        columns={"x": part.model_dump(exclude_unset=True)},
+        mechanism={"kind": "dip", "reference": {"kind": "histogram"}},
     )
     found = count_histogram("x", part, taken(x=[0, 1] * 5000), card)
     assert found is not None
@@ -360,8 +508,13 @@ def test_margins_hold_the_noise_of_rows_and_counts() -> None:
 
 
 def test_cells_count_by_their_weights() -> None:
-    card = any_card(mechanism={"kind": "histogram", "output": "cells", "cells": 2}, n_rows={"value": 4.0, "exact": True})
-    found = count_histogram("x", ColumnPart(role="privatised", levels=[0, 1]), taken(x=[0, 1], weight=[3.0, 1.0]), card)
+    card = any_card(
+        mechanism={"kind": "histogram", "output": "cells", "cells": 2},
+        n_rows={"value": 4.0, "exact": True},
+    )
+    found = count_histogram(
+        "x", ColumnPart(role="privatised", levels=[0, 1]), taken(x=[0, 1], weight=[3.0, 1.0]), card
+    )
     assert found is not None
     assert [bar.share for bar in found.bars] == [0.75, 0.25]
 
@@ -370,7 +523,9 @@ def test_associations_are_those_of_a_textbook() -> None:
     rng = np.random.default_rng(3)
     one, noise = rng.integers(0, 3, 4000), rng.integers(0, 3, 4000)
     other = np.where(rng.random(4000) < 0.5, one, noise)
-    found = associate(["a", "b", "c", "d"], taken(a=one, b=other, c=noise.astype(str), d=one * 2.5), any_card())
+    found = associate(
+        ["a", "b", "c", "d"], taken(a=one, b=other, c=noise.astype(str), d=one * 2.5), any_card()
+    )
     assert found is not None
     assert found.table[0, 1] == pytest.approx(0.5, abs=0.03)
     assert found.table[0, 2] < 0.05
@@ -382,9 +537,20 @@ def test_associations_are_those_of_a_textbook() -> None:
 def test_a_channel_tells_how_much_it_keeps() -> None:
     shares = np.array([0.2, 0.8])
     matrix = 0.5 * np.eye(2) + 0.5 * shares
-    view = ChannelView(column="x", labels=("a", "b"), matrix=matrix, of_ranks=False, is_ordered=False)
-    assert view.quality == "x: a row keeps its value in 84.0 % of the cases; values drawn apart from it would agree in 68.0 %."
-    ranks = ChannelView(column="x", labels=("a", "b", "c"), matrix=0.25 * np.eye(3) + 0.75 / 3, of_ranks=True, is_ordered=True)
+    view = ChannelView(
+        column="x", labels=("a", "b"), matrix=matrix, of_ranks=False, is_ordered=False
+    )
+    assert (
+        view.quality
+        == "x: a row keeps its value in 84.0 % of the cases; values drawn apart from it would agree in 68.0 %."
+    )
+    ranks = ChannelView(
+        column="x",
+        labels=("a", "b", "c"),
+        matrix=0.25 * np.eye(3) + 0.75 / 3,
+        of_ranks=True,
+        is_ordered=True,
+    )
     assert ranks.quality.endswith("have a correlation of 0.25.")
     assert (view.kept, ranks.kept) == (pytest.approx(0.5), pytest.approx(0.25))
 
@@ -393,13 +559,17 @@ def test_a_page_says_how_little_a_row_keeps(tmp_path: Path) -> None:
     output = release(tmp_path, mechanism__channel="laplace", privacy__epsilon=0.5)
     text = read_page(output).text
     for name in ("income", "day"):
-        assert re.search(rf"{name}: a row's released and original ranks have a correlation of 0.0\d\.", text)
+        assert re.search(
+            rf"{name}: a row's released and original ranks have a correlation of 0.0\d\.", text
+        )
     assert "A released row keeps almost nothing of" in text
     assert "income, day (less than 0.1 on a scale from 0 to 1)" in text
     card = parts(output)[0]
     sentences, little = describe_kept(card)
     assert len(sentences) == 3
-    chained = card.model_copy(update={"mechanism": card.mechanism.model_copy(update={"reference": {"kind": "chain"}})})
+    chained = card.model_copy(
+        update={"mechanism": card.mechanism.model_copy(update={"reference": {"kind": "chain"}})}
+    )
     assert len(describe_kept(chained)[0]) == 1
     assert {"income", "day"} <= set(little)
 
@@ -408,12 +578,27 @@ def test_a_page_says_how_little_a_row_keeps(tmp_path: Path) -> None:
 def test_a_page_tells_what_all_releases_give_away_together(rows: Path, n_earlier: int) -> None:
     card, manifest, folder = parts(rows)
     limits = {"epsilon_limit": 8.0, "delta_limit": 1e-6, "delta": 0.0}
-    ledger = LedgerPosition(dataset="people", entry="ab", epsilon=2.4999999999999996, n_earlier=n_earlier, earlier=[], **limits)
-    text = Page.read(make_page(card.model_copy(update={"ledger": ledger}), manifest, folder)[0]).text
-    assert f"{'Together they spend' if n_earlier else 'This one spends'} ε = 2.5 at the ledger's δ = 1e-6; ε may be at most 8." in text
+    ledger = LedgerPosition(
+        dataset="people",
+        entry="ab",
+        epsilon=2.4999999999999996,
+        n_earlier=n_earlier,
+        earlier=[],
+        **limits,
+    )
+    text = Page.read(
+        make_page(card.model_copy(update={"ledger": ledger}), manifest, folder)[0]
+    ).text
+    assert (
+        f"{'Together they spend' if n_earlier else 'This one spends'} ε = 2.5 at the ledger's δ = 1e-6; ε may be at most 8."
+        in text
+    )
     if n_earlier:
         assert "this one and 1 earlier; together ε = 2.5 at the ledger's δ = 1e-6" in text
-        assert "so a test of one value against another, at a false-alarm rate of 5 %, detects it with probability at most 61.0 %" in text
+        assert (
+            "so a test of one value against another, at a false-alarm rate of 5 %, detects it with probability at most 61.0 %"
+            in text
+        )
     else:
         assert "Releases of these data this one; its ledger counts none before it" in text
         assert "These tables are for this release alone" not in text
@@ -423,7 +608,13 @@ def test_the_files_are_checked_by_the_commands_of_the_page(rows: Path, tmp_path:
     page = (rows / PAGE_NAME).read_text(encoding="utf-8")
     [block] = re.findall(r"<code>(sha256sum .*?)</code>", page, re.DOTALL)
     copy = Path(shutil.copytree(rows, tmp_path / "copy"))
-    check = partial(subprocess.run, ["/bin/sh", "-c", unescape(block)], cwd=copy, capture_output=True, check=False)
+    check = partial(
+        subprocess.run,
+        ["/bin/sh", "-c", unescape(block)],
+        cwd=copy,
+        capture_output=True,
+        check=False,
+    )
     assert check().returncode == 0
     assert b"_dpdask/release.json: OK" in check().stdout
     next(copy.glob("part-*")).write_bytes(b"other")
@@ -435,7 +626,18 @@ def test_the_files_are_checked_by_the_commands_of_the_page(rows: Path, tmp_path:
 
 def test_croissant_metadata_have_what_the_format_asks(rows: Path) -> None:
     content = json.loads((rows / CROISSANT_NAME).read_bytes())
-    assert {"@context", "@type", "name", "description", "conformsTo", "license", "creator", "citeAs", "distribution", "recordSet"} <= set(content)
+    assert {
+        "@context",
+        "@type",
+        "name",
+        "description",
+        "conformsTo",
+        "license",
+        "creator",
+        "citeAs",
+        "distribution",
+        "recordSet",
+    } <= set(content)
     assert content["conformsTo"] == "http://mlcommons.org/croissant/1.0"
     _, manifest, _ = parts(rows)
     shards = [each for each in content["distribution"] if each["@type"] == "cr:FileObject"]

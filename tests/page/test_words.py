@@ -15,13 +15,25 @@ from dpdask.page.histograms import Sample, count_histogram
 
 def make_card(*, left_out: float = 0.0, insecure: bool = False, **changed: Any) -> Card:
     covered = {"who": "x", "fraction": 1.0, "of": "rows"}
-    promise = {"text": "", "epsilon": 1.0, "delta": 0, "adjacency": "replace-one", "unit": "row", "protected": covered, "cautions": []}
-    guarantee = promise | {"unprotected": {**covered, "fraction": left_out}} | changed.pop("guarantee", {})
+    promise = {
+        "text": "",
+        "epsilon": 1.0,
+        "delta": 0,
+        "adjacency": "replace-one",
+        "unit": "row",
+        "protected": covered,
+        "cautions": [],
+    }
+    guarantee = (
+        promise | {"unprotected": {**covered, "fraction": left_out}} | changed.pop("guarantee", {})
+    )
     content = {
         "format": 2,
         "name": "x",
         "guarantee": guarantee,
-        "mechanism": {"kind": "dip", "reference": {"kind": "holdout", "fraction": left_out}} if left_out else {"kind": "histogram"},
+        "mechanism": {"kind": "dip", "reference": {"kind": "holdout", "fraction": left_out}}
+        if left_out
+        else {"kind": "histogram"},
         "columns": {},
         "accounting": {"composition": "", "epsilon_exact": 1.0},
         "order": "",
@@ -35,14 +47,22 @@ def test_the_gain_is_told_in_words() -> None:
     told = "To someone who knows everything else, a belief of 50 % that a row has one value rather than another becomes one of at most 73.2 %."
     assert words.describe_gain(make_card()) == told
     assert "that a protected row has" in words.describe_gain(make_card(left_out=0.1))
-    assert "that a user has" in words.describe_gain(make_card(guarantee={"unit": {"column": "user", "max_rows": 2}}))
+    assert "that a user has" in words.describe_gain(
+        make_card(guarantee={"unit": {"column": "user", "max_rows": 2}})
+    )
     both = words.describe_gain(make_card(guarantee={"adjacency": "add-remove", "delta": 1e-9}))
     assert "that a row is in the table becomes one of at most 73.2 %, and one of 50 %" in both
     assert both.endswith("becomes one of at most 88.1 %, apart from δ.")
-    assert words.describe_gain(make_card(insecure=True)) == words.describe_again(make_card(insecure=True)) == ""
+    assert (
+        words.describe_gain(make_card(insecure=True))
+        == words.describe_again(make_card(insecure=True))
+        == ""
+    )
 
 
-@pytest.mark.parametrize(("adjacency", "detected"), [("replace-one", "37.0 %"), ("add-remove", "98.3 %")])
+@pytest.mark.parametrize(
+    ("adjacency", "detected"), [("replace-one", "37.0 %"), ("add-remove", "98.3 %")]
+)
 def test_a_second_release_is_priced(adjacency: str, detected: str) -> None:
     told = words.describe_again(make_card(guarantee={"adjacency": adjacency, "delta": 1e-9}))
     assert "at most ε = 2 and δ = 2e-9 together: a test of one value rather than another" in told
@@ -65,39 +85,72 @@ def test_no_price_is_told_for_rows_that_a_second_release_would_hold_out() -> Non
     assert words.describe_again(make_card(left_out=0.1, ledger=ledger)).startswith(
         "This release and a second one like it, of a row that both protect,"
     )
-    assert "a person with k protected rows is protected" in words.describe_unit(make_card(left_out=0.1))
+    assert "a person with k protected rows is protected" in words.describe_unit(
+        make_card(left_out=0.1)
+    )
 
 
 @pytest.mark.parametrize(("delta_limit", "left"), [(0.0, "ε = 2"), (1e-6, "")])
-def test_what_a_ledger_leaves_is_told_where_it_is_a_difference(delta_limit: float, left: str) -> None:
-    spent = {"epsilon": 1.9999999999999998, "delta": 0.0, "epsilon_limit": 4.0, "delta_limit": delta_limit}
-    assert words.describe_left(make_card(ledger={"dataset": "people", "entry": "ab", "n_earlier": 0, "earlier": [], **spent})) == left
+def test_what_a_ledger_leaves_is_told_where_it_is_a_difference(
+    delta_limit: float, left: str
+) -> None:
+    spent = {
+        "epsilon": 1.9999999999999998,
+        "delta": 0.0,
+        "epsilon_limit": 4.0,
+        "delta_limit": delta_limit,
+    }
+    assert (
+        words.describe_left(
+            make_card(
+                ledger={"dataset": "people", "entry": "ab", "n_earlier": 0, "earlier": [], **spent}
+            )
+        )
+        == left
+    )
 
 
 def test_a_small_group_is_not_larger_than_it_is() -> None:
     noise = {"cells": {"standard_deviation": 2.8, "margin_95": 6.0}}
-    card = make_card(n_rows={"value": 30_000.0, "exact": True}, accounting={"composition": "", "epsilon_exact": 1.0, "noise": noise})
+    card = make_card(
+        n_rows={"value": 30_000.0, "exact": True},
+        accounting={"composition": "", "epsilon_exact": 1.0, "noise": noise},
+    )
     [told] = words._describe_smallest(card)
-    assert told.startswith("Groups of fewer than about 6 rows (0.02 % of the rows), even in a single cell")
+    assert told.startswith(
+        "Groups of fewer than about 6 rows (0.02 % of the rows), even in a single cell"
+    )
 
 
 def test_a_large_share_is_written_without_an_exponent() -> None:
     noise = {"cells": {"standard_deviation": 2.8, "margin_95": 6.0}}
-    card = make_card(n_rows={"value": 60.0, "exact": True}, accounting={"composition": "", "epsilon_exact": 1.0, "noise": noise})
+    card = make_card(
+        n_rows={"value": 60.0, "exact": True},
+        accounting={"composition": "", "epsilon_exact": 1.0, "noise": noise},
+    )
     assert "(10 % of the rows)" in words._describe_smallest(card)[0]
 
 
 def test_narrow_ranges_are_counted() -> None:
-    columns = {"x": {"role": "privatised", "released_as": ["x_lower", "x_upper", "x_coverage"]}, "x_coverage": {"role": "kept"}}
+    columns = {
+        "x": {"role": "privatised", "released_as": ["x_lower", "x_upper", "x_coverage"]},
+        "x_coverage": {"role": "kept"},
+    }
     sample = Sample(rows=pa.table({"x_coverage": [0.05, None, 0.3, 0.5, 0.0]}), n_rows=5)
     assert list(render._find_narrow(make_card(columns=columns), sample)) == [("x", 0.5)]
-    assert list(render._find_narrow(make_card(columns={"x_coverage": {"role": "kept"}}), sample)) == []
+    assert (
+        list(render._find_narrow(make_card(columns={"x_coverage": {"role": "kept"}}), sample)) == []
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "told", "labels"),
     [
-        (pa.array([299.0, 899.0]), {"bounds": [0.0, 1200.0], "edges": [-1.0, 599.0, 1200.0]}, ["0 to 599", "600 to 1,200"]),
+        (
+            pa.array([299.0, 899.0]),
+            {"bounds": [0.0, 1200.0], "edges": [-1.0, 599.0, 1200.0]},
+            ["0 to 599", "600 to 1,200"],
+        ),
         (
             pa.array([1.0, 150_000.5]),
             {"bounds": [0.0, 3e5], "edges": [0.0, 99999.99999999999, 3e5]},
@@ -111,16 +164,26 @@ def test_narrow_ranges_are_counted() -> None:
     ],
 )
 def test_cells_have_round_names(values: pa.Array, told: dict[str, Any], labels: list[str]) -> None:
-    found = count_histogram("x", ColumnPart(role="privatised", **told), Sample(rows=pa.table({"x": values}), n_rows=2), make_card())
+    found = count_histogram(
+        "x",
+        ColumnPart(role="privatised", **told),
+        Sample(rows=pa.table({"x": values}), n_rows=2),
+        make_card(),
+    )
     assert found is not None
     assert [bar.label for bar in found.bars] == labels
 
 
 @pytest.mark.parametrize("kind", ["histogram", "tree", "known"])
 def test_numbers_of_noisy_counts_have_no_margin(kind: str) -> None:
-    columns = {"x": {"role": "privatised", "epsilon": 1.0}, "y": {"role": "privatised", "epsilon": 1.0, "levels": [1, 2]}}
+    columns = {
+        "x": {"role": "privatised", "epsilon": 1.0},
+        "y": {"role": "privatised", "epsilon": 1.0, "levels": [1, 2]},
+    }
     card = make_card(columns=columns, mechanism={"kind": "dip", "reference": {"kind": kind}})
     sample = Sample(rows=pa.table({"x": [1.0] * 100, "y": [1] * 100}), n_rows=100)
-    of_number, of_levels = (histograms._find_row_margin(name, card, sample)(0.5) for name in columns)
+    of_number, of_levels = (
+        histograms._find_row_margin(name, card, sample)(0.5) for name in columns
+    )
     assert of_levels == pytest.approx(1.96 * 0.05, rel=0.01)
     assert of_number == (of_levels if kind == "known" else None)

@@ -37,20 +37,37 @@ def main(url: str, dataset: str, folder: Path, phases: list[list[dict[str, Any]]
     done = []
     for number, workers in enumerate(phases):
         logs = [folder / f"{number}-{worker}" for worker in range(len(workers))]
-        done.append({**_phase(url, dataset, logs, workers), "n_runs": Ledger(url).read_balance(dataset).n_runs})
+        done.append(
+            {
+                **_phase(url, dataset, logs, workers),
+                "n_runs": Ledger(url).read_balance(dataset).n_runs,
+            }
+        )
     sys.stdout.write(json.dumps(done))
 
 
-def run_phases(url: str, dataset: str, folder: Path, phases: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def run_phases(
+    url: str, dataset: str, folder: Path, phases: list[list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
     """Run this file as a program, and return what it prints."""
     command = [sys.executable, __file__, url, dataset, str(folder), json.dumps(phases)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
+    done = subprocess.run(
+        command,
+        check=True,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
     return json.loads(done.stdout)
 
 
-def _phase(url: str, dataset: str, logs: list[Path], workers: list[dict[str, Any]]) -> dict[str, Any]:
+def _phase(
+    url: str, dataset: str, logs: list[Path], workers: list[dict[str, Any]]
+) -> dict[str, Any]:
     gate, opener = os.pipe()
-    pids = [_fork(url, dataset, log, worker, (gate, opener)) for log, worker in zip(logs, workers, strict=True)]
+    pids = [
+        _fork(url, dataset, log, worker, (gate, opener))
+        for log, worker in zip(logs, workers, strict=True)
+    ]
     os.close(gate)
     os.close(opener)
     started = time.monotonic()
@@ -63,7 +80,9 @@ def _phase(url: str, dataset: str, logs: list[Path], workers: list[dict[str, Any
 
 def _kill_after(n_lines: int, pid: int, log: Path) -> None:
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (log.exists() and len(log.read_bytes().splitlines()) >= n_lines):
+    while time.monotonic() < deadline and not (
+        log.exists() and len(log.read_bytes().splitlines()) >= n_lines
+    ):
         time.sleep(0.001)
     os.kill(pid, signal.SIGKILL)
 
@@ -81,7 +100,9 @@ def _fork(url: str, dataset: str, log: Path, worker: dict[str, Any], pipe: tuple
         with log.open("a", buffering=1) as lines:
             for run_id in worker["runs"]:
                 moment = worker.get("kill", {}).get(run_id)
-                lines.write(f"{_charge(_doomed(url, moment) if moment else ledger, dataset, run_id, moment)} {run_id}\n")
+                lines.write(
+                    f"{_charge(_doomed(url, moment) if moment else ledger, dataset, run_id, moment)} {run_id}\n"
+                )
         os._exit(0)
     finally:
         os._exit(1)
@@ -120,29 +141,62 @@ def postgres() -> Iterator[str]:
     if given := os.environ.get("DPDASK_TEST_POSTGRES"):
         yield given
         return
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3])) or [Path(shutil.which("initdb") or "")]
+    found = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3])
+    ) or [Path(shutil.which("initdb") or "")]
     if not found[-1].is_file():
-        pytest.skip("no PostgreSQL: install it (apt-get install postgresql) or give its URL in DPDASK_TEST_POSTGRES")
+        pytest.skip(
+            "no PostgreSQL: install it (apt-get install postgresql) or give its URL in DPDASK_TEST_POSTGRES"
+        )
     with _private_server(found[-1].parent) as url:
         yield url
 
 
 @contextmanager
 def _private_server(binaries: Path) -> Iterator[str]:
-    folder = Path(tempfile.mkdtemp(prefix="dpdask-pg-", dir="/tmp"))  # short: a socket's path has at most 107 characters
+    folder = Path(
+        tempfile.mkdtemp(prefix="dpdask-pg-", dir="/tmp")
+    )  # short: a socket's path has at most 107 characters
     identity: dict[str, Any] = {}
     if os.geteuid() == 0:  # PostgreSQL refuses to run as root
-        user = next(entry for name in ("postgres", "nobody") for entry in pwd.getpwall() if entry.pw_name == name)
+        user = next(
+            entry
+            for name in ("postgres", "nobody")
+            for entry in pwd.getpwall()
+            if entry.pw_name == name
+        )
         identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
         os.chown(folder, user.pw_uid, user.pw_gid)
 
     data, url = folder / "data", f"postgresql://dpdask@/postgres?host={folder}"
     try:
         with (folder / "out").open("ab") as out:
-            init = [str(binaries / "initdb"), "-D", str(data), "-U", "dpdask", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
-            subprocess.run(init, check=True, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out, **identity)
+            init = [
+                str(binaries / "initdb"),
+                "-D",
+                str(data),
+                "-U",
+                "dpdask",
+                "-A",
+                "trust",
+                "-E",
+                "UTF8",
+                "--locale=C",
+                "--no-sync",
+            ]
+            subprocess.run(
+                init,
+                check=True,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                **identity,
+            )
             start = ["sh", "-c", _GUARD, str(binaries / "postgres"), str(data), str(folder)]
-            guard = subprocess.Popen(start, cwd=folder, stdin=subprocess.PIPE, stdout=out, stderr=out, **identity)
+            guard = subprocess.Popen(
+                start, cwd=folder, stdin=subprocess.PIPE, stdout=out, stderr=out, **identity
+            )
         with guard:  # its end closes the pipe that the guard reads
             _await(url)
             yield url
@@ -155,7 +209,9 @@ _GUARD = """"$0" -D "$1" -c listen_addresses= -k "$2" </dev/null & read -r _; ki
 
 
 def _await(url: str) -> None:
-    engine = sa.create_engine(sa.make_url(url).set(drivername="postgresql+psycopg"), poolclass=sa.NullPool)
+    engine = sa.create_engine(
+        sa.make_url(url).set(drivername="postgresql+psycopg"), poolclass=sa.NullPool
+    )
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -176,10 +232,16 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         return
     server = request.getfixturevalue("postgres")
     schema = f"dpdask_{os.getpid()}_{time.monotonic_ns()}"
-    engine = sa.create_engine(sa.make_url(server).set(drivername="postgresql+psycopg"), poolclass=sa.NullPool)
+    engine = sa.create_engine(
+        sa.make_url(server).set(drivername="postgresql+psycopg"), poolclass=sa.NullPool
+    )
     with engine.begin() as connection:
         connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
-    yield sa.make_url(server).update_query_dict({"options": f"-csearch_path={schema}"}).render_as_string(hide_password=False)
+    yield (
+        sa.make_url(server)
+        .update_query_dict({"options": f"-csearch_path={schema}"})
+        .render_as_string(hide_password=False)
+    )
     with engine.begin() as connection:
         connection.exec_driver_sql(f"DROP SCHEMA {schema} CASCADE")
 

@@ -13,13 +13,33 @@ import pyarrow.parquet as pq
 EPSILON = 0.2  # small, so that the noise covers all, and what it does not cover shows in few runs
 WHO = {"column": "who", "max_rows": 2}
 X: dict[str, Any] = {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2], "type": "int64"}
-Y: dict[str, Any] = {"role": "privatise", "kind": "categorical", "levels": ["a", "b"], "type": "string"}
-P: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0], "type": "float64"}
+Y: dict[str, Any] = {
+    "role": "privatise",
+    "kind": "categorical",
+    "levels": ["a", "b"],
+    "type": "string",
+}
+P: dict[str, Any] = {
+    "role": "privatise",
+    "kind": "continuous",
+    "bounds": [0.0, 1.0],
+    "type": "float64",
+}
 KEPT, DROPPED = {"role": "keep", "type": "int64"}, {"role": "drop"}
-DIP_SCHEMA: dict[str, Any] = {"id": KEPT, "who": DROPPED, "x": X, "y": Y, "p": DROPPED, "q": DROPPED}
+DIP_SCHEMA: dict[str, Any] = {
+    "id": KEPT,
+    "who": DROPPED,
+    "x": X,
+    "y": Y,
+    "p": DROPPED,
+    "q": DROPPED,
+}
 CENTRAL_SCHEMA: dict[str, Any] = {**DIP_SCHEMA, "id": DROPPED}
 CONTINUOUS: dict[str, Any] = {**DIP_SCHEMA, "x": DROPPED, "y": DROPPED, "p": P}
-KNOWN: dict[str, Any] = {"x": {"probabilities": [0.5, 0.25, 0.25]}, "y": {"probabilities": [0.5, 0.5]}}
+KNOWN: dict[str, Any] = {
+    "x": {"probabilities": [0.5, 0.25, 0.25]},
+    "y": {"probabilities": [0.5, 0.5]},
+}
 UNIFORM: dict[str, Any] = {"name": "uniform", "loc": 0.0, "scale": 1.0}
 
 Parts = Sequence[pa.Table]
@@ -49,7 +69,12 @@ class Case:
     @property
     def changes(self) -> dict[str, Any]:
         """The changes of a job that `write_job` takes."""
-        promise = {"privacy__unit": self.unit, "privacy__adjacency": self.adjacency, "privacy__delta": self.delta, "privacy__epsilon": EPSILON}
+        promise = {
+            "privacy__unit": self.unit,
+            "privacy__adjacency": self.adjacency,
+            "privacy__delta": self.delta,
+            "privacy__epsilon": EPSILON,
+        }
         return {"mechanism": dict(self.mechanism), **promise}
 
     @property
@@ -60,7 +85,11 @@ class Case:
     def tables(self) -> tuple[Parts, Parts]:
         """Return two neighbours, in two files each: all rows alike, and the last unit with other values, or gone."""
         left = table(self.n_rows)
-        right = left.slice(0, self.changed[0]) if self.adjacency == "add-remove" else table(self.n_rows, self.changed)
+        right = (
+            left.slice(0, self.changed[0])
+            if self.adjacency == "add-remove"
+            else table(self.n_rows, self.changed)
+        )
         return files(left), files(right)
 
 
@@ -101,18 +130,37 @@ def dip_cases(public: str) -> Iterator[Case]:
         ("tree", {"kind": "tree"}, {}),
     ]
     yield Case(name="tree-delta", mechanism=_dip({"kind": "tree"}), schema=DIP_SCHEMA, delta=1e-3)
-    yield Case(name="tree-found", mechanism=_dip({"kind": "tree"}), schema={**DIP_SCHEMA, "y": DROPPED, "p": P})
+    yield Case(
+        name="tree-found",
+        mechanism=_dip({"kind": "tree"}),
+        schema={**DIP_SCHEMA, "y": DROPPED, "p": P},
+    )
     for unit in ("row", WHO):
         of = "row" if unit == "row" else "unit"
         for name, reference, more in references:
-            yield Case(name=f"{name}-{of}", mechanism=_dip(reference), schema=DIP_SCHEMA, unit=unit, **more)
+            yield Case(
+                name=f"{name}-{of}", mechanism=_dip(reference), schema=DIP_SCHEMA, unit=unit, **more
+            )
         for channel in ("laplace", "laplace-calibrated", "optimal"):
-            yield Case(name=f"known-{channel}-{of}", mechanism=_dip({"kind": "known", "columns": KNOWN}, channel), schema=DIP_SCHEMA, unit=unit)
+            yield Case(
+                name=f"known-{channel}-{of}",
+                mechanism=_dip({"kind": "known", "columns": KNOWN}, channel),
+                schema=DIP_SCHEMA,
+                unit=unit,
+            )
     only_x = _dip({"kind": "known", "columns": {"x": KNOWN["x"]}}, "optimal-unbiased")
     yield Case(name="known-optimal-unbiased", mechanism=only_x, schema={**DIP_SCHEMA, "y": DROPPED})
-    yield Case(name="known-continuous", mechanism=_dip({"kind": "known", "columns": {"p": UNIFORM}}), schema=CONTINUOUS)
+    yield Case(
+        name="known-continuous",
+        mechanism=_dip({"kind": "known", "columns": {"p": UNIFORM}}),
+        schema=CONTINUOUS,
+    )
     for channel in ("laplace", "optimal"):
-        yield Case(name=f"histogram-continuous-{channel}", mechanism=_dip({"kind": "histogram", "bins": 4}, channel), schema=CONTINUOUS)
+        yield Case(
+            name=f"histogram-continuous-{channel}",
+            mechanism=_dip({"kind": "histogram", "bins": 4}, channel),
+            schema=CONTINUOUS,
+        )
 
 
 def _dip(reference: dict[str, Any], channel: str = "laplace") -> dict[str, Any]:
@@ -127,14 +175,25 @@ def central_cases() -> Iterator[Case]:
         ("cells", {"kind": "histogram", "threshold": "none"}, {}),
         ("cells-enhanced", {"kind": "histogram", "threshold": "enhanced"}, {}),
         ("rows", {"kind": "histogram", "threshold": "positive", "output": "rows"}, {}),
-        ("cells-sparse", {"kind": "histogram", "threshold": "enhanced", "factor": 14.0, "bins": {"p": 1024, "q": 256}}, {"p": P, "q": P}),
+        (
+            "cells-sparse",
+            {
+                "kind": "histogram",
+                "threshold": "enhanced",
+                "factor": 14.0,
+                "bins": {"p": 1024, "q": 256},
+            },
+            {"p": P, "q": P},
+        ),
     ]
     for adjacency in ("replace-one", "add-remove"):
         for unit in ("row", WHO):
             for name, mechanism, more in mechanisms:
                 schema = {**CENTRAL_SCHEMA, **more}
                 name_ = f"{name}-{adjacency}-{'row' if unit == 'row' else 'unit'}"
-                yield Case(name=name_, mechanism=mechanism, schema=schema, unit=unit, adjacency=adjacency)
+                yield Case(
+                    name=name_, mechanism=mechanism, schema=schema, unit=unit, adjacency=adjacency
+                )
     found: list[tuple[str, dict[str, Any]]] = [  # the cells of p
         ("marginals", {"kind": "marginals", "cliques": [["p"], ["p", "x"]]}),
         ("copula", {"kind": "copula"}),
@@ -144,15 +203,47 @@ def central_cases() -> Iterator[Case]:
     for name, mechanism in found:
         schema = {**CENTRAL_SCHEMA, "y": DROPPED, "p": P}
         yield Case(name=f"{name}-found-row", mechanism=mechanism, schema=schema)
-        yield Case(name=f"{name}-found-unit", mechanism=mechanism, schema=schema, adjacency="add-remove", unit=WHO)
-    yield Case(name="cells-found-add-remove-row", mechanism=found[2][1], schema={**CENTRAL_SCHEMA, "p": P}, adjacency="add-remove")
-    for adjacency, unit in (("replace-one", "row"), ("add-remove", "row"), ("add-remove", WHO)):  # pairs that are measured twice, and a triple
+        yield Case(
+            name=f"{name}-found-unit",
+            mechanism=mechanism,
+            schema=schema,
+            adjacency="add-remove",
+            unit=WHO,
+        )
+    yield Case(
+        name="cells-found-add-remove-row",
+        mechanism=found[2][1],
+        schema={**CENTRAL_SCHEMA, "p": P},
+        adjacency="add-remove",
+    )
+    for adjacency, unit in (
+        ("replace-one", "row"),
+        ("add-remove", "row"),
+        ("add-remove", WHO),
+    ):  # pairs that are measured twice, and a triple
         name = f"copula-target-{adjacency}-{'row' if unit == 'row' else 'unit'}"
         mechanism = {"kind": "copula", "n_rows": 5, "bins": {"p": 2}, "target": "y"}
-        yield Case(name=name, mechanism=mechanism, schema={**CENTRAL_SCHEMA, "p": P}, adjacency=adjacency, unit=unit, delta=1e-3)
-    for name, mechanism in (("marginals-delta", mechanisms[0][1]), ("copula-delta", {"kind": "copula", "n_rows": 5})):
+        yield Case(
+            name=name,
+            mechanism=mechanism,
+            schema={**CENTRAL_SCHEMA, "p": P},
+            adjacency=adjacency,
+            unit=unit,
+            delta=1e-3,
+        )
+    for name, mechanism in (
+        ("marginals-delta", mechanisms[0][1]),
+        ("copula-delta", {"kind": "copula", "n_rows": 5}),
+    ):
         yield Case(name=f"{name}-row", mechanism=mechanism, schema=CENTRAL_SCHEMA, delta=1e-3)
-        yield Case(name=f"{name}-unit", mechanism=mechanism, schema=CENTRAL_SCHEMA, delta=1e-3, adjacency="add-remove", unit=WHO)
+        yield Case(
+            name=f"{name}-unit",
+            mechanism=mechanism,
+            schema=CENTRAL_SCHEMA,
+            delta=1e-3,
+            adjacency="add-remove",
+            unit=WHO,
+        )
 
 
 def interval_cases() -> Iterator[Case]:
@@ -161,4 +252,8 @@ def interval_cases() -> Iterator[Case]:
     design = {"design": "case2", "anchors": {"name": "uniform", "loc": -0.5, "scale": 3.0}}
     columns = {"x": {"design": "interval-differential", "perturb": perturb, "of": design}}
     schema = {**DIP_SCHEMA, "y": DROPPED}
-    yield Case(name="interval-differential", mechanism={"kind": "interval", "columns": columns}, schema=schema)
+    yield Case(
+        name="interval-differential",
+        mechanism={"kind": "interval", "columns": columns},
+        schema=schema,
+    )

@@ -28,8 +28,25 @@ from distributed.security import Security
 
 NOBODY = 65534
 PAGES = [
-    *("", "/", "/status", "/health", "/metrics", "/sitemap.json", "/statics/css/base.css", "/individual-task-stream", "/individual-profile"),
-    *("/info/main/workers.html", "/info/logs.html", "/info/main/logs.html", "/json/counts.json", "/json/identity.json", "/json/index.html"),
+    *(
+        "",
+        "/",
+        "/status",
+        "/health",
+        "/metrics",
+        "/sitemap.json",
+        "/statics/css/base.css",
+        "/individual-task-stream",
+        "/individual-profile",
+    ),
+    *(
+        "/info/main/workers.html",
+        "/info/logs.html",
+        "/info/main/logs.html",
+        "/json/counts.json",
+        "/json/identity.json",
+        "/json/index.html",
+    ),
 ]
 NO_CONTENT = b'{"paths": ["/sitemap.json"]}'
 
@@ -56,7 +73,9 @@ def contexts() -> dict[str, ssl.SSLContext]:
     return found
 
 
-async def attempt(message: dict[str, Any], address: str, how: str, seconds: float, **arguments: Any) -> list[str]:
+async def attempt(
+    message: dict[str, Any], address: str, how: str, seconds: float, **arguments: Any
+) -> list[str]:
     """Return what a server let us do."""
     try:
         comm = await asyncio.wait_for(connect(address, timeout=seconds, **arguments), 2 * seconds)
@@ -64,24 +83,45 @@ async def attempt(message: dict[str, Any], address: str, how: str, seconds: floa
     except Exception:  # refused, in whatever way
         return []
     worked = isinstance(answer, dict) and answer.get("status", "OK") == "OK"
-    return [f"{message['op']}: {answer.get('type') or answer.get('result')} {how}"] if worked else []
+    return (
+        [f"{message['op']}: {answer.get('type') or answer.get('result')} {how}"] if worked else []
+    )
 
 
 async def connections(ports: list[int], secret: str, seconds: float) -> list[str]:
-    run = {"function": dumps(read_as_the_victim), "args": dumps((secret,)), "kwargs": dumps({}), "wait": True}
+    run = {
+        "function": dumps(read_as_the_victim),
+        "args": dumps((secret,)),
+        "kwargs": dumps({}),
+        "wait": True,
+    }
     tried = []
     for port in ports:
         for message in ({"op": "identity"}, {"op": "run", **run}, {"op": "run_function", **run}):
-            tried += [attempt(message, f"{scheme}://127.0.0.1:{port}", "in plain text", seconds) for scheme in ("tcp", "ws")]
+            tried += [
+                attempt(message, f"{scheme}://127.0.0.1:{port}", "in plain text", seconds)
+                for scheme in ("tcp", "ws")
+            ]
             for how, context in contexts().items():
-                tried.append(attempt(message, f"tls://127.0.0.1:{port}", how, seconds, ssl_context=context, require_encryption=True))
+                tried.append(
+                    attempt(
+                        message,
+                        f"tls://127.0.0.1:{port}",
+                        how,
+                        seconds,
+                        ssl_context=context,
+                        require_encryption=True,
+                    )
+                )
     return [line for lines in await asyncio.gather(*tried) for line in lines]
 
 
 def pages(ports: list[int], seconds: float) -> list[str]:
     unverified = ssl.create_default_context()
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=unverified))
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=unverified)
+    )
 
     def got(port: int, scheme: str, page: str) -> list[str]:
         try:
@@ -92,7 +132,12 @@ def pages(ports: list[int], seconds: float) -> list[str]:
         return [f"page {page}"] if content != NO_CONTENT else []
 
     with ThreadPoolExecutor(64) as threads:
-        asked = [threads.submit(got, port, scheme, page) for port in ports for scheme in ("http", "https") for page in PAGES]
+        asked = [
+            threads.submit(got, port, scheme, page)
+            for port in ports
+            for scheme in ("http", "https")
+            for page in PAGES
+        ]
     return [line for one in asked for line in one.result()]
 
 
@@ -120,14 +165,18 @@ def command_lines() -> list[str]:
 
 def main() -> None:
     assert distributed.__version__
-    asyncio.run(connections([1], "warm", 0.5))  # nobody listens there; whatever is imported late is imported now
+    asyncio.run(
+        connections([1], "warm", 0.5)
+    )  # nobody listens there; whatever is imported late is imported now
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)
     os.chdir("/")
     wanted = json.load(sys.stdin)
     done = asyncio.run(connections(wanted["ports"], wanted["secret"], wanted["seconds"]))
-    done += pages(wanted["ports"], wanted["seconds"]) + files(Path(wanted["folder"])) + command_lines()
+    done += (
+        pages(wanted["ports"], wanted["seconds"]) + files(Path(wanted["folder"])) + command_lines()
+    )
     done += ["the victim's file"] if os.access(wanted["secret"], os.R_OK) else []
     json.dump(done, sys.stdout)
 

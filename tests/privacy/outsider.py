@@ -56,11 +56,29 @@ class Bench:
     strict: bool = False
 
     @classmethod
-    def of(cls, folder: Path, schema: Mapping[str, Any], *, budget: float | None = None, strict: bool = False, **changes: Any) -> Bench:
+    def of(
+        cls,
+        folder: Path,
+        schema: Mapping[str, Any],
+        *,
+        budget: float | None = None,
+        strict: bool = False,
+        **changes: Any,
+    ) -> Bench:
         """Return the bench of a job; `changes` are those of `write_job`."""
         if budget is not None:
-            changes |= {"ledger": {"url": f"sqlite:///{folder / 'ledger.db'}", "dataset": "people"}, "insecure_seed": None}
-        return cls(folder, load(write_job(folder / "job", folder / "in", folder / "out", schema=schema, **changes)), budget, strict)
+            changes |= {
+                "ledger": {"url": f"sqlite:///{folder / 'ledger.db'}", "dataset": "people"},
+                "insecure_seed": None,
+            }
+        return cls(
+            folder,
+            load(
+                write_job(folder / "job", folder / "in", folder / "out", schema=schema, **changes)
+            ),
+            budget,
+            strict,
+        )
 
     def views(self, parts: Sequence[pa.Table], seeds: Iterable[int | None]) -> list[View]:
         """Return what is seen of one run for each seed, on a table in so many files; with a ledger noise comes from the system."""
@@ -73,7 +91,11 @@ class Bench:
 
     def _view(self, seed: int | None) -> View:
         out, ledger = self.folder / "out", self._new_ledger()
-        job = Job(self.job.file.model_copy(update={"insecure_seed": seed if ledger is None else None}), self.job.schema, self.folder / "job")
+        job = Job(
+            self.job.file.model_copy(update={"insecure_seed": seed if ledger is None else None}),
+            self.job.schema,
+            self.folder / "job",
+        )
         seen: View = {}
         with dask.config.set(scheduler="synchronous"):
             try:
@@ -88,7 +110,9 @@ class Bench:
         shutil.rmtree(left, ignore_errors=True)
         if ledger is not None:
             found = ledger.show("people")
-            seen["ledger"] = str([(entry.kind, entry.charge.epsilon, entry.charge.delta) for entry in found.entries])
+            seen["ledger"] = str(
+                [(entry.kind, entry.charge.epsilon, entry.charge.delta) for entry in found.entries]
+            )
             seen["spent"] = found.balance.epsilon_spent
         return seen
 
@@ -111,7 +135,10 @@ def folder_view(folder: Path) -> View:
             with pq.ParquetFile(path) as file:
                 found, table = file.metadata, file.read()
             seen[f"{name} rows"], seen[f"{name} groups"] = found.num_rows, found.num_row_groups
-            seen[f"{name} schema"], seen[f"{name} metadata"] = str(table.schema), str(found.metadata)
+            seen[f"{name} schema"], seen[f"{name} metadata"] = (
+                str(table.schema),
+                str(found.metadata),
+            )
             tables.append(table)
         elif path.suffix == ".json":
             seen |= document_view(name, json.loads(path.read_bytes()))
@@ -123,12 +150,18 @@ def folder_view(folder: Path) -> View:
 def document_view(name: str, document: object) -> View:
     """Return every leaf of a JSON document; of hashes nothing."""
     if isinstance(document, Mapping):
-        parts = [document_view(f"{name} {key}", value) for key, value in document.items() if key not in _HASHES]
+        parts = [
+            document_view(f"{name} {key}", value)
+            for key, value in document.items()
+            if key not in _HASHES
+        ]
     elif isinstance(document, list | tuple):
         parts = [document_view(f"{name} {number}", value) for number, value in enumerate(document)]
     else:
         return {name: document if isinstance(document, Hashable) else str(document)}
-    return {key: value for part in parts for key, value in part.items()} | {f"{name} size": len(parts)}
+    return {key: value for part in parts for key, value in part.items()} | {
+        f"{name} size": len(parts)
+    }
 
 
 def rows_view(table: pa.Table) -> View:
@@ -151,12 +184,18 @@ def rows_view(table: pa.Table) -> View:
 def frame_view(frame: pd.DataFrame) -> View:
     """Return what is seen of a released frame."""
     seen = rows_view(pa.Table.from_pandas(frame, preserve_index=False))
-    return seen | {"index": str(list(frame.index)), "dtypes": str(frame.dtypes.to_dict()), "attrs": str(frame.attrs)}
+    return seen | {
+        "index": str(list(frame.index)),
+        "dtypes": str(frame.dtypes.to_dict()),
+        "attrs": str(frame.attrs),
+    }
 
 
 def rows_of(act: Callable[..., Any], frame: pd.DataFrame, batch: str) -> pd.DataFrame:
     """Return what a release makes of a frame, under a batch's name where it takes one."""
-    found: pd.DataFrame = act(frame, batch=batch) if "batch" in inspect.signature(act).parameters else act(frame)
+    found: pd.DataFrame = (
+        act(frame, batch=batch) if "batch" in inspect.signature(act).parameters else act(frame)
+    )
     return found
 
 
@@ -188,7 +227,9 @@ class Effort:
 Draw: TypeAlias = Callable[[Iterable[int]], list[View]]  # views of runs with these seeds
 
 
-def tell_apart(left: Draw, right: Draw, effort: Effort = Effort(), *, delta: float = 0.0, alpha: float = 1e-9) -> Finding:
+def tell_apart(
+    left: Draw, right: Draw, effort: Effort = Effort(), *, delta: float = 0.0, alpha: float = 1e-9
+) -> Finding:
     """Return the lower bound on ε, at δ and up to an error of `alpha`, of the event that tells two distributions of views apart best.
 
     An event: a leaf has a value, is there at all, or is at most a number. The first runs find events whose rates differ; fresh
@@ -197,8 +238,15 @@ def tell_apart(left: Draw, right: Draw, effort: Effort = Effort(), *, delta: flo
     """
     first = range(effort.looked)
     one, other = left(first), right(first)
-    gaps = [(abs(_rate(event, one) - _rate(event, other)), number, event) for number, event in enumerate(_events([*one, *other]))]
-    chosen = [event for gap, _, event in sorted(gaps, key=lambda found: (-found[0], found[1]))[:_CHOSEN] if gap >= effort.gap]
+    gaps = [
+        (abs(_rate(event, one) - _rate(event, other)), number, event)
+        for number, event in enumerate(_events([*one, *other]))
+    ]
+    chosen = [
+        event
+        for gap, _, event in sorted(gaps, key=lambda found: (-found[0], found[1]))[:_CHOSEN]
+        if gap >= effort.gap
+    ]
     n_released = sum("n rows" in view for view in (*one, *other))
     if not chosen:
         return Finding(0.0, f"none of {len(gaps)} events stands out", n_released)
@@ -208,7 +256,10 @@ def tell_apart(left: Draw, right: Draw, effort: Effort = Effort(), *, delta: flo
         return Finding(0.0, "no event stands out again", n_released)
     rest = range(fresh.stop, effort.looked + effort.judged)
     one, other = one + left(rest), other + right(rest)
-    return max(Finding(_bound(event, one, other, delta, alpha / _CHOSEN), str(event), n_released) for event in chosen)
+    return max(
+        Finding(_bound(event, one, other, delta, alpha / _CHOSEN), str(event), n_released)
+        for event in chosen
+    )
 
 
 def _rate(event: Event, views: Sequence[View]) -> float:
@@ -240,23 +291,46 @@ def _events(views: Sequence[View]) -> Iterator[Event]:
         numbers = [value for value in values if _is_number(value)]
         every = {value: values.count(value) for value in dict.fromkeys(values)}
         if len(every) > 1:
-            yield from (_Is(leaf, value) for value, count in every.items() if len(every) <= _MANY or count > 1)
+            yield from (
+                _Is(leaf, value)
+                for value, count in every.items()
+                if len(every) <= _MANY or count > 1
+            )
         if len(set(numbers)) > 2:
-            yield from (_AtMost(leaf, float(value)) for value in np.unique(np.quantile(numbers, np.linspace(0.1, 0.9, 5), method="lower")))
+            yield from (
+                _AtMost(leaf, float(value))
+                for value in np.unique(
+                    np.quantile(numbers, np.linspace(0.1, 0.9, 5), method="lower")
+                )
+            )
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _bound(event: Event, left: Sequence[View], right: Sequence[View], delta: float, alpha: float) -> float:
+def _bound(
+    event: Event, left: Sequence[View], right: Sequence[View], delta: float, alpha: float
+) -> float:
     """Return the ε that an event, or its complement, proves in either direction."""
     a, b = sum(map(event, left)), sum(map(event, right))
-    pairs = (((a, len(left)), (b, len(right))), ((len(left) - a, len(left)), (len(right) - b, len(right))))
-    return max(0.0, *(epsilon_at_least(*pair, delta=delta, alpha=alpha / 4) for one, other in pairs for pair in ((one, other), (other, one))))
+    pairs = (
+        ((a, len(left)), (b, len(right))),
+        ((len(left) - a, len(left)), (len(right) - b, len(right))),
+    )
+    return max(
+        0.0,
+        *(
+            epsilon_at_least(*pair, delta=delta, alpha=alpha / 4)
+            for one, other in pairs
+            for pair in ((one, other), (other, one))
+        ),
+    )
 
 
-def epsilon_at_least(hits: tuple[int, int], misses: tuple[int, int], *, delta: float = 0.0, alpha: float) -> float:
+def epsilon_at_least(
+    hits: tuple[int, int], misses: tuple[int, int], *, delta: float = 0.0, alpha: float
+) -> float:
     """Return log((p - δ) / q) for the lower bound p of `hits` and the upper bound q of `misses`, each (count, runs), up to an error of 2 · alpha."""
     (a, n), (b, m) = hits, misses
     low = float(stats.beta.ppf(alpha, a, n - a + 1)) if a else 0.0
@@ -273,14 +347,19 @@ def released(views: Iterable[View], rows: Iterable[int]) -> list[View]:
 # ---- distributions
 
 
-def distribution_p_value(draws: np.ndarray, probability: Callable[[np.ndarray], np.ndarray]) -> float:
+def distribution_p_value(
+    draws: np.ndarray, probability: Callable[[np.ndarray], np.ndarray]
+) -> float:
     """Return the p-value of whole-number draws under a distribution: Pearson's test on runs of values that are expected 10 times or more."""
     far = int(np.abs(draws).max()) + 200
     values = np.arange(-far, far + 1)
     expected = len(draws) * probability(values)
     groups = (np.cumsum(expected) // 10).astype(int)
     groups = np.minimum(groups, groups.max() - 1)
-    found, wanted = np.bincount(groups, np.bincount(draws + far, minlength=len(values))), np.bincount(groups, expected)
+    found, wanted = (
+        np.bincount(groups, np.bincount(draws + far, minlength=len(values))),
+        np.bincount(groups, expected),
+    )
     found, wanted = found[wanted > 0], wanted[wanted > 0]
     return float(stats.chi2.sf(((found - wanted) ** 2 / wanted).sum(), len(found) - 1))
 
@@ -306,8 +385,18 @@ def channel_p_value(before: np.ndarray, after: np.ndarray, channel: np.ndarray) 
         if (counts[row == 0] > 0).any():
             return 0.0
         common = expected >= 10
-        found, wanted = np.append(counts[common], counts[~common].sum()), np.append(expected[common], expected[~common].sum())
+        found, wanted = (
+            np.append(counts[common], counts[~common].sum()),
+            np.append(expected[common], expected[~common].sum()),
+        )
         kept = wanted > 0
         if kept.sum() > 1:
-            worst = min(worst, float(stats.chi2.sf(((found - wanted)[kept] ** 2 / wanted[kept]).sum(), int(kept.sum()) - 1)))
+            worst = min(
+                worst,
+                float(
+                    stats.chi2.sf(
+                        ((found - wanted)[kept] ** 2 / wanted[kept]).sum(), int(kept.sum()) - 1
+                    )
+                ),
+            )
     return worst

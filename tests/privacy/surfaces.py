@@ -13,26 +13,67 @@ from urllib.parse import quote
 
 from distributed import Client
 
-PAGES = {"health", "json/counts.json", "info/main/workers.html", "info/main/exceptions.html", "metrics"}
+PAGES = {
+    "health",
+    "json/counts.json",
+    "info/main/workers.html",
+    "info/main/exceptions.html",
+    "metrics",
+}
 PLOTS = (  # those of the tasks and of what the workers do with them; the others show the machines' load, and one cannot be pulled
-    *("individual-task-stream", "individual-progress", "individual-graph", "individual-groups", "individual-group-progress"),
-    *("individual-exceptions", "individual-memory-by-key", "individual-aggregate-time-per-action", "individual-profile", "events", "counters"),
+    *(
+        "individual-task-stream",
+        "individual-progress",
+        "individual-graph",
+        "individual-groups",
+        "individual-group-progress",
+    ),
+    *(
+        "individual-exceptions",
+        "individual-memory-by-key",
+        "individual-aggregate-time-per-action",
+        "individual-profile",
+        "events",
+        "counters",
+    ),
 )
 
 
 def kept_by_the_scheduler(dask_scheduler: Any) -> str:
     """Return what the scheduler holds of every task, with the errors that it keeps, unpickled and as bytes."""
     tasks = list(dask_scheduler.tasks.values())
-    held = [(str(task.key), task.exception_text, task.traceback_text, repr(task.annotations), repr(task.metadata)) for task in tasks]
-    erred = [(str(task.key), task.exception_text, task.traceback_text) for task in dask_scheduler.erred_tasks]
-    raw = [bytes(frame) for task in tasks for error in (task.exception, task.traceback) for frame in getattr(error, "frames", ())]
-    return repr((held, erred, raw, repr(dask_scheduler.task_metadata), repr(dask_scheduler.computations)))
+    held = [
+        (
+            str(task.key),
+            task.exception_text,
+            task.traceback_text,
+            repr(task.annotations),
+            repr(task.metadata),
+        )
+        for task in tasks
+    ]
+    erred = [
+        (str(task.key), task.exception_text, task.traceback_text)
+        for task in dask_scheduler.erred_tasks
+    ]
+    raw = [
+        bytes(frame)
+        for task in tasks
+        for error in (task.exception, task.traceback)
+        for frame in getattr(error, "frames", ())
+    ]
+    return repr(
+        (held, erred, raw, repr(dask_scheduler.task_metadata), repr(dask_scheduler.computations))
+    )
 
 
 def kept_by_the_worker(dask_worker: Any) -> str:
     """Return what a worker says of itself: its log, and the story of its tasks."""
     state = dask_worker.state
-    tasks = [(str(task.key), task.exception_text, task.traceback_text, repr(task)) for task in state.tasks.values()]
+    tasks = [
+        (str(task.key), task.exception_text, task.traceback_text, repr(task))
+        for task in state.tasks.values()
+    ]
     return repr((tasks, list(state.log), list(state.stimulus_log), dask_worker.get_logs()))
 
 
@@ -51,7 +92,11 @@ class Surfaces:
         self.sessions: dict[str, Any] = {}
 
     def add(self, name: str, content: Any) -> None:
-        text = content if isinstance(content, bytes) else (content if isinstance(content, str) else repr(content)).encode()
+        text = (
+            content
+            if isinstance(content, bytes)
+            else (content if isinstance(content, str) else repr(content)).encode()
+        )
         self.shown[name].add(text)
 
     def _page(self, name: str, port: int, path: str) -> None:
@@ -65,12 +110,17 @@ class Surfaces:
         info = self.client.scheduler_info(n_workers=-1)
         self.add("identity", info)
         found = {"scheduler": info["services"]["dashboard"]}
-        return found | {address: worker["services"]["dashboard"] for address, worker in info["workers"].items()}
+        return found | {
+            address: worker["services"]["dashboard"] for address, worker in info["workers"].items()
+        }
 
     def look(self) -> None:
         """Look at what passes: what is there while a task runs, or until its client leaves."""
         client, ports = self.client, self._ports()
-        keys = [str(key) for key in client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))]
+        keys = [
+            str(key)
+            for key in client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))
+        ]
         self.add("task names", keys)
         stacks = client.call_stack()
         if stacks:
@@ -99,7 +149,11 @@ class Surfaces:
         self.add("worker state", client.run(kept_by_the_worker))
         self._page("page info/main/logs.html", ports["scheduler"], "info/main/logs.html")
         for address in ports.keys() - {"scheduler"}:
-            self._page("page info/logs/{}.html", ports["scheduler"], f"info/logs/{quote(address, safe='')}.html")
+            self._page(
+                "page info/logs/{}.html",
+                ports["scheduler"],
+                f"info/logs/{quote(address, safe='')}.html",
+            )
             for page in ("health", "metrics"):
                 self._page(f"worker page {page}", ports[address], page)
 
@@ -108,7 +162,9 @@ class Surfaces:
         from bokeh.client import pull_session
 
         port = self._ports()["scheduler"]
-        self.sessions = {path: pull_session(url=f"http://127.0.0.1:{port}/{path}") for path in PLOTS}
+        self.sessions = {
+            path: pull_session(url=f"http://127.0.0.1:{port}/{path}") for path in PLOTS
+        }
 
     def look_at_plots(self) -> None:
         """Look at what the plots show now: every source of data, and all else that a browser is sent."""
@@ -118,7 +174,9 @@ class Surfaces:
             self.add(f"plot {path}", session.document.to_json())
             for model in session.document.models:
                 if hasattr(model, "data") and isinstance(model.data, dict):
-                    self.add(f"plot {path}", {name: list(values) for name, values in model.data.items()})
+                    self.add(
+                        f"plot {path}", {name: list(values) for name, values in model.data.items()}
+                    )
 
     def close(self) -> None:
         for session in self.sessions.values():

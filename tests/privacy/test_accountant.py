@@ -18,24 +18,41 @@ from scipy import signal
 from dpdask.errors import SpecError
 from dpdask.privacy import accountant
 from dpdask.privacy.accountant import compose, epsilon, scale_events
-from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace, Event, LocalRelease, to_dict
+from dpdask.privacy.events import (
+    Composed,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    Event,
+    LocalRelease,
+    to_dict,
+)
 from dpdask.privacy.ledger import Charge, Compose
 from dpdask.privacy.ledger_entries import Book
 
 DELTA = 2.0**-30
 
 
-def laplace(scale: float, sensitivity: int = 1, count: int = 1, adjacency: Any = "add-remove") -> DiscreteLaplace:
+def laplace(
+    scale: float, sensitivity: int = 1, count: int = 1, adjacency: Any = "add-remove"
+) -> DiscreteLaplace:
     return DiscreteLaplace(scale=scale, sensitivity=sensitivity, adjacency=adjacency, count=count)
 
 
-def gaussian(sigma: float, sensitivity: float = 1.0, count: int = 1, adjacency: Any = "add-remove") -> DiscreteGaussian:
+def gaussian(
+    sigma: float, sensitivity: float = 1.0, count: int = 1, adjacency: Any = "add-remove"
+) -> DiscreteGaussian:
     return DiscreteGaussian(sigma=sigma, sensitivity=sensitivity, adjacency=adjacency, count=count)
 
 
-def noise_scale(kind: str, n: int, target: float, delta: float, sensitivity: Any, adjacency: Any) -> float:
+def noise_scale(
+    kind: str, n: int, target: float, delta: float, sensitivity: Any, adjacency: Any
+) -> float:
     """The smallest scale of the noise of n vectors that costs at most the target."""
-    [found] = scale_events([(gaussian if kind == "gaussian" else laplace)(1.0, sensitivity, n, adjacency)], target, delta)
+    [found] = scale_events(
+        [(gaussian if kind == "gaussian" else laplace)(1.0, sensitivity, n, adjacency)],
+        target,
+        delta,
+    )
     return found.sigma if isinstance(found, DiscreteGaussian) else found.scale
 
 
@@ -43,7 +60,11 @@ def randomised_responses_delta(rate: float, n: int, at: float) -> float:
     """The exact δ(ε) of n randomised responses, at 40 digits."""
     with mpmath.workdps(40):
         p = 1 / (1 + mpmath.exp(-mpmath.mpf(rate)))
-        terms = (mpmath.binomial(n, k) * (p ** (n - k) * (1 - p) ** k - mpmath.exp(at) * p**k * (1 - p) ** (n - k)) for k in range(n + 1))
+        terms = (
+            mpmath.binomial(n, k)
+            * (p ** (n - k) * (1 - p) ** k - mpmath.exp(at) * p**k * (1 - p) ** (n - k))
+            for k in range(n + 1)
+        )
         return float(sum(term for term in terms if term > 0))
 
 
@@ -104,11 +125,17 @@ def test_randomised_responses_cost_what_the_exact_sum_says_and_not_less(rate, n,
     ],
 )
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
-def test_the_discrete_gaussian_costs_no_less_than_the_exact_sum_and_little_more(sigma, sensitivity, worst, delta):
+def test_the_discrete_gaussian_costs_no_less_than_the_exact_sum_and_little_more(
+    sigma, sensitivity, worst, delta
+):
     found = epsilon(gaussian(sigma, sensitivity), delta)
     assert all(gaussian_delta(sigma, shifts, found) <= delta for shifts in worst)
-    room = 0.6 if sigma < 2 and sensitivity >= 2 else 1 - 2.1 / sigma**2 - 0.002  # what the stand-in's σ² - 2 gives away
-    assert found < 1e-12 or any(gaussian_delta(sigma, shifts, room * found) > delta for shifts in worst)
+    room = (
+        0.6 if sigma < 2 and sensitivity >= 2 else 1 - 2.1 / sigma**2 - 0.002
+    )  # what the stand-in's σ² - 2 gives away
+    assert found < 1e-12 or any(
+        gaussian_delta(sigma, shifts, room * found) > delta for shifts in worst
+    )
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 4.0, 50.0])
@@ -136,7 +163,10 @@ def test_one_moved_count_is_the_worst_that_an_l1_sensitivity_allows(scale):
                 together = np.array([1.0])
                 for part in parts:
                     together = np.convolve(together, losses(part))
-                assert all(delta(together, at) <= delta(alone, at) + 1e-13 for at in range(-total, total + 1))
+                assert all(
+                    delta(together, at) <= delta(alone, at) + 1e-13
+                    for at in range(-total, total + 1)
+                )
 
 
 @settings(deadline=None, max_examples=40)
@@ -151,11 +181,19 @@ def test_pure_epsilons_add_up_rounded_up(parts):
 
 
 def test_less_delta_more_events_or_less_noise_never_cost_less():
-    deltas = [epsilon(gaussian(10.0, count=5), delta) for delta in (0.0, 1e-300, 1e-15, 1e-9, 1e-6, 1e-2, 0.5)]
+    deltas = [
+        epsilon(gaussian(10.0, count=5), delta)
+        for delta in (0.0, 1e-300, 1e-15, 1e-9, 1e-6, 1e-2, 0.5)
+    ]
     assert deltas[0] == math.inf
     assert all(tight >= loose for tight, loose in itertools.pairwise(deltas))
-    assert math.isfinite(deltas[1])  # where doubles resolve no distribution, concentrated privacy still bounds it
-    scales = [epsilon(gaussian(sigma, math.sqrt(2), 105, "replace-one"), DELTA) for sigma in (1.0, 2.0, 30.0, 63.9, 64.1, 200.0)]
+    assert math.isfinite(
+        deltas[1]
+    )  # where doubles resolve no distribution, concentrated privacy still bounds it
+    scales = [
+        epsilon(gaussian(sigma, math.sqrt(2), 105, "replace-one"), DELTA)
+        for sigma in (1.0, 2.0, 30.0, 63.9, 64.1, 200.0)
+    ]
     assert all(less >= more for less, more in itertools.pairwise(scales))
     counts = [epsilon(laplace(40.0, count=n), DELTA) for n in (1, 2, 10, 100)]
     assert all(few <= many for few, many in itertools.pairwise(counts))
@@ -168,7 +206,11 @@ def test_kinds_compose_together():
         laplace(8.0, 2, 3, "replace-one"),
     ]
     whole = epsilon(parts, 1e-9)
-    assert max(epsilon(part, 1e-9) for part in parts) < whole < sum(epsilon(part, 1e-9 / 3) for part in parts)
+    assert (
+        max(epsilon(part, 1e-9) for part in parts)
+        < whole
+        < sum(epsilon(part, 1e-9 / 3) for part in parts)
+    )
 
 
 def test_nothing_costs_nothing():
@@ -229,7 +271,9 @@ def test_charges_with_events_compose_by_their_events():
     event = gaussian(56.5, count=35)
     charges = [charge(0.6, DELTA, to_dict(event))] * 3
     spent = compose(charges, DELTA)
-    assert epsilon([event] * 3, DELTA) < spent < 1.25  # the jobs are chosen one after the other: no PLD, a concentrated bound
+    assert (
+        epsilon([event] * 3, DELTA) < spent < 1.25
+    )  # the jobs are chosen one after the other: no PLD, a concentrated bound
     assert compose(charges, 0.0) == math.inf
 
 
@@ -238,7 +282,10 @@ def test_charges_are_plain_sums_as_long_as_their_deltas_fit_half_of_the_limit():
     small, pure = charge(0.6, 1e-7, to_dict(noise)), charge(1.0, 0.0, to_dict(laplace(1.0)))
     assert epsilon([noise], 1e-7) <= 0.6
     for charges in ([small, pure], [pure, small], [pure, pure, small, small]):
-        total, deltas = sum(each.epsilon for each in charges), sum(Fraction(each.delta) for each in charges)
+        total, deltas = (
+            sum(each.epsilon for each in charges),
+            sum(Fraction(each.delta) for each in charges),
+        )
         assert compose(charges, float(2 * deltas) * (1 + 1e-9)) == pytest.approx(total, rel=1e-12)
         assert compose(charges, float(2 * deltas) * (1 - 1e-9)) > 2 * total
     declared_too_little = charge(0.01, 1e-7, to_dict(noise))
@@ -253,7 +300,11 @@ def test_charges_are_plain_sums_as_long_as_their_deltas_fit_half_of_the_limit():
 
 def test_the_order_of_charges_changes_nothing():
     """A run that is voided and intended again stands where it stood first."""
-    charges = [charge(0.6, 6e-7, to_dict(gaussian(56.5))), charge(1.0, 0.0, to_dict(laplace(1.0))), charge(0.2, 1e-7, to_dict(gaussian(150.0)))]
+    charges = [
+        charge(0.6, 6e-7, to_dict(gaussian(56.5))),
+        charge(1.0, 0.0, to_dict(laplace(1.0))),
+        charge(0.2, 1e-7, to_dict(gaussian(150.0))),
+    ]
     for delta in (5e-7, 1e-6, 2e-6):
         assert len({compose(order, delta) for order in itertools.permutations(charges)}) == 1
         totals = [compose(charges[:n], delta) for n in range(1, 4)]
@@ -281,7 +332,9 @@ def test_no_limit_is_too_small_to_be_halved():
 def test_what_plain_sums_may_leave_uncovered_is_taken_from_the_concentrated_bound():
     """A sequence of jobs may end under either bound, whichever the outputs make the shorter one, so both together have the limit's δ."""
     many = [charge(0.6, 1e-8, to_dict(gaussian(56.5)))] * 40
-    one = [charge(0.6, 0.5, to_dict(gaussian(56.5, count=40)))]  # the same noise as one charge, whose declared δ leaves the concentrated bound
+    one = [
+        charge(0.6, 0.5, to_dict(gaussian(56.5, count=40)))
+    ]  # the same noise as one charge, whose declared δ leaves the concentrated bound
     assert compose(many, 1e-6) == pytest.approx(compose(one, 5e-7), rel=1e-9)
     assert compose(many, 1e-6) < sum(each.epsilon for each in many)
 
@@ -292,7 +345,9 @@ def test_charges_without_events_are_any_mechanism_of_their_epsilon_and_delta():
     assert compose(charges, 7e-7) == pytest.approx(0.7, rel=1e-6)
     assert compose([charge(0.0, 1e-7)], 1e-6) == 0
     known = charge(0.6, 0.0, to_dict(LocalRelease(epsilon=0.6)))
-    assert compose([known] * 9 + [charge(0.0, 6e-7)], 1e-6) == math.inf  # a concentrated bound knows no δ without an event
+    assert (
+        compose([known] * 9 + [charge(0.0, 6e-7)], 1e-6) == math.inf
+    )  # a concentrated bound knows no δ without an event
     assert compose([charge(0.25), charge(0.5)], 0.0) == 0.75
     spent = compose([charge(0.01)] * 1000 + [charge(1.0, 5e-7)], 1e-6)
     assert spent >= epsilon([LocalRelease(epsilon=0.01, n=1000), LocalRelease(epsilon=1.0)], 1e-6)
@@ -300,7 +355,9 @@ def test_charges_without_events_are_any_mechanism_of_their_epsilon_and_delta():
 
 def test_a_charge_that_is_not_understood_is_refused():
     with pytest.raises(SpecError):
-        compose([charge(1.0, 0.0, {"format": 2, "kind": "local-release", "epsilon": 1.0, "n": 1})], 0.0)
+        compose(
+            [charge(1.0, 0.0, {"format": 2, "kind": "local-release", "epsilon": 1.0, "n": 1})], 0.0
+        )
 
 
 def test_the_composer_is_one_that_the_ledger_takes():
@@ -309,7 +366,10 @@ def test_the_composer_is_one_that_the_ledger_takes():
 
 
 def test_what_different_units_pay_is_not_added_up():
-    row, user, other = (to_dict(LocalRelease(epsilon=1.0, unit=unit)) for unit in ("row", "column user", "column film"))
+    row, user, other = (
+        to_dict(LocalRelease(epsilon=1.0, unit=unit))
+        for unit in ("row", "column user", "column film")
+    )
     assert compose([charge(1.0, 0.0, user)] * 2, 0.0) == 2.0
     for event in (row, other):
         with pytest.raises(SpecError, match="different units"):
@@ -321,24 +381,40 @@ def test_an_event_of_nothing_costs_what_was_declared():
     assert compose([charge(5.0, 0.0, to_dict(Composed(events=())))], 0.0) == 5.0
 
 
-LARGE_DELTAS = [(0.01, 0.3), (2.0, 0.99), *(pytest.param(1e-3, delta, marks=pytest.mark.slow) for delta in (0.05, 0.3))]
+LARGE_DELTAS = [
+    (0.01, 0.3),
+    (2.0, 0.99),
+    *(pytest.param(1e-3, delta, marks=pytest.mark.slow) for delta in (0.05, 0.3)),
+]
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("epsilon", "delta"), LARGE_DELTAS)
 def test_a_large_delta_that_makes_noise_free_ends_the_search(epsilon: float, delta: float) -> None:
     """Beside a large δ some scales cost nothing, whose logarithm no secant may take."""
-    drafts = [DiscreteGaussian(sigma=1.0, sensitivity=1.0, adjacency="add-remove", count=count) for count in (4, 6)]
+    drafts = [
+        DiscreteGaussian(sigma=1.0, sensitivity=1.0, adjacency="add-remove", count=count)
+        for count in (4, 6)
+    ]
     found = scale_events(drafts, epsilon, delta)
     assert accountant.epsilon(Composed(events=found), delta) <= epsilon
-    less = [replace(event, sigma=event.sigma * (1 - 1e-6)) for event in found if isinstance(event, DiscreteGaussian)]
+    less = [
+        replace(event, sigma=event.sigma * (1 - 1e-6))
+        for event in found
+        if isinstance(event, DiscreteGaussian)
+    ]
     assert accountant.epsilon(Composed(events=tuple(less)), delta) > epsilon
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_last_bits_of_a_cost_which_processors_differ_in_do_not_change_the_scale(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_bits_of_a_cost_which_processors_differ_in_do_not_change_the_scale(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A copula's noise, by which all records follow: its scale is searched with costs that are wrong by some units in their last place."""
-    events, rng = [gaussian(1.7, math.sqrt(2), 7, "replace-one"), gaussian(4.1, 7.746, 1, "replace-one")], np.random.default_rng(seed)
+    events, rng = (
+        [gaussian(1.7, math.sqrt(2), 7, "replace-one"), gaussian(4.1, 7.746, 1, "replace-one")],
+        np.random.default_rng(seed),
+    )
     exact, wrong = accountant._epsilon, {}
 
     def elsewhere(atoms: Any, delta: float) -> float:
@@ -349,4 +425,7 @@ def test_the_last_bits_of_a_cost_which_processors_differ_in_do_not_change_the_sc
     assert scale_events(events, 4.0, 1e-6) == expected
     assert len(wrong) > 3
     assert exact(tuple(expected), 1e-6) <= 4.0 * (1.0 + 1e-12)
-    assert exact(tuple(replace(event, sigma=event.sigma * (1.0 - 1e-7)) for event in expected), 1e-6) > 4.0
+    assert (
+        exact(tuple(replace(event, sigma=event.sigma * (1.0 - 1e-7)) for event in expected), 1e-6)
+        > 4.0
+    )

@@ -52,7 +52,12 @@ def test_the_right_noise_passes_and_half_of_it_is_caught(event, delta):
     assert is_consistent(right)
     assert right.lower_bound > 0.5 * right.claimed  # the audit sees most of what is paid
     rng = keyed("half")
-    half = audit_event(event, delta=delta, n_runs=40_000, measure=lambda counts: perturb(counts, halved(event), rng=rng))
+    half = audit_event(
+        event,
+        delta=delta,
+        n_runs=40_000,
+        measure=lambda counts: perturb(counts, halved(event), rng=rng),
+    )
     assert half.claimed == right.claimed
     assert not is_consistent(half)
 
@@ -61,7 +66,13 @@ def test_the_right_noise_passes_and_half_of_it_is_caught(event, delta):
 def test_secure_noise_is_audited_like_any_other(event, delta):
     assert is_consistent(audit_event(event, delta=delta, n_runs=10_000, confidence=1 - 1e-9))
     assert not is_consistent(
-        audit_event(event, delta=delta, n_runs=40_000, confidence=1 - 1e-9, measure=lambda counts: perturb(counts, halved(event)))
+        audit_event(
+            event,
+            delta=delta,
+            n_runs=40_000,
+            confidence=1 - 1e-9,
+            measure=lambda counts: perturb(counts, halved(event)),
+        )
     )
 
 
@@ -74,7 +85,14 @@ def test_noise_that_is_shared_between_counts_is_caught():
     """One draw for both counts of a pair: their difference is then exact."""
     rng = keyed("shared")
     event = EVENTS[0][0]
-    assert not is_consistent(audit_event(event, measure=lambda counts: counts + perturb(np.zeros((len(counts), 1), dtype=np.int64), event, rng=rng)))
+    assert not is_consistent(
+        audit_event(
+            event,
+            measure=lambda counts: (
+                counts + perturb(np.zeros((len(counts), 1), dtype=np.int64), event, rng=rng)
+            ),
+        )
+    )
 
 
 def test_the_bound_holds_as_often_as_it_says():
@@ -82,7 +100,10 @@ def test_the_bound_holds_as_often_as_it_says():
     rng = keyed("coverage")
     event = DiscreteLaplace(scale=3.0, sensitivity=1, adjacency="add-remove")
     fresh = lambda counts: perturb(np.zeros_like(counts), event, rng=rng)  # noqa: E731 - a measurement that ignores its input
-    above = sum(lower_bound(fresh, np.array([1]), np.array([0]), delta=0.0, n_runs=400, confidence=0.9) > 0 for _ in range(200))
+    above = sum(
+        lower_bound(fresh, np.array([1]), np.array([0]), delta=0.0, n_runs=400, confidence=0.9) > 0
+        for _ in range(200)
+    )
     assert above <= 40  # 20 expected at most; 40 happens in one of 10**5
 
 
@@ -127,12 +148,17 @@ def every_pair(noise: rank_kernel.RankNoise) -> float:
     up = noise.sign / 2.0**63
     matrix = np.zeros((n, n + 2 * margin))
     for i in range(n):
-        for part, e in ((distribution * up, np.arange(size)), (distribution * (1 - up), -1 - np.arange(size))):
+        for part, e in (
+            (distribution * up, np.arange(size)),
+            (distribution * (1 - up), -1 - np.arange(size)),
+        ):
             np.add.at(matrix[i], np.clip(i + e, -margin, n - 1 + margin) + margin, part)
     return float(np.log(matrix.max(axis=0) / matrix.min(axis=0)).max())
 
 
-@pytest.mark.parametrize(("epsilon", "n_cells"), [(0.5, 16), (1.0, 64), (3.0, 33), (8.0, 128), (4.0, 2)])
+@pytest.mark.parametrize(
+    ("epsilon", "n_cells"), [(0.5, 16), (1.0, 64), (3.0, 33), (8.0, 128), (4.0, 2)]
+)
 def test_rank_noise_is_audited_like_its_whole_matrix(epsilon, n_cells):
     noise = rank_kernel.rank_noise(epsilon, n_cells)
     assert rank_epsilon(noise) == pytest.approx(every_pair(noise), rel=1e-9)

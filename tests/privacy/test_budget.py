@@ -9,30 +9,77 @@ from hypothesis import strategies as st
 
 from dpdask.documents import parse_yaml, validate
 from dpdask.errors import SpecError
-from dpdask.privacy import Budget, UnitColumn, attacker_power, central_guarantee_text, guarantee_text, list_cautions, split_epsilon
+from dpdask.privacy import (
+    Budget,
+    UnitColumn,
+    attacker_power,
+    central_guarantee_text,
+    guarantee_text,
+    list_cautions,
+    split_epsilon,
+)
 
 
 def budget(text: str) -> Budget:
     return validate(Budget, parse_yaml(text, "job.yaml"), "job.yaml")
 
 
-@pytest.mark.parametrize(("written", "epsilon"), [("1", 1.0), ("0.5", 0.5), ("100", 100.0), ("1e-5", 1e-5), ("2.5e0", 2.5)])
+@pytest.mark.parametrize(
+    ("written", "epsilon"),
+    [("1", 1.0), ("0.5", 0.5), ("100", 100.0), ("1e-5", 1e-5), ("2.5e0", 2.5)],
+)
 def test_a_positive_epsilon_is_accepted(written, epsilon):
-    assert budget(f"epsilon: {written}") == Budget(epsilon=epsilon, delta=0, adjacency="replace-one", unit="row")
+    assert budget(f"epsilon: {written}") == Budget(
+        epsilon=epsilon, delta=0, adjacency="replace-one", unit="row"
+    )
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("epsilon", value) for value in ("text", "'1'", "true", "null", "[1]", ".nan", ".inf", "-.inf", "0", "-1", "-1e-9", "100.1")),
-        *(("delta", value) for value in ("1", "1.5", "-1", "-1e-300", ".nan", ".inf", "-.inf", "true", "'0'", "[0]", "text", "null")),
+        *(
+            ("epsilon", value)
+            for value in (
+                "text",
+                "'1'",
+                "true",
+                "null",
+                "[1]",
+                ".nan",
+                ".inf",
+                "-.inf",
+                "0",
+                "-1",
+                "-1e-9",
+                "100.1",
+            )
+        ),
+        *(
+            ("delta", value)
+            for value in (
+                "1",
+                "1.5",
+                "-1",
+                "-1e-300",
+                ".nan",
+                ".inf",
+                "-.inf",
+                "true",
+                "'0'",
+                "[0]",
+                "text",
+                "null",
+            )
+        ),
         *(("adjacency", value) for value in ("add_remove", "replace_one", "1", "null")),
         *(("unit", value) for value in ("user", "null")),
         ("unit.max_rows", "{column: userId, max_rows: 0}"),
     ],
 )
 def test_a_budget_that_cannot_be_kept_is_refused_at_its_key(key, value):
-    text = f"{key}: {value}" if key == "epsilon" else f"epsilon: 1\n{key.partition('.')[0]}: {value}"
+    text = (
+        f"{key}: {value}" if key == "epsilon" else f"epsilon: 1\n{key.partition('.')[0]}: {value}"
+    )
     with pytest.raises(SpecError) as caught:
         budget(text)
     assert caught.value.exit_code == 64
@@ -45,7 +92,10 @@ def test_a_budget_without_epsilon_is_refused():
         budget("delta: 0")
 
 
-@pytest.mark.parametrize(("written", "delta"), [("0", 0.0), ("0.0", 0.0), ("-0.0", 0.0), ("1e-9", 1e-9), ("0.999", 0.999), ("5e-324", 5e-324)])
+@pytest.mark.parametrize(
+    ("written", "delta"),
+    [("0", 0.0), ("0.0", 0.0), ("-0.0", 0.0), ("1e-9", 1e-9), ("0.999", 0.999), ("5e-324", 5e-324)],
+)
 def test_a_delta_below_1_is_accepted(written, delta):
     assert budget(f"epsilon: 1\ndelta: {written}").delta == delta
     assert budget(f"epsilon: 1\ndelta: {written}\nadjacency: add-remove").adjacency == "add-remove"
@@ -56,7 +106,10 @@ def test_no_delta_is_one_text(written):
     """Cards and the digests of jobs are made of it."""
     made = budget(f"epsilon: 1\n{written}")
     assert repr(made.delta) == "0"
-    assert json.dumps(made.model_dump(mode="json")) == '{"epsilon": 1.0, "delta": 0, "adjacency": "replace-one", "unit": "row"}'
+    assert (
+        json.dumps(made.model_dump(mode="json"))
+        == '{"epsilon": 1.0, "delta": 0, "adjacency": "replace-one", "unit": "row"}'
+    )
 
 
 @settings(max_examples=200, derandomize=True, deadline=None, database=None)
@@ -87,8 +140,14 @@ def test_parts_are_equal_unless_weighted():
     ("weights", "what"),
     [
         ({"a": 1.0}, r"exactly the privatised columns \(without a weight: 'b'\)$"),
-        ({"a": 1.0, "b": 1.0, "c": 1.0}, r"exactly the privatised columns \(not privatised: 'c'\)$"),
-        ({"a": 1.0, "c": 1.0}, r"exactly the privatised columns \(without a weight: 'b'; not privatised: 'c'\)$"),
+        (
+            {"a": 1.0, "b": 1.0, "c": 1.0},
+            r"exactly the privatised columns \(not privatised: 'c'\)$",
+        ),
+        (
+            {"a": 1.0, "c": 1.0},
+            r"exactly the privatised columns \(without a weight: 'b'; not privatised: 'c'\)$",
+        ),
         ({}, r"exactly the privatised columns \(without a weight: 'a', 'b'\)$"),
         ({"a": 1.0, "b": 0.0}, "positive and finite"),
         ({"a": 1.0, "b": -1.0}, "positive and finite"),
@@ -108,7 +167,11 @@ def test_weights_that_leave_a_column_without_a_part_are_refused(weights, what):
 
 def bound(epsilon: float, delta: float = 0.0) -> float:
     """Return the attacker's power in percent."""
-    return min(100.0, 5 * math.exp(epsilon) + 100 * delta, 100 - max(0.0, 95 - 100 * delta) * math.exp(-epsilon))
+    return min(
+        100.0,
+        5 * math.exp(epsilon) + 100 * delta,
+        100 - max(0.0, 95 - 100 * delta) * math.exp(-epsilon),
+    )
 
 
 @settings(max_examples=200, derandomize=True, deadline=None, database=None)
@@ -123,13 +186,20 @@ def test_the_guarantee_never_prints_less_than_is_paid(epsilon):
 
 def test_the_guarantee_says_who_is_not_covered_in_the_same_breath():
     text = guarantee_text(Budget(epsilon=1.0), "the released rows", "the held-out rows")
-    assert "ε = 1 differentially private (δ = 0, replace-one, unit: one row). Protected: the released rows. Not protected: the held-out rows." in text
+    assert (
+        "ε = 1 differentially private (δ = 0, replace-one, unit: one row). Protected: the released rows. Not protected: the held-out rows."
+        in text
+    )
     assert "a person with k released rows is protected by k·ε" in text
     assert "at most 13.6 %;" in text
     assert "hardly any protection" not in text
-    assert guarantee_text(Budget(epsilon=3.0), "a", "b").endswith("at most 95.3 %; blind guessing detects 5 %. This is hardly any protection.")
+    assert guarantee_text(Budget(epsilon=3.0), "a", "b").endswith(
+        "at most 95.3 %; blind guessing detects 5 %. This is hardly any protection."
+    )
     assert text.endswith("at most 13.6 %; blind guessing detects 5 %.")
-    partly = guarantee_text(Budget(epsilon=1.0), "the released rows", "the held-out rows", everyone=False)
+    partly = guarantee_text(
+        Budget(epsilon=1.0), "the released rows", "the held-out rows", everyone=False
+    )
     assert partly == text + " No such bound holds for the rows that are not protected."
 
 
@@ -138,13 +208,22 @@ def test_a_release_of_rows_with_a_delta_says_so():
     assert "ε = 1 differentially private (δ = 0.01, replace-one, unit: one row)" in text
     assert "a person with k released rows is protected by k·ε and k·exp((k-1)·ε)·δ." in text
     assert "at most 14.6 %;" in text  # 5 % · e + 1 %, rounded up
-    unit = guarantee_text(Budget(epsilon=1.0, delta=1e-2, unit=UnitColumn(column="user", max_rows=3)), "all rows", "nobody")
-    assert "(δ = 0.01, replace-one, unit: the rows of one user, of which at most 3 are released)" in unit
+    unit = guarantee_text(
+        Budget(epsilon=1.0, delta=1e-2, unit=UnitColumn(column="user", max_rows=3)),
+        "all rows",
+        "nobody",
+    )
+    assert (
+        "(δ = 0.01, replace-one, unit: the rows of one user, of which at most 3 are released)"
+        in unit
+    )
     assert "a person with several user values is protected by ε and δ for each." in unit
 
 
 def central(*, n_rows_public: bool = False, **budget: object) -> str:
-    return central_guarantee_text(validate(Budget, budget, "job.yaml"), "all rows", "nobody", n_rows_public=n_rows_public)
+    return central_guarantee_text(
+        validate(Budget, budget, "job.yaml"), "all rows", "nobody", n_rows_public=n_rows_public
+    )
 
 
 def test_a_central_guarantee_says_all_of_the_promise():
@@ -169,7 +248,10 @@ def test_a_central_guarantee_says_all_of_the_promise():
 def test_a_central_guarantee_of_a_unit_names_the_unit_and_its_bound():
     unit = UnitColumn(column="userId", max_rows=20)
     text = central(epsilon=0.5, delta=1e-6, unit=unit)
-    assert "(δ = 1e-6, replace-one: one userId's values change, unit: the rows of one userId, of which at most 20 are used)" in text
+    assert (
+        "(δ = 1e-6, replace-one: one userId's values change, unit: the rows of one userId, of which at most 20 are used)"
+        in text
+    )
     assert "a person with several userId values is protected by ε and δ for each." in text
     assert "whether a userId's rows had one value rather than another" in text
     text = central(epsilon=0.5, unit=unit, adjacency="add-remove")
@@ -186,14 +268,27 @@ def test_a_number_of_rows_that_is_private_is_not_published():
 
 @pytest.mark.parametrize(
     ("delta", "text"),
-    [(0, "0"), (1e-5, "1e-5"), (1e-6, "1e-6"), (2.0**-30, "9.32e-10"), (1.001e-7, "1.01e-7"), (0.01, "0.01"), (0.1234, "0.124"), (0.99999, "1")],
+    [
+        (0, "0"),
+        (1e-5, "1e-5"),
+        (1e-6, "1e-6"),
+        (2.0**-30, "9.32e-10"),
+        (1.001e-7, "1.01e-7"),
+        (0.01, "0.01"),
+        (0.1234, "0.124"),
+        (0.99999, "1"),
+    ],
 )
 def test_delta_is_printed_in_three_digits_rounded_up(delta, text):
     assert f"(δ = {text}, " in central(epsilon=1.0, delta=delta)
 
 
 @settings(max_examples=200, derandomize=True, deadline=None, database=None)
-@given(st.floats(1e-9, 100), st.floats(0, 1, exclude_max=True), st.sampled_from(["replace-one", "add-remove"]))
+@given(
+    st.floats(1e-9, 100),
+    st.floats(0, 1, exclude_max=True),
+    st.sampled_from(["replace-one", "add-remove"]),
+)
 def test_a_central_guarantee_never_prints_less_than_is_paid(epsilon, delta, adjacency):
     text = central(epsilon=epsilon, delta=delta, adjacency=adjacency)
     assert float(text.split("ε = ")[1].split(" ")[0]) == epsilon
@@ -203,7 +298,9 @@ def test_a_central_guarantee_never_prints_less_than_is_paid(epsilon, delta, adja
     assert exact - 1e-12 <= percent <= exact + 0.1 + 1e-9
     twice = adjacency == "add-remove"
     if twice:
-        percent = float(text.split("(counted twice: 2ε) with probability at most ")[1].split(" %")[0])
+        percent = float(
+            text.split("(counted twice: 2ε) with probability at most ")[1].split(" %")[0]
+        )
         exact = bound(2 * epsilon, min(1.0, (1 + math.exp(epsilon)) * delta))
         assert exact - 1e-9 <= percent <= exact + 0.1 + 1e-9
     assert text.endswith(" This is hardly any protection.") == ((2 if twice else 1) * epsilon >= 3)
@@ -212,7 +309,10 @@ def test_a_central_guarantee_never_prints_less_than_is_paid(epsilon, delta, adja
 def test_without_delta_both_guarantees_give_the_attacker_the_same_power():
     for epsilon in (0.01, 1.0, 2.9, 3.0, 50.0):
         row, all_ = guarantee_text(Budget(epsilon=epsilon), "a", "b"), central(epsilon=epsilon)
-        assert row[row.index("An attacker") :].replace("a released row", "a row") == all_[all_.index("An attacker") :]
+        assert (
+            row[row.index("An attacker") :].replace("a released row", "a row")
+            == all_[all_.index("An attacker") :]
+        )
 
 
 def test_the_attackers_power_is_the_tighter_of_two_bounds_and_is_reached():

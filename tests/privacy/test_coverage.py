@@ -7,14 +7,26 @@ from typing import Any
 import pytest
 
 from dpdask.errors import SpecError
-from dpdask.privacy.events import Composed, Coverage, DiscreteLaplace, LocalRelease, Uncovered, coverage_of, from_dict, to_dict
+from dpdask.privacy.events import (
+    Composed,
+    Coverage,
+    DiscreteLaplace,
+    LocalRelease,
+    Uncovered,
+    coverage_of,
+    from_dict,
+    to_dict,
+)
 
 ROWS = LocalRelease(epsilon=1.0)
 COUNTS = DiscreteLaplace(scale=2.0, sensitivity=2, adjacency="replace-one")
 
 
 def released(*uncovered: tuple[float, str, str]) -> dict[str, Any]:
-    samples = tuple(Uncovered(fraction=fraction, fate=fate, sample=sample) for fraction, fate, sample in uncovered)  # type: ignore[arg-type]
+    samples = tuple(
+        Uncovered(fraction=fraction, fate=fate, sample=sample)
+        for fraction, fate, sample in uncovered
+    )  # type: ignore[arg-type]
     return to_dict(Composed(events=(ROWS,), unit="row", uncovered=samples))
 
 
@@ -24,13 +36,18 @@ def test_samples_of_one_name_are_nested_and_others_add_up() -> None:
     assert coverage_of([once, once, released((0.1, "held out", "a"))]).uncovered == 0.25
     assert coverage_of([once, released((0.5, "held out", "b"))]).uncovered == 0.75
     assert coverage_of([once, released((0.9, "held out", "b"))]).uncovered == 1.0
-    assert coverage_of([released((0.1, "held out", ""))] * 2).uncovered == 0.2  # without a name, nothing says that they are one
+    assert (
+        coverage_of([released((0.1, "held out", ""))] * 2).uncovered == 0.2
+    )  # without a name, nothing says that they are one
 
 
 def test_a_republished_sample_is_uncovered_too() -> None:
     found = coverage_of([released((0.25, "held out", "a")), released((0.1, "republished", "a"))])
     assert found == Coverage(uncovered=0.25, republished=0.1)
-    assert found.text == "up to about 25 % of the rows had no ε in some run (hold-outs), and the records of up to about 10 % were republished"
+    assert (
+        found.text
+        == "up to about 25 % of the rows had no ε in some run (hold-outs), and the records of up to about 10 % were republished"
+    )
 
 
 def test_only_a_release_of_rows_can_leave_rows_out() -> None:
@@ -42,7 +59,11 @@ def test_only_a_release_of_rows_can_leave_rows_out() -> None:
 
 
 def test_an_event_keeps_whom_it_leaves_out() -> None:
-    event = Composed(events=(ROWS,), unit="row", uncovered=(Uncovered(fraction=0.25, fate="held out", sample="a"),))
+    event = Composed(
+        events=(ROWS,),
+        unit="row",
+        uncovered=(Uncovered(fraction=0.25, fate="held out", sample="a"),),
+    )
     assert from_dict(to_dict(event)) == event
     everybody = Composed(events=(ROWS,), unit="row", uncovered=())
     assert from_dict(to_dict(everybody)) == everybody
@@ -55,7 +76,17 @@ def test_a_fraction_out_of_range_is_refused(fraction: Any) -> None:
         Uncovered(fraction=fraction, fate="held out")
 
 
-@pytest.mark.parametrize("listed", ["all", [0.25], [{"fraction": 0.25}], [{"fraction": 0.25, "fate": "lost", "sample": ""}], {"fraction": 0.25}, 3])
+@pytest.mark.parametrize(
+    "listed",
+    [
+        "all",
+        [0.25],
+        [{"fraction": 0.25}],
+        [{"fraction": 0.25, "fate": "lost", "sample": ""}],
+        {"fraction": 0.25},
+        3,
+    ],
+)
 def test_what_is_not_understood_is_refused(listed: Any) -> None:
     with pytest.raises(SpecError):
         from_dict({**to_dict(Composed(events=(ROWS,), unit="row")), "uncovered": listed})

@@ -30,7 +30,9 @@ KEY = hashlib.sha256(b"the attacker's").digest()
 
 REFUSED = r"another key was put in place|is a link or belongs to another user"
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what belongs to another user")
+as_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can make what belongs to another user"
+)
 BY_USER = {"column": "userId", "max_rows": 2}
 
 
@@ -43,7 +45,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Path:
     (tmp_path / "group").mkdir()
     (tmp_path / "group").chmod(0o777)  # not sticky
-    return write_job(tmp_path / "job", source, tmp_path / "group/out", privacy__unit=BY_USER if request.param == "user" else "row")
+    return write_job(
+        tmp_path / "job",
+        source,
+        tmp_path / "group/out",
+        privacy__unit=BY_USER if request.param == "user" else "row",
+    )
 
 
 @pytest.fixture
@@ -106,7 +113,9 @@ def strike_after(moment: str, strike: Callable[[], None], patch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("owner", OWNERS)
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_driver_goes_on_in_its_own_folder(job: Path, out: Path, moment: str, owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_goes_on_in_its_own_folder(
+    job: Path, out: Path, moment: str, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_here(job, output__path=out.with_name("quiet"))
     mine, kept = out.with_name("mine"), {}
 
@@ -125,7 +134,12 @@ def test_a_driver_goes_on_in_its_own_folder(job: Path, out: Path, moment: str, o
 @pytest.mark.parametrize("owner", OWNERS)
 @pytest.mark.parametrize("moment", ["opened", "kept"])
 def test_workers_refuse_another_folder(
-    job: Path, out: Path, moment: str, owner: str, two_workers: LocalCluster, monkeypatch: pytest.MonkeyPatch
+    job: Path,
+    out: Path,
+    moment: str,
+    owner: str,
+    two_workers: LocalCluster,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_here(job, output__path=out.with_name("quiet"))
     mine = out.with_name("mine")
@@ -148,7 +162,9 @@ def test_workers_refuse_another_folder(
 
 @pytest.mark.parametrize("owner", [*OWNERS[:2], "thesis"])
 @pytest.mark.parametrize("finished", [False, True])
-def test_what_is_found_is_refused_and_stays(job: Path, out: Path, owner: str, *, finished: bool) -> None:
+def test_what_is_found_is_refused_and_stays(
+    job: Path, out: Path, owner: str, *, finished: bool
+) -> None:
     if finished:
         run_here(job)
     if owner == "thesis":  # another folder of the victim
@@ -165,7 +181,9 @@ def test_what_is_found_is_refused_and_stays(job: Path, out: Path, owner: str, *,
 
 
 @as_root
-def test_a_folder_that_others_could_write_into_is_not_resumed(job: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_others_could_write_into_is_not_resumed(
+    job: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An open folder of the victim, in which the attacker has put a run."""
     plant(hidden(out), "own")
     hidden(out).chmod(0o777)
@@ -176,9 +194,17 @@ def test_a_folder_that_others_could_write_into_is_not_resumed(job: Path, out: Pa
 
 @as_root
 @pytest.mark.parametrize("which", [".out.dpdask-series", "names"])
-def test_what_stays_between_runs_is_not_taken_from_others(which: str, source: Path, tmp_path: Path) -> None:
+def test_what_stays_between_runs_is_not_taken_from_others(
+    which: str, source: Path, tmp_path: Path
+) -> None:
     if which == "names":
-        made = write_job(tmp_path / "job", source, tmp_path / "job/out", output__format="delta", output__mode="append")
+        made = write_job(
+            tmp_path / "job",
+            source,
+            tmp_path / "job/out",
+            output__format="delta",
+            output__mode="append",
+        )
     else:
         add_day(tmp_path / "in", 0)
         made = growing_job(tmp_path / "job", tmp_path / "in")
@@ -197,7 +223,9 @@ def test_what_stays_between_runs_is_not_taken_from_others(which: str, source: Pa
 
 
 @as_root
-def test_keys_of_runs_in_stores_are_not_taken_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_runs_in_stores_are_not_taken_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     (tmp_path / "dpdask").mkdir()
     plant(tmp_path / "dpdask/keys", "stranger")
@@ -213,14 +241,18 @@ def frame() -> pd.DataFrame:
 
 @pytest.fixture
 def release(frame: pd.DataFrame, tmp_path: Path) -> Iterator[Any]:
-    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [0, 100]}}})
+    schema = dpdask.Schema.from_dict(
+        {"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [0, 100]}}}
+    )
     mechanism = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Holdout(fraction=0.25))
     with mechanism.fit(frame, secrets=str(tmp_path)) as made:
         yield made
 
 
 @pytest.mark.parametrize("owner", OWNERS)
-def test_a_frame_s_key_is_its_own(release: Any, frame: pd.DataFrame, owner: str, tmp_path: Path) -> None:
+def test_a_frame_s_key_is_its_own(
+    release: Any, frame: pd.DataFrame, owner: str, tmp_path: Path
+) -> None:
     [place] = tmp_path.glob("release-*")
     before = plant(tmp_path / "mine", owner, place)
     exchange(place, tmp_path / "mine")

@@ -29,7 +29,11 @@ from dpdask.privacy.ledger_entries import FREE
 
 pytest_plugins = ("privacy.ledger_worker",)
 
-HALF = Charge(epsilon=0.5, delta=2.0**-30, event={"version": 1, "mechanism": "laplace", "columns": ["rating"], "scale": 2.0})
+HALF = Charge(
+    epsilon=0.5,
+    delta=2.0**-30,
+    event={"version": 1, "mechanism": "laplace", "columns": ["rating"], "scale": 2.0},
+)
 
 
 @pytest.fixture
@@ -70,7 +74,11 @@ def test_an_intention_is_spent_and_recorded(ledger: Ledger) -> None:
     balance = ledger.read_balance("ratings")
     assert shown.balance == balance
     assert (balance.epsilon_limit, balance.epsilon_spent, balance.epsilon_left) == (2.0, 0.5, 1.5)
-    assert (balance.delta_limit, balance.delta_spent, balance.delta_left) == (2.0**-20, 2.0**-30, 2.0**-20 - 2.0**-30)
+    assert (balance.delta_limit, balance.delta_spent, balance.delta_left) == (
+        2.0**-20,
+        2.0**-30,
+        2.0**-20 - 2.0**-30,
+    )
     assert balance.n_runs == 1
 
 
@@ -95,7 +103,10 @@ def test_a_void_gives_back_and_a_voided_run_is_charged_anew(ledger: Ledger) -> N
     ledger.intend("ratings", "run-1", HALF)
     voided = ledger.void("ratings", "run-1")
     assert ledger.void("ratings", "run-1") == voided
-    assert (ledger.read_balance("ratings").epsilon_spent, ledger.read_balance("ratings").n_runs) == (0.0, 0)
+    assert (
+        ledger.read_balance("ratings").epsilon_spent,
+        ledger.read_balance("ratings").n_runs,
+    ) == (0.0, 0)
     other = Charge(epsilon=2.0)
     assert ledger.intend("ratings", "run-1", other).charge == other
     assert ledger.read_balance("ratings").epsilon_left == 0.0
@@ -110,7 +121,10 @@ def test_a_refusal_writes_nothing_and_says_what_is_left(ledger: Ledger) -> None:
     with pytest.raises(BudgetError) as refused:
         ledger.intend("ratings", "run-2", Charge(epsilon=1.0))
     assert refused.value.exit_code == 77
-    assert "asks for ε 1.0 and δ 0.0; ε 0.999999 and δ 9.53674E-7 are left of ε 2.0 and δ 9.5367431640625e-07" in str(refused.value)
+    assert (
+        "asks for ε 1.0 and δ 0.0; ε 0.999999 and δ 9.53674E-7 are left of ε 2.0 and δ 9.5367431640625e-07"
+        in str(refused.value)
+    )
     assert "\n" not in str(refused.value)
     assert ledger.show("ratings") == before
 
@@ -134,14 +148,21 @@ def test_a_refusal_of_rows_is_recorded_once_for_nothing_or_for_its_charge(ledger
     ledger.refuse("ratings", "run-3", HALF)
     balance = ledger.read_balance("ratings")
     assert (balance.epsilon_spent, balance.n_runs, balance.n_refused) == (0.5, 1, 3)
-    assert kinds(ledger) == [("refuse", "run-1"), ("intend", "run-2"), ("refuse", "run-2"), ("refuse", "run-3")]
+    assert kinds(ledger) == [
+        ("refuse", "run-1"),
+        ("intend", "run-2"),
+        ("refuse", "run-2"),
+        ("refuse", "run-3"),
+    ]
     ledger.intend("ratings", "run-2", HALF)  # refused for nothing: charged anew
     with pytest.raises(SpecError, match="is refused: its charge stays"):
         ledger.intend("ratings", "run-3", HALF)
     with pytest.raises(BudgetError):
         ledger.refuse("ratings", "run-4", Charge(epsilon=2.0))
     ledger.commit("ratings", "run-2")
-    assert ledger.refuse("ratings", "run-2", FREE).kind == "commit"  # what was released was not refused
+    assert (
+        ledger.refuse("ratings", "run-2", FREE).kind == "commit"
+    )  # what was released was not refused
 
 
 def test_a_strict_dataset_is_made_once_and_stays(ledger: Ledger) -> None:
@@ -154,7 +175,9 @@ def test_a_strict_dataset_is_made_once_and_stays(ledger: Ledger) -> None:
     assert kinds(ledger) == [("strict", "strict")]
     ledger.intend("ratings", "strict", HALF)  # a run may have that name
     assert ledger.read_balance("ratings").n_runs == 1
-    assert Ledger(ledger._store._writer.url.render_as_string(hide_password=False)).init("other", 1.0, strict=True)
+    assert Ledger(ledger._store._writer.url.render_as_string(hide_password=False)).init(
+        "other", 1.0, strict=True
+    )
     assert ledger.is_strict("other")
 
 
@@ -196,7 +219,12 @@ def test_a_hold_outs_key_that_was_exchanged_or_lost_is_noticed(ledger: Ledger) -
 def test_a_small_refusal_costs_a_hundredth_under_either_adjacency(adjacency: Any, url: str) -> None:
     ledger = Ledger(url)
     ledger.init("strict", 10.0, strict=True)
-    small = Charge(epsilon=0.001, event=to_dict(Composed(events=(DiscreteLaplace(scale=1000.0, sensitivity=1, adjacency=adjacency),))))
+    small = Charge(
+        epsilon=0.001,
+        event=to_dict(
+            Composed(events=(DiscreteLaplace(scale=1000.0, sensitivity=1, adjacency=adjacency),))
+        ),
+    )
     ledger.refuse("strict", "small", small)
     assert 0.1 <= ledger.read_balance("strict").epsilon_spent < 0.1001
 
@@ -206,7 +234,10 @@ def test_a_strict_dataset_keeps_room_for_the_refusals_of_unfinished_runs(url: st
     ledger.init("strict", 4.0, strict=True)
     for run in ("one", "two"):
         ledger.intend("strict", run, small)
-    with pytest.raises(BudgetError, match="refusals of this run and of 2 unfinished ones would cost more than is left"):
+    with pytest.raises(
+        BudgetError,
+        match="refusals of this run and of 2 unfinished ones would cost more than is left",
+    ):
         ledger.intend("strict", "large", Charge(epsilon=3.95))
     with pytest.raises(BudgetError, match="of 2 unfinished ones"):
         ledger.check_room("strict", Charge(epsilon=3.95))
@@ -214,7 +245,10 @@ def test_a_strict_dataset_keeps_room_for_the_refusals_of_unfinished_runs(url: st
     ledger.commit("strict", "large")
     with pytest.raises(BudgetError, match="of 2 unfinished ones"):
         ledger.intend("strict", "three", small)
-    assert [ledger.refuse("strict", run, small).charge.epsilon for run in ("one", "two")] == [0.04, 0.04]
+    assert [ledger.refuse("strict", run, small).charge.epsilon for run in ("one", "two")] == [
+        0.04,
+        0.04,
+    ]
     with pytest.raises(BudgetError, match="of 0 unfinished ones"):
         ledger.intend("strict", "three", small)
     ledger.init("lax", 4.0)
@@ -228,8 +262,13 @@ def test_a_draw_is_recorded_once_and_another_one_refused(ledger: Ledger) -> None
     ledger.intend("ratings", "run-1", HALF)
     drawn = ledger.draw("ratings", "run-1", "abc")
     assert (drawn.kind, drawn.release, drawn.charge) == ("draw", "abc", HALF)
-    assert ledger.draw("ratings", "run-1", "abc") == ledger.intend("ratings", "run-1", HALF) == drawn
-    for other in (lambda: ledger.draw("ratings", "run-1", "other"), lambda: ledger.commit("ratings", "run-1", "other")):
+    assert (
+        ledger.draw("ratings", "run-1", "abc") == ledger.intend("ratings", "run-1", HALF) == drawn
+    )
+    for other in (
+        lambda: ledger.draw("ratings", "run-1", "other"),
+        lambda: ledger.commit("ratings", "run-1", "other"),
+    ):
         with pytest.raises(SpecError, match="drew other noise before"):
             other()
     with pytest.raises(SpecError, match="its noise may have been seen, so it stays charged"):
@@ -245,7 +284,11 @@ def test_a_commit_keeps_the_digest_of_its_release(ledger: Ledger) -> None:
     ledger.intend("ratings", "run-1", HALF)
     committed = ledger.commit("ratings", "run-1", "abc")
     assert (committed.release, committed.charge) == ("abc", HALF)
-    assert ledger.commit("ratings", "run-1", "other") == ledger.intend("ratings", "run-1", HALF) == committed
+    assert (
+        ledger.commit("ratings", "run-1", "other")
+        == ledger.intend("ratings", "run-1", HALF)
+        == committed
+    )
     assert ledger.show("ratings").entries[-1] == committed
     assert ledger.read_balance("ratings").epsilon_spent == 0.5
     assert ledger.verify("ratings") == 2
@@ -264,7 +307,9 @@ def test_sums_are_exact_and_rounded_against_the_releaser(url: str) -> None:
     ledger.init("tenths", 1.0)
     for number in range(9):
         ledger.intend("tenths", f"run-{number}", Charge(epsilon=0.1))
-    with pytest.raises(BudgetError, match=r"ε 0\.0999999 and δ 0 are left"):  # ten floats 0.1 are 1 + 5.6e-16
+    with pytest.raises(
+        BudgetError, match=r"ε 0\.0999999 and δ 0 are left"
+    ):  # ten floats 0.1 are 1 + 5.6e-16
         ledger.intend("tenths", "run-9", Charge(epsilon=0.1))
     assert ledger.read_balance("tenths").epsilon_spent == math.nextafter(0.9, 1)
 
@@ -279,7 +324,11 @@ def test_datasets_have_their_own_budgets_and_chains(ledger: Ledger) -> None:
 
 
 def test_the_ledger_outlives_its_object(url: str, ledger: Ledger) -> None:
-    charge = Charge(epsilon=0.1 + 0.2, delta=math.nextafter(1e-9, 1), event={"text": "ε\x00\ud800 'quoted'", "deep": [[1, None, True, 1e-300]]})
+    charge = Charge(
+        epsilon=0.1 + 0.2,
+        delta=math.nextafter(1e-9, 1),
+        event={"text": "ε\x00\ud800 'quoted'", "deep": [[1, None, True, 1e-300]]},
+    )
     entry = ledger.intend("ratings", "run ε '\"%s", charge)
     again = Ledger(url)
     assert again.show("ratings").entries == (entry,)
@@ -290,7 +339,10 @@ def test_a_preview_charges_nothing(ledger: Ledger) -> None:
     ledger.intend("ratings", "run-1", HALF)
     assert ledger.read_balance("ratings", plus=HALF).epsilon_left == 1.0
     assert ledger.read_balance("ratings", plus=Charge(epsilon=9.0)).epsilon_left == 0.0
-    assert ledger.read_balance("ratings", plus=Charge(epsilon=0.1, delta=0.5)).epsilon_spent == math.inf
+    assert (
+        ledger.read_balance("ratings", plus=Charge(epsilon=0.1, delta=0.5)).epsilon_spent
+        == math.inf
+    )
     assert ledger.verify("ratings") == 1
 
 
@@ -315,7 +367,9 @@ def test_a_refusal_says_that_charges_with_and_without_delta_add_up_badly(url: st
     ledger = Ledger(url, compose=compose)
     ledger.init("people", 8.0, 1e-6)
     for name, epsilon in (("one", 0.5), ("two", 2.0)):
-        ledger.intend("people", name, Charge(epsilon=epsilon, event=to_dict(LocalRelease(epsilon=epsilon))))
+        ledger.intend(
+            "people", name, Charge(epsilon=epsilon, event=to_dict(LocalRelease(epsilon=epsilon)))
+        )
     noise = DiscreteGaussian(sigma=100.0, sensitivity=1.0, adjacency="replace-one")
     with pytest.raises(BudgetError) as refused:
         ledger.intend("people", "three", Charge(epsilon=1.0, delta=6e-7, event=to_dict(noise)))
@@ -352,8 +406,13 @@ def test_a_composer_that_fails_charges_nothing(url: str) -> None:
 # numbers
 
 
-@given(st.lists(st.tuples(st.floats(0, 1e300), st.floats(0, 1, exclude_max=True)), max_size=20), st.floats(0, 1, exclude_max=True))
-def test_the_sum_is_the_least_float_that_is_not_too_small(pairs: list[tuple[float, float]], limit: float) -> None:
+@given(
+    st.lists(st.tuples(st.floats(0, 1e300), st.floats(0, 1, exclude_max=True)), max_size=20),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_the_sum_is_the_least_float_that_is_not_too_small(
+    pairs: list[tuple[float, float]], limit: float
+) -> None:
     total = sum_charges([Charge(epsilon=epsilon, delta=delta) for epsilon, delta in pairs], limit)
     if sum(Fraction(delta) for _, delta in pairs) > Fraction(limit):
         assert total == math.inf
@@ -375,7 +434,9 @@ def test_a_charge_keeps_its_own_copy_of_the_event() -> None:
     assert math.copysign(1, charge.delta) == 1
 
 
-@pytest.mark.parametrize("bad", [-1, math.nan, math.inf, True, "1", None, -5e-324, 10**400], ids=lambda bad: str(bad)[:9])
+@pytest.mark.parametrize(
+    "bad", [-1, math.nan, math.inf, True, "1", None, -5e-324, 10**400], ids=lambda bad: str(bad)[:9]
+)
 def test_an_epsilon_out_of_range_is_refused(bad: Any, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="epsilon"):
         Charge(epsilon=bad)
@@ -400,7 +461,11 @@ LOOP: list[Any] = []
 LOOP.append(LOOP)
 
 
-@pytest.mark.parametrize("bad", [{"a": math.nan}, {"a": {1}}, {"a": LOOP}, {1: 1, "1": 2}, 5, ["a"], None], ids=lambda bad: type(bad).__name__)
+@pytest.mark.parametrize(
+    "bad",
+    [{"a": math.nan}, {"a": {1}}, {"a": LOOP}, {1: 1, "1": 2}, 5, ["a"], None],
+    ids=lambda bad: type(bad).__name__,
+)
 def test_an_event_that_is_not_json_is_refused(bad: Any) -> None:
     with pytest.raises(SpecError, match="event"):
         Charge(epsilon=1.0, event=bad)
@@ -418,7 +483,9 @@ def test_an_event_that_is_not_json_is_refused(bad: Any) -> None:
         lambda ledger, name: ledger.show(name),
     ],
 )
-def test_a_name_that_is_not_one_is_refused(call: Callable[[Ledger, Any], object], bad: Any, tmp_path: Path) -> None:
+def test_a_name_that_is_not_one_is_refused(
+    call: Callable[[Ledger, Any], object], bad: Any, tmp_path: Path
+) -> None:
     ledger = Ledger(f"sqlite:///{tmp_path / 'l.db'}")
     ledger.init("ratings", 1.0)
     with pytest.raises(SpecError, match="a name is"):
@@ -446,7 +513,10 @@ def test_another_charge_for_a_run_is_refused(ledger: Ledger) -> None:
     ledger.intend("ratings", "run-2", HALF)
     ledger.commit("ratings", "run-2")
     for run_id in ("run-1", "run-2"):
-        for other in (Charge(epsilon=0.25, delta=HALF.delta, event=HALF.event), Charge(epsilon=0.5, delta=HALF.delta)):
+        for other in (
+            Charge(epsilon=0.25, delta=HALF.delta, event=HALF.event),
+            Charge(epsilon=0.5, delta=HALF.delta),
+        ):
             with pytest.raises(SpecError, match=f"{run_id}.* another charge"):
                 ledger.intend("ratings", run_id, other)
     assert ledger.verify("ratings") == 3
@@ -482,13 +552,17 @@ CALLS: list[Callable[[Ledger], object]] = [
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_dataset_that_is_not_there_is_named(ledger: Ledger, call: Callable[[Ledger], object]) -> None:
+def test_a_dataset_that_is_not_there_is_named(
+    ledger: Ledger, call: Callable[[Ledger], object]
+) -> None:
     with pytest.raises(SpecError, match=r"'unknown'.*dpdask ledger init --dataset unknown"):
         call(ledger)
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_ledger_that_is_not_there_is_not_made(url: str, call: Callable[[Ledger], object], tmp_path: Path) -> None:
+def test_a_ledger_that_is_not_there_is_not_made(
+    url: str, call: Callable[[Ledger], object], tmp_path: Path
+) -> None:
     with pytest.raises(SpecError, match=r"no ledger here.*dpdask ledger init"):
         call(Ledger(url))
     assert list(tmp_path.iterdir()) == []
@@ -505,11 +579,15 @@ def test_a_ledger_of_another_version_is_refused(ledger: Ledger) -> None:
 
 
 def set_entry(sequence: int, /, **values: Any) -> Callable[[sa.Connection], object]:
-    return lambda connection: connection.execute(sa.update(ENTRIES).where(ENTRIES.c.sequence == sequence), values)
+    return lambda connection: connection.execute(
+        sa.update(ENTRIES).where(ENTRIES.c.sequence == sequence), values
+    )
 
 
 def delete(*sequences: int) -> Callable[[sa.Connection], object]:
-    return lambda connection: connection.execute(sa.delete(ENTRIES).where(ENTRIES.c.sequence.in_(sequences)))
+    return lambda connection: connection.execute(
+        sa.delete(ENTRIES).where(ENTRIES.c.sequence.in_(sequences))
+    )
 
 
 def set_dataset(**values: Any) -> Callable[[sa.Connection], object]:
@@ -537,7 +615,14 @@ def rewrite(sequence: int, /, **values: Any) -> Callable[[sa.Connection], None]:
     """Change an entry and make its own digest right again."""
 
     def change(connection: sa.Connection) -> None:
-        row = dict(connection.execute(sa.select(ENTRIES).where(ENTRIES.c.sequence == sequence)).mappings().one()) | values
+        row = (
+            dict(
+                connection.execute(sa.select(ENTRIES).where(ENTRIES.c.sequence == sequence))
+                .mappings()
+                .one()
+            )
+            | values
+        )
         row["digest"] = digest_of({key: value for key, value in row.items() if key != "digest"})
         set_entry(sequence, **row)(connection)
 
@@ -545,7 +630,9 @@ def rewrite(sequence: int, /, **values: Any) -> Callable[[sa.Connection], None]:
 
 
 def add(connection: sa.Connection) -> None:
-    last = dict(connection.execute(sa.select(ENTRIES).where(ENTRIES.c.sequence == 6)).mappings().one())
+    last = dict(
+        connection.execute(sa.select(ENTRIES).where(ENTRIES.c.sequence == 6)).mappings().one()
+    )
     row = last | {"sequence": 7, "kind": "void", "run_id": "run-2", "previous": last["digest"]}
     row["digest"] = digest_of({key: value for key, value in row.items() if key != "digest"})
     connection.execute(sa.insert(ENTRIES), row)
@@ -591,7 +678,12 @@ def test_tampering_is_found_and_named(ledger: Ledger, case: str) -> None:
     assert ledger.verify("ratings") == 6
     with another_hand(ledger) as connection:
         tamper(connection)
-    for call in (ledger.verify, ledger.show, ledger.read_balance, lambda dataset: ledger.intend(dataset, "run-9", Charge(epsilon=0.0))):
+    for call in (
+        ledger.verify,
+        ledger.show,
+        ledger.read_balance,
+        lambda dataset: ledger.intend(dataset, "run-9", Charge(epsilon=0.0)),
+    ):
         with pytest.raises(DataError, match=f"dataset 'ratings': the chain is broken: .*{named}"):
             call("ratings")
 
@@ -605,9 +697,14 @@ def test_a_limit_changed_before_the_first_entry_is_found(ledger: Ledger) -> None
 
 def test_an_entry_that_stands_twice_is_found() -> None:
     rows = [{"sequence": 1, "previous": "p"}, {"sequence": 1, "previous": "p"}]
-    record: dict[str, Any] = dict.fromkeys(("format", "name", "created", "epsilon", "delta"), 1) | {"n_entries": 2, "head": ""}
+    record: dict[str, Any] = dict.fromkeys(("format", "name", "created", "epsilon", "delta"), 1) | {
+        "n_entries": 2,
+        "head": "",
+    }
     for row in rows:
-        row["previous"] = digest_of({key: record[key] for key in ("format", "name", "created", "epsilon", "delta")})
+        row["previous"] = digest_of(
+            {key: record[key] for key in ("format", "name", "created", "epsilon", "delta")}
+        )
         row["digest"] = digest_of(dict(row))
     with pytest.raises(DataError, match="entry 1 appears twice"):
         ledger_tables.check_chain(record, rows)
@@ -622,7 +719,9 @@ def test_an_entry_that_stands_twice_is_found() -> None:
         ({"event": "[1]"}, "holds no charge"),
     ],
 )
-def test_an_entry_that_is_chained_and_still_none_is_refused(ledger: Ledger, values: dict[str, Any], named: str) -> None:
+def test_an_entry_that_is_chained_and_still_none_is_refused(
+    ledger: Ledger, values: dict[str, Any], named: str
+) -> None:
     ledger.intend("ratings", "run-1", HALF)
     with another_hand(ledger) as connection:
         rewrite(1, **values)(connection)
@@ -670,9 +769,16 @@ def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("call", [lambda ledger: ledger.init("ratings", 1.0), *CALLS])
-def test_a_server_that_is_away_is_a_temporary_failure_and_keeps_the_password(call: Callable[[Ledger], object]) -> None:
-    ledger = Ledger("postgresql://user:s3cret@127.0.0.1:1/db?password=0ther&sslpassword=th1rd&connect_timeout=5")
-    with pytest.raises(TemporaryError, match=r"postgresql://user:\*\*\*@127\.0\.0\.1:1/db: the ledger cannot be reached") as failed:
+def test_a_server_that_is_away_is_a_temporary_failure_and_keeps_the_password(
+    call: Callable[[Ledger], object],
+) -> None:
+    ledger = Ledger(
+        "postgresql://user:s3cret@127.0.0.1:1/db?password=0ther&sslpassword=th1rd&connect_timeout=5"
+    )
+    with pytest.raises(
+        TemporaryError,
+        match=r"postgresql://user:\*\*\*@127\.0\.0\.1:1/db: the ledger cannot be reached",
+    ) as failed:
         call(ledger)
     assert failed.value.exit_code == 75
     assert failed.value.__cause__ is None
@@ -687,18 +793,25 @@ def test_an_option_that_the_server_does_not_know_is_a_bad_spec() -> None:
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"absent/ledger\.db: the folder of the ledger does not exist"):
+    with pytest.raises(
+        SpecError, match=r"absent/ledger\.db: the folder of the ledger does not exist"
+    ):
         Ledger(f"sqlite:///{tmp_path / 'absent' / 'ledger.db'}").init("ratings", 1.0)
 
 
-def test_a_relative_url_names_the_ledger_of_the_folder_in_which_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_url_names_the_ledger_of_the_folder_in_which_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = []
     for epsilon, name in ((1.0, "first"), (2.0, "second")):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         opened.append(Ledger("sqlite:///ledger.db"))
         opened[-1].init("ratings", epsilon)
-    assert [ledger.show("ratings").balance.epsilon_limit for ledger in opened] == [1.0, 2.0]  # and they stay there
+    assert [ledger.show("ratings").balance.epsilon_limit for ledger in opened] == [
+        1.0,
+        2.0,
+    ]  # and they stay there
 
 
 def test_a_url_through_a_link_names_one_file_for_this_user_alone(tmp_path: Path) -> None:
@@ -711,7 +824,9 @@ def test_a_url_through_a_link_names_one_file_for_this_user_alone(tmp_path: Path)
     assert Ledger(f"sqlite:///{tmp_path}/real/ledger.db").verify("ratings") == 0
 
 
-def test_a_ledger_in_a_removed_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_in_a_removed_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -722,7 +837,10 @@ def test_a_ledger_in_a_removed_folder_is_refused(tmp_path: Path, monkeypatch: py
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger.db").write_bytes(b"rows of somebody\n" * 100)
-    for call in (lambda ledger: ledger.init("ratings", 1.0), lambda ledger: ledger.verify("ratings")):
+    for call in (
+        lambda ledger: ledger.init("ratings", 1.0),
+        lambda ledger: ledger.verify("ratings"),
+    ):
         with pytest.raises(SpecError, match="SQLITE_NOTADB"):
             call(Ledger(f"sqlite:///{tmp_path / 'ledger.db'}"))
 
@@ -739,16 +857,22 @@ def test_a_table_of_another_shape_is_refused(url: str) -> None:
     ledger = Ledger(url)
     with another_hand(ledger) as connection:
         connection.exec_driver_sql("CREATE TABLE dpdask_datasets (a INTEGER)")
-    with pytest.raises((SpecError, TemporaryError), match=r"the database refused|cannot be reached") as failed:
+    with pytest.raises(
+        (SpecError, TemporaryError), match=r"the database refused|cannot be reached"
+    ) as failed:
         ledger.verify("ratings")
     assert "SELECT" not in str(failed.value)
 
 
-def test_a_ledger_that_stays_busy_is_a_temporary_failure_that_charges_nothing(url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_that_stays_busy_is_a_temporary_failure_that_charges_nothing(
+    url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ledger_tables, "_PATIENCE", 0.2)
     monkeypatch.setitem(ledger_tables._CONNECT, "sqlite", {"timeout": 0.1})
     ledger_tables._engine.cache_clear()
-    monkeypatch.setattr(ledger_tables, "_POSTGRES_WRITE", ledger_tables._POSTGRES_WRITE.replace("'60s'", "'200ms'"))
+    monkeypatch.setattr(
+        ledger_tables, "_POSTGRES_WRITE", ledger_tables._POSTGRES_WRITE.replace("'60s'", "'200ms'")
+    )
     with another_hand(ledger) as connection:
         connection.execute(sa.select(DATASETS).with_for_update())
         with pytest.raises(TemporaryError, match=r"is busy \((SQLITE_BUSY|55P03)\)"):
@@ -757,17 +881,23 @@ def test_a_ledger_that_stays_busy_is_a_temporary_failure_that_charges_nothing(ur
     assert ledger.intend("ratings", "run-1", HALF).sequence == 1
 
 
-def test_an_answered_charge_is_on_the_disk(url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answered_charge_is_on_the_disk(
+    url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ledger_tables, "_on_connect", waits_for_the_disk)
     ledger_tables._engine.cache_clear()
     sqlite = url.startswith("sqlite")
     careless = url if sqlite else f"{url}%20-csynchronous_commit%3Doff"
     setting = "PRAGMA synchronous" if sqlite else "SHOW synchronous_commit"
-    found = Ledger(careless)._store.write(lambda connection: connection.exec_driver_sql(setting).scalar_one())
+    found = Ledger(careless)._store.write(
+        lambda connection: connection.exec_driver_sql(setting).scalar_one()
+    )
     assert found == (3 if sqlite else "on")
 
 
-@pytest.mark.parametrize("url", ["postgresql"], indirect=True)  # SQLite lets no writer end while one reads
+@pytest.mark.parametrize(
+    "url", ["postgresql"], indirect=True
+)  # SQLite lets no writer end while one reads
 def test_a_reader_sees_one_state_while_another_driver_writes(url: str, ledger: Ledger) -> None:
     ledger.intend("ratings", "run-1", HALF)
     reader = Ledger(url)
@@ -787,13 +917,31 @@ def test_a_reader_sees_one_state_while_another_driver_writes(url: str, ledger: L
 
 
 @pytest.mark.few(1)
-def test_a_killed_run_is_charged_once_when_it_is_run_again(url: str, ledger: Ledger, tmp_path: Path) -> None:
-    moments = {"composing": 0, "committing": 0, "intended": 1}  # and how many charges stand after it
-    phases = [[{"runs": [moment], "kill": {moment: killed}}] for moment in moments for killed in (moment, moment, None)]
+def test_a_killed_run_is_charged_once_when_it_is_run_again(
+    url: str, ledger: Ledger, tmp_path: Path
+) -> None:
+    moments = {
+        "composing": 0,
+        "committing": 0,
+        "intended": 1,
+    }  # and how many charges stand after it
+    phases = [
+        [{"runs": [moment], "kill": {moment: killed}}]
+        for moment in moments
+        for killed in (moment, moment, None)
+    ]
     done = run_phases(url, "ratings", tmp_path, phases)
     for before, (charged, phase) in enumerate(zip(moments.values(), range(0, 9, 3), strict=True)):
         killed, again, whole = done[phase : phase + 3]
-        assert [each["statuses"] for each in (killed, again, whole)] == [[-signal.SIGKILL], [-signal.SIGKILL], [0]]
-        assert [each["n_runs"] for each in (killed, again, whole)] == [before + charged, before + charged, before + 1]
+        assert [each["statuses"] for each in (killed, again, whole)] == [
+            [-signal.SIGKILL],
+            [-signal.SIGKILL],
+            [0],
+        ]
+        assert [each["n_runs"] for each in (killed, again, whole)] == [
+            before + charged,
+            before + charged,
+            before + 1,
+        ]
     assert kinds(ledger) == [(kind, moment) for moment in moments for kind in ("intend", "commit")]
     assert ledger.read_balance("ratings").epsilon_spent == 0.75

@@ -50,27 +50,48 @@ def list_run(folder: Path, parts: Sequence[pa.Table], **changes: Any) -> tuple[L
     source = folder / uuid.uuid4().hex
     source.mkdir(parents=True)
     for number, part in enumerate(parts):
-        pq.write_table(part.replace_schema_metadata({"part": str(number)}), source / f"{number}.parquet")
+        pq.write_table(
+            part.replace_schema_metadata({"part": str(number)}), source / f"{number}.parquet"
+        )
     output, found, names = f"memory://{source.name}/out", set(), set()
 
     def look(*_: Any) -> None:
         listed = fsspec.filesystem("memory").find(f"/{source.name}/.out.dpdask", detail=True)
         names.update(listed)
         found.update(
-            (re.sub("[0-9a-f]{32}|(?<=part-)[0-9]{5}", "#", path.partition(".out.dpdask")[2]), info["size"])
+            (
+                re.sub("[0-9a-f]{32}|(?<=part-)[0-9]{5}", "#", path.partition(".out.dpdask")[2]),
+                info["size"],
+            )
             for path, info in listed.items()
             if "beat" not in path
         )
 
-    run_here(write_job(source / "job", source, Path("out"), output__path=output, output__rows_per_shard=10_000, **changes), look, insecure_seed=3)
+    run_here(
+        write_job(
+            source / "job",
+            source,
+            Path("out"),
+            output__path=output,
+            output__rows_per_shard=10_000,
+            **changes,
+        ),
+        look,
+        insecure_seed=3,
+    )
     return found, names
 
 
 def fragment_ids(folder: Path, parts: Sequence[pa.Table], schema: Any) -> list[str]:
     folder.mkdir()
     for number, part in enumerate(parts):
-        pq.write_table(part.replace_schema_metadata({"part": str(number)}), folder / f"{number}.parquet")
-    return [fragment.id for fragment in discover(str(folder), Schema.from_dict({"columns": schema})).fragments]
+        pq.write_table(
+            part.replace_schema_metadata({"part": str(number)}), folder / f"{number}.parquet"
+        )
+    return [
+        fragment.id
+        for fragment in discover(str(folder), Schema.from_dict({"columns": schema})).fragments
+    ]
 
 
 @pytest.mark.few(10)
@@ -78,7 +99,9 @@ def fragment_ids(folder: Path, parts: Sequence[pa.Table], schema: Any) -> list[s
 def test_neighbours_are_listed_alike(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     changes = placed(case, tmp_path)
-    (left, names), (right, others) = (list_run(tmp_path, parts, schema=case.schema, **changes) for parts in case.tables())
+    (left, names), (right, others) = (
+        list_run(tmp_path, parts, schema=case.schema, **changes) for parts in case.tables()
+    )
     assert not left ^ right
     assert any("release.npz" in name for name, _ in left)
     ids = fragment_ids(tmp_path / "ids", case.tables()[0], case.schema)
@@ -89,38 +112,72 @@ def people(n_over: int, n: int = 400) -> list[pa.Table]:
     """A table in which some people have more rows than may be released."""
     who = np.sort(np.concatenate([np.repeat(np.arange(n_over), 3), np.arange(n_over, n)]))
     rows = len(who)
-    columns = {"id": np.arange(rows), "who": who, "x": np.arange(rows) % 3, "y": np.array(["a", "b"])[np.arange(rows) % 2]}
+    columns = {
+        "id": np.arange(rows),
+        "who": who,
+        "x": np.arange(rows) % 3,
+        "y": np.array(["a", "b"])[np.arange(rows) % 2],
+    }
     table = pa.table(columns | {"p": np.full(rows, 0.5), "q": np.full(rows, 0.5)})
     return [table.slice(0, 200), table.slice(200)]
 
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize(
-    ("kind", "adjacency"), [("dip", "replace-one"), *product(["marginals", "copula", "histogram"], ["replace-one", "add-remove"])]
+    ("kind", "adjacency"),
+    [
+        ("dip", "replace-one"),
+        *product(["marginals", "copula", "histogram"], ["replace-one", "add-remove"]),
+    ],
 )
-def test_how_many_people_have_too_many_rows_is_not_listed(kind: str, adjacency: str, tmp_path: Path) -> None:
+def test_how_many_people_have_too_many_rows_is_not_listed(
+    kind: str, adjacency: str, tmp_path: Path
+) -> None:
     more = {"dip": {"reference": {"kind": "histogram"}}, "marginals": {"cliques": [["x"]]}}
     mechanism = {"kind": kind, **more.get(kind, {})}
-    promise = {"privacy__unit": WHO, "privacy__adjacency": adjacency, "schema": DIP_SCHEMA if kind == "dip" else CENTRAL_SCHEMA}
-    listed = [list_run(tmp_path, people(n_over), mechanism=mechanism, **promise)[0] for n_over in (0, 127, 128, 129)]
+    promise = {
+        "privacy__unit": WHO,
+        "privacy__adjacency": adjacency,
+        "schema": DIP_SCHEMA if kind == "dip" else CENTRAL_SCHEMA,
+    }
+    listed = [
+        list_run(tmp_path, people(n_over), mechanism=mechanism, **promise)[0]
+        for n_over in (0, 127, 128, 129)
+    ]
     assert not [each ^ listed[0] for each in listed if each != listed[0]]
 
 
 def scattered(n_cells: int, n: int = 3000) -> list[pa.Table]:
     """A table whose rows lie in so many cells."""
     cells = np.arange(n) % n_cells
-    return [pa.table({"p": (cells % 60 + 0.5)[part::24] / 60, "q": (cells // 60 + 0.5)[part::24] / 60}) for part in range(24)]
+    return [
+        pa.table({"p": (cells % 60 + 0.5)[part::24] / 60, "q": (cells // 60 + 0.5)[part::24] / 60})
+        for part in range(24)
+    ]
 
 
 @pytest.mark.parametrize(
     ("mechanism", "adjacency"),
-    [*product([{"kind": "histogram", "bins": 60}], ["replace-one", "add-remove"]), ({"kind": "dip", "reference": HOLDOUT}, "replace-one")],
+    [
+        *product([{"kind": "histogram", "bins": 60}], ["replace-one", "add-remove"]),
+        ({"kind": "dip", "reference": HOLDOUT}, "replace-one"),
+    ],
 )
-def test_how_many_cells_or_values_occur_is_not_listed(mechanism: dict[str, Any], adjacency: str, tmp_path: Path) -> None:
+def test_how_many_cells_or_values_occur_is_not_listed(
+    mechanism: dict[str, Any], adjacency: str, tmp_path: Path
+) -> None:
     kept = []
     for n_cells in (1, 100, 251, 252, 253, 254, 255, 256, 508, 512, 2000):
-        listed, _ = list_run(tmp_path, scattered(n_cells), mechanism=mechanism, schema={"p": P, "q": P}, privacy__adjacency=adjacency)
-        kept.append({(name, size) for name, size in listed if "noisy" not in name and "release" not in name})  # these tell what the noise protects
+        listed, _ = list_run(
+            tmp_path,
+            scattered(n_cells),
+            mechanism=mechanism,
+            schema={"p": P, "q": P},
+            privacy__adjacency=adjacency,
+        )
+        kept.append(
+            {(name, size) for name, size in listed if "noisy" not in name and "release" not in name}
+        )  # these tell what the noise protects
     assert not [each ^ kept[0] for each in kept if each != kept[0]]
     assert any("counts-0" in name for name, _ in kept[0]) == (adjacency == "replace-one")
 
@@ -134,22 +191,48 @@ def test_the_records_of_a_run_are_of_one_length_whatever_they_count() -> None:
 
     def size_of_record(counts: tuple[int, ...]) -> int:
         with state.lock():
-            state.write(Progressed(run_id=run_id, job="j", release="r", input="i", stage="fitted", n_released=counts))
+            state.write(
+                Progressed(
+                    run_id=run_id,
+                    job="j",
+                    release="r",
+                    input="i",
+                    stage="fitted",
+                    n_released=counts,
+                )
+            )
             names = [name for name in state.folder.names() if name.startswith("run-")]
             return len(state.folder.read(sorted(names)[-1]))
 
     def size_of_series(n_bytes: int, n_files: int) -> int:
         file = KeptFile(number=0, name="f", url="u", n_bytes=n_bytes, version="v", fragments=("a",))
-        return len(Kept(id="i", salt="s", release="r", files=(file,) * n_files, sizes=()).to_bytes())
+        return len(
+            Kept(id="i", salt="s", release="r", files=(file,) * n_files, sizes=()).to_bytes()
+        )
 
     def size_told(told: Told, n_columns: int) -> int:
         secrets = EncryptedFolder("memory://records/actions", run_id)
         names = [f"c{number}" for number in range(n_columns)]
-        told = Told(changed=dict.fromkeys(names if told.changed else [], 10**15), order=dict.fromkeys(names, told.order["x"]))
-        stage([], pa.schema([("x", pa.int64())]), (), ("part-0.parquet",), 1, Staging(shards=folder, actions=secrets), lambda: told)
+        told = Told(
+            changed=dict.fromkeys(names if told.changed else [], 10**15),
+            order=dict.fromkeys(names, told.order["x"]),
+        )
+        stage(
+            [],
+            pa.schema([("x", pa.int64())]),
+            (),
+            ("part-0.parquet",),
+            1,
+            Staging(shards=folder, actions=secrets),
+            lambda: told,
+        )
         return len(Folder.read(secrets, "part-0.parquet.json"))
 
-    far = ColumnOrder(first=(-1.2345678901234567e-300, -1.2345678901234567e-300), last=(-1.2345678901234567e-300, 2**63), rises=True)
+    far = ColumnOrder(
+        first=(-1.2345678901234567e-300, -1.2345678901234567e-300),
+        last=(-1.2345678901234567e-300, 2**63),
+        rises=True,
+    )
     little, much = Told(order={"x": ColumnOrder()}), Told(changed={"x": 1}, order={"x": far})
     try:
         for n in range(1, 400, 7):

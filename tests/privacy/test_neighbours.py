@@ -14,7 +14,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from privacy.neighbour_cases import EPSILON, Case, central_cases, dip_cases, interval_cases, table, write_public
+from privacy.neighbour_cases import (
+    EPSILON,
+    Case,
+    central_cases,
+    dip_cases,
+    interval_cases,
+    table,
+    write_public,
+)
 from privacy.outsider import Bench, Effort, Finding, View, released, tell_apart
 
 from dpdask.errors import DataError
@@ -24,7 +32,9 @@ from dpdask.mechanisms.marginals import spec as tables
 PUBLIC = "(the public table)"
 CASES = {case.name: case for case in (*dip_cases(PUBLIC), *central_cases(), *interval_cases())}
 THOROUGH = Effort(looked=300, gap=0.15, judged=1500)
-EXACT = Effort(judged=40)  # proves ε > 0.23 of an event with rates 1 and 0, as those of planted breaks; 38 would prove 0.17
+EXACT = Effort(
+    judged=40
+)  # proves ε > 0.23 of an event with rates 1 and 0, as those of planted breaks; 38 would prove 0.17
 
 
 def audit(folder: Path, case: Case, effort: Effort = Effort()) -> Finding:  # noqa: B008 - frozen
@@ -36,7 +46,9 @@ def audit(folder: Path, case: Case, effort: Effort = Effort()) -> Finding:  # no
         def views(seeds: Any) -> list[View]:
             if not case.held:
                 return bench.views(parts, seeds)
-            return released(bench.views(parts, range(2 * seeds.start, 2 * seeds.stop)), case.changed)
+            return released(
+                bench.views(parts, range(2 * seeds.start, 2 * seeds.stop)), case.changed
+            )
 
         return views
 
@@ -48,7 +60,10 @@ def placed(case: Case, folder: Path) -> dict[str, Any]:
     changes = case.changes
     reference = changes["mechanism"].get("reference", {})
     if reference.get("path") == PUBLIC:
-        changes["mechanism"]["reference"] = {**reference, "path": str(write_public(folder / "public"))}
+        changes["mechanism"]["reference"] = {
+            **reference,
+            "path": str(write_public(folder / "public")),
+        }
     return changes
 
 
@@ -62,14 +77,25 @@ def is_like_another(case: Case) -> bool:
     if case.name in ("marginals-found-unit", "cells-found-unit", "rows-found-row"):
         return True  # their cells are found by the same code: copula-found-unit, rows-found-unit and the other two by rows are tried
     if case.mechanism["kind"] == "dip":
-        return case.unit != "row" and case.name not in ("histogram-unit", "holdout-unit", "known-laplace-unit", "tree-unit")
+        return case.unit != "row" and case.name not in (
+            "histogram-unit",
+            "holdout-unit",
+            "known-laplace-unit",
+            "tree-unit",
+        )
     return case.delta == 0.0 and (case.adjacency == "replace-one") == (case.unit != "row")
 
 
 @pytest.mark.few(8)
 @pytest.mark.slow_with("copula-target-replace-one-row")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == SOLVED or is_like_another(case) else ()) for name, case in CASES.items()]
+    "name",
+    [
+        pytest.param(
+            name, marks=pytest.mark.slow if name == SOLVED or is_like_another(case) else ()
+        )
+        for name, case in CASES.items()
+    ],
 )
 def test_neighbours_look_alike(name: str, tmp_path: Path) -> None:
     found = audit(tmp_path, CASES[name])
@@ -88,13 +114,21 @@ def test_neighbours_look_alike_in_many_runs(name: str, tmp_path: Path) -> None:
 # ---- refusals
 
 
-def told_apart(folder: Path, case: Case, left: pa.Table, right: pa.Table, **changes: Any) -> Finding:
+def told_apart(
+    folder: Path, case: Case, left: pa.Table, right: pa.Table, **changes: Any
+) -> Finding:
     """Return what tells two tables apart, one file each."""
     bench = Bench.of(folder, case.schema, **placed(case, folder), **changes)
-    return tell_apart(lambda seeds: bench.views([left], seeds), lambda seeds: bench.views([right], seeds), delta=case.delta)
+    return tell_apart(
+        lambda seeds: bench.views([left], seeds),
+        lambda seeds: bench.views([right], seeds),
+        delta=case.delta,
+    )
 
 
-CENTRAL = [name for name, case in CASES.items() if case.adjacency == "add-remove" and case.unit == "row"]
+CENTRAL = [
+    name for name, case in CASES.items() if case.adjacency == "add-remove" and case.unit == "row"
+]
 
 
 @pytest.mark.few(2)
@@ -106,7 +140,11 @@ def test_an_empty_table_looks_like_one_with_a_row(name: str, tmp_path: Path) -> 
     assert found.n_released > 0
 
 
-BOUNDED = ["known-continuous", "histogram-continuous-laplace", pytest.param(SOLVED, marks=pytest.mark.slow)]
+BOUNDED = [
+    "known-continuous",
+    "histogram-continuous-laplace",
+    pytest.param(SOLVED, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize("name", BOUNDED)
@@ -121,7 +159,9 @@ def test_a_number_outside_its_bounds_looks_like_one_inside(name: str, tmp_path: 
 UNKNOWN = table(4).set_column(2, "x", pa.array([0, 0, 0, 99], pa.int64()))
 
 
-@pytest.mark.parametrize("name", ["histogram-row", "marginals-replace-one-row", "cells-add-remove-row"])
+@pytest.mark.parametrize(
+    "name", ["histogram-row", "marginals-replace-one-row", "cells-add-remove-row"]
+)
 def test_a_budget_that_cannot_pay_answers_no_question(name: str, tmp_path: Path) -> None:
     """One row has a level that the schema does not declare: only who may read it is told so."""
     found = told_apart(tmp_path, CASES[name], table(4), UNKNOWN, budget=EPSILON / 2)
@@ -142,9 +182,18 @@ def test_a_strict_ledger_charges_a_refusal_that_tells_of_a_value(tmp_path: Path)
 
 @pytest.mark.more
 @pytest.mark.parametrize(
-    "name", ["histogram-row", *(pytest.param(name, marks=pytest.mark.slow) for name in ("known-laplace-unit", "marginals-replace-one-row"))]
+    "name",
+    [
+        "histogram-row",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("known-laplace-unit", "marginals-replace-one-row")
+        ),
+    ],
 )
-def test_a_refusal_that_depends_on_a_value_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_that_depends_on_a_value_is_found(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = parquet.read_batches
 
     def strict(*arguments: Any, **options: Any) -> Iterator[pa.RecordBatch]:
@@ -159,8 +208,13 @@ def test_a_refusal_that_depends_on_a_value_is_found(name: str, tmp_path: Path, m
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name", ["marginals-add-remove-row", pytest.param("copula-add-remove-unit", marks=pytest.mark.slow)])
-def test_the_exact_number_of_rows_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["marginals-add-remove-row", pytest.param("copula-add-remove-unit", marks=pytest.mark.slow)],
+)
+def test_the_exact_number_of_rows_is_found(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     measure = tables.measure
 
     def exact(counts: Any, planned: Any, **options: Any) -> Any:
@@ -177,5 +231,7 @@ def test_rows_that_keep_their_place_when_one_is_gone_are_found(tmp_path: Path) -
     case = dataclasses.replace(CASES["known-laplace-row"], adjacency="add-remove")
     left, right = case.tables()
     bench = Bench.of(tmp_path, case.schema, **CASES["known-laplace-row"].changes)
-    found = tell_apart(lambda seeds: bench.views(left, seeds), lambda seeds: bench.views(right, seeds), EXACT)
+    found = tell_apart(
+        lambda seeds: bench.views(left, seeds), lambda seeds: bench.views(right, seeds), EXACT
+    )
     assert found.epsilon > EPSILON, found.event

@@ -23,7 +23,13 @@ import pyarrow.parquet as pq
 import pytest
 from e2e.helpers import run_here, write_job
 from privacy.neighbour_cases import DROPPED, KEPT, KNOWN, UNIFORM, P, X, write_public
-from privacy.outsider import channel_p_value, distribution_p_value, epsilon_at_least, gaussian_distribution, laplace_distribution
+from privacy.outsider import (
+    channel_p_value,
+    distribution_p_value,
+    epsilon_at_least,
+    gaussian_distribution,
+    laplace_distribution,
+)
 from scipy import stats
 
 import dpdask
@@ -49,13 +55,24 @@ def card_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def run(folder: Path, parts: list[pa.Table], schema: Mapping[str, Any], seed: int = 5, **changes: Any) -> pd.DataFrame:
+def run(
+    folder: Path, parts: list[pa.Table], schema: Mapping[str, Any], seed: int = 5, **changes: Any
+) -> pd.DataFrame:
     """Run a job on a table in so many files, and return what is released."""
     (folder / "in").mkdir(parents=True)
     for number, part in enumerate(parts):
         pq.write_table(part, folder / "in" / f"part.{number}.parquet")
     changes = {"privacy__epsilon": EPSILON, "output__rows_per_shard": 100_000, **changes}
-    run_here(write_job(folder / "job", folder / "in", folder / "out", schema=schema, insecure_seed=seed, **changes))
+    run_here(
+        write_job(
+            folder / "job",
+            folder / "in",
+            folder / "out",
+            schema=schema,
+            insecure_seed=seed,
+            **changes,
+        )
+    )
     return output(folder)
 
 
@@ -73,18 +90,29 @@ CHANNELS = ["laplace", "laplace-calibrated", "optimal", "optimal-unbiased"]
 NO_CHANNEL = [("tree", "optimal-unbiased"), ("chain", "optimal-unbiased")]
 
 
-def levels(folder: Path, reference: str, channel: str, *, files: int = 2) -> tuple[pd.DataFrame, np.ndarray, float]:
+def levels(
+    folder: Path, reference: str, channel: str, *, files: int = 2
+) -> tuple[pd.DataFrame, np.ndarray, float]:
     """Return rows in files that are alike but for their numbers, with each row's value before, the published channel, and its claim."""
     given = dict(REFERENCES[reference])
     if reference == "public":
         given["path"] = str(write_public(folder / "public"))
     before = np.tile(np.arange(3), N_ROWS)
     n = len(before)
-    parts = [pa.table({"id": np.arange(n) + n * file, "was": before, "x": before}) for file in range(files)]
+    parts = [
+        pa.table({"id": np.arange(n) + n * file, "was": before, "x": before})
+        for file in range(files)
+    ]
     schema = {"id": KEPT, "was": KEPT, "x": X}
-    rows = run(folder, parts, schema, mechanism={"kind": "dip", "reference": given, "channel": channel}).sort_values("id")
+    rows = run(
+        folder, parts, schema, mechanism={"kind": "dip", "reference": given, "channel": channel}
+    ).sort_values("id")
     column = card_of(folder)["columns"]["x"]
-    return rows, np.array(column["channel"] if "channel" in column else column["channels"][0]), column["epsilon"]
+    return (
+        rows,
+        np.array(column["channel"] if "channel" in column else column["channels"][0]),
+        column["epsilon"],
+    )
 
 
 def enumerated(channel: np.ndarray) -> float:
@@ -105,7 +133,10 @@ def independent(one: pd.Series, other: pd.Series) -> float:
 def together(rows: pd.DataFrame) -> float:
     """Return the least p-value, over levels, of rows in the same place of two files, and of rows side by side, being independent."""
     n = 3 * N_ROWS
-    first, second = rows[rows["id"] < n].set_index("id")["x"], rows[rows["id"] >= n].set_index("id")["x"]
+    first, second = (
+        rows[rows["id"] < n].set_index("id")["x"],
+        rows[rows["id"] >= n].set_index("id")["x"],
+    )
     worst = 1.0
     for level in range(3):
         one = first[first.index % 3 == level]
@@ -119,9 +150,16 @@ def together(rows: pd.DataFrame) -> float:
 @pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("reference", "channel"),
-    [(reference, channel) for reference in REFERENCES for channel in CHANNELS if (reference, channel) not in NO_CHANNEL],
+    [
+        (reference, channel)
+        for reference in REFERENCES
+        for channel in CHANNELS
+        if (reference, channel) not in NO_CHANNEL
+    ],
 )
-def test_a_published_channel_costs_its_claim_and_is_what_rows_follow(reference: str, channel: str, tmp_path: Path) -> None:
+def test_a_published_channel_costs_its_claim_and_is_what_rows_follow(
+    reference: str, channel: str, tmp_path: Path
+) -> None:
     rows, published, claim = levels(tmp_path, reference, channel)
     found = enumerated(published)
     assert found <= claim * (1 + 1e-12) <= EPSILON * (1 + 1e-12)
@@ -132,8 +170,15 @@ def test_a_published_channel_costs_its_claim_and_is_what_rows_follow(reference: 
 
 
 def test_equal_files_of_one_row_get_noise_of_their_own(tmp_path: Path) -> None:
-    parts = [pa.table({"x": [0]}).replace_schema_metadata({"file": str(number)}) for number in range(150)]  # of equal bytes, they would be copies
-    rows = run(tmp_path, parts, {"x": X}, mechanism={"kind": "dip", "reference": REFERENCES["known"], "channel": "optimal"})
+    parts = [
+        pa.table({"x": [0]}).replace_schema_metadata({"file": str(number)}) for number in range(150)
+    ]  # of equal bytes, they would be copies
+    rows = run(
+        tmp_path,
+        parts,
+        {"x": X},
+        mechanism={"kind": "dip", "reference": REFERENCES["known"], "channel": "optimal"},
+    )
     published = np.array(card_of(tmp_path)["columns"]["x"]["channel"])
     assert channel_p_value(np.zeros(len(rows), dtype=int), rows["x"].to_numpy(), published) > TINY
 
@@ -143,11 +188,17 @@ def test_continuous_values_tell_no_more_than_the_claim(channel: str, tmp_path: P
     """Events of released values on both sides of every cut, from the two ends of the range: the ranks that differ most."""
     ends = np.repeat([0.001, 0.999], 4 * N_ROWS)
     part = pa.table({"was": ends, "p": ends})
-    mechanism = {"kind": "dip", "reference": {"kind": "known", "columns": {"p": UNIFORM}}, "channel": channel}
+    mechanism = {
+        "kind": "dip",
+        "reference": {"kind": "known", "columns": {"p": UNIFORM}},
+        "channel": channel,
+    }
     rows = run(tmp_path, [part], {"was": {**KEPT, "type": "float64"}, "p": P}, mechanism=mechanism)
     low, high = (rows.loc[rows["was"] == end, "p"].to_numpy() for end in (0.001, 0.999))
     found = [
-        epsilon_at_least((int((one <= cut).sum()), len(one)), (int((other <= cut).sum()), len(other)), alpha=TINY)
+        epsilon_at_least(
+            (int((one <= cut).sum()), len(one)), (int((other <= cut).sum()), len(other)), alpha=TINY
+        )
         for cut in np.linspace(0.02, 0.98, 25)
         for one, other in ((low, high), (1 - high, 1 - low))
     ]
@@ -181,10 +232,19 @@ def counted(changed: bool, adjacency: str, unit: Any) -> pa.Table:
     return pa.table({"who": who, "x": values})
 
 
-def measured(folder: Path, mechanism: dict[str, Any], table: pa.Table, seed: int, **promise: Any) -> tuple[np.ndarray, dict[str, Any]]:
+def measured(
+    folder: Path, mechanism: dict[str, Any], table: pa.Table, seed: int, **promise: Any
+) -> tuple[np.ndarray, dict[str, Any]]:
     """Return all levels' noisy counts less their exact ones, and the event that the card tells of."""
     schema = {"who": DROPPED, "x": WIDE}
-    rows = run(folder, [table], schema, seed, mechanism=mechanism, **{f"privacy__{name}": value for name, value in promise.items()})
+    rows = run(
+        folder,
+        [table],
+        schema,
+        seed,
+        mechanism=mechanism,
+        **{f"privacy__{name}": value for name, value in promise.items()},
+    )
     [event] = card_of(folder)["accounting"]["events"]["events"]
     counts = np.zeros(N_LEVELS, dtype=np.int64)
     counts[rows["x"].astype(int)] = rows["count" if "count" in rows else "weight"].astype(int)
@@ -192,7 +252,11 @@ def measured(folder: Path, mechanism: dict[str, Any], table: pa.Table, seed: int
 
 
 def distribution_of(event: Mapping[str, Any]) -> Callable[[np.ndarray], np.ndarray]:
-    return laplace_distribution(event["scale"]) if event["kind"] == "discrete-laplace" else gaussian_distribution(event["sigma"])
+    return (
+        laplace_distribution(event["scale"])
+        if event["kind"] == "discrete-laplace"
+        else gaussian_distribution(event["sigma"])
+    )
 
 
 def claimed(event: Mapping[str, Any], moved: np.ndarray, delta: float) -> float:
@@ -205,7 +269,10 @@ def claimed(event: Mapping[str, Any], moved: np.ndarray, delta: float) -> float:
     distribution, losses = np.ones(1), np.zeros(1)
     for step in steps:
         loss = (step * step + 2 * step * grid) / (2 * sigma**2)
-        distribution, losses = np.outer(distribution, gaussian_distribution(sigma)(grid)).ravel(), np.add.outer(losses, loss).ravel()
+        distribution, losses = (
+            np.outer(distribution, gaussian_distribution(sigma)(grid)).ravel(),
+            np.add.outer(losses, loss).ravel(),
+        )
     low, high = 0.0, 50.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -214,7 +281,12 @@ def claimed(event: Mapping[str, Any], moved: np.ndarray, delta: float) -> float:
     return high
 
 
-COUNTS = [(mechanism, *promise) for mechanism in (MARGINALS, CELLS) for promise in PROMISES if mechanism is MARGINALS or promise[2] == 0]
+COUNTS = [
+    (mechanism, *promise)
+    for mechanism in (MARGINALS, CELLS)
+    for promise in PROMISES
+    if mechanism is MARGINALS or promise[2] == 0
+]
 
 
 @pytest.mark.few(2)
@@ -242,7 +314,11 @@ def test_cells_that_noise_alone_raises_are_as_many_as_the_distribution_says(tmp_
     table = pa.table({"p": [0.1] * 200, "x": [0] * 200})
     rows = run(tmp_path, [table], {"p": P, "x": WIDE}, mechanism=mechanism, privacy__epsilon=2.0)
     card = card_of(tmp_path)
-    [event], cut, n = card["accounting"]["events"]["events"], card["mechanism"]["cut"], 2048 * N_LEVELS
+    [event], cut, n = (
+        card["accounting"]["events"]["events"],
+        card["mechanism"]["cut"],
+        2048 * N_LEVELS,
+    )
     assert card["mechanism"]["cells"] == n > 2**20
     spurious = rows.loc[rows["weight"] < 100, "weight"].to_numpy().astype(int)
     a = math.exp(-1 / event["scale"])
@@ -250,7 +326,13 @@ def test_cells_that_noise_alone_raises_are_as_many_as_the_distribution_says(tmp_
     assert expected > 10
     assert stats.poisson.sf(len(spurious) - 1, expected) > TINY
     assert stats.poisson.cdf(len(spurious), expected) > TINY
-    assert distribution_p_value(spurious - cut, lambda values: np.where(values >= 0, (1 - a) * a ** np.maximum(values, 0), 0.0)) > TINY
+    assert (
+        distribution_p_value(
+            spurious - cut,
+            lambda values: np.where(values >= 0, (1 - a) * a ** np.maximum(values, 0), 0.0),
+        )
+        > TINY
+    )
 
 
 def reference_noise(seeds: range) -> tuple[np.ndarray, float]:
@@ -264,7 +346,12 @@ def reference_noise(seeds: range) -> tuple[np.ndarray, float]:
     table = pd.DataFrame(dict.fromkeys(names, np.arange(3000) % 3))
     differences, scale = [], 0.0
     for seed in seeds:
-        release = dpdask.DIP(schema, epsilon=len(names) * EPSILON, reference=dpdask.Histogram(share=0.5), insecure_seed=seed).fit(table)
+        release = dpdask.DIP(
+            schema,
+            epsilon=len(names) * EPSILON,
+            reference=dpdask.Histogram(share=0.5),
+            insecure_seed=seed,
+        ).fit(table)
         card = release.card
         release.close()
         for name in names:
@@ -272,14 +359,18 @@ def reference_noise(seeds: range) -> tuple[np.ndarray, float]:
             distribution = np.real(vectors[:, np.argmax(np.real(values))])
             counts = 3000 * distribution / distribution.sum()
             differences.append(round(float(counts[0] - counts[1])))
-        [scale] = {event["scale"] for event in card["accounting"]["events"]["events"] if "scale" in event}
+        [scale] = {
+            event["scale"] for event in card["accounting"]["events"]["events"] if "scale" in event
+        }
     return np.array(differences), scale
 
 
 def two_laplaces(scale: float) -> Callable[[np.ndarray], np.ndarray]:
     """Return the distribution of the difference of two draws of discrete Laplace noise."""
     grid = np.arange(-2000, 2001)
-    distribution = np.convolve(laplace_distribution(scale)(grid), laplace_distribution(scale)(grid), mode="same")
+    distribution = np.convolve(
+        laplace_distribution(scale)(grid), laplace_distribution(scale)(grid), mode="same"
+    )
     return lambda values: distribution[np.asarray(values) + 2000]
 
 
@@ -290,61 +381,96 @@ def test_a_histogram_reference_has_its_published_noise() -> None:
 
 
 def test_a_copula_s_tables_have_their_published_noise() -> None:
-    schema = dpdask.Schema.from_dict({"columns": {"x": {**X, "levels": list(range(40))}, "z": {**X, "levels": list(range(40))}}})
+    schema = dpdask.Schema.from_dict(
+        {"columns": {"x": {**X, "levels": list(range(40))}, "z": {**X, "levels": list(range(40))}}}
+    )
     table = pd.DataFrame({"x": [0] * 10, "z": [39] * 10})
-    copula = dpdask.GaussianCopula(schema, epsilon=EPSILON, adjacency="add-remove", insecure_seed=3).fit(table)
+    copula = dpdask.GaussianCopula(
+        schema, epsilon=EPSILON, adjacency="add-remove", insecure_seed=3
+    ).fit(table)
     events = copula.card["accounting"]["events"]["events"]
     pairs = copula.marginals.pairs.copy()
     pairs[39] -= 10
     [event] = [event for event in events if event["count"] == 1]
     assert distribution_p_value(pairs, laplace_distribution(event["scale"])) > TINY
-    assert sum(event["count"] * event["sensitivity"] / event["scale"] for event in events) <= EPSILON * (1 + 1e-12)
+    assert sum(
+        event["count"] * event["sensitivity"] / event["scale"] for event in events
+    ) <= EPSILON * (1 + 1e-12)
 
 
 # ---- planted breaks
 
 
-def test_noise_that_is_a_function_of_the_content_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_that_is_a_function_of_the_content_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(releases, "stream", lambda key, mechanism, _: stream(key, mechanism, ""))
     rows, published, _ = levels(tmp_path / "long", "known", "optimal")
-    assert channel_p_value(rows["was"].to_numpy(), rows["x"].to_numpy(), published) > 1e-20  # each row has the right distribution
+    assert (
+        channel_p_value(rows["was"].to_numpy(), rows["x"].to_numpy(), published) > 1e-20
+    )  # each row has the right distribution
     assert together(rows) < TINY
     with pytest.raises(AssertionError):
         test_equal_files_of_one_row_get_noise_of_their_own(tmp_path / "short")
 
 
-def test_noise_that_is_a_fifth_too_small_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_that_is_a_fifth_too_small_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     laplace, gaussian = noise.discrete_laplace, noise.discrete_gaussian
-    monkeypatch.setattr(noise, "discrete_laplace", lambda counts, scale, **options: laplace(counts, 0.8 * scale, **options))
-    monkeypatch.setattr(noise, "discrete_gaussian", lambda counts, sigma, **options: gaussian(counts, 0.8 * sigma, **options))
-    for number, (mechanism, promise) in enumerate(((MARGINALS, PROMISES[0]), (CELLS, PROMISES[1]), (MARGINALS, PROMISES[4]))):
+    monkeypatch.setattr(
+        noise,
+        "discrete_laplace",
+        lambda counts, scale, **options: laplace(counts, 0.8 * scale, **options),
+    )
+    monkeypatch.setattr(
+        noise,
+        "discrete_gaussian",
+        lambda counts, sigma, **options: gaussian(counts, 0.8 * sigma, **options),
+    )
+    for number, (mechanism, promise) in enumerate(
+        ((MARGINALS, PROMISES[0]), (CELLS, PROMISES[1]), (MARGINALS, PROMISES[4]))
+    ):
         with pytest.raises(AssertionError):
-            test_counts_have_the_published_noise_and_it_covers_what_a_unit_moves(mechanism, *promise, tmp_path / str(number))
+            test_counts_have_the_published_noise_and_it_covers_what_a_unit_moves(
+                mechanism, *promise, tmp_path / str(number)
+            )
 
 
-def test_a_channel_with_one_cell_changed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_channel_with_one_cell_changed_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fit = dip.fit_dip
 
     def fit_wrong(*arguments: Any, **options: Any) -> Any:
         release = fit(*arguments, **options)
         column = release.columns["x"]
         weights = column.channel.weights.copy()
-        moved = weights[2, 0] // np.uint64(5)  # a released first level now speaks against the third one
+        moved = weights[2, 0] // np.uint64(
+            5
+        )  # a released first level now speaks against the third one
         weights[2, 0] -= moved
         weights[2, 2] += moved
-        return replace(release, columns={"x": replace(column, channel=replace(column.channel, weights=weights))})
+        return replace(
+            release,
+            columns={"x": replace(column, channel=replace(column.channel, weights=weights))},
+        )
 
     monkeypatch.setattr(dip, "fit_dip", fit_wrong)
     _, published, claim = levels(tmp_path, "known", "optimal")
     assert enumerated(published) > claim * (1 + 1e-6)
 
 
-def test_rows_that_do_not_follow_the_published_channel_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_do_not_follow_the_published_channel_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sample = channel_kernel.sample
 
     def keep_some(codes: Any, words: Any, *tables: Any) -> Any:
         drawn = sample(codes, words, *tables)
-        return np.where(np.arange(len(codes)) % 8 == 0, codes, drawn)  # every eighth row is released as it is
+        return np.where(
+            np.arange(len(codes)) % 8 == 0, codes, drawn
+        )  # every eighth row is released as it is
 
     monkeypatch.setattr(channel_kernel, "sample", keep_some)
     rows, published, _ = levels(tmp_path, "known", "optimal")

@@ -13,7 +13,18 @@ import numpy as np
 import pandas as pd
 import pytest
 from privacy.neighbour_cases import DROPPED, KEPT, KNOWN, X, Y, table
-from privacy.outsider import Draw, Effort, View, distribution_p_value, document_view, frame_view, laplace_distribution, released, rows_of, tell_apart
+from privacy.outsider import (
+    Draw,
+    Effort,
+    View,
+    distribution_p_value,
+    document_view,
+    frame_view,
+    laplace_distribution,
+    released,
+    rows_of,
+    tell_apart,
+)
 
 import dpdask
 from dpdask.errors import DpdaskError
@@ -21,7 +32,9 @@ from dpdask.mechanisms import mechanism as releases
 from dpdask.streams import stream
 
 EPSILON = 0.2
-Y_TEXT = {name: value for name, value in Y.items() if name != "type"}  # pandas has several types of text
+Y_TEXT = {
+    name: value for name, value in Y.items() if name != "type"
+}  # pandas has several types of text
 SCHEMA = {"id": KEPT, "who": KEPT, "x": X, "y": Y_TEXT}
 WHO = dpdask.UnitColumn(column="who", max_rows=2)
 REFERENCES: dict[str, Any] = {
@@ -68,7 +81,13 @@ def dip_view(name: str, unit: Any, *, lazy: bool = False) -> View_:
         def act() -> View:
             given = dd.from_pandas(rows, npartitions=2) if lazy else rows
             fitted_on = frame(8, range(3)) if name in OF_PUBLIC else given
-            mechanism = dpdask.DIP(schema_of(SCHEMA), epsilon=EPSILON, reference=REFERENCES[name], unit=unit, insecure_seed=seed)
+            mechanism = dpdask.DIP(
+                schema_of(SCHEMA),
+                epsilon=EPSILON,
+                reference=REFERENCES[name],
+                unit=unit,
+                insecure_seed=seed,
+            )
             release = mechanism.fit(fitted_on)
             out = release.transform(given)
             found = frame_view(out.compute() if lazy else out) | document_view("card", release.card)
@@ -80,16 +99,29 @@ def dip_view(name: str, unit: Any, *, lazy: bool = False) -> View_:
     return view
 
 
-CASES = [(name, "row", lazy) for name in REFERENCES for lazy in (False, True)] + [(name, WHO, False) for name in REFERENCES if name not in OF_PUBLIC]
+CASES = [(name, "row", lazy) for name in REFERENCES for lazy in (False, True)] + [
+    (name, WHO, False) for name in REFERENCES if name not in OF_PUBLIC
+]
 
 
 def is_like_others(name: str, unit: Any, lazy: bool) -> bool:
     """Return whether another reference is tried with the same unit and frame, and this reference with another one."""
-    return (unit != "row" or lazy) and name in ("holdout", "public", "chain-fraction", "chain-public")
+    return (unit != "row" or lazy) and name in (
+        "holdout",
+        "public",
+        "chain-fraction",
+        "chain-public",
+    )
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize(("name", "unit", "lazy"), [pytest.param(*case, marks=pytest.mark.slow if is_like_others(*case) else ()) for case in CASES])
+@pytest.mark.parametrize(
+    ("name", "unit", "lazy"),
+    [
+        pytest.param(*case, marks=pytest.mark.slow if is_like_others(*case) else ())
+        for case in CASES
+    ],
+)
 def test_neighbouring_frames_look_alike(name: str, unit: Any, lazy: bool) -> None:
     n_rows = 12 if name in HELD else 6
     changed = range(n_rows - (1 if unit == "row" else 3), n_rows)
@@ -98,7 +130,9 @@ def test_neighbouring_frames_look_alike(name: str, unit: Any, lazy: bool) -> Non
     def draw(rows: pd.DataFrame) -> Draw:
         if name not in HELD:
             return drawn(view, rows)
-        return lambda seeds: released([view(rows, seed) for seed in range(2 * seeds.start, 2 * seeds.stop)], changed)
+        return lambda seeds: released(
+            [view(rows, seed) for seed in range(2 * seeds.start, 2 * seeds.stop)], changed
+        )
 
     found = tell_apart(draw(frame(n_rows)), draw(frame(n_rows, changed)))
     assert found.epsilon <= EPSILON, found.event
@@ -110,16 +144,28 @@ CENTRAL = schema_of({"id": DROPPED, "who": DROPPED, "x": X, "y": Y_TEXT})
 
 def copula_view(rows: pd.DataFrame, seed: int, **promise: Any) -> View:
     def act() -> View:
-        release = dpdask.GaussianCopula(CENTRAL, epsilon=EPSILON, insecure_seed=seed, **promise).fit(rows)
-        tables = {"one way": release.marginals.one_way.tolist(), "pairs": release.marginals.pairs.tolist(), "n": release.marginals.n_rows}
-        return frame_view(release.sample(4, seed=seed).compute()) | document_view("card", release.card) | document_view("tables", tables)
+        release = dpdask.GaussianCopula(
+            CENTRAL, epsilon=EPSILON, insecure_seed=seed, **promise
+        ).fit(rows)
+        tables = {
+            "one way": release.marginals.one_way.tolist(),
+            "pairs": release.marginals.pairs.tolist(),
+            "n": release.marginals.n_rows,
+        }
+        return (
+            frame_view(release.sample(4, seed=seed).compute())
+            | document_view("card", release.card)
+            | document_view("tables", tables)
+        )
 
     return seen(act)
 
 
 def histogram_view(rows: pd.DataFrame, seed: int, **promise: Any) -> View:
     def act() -> View:
-        release = dpdask.PerturbedHistogram(CENTRAL, epsilon=EPSILON, insecure_seed=seed, **promise).fit(rows)
+        release = dpdask.PerturbedHistogram(
+            CENTRAL, epsilon=EPSILON, insecure_seed=seed, **promise
+        ).fit(rows)
         return frame_view(release.cells) | document_view("card", release.card)
 
     return seen(act)
@@ -132,9 +178,12 @@ PAIRWISE = PROMISES[0], PROMISES[3], PROMISES[5], PROMISES[6]  # each two of the
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("name", "adjacency", "unit_name"), [pytest.param(*case, marks=() if case in PAIRWISE else pytest.mark.slow) for case in PROMISES]
+    ("name", "adjacency", "unit_name"),
+    [pytest.param(*case, marks=() if case in PAIRWISE else pytest.mark.slow) for case in PROMISES],
 )
-def test_neighbouring_frames_of_noisy_counts_look_alike(name: str, adjacency: str, unit_name: str) -> None:
+def test_neighbouring_frames_of_noisy_counts_look_alike(
+    name: str, adjacency: str, unit_name: str
+) -> None:
     view, unit, first = (COUNTED[name], "row", 5) if unit_name == "row" else (COUNTED[name], WHO, 3)
     left, right = frame(6), frame(first) if adjacency == "add-remove" else frame(6, range(first, 6))
 
@@ -151,18 +200,35 @@ def test_neighbouring_frames_of_noisy_counts_look_alike(name: str, adjacency: st
 
 BITS: dict[str, Any] = {"role": "privatise", "kind": "discrete", "levels": [0, 1], "type": "int64"}
 HALF = {"kind": "known", "probabilities": [0.5, 0.5]}
-PERTURB = {"design": "interval-differential", "perturb": {"epsilon": 1.0, "reference": HALF, "channel": "optimal"}}
-RANGES = {"x": {**PERTURB, "of": {"design": "case1", "anchors": {"name": "uniform", "loc": -1.0, "scale": 3.0}}}}
+PERTURB = {
+    "design": "interval-differential",
+    "perturb": {"epsilon": 1.0, "reference": HALF, "channel": "optimal"},
+}
+RANGES = {
+    "x": {
+        **PERTURB,
+        "of": {"design": "case1", "anchors": {"name": "uniform", "loc": -1.0, "scale": 3.0}},
+    }
+}
 
 
 def in_batches(act: Callable[..., Any], values: Iterable[int]) -> list[pd.DataFrame]:
     """Return what records that come one by one are released as, each in a batch of its own where a release has batches."""
-    return [rows_of(act, pd.DataFrame({"x": [value]}), f"batch {number}") for number, value in enumerate(values)]
+    return [
+        rows_of(act, pd.DataFrame({"x": [value]}), f"batch {number}")
+        for number, value in enumerate(values)
+    ]
 
 
 def known_release(seed: int, epsilon: float = 1.0) -> Any:
     reference = dpdask.Known(columns={"x": {"probabilities": [0.5, 0.5]}})
-    fit = dpdask.DIP(schema_of({"x": BITS}), epsilon=epsilon, reference=reference, channel="laplace-calibrated", insecure_seed=seed).fit
+    fit = dpdask.DIP(
+        schema_of({"x": BITS}),
+        epsilon=epsilon,
+        reference=reference,
+        channel="laplace-calibrated",
+        insecure_seed=seed,
+    ).fit
     return fit(pd.DataFrame({"x": [0, 1]}))
 
 
@@ -198,7 +264,9 @@ def equal_records(act: Callable[..., Any], column: str, n: int = 100) -> tuple[i
 
 def test_records_that_come_one_by_one_get_noise_of_their_own() -> None:
     same, n = equal_records(known_release(3).transform, "x")
-    assert n * 0.25 < same < n * 0.95  # 27 % or 73 % are expected: as often as the first one's value
+    assert (
+        n * 0.25 < same < n * 0.95
+    )  # 27 % or 73 % are expected: as often as the first one's value
     mechanism = dpdask.IntervalMechanism(schema_of({"x": BITS}), columns=RANGES, insecure_seed=3)
     same, n = equal_records(mechanism.fit(pd.DataFrame({"x": [0, 1]})).transform, "x_lower")
     assert same < n * 0.95
@@ -206,7 +274,9 @@ def test_records_that_come_one_by_one_get_noise_of_their_own() -> None:
 
 
 def test_equal_partitions_get_noise_of_their_own() -> None:
-    rows = dd.concat([dd.from_pandas(pd.DataFrame({"x": [0]}), npartitions=1)] * 100).reset_index(drop=True)
+    rows = dd.concat([dd.from_pandas(pd.DataFrame({"x": [0]}), npartitions=1)] * 100).reset_index(
+        drop=True
+    )
     release = known_release(4)
     with dask.config.set(scheduler="synchronous"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -215,8 +285,14 @@ def test_equal_partitions_get_noise_of_their_own() -> None:
 
 
 @pytest.mark.more
-@pytest.mark.parametrize(("effort", "alpha"), [FEW_PAIRS, pytest.param(PAIRS, 1e-9, marks=pytest.mark.slow)], ids=["few", "many"])
-def test_one_fixed_map_for_all_records_is_found(effort: Effort, alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("effort", "alpha"),
+    [FEW_PAIRS, pytest.param(PAIRS, 1e-9, marks=pytest.mark.slow)],
+    ids=["few", "many"],
+)
+def test_one_fixed_map_for_all_records_is_found(
+    effort: Effort, alpha: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(releases, "stream", lambda key, mechanism, _: stream(key, mechanism, ""))
     same, n = equal_records(known_release(3).transform, "x")
     assert same == n
@@ -235,9 +311,9 @@ def test_every_draw_of_a_saved_copula_is_the_same_noise() -> None:
 def test_noise_from_the_system_has_the_published_distribution() -> None:
     """Without a seed: other runs test the reproducible noise."""
     wide = {**X, "levels": list(range(2000))}
-    release = dpdask.PerturbedHistogram(schema_of({"x": wide}), epsilon=0.5, adjacency="add-remove", threshold="none").fit(
-        pd.DataFrame({"x": [0] * 5})
-    )
+    release = dpdask.PerturbedHistogram(
+        schema_of({"x": wide}), epsilon=0.5, adjacency="add-remove", threshold="none"
+    ).fit(pd.DataFrame({"x": [0] * 5}))
     cells = release.cells
     counts = np.zeros(2000, dtype=np.int64)
     counts[cells["x"].astype(int)] = cells["weight"].astype(int)

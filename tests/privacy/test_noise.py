@@ -42,7 +42,9 @@ def spread_fits(draws: np.ndarray, distribution: Distribution) -> bool:
     """A two-sided test of the mean square."""
     x, mass = distribution
     variance, fourth = (x**2 * mass).sum(), (x.astype(float) ** 4 * mass).sum()
-    z = ((draws.astype(float) ** 2).mean() - variance) / math.sqrt((fourth - variance**2) / len(draws))
+    z = ((draws.astype(float) ** 2).mean() - variance) / math.sqrt(
+        (fourth - variance**2) / len(draws)
+    )
     return bool(2 * stats.norm.sf(abs(z)) > ALPHA)
 
 
@@ -54,7 +56,9 @@ def shape_fits(draws: np.ndarray, distribution: Distribution) -> bool:
     expected = np.bincount(part, weights=mass) * len(draws)
     inside = np.clip(draws - x[0], 0, len(x) - 1)
     observed = np.bincount(part[inside], minlength=len(expected))
-    return bool(stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), len(expected) - 1) > ALPHA)
+    return bool(
+        stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), len(expected) - 1) > ALPHA
+    )
 
 
 def fits(draws: np.ndarray, distribution: Distribution) -> bool:
@@ -67,7 +71,10 @@ def keyed(name: str) -> Any:
 
 def lone(draws: np.ndarray) -> bool:
     """Whether neighbouring draws are uncorrelated."""
-    return bool(abs(np.corrcoef(np.clip(draws[:-1], -99, 99), np.clip(draws[1:], -99, 99))[0, 1]) < 7 / math.sqrt(len(draws)))
+    return bool(
+        abs(np.corrcoef(np.clip(draws[:-1], -99, 99), np.clip(draws[1:], -99, 99))[0, 1])
+        < 7 / math.sqrt(len(draws))
+    )
 
 
 SAMPLERS: list[tuple[Callable[..., np.ndarray], Callable[[float], Distribution]]] = [
@@ -81,9 +88,15 @@ KINDS = pytest.mark.parametrize(("sample", "distribution"), SAMPLERS, ids=["lapl
 @KINDS
 @pytest.mark.parametrize("secure", [True, False], ids=["secure", "keyed"])
 @pytest.mark.parametrize("scale", [0.4, 3.3, 57.2])
-def test_the_noise_has_its_distribution_and_neither_half_nor_twice_of_it(sample, distribution, secure, scale):
+def test_the_noise_has_its_distribution_and_neither_half_nor_twice_of_it(
+    sample, distribution, secure, scale
+):
     def drawn(at: float) -> np.ndarray:
-        return sample(np.zeros(N, dtype=np.int64), at, rng=None if secure else keyed(f"{sample.__name__} {at}"))
+        return sample(
+            np.zeros(N, dtype=np.int64),
+            at,
+            rng=None if secure else keyed(f"{sample.__name__} {at}"),
+        )
 
     right = drawn(scale)
     assert right.dtype == np.int64
@@ -98,15 +111,24 @@ def test_the_noise_has_its_distribution_and_neither_half_nor_twice_of_it(sample,
 
 @KINDS
 def test_five_percent_too_little_or_too_much_is_found_with_enough_draws(sample, distribution):
-    draws = [sample(np.zeros(200_000, dtype=np.int64), 20.0 * factor, rng=keyed("power")) for factor in (0.95, 1.0, 1.05)]
+    draws = [
+        sample(np.zeros(200_000, dtype=np.int64), 20.0 * factor, rng=keyed("power"))
+        for factor in (0.95, 1.0, 1.05)
+    ]
     assert [fits(each, distribution(20.0)) for each in draws] == [False, True, False]
 
 
 def test_one_distribution_is_not_taken_for_the_other():
     flat = np.zeros(N, dtype=np.int64)
     sigma = 20.0
-    assert not fits(noise.discrete_laplace(flat, sigma / math.sqrt(2), rng=keyed("a")), gaussian_distribution(sigma))
-    assert not fits(noise.discrete_gaussian(flat, sigma * math.sqrt(2), rng=keyed("b")), laplace_distribution(sigma))
+    assert not fits(
+        noise.discrete_laplace(flat, sigma / math.sqrt(2), rng=keyed("a")),
+        gaussian_distribution(sigma),
+    )
+    assert not fits(
+        noise.discrete_gaussian(flat, sigma * math.sqrt(2), rng=keyed("b")),
+        laplace_distribution(sigma),
+    )
 
 
 @KINDS
@@ -125,7 +147,9 @@ def test_secure_noise_never_repeats_and_keyed_noise_always_does(sample, distribu
     counts = np.zeros(64, dtype=np.int64)
     assert not (sample(counts, 1e6) == sample(counts, 1e6)).all()
     assert (sample(counts, 1e6, rng=keyed("same")) == sample(counts, 1e6, rng=keyed("same"))).all()
-    assert not (sample(counts, 1e6, rng=keyed("same")) == sample(counts, 1e6, rng=keyed("other"))).all()
+    assert not (
+        sample(counts, 1e6, rng=keyed("same")) == sample(counts, 1e6, rng=keyed("other"))
+    ).all()
 
 
 def test_the_keyed_noise_does_not_change_unnoticed():
@@ -150,7 +174,9 @@ def test_a_count_that_could_saturate_is_refused_without_showing_it(sample, distr
 
 
 @KINDS
-@pytest.mark.parametrize("counts", [np.zeros(2), np.zeros(2, dtype=np.int32), np.zeros(2, dtype=np.uint64)])
+@pytest.mark.parametrize(
+    "counts", [np.zeros(2), np.zeros(2, dtype=np.int32), np.zeros(2, dtype=np.uint64)]
+)
 def test_what_is_not_int64_is_refused(sample, distribution, counts):
     with pytest.raises(SpecError, match="int64"):
         sample(counts, 1.0)
@@ -181,7 +207,9 @@ def test_the_scale_of_an_epsilon_is_rounded_up(sensitivity, target):
 
 # The event and the noise that it tells of: neither can change alone.
 
-LAPLACE = DiscreteLaplace(scale=noise.laplace_scale(2, 0.25), sensitivity=2, adjacency="replace-one")
+LAPLACE = DiscreteLaplace(
+    scale=noise.laplace_scale(2, 0.25), sensitivity=2, adjacency="replace-one"
+)
 GAUSSIAN = DiscreteGaussian(sigma=11.0, sensitivity=math.sqrt(2), adjacency="replace-one")
 
 
@@ -189,7 +217,9 @@ GAUSSIAN = DiscreteGaussian(sigma=11.0, sensitivity=math.sqrt(2), adjacency="rep
 def distribution_of(event: DiscreteLaplace | DiscreteGaussian) -> Distribution:
     """The distribution of the noise that would cost what the accountant says of the event, found without asking for its scale."""
     if isinstance(event, DiscreteLaplace):
-        return laplace_distribution(2 / epsilon(event, 0))  # 2 is the sensitivity of a histogram, counted in tests/references
+        return laplace_distribution(
+            2 / epsilon(event, 0)
+        )  # 2 is the sensitivity of a histogram, counted in tests/references
     [found] = scale_events([replace(GAUSSIAN, sigma=1.0)], epsilon(event, 1e-6), 1e-6)
     assert isinstance(found, DiscreteGaussian)
     return gaussian_distribution(found.sigma)
@@ -200,19 +230,29 @@ def distribution_of(event: DiscreteLaplace | DiscreteGaussian) -> Distribution:
 @pytest.mark.parametrize("secure", [True, False], ids=["secure", "keyed"])
 def test_what_is_drawn_is_what_the_accountant_is_told(event, secure, monkeypatch):
     def drawn() -> np.ndarray:
-        return noise.perturb(np.zeros(N, dtype=np.int64), event, rng=None if secure else keyed("event"))
+        return noise.perturb(
+            np.zeros(N, dtype=np.int64), event, rng=None if secure else keyed("event")
+        )
 
     assert fits(drawn(), distribution_of(event))
     key = "scale" if isinstance(event, DiscreteLaplace) else "sigma"
     for factor in (0.5, 2.0):
-        assert not fits(drawn(), distribution_of(replace(event, **{key: getattr(event, key) * factor})))  # the event changed alone
+        assert not fits(
+            drawn(), distribution_of(replace(event, **{key: getattr(event, key) * factor}))
+        )  # the event changed alone
     if isinstance(event, DiscreteLaplace):
         assert not fits(drawn(), distribution_of(replace(event, sensitivity=1)))
     name = f"discrete_{'laplace' if isinstance(event, DiscreteLaplace) else 'gaussian'}"
     honest = getattr(noise, name)
     for factor in (0.5, 2.0):
         with monkeypatch.context() as patch:  # the noise changed alone
-            patch.setattr(noise, name, lambda counts, scale, rng=None, factor=factor: honest(counts, scale * factor, rng=rng))
+            patch.setattr(
+                noise,
+                name,
+                lambda counts, scale, rng=None, factor=factor: honest(
+                    counts, scale * factor, rng=rng
+                ),
+            )
             assert not fits(drawn(), distribution_of(event))
 
 

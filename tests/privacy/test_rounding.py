@@ -24,11 +24,22 @@ def test_a_share_is_the_nearest_float_on_its_side(value: float, parts: int) -> N
 
 @given(POSITIVE)
 def test_a_number_for_people_is_rounded_to_its_side(value: float) -> None:
-    assert value * (1 - 1e-7) <= float(shorten(value, up=False)) <= value <= float(shorten(value, up=True)) <= value * (1 + 1e-7)
+    assert (
+        value * (1 - 1e-7)
+        <= float(shorten(value, up=False))
+        <= value
+        <= float(shorten(value, up=True))
+        <= value * (1 + 1e-7)
+    )
 
 
 def test_a_number_for_people_is_short() -> None:
-    assert [shorten(value, up=True) for value in (2.4999999999999996, 1.0, 0.0, math.inf)] == ["2.5", "1.0", "0.0", "inf"]
+    assert [shorten(value, up=True) for value in (2.4999999999999996, 1.0, 0.0, math.inf)] == [
+        "2.5",
+        "1.0",
+        "0.0",
+        "inf",
+    ]
     assert shorten(5.500000000000001, up=False) == "5.5"
 
 

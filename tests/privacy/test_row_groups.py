@@ -36,7 +36,9 @@ def write(folder: Path, format_: str, private: list[str]) -> Path:
 
 @pytest.mark.parametrize("order", ["keep", "shuffled"])
 @pytest.mark.parametrize("format_", ["parquet", "csv"])
-def test_the_length_of_a_private_text_moves_no_row_group(order: str, format_: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_length_of_a_private_text_moves_no_row_group(
+    order: str, format_: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module, name, value in (
         (parquet, "BATCH_BYTES", 2**15),
         (csv, "_BLOCK_BYTES", 2**13),
@@ -45,17 +47,29 @@ def test_the_length_of_a_private_text_moves_no_row_group(order: str, format_: st
     ):
         monkeypatch.setattr(module, name, value)
     found, layouts = [], []
-    for name, texts in {"short": ["no"] * N_ROWS, "long": ["x" * 300] * N_ROWS, "one": ["x" * 5000, *["no"] * (N_ROWS - 1)]}.items():
+    for name, texts in {
+        "short": ["no"] * N_ROWS,
+        "long": ["x" * 300] * N_ROWS,
+        "one": ["x" * 5000, *["no"] * (N_ROWS - 1)],
+    }.items():
         source = write(tmp_path / name / "in", format_, texts)
         mechanism = {"kind": "dip", "reference": {"kind": "histogram"}}
         job = write_job(
-            tmp_path / name, source, tmp_path / name / "out", schema=SCHEMA, mechanism=mechanism, output__order=order, output__rows_per_shard=N_ROWS
+            tmp_path / name,
+            source,
+            tmp_path / name / "out",
+            schema=SCHEMA,
+            mechanism=mechanism,
+            output__order=order,
+            output__rows_per_shard=N_ROWS,
         )
         run_here(job)
         layout = []
         for path in sorted((tmp_path / name / "out").glob("*.parquet")):
             groups = pq.read_metadata(path)
-            layout.append([groups.row_group(number).num_rows for number in range(groups.num_row_groups)])
+            layout.append(
+                [groups.row_group(number).num_rows for number in range(groups.num_row_groups)]
+            )
         layouts.append(layout)
         found.append(pq.read_table(tmp_path / name / "out").column("note").to_pylist())
     assert layouts[0] == layouts[1] == layouts[2]

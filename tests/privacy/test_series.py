@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import BudgetError, SpecError
-from dpdask.privacy.events import Composed, DiscreteLaplace, LocalRelease, Series, count_series, extend_head, from_dict, name_series, to_dict
+from dpdask.privacy.events import (
+    Composed,
+    DiscreteLaplace,
+    LocalRelease,
+    Series,
+    count_series,
+    extend_head,
+    from_dict,
+    name_series,
+    to_dict,
+)
 from dpdask.privacy.ledger import Ledger
 from dpdask.privacy.ledger_entries import FREE, Charge, event_text
 
@@ -22,12 +32,23 @@ RELEASE = "f" * 64
 NOISE = DiscreteLaplace(scale=8.0, sensitivity=2, adjacency="replace-one")
 
 
-def charge(head: str, previous: str = "", *, epsilon: float = 1.0, unit: str = "row", release: str = RELEASE, id_: str = "s") -> Charge:
+def charge(
+    head: str,
+    previous: str = "",
+    *,
+    epsilon: float = 1.0,
+    unit: str = "row",
+    release: str = RELEASE,
+    id_: str = "s",
+) -> Charge:
     """Return the charge of one release: the first one also counts with noise, at a quarter of ε."""
     series = Series(id=id_, release=release if previous else "", previous=previous, head=head)
     rows = LocalRelease(epsilon=0.75 * epsilon, unit=unit)
     events = (rows,) if previous else (NOISE, rows)
-    return Charge(epsilon=0.75 * epsilon if previous else epsilon, event=to_dict(Composed(events=events, unit=unit, series=series)))
+    return Charge(
+        epsilon=0.75 * epsilon if previous else epsilon,
+        event=to_dict(Composed(events=events, unit=unit, series=series)),
+    )
 
 
 def count(*charges: Charge) -> list[int]:
@@ -69,7 +90,11 @@ def test_for_a_person_the_releases_add_up(tmp_path: Path) -> None:
     ledger = open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     ledger.init("people", 3.0)
     for day in range(3):
-        spend(ledger, f"day {day}", charge(f"h{day}", f"h{day - 1}" if day else "", unit="column user"))
+        spend(
+            ledger,
+            f"day {day}",
+            charge(f"h{day}", f"h{day - 1}" if day else "", unit="column user"),
+        )
     assert spent(ledger) == 2.5
     with pytest.raises(BudgetError):
         ledger.intend("people", "day 3", charge("h3", "h2", unit="column user"))
@@ -94,7 +119,13 @@ def test_whatever_does_not_go_on_with_the_series_counts_in_full(change: str) -> 
 
 def test_events_of_its_own_and_numbers_of_its_own_count_in_full() -> None:
     first, second = charge("h0"), charge("h1", "h0")
-    counting = {**second.event, "events": [*second.event["events"], to_dict(DiscreteLaplace(scale=1.0, sensitivity=2, adjacency="replace-one"))]}
+    counting = {
+        **second.event,
+        "events": [
+            *second.event["events"],
+            to_dict(DiscreteLaplace(scale=1.0, sensitivity=2, adjacency="replace-one")),
+        ],
+    }
     twice = {**second.event, "events": second.event["events"] * 2}
     for changed in (
         replace(second, event=counting),
@@ -103,7 +134,9 @@ def test_events_of_its_own_and_numbers_of_its_own_count_in_full() -> None:
         replace(second, delta=0.1),
         replace(second, event={**second.event, "events": []}),
         replace(second, event={**second.event, "unit": "column user"}),
-        replace(second, event={name: value for name, value in second.event.items() if name != "unit"}),
+        replace(
+            second, event={name: value for name, value in second.event.items() if name != "unit"}
+        ),
     ):
         assert count(first, changed) == [0, 1]
 
@@ -115,7 +148,12 @@ def test_a_series_whose_first_run_drew_another_release_is_not_gone_on_with() -> 
 
 def test_a_repeated_release_and_what_follows_it() -> None:
     """A release is aborted and repeated: the second attempt counts, and carries what follows."""
-    first, aborted, again, after = charge("h0"), charge("h1", "h0"), charge("h1'", "h0"), charge("h2", "h1'")
+    first, aborted, again, after = (
+        charge("h0"),
+        charge("h1", "h0"),
+        charge("h1'", "h0"),
+        charge("h2", "h1'"),
+    )
     assert count(first, aborted, again, after) == [0, 2]
     assert count(first, aborted, again, after, charge("h2'", "h1")) == [0, 2, 4]
 
@@ -134,7 +172,9 @@ def test_what_counts_covers_every_row_whatever_copies_release(steps: Sequence[in
         folders[step % len(folders)] = (new, known | {fragment})
         if step % 2:
             folders.append((head, known))  # a copy of the folder from before
-        assert len(count_series([(each, RELEASE) for each in charges])) >= max(times.values()), number
+        assert len(count_series([(each, RELEASE) for each in charges])) >= max(times.values()), (
+            number
+        )
 
 
 def test_a_voided_release_is_as_if_it_had_not_been(ledger: Ledger) -> None:
@@ -169,15 +209,15 @@ def test_the_two_attempts_fit_before_noise_is_drawn(ledger: Ledger) -> None:
 
 def test_an_event_without_a_series_is_written_as_before() -> None:
     plain = Composed(events=(LocalRelease(epsilon=1.0),), unit="row", uncovered=())
-    text = (
-        '{"events":[{"epsilon":1.0,"format":1,"kind":"local-release","n":1,"unit":"row"}],"format":1,"kind":"composed","uncovered":[],"unit":"row"}'
-    )
+    text = '{"events":[{"epsilon":1.0,"format":1,"kind":"local-release","n":1,"unit":"row"}],"format":1,"kind":"composed","uncovered":[],"unit":"row"}'
     assert event_text(to_dict(plain)) == text
     placed = replace(plain, series=Series(id="s", head="h"))
     assert from_dict(to_dict(placed)) == placed
 
 
-@pytest.mark.parametrize("wrong", ["s", {"id": "s"}, {"id": "s", "release": "", "previous": "", "head": 1}, {}], ids=repr)
+@pytest.mark.parametrize(
+    "wrong", ["s", {"id": "s"}, {"id": "s", "release": "", "previous": "", "head": 1}, {}], ids=repr
+)
 def test_a_series_that_cannot_be_read_is_refused(wrong: Any) -> None:
     event = to_dict(Composed(events=(LocalRelease(epsilon=1.0),), unit="row")) | {"series": wrong}
     with pytest.raises(SpecError, match="series"):
@@ -185,7 +225,9 @@ def test_a_series_that_cannot_be_read_is_refused(wrong: Any) -> None:
 
 
 def test_digests_bind_the_job_the_run_and_the_fragments() -> None:
-    assert len({name_series(job, run) for job, run in itertools.product(("a", "b"), ("c", "d"))}) == 4
+    assert (
+        len({name_series(job, run) for job, run in itertools.product(("a", "b"), ("c", "d"))}) == 4
+    )
     assert extend_head(b"salt", "", ["a", "b"]) == extend_head(b"salt", "", ["b", "a"])
     heads = [
         extend_head(b"salt", "", ["a"]),

@@ -28,12 +28,24 @@ from dpdask.jobs.run import run_job
 
 pytest.importorskip("bokeh", reason="the dashboard's plots need bokeh")
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:coroutine 'WSHandler.send_message' was never awaited:RuntimeWarning"),  # plots that are closed
-    pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"),  # of a cluster that stops
+    pytest.mark.filterwarnings(
+        "ignore:coroutine 'WSHandler.send_message' was never awaited:RuntimeWarning"
+    ),  # plots that are closed
+    pytest.mark.filterwarnings(
+        "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
+    ),  # of a cluster that stops
 ]
 
-INCOME, USER, NAME, UNDECLARED = 481_516.234210815, 77_131_317_713, "Melpomene of Lindos", "Erato of Samos"
-PLANTED = {"income": [*forms(INCOME), struct.pack("<d", INCOME)], "user": [*forms(USER), struct.pack("<q", USER)]}
+INCOME, USER, NAME, UNDECLARED = (
+    481_516.234210815,
+    77_131_317_713,
+    "Melpomene of Lindos",
+    "Erato of Samos",
+)
+PLANTED = {
+    "income": [*forms(INCOME), struct.pack("<d", INCOME)],
+    "user": [*forms(USER), struct.pack("<q", USER)],
+}
 PLANTED |= {"name": forms(NAME), "undeclared level": forms(UNDECLARED)}
 SCHEMA: dict[str, Any] = {
     "user": {"role": "keep", "type": "int64"},
@@ -51,7 +63,13 @@ JOBS: dict[str, dict[str, Any]] = {
     "histogram": {"mechanism__reference": {"kind": "histogram"}},
     "copula": {"schema": WITHOUT_KEPT, "mechanism": {"kind": "copula"}, "privacy__delta": 1e-6},
     "interval": {
-        "schema": refusing(SCHEMA | {"rating": {"role": "drop", "type": "int64"}, "note": {"role": "drop", "type": "string"}}),
+        "schema": refusing(
+            SCHEMA
+            | {
+                "rating": {"role": "drop", "type": "int64"},
+                "note": {"role": "drop", "type": "string"},
+            }
+        ),
         "mechanism": {"kind": "interval", "columns": {"income": ANCHORS}},
         "privacy": None,
     },
@@ -87,8 +105,15 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
         "temporary-directory": str(tmp_path / "dask"),
         "distributed.worker.multiprocessing-method": "spawn",  # as users' workers start
     }
-    options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "worker_dashboard_address": "127.0.0.1:0"}
-    with dask.config.set(settings), LocalCluster(n_workers=2, threads_per_worker=1, **options) as started:
+    options = {
+        "host": "127.0.0.1",
+        "dashboard_address": "127.0.0.1:0",
+        "worker_dashboard_address": "127.0.0.1:0",
+    }
+    with (
+        dask.config.set(settings),
+        LocalCluster(n_workers=2, threads_per_worker=1, **options) as started,
+    ):
         yield started
     gc.collect()  # what bokeh left, while its warnings are expected
 
@@ -102,14 +127,21 @@ def surfaces(cluster: LocalCluster) -> Iterator[Surfaces]:
         found.close()
 
 
-def run_watched(job: Path, out: Path, cluster: LocalCluster, surfaces: Surfaces, keys: set[bytes]) -> BaseException | None:
+def run_watched(
+    job: Path, out: Path, cluster: LocalCluster, surfaces: Surfaces, keys: set[bytes]
+) -> BaseException | None:
     """Run a job on the cluster while somebody looks at everything, again and again; return its error."""
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
             with open_cluster(load(job).file.cluster, cluster.scheduler_address):
-                run_job(load(job), lambda *_: keys.update(path.read_bytes() for path in [hidden(out) / "run.key"] if path.exists()))
+                run_job(
+                    load(job),
+                    lambda *_: keys.update(
+                        path.read_bytes() for path in [hidden(out) / "run.key"] if path.exists()
+                    ),
+                )
         except DataError as error:
             errors.append(error)
 
@@ -122,13 +154,26 @@ def run_watched(job: Path, out: Path, cluster: LocalCluster, surfaces: Surfaces,
     return errors[0] if errors else None
 
 
-def run_all(names: list[str], sources: dict[str, Path], folder: Path, cluster: LocalCluster, surfaces: Surfaces) -> set[bytes]:
+def run_all(
+    names: list[str],
+    sources: dict[str, Path],
+    folder: Path,
+    cluster: LocalCluster,
+    surfaces: Surfaces,
+) -> set[bytes]:
     """Run the jobs on good and on bad data; return their run keys."""
     keys: set[bytes] = set()
     for quality, source in sources.items():
-        for name in names if quality == "good" else [name for name in names if name in LEVELS_ARE_READ]:
+        for name in (
+            names if quality == "good" else [name for name in names if name in LEVELS_ARE_READ]
+        ):
             out = folder / f"out-{quality}-{name}"
-            job = write_job(folder / f"job-{quality}-{name}", source, out, **{"schema": SCHEMA, "insecure_seed": None, **JOBS[name]})
+            job = write_job(
+                folder / f"job-{quality}-{name}",
+                source,
+                out,
+                **{"schema": SCHEMA, "insecure_seed": None, **JOBS[name]},
+            )
             error = run_watched(job, out, cluster, surfaces, keys)
             assert (error is None) == (quality == "good")
             assert UNDECLARED not in str(error)
@@ -139,19 +184,41 @@ def run_all(names: list[str], sources: dict[str, Path], folder: Path, cluster: L
     ("names", "n_rows"),
     [
         pytest.param(["holdout"], 30_000, id="some"),
-        pytest.param([*JOBS], 30_000, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+        pytest.param(
+            [*JOBS], 30_000, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]
+        ),
     ],
 )
-def test_planted_values_stand_nowhere(names: list[str], n_rows: int, cluster: LocalCluster, surfaces: Surfaces, tmp_path: Path) -> None:
-    sources = {quality: written(tmp_path / quality, n_rows, undeclared=quality == "bad") for quality in ("good", "bad")}
+def test_planted_values_stand_nowhere(
+    names: list[str], n_rows: int, cluster: LocalCluster, surfaces: Surfaces, tmp_path: Path
+) -> None:
+    sources = {
+        quality: written(tmp_path / quality, n_rows, undeclared=quality == "bad")
+        for quality in ("good", "bad")
+    }
     keys: set[bytes] = set()
     surfaces.with_report(lambda: keys.update(run_all(names, sources, tmp_path, cluster, surfaces)))
     surfaces.look_at_plots()
     assert len(keys) >= len(names)
-    assert surfaces.found(PLANTED | {f"run key {number}": forms(key) for number, key in enumerate(keys)}) == {}
+    assert (
+        surfaces.found(
+            PLANTED | {f"run key {number}": forms(key) for number, key in enumerate(keys)}
+        )
+        == {}
+    )
     shown = {name: b"".join(texts) for name, texts in surfaces.shown.items()}
-    for name in ("task names", "task stream", "story", "scheduler state", "plot individual-task-stream", "performance report", "dump"):
-        assert b"dpdask-write-" in shown[name] or b"dpdask-survey-" in shown[name], name  # there was something to see
+    for name in (
+        "task names",
+        "task stream",
+        "story",
+        "scheduler state",
+        "plot individual-task-stream",
+        "performance report",
+        "dump",
+    ):
+        assert b"dpdask-write-" in shown[name] or b"dpdask-survey-" in shown[name], (
+            name
+        )  # there was something to see
     assert b"Compute Failed" in shown["worker logs"]
     assert b"outside its levels" in shown["worker logs"]
     assert b"dpdask" in shown["call stacks"]
@@ -170,16 +237,22 @@ WHILE_IT_RUNS = ("call stacks", "page info/call-stacks/{}.html")
 
 
 @pytest.mark.more
-def test_values_that_a_task_carries_are_found(cluster: LocalCluster, surfaces: Surfaces, tmp_path: Path) -> None:
+def test_values_that_a_task_carries_are_found(
+    cluster: LocalCluster, surfaces: Surfaces, tmp_path: Path
+) -> None:
     space: dict[str, Any] = {}
     exec(LEAK, space)  # call stacks and profiles show the names of functions alone
     leaky, name = space[NAME.replace(" ", "_")], NAME.replace(" ", "_").encode()
 
     def leak() -> None:
-        future: Future = surfaces.client.submit(leaky, INCOME, str(tmp_path / "seen"), key=f"leak-{USER}", pure=False)
+        future: Future = surfaces.client.submit(
+            leaky, INCOME, str(tmp_path / "seen"), key=f"leak-{USER}", pure=False
+        )
         while not future.done():
             surfaces.look()
-            if all(any(name in text for text in surfaces.shown[surface]) for surface in WHILE_IT_RUNS):
+            if all(
+                any(name in text for text in surfaces.shown[surface]) for surface in WHILE_IT_RUNS
+            ):
                 (tmp_path / "seen").touch()
         surfaces.look()
         surfaces.look_back()
@@ -188,9 +261,22 @@ def test_values_that_a_task_carries_are_found(cluster: LocalCluster, surfaces: S
 
     surfaces.with_report(leak)
     found = surfaces.found(PLANTED | {"name": [name]})
-    on_all = ["scheduler state", "worker state", "worker logs", "dump", "plot individual-exceptions"]
+    on_all = [
+        "scheduler state",
+        "worker state",
+        "worker logs",
+        "dump",
+        "plot individual-exceptions",
+    ]
     on_all += ["page info/task/{}.html", "page info/main/exceptions.html", "page info/logs/{}.html"]
-    by_name = ["task names", "task stream", "story", "performance report", "plot individual-task-stream", "plot individual-graph"]
+    by_name = [
+        "task names",
+        "task stream",
+        "story",
+        "performance report",
+        "plot individual-task-stream",
+        "plot individual-graph",
+    ]
     for surfaces_, value in (
         (on_all, "income"),
         ([*on_all, *by_name], "user"),

@@ -28,14 +28,20 @@ from dpdask.schema import Column
 from dpdask.streams import RunKey, stream
 
 ALPHA = 1e-10
-NOISE = DiscreteLaplace(scale=60.0, sensitivity=2, adjacency="replace-one", count=N_LEVELS)  # ε 0.1 on three levels
+NOISE = DiscreteLaplace(
+    scale=60.0, sensitivity=2, adjacency="replace-one", count=N_LEVELS
+)  # ε 0.1 on three levels
 
 
 FLOAT = pa.float64()
 
 
-def codec_of(bounds: tuple[float, float] | None, type_: pa.DataType = FLOAT, **changes: Any) -> ValueCodec:
-    return ValueCodec(**{"name": "v", "type": type_, "bounds": bounds, "atoms": (), "nulls": False, **changes})
+def codec_of(
+    bounds: tuple[float, float] | None, type_: pa.DataType = FLOAT, **changes: Any
+) -> ValueCodec:
+    return ValueCodec(
+        **{"name": "v", "type": type_, "bounds": bounds, "atoms": (), "nulls": False, **changes}
+    )
 
 
 CODECS = [
@@ -60,8 +66,14 @@ def test_a_grid_covers_the_bounds_with_about_4096_cells_and_the_bounds_and_zero_
     assert 1 <= grid.n_cells <= 4096 + 8
     assert (np.diff(grid.edges) > 0).all()
     special = [value for value in (low, 0.0, high) if low <= value <= high]
-    near = [min(low + 1.0, high), max(high - 1.0, low)] if codec.lattice else [float(np.nextafter(np.float32(low), np.float32(high)))]
-    cells_of = grid.codes(codec.decode(np.array([*special, *near]), np.zeros(len(special) + len(near), dtype=bool)))
+    near = (
+        [min(low + 1.0, high), max(high - 1.0, low)]
+        if codec.lattice
+        else [float(np.nextafter(np.float32(low), np.float32(high)))]
+    )
+    cells_of = grid.codes(
+        codec.decode(np.array([*special, *near]), np.zeros(len(special) + len(near), dtype=bool))
+    )
     places = dict(zip([*special, *near], cells_of.tolist(), strict=True))
     assert len(set(places.values())) == len(places)
 
@@ -90,7 +102,10 @@ def test_replacing_a_row_moves_one_count_of_each_level(codec, seed):
     hierarchy = Hierarchy(grid)
     rng = np.random.default_rng(seed)
     first, second = rng.choice(np.flatnonzero(grid.possible), 2)
-    one, other = (hierarchy.count(CellCounts(np.bincount([cell], minlength=grid.n_cells))) for cell in (first, second))
+    one, other = (
+        hierarchy.count(CellCounts(np.bincount([cell], minlength=grid.n_cells)))
+        for cell in (first, second)
+    )
     assert one.shape == (hierarchy.size,)
     assert one.sum() == other.sum() == N_LEVELS
     assert np.abs(one - other).sum() <= 2 * N_LEVELS
@@ -112,13 +127,22 @@ def test_without_noise_the_estimate_is_the_counts(codec):
     hierarchy = Hierarchy(grid)
     tiny = DiscreteLaplace(scale=1e-3, sensitivity=2, adjacency="replace-one", count=N_LEVELS)
     for n_rows in (5000, None):
-        np.testing.assert_allclose(hierarchy.estimate(hierarchy.count(CellCounts(counts)), tiny, n_rows), counts, atol=1e-6)
+        np.testing.assert_allclose(
+            hierarchy.estimate(hierarchy.count(CellCounts(counts)), tiny, n_rows), counts, atol=1e-6
+        )
 
 
-@pytest.mark.parametrize("event", [NOISE, DiscreteGaussian(sigma=85.0, sensitivity=1.0, adjacency="add-remove", count=N_LEVELS)])
+@pytest.mark.parametrize(
+    "event",
+    [NOISE, DiscreteGaussian(sigma=85.0, sensitivity=1.0, adjacency="add-remove", count=N_LEVELS)],
+)
 def test_noise_alone_gives_no_negative_count_and_the_right_sum(event):
     hierarchy = Hierarchy(make_grid(CODECS[1]))
-    noisy = perturb(np.zeros(hierarchy.size, dtype=np.int64), event, rng=stream(RunKey.insecure(5), "hierarchy", ""))
+    noisy = perturb(
+        np.zeros(hierarchy.size, dtype=np.int64),
+        event,
+        rng=stream(RunKey.insecure(5), "hierarchy", ""),
+    )
     for n_rows in (2, 10_000, None):
         found = hierarchy.estimate(noisy, event, n_rows)
         assert (found >= 0).all()
@@ -127,13 +151,25 @@ def test_noise_alone_gives_no_negative_count_and_the_right_sum(event):
             assert found.sum() == pytest.approx(n_rows)
 
 
-@pytest.mark.parametrize("codec", [codec_of((0.0, 1e9)), codec_of((0.0, 1e9), nulls=True), codec_of((-(2.0**31), 2.0**31 - 1.0), pa.int32())])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        codec_of((0.0, 1e9)),
+        codec_of((0.0, 1e9), nulls=True),
+        codec_of((-(2.0**31), 2.0**31 - 1.0), pa.int32()),
+    ],
+)
 def test_rows_that_noise_took_are_not_put_far_out_where_there_are_none(codec):
     """The number of rows is public: what the noisy counts lack is shared by the blocks that have rows, and their neighbours."""
     hierarchy = Hierarchy(make_grid(codec))
-    values = np.random.default_rng(2).integers(1, 1000, 100_000).astype(codec.type.to_pandas_dtype())
+    values = (
+        np.random.default_rng(2).integers(1, 1000, 100_000).astype(codec.type.to_pandas_dtype())
+    )
     exact = hierarchy.count(CellCounts.of_batch(hierarchy.cells, pa.array(values)))
-    middles = np.append(np.zeros(hierarchy.cells.n_cells - len(hierarchy.cells.edges) + 1), hierarchy.cells.edges[1:])
+    middles = np.append(
+        np.zeros(hierarchy.cells.n_cells - len(hierarchy.cells.edges) + 1),
+        hierarchy.cells.edges[1:],
+    )
     for seed in range(5):
         noisy = perturb(exact, NOISE, rng=stream(RunKey.insecure(seed), "hierarchy", ""))
         for n_rows in (99_000, 100_000, 101_000):
@@ -142,13 +178,23 @@ def test_rows_that_noise_took_are_not_put_far_out_where_there_are_none(codec):
             assert found[np.abs(middles) > 1e6].sum() == 0.0
 
 
-TAILS: dict[str, tuple[Any, dict[str, Any], Any]] = {  # the lower bound over the upper one, the codec, and the column
+TAILS: dict[
+    str, tuple[Any, dict[str, Any], Any]
+] = {  # the lower bound over the upper one, the codec, and the column
     "floats": (0.0, {}, lambda values: values),
     "whole": (0.0, {"type_": pa.int64()}, lambda values: values.astype(np.int64)),
-    "an atom": (0.0, {"type_": pa.int64(), "atoms": (0.0,)}, lambda values: values.astype(np.int64)),
+    "an atom": (
+        0.0,
+        {"type_": pa.int64(), "atoms": (0.0,)},
+        lambda values: values.astype(np.int64),
+    ),
     "nulls": (0.0, {"nulls": True}, lambda values: np.where(values == 0.0, np.nan, values)),
     "below": (-1.0, {}, lambda values: -values),
-    "on both sides": (-1.0, {}, lambda values: values * np.where(np.arange(len(values)) % 2, 1.0, -1.0)),
+    "on both sides": (
+        -1.0,
+        {},
+        lambda values: values * np.where(np.arange(len(values)) % 2, 1.0, -1.0),
+    ),
 }
 GAUSSIAN = DiscreteGaussian(sigma=85.0, sensitivity=1.0, adjacency="add-remove", count=N_LEVELS)
 
@@ -160,12 +206,23 @@ def test_a_tail_beside_what_most_rows_share_is_kept(kind, event, n_rows, factor)
     """Its 2,000 rows are spread over many blocks, few of which have more than noise alone. Emptying the others misplaces 1,900."""
     low, changes, make = TAILS[kind]
     hierarchy = Hierarchy(make_grid(codec_of((low * 1e5 * factor, 1e5 * factor), **changes)))
-    edges, n_singles = np.abs(hierarchy.cells.edges), hierarchy.cells.n_cells - len(hierarchy.cells.edges) + 1
-    ranges = np.searchsorted([1.0, 1e3, 5e3, 2e4], np.append(np.zeros(n_singles), np.maximum(edges[1:], edges[:-1])))
+    edges, n_singles = (
+        np.abs(hierarchy.cells.edges),
+        hierarchy.cells.n_cells - len(hierarchy.cells.edges) + 1,
+    )
+    ranges = np.searchsorted(
+        [1.0, 1e3, 5e3, 2e4], np.append(np.zeros(n_singles), np.maximum(edges[1:], edges[:-1]))
+    )
     misplaced = []
     for seed in range(7):
-        exact = CellCounts.of_batch(hierarchy.cells, pa.array(make(zeros_and_a_tail(seed)), from_pandas=True))
-        found = hierarchy.estimate(perturb(hierarchy.count(exact), event, rng=stream(RunKey.insecure(seed), "h", "")), event, n_rows)
+        exact = CellCounts.of_batch(
+            hierarchy.cells, pa.array(make(zeros_and_a_tail(seed)), from_pandas=True)
+        )
+        found = hierarchy.estimate(
+            perturb(hierarchy.count(exact), event, rng=stream(RunKey.insecure(seed), "h", "")),
+            event,
+            n_rows,
+        )
         misplaced.append(np.abs(np.bincount(ranges, found - exact.counts)).sum() / 2)
     assert 10.0 < np.median(misplaced) <= 500.0
 
@@ -181,10 +238,14 @@ def test_what_may_lie_beyond_the_kept_blocks_is_told():
     assert (told["beyond"]["below"]["count"], told["beyond"]["above"]["count"]) == (0.0, 5.0)
     off = []
     for seed in range(100):
-        side = hierarchy.tell_kept(perturb(exact, NOISE, rng=stream(RunKey.insecure(seed), "h", "")), NOISE)["beyond"]["above"]
+        side = hierarchy.tell_kept(
+            perturb(exact, NOISE, rng=stream(RunKey.insecure(seed), "h", "")), NOISE
+        )["beyond"]["above"]
         off.append((side["count"] - 5.0) / side["standard_deviation"])
     assert 0.7 < np.std(off) < 1.3
-    assert hierarchy.tell_kept(np.zeros(hierarchy.size, dtype=np.int64), NOISE) == {}  # no block stands out: rows may be anywhere
+    assert (
+        hierarchy.tell_kept(np.zeros(hierarchy.size, dtype=np.int64), NOISE) == {}
+    )  # no block stands out: rows may be anywhere
 
 
 def skewed(n: int) -> np.ndarray:
@@ -196,11 +257,18 @@ def skewed(n: int) -> np.ndarray:
 def distribution_of(values: np.ndarray, high: float, bins: Any) -> RankDistribution:
     codec = codec_of((0.0, high))
     reference = Histogram(bins=bins)
-    events = reference.events({"v": 0.1}, {"v": Column(role="privatise", kind="continuous", bounds=(0.0, high))}, "replace-one", 1)
+    events = reference.events(
+        {"v": 0.1},
+        {"v": Column(role="privatise", kind="continuous", bounds=(0.0, high))},
+        "replace-one",
+        1,
+    )
     codecs = {"v": codec}
     counter = reference.statistic(codecs).counter()
     counter.add(pa.record_batch({"v": values}), None, None)
-    drawn = reference.draw(counter.result(), codecs, events, lambda name: stream(RunKey.insecure(7), name, ""))
+    drawn = reference.draw(
+        counter.result(), codecs, events, lambda name: stream(RunKey.insecure(7), name, "")
+    )
     found = reference.distributions(drawn, codecs)["v"]
     assert isinstance(found, RankDistribution)
     return found
@@ -217,7 +285,10 @@ def test_quantiles_survive_bounds_that_are_far_too_wide(factor):
         assert abs(np.interp(share, found.c, found.x) - wanted) < 0.02 * (high - low)
     if factor > 1:
         assert abs(np.interp(0.5, even.c, even.x) - np.quantile(values, 0.5)) > 0.05 * (high - low)
-    zeros = found.c[np.searchsorted(found.x, 0.0, side="right") - 1] - found.c[np.searchsorted(found.x, 0.0, side="left")]
+    zeros = (
+        found.c[np.searchsorted(found.x, 0.0, side="right") - 1]
+        - found.c[np.searchsorted(found.x, 0.0, side="left")]
+    )
     assert abs(zeros - (values == 0.0).mean()) < 0.003
 
 
@@ -241,14 +312,21 @@ def test_whole_numbers_that_are_few_are_cells_of_their_own():
     grid = make_grid(codec_of((0.0, 4000.0), pa.int32()))
     assert grid.n_cells == 4001
     days = codec_of((0.0, 10.0), pa.date32())
-    assert make_grid(days).index(pa.array([dt.date(1970, 1, 1), dt.date(1970, 1, 11)])).tolist() == [0, 10]
+    assert make_grid(days).index(
+        pa.array([dt.date(1970, 1, 1), dt.date(1970, 1, 11)])
+    ).tolist() == [0, 10]
     assert math.isclose(Hierarchy(make_grid(days)).size, 3 + 9 + 27)
 
 
 # ---- cells that are found
 
 
-@given(st.sampled_from([codec for codec in CODECS if codec.bounds != (7.0, 7.0)]), st.integers(0, 2**32), st.integers(1, 30), st.booleans())
+@given(
+    st.sampled_from([codec for codec in CODECS if codec.bounds != (7.0, 7.0)]),
+    st.integers(0, 2**32),
+    st.integers(1, 30),
+    st.booleans(),
+)
 @settings(max_examples=60, deadline=None)
 def test_found_cells_are_cuts_of_the_grid_of_about_equal_counts(codec, seed, n_bins, tails):
     grid = make_grid(codec)
@@ -261,10 +339,14 @@ def test_found_cells_are_cuts_of_the_grid_of_about_equal_counts(codec, seed, n_b
     part = found.masses.sum() / n_bins
     inside = np.add.reduceat(found.masses, np.searchsorted(found.edges, found.cuts[:-1]))
     several = np.diff(np.searchsorted(found.edges, found.cuts)) > 1
-    assert (inside[several] <= part * (1 + 1e-9) + found.masses.max() * (found.masses.max() < part)).all()
+    assert (
+        inside[several] <= part * (1 + 1e-9) + found.masses.max() * (found.masses.max() < part)
+    ).all()
     own = cells(codec, found)
     declared = cells(codec, own.firsts.tolist())  # as a card gives them
-    values = grid.draw(rng.integers(0, grid.size, 200), rng.integers(0, 2**64, 200, dtype=np.uint64))
+    values = grid.draw(
+        rng.integers(0, grid.size, 200), rng.integers(0, 2**64, 200, dtype=np.uint64)
+    )
     assert declared.index(values).tolist() == own.index(values).tolist()
 
 
@@ -273,7 +355,11 @@ def test_the_rest_of_a_column_that_is_mostly_zero_is_cut_as_finely_as_noise_allo
     counts = np.full(grid.n_cells, 10.0)
     counts[0] = 400_000.0  # the value 0
     rest = counts[1:].sum()
-    for noise, part in ((rest / 1e6, rest / 19), (rest / 50, rest / 10), (rest, (rest + 400_000.0) / 20)):
+    for noise, part in (
+        (rest / 1e6, rest / 19),
+        (rest / 50, rest / 10),
+        (rest, (rest + 400_000.0) / 20),
+    ):
         found = find_bins(grid, counts, 20, noise)
         inside = np.add.reduceat(found.masses, np.searchsorted(found.edges, found.cuts[:-1]))
         assert inside[0] == 400_000.0
@@ -303,7 +389,14 @@ def test_a_frequent_value_is_a_cell_of_its_own():
     assert own.labels()[0] == "0.0"
 
 
-@pytest.mark.parametrize("codec", [codec_of((0.0, 1000.0)), codec_of((0.0, 1000.0), pa.int32()), codec_of((-1e9, 1e9), pa.int64(), atoms=(7.0,))])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        codec_of((0.0, 1000.0)),
+        codec_of((0.0, 1000.0), pa.int32()),
+        codec_of((-1e9, 1e9), pa.int64(), atoms=(7.0,)),
+    ],
+)
 def test_values_inside_a_found_cell_follow_the_fine_counts(codec):
     """Power both ways: uniform values inside the cells fail, the fine counts pass."""
     grid = make_grid(codec)
@@ -319,7 +412,10 @@ def test_values_inside_a_found_cell_follow_the_fine_counts(codec):
     values = own.draw(np.full(len(drawn), code), drawn)
     assert set(own.codes(values).tolist()) == {code}
     hit = np.bincount(grid.index(values), minlength=grid.n_cells)
-    low, high = own.edges[chosen - (own.n_cells - len(own.edges) + 1)], own.edges[chosen - (own.n_cells - len(own.edges) + 1) + 1]
+    low, high = (
+        own.edges[chosen - (own.n_cells - len(own.edges) + 1)],
+        own.edges[chosen - (own.n_cells - len(own.edges) + 1) + 1],
+    )
     line = grid.n_cells - len(grid.edges) + 1
     inside = np.flatnonzero((grid.edges[:-1] >= low) & (grid.edges[1:] <= high)) + line
     expected = counts[inside] / counts[inside].sum() * len(drawn)
@@ -335,23 +431,40 @@ def test_values_inside_a_found_cell_follow_the_fine_counts(codec):
 def test_whole_numbers_inside_a_fine_cell_are_all_released_alike(width, type_):
     codec = codec_of((0.0, 4.0 * width), type_)
     edges = np.array([-1.0, 0.0, width, 2.0 * width, 4.0 * width])
-    found = FoundBins(cuts=np.array([-1.0, 4.0 * width]), edges=edges, masses=np.array([0.0, 1.0, 3.0, 0.0]))
+    found = FoundBins(
+        cuts=np.array([-1.0, 4.0 * width]), edges=edges, masses=np.array([0.0, 1.0, 3.0, 0.0])
+    )
     words = np.random.default_rng(5).integers(0, 2**64, 60_000, dtype=np.uint64)
-    values = np.asarray(cells(codec, found).draw(np.zeros(len(words), dtype=int), words).cast(pa.int32() if type_ == pa.date32() else pa.int64()))
+    values = np.asarray(
+        cells(codec, found)
+        .draw(np.zeros(len(words), dtype=int), words)
+        .cast(pa.int32() if type_ == pa.date32() else pa.int64())
+    )
     assert values.min() >= 1
     assert values.max() <= 2 * width
     assert stats.binomtest(int((values > width).sum()), len(values), 0.75).pvalue > ALPHA
-    few = np.bincount((values - 1) % int(min(width, 16)), minlength=int(min(width, 16)))  # the last digits show every stride
+    few = np.bincount(
+        (values - 1) % int(min(width, 16)), minlength=int(min(width, 16))
+    )  # the last digits show every stride
     assert stats.chisquare(few).pvalue > ALPHA
 
 
-@given(st.lists(st.integers(0, 409), unique=True, max_size=60), st.integers(0, 2**32), st.booleans())
+@given(
+    st.lists(st.integers(0, 409), unique=True, max_size=60), st.integers(0, 2**32), st.booleans()
+)
 @settings(max_examples=80, deadline=None)
 def test_no_more_cells_are_found_than_were_planned(atoms, seed, whole):
-    codec = codec_of((0.0, 409.0), pa.int32() if whole else FLOAT, atoms=tuple(map(float, sorted(atoms))), nulls=True)
+    codec = codec_of(
+        (0.0, 409.0),
+        pa.int32() if whole else FLOAT,
+        atoms=tuple(map(float, sorted(atoms))),
+        nulls=True,
+    )
     grid = make_grid(codec)
     counts = np.random.default_rng(seed).gamma(0.05, 1.0, grid.n_cells)
-    found = cut_with_found({"v": codec}, "adaptive", {"v": find_bins(grid, counts, DEFAULT_BINS, 0.01)})
+    found = cut_with_found(
+        {"v": codec}, "adaptive", {"v": find_bins(grid, counts, DEFAULT_BINS, 0.01)}
+    )
     assert found["v"].size <= cut_with_found({"v": codec}, "adaptive", None)["v"].size
 
 
@@ -379,4 +492,6 @@ def test_cells_of_whole_numbers_widen_where_they_always_did(high, first_wide):
 
 def test_floating_numbers_are_cut_evenly_up_to_a_millionth_of_the_bound():
     edges = make_grid(codec_of((0.0, 1e6))).edges
-    assert math.asinh(edges[100]) - math.asinh(edges[99]) == pytest.approx(math.asinh(1e6) / (4096 - 4), rel=1e-9)
+    assert math.asinh(edges[100]) - math.asinh(edges[99]) == pytest.approx(
+        math.asinh(1e6) / (4096 - 4), rel=1e-9
+    )

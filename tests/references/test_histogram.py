@@ -45,7 +45,16 @@ ALPHA = 1e-10
 
 
 def value_codec(**changes: Any) -> ValueCodec:
-    return ValueCodec(**{"name": "v", "type": pa.float64(), "bounds": (0.0, 10.0), "atoms": (), "nulls": False, **changes})
+    return ValueCodec(
+        **{
+            "name": "v",
+            "type": pa.float64(),
+            "bounds": (0.0, 10.0),
+            "atoms": (),
+            "nulls": False,
+            **changes,
+        }
+    )
 
 
 def level_codec(levels: list[Any]) -> LevelCodec:
@@ -70,7 +79,17 @@ def test_a_spec_has_defaults_and_splits_epsilon_without_overspending():
 
 
 @pytest.mark.parametrize(
-    "data", [{"share": 0}, {"share": 1.0}, {"share": -0.1}, {"share": math.nan}, {"bins": 1}, {"bins": 2**15 + 1}, {"bin": 4}, {"kind": "tree"}]
+    "data",
+    [
+        {"share": 0},
+        {"share": 1.0},
+        {"share": -0.1},
+        {"share": math.nan},
+        {"bins": 1},
+        {"bins": 2**15 + 1},
+        {"bin": 4},
+        {"kind": "tree"},
+    ],
 )
 def test_a_spec_that_cannot_be_is_refused(data):
     with pytest.raises(SpecError):
@@ -90,21 +109,48 @@ def test_levels_are_their_own_cells():
 def test_real_numbers_fall_in_equal_cells_that_hold_their_upper_edge():
     grid = cells(value_codec(), 4)
     assert grid.edges.tolist() == [0.0, 2.5, 5.0, 7.5, 10.0]
-    assert grid.index(pa.array([0.0, 2.5, 2.5000001, 5.0, 7.6, 10.0])).tolist() == [0, 0, 1, 1, 3, 3]
+    assert grid.index(pa.array([0.0, 2.5, 2.5000001, 5.0, 7.6, 10.0])).tolist() == [
+        0,
+        0,
+        1,
+        1,
+        3,
+        3,
+    ]
 
 
 def test_atoms_and_null_have_cells_of_their_own_and_cut_the_others():
     grid = cells(value_codec(atoms=(0.0, 6.0), nulls=True), 2)
     assert grid.edges.tolist() == [0.0, 5.0, 6.0, 10.0]
-    assert grid.index(pa.array([None, 0.0, 6.0, 0.1, 5.0, 5.5, 6.5, -0.0])).tolist() == [0, 1, 2, 3, 3, 4, 5, 1]
+    assert grid.index(pa.array([None, 0.0, 6.0, 0.1, 5.0, 5.5, 6.5, -0.0])).tolist() == [
+        0,
+        1,
+        2,
+        3,
+        3,
+        4,
+        5,
+        1,
+    ]
     assert grid.possible.all()
 
 
 def test_whole_numbers_are_never_cut():
     grid = cells(value_codec(type=pa.int32(), bounds=(1.0, 10.0)), 4)
     assert grid.edges.tolist() == [0.0, 2.0, 5.0, 7.0, 10.0]
-    assert grid.index(pa.array([1, 2, 3, 5, 6, 7, 8, 10], type=pa.int32())).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert cells(value_codec(type=pa.int32(), bounds=(1.0, 10.0)), 1024).edges.tolist() == list(range(11))
+    assert grid.index(pa.array([1, 2, 3, 5, 6, 7, 8, 10], type=pa.int32())).tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]
+    assert cells(value_codec(type=pa.int32(), bounds=(1.0, 10.0)), 1024).edges.tolist() == list(
+        range(11)
+    )
 
 
 def test_where_an_atom_fills_a_whole_cell_no_row_can_be():
@@ -113,7 +159,10 @@ def test_where_an_atom_fills_a_whole_cell_no_row_can_be():
     assert grid.possible.tolist() == [True, True, False, True, False, True]
 
 
-@pytest.mark.parametrize("bounds", [(-1.7e308, 1.7e308), (0.0, 5e-324), (1.0, math.nextafter(1.0, 2.0)), (-(2.0**53), 2.0**53)])
+@pytest.mark.parametrize(
+    "bounds",
+    [(-1.7e308, 1.7e308), (0.0, 5e-324), (1.0, math.nextafter(1.0, 2.0)), (-(2.0**53), 2.0**53)],
+)
 @pytest.mark.parametrize("type_", [pa.float64(), pa.int64()])
 def test_extreme_bounds_make_increasing_edges_within_them(bounds, type_):
     if type_ == pa.int64():
@@ -140,7 +189,9 @@ def test_a_value_outside_the_domain_is_refused_even_where_it_is_not_chosen():
 
 # The counts
 
-ROWS = st.lists(st.one_of(st.none(), st.floats(0, 10), st.sampled_from([0.0, 2.5, 6.0, 10.0])), max_size=60)
+ROWS = st.lists(
+    st.one_of(st.none(), st.floats(0, 10), st.sampled_from([0.0, 2.5, 6.0, 10.0])), max_size=60
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -150,11 +201,19 @@ def test_counts_are_exact_and_merge_like_sets_of_rows(rows, cut, bins):
     array = pa.array(rows, type=pa.float64())
     whole = CellCounts.of_batch(grid, array)
     line = [row for row in rows if row not in (None, 0.0, 6.0)]
-    oracle = [sum(low < row <= high or (k == 0 and row == low) for row in line) for k, (low, high) in enumerate(itertools.pairwise(grid.edges))]
+    oracle = [
+        sum(low < row <= high or (k == 0 and row == low) for row in line)
+        for k, (low, high) in enumerate(itertools.pairwise(grid.edges))
+    ]
     assert whole.counts.tolist() == [rows.count(None), rows.count(0.0), rows.count(6.0), *oracle]
     first, second = CellCounts.of_batch(grid, array[:cut]), CellCounts.of_batch(grid, array[cut:])
     empty = CellCounts.identity(grid)
-    for merged in (first.merge(second), second.merge(first), empty.merge(first, second), whole.merge(empty)):
+    for merged in (
+        first.merge(second),
+        second.merge(first),
+        empty.merge(first, second),
+        whole.merge(empty),
+    ):
         assert merged.counts.dtype == np.int64
         assert merged.counts.tolist() == whole.counts.tolist()
     assert whole.n_rows == len(rows)
@@ -179,16 +238,30 @@ def neighbours(table: tuple[Any, ...], domain: list[Any], adjacency: str) -> Any
 
 @pytest.mark.parametrize(("grid", "domain"), GRIDS, ids=["levels", "mixed", "lattice"])
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
-def test_the_sensitivity_of_the_event_is_the_largest_change_of_the_counts(grid: Cells, domain, adjacency):
+def test_the_sensitivity_of_the_event_is_the_largest_change_of_the_counts(
+    grid: Cells, domain, adjacency
+):
     type_ = grid.codec.levels.type if isinstance(grid.codec, LevelCodec) else grid.codec.type
 
     def counted(table: tuple[Any, ...]) -> np.ndarray:
         return CellCounts.of_batch(grid, pa.array(table, type=type_)).counts[grid.possible]
 
     worst = 0
-    for table in itertools.chain.from_iterable(itertools.product(domain, repeat=n) for n in (1, 2, 3)):
-        worst = max(worst, *(int(np.abs(counted(table) - counted(other)).sum()) for other in neighbours(table, domain, adjacency)))
-    assert worst == histogram_event(1.0, adjacency).sensitivity == {"replace-one": 2, "add-remove": 1}[adjacency]
+    for table in itertools.chain.from_iterable(
+        itertools.product(domain, repeat=n) for n in (1, 2, 3)
+    ):
+        worst = max(
+            worst,
+            *(
+                int(np.abs(counted(table) - counted(other)).sum())
+                for other in neighbours(table, domain, adjacency)
+            ),
+        )
+    assert (
+        worst
+        == histogram_event(1.0, adjacency).sensitivity
+        == {"replace-one": 2, "add-remove": 1}[adjacency]
+    )
     assert histogram_event(1.0, adjacency, rows_per_unit=20).sensitivity == 20 * worst
 
 
@@ -199,11 +272,20 @@ WIDE = cells(value_codec(), 20_000)
 
 def drawn_fits(scale_of_distribution: float, adjacency: Any, secure: bool) -> bool:
     statistic = CellCounts(np.full(WIDE.n_cells, 100))
-    noisy = noise.perturb(statistic.counts[WIDE.possible], histogram_event(0.5, adjacency), rng=None if secure else keyed("draw"))
+    noisy = noise.perturb(
+        statistic.counts[WIDE.possible],
+        histogram_event(0.5, adjacency),
+        rng=None if secure else keyed("draw"),
+    )
     e = np.abs(noisy - 100)
     ratio = math.exp(-1 / scale_of_distribution)
     top = round(3 * scale_of_distribution)
-    expected = np.array([math.tanh(1 / (2 * scale_of_distribution)) * ratio**k * (2 if k else 1) for k in range(top)])
+    expected = np.array(
+        [
+            math.tanh(1 / (2 * scale_of_distribution)) * ratio**k * (2 if k else 1)
+            for k in range(top)
+        ]
+    )
     expected = np.append(expected, 1 - expected.sum()) * len(e)
     observed = np.bincount(np.minimum(e, top), minlength=top + 1)
     return bool(stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), top) > ALPHA)
@@ -212,32 +294,50 @@ def drawn_fits(scale_of_distribution: float, adjacency: Any, secure: bool) -> bo
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("adjacency", "sensitivity"), [("replace-one", 2), ("add-remove", 1)])
 @pytest.mark.parametrize("secure", [True, False], ids=["secure", "keyed"])
-def test_the_noise_drawn_costs_the_epsilon_accounted_and_neither_changes_alone(adjacency, sensitivity, secure, monkeypatch):
+def test_the_noise_drawn_costs_the_epsilon_accounted_and_neither_changes_alone(
+    adjacency, sensitivity, secure, monkeypatch
+):
     """The distribution is derived from the accountant's price of the event and the brute-forced sensitivity, never from the scale."""
     event = histogram_event(0.5, adjacency)
     assert paid(event, 0) == 0.5
     assert drawn_fits(sensitivity / paid(event, 0), adjacency, secure)
-    for changed in (replace(event, scale=2 * event.scale), replace(event, scale=event.scale / 2), replace(event, sensitivity=3 - event.sensitivity)):
+    for changed in (
+        replace(event, scale=2 * event.scale),
+        replace(event, scale=event.scale / 2),
+        replace(event, sensitivity=3 - event.sensitivity),
+    ):
         assert not drawn_fits(sensitivity / paid(changed, 0), adjacency, secure)
     honest = noise.discrete_laplace
     for factor in (0.5, 2.0):
         with monkeypatch.context() as patch:
-            patch.setattr(noise, "discrete_laplace", lambda counts, scale, rng=None, factor=factor: honest(counts, scale * factor, rng=rng))
+            patch.setattr(
+                noise,
+                "discrete_laplace",
+                lambda counts, scale, rng=None, factor=factor: honest(
+                    counts, scale * factor, rng=rng
+                ),
+            )
             assert not drawn_fits(sensitivity / paid(event, 0), adjacency, secure)
 
 
 # The distribution
 
 
-def noisy_distribution(grid: Cells, counted: CellCounts, epsilon: float, adjacency: Any, rng: Any = None) -> Any:
+def noisy_distribution(
+    grid: Cells, counted: CellCounts, epsilon: float, adjacency: Any, rng: Any = None
+) -> Any:
     """The number of rows is public under replace-one, and private under add-remove."""
-    noisy = noise.perturb(counted.counts[grid.possible], histogram_event(epsilon, adjacency), rng=rng)
+    noisy = noise.perturb(
+        counted.counts[grid.possible], histogram_event(epsilon, adjacency), rng=rng
+    )
     return distribution_of(grid, noisy, counted.n_rows if adjacency == "replace-one" else None)
 
 
 def test_levels_become_probabilities_near_the_truth():
     grid = cells(level_codec(["a", "b", "c"]), 2)
-    distribution = noisy_distribution(grid, CellCounts(np.array([70_000, 0, 30_000])), 0.5, "replace-one")
+    distribution = noisy_distribution(
+        grid, CellCounts(np.array([70_000, 0, 30_000])), 0.5, "replace-one"
+    )
     assert isinstance(distribution, LevelDistribution)
     assert distribution.probabilities == pytest.approx([0.7, 0.0, 0.3], abs=0.003)
     assert distribution.probabilities.sum() == pytest.approx(1, abs=1e-15)
@@ -277,7 +377,9 @@ MIXED = value_codec(bounds=(-3.0, 7.0), atoms=(-3.0, 0.0, 7.0), nulls=True)
 
 
 @pytest.mark.parametrize(
-    "codec", [value_codec(), MIXED, value_codec(type=pa.int64(), bounds=(-5.0, 90.0)), DATES], ids=["real", "mixed", "whole", "dates"]
+    "codec",
+    [value_codec(), MIXED, value_codec(type=pa.int64(), bounds=(-5.0, 90.0)), DATES],
+    ids=["real", "mixed", "whole", "dates"],
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_released_through_the_noisy_cdf_have_its_distribution(codec, seed):
@@ -299,18 +401,26 @@ def test_rows_released_through_the_noisy_cdf_have_its_distribution(codec, seed):
     probabilities[0] += c[0]
     for k in range(1, len(x)):
         at_atom = x[k] == x[k - 1]
-        cell = offset + codec.atoms.index(x[k]) if at_atom else offset + len(codec.atoms) + int(np.searchsorted(grid.edges, x[k])) - 1
+        cell = (
+            offset + codec.atoms.index(x[k])
+            if at_atom
+            else offset + len(codec.atoms) + int(np.searchsorted(grid.edges, x[k])) - 1
+        )
         probabilities[cell] += jumps[k]
     observed = np.bincount(found, minlength=grid.n_cells)
     assert (observed[probabilities <= 1e-15] <= 1).all()
     kept = probabilities > 1e-15
     expected = probabilities[kept] * 20_000
-    assert stats.chi2.sf(((observed[kept] - expected) ** 2 / expected).sum(), kept.sum() - 1) > ALPHA
+    assert (
+        stats.chi2.sf(((observed[kept] - expected) ** 2 / expected).sum(), kept.sum() - 1) > ALPHA
+    )
 
 
 def test_dates_are_decoded_within_their_bounds():
     grid = cells(DATES, 16)
-    array = pa.array([dt.date(1970, 1, 1), dt.date(1970, 4, 11), None, dt.date(1971, 2, 5)], type=pa.date32())
+    array = pa.array(
+        [dt.date(1970, 1, 1), dt.date(1970, 4, 11), None, dt.date(1971, 2, 5)], type=pa.date32()
+    )
     assert grid.index(array).tolist() == [2, 1, 0, grid.n_cells - 1]
 
 
@@ -320,17 +430,24 @@ def test_noise_that_drowns_everything_still_gives_a_distribution():
         for trial in range(20):
             for adjacency in ("replace-one", "add-remove"):
                 statistic = CellCounts(np.eye(grid.n_cells, dtype=np.int64)[0] * 2)
-                distribution = noisy_distribution(grid, statistic, 1e-6, adjacency, rng=keyed(f"drown {trial}"))
+                distribution = noisy_distribution(
+                    grid, statistic, 1e-6, adjacency, rng=keyed(f"drown {trial}")
+                )
                 if isinstance(distribution, LevelDistribution):
                     assert distribution.probabilities.sum() == pytest.approx(1)
                 else:
-                    assert (distribution.c[-1], bool((np.diff(distribution.c) >= 0).all())) == (1.0, True)
+                    assert (distribution.c[-1], bool((np.diff(distribution.c) >= 0).all())) == (
+                        1.0,
+                        True,
+                    )
 
 
 def test_under_add_remove_the_true_number_of_rows_is_not_used(monkeypatch):
     """With the same noisy counts, tables of different sizes give the same distribution; also a table of none."""
     grid = cells(level_codec([1, 2]), 2)
-    monkeypatch.setattr(noise, "discrete_laplace", lambda counts, scale, rng=None: np.array([30, 10]))
+    monkeypatch.setattr(
+        noise, "discrete_laplace", lambda counts, scale, rng=None: np.array([30, 10])
+    )
     for counts in ([40, 0], [0, 0], [1000, 1000]):
         distribution = noisy_distribution(grid, CellCounts(np.array(counts)), 1.0, "add-remove")
         assert isinstance(distribution, LevelDistribution)
@@ -347,21 +464,42 @@ def test_a_public_number_of_fewer_than_two_rows_is_refused(counts):
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "number"), [(2.743, 2.757, 2.75), (9950.0, 10_049.0, 10_000.0), (-0.31, -0.299, -0.3), (0.99, 1.0, 1.0), (-2.5, 3.0, 0.0)]
+    ("low", "high", "number"),
+    [
+        (2.743, 2.757, 2.75),
+        (9950.0, 10_049.0, 10_000.0),
+        (-0.31, -0.299, -0.3),
+        (0.99, 1.0, 1.0),
+        (-2.5, 3.0, 0.0),
+    ],
 )
-def test_the_simplest_number_has_the_fewest_decimals(low: float, high: float, number: float) -> None:
+def test_the_simplest_number_has_the_fewest_decimals(
+    low: float, high: float, number: float
+) -> None:
     assert _simplest(low, high) == number
 
 
 def test_a_price_that_many_rows_have_is_an_atom(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows stand for all the ranks of a jump; at one rank, they would change the shares of other values."""
     rng = np.random.default_rng(4)
-    own = pd.DataFrame({"tip": np.where(rng.random(60_000) < 0.4, 0.0, np.where(rng.random(60_000) < 0.5, 2.75, rng.lognormal(1.0, 0.6, 60_000)))})
-    schema = Schema.from_dict({"columns": {"tip": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1000.0]}}})
+    own = pd.DataFrame(
+        {
+            "tip": np.where(
+                rng.random(60_000) < 0.4,
+                0.0,
+                np.where(rng.random(60_000) < 0.5, 2.75, rng.lognormal(1.0, 0.6, 60_000)),
+            )
+        }
+    )
+    schema = Schema.from_dict(
+        {"columns": {"tip": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1000.0]}}}
+    )
     errors = []
     for mark in (_mark_frequent, lambda cells, probabilities, found: found):
         monkeypatch.setattr("dpdask.references.histogram._mark_frequent", mark)
-        with dpdask.DIP(schema, epsilon=1.0, reference=Histogram(), insecure_seed=2).fit(own) as release:
+        with dpdask.DIP(schema, epsilon=1.0, reference=Histogram(), insecure_seed=2).fit(
+            own
+        ) as release:
             found = release.transform(own)["tip"]
         errors.append(abs(found.quantile(0.5) - own["tip"].quantile(0.5)))
         if mark is _mark_frequent:
@@ -373,19 +511,40 @@ def test_a_price_that_many_rows_have_is_an_atom(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("low", [1.0, 1e300, -5.0])
 @pytest.mark.parametrize("n_steps", [1, 2, 3])
 def test_bounds_a_few_steps_apart_are_fitted_and_released(low: float, n_steps: int) -> None:
-    numbers = list(itertools.accumulate(range(n_steps), lambda x, _: math.nextafter(x, math.inf), initial=low))
+    numbers = list(
+        itertools.accumulate(range(n_steps), lambda x, _: math.nextafter(x, math.inf), initial=low)
+    )
     own = pd.DataFrame({"x": np.resize(numbers, 600)})
-    schema = Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [low, numbers[-1]]}}})
-    with warnings.catch_warnings(action="error"), dpdask.DIP(schema, epsilon=8.0, reference=Histogram(), insecure_seed=2).fit(own) as release:
+    schema = Schema.from_dict(
+        {
+            "columns": {
+                "x": {"role": "privatise", "kind": "continuous", "bounds": [low, numbers[-1]]}
+            }
+        }
+    )
+    with (
+        warnings.catch_warnings(action="error"),
+        dpdask.DIP(schema, epsilon=8.0, reference=Histogram(), insecure_seed=2).fit(own) as release,
+    ):
         assert release.transform(own)["x"].isin(numbers).all()
 
 
-@pytest.mark.parametrize("bounds", [[0, 1], [1.0, math.nextafter(1.0, 2.0)]], ids=["whole", "floating"])
+@pytest.mark.parametrize(
+    "bounds", [[0, 1], [1.0, math.nextafter(1.0, 2.0)]], ids=["whole", "floating"]
+)
 @pytest.mark.parametrize("bins", ["adaptive", 4])
 def test_atoms_may_be_all_numbers_between_the_bounds(bounds: list[float], bins: Any) -> None:
-    schema = Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "mixed", "bounds": bounds, "atoms": bounds}}})
+    schema = Schema.from_dict(
+        {
+            "columns": {
+                "x": {"role": "privatise", "kind": "mixed", "bounds": bounds, "atoms": bounds}
+            }
+        }
+    )
     own = pd.DataFrame({"x": np.resize(bounds, 600)})
-    with dpdask.DIP(schema, epsilon=8.0, reference=Histogram(bins=bins), insecure_seed=2).fit(own) as release:
+    with dpdask.DIP(schema, epsilon=8.0, reference=Histogram(bins=bins), insecure_seed=2).fit(
+        own
+    ) as release:
         assert release.transform(own)["x"].isin(bounds).all()
 
 

@@ -14,27 +14,39 @@ EVENTS = {
     "age": DiscreteLaplace(scale=3.5, sensitivity=2, adjacency="replace-one"),
 }
 SIZES = {"rating": 3, "age": 2}
-NOISY = NoisyHistograms(counts={"rating": np.array([3, -1, 7]), "age": np.array([2**40, 0])}, events=EVENTS, n_rows=9)
+NOISY = NoisyHistograms(
+    counts={"rating": np.array([3, -1, 7]), "age": np.array([2**40, 0])}, events=EVENTS, n_rows=9
+)
 
 
 def test_those_of_this_run_are_read_back_as_they_were_written() -> None:
     found = NoisyHistograms.from_bytes(NOISY.to_bytes(), "noisy.npz")
     found.check(EVENTS, SIZES)
     assert (found.events, found.n_rows) == (EVENTS, 9)
-    assert {name: counts.tolist() for name, counts in found.counts.items()} == {name: counts.tolist() for name, counts in NOISY.counts.items()}
+    assert {name: counts.tolist() for name, counts in found.counts.items()} == {
+        name: counts.tolist() for name, counts in NOISY.counts.items()
+    }
 
 
 @pytest.mark.parametrize(
     ("events", "sizes"),
     [
-        ({**EVENTS, "age": DiscreteLaplace(scale=3.0, sensitivity=2, adjacency="replace-one")}, SIZES),
+        (
+            {**EVENTS, "age": DiscreteLaplace(scale=3.0, sensitivity=2, adjacency="replace-one")},
+            SIZES,
+        ),
         ({"rating": EVENTS["rating"]}, SIZES),
         (EVENTS, {**SIZES, "rating": 4}),
     ],
     ids=["another noise", "another column", "other cells"],
 )
-def test_those_of_another_run_are_refused(events: dict[str, DiscreteLaplace], sizes: dict[str, int]) -> None:
-    with pytest.raises(InputError, match=r"^the run's noisy histograms: these are not the noisy histograms of this run"):
+def test_those_of_another_run_are_refused(
+    events: dict[str, DiscreteLaplace], sizes: dict[str, int]
+) -> None:
+    with pytest.raises(
+        InputError,
+        match=r"^the run's noisy histograms: these are not the noisy histograms of this run",
+    ):
         NOISY.check(events, sizes)
 
 

@@ -13,15 +13,26 @@ from scipy import stats
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.documents import validate
 from dpdask.errors import DataError, SpecError
-from dpdask.references import Holdout, Known, LevelDistribution, Public, RankDistribution, from_statistic
+from dpdask.references import (
+    Holdout,
+    Known,
+    LevelDistribution,
+    Public,
+    RankDistribution,
+    from_statistic,
+)
 from dpdask.stats import LevelCounts, RankSummary
 
 
 def value_codec(**changes: Any) -> ValueCodec:
-    return ValueCodec(**{"name": "v", "type": pa.float64(), "bounds": None, "atoms": (), "nulls": True, **changes})
+    return ValueCodec(
+        **{"name": "v", "type": pa.float64(), "bounds": None, "atoms": (), "nulls": True, **changes}
+    )
 
 
-def level_codec(levels: list[Any], *, ordered: bool = True, type_: pa.DataType | None = None) -> LevelCodec:
+def level_codec(
+    levels: list[Any], *, ordered: bool = True, type_: pa.DataType | None = None
+) -> LevelCodec:
     return LevelCodec(name="v", levels=pa.array(levels, type=type_), ordered=ordered)
 
 
@@ -88,7 +99,9 @@ def test_whole_numbers_step_down_by_one(rows: list[int], expected: list[float]) 
 
 
 def test_known_probabilities_of_levels_are_rescaled_to_one() -> None:
-    result = known(level_codec([None, "a", "b"], ordered=False), probabilities=[0.2, 0.3, 0.5000005])
+    result = known(
+        level_codec([None, "a", "b"], ordered=False), probabilities=[0.2, 0.3, 0.5000005]
+    )
     assert isinstance(result, LevelDistribution)
     assert result.probabilities.sum() == pytest.approx(1.0, abs=1e-15)
 
@@ -151,7 +164,9 @@ def read(reference: Any, points: np.ndarray) -> np.ndarray:
         (stats.beta(0.5, 0.5), {"name": "beta", "a": 0.5, "b": 0.5}),
     ],
 )
-def test_the_cdf_of_a_known_distribution_is_followed_within_its_stated_error(distribution: Any, column: dict[str, Any]) -> None:
+def test_the_cdf_of_a_known_distribution_is_followed_within_its_stated_error(
+    distribution: Any, column: dict[str, Any]
+) -> None:
     reference = known(value_codec(nulls=False), **column)
     assert isinstance(reference, RankDistribution)
     points = distribution.ppf(np.random.default_rng(1).random(5000))
@@ -163,7 +178,9 @@ def test_the_cdf_of_a_known_distribution_is_followed_within_its_stated_error(dis
 def test_the_cdf_of_a_known_distribution_of_whole_numbers_is_exact_at_whole_numbers() -> None:
     reference = known(value_codec(type=pa.int32()), name="poisson", mu=40.0)
     points = np.arange(10.0, 80.0)
-    np.testing.assert_allclose(read(reference, points), stats.poisson(40.0).cdf(points), rtol=0, atol=1e-11)
+    np.testing.assert_allclose(
+        read(reference, points), stats.poisson(40.0).cdf(points), rtol=0, atol=1e-11
+    )
 
 
 def test_known_atoms_and_nulls_have_their_own_probabilities() -> None:
@@ -174,7 +191,9 @@ def test_known_atoms_and_nulls_have_their_own_probabilities() -> None:
     for atom, probability in [(0.0, 0.25), (1.0, 0.125)]:
         jump = reference.c[reference.x == atom]
         assert jump[-1] - jump[0] == pytest.approx(probability, abs=1e-12)
-    assert read(reference, np.array([-1.0])) == pytest.approx(0.125 + 0.5 * stats.norm.cdf(-1), abs=2.0**-15)
+    assert read(reference, np.array([-1.0])) == pytest.approx(
+        0.125 + 0.5 * stats.norm.cdf(-1), abs=2.0**-15
+    )
 
 
 def test_atoms_that_sum_to_one_but_for_rounding_are_accepted() -> None:
@@ -198,14 +217,19 @@ def test_atoms_that_sum_to_one_but_for_rounding_are_accepted() -> None:
         ({"atoms": (0.0,)}, {"probabilities": [float("nan")], "name": "norm"}),
         ({"nulls": False}, {"null": 0.1, "name": "norm"}),
         ({"bounds": (0.0, 9.0)}, {"name": "norm"}),
-        ({"atoms": (0.0, 1.0), "type": pa.int64()}, {"probabilities": [0.3, 0.3], "name": "bernoulli", "p": 0.5}),
+        (
+            {"atoms": (0.0, 1.0), "type": pa.int64()},
+            {"probabilities": [0.3, 0.3], "name": "bernoulli", "p": 0.5},
+        ),
         ({}, {"name": "norm", "scale": -1.0}),
         ({}, {"name": "norm", "scale": [1.0, 2.0]}),
         ({}, {"name": "norm", "sclae": 1.0}),
         ({}, {}),
     ],
 )
-def test_a_declaration_that_does_not_fit_the_values_is_refused(changes: dict[str, Any], column: dict[str, Any]) -> None:
+def test_a_declaration_that_does_not_fit_the_values_is_refused(
+    changes: dict[str, Any], column: dict[str, Any]
+) -> None:
     with pytest.raises(SpecError, match="'v'"):
         known(value_codec(**changes), **column)
 
@@ -242,6 +266,8 @@ def test_every_reference_says_who_is_protected_and_who_is_not() -> None:
         (pa.float16(), {"name": "norm", "scale": 1e6}),
     ],
 )
-def test_a_distribution_whose_values_the_columns_type_cannot_hold_is_refused(type_: pa.DataType, column: dict[str, Any]) -> None:
+def test_a_distribution_whose_values_the_columns_type_cannot_hold_is_refused(
+    type_: pa.DataType, column: dict[str, Any]
+) -> None:
     with pytest.raises(SpecError, match="cannot hold"):
         known(value_codec(type=type_), **column)

@@ -29,8 +29,18 @@ def serving() -> Iterator[dict[str, str]]:
     """Run the server, and yield its endpoint."""
     port = free_port("azurite")
     with tempfile.TemporaryDirectory(prefix="azurite-") as folder:
-        words = [str(_program()), "--skipApiVersionCheck", "--inMemoryPersistence", "--disableTelemetry", "--silent", "--blobPort", str(port)]
-        process = subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        words = [
+            str(_program()),
+            "--skipApiVersionCheck",
+            "--inMemoryPersistence",
+            "--disableTelemetry",
+            "--silent",
+            "--blobPort",
+            str(port),
+        ]
+        process = subprocess.Popen(
+            words, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         try:
             wait_for_port(port, 60, process)
             yield {"endpoint": f"http://127.0.0.1:{port}"}

@@ -27,7 +27,11 @@ c.ClusterConfig.worker_cmd = [{python!r}, "-m", "distributed.cli.dask_worker"]
 
 def why_not() -> str:
     """Return why no gateway can be had here; empty if it can."""
-    return "" if importlib.util.find_spec("dask_gateway_server") else "dask-gateway-server is not installed"
+    return (
+        ""
+        if importlib.util.find_spec("dask_gateway_server")
+        else "dask-gateway-server is not installed"
+    )
 
 
 @contextlib.contextmanager
@@ -35,10 +39,21 @@ def running(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
     """Start a gateway with its files in a folder; yield its URL."""
     port = free_port("gateway")
     (folder / "clusters").mkdir()
-    (folder / "gateway.py").write_text(CONFIGURATION.format(port=port, folder=str(folder / "clusters"), python=sys.executable))
+    (folder / "gateway.py").write_text(
+        CONFIGURATION.format(port=port, folder=str(folder / "clusters"), python=sys.executable)
+    )
     path = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
-    words = [shutil.which("dask-gateway-server", path=path) or "dask-gateway-server", "--config", str(folder / "gateway.py")]
-    with (folder / "gateway.log").open("wb") as log, subprocess.Popen(words, stdout=log, stderr=log, env={**environment, "PATH": path}) as server:
+    words = [
+        shutil.which("dask-gateway-server", path=path) or "dask-gateway-server",
+        "--config",
+        str(folder / "gateway.py"),
+    ]
+    with (
+        (folder / "gateway.log").open("wb") as log,
+        subprocess.Popen(
+            words, stdout=log, stderr=log, env={**environment, "PATH": path}
+        ) as server,
+    ):
         try:
             url = f"http://127.0.0.1:{port}"
             for _ in range(300):

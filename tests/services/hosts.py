@@ -33,12 +33,33 @@ class Hosts:
         """The words before a command that runs on a host; each has its own /dev/shm, so no memory is shared but for the tests' files."""
         folder = tempfile.gettempdir()  # it may be in /dev/shm: see conftest.py
         mount = f'mount --bind {folder} /mnt; mount -t tmpfs tmpfs /dev/shm; mkdir -p {folder}; mount --move /mnt {folder}; exec "$@"'
-        return ["ip", "netns", "exec", f"{self.prefix}h{number}", "unshare", "-m", "--propagation", "private", "sh", "-c", mount, "sh"]
+        return [
+            "ip",
+            "netns",
+            "exec",
+            f"{self.prefix}h{number}",
+            "unshare",
+            "-m",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            mount,
+            "sh",
+        ]
 
     def listen(self, number: int, port: int) -> socket.socket:
         """Return a socket that listens on a host, while whoever accepts its connections stays outside."""
         here, there = socket.socketpair()
-        words = [*self.inside(number), sys.executable, "-c", _LISTEN, str(there.fileno()), self.address(number), str(port)]
+        words = [
+            *self.inside(number),
+            sys.executable,
+            "-c",
+            _LISTEN,
+            str(there.fileno()),
+            self.address(number),
+            str(port),
+        ]
         with here, there:
             subprocess.run(words, pass_fds=[there.fileno()], check=True)
             _, [found], _, _ = socket.recv_fds(here, 1, 1)
@@ -59,8 +80,19 @@ def why_not() -> str:
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         return "ip or unshare is not installed (Debian: iproute2, util-linux)"
     name = f"dpdask{os.getpid()}t"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
-    bridge = made and subprocess.run(["ip", "-n", name, "link", "add", "br0", "type", "bridge"], capture_output=True, check=False).returncode == 0
+    made = (
+        subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode
+        == 0
+    )
+    bridge = (
+        made
+        and subprocess.run(
+            ["ip", "-n", name, "link", "add", "br0", "type", "bridge"],
+            capture_output=True,
+            check=False,
+        ).returncode
+        == 0
+    )
     subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
     return "" if bridge else "network namespaces with bridges cannot be made here"
 
@@ -77,7 +109,20 @@ def running() -> Iterator[Hosts]:
         for number in range(1, N_HOSTS + 1):
             host = f"{hosts.prefix}h{number}"
             _ip("netns", "add", host)
-            _ip("-n", switch, "link", "add", f"v{number}", "type", "veth", "peer", "name", "eth0", "netns", host)
+            _ip(
+                "-n",
+                switch,
+                "link",
+                "add",
+                f"v{number}",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                host,
+            )
             _ip("-n", switch, "link", "set", f"v{number}", "master", "br0", "up")
             _ip("-n", host, "addr", "add", f"{hosts.address(number)}/24", "dev", "eth0")
             _ip("-n", host, "link", "set", "eth0", "up")
@@ -85,7 +130,9 @@ def running() -> Iterator[Hosts]:
         yield hosts
     finally:
         for number in range(1, N_HOSTS + 1):
-            subprocess.run(["ip", "netns", "del", f"{hosts.prefix}h{number}"], capture_output=True, check=False)
+            subprocess.run(
+                ["ip", "netns", "del", f"{hosts.prefix}h{number}"], capture_output=True, check=False
+            )
         subprocess.run(["ip", "netns", "del", switch], capture_output=True, check=False)
 
 

@@ -79,7 +79,9 @@ class Proxy:
 
     def list_as_before(self, times: int = 1, path: str = "") -> None:
         """Answer the next listings as the same ones were answered first."""
-        self._orders.append(_Order(times, lambda request: request.lists and path in request.path, "list as before"))
+        self._orders.append(
+            _Order(times, lambda request: request.lists and path in request.path, "list as before")
+        )
 
     def forget(self) -> None:
         """Forget the requests so far, the answers to listings, and what was still to be done."""
@@ -90,7 +92,14 @@ class Proxy:
             self.delay_seconds = 0.0
 
     def _order(self, act: str, times: int, method: str, path: str, status: int = 0) -> None:
-        self._orders.append(_Order(times, lambda request: request.method.startswith(method) and path in request.path, act, status))
+        self._orders.append(
+            _Order(
+                times,
+                lambda request: request.method.startswith(method) and path in request.path,
+                act,
+                status,
+            )
+        )
 
     def take(self, request: Request) -> tuple[str, int]:
         """Note a request, and return what to do with it."""
@@ -130,7 +139,9 @@ def proxying(upstream: str, listening: socket.socket | None = None) -> Iterator[
             server.socket = listening
         at, port_of = server.socket.getsockname()[:2]
         proxy = Proxy(f"http://{at}:{port_of}")
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
         thread.start()
         yield proxy
         server.shutdown()
@@ -139,7 +150,10 @@ def proxying(upstream: str, listening: socket.socket | None = None) -> Iterator[
 
 def _relay(proxy: Proxy, client: socket.socket, upstream: tuple[str, int]) -> None:
     with socket.create_connection(upstream) as store:
-        for end in (client, store):  # else a short body waits 40 ms for the acknowledgement of its head
+        for end in (
+            client,
+            store,
+        ):  # else a short body waits 40 ms for the acknowledgement of its head
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         cutting = threading.Event()
         back = threading.Thread(target=_answer, args=(store, client, cutting), daemon=True)
@@ -149,16 +163,23 @@ def _relay(proxy: Proxy, client: socket.socket, upstream: tuple[str, int]) -> No
                 found = _REQUEST.match(data)
                 if found is not None:
                     ranged = _RANGE.search(data)
-                    request = Request(found[1].decode(), found[2].decode(), ranged[1].decode() if ranged else None)
+                    request = Request(
+                        found[1].decode(), found[2].decode(), ranged[1].decode() if ranged else None
+                    )
                     act, status = proxy.take(request)
                     time.sleep(proxy.delay_seconds)
                     if act == "refuse":
                         _reset(client)
                         break
                     if act == "answer":
-                        client.sendall(b"HTTP/1.1 %d Told\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" % status)
+                        client.sendall(
+                            b"HTTP/1.1 %d Told\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                            % status
+                        )
                         client.shutdown(socket.SHUT_WR)
-                        while client.recv(2**18):  # else the client's unread body would reset the connection before the answer is read
+                        while client.recv(
+                            2**18
+                        ):  # else the client's unread body would reset the connection before the answer is read
                             pass
                         break
                     if act == "cut":

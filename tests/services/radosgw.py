@@ -74,12 +74,18 @@ def missing() -> str | None:
 def serving() -> Iterator[dict[str, str]]:
     """Run the server, and yield its endpoint."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rgw-", ignore_cleanup_errors=True)))
+        folder = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="rgw-", ignore_cleanup_errors=True)
+            )
+        )
         port, fsid = free_port("radosgw"), str(uuid.uuid4())
         for name in ("mon", "osd"):
             (folder / name).mkdir()
         monitor = free_port("ceph-mon")
-        (folder / "ceph.conf").write_text(_CONFIGURATION.format(fsid=fsid, folder=folder, port=port, monitor=monitor))
+        (folder / "ceph.conf").write_text(
+            _CONFIGURATION.format(fsid=fsid, folder=folder, port=port, monitor=monitor)
+        )
         conf = ["-c", str(folder / "ceph.conf")]
 
         def run(*words: str) -> str:
@@ -90,13 +96,25 @@ def serving() -> Iterator[dict[str, str]]:
 
         def start(*words: str) -> subprocess.Popen[bytes]:
             process = subprocess.Popen(
-                [*words, "-f", "--setuser", "root", "--setgroup", "root"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                [*words, "-f", "--setuser", "root", "--setgroup", "root"],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
             )
             stack.callback(process.wait)
             stack.callback(process.kill)
             return process
 
-        run("monmaptool", "--create", "--clobber", "--fsid", fsid, "--addv", "a", f"[v2:127.0.0.1:{monitor}]", str(folder / "monmap"))
+        run(
+            "monmaptool",
+            "--create",
+            "--clobber",
+            "--fsid",
+            fsid,
+            "--addv",
+            "a",
+            f"[v2:127.0.0.1:{monitor}]",
+            str(folder / "monmap"),
+        )
         run("ceph-mon", *conf, "--mkfs", "-i", "a", "--monmap", str(folder / "monmap"))
         start("ceph-mon", *conf, "-i", "a")
         osd = str(uuid.uuid4())
@@ -111,6 +129,11 @@ def serving() -> Iterator[dict[str, str]]:
         gateway = start("radosgw", *conf, "-n", "client.rgw")
         wait_for_port(port, 60, gateway)
         for user, (key, secret) in KEYS.items():
-            words = [f"--uid={user}", f"--display-name={user}", f"--access-key={key}", f"--secret-key={secret}"]
+            words = [
+                f"--uid={user}",
+                f"--display-name={user}",
+                f"--access-key={key}",
+                f"--secret-key={secret}",
+            ]
             run("radosgw-admin", *conf, "-n", "client.rgw", "user", "create", *words)
         yield {"endpoint": f"http://127.0.0.1:{port}"}

@@ -68,11 +68,26 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
     (folder / "munge" / "munge.key").chmod(0o400)
     controller, first, second = _free_ports(3)
     host = socket.gethostname().partition(".")[0]
-    configuration.write_text(CONFIGURATION.format(folder=folder, host=host, controller=controller, first=first, second=second))
-    munge = {"key": "munge/munge.key", "pid": "munged.pid", "log": "munged.log", "seed": "munge/seed"}
+    configuration.write_text(
+        CONFIGURATION.format(
+            folder=folder, host=host, controller=controller, first=first, second=second
+        )
+    )
+    munge = {
+        "key": "munge/munge.key",
+        "pid": "munged.pid",
+        "log": "munged.log",
+        "seed": "munge/seed",
+    }
     files = [f"--{name}-file={folder / file}" for name, file in munge.items()]
     try:
-        _start("munged", *files, f"--socket={folder}/munge/munge.sock", "--force", environment=environment)
+        _start(
+            "munged",
+            *files,
+            f"--socket={folder}/munge/munge.sock",
+            "--force",
+            environment=environment,
+        )
         _start("slurmctld", "-f", str(configuration), environment=environment)
         for node in ("n1", "n2"):
             _start("slurmd", "-f", str(configuration), "-N", node, environment=environment)
@@ -96,7 +111,9 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
 
 def ask(*words: str, environment: dict[str, str]) -> str:
     """Return what a command of SLURM prints."""
-    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(
+        words, env=environment, capture_output=True, text=True, check=False
+    ).stdout.strip()
 
 
 def _start(*words: str, environment: dict[str, str]) -> None:

@@ -38,7 +38,11 @@ class Server:
         if self.name == "radosgw":
             key, secret = radosgw.KEYS[user]
             # without the last, a process without keys asks the machine's cloud for some
-            names = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret, "AWS_ENDPOINT_URL": endpoint}
+            names = {
+                "AWS_ACCESS_KEY_ID": key,
+                "AWS_SECRET_ACCESS_KEY": secret,
+                "AWS_ENDPOINT_URL": endpoint,
+            }
             return names | {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
         account = f"AccountName={azurite.ACCOUNT};AccountKey={azurite.KEY};BlobEndpoint={endpoint}/{azurite.ACCOUNT};"
         return {"AZURE_STORAGE_CONNECTION_STRING": f"DefaultEndpointsProtocol=http;{account}"}
@@ -50,7 +54,11 @@ class Server:
         fs, _ = open_filesystem(url)
         fs.mkdir(bucket)
         if versioned:
-            fs.call_s3("put_bucket_versioning", Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+            fs.call_s3(
+                "put_bucket_versioning",
+                Bucket=bucket,
+                VersioningConfiguration={"Status": "Enabled"},
+            )
         return url
 
 
@@ -85,8 +93,15 @@ def everything_ever_written(store: Store) -> list[tuple[str, bytes]]:
     page = fs.call_s3("list_object_versions", Bucket=bucket)
     assert not page["IsTruncated"]
     found = page.get("Versions", [])
-    answers = [fs.call_s3("get_object", Bucket=bucket, Key=each["Key"], VersionId=each["VersionId"])["Body"] for each in found]
-    return [(each["Key"], sync(fs.loop, body.read)) for each, body in zip(found, answers, strict=True)]
+    answers = [
+        fs.call_s3("get_object", Bucket=bucket, Key=each["Key"], VersionId=each["VersionId"])[
+            "Body"
+        ]
+        for each in found
+    ]
+    return [
+        (each["Key"], sync(fs.loop, body.read)) for each, body in zip(found, answers, strict=True)
+    ]
 
 
 @contextmanager
@@ -106,9 +121,13 @@ def run_server(name: str, shared: Path) -> Iterator[Server]:
 @contextmanager
 def in_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set variables, without those of the store that are set elsewhere, also for workers; file systems opened before are not used again."""
-    spawned = dask.config.set({"distributed.worker.multiprocessing-method": "spawn"})  # with the environment of now
+    spawned = dask.config.set(
+        {"distributed.worker.multiprocessing-method": "spawn"}
+    )  # with the environment of now
     with pytest.MonkeyPatch.context() as patch, spawned:
-        for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_STORAGE_", "FSSPEC_"))]:
+        for name in [
+            name for name in os.environ if name.startswith(("AWS_", "AZURE_STORAGE_", "FSSPEC_"))
+        ]:
             patch.delenv(name)
         for name, value in variables.items():
             patch.setenv(name, value)
@@ -127,7 +146,12 @@ def _opened() -> list[type[fsspec.AbstractFileSystem]]:
     found = [fsspec.AbstractFileSystem]
     for class_ in found:
         found += class_.__subclasses__()
-    return [class_ for class_ in found if class_.__module__.partition(".")[0] in ("s3fs", "adlfs", "gcsfs") or class_.__name__ == "AzureFileSystem"]
+    return [
+        class_
+        for class_ in found
+        if class_.__module__.partition(".")[0] in ("s3fs", "adlfs", "gcsfs")
+        or class_.__name__ == "AzureFileSystem"
+    ]
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,14 @@ def ask(name: str, shared: Path) -> tuple[dict[str, Any], socket.socket]:
         words = [sys.executable, "-m", "services.supervisor", name, str(place)]
         log = (shared / f"{name}.log").open("w")
         with log:
-            server = subprocess.Popen(words, cwd=Path(__file__).parents[1], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            server = subprocess.Popen(
+                words,
+                cwd=Path(__file__).parents[1],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end and server.poll() is None:
             answer = _connect(place)
@@ -54,7 +61,9 @@ def ask(name: str, shared: Path) -> tuple[dict[str, Any], socket.socket]:
             time.sleep(0.1)
         server.kill()
         server.wait()
-    raise CannotServeError(f"{name} does not start: {(shared / f'{name}.log').read_text().strip()[-300:]}")
+    raise CannotServeError(
+        f"{name} does not start: {(shared / f'{name}.log').read_text().strip()[-300:]}"
+    )
 
 
 def _connect(place: Path) -> tuple[dict[str, Any], socket.socket] | None:

@@ -11,18 +11,26 @@ from dpdask.stats.bounding import UnitBounds, UnitRows
 
 Rows = list[tuple[int, int]]
 TOP = 2**64 - 1
-numbers = st.integers(0, 3) | st.sampled_from([TOP, TOP - 1, 2**63])  # few, so that units and hashes collide; and the ends of uint64
-tables = st.lists(st.tuples(numbers, numbers), max_size=30)  # (unit, hash of the row); its position is its place
+numbers = st.integers(0, 3) | st.sampled_from(
+    [TOP, TOP - 1, 2**63]
+)  # few, so that units and hashes collide; and the ends of uint64
+tables = st.lists(
+    st.tuples(numbers, numbers), max_size=30
+)  # (unit, hash of the row); its position is its place
 max_rows = st.integers(1, 4)
 
 
 def statistic(rows: Rows, places: list[int], bound: int) -> UnitRows:
-    units, hashes = (np.array([rows[place][column] for place in places], dtype=np.uint64) for column in (0, 1))
+    units, hashes = (
+        np.array([rows[place][column] for place in places], dtype=np.uint64) for column in (0, 1)
+    )
     return UnitRows.of_batch(bound, units, hashes, np.array(places, dtype=np.uint64))
 
 
 def kept(found: UnitRows) -> list[tuple[int, int, int]]:
-    return sorted(zip(found.units.tolist(), found.hashes.tolist(), found.positions.tolist(), strict=True))
+    return sorted(
+        zip(found.units.tolist(), found.hashes.tolist(), found.positions.tolist(), strict=True)
+    )
 
 
 def same(one: UnitRows, other: UnitRows) -> bool:
@@ -31,7 +39,10 @@ def same(one: UnitRows, other: UnitRows) -> bool:
 
 
 def released(bounds: UnitBounds, rows: Rows) -> list[bool]:
-    arrays = [np.array(column, dtype=np.uint64) for column in ([u for u, _ in rows], [h for _, h in rows], range(len(rows)))]
+    arrays = [
+        np.array(column, dtype=np.uint64)
+        for column in ([u for u, _ in rows], [h for _, h in rows], range(len(rows)))
+    ]
     return bounds.is_released(*arrays).tolist()
 
 
@@ -45,7 +56,10 @@ def oracle(rows: Rows, bound: int) -> list[bool]:
 
 
 def parted(draw_owner: list[int], n_parts: int = 4) -> list[list[int]]:
-    return [[place for place, owner in enumerate(draw_owner) if owner == part] for part in range(n_parts)]
+    return [
+        [place for place, owner in enumerate(draw_owner) if owner == part]
+        for part in range(n_parts)
+    ]
 
 
 @st.composite
@@ -63,9 +77,13 @@ def test_the_choice_is_the_oracles_for_any_partitioning(case, bound):
     assert found == oracle(rows, bound)
     assert found == released(statistic(rows, list(range(len(rows))), bound).bounds(), rows)
     for unit in {unit for unit, _ in rows}:
-        own = [released_ for (owner, _), released_ in zip(rows, found, strict=True) if owner == unit]
+        own = [
+            released_ for (owner, _), released_ in zip(rows, found, strict=True) if owner == unit
+        ]
         assert sum(own) == min(len(own), bound)
-    assert len(bounds.units) == sum(sum(owner == unit for owner, _ in rows) > bound for unit in {unit for unit, _ in rows})
+    assert len(bounds.units) == sum(
+        sum(owner == unit for owner, _ in rows) > bound for unit in {unit for unit, _ in rows}
+    )
 
 
 @given(partitions(), max_rows)
@@ -83,9 +101,16 @@ def test_merging_is_associative_and_commutative_with_an_identity(case, bound):
 @given(tables, max_rows)
 def test_it_keeps_one_row_more_than_is_released_of_each_unit_and_no_more(rows, bound):
     found = statistic(rows, list(range(len(rows))), bound)
-    assert kept(found) == sorted((u, h, place) for place, ((u, h), first) in enumerate(zip(rows, oracle(rows, bound + 1), strict=True)) if first)
+    assert kept(found) == sorted(
+        (u, h, place)
+        for place, ((u, h), first) in enumerate(zip(rows, oracle(rows, bound + 1), strict=True))
+        if first
+    )
     groups = [
-        (unit, list(group)) for unit, group in itertools.groupby(zip(found.units, found.hashes, found.positions, strict=True), lambda row: row[0])
+        (unit, list(group))
+        for unit, group in itertools.groupby(
+            zip(found.units, found.hashes, found.positions, strict=True), lambda row: row[0]
+        )
     ]
     assert len({unit for unit, _ in groups}) == len(groups)  # the rows of a unit stand together
     assert all(group[0] == max(group) for _, group in groups if len(group) > bound)
@@ -96,13 +121,17 @@ def test_bounds_come_back_from_bytes_and_the_same_bounds_have_the_same_bytes(row
     made = statistic(rows, list(range(len(rows))), bound).bounds()
     again = UnitBounds.from_bytes(made.to_bytes(), "bounds.npz")
     assert released(again, rows) == released(made, rows)
-    assert made.to_bytes() == statistic(rows, list(range(len(rows)))[::-1], bound).bounds().to_bytes()
+    assert (
+        made.to_bytes() == statistic(rows, list(range(len(rows)))[::-1], bound).bounds().to_bytes()
+    )
 
 
 def test_no_rows():
     bounds = UnitRows.identity(2).bounds()
     assert released(bounds, []) == []
-    assert released(bounds, [(1, 1), (1, 1), (1, 1)]) == [True] * 3  # of units that were not seen, nothing is known
+    assert (
+        released(bounds, [(1, 1), (1, 1), (1, 1)]) == [True] * 3
+    )  # of units that were not seen, nothing is known
 
 
 @pytest.mark.parametrize("bound", [1, 20])

@@ -19,7 +19,9 @@ TRIPLE: Clique = ("income", "sex", "age")
 
 def random_codes(domain: Domain, n_rows: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return np.stack([rng.integers(0, size, n_rows) for size in domain.sizes]).astype(domain.code_dtype)
+    return np.stack([rng.integers(0, size, n_rows) for size in domain.sizes]).astype(
+        domain.code_dtype
+    )
 
 
 def expected_table(domain: Domain, codes: np.ndarray, clique: Clique) -> np.ndarray:
@@ -27,23 +29,39 @@ def expected_table(domain: Domain, codes: np.ndarray, clique: Clique) -> np.ndar
     frame = pd.DataFrame(dict(zip(domain.names, codes.astype(int), strict=True)))
     index = pd.MultiIndex.from_product([range(size) for size in domain.shape_of(clique)])
     counts = frame.groupby(list(clique)).size()
-    counts.index = pd.MultiIndex.from_arrays([counts.index.get_level_values(i) for i in range(len(clique))])
-    return counts.reindex(index, fill_value=0).to_numpy(dtype=np.int64).reshape(domain.shape_of(clique))
+    counts.index = pd.MultiIndex.from_arrays(
+        [counts.index.get_level_values(i) for i in range(len(clique))]
+    )
+    return (
+        counts.reindex(index, fill_value=0)
+        .to_numpy(dtype=np.int64)
+        .reshape(domain.shape_of(clique))
+    )
 
 
 def plain(marginals: MarginalCounts) -> object:
     cliques = {clique: counts.tolist() for clique, counts in marginals.cliques.items()}
-    return marginals.domain, marginals.n_rows, marginals.one_way.tolist(), marginals.pairs.tolist(), cliques
+    return (
+        marginals.domain,
+        marginals.n_rows,
+        marginals.one_way.tolist(),
+        marginals.pairs.tolist(),
+        cliques,
+    )
 
 
 def all_cliques(domain: Domain) -> list[Clique]:
     """Return all cliques of one or two attributes, in both orders."""
-    return [(name,) for name in domain.names] + [clique for pair in domain.pairs() for clique in (pair, pair[::-1])]
+    return [(name,) for name in domain.names] + [
+        clique for pair in domain.pairs() for clique in (pair, pair[::-1])
+    ]
 
 
 @settings(deadline=None, max_examples=40)
 @given(
-    sizes=st.lists(st.one_of(st.integers(1, 6), st.sampled_from([2, 255, 256, 257])), min_size=1, max_size=5),
+    sizes=st.lists(
+        st.one_of(st.integers(1, 6), st.sampled_from([2, 255, 256, 257])), min_size=1, max_size=5
+    ),
     n_rows=st.integers(0, 150),
     seed=st.integers(0, 2**32),
 )
@@ -61,10 +79,20 @@ def test_every_table_equals_pandas(sizes: list[int], n_rows: int, seed: int) -> 
 @pytest.mark.parametrize("two_way", [True, False])
 def test_a_chosen_clique_is_found_in_any_order_of_its_attributes(two_way: bool) -> None:
     codes = random_codes(DOMAIN, 500)
-    marginals = MarginalCounts.of_codes(DOMAIN, codes, [TRIPLE, ("age", "sex"), TRIPLE], two_way=two_way)
+    marginals = MarginalCounts.of_codes(
+        DOMAIN, codes, [TRIPLE, ("age", "sex"), TRIPLE], two_way=two_way
+    )
     assert list(marginals.cliques) == [TRIPLE, ("age", "sex")]
-    for clique in [TRIPLE, ("age", "income", "sex"), ("age", "sex"), ("sex", "age"), *((name,) for name in DOMAIN.names)]:
-        np.testing.assert_array_equal(marginals.table(clique), expected_table(DOMAIN, codes, clique))
+    for clique in [
+        TRIPLE,
+        ("age", "income", "sex"),
+        ("age", "sex"),
+        ("sex", "age"),
+        *((name,) for name in DOMAIN.names),
+    ]:
+        np.testing.assert_array_equal(
+            marginals.table(clique), expected_table(DOMAIN, codes, clique)
+        )
 
 
 def test_what_was_not_counted_is_refused() -> None:
@@ -83,7 +111,9 @@ def test_what_was_not_counted_is_refused() -> None:
 @pytest.mark.parametrize("two_way", [True, False])
 @settings(deadline=None, max_examples=30)
 @given(n_rows=st.lists(st.integers(0, 20), min_size=1, max_size=5))
-def test_merged_marginals_are_those_of_all_rows_in_any_grouping(two_way: bool, n_rows: list[int]) -> None:
+def test_merged_marginals_are_those_of_all_rows_in_any_grouping(
+    two_way: bool, n_rows: list[int]
+) -> None:
     batches = [random_codes(DOMAIN, n, seed) for seed, n in enumerate(n_rows)]
     parts = [MarginalCounts.of_codes(DOMAIN, batch, [TRIPLE], two_way=two_way) for batch in batches]
     identity = MarginalCounts.identity(DOMAIN, [TRIPLE], two_way=two_way)
@@ -93,8 +123,16 @@ def test_merged_marginals_are_those_of_all_rows_in_any_grouping(two_way: bool, n
         forward = forward.merge(part)
     for part in reversed(parts):
         backward = part.merge(backward)
-    expected = plain(MarginalCounts.of_codes(DOMAIN, np.concatenate(batches, axis=1), [TRIPLE], two_way=two_way))
-    assert plain(forward) == plain(backward) == plain(identity.merge(*parts)) == plain(parts[0].merge(*parts[1:])) == expected
+    expected = plain(
+        MarginalCounts.of_codes(DOMAIN, np.concatenate(batches, axis=1), [TRIPLE], two_way=two_way)
+    )
+    assert (
+        plain(forward)
+        == plain(backward)
+        == plain(identity.merge(*parts))
+        == plain(parts[0].merge(*parts[1:]))
+        == expected
+    )
     assert [plain(part) for part in parts] == before
     assert plain(identity)[1] == 0
 
@@ -130,7 +168,11 @@ def test_codes_that_are_no_levels_or_of_another_shape_are_refused() -> None:
 def test_marginals_of_other_domains_or_cliques_do_not_merge() -> None:
     marginals = MarginalCounts.identity(DOMAIN)
     other = Domain(names=("a", "b", "c", "d"), sizes=DOMAIN.sizes)
-    for part in [MarginalCounts.identity(other), MarginalCounts.identity(DOMAIN, [TRIPLE]), MarginalCounts.identity(DOMAIN, two_way=False)]:
+    for part in [
+        MarginalCounts.identity(other),
+        MarginalCounts.identity(DOMAIN, [TRIPLE]),
+        MarginalCounts.identity(DOMAIN, two_way=False),
+    ]:
         with pytest.raises(ValueError, match="cannot be merged"):
             marginals.merge(part)
 
@@ -162,7 +204,9 @@ def test_a_domain_knows_its_attributes_and_cliques() -> None:
         (("a",), (65_537,), "65537 levels"),
     ],
 )
-def test_a_domain_that_is_none_is_refused(names: tuple[str, ...], sizes: tuple[int, ...], message: str) -> None:
+def test_a_domain_that_is_none_is_refused(
+    names: tuple[str, ...], sizes: tuple[int, ...], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Domain(names=names, sizes=sizes)
 

@@ -23,23 +23,35 @@ def coded(domain: Domain, n: int, seed: int = 0) -> np.ndarray:
 
 
 def same(one: JointCounts, other: JointCounts) -> bool:
-    return one.domain == other.domain and np.array_equal(one.keys, other.keys) and np.array_equal(one.counts, other.counts)
+    return (
+        one.domain == other.domain
+        and np.array_equal(one.keys, other.keys)
+        and np.array_equal(one.counts, other.counts)
+    )
 
 
-@pytest.mark.parametrize("sizes", [(3,), (2, 5), (300, 2, 7), (65536, 65536, 65536), (65536, 65536, 65536, 2**14)])
+@pytest.mark.parametrize(
+    "sizes", [(3,), (2, 5), (300, 2, 7), (65536, 65536, 65536), (65536, 65536, 65536, 2**14)]
+)
 def test_cells_are_the_flat_index_and_back(sizes):
     domain = named(*sizes)
     codes = coded(domain, 500)
     codes[:, -1] = np.array(sizes) - 1
     keys = keys_of(domain, codes)
-    assert np.array_equal(keys, np.ravel_multi_index([code.astype(np.int64) for code in codes], sizes))
+    assert np.array_equal(
+        keys, np.ravel_multi_index([code.astype(np.int64) for code in codes], sizes)
+    )
     assert keys[-1] == n_cells(domain) - 1
     again = codes_of(domain, keys)
     assert again.dtype == domain.code_dtype
     assert np.array_equal(again, codes)
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=40), st.integers(0, 40), st.integers(0, 40))
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=40),
+    st.integers(0, 40),
+    st.integers(0, 40),
+)
 def test_counts_are_those_of_unique_and_merge_is_a_commutative_monoid(rows, first, second):
     domain = named(3, 5)
     codes = np.array(rows, dtype=np.uint8).reshape(-1, 2).T
@@ -49,11 +61,21 @@ def test_counts_are_those_of_unique_and_merge_is_a_commutative_monoid(rows, firs
     assert np.array_equal(whole.counts, counts)
     assert (whole.n_rows, len(whole.keys)) == (len(rows), len(keys))
     low, high = sorted((first, second))
-    a, b, c = (JointCounts.of_codes(domain, part) for part in (codes[:, :low], codes[:, low:high], codes[:, high:]))
+    a, b, c = (
+        JointCounts.of_codes(domain, part)
+        for part in (codes[:, :low], codes[:, low:high], codes[:, high:])
+    )
     nothing = JointCounts.identity(domain)
     assert all(
         same(whole, other)
-        for other in (a.merge(b, c), c.merge(a).merge(b), a.merge(b.merge(c)), nothing.merge(whole), whole.merge(nothing), whole.merge())
+        for other in (
+            a.merge(b, c),
+            c.merge(a).merge(b),
+            a.merge(b.merge(c)),
+            nothing.merge(whole),
+            whole.merge(nothing),
+            whole.merge(),
+        )
     )
     assert a.merge(b, c).keys.dtype == a.merge(b, c).counts.dtype == np.int64
 
@@ -61,7 +83,9 @@ def test_counts_are_those_of_unique_and_merge_is_a_commutative_monoid(rows, firs
 def test_many_parts_merge_as_one():
     domain = named(50, 40)
     codes = coded(domain, 7000)
-    parts = [JointCounts.of_codes(domain, codes[:, start : start + 100]) for start in range(0, 7000, 100)]
+    parts = [
+        JointCounts.of_codes(domain, codes[:, start : start + 100]) for start in range(0, 7000, 100)
+    ]
     assert same(parts[0].merge(*parts[1:]), JointCounts.of_codes(domain, codes))
 
 
@@ -80,8 +104,14 @@ def test_the_sensitivity_by_brute_force(adjacency, expected, rows_per_unit):
     moved = 0
     for rows in itertools.product(range(4), repeat=3):
         kept = rows[rows_per_unit:]
-        others = itertools.product(range(4), repeat=rows_per_unit) if adjacency == "replace-one" else [()]
-        moved = max([moved, *(int(np.abs(table(rows) - table((*other, *kept))).sum()) for other in others)])
+        others = (
+            itertools.product(range(4), repeat=rows_per_unit)
+            if adjacency == "replace-one"
+            else [()]
+        )
+        moved = max(
+            [moved, *(int(np.abs(table(rows) - table((*other, *kept))).sum()) for other in others)]
+        )
     assert moved == expected * rows_per_unit
 
 

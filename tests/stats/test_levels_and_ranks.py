@@ -13,11 +13,15 @@ from dpdask.errors import DataError
 from dpdask.stats import LevelCounts, RankSummary, ranks
 
 LEVELS = LevelCodec(name="level", levels=pa.array([None, 1, 2, 3], type=pa.int64()), ordered=True)
-MIXED = ValueCodec(name="mixed", type=pa.float64(), bounds=(-100.0, 100.0), atoms=(0.0, 5.0), nulls=True)
+MIXED = ValueCodec(
+    name="mixed", type=pa.float64(), bounds=(-100.0, 100.0), atoms=(0.0, 5.0), nulls=True
+)
 PLAIN = ValueCodec(name="plain", type=pa.float64(), bounds=None, atoms=(), nulls=False)
 
 LEVEL_ROWS = st.lists(st.sampled_from([None, 1, 2, 3]), max_size=30)
-MIXED_ROWS = st.lists(st.one_of(st.none(), st.sampled_from([0.0, -0.0, 5.0, 1.5]), st.floats(-100, 100)), max_size=30)
+MIXED_ROWS = st.lists(
+    st.one_of(st.none(), st.sampled_from([0.0, -0.0, 5.0, 1.5]), st.floats(-100, 100)), max_size=30
+)
 
 
 def counts_of(rows: list[int | None]) -> LevelCounts:
@@ -31,7 +35,13 @@ def summary_of(rows: list[float | None]) -> RankSummary:
 def plain(statistic: LevelCounts | RankSummary) -> object:
     if isinstance(statistic, LevelCounts):
         return statistic.counts.tolist()
-    return statistic.values.tolist(), statistic.weights.tolist(), statistic.atom_counts.tolist(), statistic.n_nulls, statistic.error
+    return (
+        statistic.values.tolist(),
+        statistic.weights.tolist(),
+        statistic.atom_counts.tolist(),
+        statistic.n_nulls,
+        statistic.error,
+    )
 
 
 @given(rows=LEVEL_ROWS)
@@ -43,32 +53,62 @@ def test_level_counts_of_a_batch_equal_a_count_of_each_level(rows: list[int | No
 
 
 @given(rows=MIXED_ROWS)
-def test_rank_summary_of_a_batch_equals_numpy_unique_apart_from_atoms_and_nulls(rows: list[float | None]) -> None:
+def test_rank_summary_of_a_batch_equals_numpy_unique_apart_from_atoms_and_nulls(
+    rows: list[float | None],
+) -> None:
     summary = summary_of(rows)
     numbers = [row for row in rows if row is not None]
-    found, counts = np.unique([row for row in numbers if row not in MIXED.atoms], return_counts=True)
-    assert plain(summary) == (found.tolist(), counts.tolist(), [numbers.count(atom) for atom in MIXED.atoms], rows.count(None), 0)
+    found, counts = np.unique(
+        [row for row in numbers if row not in MIXED.atoms], return_counts=True
+    )
+    assert plain(summary) == (
+        found.tolist(),
+        counts.tolist(),
+        [numbers.count(atom) for atom in MIXED.atoms],
+        rows.count(None),
+        0,
+    )
     assert summary.n_rows == len(rows)
 
 
 @given(parts=st.lists(LEVEL_ROWS, min_size=1, max_size=5))
-def test_merged_level_counts_are_those_of_all_rows_in_any_grouping(parts: list[list[int | None]]) -> None:
-    check_merge_laws([counts_of(part) for part in parts], LevelCounts.identity(LEVELS), counts_of([row for part in parts for row in part]))
+def test_merged_level_counts_are_those_of_all_rows_in_any_grouping(
+    parts: list[list[int | None]],
+) -> None:
+    check_merge_laws(
+        [counts_of(part) for part in parts],
+        LevelCounts.identity(LEVELS),
+        counts_of([row for part in parts for row in part]),
+    )
 
 
 @settings(deadline=None)
 @given(parts=st.lists(MIXED_ROWS, min_size=1, max_size=5))
-def test_merged_rank_summaries_are_those_of_all_rows_in_any_grouping(parts: list[list[float | None]]) -> None:
-    check_merge_laws([summary_of(part) for part in parts], RankSummary.identity(MIXED), summary_of([row for part in parts for row in part]))
+def test_merged_rank_summaries_are_those_of_all_rows_in_any_grouping(
+    parts: list[list[float | None]],
+) -> None:
+    check_merge_laws(
+        [summary_of(part) for part in parts],
+        RankSummary.identity(MIXED),
+        summary_of([row for part in parts for row in part]),
+    )
 
 
-def check_merge_laws(parts: list, identity: LevelCounts | RankSummary, expected: LevelCounts | RankSummary) -> None:
+def check_merge_laws(
+    parts: list, identity: LevelCounts | RankSummary, expected: LevelCounts | RankSummary
+) -> None:
     forward, backward = identity, identity
     for part in parts:
         forward = forward.merge(part)
     for part in reversed(parts):
         backward = part.merge(backward)
-    assert plain(forward) == plain(backward) == plain(identity.merge(*parts)) == plain(parts[0].merge(*parts[1:])) == plain(expected)
+    assert (
+        plain(forward)
+        == plain(backward)
+        == plain(identity.merge(*parts))
+        == plain(parts[0].merge(*parts[1:]))
+        == plain(expected)
+    )
 
 
 @pytest.mark.parametrize("chosen", [[True, False, True, False], [False] * 4])
@@ -105,11 +145,15 @@ def measured_error(summary: RankSummary, everything: np.ndarray) -> int:
     everything = np.sort(everything)
     exact = np.searchsorted(everything, everything, side="right")
     cumulative = np.concatenate([[0], np.cumsum(summary.weights)])
-    return int(np.abs(cumulative[np.searchsorted(summary.values, everything, side="right")] - exact).max())
+    return int(
+        np.abs(cumulative[np.searchsorted(summary.values, everything, side="right")] - exact).max()
+    )
 
 
 @pytest.mark.parametrize("shape", ["real", "sorted", "tied", "heavy"])
-def test_the_rank_error_of_a_compressed_tree_stays_within_what_it_states(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_error_of_a_compressed_tree_stays_within_what_it_states(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ranks, "MAX_POINTS", 512)
     rng = np.random.default_rng(3)
     rows = rng.lognormal(size=200 * 700)
@@ -131,9 +175,13 @@ def test_the_rank_error_of_a_compressed_tree_stays_within_what_it_states(shape: 
 def test_the_rank_error_of_millions_of_rows_is_below_2_to_the_minus_15() -> None:
     rng = np.random.default_rng(4)
     batches = [rng.lognormal(size=300_000) for _ in range(8)]
-    summary = RankSummary.identity(PLAIN).merge(*(RankSummary.of_batch(PLAIN, pa.array(batch)) for batch in batches))
+    summary = RankSummary.identity(PLAIN).merge(
+        *(RankSummary.of_batch(PLAIN, pa.array(batch)) for batch in batches)
+    )
     assert len(summary.values) <= ranks.MAX_POINTS
     cut = summary.compress(ranks.MAX_KNOTS)
     assert len(cut.values) <= ranks.MAX_KNOTS
     everything = np.concatenate(batches)
-    assert 0 < measured_error(cut, everything) <= cut.error <= ranks.MAX_RANK_ERROR * len(everything)
+    assert (
+        0 < measured_error(cut, everything) <= cut.error <= ranks.MAX_RANK_ERROR * len(everything)
+    )

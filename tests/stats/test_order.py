@@ -15,7 +15,9 @@ from dpdask.stats.ranks import ColumnOrder
 
 VALUES = st.lists(st.integers(0, 4), max_size=6)
 PARTS = VALUES.map(lambda values: ColumnOrder.of_batch(np.array(values)))
-PARTS |= st.tuples(st.integers(0, 4), st.integers(0, 4)).map(lambda ends: ColumnOrder.of_range(min(ends), max(ends)))
+PARTS |= st.tuples(st.integers(0, 4), st.integers(0, 4)).map(
+    lambda ends: ColumnOrder.of_range(min(ends), max(ends))
+)
 
 
 @given(st.lists(VALUES, max_size=6))
@@ -28,7 +30,9 @@ def test_merged_parts_say_what_the_whole_says(parts: list[list[int]]) -> None:
 
 
 @given(PARTS, PARTS, PARTS)
-def test_merging_is_associative_with_an_identity(a: ColumnOrder, b: ColumnOrder, c: ColumnOrder) -> None:
+def test_merging_is_associative_with_an_identity(
+    a: ColumnOrder, b: ColumnOrder, c: ColumnOrder
+) -> None:
     assert a.merge(b).merge(c) == a.merge(b.merge(c)) == a.merge(b, c)
     assert a.merge(ColumnOrder.identity()) == ColumnOrder.identity().merge(a) == a
 
@@ -67,7 +71,10 @@ DAYS = [dt.date(2026, 1, day) for day in range(1, 9)]
     ],
 )
 def test_which_ranges_follow_one_another(ranges: list[tuple[Any, Any]], expected: bool) -> None:
-    assert ColumnOrder.identity().merge(*(ColumnOrder.of_range(*pair) for pair in ranges)).is_sorted is expected
+    assert (
+        ColumnOrder.identity().merge(*(ColumnOrder.of_range(*pair) for pair in ranges)).is_sorted
+        is expected
+    )
 
 
 def test_it_is_never_printed_and_forgets_values_that_it_does_not_need() -> None:

@@ -12,7 +12,9 @@ from dpdask.stats.ranges import RangeCounts, check_grid, grid_of_ranges
 
 GRID = np.array([-1.0, 0.0, 0.5, 3.0])
 ENDS = st.one_of(st.sampled_from([-1.0, 0.0, 0.5, 3.0]), st.floats(-5, 5))
-ROWS = st.lists(st.tuples(st.one_of(st.just(-np.inf), ENDS), st.one_of(st.just(np.inf), ENDS)), max_size=12)
+ROWS = st.lists(
+    st.tuples(st.one_of(st.just(-np.inf), ENDS), st.one_of(st.just(np.inf), ENDS)), max_size=12
+)
 
 
 def contains(lower, upper, y):
@@ -50,7 +52,19 @@ def test_a_rounded_range_contains_what_the_range_did(row, y):
 
 def test_cells_by_hand():
     inf = np.inf
-    rows = [(-inf, 0.0), (0.0, inf), (0.0, 0.5), (0.5, 0.5), (0.2, 0.2), (0.1, 0.4), (3.0, -1.0), (0.3, 0.2), (4.0, inf), (-inf, 9.0), (9.0, 9.0)]
+    rows = [
+        (-inf, 0.0),
+        (0.0, inf),
+        (0.0, 0.5),
+        (0.5, 0.5),
+        (0.2, 0.2),
+        (0.1, 0.4),
+        (3.0, -1.0),
+        (0.3, 0.2),
+        (4.0, inf),
+        (-inf, 9.0),
+        (9.0, 9.0),
+    ]
     cells = [(0, 3), (4, 8), (4, 5), (5, 5), (4, 4), (4, 5), (8, 1), (0, 8), (8, 8), (0, 8), (8, 8)]
     for row, cell in zip(rows, cells, strict=True):
         counts = counted([row])
@@ -107,7 +121,12 @@ def test_too_few_knots_or_ends_are_refused():
 
 @pytest.mark.parametrize(
     ("lower", "upper", "words"),
-    [([0.0], [0.0, 1.0], "one lower"), ([np.nan], [1.0], "missing"), ([np.inf], [1.0], "empty"), ([0.0], [-np.inf], "empty")],
+    [
+        ([0.0], [0.0, 1.0], "one lower"),
+        ([np.nan], [1.0], "missing"),
+        ([np.inf], [1.0], "empty"),
+        ([0.0], [-np.inf], "empty"),
+    ],
 )
 def test_what_is_no_range_is_refused(lower, upper, words):
     with pytest.raises(DataError, match=words):

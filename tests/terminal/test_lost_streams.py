@@ -80,27 +80,44 @@ def execute(words: list[str], folder: Path, streams: str, way: str) -> int:
         else:
             bad = subprocess.DEVNULL
         out, err = (bad if number in STREAMS[streams] else subprocess.DEVNULL for number in (1, 2))
-        environment = os.environ | ({} if way in ("full", "unread", "closed") else {"PYTHONIOENCODING": way})
+        environment = os.environ | (
+            {} if way in ("full", "unread", "closed") else {"PYTHONIOENCODING": way}
+        )
         first = close(STREAMS[streams]) if way == "closed" else None
         return subprocess.run(
-            words, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, preexec_fn=first, check=False
+            words,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=environment,
+            preexec_fn=first,
+            check=False,
         ).returncode
 
 
 @pytest.mark.few
 @pytest.mark.parametrize(
-    ("streams", "way"), [(streams, way) for streams in ("stdout", "stderr") for way in WAYS] + [("all", "closed"), ("all", "unread")]
+    ("streams", "way"),
+    [(streams, way) for streams in ("stdout", "stderr") for way in WAYS]
+    + [("all", "closed"), ("all", "unread")],
 )
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_exit_code_comes_from_the_work_alone(verb: str, streams: str, way: str, place: Path) -> None:
+def test_the_exit_code_comes_from_the_work_alone(
+    verb: str, streams: str, way: str, place: Path
+) -> None:
     words, code = VERBS[verb]
     assert execute([*DPDASK, *words], place, streams, way) == code
-    assert (place / "out" / "_SUCCESS").exists() == (verb in ("run", "run as JSON", "run on workers"))
+    assert (place / "out" / "_SUCCESS").exists() == (
+        verb in ("run", "run as JSON", "run on workers")
+    )
 
 
 @pytest.mark.few
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("verb", ["run", "run without room", "plan as JSON", "help", "an unknown verb"])
+@pytest.mark.parametrize(
+    "verb", ["run", "run without room", "plan as JSON", "help", "an unknown verb"]
+)
 def test_so_does_that_of_a_verb_of_dask(verb: str, way: str, place: Path) -> None:
     words, code = VERBS[verb]
     assert execute([*DASK, *words], place, "all", way) == code
@@ -109,25 +126,37 @@ def test_so_does_that_of_a_verb_of_dask(verb: str, way: str, place: Path) -> Non
 @pytest.mark.parametrize("encoding", ["iso-8859-1", "ascii"])
 def test_what_an_encoding_does_not_have_is_escaped_as_in_json(encoding: str, place: Path) -> None:
     environment = os.environ | {"PYTHONIOENCODING": encoding}
-    out = subprocess.check_output([*DPDASK, "plan", "job.yaml", "--json"], cwd=place, env=environment)
+    out = subprocess.check_output(
+        [*DPDASK, "plan", "job.yaml", "--json"], cwd=place, env=environment
+    )
     assert json.loads(out.decode("ascii"))["name"] == NAME
-    said = subprocess.check_output([*DPDASK, "validate", "job.yaml"], cwd=place, env=environment).decode(encoding)
+    said = subprocess.check_output(
+        [*DPDASK, "validate", "job.yaml"], cwd=place, env=environment
+    ).decode(encoding)
     ours = json.dumps(NAME)[1:-1] if encoding == "ascii" else "Zoë " + json.dumps(NAME[4:])[1:-1]
     assert said.startswith(f"{ours}: valid")
 
 
 def test_a_result_that_cannot_be_written_is_told() -> None:
     with Path("/dev/full").open("w") as full:
-        ended = subprocess.run([*DPDASK, "schema", "job"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        ended = subprocess.run(
+            [*DPDASK, "schema", "job"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     [line] = ended.stderr.splitlines()
-    assert (ended.returncode, line) == (0, "dpdask: WARNING standard output cannot be written (No space left on device), so the result is lost")
+    assert (ended.returncode, line) == (
+        0,
+        "dpdask: WARNING standard output cannot be written (No space left on device), so the result is lost",
+    )
 
 
 def test_a_slow_reader_of_a_stream_that_does_not_block_gets_all() -> None:
     read, write = os.pipe()
     os.set_blocking(write, False)
     assert fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096) == 4096  # a tenth of what is printed
-    with subprocess.Popen([*DPDASK, "schema", "job"], stdout=write) as process, os.fdopen(read, "rb") as reader:
+    with (
+        subprocess.Popen([*DPDASK, "schema", "job"], stdout=write) as process,
+        os.fdopen(read, "rb") as reader,
+    ):
         os.close(write)
         assert reader.read() == find_file("job").read_bytes()
     assert process.returncode == 0
@@ -139,5 +168,7 @@ def test_no_file_of_a_run_takes_the_number_of_a_closed_stream(tmp_path: Path) ->
         "import os; from dpdask.cli import cli; cli.make_context('dpdask', ['schema', 'job']); "
         "open('told', 'w').write(str(os.open('told', os.O_RDONLY)))"
     )
-    subprocess.run([sys.executable, "-c", tell], cwd=tmp_path, preexec_fn=close([0, 1, 2]), check=True)
+    subprocess.run(
+        [sys.executable, "-c", tell], cwd=tmp_path, preexec_fn=close([0, 1, 2]), check=True
+    )
     assert int((tmp_path / "told").read_text()) > 2

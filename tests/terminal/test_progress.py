@@ -81,12 +81,26 @@ def test_a_line_moves_on_a_terminal_and_never_stands_still(tmp_path: Path) -> No
     assert max(np.diff(times)) < STILL_SECONDS
     assert times[-1] - began > 3.0  # the run was slow, so there was something to show
     frames = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
-    for shown in ("reading the job", "survey", "fitting", "write", "publishing", "bad-input: released"):
+    for shown in (
+        "reading the job",
+        "survey",
+        "fitting",
+        "write",
+        "publishing",
+        "bad-input: released",
+    ):
         assert shown in frames
-    assert re.search(r"write +\S+ +0:00:0\d +0/1", frames)  # at once, not when the first part is done
+    assert re.search(
+        r"write +\S+ +0:00:0\d +0/1", frames
+    )  # at once, not when the first part is done
     last = frames[frames.rindex("reading the job") :]  # lines that stay: all of them, each done
     assert last.count("✓") >= 6
-    assert last.index("survey") < last.index("fitting") < last.index("write") < last.index("publishing")
+    assert (
+        last.index("survey")
+        < last.index("fitting")
+        < last.index("write")
+        < last.index("publishing")
+    )
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -195,8 +209,12 @@ def test_compiling_is_told_once_and_only_when_it_happens(capsys):
 
 
 def fit(progress: bool | None = None) -> None:
-    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}})
-    dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(pd.DataFrame({"x": [0, 1] * 50}), progress=progress)
+    schema = dpdask.Schema.from_dict(
+        {"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}}
+    )
+    dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram()).fit(
+        pd.DataFrame({"x": [0, 1] * 50}), progress=progress
+    )
 
 
 def test_a_verb_without_progress_shows_its_step_on_a_terminal_alone(capsys, monkeypatch):
@@ -216,7 +234,12 @@ def test_a_fit_in_python_is_quiet_unless_it_is_asked_or_watched(capsys, monkeypa
     fit()
     assert lines(capsys) == []
     fit(progress=True)
-    assert [line.partition(" ")[2].partition(":")[0] for line in lines(capsys)] == ["survey", "survey", "drawing noise", "fitting"]
+    assert [line.partition(" ")[2].partition(":")[0] for line in lines(capsys)] == [
+        "survey",
+        "survey",
+        "drawing noise",
+        "fitting",
+    ]
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     fit(progress=False)
     assert lines(capsys) == []
@@ -238,7 +261,9 @@ def test_a_fit_in_a_notebook_is_a_table_below_the_cell(capsys, monkeypatch):
         return SimpleNamespace(update=draw)
 
     notebook, drawn = ModuleType("IPython"), ModuleType("IPython.display")
-    monkeypatch.setattr(notebook, "get_ipython", lambda: SimpleNamespace(kernel="a kernel"), raising=False)
+    monkeypatch.setattr(
+        notebook, "get_ipython", lambda: SimpleNamespace(kernel="a kernel"), raising=False
+    )
     monkeypatch.setattr(drawn, "display", display, raising=False)
     monkeypatch.setitem(sys.modules, "IPython", notebook)
     monkeypatch.setitem(sys.modules, "IPython.display", drawn)

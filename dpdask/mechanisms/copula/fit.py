@@ -22,7 +22,15 @@ from dpdask.kernels import normal as normal_kernel
 from dpdask.kernels.hashing import permutation
 from dpdask.mechanisms.columns import CHUNK_ROWS
 from dpdask.mechanisms.copula import model as raking
-from dpdask.mechanisms.copula.model import MOST_CELLS, Codes, CopulaModel, Node, draw_latents, draw_uniforms, n_latents_of
+from dpdask.mechanisms.copula.model import (
+    MOST_CELLS,
+    Codes,
+    CopulaModel,
+    Node,
+    draw_latents,
+    draw_uniforms,
+    n_latents_of,
+)
 from dpdask.mechanisms.marginals.denoise import MEAN_OF_NOISE, Denoised, denoise, dependence_tree
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
 from dpdask.privacy import noise
@@ -44,21 +52,6 @@ _REFINEMENT_GAIN = 0.7
 class CopulaOptions(Document):
     """Steps of the fit that can be switched off, to measure what each of them contributes; by default all are on.
 
-    Attributes
-    ----------
-    consistency
-        Whether one-way counts are averaged with the sums of the two-way tables.
-    shrinkage
-        Whether the singular values of each two-way table are denoised.
-    significance
-        Whether a cell's correlation is kept only where its departure from independence exceeds the noise's standard deviation.
-    tree
-        Whether attributes are decoded along the tree of the strongest dependence, each given its parent.
-    refinements
-        How many times the correlations are corrected after comparing a sample of the model with the tables. There are no
-        corrections if records are raked to every pair or every column has at most two levels, where none are needed, or
-        beyond 1,200 latent variables, where they would take longer than the fit.
-
     Examples
     --------
     >>> import dpdask
@@ -67,48 +60,50 @@ class CopulaOptions(Document):
     """
 
     consistency: bool = True
+    """Whether one-way counts are averaged with the sums of the two-way tables."""
     shrinkage: bool = True
+    """Whether the singular values of each two-way table are denoised."""
     significance: bool = True
+    """Whether a cell's correlation is kept only where its departure from independence exceeds the
+    noise's standard deviation.
+    """
     tree: bool = True
+    """Whether attributes are decoded along the tree of the strongest dependence, each given its
+    parent.
+    """
     refinements: int = Field(default=3, ge=0)
+    """How many times the correlations are corrected after comparing a sample of the model with the
+    tables. There are no corrections if records are raked to every pair or every column has at
+    most two levels, where none are needed, or beyond 1,200 latent variables, where they would
+    take longer than the fit.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitReport:
-    """Measures of the fit; computed from noisy tables, so safe to publish.
-
-    Attributes
-    ----------
-    n_latents
-        The latent variables.
-    kept_share
-        The part of the correlations that are kept as significant.
-    moved
-        The root mean square by which the nearest correlation matrix differs from the wanted one.
-    n_iterations, residual
-        The iterations and the residual of the last search for that matrix.
-    """
+    """Measures of the fit; computed from noisy tables, so safe to publish."""
 
     n_latents: int
-    kept_share: float
+    kept_share: float  # the part of the correlations that are kept as significant
+    # The root mean square by which the nearest correlation matrix differs from the wanted one.
     moved: float
-    n_iterations: int
+    n_iterations: int  # the iterations and the residual of the last search for that matrix
     residual: float
 
 
-def fit_copula(noisy: NoisyMarginals, rng: Rng, options: CopulaOptions | None = None, *, records: Records = "raked") -> tuple[CopulaModel, FitReport]:
+def fit_copula(
+    noisy: NoisyMarginals,
+    rng: Rng,
+    options: CopulaOptions | None = None,
+    *,
+    records: Records = "raked",
+) -> tuple[CopulaModel, FitReport]:
     """Return the copula that fits noisy one- and two-way tables.
 
     Parameters
     ----------
-    noisy
-        The tables; nothing else is looked at.
     rng
         A stream, for the sample on which the offsets are calibrated.
-    options
-        What to leave out.
-    records
-        Whether the model's records are raked to the tables.
 
     Notes
     -----
@@ -122,11 +117,21 @@ def fit_copula(noisy: NoisyMarginals, rng: Rng, options: CopulaOptions | None = 
 
     References
     ----------
-    Asghar et al., section 3.3. The calibrated choice of one level is not in the paper (docs/explanation/math.md, Decoding).
+    Asghar et al., section 3.3. The calibrated choice of one level is not in the paper
+    (docs/explanation/math.md, Decoding).
     """
     options = options or CopulaOptions()
-    cleaned = denoise(noisy, consistency=options.consistency, shrinkage=options.shrinkage, significance=options.significance)
-    tree = dependence_tree(cleaned) if options.tree else [(attribute, -1) for attribute in range(noisy.domain.n_attributes)]
+    cleaned = denoise(
+        noisy,
+        consistency=options.consistency,
+        shrinkage=options.shrinkage,
+        significance=options.significance,
+    )
+    tree = (
+        dependence_tree(cleaned)
+        if options.tree
+        else [(attribute, -1) for attribute in range(noisy.domain.n_attributes)]
+    )
     fit = _Fit(cleaned, tree)
     wanted = [group.tables for group in cleaned.groups]
     model, report, codes = fit.model(wanted, rng)
@@ -134,14 +139,21 @@ def fit_copula(noisy: NoisyMarginals, rng: Rng, options: CopulaOptions | None = 
     room = raking.MOST_TABLES - sum(len(clique) == 3 for clique in noisy.cliques)
     raked = records == "raked" and sum(len(group.first) for group in cleaned.groups) <= room
     if raked or all(len(levels) <= 2 for levels in fit.levels) or report.n_latents > _MOST_REFINED:
-        n_refinements = 0  # every pair is met already: by raking, or by thresholds of single latent variables
+        n_refinements = (
+            0  # every pair is met already: by raking, or by thresholds of single latent variables
+        )
     for _ in range(n_refinements):
         found = marginals_kernel.count_pairs(codes, sizes)
-        wanted = [group.correct(tables, found, codes.shape[1], _REFINEMENT_GAIN) for group, tables in zip(cleaned.groups, wanted, strict=True)]
+        wanted = [
+            group.correct(tables, found, codes.shape[1], _REFINEMENT_GAIN)
+            for group, tables in zip(cleaned.groups, wanted, strict=True)
+        ]
         model, report, codes = fit.model(wanted, rng)
     if records == "copula" or noisy.noise.pairs is None:
         return model, report
-    targets = raking.choose_targets(cleaned, marginals_kernel.count_pairs(codes, sizes), codes.shape[1], noisy)
+    targets = raking.choose_targets(
+        cleaned, marginals_kernel.count_pairs(codes, sizes), codes.shape[1], noisy
+    )
     return replace(model, targets=targets), report
 
 
@@ -152,26 +164,39 @@ class _Fit:
         self.cleaned, self.tree = cleaned, tree
         shares = [counts / cleaned.n_rows for counts in cleaned.one_way]
         self.levels = [np.flatnonzero(share > _EMPTY).astype(np.uint16) for share in shares]
-        self._latent = np.full(sum(cleaned.domain.sizes), -1, dtype=np.int64)  # of each level: its variable, or none
+        self._latent = np.full(
+            sum(cleaned.domain.sizes), -1, dtype=np.int64
+        )  # of each level: its variable, or none
         self._starts = np.concatenate([[0], np.cumsum(cleaned.domain.sizes)[:-1]])
         n = 0
         for attribute, _ in tree:
             count = n_latents_of(len(self.levels[attribute]))
-            self._latent[self._starts[attribute] + self.levels[attribute][len(self.levels[attribute]) - count :]] = np.arange(n, n + count)
+            self._latent[
+                self._starts[attribute]
+                + self.levels[attribute][len(self.levels[attribute]) - count :]
+            ] = np.arange(n, n + count)
             n += count
         self._n_latents = n
         self._offsets: dict[int, NDArray[np.float32]] = {}
-        self._cuts = normal_kernel.normal_quantile(1.0 - np.clip(np.concatenate(shares), 1e-12, 1.0 - 1e-12))
+        self._cuts = normal_kernel.normal_quantile(
+            1.0 - np.clip(np.concatenate(shares), 1e-12, 1.0 - 1e-12)
+        )
 
     def model(self, wanted: list[Floats], rng: Rng) -> tuple[CopulaModel, FitReport, Codes]:
         """Return the model whose latent variables have the wanted pair counts, the measures of the fit, and its calibration sample."""
         matrix, kept = self._correlations(wanted)
         firsts, order = self._arrange(matrix)
         matrix = matrix[np.ix_(order, order)]
-        nearest = correlation_kernel.nearest_correlation(matrix, floor=_FLOOR, tolerance=1e-6) if self._n_latents else None
+        nearest = (
+            correlation_kernel.nearest_correlation(matrix, floor=_FLOOR, tolerance=1e-6)
+            if self._n_latents
+            else None
+        )
         factor = np.zeros((0, 0), dtype=np.float32)
         if nearest is not None:
-            factor = latent_kernel.thin(correlation_kernel.cholesky(nearest.matrix)).astype(np.float32)
+            factor = latent_kernel.thin(correlation_kernel.cholesky(nearest.matrix)).astype(
+                np.float32
+            )
         nodes, codes = self._calibrate(factor, firsts, rng)
         report = FitReport(
             n_latents=self._n_latents,
@@ -180,7 +205,16 @@ class _Fit:
             n_iterations=nearest.n_iterations if nearest is not None else 0,
             residual=nearest.residual if nearest is not None else 0.0,
         )
-        return CopulaModel(domain=self.cleaned.domain, n_rows=self.cleaned.n_rows, nodes=tuple(nodes), factor=factor), report, codes
+        return (
+            CopulaModel(
+                domain=self.cleaned.domain,
+                n_rows=self.cleaned.n_rows,
+                nodes=tuple(nodes),
+                factor=factor,
+            ),
+            report,
+            codes,
+        )
 
     @step("fitting: correlations")
     def _correlations(self, wanted: list[Floats]) -> tuple[Floats, float]:
@@ -190,10 +224,14 @@ class _Fit:
             _, m, n = tables.shape
             rows = self._starts[group.first][:, None] + np.arange(m)
             columns = self._starts[group.second][:, None] + np.arange(n)
-            i, j = np.broadcast_arrays(self._latent[rows][:, :, None], self._latent[columns][:, None, :])
+            i, j = np.broadcast_arrays(
+                self._latent[rows][:, :, None], self._latent[columns][:, None, :]
+            )
             possible = (i >= 0) & (j >= 0)
             kept = possible & group.significant
-            h, k = np.broadcast_arrays(self._cuts[rows][:, :, None], self._cuts[columns][:, None, :])
+            h, k = np.broadcast_arrays(
+                self._cuts[rows][:, :, None], self._cuts[columns][:, None, :]
+            )
             met = group.shrink_towards_independence(tables)[kept] / self.cleaned.n_rows
             values = normal_kernel.tetrachoric(h[kept], k[kept], met, n_threads=os.cpu_count() or 1)
             matrix[i[kept], j[kept]] = matrix[j[kept], i[kept]] = values
@@ -203,18 +241,25 @@ class _Fit:
     def _arrange(self, matrix: Floats) -> tuple[list[int], NDArray[np.int64]]:
         """Return the first latent variable of each attribute of the tree, and the latent variables in the order of the factor.
 
-        Attributes whose levels depend least on others come first: the factor's rows of later ones then have fewer parts that are not small.
+        Attributes whose levels depend least on others come first: the factor's rows of later ones
+        then have fewer parts that are not small.
         """
         counts = np.array([n_latents_of(len(self.levels[attribute])) for attribute, _ in self.tree])
         starts = np.concatenate([[0], np.cumsum(counts)])
         strengths = np.concatenate([[0.0], np.cumsum((matrix**2).sum(axis=1) - 1.0)])
-        ranked = np.argsort((strengths[starts[1:]] - strengths[starts[:-1]]) / np.maximum(counts, 1), kind="stable")
+        ranked = np.argsort(
+            (strengths[starts[1:]] - strengths[starts[:-1]]) / np.maximum(counts, 1), kind="stable"
+        )
         firsts = np.zeros(len(counts), dtype=np.int64)
         firsts[ranked] = np.cumsum(counts[ranked]) - counts[ranked]
-        return firsts.tolist(), np.concatenate([np.arange(starts[place], starts[place + 1]) for place in ranked])
+        return firsts.tolist(), np.concatenate(
+            [np.arange(starts[place], starts[place + 1]) for place in ranked]
+        )
 
     @step("fitting: the calibration of levels")
-    def _calibrate(self, factor: NDArray[np.float32], firsts: list[int], rng: Rng) -> tuple[list[Node], Codes]:
+    def _calibrate(
+        self, factor: NDArray[np.float32], firsts: list[int], rng: Rng
+    ) -> tuple[list[Node], Codes]:
         n = CHUNK_ROWS
         drawn = latent_kernel.room_for(self._n_latents, n)
         draw_latents(latent_kernel.pack(factor), n, rng, drawn)
@@ -241,18 +286,30 @@ class _Fit:
                 levels=levels,
                 first=draft.first,
                 probabilities=probabilities,
-                offsets=decode_kernel.calibrate_groups(utilities, probabilities, groups, draft.offsets),
+                offsets=decode_kernel.calibrate_groups(
+                    utilities, probabilities, groups, draft.offsets
+                ),
             )
             nodes.append(node)
             self._offsets[attribute] = node.offsets
-            found.append(decode_kernel.decode(utilities, node.offsets, probabilities, groups, draw_uniforms(rng, len(probabilities))))
+            found.append(
+                decode_kernel.decode(
+                    utilities,
+                    node.offsets,
+                    probabilities,
+                    groups,
+                    draw_uniforms(rng, len(probabilities)),
+                )
+            )
             codes[attribute] = levels[found[-1]]
         return nodes, codes
 
     def _begin(self, attribute: int, probabilities: Floats) -> NDArray[np.float32]:
         """Return where calibration begins: at what it found last, or at the normal quantiles of the probabilities."""
         if attribute not in self._offsets:
-            self._offsets[attribute] = normal_kernel.normal_quantile(np.clip(probabilities, 1e-7, 1.0 - 1e-7)).astype(np.float32)
+            self._offsets[attribute] = normal_kernel.normal_quantile(
+                np.clip(probabilities, 1e-7, 1.0 - 1e-7)
+            ).astype(np.float32)
         return self._offsets[attribute]
 
     def _conditionals(self, attribute: int, parent: int) -> Floats:
@@ -261,7 +318,9 @@ class _Fit:
         share: Floats = (own / own.sum()).reshape(1, -1)
         if parent < 0:
             return share
-        table = self.cleaned.table(parent, attribute)[np.ix_(self.levels[parent], self.levels[attribute])]
+        table = self.cleaned.table(parent, attribute)[
+            np.ix_(self.levels[parent], self.levels[attribute])
+        ]
         sums = table.sum(axis=1, keepdims=True)
         found: Floats = np.where(sums > 0.0, table / np.where(sums > 0.0, sums, 1.0), share)
         return found
@@ -271,97 +330,130 @@ MOST_CANDIDATES = 512  # tables that a pass over the rows counts, and whose scor
 
 
 def count_candidates(n_columns: int, target: str | None) -> int:
-    """Return the largest number of three-way tables that get a score; it sets the noise of the scores.
-
-    Parameters
-    ----------
-    n_columns
-        The number of columns.
-    target
-        The column that every candidate has, or None.
-    """
-    return min(MOST_CANDIDATES, math.comb(n_columns, 3) if target is None else math.comb(n_columns - 1, 2))
+    """Return the largest number of three-way tables that get a score; it sets the noise of the scores."""
+    return min(
+        MOST_CANDIDATES, math.comb(n_columns, 3) if target is None else math.comb(n_columns - 1, 2)
+    )
 
 
 def list_candidates(domain: Domain, target: str | None) -> tuple[Clique, ...]:
     """Return the three-way tables that may be chosen: at most 512, each of at most 5,000 cells; the list is public.
 
-    Parameters
-    ----------
-    domain
-        The columns and their cells.
-    target
-        The column that every candidate has, or None.
-
     Notes
     -----
-    If there are more than 512, tables of the columns with the fewest cells are taken; a fixed order mixes columns of one size. Only as
-    many columns are considered as are needed for enough tables.
+    If there are more than 512, tables of the columns with the fewest cells are taken; a fixed order
+    mixes columns of one size. Only as many columns are considered as are needed for enough tables.
     """
     rng = stream(RunKey.insecure(0), "copula/candidates", "")  # public: the same order in every run
     mixed = permutation(words(rng, domain.n_attributes))
-    columns = [int(place) for place in mixed[np.argsort(np.array(domain.sizes)[mixed], kind="stable")] if domain.names[place] != target]
-    n_looked = next((n for n in range(len(columns)) if math.comb(n, 2 if target else 3) >= 4 * MOST_CANDIDATES), len(columns))
+    columns = [
+        int(place)
+        for place in mixed[np.argsort(np.array(domain.sizes)[mixed], kind="stable")]
+        if domain.names[place] != target
+    ]
+    n_looked = next(
+        (n for n in range(len(columns)) if math.comb(n, 2 if target else 3) >= 4 * MOST_CANDIDATES),
+        len(columns),
+    )
     fixed = () if target is None else (domain.position(target),)
-    every = [tuple(sorted((*fixed, *others))) for others in itertools.combinations(columns[:n_looked], 3 - len(fixed))]
-    sizes = np.array([math.prod(domain.sizes[place] for place in places) for places in every], dtype=np.int64)
+    every = [
+        tuple(sorted((*fixed, *others)))
+        for others in itertools.combinations(columns[:n_looked], 3 - len(fixed))
+    ]
+    sizes = np.array(
+        [math.prod(domain.sizes[place] for place in places) for places in every], dtype=np.int64
+    )
     order = permutation(words(rng, len(every)))
     smallest = order[np.argsort(sizes[order], kind="stable")][:MOST_CANDIDATES]
-    return tuple(tuple(domain.names[place] for place in every[found]) for found in sorted(smallest) if sizes[found] <= MOST_CELLS)
+    return tuple(
+        tuple(domain.names[place] for place in every[found])
+        for found in sorted(smallest)
+        if sizes[found] <= MOST_CELLS
+    )
 
 
 def choose_triples(
-    first: NoisyMarginals, counts: MarginalCounts, options: CopulaOptions | None = None, *, rng: Rng | None = None
+    first: NoisyMarginals,
+    counts: MarginalCounts,
+    options: CopulaOptions | None = None,
+    *,
+    rng: Rng | None = None,
 ) -> tuple[Clique, ...]:
     """Return the three-way tables to measure: those with the largest noisy scores, in which records of the two-way tables are most wrong.
 
     Parameters
     ----------
-    first
-        The noisy one- and two-way tables.
-    counts
-        Exact tables of the candidates.
-    options
-        The steps of the fit that are switched off.
     rng
         None: secure noise. A stream: INSECURE, for runs marked so; see `privacy.noise`.
 
     Privacy
     -------
-    Score: the sum over a table's cells of |count - expected|. The expected counts are a function of `first`, so a row added or removed
-    changes each score by at most 1, and a row replaced by at most 2. Unit, event: `scores` of `MarginalNoise`. Exact scores are not returned.
+    Score: the sum over a table's cells of |count - expected|. The expected counts are a function of
+    `first`, so a row added or removed changes each score by at most 1, and a row replaced by at
+    most 2. Unit, event: `scores` of `MarginalNoise`. Exact scores are not returned.
 
     Notes
     -----
-    If a table is measured with noise of standard deviation σ, the mean absolute value of the noise is √(2/π)·σ in each cell. A table is
-    chosen if its score exceeds the sum of this over its cells by more than √(2·log C) standard deviations of the scores' noise, about the
-    largest noise of C scores. The largest differences come first, up to the count of the event `triples`.
+    If a table is measured with noise of standard deviation σ, the mean absolute value of the noise
+    is √(2/π)·σ in each cell. A table is chosen if its score exceeds the sum of this over its cells
+    by more than √(2·log C) standard deviations of the scores' noise, about the largest noise of C
+    scores. The largest differences come first, up to the count of the event `triples`.
     """
     planned = first.noise
     if planned.scores is None or planned.triples is None:
         raise InternalError("three-way tables are chosen that nobody pays for", None, "report it")
-    of_one_table = planned.triples.sensitivity * (math.sqrt(2.0) if planned.scores.adjacency == "replace-one" else 1.0)  # and so of one score
-    if len(counts.cliques) > round((planned.scores.sensitivity / of_one_table) ** 2) or any(len(clique) == 3 for clique in first.chosen):
-        raise InternalError("more three-way tables have scores than are paid for", None, "report it")
+    of_one_table = planned.triples.sensitivity * (
+        math.sqrt(2.0) if planned.scores.adjacency == "replace-one" else 1.0
+    )  # and so of one score
+    if len(counts.cliques) > round((planned.scores.sensitivity / of_one_table) ** 2) or any(
+        len(clique) == 3 for clique in first.chosen
+    ):
+        raise InternalError(
+            "more three-way tables have scores than are paid for", None, "report it"
+        )
     expected = _expect(first, tuple(counts.cliques), options)
-    exact = np.array([np.abs(table - expected[clique]).sum() for clique, table in counts.cliques.items()], dtype=np.int64)
+    exact = np.array(
+        [np.abs(table - expected[clique]).sum() for clique, table in counts.cliques.items()],
+        dtype=np.int64,
+    )
     scores = noise.perturb(exact, planned.scores, rng=rng)
-    explained = MEAN_OF_NOISE * deviation(planned.triples) * np.array([len(table) for table in counts.cliques.values()])
+    explained = (
+        MEAN_OF_NOISE
+        * deviation(planned.triples)
+        * np.array([len(table) for table in counts.cliques.values()])
+    )
     explained += math.sqrt(2.0 * math.log(max(len(scores), 1))) * deviation(planned.scores)
     gains = scores - explained
     cliques = list(counts.cliques)
-    return tuple(cliques[place] for place in np.argsort(-gains, kind="stable")[: planned.triples.count] if gains[place] > 0.0)
+    return tuple(
+        cliques[place]
+        for place in np.argsort(-gains, kind="stable")[: planned.triples.count]
+        if gains[place] > 0.0
+    )
 
 
-def _expect(first: NoisyMarginals, cliques: tuple[Clique, ...], options: CopulaOptions | None) -> dict[Clique, NDArray[np.int64]]:
+def _expect(
+    first: NoisyMarginals, cliques: tuple[Clique, ...], options: CopulaOptions | None
+) -> dict[Clique, NDArray[np.int64]]:
     """Return the expected tables, in whole rows, of records that match the two-way tables: a function of the noisy tables alone."""
-    rng = stream(RunKey.insecure(0), "copula/expected", "")  # no secret: it decides only which sample stands for the model
+    rng = stream(
+        RunKey.insecure(0), "copula/expected", ""
+    )  # no secret: it decides only which sample stands for the model
     model, _ = fit_copula(first, rng, options)
     n = model.block_rows
     pool = model.sample(n, rng)
-    weights = np.full(n, first.n_rows / n) if model.targets is None else model.targets.weigh(pool, first.domain, rng)
+    weights = (
+        np.full(n, first.n_rows / n)
+        if model.targets is None
+        else model.targets.weigh(pool, first.domain, rng)
+    )
     found = {}
     for clique in cliques:
-        cells = np.ravel_multi_index(tuple(pool[list(first.domain.positions(clique))].astype(np.intp)), first.domain.shape_of(clique))
-        found[clique] = np.rint(np.bincount(cells, weights=weights, minlength=first.domain.size_of(clique))).astype(np.int64)
+        cells = np.ravel_multi_index(
+            tuple(pool[list(first.domain.positions(clique))].astype(np.intp)),
+            first.domain.shape_of(clique),
+        )
+        found[clique] = np.rint(
+            np.bincount(cells, weights=weights, minlength=first.domain.size_of(clique))
+        ).astype(np.int64)
     return found

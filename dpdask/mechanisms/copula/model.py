@@ -31,9 +31,13 @@ Ints = NDArray[np.int64]
 SWEEPS, FEW_SWEEPS = 6, 4  # visits of each table, and of each of many tables
 _MANY_TABLES = 300
 MIN_POOL = 2**14  # records: fewer cannot tell the cells of a table apart
-MOST_TABLES = 2**10  # that are raked: the sweeps of them take about 5 microseconds for each record that is drawn
+MOST_TABLES = (
+    2**10
+)  # that are raked: the sweeps of them take about 5 microseconds for each record that is drawn
 MOST_CELLS = 5_000  # of a three-way table
-_FEW_LATENTS = 512  # so many latent variables cost less than raking: the pool may be larger than what is drawn
+_FEW_LATENTS = (
+    512  # so many latent variables cost less than raking: the pool may be larger than what is drawn
+)
 _FIRMNESS = 40.0  # a cell as large as a fortieth of the noise's variance is half believed
 
 
@@ -41,42 +45,41 @@ _FIRMNESS = 40.0  # a cell as large as a fortieth of the noise's variance is hal
 class Targets:
     """The tables that records are raked to.
 
-    Attributes
-    ----------
-    total
-        The number of rows, as the noisy tables say.
-    tables
-        int64 array of shape (n_tables, 3): the attributes of each table, rising; the third one is -1 for a two-way table.
-    counts
-        float64 array: the denoised counts of two-way tables, and the noisy ones of three-way tables, table after table.
-    strengths
-        float64 array of shape (n_tables,): how strongly records are raked to each, per count.
-
     Privacy
     -------
     A function of the noisy tables and of a sample of the copula that was fitted to them.
     """
 
-    total: float
+    total: float  # the number of rows, as the noisy tables say
+    # Int64 array of shape (n_tables, 3): the attributes of each table, rising; the third one is -1
+    # for a two-way table.
     tables: Ints
+    # Float64 array: the denoised counts of two-way tables, and the noisy ones of three-way tables,
+    # table after table.
     counts: Floats
+    # Float64 array of shape (n_tables,): how strongly records are raked to each, per count.
     strengths: Floats
 
     def check(self, domain: Domain) -> None:
-        """Check targets from outside: raking indexes by their numbers without a check.
-
-        Raises
-        ------
-        ValueError
-            If they are not tables of two or three of the domain's attributes, none of them twice.
-        """
+        """Check targets from outside: raking indexes by their numbers without a check."""
         tables, counts, strengths = self.tables, self.counts, self.strengths
-        if tables.dtype != np.int64 or tables.ndim != 2 or tables.shape[1] != 3 or not 1 <= len(tables) <= MOST_TABLES:
+        if (
+            tables.dtype != np.int64
+            or tables.ndim != 2
+            or tables.shape[1] != 3
+            or not 1 <= len(tables) <= MOST_TABLES
+        ):
             raise ValueError("the raked tables are not pairs or triples, or are too many")
         of_three = tables[:, 2] >= 0
-        if (tables[:, :2] < 0).any() or (tables[:, 2] < -1).any() or (tables >= domain.n_attributes).any():
+        if (
+            (tables[:, :2] < 0).any()
+            or (tables[:, 2] < -1).any()
+            or (tables >= domain.n_attributes).any()
+        ):
             raise ValueError("a raked table is none of the domain's")
-        if (tables[:, 0] >= tables[:, 1]).any() or (of_three & (tables[:, 1] >= tables[:, 2])).any():
+        if (tables[:, 0] >= tables[:, 1]).any() or (
+            of_three & (tables[:, 1] >= tables[:, 2])
+        ).any():
             raise ValueError("a raked table's attributes do not rise")
         if len(np.unique(tables, axis=0)) != len(tables):
             raise ValueError("a table is raked twice")
@@ -89,19 +92,15 @@ class Targets:
         least = np.repeat(np.where(of_three, -noise.MAX_COUNT, 0), _cells(tables, domain))
         if not (np.isfinite(counts) & (counts >= least) & (counts <= noise.MAX_COUNT)).all():
             raise ValueError("a raked table holds something else than counts")
-        if strengths.dtype != np.float64 or strengths.shape != (len(tables),) or not ((strengths > 0.0) & (strengths <= _FIRMNESS)).all():
+        if (
+            strengths.dtype != np.float64
+            or strengths.shape != (len(tables),)
+            or not ((strengths > 0.0) & (strengths <= _FIRMNESS)).all()
+        ):
             raise ValueError("no noise asks for such raking")
 
     def n_pool(self, n: int, n_latents: int) -> int:
-        """Return how many records are weighted so that n can be drawn: twice as many where they are cheap, and always enough to tell cells apart.
-
-        Parameters
-        ----------
-        n
-            How many records are drawn.
-        n_latents
-            The latent variables of the copula.
-        """
+        """Return how many records are weighted so that n can be drawn: twice as many where they are cheap, and always enough to tell cells apart."""
         doubled = n_latents <= _FEW_LATENTS and 2 * len(self.tables) <= MOST_TABLES
         return max(2 * n if doubled else n, MIN_POOL)
 
@@ -115,16 +114,18 @@ class Targets:
 
         Parameters
         ----------
-        pool, domain
-            As for `redraw`.
         rng
             A stream: it decides the order in which tables are visited.
         """
         sizes = np.array(domain.sizes, dtype=np.int64)
         cells = _cells(self.tables, domain)
         starts = np.concatenate([[0], np.cumsum(cells)[:-1]]).astype(np.int64)
-        order = np.concatenate([permutation(words(rng, len(self.tables))) for _ in range(self.n_sweeps)]).astype(np.int64)
-        return raking_kernel.rake(pool, sizes, self.tables, starts, self.counts, self.total, self.strengths, order)
+        order = np.concatenate(
+            [permutation(words(rng, len(self.tables))) for _ in range(self.n_sweeps)]
+        ).astype(np.int64)
+        return raking_kernel.rake(
+            pool, sizes, self.tables, starts, self.counts, self.total, self.strengths, order
+        )
 
     def redraw(self, pool: Codes, n: int, domain: Domain, walk: list[int], rng: Rng) -> Codes:
         """Return n records of a pool, drawn by weights at which the pool meets the tables.
@@ -133,15 +134,12 @@ class Targets:
         ----------
         pool
             uint8 or uint16 array of shape (n_attributes, m), every code below its attribute's size.
-        n
-            How many, at least 1.
-        domain
-            The attributes.
         walk
-            The attributes by which neighbours in the systematic sample are alike, the first one first.
+            The attributes by which neighbours in the systematic sample are alike, the first one
+            first.
         rng
-            A stream: it decides the order in which tables are visited, where the systematic sample begins, and the order of
-            the records, so that it says nothing.
+            A stream: it decides the order in which tables are visited, where the systematic sample
+            begins, and the order of the records, so that it says nothing.
 
         Notes
         -----
@@ -155,48 +153,56 @@ class Targets:
 
 
 @step("fitting: the tables to rake to")
-def choose_targets(cleaned: Denoised, found: Ints, n_sampled: int, noisy: NoisyMarginals) -> Targets | None:
+def choose_targets(
+    cleaned: Denoised, found: Ints, n_sampled: int, noisy: NoisyMarginals
+) -> Targets | None:
     """Return the tables to rake to: all, or of more than 1,024 those that the copula surely misses, 1,024 at most; None without any.
 
     Three-way tables are always among them.
 
     Parameters
     ----------
-    cleaned
-        The denoised tables.
     found
         int64 array: all two-way tables of a sample of the copula, in the domain's order.
-    n_sampled
-        The sample's records.
-    noisy
-        The noisy tables, for those of three columns.
 
     Notes
     -----
-    A table is missed by the sum of |found - wanted| over its cells, each less what noise and the sample's own chance explain: their
-    standard deviation times √(2 log(cells of all tables)), which the largest of so many chances rarely exceeds. The most missed of
-    half a million tables would otherwise be those with the most noise.
+    A table is missed by the sum of |found - wanted| over its cells, each less what noise and the
+    sample's own chance explain: their standard deviation times √(2 log(cells of all tables)), which
+    the largest of so many chances rarely exceeds. The most missed of half a million tables would
+    otherwise be those with the most noise.
 
     References
     ----------
-    Donoho and Johnstone, Ideal spatial adaptation by wavelet shrinkage (1994), for the universal threshold.
+    Donoho and Johnstone, Ideal spatial adaptation by wavelet shrinkage (1994), for the universal
+    threshold.
     """
     triples = [(clique, table) for clique, table in noisy.cliques.items() if len(clique) == 3]
     if not cleaned.groups:
         return None
-    pairs = np.concatenate([np.stack([group.first, group.second], axis=1) for group in cleaned.groups])
+    pairs = np.concatenate(
+        [np.stack([group.first, group.second], axis=1) for group in cleaned.groups]
+    )
     best = np.arange(len(pairs))
     room = MOST_TABLES - len(triples)
     if len(pairs) > room:
         factor = math.sqrt(2.0 * math.log(len(found)))
-        missed = np.concatenate([_missed(group, found, n_sampled, factor) for group in cleaned.groups])
+        missed = np.concatenate(
+            [_missed(group, found, n_sampled, factor) for group in cleaned.groups]
+        )
         best = np.argsort(-missed, kind="stable")[: min(room, np.count_nonzero(missed))]
     if not len(best) and not triples:
         return None
     best = best[np.lexsort((pairs[best, 1], pairs[best, 0]))]
     lengths = [len(group.first) for group in cleaned.groups]
-    owners, firsts = np.repeat(np.arange(len(lengths)), lengths), np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    counts = [cleaned.groups[owners[place]].tables[place - firsts[owners[place]]].ravel() for place in best]
+    owners, firsts = (
+        np.repeat(np.arange(len(lengths)), lengths),
+        np.concatenate([[0], np.cumsum(lengths)[:-1]]),
+    )
+    counts = [
+        cleaned.groups[owners[place]].tables[place - firsts[owners[place]]].ravel()
+        for place in best
+    ]
     strengths = [_strength(cleaned.groups[owners[place]].sigma) for place in best]
     tables = np.insert(pairs[best], 2, -1, axis=1)
     for clique, table in triples:
@@ -204,7 +210,12 @@ def choose_targets(cleaned: Denoised, found: Ints, n_sampled: int, noisy: NoisyM
         tables = np.append(tables, np.sort(positions)[None], axis=0)
         counts.append(table.transpose(np.argsort(positions)).ravel().astype(np.float64))
         strengths.append(_strength(deviation(noisy.noise_of(clique))))
-    return Targets(total=cleaned.n_rows, tables=tables, counts=np.concatenate(counts), strengths=np.array(strengths))
+    return Targets(
+        total=cleaned.n_rows,
+        tables=tables,
+        counts=np.concatenate(counts),
+        strengths=np.array(strengths),
+    )
 
 
 def _strength(sigma: float) -> float:
@@ -215,13 +226,17 @@ def _missed(group: PairGroup, found: Ints, n_sampled: int, factor: float) -> Flo
     scale = group.tables[0].sum() / n_sampled
     shown = stack_tables(found, group.starts, group.tables.shape[1:])
     explained = factor * np.sqrt(group.sigma**2 + scale**2 * shown)
-    missed: Floats = np.maximum(np.abs(scale * shown - group.tables) - explained, 0.0).sum(axis=(1, 2))
+    missed: Floats = np.maximum(np.abs(scale * shown - group.tables) - explained, 0.0).sum(
+        axis=(1, 2)
+    )
     return missed
 
 
 def _cells(tables: Ints, domain: Domain) -> Ints:
     """Return how many cells each table has."""
-    sizes = np.array((*domain.sizes, 1), dtype=np.int64)  # the last one stands for no third attribute
+    sizes = np.array(
+        (*domain.sizes, 1), dtype=np.int64
+    )  # the last one stands for no third attribute
     cells: Ints = sizes[tables].prod(axis=1)
     return cells
 
@@ -238,7 +253,9 @@ def _order(pool: Codes, sizes: Ints, walk: list[int]) -> Ints:
 
 
 MECHANISM_ID = "copula"
-MAX_LATENTS = 6000  # an eigendecomposition of minutes, and 800 MB of latent variables in a chunk of records
+MAX_LATENTS = (
+    6000  # an eigendecomposition of minutes, and 800 MB of latent variables in a chunk of records
+)
 
 BLOCK_ROWS = 2**17
 _FEW_ATTRIBUTES = 256
@@ -246,29 +263,19 @@ _FEW_ATTRIBUTES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Node:
-    """One attribute in the tree.
-
-    Attributes
-    ----------
-    attribute
-        Its place in the domain.
-    parent
-        The place in the order of its parent, or -1.
-    levels
-        uint16 array: the levels that a record can have; an empty level has no latent variable.
-    first
-        Its first latent variable; attributes have theirs in any order. There is one for each level; for two levels, one, of the second.
-    probabilities
-        float64 array of shape (n_groups, len(levels)): the levels' probabilities given each level of the parent.
-    offsets
-        float32 array of the same shape: what calibration adds to the latent variables.
-    """
+    """One attribute in the tree."""
 
     attribute: int
-    parent: int
+    parent: int  # the place in the order of its parent, or -1
+    # Uint16 array: the levels that a record can have; an empty level has no latent variable.
     levels: NDArray[np.uint16]
+    # Its first latent variable; attributes have theirs in any order. There is one for each level;
+    # for two levels, one, of the second.
     first: int
+    # Float64 array of shape (n_groups, len(levels)): the levels' probabilities given each level of
+    # the parent.
     probabilities: NDArray[np.float64]
+    # Float32 array of the same shape: what calibration adds to the latent variables.
     offsets: NDArray[np.float32]
 
     @property
@@ -287,18 +294,14 @@ def n_latents_of(n_levels: int) -> int:
 
 
 def check_latents(domain: Domain) -> None:
-    """Check that a copula of these attributes can be fitted.
-
-    Raises
-    ------
-    SpecError
-        If its latent variables are too many; the line names the widest column.
-    """
+    """Check that a copula of these attributes can be fitted."""
     n_latents = sum(map(n_latents_of, domain.sizes))
     if n_latents > MAX_LATENTS:
         widest = domain.names[domain.sizes.index(max(domain.sizes))]
         what = f"its levels and cells and those of the others are {n_latents:,} latent variables; the limit is {MAX_LATENTS:,}"
-        raise SpecError(what, f"column {widest!r}", "lower `bins`, declare fewer levels, or drop a column")
+        raise SpecError(
+            what, f"column {widest!r}", "lower `bins`, declare fewer levels, or drop a column"
+        )
 
 
 class Workspace(NamedTuple):
@@ -314,33 +317,25 @@ class Workspace(NamedTuple):
 class CopulaModel:
     """A fitted copula: everything that sampling needs; all of it is a function of the noisy tables.
 
-    Attributes
-    ----------
-    domain
-        The attributes and their levels.
-    n_rows
-        How many rows the table has: exact where it is public, otherwise an estimate.
-    nodes
-        The attributes, each after its parent.
-    factor
-        float32 array of shape (n_latents, n_latents): the Cholesky factor of the latent variables' correlations.
-    targets
-        The tables that records are raked to; None if records are the copula's own.
-
     Privacy
     -------
-    Post-processing of `NoisyMarginals`: it costs nothing more, may be published, and any number of records may be drawn.
+    Post-processing of `NoisyMarginals`: it costs nothing more, may be published, and any number of
+    records may be drawn.
 
     References
     ----------
-    Asghar, Ding, Rakotoarivelo, Mrabet and Kaafar, Differentially private release of high-dimensional datasets using the
-    Gaussian copula, section 3.3; its thresholds, one for each dummy, are here one choice for each attribute.
+    Asghar, Ding, Rakotoarivelo, Mrabet and Kaafar, Differentially private release of
+    high-dimensional datasets using the Gaussian copula, section 3.3; its thresholds, one for each
+    dummy, are here one choice for each attribute.
     """
 
     domain: Domain
-    n_rows: float
+    n_rows: float  # how many rows the table has: exact where it is public, otherwise an estimate
     nodes: tuple[Node, ...]
+    # Float32 array of shape (n_latents, n_latents): the Cholesky factor of the latent variables'
+    # correlations.
     factor: NDArray[np.float32]
+    # The tables that records are raked to; None if records are the copula's own.
     targets: Targets | None = None
 
     @property
@@ -356,44 +351,33 @@ class CopulaModel:
     def workspace(self, n: int) -> Workspace:
         """Return what it takes to draw n records, or fewer."""
         most = n if self.targets is None else self.targets.n_pool(n, self.n_latents)
-        return Workspace(latent_kernel.pack(self.factor), latent_kernel.room_for(self.n_latents, min(CHUNK_ROWS, most)))
+        return Workspace(
+            latent_kernel.pack(self.factor),
+            latent_kernel.room_for(self.n_latents, min(CHUNK_ROWS, most)),
+        )
 
     def draw(self, n: int, rng: Rng, workspace: Workspace | None = None) -> Codes:
         """Return a block of records, raked to the tables if there are any; otherwise those of `sample`.
 
         Parameters
         ----------
-        n
-            How many, at least 1.
         rng
             A stream; the records are a function of it and of `n`.
-        workspace
-            From `workspace`, to draw several blocks one after the other.
-
-        Returns
-        -------
-        uint8 or uint16 array of shape (n_attributes, n), in random order, every code below its attribute's size.
         """
         if self.targets is None:
             return self.sample(n, rng, workspace)
         pool = self.sample(self.targets.n_pool(n, self.n_latents), rng, workspace)
-        return self.targets.redraw(pool, n, self.domain, [node.attribute for node in self.nodes], rng)
+        return self.targets.redraw(
+            pool, n, self.domain, [node.attribute for node in self.nodes], rng
+        )
 
     def sample(self, n: int, rng: Rng, workspace: Workspace | None = None) -> Codes:
         """Return records of the copula alone.
 
         Parameters
         ----------
-        n
-            How many, at least 0.
         rng
             A stream; the records are a function of it and of `n`.
-        workspace
-            As for `draw`.
-
-        Returns
-        -------
-        uint8 or uint16 array of shape (n_attributes, n), every code below its attribute's size.
         """
         panels, room = workspace or self.workspace(n)
         result = np.empty((self.domain.n_attributes, n), dtype=self.domain.code_dtype)
@@ -410,50 +394,37 @@ class CopulaModel:
         for node in self.nodes:
             groups = root if node.parent < 0 else found[node.parent]
             uniforms = draw_uniforms(rng, len(node.offsets))
-            found.append(decode_kernel.decode(node.utilities(drawn), node.offsets, node.probabilities, groups, uniforms))
+            found.append(
+                decode_kernel.decode(
+                    node.utilities(drawn), node.offsets, node.probabilities, groups, uniforms
+                )
+            )
             every = len(node.levels) == self.domain.sizes[node.attribute]
             out[node.attribute] = found[-1] if every else node.levels[found[-1]]
 
     def stream(self, key: RunKey, partition: str) -> Stream:
-        """Return the random stream of one partition of synthetic records, at its start.
-
-        Parameters
-        ----------
-        key
-            The run key.
-        partition
-            The name of the partition.
-        """
+        """Return the random stream of one partition of synthetic records, at its start."""
         return stream(key, MECHANISM_ID, partition)
 
 
-def draw_latents(panels: latent_kernel.Panels, n: int, rng: Rng, room: latent_kernel.Latents) -> None:
+def draw_latents(
+    panels: latent_kernel.Panels, n: int, rng: Rng, room: latent_kernel.Latents
+) -> None:
     """Draw rows of correlated latent variables.
 
     Parameters
     ----------
-    panels
-        The Cholesky factor of the correlations.
-    n
-        The number of rows.
-    rng
-        A stream.
     room
-        float32 array from `room_for`, for at least n rows; its first n columns are overwritten, and up to a block more.
+        float32 array from `room_for`, for at least n rows; its first n columns are overwritten, and
+        up to a block more.
     """
     for start in range(0, n if panels.n_latents else 0, latent_kernel.BLOCK_ROWS):
-        latent_kernel.latents(panels, words(rng, latent_kernel.words_per_block(panels.n_latents)), room, start)
+        latent_kernel.latents(
+            panels, words(rng, latent_kernel.words_per_block(panels.n_latents)), room, start
+        )
 
 
 def draw_uniforms(rng: Rng, n: int) -> NDArray[np.float64]:
-    """Return n uniform numbers in [0, 1).
-
-    Parameters
-    ----------
-    rng
-        A stream.
-    n
-        How many.
-    """
+    """Return n uniform numbers in [0, 1)."""
     result: NDArray[np.float64] = (words(rng, n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return result

@@ -13,7 +13,14 @@ import pyarrow as pa
 
 from dpdask.archive import Archive, Archived, Contents
 from dpdask.cells import Cells
-from dpdask.mechanisms.columns import CHUNK_ROWS, Bins, columns_from_header, columns_to_header, cut_released, draw_records
+from dpdask.mechanisms.columns import (
+    CHUNK_ROWS,
+    Bins,
+    columns_from_header,
+    columns_to_header,
+    cut_released,
+    draw_records,
+)
 from dpdask.mechanisms.copula.fit import FitReport
 from dpdask.mechanisms.copula.model import CopulaModel, Node, Targets, check_latents
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
@@ -31,29 +38,15 @@ _ROUNDING = 1e-6  # of probabilities that sum to 1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedCopula(Archived):
-    """A copula with the noisy tables that it was fitted to, and the columns that its codes stand for.
+    """A copula with the noisy tables that it was fitted to, and the columns that its codes stand for."""
 
-    Attributes
-    ----------
-    schema
-        The declared columns.
-    types
-        The Arrow types of the released columns.
-    bins
-        How each continuous or mixed column is cut.
-    noisy
-        The noisy tables.
-    model
-        What is sampled from.
-    report
-        The measures of the fit.
-    """
-
-    archive: ClassVar[Archive] = Archive(kind="copula", format=5, noun="fitted copula", is_compressed=True)
+    archive: ClassVar[Archive] = Archive(
+        kind="copula", format=5, noun="fitted copula", is_compressed=True
+    )
 
     schema: Schema
-    types: pa.Schema
-    bins: Bins
+    types: pa.Schema  # the Arrow types of the released columns
+    bins: Bins  # how each continuous or mixed column is cut
     noisy: NoisyMarginals
     model: CopulaModel
     report: FitReport
@@ -76,30 +69,39 @@ class FittedCopula(Archived):
         """Return how many records to draw: the number asked for, or by default the number from the tables, at least 1."""
         return max(1, round(self.model.n_rows)) if wanted is None else wanted
 
-    def batches(self, start: int, n_rows: int, n_total: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, start: int, n_rows: int, n_total: int, key: RunKey, part: str
+    ) -> Iterator[pa.RecordBatch]:
         """Yield synthetic records in the released columns and types.
 
         Parameters
         ----------
-        start, n_rows, n_total, key
-            As in `RecordRelease.batches`.
         part
             Not used: a record is a function of the key, its number and the number of all records.
 
         Notes
         -----
-        Records are drawn in blocks, by their numbers: 131,072 together, or 32,768 of more than 256 columns. A block has a stream for
-        its records, and one for each column's values inside its cells. A block that only partly belongs to this part is drawn whole.
+        Records are drawn in blocks, by their numbers: 131,072 together, or 32,768 of more than 256
+        columns. A block has a stream for its records, and one for each column's values inside its
+        cells. A block that only partly belongs to this part is drawn whole.
         """
         del part
-        size, cells, workspace = self.model.block_rows, self.cells(), self.model.workspace(min(self.model.block_rows, n_total))
+        size, cells, workspace = (
+            self.model.block_rows,
+            self.cells(),
+            self.model.workspace(min(self.model.block_rows, n_total)),
+        )
         for block in range(start // size, -(-(start + n_rows) // size)):
             first = block * size
             low, high = max(start - first, 0), min(start + n_rows - first, size)
             rng = self.model.stream(key, f"block {block}/records")
             codes = self.model.draw(min(size, n_total - first), rng, workspace)[:, low:high]
-            chunks = (codes[:, place : place + CHUNK_ROWS] for place in range(0, high - low, CHUNK_ROWS))
-            yield from draw_records(self.types, cells, chunks, partial(self._open_values, key, block, low))
+            chunks = (
+                codes[:, place : place + CHUNK_ROWS] for place in range(0, high - low, CHUNK_ROWS)
+            )
+            yield from draw_records(
+                self.types, cells, chunks, partial(self._open_values, key, block, low)
+            )
 
     def _open_values(self, key: RunKey, block: int, n_before: int, name: str) -> Stream:
         """Return the stream of a column's values in a block, behind those of its first records."""
@@ -115,7 +117,10 @@ class FittedCopula(Archived):
         names = []
         for node in sorted(model.nodes, key=_by_latents):
             column = model.domain.names[node.attribute]
-            names += [(column, labels[column][level]) for level in node.levels[len(node.levels) - node.n_latents :]]
+            names += [
+                (column, labels[column][level])
+                for level in node.levels[len(node.levels) - node.n_latents :]
+            ]
         factor = model.factor.astype(np.float64)
         index = pd.MultiIndex.from_frame(pd.DataFrame(names, columns=["column", "level"]))
         return pd.DataFrame(factor @ factor.T, index=index, columns=index)
@@ -123,17 +128,31 @@ class FittedCopula(Archived):
     def _contents(self) -> Contents:
         model = self.model
         targets = model.targets
-        header = {"report": asdict(self.report), "raked": targets is not None, **columns_to_header(self.schema, self.types, self.bins)}
+        header = {
+            "report": asdict(self.report),
+            "raked": targets is not None,
+            **columns_to_header(self.schema, self.types, self.bins),
+        }
         arrays = {
             "noisy": np.frombuffer(self.noisy.to_bytes(), dtype=np.uint8),
             "factor": model.factor[np.tril_indices(model.n_latents)],
-            "nodes": np.array([[node.attribute, node.parent, node.first, *node.probabilities.shape] for node in model.nodes], dtype=np.int64),
+            "nodes": np.array(
+                [
+                    [node.attribute, node.parent, node.first, *node.probabilities.shape]
+                    for node in model.nodes
+                ],
+                dtype=np.int64,
+            ),
             "levels": _join([node.levels for node in model.nodes], np.uint16),
             "probabilities": _join([node.probabilities for node in model.nodes], np.float64),
             "offsets": _join([node.offsets for node in model.nodes], np.float32),
         }
         if targets is not None:
-            arrays |= {"raked_tables": targets.tables, "raked_counts": targets.counts, "raked_strengths": targets.strengths}
+            arrays |= {
+                "raked_tables": targets.tables,
+                "raked_counts": targets.counts,
+                "raked_strengths": targets.strengths,
+            }
         return header, arrays
 
     @classmethod
@@ -145,27 +164,55 @@ class FittedCopula(Archived):
         nodes, report = _nodes(arrays), FitReport(**header["report"])
         _check_nodes(nodes, noisy.domain)
         n_latents = sum(node.n_latents for node in nodes)
-        if len(arrays["factor"]) != n_latents * (n_latents + 1) // 2 or report.n_latents != n_latents:
+        if (
+            len(arrays["factor"]) != n_latents * (n_latents + 1) // 2
+            or report.n_latents != n_latents
+        ):
             raise ValueError("the factor is of another model")
-        if not all(type(number) in (int, float) and math.isfinite(number) for number in asdict(report).values()):
+        if not all(
+            type(number) in (int, float) and math.isfinite(number)
+            for number in asdict(report).values()
+        ):
             raise ValueError("the report holds something else than numbers")
         factor = np.zeros((n_latents, n_latents), dtype=np.float32)
         factor[np.tril_indices(n_latents)] = arrays["factor"]
         targets = None
         if header["raked"]:
-            targets = Targets(total=noisy.n_rows, tables=arrays["raked_tables"], counts=arrays["raked_counts"], strengths=arrays["raked_strengths"])
+            targets = Targets(
+                total=noisy.n_rows,
+                tables=arrays["raked_tables"],
+                counts=arrays["raked_counts"],
+                strengths=arrays["raked_strengths"],
+            )
             targets.check(noisy.domain)
-        model = CopulaModel(domain=noisy.domain, n_rows=noisy.n_rows, nodes=nodes, factor=factor, targets=targets)
+        model = CopulaModel(
+            domain=noisy.domain, n_rows=noisy.n_rows, nodes=nodes, factor=factor, targets=targets
+        )
         return cls(schema=schema, types=types, bins=bins, noisy=noisy, model=model, report=report)
 
 
 def _check_arrays(arrays: Mapping[str, Any]) -> None:
     """Raise ValueError unless the arrays have the types of `_contents` and numbers that a fit can give."""
-    for name, dtype in (("factor", np.float32), ("levels", np.uint16), ("probabilities", np.float64), ("offsets", np.float32)):
-        if arrays[name].dtype != dtype or arrays[name].ndim != 1 or not np.isfinite(arrays[name]).all():
+    for name, dtype in (
+        ("factor", np.float32),
+        ("levels", np.uint16),
+        ("probabilities", np.float64),
+        ("offsets", np.float32),
+    ):
+        if (
+            arrays[name].dtype != dtype
+            or arrays[name].ndim != 1
+            or not np.isfinite(arrays[name]).all()
+        ):
             raise ValueError("an array has another type, or a number is not finite")
-    if arrays["nodes"].dtype != np.int64 or arrays["nodes"].ndim != 2 or (np.abs(arrays["factor"]) > _MAX_FACTOR).any():
-        raise ValueError("the tree is not a table of whole numbers, or the factor does not give correlations")
+    if (
+        arrays["nodes"].dtype != np.int64
+        or arrays["nodes"].ndim != 2
+        or (np.abs(arrays["factor"]) > _MAX_FACTOR).any()
+    ):
+        raise ValueError(
+            "the tree is not a table of whole numbers, or the factor does not give correlations"
+        )
 
 
 def _check_nodes(nodes: Sequence[Node], domain: Domain) -> None:
@@ -177,9 +224,14 @@ def _check_nodes(nodes: Sequence[Node], domain: Domain) -> None:
             raise ValueError("a node comes before its parent")
         if len(node.probabilities) != (1 if node.parent < 0 else len(nodes[node.parent].levels)):
             raise ValueError("a node has other groups than its parent has levels")
-        if not (node.levels[1:] > node.levels[:-1]).all() or node.levels[-1] >= domain.sizes[node.attribute]:
+        if (
+            not (node.levels[1:] > node.levels[:-1]).all()
+            or node.levels[-1] >= domain.sizes[node.attribute]
+        ):
             raise ValueError("a node's levels are not increasing, or outside the domain")
-        if (node.probabilities < 0.0).any() or (np.abs(node.probabilities.sum(axis=1) - 1.0) > _ROUNDING).any():
+        if (node.probabilities < 0.0).any() or (
+            np.abs(node.probabilities.sum(axis=1) - 1.0) > _ROUNDING
+        ).any():
             raise ValueError("a node's probabilities do not sum to 1")
     first = 0
     for node in sorted(nodes, key=_by_latents):
@@ -212,7 +264,9 @@ def _nodes(arrays: Mapping[str, Any]) -> tuple[Node, ...]:
             )
         )
         level, cell = level + n_levels, end
-    if (level, cell, cell) != tuple(len(arrays[name]) for name in ("levels", "probabilities", "offsets")):
+    if (level, cell, cell) != tuple(
+        len(arrays[name]) for name in ("levels", "probabilities", "offsets")
+    ):
         raise ValueError("the arrays are of other nodes")
     return tuple(nodes)
 

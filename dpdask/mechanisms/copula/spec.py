@@ -12,12 +12,25 @@ from dpdask.documents import Document, suggest
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section, noisy_counts_section
 from dpdask.mechanisms.columns import describe_bins
-from dpdask.mechanisms.copula.fit import MOST_CANDIDATES, CopulaOptions, Records, choose_triples, count_candidates, fit_copula, list_candidates
+from dpdask.mechanisms.copula.fit import (
+    MOST_CANDIDATES,
+    CopulaOptions,
+    Records,
+    choose_triples,
+    count_candidates,
+    fit_copula,
+    list_candidates,
+)
 from dpdask.mechanisms.copula.model import MOST_CELLS, check_latents
 from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.expectations import LITTLE
 from dpdask.mechanisms.marginals.denoise import measure_pairs_again
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure_chosen, plan_noise
+from dpdask.mechanisms.marginals.noise import (
+    MarginalNoise,
+    NoisyMarginals,
+    measure_chosen,
+    plan_noise,
+)
 from dpdask.mechanisms.marginals.spec import NoisyTables, tables_accounting
 from dpdask.mechanisms.mechanism import Columns, RecordsWanted, Search, Spec
 from dpdask.privacy.rounding import RowOrder
@@ -45,12 +58,9 @@ def count_measured_again(n_columns: int, delta: float, target: str | None = None
 
     Parameters
     ----------
-    n_columns
-        The number of columns.
     delta
-        The budget's δ. Without one, noise is Laplace, and two measurements cost too much: inverse variance grows with the square of ε.
-    target
-        A column whose pairs are all measured again, or None.
+        The budget's δ. Without one, noise is Laplace, and two measurements cost too much: inverse
+        variance grows with the square of ε.
     """
     n_pairs = math.comb(n_columns, 2)
     wanted = max(round(_MEASURED_AGAIN * n_pairs), 0 if target is None else n_columns - 1)
@@ -58,74 +68,64 @@ def count_measured_again(n_columns: int, delta: float, target: str | None = None
 
 
 class TableWeights(Document):
-    """The share of the budget of the tables, relative to each other.
-
-    Attributes
-    ----------
-    one_way
-        That of each one-way table; 0 to leave them out.
-    two_way
-        That of each two-way table.
-    """
+    """The share of the budget of the tables, relative to each other."""
 
     one_way: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """That of each one-way table; 0 to leave them out."""
     two_way: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """That of each two-way table."""
 
 
 class CopulaSpec(Spec):
-    """Synthetic records of a Gaussian copula.
-
-    Attributes
-    ----------
-    n_rows
-        How many records: a number, or `input`: as many as the table has (under add-remove, as the noisy tables say).
-    records
-        `raked`: records of the copula are weighted so that they match the denoised two-way tables, and resampled by these
-        weights. `copula`: records of the copula as they are, the paper's model.
-    bins
-        How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts that are found under privacy, in a pass of
-        their own. A number: into that many cells of equal width. A mapping: for each column one of these, or a list of the first value of each cell.
-    weights
-        How the budget is shared among the tables.
-    measured_again
-        How many pairs are measured a second time, with two fifths of the tables' budget: those with the largest expected gain, which is
-        estimated from the first, noisy tables. `auto`: 3 in 10 of the pairs, 1,024 at most; none with fewer than 3 pairs, or without a δ.
-    target
-        A column to predict from the others. Its pairs are measured again before all others, and every chosen three-way table contains it.
-    triples
-        The largest number of three-way tables to measure. They are chosen under privacy in a separate pass, and get 15 % of the tables'
-        budget; the scores that choose them get 5 %. `auto`: with a `target` and a δ as many as there are columns, otherwise none.
-    options
-        Which steps of the fit to switch off, to measure their effect.
-    """
+    """Synthetic records of a Gaussian copula."""
 
     kind: Literal["copula"] = "copula"
     n_rows: RecordsWanted = "input"
+    """How many records: a number, or `input`: as many as the table has (under add-remove, as the
+    noisy tables say).
+    """
     records: Records = "raked"
+    """`raked`: records of the copula are weighted so that they match the denoised two-way tables,
+    and resampled by these weights. `copula`: records of the copula as they are, the paper's
+    model.
+    """
     bins: Bins = "adaptive"
+    """How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts
+    that are found under privacy, in a pass of their own. A number: into that many cells of equal
+    width. A mapping: for each column one of these, or a list of the first value of each cell.
+    """
     weights: TableWeights = TableWeights()
+    """How the budget is shared among the tables."""
     measured_again: HowMany = "auto"
+    """How many pairs are measured a second time, with two fifths of the tables' budget: those with
+    the largest expected gain, which is estimated from the first, noisy tables. `auto`: 3 in 10
+    of the pairs, 1,024 at most; none with fewer than 3 pairs, or without a δ.
+    """
     target: str | None = None
+    """A column to predict from the others. Its pairs are measured again before all others, and
+    every chosen three-way table contains it.
+    """
     triples: HowMany = "auto"
+    """The largest number of three-way tables to measure. They are chosen under privacy in a
+    separate pass, and get 15 % of the tables' budget; the scores that choose them get 5 %.
+    `auto`: with a `target` and a δ as many as there are columns, otherwise none.
+    """
     options: CopulaOptions = CopulaOptions()
+    """Which steps of the fit to switch off, to measure their effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopulaMechanism(NoisyTables):
     """The Gaussian copula of a schema under a budget.
 
-    Attributes
-    ----------
-    first
-        The noisy one- and two-way tables, in the round that chooses three-way tables; otherwise None.
-
     Privacy
     -------
-    Unit, sensitivity and events: `MarginalNoise`. Protected: every row counted. Everything after the noise is post-processing;
-    any number of records may be drawn.
+    Unit, sensitivity and events: `MarginalNoise`. Protected: every row counted. Everything after
+    the noise is post-processing; any number of records may be drawn.
     """
 
     spec: CopulaSpec
+    # The noisy one- and two-way tables, in the round that chooses three-way tables; otherwise None.
     first: NoisyMarginals | None = None
 
     nobody: ClassVar[str] = "synthetic records"
@@ -150,7 +150,11 @@ class CopulaMechanism(NoisyTables):
     def n_measured_again(self) -> int:
         """How many pairs are measured a second time."""
         n = self.spec.measured_again
-        return count_measured_again(len(self.schema.privatised), self.budget.delta, self.spec.target) if n == "auto" else n
+        return (
+            count_measured_again(len(self.schema.privatised), self.budget.delta, self.spec.target)
+            if n == "auto"
+            else n
+        )
 
     @property
     def n_triples(self) -> int:
@@ -158,24 +162,26 @@ class CopulaMechanism(NoisyTables):
         n, n_columns = self.spec.triples, len(self.schema.privatised)
         if n != "auto":
             return n
-        wanted = self.spec.target is not None and self.budget.delta > 0 and self.spec.records == "raked"
+        wanted = (
+            self.spec.target is not None and self.budget.delta > 0 and self.spec.records == "raked"
+        )
         return min(n_columns, count_candidates(n_columns, self.spec.target)) if wanted else 0
 
     def check_spec(self) -> None:
-        """Check the target, and that there are enough pairs and triples to choose from.
-
-        Raises
-        ------
-        SpecError
-            If the target is no privatised column, there are too few pairs or triples, or triples are asked for without a δ or without raking.
-        """
+        """Check the target, and that there are enough pairs and triples to choose from."""
         columns, target, triples = self.schema.privatised, self.spec.target, self.n_triples
         if target is not None and target not in columns:
             raise SpecError(
-                "is not a privatised column", f"`target` {target!r}", suggest(target, columns, "correct its name, or its role in the schema")
+                "is not a privatised column",
+                f"`target` {target!r}",
+                suggest(target, columns, "correct its name, or its role in the schema"),
             )
         if triples and self.budget.delta == 0:
-            raise SpecError("three-way tables are chosen by scores with Gaussian noise, which needs a δ", "`triples`", "set `delta`, or remove it")
+            raise SpecError(
+                "three-way tables are chosen by scores with Gaussian noise, which needs a δ",
+                "`triples`",
+                "set `delta`, or remove it",
+            )
         if triples and self.spec.records == "copula":
             what = "the copula's own records are not raked, so three-way tables would be measured for nothing"
             raise SpecError(what, "`triples`", "remove it, or set `records` to raked")
@@ -194,29 +200,29 @@ class CopulaMechanism(NoisyTables):
         return self.cell_search or (self if self.n_triples and self.first is None else None)
 
     def find(self, drawn: NoisyMarginals, columns: Columns) -> NoisyMarginals:
-        """Return the noisy one- and two-way tables, by which triples are chosen.
-
-        Parameters
-        ----------
-        drawn
-            What `draw` returned in the round before the last.
-        columns
-            The table's columns.
-        """
+        """Return the noisy one- and two-way tables, by which triples are chosen."""
         del columns
         return drawn
 
     def with_found(self, found: Found | NoisyMarginals) -> Self:
         """Return the mechanism with the cells, or with the noisy tables of the round before the last."""
-        return replace(self, first=found) if isinstance(found, NoisyMarginals) else replace(self, found=found)
+        return (
+            replace(self, first=found)
+            if isinstance(found, NoisyMarginals)
+            else replace(self, found=found)
+        )
 
     def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
         """Draw the noise of every table and of pairs measured again, or in a last round, that of chosen triples; see `Mechanism.draw`."""
         if self.first is not None:
-            triples = choose_triples(self.first, counts, self.spec.options, rng=noise("marginals/noise/scores"))
+            triples = choose_triples(
+                self.first, counts, self.spec.options, rng=noise("marginals/noise/scores")
+            )
             return measure_chosen(self.first, counts, triples, rng=noise("marginals/noise/triples"))
         noisy = NoisyTables.draw(self, counts, columns, noise)
-        return measure_pairs_again(noisy, counts, self.spec.target, rng=noise("marginals/noise/again"))
+        return measure_pairs_again(
+            noisy, counts, self.spec.target, rng=noise("marginals/noise/again")
+        )
 
     @property
     def bins(self) -> Bins:
@@ -229,29 +235,37 @@ class CopulaMechanism(NoisyTables):
         return f"synthetic records of {len(self.schema.privatised)} columns, from a Gaussian copula"
 
     def check(self, columns: Columns) -> None:
-        """Check the bins, the tables' sizes, and that the copula can be fitted.
-
-        Raises
-        ------
-        SpecError
-            If they do not fit.
-        """
+        """Check the bins, the tables' sizes, and that the copula can be fitted."""
         statistic = self.statistic(columns)
         statistic.check_size()
         check_latents(statistic.domain)
-        if self.n_triples and not self.cell_search and not list_candidates(statistic.domain, self.spec.target):
+        if (
+            self.n_triples
+            and not self.cell_search
+            and not list_candidates(statistic.domain, self.spec.target)
+        ):
             what = f"no three-way table has at most {MOST_CELLS:,} cells"
             raise SpecError(what, "`triples`", "set it to 0, or declare fewer levels or `bins`")
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
         """Return what a steward should consider before a run; see `Mechanism.cautions`."""
-        said, target, n = NoisyTables.cautions(self, columns, n_rows), self.spec.target, len(self.schema.privatised)
+        said, target, n = (
+            NoisyTables.cautions(self, columns, n_rows),
+            self.spec.target,
+            len(self.schema.privatised),
+        )
         sizes = self._sizes(columns)
-        if self.n_triples and not list_candidates(Domain(names=tuple(sizes), sizes=tuple(sizes.values())), target):
+        if self.n_triples and not list_candidates(
+            Domain(names=tuple(sizes), sizes=tuple(sizes.values())), target
+        ):
             what = f"Probably no three-way table will have at most {MOST_CELLS:,} cells, so the share of `triples` is spent for nothing"
             said = (*said, f"{what}. Set `triples` to 0, or declare fewer `bins`.")
         if target is not None and not self.n_triples:
-            why = "the budget has no δ" if self.budget.delta == 0 else "no three-way tables are measured"
+            why = (
+                "the budget has no δ"
+                if self.budget.delta == 0
+                else "no three-way tables are measured"
+            )
             said = (*said, f"The target {target} changes little: {why}.")
         left_out = math.comb(n - 1, 2) if target is not None else math.comb(n, 3)
         if self.n_triples and left_out > MOST_CANDIDATES:
@@ -262,7 +276,13 @@ class CopulaMechanism(NoisyTables):
     def statistic(self, columns: Columns) -> TableStatistic:
         """Return what is counted: the table of each column and of each pair, or in the round that chooses triples, all candidates."""
         found = NoisyTables.statistic(self, columns)
-        return found if self.first is None else replace(found, cliques=list_candidates(found.domain, self.spec.target), two_way=False)
+        return (
+            found
+            if self.first is None
+            else replace(
+                found, cliques=list_candidates(found.domain, self.spec.target), two_way=False
+            )
+        )
 
     @property
     def counted(self) -> dict[str, Any]:
@@ -271,9 +291,21 @@ class CopulaMechanism(NoisyTables):
 
     def fit(self, counts: NoisyMarginals, columns: Columns, key: RunKey) -> FittedCopula:
         """Return the copula that fits the noisy tables; see `Mechanism.fit`."""
-        model, report = fit_copula(counts, stream(key, "copula/calibration", ""), self.spec.options, records=self.spec.records)
+        model, report = fit_copula(
+            counts,
+            stream(key, "copula/calibration", ""),
+            self.spec.options,
+            records=self.spec.records,
+        )
         bins = self.bins_of(columns)
-        return FittedCopula(schema=self.schema, types=columns.types, bins=bins, noisy=counts, model=model, report=report)
+        return FittedCopula(
+            schema=self.schema,
+            types=columns.types,
+            bins=bins,
+            noisy=counts,
+            model=model,
+            report=report,
+        )
 
     def n_records(self, release: FittedCopula) -> int:
         """Return how many records a job writes."""
@@ -286,7 +318,11 @@ class CopulaMechanism(NoisyTables):
         twice = f", and a second time to those of {again:,} chosen pairs" if again else ""
         n_scores = count_candidates(n, self.spec.target)
         what = f"choose: read {n} columns once more; count at most {n_scores:,} three-way tables, score them with noise"
-        chosen = (f"{what}, measure at most {self.n_triples:,} that stand out",) if self.n_triples else ()
+        chosen = (
+            (f"{what}, measure at most {self.n_triples:,} that stand out",)
+            if self.n_triples
+            else ()
+        )
         return (
             *self.search_stages,
             f"tabulate: read {n} columns once; count {n} one-way and {n * (n - 1) // 2} two-way tables, merged in a tree",
@@ -308,13 +344,21 @@ class CopulaMechanism(NoisyTables):
             told = f"{chosen:,} of at most {self.n_triples:,} three-way tables stood out from noise; {told}"
         return f"{told}; the columns come out nearly independent" if share < LITTLE else told
 
-    def section(self, release: FittedCopula, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
+    def section(
+        self,
+        release: FittedCopula,
+        columns: Columns,
+        *,
+        n_rows: int | None,
+        n_released: int | None,
+        order: RowOrder,
+    ) -> Section:
         """Return the copula's part of the release card; see `Mechanism.section`.
 
         Privacy
         -------
-        Holds parameters, the public domain, and measures of the fit to noisy tables. Nothing exact; under add-remove the number of
-        rows is the noisy tables' own estimate.
+        Holds parameters, the public domain, and measures of the fit to noisy tables. Nothing exact;
+        under add-remove the number of rows is the noisy tables' own estimate.
         """
         del columns, n_rows, order
         report, noisy, cells = release.report, release.noisy, release.cells()
@@ -326,17 +370,31 @@ class CopulaMechanism(NoisyTables):
             "measured_again": [list(clique) for clique in noisy.chosen if len(clique) == 2],
             "three_way": [list(clique) for clique in noisy.chosen if len(clique) == 3],
             "latent_variables": report.n_latents,
-            "raked_tables": 0 if release.model.targets is None else len(release.model.targets.tables),
+            "raked_tables": 0
+            if release.model.targets is None
+            else len(release.model.targets.tables),
             "significant_share": report.kept_share,
-            "nearest_correlation": {"rms_distance": report.moved, "iterations": report.n_iterations, "residual": report.residual},
+            "nearest_correlation": {
+                "rms_distance": report.moved,
+                "iterations": report.n_iterations,
+                "residual": report.residual,
+            },
         }
         accounting = tables_accounting(noisy, self.budget)
         return noisy_counts_section(
-            budget=self.budget, mechanism=mechanism, schema=release.schema, cells=cells, accounting=accounting, n_rows=noisy.n_rows
+            budget=self.budget,
+            mechanism=mechanism,
+            schema=release.schema,
+            cells=cells,
+            accounting=accounting,
+            n_rows=noisy.n_rows,
         )
 
 
 def _list_parents(fitted: FittedCopula) -> list[list[str | None]]:
     """Return [attribute, parent] for each attribute, in the order of decoding."""
     names, nodes = fitted.model.domain.names, fitted.model.nodes
-    return [[names[node.attribute], names[nodes[node.parent].attribute] if node.parent >= 0 else None] for node in nodes]
+    return [
+        [names[node.attribute], names[nodes[node.parent].attribute] if node.parent >= 0 else None]
+        for node in nodes
+    ]

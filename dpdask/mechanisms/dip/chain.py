@@ -32,15 +32,7 @@ Words = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaplaceRanks:
-    """Discrete Laplace noise on ranks; uniform ranks stay uniform.
-
-    Attributes
-    ----------
-    noise
-        The noise and its distribution.
-    thresholds, aliases
-        The tables that are drawn from.
-    """
+    """Discrete Laplace noise on ranks; uniform ranks stay uniform."""
 
     noise: rank_kernel.RankNoise
     thresholds: Words
@@ -56,31 +48,25 @@ class LaplaceRanks:
         """How many words a row consumes; the first one places it among its ties."""
         return rank_kernel.words_per_row(self.noise)
 
-    def release(self, values: Floats, own: Ints, released: Ints, drawn: Words, trie: kernel.Trie, slots: kernel.Slots, *, lattice: bool) -> None:
-        """Replace values by released ones; see `kernels.chain.release_rows`.
-
-        Parameters
-        ----------
-        values, own, released, trie, slots, lattice
-            As there.
-        drawn
-            Random words, uint64 of shape (n, n_words).
-        """
+    def release(
+        self,
+        values: Floats,
+        own: Ints,
+        released: Ints,
+        drawn: Words,
+        trie: kernel.Trie,
+        slots: kernel.Slots,
+        *,
+        lattice: bool,
+    ) -> None:
+        """Replace values by released ones; see `kernels.chain.release_rows`."""
         draws = rank_kernel.make_draws(self.noise, (self.thresholds, self.aliases))
         kernel.release_rows(values, own, released, drawn, draws, trie, slots, lattice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BinnedRanks:
-    """A channel on even bins of ranks; inside its bin a released rank is uniform.
-
-    Attributes
-    ----------
-    channel
-        The channel between bins.
-    thresholds, aliases
-        The tables that are drawn from.
-    """
+    """A channel on even bins of ranks; inside its bin a released rank is uniform."""
 
     channel: LevelChannel
     thresholds: Words
@@ -103,33 +89,38 @@ class BinnedRanks:
         """
         n_bins = len(self.channel.weights)
         bins = np.minimum((ranks * n_bins).astype(np.int32), n_bins - 1)
-        released = channel_kernel.sample(bins, np.ascontiguousarray(drawn[:, 1]), self.thresholds, self.aliases)
+        released = channel_kernel.sample(
+            bins, np.ascontiguousarray(drawn[:, 1]), self.thresholds, self.aliases
+        )
         place = ((drawn[:, 2] >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         result: Floats = (released + place) / n_bins
         return result
 
-    def release(self, values: Floats, own: Ints, released: Ints, drawn: Words, trie: kernel.Trie, slots: kernel.Slots, *, lattice: bool) -> None:
+    def release(
+        self,
+        values: Floats,
+        own: Ints,
+        released: Ints,
+        drawn: Words,
+        trie: kernel.Trie,
+        slots: kernel.Slots,
+        *,
+        lattice: bool,
+    ) -> None:
         """Replace values by released ones; see `LaplaceRanks.release`."""
         ranks, own[:] = kernel.ranks_of(values, own, drawn[:, 0], trie)
-        values[:], released[:] = kernel.values_at(self.disturb(ranks, drawn), released, trie, slots, lattice)
+        values[:], released[:] = kernel.values_at(
+            self.disturb(ranks, drawn), released, trie, slots, lattice
+        )
 
 
 RankRandomiser = LaplaceRanks | BinnedRanks
 
 
-def rank_mechanisms(epsilons: Mapping[str, float], channel: ChannelKind) -> dict[str, RankRandomiser]:
-    """Return how the ranks of each column are randomised; it does not depend on any reference.
-
-    Parameters
-    ----------
-    epsilons, channel
-        As for `fit_chain`.
-
-    Raises
-    ------
-    SpecError
-        If ε is above what the tables can resolve.
-    """
+def rank_mechanisms(
+    epsilons: Mapping[str, float], channel: ChannelKind
+) -> dict[str, RankRandomiser]:
+    """Return how the ranks of each column are randomised; it does not depend on any reference."""
     found: dict[float, RankRandomiser] = {}
     for name, epsilon in epsilons.items():
         if epsilon not in found:  # the tables depend on ε alone
@@ -143,12 +134,16 @@ def _rank_mechanism(name: str, epsilon: float, channel: ChannelKind) -> RankRand
     try:
         noise = rank_kernel.rank_noise(epsilon)
     except ValueError as error:
-        raise SpecError(str(error), f"column {name!r}", "change `epsilon`, or its division by `weights`") from None
+        raise SpecError(
+            str(error), f"column {name!r}", "change `epsilon`, or its division by `weights`"
+        ) from None
     thresholds, aliases = rank_kernel.digit_tables(noise)
     return LaplaceRanks(noise=noise, thresholds=thresholds, aliases=aliases)
 
 
-@lru_cache(maxsize=64)  # it follows from ε alone, and is kept when a run ends and forgets what follows from rows
+@lru_cache(
+    maxsize=64
+)  # it follows from ε alone, and is kept when a run ends and forgets what follows from rows
 def _bin_ranks(epsilon: float) -> BinnedRanks:
     masses = np.full(N_BINS, 1.0 / N_BINS)
     found = optimal(masses, epsilon, costs.compute_rank(masses))
@@ -157,55 +152,41 @@ def _bin_ranks(epsilon: float) -> BinnedRanks:
 
 
 def read_randomiser(column: Mapping[str, Any], weights: Words) -> RankRandomiser:
-    """Return how the ranks of a column are randomised, from what is kept of it.
-
-    Parameters
-    ----------
-    column
-        Its ε, or its noise.
-    weights
-        The weights of its channel, or of the noise's digits.
-    """
+    """Return how the ranks of a column are randomised, from what is kept of it."""
     thresholds, aliases = channel_kernel.alias_tables(weights)
     if "noise" in column:
-        return LaplaceRanks(noise=rank_kernel.RankNoise(weights=weights, **column["noise"]), thresholds=thresholds, aliases=aliases)
-    return BinnedRanks(channel=LevelChannel(weights=weights, epsilon=column["epsilon"]), thresholds=thresholds, aliases=aliases)
+        return LaplaceRanks(
+            noise=rank_kernel.RankNoise(weights=weights, **column["noise"]),
+            thresholds=thresholds,
+            aliases=aliases,
+        )
+    return BinnedRanks(
+        channel=LevelChannel(weights=weights, epsilon=column["epsilon"]),
+        thresholds=thresholds,
+        aliases=aliases,
+    )
 
 
 _TOGETHER = 2**15  # rows whose words are drawn at once: they stay near the processor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)  # the key and the trie are secret
+@dataclass(
+    frozen=True, slots=True, kw_only=True, eq=False, repr=False
+)  # the key and the trie are secret
 class Groups:
-    """Which groups have a reference of their own.
+    """Which groups have a reference of their own."""
 
-    Attributes
-    ----------
-    column
-        The kept column whose value names a row's group.
-    key
-        uint64 array of shape (2,), of the groups' hashes.
-    hashes
-        uint64 array, increasing: the groups with a reference of their own, in the order of the trie's roots after the
-        first, which is the pooled one.
-    pooled_groups, pooled_rows
-        Which shares of the groups that the reference saw, and of its rows, have none.
-    """
-
-    column: str
-    key: Words
+    column: str  # the kept column whose value names a row's group
+    key: Words  # uint64 array of shape (2,), of the groups' hashes
+    # Uint64 array, increasing: the groups with a reference of their own, in the order of the trie's
+    # roots after the first, which is the pooled one.
     hashes: Words
+    # Which shares of the groups that the reference saw, and of its rows, have none.
     pooled_groups: float
     pooled_rows: float
 
     def roots(self, array: pa.Array) -> NDArray[np.int64]:
-        """Return the root that each row is released by.
-
-        Raises
-        ------
-        DataError
-            If a row's group is null.
-        """
+        """Return the root that each row is released by."""
         return kernel.find_roots(group_hashes(self.column, array, self.key), self.hashes)
 
 
@@ -213,33 +194,21 @@ class Groups:
 class ChainRelease(RandomisedRows):
     """A fitted release of several columns by the chain of their conditional distributions.
 
-    Attributes
-    ----------
-    columns
-        How the ranks of each column are randomised, in the order of their release.
-    trie
-        The reference records.
-    groups
-        Which groups have a reference of their own, or None.
-    least_grade
-        The reference is a keyed sample of 2**-least_grade of its rows.
-    slots
-        Where a rank is looked for in the trie; follows from it.
-
     Privacy
     -------
-    Unit: a row. Adjacency: replace-one. Protected: the values of the rows that are randomised, given a reference that does
-    not depend on them. Row-level noise, so there is no sensitivity: each column's noisy rank is an ε-private function of
-    the row whatever the rank was computed from, and all that follows is post-processing, so ε of a row is the sum of its
-    columns' ε*. Event: one local release of every row. Not protected: the reference records. Every released row follows one
-    of them: levels and atoms exactly, other values up to the gap to their neighbours.
+    Unit: a row. Adjacency: replace-one. Protected: the values of the rows that are randomised,
+    given a reference that does not depend on them. Row-level noise, so there is no sensitivity:
+    each column's noisy rank is an ε-private function of the row whatever the rank was computed
+    from, and all that follows is post-processing, so ε of a row is the sum of its columns' ε*.
+    Event: one local release of every row. Not protected: the reference records. Every released row
+    follows one of them: levels and atoms exactly, other values up to the gap to their neighbours.
 
     Notes
     -----
-    Column l's rank is taken given the row's own values of columns 0..l-1, and the noisy rank, which is uniform again, is
-    read given the released ones (Rosenblatt's transformation both ways). The released row then follows the reference,
-    whatever the order of the columns. To read both given the released prefix, as (2) can be taken,
-    would not (docs/explanation/math.md, Chain).
+    Column l's rank is taken given the row's own values of columns 0..l-1, and the noisy rank, which
+    is uniform again, is read given the released ones (Rosenblatt's transformation both ways). The
+    released row then follows the reference, whatever the order of the columns. To read both given
+    the released prefix, as (2) can be taken, would not (docs/explanation/math.md, Chain).
 
     References
     ----------
@@ -249,33 +218,46 @@ class ChainRelease(RandomisedRows):
     archive: ClassVar[Archive] = Archive(kind="dip-chain", format=2, noun="fitted chain")
     mechanism_id: ClassVar[str] = "dip/chain"
 
+    # How the ranks of each column are randomised, in the order of their release.
     columns: Mapping[str, RankRandomiser]
     trie: kernel.Trie
-    groups: Groups | None
-    least_grade: int
+    groups: Groups | None  # which groups have a reference of their own, or None
+    least_grade: int  # the reference is a keyed sample of 2**-least_grade of its rows
+    # Where a rank is looked for in the trie; follows from it.
     slots: kernel.Slots = field(init=False)
 
     def __post_init__(self) -> None:
         """Find the slots."""
         object.__setattr__(self, "slots", kernel.find_slots(self.trie))
 
-    def randomise(self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]) -> pa.RecordBatch:
-        """Return the batch with every privatised column randomised and the others untouched; see `RowRelease.randomise`.
-
-        Raises
-        ------
-        DataError
-            If a value violates the schema, or a row's group is null.
-        """
-        own = np.zeros(batch.num_rows, dtype=np.int64) if self.groups is None else self.groups.roots(batch.column(self.groups.column))
+    def randomise(
+        self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]
+    ) -> pa.RecordBatch:
+        """Return the batch with every privatised column randomised and the others untouched; see `RowRelease.randomise`."""
+        own = (
+            np.zeros(batch.num_rows, dtype=np.int64)
+            if self.groups is None
+            else self.groups.roots(batch.column(self.groups.column))
+        )
         released, arrays = own.copy(), list(batch.columns)
         for name, mechanism in self.columns.items():
             position, codec = batch.schema.get_field_index(name), codecs[name]
-            values, lattice = numbers(codec, batch.column(position)), isinstance(codec, ValueCodec) and codec.lattice
+            values, lattice = (
+                numbers(codec, batch.column(position)),
+                isinstance(codec, ValueCodec) and codec.lattice,
+            )
             for start in range(0, batch.num_rows, _TOGETHER):
                 rows = slice(start, min(start + _TOGETHER, batch.num_rows))
                 drawn = words(rngs[name], rows.stop - start, mechanism.n_words)
-                mechanism.release(values[rows], own[rows], released[rows], drawn, self.trie, self.slots, lattice=lattice)
+                mechanism.release(
+                    values[rows],
+                    own[rows],
+                    released[rows],
+                    drawn,
+                    self.trie,
+                    self.slots,
+                    lattice=lattice,
+                )
             arrays[position] = from_numbers(codec, values)
         return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
@@ -284,8 +266,8 @@ class ChainRelease(RandomisedRows):
 
         Privacy
         -------
-        Holds the reference's records (for a hold-out: hold-out rows) and the key of the groups' hashes. It is kept beside
-        the run key, never published.
+        Holds the reference's records (for a hold-out: hold-out rows) and the key of the groups'
+        hashes. It is kept beside the run key, never published.
         """
         columns: list[dict[str, Any]] = []
         arrays: dict[str, Any] = self.trie._asdict()
@@ -298,7 +280,9 @@ class ChainRelease(RandomisedRows):
                 arrays[f"{index}_weights"] = mechanism.noise.weights
         groups = None
         if self.groups is not None:
-            groups = {key: getattr(self.groups, key) for key in ("column", "pooled_groups", "pooled_rows")}
+            groups = {
+                key: getattr(self.groups, key) for key in ("column", "pooled_groups", "pooled_rows")
+            }
             arrays |= {"group_key": self.groups.key, "group_hashes": self.groups.hashes}
         return {"least_grade": self.least_grade, "columns": columns, "groups": groups}, arrays
 
@@ -306,9 +290,14 @@ class ChainRelease(RandomisedRows):
     def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
         groups = header["groups"]
         return cls(
-            columns={column["name"]: read_randomiser(column, arrays[f"{index}_weights"]) for index, column in enumerate(header["columns"])},
+            columns={
+                column["name"]: read_randomiser(column, arrays[f"{index}_weights"])
+                for index, column in enumerate(header["columns"])
+            },
             trie=kernel.Trie(**{name: arrays[name] for name in kernel.Trie._fields}),
-            groups=None if groups is None else Groups(**groups, key=arrays["group_key"], hashes=arrays["group_hashes"]),
+            groups=None
+            if groups is None
+            else Groups(**groups, key=arrays["group_key"], hashes=arrays["group_hashes"]),
             least_grade=header["least_grade"],
         )
 
@@ -329,28 +318,21 @@ def fit_chain(
     Parameters
     ----------
     records
-        The reference's, at least two; their keys are the groups' hashes, where there are groups, and then the columns in the codecs'
-        order (`stats.records.numbers`).
-    codecs
-        The codec of each privatised column.
-    epsilons
-        Its ε.
+        The reference's, at least two; their keys are the groups' hashes, where there are groups,
+        and then the columns in the codecs' order (`stats.records.numbers`).
     channel
-        `laplace` and `laplace-calibrated`: discrete Laplace noise on ranks, which spends all of ε. `optimal`: the
-        invariant ε-private channel of least expected squared change of rank, on even bins of ranks.
-    order
-        The columns in the order of their release.
+        `laplace` and `laplace-calibrated`: discrete Laplace noise on ranks, which spends all of ε.
+        `optimal`: the invariant ε-private channel of least expected squared change of rank, on even
+        bins of ranks.
     by, group_key, min_rows
-        The groups' column, the key of their hashes, and how many reference rows a group needs for a reference of its own.
-
-    Raises
-    ------
-    SpecError
-        If ε is above what the tables can resolve.
+        The groups' column, the key of their hashes, and how many reference rows a group needs for a
+        reference of its own.
     """
     mechanisms = rank_mechanisms({name: epsilons[name] for name in order}, channel)
     places = {name: place + (by is not None) for place, name in enumerate(codecs)}
-    columns = [np.ascontiguousarray(records.keys[:, places[name]]).view(np.float64) for name in order]
+    columns = [
+        np.ascontiguousarray(records.keys[:, places[name]]).view(np.float64) for name in order
+    ]
     grids = [_grid(codecs[name], column) for name, column in zip(order, columns, strict=True)]
     groups, own = None, np.zeros(len(records.counts), dtype=np.int64)
     if by is not None:
@@ -363,17 +345,28 @@ def fit_chain(
 def _grid(codec: Codec, column: Floats) -> tuple[Floats, Floats] | None:
     if isinstance(codec, LevelCodec):
         return None
-    return kernel.grid(column, np.array(codec.atoms), codec.bounds[0] if codec.bounds else None, 1.0 if codec.lattice else None)
+    return kernel.grid(
+        column,
+        np.array(codec.atoms),
+        codec.bounds[0] if codec.bounds else None,
+        1.0 if codec.lattice else None,
+    )
 
 
-def _groups(records: Records, by: str, key: Words, min_rows: int) -> tuple[Groups, NDArray[np.int64]]:
+def _groups(
+    records: Records, by: str, key: Words, min_rows: int
+) -> tuple[Groups, NDArray[np.int64]]:
     """Return the groups, and for each record the number of its group, counted from 1, or 0 where it has none."""
     hashed = np.ascontiguousarray(records.keys[:, 0])
-    first = np.flatnonzero(np.diff(hashed, prepend=~hashed[:1]))  # records of one group often stand together: fewer are sorted
+    first = np.flatnonzero(
+        np.diff(hashed, prepend=~hashed[:1])
+    )  # records of one group often stand together: fewer are sorted
     hashes, numbers = np.unique(hashed[first], return_inverse=True)
     sizes = np.bincount(numbers, weights=np.add.reduceat(records.counts, first))
     large = sizes >= min_rows
-    own = np.repeat(np.where(large, np.cumsum(large), 0)[numbers], np.diff(first, append=len(hashed)))
+    own = np.repeat(
+        np.where(large, np.cumsum(large), 0)[numbers], np.diff(first, append=len(hashed))
+    )
     groups = Groups(
         column=by,
         key=key,
@@ -400,7 +393,9 @@ class RecordsMechanism(DipMechanism):
         DipMechanism.check_parameters(self)
         for name, cost in (self.spec.cost or {}).items():
             if cost != "rank":
-                raise SpecError("the cost of a column in a chain is always rank", f"`cost.{name}`", "remove it")
+                raise SpecError(
+                    "the cost of a column in a chain is always rank", f"`cost.{name}`", "remove it"
+                )
 
     def is_by_rank(self, name: str) -> bool:
         """Return True: levels have ranks, too."""
@@ -410,13 +405,21 @@ class RecordsMechanism(DipMechanism):
         """Check that the groups' column holds plain values; see `Mechanism.check`."""
         for name in self.also_read:
             if pa.types.is_nested(columns.types.field(name).type):
-                raise SpecError("the groups' column must be a kept column of plain values", f"`reference.by` {name!r}", "name another, or remove it")
+                raise SpecError(
+                    "the groups' column must be a kept column of plain values",
+                    f"`reference.by` {name!r}",
+                    "name another, or remove it",
+                )
 
     def check_counts(self, counts: Records, columns: Columns) -> None:
         """Check that there are at least two reference rows; see `Mechanism.check_counts`."""
         del columns
         if counts.n_rows < 2:
-            raise DataError("the reference has fewer than 2 rows", "`reference`", "enlarge its fraction, or the table it comes from")
+            raise DataError(
+                "the reference has fewer than 2 rows",
+                "`reference`",
+                "enlarge its fraction, or the table it comes from",
+            )
 
     def fit(self, counts: Records, columns: Columns, key: RunKey) -> ChainRelease:
         """Return the fitted release; see `Mechanism.fit`."""
@@ -438,33 +441,54 @@ class RecordsMechanism(DipMechanism):
         for place, name in enumerate(release.columns):
             codec = columns.codecs[name]
             if isinstance(codec, ValueCodec):
-                found += warn_of_spread(name, *kernel.find_cells(release.trie, place), lattice=codec.lattice)
+                found += warn_of_spread(
+                    name, *kernel.find_cells(release.trie, place), lattice=codec.lattice
+                )
         return tuple(found)
 
     def describe_joint(self, release: ChainRelease) -> dict[str, Any]:
         """Return what the card says about the columns' joint distribution."""
         reference = self.reference
-        found: dict[str, Any] = {"columns": "chain", "joint": reference.joint, "order": list(release.columns)}
-        found["reference_share"] = 2.0**-release.least_grade  # of the reference's rows: a keyed sample, if their records were too many
+        found: dict[str, Any] = {
+            "columns": "chain",
+            "joint": reference.joint,
+            "order": list(release.columns),
+        }
+        found["reference_share"] = (
+            2.0**-release.least_grade
+        )  # of the reference's rows: a keyed sample, if their records were too many
         if release.groups is not None:
             pooled = {"groups": release.groups.pooled_groups, "rows": release.groups.pooled_rows}
             found["by"] = {"column": release.groups.column, "min_rows": reference.min_rows}
-            found["by"] |= {f"pooled_percent_of_reference_{what}": round(100 * share) for what, share in pooled.items()}
+            found["by"] |= {
+                f"pooled_percent_of_reference_{what}": round(100 * share)
+                for what, share in pooled.items()
+            }
         return found | {"warnings": list(reference.warnings())}
 
-    def describe_columns(self, release: ChainRelease, columns: Columns) -> dict[str, dict[str, Any]]:
+    def describe_columns(
+        self, release: ChainRelease, columns: Columns
+    ) -> dict[str, dict[str, Any]]:
         """Return how ranks given the columns before are randomised; see `DipMechanism.describe_columns`."""
         del columns
-        return {name: {"epsilon_exact": each.epsilon, **_describe(each)} for name, each in release.columns.items()}
+        return {
+            name: {"epsilon_exact": each.epsilon, **_describe(each)}
+            for name, each in release.columns.items()
+        }
 
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return what is claimed and found for the released channels or the ranks; see `Mechanism.audit`."""
         del columns
         found = rank_mechanisms(self.spending.row, self.spec.channel)
-        return self.audit_card(card) or self.audit_columns(found, "ranks, which are randomised alike for every reference")
+        return self.audit_card(card) or self.audit_columns(
+            found, "ranks, which are randomised alike for every reference"
+        )
 
 
 def _describe(mechanism: RankRandomiser) -> dict[str, Any]:
     if isinstance(mechanism, LaplaceRanks):
         return {"ranks": mechanism.noise.n_cells, "alpha_log": -mechanism.noise.rate}
-    return {"rank_bins": len(mechanism.channel.weights), "rank_channel": mechanism.channel.matrix.tolist()}
+    return {
+        "rank_bins": len(mechanism.channel.weights),
+        "rank_channel": mechanism.channel.matrix.tolist(),
+    }

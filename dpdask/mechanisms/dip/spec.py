@@ -46,59 +46,57 @@ ChannelKind = Literal["laplace", "laplace-calibrated", "optimal", "optimal-unbia
 
 
 def _as_tuples(value: object) -> object:
-    return tuple(tuple(row) if isinstance(row, list) else row for row in value) if isinstance(value, list) else value
+    return (
+        tuple(tuple(row) if isinstance(row, list) else row for row in value)
+        if isinstance(value, list)
+        else value
+    )
 
 
-Cost = Literal["value", "rank", "zero-one"] | Annotated[tuple[tuple[float, ...], ...], BeforeValidator(_as_tuples)]
+Cost = (
+    Literal["value", "rank", "zero-one"]
+    | Annotated[tuple[tuple[float, ...], ...], BeforeValidator(_as_tuples)]
+)
 
 
 class DipSpec(Spec):
-    """Distribution-invariant privatisation.
-
-    Attributes
-    ----------
-    reference
-        `holdout`, `histogram`, `public` or `known`, each column by its own marginal distribution; `chain`, all columns jointly; or `tree`,
-        the pairs of columns that depend most on each other. There is no default, because it decides who is protected.
-    channel
-        `laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows. `optimal`: the invariant
-        ε-private channel of least expected cost. `optimal-unbiased`: the best of those whose expected released value is
-        linear in the original value; for levels that are numbers or dates, each column by its own marginal distribution.
-    cost
-        What the optimal channel minimises, by column: `value`, `rank`, `zero-one`, or a matrix over the levels.
-    weights
-        How ε is shared among the privatised columns; equally if not given.
-    """
+    """Distribution-invariant privatisation."""
 
     kind: Literal["dip"] = "dip"
-    reference: Annotated[Holdout | Public | Known | Histogram | Chain | Tree, Field(discriminator="kind")]
+    reference: Annotated[
+        Holdout | Public | Known | Histogram | Chain | Tree, Field(discriminator="kind")
+    ]
+    """`holdout`, `histogram`, `public` or `known`, each column by its own marginal distribution;
+    `chain`, all columns jointly; or `tree`, the pairs of columns that depend most on each other.
+    There is no default, because it decides who is protected.
+    """
     channel: ChannelKind = "laplace"
+    """`laplace`: as published. `laplace-calibrated`: the same noise, as small as ε allows.
+    `optimal`: the invariant ε-private channel of least expected cost. `optimal-unbiased`: the
+    best of those whose expected released value is linear in the original value; for levels that
+    are numbers or dates, each column by its own marginal distribution.
+    """
     cost: dict[str, Cost] | None = None
+    """What the optimal channel minimises, by column: `value`, `rank`, `zero-one`, or a matrix over
+    the levels.
+    """
     weights: dict[str, float] | None = None
+    """How ε is shared among the privatised columns; equally if not given."""
 
 
 def check_costs(given: Mapping[str, Cost], columns: Collection[str], channel: ChannelKind) -> None:
-    """Check that costs are of privatised columns, and have a channel that minimises them.
-
-    Parameters
-    ----------
-    given
-        What the optimal channel minimises, by column.
-    columns
-        The privatised columns.
-    channel
-        The kind of channel.
-
-    Raises
-    ------
-    SpecError
-        If one is not, or has none.
-    """
+    """Check that costs are of privatised columns, and have a channel that minimises them."""
     for name in given:
         if name not in columns:
-            raise SpecError("is not a privatised column", f"`cost.{name}`", suggest(name, columns, "remove it"))
+            raise SpecError(
+                "is not a privatised column", f"`cost.{name}`", suggest(name, columns, "remove it")
+            )
         if channel != "optimal":
-            raise SpecError(f"a cost belongs to the channel optimal, not to {channel}", f"`cost.{name}`", "set `channel` to optimal, or remove it")
+            raise SpecError(
+                f"a cost belongs to the channel optimal, not to {channel}",
+                f"`cost.{name}`",
+                "set `channel` to optimal, or remove it",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +109,7 @@ class DipMechanism(Mechanism):
     releases_rows: ClassVar[bool] = True
 
     def check_parameters(self) -> None:
-        """Check the budget, the costs and the reference.
-
-        Raises
-        ------
-        SpecError
-            If δ is given and the reference does not spend it, or if it is promised that nobody learns whether a row is there.
-        """
+        """Check the budget, the costs and the reference."""
         if self.budget.delta and not self.reference.spends_delta:
             what = f"distribution-invariant privatisation spends no δ with this reference, but δ is {self.budget.delta:g}"
             raise SpecError(what, "`delta`", "set it to 0, or take the reference tree")
@@ -139,25 +131,27 @@ class DipMechanism(Mechanism):
             column = self.schema.columns[name]
             if column.kind != "discrete":
                 what = "the channel optimal-unbiased needs levels that are numbers or dates, because it preserves their mean"
-                raise SpecError(what, f"column {name!r}", "declare it discrete with such levels, or set `channel` to optimal")
+                raise SpecError(
+                    what,
+                    f"column {name!r}",
+                    "declare it discrete with such levels, or set `channel` to optimal",
+                )
             if column.nulls == "level":
                 what = "null is a level without a value, so the channel optimal-unbiased cannot preserve the mean"
-                raise SpecError(what, f"column {name!r}", "declare `nulls: refuse`, or set `channel` to optimal")
+                raise SpecError(
+                    what, f"column {name!r}", "declare `nulls: refuse`, or set `channel` to optimal"
+                )
 
     def check_epsilons(self) -> None:
-        """Check that the ε of each column can be spent.
-
-        Raises
-        ------
-        SpecError
-            If it is too small, or larger than what the tables of rank noise can resolve.
-        """
+        """Check that the ε of each column can be spent."""
         if self.spec.channel == "optimal":
             return  # on bins: no rank noise
         for name, epsilon in self.spending.row.items():
             if self.is_by_rank(name) and not MIN_EPSILON <= epsilon <= MAX_EPSILON:
                 what = f"its part of ε is {epsilon:g}, but rank noise needs an ε in [{MIN_EPSILON:g}, {MAX_EPSILON:g}]"
-                raise SpecError(what, f"column {name!r}", "change `epsilon`, or its division by `weights`")
+                raise SpecError(
+                    what, f"column {name!r}", "change `epsilon`, or its division by `weights`"
+                )
 
     def is_by_rank(self, name: str) -> bool:
         """Return whether the ranks of a column are randomised, not its levels."""
@@ -172,21 +166,24 @@ class DipMechanism(Mechanism):
     def spending(self) -> Spending:
         """How ε is divided between the reference and the columns of a row.
 
-        Raises
-        ------
-        SpecError
-            If the weights are wrong, or a part rounds to 0.
-
         Notes
         -----
-        ε = Σ ε_reference + max_rows · Σ ε_row: the unit is in every histogram with all its released rows (sensitivity
-        2 · max_rows), and each of them is randomised on its own.
+        ε = Σ ε_reference + max_rows · Σ ε_row: the unit is in every histogram with all its released
+        rows (sensitivity 2 · max_rows), and each of them is randomised on its own.
         """
         columns, weights = self.schema.privatised, self.spec.weights
         of_reference, of_rows = self.reference.split(self.budget.epsilon)
         row = round_down(Fraction(of_rows) / self.rows_per_unit)
-        measured = split_epsilon(of_reference, columns, weights) if self.reference.is_measured_by_column and not self.continued else {}
-        return Spending(reference=measured, row=split_epsilon(row, columns, weights), rows_per_unit=self.rows_per_unit)
+        measured = (
+            split_epsilon(of_reference, columns, weights)
+            if self.reference.is_measured_by_column and not self.continued
+            else {}
+        )
+        return Spending(
+            reference=measured,
+            row=split_epsilon(row, columns, weights),
+            rows_per_unit=self.rows_per_unit,
+        )
 
     @property
     def rows_per_unit(self) -> int:
@@ -201,7 +198,9 @@ class DipMechanism(Mechanism):
     @property
     def measurements(self) -> dict[str, DiscreteLaplace]:
         """The noisy histogram of each column, if there are any."""
-        return self.reference.events(self.spending.reference, self.schema.columns, self.budget.adjacency, self.rows_per_unit)
+        return self.reference.events(
+            self.spending.reference, self.schema.columns, self.budget.adjacency, self.rows_per_unit
+        )
 
     @property
     def spreads(self) -> bool:
@@ -225,18 +224,30 @@ class DipMechanism(Mechanism):
     @property
     def protected(self) -> str:
         """Who is covered, in words: the reference decides."""
-        return "the values of all rows of this release" if self.continued else self.reference.protected
+        return (
+            "the values of all rows of this release" if self.continued else self.reference.protected
+        )
 
     @property
     def unprotected(self) -> str:
         """Who is not, in words."""
         if not self.continued:
             return self.reference.unprotected
-        return _FOLLOWED if self.reference.uncovered else f"none of the rows of this release; {_CONTINUED}"
+        return (
+            _FOLLOWED
+            if self.reference.uncovered
+            else f"none of the rows of this release; {_CONTINUED}"
+        )
 
     def guarantee(self, order: RowOrder) -> str:
         """Return the promise in words."""
-        return guarantee_text(self.budget, self.protected, self.unprotected, order, everyone=not self.reference.uncovered)
+        return guarantee_text(
+            self.budget,
+            self.protected,
+            self.unprotected,
+            order,
+            everyone=not self.reference.uncovered,
+        )
 
     @property
     def how(self) -> str:
@@ -262,15 +273,27 @@ class DipMechanism(Mechanism):
     def public_table(self) -> TableReference | None:
         """The public table, if a job names one."""
         reference = self.reference
-        return reference if isinstance(reference, TableReference) and reference.rows == "public" and reference.path is not None else None
+        return (
+            reference
+            if isinstance(reference, TableReference)
+            and reference.rows == "public"
+            and reference.path is not None
+            else None
+        )
 
     def place_paths(self, place: Callable[[str, str], str]) -> Self:
         """Return the mechanism with the path of its public table made absolute; see `Mechanism.place_paths`."""
         if self.reference_rows != "public":
             return self
         if self.public_table is None:
-            raise SpecError("the reference rows come from a public table, and no path is given", "`reference.path`", self.reference.path_hint)
-        reference = self.public_table.model_copy(update={"path": place("reference.path", str(self.public_table.path))})
+            raise SpecError(
+                "the reference rows come from a public table, and no path is given",
+                "`reference.path`",
+                self.reference.path_hint,
+            )
+        reference = self.public_table.model_copy(
+            update={"path": place("reference.path", str(self.public_table.path))}
+        )
         return replace(self, spec=self.spec.model_copy(update={"reference": reference}))
 
     def statistic(self, columns: Columns) -> Statistic[Any]:
@@ -281,12 +304,19 @@ class DipMechanism(Mechanism):
         """Return what a run does between the units' bounds and the commit, in words; see `Mechanism.stages`."""
         del columns
         names = ", ".join(self.schema.privatised)
-        return (*self.reference.stages(names, uncounted=uncounted), "write: randomise each fragment and stage its shards")
+        return (
+            *self.reference.stages(names, uncounted=uncounted),
+            "write: randomise each fragment and stage its shards",
+        )
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
         """Return what a steward should think of before a run; see `Mechanism.cautions`."""
         little = warn_of_little(columns.codecs, self.spending.row, self.spec.channel)
-        return (*self.reference.warnings(), *little, *warn_of_noisy_references(self.measurements, n_rows))
+        return (
+            *self.reference.warnings(),
+            *little,
+            *warn_of_noisy_references(self.measurements, n_rows),
+        )
 
     def expectations(self, columns: Columns) -> tuple[str, ...]:
         """Return how much a released row keeps of each column, and what wide bounds cost; see `Mechanism.expectations`."""
@@ -299,14 +329,23 @@ class DipMechanism(Mechanism):
         kept = describe_kept(columns.codecs, self.spending.row, self.spec.channel)
         return (*kept, *few, *spread, *tails, *searched)
 
-    def section(self, release: Any, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
+    def section(
+        self,
+        release: Any,
+        columns: Columns,
+        *,
+        n_rows: int | None,
+        n_released: int | None,
+        order: RowOrder,
+    ) -> Section:
         """Return the mechanism's part of the release card; see `Mechanism.section`.
 
         Privacy
         -------
-        Holds parameters, the public domain, and each level column's channel. With a hold-out, the channel reveals the
-        hold-out's frequencies (P·T = P), and the card says so. Knots of a continuous reference are never in it: with a
-        hold-out they are rows' values. Along a tree all channels are functions of noisy tables, which have their own ε.
+        Holds parameters, the public domain, and each level column's channel. With a hold-out, the
+        channel reveals the hold-out's frequencies (P·T = P), and the card says so. Knots of a
+        continuous reference are never in it: with a hold-out they are rows' values. Along a tree
+        all channels are functions of noisy tables, which have their own ε.
         """
         budget, unreleased = self.budget, self.fraction or 0.0
         of, guarantee = "rows", {}
@@ -318,10 +357,21 @@ class DipMechanism(Mechanism):
         shown = self.reference.model_dump(mode="json", exclude_none=True, exclude={"path"})
         return Section(
             budget=budget,
-            text=guarantee_text(budget, self.protected, self.unprotected, order, everyone=not self.reference.uncovered),
+            text=guarantee_text(
+                budget,
+                self.protected,
+                self.unprotected,
+                order,
+                everyone=not self.reference.uncovered,
+            ),
             protected=CoveredRows(who=self.protected, fraction=1.0 - unreleased, of=of),
             unprotected=CoveredRows(who=self.unprotected, fraction=unreleased, of=of),
-            mechanism={"kind": "dip", "channel": self.spec.channel, **self.describe_joint(release), "reference": shown},
+            mechanism={
+                "kind": "dip",
+                "channel": self.spec.channel,
+                **self.describe_joint(release),
+                "reference": shown,
+            },
             columns=self._describe_all(release, columns),
             accounting=self.accounting(release),
             order=order_text(order),
@@ -332,7 +382,12 @@ class DipMechanism(Mechanism):
     def _describe_all(self, release: Any, columns: Columns) -> dict[str, dict[str, Any]]:
         own, parts = self.describe_columns(release, columns), self.spending.row
         shown = {
-            name: {"role": "privatised", "epsilon": parts[name], **_describe_domain(self.schema, columns.codecs[name]), **described}
+            name: {
+                "role": "privatised",
+                "epsilon": parts[name],
+                **_describe_domain(self.schema, columns.codecs[name]),
+                **described,
+            }
             for name, described in own.items()
         }
         return shown | {name: {"role": "kept"} for name in self.schema.kept}
@@ -343,20 +398,14 @@ class DipMechanism(Mechanism):
 
     @abstractmethod
     def describe_columns(self, release: Any, columns: Columns) -> dict[str, dict[str, Any]]:
-        """Return what the card says about each fitted column, beside its domain and its part of ε.
-
-        Parameters
-        ----------
-        release
-            The fitted release.
-        columns
-            The privatised columns.
-        """
+        """Return what the card says about each fitted column, beside its domain and its part of ε."""
 
     def accounting(self, release: Any) -> dict[str, Any]:
         """Return what was spent, for the card: never more than was promised, because every part was rounded down."""
         spending = self.spending
-        exact = sum(map(Fraction, spending.reference.values()), Fraction(0)) + spending.rows_per_unit * Fraction(release.epsilon)
+        exact = sum(
+            map(Fraction, spending.reference.values()), Fraction(0)
+        ) + spending.rows_per_unit * Fraction(release.epsilon)
         return {
             "composition": "sum over columns, and over the rows of a unit",
             "epsilon_exact": round_up(exact),
@@ -371,29 +420,40 @@ class DipMechanism(Mechanism):
             return {}
         found = {}
         for name, claimed in self.spending.row.items():
-            drawn = card["columns"][name].get("channel") or card["columns"][name].get("rank_channel")
+            drawn = card["columns"][name].get("channel") or card["columns"][name].get(
+                "rank_channel"
+            )
             if drawn is None:
                 return {}
             epsilon = within_digits(channel_epsilon(read_weights(drawn)), claimed)
-            found[name] = {"claimed": claimed, "epsilon_exact": epsilon, "reference": "the released channel"}
+            found[name] = {
+                "claimed": claimed,
+                "epsilon_exact": epsilon,
+                "reference": "the released channel",
+            }
         return found
 
-    def audit_columns(self, mechanisms: Mapping[str, Any], reference: str) -> dict[str, dict[str, Any]]:
-        """Return the audit of fitted columns: of the noise on their ranks, or of their channels.
-
-        Parameters
-        ----------
-        mechanisms
-            The fitted mechanism of each column.
-        reference
-            What they were fitted to, in words.
-        """
+    def audit_columns(
+        self, mechanisms: Mapping[str, Any], reference: str
+    ) -> dict[str, dict[str, Any]]:
+        """Return the audit of fitted columns: of the noise on their ranks, or of their channels."""
         claims = self.spending.row
-        return {name: {"claimed": claims[name], "epsilon_exact": _exact_epsilon(each), "reference": reference} for name, each in mechanisms.items()}
+        return {
+            name: {
+                "claimed": claims[name],
+                "epsilon_exact": _exact_epsilon(each),
+                "reference": reference,
+            }
+            for name, each in mechanisms.items()
+        }
 
 
 def _exact_epsilon(mechanism: Any) -> float:
-    return rank_epsilon(mechanism.noise) if hasattr(mechanism, "noise") else channel_epsilon(mechanism.channel.weights)
+    return (
+        rank_epsilon(mechanism.noise)
+        if hasattr(mechanism, "noise")
+        else channel_epsilon(mechanism.channel.weights)
+    )
 
 
 def _describe_domain(schema: Schema, codec: Codec) -> dict[str, Any]:

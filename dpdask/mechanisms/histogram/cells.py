@@ -37,19 +37,19 @@ def bandwidth(n_rows: float, n_continuous: int, *, thresholded: bool) -> float:
     n_continuous
         d, how many columns are cut; levels do not count, for they are not approximated.
     thresholded
-        False: (√log n / n)^(2/(d+2)). True: (log n / n)^(1/(1+d)), since cut noise no longer cancels.
-
-    Raises
-    ------
-    SpecError
-        If there are fewer than 2 rows, or no continuous column.
+        False: (√log n / n)^(2/(d+2)). True: (log n / n)^(1/(1+d)), since cut noise no longer
+        cancels.
 
     References
     ----------
     Lei, Differentially private M-estimators (2011), Theorems 3 and 4 (plain) and 5 (thresholded).
     """
     if not 2 <= n_rows < math.inf or n_continuous < 1:
-        raise SpecError("`rule` needs at least 2 rows and a continuous column", "bins", "give the numbers of bins instead")
+        raise SpecError(
+            "`rule` needs at least 2 rows and a continuous column",
+            "bins",
+            "give the numbers of bins instead",
+        )
     if thresholded:
         return float((math.log(n_rows) / n_rows) ** (1.0 / (1.0 + n_continuous)))
     return float((math.sqrt(math.log(n_rows)) / n_rows) ** (2.0 / (n_continuous + 2.0)))
@@ -60,36 +60,22 @@ def bins_by_rule(n_rows: float, n_continuous: int, *, thresholded: bool) -> int:
 
     Notes
     -----
-    The rule balances rates and knows neither ε nor the levels of the other columns: for the paper's own table it gives
-    266 where the paper takes 10. Read `spec.list_warnings`, and see `affordable_bins`.
+    The rule balances rates and knows neither ε nor the levels of the other columns: for the paper's
+    own table it gives 266 where the paper takes 10. Read `spec.list_warnings`, and see
+    `affordable_bins`.
     """
-    return min(MAX_LEVELS, max(1, round(1.0 / bandwidth(n_rows, n_continuous, thresholded=thresholded))))
+    return min(
+        MAX_LEVELS, max(1, round(1.0 / bandwidth(n_rows, n_continuous, thresholded=thresholded)))
+    )
 
 
 def largest_noise(n_cells: float, scale: float) -> float:
-    """Return about the largest of the noises of all cells, in counts: scale · log(cells), which is log(cells)·2/ε under replace-one.
-
-    Parameters
-    ----------
-    n_cells
-        The number of cells.
-    scale
-        The scale of the discrete Laplace noise.
-    """
+    """Return about the largest of the noises of all cells, in counts: scale · log(cells), which is log(cells)·2/ε under replace-one."""
     return scale * math.log(max(2.0, n_cells))
 
 
 def affordable_bins(n_rows: float, n_continuous: int, n_levels: int, scale: float) -> int:
     """Return the most cells for each continuous column at which the average count is `WELL_ABOVE` times the largest noise; 1 if none is.
-
-    Parameters
-    ----------
-    n_rows, n_continuous
-        As for `bandwidth`.
-    n_levels
-        How many combinations the other columns' levels have.
-    scale
-        The scale of the noise.
 
     References
     ----------
@@ -108,15 +94,7 @@ def affordable_bins(n_rows: float, n_continuous: int, n_levels: int, scale: floa
 
 
 def count_rest(found: FoundBins, n_rows: float) -> float:
-    """Return how many rows lie outside a column's largest cell; those at null and at declared atoms count as one cell.
-
-    Parameters
-    ----------
-    found
-        The column's cells.
-    n_rows
-        How many rows there are.
-    """
+    """Return how many rows lie outside a column's largest cell; those at null and at declared atoms count as one cell."""
     inside = np.add.reduceat(found.masses, np.searchsorted(found.edges, found.cuts[:-1]))
     return n_rows - max(float(inside.max()), n_rows - float(inside.sum()))
 
@@ -127,16 +105,15 @@ def line_moments(column: Cells) -> tuple[Floats, Floats, Floats, Floats]:
     Parameters
     ----------
     column
-        The column's cells, with bounds. Values inside a cell that was found follow its fine cells; inside others they are uniform.
-
-    Returns
-    -------
-    Four float64 arrays. The mass is the cell's width where values are uniform, and where cells were found what the noisy counts say, at least 1.
+        The column's cells, with bounds. Values inside a cell that was found follow its fine cells;
+        inside others they are uniform.
     """
     codec = column.codec
     assert isinstance(codec, ValueCodec)
     most = float(np.abs(column.edges).max())
-    unit = 1.0 if codec.lattice or 1e-100 < most < 1e100 else math.ldexp(1.0, math.frexp(most)[1])  # squares and cubes of others overflow
+    unit = (
+        1.0 if codec.lattice or 1e-100 < most < 1e100 else math.ldexp(1.0, math.frexp(most)[1])
+    )  # squares and cubes of others overflow
     means, widths, variances = _uniform(column.edges, float(codec.lattice), unit)
     if column.found is None:
         return means, widths, np.sqrt(variances) * unit, np.zeros(len(means))
@@ -151,28 +128,37 @@ def line_moments(column: Cells) -> tuple[Floats, Floats, Floats, Floats]:
     apart = (fine - means[own]) / unit
     variances = np.where(known, np.add.reduceat(share * (apart**2 + inside), starts), variances)
     third = np.where(known, np.add.reduceat(share * (apart**3 + 3.0 * apart * inside), starts), 0.0)
-    return means, np.maximum(total, 1.0), np.sqrt(variances) * unit, third / np.where(variances > 0.0, variances, np.inf) ** 1.5
+    return (
+        means,
+        np.maximum(total, 1.0),
+        np.sqrt(variances) * unit,
+        third / np.where(variances > 0.0, variances, np.inf) ** 1.5,
+    )
 
 
 def _uniform(edges: Floats, step: float, unit: float) -> tuple[Floats, Floats, Floats]:
     """Return the mean and the width of values that are uniform in each cell, and their variance in squares of a unit."""
     widths = np.diff(edges)
-    return (edges[:-1] + step) / 2.0 + edges[1:] / 2.0, widths, np.maximum((widths / unit) ** 2 - step, 0.0) / 12.0
+    return (
+        (edges[:-1] + step) / 2.0 + edges[1:] / 2.0,
+        widths,
+        np.maximum((widths / unit) ** 2 - step, 0.0) / 12.0,
+    )
 
 
 def centres(column: Cells, line: WholeLine | None = None) -> pa.Array:
     """Return the value that stands for each possible cell of a column: Arrow array of length `column.size`.
 
-    Levels and atoms stand for themselves, in the column's own type where it is not numeric. A cell of the line is its
-    middle as float64; of whole numbers the middle one, or halfway between the middle two; of dates and times the earlier
-    of those. A cell that was found is the mean of its fine cells. Null is null.
+    Levels and atoms stand for themselves, in the column's own type where it is not numeric. A cell
+    of the line is its middle as float64; of whole numbers the middle one, or halfway between the
+    middle two; of dates and times the earlier of those. A cell that was found is the mean of its
+    fine cells. Null is null.
 
     Parameters
     ----------
-    column
-        The column's cells.
     line
-        What made them, if the column has no bounds: then the middle is that of the transformed cell.
+        What made them, if the column has no bounds: then the middle is that of the transformed
+        cell.
     """
     codec = column.codec
     if isinstance(codec, LevelCodec):
@@ -190,36 +176,36 @@ def centres(column: Cells, line: WholeLine | None = None) -> pa.Array:
 class WholeLine:
     """Public cells of a continuous column without bounds: equal cells of x = 1 / (1 + exp(-(z - location)/scale)) in (0, 1).
 
-    Attributes
-    ----------
-    bins
-        How many cells; at least 2.
-    location, scale
-        Public guesses of the middle and the spread of the column; never computed from it. The cells are narrowest, of width
-        4·scale/bins, at the location, and half of them lie within ±1.1·scale of it.
-
-    Raises
-    ------
-    SpecError
-        If the bins are fewer than 2, or the scale is not positive and finite.
-
     Notes
     -----
-    Quantiles are preserved by the monotone transform, so those of the cells' centres, taken back, are consistent. Means
-    and slopes are not: the outermost cells have no end, and whatever lies in one counts as its centre.
+    Quantiles are preserved by the monotone transform, so those of the cells' centres, taken back,
+    are consistent. Means and slopes are not: the outermost cells have no end, and whatever lies in
+    one counts as its centre.
 
     References
     ----------
-    Lei (2011), section 3.2, the extension to distributions on the whole line, there with location 0 and scale 1.
+    Lei (2011), section 3.2, the extension to distributions on the whole line, there with location 0
+    and scale 1.
     """
 
     bins: int
+    # Public guesses of the middle and the spread of the column; never computed from it. The cells
+    # are narrowest, of width 4·scale/bins, at the location, and half of them lie within ±1.1·scale
+    # of it.
     location: float = 0.0
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 2 <= self.bins <= MAX_LEVELS or not math.isfinite(self.location) or not 0 < self.scale < math.inf:
-            raise SpecError("the whole line is cut into 2 to 65,536 cells of a positive scale", "bins", "correct its bins, location or scale")
+        if (
+            not 2 <= self.bins <= MAX_LEVELS
+            or not math.isfinite(self.location)
+            or not 0 < self.scale < math.inf
+        ):
+            raise SpecError(
+                "the whole line is cut into 2 to 65,536 cells of a positive scale",
+                "bins",
+                "correct its bins, location or scale",
+            )
 
     def to_unit(self, z: Floats) -> Floats:
         """Return x = 1 / (1 + exp(-(z - location)/scale)) of each number."""
@@ -234,21 +220,24 @@ class WholeLine:
     def cells(self, codec: ValueCodec) -> Cells:
         """Return the cells of a column without bounds or atoms.
 
-        The first and the last have no end, and hold every value beyond; for drawing values they end where a quarter of
-        their probability under the logistic distribution would lie beyond.
-
-        Raises
-        ------
-        SpecError
-            If the column has bounds or atoms, which give cells of their own.
+        The first and the last have no end, and hold every value beyond; for drawing values they end
+        where a quarter of their probability under the logistic distribution would lie beyond.
         """
         if codec.bounds is not None or codec.atoms:
-            raise SpecError("only a column without bounds and atoms can be cut on the whole line", f"column {codec.name!r}", "give a number of bins")
+            raise SpecError(
+                "only a column without bounds and atoms can be cut on the whole line",
+                f"column {codec.name!r}",
+                "give a number of bins",
+            )
         unit = np.arange(self.bins + 1) / self.bins
         unit[[0, -1]] = 0.25 / self.bins, 1.0 - 0.25 / self.bins
         edges = self.from_unit(unit)
         edges = np.unique(np.floor(edges)) if codec.lattice else np.unique(edges)
-        return Cells(codec=codec, edges=edges, possible=np.ones(len(edges) - 1 + int(codec.nulls), dtype=np.bool_))
+        return Cells(
+            codec=codec,
+            edges=edges,
+            possible=np.ones(len(edges) - 1 + int(codec.nulls), dtype=np.bool_),
+        )
 
     def middles(self, edges: Floats) -> Floats:
         """Return the middle of each cell in x, taken back to z."""

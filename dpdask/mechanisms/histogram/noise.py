@@ -33,15 +33,7 @@ _MAX_GROUPS = 1000
 
 
 def compute_tail(scale: float, cut: int) -> float:
-    """Return Pr(e >= cut) = α^cut / (1 + α) for discrete Laplace noise, cut at least 1, to double precision.
-
-    Parameters
-    ----------
-    scale
-        The scale of the noise.
-    cut
-        The threshold.
-    """
+    """Return Pr(e >= cut) = α^cut / (1 + α) for discrete Laplace noise, cut at least 1, to double precision."""
     return math.exp(-cut / scale) / (1.0 + math.exp(-1.0 / scale))
 
 
@@ -50,10 +42,6 @@ def least_cut(n_cells: int, scale: float, most: float) -> int:
 
     Parameters
     ----------
-    n_cells
-        The number of empty cells.
-    scale
-        The scale of the noise.
     most
         The most cells that may be expected to reach the threshold.
     """
@@ -73,44 +61,44 @@ def open_secure_stream() -> Stream:
     return stream(RunKey.fresh(), "histogram", "empty cells")
 
 
-def draw_kept(keys: Counts, counts: Counts, n_cells: int, scale: float, cut: int, *, rng: Rng | None = None) -> tuple[Counts, Counts]:
+def draw_kept(
+    keys: Counts, counts: Counts, n_cells: int, scale: float, cut: int, *, rng: Rng | None = None
+) -> tuple[Counts, Counts]:
     """Return the cells whose noisy count reaches a threshold, and that count.
 
     Parameters
     ----------
     keys, counts
         int64 arrays of one shape: the occupied cells, increasing, and their counts, at least 1.
-    n_cells
-        How many cells there are, at most 2**62.
-    scale
-        The scale of the discrete Laplace noise.
-    cut
-        The threshold, at least 1.
     rng
-        None: secure noise. A stream: INSECURE, for runs marked so, and to redraw what is already released.
+        None: secure noise. A stream: INSECURE, for runs marked so, and to redraw what is already
+        released.
 
     Returns
     -------
     keys, weights
-        int64 arrays of one shape; keys increasing, which tells nothing of who was occupied; weights at least `cut`.
+        int64 arrays of one shape; keys increasing, which tells nothing of who was occupied; weights
+        at least `cut`.
 
     Privacy
     -------
-    The distribution is that of a histogram with noise in every cell, cut afterwards, so ε is the same; unit, adjacency and
-    sensitivity are the caller's event's. The distribution of how many cells are raised is held to 2**-256 in total variation, that
-    of which, and of their values, exactly, given uniform words. The words are AES-128 in counter mode under a key from the
-    operating system, the values OpenDP's. No δ is charged for either, as for none of the package's random numbers.
+    The distribution is that of a histogram with noise in every cell, cut afterwards, so ε is the
+    same; unit, adjacency and sensitivity are the caller's event's. The distribution of how many
+    cells are raised is held to 2**-256 in total variation, that of which, and of their values,
+    exactly, given uniform words. The words are AES-128 in counter mode under a key from the
+    operating system, the values OpenDP's. No δ is charged for either, as for none of the package's
+    random numbers.
 
     Notes
     -----
-    What holds for empty cells holds for all that have the same count below the threshold, at t less that count: they are
-    raised together too, and the time taken is that of what is released. It still tells a little of the counts to whoever
-    can watch the run; the noise does not hide that.
+    What holds for empty cells holds for all that have the same count below the threshold, at t less
+    that count: they are raised together too, and the time taken is that of what is released. It
+    still tells a little of the counts to whoever can watch the run; the noise does not hide that.
 
     References
     ----------
-    Cormode, Procopiuc, Srivastava and Tran, Differentially private summaries for sparse data (2012), section 4, with exact
-    draws in place of floating-point ones (Mironov 2012).
+    Cormode, Procopiuc, Srivastava and Tran, Differentially private summaries for sparse data
+    (2012), section 4, with exact draws in place of floating-point ones (Mironov 2012).
     """
     source = open_secure_stream() if rng is None else rng
     n_empty = n_cells - len(keys)
@@ -128,7 +116,9 @@ def draw_kept(keys: Counts, counts: Counts, n_cells: int, scale: float, cut: int
     n_together = len(place) - int((noisy >= cut).sum())
     weight = np.concatenate([cut + _geometric(n_together, scale, rng=rng), noisy[noisy >= cut]])
     order = np.argsort(place)
-    return merge_cells(empty, cut + _geometric(len(empty), scale, rng=rng), place[order], weight[order])
+    return merge_cells(
+        empty, cut + _geometric(len(empty), scale, rng=rng), place[order], weight[order]
+    )
 
 
 def _raise_counts(n: int, scale: float, least: int, rng: Rng) -> Counts:
@@ -139,20 +129,12 @@ def _raise_counts(n: int, scale: float, least: int, rng: Rng) -> Counts:
 def draw_binomial(n_trials: int, scale: float, cut: int, *, rng: Rng) -> int:
     """Return a draw of Binomial(n_trials, Pr(e >= cut)), by inversion in whole numbers.
 
-    Parameters
-    ----------
-    n_trials
-        The number of trials.
-    scale, cut
-        As for `compute_tail`.
-    rng
-        A stream.
-
     Notes
     -----
-    The weights follow from w(k+1) / w(k) = (n-k)/(k+1) · p/(1-p), begun at the mode with 2**384 and cut off below 2**64;
-    p/(1-p) = α^t / (1 + α - α^t) is known to 200 digits. Rounding moves each weight by less than its distance from the
-    mode, in units of 2**-384 of the largest. About 42 standard deviations of weights are computed: 0.3 s for a mean of 10⁷.
+    The weights follow from w(k+1) / w(k) = (n-k)/(k+1) · p/(1-p), begun at the mode with 2**384 and
+    cut off below 2**64; p/(1-p) = α^t / (1 + α - α^t) is known to 200 digits. Rounding moves each
+    weight by less than its distance from the mode, in units of 2**-384 of the largest. About 42
+    standard deviations of weights are computed: 0.3 s for a mean of 10⁷.
     """
     odds = _odds(scale, cut)
     if n_trials == 0 or odds < Decimal(2) ** -512:  # then the probability of any is below 2**-449
@@ -197,17 +179,7 @@ def _choose_cells(weights: list[int], rng: Rng) -> int:
 
 
 def draw_uniform_below(rng: Rng, n: int, bound: int) -> Counts:
-    """Return n independent whole numbers, exactly uniform on 0..bound-1; bound within 1 to 2**62.
-
-    Parameters
-    ----------
-    rng
-        A stream.
-    n
-        How many.
-    bound
-        The first number that is not drawn.
-    """
+    """Return n independent whole numbers, exactly uniform on 0..bound-1; bound within 1 to 2**62."""
     shift = np.uint64(64 - max(1, (bound - 1).bit_length()))
     found = np.empty(0, dtype=np.int64)
     while len(found) < n:  # a word is taken with probability above 1/2
@@ -247,47 +219,51 @@ TOTAL_SHARE = 0.01  # log n moves by scale/n: a hundredth of ε is plenty
 class HistogramPlan:
     """The noise and the threshold, decided before anything is drawn.
 
-    Attributes
-    ----------
-    cells
-        The noise of every cell.
-    fine
-        The noise of the fine counts that cells are found from; None if no cells are found.
-    total
-        The noise of the number of rows, which the enhanced threshold needs; None where that number is public or not needed.
-    threshold
-        `none`: n̂ itself, which may be negative (Algorithm 1). `positive`: max(n̂, 0) (Algorithm 1'). `enhanced`:
-        n̂·1{n̂ >= A·log n/ε} (section 4.2). If n is private, the `enhanced` threshold is raised where needed, so that noise
-        alone lifts only as many empty cells above it as can be held: see `draw`.
-    factor
-        A; the paper takes 1/2.
-    epsilon, rows
-        ε in the threshold's formula, and how many rows of one unit are counted; this number multiplies the threshold, as it does the noise.
-
     Privacy
     -------
-    Unit and adjacency: the budget's. L1 sensitivity of the histogram: 2 under replace-one (a row leaves one cell for
-    another), 1 under add-remove, times `rows`; of the number of rows: 0 and `rows`. Protected: every row counted.
-    Thresholds are post-processing.
+    Unit and adjacency: the budget's. L1 sensitivity of the histogram: 2 under replace-one (a row
+    leaves one cell for another), 1 under add-remove, times `rows`; of the number of rows: 0 and
+    `rows`. Protected: every row counted. Thresholds are post-processing.
     """
 
     cells: DiscreteLaplace
+    # The noise of the number of rows, which the enhanced threshold needs; None where that number is
+    # public or not needed.
     total: DiscreteLaplace | None
+    # `none`: n̂ itself, which may be negative (Algorithm 1). `positive`: max(n̂, 0) (Algorithm 1').
+    # `enhanced`: n̂·1{n̂ >= A·log n/ε} (section 4.2). If n is private, the `enhanced` threshold is
+    # raised where needed, so that noise alone lifts only as many empty cells above it as can be
+    # held: see `draw`.
     threshold: Threshold
     factor: float
+    # ε in the threshold's formula, and how many rows of one unit are counted; this number
+    # multiplies the threshold, as it does the noise.
     epsilon: float
     rows: int
+    # The noise of the fine counts that cells are found from; None if no cells are found.
     fine: DiscreteLaplace | None = None
 
     def __post_init__(self) -> None:
-        positive = all(isinstance(number, int | float) and 0 < number < math.inf for number in (self.factor, self.epsilon))
-        if self.threshold not in get_args(Threshold) or not positive or type(self.rows) is not int or self.rows < 1:
+        positive = all(
+            isinstance(number, int | float) and 0 < number < math.inf
+            for number in (self.factor, self.epsilon)
+        )
+        if (
+            self.threshold not in get_args(Threshold)
+            or not positive
+            or type(self.rows) is not int
+            or self.rows < 1
+        ):
             raise ValueError("no such threshold, or its factor, ε or rows are not positive")
 
     @property
     def event(self) -> Composed:
         """What will happen."""
-        return Composed(events=tuple(event for event in (self.fine, self.cells, self.total) if event is not None))
+        return Composed(
+            events=tuple(
+                event for event in (self.fine, self.cells, self.total) if event is not None
+            )
+        )
 
     @property
     def n_rows_private(self) -> bool:
@@ -306,7 +282,9 @@ class HistogramPlan:
             return None
         if self.threshold == "positive":
             return 1
-        return max(1, math.ceil(self.factor * self.rows * math.log(max(2.0, n_rows)) / self.epsilon))
+        return max(
+            1, math.ceil(self.factor * self.rows * math.log(max(2.0, n_rows)) / self.epsilon)
+        )
 
 
 @lru_cache(maxsize=64)
@@ -321,20 +299,13 @@ def plan(
 
     Parameters
     ----------
-    budget
-        ε, δ, adjacency and unit.
-    threshold, factor
-        As in `HistogramPlan`.
     n_found
         The number of columns whose cells are found; their fine counts have a tenth of ε.
-
-    Raises
-    ------
-    SpecError
-        If the factor is not positive and finite.
     """
     if not 0 < factor < math.inf:
-        raise SpecError("the threshold's factor must be positive and finite", "`factor`", "the paper's is 0.5")
+        raise SpecError(
+            "the threshold's factor must be positive and finite", "`factor`", "the paper's is 0.5"
+        )
     rows = budget.unit_column.max_rows if budget.unit_column is not None else 1
     replaced = budget.adjacency == "replace-one"
     counted = threshold == "enhanced" and not replaced
@@ -343,56 +314,50 @@ def plan(
     # if a δ makes it cheaper: what cells lose and what others gain are two vectors, each with noise of its own (see DiscreteLaplace)
     n_vectors, n_changed = (2, 1) if replaced and budget.delta > 0 else (1, 2 if replaced else 1)
     drafts = [
-        DiscreteLaplace(scale=1.0 / share, sensitivity=n_changed * rows, adjacency=budget.adjacency, count=n_vectors * count)
+        DiscreteLaplace(
+            scale=1.0 / share,
+            sensitivity=n_changed * rows,
+            adjacency=budget.adjacency,
+            count=n_vectors * count,
+        )
         for share, count in shares
     ]
     found = cast("tuple[DiscreteLaplace, ...]", scale_events(drafts, budget.epsilon, budget.delta))
     total, fine = found[1] if counted else None, found[-1] if n_found else None
-    return HistogramPlan(cells=found[0], fine=fine, total=total, threshold=threshold, factor=factor, epsilon=budget.epsilon, rows=rows)
+    return HistogramPlan(
+        cells=found[0],
+        fine=fine,
+        total=total,
+        threshold=threshold,
+        factor=factor,
+        epsilon=budget.epsilon,
+        rows=rows,
+    )
 
 
 def compute_spent(planned: HistogramPlan, budget: Budget) -> float:
-    """Return the ε, at the budget's δ, of what is drawn: never above the budget's.
-
-    Parameters
-    ----------
-    planned
-        The noise of the histogram.
-    budget
-        What is promised.
-    """
+    """Return the ε, at the budget's δ, of what is drawn: never above the budget's."""
     return epsilon(planned.event, budget.delta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NoisyHistogram(Archived):
-    """A noisy joint histogram as a weighted sample of its cells; safe to publish.
+    """A noisy joint histogram as a weighted sample of its cells; safe to publish."""
 
-    Attributes
-    ----------
-    domain
-        The attributes and their numbers of levels.
-    plan
-        What was drawn.
-    n_rows
-        The number of rows: exact where it is public (replace-one), the noisy one if it was measured, otherwise None.
-    cut
-        The least count that was kept; None if all were.
-    keys
-        int64 array, increasing: the cells whose weight is not 0, as `stats.joint.keys_of` numbers them. All others have
-        weight 0.
-    weights
-        int64 array of that shape: n̂ after the threshold.
-    """
+    archive: ClassVar[Archive] = Archive(
+        kind="noisy-histogram", format=3, noun="noisy histogram", is_compressed=True
+    )
 
-    archive: ClassVar[Archive] = Archive(kind="noisy-histogram", format=3, noun="noisy histogram", is_compressed=True)
-
-    domain: Domain
+    domain: Domain  # the attributes and their numbers of levels
     plan: HistogramPlan
+    # The number of rows: exact where it is public (replace-one), the noisy one if it was measured,
+    # otherwise None.
     n_rows: float | None
-    cut: int | None
+    cut: int | None  # the least count that was kept; None if all were
+    # Int64 array, increasing: the cells whose weight is not 0, as `stats.joint.keys_of` numbers
+    # them. All others have weight 0.
     keys: Counts
-    weights: Counts
+    weights: Counts  # int64 array of that shape: n̂ after the threshold
 
     @property
     def total(self) -> int:
@@ -400,34 +365,11 @@ class NoisyHistogram(Archived):
         return int(self.weights.sum())
 
     def codes_at(self, start: int, stop: int) -> Codes:
-        """Return the codes of some of the cells listed, of shape (n_attributes, stop - start), in the domain's code dtype.
-
-        Parameters
-        ----------
-        start, stop
-            Which of the cells listed.
-        """
+        """Return the codes of some of the cells listed, of shape (n_attributes, stop - start), in the domain's code dtype."""
         return codes_of(self.domain, self.keys[start:stop])
 
     def sample_codes(self, n: int, *, rng: Rng) -> Codes:
-        """Return synthetic rows, independent, each cell with probability proportional to its weight if that is positive.
-
-        Parameters
-        ----------
-        n
-            How many.
-        rng
-            Any stream: this is post-processing, and needs no secret.
-
-        Returns
-        -------
-        Codes of shape (n_attributes, n), in the domain's code dtype.
-
-        Raises
-        ------
-        SpecError
-            If no weight is positive.
-        """
+        """Return synthetic rows, independent, each cell with probability proportional to its weight if that is positive."""
         self.check_positive()
         cumulative = np.cumsum(np.maximum(self.weights, 0))
         drawn = draw_uniform_below(rng, n, int(cumulative[-1]))
@@ -439,77 +381,103 @@ class NoisyHistogram(Archived):
         return bool((self.weights > 0).any())
 
     def check_positive(self) -> None:
-        """Check that there is something to sample.
-
-        Raises
-        ------
-        SpecError
-            If no weight is positive.
-        """
+        """Check that there is something to sample."""
         if not self.is_positive:
             hint = "lower `bins`, raise `epsilon`, or take another `threshold`"
-            raise SpecError("no cell has a positive weight: noise and threshold left nothing to sample", "the perturbed histogram", hint)
+            raise SpecError(
+                "no cell has a positive weight: noise and threshold left nothing to sample",
+                "the perturbed histogram",
+                hint,
+            )
 
     def redraw(self, rng: Rng) -> NoisyHistogram:
-        """Return this histogram with the same noise once more, cut at the same threshold: for a parametric bootstrap, free.
-
-        Parameters
-        ----------
-        rng
-            Any stream: this is post-processing, and needs no secret.
-        """
-        return _perturb(JointCounts(self.domain, self.keys, self.weights), self.plan, self.n_rows, self.cut, rng)
+        """Return this histogram with the same noise once more, cut at the same threshold: for a parametric bootstrap, free."""
+        return _perturb(
+            JointCounts(self.domain, self.keys, self.weights), self.plan, self.n_rows, self.cut, rng
+        )
 
     def check(self, domain: Domain, planned: HistogramPlan) -> None:
-        """Check that this is the histogram that a run would draw now, and not one of another version.
-
-        Parameters
-        ----------
-        domain
-            The run's attributes.
-        planned
-            The run's noise.
-
-        Raises
-        ------
-        InputError
-            If it is not.
-        """
+        """Check that this is the histogram that a run would draw now, and not one of another version."""
         if self.domain != domain or self.plan != planned:
             raise InputError(
-                "this was written by another version of dpdask", "the run's noisy histogram", "resume with that version, or `dpdask abort` the run"
+                "this was written by another version of dpdask",
+                "the run's noisy histogram",
+                "resume with that version, or `dpdask abort` the run",
             )
 
     def _contents(self) -> Contents:
         planned = self.plan
-        events = {name: None if event is None else to_dict(event) for name in _EVENTS for event in [getattr(planned, name)]}
-        plan_ = {"threshold": planned.threshold, "factor": planned.factor, "epsilon": planned.epsilon, "rows": planned.rows}
-        header = {"names": self.domain.names, "sizes": self.domain.sizes, "n_rows": self.n_rows, "cut": self.cut, "plan": plan_, **events}
+        events = {
+            name: None if event is None else to_dict(event)
+            for name in _EVENTS
+            for event in [getattr(planned, name)]
+        }
+        plan_ = {
+            "threshold": planned.threshold,
+            "factor": planned.factor,
+            "epsilon": planned.epsilon,
+            "rows": planned.rows,
+        }
+        header = {
+            "names": self.domain.names,
+            "sizes": self.domain.sizes,
+            "n_rows": self.n_rows,
+            "cut": self.cut,
+            "plan": plan_,
+            **events,
+        }
         return header, {"keys": self.keys, "weights": self.weights}
 
     @classmethod
     def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
-        events = {name: central_from_dict(header[name]) for name in _EVENTS if name == "cells" or header[name] is not None}
-        laplace = {name: event for name, event in events.items() if isinstance(event, DiscreteLaplace)}
+        events = {
+            name: central_from_dict(header[name])
+            for name in _EVENTS
+            if name == "cells" or header[name] is not None
+        }
+        laplace = {
+            name: event for name, event in events.items() if isinstance(event, DiscreteLaplace)
+        }
         if len(laplace) < len(events):
             raise ValueError("the noise is not discrete Laplace")
         planned = HistogramPlan(**{"total": None, **laplace, **header["plan"]})
-        domain, n_rows, cut, keys, weights = Domain.from_header(header), header["n_rows"], header["cut"], arrays["keys"], arrays["weights"]
+        domain, n_rows, cut, keys, weights = (
+            Domain.from_header(header),
+            header["n_rows"],
+            header["cut"],
+            arrays["keys"],
+            arrays["weights"],
+        )
         if n_rows is not None:
             check_n_rows(n_rows)
-        if (cut is None) != (planned.threshold == "none") or (cut is not None and not (type(cut) is int and cut >= 1)):
+        if (cut is None) != (planned.threshold == "none") or (
+            cut is not None and not (type(cut) is int and cut >= 1)
+        ):
             raise ValueError("the cut is not the threshold's")
         _check_cells(domain, keys, weights, cut)
         return cls(domain=domain, plan=planned, n_rows=n_rows, cut=cut, keys=keys, weights=weights)
 
 
-def _check_cells(domain: Domain, keys: NDArray[Any], weights: NDArray[Any], cut: int | None) -> None:
+def _check_cells(
+    domain: Domain, keys: NDArray[Any], weights: NDArray[Any], cut: int | None
+) -> None:
     """Raise ValueError unless these are distinct cells of the domain, in order, with the weights that a threshold leaves."""
-    if keys.dtype != np.int64 or weights.dtype != np.int64 or keys.ndim != 1 or keys.shape != weights.shape:
+    if (
+        keys.dtype != np.int64
+        or weights.dtype != np.int64
+        or keys.ndim != 1
+        or keys.shape != weights.shape
+    ):
         raise ValueError("the cells and their weights are not whole numbers, or differ in number")
-    if not (keys[1:] > keys[:-1]).all() or (len(keys) and not 0 <= keys[0] <= keys[-1] < n_cells(domain)):
+    if not (keys[1:] > keys[:-1]).all() or (
+        len(keys) and not 0 <= keys[0] <= keys[-1] < n_cells(domain)
+    ):
         raise ValueError("the cells are not increasing, or outside the domain")
-    if (weights == 0).any() or (cut is not None and (weights < cut).any()) or np.abs(weights.astype(np.float64)).sum() >= _MAX_TOTAL:
+    if (
+        (weights == 0).any()
+        or (cut is not None and (weights < cut).any())
+        or np.abs(weights.astype(np.float64)).sum() >= _MAX_TOTAL
+    ):
         raise ValueError("the weights are not above the threshold, or too large to sample")
 
 
@@ -518,43 +486,38 @@ def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Rng | None = None)
 
     Parameters
     ----------
-    counts
-        Exact.
-    planned
-        The noise and the threshold.
     rng
         None: secure noise. A stream: INSECURE, for runs marked so; see `privacy.noise`.
 
-    Raises
-    ------
-    SpecError
-        As `check_size`, which needs no data: call it first. If the number of rows is private, nothing is refused that
-        `check_size` accepts for some number of rows.
-
     Notes
     -----
-    Up to 2**20 cells, or where there is no threshold, every cell's noise is drawn. Otherwise that of the occupied cells is drawn and, of
-    the empty ones, only those that reach the threshold: the same distribution.
+    Up to 2**20 cells, or where there is no threshold, every cell's noise is drawn. Otherwise that
+    of the occupied cells is drawn and, of the empty ones, only those that reach the threshold: the
+    same distribution.
 
-    If the number of rows is private, a refusal must not depend on it, and a refusal that depends on the noisy number would
-    spend the budget for nothing. So the enhanced threshold is then at least the one that 5·10⁷ empty cells are expected to
-    reach: a function of public numbers only, 1 for up to 10⁸ cells.
+    If the number of rows is private, a refusal must not depend on it, and a refusal that depends on
+    the noisy number would spend the budget for nothing. So the enhanced threshold is then at least
+    the one that 5·10⁷ empty cells are expected to reach: a function of public numbers only, 1 for
+    up to 10⁸ cells.
 
     Privacy
     -------
-    Unit, sensitivity, event: `HistogramPlan`. Protected: every row counted. Neither the path nor anything else in the
-    result, its order included, depends on which cells are occupied but through their noisy counts.
+    Unit, sensitivity, event: `HistogramPlan`. Protected: every row counted. Neither the path nor
+    anything else in the result, its order included, depends on which cells are occupied but through
+    their noisy counts.
 
     References
     ----------
-    Lei, Differentially private M-estimators (2011), Algorithms 1 and 1' and section 4.2; discrete noise in place of
-    continuous (docs/explanation/math.md, Noise on counts).
+    Lei, Differentially private M-estimators (2011), Algorithms 1 and 1' and section 4.2; discrete
+    noise in place of continuous (docs/explanation/math.md, Noise on counts).
     """
     n_rows: float | None = None
     if planned.cells.adjacency == "replace-one":
         n_rows = float(counts.n_rows)
     elif planned.total is not None:
-        n_rows = float(noise.perturb(np.array([counts.n_rows], dtype=np.int64), planned.total, rng=rng)[0])
+        n_rows = float(
+            noise.perturb(np.array([counts.n_rows], dtype=np.int64), planned.total, rng=rng)[0]
+        )
     cut = planned.cut(0.0 if n_rows is None else n_rows)
     if cut is not None:
         cut = max(cut, least_threshold(counts.domain, planned))
@@ -562,13 +525,7 @@ def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Rng | None = None)
 
 
 def least_threshold(domain: Domain, planned: HistogramPlan) -> int:
-    """Return the least threshold if the number of rows is private and the threshold depends on it; else 1.
-
-    Parameters
-    ----------
-    domain, planned
-        As for `draw`.
-    """
+    """Return the least threshold if the number of rows is private and the threshold depends on it; else 1."""
     if planned.total is None:
         return 1
     return least_cut(n_cells(domain), planned.cells.scale, MAX_SPARSE)
@@ -579,16 +536,9 @@ def check_size(domain: Domain, planned: HistogramPlan, n_rows: float) -> None:
 
     Parameters
     ----------
-    domain, planned
-        As in `draw`.
     n_rows
-        The number of rows if it is public, for the enhanced threshold; else the largest possible number.
-
-    Raises
-    ------
-    SpecError
-        If every cell must be drawn and there are more than 10⁷; if more than 5·10⁷ empty cells are expected to reach the
-        threshold.
+        The number of rows if it is public, for the enhanced threshold; else the largest possible
+        number.
     """
     _is_sparse(n_cells(domain), planned, planned.cut(n_rows))
 
@@ -599,7 +549,11 @@ def _is_sparse(n: int, planned: HistogramPlan, cut: int | None) -> bool:
     if cut is None or n <= DENSE_CELLS:
         if n > MAX_DENSE_CELLS:
             hint = "lower `bins`, or take the `threshold` enhanced, which draws no noise for most empty cells"
-            raise SpecError(f"has {n:,} cells; noise can be drawn for at most {MAX_DENSE_CELLS:,} cells", where, hint)
+            raise SpecError(
+                f"has {n:,} cells; noise can be drawn for at most {MAX_DENSE_CELLS:,} cells",
+                where,
+                hint,
+            )
         return False
     expected = n * compute_tail(planned.cells.scale, cut)
     if expected > MAX_SPARSE:
@@ -608,7 +562,13 @@ def _is_sparse(n: int, planned: HistogramPlan, cut: int | None) -> bool:
     return True
 
 
-def _perturb(counts: JointCounts, planned: HistogramPlan, n_rows: float | None, cut: int | None, rng: Rng | None) -> NoisyHistogram:
+def _perturb(
+    counts: JointCounts,
+    planned: HistogramPlan,
+    n_rows: float | None,
+    cut: int | None,
+    rng: Rng | None,
+) -> NoisyHistogram:
     n = n_cells(counts.domain)
     if _is_sparse(n, planned, cut):
         assert cut is not None
@@ -619,4 +579,6 @@ def _perturb(counts: JointCounts, planned: HistogramPlan, n_rows: float | None, 
         table = noise.perturb(table, planned.cells, rng=rng)
         keys = np.flatnonzero(table if cut is None else table >= cut).astype(np.int64)
         weights = table[keys]
-    return NoisyHistogram(domain=counts.domain, plan=planned, n_rows=n_rows, cut=cut, keys=keys, weights=weights)
+    return NoisyHistogram(
+        domain=counts.domain, plan=planned, n_rows=n_rows, cut=cut, keys=keys, weights=weights
+    )

@@ -15,7 +15,14 @@ from dpdask.archive import Archive, Archived, Contents
 from dpdask.cells import Cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
-from dpdask.mechanisms.columns import CHUNK_ROWS, Bins, columns_from_header, columns_to_header, cut_released, draw_records
+from dpdask.mechanisms.columns import (
+    CHUNK_ROWS,
+    Bins,
+    columns_from_header,
+    columns_to_header,
+    cut_released,
+    draw_records,
+)
 from dpdask.mechanisms.histogram.cells import centres, line_moments
 from dpdask.mechanisms.histogram.noise import NoisyHistogram
 from dpdask.privacy.events import Composed
@@ -30,20 +37,7 @@ MAX_CUT = 6
 
 
 def points_per_cell(cells: Mapping[str, Cells], points: Points) -> int:
-    """Return how many points stand for each cell: 1, or 2 for each column that is cut, multiplied.
-
-    Parameters
-    ----------
-    cells
-        The cells of each column.
-    points
-        What stands for a cell.
-
-    Raises
-    ------
-    SpecError
-        If they are to be spread, and more than 6 columns are cut.
-    """
+    """Return how many points stand for each cell: 1, or 2 for each column that is cut, multiplied."""
     if points == "centre":
         return 1
     n_cut = len(_cut(cells))
@@ -53,13 +47,13 @@ def points_per_cell(cells: Mapping[str, Cells], points: Points) -> int:
     return 1 << n_cut
 
 
-def spread(histogram: NoisyHistogram, cells: Mapping[str, Cells], start: int, stop: int) -> tuple[dict[str, pa.Array], Floats]:
+def spread(
+    histogram: NoisyHistogram, cells: Mapping[str, Cells], start: int, stop: int
+) -> tuple[dict[str, pa.Array], Floats]:
     """Return points, with weights, that have the moments of a smooth density where the histogram has steps.
 
     Parameters
     ----------
-    histogram
-        The noisy counts.
     cells
         The cells of each attribute, in the domain's order; none on the whole line.
     start, stop
@@ -68,14 +62,10 @@ def spread(histogram: NoisyHistogram, cells: Mapping[str, Cells], start: int, st
     Returns
     -------
     values
-        For each attribute, an Arrow array of length n·points, n = stop - start; the points of a cell follow each other.
+        For each attribute, an Arrow array of length n·points, n = stop - start; the points of a
+        cell follow each other.
     weights
         float64 array of that length: of the sign of the cell's weight, which is their sum.
-
-    Raises
-    ------
-    SpecError
-        As `points_per_cell`, or if a column is on the whole line, whose outermost cells have no end.
 
     Privacy
     -------
@@ -83,26 +73,29 @@ def spread(histogram: NoisyHistogram, cells: Mapping[str, Cells], start: int, st
 
     Notes
     -----
-    In a column of cells of width h, the points are c ± h/√12, which have mean c and variance h²/12 as a uniform distribution has, and
-    the weights n·(1/2 ± h²·f'(c) / (√48·n)), within 0 to n, for a mean that follows the slope f' of the density: that of
-    the parabola through the counts per width of the cell and its two neighbours along the column, all other columns being
-    the same; at an end of the line, of the nearest three cells. A cell not listed counts as empty. Cut columns multiply.
-    In a cell that was found, the points and their weights have the first three moments of its fine cells, and f is the density relative to
-    the column's own: counts per mass.
-    So moments of second order are those of the density, whichever column is explained by which. With centres a density that
-    falls off to both ends has a variance too large by h²/12 (Sheppard), and slopes of least squares are attenuated by
-    1 + h²/(12·variance). One point at each cell's mean would hint that for the columns that explain, and attenuate what is
-    explained.
+    In a column of cells of width h, the points are c ± h/√12, which have mean c and variance h²/12
+    as a uniform distribution has, and the weights n·(1/2 ± h²·f'(c) / (√48·n)), within 0 to n, for
+    a mean that follows the slope f' of the density: that of the parabola through the counts per
+    width of the cell and its two neighbours along the column, all other columns being the same; at
+    an end of the line, of the nearest three cells. A cell not listed counts as empty. Cut columns
+    multiply. In a cell that was found, the points and their weights have the first three moments of
+    its fine cells, and f is the density relative to the column's own: counts per mass. So moments
+    of second order are those of the density, whichever column is explained by which. With centres a
+    density that falls off to both ends has a variance too large by h²/12 (Sheppard), and slopes of
+    least squares are attenuated by 1 + h²/(12·variance). One point at each cell's mean would hint
+    that for the columns that explain, and attenuate what is explained.
 
-    It is no better than the centres, and may be somewhat worse, where a cell is as wide as what it is to resolve (a peak, a
-    jump, a column that another ties down to less than a cell) or values sit at few places; for slopes on a uniform column,
-    whose centres are its means; and where noise dominates, which it neither adds to nor removes. A quantile may be closer
-    or farther: centres happen to be right where they are.
+    It is no better than the centres, and may be somewhat worse, where a cell is as wide as what it
+    is to resolve (a peak, a jump, a column that another ties down to less than a cell) or values
+    sit at few places; for slopes on a uniform column, whose centres are its means; and where noise
+    dominates, which it neither adds to nor removes. A quantile may be closer or farther: centres
+    happen to be right where they are.
 
     References
     ----------
-    Sheppard, On the calculation of the most probable values of frequency-constants for data arranged according to
-    equidistant divisions of a scale (1898); Lei, Differentially private M-estimators (2011), section 4.1, for the centres.
+    Sheppard, On the calculation of the most probable values of frequency-constants for data
+    arranged according to equidistant divisions of a scale (1898); Lei, Differentially private
+    M-estimators (2011), section 4.1, for the centres.
     """
     per_cell = points_per_cell(cells, "spread")
     codes = histogram.codes_at(start, stop)
@@ -119,7 +112,9 @@ def spread(histogram: NoisyHistogram, cells: Mapping[str, Cells], start: int, st
         values[name] = _pairs(column).take(pa.array(2 * code + upper))
         share = _upper_shares(histogram, axis, column, codes[axis].astype(np.int64), start, stop)
         sides = np.column_stack([1.0 - share, share])
-        weights = (weights[:, :, None] * sides[:, None, :]).reshape(len(weights), 2 * weights.shape[1])
+        weights = (weights[:, :, None] * sides[:, None, :]).reshape(
+            len(weights), 2 * weights.shape[1]
+        )
     return values, weights.ravel()
 
 
@@ -143,13 +138,27 @@ def _line(column: Cells) -> _Line:
     codec = column.codec
     assert isinstance(codec, ValueCodec)
     if codec.bounds is None:
-        raise SpecError("the points of cells on the whole line cannot be spread", f"column {codec.name!r}", "take the centres")
-    means, masses, deviations, skewness = (each[column.possible[-len(each) :]] for each in line_moments(column))
+        raise SpecError(
+            "the points of cells on the whole line cannot be spread",
+            f"column {codec.name!r}",
+            "take the centres",
+        )
+    means, masses, deviations, skewness = (
+        each[column.possible[-len(each) :]] for each in line_moments(column)
+    )
     root = np.sqrt(skewness**2 + 4.0)
     lower, upper = (
-        np.clip(means + deviations * (skewness + side * root) / 2.0, *codec.bounds) for side in (-1.0, 1.0)
+        np.clip(means + deviations * (skewness + side * root) / 2.0, *codec.bounds)
+        for side in (-1.0, 1.0)
     )  # Gauss's points: outside by rounding alone
-    return _Line(means=means, masses=masses, lower=lower, upper=upper, share=0.5 - skewness / (2.0 * root), deviations=deviations / root)
+    return _Line(
+        means=means,
+        masses=masses,
+        lower=lower,
+        upper=upper,
+        share=0.5 - skewness / (2.0 * root),
+        deviations=deviations / root,
+    )
 
 
 def _pairs(column: Cells) -> pa.Array:
@@ -166,7 +175,14 @@ def _pairs(column: Cells) -> pa.Array:
     return codec.decode(np.rint(values), is_null)
 
 
-def _upper_shares(histogram: NoisyHistogram, axis: int, column: Cells, codes: NDArray[np.int64], start: int, stop: int) -> Floats:
+def _upper_shares(
+    histogram: NoisyHistogram,
+    axis: int,
+    column: Cells,
+    codes: NDArray[np.int64],
+    start: int,
+    stop: int,
+) -> Floats:
     """Return the share of each cell's weight that its upper point along an axis has, within 0 to 1; half of it for single values."""
     line = _line(column)
     n_line, singles = len(line.means), column.size - len(line.means)
@@ -182,12 +198,20 @@ def _upper_shares(histogram: NoisyHistogram, axis: int, column: Cells, codes: ND
     own = histogram.keys[start:stop][inside]
     x = [line.means[cell] for cell in neighbours]
     with np.errstate(all="ignore"):
-        density = [_weights_at(histogram, own + (cell - here) * stride) / line.masses[cell] for cell in neighbours]
+        density = [
+            _weights_at(histogram, own + (cell - here) * stride) / line.masses[cell]
+            for cell in neighbours
+        ]
         slope = (density[1] - density[0]) / (x[1] - x[0])
         if n_line > 2:
             bend = ((density[2] - density[1]) / (x[2] - x[1]) - slope) / (x[2] - x[0])
             slope += bend * (2.0 * line.means[here] - x[0] - x[1])
-        tilt = slope * line.masses[here] * line.deviations[here] / histogram.weights[start:stop][inside]
+        tilt = (
+            slope
+            * line.masses[here]
+            * line.deviations[here]
+            / histogram.weights[start:stop][inside]
+        )
     tilt[~np.isfinite(tilt)] = 0.0  # of cells that float64 hardly tells apart, a slope is not known
     shares[inside] = np.clip(shares[inside] + tilt, 0.0, 1.0)
     return shares
@@ -209,48 +233,37 @@ _RECORDS = "histogram/records"
 
 
 def type_points(released: pa.Schema, schema: Schema) -> pa.Schema:
-    """Return the columns in which points with weights are written; numbers of cells of the line are middles, as float64.
-
-    Parameters
-    ----------
-    released
-        The released columns of the table.
-    schema
-        The declared columns.
-    """
-    numbers = {each.name for each in released if pa.types.is_integer(each.type) or pa.types.is_floating(each.type)}
+    """Return the columns in which points with weights are written; numbers of cells of the line are middles, as float64."""
+    numbers = {
+        each.name
+        for each in released
+        if pa.types.is_integer(each.type) or pa.types.is_floating(each.type)
+    }
     cut = {name for name in numbers if not schema.columns[name].has_levels}
-    return pa.schema([*((each.name, pa.float64() if each.name in cut else each.type) for each in released), (WEIGHT, pa.float64())])
+    return pa.schema(
+        [
+            *((each.name, pa.float64() if each.name in cut else each.type) for each in released),
+            (WEIGHT, pa.float64()),
+        ]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedHistogram(Archived):
-    """A noisy histogram with the columns that its cells stand for: what a job writes, and what Python lists and samples.
+    """A noisy histogram with the columns that its cells stand for: what a job writes, and what Python lists and samples."""
 
-    Attributes
-    ----------
-    schema
-        The declared columns.
-    columns
-        The Arrow types of the privatised columns, in the order of the table.
-    bins
-        How each continuous or mixed column is cut.
-    histogram
-        The noisy counts.
-    output
-        What `batches` yields: `cells`, points and weights; or `rows`, each from a cell with probability proportional to its
-        positive weight.
-    points
-        What stands for each cell: its `centre`, or points that are `spread` in it.
-    """
-
-    archive: ClassVar[Archive] = Archive(kind="histogram", format=2, noun="perturbed histogram", is_compressed=True)
+    archive: ClassVar[Archive] = Archive(
+        kind="histogram", format=2, noun="perturbed histogram", is_compressed=True
+    )
 
     schema: Schema
-    columns: pa.Schema
-    bins: Bins
+    columns: pa.Schema  # the Arrow types of the privatised columns, in the order of the table
+    bins: Bins  # how each continuous or mixed column is cut
     histogram: NoisyHistogram
+    # What `batches` yields: `cells`, points and weights; or `rows`, each from a cell with
+    # probability proportional to its positive weight.
     output: Output = "cells"
+    # What stands for each cell: its `centre`, or points that are `spread` in it.
     points: Points = "centre"
 
     def cells(self) -> dict[str, Cells]:
@@ -270,39 +283,41 @@ class FittedHistogram(Archived):
     @property
     def few_valued(self) -> list[str]:
         """Which of them have few distinct values: of cells, all but the weight."""
-        return [name for name in self.schema.privatised if self.output == "cells" or self.schema.columns[name].has_levels]
+        return [
+            name
+            for name in self.schema.privatised
+            if self.output == "cells" or self.schema.columns[name].has_levels
+        ]
 
-    def batches(self, start: int, n_rows: int, n_total: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, start: int, n_rows: int, n_total: int, key: RunKey, part: str
+    ) -> Iterator[pa.RecordBatch]:
         """Yield cells, or rows.
 
         Parameters
         ----------
-        start
-            The number of the first one in the release.
         n_rows
             How many. For rows, some weight must be positive unless it is 0.
-        n_total
-            Not used: rows are a function of the part.
         key, part
-            Name the random streams of rows: one for the cells, one for each column's values inside them.
+            Name the random streams of rows: one for the cells, one for each column's values inside
+            them.
         """
         del n_total
         if self.output == "cells":
             yield from self.cell_rows(start, start + n_rows).to_batches()
             return
         rng = stream(key, _RECORDS, part)
-        chunks = (self.histogram.sample_codes(min(CHUNK_ROWS, n_rows - first), rng=rng) for first in range(0, n_rows, CHUNK_ROWS))
-        yield from draw_records(self.columns, self.cells(), chunks, lambda name: stream(key, f"{_RECORDS}/{name}", part))
+        chunks = (
+            self.histogram.sample_codes(min(CHUNK_ROWS, n_rows - first), rng=rng)
+            for first in range(0, n_rows, CHUNK_ROWS)
+        )
+        yield from draw_records(
+            self.columns, self.cells(), chunks, lambda name: stream(key, f"{_RECORDS}/{name}", part)
+        )
 
     @property
     def n_points(self) -> int:
-        """How many points the cells listed have together.
-
-        Raises
-        ------
-        SpecError
-            If too many columns are cut for points to be spread.
-        """
+        """How many points the cells listed have together."""
         return len(self.histogram.keys) * points_per_cell(self.cells(), self.points)
 
     def cell_rows(self, start: int, stop: int) -> pa.Table:
@@ -318,7 +333,10 @@ class FittedHistogram(Archived):
         first, last = start // each, -(-stop // each)
         if self.points == "centre":
             codes = self.histogram.codes_at(first, last)
-            columns = {name: centres(column).take(pa.array(code)) for (name, column), code in zip(cells.items(), codes, strict=True)}
+            columns = {
+                name: centres(column).take(pa.array(code))
+                for (name, column), code in zip(cells.items(), codes, strict=True)
+            }
             weights = self.histogram.weights[first:last].astype(np.float64)
         else:
             columns, weights = spread(self.histogram, cells, first, last)
@@ -328,7 +346,8 @@ class FittedHistogram(Archived):
     def to_frame(self) -> pd.DataFrame:
         """Return all cells listed as `cell_rows` does; levels that are no numbers are categories.
 
-        A category without a listed cell is kept too, so that redrawn cells have the same indicators.
+        A category without a listed cell is kept too, so that redrawn cells have the same
+        indicators.
         """
         import pandas as pd  # slow to import: workers and jobs do not need it
 
@@ -336,7 +355,9 @@ class FittedHistogram(Archived):
         for name, column in self.cells().items():
             if isinstance(column.codec, LevelCodec):
                 levels = column.codec.levels.drop_null().to_pandas()
-                if not pd.api.types.is_numeric_dtype(levels.dtype) or pd.api.types.is_bool_dtype(levels.dtype):
+                if not pd.api.types.is_numeric_dtype(levels.dtype) or pd.api.types.is_bool_dtype(
+                    levels.dtype
+                ):
                     frame[name] = pd.Categorical(frame[name], levels, ordered=column.codec.ordered)
         return frame
 
@@ -346,13 +367,9 @@ class FittedHistogram(Archived):
         Parameters
         ----------
         points
-            `centre`, as in the paper, or `spread`: two points for each column that is cut, multiplied, with weights that keep
-            the means, variances and covariances of a smooth density, which centres do not; see `points.spread`.
-
-        Raises
-        ------
-        SpecError
-            If the points are neither, or more than 6 columns are cut.
+            `centre`, as in the paper, or `spread`: two points for each column that is cut,
+            multiplied, with weights that keep the means, variances and covariances of a smooth
+            density, which centres do not; see `points.spread`.
         """
         if points not in get_args(Points):
             raise SpecError(f"must be centre or spread, not {points!r}", "`points`")
@@ -360,13 +377,7 @@ class FittedHistogram(Archived):
         return replace(self, points=points)
 
     def redraw(self, rng: Rng) -> Self:
-        """Return this histogram with the same noise once more, cut at the same threshold: for `inference.noise_error`, free.
-
-        Parameters
-        ----------
-        rng
-            Any stream: this is post-processing, and needs no secret.
-        """
+        """Return this histogram with the same noise once more, cut at the same threshold: for `inference.noise_error`, free."""
         return replace(self, histogram=self.histogram.redraw(rng))
 
     @property
@@ -378,18 +389,8 @@ class FittedHistogram(Archived):
     def n_drawn(self, wanted: int | None) -> int:
         """Return how many rows to draw: the number asked for, or by default `n_records`; of cells, how many points they have.
 
-        No row is drawn if the number of rows is private and no weight is positive: as far as the noisy counts show, the table
-        is empty, and an empty table is released like any other.
-
-        Parameters
-        ----------
-        wanted
-            How many rows are asked for.
-
-        Raises
-        ------
-        SpecError
-            If rows are to be drawn, their number is public, and no weight is positive.
+        No row is drawn if the number of rows is private and no weight is positive: as far as the
+        noisy counts show, the table is empty, and an empty table is released like any other.
         """
         if self.output == "cells":
             return self.n_points
@@ -399,7 +400,11 @@ class FittedHistogram(Archived):
         return self.n_records if wanted is None else wanted
 
     def _contents(self) -> Contents:
-        header = {"output": self.output, "points": self.points, **columns_to_header(self.schema, self.columns, self.bins)}
+        header = {
+            "output": self.output,
+            "points": self.points,
+            **columns_to_header(self.schema, self.columns, self.bins),
+        }
         return header, {"noisy": np.frombuffer(self.histogram.to_bytes(), dtype=np.uint8)}
 
     @classmethod
@@ -408,4 +413,11 @@ class FittedHistogram(Archived):
             raise ValueError("another output")
         noisy = NoisyHistogram.from_bytes(arrays["noisy"].tobytes(), "the histogram's counts")
         schema, columns, bins = columns_from_header(header, noisy.domain)
-        return cls(schema=schema, columns=columns, bins=bins, histogram=noisy, output=header["output"], points=header["points"])
+        return cls(
+            schema=schema,
+            columns=columns,
+            bins=bins,
+            histogram=noisy,
+            output=header["output"],
+            points=header["points"],
+        )

@@ -16,7 +16,15 @@ from dpdask.mechanisms.card import Section, noisy_counts_section
 from dpdask.mechanisms.columns import bins_by_column, describe_bins
 from dpdask.mechanisms.expectations import CellSearch, describe_wide_cells
 from dpdask.mechanisms.histogram import noise as histogram
-from dpdask.mechanisms.histogram.cells import MOST_FOUND, RARE, WELL_ABOVE, affordable_bins, bins_by_rule, count_rest, largest_noise
+from dpdask.mechanisms.histogram.cells import (
+    MOST_FOUND,
+    RARE,
+    WELL_ABOVE,
+    affordable_bins,
+    bins_by_rule,
+    count_rest,
+    largest_noise,
+)
 from dpdask.mechanisms.histogram.noise import (
     HistogramPlan,
     NoisyHistogram,
@@ -26,7 +34,15 @@ from dpdask.mechanisms.histogram.noise import (
     compute_tail,
     least_threshold,
 )
-from dpdask.mechanisms.histogram.release import MAX_CUT, WEIGHT, FittedHistogram, Output, Points, points_per_cell, type_points
+from dpdask.mechanisms.histogram.release import (
+    MAX_CUT,
+    WEIGHT,
+    FittedHistogram,
+    Output,
+    Points,
+    points_per_cell,
+    type_points,
+)
 from dpdask.mechanisms.marginals.noise import margin_95
 from dpdask.mechanisms.mechanism import Columns, NoisyCounts, RecordsWanted, Spec, no_rows
 from dpdask.privacy import Budget
@@ -34,7 +50,14 @@ from dpdask.privacy.events import Composed, DiscreteLaplace, to_dict
 from dpdask.privacy.noise import deviation
 from dpdask.privacy.rounding import RowOrder, write_digits
 from dpdask.references.hierarchy import MANY
-from dpdask.references.histogram import Bins, Found, as_bins, cut_with_found, list_adaptive, warn_of_far_cells
+from dpdask.references.histogram import (
+    Bins,
+    Found,
+    as_bins,
+    cut_with_found,
+    list_adaptive,
+    warn_of_far_cells,
+)
 from dpdask.references.reference import ColumnCounts
 from dpdask.stats import Domain
 from dpdask.stats.marginals import JointCounts, JointStatistic, domain_of, n_cells
@@ -46,17 +69,13 @@ def histogram_section(budget: Budget, fitted: FittedHistogram, n_released: int |
 
     Parameters
     ----------
-    budget
-        What was promised.
-    fitted
-        The histogram.
     n_released
         How many cells or synthetic rows were released, or None before any are.
 
     Privacy
     -------
-    Holds parameters, the public domain, and sums of released weights. The number of rows is exact under replace-one; under
-    add-remove it is the noisy one, or null where none was measured.
+    Holds parameters, the public domain, and sums of released weights. The number of rows is exact
+    under replace-one; under add-remove it is the noisy one, or null where none was measured.
     """
     histogram = fitted.histogram
     planned = histogram.plan
@@ -83,12 +102,22 @@ def histogram_section(budget: Budget, fitted: FittedHistogram, n_released: int |
         "events": to_dict(planned.event),
     }
     return noisy_counts_section(
-        budget=budget, mechanism=mechanism, schema=fitted.schema, cells=fitted.cells(), accounting=accounting, n_rows=histogram.n_rows
+        budget=budget,
+        mechanism=mechanism,
+        schema=fitted.schema,
+        cells=fitted.cells(),
+        accounting=accounting,
+        n_rows=histogram.n_rows,
     )
 
 
 def _noise(event: DiscreteLaplace) -> dict[str, Any]:
-    return {"law": "discrete Laplace", "scale": event.scale, "standard_deviation": deviation(event), "margin_95": margin_95(event)}
+    return {
+        "law": "discrete Laplace",
+        "scale": event.scale,
+        "standard_deviation": deviation(event),
+        "margin_95": margin_95(event),
+    }
 
 
 _SPURIOUS = 0.05
@@ -100,71 +129,60 @@ def _as_bins(value: object) -> object:
 
 
 class HistogramSpec(Spec):
-    """One noisy joint histogram of all privatised columns.
-
-    Attributes
-    ----------
-    bins
-        How continuous and mixed columns are cut. `adaptive`: into as many cells of equal counts as the rows allow; the cells are found
-        under privacy, in a separate pass. A number: into that many cells of equal width. A mapping: for each column one of these, or a
-        list of the first value of each cell. `rule`: by the paper's rate, which needs a public number of rows.
-    threshold
-        Which cells are kept: `none` (all, with negative weights), `positive`, or `enhanced`.
-    factor
-        A of the enhanced threshold A·log n/ε.
-    output
-        `cells`: points and weights; `rows`: synthetic rows drawn from the positive weights.
-    points
-        What stands for each cell if the output is `cells`: its `centre`, or points `spread` in it that keep the moments of a smooth density,
-        two for each column that is cut, multiplied; see `mechanisms.histogram.points.spread`. The default is `spread` if cells are
-        found and at most 6 columns are cut, and `centre` otherwise.
-    n_rows
-        How many rows: a number, or `input` for as many as the table has. Under add-remove, `input` gives the noisy number of
-        rows, or 0 if no cell has a positive weight.
-    """
+    """One noisy joint histogram of all privatised columns."""
 
     kind: Literal["histogram"] = "histogram"
     bins: Annotated[Literal["rule"] | Bins, BeforeValidator(_as_bins)] = "adaptive"
+    """How continuous and mixed columns are cut. `adaptive`: into as many cells of equal counts as
+    the rows allow; the cells are found under privacy, in a separate pass. A number: into that
+    many cells of equal width. A mapping: for each column one of these, or a list of the first
+    value of each cell. `rule`: by the paper's rate, which needs a public number of rows.
+    """
     threshold: Threshold = "enhanced"
+    """Which cells are kept: `none` (all, with negative weights), `positive`, or `enhanced`."""
     factor: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+    """A of the enhanced threshold A·log n/ε."""
     output: Output = "cells"
+    """`cells`: points and weights; `rows`: synthetic rows drawn from the positive weights."""
     points: Points | None = None
+    """What stands for each cell if the output is `cells`: its `centre`, or points `spread` in it
+    that keep the moments of a smooth density, two for each column that is cut, multiplied; see
+    `mechanisms.histogram.points.spread`. The default is `spread` if cells are found and at most
+    6 columns are cut, and `centre` otherwise.
+    """
     n_rows: RecordsWanted = "input"
+    """How many rows: a number, or `input` for as many as the table has. Under add-remove, `input`
+    gives the noisy number of rows, or 0 if no cell has a positive weight.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistogramMechanism(NoisyCounts):
     """The perturbed histogram of a schema under a budget.
 
-    Attributes
-    ----------
-    found
-        The cells that the first round found; None before, or if there are none to find.
-
     Privacy
     -------
-    Unit, sensitivity and events: `HistogramPlan`. Protected: every row counted. Everything after the noise is post-processing.
+    Unit, sensitivity and events: `HistogramPlan`. Protected: every row counted. Everything after
+    the noise is post-processing.
     """
 
     spec: HistogramSpec
+    # The cells that the first round found; None before, or if there are none to find.
     found: Found | None = None
 
     nobody: ClassVar[str] = "the cells of a histogram"
     release_type: ClassVar[type[FittedHistogram]] = FittedHistogram
 
     def check_spec(self) -> None:
-        """Check the histogram's own parameters.
-
-        Raises
-        ------
-        SpecError
-            If a column is called `weight`; if the bins' rule is asked for where the number of rows is
-            private; if a number of rows is given for cells, or points for rows.
-        """
+        """Check the histogram's own parameters."""
         spec = self.spec
         if spec.output == "cells":
             if WEIGHT in self.schema.privatised:
-                raise SpecError("this name is reserved for a column of the released cells", f"column {WEIGHT!r}", "rename it, or drop it")
+                raise SpecError(
+                    "this name is reserved for a column of the released cells",
+                    f"column {WEIGHT!r}",
+                    "rename it, or drop it",
+                )
             if spec.n_rows != "input":
                 raise SpecError(
                     "the number of records can be chosen for synthetic rows only, but `output` is cells",
@@ -176,12 +194,19 @@ class HistogramMechanism(NoisyCounts):
             raise SpecError(what, "`points`", "remove it, or set `output` to cells")
         if spec.bins == "rule" and self.n_rows_private:
             what = "`rule` needs the number of rows, which add-remove hides"
-            raise SpecError(what, "`bins`", "give numbers of cells, or set `adjacency` to replace-one")
+            raise SpecError(
+                what, "`bins`", "give numbers of cells, or set `adjacency` to replace-one"
+            )
 
     @property
     def noise(self) -> HistogramPlan:
         """The noise of every cell, and the threshold; it depends on no data."""
-        return histogram.plan(self.budget, threshold=self.spec.threshold, factor=self.spec.factor, n_found=len(self.adaptive))
+        return histogram.plan(
+            self.budget,
+            threshold=self.spec.threshold,
+            factor=self.spec.factor,
+            n_found=len(self.adaptive),
+        )
 
     @property
     def event(self) -> Composed:
@@ -201,11 +226,6 @@ class HistogramMechanism(NoisyCounts):
         ----------
         count
             Returns the number of rows if it is known; it may take a pass over the table.
-
-        Raises
-        ------
-        SpecError
-            If the rule is asked for, and the number is not known.
         """
         if self.spec.bins != "rule":
             return self
@@ -214,7 +234,9 @@ class HistogramMechanism(NoisyCounts):
             n_rows = count()
             if n_rows is None:
                 what = "`rule` needs the number of rows, which these files do not tell before they are read"
-                raise SpecError(what, "`bins`", "give numbers of cells, or convert the input to Parquet")
+                raise SpecError(
+                    what, "`bins`", "give numbers of cells, or convert the input to Parquet"
+                )
             bins = bins_by_rule(max(2, n_rows), cut, thresholded=self.spec.threshold != "none")
         return replace(self, spec=self.spec.model_copy(update={"bins": bins}))
 
@@ -236,7 +258,9 @@ class HistogramMechanism(NoisyCounts):
     @property
     def points(self) -> Points:
         """What stands for each cell if the output is `cells`."""
-        return self.spec.points or ("spread" if self.adaptive and self._n_cut <= MAX_CUT else "centre")
+        return self.spec.points or (
+            "spread" if self.adaptive and self._n_cut <= MAX_CUT else "centre"
+        )
 
     def _bins(self) -> Bins:
         assert not self._awaits_rows, "with_rows comes first"
@@ -253,12 +277,19 @@ class HistogramMechanism(NoisyCounts):
         if event is None:
             return None
         most = MOST_FOUND if self._n_cut == 1 else DEFAULT_BINS
-        return CellSearch(names=self.adaptive, event=event, n_rows_public=not self.n_rows_private, n_bins=most, affords=self._affords)
+        return CellSearch(
+            names=self.adaptive,
+            event=event,
+            n_rows_public=not self.n_rows_private,
+            n_bins=most,
+            affords=self._affords,
+        )
 
     def _affords(self, columns: Columns, found: Found, n_rows: float) -> bool:
         """Return whether the histogram of these cells can be drawn, and its average count is well above the largest noise.
 
-        The same must hold for the cells outside the largest cell of each column, unless few rows lie outside it.
+        The same must hold for the cells outside the largest cell of each column, unless few rows
+        lie outside it.
         """
         domain, noise = domain_of(cut_with_found(columns.codecs, self._bins(), found)), self.noise
         try:
@@ -268,7 +299,9 @@ class HistogramMechanism(NoisyCounts):
         n, groups = n_cells(domain), [(n_rows, 1.0)]
         for name, bins in found.items():
             rest = count_rest(bins, n_rows)
-            groups += [(rest, 1.0 - 1.0 / domain.shape_of((name,))[0])] if rest > RARE * n_rows else []
+            groups += (
+                [(rest, 1.0 - 1.0 / domain.shape_of((name,))[0])] if rest > RARE * n_rows else []
+            )
         return all(is_enough(rows, n * share, noise.cells) for rows, share in groups)
 
     def with_found(self, found: Found) -> Self:
@@ -276,14 +309,10 @@ class HistogramMechanism(NoisyCounts):
         return replace(self, found=found)
 
     def check(self, columns: Columns) -> None:
-        """Check the bins, the points and, as far as it needs no number of rows, the size.
-
-        Raises
-        ------
-        SpecError
-            If they do not fit.
-        """
-        cells = cut_with_found(columns.codecs, 1 if self.spec.bins == "rule" else self.spec.bins, None, n_bins=1)
+        """Check the bins, the points and, as far as it needs no number of rows, the size."""
+        cells = cut_with_found(
+            columns.codecs, 1 if self.spec.bins == "rule" else self.spec.bins, None, n_bins=1
+        )
         points_per_cell(cells, self.points)
         histogram.check_size(domain_of(cells), self.noise, _MANY_ROWS)
 
@@ -292,17 +321,13 @@ class HistogramMechanism(NoisyCounts):
         return JointStatistic(cells=self._cells(columns))
 
     def check_counts(self, counts: JointCounts | ColumnCounts, columns: Columns) -> None:
-        """Check that the histogram can be drawn for so many rows, if their number is public; see `Mechanism.check_counts`.
-
-        Raises
-        ------
-        DataError
-            If the table has no rows in the second pass.
-        SpecError
-            If it is too large.
-        """
+        """Check that the histogram can be drawn for so many rows, if their number is public; see `Mechanism.check_counts`."""
         if not self.n_rows_private:
-            n_rows = counts.n_rows if isinstance(counts, JointCounts) else next(iter(counts.columns.values())).n_rows
+            n_rows = (
+                counts.n_rows
+                if isinstance(counts, JointCounts)
+                else next(iter(counts.columns.values())).n_rows
+            )
             if n_rows == 0 and self.found is not None:
                 raise no_rows("second pass")
             histogram.check_size(domain_of(self._cells(columns)), self.noise, n_rows)
@@ -326,28 +351,34 @@ class HistogramMechanism(NoisyCounts):
         """Return the noisy histogram with the columns that its cells stand for; see `Mechanism.fit`."""
         del key
         spec, bins = self.spec, bins_by_column(self._bins(), self._cells(columns), self.found)
-        return FittedHistogram(schema=self.schema, columns=columns.types, bins=bins, histogram=counts, output=spec.output, points=self.points)
+        return FittedHistogram(
+            schema=self.schema,
+            columns=columns.types,
+            bins=bins,
+            histogram=counts,
+            output=spec.output,
+            points=self.points,
+        )
 
     def n_records(self, release: FittedHistogram) -> int:
-        """Return how many cells or rows a job writes.
-
-        Raises
-        ------
-        SpecError
-            If rows are to be drawn, their number is public, and no weight is positive. The charge stays, because this error
-            reveals something about the noisy weights.
-        """
+        """Return how many cells or rows a job writes."""
         return release.n_drawn(None if self.spec.n_rows == "input" else self.spec.n_rows)
 
     def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
         """Return what a run does, in words; see `Mechanism.stages`."""
         del uncounted
-        size = "" if self._awaits_rows or self.search else f" of {n_cells(domain_of(self._cells(columns))):,} cells"
+        size = (
+            ""
+            if self._awaits_rows or self.search
+            else f" of {n_cells(domain_of(self._cells(columns))):,} cells"
+        )
         return (
             *(() if self.search is None else (self.search.stage,)),
             f"tabulate: read {len(self.schema.privatised)} columns once; count their joint histogram{size}, merged in a tree",
             f"fit: add noise to every cell, with the threshold {self.spec.threshold}, on the driver, and write the cells once",
-            "write: draw synthetic rows and stage their shards" if self.spec.output == "rows" else "write: the cells with a weight, one row a point",
+            "write: draw synthetic rows and stage their shards"
+            if self.spec.output == "rows"
+            else "write: the cells with a weight, one row a point",
         )
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
@@ -355,33 +386,40 @@ class HistogramMechanism(NoisyCounts):
 
         Parameters
         ----------
-        columns
-            The table's columns.
         n_rows
             The number of rows if it is known and public, else None.
-
-        Raises
-        ------
-        SpecError
-            If the histogram is too large for so many rows.
         """
-        found = [*NoisyCounts.cautions(self, columns, n_rows), *warn_of_far_cells(columns.codecs, self.spec.bins)]
+        found = [
+            *NoisyCounts.cautions(self, columns, n_rows),
+            *warn_of_far_cells(columns.codecs, self.spec.bins),
+        ]
         if self._awaits_rows:
-            return (*found, "The bins that the rule gives, and so the number of cells, are known only when the rows are counted.")
+            return (
+                *found,
+                "The bins that the rule gives, and so the number of cells, are known only when the rows are counted.",
+            )
         cells = self._cells(columns)
         domain = domain_of(cells)
         if self.n_rows_private:
             found += list_warnings_without_rows(domain, self.noise)
         if n_rows:  # an empty table is refused
             histogram.check_size(domain, self.noise, n_rows)
-            cut = tuple(name for name, column in cells.items() if len(column.edges) and name not in self.adaptive)
+            cut = tuple(
+                name
+                for name, column in cells.items()
+                if len(column.edges) and name not in self.adaptive
+            )
             found += list_warnings(domain, self.noise, n_rows, cut)
         return tuple(found)
 
     def expectations(self, columns: Columns) -> tuple[str, ...]:
         """Return how far the count of a cell may be off; see `Mechanism.expectations`."""
         count = f"a count of a cell is off by at most {margin_95(self.noise.cells):,.3g} with probability 0.95"
-        wide = () if self.spec.bins == "rule" else describe_wide_cells(self._cells(columns), self.spec.bins)
+        wide = (
+            ()
+            if self.spec.bins == "rule"
+            else describe_wide_cells(self._cells(columns), self.spec.bins)
+        )
         needed: tuple[str, ...] = ()
         if self.n_rows_private:  # then nothing can warn of too few
             n_rows = write_digits(count_needed_rows(domain_of(self._cells(columns)), self.noise))
@@ -400,21 +438,27 @@ class HistogramMechanism(NoisyCounts):
         beside = "" if found.n_rows is None else f" beside {max(0.0, found.n_rows):,.0f} rows"
         return f"{len(found.keys):,} of {n_cells(found.domain):,} cells have a weight; the weights sum to {int(found.weights.sum()):,}{beside}"
 
-    def section(self, release: FittedHistogram, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
+    def section(
+        self,
+        release: FittedHistogram,
+        columns: Columns,
+        *,
+        n_rows: int | None,
+        n_released: int | None,
+        order: RowOrder,
+    ) -> Section:
         """Return the histogram's part of the release card; see `Mechanism.section`."""
         del columns, n_rows, order
         return histogram_section(self.budget, release, n_released)
 
 
-def list_warnings(domain: Domain, planned: HistogramPlan, n_rows: float, continuous: tuple[str, ...] = ()) -> list[str]:
+def list_warnings(
+    domain: Domain, planned: HistogramPlan, n_rows: float, continuous: tuple[str, ...] = ()
+) -> list[str]:
     """Return what should be said before a budget is spent on this histogram: sentences, none if there is nothing.
 
     Parameters
     ----------
-    domain, planned
-        As in `draw`.
-    n_rows
-        The public number of rows.
     continuous
         The attributes that are cut into bins, for which fewer are proposed.
 
@@ -426,12 +470,14 @@ def list_warnings(domain: Domain, planned: HistogramPlan, n_rows: float, continu
     largest = largest_noise(n, scale)
     said = []
     if not is_enough(n_rows, n, planned.cells):
-        sentence = (
-            f"A cell holds {n_rows / n:,.3g} rows on average, and the largest noise of {n:,} cells is about {largest:,.3g}: few cells stand out"
-        )
+        sentence = f"A cell holds {n_rows / n:,.3g} rows on average, and the largest noise of {n:,} cells is about {largest:,.3g}: few cells stand out"
         if continuous:
-            bins = affordable_bins(n_rows, len(continuous), n // math.prod(domain.shape_of(continuous)), scale)
-            sentence += f"; {bins} bins for each of {', '.join(continuous)} would do" if bins > 1 else ""
+            bins = affordable_bins(
+                n_rows, len(continuous), n // math.prod(domain.shape_of(continuous)), scale
+            )
+            sentence += (
+                f"; {bins} bins for each of {', '.join(continuous)} would do" if bins > 1 else ""
+            )
         said.append(sentence + ".")
     cut = planned.cut(n_rows)
     if cut is not None:
@@ -446,13 +492,7 @@ def list_warnings(domain: Domain, planned: HistogramPlan, n_rows: float, continu
 
 
 def list_warnings_without_rows(domain: Domain, planned: HistogramPlan) -> list[str]:
-    """Return warnings as `list_warnings` does, if the number of rows is private: they do not depend on it.
-
-    Parameters
-    ----------
-    domain, planned
-        As in `draw`; `check_size` accepts them for some number of rows.
-    """
+    """Return warnings as `list_warnings` does, if the number of rows is private: they do not depend on it."""
     floor = least_threshold(domain, planned)
     if floor <= (planned.cut(0.0) or 1):
         return []
@@ -463,28 +503,12 @@ def list_warnings_without_rows(domain: Domain, planned: HistogramPlan) -> list[s
 
 
 def count_needed_rows(domain: Domain, planned: HistogramPlan) -> float:
-    """Return at how many rows the average count of a cell is well above the largest noise, and a column that is searched has two cells.
-
-    Parameters
-    ----------
-    domain, planned
-        As in `draw`; of columns whose cells are still to be found, one cell each.
-    """
+    """Return at how many rows the average count of a cell is well above the largest noise, and a column that is searched has two cells."""
     n = n_cells(domain)
     fine = 0.0 if planned.fine is None else 2.0 * MANY * deviation(planned.fine)
     return max(WELL_ABOVE * n * largest_noise(n, planned.cells.scale), fine)
 
 
 def is_enough(n_rows: float, n: float, event: DiscreteLaplace) -> bool:
-    """Return whether the average count of n cells is well above the largest noise.
-
-    Parameters
-    ----------
-    n_rows
-        The number of rows.
-    n
-        The number of cells.
-    event
-        The noise of every cell.
-    """
+    """Return whether the average count of n cells is well above the largest noise."""
     return n_rows / n >= WELL_ABOVE * largest_noise(n, event.scale)

@@ -50,7 +50,9 @@ Words = NDArray[np.uint64]
 _REACHED = 0.005
 _SCALES = (1e-4, 1e6)  # of the reference's own spread
 _REMAINDER = 0.05
-_FINER = 8  # pieces of a table's cell: a functional may weigh the tails far more than the reference does
+_FINER = (
+    8  # pieces of a table's cell: a functional may weigh the tails far more than the reference does
+)
 _RUN_ERROR = 0.002  # of a probability that a low-discrepancy run measures
 
 _SLOPES: dict[str, Callable[[Floats], Floats]] = {
@@ -62,39 +64,49 @@ _SLOPES: dict[str, Callable[[Floats], Floats]] = {
 }
 
 
-def range_randomiser(column: str, design: Design, *, lattice: bool = False, perturbation: Perturbation | None = None) -> RangeRandomiser:
+def range_randomiser(
+    column: str, design: Design, *, lattice: bool = False, perturbation: Perturbation | None = None
+) -> RangeRandomiser:
     """Return the mechanism of one column.
 
     Parameters
     ----------
-    column
-        Its name.
-    design
-        As the user wrote it.
     lattice
-        Whether its values are whole numbers; anchors are then rounded down, so that a range shows how few it holds.
+        Whether its values are whole numbers; anchors are then rounded down, so that a range shows
+        how few it holds.
     perturbation
         The local randomiser of an interval-differential design, and of no other.
-
-    Raises
-    ------
-    SpecError
-        If a distribution is unknown, a reference is missing, or a target cannot be reached; the attainable values are named.
     """
     where = f"column {column!r}"
     if (perturbation is not None) != isinstance(design, IntervalDifferential):
-        hint = "fit its `perturb` to the column's codec first" if perturbation is None else "use the design interval-differential"
-        raise SpecError("an interval-differential design, and no other, needs a fitted perturbation", where, hint)
+        hint = (
+            "fit its `perturb` to the column's codec first"
+            if perturbation is None
+            else "use the design interval-differential"
+        )
+        raise SpecError(
+            "an interval-differential design, and no other, needs a fitted perturbation",
+            where,
+            hint,
+        )
     step: Step
     if isinstance(design, Progressive):
         step = _narrowing(design, where, lattice)
     elif isinstance(design, Selective):
         step = _selection(design, where, lattice)
     elif isinstance(design, Ensemble):
-        step = Union(steps=[partition(part, where, lattice=lattice, reference=design.reference) for part in design.of])
+        step = Union(
+            steps=[
+                partition(part, where, lattice=lattice, reference=design.reference)
+                for part in design.of
+            ]
+        )
     elif isinstance(design, IntervalDifferential):
         assert perturbation is not None
-        step = Perturbed(perturbation=perturbation, step=partition(design.of, where, lattice=lattice, reference=design.reference))
+        step = Perturbed(
+            perturbation=perturbation,
+            step=partition(design.of, where, lattice=lattice, reference=design.reference),
+        )
     else:
         step = partition(design, where, lattice=lattice)
     return RangeRandomiser(column=column, step=step, nulls=design.nulls == "public")
@@ -105,15 +117,9 @@ def fit_perturbation(perturb: Perturb, codec: Codec) -> ColumnMechanism:
 
     Parameters
     ----------
-    perturb
-        As the user wrote it.
     codec
-        The codec of the column. The domain is the values that are not null, because it is public which values are null.
-
-    Raises
-    ------
-    SpecError
-        If the distribution does not fit the column, or ε cannot be had.
+        The codec of the column. The domain is the values that are not null, because it is public
+        which values are null.
     """
     # only for the fit, which encodes nothing
     present = (
@@ -121,53 +127,52 @@ def fit_perturbation(perturb: Perturb, codec: Codec) -> ColumnMechanism:
         if isinstance(codec, LevelCodec)
         else replace(codec, nulls=False, outside="refuse")
     )
-    distribution = Known(kind="known", columns={codec.name: perturb.reference}).distribution(present)
-    return fit_dip({codec.name: distribution}, {codec.name: present}, {codec.name: perturb.epsilon}, perturb.channel).columns[codec.name]
+    distribution = Known(kind="known", columns={codec.name: perturb.reference}).distribution(
+        present
+    )
+    return fit_dip(
+        {codec.name: distribution},
+        {codec.name: present},
+        {codec.name: perturb.epsilon},
+        perturb.channel,
+    ).columns[codec.name]
 
 
 def can_inform(mechanism: RangeRandomiser, low: float, high: float) -> bool:
     """Return whether a mechanism's ranges can tell two values apart that lie in [low, high]: an anchor may fall between.
 
-    Where none does, all values have the same range, and nothing of their distribution is identified.
-
-    Parameters
-    ----------
-    mechanism
-        The mechanism of the column.
-    low, high
-        The least and the greatest value.
+    Where none does, all values have the same range, and nothing of their distribution is
+    identified.
     """
     step = mechanism.step
     inner = step.step if isinstance(step, Selection | Perturbed) else step
     cuts = inner.steps if isinstance(inner, Union) else [inner]
-    return low == high or any(_reaches(cut, low, high) for cut in cuts if isinstance(cut, Partition | Narrowing))
+    return low == high or any(
+        _reaches(cut, low, high) for cut in cuts if isinstance(cut, Partition | Narrowing)
+    )
 
 
 def _reaches(cut: Partition | Narrowing, low: float, high: float) -> bool:
     if isinstance(cut, Narrowing):
         return bool(cut.distribution.x[0] < high and cut.distribution.x[-1] > low)
     told = len(cut.acceptable.low) > 0 or bool(cut.acceptable.ranges.any())
-    return told or bool(((cut.distribution.x[0] + cut.centres < high) & (cut.distribution.x[-1] + cut.centres > low)).any())
+    return told or bool(
+        (
+            (cut.distribution.x[0] + cut.centres < high)
+            & (cut.distribution.x[-1] + cut.centres > low)
+        ).any()
+    )
 
 
-def partition(design: Partitioning, where: str, *, lattice: bool, reference: ScipyDistribution | None = None) -> Partition:
+def partition(
+    design: Partitioning, where: str, *, lattice: bool, reference: ScipyDistribution | None = None
+) -> Partition:
     """Return the partition of a design that cuts the line once.
 
     Parameters
     ----------
-    design
-        As the user wrote it.
-    where
-        Its column, for messages.
-    lattice
-        Whether values are whole numbers.
     reference
         What stands in for a reference that the design leaves out.
-
-    Raises
-    ------
-    SpecError
-        As `range_randomiser`.
     """
     reference = design.reference or reference
     n = design.n_cuts
@@ -176,16 +181,32 @@ def partition(design: Partitioning, where: str, *, lattice: bool, reference: Sci
     if design.at_least is not None:
         public = _public(reference, where, lattice, continuous=True)
         if lattice:
-            raise SpecError("whole numbers cannot be cut into ranges of a given least coverage", where, "give anchors")
+            raise SpecError(
+                "whole numbers cannot be cut into ranges of a given least coverage",
+                where,
+                "give anchors",
+            )
         spacing = min(design.at_least + 2.0 * TABLE_ERROR, 1.0 / design.n_ranges)
         return Partition(
-            distribution=table(public.distribution, public.where), centres=np.zeros(n), acceptable=acceptable, spacing=spacing, ring=ring
+            distribution=table(public.distribution, public.where),
+            centres=np.zeros(n),
+            acceptable=acceptable,
+            spacing=spacing,
+            ring=ring,
         )
     anchors = design.anchors
     if not isinstance(anchors, CoverageAnchors):
         assert anchors is not None
-        return Partition(distribution=_cuts(anchors, reference, where), centres=np.zeros(n), acceptable=acceptable, ring=ring, lattice=lattice)
-    if not (len(acceptable.low) or acceptable.ranges.any() or 1.0 / design.n_ranges < anchors.coverage):
+        return Partition(
+            distribution=_cuts(anchors, reference, where),
+            centres=np.zeros(n),
+            acceptable=acceptable,
+            ring=ring,
+            lattice=lattice,
+        )
+    if not (
+        len(acceptable.low) or acceptable.ranges.any() or 1.0 / design.n_ranges < anchors.coverage
+    ):
         raise _unattainable(anchors.coverage, 1.0 / design.n_ranges, 1.0, where)
     public = _public(anchors.reference or reference, where, lattice)
     return _of_coverage(anchors, public, acceptable, n, where, ring=ring)
@@ -196,17 +217,27 @@ def _acceptable(design: Partitioning) -> Acceptable:
     ranges = np.zeros(design.n_cuts + 1, dtype=np.bool_)
     if isinstance(design, Canonical):
         ranges[[k - 1 for k in design.exact_ranges]] = True
-    return Acceptable(np.array([low for low, _ in intervals], dtype=np.float64), np.array([high for _, high in intervals], dtype=np.float64), ranges)
+    return Acceptable(
+        np.array([low for low, _ in intervals], dtype=np.float64),
+        np.array([high for _, high in intervals], dtype=np.float64),
+        ranges,
+    )
 
 
-def _public(reference: ScipyDistribution | None, where: str, lattice: bool, *, continuous: bool = False) -> PublicReference:
+def _public(
+    reference: ScipyDistribution | None, where: str, lattice: bool, *, continuous: bool = False
+) -> PublicReference:
     if reference is None:
         raise SpecError("this design needs a public reference", where, "add `reference: {name: …}`")
     place = f"reference of {where}"
-    return PublicReference(distribution=reference.freeze(place, discrete=not continuous), lattice=lattice, where=place)
+    return PublicReference(
+        distribution=reference.freeze(place, discrete=not continuous), lattice=lattice, where=place
+    )
 
 
-def _cuts(anchors: ScipyDistribution | OptimalAnchors, reference: ScipyDistribution | None, where: str) -> Quantiles:
+def _cuts(
+    anchors: ScipyDistribution | OptimalAnchors, reference: ScipyDistribution | None, where: str
+) -> Quantiles:
     if isinstance(anchors, ScipyDistribution):
         place = f"anchors of {where}"
         return table(anchors.freeze(place), place)
@@ -217,29 +248,16 @@ def _cuts(anchors: ScipyDistribution | OptimalAnchors, reference: ScipyDistribut
 def optimal(distribution: Any, functional: str, where: str) -> Quantiles:
     """Return the distribution of the anchor from which E φ(Y) is learnt best when Y follows `distribution`.
 
-    Parameters
-    ----------
-    distribution
-        A continuous scipy distribution with its parameters.
-    functional
-        A name of `OptimalAnchors`.
-    where
-        Whose distribution it is, for messages.
-
     Returns
     -------
     Quantiles
         Between the 2**-54 quantiles of `distribution`; by Simpson's rule between its knots.
 
-    Raises
-    ------
-    SpecError
-        If the density cannot be integrated, or a logarithm is asked of values that may be negative.
-
     Notes
     -----
-    The density is proportional to (F(1 - F))^½ |φ'|. It is taken for integrable if the masses of the outer octaves of
-    probability fall off so fast that what lies beyond them is below one part in twenty.
+    The density is proportional to (F(1 - F))^½ |φ'|. It is taken for integrable if the masses of
+    the outer octaves of probability fall off so fast that what lies beyond them is below one part
+    in twenty.
 
     References
     ----------
@@ -247,7 +265,11 @@ def optimal(distribution: Any, functional: str, where: str) -> Quantiles:
     """
     x = table(distribution, where, short=False).x
     if functional == "log" and not x[0] > 0:
-        raise SpecError("the logarithm needs a reference on positive numbers", where, "choose another functional or reference")
+        raise SpecError(
+            "the logarithm needs a reference on positive numbers",
+            where,
+            "choose another functional or reference",
+        )
 
     def density(u: Floats) -> Floats:
         spread: Floats = np.sqrt(np.asarray(distribution.cdf(u)) * np.asarray(distribution.sf(u)))
@@ -255,12 +277,22 @@ def optimal(distribution: Any, functional: str, where: str) -> Quantiles:
 
     fine = np.interp(np.arange((len(x) - 1) * _FINER + 1) / _FINER, np.arange(len(x)), x)
     with np.errstate(over="ignore", invalid="ignore"):
-        masses = np.diff(fine) / 6.0 * (density(fine[:-1]) + 4.0 * density(fine[:-1] + np.diff(fine) / 2.0) + density(fine[1:]))
+        masses = (
+            np.diff(fine)
+            / 6.0
+            * (
+                density(fine[:-1])
+                + 4.0 * density(fine[:-1] + np.diff(fine) / 2.0)
+                + density(fine[1:])
+            )
+        )
         total, cells = float(masses.sum()), masses.reshape(-1, _FINER).sum(axis=1)
     beyond = _remainder(cells[0], cells[1]) + _remainder(cells[-1], cells[-2])
     if not (math.isfinite(total) and total > 0 and beyond <= _REMAINDER * total):
         raise SpecError(
-            f"the optimal anchors for {functional} have no density: the reference's tails are too wide", where, "choose a lighter reference"
+            f"the optimal anchors for {functional} have no density: the reference's tails are too wide",
+            where,
+            "choose a lighter reference",
         )
     cumulative = np.concatenate([[0.0], np.cumsum(masses)]) / total
     return Quantiles(np.maximum.accumulate(np.interp(LEVELS, cumulative, fine)), LEVELS)
@@ -274,11 +306,20 @@ def _remainder(last: float, before: float) -> float:
     return last * ratio / (1.0 - ratio) if ratio < 1.0 else math.inf
 
 
-def _of_coverage(anchors: CoverageAnchors, public: PublicReference, acceptable: Acceptable, n: int, where: str, *, ring: bool) -> Partition:
+def _of_coverage(
+    anchors: CoverageAnchors,
+    public: PublicReference,
+    acceptable: Acceptable,
+    n: int,
+    where: str,
+    *,
+    ring: bool,
+) -> Partition:
     """Return the partition whose expected coverage is the target: anchors about the reference's quantiles, spread by bisection.
 
-    As the spread goes to 0 the coverage goes to 1 / n_ranges; as it grows, the anchors leave the values and it goes to 1.
-    It is continuous in between (for a continuous reference), so every target is met: Theorem 1.
+    As the spread goes to 0 the coverage goes to 1 / n_ranges; as it grows, the anchors leave the
+    values and it goes to 1. It is continuous in between (for a continuous reference), so every
+    target is met: Theorem 1.
     """
     family = table(anchors.family.freeze(f"anchors of {where}"), f"anchors of {where}")
     middle = np.interp(0.5, family.p, family.x)
@@ -286,11 +327,19 @@ def _of_coverage(anchors: CoverageAnchors, public: PublicReference, acceptable: 
     shares = np.array([0.25, 0.75]) if ring else np.arange(1, n + 1) / (n + 1)
     spread = public.quantile(np.array([0.25, 0.75]))
     unit = (float(spread[1] - spread[0]) or 1.0) / float(quartiles[1] - quartiles[0])
-    centres = public.quantile(shares) + (0.5 if public.is_discrete else 0.0)  # between two values, not on one
+    centres = public.quantile(shares) + (
+        0.5 if public.is_discrete else 0.0
+    )  # between two values, not on one
 
     def scaled(logarithm: float) -> Partition:
         distribution = Quantiles((family.x - middle) * (unit * math.exp(logarithm)), family.p)
-        return Partition(distribution=distribution, centres=centres, acceptable=acceptable, ring=ring, lattice=public.lattice)
+        return Partition(
+            distribution=distribution,
+            centres=centres,
+            acceptable=acceptable,
+            ring=ring,
+            lattice=public.lattice,
+        )
 
     low, high = math.log(_SCALES[0]), math.log(_SCALES[1])
     least, most = step_coverage(scaled(low), public), step_coverage(scaled(high), public)
@@ -315,7 +364,9 @@ def _of_coverage(anchors: CoverageAnchors, public: PublicReference, acceptable: 
 
 def _unattainable(target: float, least: float, most: float, where: str) -> SpecError:
     return SpecError(
-        f"anchors of this design reach coverages between {least:.4g} and {most:.4g}, not {target:g}", where, "choose a coverage in between"
+        f"anchors of this design reach coverages between {least:.4g} and {most:.4g}, not {target:g}",
+        where,
+        "choose a coverage in between",
     )
 
 
@@ -327,7 +378,14 @@ def _narrowing(design: Progressive, where: str, lattice: bool) -> Narrowing:
     else:
         tau = Quantiles(np.full(2, float(design.tau)), np.array([0.0, 1.0]))
     distribution = _cuts(design.anchors, design.reference, where)
-    return Narrowing(distribution=distribution, tau=tau, cdf=public.steps(), rounds=design.rounds, either=design.stop == "either", lattice=lattice)
+    return Narrowing(
+        distribution=distribution,
+        tau=tau,
+        cdf=public.steps(),
+        rounds=design.rounds,
+        either=design.stop == "either",
+        lattice=lattice,
+    )
 
 
 def _selection(design: Selective, where: str, lattice: bool) -> Selection:
@@ -337,8 +395,21 @@ def _selection(design: Selective, where: str, lattice: bool) -> Selection:
     lower, upper, _ = quasi_run(step, public)
     reach = float(selection.is_wide(lower, upper).mean()) - _RUN_ERROR
     if reach <= 0:
-        raise SpecError(f"no range of this design has a coverage of {design.tau:g}", where, "choose a lower tau, or wider ranges")
+        raise SpecError(
+            f"no range of this design has a coverage of {design.tau:g}",
+            where,
+            "choose a lower tau, or wider ranges",
+        )
     if design.rho is not None and design.rho > reach:
         what = f"rho {design.rho:g} is not ignorable: a row without a range would show that its range was narrow"
-        raise SpecError(what, where, f"choose at most {math.floor(reach * 1000) / 1000:g}, the probability of a coverage of {design.tau:g}")
-    return Selection(step=step, cdf=selection.cdf, tau=design.tau, rho=reach if design.rho is None else float(design.rho))
+        raise SpecError(
+            what,
+            where,
+            f"choose at most {math.floor(reach * 1000) / 1000:g}, the probability of a coverage of {design.tau:g}",
+        )
+    return Selection(
+        step=step,
+        cdf=selection.cdf,
+        tau=design.tau,
+        rho=reach if design.rho is None else float(design.rho),
+    )

@@ -25,17 +25,11 @@ _CHUNK = 2**13  # rows at a time: their words and anchors stay in the cache
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ranges:
-    """What is released of a column.
+    """What is released of a column."""
 
-    Attributes
-    ----------
-    lower, upper
-        float64 arrays of shape (n,). lower < upper: the range (lower, upper], open-ended at -inf and inf. lower == upper:
-        the exact value. lower > upper: a ring's outer range, (-inf, upper] and (lower, inf) together. NaN where null.
-    is_null
-        bool array of shape (n,).
-    """
-
+    # Float64 arrays of shape (n,). lower < upper: the range (lower, upper], open-ended at -inf and
+    # inf. lower == upper: the exact value. lower > upper: a ring's outer range, (-inf, upper] and
+    # (lower, inf) together. NaN where null.
     lower: Floats
     upper: Floats
     is_null: Bools
@@ -50,15 +44,7 @@ class Step(Protocol):
         ...
 
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
-        """Return the lower and upper ends (float64, shape (n,)) for values (float64, (n,)) and words (uint64, (n, words_per_row)).
-
-        Parameters
-        ----------
-        values
-            float64 of shape (n,).
-        words
-            Random words, uint64 of shape (n, words_per_row).
-        """
+        """Return the lower and upper ends (float64, shape (n,)) for values (float64, (n,)) and words (uint64, (n, words_per_row))."""
         ...
 
 
@@ -76,15 +62,7 @@ class Perturbation(Protocol):
         ...
 
     def perturb(self, values: Floats, words: Words) -> Floats:
-        """Return the perturbed values.
-
-        Parameters
-        ----------
-        values
-            float64 of shape (n,).
-        words
-            Random words, uint64 of shape (n, words_per_row).
-        """
+        """Return the perturbed values."""
         ...
 
 
@@ -92,31 +70,18 @@ class Perturbation(Protocol):
 class Partition:
     """Random anchors cut the line into ranges, and the range of the value is released.
 
-    Attributes
-    ----------
-    distribution
-        The distribution of an anchor less its centre, as the table that is drawn from.
-    centres
-        float64 array of shape (n_anchors,).
-    acceptable
-        Where the exact value is released.
-    spacing
-        0, or how far apart the anchors are at least, in probability of the distribution.
-    ring
-        Whether the two outer ranges are one.
-    lattice
-        Whether values are whole numbers.
-
     References
     ----------
     Ding and Ding, Interval privacy, Definitions 2 and 4, Theorem 3, Example 3.
     """
 
+    # The distribution of an anchor less its centre, as the table that is drawn from.
     distribution: Quantiles
     centres: Floats
     acceptable: Acceptable
+    # 0, or how far apart the anchors are at least, in probability of the distribution.
     spacing: float = 0.0
-    ring: bool = False
+    ring: bool = False  # whether the two outer ranges are one
     lattice: bool = False
 
     @property
@@ -127,28 +92,20 @@ class Partition:
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
         """Return the range between the row's anchors in which each value lies; see `Step.ranges`."""
         return kernel.partition(
-            values, words, self.distribution, self.centres, self.acceptable, spacing=self.spacing, ring=self.ring, lattice=self.lattice
+            values,
+            words,
+            self.distribution,
+            self.centres,
+            self.acceptable,
+            spacing=self.spacing,
+            ring=self.ring,
+            lattice=self.lattice,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Narrowing:
     """Rounds of halving by random anchors, until the coverage would fall below a row's tau.
-
-    Attributes
-    ----------
-    distribution
-        The distribution of the anchors.
-    tau
-        The distribution of a row's tau.
-    cdf
-        The public reference, with its doubt.
-    rounds
-        At most how many.
-    either
-        Whether either of the next ranges stops a row, or only its own.
-    lattice
-        Whether values are whole numbers.
 
     References
     ----------
@@ -159,7 +116,7 @@ class Narrowing:
     tau: Quantiles
     cdf: Steps
     rounds: int
-    either: bool
+    either: bool  # whether either of the next ranges stops a row, or only its own
     lattice: bool = False
 
     @property
@@ -169,21 +126,20 @@ class Narrowing:
 
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
         """Return the range to which each value is narrowed down; see `Step.ranges`."""
-        return kernel.narrow(values, words, self.distribution, self.tau, self.cdf, either=self.either, lattice=self.lattice)
+        return kernel.narrow(
+            values,
+            words,
+            self.distribution,
+            self.tau,
+            self.cdf,
+            either=self.either,
+            lattice=self.lattice,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Selection:
     """Another step's range, released only if it is wide enough and a coin says so; (-inf, inf) otherwise.
-
-    Attributes
-    ----------
-    step
-        The other.
-    cdf
-        The public reference, with its doubt: a range that may be too narrow is not released.
-    tau, rho
-        The least coverage, and the coin's probability.
 
     References
     ----------
@@ -191,8 +147,9 @@ class Selection:
     """
 
     step: Partition
+    # The public reference, with its doubt: a range that may be too narrow is not released.
     cdf: Steps
-    tau: float
+    tau: float  # the least coverage, and the coin's probability
     rho: float
 
     @property
@@ -201,14 +158,10 @@ class Selection:
         return self.step.words_per_row + 1
 
     def is_wide(self, lower: Floats, upper: Floats) -> Bools:
-        """Return where a range certainly has a coverage of at least tau.
-
-        Parameters
-        ----------
-        lower, upper
-            The ends of the ranges, float64 of shape (n,).
-        """
-        wide: Bools = kernel.at_least(lower, upper, self.cdf) - self._accept(lower, upper) >= self.tau
+        """Return where a range certainly has a coverage of at least tau."""
+        wide: Bools = (
+            kernel.at_least(lower, upper, self.cdf) - self._accept(lower, upper) >= self.tau
+        )
         return wide
 
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
@@ -221,10 +174,14 @@ class Selection:
     def _accept(self, lower: Floats, upper: Floats) -> Floats:
         """Return an upper bound on the probability of the acceptable intervals inside each range: its reader takes them out."""
         total = np.zeros(len(lower))
-        for low, high in zip(self.step.acceptable.low.tolist(), self.step.acceptable.high.tolist(), strict=True):
+        for low, high in zip(
+            self.step.acceptable.low.tolist(), self.step.acceptable.high.tolist(), strict=True
+        ):
             first, last = np.maximum(lower, low), np.minimum(upper, high)
             top = self.cdf.high[np.searchsorted(self.cdf.x, last)]
-            bottom = np.where(np.isneginf(first), 0.0, self.cdf.low[np.searchsorted(self.cdf.x, first)])
+            bottom = np.where(
+                np.isneginf(first), 0.0, self.cdf.low[np.searchsorted(self.cdf.x, first)]
+            )
             total += np.where(first < last, top - bottom, 0.0)
         return total
 
@@ -232,11 +189,6 @@ class Selection:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Union:
     """Several independent partitions of one column, released together.
-
-    Attributes
-    ----------
-    steps
-        None of them a ring.
 
     References
     ----------
@@ -253,7 +205,10 @@ class Union:
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
         """Return the intersection of the steps' ranges; exact where one of them is. See `Step.ranges`."""
         ends = np.cumsum([step.words_per_row for step in self.steps])
-        parts = [step.ranges(values, np.ascontiguousarray(part)) for step, part in zip(self.steps, np.split(words, ends[:-1], axis=1), strict=True)]
+        parts = [
+            step.ranges(values, np.ascontiguousarray(part))
+            for step, part in zip(self.steps, np.split(words, ends[:-1], axis=1), strict=True)
+        ]
         found = parts[0]
         for part in parts[1:]:
             found = kernel.intersect(found, part)
@@ -264,25 +219,20 @@ class Union:
 class Perturbed:
     """A local randomiser, then the range of its output: the range need not contain the value.
 
-    Attributes
-    ----------
-    perturbation
-        The randomiser.
-    step
-        The range.
-
     Privacy
     -------
-    The range is post-processing of the randomiser's output, so p(z | y₁) <= exp(α) p(z | y₂) for all y₁, y₂, with α the
-    randomiser's ε: by Bayes' rule (32) holds on the whole line, and the mechanism is (1, α)-interval-differential; the
-    coverage of the released range only describes what is known of the perturbed value. Unit: a value. Adjacency:
-    replace-one. Anchors look at no value, and a range, or an exact value of the acceptable set, is a function of them and of
-    the perturbed value, so neither costs more. Event: one local release of every row, of the sum of its columns' α.
+    The range is post-processing of the randomiser's output, so p(z | y₁) <= exp(α) p(z | y₂) for
+    all y₁, y₂, with α the randomiser's ε: by Bayes' rule (32) holds on the whole line, and the
+    mechanism is (1, α)-interval-differential; the coverage of the released range only describes
+    what is known of the perturbed value. Unit: a value. Adjacency: replace-one. Anchors look at no
+    value, and a range, or an exact value of the acceptable set, is a function of them and of the
+    perturbed value, so neither costs more. Event: one local release of every row, of the sum of its
+    columns' α.
 
     References
     ----------
-    Ding and Ding, Interval privacy, Definition 7. The text below it exchanges two cases: τ = 1 is local differential
-    privacy, α = 0 is interval privacy.
+    Ding and Ding, Interval privacy, Definition 7. The text below it exchanges two cases: τ = 1 is
+    local differential privacy, α = 0 is interval privacy.
     """
 
     perturbation: Perturbation
@@ -304,21 +254,13 @@ class Perturbed:
 class RangeRandomiser:
     """What turns the values of a column into random ranges.
 
-    Attributes
-    ----------
-    column
-        The column's name.
-    step
-        How its values become ranges.
-    nulls
-        Whether it may hold nulls; which values are missing is then public.
-
     Privacy
     -------
-    Unit: a value. Interval privacy (Definition 1): given the released range, a value is distributed as it was before,
-    restricted to the range. There is no ε, and neither notion implies the other (Proposition 3). A value that is released
-    again is narrowed further: the leakages add up (Theorem 4). For a `Perturbed` step this holds for the perturbed value;
-    the value itself has the randomiser's ε, which adds up over releases.
+    Unit: a value. Interval privacy (Definition 1): given the released range, a value is distributed
+    as it was before, restricted to the range. There is no ε, and neither notion implies the other
+    (Proposition 3). A value that is released again is narrowed further: the leakages add up
+    (Theorem 4). For a `Perturbed` step this holds for the perturbed value; the value itself has the
+    randomiser's ε, which adds up over releases.
 
     References
     ----------
@@ -327,7 +269,7 @@ class RangeRandomiser:
 
     column: str
     step: Step
-    nulls: bool = False
+    nulls: bool = False  # whether it may hold nulls; which values are missing is then public
 
     def randomise(self, values: Floats, is_null: Bools, rng: Rng) -> Ranges:
         """Return a range for each value; consumes `step.words_per_row` words a row, nulls included.
@@ -336,25 +278,21 @@ class RangeRandomiser:
         ----------
         values
             float64 array of shape (n,), finite; not looked at where null.
-        is_null
-            bool array of shape (n,).
-        rng
-            From `streams`; advanced by the rows.
 
         Returns
         -------
         Ranges
-            The ranges of n rows. They depend on the arguments alone, not on how the rows are divided into calls.
-
-        Raises
-        ------
-        DataError
-            On NaN, an infinity, or a null where the design does not declare nulls public.
+            The ranges of n rows. They depend on the arguments alone, not on how the rows are
+            divided into calls.
         """
         where = f"column {self.column!r}"
         has_nulls = bool(is_null.any())
         if has_nulls and not self.nulls:
-            raise DataError("holds a null", where, "declare `nulls: public` in the design if it is public which values are missing, or fill it")
+            raise DataError(
+                "holds a null",
+                where,
+                "declare `nulls: public` in the design if it is public which values are missing, or fill it",
+            )
         known = np.where(is_null, 0.0, values) if has_nulls else values
         if not np.isfinite(known).all():
             raise DataError("holds NaN or an infinity", where, "store a missing value as null")
@@ -378,19 +316,11 @@ _N_PAIRS = 2**18
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PublicReference:
-    """A public distribution of the values, in whole numbers where the column's are.
-
-    Attributes
-    ----------
-    distribution
-        A frozen distribution of scipy.stats.
-    lattice
-        Whether values are whole numbers; a continuous distribution then stands for its rounded values.
-    where
-        Whose reference it is, for messages.
-    """
+    """A public distribution of the values, in whole numbers where the column's are."""
 
     distribution: Any
+    # Whether values are whole numbers; a continuous distribution then stands for its rounded
+    # values.
     lattice: bool
     where: str
 
@@ -410,22 +340,25 @@ class PublicReference:
         return np.ceil(found - 0.5) if self.lattice and not self.is_discrete else found
 
     def steps(self) -> Steps:
-        """Return bounds on the cdf: exact for a discrete distribution, within `TABLE_ERROR` for a continuous one.
-
-        Raises
-        ------
-        SpecError
-            If a discrete distribution has too many values to be tabulated, or a continuous one is too wide.
-        """
+        """Return bounds on the cdf: exact for a discrete distribution, within `TABLE_ERROR` for a continuous one."""
         if not self.is_discrete:
             x = table(self.distribution, self.where, short=False).x - (0.5 if self.lattice else 0.0)
             return Steps(x, np.concatenate([[0.0], LEVELS]), np.concatenate([LEVELS, [1.0]]))
-        first, last = float(self.distribution.ppf(LEVELS[0])), float(self.distribution.isf(1.0 - LEVELS[-1]))
+        first, last = (
+            float(self.distribution.ppf(LEVELS[0])),
+            float(self.distribution.isf(1.0 - LEVELS[-1])),
+        )
         if not last - first < _MAX_POINTS:
-            raise SpecError("a discrete reference has too many values", self.where, "use a continuous one")
+            raise SpecError(
+                "a discrete reference has too many values", self.where, "use a continuous one"
+            )
         points = np.arange(first, last + 1.0)
-        cumulative = np.concatenate([[0.0], np.asarray(self.distribution.cdf(points), dtype=np.float64)])
-        return Steps(np.nextafter(points, -np.inf), cumulative, cumulative)  # F jumps at a point: the point itself lies above
+        cumulative = np.concatenate(
+            [[0.0], np.asarray(self.distribution.cdf(points), dtype=np.float64)]
+        )
+        return Steps(
+            np.nextafter(points, -np.inf), cumulative, cumulative
+        )  # F jumps at a point: the point itself lies above
 
 
 def table(distribution: Any, where: str, *, short: bool = True) -> Quantiles:
@@ -433,17 +366,8 @@ def table(distribution: Any, where: str, *, short: bool = True) -> Quantiles:
 
     Parameters
     ----------
-    distribution
-        With its parameters.
-    where
-        Whose distribution it is, for the message.
     short
         Whether a uniform distribution may be two knots, which is quick and exact.
-
-    Raises
-    ------
-    SpecError
-        If its quantiles are not finite, or beyond ±2**1000, where differences overflow.
     """
     if short and distribution.dist.name == "uniform":
         x = np.array(distribution.support(), dtype=np.float64)
@@ -451,51 +375,50 @@ def table(distribution: Any, where: str, *, short: bool = True) -> Quantiles:
     else:
         low = LEVELS < 0.5
         with np.errstate(over="ignore", divide="ignore"):  # what is not finite is refused below
-            x = np.concatenate([distribution.ppf(LEVELS[low]), distribution.isf(1.0 - LEVELS[~low])])
+            x = np.concatenate(
+                [distribution.ppf(LEVELS[low]), distribution.isf(1.0 - LEVELS[~low])]
+            )
         levels = LEVELS
     if not (np.abs(x) <= _LARGEST).all():
-        raise SpecError("the distribution's tails are too wide to be tabulated", where, "choose another distribution, or a smaller scale")
+        raise SpecError(
+            "the distribution's tails are too wide to be tabulated",
+            where,
+            "choose another distribution, or a smaller scale",
+        )
     return Quantiles(np.maximum.accumulate(x), levels)
 
 
 def coverages(
-    ranges: Ranges, reference: ScipyDistribution, *, acceptable: Sequence[Interval] = (), lattice: bool = False, where: str = "reference"
+    ranges: Ranges,
+    reference: ScipyDistribution,
+    *,
+    acceptable: Sequence[Interval] = (),
+    lattice: bool = False,
+    where: str = "reference",
 ) -> Floats:
     """Return the individual coverage L(S) of each released range: its probability under a public reference.
 
     Parameters
     ----------
-    ranges
-        The released ranges.
-    reference
-        The distribution of the values.
     acceptable
-        The intervals of the design's acceptable set, which may overlap: what is told as a range is known to lie outside them.
-    lattice
-        Whether values are whole numbers.
-    where
-        Whose reference it is, for messages.
-
-    Returns
-    -------
-    float64 array of shape (n,), in [0, 1]: 0 for an exact value, NaN for a null.
-
-    Raises
-    ------
-    SpecError
-        If the reference is no distribution of scipy.stats.
+        The intervals of the design's acceptable set, which may overlap: what is told as a range is
+        known to lie outside them.
 
     References
     ----------
     Ding and Ding, Interval privacy, Implication 3 of Definition 1.
     """
-    public = PublicReference(distribution=reference.freeze(where, discrete=True), lattice=lattice, where=where)
+    public = PublicReference(
+        distribution=reference.freeze(where, discrete=True), lattice=lattice, where=where
+    )
     measured = _measure(ranges.lower, ranges.upper, public, acceptable)
     measured[ranges.is_null] = np.nan
     return measured
 
 
-def compute_released_coverages(mechanism: RangeRandomiser, ranges: Ranges, reference: ScipyDistribution) -> Floats:
+def compute_released_coverages(
+    mechanism: RangeRandomiser, ranges: Ranges, reference: ScipyDistribution
+) -> Floats:
     """Return the individual coverage of each range that a mechanism released, as `coverages` does: a function of ranges and designs alone.
 
     Parameters
@@ -504,16 +427,15 @@ def compute_released_coverages(mechanism: RangeRandomiser, ranges: Ranges, refer
         Its acceptable set, and whether its values are whole numbers, are public.
     ranges
         The released ranges. The coverage of a perturbed column is that of the perturbed value.
-    reference
-        The distribution of the values.
-
-    Raises
-    ------
-    SpecError
-        If the reference is no distribution of scipy.stats.
     """
     step = mechanism.step
-    return coverages(ranges, reference, acceptable=_list_accepted(step), lattice=_is_lattice(step), where=_where(mechanism))
+    return coverages(
+        ranges,
+        reference,
+        acceptable=_list_accepted(step),
+        lattice=_is_lattice(step),
+        where=_where(mechanism),
+    )
 
 
 def coverage(mechanism: RangeRandomiser, reference: ScipyDistribution) -> float:
@@ -521,34 +443,28 @@ def coverage(mechanism: RangeRandomiser, reference: ScipyDistribution) -> float:
 
     Parameters
     ----------
-    mechanism
-        The mechanism.
     reference
         The distribution of the values; a discrete one is best for whole numbers.
 
-    Returns
-    -------
-    In [0, 1], within about 0.002. Of a perturbed column, what its ranges leave open of the perturbed values, if these follow
-    the reference: they do if the private ones do and the perturbation keeps it.
-
-    Raises
-    ------
-    SpecError
-        If the reference is no distribution of scipy.stats.
-
     Notes
     -----
-    Σᵢ F(Rᵢ)² is the probability that two independent values share a range, so τ(M) = E q(Y, Y'), where q(y, y') is the
-    probability that no anchor falls in [y, y') and none of the two is told exactly: a product of the anchors' own
-    probabilities, and for an ensemble the product over its members. What cannot be written so (spaced anchors,
-    progressive, selective) is run on 2**16 points of a low-discrepancy sequence instead of values and words.
+    Σᵢ F(Rᵢ)² is the probability that two independent values share a range, so τ(M) = E q(Y, Y'),
+    where q(y, y') is the probability that no anchor falls in [y, y') and none of the two is told
+    exactly: a product of the anchors' own probabilities, and for an ensemble the product over its
+    members. What cannot be written so (spaced anchors, progressive, selective) is run on 2**16
+    points of a low-discrepancy sequence instead of values and words.
 
     References
     ----------
-    Ding and Ding, Interval privacy, Definition 1. Roberts, The unreasonable effectiveness of quasirandom sequences (2018).
+    Ding and Ding, Interval privacy, Definition 1. Roberts, The unreasonable effectiveness of
+    quasirandom sequences (2018).
     """
     where = _where(mechanism)
-    public = PublicReference(distribution=reference.freeze(where, discrete=True), lattice=_is_lattice(mechanism.step), where=where)
+    public = PublicReference(
+        distribution=reference.freeze(where, discrete=True),
+        lattice=_is_lattice(mechanism.step),
+        where=where,
+    )
     return step_coverage(mechanism.step, public)
 
 
@@ -561,18 +477,16 @@ def _is_lattice(step: Step) -> bool:
 
 
 def step_coverage(step: Step, public: PublicReference) -> float:
-    """Return the expected coverage of a step under a public reference; of a perturbed one, that of its range.
-
-    Parameters
-    ----------
-    step
-        How values become ranges.
-    public
-        The distribution of the values.
-    """
+    """Return the expected coverage of a step under a public reference; of a perturbed one, that of its range."""
     if isinstance(step, Perturbed):
         return step_coverage(step.step, public)
-    parts = [step] if isinstance(step, Partition) else list(step.steps) if isinstance(step, Union) else []
+    parts = (
+        [step]
+        if isinstance(step, Partition)
+        else list(step.steps)
+        if isinstance(step, Union)
+        else []
+    )
     if not parts or any(part.spacing > 0 for part in parts):
         lower, upper, _ = quasi_run(step, public)
         return float(_measure(lower, upper, public, _list_accepted(step)).mean())
@@ -586,20 +500,14 @@ def step_coverage(step: Step, public: PublicReference) -> float:
 
 
 def quasi_run(step: Step, public: PublicReference) -> tuple[Floats, Floats, Floats]:
-    """Return the ranges of 2**16 values that fill the reference evenly, with words that fill their cube evenly, and the values.
-
-    Parameters
-    ----------
-    step
-        How values become ranges.
-    public
-        The distribution of the values.
-    """
+    """Return the ranges of 2**16 values that fill the reference evenly, with words that fill their cube evenly, and the values."""
     n_dimensions = 1 + step.words_per_row
     root = 2.0
     for _ in range(64):  # x**(d + 1) = x + 1 has one positive root, at a contracting fixed point
         root = (1.0 + root) ** (1.0 / (n_dimensions + 1))
-    offsets = (np.arange(1, _N_DRAWS + 1)[:, None] * root ** -np.arange(1.0, n_dimensions + 1)) % 1.0
+    offsets = (
+        np.arange(1, _N_DRAWS + 1)[:, None] * root ** -np.arange(1.0, n_dimensions + 1)
+    ) % 1.0
     values = public.quantile(np.clip(offsets[:, 0], 2.0**-40, 1.0 - 2.0**-40))
     drawn = (offsets[:, 1:] * 2.0**53).astype(np.uint64) << np.uint64(11)
     lower, upper = step.ranges(values, np.ascontiguousarray(drawn))
@@ -609,19 +517,28 @@ def quasi_run(step: Step, public: PublicReference) -> tuple[Floats, Floats, Floa
 def _join_steps(step: Partition, points: Floats) -> Floats:
     """Return for each two of increasing points the probability that they share a range and neither is told exactly.
 
-    After the first i anchors, `shared[j]` is the probability that none of them lies between and j lie below both.
+    After the first i anchors, `shared[j]` is the probability that none of them lies between and j
+    lie below both.
     """
     n = len(points)
     shared = [np.ones((n, n))]
     across = np.ones((n, n))  # that all of them lie between
     for centre in step.centres.tolist():
-        below = np.interp(points - centre, step.distribution.x, step.distribution.p, left=0.0, right=1.0)
+        below = np.interp(
+            points - centre, step.distribution.x, step.distribution.p, left=0.0, right=1.0
+        )
         low, high = np.minimum(below, below[:, None]), np.maximum(below, below[:, None])
         nothing = [np.zeros((n, n))]
-        shared = [under * low + same * (1.0 - high) for under, same in zip(nothing + shared, shared + nothing, strict=True)]
+        shared = [
+            under * low + same * (1.0 - high)
+            for under, same in zip(nothing + shared, shared + nothing, strict=True)
+        ]
         across *= high - low
     exact = step.acceptable.ranges
-    total = sum((part for part, told in zip(shared, exact.tolist(), strict=True) if not told), np.zeros((n, n)))
+    total = sum(
+        (part for part, told in zip(shared, exact.tolist(), strict=True) if not told),
+        np.zeros((n, n)),
+    )
     if step.ring:
         total += across
     told = np.zeros(n, dtype=np.bool_)
@@ -632,7 +549,9 @@ def _join_steps(step: Partition, points: Floats) -> Floats:
     return np.asarray(total, dtype=np.float64)
 
 
-def _measure(lower: Floats, upper: Floats, public: PublicReference, accepted: Sequence[Interval]) -> Floats:
+def _measure(
+    lower: Floats, upper: Floats, public: PublicReference, accepted: Sequence[Interval]
+) -> Floats:
     """Return the probability of each range without the accepted intervals; none of an exact value."""
     inside = public.cdf(upper) - public.cdf(lower) + (lower > upper)
     for low, high in _apart(accepted):
@@ -654,7 +573,9 @@ def _intervals(step: Partition) -> list[Interval]:
 
 
 def _list_accepted(step: Step) -> list[Interval]:
-    return [each for part in _cutting(step) if isinstance(part, Partition) for each in _intervals(part)]
+    return [
+        each for part in _cutting(step) if isinstance(part, Partition) for each in _intervals(part)
+    ]
 
 
 def _apart(intervals: Sequence[Interval]) -> list[Interval]:

@@ -18,7 +18,13 @@ from dpdask.documents import check_all, suggest
 from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON as MAX_RANK_EPSILON
 from dpdask.kernels.rank import MIN_EPSILON as MIN_RANK_EPSILON
-from dpdask.mechanisms.card import OWN_NUMBERS, CoveredContent, Section, microseconds_of, tell_numbers
+from dpdask.mechanisms.card import (
+    OWN_NUMBERS,
+    CoveredContent,
+    Section,
+    microseconds_of,
+    tell_numbers,
+)
 from dpdask.mechanisms.interval.design import (
     Canonical,
     CoverageAnchors,
@@ -33,7 +39,15 @@ from dpdask.mechanisms.interval.design import (
     make_local_release,
 )
 from dpdask.mechanisms.interval.ranges import PublicReference, RangeRandomiser, coverage, quasi_run
-from dpdask.mechanisms.interval.release import IntervalRelease, find_ends, is_lattice, make_released_schema, name_released, tabulate, write_design
+from dpdask.mechanisms.interval.release import (
+    IntervalRelease,
+    find_ends,
+    is_lattice,
+    make_released_schema,
+    name_released,
+    tabulate,
+    write_design,
+)
 from dpdask.mechanisms.mechanism import Columns, Mechanism, Spec, Spending
 from dpdask.privacy import Budget, guarantee_text, split_epsilon
 from dpdask.privacy.budget import MAX_EPSILON
@@ -50,9 +64,7 @@ CONVENTION = (
     "lower < upper: the value, or the perturbed value where the column is perturbed, lies in (lower, upper], open-ended at -inf and inf; "
     "lower = upper: it is exactly that; lower > upper: a ring's outer range, it is at most upper or above lower; null: missing"
 )
-COVERAGE = (
-    "; coverage: the probability of the range under its design's public reference, 0 of an exact value: a function of the range and of what is public"
-)
+COVERAGE = "; coverage: the probability of the range under its design's public reference, 0 of an exact value: a function of the range and of what is public"
 TRUE = "What is released is true of every row. "
 
 
@@ -67,7 +79,9 @@ def describe_unprotected(design: Design) -> str:
     """Return what a design does not protect, in words."""
     always = "that the value lies in its released range"
     if isinstance(design, IntervalDifferential):
-        always = "what the range says of the perturbed value; its ε bounds what that says of the value"
+        always = (
+            "what the range says of the perturbed value; its ε bounds what that says of the value"
+        )
     nulls = ["which values are missing"] if design.nulls == "public" else []
     return "; ".join([always, *list_revealed(design), *nulls])
 
@@ -75,13 +89,18 @@ def describe_unprotected(design: Design) -> str:
 def list_revealed(design: Design) -> tuple[str, ...]:
     """Return what a design reveals apart from the released range, each thing once."""
     if isinstance(design, Canonical) and (design.acceptable or design.exact_ranges):
-        return ("the exact values inside the acceptable set, and of all others that they are not in it",)
+        return (
+            "the exact values inside the acceptable set, and of all others that they are not in it",
+        )
     if isinstance(design, Progressive) and design.stop == "own":
         tells = "by stopping where its own next range would be too narrow, that a value is likelier near an end of its range"
         return (f"{tells} (interval privacy does not hold)",)
     if isinstance(design, Selective):
         narrow = "of a row released as the whole line, that its range was too narrow"
-        return (*list_revealed(design.of), f"{narrow}, with a probability of at most one half (under the public reference)")
+        return (
+            *list_revealed(design.of),
+            f"{narrow}, with a probability of at most one half (under the public reference)",
+        )
     if isinstance(design, Ensemble):
         return tuple(dict.fromkeys(text for part in design.of for text in list_revealed(part)))
     if isinstance(design, IntervalDifferential):
@@ -94,7 +113,11 @@ def describe_all_protected(designs: Mapping[str, Design]) -> str:
     by_text: dict[str, list[str]] = {}
     for name, design in designs.items():
         by_text.setdefault(describe_protected(design), []).append(name)
-    return next(iter(by_text)) if len(by_text) == 1 else "; ".join(f"of {', '.join(names)}: {text}" for text, names in by_text.items())
+    return (
+        next(iter(by_text))
+        if len(by_text) == 1
+        else "; ".join(f"of {', '.join(names)}: {text}" for text, names in by_text.items())
+    )
 
 
 def describe_all_unprotected(designs: Mapping[str, Design]) -> str:
@@ -105,26 +128,34 @@ def describe_all_unprotected(designs: Mapping[str, Design]) -> str:
     return "; ".join(f"of {', '.join(names)}: {text}" for text, names in by_text.items())
 
 
-def interval_guarantee(designs: Mapping[str, Design], budget: Budget | None = None, order: RowOrder = "keep") -> str:
+def interval_guarantee(
+    designs: Mapping[str, Design], budget: Budget | None = None, order: RowOrder = "keep"
+) -> str:
     """Return the promise in words, including what is not covered.
 
     Parameters
     ----------
-    designs
-        By column.
     budget
         What is promised of the perturbed columns; None if there are none.
     order
         Whether the rows are shuffled or keep the order of the input.
     """
-    perturbed = {name: design for name, design in designs.items() if name in find_perturbed(designs)}
+    perturbed = {
+        name: design for name, design in designs.items() if name in find_perturbed(designs)
+    }
     pure = {name: design for name, design in designs.items() if name not in perturbed}
     if budget is None:
         return _pure_guarantee(pure, order)
     columns = ", ".join(perturbed)
-    epsilon = guarantee_text(budget, f"the values of {columns} in all rows", describe_all_unprotected(perturbed), order)
+    epsilon = guarantee_text(
+        budget, f"the values of {columns} in all rows", describe_all_unprotected(perturbed), order
+    )
     told = f"For each value of {columns} a random range is released that contains what a perturbation made of it, and need not contain the value. "
-    return f"{told}For {columns}: {epsilon}" + (f" For {', '.join(pure)} that ε says nothing. {_pure_guarantee(pure, order)}" if pure else "")
+    return f"{told}For {columns}: {epsilon}" + (
+        f" For {', '.join(pure)} that ε says nothing. {_pure_guarantee(pure, order)}"
+        if pure
+        else ""
+    )
 
 
 def _pure_guarantee(designs: Mapping[str, Design], order: RowOrder) -> str:
@@ -149,8 +180,6 @@ def interval_section(
 
     Parameters
     ----------
-    release
-        The designs, tabulated.
     schema, codecs
         The declared columns, and the codec of each private one as far as its type is known.
     budget
@@ -180,14 +209,19 @@ def interval_section(
         | {column: {"role": "kept"} for column in schema.kept},
         accounting=_accounting(release, budget),
         order=order_text(order),
-        guarantee={} if budget is None else {"epsilon_private": perturbed, "interval_private_only": pure},
+        guarantee={}
+        if budget is None
+        else {"epsilon_private": perturbed, "interval_private_only": pure},
         seeded=f"INSECURE: {noise} reproducible from a seed, so whoever knows it may rule out more than a range says. ",
     )
 
 
 def _accounting(release: IntervalRelease, budget: Budget | None) -> dict[str, Any]:
     if budget is None:
-        return {"epsilon_exact": None, "composition": "there is no ε; what several releases of the same rows tell adds up at most"}
+        return {
+            "epsilon_exact": None,
+            "composition": "there is no ε; what several releases of the same rows tell adds up at most",
+        }
     return {
         "composition": "ε is a sum over the perturbed columns; what several releases tell of the others adds up at most",
         "epsilon_exact": release.epsilon,
@@ -195,7 +229,9 @@ def _accounting(release: IntervalRelease, budget: Budget | None) -> dict[str, An
     }
 
 
-def _column(name: str, release: IntervalRelease, schema: Schema, codec: Codec | None) -> dict[str, Any]:
+def _column(
+    name: str, release: IntervalRelease, schema: Schema, codec: Codec | None
+) -> dict[str, Any]:
     design, mechanism = release.designs[name], release.columns[name]
     found: dict[str, Any] = {
         "role": "privatised",
@@ -213,7 +249,11 @@ def _column(name: str, release: IntervalRelease, schema: Schema, codec: Codec | 
         found |= {"numbers": OWN_NUMBERS} | tell_numbers(codec)
     perturbation = release.perturbations.get(name)
     if perturbation is not None:
-        found |= {"epsilon": find_perturbed(release.designs)[name].epsilon, "epsilon_exact": perturbation.epsilon, "ranges_of": "perturbed values"}
+        found |= {
+            "epsilon": find_perturbed(release.designs)[name].epsilon,
+            "epsilon_exact": perturbation.epsilon,
+            "ranges_of": "perturbed values",
+        }
     reference = find_reference(design)
     if reference is not None:
         asked = _Asked(write_design(design), release.lattice[name], name, design, reference)
@@ -225,37 +265,25 @@ def _column(name: str, release: IntervalRelease, schema: Schema, codec: Codec | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Width:
-    """How wide a column's ranges are on average.
+    """How wide a column's ranges are on average."""
 
-    Attributes
-    ----------
-    held
-        The share of the values that a range holds, if they are distributed as the design's reference says; None without one.
-    of_bounds
-        The width of the ranges of values that are spread evenly over the declared domain, as a share of it; None without a domain.
-    span
-        This width, in words; None without a domain.
-    """
-
+    # The share of the values that a range holds, if they are distributed as the design's reference
+    # says; None without one.
     held: float | None
+    # The width of the ranges of values that are spread evenly over the declared domain, as a share
+    # of it; None without a domain.
     of_bounds: float | None
-    span: str | None
+    span: str | None  # this width, in words; None without a domain
 
 
 def expect_held(name: str, design: Design, codec: Codec) -> float | None:
-    """Return the share of the values that a range holds on average, if they are distributed as the design's reference says; None without one.
-
-    Parameters
-    ----------
-    name
-        The column.
-    design
-        As the user wrote it.
-    codec
-        Its codec.
-    """
+    """Return the share of the values that a range holds on average, if they are distributed as the design's reference says; None without one."""
     reference = find_reference(design)
-    return None if reference is None else _hold(_Asked(write_design(design), is_lattice(codec), name, design, reference))
+    return (
+        None
+        if reference is None
+        else _hold(_Asked(write_design(design), is_lattice(codec), name, design, reference))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,13 +303,7 @@ def _hold(asked: _Asked) -> float:
 
 
 def expect_width(name: str, design: Design, codec: Codec) -> Width:
-    """Return how wide the ranges of a column will be on average; of a perturbed one, those of the perturbed values.
-
-    Parameters
-    ----------
-    name, design, codec
-        As for `expect_held`.
-    """
+    """Return how wide the ranges of a column will be on average; of a perturbed one, those of the perturbed values."""
     held, ends = expect_held(name, design, codec), find_ends(codec)
     if ends is None or not ends[0] < ends[1]:
         return Width(held=held, of_bounds=None, span=None)
@@ -289,9 +311,17 @@ def expect_width(name: str, design: Design, codec: Codec) -> Width:
     uniform = ScipyDistribution(name="uniform", loc=low, scale=high - low).freeze(where)
     even = PublicReference(distribution=uniform, lattice=is_lattice(codec), where=where)
     lower, upper, _ = quasi_run(_tabulate(name, design, is_lattice(codec)).step, even)
-    widths = np.clip(upper, low, high) - np.clip(lower, low, high) + np.where(lower > upper, high - low, 0.0)
+    widths = (
+        np.clip(upper, low, high)
+        - np.clip(lower, low, high)
+        + np.where(lower > upper, high - low, 0.0)
+    )
     width = float(widths.mean())
-    return Width(held=held, of_bounds=width / (high - low), span=_describe_span(width, tell_numbers(codec).get("numbers")))
+    return Width(
+        held=held,
+        of_bounds=width / (high - low),
+        span=_describe_span(width, tell_numbers(codec).get("numbers")),
+    )
 
 
 def _tabulate(name: str, design: Design, lattice: bool) -> RangeRandomiser:
@@ -303,49 +333,59 @@ def _tabulate(name: str, design: Design, lattice: bool) -> RangeRandomiser:
 
 
 def describe_widths(designs: Mapping[str, Design], codecs: Mapping[str, Codec]) -> tuple[str, ...]:
-    """Return how wide the ranges will be, a sentence for each of the first columns, and one about those without a reference.
-
-    Parameters
-    ----------
-    designs, codecs
-        By column.
-    """
+    """Return how wide the ranges will be, a sentence for each of the first columns, and one about those without a reference."""
     sentences, unknown = [], []
     for name, width in _list_widths(designs, codecs):
         parts = (
-            [] if width.held is None else [f"holds {_percent(width.held)} of the values on average, if they are distributed as the reference says"]
+            []
+            if width.held is None
+            else [
+                f"holds {_percent(width.held)} of the values on average, if they are distributed as the reference says"
+            ]
         )
         if width.of_bounds is not None:
-            parts.append(f"is {width.span} wide on average, {_percent(width.of_bounds)} of the domain, if values are spread evenly over the domain")
+            parts.append(
+                f"is {width.span} wide on average, {_percent(width.of_bounds)} of the domain, if values are spread evenly over the domain"
+            )
         if parts:
             sentences.append(f"{name}: a range {'; it '.join(parts)}")
         if width.held is None:
             unknown.append(name)
     if unknown:
         told = f"{', '.join(unknown)}: without a `reference` nothing says how much of the values a range holds"
-        sentences.append(f"{told}; if most of them lie much closer together than ranges are wide, it holds nearly all, and the release tells little")
-    return (*sentences, *([f"{len(designs) - _SHOWN:,} more columns of ranges"] if len(designs) > _SHOWN else []))
+        sentences.append(
+            f"{told}; if most of them lie much closer together than ranges are wide, it holds nearly all, and the release tells little"
+        )
+    return (
+        *sentences,
+        *([f"{len(designs) - _SHOWN:,} more columns of ranges"] if len(designs) > _SHOWN else []),
+    )
 
 
-def warn_of_wide_ranges(designs: Mapping[str, Design], codecs: Mapping[str, Codec]) -> tuple[str, ...]:
-    """Return a warning of columns whose ranges tell next to nothing under their reference, unless the user chose how much they hold.
-
-    Parameters
-    ----------
-    designs, codecs
-        By column.
-    """
-    open_ = [name for name, design in designs.items() if not isinstance(getattr(design, "anchors", None), CoverageAnchors)]
-    wide = [name for name in open_ if (held := expect_held(name, designs[name], codecs[name])) is not None and 1.0 - held < _LITTLE]
+def warn_of_wide_ranges(
+    designs: Mapping[str, Design], codecs: Mapping[str, Codec]
+) -> tuple[str, ...]:
+    """Return a warning of columns whose ranges tell next to nothing under their reference, unless the user chose how much they hold."""
+    open_ = [
+        name
+        for name, design in designs.items()
+        if not isinstance(getattr(design, "anchors", None), CoverageAnchors)
+    ]
+    wide = [
+        name
+        for name in open_
+        if (held := expect_held(name, designs[name], codecs[name])) is not None
+        and 1.0 - held < _LITTLE
+    ]
     if not wide:
         return ()
-    told = (
-        f"{', '.join(wide)}: a range rules out less than {_percent(_LITTLE)} of the values on average, if they are distributed as the reference says"
-    )
+    told = f"{', '.join(wide)}: a range rules out less than {_percent(_LITTLE)} of the values on average, if they are distributed as the reference says"
     return (f"{told}, so the release tells next to nothing; use anchors where the values are",)
 
 
-def _list_widths(designs: Mapping[str, Design], codecs: Mapping[str, Codec]) -> Iterator[tuple[str, Width]]:
+def _list_widths(
+    designs: Mapping[str, Design], codecs: Mapping[str, Codec]
+) -> Iterator[tuple[str, Width]]:
     for name in list(designs)[:_SHOWN]:
         yield name, expect_width(name, designs[name], codecs[name])
 
@@ -362,19 +402,15 @@ def _percent(share: float) -> str:
 
 
 class IntervalSpec(Spec):
-    """Random ranges that contain the values, or the perturbed values.
-
-    Attributes
-    ----------
-    columns
-        The design of each privatised column.
-    coverage
-        Whether `<column>_coverage` is released beside the ends: the range's probability under the design's public reference.
-    """
+    """Random ranges that contain the values, or the perturbed values."""
 
     kind: Literal["interval"] = "interval"
     columns: Mapping[str, Design]
+    """The design of each privatised column."""
     coverage: bool = False
+    """Whether `<column>_coverage` is released beside the ends: the range's probability under the
+    design's public reference.
+    """
 
     @property
     def spends(self) -> bool:
@@ -383,13 +419,7 @@ class IntervalSpec(Spec):
 
     @property
     def least_budget(self) -> Budget | None:
-        """The smallest budget that pays for the perturbed columns; None if there are none.
-
-        Raises
-        ------
-        SpecError
-            If no budget can pay for them.
-        """
+        """The smallest budget that pays for the perturbed columns; None if there are none."""
         if not self.spends:
             return None
         epsilon = make_local_release(self.columns).epsilon
@@ -410,15 +440,15 @@ class RandomRangesMechanism(Mechanism):
     release_type: ClassVar[type[IntervalRelease]] = IntervalRelease
 
     def check_parameters(self) -> None:
-        """Check the designs and the budget.
-
-        Raises
-        ------
-        SpecError
-            If the designs do not fit the columns, one cannot be had, or the columns spend more than is promised.
-        """
+        """Check the designs and the budget."""
         check_designs(self.schema, self.spec.columns, coverage=self.spec.coverage)
-        check_all(*(partial(_check_outside, name, self.schema.columns[name]) for name in self.designs if name not in find_perturbed(self.designs)))
+        check_all(
+            *(
+                partial(_check_outside, name, self.schema.columns[name])
+                for name in self.designs
+                if name not in find_perturbed(self.designs)
+            )
+        )
         _check_budget(self.spec, self.budget)
         for name, design in self.designs.items():
             _check_tables(name, design, self.schema.columns[name])
@@ -429,16 +459,20 @@ class RandomRangesMechanism(Mechanism):
 
         Notes
         -----
-        What users write is compared as decimals: 0.1 and 0.2 fit 0.3, although as floats they sum to more. The parts of ε are
-        then rounded down.
+        What users write is compared as decimals: 0.1 and 0.2 fit 0.3, although as floats they sum
+        to more. The parts of ε are then rounded down.
         """
         designs = {name: self.spec.columns[name] for name in self.schema.privatised}
         parts = {name: perturb.epsilon for name, perturb in find_perturbed(designs).items()}
-        if self.budget is None or sum(map(Fraction, parts.values())) <= Fraction(self.budget.epsilon):
+        if self.budget is None or sum(map(Fraction, parts.values())) <= Fraction(
+            self.budget.epsilon
+        ):
             return designs
         parts = split_epsilon(self.budget.epsilon, tuple(parts), parts)
         return {
-            name: design.model_copy(update={"perturb": design.perturb.model_copy(update={"epsilon": parts[name]})})
+            name: design.model_copy(
+                update={"perturb": design.perturb.model_copy(update={"epsilon": parts[name]})}
+            )
             if isinstance(design, IntervalDifferential)
             else design
             for name, design in designs.items()
@@ -449,12 +483,17 @@ class RandomRangesMechanism(Mechanism):
         """One local release of every row by its perturbed columns, if there are any; the other columns have no ε."""
         designs = self.designs
         pure = tuple(name for name in designs if name not in find_perturbed(designs))
-        return Composed(events=() if self.budget is None else (make_local_release(designs),), without_epsilon=pure)
+        return Composed(
+            events=() if self.budget is None else (make_local_release(designs),),
+            without_epsilon=pure,
+        )
 
     @property
     def spending(self) -> Spending:
         """What each perturbed column costs; the others have no ε."""
-        return Spending(row={name: perturb.epsilon for name, perturb in find_perturbed(self.designs).items()})
+        return Spending(
+            row={name: perturb.epsilon for name, perturb in find_perturbed(self.designs).items()}
+        )
 
     @property
     def protected(self) -> str:
@@ -475,20 +514,16 @@ class RandomRangesMechanism(Mechanism):
         """What is done, in a few words."""
         designs = self.designs
         perturbed = find_perturbed(designs)
-        return f"{', '.join(designs)} released as random ranges" + (f"; {', '.join(perturbed)} perturbed first" if perturbed else "")
+        return f"{', '.join(designs)} released as random ranges" + (
+            f"; {', '.join(perturbed)} perturbed first" if perturbed else ""
+        )
 
     def find_written(self, released: pa.Schema) -> pa.Schema:
         """Return the columns that are written, given the released columns of the table."""
         return make_released_schema(released, self.schema.privatised, coverage=self.spec.coverage)
 
     def check(self, columns: Columns) -> None:
-        """Check the table's types against the designs: every distribution is tabulated, and every perturbation fitted.
-
-        Raises
-        ------
-        DataError, SpecError
-            If a column's values are no numbers, or its design cannot be had.
-        """
+        """Check the table's types against the designs: every distribution is tabulated, and every perturbation fitted."""
         self._fit(columns)
 
     def statistic(self, columns: Columns) -> ColumnStatistic:
@@ -507,7 +542,11 @@ class RandomRangesMechanism(Mechanism):
         """Return what a run does before the commit, in words; see `Mechanism.stages`."""
         del columns
         perturbed = ", ".join(find_perturbed(self.designs))
-        counted = (f"survey: read {', '.join(self.schema.privatised)}; count the rows",) if uncounted else ()
+        counted = (
+            (f"survey: read {', '.join(self.schema.privatised)}; count the rows",)
+            if uncounted
+            else ()
+        )
         return (
             *counted,
             "fit: the tables that anchors and perturbations are drawn from, on the driver; the designs are written once",
@@ -527,49 +566,58 @@ class RandomRangesMechanism(Mechanism):
         """Return how many rows a run writes: all of them."""
         return n_rows
 
-    def section(self, release: IntervalRelease, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
+    def section(
+        self,
+        release: IntervalRelease,
+        columns: Columns,
+        *,
+        n_rows: int | None,
+        n_released: int | None,
+        order: RowOrder,
+    ) -> Section:
         """Return the mechanism's part of the release card; see `Mechanism.section`."""
         del n_rows, n_released
-        return interval_section(release=release, schema=self.schema, codecs=columns.codecs, budget=self.budget, order=order)
+        return interval_section(
+            release=release,
+            schema=self.schema,
+            codecs=columns.codecs,
+            budget=self.budget,
+            order=order,
+        )
 
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return for each perturbed column its `claimed` ε, its exact ε* and the `reference` it holds for; see `Mechanism.audit`."""
         del card
         claims = self.spending.row
         return {
-            name: {"claimed": claims[name], "epsilon_exact": perturbation.exact_epsilon, "reference": "the declared distribution"}
+            name: {
+                "claimed": claims[name],
+                "epsilon_exact": perturbation.exact_epsilon,
+                "reference": "the declared distribution",
+            }
             for name, perturbation in self._fit(columns).perturbations.items()
         }
 
 
 def check_designs(schema: Schema, designs: Mapping[str, Design], *, coverage: bool = False) -> None:
-    """Check that each private column has a design that it can have, and that no two released columns share a name.
-
-    Parameters
-    ----------
-    schema
-        The declared columns.
-    designs
-        The design of each column.
-    coverage
-        Whether each range's coverage is released too.
-
-    Raises
-    ------
-    SpecError
-        If they do not fit.
-    """
+    """Check that each private column has a design that it can have, and that no two released columns share a name."""
     for name in designs:
         if name not in schema.privatised:
             raise SpecError(
                 "is not a privatised column",
                 f"`columns.{name}`",
-                suggest(name, schema.privatised, "remove it, or give the column the role privatise"),
+                suggest(
+                    name, schema.privatised, "remove it, or give the column the role privatise"
+                ),
             )
     for name in schema.privatised:
         place, column = f"column {name!r}", schema.columns[name]
         if column.kind == "categorical":
-            raise SpecError("a categorical column has no order, so it cannot have ranges", place, "drop it, or randomise it in a job of the kind dip")
+            raise SpecError(
+                "a categorical column has no order, so it cannot have ranges",
+                place,
+                "drop it, or randomise it in a job of the kind dip",
+            )
         if name not in designs:
             raise SpecError("has no design", place, "add it to `columns`")
         if coverage and find_reference(designs[name]) is None:
@@ -577,20 +625,36 @@ def check_designs(schema: Schema, designs: Mapping[str, Design], *, coverage: bo
             raise SpecError(what, place, "add `reference: {name: …}`, or remove `coverage`")
         _check_nulls(column, designs[name], place)
         _check_epsilon(name, designs[name], column)
-    released = [*schema.kept, *(made for name in schema.privatised for made in name_released(name, coverage=coverage))]
+    released = [
+        *schema.kept,
+        *(made for name in schema.privatised for made in name_released(name, coverage=coverage)),
+    ]
     for name in schema.privatised:
-        clash = next((made for made in name_released(name, coverage=coverage) if released.count(made) > 1), None)
+        clash = next(
+            (made for made in name_released(name, coverage=coverage) if released.count(made) > 1),
+            None,
+        )
         if clash is not None:
-            raise SpecError(f"its released column would be {clash!r}, but another column has that name", f"column {name!r}", "rename the other")
+            raise SpecError(
+                f"its released column would be {clash!r}, but another column has that name",
+                f"column {name!r}",
+                "rename the other",
+            )
 
 
 def _check_nulls(column: Column, design: Design, place: str) -> None:
     if column.nulls == "level" and design.nulls != "public":
         what = "a null has no range, so the release would show which values are missing"
-        raise SpecError(what, place, "declare `nulls: public` in its design if it is public, or `nulls: refuse` in the schema")
+        raise SpecError(
+            what,
+            place,
+            "declare `nulls: public` in its design if it is public, or `nulls: refuse` in the schema",
+        )
     if design.nulls == "public" and column.nulls != "level":
         what = "its design has `nulls: public`, and the schema refuses nulls, so the first null would stop the release"
-        raise SpecError(what, place, "declare `nulls: level` in the schema, or leave `nulls` out of the design")
+        raise SpecError(
+            what, place, "declare `nulls: level` in the schema, or leave `nulls` out of the design"
+        )
     if column.outside == "null":
         what = "values outside the domain become null, and nulls are published, so the release would reveal which values these were"
         raise SpecError(what, place, "declare `outside: clip` or `outside: refuse` in the schema")
@@ -606,7 +670,11 @@ def _check_outside(name: str, column: Column) -> None:
 
 def _check_epsilon(name: str, design: Design, column: Column) -> None:
     """Check that the rank noise of a perturbed column can have its ε."""
-    if not isinstance(design, IntervalDifferential) or column.has_levels or design.perturb.channel == "optimal":
+    if (
+        not isinstance(design, IntervalDifferential)
+        or column.has_levels
+        or design.perturb.channel == "optimal"
+    ):
         return
     epsilon = design.perturb.epsilon
     if not MIN_RANK_EPSILON <= epsilon <= MAX_RANK_EPSILON:
@@ -621,20 +689,38 @@ def _check_budget(spec: IntervalSpec, budget: Budget | None) -> None:
     spent = f"{total.normalize():f}"
     if budget is None:
         if parts:
-            raise SpecError(f"the perturbed columns spend {spent} together, but no ε is promised", "`epsilon`", f"set it to at least {spent}")
+            raise SpecError(
+                f"the perturbed columns spend {spent} together, but no ε is promised",
+                "`epsilon`",
+                f"set it to at least {spent}",
+            )
         return
     if not parts:
-        raise SpecError("no column is perturbed, so there is no ε to promise", "`epsilon`", "remove it")
+        raise SpecError(
+            "no column is perturbed, so there is no ε to promise", "`epsilon`", "remove it"
+        )
     if budget.delta:
-        raise SpecError(f"is {budget.delta:g}, but interval-differential privacy spends no δ", "`delta`", "set it to 0, or remove it")
+        raise SpecError(
+            f"is {budget.delta:g}, but interval-differential privacy spends no δ",
+            "`delta`",
+            "set it to 0, or remove it",
+        )
     if budget.adjacency != "replace-one":
         what = "ranges are released one row for each row, so they cannot hide that a row is there"
         raise SpecError(what, "`adjacency`", "set it to replace-one")
     if budget.unit_column is not None:
-        raise SpecError("ranges are released for every row, however many rows a unit has", "`unit`", "set it to row, or remove it")
+        raise SpecError(
+            "ranges are released for every row, however many rows a unit has",
+            "`unit`",
+            "set it to row, or remove it",
+        )
     if total > Decimal(repr(budget.epsilon)):
         what = f"is {budget.epsilon!r}, and the perturbed columns spend {spent} together"
-        raise SpecError(what, "`epsilon`", f"set it to at least {spent}, or lower {_largest_epsilon(spec.columns)}")
+        raise SpecError(
+            what,
+            "`epsilon`",
+            f"set it to at least {spent}, or lower {_largest_epsilon(spec.columns)}",
+        )
 
 
 def _largest_epsilon(designs: Mapping[str, Design]) -> str:
@@ -646,7 +732,8 @@ def _largest_epsilon(designs: Mapping[str, Design]) -> str:
 def _check_tables(name: str, design: Design, column: Column) -> None:
     """Check that a design is possible: its distributions exist and can be tabulated, and its targets can be reached.
 
-    Whether values are whole numbers is known if the schema declares their type; else either will do here, and `check` decides.
+    Whether values are whole numbers is known if the schema declares their type; else either will do
+    here, and `check` decides.
     """
     cut: Design = design
     if isinstance(design, IntervalDifferential):
@@ -654,7 +741,11 @@ def _check_tables(name: str, design: Design, column: Column) -> None:
         if design.perturb.reference.name is not None:
             design.perturb.reference.freeze(name)
     errors = []
-    for lattice in (False, True) if column.type is None else (not pa.types.is_floating(arrow_type(column.type)),):
+    for lattice in (
+        (False, True)
+        if column.type is None
+        else (not pa.types.is_floating(arrow_type(column.type)),)
+    ):
         try:
             tabulate(name, cut, lattice=lattice)
         except SpecError as error:

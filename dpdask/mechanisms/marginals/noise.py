@@ -15,7 +15,15 @@ from dpdask.archive import Archive, Archived, Contents
 from dpdask.errors import InputError, InternalError, SpecError
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.accountant import epsilon, scale_events
-from dpdask.privacy.events import Adjacency, CentralEvent, Composed, DiscreteGaussian, DiscreteLaplace, central_from_dict, to_dict
+from dpdask.privacy.events import (
+    Adjacency,
+    CentralEvent,
+    Composed,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    central_from_dict,
+    to_dict,
+)
 from dpdask.privacy.noise import deviation
 from dpdask.references.hierarchy import N_LEVELS
 from dpdask.stats import Clique, Domain, MarginalCounts
@@ -23,48 +31,57 @@ from dpdask.streams import Rng
 
 _NORMAL_95 = 1.959963984540054
 _SHARE_OF_CHOSEN, _SHARE_OF_TRIPLES, _SHARE_OF_SCORES = 0.4, 0.15, 0.05
-_SHARED = ("one_way", "pairs", "chosen", "scores", "triples", "cells")  # the events of several tables
+_SHARED = (
+    "one_way",
+    "pairs",
+    "chosen",
+    "scores",
+    "triples",
+    "cells",
+)  # the events of several tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarginalNoise:
     """The noise of every table, decided before any is drawn.
 
-    Attributes
-    ----------
-    one_way, pairs
-        The noise of each attribute's own table, and of each two-way table; None if these are not measured.
-    cliques
-        The noise of each further table.
-    chosen
-        The noise of the tables that are chosen after the others were drawn, at most `chosen.count`; None if none are chosen.
-    scores
-        The noise of the scores by which three-way tables are chosen; None if none are chosen.
-    triples
-        The noise of the three-way tables that are chosen by their scores, at most `triples.count`; None if none are chosen.
-    cells
-        The noise of the fine counts from which cells are found; None if no cells are found.
-
     Privacy
     -------
-    Unit and adjacency: the budget's. Sensitivity of one table: a row replaced takes 1 from a cell and adds 1 to another
-    (L1 2, L2 √2), a row added or removed changes one by 1; a unit of k rows does so k times, and all may fall on the same
-    cells. Which tables are chosen depends on noisy tables, but their number and noise do not, so the events compose as if the
-    tables had been fixed beforehand. Composition over all tables: by `accountant`.
+    Unit and adjacency: the budget's. Sensitivity of one table: a row replaced takes 1 from a cell
+    and adds 1 to another (L1 2, L2 √2), a row added or removed changes one by 1; a unit of k rows
+    does so k times, and all may fall on the same cells. Which tables are chosen depends on noisy
+    tables, but their number and noise do not, so the events compose as if the tables had been fixed
+    beforehand. Composition over all tables: by `accountant`.
     """
 
+    # The noise of each attribute's own table, and of each two-way table; None if these are not
+    # measured.
     one_way: CentralEvent | None
     pairs: CentralEvent | None
     cliques: Mapping[Clique, CentralEvent] = field(default_factory=dict)
+    # The noise of the tables that are chosen after the others were drawn, at most `chosen.count`;
+    # None if none are chosen.
     chosen: CentralEvent | None = None
+    # The noise of the scores by which three-way tables are chosen; None if none are chosen.
     scores: CentralEvent | None = None
+    # The noise of the three-way tables that are chosen by their scores, at most `triples.count`;
+    # None if none are chosen.
     triples: CentralEvent | None = None
+    # The noise of the fine counts from which cells are found; None if no cells are found.
     cells: CentralEvent | None = None
 
     @property
     def event(self) -> Composed:
         """All events of the run, composed."""
-        events = (self.cells, self.one_way, self.pairs, *self.cliques.values(), self.chosen, self.scores, self.triples)
+        events = (
+            self.cells,
+            self.one_way,
+            self.pairs,
+            *self.cliques.values(),
+            self.chosen,
+            self.scores,
+            self.triples,
+        )
         return Composed(events=tuple(event for event in events if event is not None))
 
     def of_chosen(self, clique: Clique) -> CentralEvent | None:
@@ -72,13 +89,7 @@ class MarginalNoise:
         return {2: self.chosen, 3: self.triples}.get(len(clique))
 
     def check_paid(self, chosen: Sequence[Clique]) -> None:
-        """Check that chosen tables are distinct, are not declared ones, and are not more than the events pay for.
-
-        Raises
-        ------
-        ValueError
-            If a table is chosen twice or declared, or there are too many.
-        """
+        """Check that chosen tables are distinct, are not declared ones, and are not more than the events pay for."""
         columns = {frozenset(clique) for clique in chosen}
         if len(columns) < len(chosen) or columns & {frozenset(clique) for clique in self.cliques}:
             raise ValueError("a table is chosen twice")
@@ -90,20 +101,25 @@ class MarginalNoise:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the noise as a mapping that JSON can hold."""
-        own = {name: None if getattr(self, name) is None else to_dict(getattr(self, name)) for name in _SHARED}
-        return {**own, "cliques": [[list(clique), to_dict(event)] for clique, event in self.cliques.items()]}
+        own = {
+            name: None if getattr(self, name) is None else to_dict(getattr(self, name))
+            for name in _SHARED
+        }
+        return {
+            **own,
+            "cliques": [[list(clique), to_dict(event)] for clique, event in self.cliques.items()],
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the noise that a mapping from `to_dict` holds.
-
-        Raises
-        ------
-        ValueError, TypeError, KeyError, SpecError
-            If it holds none.
-        """
-        own = {name: None if data[name] is None else central_from_dict(data[name]) for name in _SHARED}
-        return cls(**own, cliques={tuple(clique): central_from_dict(event) for clique, event in data["cliques"]})
+        """Return the noise that a mapping from `to_dict` holds."""
+        own = {
+            name: None if data[name] is None else central_from_dict(data[name]) for name in _SHARED
+        }
+        return cls(
+            **own,
+            cliques={tuple(clique): central_from_dict(event) for clique, event in data["cliques"]},
+        )
 
 
 def margin_95(event: CentralEvent) -> float:
@@ -111,7 +127,11 @@ def margin_95(event: CentralEvent) -> float:
     if isinstance(event, DiscreteGaussian):
         return _NORMAL_95 * event.sigma + 1.0
     # Pr(|e| >= j) = 2 α^j / (1 + α), α = exp(-1 / scale)
-    return max(0.0, math.ceil(event.scale * math.log(2.0 / (0.05 * (1.0 + math.exp(-1.0 / event.scale))))) - 1.0)
+    return max(
+        0.0,
+        math.ceil(event.scale * math.log(2.0 / (0.05 * (1.0 + math.exp(-1.0 / event.scale)))))
+        - 1.0,
+    )
 
 
 def plan_noise(
@@ -130,44 +150,57 @@ def plan_noise(
 
     Parameters
     ----------
-    budget
-        ε, δ, adjacency and unit.
     n_attributes
         How many attributes there are. How many levels they have changes no price.
     one_way, pairs
-        The weight of each one-way and of each two-way table: its share of the budget, relative to the other tables; 0 to
-        leave them out.
-    cliques
-        The weight of each further table, positive.
+        The weight of each one-way and of each two-way table: its share of the budget, relative to
+        the other tables; 0 to leave them out.
     n_chosen
-        The number of tables that are chosen after the tables above were drawn. They get two fifths of the weight of both together.
+        The number of tables that are chosen after the tables above were drawn. They get two fifths
+        of the weight of both together.
     n_triples, n_scores
-        The number of three-way tables that are chosen last, and of the candidates with a score. The chosen tables get 15 % of the weight
-        of all tables, and the scores 5 %. Only with a δ.
+        The number of three-way tables that are chosen last, and of the candidates with a score. The
+        chosen tables get 15 % of the weight of all tables, and the scores 5 %. Only with a δ.
     n_found
-        The number of columns whose cells are found. Their fine counts get a twentieth of all weight, or a tenth for Laplace noise.
-
-    Raises
-    ------
-    SpecError
-        If there is nothing to measure.
+        The number of columns whose cells are found. Their fine counts get a twentieth of all
+        weight, or a tenth for Laplace noise.
     """
     chosen = dict(cliques or {})
     rows = budget.unit_column.max_rows if budget.unit_column is not None else 1
-    counted = ((one_way, n_attributes), (pairs, n_attributes * (n_attributes - 1) // 2), *((weight, 1) for weight in chosen.values()))
+    counted = (
+        (one_way, n_attributes),
+        (pairs, n_attributes * (n_attributes - 1) // 2),
+        *((weight, 1) for weight in chosen.values()),
+    )
     if not any(weight > 0 and count for weight, count in counted):
-        raise SpecError("there is no table to measure", "`weights`", "give at least one table a weight above 0")
+        raise SpecError(
+            "there is no table to measure", "`weights`", "give at least one table a weight above 0"
+        )
     others = sum(weight * count for weight, count in counted)
     further = (weigh(others, _SHARE_OF_CHOSEN, n_chosen), n_chosen)
-    others = (others + further[0] * n_chosen) / (1.0 - (_SHARE_OF_TRIPLES + _SHARE_OF_SCORES if n_triples else 0.0))
+    others = (others + further[0] * n_chosen) / (
+        1.0 - (_SHARE_OF_TRIPLES + _SHARE_OF_SCORES if n_triples else 0.0)
+    )
     triples = (others * _SHARE_OF_TRIPLES / n_triples if n_triples else 0.0, n_triples)
     scores = (others * _SHARE_OF_SCORES if n_triples else 0.0, n_scores)
     cells = share_of_cells(others, n_found, budget.delta)
     tables = tuple((weight, count, 0) for weight, count in (cells, *counted, further))
     wanted = (*tables, (scores[0], 1, scores[1]), (*triples, 0))
-    fine, own, two, *named, again, scored, of_three = _plan(budget.epsilon, budget.delta, budget.adjacency, rows, wanted)
-    declared = {clique: event for clique, event in zip(chosen, named, strict=True) if event is not None}
-    return MarginalNoise(cells=fine, one_way=own, pairs=two, cliques=declared, chosen=again, scores=scored, triples=of_three)
+    fine, own, two, *named, again, scored, of_three = _plan(
+        budget.epsilon, budget.delta, budget.adjacency, rows, wanted
+    )
+    declared = {
+        clique: event for clique, event in zip(chosen, named, strict=True) if event is not None
+    }
+    return MarginalNoise(
+        cells=fine,
+        one_way=own,
+        pairs=two,
+        cliques=declared,
+        chosen=again,
+        scores=scored,
+        triples=of_three,
+    )
 
 
 def weigh(others: float, share: float, count: int) -> float:
@@ -175,10 +208,6 @@ def weigh(others: float, share: float, count: int) -> float:
 
     Parameters
     ----------
-    others
-        The weight of all other tables together.
-    share
-        The share of the tables together, in [0, 1).
     count
         The number of tables; if it is 0, the weight is 0.
     """
@@ -190,12 +219,9 @@ def share_of_cells(others: float, n_found: int, delta: float) -> tuple[float, in
 
     Parameters
     ----------
-    others
-        The weight of everything else together.
-    n_found
-        The number of columns whose cells are found.
     delta
-        Above 0, noise is Gaussian, and a weight is a share of the inverse variance; at 0, a weight is a share of ε.
+        Above 0, noise is Gaussian, and a weight is a share of the inverse variance; at 0, a weight
+        is a share of ε.
     """
     n_vectors = n_found * N_LEVELS
     return weigh(others, 0.05 if delta > 0 else 0.1, n_vectors), n_vectors
@@ -203,14 +229,23 @@ def share_of_cells(others: float, n_found: int, delta: float) -> tuple[float, in
 
 @functools.lru_cache(maxsize=64)
 def _plan(
-    epsilon: float, delta: float, adjacency: Adjacency, rows: int, wanted: tuple[tuple[float, int, int], ...]
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency,
+    rows: int,
+    wanted: tuple[tuple[float, int, int], ...],
 ) -> tuple[CentralEvent | None, ...]:
     """Return the events of (weight, count, number of scores), or None for those that are left out.
 
-    `wanted` has the order of `MarginalNoise.event`, because the last digits of a price depend on the order.
+    `wanted` has the order of `MarginalNoise.event`, because the last digits of a price depend on
+    the order.
     """
     drafts = [
-        None if not (weight > 0 and count) else draft_scores(adjacency, rows, weight, n) if n else draft(delta, adjacency, rows, weight, count)
+        None
+        if not (weight > 0 and count)
+        else draft_scores(adjacency, rows, weight, n)
+        if n
+        else draft(delta, adjacency, rows, weight, count)
         for weight, count, n in wanted
     ]
     found = iter(scale_events([each for each in drafts if each is not None], epsilon, delta))
@@ -218,24 +253,19 @@ def _plan(
 
 
 def draft(delta: float, adjacency: Adjacency, rows: int, weight: float, count: int) -> CentralEvent:
-    """Return the event of some tables of one weight, up to the factor that all noise has in common.
-
-    Parameters
-    ----------
-    delta, adjacency
-        As for `Budget`.
-    rows
-        The most rows of a unit.
-    weight
-        The share of each table.
-    count
-        The number of tables.
-    """
+    """Return the event of some tables of one weight, up to the factor that all noise has in common."""
     replaced = adjacency == "replace-one"
     if delta > 0:
         sensitivity = rows * (math.nextafter(math.sqrt(2.0), 2.0) if replaced else 1.0)
-        return DiscreteGaussian(sigma=1.0 / math.sqrt(weight), sensitivity=sensitivity, adjacency=adjacency, count=count)
-    return DiscreteLaplace(scale=1.0 / weight, sensitivity=rows * (2 if replaced else 1), adjacency=adjacency, count=count)
+        return DiscreteGaussian(
+            sigma=1.0 / math.sqrt(weight), sensitivity=sensitivity, adjacency=adjacency, count=count
+        )
+    return DiscreteLaplace(
+        scale=1.0 / weight,
+        sensitivity=rows * (2 if replaced else 1),
+        adjacency=adjacency,
+        count=count,
+    )
 
 
 def draft_scores(adjacency: Adjacency, rows: int, weight: float, n: int) -> DiscreteGaussian:
@@ -243,35 +273,28 @@ def draft_scores(adjacency: Adjacency, rows: int, weight: float, n: int) -> Disc
 
     Parameters
     ----------
-    adjacency, rows
-        As for `draft`.
-    weight
-        The share of all scores together.
     n
-        The number of scores. A score is the sum over a table's cells of |count - expected|, whole numbers. A row that is added or removed
-        changes one cell of each table, and so each score, by at most 1; one that is replaced by at most 2.
+        The number of scores. A score is the sum over a table's cells of |count - expected|, whole
+        numbers. A row that is added or removed changes one cell of each table, and so each score,
+        by at most 1; one that is replaced by at most 2.
 
     References
     ----------
-    McKenna, Mullins, Sheldon and Miklau, AIM: an adaptive and iterative mechanism for differentially private synthetic data (2022),
-    for scores of this kind.
+    McKenna, Mullins, Sheldon and Miklau, AIM: an adaptive and iterative mechanism for
+    differentially private synthetic data (2022), for scores of this kind.
     """
     replaced = adjacency == "replace-one"
     sensitivity = math.nextafter(math.sqrt(n * (rows * (2 if replaced else 1)) ** 2), math.inf)
-    unit = rows * (math.sqrt(2.0) if replaced else 1.0)  # of one table: a weight costs scores what it costs tables
-    return DiscreteGaussian(sigma=sensitivity / unit / math.sqrt(weight), sensitivity=sensitivity, adjacency=adjacency)
+    unit = rows * (
+        math.sqrt(2.0) if replaced else 1.0
+    )  # of one table: a weight costs scores what it costs tables
+    return DiscreteGaussian(
+        sigma=sensitivity / unit / math.sqrt(weight), sensitivity=sensitivity, adjacency=adjacency
+    )
 
 
 def compute_spent(noise_: MarginalNoise, budget: Budget) -> float:
-    """Return the ε, at the budget's δ, of what is drawn: never above the budget's.
-
-    Parameters
-    ----------
-    noise_
-        The noise of the tables.
-    budget
-        What is promised.
-    """
+    """Return the ε, at the budget's δ, of what is drawn: never above the budget's."""
     return epsilon(noise_.event, budget.delta)
 
 
@@ -280,44 +303,31 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NoisyMarginals(Archived):
-    """Noisy tables; safe to publish.
+    """Noisy tables; safe to publish."""
 
-    Attributes
-    ----------
-    domain
-        The attributes and their numbers of levels.
-    n_rows
-        The number of rows: exact where it is public (replace-one), otherwise estimated from the noisy tables.
-    noise
-        What was drawn.
-    one_way
-        int64 array, the attributes' tables one after the other; empty if they were not measured.
-    pairs
-        int64 array, the two-way tables in the domain's order of pairs; empty if they were not measured.
-    cliques
-        The further tables, int64 arrays of their shapes: first those of `noise.cliques`, then the chosen ones. A pair among the chosen
-        ones was measured twice.
-    """
+    archive: ClassVar[Archive] = Archive(
+        kind="noisy-tables", format=4, noun="file of noisy tables", is_compressed=True
+    )
 
-    archive: ClassVar[Archive] = Archive(kind="noisy-tables", format=4, noun="file of noisy tables", is_compressed=True)
-
-    domain: Domain
+    domain: Domain  # the attributes and their numbers of levels
+    # The number of rows: exact where it is public (replace-one), otherwise estimated from the noisy
+    # tables.
     n_rows: float
     noise: MarginalNoise
+    # Int64 array, the attributes' tables one after the other; empty if they were not measured.
     one_way: Counts
+    # Int64 array, the two-way tables in the domain's order of pairs; empty if they were not
+    # measured.
     pairs: Counts
+    # The further tables, int64 arrays of their shapes: first those of `noise.cliques`, then the
+    # chosen ones. A pair among the chosen ones was measured twice.
     cliques: Mapping[Clique, Counts]
 
     def table(self, clique: Clique) -> Counts:
         """Return the noisy table of one measured clique, an int64 array with an axis for each of its attributes; may be negative.
 
-        The clique's attributes may come in any order; the table's axes come in the same. For a pair that was measured twice, the second
-        measurement is returned.
-
-        Raises
-        ------
-        KeyError
-            If it was not measured.
+        The clique's attributes may come in any order; the table's axes come in the same. For a pair
+        that was measured twice, the second measurement is returned.
         """
         self._check(clique)
         chosen = self._find_clique(clique)
@@ -332,18 +342,16 @@ class NoisyMarginals(Archived):
             if first > second:
                 return self.table(clique[::-1]).T
             sizes = self.domain.sizes
-            start = sum(sizes[a] * sum(sizes[a + 1 :]) for a in range(first)) + sizes[first] * sum(sizes[first + 1 : second])
-            return self.pairs[start : start + sizes[first] * sizes[second]].reshape(sizes[first], sizes[second])
+            start = sum(sizes[a] * sum(sizes[a + 1 :]) for a in range(first)) + sizes[first] * sum(
+                sizes[first + 1 : second]
+            )
+            return self.pairs[start : start + sizes[first] * sizes[second]].reshape(
+                sizes[first], sizes[second]
+            )
         raise KeyError(clique)
 
     def margin(self, clique: Clique) -> float:
-        """Return the half-width, in counts, of a 95 % interval for one cell of a measured table.
-
-        Raises
-        ------
-        KeyError
-            If it was not measured.
-        """
+        """Return the half-width, in counts, of a 95 % interval for one cell of a measured table."""
         self._check(clique)
         chosen = self._find_clique(clique)
         if chosen is not None:
@@ -368,27 +376,22 @@ class NoisyMarginals(Archived):
         return tuple(clique for clique in self.cliques if clique not in self.noise.cliques)
 
     def check(self, domain: Domain, noise: MarginalNoise) -> None:
-        """Check that these are the tables that a run would draw now, and not those of another version.
-
-        Parameters
-        ----------
-        domain
-            The run's attributes.
-        noise
-            The run's noise.
-
-        Raises
-        ------
-        InputError
-            If they are not.
-        """
+        """Check that these are the tables that a run would draw now, and not those of another version."""
         if self.domain != domain or self.noise != noise:
             raise InputError(
-                "these were written by another version of dpdask", "the run's noisy tables", "resume with that version, or `dpdask abort` the run"
+                "these were written by another version of dpdask",
+                "the run's noisy tables",
+                "resume with that version, or `dpdask abort` the run",
             )
 
     def _contents(self) -> Contents:
-        header = {"names": self.domain.names, "sizes": self.domain.sizes, "n_rows": self.n_rows, "noise": self.noise.to_dict(), "chosen": self.chosen}
+        header = {
+            "names": self.domain.names,
+            "sizes": self.domain.sizes,
+            "n_rows": self.n_rows,
+            "noise": self.noise.to_dict(),
+            "chosen": self.chosen,
+        }
         cliques = (*self.noise.cliques, *self.chosen)
         tables = {f"clique_{place}": self.cliques[clique] for place, clique in enumerate(cliques)}
         return header, {"one_way": self.one_way, "pairs": self.pairs, **tables}
@@ -401,11 +404,21 @@ class NoisyMarginals(Archived):
         _check_table(pairs, (0 if noise.pairs is None else int(pair_cells(domain).sum()),))
         chosen = [tuple(clique) for clique in header["chosen"]]
         noise.check_paid(chosen)
-        cliques = {clique: arrays[f"clique_{place}"] for place, clique in enumerate((*noise.cliques, *chosen))}
+        cliques = {
+            clique: arrays[f"clique_{place}"]
+            for place, clique in enumerate((*noise.cliques, *chosen))
+        }
         for clique, table in cliques.items():
             _check_table(table, domain.shape_of(clique))
         check_n_rows(header["n_rows"])
-        return cls(domain=domain, n_rows=header["n_rows"], noise=noise, one_way=one_way, pairs=pairs, cliques=cliques)
+        return cls(
+            domain=domain,
+            n_rows=header["n_rows"],
+            noise=noise,
+            one_way=one_way,
+            pairs=pairs,
+            cliques=cliques,
+        )
 
     def _check(self, clique: Clique) -> None:
         if len(set(clique)) != len(clique) or not set(clique) <= set(self.domain.names):
@@ -413,7 +426,11 @@ class NoisyMarginals(Archived):
 
     def _find_clique(self, clique: Clique) -> Clique | None:
         """Return the further table of these attributes: in this order, or else in another."""
-        return clique if clique in self.cliques else next((chosen for chosen in self.cliques if set(chosen) == set(clique)), None)
+        return (
+            clique
+            if clique in self.cliques
+            else next((chosen for chosen in self.cliques if set(chosen) == set(clique)), None)
+        )
 
 
 def _check_table(table: NDArray[Any], shape: tuple[int, ...]) -> None:
@@ -422,28 +439,20 @@ def _check_table(table: NDArray[Any], shape: tuple[int, ...]) -> None:
 
 
 def check_n_rows(n_rows: object) -> None:
-    """Check a number of rows from outside.
-
-    Raises
-    ------
-    ValueError
-        If it is no number, or one that no table has.
-    """
+    """Check a number of rows from outside."""
     if type(n_rows) not in (int, float) or not abs(n_rows) <= noise.MAX_COUNT:  # type: ignore[arg-type]  # also refuses NaN
         raise ValueError("no table has this number of rows")
 
 
-def measure(counts: MarginalCounts, planned: MarginalNoise, *, n_rows_public: bool, rng: Rng | None = None) -> NoisyMarginals:
+def measure(
+    counts: MarginalCounts, planned: MarginalNoise, *, n_rows_public: bool, rng: Rng | None = None
+) -> NoisyMarginals:
     """Return all noisy tables except the chosen ones: drawn on the driver, once, after the ledger has been charged.
 
     Parameters
     ----------
-    counts
-        Exact.
     planned
         The noise; each table of `planned.cliques` must be among the counts' cliques.
-    n_rows_public
-        Whether neighbours have the same number of rows.
     rng
         None: secure noise. A stream: INSECURE, for runs marked so; see `privacy.noise`.
 
@@ -453,32 +462,43 @@ def measure(counts: MarginalCounts, planned: MarginalNoise, *, n_rows_public: bo
     """
     domain = counts.domain
     none = np.zeros(0, dtype=np.int64)
-    noisy_one = noise.perturb(counts.one_way, planned.one_way, rng=rng) if planned.one_way is not None else none
-    noisy_pairs = noise.perturb(counts.pairs, planned.pairs, rng=rng) if planned.pairs is not None else none
-    further = {clique: noise.perturb(counts.table(clique), event, rng=rng) for clique, event in planned.cliques.items()}
-    total = float(counts.n_rows) if n_rows_public else _total(domain, planned, noisy_one, noisy_pairs, further)
-    return NoisyMarginals(domain=domain, n_rows=total, noise=planned, one_way=noisy_one, pairs=noisy_pairs, cliques=further)
+    noisy_one = (
+        noise.perturb(counts.one_way, planned.one_way, rng=rng)
+        if planned.one_way is not None
+        else none
+    )
+    noisy_pairs = (
+        noise.perturb(counts.pairs, planned.pairs, rng=rng) if planned.pairs is not None else none
+    )
+    further = {
+        clique: noise.perturb(counts.table(clique), event, rng=rng)
+        for clique, event in planned.cliques.items()
+    }
+    total = (
+        float(counts.n_rows)
+        if n_rows_public
+        else _total(domain, planned, noisy_one, noisy_pairs, further)
+    )
+    return NoisyMarginals(
+        domain=domain,
+        n_rows=total,
+        noise=planned,
+        one_way=noisy_one,
+        pairs=noisy_pairs,
+        cliques=further,
+    )
 
 
-def measure_chosen(noisy: NoisyMarginals, counts: MarginalCounts, chosen: Sequence[Clique], rng: Rng | None = None) -> NoisyMarginals:
+def measure_chosen(
+    noisy: NoisyMarginals, counts: MarginalCounts, chosen: Sequence[Clique], rng: Rng | None = None
+) -> NoisyMarginals:
     """Return noisy tables extended by the chosen ones: drawn in the same run, on the driver, once.
 
     Parameters
     ----------
-    noisy
-        What `measure` returned.
-    counts
-        The exact counts, which include the chosen tables.
     chosen
-        The chosen tables, which may depend only on noisy tables and scores drawn before. At most `chosen.count` have two columns, and at
-        most `triples.count` three.
-    rng
-        As for `measure`.
-
-    Raises
-    ------
-    InternalError
-        If a table is chosen twice, or more tables are chosen than are paid for.
+        The chosen tables, which may depend only on noisy tables and scores drawn before. At most
+        `chosen.count` have two columns, and at most `triples.count` three.
 
     Privacy
     -------
@@ -488,22 +508,44 @@ def measure_chosen(noisy: NoisyMarginals, counts: MarginalCounts, chosen: Sequen
         noisy.noise.check_paid((*noisy.chosen, *chosen))
     except ValueError as error:
         raise InternalError(str(error), None, "report it") from None
-    measured = {clique: noise.perturb(counts.table(clique), noisy.noise_of(clique), rng=rng) for clique in chosen}
+    measured = {
+        clique: noise.perturb(counts.table(clique), noisy.noise_of(clique), rng=rng)
+        for clique in chosen
+    }
     return replace(noisy, cliques={**noisy.cliques, **measured})
 
 
-def _total(domain: Domain, planned: MarginalNoise, one_way: Counts, pairs: Counts, cliques: Mapping[Clique, Counts]) -> float:
+def _total(
+    domain: Domain,
+    planned: MarginalNoise,
+    one_way: Counts,
+    pairs: Counts,
+    cliques: Mapping[Clique, Counts],
+) -> float:
     """Return the number of rows from the noisy tables alone, each table's sum weighted by its inverse variance; at least 1."""
     sums: list[tuple[float, float]] = []
     if planned.one_way is not None:
         starts = np.concatenate([[0], np.cumsum(domain.sizes)[:-1]])
-        sums += zip(np.add.reduceat(one_way, starts), deviation(planned.one_way) ** 2 * np.array(domain.sizes), strict=True)
+        sums += zip(
+            np.add.reduceat(one_way, starts),
+            deviation(planned.one_way) ** 2 * np.array(domain.sizes),
+            strict=True,
+        )
     if planned.pairs is not None:
         cells = pair_cells(domain)
-        sums += zip(np.add.reduceat(pairs, np.concatenate([[0], np.cumsum(cells)[:-1]])), deviation(planned.pairs) ** 2 * cells, strict=True)
-    sums += [(float(table.sum()), deviation(planned.cliques[clique]) ** 2 * table.size) for clique, table in cliques.items()]
+        sums += zip(
+            np.add.reduceat(pairs, np.concatenate([[0], np.cumsum(cells)[:-1]])),
+            deviation(planned.pairs) ** 2 * cells,
+            strict=True,
+        )
+    sums += [
+        (float(table.sum()), deviation(planned.cliques[clique]) ** 2 * table.size)
+        for clique, table in cliques.items()
+    ]
     weights = np.array([1.0 / variance for _, variance in sums])
-    return max(1.0, float(np.dot(weights, np.array([float(value) for value, _ in sums])) / weights.sum()))
+    return max(
+        1.0, float(np.dot(weights, np.array([float(value) for value, _ in sums])) / weights.sum())
+    )
 
 
 def pair_cells(domain: Domain) -> NDArray[np.int64]:

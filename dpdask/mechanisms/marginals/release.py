@@ -31,30 +31,27 @@ MARGIN = "margin_95"
 def make_types(cliques: Iterable[tuple[str, ...]]) -> pa.Schema:
     """Return the columns in which tables are written."""
     names = dict.fromkeys(name for clique in cliques for name in clique)
-    return pa.schema([(TABLE, pa.string()), *((name, pa.string()) for name in names), (COUNT, pa.int64()), (MARGIN, pa.float64())])
+    return pa.schema(
+        [
+            (TABLE, pa.string()),
+            *((name, pa.string()) for name in names),
+            (COUNT, pa.int64()),
+            (MARGIN, pa.float64()),
+        ]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MarginalTables(Archived):
-    """Noisy contingency tables, written one row a cell.
+    """Noisy contingency tables, written one row a cell."""
 
-    Attributes
-    ----------
-    schema
-        The declared columns.
-    columns
-        The Arrow types of the privatised columns, in the order of the table.
-    bins
-        How each continuous or mixed column is cut.
-    noisy
-        The noisy tables.
-    """
-
-    archive: ClassVar[Archive] = Archive(kind="marginals", format=2, noun="release of noisy tables", is_compressed=True)
+    archive: ClassVar[Archive] = Archive(
+        kind="marginals", format=2, noun="release of noisy tables", is_compressed=True
+    )
 
     schema: Schema
-    columns: pa.Schema
-    bins: Bins
+    columns: pa.Schema  # the Arrow types of the privatised columns, in the order of the table
+    bins: Bins  # how each continuous or mixed column is cut
     noisy: NoisyMarginals
 
     def cells(self) -> dict[str, Cells]:
@@ -67,42 +64,35 @@ class MarginalTables(Archived):
         return self.noisy.noise.event
 
     def table(self, clique: Clique) -> NDArray[np.int64]:
-        """Return one noisy table, an int64 array with an axis for each of its columns, in the order asked for; may be negative.
-
-        Raises
-        ------
-        SpecError
-            If there is no table of these columns.
-        """
+        """Return one noisy table, an int64 array with an axis for each of its columns, in the order asked for; may be negative."""
         return self.noisy.table(self._check_clique(clique))
 
     def margin(self, clique: Clique) -> float:
-        """Return the half-width, in counts, of a 95 % interval for one cell of a table.
-
-        Raises
-        ------
-        SpecError
-            If there is no table of these columns.
-        """
+        """Return the half-width, in counts, of a 95 % interval for one cell of a table."""
         return self.noisy.margin(self._check_clique(clique))
 
     def to_frame(self, clique: Clique) -> pd.DataFrame:
-        """Return one noisy table as a frame: the labels of each of its columns, `count`, and `margin_95`.
-
-        Raises
-        ------
-        SpecError
-            If there is no table of these columns.
-        """
-        counts, labels = self.table(clique), {name: column.labels() for name, column in self.cells().items()}
+        """Return one noisy table as a frame: the labels of each of its columns, `count`, and `margin_95`."""
+        counts, labels = (
+            self.table(clique),
+            {name: column.labels() for name, column in self.cells().items()},
+        )
         rows = _rows_of(clique, counts, self.margin(clique), labels, np.arange(counts.size))
-        frame: pd.DataFrame = pa.table({name: rows[name] for name in (*clique, COUNT, MARGIN)}).to_pandas()
+        frame: pd.DataFrame = pa.table(
+            {name: rows[name] for name in (*clique, COUNT, MARGIN)}
+        ).to_pandas()
         return frame
 
     def _check_clique(self, clique: Clique) -> Clique:
-        if not any(len(clique) == len(known) and set(clique) == set(known) for known in self.noisy.cliques):
+        if not any(
+            len(clique) == len(known) and set(clique) == set(known) for known in self.noisy.cliques
+        ):
             tables = ", ".join(" x ".join(known) for known in self.noisy.cliques)
-            raise SpecError(f"there is no table of the columns {list(clique)}", "the noisy tables", f"ask for one of {tables}")
+            raise SpecError(
+                f"there is no table of the columns {list(clique)}",
+                "the noisy tables",
+                f"ask for one of {tables}",
+            )
         return clique
 
     @property
@@ -121,41 +111,42 @@ class MarginalTables(Archived):
         return sum(counts.size for counts in self.noisy.cliques.values())
 
     def n_drawn(self, wanted: int | None) -> int:
-        """Return how many rows are written: one for each cell.
-
-        Raises
-        ------
-        SpecError
-            If a number of rows is wanted.
-        """
+        """Return how many rows are written: one for each cell."""
         if wanted is not None:
-            raise SpecError("tables are no sample, so no number of rows can be chosen", "n_rows", "leave it out to get every cell")
+            raise SpecError(
+                "tables are no sample, so no number of rows can be chosen",
+                "n_rows",
+                "leave it out to get every cell",
+            )
         return self.n_cells
 
-    def batches(self, start: int, n_rows: int, n_total: int, key: RunKey, part: str) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, start: int, n_rows: int, n_total: int, key: RunKey, part: str
+    ) -> Iterator[pa.RecordBatch]:
         """Yield cells as rows: the labels, the count (may be negative) and the margin of error.
 
         A column that is not of the table is null; the level null is the text `null`.
-
-        Parameters
-        ----------
-        start, n_rows
-            Which cells, in the order of the tables.
-        n_total, key, part
-            Not used: nothing is drawn.
         """
         del n_total, key, part
-        labels, types, first = {name: column.labels() for name, column in self.cells().items()}, self.types, 0
+        labels, types, first = (
+            {name: column.labels() for name, column in self.cells().items()},
+            self.types,
+            0,
+        )
         for clique, counts in self.noisy.cliques.items():
             places = np.arange(max(start, first), min(start + n_rows, first + counts.size)) - first
             first += counts.size
             if len(places):
                 rows = _rows_of(clique, counts, self.noisy.margin(clique), labels, places)
-                arrays = [rows.get(name, pa.nulls(len(places), pa.string())) for name in types.names]
+                arrays = [
+                    rows.get(name, pa.nulls(len(places), pa.string())) for name in types.names
+                ]
                 yield pa.RecordBatch.from_arrays(arrays, schema=types)
 
     def _contents(self) -> Contents:
-        return columns_to_header(self.schema, self.columns, self.bins), {"noisy": np.frombuffer(self.noisy.to_bytes(), dtype=np.uint8)}
+        return columns_to_header(self.schema, self.columns, self.bins), {
+            "noisy": np.frombuffer(self.noisy.to_bytes(), dtype=np.uint8)
+        }
 
     @classmethod
     def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
@@ -165,13 +156,20 @@ class MarginalTables(Archived):
 
 
 def _rows_of(
-    clique: Clique, counts: NDArray[np.int64], margin: float, labels: Mapping[str, list[str]], places: NDArray[np.int64]
+    clique: Clique,
+    counts: NDArray[np.int64],
+    margin: float,
+    labels: Mapping[str, list[str]],
+    places: NDArray[np.int64],
 ) -> dict[str, pa.Array]:
     """Return some cells of a table, by their places in it, as columns."""
     codes = np.unravel_index(places, counts.shape)
     return {
         TABLE: pa.array([" x ".join(clique)] * len(places)),
-        **{name: pa.array(labels[name]).take(pa.array(code)) for name, code in zip(clique, codes, strict=True)},
+        **{
+            name: pa.array(labels[name]).take(pa.array(code))
+            for name, code in zip(clique, codes, strict=True)
+        },
         COUNT: pa.array(counts.ravel()[places]),
         MARGIN: pa.array([margin] * len(places)),
     }

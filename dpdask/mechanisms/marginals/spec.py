@@ -18,14 +18,27 @@ from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section, noisy_counts_section
 from dpdask.mechanisms.columns import bins_by_column
 from dpdask.mechanisms.expectations import CellSearch, describe_wide_cells
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, compute_spent, margin_95, measure, plan_noise
+from dpdask.mechanisms.marginals.noise import (
+    MarginalNoise,
+    NoisyMarginals,
+    compute_spent,
+    margin_95,
+    measure,
+    plan_noise,
+)
 from dpdask.mechanisms.marginals.release import COUNT, MARGIN, TABLE, MarginalTables, make_types
 from dpdask.mechanisms.mechanism import Columns, NoisyCounts, Search, Spec, no_rows
 from dpdask.privacy import Budget
 from dpdask.privacy.events import CentralEvent, Composed, to_dict
 from dpdask.privacy.noise import deviation
 from dpdask.privacy.rounding import RowOrder, write_digits
-from dpdask.references.histogram import Bins, Found, cut_with_found, list_adaptive, warn_of_far_cells
+from dpdask.references.histogram import (
+    Bins,
+    Found,
+    cut_with_found,
+    list_adaptive,
+    warn_of_far_cells,
+)
 from dpdask.stats import Clique, MarginalCounts
 from dpdask.stats.marginals import TableStatistic, domain_of
 from dpdask.streams import Noise, RunKey
@@ -35,16 +48,12 @@ from dpdask.streams import Noise, RunKey
 class NoisyTables(NoisyCounts):
     """A mechanism that counts contingency tables and adds noise to every cell.
 
-    Attributes
-    ----------
-    found
-        The cells that the first round found; None before, or if there are none to find.
-
     Privacy
     -------
     Unit, sensitivity and events: `MarginalNoise`. Protected: every row counted.
     """
 
+    # The cells that the first round found; None before, or if there are none to find.
     found: Found | None = None
 
     @property
@@ -75,7 +84,11 @@ class NoisyTables(NoisyCounts):
     def cell_search(self) -> CellSearch | None:
         """What finds the cells of columns in a first round; None if there are none to find, or they are found."""
         event = None if self.found is not None else self.noise.cells
-        return None if event is None else CellSearch(names=self.adaptive, event=event, n_rows_public=not self.n_rows_private)
+        return (
+            None
+            if event is None
+            else CellSearch(names=self.adaptive, event=event, n_rows_public=not self.n_rows_private)
+        )
 
     @property
     @abstractmethod
@@ -104,7 +117,9 @@ class NoisyTables(NoisyCounts):
     def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
         """Draw the noise of every table and return the noisy tables; see `Mechanism.draw`."""
         del columns
-        return measure(counts, self.noise, n_rows_public=not self.n_rows_private, rng=noise("marginals/noise"))
+        return measure(
+            counts, self.noise, n_rows_public=not self.n_rows_private, rng=noise("marginals/noise")
+        )
 
     @property
     def search_stages(self) -> tuple[str, ...]:
@@ -115,9 +130,14 @@ class NoisyTables(NoisyCounts):
         """Return how far the counts of the tables may be off; see `Mechanism.expectations`."""
         noise, sizes = self.noise, self._sizes(columns)
         named = {"a one-way table": noise.one_way, "a two-way table": noise.pairs}
-        named |= {"the second measurement of a two-way table": noise.chosen, "a chosen three-way table": noise.triples}
         named |= {
-            f"the table {' x '.join(clique)}, of {math.prod(sizes[name] for name in clique):,} cells,": noise.cliques[clique]
+            "the second measurement of a two-way table": noise.chosen,
+            "a chosen three-way table": noise.triples,
+        }
+        named |= {
+            f"the table {' x '.join(clique)}, of {math.prod(sizes[name] for name in clique):,} cells,": noise.cliques[
+                clique
+            ]
             for clique in noise.cliques
         }
         found = [
@@ -129,12 +149,17 @@ class NoisyTables(NoisyCounts):
         if self.n_rows_private:  # then nothing can warn of too few
             needed = sorted(count_needed_rows(noise, sizes).values())
             few = write_digits(needed[len(needed) // 2])
-            found.append(f"with fewer than about {few} rows, the average cell of half of the tables holds fewer rows than the σ of its noise")
+            found.append(
+                f"with fewer than about {few} rows, the average cell of half of the tables holds fewer rows than the σ of its noise"
+            )
         return (*found, *(() if self.cell_search is None else self.cell_search.expectations))
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
         """Return what a steward should consider before a run: δ, far cells, tables whose cells are too fine; see `Mechanism.cautions`."""
-        found = (*NoisyCounts.cautions(self, columns, n_rows), *warn_of_far_cells(columns.codecs, self.bins))
+        found = (
+            *NoisyCounts.cautions(self, columns, n_rows),
+            *warn_of_far_cells(columns.codecs, self.bins),
+        )
         if not n_rows:
             return found
         return (*found, *list_noisy_tables(self.noise, self._sizes(columns), n_rows))
@@ -142,7 +167,10 @@ class NoisyTables(NoisyCounts):
     def _sizes(self, columns: Columns) -> dict[str, int]:
         """Return how many cells each column has; of cells that are still to be found, about how many."""
         unknown = () if self.cell_search is None else self.adaptive
-        return {name: DEFAULT_BINS if name in unknown else cells.size for name, cells in self.cells(columns).items()}
+        return {
+            name: DEFAULT_BINS if name in unknown else cells.size
+            for name, cells in self.cells(columns).items()
+        }
 
     def with_found(self, found: Found) -> Self:
         """Return the mechanism with the cells that were found; see `Mechanism.with_found`."""
@@ -156,90 +184,89 @@ class NoisyTables(NoisyCounts):
 
 
 def count_needed_rows(noise: MarginalNoise, sizes: Mapping[str, int]) -> dict[Clique, float]:
-    """Return for each table the number of rows at which a cell has as many on average as the noise's standard deviation.
-
-    Parameters
-    ----------
-    noise
-        The noise of the tables.
-    sizes
-        The number of cells of each column.
-    """
+    """Return for each table the number of rows at which a cell has as many on average as the noise's standard deviation."""
     tables = dict(noise.cliques)
     tables |= {(name,): noise.one_way for name in sizes} if noise.one_way is not None else {}
-    tables |= dict.fromkeys(itertools.combinations(sizes, 2), noise.pairs) if noise.pairs is not None else {}
-    return {table: deviation(event) * math.prod(sizes[name] for name in table) for table, event in tables.items()}
+    tables |= (
+        dict.fromkeys(itertools.combinations(sizes, 2), noise.pairs)
+        if noise.pairs is not None
+        else {}
+    )
+    return {
+        table: deviation(event) * math.prod(sizes[name] for name in table)
+        for table, event in tables.items()
+    }
 
 
-def list_noisy_tables(noise: MarginalNoise, sizes: Mapping[str, int], n_rows: int) -> tuple[str, ...]:
-    """Return a warning that names tables whose cells have fewer rows on average than the noise's standard deviation; none if there are none.
-
-    Parameters
-    ----------
-    noise
-        The noise of the tables.
-    sizes
-        The number of cells of each column.
-    n_rows
-        The public number of rows.
-    """
+def list_noisy_tables(
+    noise: MarginalNoise, sizes: Mapping[str, int], n_rows: int
+) -> tuple[str, ...]:
+    """Return a warning that names tables whose cells have fewer rows on average than the noise's standard deviation; none if there are none."""
     tables = count_needed_rows(noise, sizes)
     noisy = [table for table, needed in tables.items() if needed > n_rows]
     if not noisy:
         return ()
-    named = ", ".join(" x ".join(table) for table in noisy[:3]) + (f" and {len(noisy) - 3:,} more" if len(noisy) > 3 else "")
+    named = ", ".join(" x ".join(table) for table in noisy[:3]) + (
+        f" and {len(noisy) - 3:,} more" if len(noisy) > 3 else ""
+    )
     what = f"The cells of {len(noisy):,} of {len(tables):,} tables are too fine, with fewer rows on average than the noise of a count: {named}"
-    return (f"{what}. Even strong dependence may come out weak there, or not at all. Take fewer cells or columns, or spend more ε.",)
+    return (
+        f"{what}. Even strong dependence may come out weak there, or not at all. Take fewer cells or columns, or spend more ε.",
+    )
 
 
 def marginals_section(budget: Budget, tables: MarginalTables) -> Section:
     """Return what the card says about noisy tables.
 
-    Parameters
-    ----------
-    budget
-        What was promised.
-    tables
-        The tables with their columns.
-
     Privacy
     -------
-    Holds parameters and the public domain. Nothing exact; under add-remove the number of rows is the noisy tables' own
-    estimate.
+    Holds parameters and the public domain. Nothing exact; under add-remove the number of rows is
+    the noisy tables' own estimate.
     """
     noisy = tables.noisy
     mechanism = {"kind": "marginals", "cliques": list(noisy.cliques)}
     accounting = tables_accounting(noisy, budget)
     return noisy_counts_section(
-        budget=budget, mechanism=mechanism, schema=tables.schema, cells=tables.cells(), accounting=accounting, n_rows=noisy.n_rows
+        budget=budget,
+        mechanism=mechanism,
+        schema=tables.schema,
+        cells=tables.cells(),
+        accounting=accounting,
+        n_rows=noisy.n_rows,
     )
 
 
 def tables_accounting(noisy: NoisyMarginals, budget: Budget) -> dict[str, Any]:
-    """Return what noisy tables cost, and how far their counts may be off.
-
-    Parameters
-    ----------
-    noisy
-        The tables.
-    budget
-        What was promised.
-    """
+    """Return what noisy tables cost, and how far their counts may be off."""
     noise = noisy.noise
-    named: dict[str, CentralEvent | None] = {"fine_counts": noise.cells, "one_way": noise.one_way, "two_way": noise.pairs}
+    named: dict[str, CentralEvent | None] = {
+        "fine_counts": noise.cells,
+        "one_way": noise.one_way,
+        "two_way": noise.pairs,
+    }
     named |= {"measured_again": noise.chosen, "three_way": noise.triples}
     named |= {" x ".join(clique): event for clique, event in noise.cliques.items()}
     return {
         "composition": "the smallest of three upper bounds (a sum, concentrated privacy, a privacy loss distribution), over all tables",
         "epsilon_exact": compute_spent(noise, budget),
-        "noise": {key: {"standard_deviation": deviation(event), "margin_95": margin_95(event)} for key, event in named.items() if event is not None},
+        "noise": {
+            key: {"standard_deviation": deviation(event), "margin_95": margin_95(event)}
+            for key, event in named.items()
+            if event is not None
+        },
         "events": to_dict(noise.event),
     }
 
 
 def _as_cliques(value: object) -> object:
-    if not isinstance(value, list | tuple) or not value or not all(isinstance(clique, list | tuple) and clique for clique in value):
-        raise ValueError("a list of tables is expected, each a list of columns, such as [[age], [age, income]]")
+    if (
+        not isinstance(value, list | tuple)
+        or not value
+        or not all(isinstance(clique, list | tuple) and clique for clique in value)
+    ):
+        raise ValueError(
+            "a list of tables is expected, each a list of columns, such as [[age], [age, income]]"
+        )
     if any(type(name) is not str for clique in value for name in clique):
         raise ValueError("a table is a list of columns' names")
     return tuple(tuple(clique) for clique in value)
@@ -255,23 +282,18 @@ def _as_weights(value: object) -> object:
 
 
 class MarginalsSpec(Spec):
-    """Noisy contingency tables.
-
-    Attributes
-    ----------
-    cliques
-        The tables, each a list of columns.
-    weights
-        Each table's share of the budget, relative to the others; equal if not given.
-    bins
-        How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts that are found under privacy, in a pass of
-        their own. A number: into that many cells of equal width. A mapping: for each column one of these, or a list of the first value of each cell.
-    """
+    """Noisy contingency tables."""
 
     kind: Literal["marginals"] = "marginals"
     cliques: Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_as_cliques)]
+    """The tables, each a list of columns."""
     weights: Annotated[tuple[float, ...], BeforeValidator(_as_weights)] | None = None
+    """Each table's share of the budget, relative to the others; equal if not given."""
     bins: Bins = "adaptive"
+    """How continuous and mixed columns are cut. `adaptive`: into about 20 cells of equal counts
+    that are found under privacy, in a pass of their own. A number: into that many cells of equal
+    width. A mapping: for each column one of these, or a list of the first value of each cell.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +302,8 @@ class MarginalsMechanism(NoisyTables):
 
     Privacy
     -------
-    Unit, sensitivity and events: `MarginalNoise`. Protected: every row counted. Everything after the noise is post-processing.
+    Unit, sensitivity and events: `MarginalNoise`. Protected: every row counted. Everything after
+    the noise is post-processing.
     """
 
     spec: MarginalsSpec
@@ -289,25 +312,28 @@ class MarginalsMechanism(NoisyTables):
     release_type: ClassVar[type[MarginalTables]] = MarginalTables
 
     def check_spec(self) -> None:
-        """Check the parameters of the tables.
-
-        Raises
-        ------
-        SpecError
-            If a table names an unknown column, or one twice, or appears twice; if the weights are not one for each; if a
-            column has the name of one of the output's own.
-        """
+        """Check the parameters of the tables."""
         cliques, weights = self.spec.cliques, self.spec.weights
         seen: set[frozenset[str]] = set()
         for clique in cliques:
             for name in clique:
                 if name not in self.schema.privatised:
-                    hint = suggest(name, self.schema.privatised, "correct its name, or its role in the schema")
+                    hint = suggest(
+                        name, self.schema.privatised, "correct its name, or its role in the schema"
+                    )
                     raise SpecError("is not a privatised column", f"`cliques`, {name!r}", hint)
                 if name in (TABLE, COUNT, MARGIN):
-                    raise SpecError("this name is reserved for a column of the released tables", f"column {name!r}", "rename it")
+                    raise SpecError(
+                        "this name is reserved for a column of the released tables",
+                        f"column {name!r}",
+                        "rename it",
+                    )
             if len(set(clique)) < len(clique) or frozenset(clique) in seen:
-                raise SpecError("a column or a table is repeated", f"`cliques`, {' x '.join(clique)}", "remove one of the two")
+                raise SpecError(
+                    "a column or a table is repeated",
+                    f"`cliques`, {' x '.join(clique)}",
+                    "remove one of the two",
+                )
             seen.add(frozenset(clique))
         if weights is not None and len(weights) != len(cliques):
             what = f"there must be one weight for each table, not {len(weights)} for {len(cliques)}"
@@ -318,7 +344,14 @@ class MarginalsMechanism(NoisyTables):
         """The noise of every table; it depends on no data."""
         weights = self.spec.weights or (1.0,) * len(self.spec.cliques)
         chosen = dict(zip(self.spec.cliques, weights, strict=True))
-        return plan_noise(self.budget, len(self.schema.privatised), one_way=0.0, pairs=0.0, cliques=chosen, n_found=len(self.adaptive))
+        return plan_noise(
+            self.budget,
+            len(self.schema.privatised),
+            one_way=0.0,
+            pairs=0.0,
+            cliques=chosen,
+            n_found=len(self.adaptive),
+        )
 
     @property
     def bins(self) -> Bins:
@@ -331,13 +364,7 @@ class MarginalsMechanism(NoisyTables):
         return f"{len(self.spec.cliques)} tables with noise on every cell"
 
     def check(self, columns: Columns) -> None:
-        """Check the bins and the tables' sizes.
-
-        Raises
-        ------
-        SpecError
-            If they do not fit.
-        """
+        """Check the bins and the tables' sizes."""
         self.statistic(columns).check_size()
 
     @property
@@ -373,10 +400,20 @@ class MarginalsMechanism(NoisyTables):
     def describe_quality(self, release: MarginalTables) -> str:
         """Return which part of the counts exceeds its margin of error; see `Mechanism.describe_quality`."""
         tables = release.noisy.cliques
-        above = sum(int((counts > release.noisy.margin(clique)).sum()) for clique, counts in tables.items())
+        above = sum(
+            int((counts > release.noisy.margin(clique)).sum()) for clique, counts in tables.items()
+        )
         return f"{above:,} of {release.n_cells:,} counts are larger than what noise alone gives with probability 0.95"
 
-    def section(self, release: MarginalTables, columns: Columns, *, n_rows: int | None, n_released: int | None, order: RowOrder) -> Section:
+    def section(
+        self,
+        release: MarginalTables,
+        columns: Columns,
+        *,
+        n_rows: int | None,
+        n_released: int | None,
+        order: RowOrder,
+    ) -> Section:
         """Return the tables' part of the release card; see `Mechanism.section`."""
         del columns, n_rows, n_released, order
         return marginals_section(self.budget, release)

@@ -11,7 +11,9 @@ from airflow.sdk.exceptions import AirflowFailException
 from dpdask_job import RETRIES, RETRY_SECONDS, GiveUpError, run_job
 
 
-@dag(schedule="@daily", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, max_active_runs=1)
+@dag(
+    schedule="@daily", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, max_active_runs=1
+)
 def dpdask_release() -> None:
     """Release a job's table."""
 

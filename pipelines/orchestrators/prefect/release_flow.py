@@ -16,7 +16,11 @@ def may_pass(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
     return isinstance(state.result(raise_on_failure=False), TryAgainError)
 
 
-@task(retries=RETRIES, retry_delay_seconds=exponential_backoff(RETRY_SECONDS), retry_condition_fn=may_pass)
+@task(
+    retries=RETRIES,
+    retry_delay_seconds=exponential_backoff(RETRY_SECONDS),
+    retry_condition_fn=may_pass,
+)
 def release() -> dict[str, Any]:
     """Run the job; only what may pass is tried again."""
     return run_job(get_run_logger().info)

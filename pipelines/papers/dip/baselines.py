@@ -57,7 +57,9 @@ def lrm(values: Floats, width: float, epsilon: float, *, rng: Generator) -> Floa
     _positive(epsilon, "epsilon")
     _positive(width, "width")
     if values.size and float(values.max()) - float(values.min()) > width * (1 + _SLACK):
-        raise DataError("two values differ by more than the width", "LRM", "give the width of the whole range")
+        raise DataError(
+            "two values differ by more than the width", "LRM", "give the width of the whole range"
+        )
     return values + rng.laplace(0.0, width / epsilon, values.shape)
 
 
@@ -91,7 +93,15 @@ def truncation(moment: float, k: float, n: int, epsilon: float) -> float:
     return float(moment * (n * epsilon**2) ** (1 / (2 * k)))
 
 
-def opm_moment(values: Floats, moment: float, k: float, epsilon: float, *, non_negative: bool = False, rng: Generator) -> Floats:
+def opm_moment(
+    values: Floats,
+    moment: float,
+    k: float,
+    epsilon: float,
+    *,
+    non_negative: bool = False,
+    rng: Generator,
+) -> Floats:
     """Return values, cut to ±T, with Laplace noise; their average is the minimax optimal procedure for a mean.
 
     Parameters
@@ -190,7 +200,11 @@ def opm_ball(vector: Floats, radius: float, epsilon: float, *, rng: Generator) -
 
 def ball_radius(d: int, epsilon: float) -> float:
     """Return B / r of `opm_ball`: which sphere makes the view of a vector of d coordinates unbiased."""
-    return math.sqrt(math.pi) * math.exp(float(gammaln((d + 1) / 2) - gammaln(d / 2))) / math.tanh(epsilon / 2)
+    return (
+        math.sqrt(math.pi)
+        * math.exp(float(gammaln((d + 1) / 2) - gammaln(d / 2)))
+        / math.tanh(epsilon / 2)
+    )
 
 
 def exm(scores: Floats, sensitivity: float, epsilon: float) -> Floats:
@@ -266,7 +280,12 @@ def nlrm(table: Floats, widths: Floats, epsilon: float, *, rng: Generator) -> Fl
     """
     _one_per_column(table, widths, "NLRM")
     share = epsilon / table.shape[1]
-    return np.column_stack([lrm(column, float(width), share, rng=rng) for column, width in zip(table.T, widths, strict=True)])
+    return np.column_stack(
+        [
+            lrm(column, float(width), share, rng=rng)
+            for column, width in zip(table.T, widths, strict=True)
+        ]
+    )
 
 
 def nopm(table: Floats, radii: Floats, epsilon: float, *, rng: Generator) -> Floats:
@@ -302,12 +321,21 @@ def nopm(table: Floats, radii: Floats, epsilon: float, *, rng: Generator) -> Flo
     """
     _one_per_column(table, radii, "NOPM")
     share = epsilon / table.shape[1]
-    return np.column_stack([opm_ball(column, float(radius), share, rng=rng) for column, radius in zip(table.T, radii, strict=True)])
+    return np.column_stack(
+        [
+            opm_ball(column, float(radius), share, rng=rng)
+            for column, radius in zip(table.T, radii, strict=True)
+        ]
+    )
 
 
 def _one_per_column(table: Floats, numbers: Floats, where: str) -> None:
     if table.ndim != 2 or numbers.shape != (table.shape[1],):
-        raise SpecError("there must be one number per column of a table", where, "give arrays of shapes (n, p) and (p,)")
+        raise SpecError(
+            "there must be one number per column of a table",
+            where,
+            "give arrays of shapes (n, p) and (p,)",
+        )
 
 
 def _positive(value: float, name: str) -> None:

@@ -32,7 +32,11 @@ class Cell:
     @classmethod
     def of(cls, samples: Iterable[float]) -> Cell:
         found = np.asarray(list(samples), dtype=float)
-        return cls(float(found.mean()), float(found.std(ddof=1)) if len(found) > 1 else math.nan, len(found))
+        return cls(
+            float(found.mean()),
+            float(found.std(ddof=1)) if len(found) > 1 else math.nan,
+            len(found),
+        )
 
     @property
     def error(self) -> float:
@@ -40,7 +44,9 @@ class Cell:
         return math.hypot(self.spread / math.sqrt(self.replicates), self.rounded_to / math.sqrt(12))
 
     def times(self, factor: float) -> Cell:
-        return Cell(self.mean * factor, self.spread * factor, self.replicates, self.rounded_to * factor)
+        return Cell(
+            self.mean * factor, self.spread * factor, self.replicates, self.rounded_to * factor
+        )
 
     def __str__(self) -> str:
         if not math.isfinite(self.mean):
@@ -51,7 +57,9 @@ class Cell:
         return f"{self.mean:.{digits}f} ± {self.error:.{digits}f}"
 
 
-def published(mean: float, spread: float, replicates: int = PAPER_REPLICATES, rounded_to: float = 0.01) -> Cell:
+def published(
+    mean: float, spread: float, replicates: int = PAPER_REPLICATES, rounded_to: float = 0.01
+) -> Cell:
     """Return a cell of the paper.
 
     Its parentheses are called standard errors but are standard deviations over the replicates: for the non-private mean
@@ -82,7 +90,9 @@ class Row:
     @property
     def is_near(self) -> bool:
         """Whether ours is within 3 combined standard errors or 10 % of the paper's."""
-        return self.apart is not None and (abs(self.apart) <= LIMIT or abs(self.ours.mean / self.paper.mean - 1) <= NEAR)
+        return self.apart is not None and (
+            abs(self.apart) <= LIMIT or abs(self.ours.mean / self.paper.mean - 1) <= NEAR
+        )
 
     @property
     def apart(self) -> float | None:
@@ -90,7 +100,11 @@ class Row:
         if self.paper is None or self.ours is None:
             return None
         combined = math.hypot(self.paper.error, self.ours.error)
-        return (self.ours.mean - self.paper.mean) / combined if combined > 0 and math.isfinite(combined) else None
+        return (
+            (self.ours.mean - self.paper.mean) / combined
+            if combined > 0 and math.isfinite(combined)
+            else None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +126,17 @@ class Table:
         ]
         for row in self.rows:
             apart = "" if row.apart is None else f"{row.apart:+.1f}"
-            cells = [str(cell) if cell is not None else "" for cell in (row.paper, row.ours, row.optimal, row.private)]
+            cells = [
+                str(cell) if cell is not None else ""
+                for cell in (row.paper, row.ours, row.optimal, row.private)
+            ]
             epsilon = "" if row.epsilon is None else f"{row.epsilon:g}"
-            lines.append(f"| {row.setting} | {row.method} | {epsilon} | {' | '.join(cells)} | {apart} |")
-        notes = [f"- {note}" for note in self.notes] + ([f"- {self.seconds:.0f} s."] if self.seconds else [])
+            lines.append(
+                f"| {row.setting} | {row.method} | {epsilon} | {' | '.join(cells)} | {apart} |"
+            )
+        notes = [f"- {note}" for note in self.notes] + (
+            [f"- {self.seconds:.0f} s."] if self.seconds else []
+        )
         return "\n".join([*lines, "", *notes, ""])
 
     def judged(self) -> list[Row]:
@@ -124,14 +145,24 @@ class Table:
 
     def variants(self, row: Row) -> list[Row]:
         """Return the lines that read the paper's experiment in another way than a judged line does."""
-        same = [other for other in self.rows if (other.setting, other.epsilon, other.of_paper) == (row.setting, row.epsilon, row.method)]
+        same = [
+            other
+            for other in self.rows
+            if (other.setting, other.epsilon, other.of_paper)
+            == (row.setting, row.epsilon, row.method)
+        ]
         return [other for other in same if other.method != row.method]
 
     def verdict(self) -> str:
         """Return how many judged cells agree with the paper's."""
         rows = self.judged()
-        within, near = sum(abs(row.apart) <= LIMIT for row in rows), sum(row.is_near for row in rows)
-        read = sum(row.is_near or any(other.is_near for other in self.variants(row)) for row in rows)
+        within, near = (
+            sum(abs(row.apart) <= LIMIT for row in rows),
+            sum(row.is_near for row in rows),
+        )
+        read = sum(
+            row.is_near or any(other.is_near for other in self.variants(row)) for row in rows
+        )
         return f"{len(rows)} cells of NP and DIP: {within} within 3 combined standard errors, {near} so or within 10 %, {read} with the variants"
 
     def to_json(self) -> str:
@@ -141,7 +172,15 @@ class Table:
     def from_json(cls, text: str) -> Table:
         found = json.loads(text)
         cells = ("paper", "ours", "optimal", "private")
-        rows = [Row(**{key: Cell(**value) if key in cells and value else value for key, value in row.items()}) for row in found.pop("rows")]
+        rows = [
+            Row(
+                **{
+                    key: Cell(**value) if key in cells and value else value
+                    for key, value in row.items()
+                }
+            )
+            for row in found.pop("rows")
+        ]
         return cls(rows=rows, **found)
 
 
@@ -151,8 +190,15 @@ def replicate_rng(seed: int, *place: int) -> np.random.Generator:
 
 
 def parser(description: str, replicates: int, data: str | None = None) -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--replicates", type=int, default=replicates, help=f"default {replicates}; the paper has {PAPER_REPLICATES}")
+    found = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument(
+        "--replicates",
+        type=int,
+        default=replicates,
+        help=f"default {replicates}; the paper has {PAPER_REPLICATES}",
+    )
     found.add_argument("--seed", type=int, default=1)
     found.add_argument("--json", type=Path, help="also write the table to this file")
     if data is not None:
@@ -166,7 +212,10 @@ def report(options: argparse.Namespace, make: Callable[[], Table]) -> Table:
         raise SystemExit("--replicates must be at least 1")
     begun = time.perf_counter()
     table = make()
-    table = Table(**{key: getattr(table, key) for key in ("name", "title", "unit", "rows", "notes")}, seconds=time.perf_counter() - begun)
+    table = Table(
+        **{key: getattr(table, key) for key in ("name", "title", "unit", "rows", "notes")},
+        seconds=time.perf_counter() - begun,
+    )
     print(table.markdown())
     print(table.verdict())
     if options.json is not None:

@@ -16,7 +16,14 @@ from pipelines.papers.dip.common import Row, Table, parser, report
 from pipelines.papers.dip.table4 import LAWS, rows_of
 
 SIZES = (100, 200, 500, 1000, 1500, 2000)
-COLOURS = {"NP": "#1f6fb4", "DIP": "#c8372d", "LRM": "#3c8d40", "OPM": "#b8860b", "resampling": "#7d4bb0", "private": "#555"}
+COLOURS = {
+    "NP": "#1f6fb4",
+    "DIP": "#c8372d",
+    "LRM": "#3c8d40",
+    "OPM": "#b8860b",
+    "resampling": "#7d4bb0",
+    "private": "#555",
+}
 WIDTH, HEIGHT, MARGIN = 300, 200, 55
 
 
@@ -25,7 +32,10 @@ def table(replicates: int, seed: int = 1) -> Table:
     for law in LAWS:
         for size in SIZES:
             for row in rows_of(law, 1.0, replicates, seed, size):
-                kept = {key: getattr(row, key) for key in ("method", "epsilon", "ours", "optimal", "private")}
+                kept = {
+                    key: getattr(row, key)
+                    for key in ("method", "epsilon", "ours", "optimal", "private")
+                }
                 rows.append(Row(setting=f"{law.label}, n = {size}", **kept))
     return Table(
         name="Figure 5",
@@ -54,23 +64,40 @@ def picture(found: Table) -> str:
         left, top = MARGIN + (panel % 2) * (WIDTH + MARGIN), 30 + (panel // 2) * (HEIGHT + MARGIN)
         logs = {name: np.log10(errors) for name, errors in methods.items() if name in COLOURS}
         low, high = min(log.min() for log in logs.values()), max(log.max() for log in logs.values())
-        xs = left + WIDTH * (np.log(SIZES) - np.log(SIZES[0])) / (np.log(SIZES[-1]) - np.log(SIZES[0]))
-        parts.append(f'<rect x="{left}" y="{top}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#999"/>')
+        xs = left + WIDTH * (np.log(SIZES) - np.log(SIZES[0])) / (
+            np.log(SIZES[-1]) - np.log(SIZES[0])
+        )
+        parts.append(
+            f'<rect x="{left}" y="{top}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#999"/>'
+        )
         parts.append(f'<text x="{left}" y="{top - 6}" font-size="13">{label}</text>')
         for size, x in zip(SIZES, xs, strict=True):
-            parts.append(f'<text x="{x:.0f}" y="{top + HEIGHT + 15}" font-size="10" text-anchor="middle">{size}</text>')
+            parts.append(
+                f'<text x="{x:.0f}" y="{top + HEIGHT + 15}" font-size="10" text-anchor="middle">{size}</text>'
+            )
         for power in range(int(np.ceil(low)), int(np.floor(high)) + 1):
             y = top + HEIGHT * (1 - (power - low) / (high - low))
-            parts.append(f'<text x="{left - 5}" y="{y + 4:.0f}" font-size="10" text-anchor="end">{10.0**power:g}</text>')
+            parts.append(
+                f'<text x="{left - 5}" y="{y + 4:.0f}" font-size="10" text-anchor="end">{10.0**power:g}</text>'
+            )
         for name, log in logs.items():
-            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, top + HEIGHT * (1 - (log - low) / (high - low)), strict=True))
-            parts.append(f'<polyline points="{points}" fill="none" stroke="{COLOURS[name]}" stroke-width="1.6"/>')
+            points = " ".join(
+                f"{x:.1f},{y:.1f}"
+                for x, y in zip(xs, top + HEIGHT * (1 - (log - low) / (high - low)), strict=True)
+            )
+            parts.append(
+                f'<polyline points="{points}" fill="none" stroke="{COLOURS[name]}" stroke-width="1.6"/>'
+            )
     bottom = 30 + 2 * (HEIGHT + MARGIN)
     for place, (name, colour) in enumerate(COLOURS.items()):
-        label = {"private": "DIP, end to end private", "resampling": "EXM as the paper has it"}.get(name, name)
+        label = {"private": "DIP, end to end private", "resampling": "EXM as the paper has it"}.get(
+            name, name
+        )
         x = MARGIN + (place % 3) * 230
         y = bottom + 18 * (place // 3)
-        parts.append(f'<rect x="{x}" y="{y - 9}" width="18" height="4" fill="{colour}"/><text x="{x + 24}" y="{y}" font-size="12">{label}</text>')
+        parts.append(
+            f'<rect x="{x}" y="{y - 9}" width="18" height="4" fill="{colour}"/><text x="{x + 24}" y="{y}" font-size="12">{label}</text>'
+        )
     size = f'width="{2 * (WIDTH + MARGIN) + 20}" height="{bottom + 40}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" fill="#222">'
     return "\n".join([head, f'<rect {size} fill="white"/>', *parts, "</svg>", ""])

@@ -31,24 +31,42 @@ def levels(name: str, values: Sequence[int], *, ordered: bool = True) -> LevelCo
     return LevelCodec(name=name, levels=pa.array(values, type=pa.int64()), ordered=ordered)
 
 
-def line(name: str, bounds: tuple[float, float] | None = None, *, whole: bool = False) -> ValueCodec:
-    return ValueCodec(name=name, type=pa.int64() if whole else pa.float64(), bounds=bounds, atoms=(), nulls=False)
+def line(
+    name: str, bounds: tuple[float, float] | None = None, *, whole: bool = False
+) -> ValueCodec:
+    return ValueCodec(
+        name=name, type=pa.int64() if whole else pa.float64(), bounds=bounds, atoms=(), nulls=False
+    )
 
 
 def as_batch(table: Array, codecs: Sequence[Codec]) -> pa.RecordBatch:
-    arrays = [pa.array(column, type=pa.float64()).cast(type_of(codec)) for column, codec in zip(table.T, codecs, strict=True)]
+    arrays = [
+        pa.array(column, type=pa.float64()).cast(type_of(codec))
+        for column, codec in zip(table.T, codecs, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, names=[codec.name for codec in codecs])
 
 
 def as_matrix(batch: pa.RecordBatch) -> Array:
-    return np.column_stack([column.to_numpy(zero_copy_only=False).astype(float) for column in batch.columns])
+    return np.column_stack(
+        [column.to_numpy(zero_copy_only=False).astype(float) for column in batch.columns]
+    )
 
 
 def type_of(codec: Codec) -> pa.DataType:
     return codec.levels.type if isinstance(codec, LevelCodec) else codec.type
 
 
-def chain(held_out: Array, rows: Array, codecs: Sequence[Codec], epsilon: float, channel: ChannelKind, order: Array, seed: int, place: str) -> Array:
+def chain(
+    held_out: Array,
+    rows: Array,
+    codecs: Sequence[Codec],
+    epsilon: float,
+    channel: ChannelKind,
+    order: Array,
+    seed: int,
+    place: str,
+) -> Array:
     """Return rows released by the chain of the held-out ones, float64 array of shape (n, p).
 
     Parameters
@@ -72,16 +90,27 @@ def chain(held_out: Array, rows: Array, codecs: Sequence[Codec], epsilon: float,
     grids = [_grid(codec, column) for codec, column in zip(ordered, columns, strict=True)]
     one, no_group = np.ones(len(held_out), dtype=np.int64), np.zeros(len(held_out), dtype=np.int64)
     trie = kernel.build(columns, one, no_group, grids)
-    mechanisms = dict.fromkeys((codec.name for codec in ordered), _rank_mechanism(epsilon / len(codecs), channel))
+    mechanisms = dict.fromkeys(
+        (codec.name for codec in ordered), _rank_mechanism(epsilon / len(codecs), channel)
+    )
     release = ChainRelease(columns=mechanisms, trie=trie, groups=None, least_grade=0)
     by_name = {codec.name: codec for codec in codecs}
-    return as_matrix(release.randomise(as_batch(rows, codecs), by_name, release.streams(RunKey.insecure(seed), place)))
+    return as_matrix(
+        release.randomise(
+            as_batch(rows, codecs), by_name, release.streams(RunKey.insecure(seed), place)
+        )
+    )
 
 
 def _grid(codec: Codec, column: Array) -> tuple[Array, Array] | None:
     if isinstance(codec, LevelCodec):
         return None
-    return kernel.grid(column, np.array(codec.atoms), codec.bounds[0] if codec.bounds else None, 1.0 if codec.lattice else None)
+    return kernel.grid(
+        column,
+        np.array(codec.atoms),
+        codec.bounds[0] if codec.bounds else None,
+        1.0 if codec.lattice else None,
+    )
 
 
 @lru_cache
@@ -90,7 +119,15 @@ def _rank_mechanism(epsilon: float, channel: ChannelKind) -> Any:
     return rank_mechanisms({"x": epsilon}, channel)["x"]
 
 
-def tree(rows: Array, codecs: Sequence[Codec], bins: Mapping[str, Any], epsilon: float, rng: np.random.Generator, seed: int, place: str) -> Array:
+def tree(
+    rows: Array,
+    codecs: Sequence[Codec],
+    bins: Mapping[str, Any],
+    epsilon: float,
+    rng: np.random.Generator,
+    seed: int,
+    place: str,
+) -> Array:
     """Return all rows released along the private tree of noisy tables of all of them, float64 array of shape (n, p).
 
     Parameters
@@ -109,11 +146,23 @@ def tree(rows: Array, codecs: Sequence[Codec], bins: Mapping[str, Any], epsilon:
         Of the streams.
     """
     batch, by_name = as_batch(rows, codecs), {codec.name: codec for codec in codecs}
-    public: dict[str, Cells] = {codec.name: cells(codec, bins.get(codec.name, 2)) for codec in codecs}
+    public: dict[str, Cells] = {
+        codec.name: cells(codec, bins.get(codec.name, 2)) for codec in codecs
+    }
     domain = domain_of(public)
-    schema = Schema(columns=dict.fromkeys(domain.names, Column(role="privatise", kind="continuous")))  # the budget is divided by names alone
-    mechanism = TreeMechanism(spec=DipSpec(reference=Tree(share=0.5)), schema=schema, budget=Budget(epsilon=epsilon, delta=DELTA))
-    noisy = measure_tree(MarginalCounts.of_codes(domain, encode(batch, public, domain, None)), mechanism.noise, rng=rng)
+    schema = Schema(
+        columns=dict.fromkeys(domain.names, Column(role="privatise", kind="continuous"))
+    )  # the budget is divided by names alone
+    mechanism = TreeMechanism(
+        spec=DipSpec(reference=Tree(share=0.5)),
+        schema=schema,
+        budget=Budget(epsilon=epsilon, delta=DELTA),
+    )
+    noisy = measure_tree(
+        MarginalCounts.of_codes(domain, encode(batch, public, domain, None)),
+        mechanism.noise,
+        rng=rng,
+    )
     release = fit_tree(noisy, public, mechanism.spending.row)
     released = release.randomise(batch, by_name, release.streams(RunKey.insecure(seed), place))
     return as_matrix(released.select([codec.name for codec in codecs]))

@@ -25,7 +25,9 @@ def covariance(network: str, p: int, rng: np.random.Generator) -> Array:
 def precision(rows: Array, alphas: int | list[float] = 4) -> Array:
     """Return the graphical lasso's Ω̂, its penalty chosen by 5-fold cross-validation."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # penalties that are too small for the data lose by themselves
+        warnings.simplefilter(
+            "ignore", ConvergenceWarning
+        )  # penalties that are too small for the data lose by themselves
         warnings.simplefilter("ignore", RuntimeWarning)
         return GraphicalLassoCV(alphas=alphas, cv=5, max_iter=100).fit(rows).precision_
 

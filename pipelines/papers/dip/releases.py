@@ -33,7 +33,9 @@ def levels(values: Array) -> LevelCodec:
 
 def line(bounds: tuple[float, float] | None = None, *, whole: bool = False) -> ValueCodec:
     """Return the codec of a continuous column, of whole numbers or of real ones."""
-    return ValueCodec(name=NAME, type=pa.int64() if whole else pa.float64(), bounds=bounds, atoms=(), nulls=False)
+    return ValueCodec(
+        name=NAME, type=pa.int64() if whole else pa.float64(), bounds=bounds, atoms=(), nulls=False
+    )
 
 
 def known(codec: Codec, name: str, **parameters: float) -> Distribution:
@@ -47,19 +49,31 @@ def holdout(codec: Codec, values: Array) -> Distribution:
     return from_statistic(codec, kind.of_batch(codec, pa.array(values, type=type_of(codec))))
 
 
-def private(codec: Codec, values: Array, bins: int | Sequence[float], epsilon: float, rng: np.random.Generator) -> Distribution:
+def private(
+    codec: Codec,
+    values: Array,
+    bins: int | Sequence[float],
+    epsilon: float,
+    rng: np.random.Generator,
+) -> Distribution:
     """Return the noisy histogram of all values as a reference that costs `epsilon`; keyed noise, so that experiments repeat."""
     public = cells(codec, bins)
     counts = CellCounts.of_batch(public, pa.array(values, type=type_of(codec)))
-    noisy = perturb(counts.counts[public.possible], histogram_event(epsilon, "replace-one"), rng=rng)
+    noisy = perturb(
+        counts.counts[public.possible], histogram_event(epsilon, "replace-one"), rng=rng
+    )
     return distribution_of(public, noisy, counts.n_rows)
 
 
-def mechanism(codec: Codec, reference: Distribution, epsilon: float, channel: ChannelKind = "laplace") -> ColumnMechanism:
+def mechanism(
+    codec: Codec, reference: Distribution, epsilon: float, channel: ChannelKind = "laplace"
+) -> ColumnMechanism:
     """Return the fitted mechanism of one column; the tables of the rank noise, which ε alone gives, are made once."""
     if isinstance(reference, RankDistribution) and channel == "laplace":
         noise, (thresholds, aliases) = _rank_noise(epsilon)
-        return RankMechanism(noise=noise, distribution=reference, thresholds=thresholds, aliases=aliases)
+        return RankMechanism(
+            noise=noise, distribution=reference, thresholds=thresholds, aliases=aliases
+        )
     return fit_dip({NAME: reference}, {NAME: codec}, {NAME: epsilon}, channel).columns[NAME]
 
 
@@ -69,11 +83,15 @@ def _rank_noise(epsilon: float) -> tuple[rank.RankNoise, rank.Tables]:
     return noise, rank.digit_tables(noise)
 
 
-def release(fitted: ColumnMechanism, codec: Codec, values: Array, seed: int, *place: object) -> Array:
+def release(
+    fitted: ColumnMechanism, codec: Codec, values: Array, seed: int, *place: object
+) -> Array:
     """Return the released values of an array of any shape; the place names the stream."""
     rng = stream(RunKey.insecure(seed), f"dip/{NAME}", "/".join(map(str, place)))
     array = pa.array(np.ascontiguousarray(values).ravel(), type=type_of(codec))
-    return fitted.randomise(codec, array, rng).to_numpy(zero_copy_only=False).reshape(np.shape(values))
+    return (
+        fitted.randomise(codec, array, rng).to_numpy(zero_copy_only=False).reshape(np.shape(values))
+    )
 
 
 def type_of(codec: Codec) -> pa.DataType:

@@ -66,17 +66,26 @@ def likelihood(rows: Array, omega: Array) -> float:
     if not np.isfinite(omega).all():
         return -np.inf
     sign, log_determinant = np.linalg.slogdet(omega)
-    return float(log_determinant - np.sum(np.cov(rows.T, bias=True) * omega)) if sign > 0 else -np.inf
+    return (
+        float(log_determinant - np.sum(np.cov(rows.T, bias=True) * omega)) if sign > 0 else -np.inf
+    )
 
 
 def chosen_penalty(rows: Array, folds: int, seed: int) -> float:
     """Return the penalty with the best likelihood over folds."""
     parts = list(KFold(folds, shuffle=True, random_state=seed).split(rows))
-    scores = {penalty: sum(likelihood(rows[test], precision(rows[train], penalty)) for train, test in parts) for penalty in PENALTIES}
+    scores = {
+        penalty: sum(
+            likelihood(rows[test], precision(rows[train], penalty)) for train, test in parts
+        )
+        for penalty in PENALTIES
+    }
     return max(PENALTIES, key=scores.__getitem__)
 
 
-def one_replicate(network: str, fraction: float, epsilon: float, seed: int, k: int, folds: int) -> dict[str, float]:
+def one_replicate(
+    network: str, fraction: float, epsilon: float, seed: int, k: int, folds: int
+) -> dict[str, float]:
     """Return the entropy loss of the cross-validated estimate, and of each penalty's."""
     rng = replicate_rng(seed, 1, NETWORKS.index(network), round(100 * fraction), int(epsilon), k)
     sigma = covariance(network, WIDTH, rng)
@@ -85,26 +94,60 @@ def one_replicate(network: str, fraction: float, epsilon: float, seed: int, k: i
     lines = [joint.line(f"x{column}") for column in range(WIDTH)]
     found: dict[str, float] = {}
     for channel in ("laplace", "optimal"):
-        released = joint.chain(rows[out], rows[~out], lines, epsilon, channel, order, seed, f"{network}/{fraction}/{epsilon}/{k}/{channel}")
+        released = joint.chain(
+            rows[out],
+            rows[~out],
+            lines,
+            epsilon,
+            channel,
+            order,
+            seed,
+            f"{network}/{fraction}/{epsilon}/{k}/{channel}",
+        )
         if channel == "optimal":
             found["optimal"] = entropy_loss(sigma, precision(released, COMPARED))
             continue
-        losses = {penalty: entropy_loss(sigma, precision(released, penalty)) for penalty in PENALTIES}
+        losses = {
+            penalty: entropy_loss(sigma, precision(released, penalty)) for penalty in PENALTIES
+        }
         found |= {f"penalty {penalty:g}": loss for penalty, loss in losses.items()}
         found["cross-validated"] = losses[chosen_penalty(released, folds, k)]
     return found
 
 
-def rows_of(network: str, fraction: float, epsilon: float, options: argparse.Namespace) -> list[Row]:
+def rows_of(
+    network: str, fraction: float, epsilon: float, options: argparse.Namespace
+) -> list[Row]:
     """Return the lines of one cell of the table."""
-    found = [one_replicate(network, fraction, epsilon, options.seed, k, options.folds) for k in range(options.replicates)]
+    found = [
+        one_replicate(network, fraction, epsilon, options.seed, k, options.folds)
+        for k in range(options.replicates)
+    ]
     cells = {name: Cell.of([one[name] for one in found]) for name in found[0]}
     name = NAMES[fraction]
     paper = published(*PAPER[network][name][int(epsilon) - 1])
     compared = f"penalty {COMPARED:g}"
-    rows = [Row(setting=network, method=name, epsilon=epsilon, paper=paper, ours=cells[compared], optimal=cells["optimal"])]
+    rows = [
+        Row(
+            setting=network,
+            method=name,
+            epsilon=epsilon,
+            paper=paper,
+            ours=cells[compared],
+            optimal=cells["optimal"],
+        )
+    ]
     others = [other for other in cells if other not in (compared, "optimal")]
-    return rows + [Row(setting=network, method=f"{name}, {other}", epsilon=epsilon, paper=paper, ours=cells[other]) for other in others]
+    return rows + [
+        Row(
+            setting=network,
+            method=f"{name}, {other}",
+            epsilon=epsilon,
+            paper=paper,
+            ours=cells[other],
+        )
+        for other in others
+    ]
 
 
 def table(options: argparse.Namespace) -> Table:
@@ -136,7 +179,9 @@ def table(options: argparse.Namespace) -> Table:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parser(__doc__, 5)
-    options.add_argument("--fractions", type=float, nargs="+", default=list(FRACTIONS), choices=FRACTIONS)
+    options.add_argument(
+        "--fractions", type=float, nargs="+", default=list(FRACTIONS), choices=FRACTIONS
+    )
     options.add_argument("--epsilons", type=float, nargs="+", default=[1.0], choices=EPSILONS)
     options.add_argument("--folds", type=int, default=5)
     chosen = options.parse_args(arguments)

@@ -22,7 +22,16 @@ from typing import Any
 import numpy as np
 
 from pipelines.papers.dip import baselines, joint
-from pipelines.papers.dip.common import EPSILONS, Cell, Row, Table, parser, published, replicate_rng, report
+from pipelines.papers.dip.common import (
+    EPSILONS,
+    Cell,
+    Row,
+    Table,
+    parser,
+    published,
+    replicate_rng,
+    report,
+)
 
 Array = Any
 FRACTIONS = (0.15, 0.25, 0.35)
@@ -65,10 +74,18 @@ PAPER = {
 }
 
 
-def data(n: int, p: int, rng: np.random.Generator, design: np.random.Generator | None = None) -> Array:
+def data(
+    n: int, p: int, rng: np.random.Generator, design: np.random.Generator | None = None
+) -> Array:
     """Return the columns of X, drawn by `design` if it is given, and then Y, float64 array of shape (n, p + 1)."""
     third, of_x = p // 3, rng if design is None else design
-    x = np.hstack([of_x.normal(0, 10, (n, third)), np.minimum(of_x.poisson(5, (n, third)), MAX_POISSON), of_x.integers(0, 2, (n, third))])
+    x = np.hstack(
+        [
+            of_x.normal(0, 10, (n, third)),
+            np.minimum(of_x.poisson(5, (n, third)), MAX_POISSON),
+            of_x.integers(0, 2, (n, third)),
+        ]
+    )
     return np.column_stack([x, x.sum(axis=1) + rng.normal(size=n)])
 
 
@@ -88,10 +105,21 @@ def scale(p: int) -> tuple[float, float]:
 
 
 def unbounded(p: int) -> list[Any]:
-    return [joint.line(codec.name) if codec.name.startswith(("normal", "y")) else codec for codec in codecs(p)]
+    return [
+        joint.line(codec.name) if codec.name.startswith(("normal", "y")) else codec
+        for codec in codecs(p)
+    ]
 
 
-def continualised(table: Array, out: Array, epsilon: float, order: Array, rng: np.random.Generator, seed: int, place: str) -> Array:
+def continualised(
+    table: Array,
+    out: Array,
+    epsilon: float,
+    order: Array,
+    rng: np.random.Generator,
+    seed: int,
+    place: str,
+) -> Array:
     """Return the rows released as the paper does it: discrete values spread below themselves, and rounded up again."""
     p = table.shape[1] - 1
     third, v = p // 3, table.copy()
@@ -107,7 +135,10 @@ def continualised(table: Array, out: Array, epsilon: float, order: Array, rng: n
 def tree_bins(p: int) -> dict[str, Any]:
     low, high = scale(p)
     steps = np.linspace(-2.4, 2.4, 9)
-    normal, y = tuple((10 * steps).tolist()), tuple(((low + high) / 2 + (high - low) / 9 * steps).tolist())
+    normal, y = (
+        tuple((10 * steps).tolist()),
+        tuple(((low + high) / 2 + (high - low) / 9 * steps).tolist()),
+    )
     return {f"normal{k}": normal for k in range(p // 3)} | {"y": y}
 
 
@@ -125,29 +156,50 @@ def competitor(table: Array, epsilon: float, method: str, rng: np.random.Generat
 
     def one(column: Array, low: float | None) -> Array:
         if method == "OPM":
-            return baselines.opm_ball(column, np.sqrt(len(column)) * float(np.abs(column).max()), share, rng=rng)
+            return baselines.opm_ball(
+                column, np.sqrt(len(column)) * float(np.abs(column).max()), share, rng=rng
+            )
         width = float(column.max()) if low == 0.0 else 2 * float(np.abs(column).max())
         return baselines.lrm(column, width, share, rng=rng)
 
     third = (table.shape[1] - 1) // 3
-    x = np.column_stack([one(column, None if k < third else 0.0) for k, column in enumerate(table.T[:-1])])
+    x = np.column_stack(
+        [one(column, None if k < third else 0.0) for k, column in enumerate(table.T[:-1])]
+    )
     design = np.column_stack([np.ones(len(x)), x])
     fitted = design @ np.linalg.lstsq(design, table[:, -1], rcond=None)[0]
     return np.column_stack([x, fitted + one(table[:, -1] - fitted, None)])
 
 
-def one_replicate(n: int, p: int, epsilon: float, seed: int, k: int, design: int | None = None) -> dict[str, float]:
+def one_replicate(
+    n: int, p: int, epsilon: float, seed: int, k: int, design: int | None = None
+) -> dict[str, float]:
     """Return the distances of all methods on one simulated table; with a number of a design, all replicates have its X."""
     rng = replicate_rng(seed, 2, n, p, int(epsilon), k)
     table = data(n, p, rng, None if design is None else replicate_rng(design, 2, n, p))
     free, place = unbounded(p), f"{n}/{p}/{epsilon}/{k}"
-    found = {"NP": distance(table), "LRM": distance(competitor(table, epsilon, "LRM", rng)), "OPM": distance(competitor(table, epsilon, "OPM", rng))}
+    found = {
+        "NP": distance(table),
+        "LRM": distance(competitor(table, epsilon, "LRM", rng)),
+        "OPM": distance(competitor(table, epsilon, "OPM", rng)),
+    }
     for fraction in FRACTIONS:
         out, order = joint.split(n, fraction, rng), rng.permutation(p + 1)
         for channel in ("laplace", "optimal"):
-            released = joint.chain(table[out], table[~out], free, epsilon, channel, order, seed, f"{place}/{fraction}/{channel}")
+            released = joint.chain(
+                table[out],
+                table[~out],
+                free,
+                epsilon,
+                channel,
+                order,
+                seed,
+                f"{place}/{fraction}/{channel}",
+            )
             found[f"{channel} {fraction}"] = distance(released)
-        found[f"continualised {fraction}"] = distance(continualised(table, out, epsilon, order, rng, seed, f"{place}/{fraction}/v"))
+        found[f"continualised {fraction}"] = distance(
+            continualised(table, out, epsilon, order, rng, seed, f"{place}/{fraction}/v")
+        )
     return found
 
 
@@ -158,25 +210,60 @@ def private_replicate(n: int, p: int, epsilon: float, seed: int, k: int) -> floa
     for column, codec in enumerate(public):
         if codec.name.startswith(("normal", "y")):
             table[:, column] = table[:, column].clip(*codec.bounds)
-    return distance(joint.tree(table, public, tree_bins(p), epsilon, rng, seed, f"tree/{n}/{p}/{epsilon}/{k}"))
+    return distance(
+        joint.tree(table, public, tree_bins(p), epsilon, rng, seed, f"tree/{n}/{p}/{epsilon}/{k}")
+    )
 
 
 def rows_of(n: int, p: int, epsilon: float, private: int, options: argparse.Namespace) -> list[Row]:
     """Return the lines of one setting at one ε."""
     seed = options.seed
-    found = [one_replicate(n, p, epsilon, seed, k, options.design) for k in range(options.replicates)]
+    found = [
+        one_replicate(n, p, epsilon, seed, k, options.design) for k in range(options.replicates)
+    ]
     cells = {name: Cell.of([one[name] for one in found]) for name in found[0]}
-    tree = Cell.of([private_replicate(n, p, epsilon, seed, k) for k in range(private)]) if private else None
-    setting, quoted = f"N = {n}, p = {p}", {name: published(*values[int(epsilon) - 1]) for name, values in PAPER[n, p].items()}
-    rows = [Row(setting=setting, method="NP", epsilon=epsilon, paper=quoted["NP"], ours=cells["NP"])]
+    tree = (
+        Cell.of([private_replicate(n, p, epsilon, seed, k) for k in range(private)])
+        if private
+        else None
+    )
+    setting, quoted = (
+        f"N = {n}, p = {p}",
+        {name: published(*values[int(epsilon) - 1]) for name, values in PAPER[n, p].items()},
+    )
+    rows = [
+        Row(setting=setting, method="NP", epsilon=epsilon, paper=quoted["NP"], ours=cells["NP"])
+    ]
     for fraction, name in NAMES.items():
         ours, optimal = cells[f"laplace {fraction}"], cells[f"optimal {fraction}"]
-        rows.append(Row(setting=setting, method=name, epsilon=epsilon, paper=quoted[name], ours=ours, optimal=optimal))
+        rows.append(
+            Row(
+                setting=setting,
+                method=name,
+                epsilon=epsilon,
+                paper=quoted[name],
+                ours=ours,
+                optimal=optimal,
+            )
+        )
         again = cells[f"continualised {fraction}"]
-        rows.append(Row(setting=setting, method=CONTINUALISED[fraction], epsilon=epsilon, paper=quoted[name], ours=again))
+        rows.append(
+            Row(
+                setting=setting,
+                method=CONTINUALISED[fraction],
+                epsilon=epsilon,
+                paper=quoted[name],
+                ours=again,
+            )
+        )
     if tree is not None:
-        rows.append(Row(setting=setting, method="DIP, none held out", epsilon=epsilon, private=tree))
-    return rows + [Row(setting=setting, method=name, epsilon=epsilon, paper=quoted[name], ours=cells[name]) for name in ("LRM", "OPM")]
+        rows.append(
+            Row(setting=setting, method="DIP, none held out", epsilon=epsilon, private=tree)
+        )
+    return rows + [
+        Row(setting=setting, method=name, epsilon=epsilon, paper=quoted[name], ours=cells[name])
+        for name in ("LRM", "OPM")
+    ]
 
 
 def table(options: argparse.Namespace) -> Table:
@@ -189,7 +276,12 @@ def table(options: argparse.Namespace) -> Table:
             f"Mean Euclidean distance of (intercept, β) from the truth ± its standard error; {options.replicates} replicates "
             f"({private} end to end private; paper: 1000)."
         ),
-        rows=[row for n, p in settings for epsilon in options.epsilons for row in rows_of(n, p, epsilon, private, options)],
+        rows=[
+            row
+            for n, p in settings
+            for epsilon in options.epsilons
+            for row in rows_of(n, p, epsilon, private, options)
+        ],
         notes=[
             "The distance includes the intercept: without it the non-private numbers would be 0.63 of the paper's.",
             (
@@ -216,9 +308,20 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser(__doc__, 60)
     options.add_argument("--sizes", type=int, nargs="+", default=[200, 2000], choices=[200, 2000])
     options.add_argument("--columns", type=int, nargs="+", default=[6, 30], choices=[6, 30])
-    options.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS), choices=EPSILONS)
-    options.add_argument("--design", type=int, help="a number: X is drawn once for each setting, by it, and not anew for every replicate")
-    options.add_argument("--private", type=int, default=20, help="replicates of the tree, which is refitted for each; 0: none")
+    options.add_argument(
+        "--epsilons", type=float, nargs="+", default=list(EPSILONS), choices=EPSILONS
+    )
+    options.add_argument(
+        "--design",
+        type=int,
+        help="a number: X is drawn once for each setting, by it, and not anew for every replicate",
+    )
+    options.add_argument(
+        "--private",
+        type=int,
+        default=20,
+        help="replicates of the tree, which is refitted for each; 0: none",
+    )
     chosen = options.parse_args(arguments)
     report(chosen, lambda: table(chosen))
 

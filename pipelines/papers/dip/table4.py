@@ -20,7 +20,16 @@ from typing import Any
 import numpy as np
 
 from pipelines.papers.dip import baselines, releases
-from pipelines.papers.dip.common import EPSILONS, Cell, Row, Table, parser, published, replicate_rng, report
+from pipelines.papers.dip.common import (
+    EPSILONS,
+    Cell,
+    Row,
+    Table,
+    parser,
+    published,
+    replicate_rng,
+    report,
+)
 
 Array = Any
 SHARE = 0.5  # of ε, for the noisy histogram
@@ -38,7 +47,9 @@ class Law:
     truth: float
     levels: range
     width: float | None  # None: the sample's largest value
-    cuts: tuple[int, ...] | None  # first values of the private histogram's cells; None: every level a cell
+    cuts: (
+        tuple[int, ...] | None
+    )  # first values of the private histogram's cells; None: every level a cell
 
 
 def mean(values: Array) -> Array:
@@ -46,7 +57,16 @@ def mean(values: Array) -> Array:
 
 
 LAWS = (
-    Law(label="Ber(0.1)", name="bernoulli", parameters={"p": 0.1}, estimate=mean, truth=0.1, levels=range(2), width=1, cuts=None),
+    Law(
+        label="Ber(0.1)",
+        name="bernoulli",
+        parameters={"p": 0.1},
+        estimate=mean,
+        truth=0.1,
+        levels=range(2),
+        width=1,
+        cuts=None,
+    ),
     Law(
         label="Bin(5, 0.5)",
         name="binom",
@@ -127,30 +147,42 @@ def draw(law: Law, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
 def by_known_law(law: Law, samples: Array, epsilon: float, channel: str, seed: int) -> Array:
     """Return every sample released by the known law."""
     codec = releases.levels(list(law.levels))
-    fitted = releases.mechanism(codec, releases.known(codec, law.name, **law.parameters), epsilon, channel)
-    return releases.release(fitted, codec, samples, seed, law.label, samples.shape, epsilon, channel)
+    fitted = releases.mechanism(
+        codec, releases.known(codec, law.name, **law.parameters), epsilon, channel
+    )
+    return releases.release(
+        fitted, codec, samples, seed, law.label, samples.shape, epsilon, channel
+    )
 
 
 def by_private_histogram(law: Law, samples: Array, epsilon: float, seed: int) -> Array:
     """Return every sample released by its own noisy histogram, which takes half of ε; half randomises the rows."""
     bounds = float(law.levels[0]), float(law.levels[-1])
-    codec = releases.levels(list(law.levels)) if law.cuts is None else releases.line(bounds, whole=True)
+    codec = (
+        releases.levels(list(law.levels)) if law.cuts is None else releases.line(bounds, whole=True)
+    )
     rng, released = replicate_rng(seed, 4, int(epsilon)), []
     for k, sample in enumerate(samples):
         reference = releases.private(codec, sample, law.cuts or 2, SHARE * epsilon, rng)
         fitted = releases.mechanism(codec, reference, (1 - SHARE) * epsilon)
-        released.append(releases.release(fitted, codec, sample, seed, law.label, epsilon, "private", k))
+        released.append(
+            releases.release(fitted, codec, sample, seed, law.label, epsilon, "private", k)
+        )
     return np.array(released)
 
 
-def competitors(law: Law, samples: Array, epsilon: float, rng: np.random.Generator) -> dict[str, Array]:
+def competitors(
+    law: Law, samples: Array, epsilon: float, rng: np.random.Generator
+) -> dict[str, Array]:
     """Return every sample as LRM, OPM and EXM would have it, and drawn again from itself."""
     found: dict[str, list[Array]] = {name: [] for name in METHODS[2:]}
     for sample in samples:
         width = float(law.width or sample.max())
         numbers = sample.astype(float)
         found["LRM"].append(baselines.lrm(numbers, width, epsilon, rng=rng))
-        found["OPM"].append(baselines.opm_moment(numbers, width, np.inf, epsilon, non_negative=True, rng=rng))
+        found["OPM"].append(
+            baselines.opm_moment(numbers, width, np.inf, epsilon, non_negative=True, rng=rng)
+        )
         values, counts = np.unique(sample, return_counts=True)
         law_of_exm = baselines.exm(counts / len(sample), width, epsilon)
         found["EXM"].append(rng.choice(values, len(sample), p=law_of_exm))
@@ -167,7 +199,10 @@ def rows_of(law: Law, epsilon: float, replicates: int, seed: int, size: int = SI
     place = LAWS.index(law), int(epsilon), size
     rng = replicate_rng(seed, *place)
     samples = draw(law, (replicates, size), rng)
-    ours = {"NP": errors(law, samples), "DIP": errors(law, by_known_law(law, samples, epsilon, "laplace", seed))}
+    ours = {
+        "NP": errors(law, samples),
+        "DIP": errors(law, by_known_law(law, samples, epsilon, "laplace", seed)),
+    }
     others = competitors(law, samples, epsilon, rng)
     ours |= {name: errors(law, rows) for name, rows in others.items()}
     extra = {
@@ -176,9 +211,22 @@ def rows_of(law: Law, epsilon: float, replicates: int, seed: int, size: int = SI
     }
     rows = []
     for method in METHODS:
-        quoted = PAPER[law.label].get("EXM" if method == "resampling" else method) if size == SIZE else None
+        quoted = (
+            PAPER[law.label].get("EXM" if method == "resampling" else method)
+            if size == SIZE
+            else None
+        )
         cell = published(*quoted[int(epsilon) - 1]) if quoted else None
-        rows.append(Row(setting=law.label, method=method, epsilon=epsilon, paper=cell, ours=ours[method], **(extra if method == "DIP" else {})))
+        rows.append(
+            Row(
+                setting=law.label,
+                method=method,
+                epsilon=epsilon,
+                paper=cell,
+                ours=ours[method],
+                **(extra if method == "DIP" else {}),
+            )
+        )
     return rows
 
 
@@ -187,7 +235,12 @@ def table(replicates: int, seed: int = 1, epsilons: tuple[float, ...] = EPSILONS
         name="Table 4",
         title="the mean of discrete values, law known",
         unit=f"Mean absolute error of a parameter, 10⁻³, ± its standard error; {SIZE} rows, {replicates} replicates (paper: 1000).",
-        rows=[row for law in LAWS for epsilon in epsilons for row in rows_of(law, epsilon, replicates, seed)],
+        rows=[
+            row
+            for law in LAWS
+            for epsilon in epsilons
+            for row in rows_of(law, epsilon, replicates, seed)
+        ],
         notes=[
             (
                 "The paper's parentheses are standard deviations over replicates (0.75 of the mean, as the absolute value of a "

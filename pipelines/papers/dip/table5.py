@@ -18,7 +18,16 @@ import numpy as np
 from scipy import stats
 
 from pipelines.papers.dip import baselines, releases
-from pipelines.papers.dip.common import EPSILONS, Cell, Row, Table, parser, published, replicate_rng, report
+from pipelines.papers.dip.common import (
+    EPSILONS,
+    Cell,
+    Row,
+    Table,
+    parser,
+    published,
+    replicate_rng,
+    report,
+)
 
 Array = Any
 SHARE = 0.5  # of ε, for the noisy histogram
@@ -46,9 +55,30 @@ def even(low: float, high: float, n: int) -> tuple[float, ...]:
 
 
 LAWS = (
-    Law(label="Unif(0, 1)", name="uniform", parameters={}, bounds=(0.0, 1.0), cuts=even(0.05, 0.95, 19), width=lambda _: 1.0),
-    Law(label="Beta(2, 5)", name="beta", parameters={"a": 2.0, "b": 5.0}, bounds=(0.0, 1.0), cuts=even(0.05, 0.95, 19), width=lambda _: 1.0),
-    Law(label="N(0, 1)", name="norm", parameters={}, bounds=(-8.0, 8.0), cuts=even(-3.0, 3.0, 17), width=lambda z: 2 * float(np.abs(z).max())),
+    Law(
+        label="Unif(0, 1)",
+        name="uniform",
+        parameters={},
+        bounds=(0.0, 1.0),
+        cuts=even(0.05, 0.95, 19),
+        width=lambda _: 1.0,
+    ),
+    Law(
+        label="Beta(2, 5)",
+        name="beta",
+        parameters={"a": 2.0, "b": 5.0},
+        bounds=(0.0, 1.0),
+        cuts=even(0.05, 0.95, 19),
+        width=lambda _: 1.0,
+    ),
+    Law(
+        label="N(0, 1)",
+        name="norm",
+        parameters={},
+        bounds=(-8.0, 8.0),
+        cuts=even(-3.0, 3.0, 17),
+        width=lambda z: 2 * float(np.abs(z).max()),
+    ),
     Law(
         label="Exp(1)",
         name="expon",
@@ -98,7 +128,9 @@ def distance(samples: Array, law: Any) -> Array:
 
 def by_known_law(law: Law, samples: Array, epsilon: float, channel: str, seed: int) -> Array:
     codec = releases.line()
-    fitted = releases.mechanism(codec, releases.known(codec, law.name, **law.parameters), epsilon, channel)
+    fitted = releases.mechanism(
+        codec, releases.known(codec, law.name, **law.parameters), epsilon, channel
+    )
     return releases.release(fitted, codec, samples, seed, law.label, epsilon, channel)
 
 
@@ -107,7 +139,9 @@ def by_private_histogram(law: Law, samples: Array, epsilon: float, seed: int) ->
     for k, sample in enumerate(samples):
         reference = releases.private(codec, sample, law.cuts, SHARE * epsilon, rng)
         fitted = releases.mechanism(codec, reference, (1 - SHARE) * epsilon)
-        released.append(releases.release(fitted, codec, sample, seed, law.label, epsilon, "private", k))
+        released.append(
+            releases.release(fitted, codec, sample, seed, law.label, epsilon, "private", k)
+        )
     return np.array(released)
 
 
@@ -119,15 +153,34 @@ def rows_of(law: Law, epsilon: float, replicates: int, seed: int) -> list[Row]:
     found = {
         "NP": samples,
         "DIP": by_known_law(law, samples, epsilon, "laplace", seed),
-        "LRM": np.array([baselines.lrm(sample, law.width(sample), epsilon, rng=rng) for sample in samples]),
-        "OPM": np.array([baselines.opm_ball(sample, radius, epsilon, rng=rng) for sample, radius in zip(samples, radii, strict=True)]),
+        "LRM": np.array(
+            [baselines.lrm(sample, law.width(sample), epsilon, rng=rng) for sample in samples]
+        ),
+        "OPM": np.array(
+            [
+                baselines.opm_ball(sample, radius, epsilon, rng=rng)
+                for sample, radius in zip(samples, radii, strict=True)
+            ]
+        ),
         "optimal": by_known_law(law, samples, epsilon, "optimal", seed),
         "private": by_private_histogram(law, samples, epsilon, seed),
     }
-    cells = {name: Cell.of(1000 * distance(released, law.frozen)) for name, released in found.items()}
+    cells = {
+        name: Cell.of(1000 * distance(released, law.frozen)) for name, released in found.items()
+    }
     extra = {"optimal": cells["optimal"], "private": cells["private"]}
     quoted = {method: published(*PAPER[law.label][method][int(epsilon) - 1]) for method in METHODS}
-    return [Row(setting=law.label, method=m, epsilon=epsilon, paper=quoted[m], ours=cells[m], **(extra if m == "DIP" else {})) for m in METHODS]
+    return [
+        Row(
+            setting=law.label,
+            method=m,
+            epsilon=epsilon,
+            paper=quoted[m],
+            ours=cells[m],
+            **(extra if m == "DIP" else {}),
+        )
+        for m in METHODS
+    ]
 
 
 def table(replicates: int, seed: int = 1, epsilons: tuple[float, ...] = EPSILONS) -> Table:
@@ -135,7 +188,12 @@ def table(replicates: int, seed: int = 1, epsilons: tuple[float, ...] = EPSILONS
         name="Table 5",
         title="the law of continuous values, law known",
         unit=f"Kolmogorov-Smirnov distance to the true law, 10⁻³, ± its standard error; {SIZE} rows, {replicates} replicates (paper: 1000).",
-        rows=[row for law in LAWS for epsilon in epsilons for row in rows_of(law, epsilon, replicates, seed)],
+        rows=[
+            row
+            for law in LAWS
+            for epsilon in epsilons
+            for row in rows_of(law, epsilon, replicates, seed)
+        ],
         notes=[
             (
                 "The paper's parentheses are standard deviations over replicates: 8.2 is that of the distance of 1000 values from "

@@ -19,7 +19,16 @@ from typing import Any
 import numpy as np
 
 from pipelines.papers.dip import baselines, joint
-from pipelines.papers.dip.common import EPSILONS, Cell, Row, Table, parser, published, replicate_rng, report
+from pipelines.papers.dip.common import (
+    EPSILONS,
+    Cell,
+    Row,
+    Table,
+    parser,
+    published,
+    replicate_rng,
+    report,
+)
 from pipelines.papers.dip.networks import NETWORKS, covariance, entropy_loss, precision
 
 Array = Any
@@ -65,7 +74,9 @@ PAPER = {
 }
 
 
-def one_replicate(network: str, p: int, epsilon: float, seed: int, k: int, *, cross_validate: bool) -> dict[str, float]:
+def one_replicate(
+    network: str, p: int, epsilon: float, seed: int, k: int, *, cross_validate: bool
+) -> dict[str, float]:
     """Return the entropy losses of all methods on one simulated table; cross-validation is most of the work."""
     rng = replicate_rng(seed, 6, NETWORKS.index(network), p, int(epsilon), k)
     sigma = covariance(network, p, rng)
@@ -81,28 +92,82 @@ def one_replicate(network: str, p: int, epsilon: float, seed: int, k: int, *, cr
     for fraction in FRACTIONS:
         out, order = joint.split(SIZE, fraction, rng), rng.permutation(p)
         for channel in ("laplace", "optimal"):
-            found = joint.chain(rows[out], rows[~out], lines, epsilon, channel, order, seed, f"{place}/{fraction}/{channel}")
+            found = joint.chain(
+                rows[out],
+                rows[~out],
+                lines,
+                epsilon,
+                channel,
+                order,
+                seed,
+                f"{place}/{fraction}/{channel}",
+            )
             released[f"{channel} {fraction}"] = found
     bins = {codec.name: CUTS for codec in bounded}
-    released["private"] = joint.tree(rows.clip(-BOUND, BOUND), bounded, bins, epsilon, rng, seed, f"tree/{place}")
-    losses = {name: entropy_loss(sigma, np.linalg.inv(np.cov(found.T))) for name, found in released.items()}
-    penalised = {name: found for name, found in released.items() if cross_validate and (name == "NP" or name.startswith("laplace"))}
-    return losses | {name + CROSS_VALIDATED: entropy_loss(sigma, precision(found)) for name, found in penalised.items()}
+    released["private"] = joint.tree(
+        rows.clip(-BOUND, BOUND), bounded, bins, epsilon, rng, seed, f"tree/{place}"
+    )
+    losses = {
+        name: entropy_loss(sigma, np.linalg.inv(np.cov(found.T)))
+        for name, found in released.items()
+    }
+    penalised = {
+        name: found
+        for name, found in released.items()
+        if cross_validate and (name == "NP" or name.startswith("laplace"))
+    }
+    return losses | {
+        name + CROSS_VALIDATED: entropy_loss(sigma, precision(found))
+        for name, found in penalised.items()
+    }
 
 
-def rows_of(network: str, p: int, epsilon: float, replicates: int, cross_validated: int, seed: int) -> list[Row]:
+def rows_of(
+    network: str, p: int, epsilon: float, replicates: int, cross_validated: int, seed: int
+) -> list[Row]:
     """Return the lines of one setting at one ε."""
-    found = [one_replicate(network, p, epsilon, seed, k, cross_validate=k < cross_validated) for k in range(replicates)]
+    found = [
+        one_replicate(network, p, epsilon, seed, k, cross_validate=k < cross_validated)
+        for k in range(replicates)
+    ]
     cells = {name: Cell.of([one[name] for one in found if name in one]) for name in found[0]}
-    setting, quoted = f"{network}, p = {p}", {name: published(*values[int(epsilon) - 1]) for name, values in PAPER[network, p].items()}
+    setting, quoted = (
+        f"{network}, p = {p}",
+        {name: published(*values[int(epsilon) - 1]) for name, values in PAPER[network, p].items()},
+    )
     rows = []
-    for name, key in (("NP", "NP"), *((name, f"laplace {fraction}") for fraction, name in NAMES.items())):
+    for name, key in (
+        ("NP", "NP"),
+        *((name, f"laplace {fraction}") for fraction, name in NAMES.items()),
+    ):
         optimal = cells.get(key.replace("laplace", "optimal")) if key != "NP" else None
-        rows.append(Row(setting=setting, method=name, epsilon=epsilon, paper=quoted[name], ours=cells[key], optimal=optimal))
+        rows.append(
+            Row(
+                setting=setting,
+                method=name,
+                epsilon=epsilon,
+                paper=quoted[name],
+                ours=cells[key],
+                optimal=optimal,
+            )
+        )
         if key + CROSS_VALIDATED in cells:
-            rows.append(Row(setting=setting, method=name + CROSS_VALIDATED, epsilon=epsilon, paper=quoted[name], ours=cells[key + CROSS_VALIDATED]))
-    rows.append(Row(setting=setting, method="DIP, none held out", epsilon=epsilon, private=cells["private"]))
-    return rows + [Row(setting=setting, method=name, epsilon=epsilon, paper=quoted[name], ours=cells[name]) for name in ("NLRM", "NOPM")]
+            rows.append(
+                Row(
+                    setting=setting,
+                    method=name + CROSS_VALIDATED,
+                    epsilon=epsilon,
+                    paper=quoted[name],
+                    ours=cells[key + CROSS_VALIDATED],
+                )
+            )
+    rows.append(
+        Row(setting=setting, method="DIP, none held out", epsilon=epsilon, private=cells["private"])
+    )
+    return rows + [
+        Row(setting=setting, method=name, epsilon=epsilon, paper=quoted[name], ours=cells[name])
+        for name in ("NLRM", "NOPM")
+    ]
 
 
 def table(options: argparse.Namespace) -> Table:
@@ -118,7 +183,9 @@ def table(options: argparse.Namespace) -> Table:
             row
             for network, p in settings
             for epsilon in options.epsilons
-            for row in rows_of(network, p, epsilon, options.replicates, options.cross_validated, options.seed)
+            for row in rows_of(
+                network, p, epsilon, options.replicates, options.cross_validated, options.seed
+            )
         ],
         notes=[
             "DIP's loss is that of the hold-out: with m records about p(p + 1) / 2m on top of the released rows' own p(p + 1) / 2n, whatever ε.",
@@ -134,9 +201,16 @@ def table(options: argparse.Namespace) -> Table:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parser(__doc__, 20)
-    options.add_argument("--cross-validated", type=int, default=2, help="of the replicates, how many are cross-validated too; default 2")
+    options.add_argument(
+        "--cross-validated",
+        type=int,
+        default=2,
+        help="of the replicates, how many are cross-validated too; default 2",
+    )
     options.add_argument("--columns", type=int, nargs="+", default=[5, 15], choices=[5, 15])
-    options.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS), choices=EPSILONS)
+    options.add_argument(
+        "--epsilons", type=float, nargs="+", default=list(EPSILONS), choices=EPSILONS
+    )
     chosen = options.parse_args(arguments)
     report(chosen, lambda: table(chosen))
 

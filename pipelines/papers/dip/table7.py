@@ -22,7 +22,16 @@ import numpy as np
 from scipy import optimize, stats
 
 from pipelines.papers.dip import baselines, releases
-from pipelines.papers.dip.common import EPSILONS, Cell, Row, Table, parser, published, replicate_rng, report
+from pipelines.papers.dip.common import (
+    EPSILONS,
+    Cell,
+    Row,
+    Table,
+    parser,
+    published,
+    replicate_rng,
+    report,
+)
 
 Array = Any
 MEAN, DEVIATION, NINTH_DECILE, SIZE = 39_531.49, 53_253.93, 95_968.12, 252_540
@@ -51,9 +60,15 @@ def law() -> Any:
     def misses(logs: Array) -> list[float]:
         c, d, scale = np.exp(logs)
         found = stats.burr12(c, d, scale=scale)
-        return [found.mean() / MEAN - 1, found.std() / DEVIATION - 1, found.ppf(0.9) / NINTH_DECILE - 1]
+        return [
+            found.mean() / MEAN - 1,
+            found.std() / DEVIATION - 1,
+            found.ppf(0.9) / NINTH_DECILE - 1,
+        ]
 
-    fit = optimize.least_squares(misses, np.log([0.9, 8.0, 3e5]), xtol=1e-15, ftol=1e-15, gtol=1e-15)
+    fit = optimize.least_squares(
+        misses, np.log([0.9, 8.0, 3e5]), xtol=1e-15, ftol=1e-15, gtol=1e-15
+    )
     if np.abs(fit.fun).max() > 1e-9:
         raise RuntimeError("no Burr XII law has these three numbers")
     c, d, scale = np.exp(fit.x)
@@ -69,17 +84,23 @@ def error(released: Array, truth: float) -> float:
     return 100 * abs(float(released.mean()) / truth - 1)
 
 
-def by_holdout(salaries: Array, fraction: float, epsilon: float, channel: str, seed: int, k: int) -> Array:
+def by_holdout(
+    salaries: Array, fraction: float, epsilon: float, channel: str, seed: int, k: int
+) -> Array:
     """Return the released salaries of one replicate; the rows held out depend on the replicate and fraction alone."""
     out = replicate_rng(seed, 7, k, round(100 * fraction)).random(len(salaries)) < fraction
     codec = releases.line(BOUNDS)
     fitted = releases.mechanism(codec, releases.holdout(codec, salaries[out]), epsilon, channel)
-    return releases.release(fitted, codec, salaries[~out], seed, "salary", fraction, epsilon, channel, k)
+    return releases.release(
+        fitted, codec, salaries[~out], seed, "salary", fraction, epsilon, channel, k
+    )
 
 
 def by_private_histogram(salaries: Array, epsilon: float, seed: int, k: int) -> Array:
     codec = releases.line(BOUNDS)
-    reference = releases.private(codec, salaries, CUTS, SHARE * epsilon, replicate_rng(seed, 7, k, int(epsilon), 99))
+    reference = releases.private(
+        codec, salaries, CUTS, SHARE * epsilon, replicate_rng(seed, 7, k, int(epsilon), 99)
+    )
     fitted = releases.mechanism(codec, reference, (1 - SHARE) * epsilon)
     return releases.release(fitted, codec, salaries, seed, "salary", "private", epsilon, k)
 
@@ -92,7 +113,13 @@ def competitors(salaries: Array, epsilon: float, rng: np.random.Generator) -> di
     }
 
 
-def rows_of(salaries: Array, epsilon: float, replicates: int, seed: int, fractions: tuple[float, ...] = FRACTIONS) -> list[Row]:
+def rows_of(
+    salaries: Array,
+    epsilon: float,
+    replicates: int,
+    seed: int,
+    fractions: tuple[float, ...] = FRACTIONS,
+) -> list[Row]:
     """Return the lines of one ε."""
     truth = float(salaries.mean())
     found: dict[str, list[float]] = {}
@@ -101,19 +128,49 @@ def rows_of(salaries: Array, epsilon: float, replicates: int, seed: int, fractio
         released = others | {"private": by_private_histogram(salaries, epsilon, seed, k)}
         for fraction in fractions:
             for channel in ("laplace", "optimal"):
-                released[f"{channel} {fraction}"] = by_holdout(salaries, fraction, epsilon, channel, seed, k)
+                released[f"{channel} {fraction}"] = by_holdout(
+                    salaries, fraction, epsilon, channel, seed, k
+                )
         for name, values in released.items():
             found.setdefault(name, []).append(error(values, truth))
     cells = {name: Cell.of(errors) for name, errors in found.items()}
     lines = [
-        (f"DIP, {fraction:.0%} held out".replace("%", " %"), cells[f"laplace {fraction}"], cells[f"optimal {fraction}"]) for fraction in fractions
+        (
+            f"DIP, {fraction:.0%} held out".replace("%", " %"),
+            cells[f"laplace {fraction}"],
+            cells[f"optimal {fraction}"],
+        )
+        for fraction in fractions
     ]
     rows = [
-        Row(setting="salaries", method=m, epsilon=epsilon, paper=published(*PAPER[m][int(epsilon) - 1]), ours=ours, optimal=optimal)
+        Row(
+            setting="salaries",
+            method=m,
+            epsilon=epsilon,
+            paper=published(*PAPER[m][int(epsilon) - 1]),
+            ours=ours,
+            optimal=optimal,
+        )
         for m, ours, optimal in lines
     ]
-    rows.append(Row(setting="salaries", method="DIP, none held out", epsilon=epsilon, private=cells["private"]))
-    rows += [Row(setting="salaries", method=m, epsilon=epsilon, paper=published(*PAPER[m][int(epsilon) - 1]), ours=cells[m]) for m in ("LRM", "OPM")]
+    rows.append(
+        Row(
+            setting="salaries",
+            method="DIP, none held out",
+            epsilon=epsilon,
+            private=cells["private"],
+        )
+    )
+    rows += [
+        Row(
+            setting="salaries",
+            method=m,
+            epsilon=epsilon,
+            paper=published(*PAPER[m][int(epsilon) - 1]),
+            ours=cells[m],
+        )
+        for m in ("LRM", "OPM")
+    ]
     return rows
 
 

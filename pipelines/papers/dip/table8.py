@@ -28,15 +28,43 @@ from scipy.special import expit, xlogy
 from sklearn.linear_model import LogisticRegression
 
 from pipelines.papers.dip import baselines, joint
-from pipelines.papers.dip.common import EPSILONS, Cell, Row, Table, parser, published, replicate_rng, report
+from pipelines.papers.dip.common import (
+    EPSILONS,
+    Cell,
+    Row,
+    Table,
+    parser,
+    published,
+    replicate_rng,
+    report,
+)
 
 Array = Any
 FRACTIONS = (0.15, 0.25, 0.35)
 NAMES = {fraction: f"DIP, {round(100 * fraction)} % held out" for fraction in FRACTIONS}
-EDUCATION = ("illiterate", "basic.4y", "basic.6y", "basic.9y", "professional.course", "high.school", "university.degree")
+EDUCATION = (
+    "illiterate",
+    "basic.4y",
+    "basic.6y",
+    "basic.9y",
+    "professional.course",
+    "high.school",
+    "university.degree",
+)
 IDLE = ("unemployed", "retired", "student", "housemaid")
 MARITAL = ("married", "single", "divorced")
-COLUMNS = ("age", "job", "marital", "education", "default", "housing", "loan", "contact", "campaign", "y")
+COLUMNS = (
+    "age",
+    "job",
+    "marital",
+    "education",
+    "default",
+    "housing",
+    "loan",
+    "contact",
+    "campaign",
+    "y",
+)
 MAX_AGE, MAX_CONTACTS = 100, 60
 PAPER = {
     NAMES[0.15]: ((4.80, 0.40),) * 4,
@@ -69,7 +97,11 @@ def codecs(*, for_tree: bool = False) -> list[Any]:
         if name == "age":
             found.append(joint.line(name, (17.0, float(MAX_AGE)) if for_tree else None, whole=True))
         elif name == "campaign":
-            found.append(joint.line(name, (1.0, float(MAX_CONTACTS)), whole=True) if for_tree else joint.levels(name, range(1, MAX_CONTACTS + 1)))
+            found.append(
+                joint.line(name, (1.0, float(MAX_CONTACTS)), whole=True)
+                if for_tree
+                else joint.levels(name, range(1, MAX_CONTACTS + 1))
+            )
         else:
             found.append(joint.levels(name, range(sizes.get(name, 2)), ordered=name != "marital"))
     return found
@@ -89,7 +121,9 @@ def regressed(table: Array) -> tuple[Array, float] | None:
     x, y = design(table), table[:, -1]
     if y.min() == y.max():
         return None
-    deviations = np.where(x.std(axis=0) > 0, x.std(axis=0), 1.0)  # one scale, for the solver alone: there is no penalty
+    deviations = np.where(
+        x.std(axis=0) > 0, x.std(axis=0), 1.0
+    )  # one scale, for the solver alone: there is no penalty
     model = LogisticRegression(C=np.inf, max_iter=1000).fit(x / deviations, y)
     return model.coef_[0] / deviations, float(model.intercept_[0])
 
@@ -110,7 +144,9 @@ def nlrm(table: Array, epsilon: float, rng: np.random.Generator) -> Array:
     return noisy
 
 
-def one_replicate(table: Array, truth: Array, epsilon: float, seed: int, k: int) -> dict[str, float]:
+def one_replicate(
+    table: Array, truth: Array, epsilon: float, seed: int, k: int
+) -> dict[str, float]:
     """Return the divergences of all methods on one split."""
     rng, found = replicate_rng(seed, 8, int(epsilon), k), {}
 
@@ -121,11 +157,27 @@ def one_replicate(table: Array, truth: Array, epsilon: float, seed: int, k: int)
     for fraction in FRACTIONS:
         out, order = joint.split(len(table), fraction, rng), rng.permutation(len(COLUMNS))
         for channel in ("laplace", "optimal"):
-            released = joint.chain(table[out], table[~out], codecs(), epsilon, channel, order, seed, f"{epsilon}/{k}/{fraction}/{channel}")
+            released = joint.chain(
+                table[out],
+                table[~out],
+                codecs(),
+                epsilon,
+                channel,
+                order,
+                seed,
+                f"{epsilon}/{k}/{fraction}/{channel}",
+            )
             judge(f"{channel} {fraction}", released)
             if channel == "laplace":
-                found[f"unmatched {fraction}"] = divergence(truth[~out], probabilities(released, regressed(released)))
-    judge("private", joint.tree(table, codecs(for_tree=True), TREE_BINS, epsilon, rng, seed, f"tree/{epsilon}/{k}"))
+                found[f"unmatched {fraction}"] = divergence(
+                    truth[~out], probabilities(released, regressed(released))
+                )
+    judge(
+        "private",
+        joint.tree(
+            table, codecs(for_tree=True), TREE_BINS, epsilon, rng, seed, f"tree/{epsilon}/{k}"
+        ),
+    )
     judge("NLRM", nlrm(table, epsilon, rng))
     return found
 
@@ -139,10 +191,37 @@ def rows_of(table: Array, epsilon: float, replicates: int, seed: int) -> list[Ro
     for fraction, name in NAMES.items():
         paper = published(*PAPER[name][int(epsilon) - 1])
         ours, optimal = cells[f"laplace {fraction}"], cells[f"optimal {fraction}"]
-        rows.append(Row(setting="bank", method=name, epsilon=epsilon, paper=paper, ours=ours, optimal=optimal))
-        rows.append(Row(setting="bank", method=f"{name}, unmatched", epsilon=epsilon, paper=paper, ours=cells[f"unmatched {fraction}"]))
-    rows.append(Row(setting="bank", method="DIP, none held out", epsilon=epsilon, private=cells["private"]))
-    rows.append(Row(setting="bank", method="NLRM", epsilon=epsilon, paper=published(*PAPER["NLRM"][int(epsilon) - 1]), ours=cells["NLRM"]))
+        rows.append(
+            Row(
+                setting="bank",
+                method=name,
+                epsilon=epsilon,
+                paper=paper,
+                ours=ours,
+                optimal=optimal,
+            )
+        )
+        rows.append(
+            Row(
+                setting="bank",
+                method=f"{name}, unmatched",
+                epsilon=epsilon,
+                paper=paper,
+                ours=cells[f"unmatched {fraction}"],
+            )
+        )
+    rows.append(
+        Row(setting="bank", method="DIP, none held out", epsilon=epsilon, private=cells["private"])
+    )
+    rows.append(
+        Row(
+            setting="bank",
+            method="NLRM",
+            epsilon=epsilon,
+            paper=published(*PAPER["NLRM"][int(epsilon) - 1]),
+            ours=cells["NLRM"],
+        )
+    )
     return rows
 
 
@@ -158,8 +237,14 @@ def table(options: argparse.Namespace) -> Table:
             f"rows, {options.replicates} replicates (paper: 1000)."
         ),
         rows=[
-            Row(setting="bank", method="rate alone", epsilon=None, ours=Cell(rate, float("nan"), 1)),
-            *(row for epsilon in options.epsilons for row in rows_of(rows, epsilon, options.replicates, options.seed)),
+            Row(
+                setting="bank", method="rate alone", epsilon=None, ours=Cell(rate, float("nan"), 1)
+            ),
+            *(
+                row
+                for epsilon in options.epsilons
+                for row in rows_of(rows, epsilon, options.replicates, options.seed)
+            ),
         ],
         notes=[
             (
@@ -177,7 +262,9 @@ def table(options: argparse.Namespace) -> Table:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parser(__doc__, 5, data="bank_additional_full.parquet, of UCI Bank Marketing")
-    options.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS), choices=EPSILONS)
+    options.add_argument(
+        "--epsilons", type=float, nargs="+", default=list(EPSILONS), choices=EPSILONS
+    )
     chosen = options.parse_args(arguments)
     found = report(chosen, lambda: table(chosen))
     worst = max(row.ours.mean for row in found.rows if row.method in NAMES.values())

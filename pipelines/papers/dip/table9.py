@@ -31,7 +31,16 @@ from pipelines.movielens import recommender
 from pipelines.movielens.recommender import RATINGS, read
 from pipelines.movielens.recommender import Table as Ratings
 from pipelines.papers.dip import baselines, releases
-from pipelines.papers.dip.common import EPSILONS, Cell, Row, Table, parser, published, replicate_rng, report
+from pipelines.papers.dip.common import (
+    EPSILONS,
+    Cell,
+    Row,
+    Table,
+    parser,
+    published,
+    replicate_rng,
+    report,
+)
 
 Array = Any
 FRACTIONS = (0.15, 0.25, 0.35)
@@ -74,7 +83,9 @@ def descend(users, movies, ratings, p, q, penalty, rate, order):
             q_steps[m] += q_sum / k
 
 
-def fit_factors(table: Ratings, penalty: float, rate: float, rng: np.random.Generator) -> tuple[Array, Array]:
+def fit_factors(
+    table: Ratings, penalty: float, rate: float, rng: np.random.Generator
+) -> tuple[Array, Array]:
     """Return user and movie factors whose product is the rating; ratings are scaled as LIBMF scales them."""
     scale = float(table.ratings.std())
     p, q = (rng.random((n, FACTORS)) * np.sqrt(1 / FACTORS) for n in table.shape)
@@ -103,7 +114,9 @@ def tuned_rmse(seen: Ratings, test: Ratings, seed: int) -> float:
     inner, outer = seen.rows(~aside), seen.rows(aside)
 
     def loss(chosen: tuple[float, float]) -> float:
-        found = float(np.mean((predictions(fit_factors(inner, *chosen, rng), outer) - outer.ratings) ** 2))
+        found = float(
+            np.mean((predictions(fit_factors(inner, *chosen, rng), outer) - outer.ratings) ** 2)
+        )
         return found if np.isfinite(found) else np.inf
 
     return rmse(fit_factors(seen, *min(GRID, key=loss), rng), test)
@@ -113,19 +126,31 @@ def biased_rmse(seen: Ratings, test: Ratings, seed: int) -> float:
     return recommender.rmse(recommender.tuned(seen, np.random.default_rng(seed))[0], test)
 
 
-MODELS: dict[str, Callable[[Ratings, Ratings, int], float]] = {"LIBMF": libmf_rmse, "LIBMF, tuned": tuned_rmse, "biases": biased_rmse}
+MODELS: dict[str, Callable[[Ratings, Ratings, int], float]] = {
+    "LIBMF": libmf_rmse,
+    "LIBMF, tuned": tuned_rmse,
+    "biases": biased_rmse,
+}
 
 
 def released(training: Ratings, epsilon: float, seed: int, k: int) -> dict[str, Ratings]:
     """Return the training ratings as every method releases them."""
-    rng, codec, ratings = replicate_rng(seed, 9, k, int(epsilon)), releases.levels(RATINGS), training.ratings
+    rng, codec, ratings = (
+        replicate_rng(seed, 9, k, int(epsilon)),
+        releases.levels(RATINGS),
+        training.ratings,
+    )
     shares = np.bincount(ratings.astype(int), minlength=6)[1:] / len(ratings)
     noisy = baselines.lrm(ratings, 4.0, epsilon, rng=rng)
     found = {
         "LRM": training.rated(noisy.round().clip(RATINGS[0], RATINGS[-1])),
         "LRM, not cut": training.rated(noisy),
-        "OPM": training.rated(baselines.opm_ball(ratings, 5.0 * float(np.sqrt(len(ratings))), epsilon, rng=rng)),
-        "EXM": training.rated(rng.choice(RATINGS, len(ratings), p=baselines.exm(shares, 5.0, epsilon))),
+        "OPM": training.rated(
+            baselines.opm_ball(ratings, 5.0 * float(np.sqrt(len(ratings))), epsilon, rng=rng)
+        ),
+        "EXM": training.rated(
+            rng.choice(RATINGS, len(ratings), p=baselines.exm(shares, 5.0, epsilon))
+        ),
         "resampling": training.rated(rng.choice(RATINGS, len(ratings), p=shares)),
     }
     for fraction in FRACTIONS:
@@ -133,45 +158,103 @@ def released(training: Ratings, epsilon: float, seed: int, k: int) -> dict[str, 
         kept, reference = training.rows(~out), releases.holdout(codec, ratings[out])
         for channel in ("laplace", "optimal"):
             fitted = releases.mechanism(codec, reference, epsilon, channel)
-            found[f"{channel} {fraction}"] = kept.rated(releases.release(fitted, codec, kept.ratings, seed, k, fraction, epsilon, channel))
+            found[f"{channel} {fraction}"] = kept.rated(
+                releases.release(fitted, codec, kept.ratings, seed, k, fraction, epsilon, channel)
+            )
     reference = releases.private(codec, ratings, 2, SHARE * epsilon, rng)
     fitted = releases.mechanism(codec, reference, (1 - SHARE) * epsilon)
-    return found | {"private": training.rated(releases.release(fitted, codec, ratings, seed, k, "private", epsilon))}
+    return found | {
+        "private": training.rated(
+            releases.release(fitted, codec, ratings, seed, k, "private", epsilon)
+        )
+    }
 
 
-def replicate(table: Ratings, plan: dict[str, list[float]], seed: int, k: int) -> dict[tuple[str, float | None, str], float]:
+def replicate(
+    table: Ratings, plan: dict[str, list[float]], seed: int, k: int
+) -> dict[tuple[str, float | None, str], float]:
     """Return the test RMSE by model, ε and method on one random partition; the plan has the ε of each model."""
     test = replicate_rng(seed, 9, k).random(len(table.ratings)) < 0.25
     held, training = table.rows(test), table.rows(~test)
-    found: dict[tuple[str, float | None, str], float] = {(model, None, "NP"): MODELS[model](training, held, k) for model in plan}
+    found: dict[tuple[str, float | None, str], float] = {
+        (model, None, "NP"): MODELS[model](training, held, k) for model in plan
+    }
     for epsilon in sorted(set().union(*plan.values())):
         for name, seen in released(training, epsilon, seed, k).items():
-            found |= {(model, epsilon, name): MODELS[model](seen, held, k) for model, chosen in plan.items() if epsilon in chosen}
+            found |= {
+                (model, epsilon, name): MODELS[model](seen, held, k)
+                for model, chosen in plan.items()
+                if epsilon in chosen
+            }
     return found
 
 
-def rows_of(cells: dict[tuple[str, float | None, str], Cell], model: str, epsilons: list[float]) -> list[Row]:
+def rows_of(
+    cells: dict[tuple[str, float | None, str], Cell], model: str, epsilons: list[float]
+) -> list[Row]:
     rows = [Row(setting=model, method="NP", epsilon=None, ours=cells[model, None, "NP"])]
     for epsilon in epsilons:
-        quoted = {name: published(*values[int(epsilon) - 1], replicates=50) for name, values in PAPER.items()}
+        quoted = {
+            name: published(*values[int(epsilon) - 1], replicates=50)
+            for name, values in PAPER.items()
+        }
         for fraction, name in NAMES.items():
-            ours, optimal = (cells[model, epsilon, f"{channel} {fraction}"] for channel in ("laplace", "optimal"))
-            rows.append(Row(setting=model, method=name, epsilon=epsilon, paper=quoted[name], ours=ours, optimal=optimal))
-        rows.append(Row(setting=model, method="DIP, none held out", epsilon=epsilon, private=cells[model, epsilon, "private"]))
-        for name, of_paper in (("EXM", "EXM"), ("resampling", "EXM"), ("LRM", "LRM"), ("LRM, not cut", "LRM"), ("OPM", "OPM")):
-            rows.append(Row(setting=model, method=name, epsilon=epsilon, paper=quoted[of_paper], ours=cells[model, epsilon, name]))
+            ours, optimal = (
+                cells[model, epsilon, f"{channel} {fraction}"] for channel in ("laplace", "optimal")
+            )
+            rows.append(
+                Row(
+                    setting=model,
+                    method=name,
+                    epsilon=epsilon,
+                    paper=quoted[name],
+                    ours=ours,
+                    optimal=optimal,
+                )
+            )
+        rows.append(
+            Row(
+                setting=model,
+                method="DIP, none held out",
+                epsilon=epsilon,
+                private=cells[model, epsilon, "private"],
+            )
+        )
+        for name, of_paper in (
+            ("EXM", "EXM"),
+            ("resampling", "EXM"),
+            ("LRM", "LRM"),
+            ("LRM, not cut", "LRM"),
+            ("OPM", "OPM"),
+        ):
+            rows.append(
+                Row(
+                    setting=model,
+                    method=name,
+                    epsilon=epsilon,
+                    paper=quoted[of_paper],
+                    ours=cells[model, epsilon, name],
+                )
+            )
     return rows
 
 
 def ordering(table: Table, model: str, epsilon: float, methods: tuple[str, ...]) -> list[str]:
     """Return methods from the least error to the largest."""
-    found = {row.method: row.ours.mean for row in table.rows if row.setting == model and row.epsilon == epsilon and row.ours is not None}
+    found = {
+        row.method: row.ours.mean
+        for row in table.rows
+        if row.setting == model and row.epsilon == epsilon and row.ours is not None
+    }
     return sorted(methods, key=found.__getitem__)
 
 
 def planned(options: argparse.Namespace) -> dict[str, list[float]]:
     """Return the ε of each model: those that are tuned take minutes for each method."""
-    return {model: options.epsilons if model == "LIBMF" else options.tuned_epsilons for model in options.models}
+    return {
+        model: options.epsilons if model == "LIBMF" else options.tuned_epsilons
+        for model in options.models
+    }
 
 
 def table(options: argparse.Namespace) -> Table:
@@ -201,16 +284,29 @@ def table(options: argparse.Namespace) -> Table:
 
 def main(arguments: list[str] | None = None) -> None:
     options = parser(__doc__, 1, data="ratings with UserID, MovieID and Rating")
-    options.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS), choices=EPSILONS)
-    options.add_argument("--tuned-epsilons", type=float, nargs="+", default=[1.0], choices=EPSILONS, help="of the models that are tuned")
-    options.add_argument("--models", nargs="+", default=["LIBMF", "LIBMF, tuned"], choices=list(MODELS))
+    options.add_argument(
+        "--epsilons", type=float, nargs="+", default=list(EPSILONS), choices=EPSILONS
+    )
+    options.add_argument(
+        "--tuned-epsilons",
+        type=float,
+        nargs="+",
+        default=[1.0],
+        choices=EPSILONS,
+        help="of the models that are tuned",
+    )
+    options.add_argument(
+        "--models", nargs="+", default=["LIBMF", "LIBMF, tuned"], choices=list(MODELS)
+    )
     options.add_argument("--rows", type=int, help="only the first ratings, for a trial")
     chosen = options.parse_args(arguments)
     found = report(chosen, lambda: table(chosen))
     for model, epsilons in planned(chosen).items():
         for epsilon in epsilons:
             for exm, lrm in (("EXM", "LRM"), ("resampling", "LRM, not cut")):
-                print(f"{model}, ε = {epsilon:g}: {' < '.join(ordering(found, model, epsilon, (NAMES[0.25], exm, lrm, 'OPM')))}")
+                print(
+                    f"{model}, ε = {epsilon:g}: {' < '.join(ordering(found, model, epsilon, (NAMES[0.25], exm, lrm, 'OPM')))}"
+                )
 
 
 if __name__ == "__main__":
