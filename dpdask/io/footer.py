@@ -205,9 +205,9 @@ def _read_values(stored: list[bytes], physical: int, type_: pa.DataType) -> list
     numbers = pa.Array.from_buffers(
         _NUMBERS[physical], len(stored), [None, pa.py_buffer(b"".join(stored))]
     )
-    return (
-        numbers.view(type_) if type_.bit_width == numbers.type.bit_width else numbers.cast(type_)
-    ).to_pylist()  # type: ignore[no-any-return]  # untyped
+    is_same = type_.bit_width == numbers.type.bit_width
+    values: list[Any] = (numbers.view(type_) if is_same else numbers.cast(type_)).to_pylist()
+    return values
 
 
 def _read_groups(raw: bytes, end: int) -> tuple[tuple[RowGroup, ...], int]:

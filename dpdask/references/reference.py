@@ -41,9 +41,9 @@ class ColumnCounts:
     def merge(self, *others: Self) -> Self:
         """Return the counts of all of them."""
         merged = {
-            name: counts.merge(*(other.columns[name] for other in others))
+            name: counts.merge(*(each.columns[name] for each in others))  # type: ignore[arg-type]  # one type a column
             for name, counts in self.columns.items()
-        }  # type: ignore[arg-type]  # one type a column
+        }
         return type(self)(merged)
 
 

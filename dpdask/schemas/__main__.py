@@ -68,7 +68,9 @@ def _list_models(
 def _describe(definition: dict[str, Any], model: type[BaseModel]) -> None:
     """Put a model's summary, and the description of each field, into its JSON Schema."""
     bases = [base for base in model.__mro__ if issubclass(base, BaseModel) and base.__doc__]
-    definition["description"] = " ".join(inspect.getdoc(bases[0]).partition("\n\n")[0].split())
+    definition["description"] = " ".join(
+        (inspect.getdoc(bases[0]) or "").partition("\n\n")[0].split()
+    )
     described: dict[str, str] = {}
     for base in reversed(bases):
         described |= _read_field_docs(base)
@@ -85,15 +87,19 @@ def _read_field_docs(model: type[BaseModel]) -> dict[str, str]:
 
     pydantic would read it at every import (`use_attribute_docstrings`), which costs each command.
     """
-    [source] = ast.parse(textwrap.dedent(inspect.getsource(model))).body
-    described = {}
-    for field, text in pairwise(source.body):
-        match field, text:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
-                value=ast.Constant(value=str(doc))
-            ):
-                described[name] = " ".join(doc.split())
-    return described
+    source = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]
+    assert isinstance(source, ast.ClassDef)
+    return {
+        name: " ".join(doc.split())
+        for pair in pairwise(source.body)
+        for name, doc in _read_pair(*pair)
+    }
+
+
+def _read_pair(field: ast.stmt, text: ast.stmt) -> Iterator[tuple[str, str]]:
+    match field, text:
+        case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+            yield name, doc
 
 
 if __name__ == "__main__":
