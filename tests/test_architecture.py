@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import runpy
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -394,6 +395,13 @@ def test_functions_are_short():
 def test_the_package_is_there():
     rooms = {source.room for source in sources()}
     assert {"kernels", "engine", "io", "jobs", "cli"} <= rooms
+
+
+def test_the_picture_of_the_rooms_is_drawn_from_the_code():
+    drawer = runpy.run_path(str(PACKAGE.parent / "docs" / "site" / "rooms.py"))
+    assert drawer["PICTURE"].read_text(encoding="utf-8") == drawer["draw"](), (
+        "python docs/site/rooms.py"
+    )
 
 
 def test_the_arrows_have_no_cycle():
