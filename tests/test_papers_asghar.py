@@ -1,14 +1,14 @@
-"""The paper's comparisons: dummies of the copula without a decoder, their counts, and the noise that the paper's theorem asks for."""
+"""The errors of a synthetic table against loops over its rows, and the paper's comparisons: copulas without a decoder, and its noise."""
 
-from __future__ import annotations
-
-from itertools import combinations
+from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dpdask.privacy.accountant import epsilon as cost
-from pipelines.papers import asghar_copula
+from pipelines.papers import asghar_baselines as baselines
+from pipelines.papers import asghar_utility as utility
 from pipelines.papers.asghar_copula import (
     cop,
     cop_id,
@@ -22,55 +22,210 @@ from pipelines.papers.asghar_copula import (
 )
 from pipelines.papers.asghar_utility import (
     Answers,
+    ErrorProfile,
+    UtilityReport,
     compare,
     compare_answers,
     errors_of_answers,
     one_way_counts,
+    one_way_errors,
+    one_way_total_variation,
+    three_way_counts,
+    three_way_errors,
     three_way_queries,
+    total_variation,
     two_way_counts,
+    two_way_errors,
 )
 
-SIZES = (3, 2, 4, 1)
 N = 40_000
+SIZES = (3, 2, 4, 1)
+DUMMIES = [(attribute, level) for attribute, size in enumerate(SIZES) for level in range(size)]
+DTYPES = (np.uint8, np.int8, np.uint16, np.int32, np.int64, np.uint64)
 
 
-def rng(seed: int = 0) -> np.random.Generator:
+def table(n_rows, seed, sizes=SIZES, dtype=np.uint8):
+    rng = np.random.default_rng(seed)
+    first = rng.integers(
+        0, 12, n_rows
+    )  # shared by all attributes, so that they depend on one another
+    return np.stack(
+        [
+            np.where(rng.random(n_rows) < 0.6, first, rng.integers(0, 12, n_rows)) % size
+            for size in sizes
+        ]
+    ).astype(dtype)
+
+
+def brute(codes, *dummies: int, all_dummies=DUMMIES):
+    """Rows that have all the dummies, one by one."""
+    return sum(
+        all(int(row[all_dummies[d][0]]) == all_dummies[d][1] for d in dummies) for row in codes.T
+    )
+
+
+def pairs():
+    cells = []
+    for (a, first), (b, second) in combinations(enumerate(SIZES), 2):
+        cells += [
+            (DUMMIES.index((a, x)), DUMMIES.index((b, y)))
+            for x, y in product(range(first), range(second))
+        ]
+    return cells
+
+
+def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-def table(n: int = N, seed: int = 1) -> np.ndarray:
-    draw = rng(seed)
-    first = draw.integers(0, 12, n)
-    return np.stack(
-        [np.where(draw.random(n) < 0.6, first, draw.integers(0, 12, n)) % size for size in SIZES]
-    ).astype(np.uint8)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_counts_agree_with_loops(dtype):
+    codes = table(97, 1, dtype=dtype)
+    queries = three_way_queries(SIZES, n_queries=50, rng=rng())
+    assert one_way_counts(codes, SIZES).tolist() == [brute(codes, d) for d in range(len(DUMMIES))]
+    assert two_way_counts(codes, SIZES).tolist() == [brute(codes, *cell) for cell in pairs()]
+    assert three_way_counts(codes, SIZES, queries).tolist() == [
+        brute(codes, *query) for query in queries
+    ]
 
 
-def one_hot(codes: np.ndarray) -> np.ndarray:
+def test_errors_agree_with_loops_and_scale_the_released_counts():
+    original, released = table(90, 1), table(40, 2)
+
+    def error(*dummies: int):
+        return abs(brute(original, *dummies) - 90 / 40 * brute(released, *dummies))
+
+    queries = three_way_queries(SIZES, n_queries=30, rng=rng(7))
+    np.testing.assert_allclose(
+        one_way_errors(original, released, SIZES), [error(d) for d in range(len(DUMMIES))]
+    )
+    np.testing.assert_allclose(
+        two_way_errors(original, released, SIZES), [error(*cell) for cell in pairs()]
+    )
+    np.testing.assert_allclose(
+        three_way_errors(original, released, SIZES, n_queries=30, rng=rng(7)),
+        [error(*query) for query in queries],
+    )
+
+
+def test_total_variation_agrees_with_loops():
+    original, released = table(90, 1), table(40, 2)
+
+    def variation(*attributes: int):
+        cells = product(
+            *([d for d, (a, _) in enumerate(DUMMIES) if a == attribute] for attribute in attributes)
+        )
+        return (
+            sum(abs(brute(original, *cell) / 90 - brute(released, *cell) / 40) for cell in cells)
+            / 2
+        )
+
+    np.testing.assert_allclose(
+        one_way_total_variation(original, released, SIZES), [variation(a) for a in range(4)]
+    )
+    np.testing.assert_allclose(
+        total_variation(original, released, SIZES),
+        [variation(a, b) for a, b in combinations(range(4), 2)],
+    )
+    report = compare(original, released, SIZES, n_queries=5, rng=rng())
+    assert report.mean_total_variation == pytest.approx(
+        np.mean([variation(a, b) for a, b in combinations(range(4), 2)])
+    )
+
+
+def test_blocks_of_rows_add_up(monkeypatch):
+    codes = table(1000, 3)
+    queries = three_way_queries(SIZES, rng=rng())
+    whole = three_way_counts(codes, SIZES, queries)
+    for rows in (64, 100, 999, 1000):
+        monkeypatch.setattr(utility, "_BLOCK_ROWS", rows)
+        assert three_way_counts(codes, SIZES, queries).tolist() == whole.tolist()
+
+
+def test_profiles_of_known_errors():
+    errors = rng().permutation(np.arange(1.0, 101.0))
+    assert ErrorProfile.of(errors) == ErrorProfile(
+        average=(48.0, 50.0, 50.5), maximum=(95.0, 99.0, 100.0)
+    )
+    assert ErrorProfile.of(np.array([3.0])) == ErrorProfile(
+        average=(3.0, 3.0, 3.0), maximum=(3.0, 3.0, 3.0)
+    )
+    assert ErrorProfile.of(np.array([5.0, 1.0])).maximum == (
+        5.0,
+        5.0,
+        5.0,
+    )  # at least 95 % of two queries are both
+
+
+def test_a_report_reads_as_the_tables_do():
+    one_way = ErrorProfile(average=(92.2, 107.4, 106.0), maximum=(389.0, 482.0, 773.0))
+    two_way = ErrorProfile(average=(0.724, 8.23, 19.96), maximum=(10.0, 62.4, 808.0))
+    report = UtilityReport(
+        one_way=one_way, two_way=two_way, three_way=None, mean_total_variation=0.04163
+    )
+    assert str(one_way) == "92/389 · 107/482 · 106/773"
+    assert (
+        report.to_markdown_row("dpc")
+        == "| dpc | 92/389 · 107/482 · 106/773 | 0.72/10 · 8.2/62 · 20.0/808 | – | 0.0416 |"
+    )
+
+
+@pytest.mark.parametrize("sizes", [(3,), (3, 2), (3, 2, 2)])
+def test_tables_with_few_attributes(sizes):
+    report = compare(table(50, 1, sizes), table(50, 2, sizes), sizes, rng=rng())
+    assert (
+        report.two_way is None,
+        report.mean_total_variation is None,
+        report.three_way is None,
+    ) == (len(sizes) < 2, len(sizes) < 2, len(sizes) < 3)
+    assert report.to_markdown_row("x").count("–") == 2 * (len(sizes) < 2) + (len(sizes) < 3)
+
+
+def test_queries_beyond_all_triples_are_all_triples_once():
+    attributes = [attribute for attribute, _ in DUMMIES]
+    every = {
+        triple
+        for triple in combinations(range(len(DUMMIES)), 3)
+        if len({attributes[d] for d in triple}) == 3
+    }
+    queries = three_way_queries(SIZES, rng=rng())
+    assert queries.shape == (len(every), 3)
+    assert {tuple(query) for query in queries.tolist()} == every
+
+
+def test_independent_answers_agree_with_loops():
+    codes = table(90, 1)
+    queries = three_way_queries(SIZES, rng=rng())
+    share = [brute(codes, d) / 90 for d in range(len(DUMMIES))]
+    np.testing.assert_allclose(
+        baselines.independent_two_way(codes, SIZES), [90 * share[a] * share[b] for a, b in pairs()]
+    )
+    np.testing.assert_allclose(
+        baselines.independent_three_way(codes, SIZES, queries),
+        [90 * share[a] * share[b] * share[c] for a, b, c in queries],
+    )
+
+
+def test_a_profile_covers_at_least_its_percentage_and_no_query_more():
+    for n in range(1, 401):
+        for percent, maximum in zip(
+            (95, 99, 100), ErrorProfile.of(np.arange(1.0, n + 1)).maximum, strict=True
+        ):
+            assert 100 * maximum >= percent * n > 100 * (maximum - 1)
+
+
+def one_hot(codes):
     return np.concatenate(
         [row == np.arange(size)[:, None] for row, size in zip(codes, SIZES, strict=True)]
     ).astype(np.uint8)
 
 
-def pair_dummies() -> tuple[np.ndarray, np.ndarray]:
-    """The two dummies of each two-way cell."""
-    starts = np.cumsum([0, *SIZES])
-    cells = [
-        (i, j)
-        for a, b in combinations(range(4), 2)
-        for i in range(starts[a], starts[a + 1])
-        for j in range(starts[b], starts[b + 1])
-    ]
-    first, second = np.array(cells).T
-    return first, second
-
-
-def queries() -> np.ndarray:
+def queries():
     return three_way_queries(SIZES, rng=rng())
 
 
 def test_answers_of_dummies_are_those_of_the_records():
-    codes = table(70_001)
+    codes = table(70_001, 1)
     found, wanted = (
         dummy_answers(one_hot(codes), SIZES, queries()),
         Answers.of_codes(codes, SIZES, queries()),
@@ -81,23 +236,8 @@ def test_answers_of_dummies_are_those_of_the_records():
     assert valid_share(one_hot(codes), SIZES) == 1.0
 
 
-def test_answers_of_dummies_agree_with_loops_where_rows_are_no_records():
-    dummies = rng(2).integers(0, 2, (10, 50)).astype(np.uint8)
-    found = dummy_answers(dummies, SIZES, queries())
-    owners = np.repeat(range(4), SIZES)
-    assert found.one_way.tolist() == [int(row.sum()) for row in dummies]
-    assert found.two_way.tolist() == [
-        int((dummies[i] & dummies[j]).sum()) for i, j in zip(*pair_dummies(), strict=True)
-    ]
-    assert found.three_way.tolist() == [
-        int((dummies[i] & dummies[j] & dummies[k]).sum()) for i, j, k in queries()
-    ]
-    records = [all(dummies[owners == a, row].sum() == 1 for a in range(4)) for row in range(50)]
-    assert valid_share(dummies, SIZES) == pytest.approx(np.mean(records))
-
-
 def test_comparing_answers_is_comparing_tables_and_scales_them():
-    codes, other = table(900), table(350, 5)
+    codes, other = table(900, 1), table(350, 5)
     report = compare(codes, other, SIZES, rng=rng())
     assert (
         compare_answers(
@@ -120,7 +260,7 @@ def test_comparing_answers_is_comparing_tables_and_scales_them():
 
 @pytest.mark.parametrize("make", [cop, cop_id, cop_one])
 def test_means_are_those_of_the_rows(make):
-    codes = table()
+    codes = table(N, 1)
     dummies = make(codes, SIZES, rng=rng(3))
     assert dummies.shape == (10, N)
     counts = one_way_counts(codes, SIZES)
@@ -133,9 +273,9 @@ def test_means_are_those_of_the_rows(make):
 
 
 def test_pairs_meet_as_the_correlations_say():
-    codes = table()
+    codes = table(N, 1)
     share, meet = one_way_counts(codes, SIZES) / N, two_way_counts(codes, SIZES) / N
-    first, second = pair_dummies()
+    first, second = np.array(pairs()).T
     found = {
         make: dummy_answers(make(codes, SIZES, rng=rng(4)), SIZES, queries()).two_way / N
         for make in (cop, cop_id, cop_one)
@@ -149,25 +289,16 @@ def test_pairs_meet_as_the_correlations_say():
     assert np.abs(found[cop] - meet).mean() < np.abs(found[cop_id] - meet).mean()
 
 
-def cop_independent(codes: np.ndarray) -> np.ndarray:
+def cop_independent(codes):
     return (
         dummy_answers(cop(codes, SIZES, within="independent", rng=rng(4)), SIZES, queries()).two_way
         / N
     )
 
 
-def test_levels_of_an_attribute_meet_less_if_they_are_disjoint():
-    codes = table()
-    together = {
-        within: cop(codes, SIZES, within=within, rng=rng(6))[[0, 1]].all(axis=0).mean()
-        for within in ("disjoint", "independent")
-    }
-    assert together["disjoint"] < 0.5 * together["independent"]
-
-
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
 def test_dpc_is_close_and_its_number_of_rows_is_public_or_noisy(adjacency):
-    codes = table()
+    codes = table(N, 1)
     makes = [
         dpc(
             codes,
@@ -190,15 +321,6 @@ def test_dpc_is_close_and_its_number_of_rows_is_public_or_noisy(adjacency):
     assert report.mean_total_variation < 0.15
 
 
-def test_dpc_without_a_stream_is_not_reproducible():
-    codes = table(2000)
-    first, second = (
-        dpc(codes, SIZES, epsilon=1.0, delta=1e-9, adjacency="replace-one", rng=rng(1))
-        for _ in range(2)
-    )
-    assert (first != second).any()
-
-
 def test_noise_is_the_papers():
     n_tables = 14 + 91
     share = table_epsilon(n_tables, epsilon=1.0, delta=2.0**-30)
@@ -215,22 +337,6 @@ def test_noise_is_the_papers():
     assert paper_noise(1, epsilon=1.0, delta=1e-9, adjacency="add-remove").pairs is None
 
 
-@pytest.mark.parametrize(
-    ("n_tables", "epsilon", "delta"),
-    [
-        (0, 1.0, 0.1),
-        (1, 0.0, 0.1),
-        (1, np.inf, 0.1),
-        (1, np.nan, 0.1),
-        (1, 1.0, 0.0),
-        (1, 1.0, 1.0),
-    ],
-)
-def test_bad_budgets_are_refused(n_tables, epsilon, delta):
-    with pytest.raises(ValueError, match="advanced composition"):
-        table_epsilon(n_tables, epsilon=epsilon, delta=delta)
-
-
 def test_laplace_answers_have_the_scale_and_are_clipped_on_demand():
     counts = np.repeat([0, 1000], 20_000)
     noisy = laplace_answers(counts, scale=20.0, clip=False, rng=rng(1))
@@ -243,39 +349,78 @@ def test_laplace_answers_have_the_scale_and_are_clipped_on_demand():
     assert clipped.min() == 0
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, np.inf, np.nan])
-def test_bad_scales_are_refused(scale):
-    with pytest.raises(ValueError, match="scale"):
-        laplace_answers(np.array([1]), scale=scale, rng=rng())
+def refused(message, call, *arguments: Any, **more: Any):
+    with pytest.raises(ValueError, match=message):
+        call(*arguments, **more)
 
 
-GOOD = one_hot(table(20))
+GOOD = table(20, 1)
+BAD_TABLES = [GOOD[0], GOOD.astype(float), GOOD.astype(bool), GOOD[:3], GOOD[:, :0], GOOD[:0]]
+BAD_TABLES += [GOOD.astype(int) - 1, GOOD + np.uint8(2)]
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [GOOD[0], GOOD[:9], GOOD[:, :0], GOOD.astype(bool), GOOD * np.uint8(2)],
-    ids=lambda bad: f"{bad.dtype}{bad.shape}",
-)
-def test_bad_dummies_are_refused(bad):
-    for measure in (lambda: dummy_answers(bad, SIZES, queries()), lambda: valid_share(bad, SIZES)):
-        with pytest.raises(ValueError, match="dumm"):
-            measure()
-
-
-def test_bad_queries_and_tables_are_refused():
-    with pytest.raises(ValueError, match="three-way query"):
-        dummy_answers(GOOD, SIZES, np.array([[0, 1, 5]]))
+def test_bad_tables_are_refused():
+    message = r"table|attribute"
+    for bad in BAD_TABLES:
+        for two in ((GOOD, bad), (bad, GOOD)):
+            for measure in (
+                one_way_errors,
+                two_way_errors,
+                one_way_total_variation,
+                total_variation,
+            ):
+                refused(message, measure, *two, SIZES)
+            for measure in (three_way_errors, compare):
+                refused(message, measure, *two, SIZES, rng=rng())
+        refused(message, baselines.independent_two_way, bad, SIZES)
+        refused(message, baselines.independent_three_way, bad, SIZES, np.array([[0, 3, 5]]))
     for make in (cop, cop_id, cop_one):
-        with pytest.raises(ValueError, match="outside its levels"):
-            make(table(20) + np.uint8(1), SIZES, rng=rng())
+        refused("outside its levels", make, GOOD + np.uint8(2), SIZES, rng=rng())
+    dummies = one_hot(GOOD)
+    for bad in (
+        dummies[0],
+        dummies[:9],
+        dummies[:, :0],
+        dummies.astype(bool),
+        dummies * np.uint8(2),
+    ):
+        refused("dumm", dummy_answers, bad, SIZES, queries())
+        refused("dumm", valid_share, bad, SIZES)
+    secret = GOOD.astype(int) + 271828 * (np.arange(4)[:, None] == 2)
+    refused("^attribute 2 holds a code outside its levels$", two_way_counts, secret, SIZES)
 
 
-def test_every_function_says_whether_it_is_confidential():
-    for name, member in vars(asghar_copula).items():
-        if (
-            not name.startswith("_")
-            and callable(member)
-            and getattr(member, "__module__", "") == asghar_copula.__name__
-        ):
-            assert "confidential" in member.__doc__.splitlines()[0], name
+def test_bad_arguments_are_refused():
+    for query in (
+        [0, 3, 5],
+        [[0, 3]],
+        [[0, 3, -1]],
+        [[0, 3, 10]],
+        [[0, 3, 4]],
+        [[9, 0, 1]],
+        [[0.0, 3.0, 5.0]],
+    ):
+        for answers in (three_way_counts, baselines.independent_three_way):
+            refused("three-way query", answers, GOOD, SIZES, np.array(query))
+    refused("three-way query", dummy_answers, one_hot(GOOD), SIZES, np.array([[0, 1, 5]]))
+    for sizes in (SIZES[:3], (3, 2, 4, 0), (*SIZES, 1), (3, 2, 4, 65_537), ()):
+        refused("levels", one_way_counts, GOOD, sizes)
+    for sizes, n in ((SIZES, 0), (SIZES, -1), ((2, 0, 2), 5)):
+        refused("three-way queries", three_way_queries, sizes, n_queries=n, rng=rng())
+    for errors in ([], [1.0, -1.0], [np.nan], [np.inf, 1.0]):
+        refused("profile", ErrorProfile.of, np.array(errors))
+    for true, answers in (([1, 2], [1.0]), ([1, 2], [1.0, np.nan]), ([np.inf], [1.0])):
+        refused(
+            "one true count and one answer", errors_of_answers, np.array(true), np.array(answers)
+        )
+    for n, epsilon, delta in (
+        (0, 1, 0.1),
+        (1, 0, 0.1),
+        (1, np.inf, 0.1),
+        (1, np.nan, 0.1),
+        (1, 1, 0),
+        (1, 1, 1),
+    ):
+        refused("advanced composition", table_epsilon, n, epsilon=epsilon, delta=delta)
+    for scale in (0.0, -1.0, np.inf, np.nan):
+        refused("scale", laplace_answers, np.array([1]), scale=scale, rng=rng())

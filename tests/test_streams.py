@@ -7,12 +7,11 @@ from hashlib import blake2b
 from itertools import combinations
 
 import cloudpickle
-import dask
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from dask.base import tokenize
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpdask.streams import STREAM_FORMAT, RunKey, stream, words
@@ -32,7 +31,7 @@ IDS = [
 ]
 
 
-def oracle(key: bytes, mechanism_id: str, fragment_id: str, n_words: int) -> list[int]:
+def oracle(key, mechanism_id, fragment_id, n_words):
     """AES-128 of the little-endian counters 0, 1, 2… under the keyed BLAKE2b of the two length-prefixed names."""
     message = b"".join(
         len(name.encode()).to_bytes(8, "little") + name.encode()
@@ -60,13 +59,6 @@ def test_the_stream_format_is_pinned():
     ]
 
 
-def test_a_stream_is_a_pure_function_of_key_mechanism_and_fragment():
-    for ids in IDS:
-        np.testing.assert_array_equal(
-            words(stream(KEY, *ids), 50), words(stream(RunKey(KEY.reveal()), *ids), 50)
-        )
-
-
 def test_streams_of_distinct_names_or_keys_are_unrelated():
     drawn = [
         words(stream(key, *ids), 64)
@@ -81,7 +73,6 @@ def test_streams_of_distinct_names_or_keys_are_unrelated():
         assert 0.45 < agreeing < 0.55
 
 
-@settings(max_examples=100, derandomize=True, deadline=None, database=None)
 @given(
     one=st.tuples(st.text(max_size=4), st.text(max_size=4)),
     other=st.tuples(st.text(max_size=4), st.text(max_size=4)),
@@ -89,15 +80,6 @@ def test_streams_of_distinct_names_or_keys_are_unrelated():
 def test_two_streams_agree_only_if_both_names_do(one, other):
     same = bool((words(stream(KEY, *one), 2) == words(stream(KEY, *other), 2)).all())
     assert same == (one == other)
-
-
-@settings(max_examples=100, derandomize=True, deadline=None, database=None)
-@given(st.lists(st.integers(0, 40), max_size=12))
-def test_words_are_the_same_however_they_are_chunked(sizes):
-    whole = words(stream(KEY, "m", "f"), sum(sizes))
-    rng = stream(KEY, "m", "f")
-    chunks = [words(rng, size) for size in sizes]
-    np.testing.assert_array_equal(np.concatenate([np.empty(0, np.uint64), *chunks]), whole)
 
 
 @pytest.mark.parametrize(
@@ -111,32 +93,12 @@ def test_many_words_go_on_where_few_stopped(sizes):
     assert drawn.tolist() == oracle(KEY.reveal(), "m", "f", sum(sizes))
 
 
-def test_a_stream_is_never_pickled():
-    with pytest.raises(TypeError, match="pickle"):
-        cloudpickle.dumps(stream(KEY, "m", "f"))
-
-
 def test_a_generator_of_a_stream_is_seeded_by_its_next_words():
     rng, again = stream(KEY, "m", "f"), stream(KEY, "m", "f")
     first, second = rng.seed_generator().random(5), rng.seed_generator().random(5)
     assert not set(first.tolist()) & set(second.tolist())
     assert again.seed_generator().random(5).tolist() == first.tolist()
     assert words(again, 4).tolist() == words(stream(KEY, "m", "f"), 8)[4:].tolist()
-
-
-def test_words_fill_a_shape_row_by_row():
-    flat = words(stream(KEY, "m", "f"), 24)
-    for shape in [(24,), (6, 4), (2, 3, 4)]:
-        drawn = words(stream(KEY, "m", "f"), *shape)
-        assert drawn.dtype == np.uint64
-        np.testing.assert_array_equal(drawn, flat.reshape(shape))
-    assert words(stream(KEY, "m", "f"), 0, 3).shape == (0, 3)
-    assert words(stream(KEY, "m", "f")).shape == ()
-
-
-def test_words_are_uniform_in_every_bit():
-    bits = np.unpackbits(words(stream(KEY, "m", "f"), 20_000).view(np.uint8)).reshape(-1, 64)
-    assert np.abs(bits.mean(axis=0) - 0.5).max() < 5 * 0.5 / np.sqrt(20_000)
 
 
 # ---- the key
@@ -146,10 +108,6 @@ def test_a_fresh_key_is_256_bits_and_new_each_time():
     keys = {RunKey.fresh().reveal() for _ in range(50)}
     assert len(keys) == 50
     assert {len(key) for key in keys} == {32}
-
-
-def test_the_key_of_a_seed_is_reproducible():
-    assert RunKey.insecure(7).reveal() == RunKey.insecure(7).reveal() != RunKey.insecure(8).reveal()
 
 
 @pytest.mark.parametrize("secret", [b"", b"short-secret", b"s" * 31, b"s" * 33])
@@ -180,27 +138,6 @@ def test_a_key_is_never_pickled_copied_or_tokenised_however_it_is_held(dumps, ho
     assert str(KEY.reveal()) not in repr(caught.value)
 
 
-def test_a_key_in_a_closure_is_never_pickled():
-    with pytest.raises(TypeError, match="never pickled"):
-        cloudpickle.dumps(lambda key=KEY: key)
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_no_pickle_protocol_takes_a_key(protocol):
-    with pytest.raises(TypeError, match="never pickled"):
-        pickle.dumps(KEY, protocol)
-    with pytest.raises(TypeError, match="never pickled"):
-        KEY.__getstate__()
-
-
-def test_a_key_never_enters_a_dask_graph_by_its_token():
-    with (
-        dask.config.set({"tokenize.ensure-deterministic": True}),
-        pytest.raises(TypeError, match="never tokenised"),
-    ):
-        tokenize(KEY)
-
-
 def test_a_key_does_not_show(caplog):
     secret = b"0123456789abcdefSECRETSECRET1815"
     key = RunKey(secret)
@@ -224,6 +161,14 @@ def test_threads_that_share_a_stream_get_different_words():
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps, cloudpickle.dumps])
-def test_a_stream_is_never_copied(duplicate):
+def test_a_stream_is_never_pickled_or_copied(duplicate):
     with pytest.raises(TypeError, match="never pickled or copied"):
         duplicate(stream(KEY, "a", "b"))
+
+
+def test_words_fill_a_shape_row_by_row():
+    drawn = words(stream(KEY, "m", "f"), 2, 3, 4)
+    assert drawn.dtype == np.uint64
+    assert drawn.ravel().tolist() == words(stream(KEY, "m", "f"), 24).tolist()
+    assert words(stream(KEY, "m", "f"), 0, 3).shape == (0, 3)
+    assert words(stream(KEY, "m", "f")).shape == ()

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpdask.channels import calibrate, costs, laplace, optimal
-from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS
 from dpdask.errors import SpecError
 
 MOVIELENS = (
@@ -18,7 +17,7 @@ MOVIELENS = (
 STARS = np.arange(1, 11) / 2
 
 
-def correlation(matrix: np.ndarray) -> float:
+def correlation(matrix):
     mean = MOVIELENS @ STARS
     centred = STARS - mean
     return float(
@@ -26,21 +25,21 @@ def correlation(matrix: np.ndarray) -> float:
     )
 
 
-def expected_cost(probabilities: np.ndarray, matrix: np.ndarray, cost: np.ndarray) -> float:
+def expected_cost(probabilities, matrix, cost):
     return float((probabilities[:, None] * matrix * cost).sum())
 
 
 @pytest.mark.parametrize(
     ("epsilon", "least"), [(1.0, 0.300), (2.0, 0.538), (3.0, 0.735), (4.0, 0.857)]
 )
-def test_optimal_reaches_the_figures_of_movielens(epsilon: float, least: float) -> None:
+def test_optimal_reaches_the_figures_of_movielens(epsilon, least):
     assert correlation(optimal(MOVIELENS, epsilon, costs.compute_squared(STARS)).matrix) >= least
     assert correlation(calibrate(MOVIELENS, epsilon, ordered=True).matrix) > correlation(
         laplace(MOVIELENS, epsilon, ordered=True).matrix
     )
 
 
-def test_calibration_makes_a_fair_coin_the_optimal_randomised_response() -> None:
+def test_calibration_makes_a_fair_coin_the_optimal_randomised_response():
     coin = np.array([0.5, 0.5])
     kept = np.exp(1) / (1 + np.exp(1))
     assert calibrate(coin, 1.0, ordered=True).matrix[0, 0] == pytest.approx(kept, abs=1e-9)
@@ -51,7 +50,7 @@ def test_calibration_makes_a_fair_coin_the_optimal_randomised_response() -> None
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[np.ndarray, float, np.ndarray, bool]:
+def problems(draw):
     s = draw(st.integers(2, 40))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     probabilities = rng.dirichlet(np.full(s, draw(st.sampled_from([0.05, 0.3, 2.0]))))
@@ -67,11 +66,8 @@ def problems(draw: st.DrawFn) -> tuple[np.ndarray, float, np.ndarray, bool]:
     )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(problems())
-def test_optimal_is_stochastic_invariant_private_and_never_dearer_than_calibrated(
-    problem: tuple[np.ndarray, float, np.ndarray, bool],
-) -> None:
+def test_optimal_is_stochastic_invariant_private_and_never_dearer_than_calibrated(problem):
     probabilities, epsilon, cost, ordered = problem
     channel = optimal(probabilities, epsilon, cost, ordered=ordered)
     assert (channel.weights.astype(object).sum(axis=1) == 2**63).all()
@@ -86,11 +82,7 @@ def test_optimal_is_stochastic_invariant_private_and_never_dearer_than_calibrate
     )
 
 
-def test_optimal_spends_all_of_epsilon_where_it_helps() -> None:
-    assert optimal(MOVIELENS, 2.0, costs.compute_squared(STARS)).epsilon > 2.0 - 1e-9
-
-
-def test_a_level_never_seen_takes_the_row_of_its_neighbour_or_the_reference() -> None:
+def test_a_level_never_seen_takes_the_row_of_its_neighbour_or_the_reference():
     probabilities = np.array([0.5, 0.0, 0.5])
     ordered = optimal(probabilities, 1.0, costs.compute_squared(np.arange(3.0)))
     assert (ordered.weights[1] == ordered.weights[0]).all()
@@ -99,7 +91,7 @@ def test_a_level_never_seen_takes_the_row_of_its_neighbour_or_the_reference() ->
     assert (unordered.matrix[:, 1] == 0).all()
 
 
-def test_the_same_program_is_solved_once() -> None:
+def test_the_same_program_is_solved_once():
     from dpdask.channels.optimal import solve_weights
 
     cost = costs.compute_squared(np.arange(7.0))
@@ -112,35 +104,7 @@ def test_the_same_program_is_solved_once() -> None:
     assert optimal(probabilities, 0.7, cost).weights.any()
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "epsilon", "cost", "message"),
-    [
-        (np.array([0.5, 0.5]), 1.0, np.array([[0, np.nan], [1, 0]]), "finite, non-negative matrix"),
-        (np.array([0.5, 0.5]), 1.0, np.array([[0, -1.0], [1, 0]]), "finite, non-negative matrix"),
-        (np.array([0.5, 0.5]), 1.0, np.ones((3, 3)), "one row and column per level"),
-        (np.array([1.5, -0.5]), 1.0, np.ones((2, 2)), "probabilities that sum to 1"),
-        (np.array([0.5, np.nan]), 1.0, np.ones((2, 2)), "probabilities that sum to 1"),
-        (np.array([0.5, 0.6]), 1.0, np.ones((2, 2)), "probabilities that sum to 1"),
-        (np.array([0.5, 0.5]), 0.0, np.ones((2, 2)), "positive and finite"),
-        (np.array([0.5, 0.5]), np.inf, np.ones((2, 2)), "positive and finite"),
-        (
-            np.full(5000, 1 / 5000),
-            1.0,
-            np.ones((5000, 5000)),
-            f"at most {MAX_OPTIMAL_LEVELS} levels",
-        ),
-    ],
-)
-def test_nonsense_is_refused_in_one_line(
-    probabilities: np.ndarray, epsilon: float, cost: np.ndarray, message: str
-) -> None:
-    with pytest.raises(SpecError, match=message) as caught:
-        optimal(probabilities, epsilon, cost)
-    assert caught.value.exit_code == 64
-    assert "\n" not in str(caught.value)
-
-
-def test_a_declared_cost_is_checked() -> None:
+def test_a_declared_cost_is_checked():
     assert costs.check_declared([[0, 1], [2, 0]], 2, "cost").tolist() == [[0, 1], [2, 0]]
     for wrong in (
         [[0, 1]],
@@ -153,7 +117,7 @@ def test_a_declared_cost_is_checked() -> None:
             costs.check_declared(wrong, 2, "cost")  # type: ignore[arg-type]  # wrong on purpose
 
 
-def test_rank_costs_are_those_of_mid_ranks() -> None:
+def test_rank_costs_are_those_of_mid_ranks():
     probabilities = np.array([0.2, 0.3, 0.5])
     assert costs.compute_rank(probabilities)[0, 2] == pytest.approx((0.75 - 0.1) ** 2)
     assert costs.compute_zero_one(3).sum() == 6

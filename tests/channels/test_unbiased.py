@@ -4,19 +4,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.channels import (
-    LevelChannel,
-    calibrate,
-    costs,
-    measure_attenuation,
-    optimal,
-    optimal_unbiased,
-)
-from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS
-from dpdask.errors import SpecError
+from dpdask.channels import calibrate, measure_attenuation, optimal_unbiased
 from dpdask.kernels.channel import TOTAL_BITS, exact_epsilon, integer_weights
 from dpdask.simulate import ML25M_RATING_COUNTS
 
@@ -24,7 +15,7 @@ MOVIELENS = np.array(ML25M_RATING_COUNTS) / sum(ML25M_RATING_COUNTS)
 STARS = np.arange(1, 11) / 2
 
 
-def biases(channel: LevelChannel, values: np.ndarray, factor: float, centre: float) -> list[float]:
+def biases(channel, values, factor, centre):
     """Return E[m + (Z̃ - m)/c | Z = z] - z for every level z, from the whole-number weights, in exact fractions."""
     c, m = Fraction(factor), Fraction(centre)
     found = []
@@ -42,9 +33,7 @@ def biases(channel: LevelChannel, values: np.ndarray, factor: float, centre: flo
     ("epsilon", "least", "most"),
     [(1.0, 0.19, 0.30), (2.0, 0.40, 0.54), (3.0, 0.61, 0.74), (4.0, 0.76, 0.86)],
 )
-def test_half_stars_keep_their_share_without_bias(
-    epsilon: float, least: float, most: float
-) -> None:
+def test_half_stars_keep_their_share_without_bias(epsilon, least, most):
     channel = optimal_unbiased(MOVIELENS, epsilon, STARS)
     line = measure_attenuation(channel.weights, STARS)
     assert least <= line.factor <= most  # the optimal channel's correlation
@@ -62,7 +51,7 @@ def test_half_stars_keep_their_share_without_bias(
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[np.ndarray, float, np.ndarray]:
+def problems(draw):
     s = draw(st.integers(2, 16))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     probabilities = rng.dirichlet(np.full(s, draw(st.sampled_from([0.5, 2.0]))))
@@ -74,11 +63,8 @@ def problems(draw: st.DrawFn) -> tuple[np.ndarray, float, np.ndarray]:
     return probabilities / probabilities.sum(), draw(st.floats(0.2, 6.0)), values
 
 
-@settings(deadline=None, max_examples=40)
 @given(problems())
-def test_the_line_holds_for_every_level_seen_or_not(
-    problem: tuple[np.ndarray, float, np.ndarray],
-) -> None:
+def test_the_line_holds_for_every_level_seen_or_not(problem):
     probabilities, epsilon, values = problem
     channel = optimal_unbiased(probabilities, epsilon, values)
     line = measure_attenuation(channel.weights, values)
@@ -93,16 +79,7 @@ def test_the_line_holds_for_every_level_seen_or_not(
     assert (channel.weights[:, probabilities == 0] == 0).all()
 
 
-def test_two_levels_make_randomised_response() -> None:
-    """Every channel of two levels is a line: the calibrated one is the best."""
-    coin = np.array([0.3, 0.7])
-    found = optimal_unbiased(coin, 1.0, np.array([0.0, 1.0]))
-    np.testing.assert_allclose(
-        found.matrix, optimal(coin, 1.0, costs.compute_zero_one(2)).matrix, atol=1e-9
-    )
-
-
-def test_other_channels_have_no_line_and_a_changed_weight_is_seen() -> None:
+def test_other_channels_have_no_line_and_a_changed_weight_is_seen():
     calibrated = calibrate(MOVIELENS, 1.0, ordered=True)
     assert measure_attenuation(calibrated.weights, STARS).bias_at_most > 0.1
     weights = optimal_unbiased(MOVIELENS, 1.0, STARS).weights.copy()
@@ -112,7 +89,7 @@ def test_other_channels_have_no_line_and_a_changed_weight_is_seen() -> None:
     assert measure_attenuation(weights, STARS).bias_at_most > 0.01
 
 
-def test_a_channel_that_keeps_nothing_has_no_line() -> None:
+def test_a_channel_that_keeps_nothing_has_no_line():
     assert (
         measure_attenuation(np.full((2, 2), 2**62, dtype=np.uint64), np.array([0.0, 1.0])) is None
     )
@@ -123,7 +100,7 @@ def test_a_channel_that_keeps_nothing_has_no_line() -> None:
     [np.array([1.0, 0.0]), np.array([1.0 - 1e-12, 1e-12])],
     ids=["one level", "almost one"],
 )
-def test_a_reference_that_leaves_no_mean_is_released_itself(probabilities: np.ndarray) -> None:
+def test_a_reference_that_leaves_no_mean_is_released_itself(probabilities):
     channel = optimal_unbiased(probabilities, 1.0, np.array([0.0, 1.0]))
     np.testing.assert_allclose(channel.matrix, [probabilities] * 2, atol=1e-15)
     assert (channel.epsilon, measure_attenuation(channel.weights, np.array([0.0, 1.0]))) == (
@@ -132,28 +109,9 @@ def test_a_reference_that_leaves_no_mean_is_released_itself(probabilities: np.nd
     )
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "epsilon", "values", "message"),
-    [
-        (np.array([0.5, 0.6]), 1.0, np.array([0.0, 1.0]), "probabilities that sum to 1"),
-        (np.array([0.5, 0.5]), 0.0, np.array([0.0, 1.0]), "positive and finite"),
-        (np.array([0.5, 0.5]), 1.0, np.array([0.0, 0.0]), "distinct finite values"),
-        (np.array([0.5, 0.5]), 1.0, np.array([0.0, np.inf]), "distinct finite values"),
-        (np.full(101, 1 / 101), 1.0, np.arange(101.0), f"at most {MAX_OPTIMAL_LEVELS} levels"),
-    ],
-)
-def test_nonsense_is_refused_in_one_line(
-    probabilities: np.ndarray, epsilon: float, values: np.ndarray, message: str
-) -> None:
-    with pytest.raises(SpecError, match=message) as caught:
-        optimal_unbiased(probabilities, epsilon, values)
-    assert caught.value.exit_code == 64
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("epsilon", [36.0, 43.0, 60.0, 100.0])
 @pytest.mark.parametrize("size", [3, 6, 10])
-def test_at_a_large_epsilon_rows_are_still_distributions(size: int, epsilon: float) -> None:
+def test_at_a_large_epsilon_rows_are_still_distributions(size, epsilon):
     """The projection leaves negative ratios there; as whole numbers they would wrap to weights of more than everything."""
     rng = np.random.default_rng(size)
     for probabilities in (np.full(size, 1.0 / size), rng.dirichlet(np.ones(size))):
@@ -163,12 +121,12 @@ def test_at_a_large_epsilon_rows_are_still_distributions(size: int, epsilon: flo
         assert exact_epsilon(channel.weights) <= epsilon
 
 
-def test_a_rare_level_does_not_make_the_program_infeasible() -> None:
+def test_a_rare_level_does_not_make_the_program_infeasible():
     probabilities = np.array([0.0022, 0.609, 0.151, 0.237, 0.00011, 2.9e-8])
     channel = optimal_unbiased(probabilities / probabilities.sum(), 2.0, np.arange(6.0))
     assert measure_attenuation(channel.weights, np.arange(6.0)).factor > 0.05
 
 
-def test_a_channel_with_a_negative_probability_is_no_channel() -> None:
+def test_a_channel_with_a_negative_probability_is_no_channel():
     with pytest.raises(ValueError, match="negative probability"):
         integer_weights(np.array([[1.5, -0.5], [0.5, 0.5]]))

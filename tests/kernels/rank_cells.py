@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 
-def cell_interval(w: int, rate: float, n_cells: int) -> tuple[float, float]:
+def cell_interval(w, rate, n_cells):
     """Pr(i + e < w) and Pr(i + e <= w) for i uniform on 0..n_cells-1 and e discrete Laplace with rate -log(α)."""
     a = math.exp(-rate)
     k = a / (-math.expm1(-rate) * (1.0 + a))

@@ -8,7 +8,7 @@ from dpdask.kernels import cdf as bins
 from dpdask.kernels import cdf as ecdf
 
 
-def reference(atoms: tuple[float, ...] = (), null: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def reference(atoms=(), null=0.0):
     values = np.sort(np.random.default_rng(1).lognormal(size=5000))
     x, c = ecdf.continualise(
         values, np.ones(5000), np.array(atoms), np.full(len(atoms), 2500.0), None, None
@@ -17,15 +17,11 @@ def reference(atoms: tuple[float, ...] = (), null: float = 0.0) -> tuple[np.ndar
     return x, c
 
 
-def raw(rng: np.random.Generator, n: int) -> np.ndarray:
+def raw(rng, n):
     return rng.integers(0, 2**64 - 1, n, dtype=np.uint64, endpoint=True)
 
 
-def test_edges_of_a_smooth_cdf_are_even() -> None:
-    assert bins.bin_edges(*reference(), 48) == pytest.approx(np.linspace(0, 1, 49))
-
-
-def test_null_and_each_atom_are_bins_of_their_own() -> None:
+def test_null_and_each_atom_are_bins_of_their_own():
     x, c = reference(atoms=(0.0, 1.0), null=0.2)
     edges = bins.bin_edges(x, c, 10)
     assert edges[1] == pytest.approx(0.2)
@@ -36,7 +32,7 @@ def test_null_and_each_atom_are_bins_of_their_own() -> None:
         assert not ((edges > low + 1e-9) & (edges < high - 1e-9)).any()
 
 
-def test_values_fall_in_the_bin_of_their_rank_and_atoms_and_nulls_in_theirs() -> None:
+def test_values_fall_in_the_bin_of_their_rank_and_atoms_and_nulls_in_theirs():
     rng = np.random.default_rng(2)
     x, c = reference(atoms=(1.0,), null=0.25)
     edges = bins.bin_edges(x, c, 12)
@@ -49,7 +45,7 @@ def test_values_fall_in_the_bin_of_their_rank_and_atoms_and_nulls_in_theirs() ->
     assert list(cells[1:]) == [0, len(edges) - 2, 1]
 
 
-def test_drawing_from_all_bins_gives_the_reference_back() -> None:
+def test_drawing_from_all_bins_gives_the_reference_back():
     rng = np.random.default_rng(3)
     x, c = reference()
     edges = bins.bin_edges(x, c, 16)
@@ -61,15 +57,3 @@ def test_drawing_from_all_bins_gives_the_reference_back() -> None:
     back = bins.cells_of(values, is_null, raw(rng, len(cells)), x, c, edges, lattice=False)
     assert (back == cells).mean() > 0.999
     assert kstest(np.interp(values[: n // 2], x, c), "uniform").pvalue < 1e-6
-
-
-def test_atoms_and_nulls_come_back_exactly() -> None:
-    rng = np.random.default_rng(4)
-    x, c = reference(atoms=(1.0,), null=0.25)
-    edges = bins.bin_edges(x, c, 8)
-    atom = int(np.searchsorted(edges, c[np.flatnonzero(x == 1.0)[0]] + 1e-6) - 1)
-    values, is_null = bins.draw_values(
-        np.array([0, atom], dtype=np.int32), raw(rng, 2), x, c, edges, lattice=False
-    )
-    assert list(is_null) == [True, False]
-    assert values[1] == 1.0

@@ -8,22 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from dpdask.kernels import chain
 from dpdask.kernels.chain import Trie, build, find_cells, find_slots, grid, ranks_of, values_at
 
-ALPHA = 1e-9
 LOWEST, HIGHEST = np.uint64(0), np.uint64(2**64 - 1)
 NONE = np.zeros(0)
 
 
-def trie_of(
-    records: np.ndarray,
-    counts: np.ndarray | None = None,
-    groups: np.ndarray | None = None,
-    grids: list | None = None,
-) -> Trie:
+def trie_of(records, counts=None, groups=None, grids=None):
     """The trie of records, shape (n, columns); repeated ones are one node."""
     records = np.asarray(records, dtype=np.float64)
     counts = np.ones(len(records), dtype=np.int64) if counts is None else counts
@@ -32,7 +25,7 @@ def trie_of(
     return build(columns, counts, groups, grids or [None] * len(columns))
 
 
-def interval(value: float, node: int, trie: Trie) -> tuple[float, float, int]:
+def interval(value, node, trie):
     """The interval of ranks of one value, and its child."""
     (low, high), (child, other) = ranks_of(
         np.full(2, value), np.full(2, node), np.array([LOWEST, HIGHEST]), trie
@@ -46,11 +39,9 @@ small = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=80)
 @given(rows=small, value=st.tuples(st.integers(-4, 5), st.integers(-1, 4), st.integers(-1, 3)))
-def test_ranks_equal_a_count_among_the_records_that_share_the_prefix(
-    rows: list, value: tuple
-) -> None:
+def test_ranks_equal_a_count_among_the_records_that_share_the_prefix(rows, value):
     records = np.array(rows, dtype=np.float64)
     trie, node, prefix = trie_of(records), 0, np.ones(len(records), dtype=bool)
     for place, number in enumerate(value):
@@ -65,9 +56,8 @@ def test_ranks_equal_a_count_among_the_records_that_share_the_prefix(
     assert trie.cumulative[node] >= prefix.sum() >= 1
 
 
-@settings(deadline=None, max_examples=100)
 @given(rows=small, seed=st.integers(0, 99))
-def test_uniform_ranks_read_back_every_record_as_often_as_it_stands(rows: list, seed: int) -> None:
+def test_uniform_ranks_read_back_every_record_as_often_as_it_stands(rows, seed):
     records = np.array(rows, dtype=np.float64)
     counts = np.random.default_rng(seed).integers(1, 5, len(records))
     trie = trie_of(records, counts)
@@ -78,7 +68,7 @@ def test_uniform_ranks_read_back_every_record_as_often_as_it_stands(rows: list, 
     assert not distribution
 
 
-def exact_distribution(trie: Trie, n_columns: int, root: int = 0) -> dict[tuple[float, ...], float]:
+def exact_distribution(trie, n_columns, root=0):
     """The distribution of the released path under uniform ranks, cut at the cumulative weights of each node."""
     paths = {(): (root, 1.0)}
     for _ in range(n_columns):
@@ -96,9 +86,7 @@ def exact_distribution(trie: Trie, n_columns: int, root: int = 0) -> dict[tuple[
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])
-def test_the_rank_of_a_row_that_is_exchangeable_with_the_records_is_exactly_uniform(
-    columns: int,
-) -> None:
+def test_the_rank_of_a_row_that_is_exchangeable_with_the_records_is_exactly_uniform(columns):
     rows = np.random.default_rng(columns).integers(0, 3, (40, columns)).astype(float)
     edges = np.linspace(0, 1, 8)
     masses: dict[tuple[float, ...], list[np.ndarray]] = {}
@@ -117,18 +105,6 @@ def test_the_rank_of_a_row_that_is_exchangeable_with_the_records_is_exactly_unif
     assert len(masses[()]) == len(rows)
 
 
-def test_a_rank_that_ignores_its_own_row_is_not_uniform() -> None:
-    """The power of the test above: without the row among its ties, ranks pile up."""
-    rows = np.array([0.0, 0.0, 1.0])
-    found = []
-    for left_out in range(3):
-        others = np.delete(rows, left_out)
-        below, ties = (others < rows[left_out]).sum(), (others == rows[left_out]).sum()
-        low, high = below / 2, (below + max(ties, 1e-9)) / 2
-        found.append(np.diff(np.clip((np.linspace(0, 1, 8) - low) / (high - low), 0, 1)))
-    assert np.abs(np.mean(found, axis=0) - 1 / 7).max() > 0.02
-
-
 CELLS = [
     # values, atoms, start, step, keys, lows
     ([3.0, 5.0, 5.0, 9.0], [], None, None, [3, 5, 9], [1, 3, 5]),
@@ -142,14 +118,12 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("values", "atoms", "start", "step", "keys", "lows"), CELLS)
-def test_cells(
-    values: list, atoms: list, start: float | None, step: float | None, keys: list, lows: list
-) -> None:
+def test_cells(values, atoms, start, step, keys, lows):
     found = grid(np.array(values), np.array(atoms), start, step)
     assert [part.tolist() for part in found] == [keys, lows]
 
 
-def test_a_value_goes_to_the_record_in_whose_cell_it_lies_and_to_the_nearest_elsewhere() -> None:
+def test_a_value_goes_to_the_record_in_whose_cell_it_lies_and_to_the_nearest_elsewhere():
     records = np.array([[1.0, 10.0], [2.0, 40.0], [2.0, 20.0], [-np.inf, 30.0]])
     grids = [grid(column, NONE, None, None) for column in records.T]
     trie = trie_of(records, grids=grids)
@@ -165,7 +139,7 @@ def test_a_value_goes_to_the_record_in_whose_cell_it_lies_and_to_the_nearest_els
     assert trie.keys[interval(-np.inf, node, trie)[2]] == 20.0
 
 
-def test_values_inside_a_cell() -> None:
+def test_values_inside_a_cell():
     records = np.array([[3.0], [7.0], [7.0]])
     numbers = trie_of(records, grids=[grid(records[:, 0], NONE, None, None)])
     ranks = np.array([1e-12, 1 / 6, 1 / 3, 2 / 3, 1 - 1e-12])
@@ -178,7 +152,7 @@ def test_values_inside_a_cell() -> None:
     assert set(found) == {3, 4, 5, 6, 7}
 
 
-def test_the_largest_numbers_have_room() -> None:
+def test_the_largest_numbers_have_room():
     records = np.array([[-(2.0**1021)], [2.0**1021]])
     trie = trie_of(records, grids=[grid(records[:, 0], NONE, None, None)])
     found, _ = values_at(
@@ -188,7 +162,7 @@ def test_the_largest_numbers_have_room() -> None:
     assert found[1] == 0.0
 
 
-def test_groups_are_apart_and_the_first_root_has_all() -> None:
+def test_groups_are_apart_and_the_first_root_has_all():
     records = np.array([[5.0, 3.0], [0.0, 1.0], [0.0, 2.0], [7.0, 1.0], [0.0, 2.0]])
     trie = trie_of(records, groups=np.array([1, 2, 2, 0, 2]))
     assert exact_distribution(trie, 2, 1) == {(5.0, 3.0): 1.0}
@@ -201,28 +175,7 @@ def test_groups_are_apart_and_the_first_root_has_all() -> None:
     )
 
 
-def test_both_ways_give_back_a_fresh_sample_of_the_same_distribution() -> None:
-    """Rows like the records, no noise in between: ranks are uniform and independent, column by column."""
-    rng = np.random.default_rng(3)
-    x = rng.normal(size=(60_000, 1))
-    rows = np.concatenate([np.round(x), np.round(x + rng.normal(size=(60_000, 1)))], axis=1)
-    trie = trie_of(rows[:30_000])
-    node, ranks = np.zeros(30_000, dtype=np.int64), []
-    for column in rows[30_000:].T:
-        drawn = rng.integers(0, 2**64, 30_000, dtype=np.uint64)
-        found, node = ranks_of(np.ascontiguousarray(column), node, drawn, trie)
-        ranks.append(found)
-        assert stats.kstest(found, "uniform").pvalue > ALPHA
-    assert abs(stats.spearmanr(*ranks).statistic) < 6 / np.sqrt(30_000)
-    independent, _ = ranks_of(
-        rows[30_000:, 1].copy(), np.zeros(30_000, dtype=np.int64), drawn, trie_of(rows[:30_000, 1:])
-    )
-    assert (
-        abs(stats.spearmanr(ranks[0], independent).statistic) > 0.3
-    )  # the power of it: the column by its margin
-
-
-def test_no_path_without_a_record() -> None:
+def test_no_path_without_a_record():
     trie = Trie(np.zeros(1), np.zeros(1), np.zeros(1, dtype=np.int64), np.array([1, 1]))
     with pytest.raises(AssertionError):
         chain.values_at(
@@ -231,7 +184,7 @@ def test_no_path_without_a_record() -> None:
 
 
 @pytest.mark.parametrize("skewed", [False, True])
-def test_a_rank_is_found_from_its_slot_as_by_a_search(skewed: bool) -> None:
+def test_a_rank_is_found_from_its_slot_as_by_a_search(skewed):
     rng = np.random.default_rng(8)
     counts = (
         2 ** rng.integers(0, 40, size=300) if skewed else rng.integers(1, 4, size=300)
@@ -254,9 +207,7 @@ def test_a_rank_is_found_from_its_slot_as_by_a_search(skewed: bool) -> None:
 @pytest.mark.parametrize(
     "n_values", [3, 1000, 2**40], ids=["cells", "sorted", "too many codes for a word"]
 )
-def test_a_trie_holds_each_distinct_record_once_however_its_records_are_sorted(
-    n_values: int,
-) -> None:
+def test_a_trie_holds_each_distinct_record_once_however_its_records_are_sorted(n_values):
     rng = np.random.default_rng(n_values)
     records = np.repeat(rng.integers(0, n_values, (2000, 6)), 2, axis=0).astype(np.float64)
     records[:, 0] -= n_values < 2**40  # a number below 0 is no code
@@ -289,7 +240,7 @@ def test_a_trie_holds_each_distinct_record_once_however_its_records_are_sorted(
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-def test_the_cells_of_a_column_hold_each_record_once(grouped: bool) -> None:
+def test_the_cells_of_a_column_hold_each_record_once(grouped):
     one, two = np.array([0.0, 0.0, 2.0, 5.0]), np.array([1.0, 3.0, 1.0, -np.inf])
     counts = np.array([4, 3, 2, 6])
     groups = np.array([1, 1, 2, 2]) if grouped else np.zeros(4, dtype=np.int64)

@@ -9,9 +9,8 @@ from fractions import Fraction
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from dpdask.kernels import channel as kernel
 
@@ -19,16 +18,14 @@ MOVIELENS = np.array(
     [393068, 776815, 399490, 1640868, 1262797, 4896928, 3177318, 6639798, 2200539, 3612474],
     dtype=float,
 )
-RATINGS = np.arange(1, 11) / 2
-ALPHA = 1e-9
 
 
-def frequencies(counts: np.ndarray) -> np.ndarray:
+def frequencies(counts):
     return counts / counts.sum()
 
 
 @st.composite
-def references(draw: st.DrawFn) -> np.ndarray:
+def references(draw):
     """Random probabilities of 1 to 300 levels, some tiny, none below the 2**-44 from which a level counts as unseen."""
     n_levels = draw(st.integers(1, 300))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -37,10 +34,7 @@ def references(draw: st.DrawFn) -> np.ndarray:
     return frequencies(np.maximum(masses, masses.sum() * 1e-13 + 1e-300))
 
 
-EPSILONS = st.floats(math.log(0.01), math.log(20.0)).map(math.exp)
-
-
-def integrated(probabilities: np.ndarray, b: float) -> np.ndarray:
+def integrated(probabilities, b):
     """Return the channel by numerical double integration of the noise's density over rank rectangles, at 30 digits."""
     with mpmath.workdps(30):
         b_ = mpmath.mpf(b)
@@ -50,9 +44,9 @@ def integrated(probabilities: np.ndarray, b: float) -> np.ndarray:
         cdf = lambda x: mpmath.exp(x / b_) / 2 if x < 0 else 1 - mpmath.exp(-x / b_) / 2  # noqa: E731
         smoothed = lambda x: mpmath.quad(lambda u: cdf(x - u), [0, x, 1] if 0 < x < 1 else [0, 1])  # noqa: E731
         far = mpmath.mpf(60) * b_ + 60
-        root = lambda level: mpmath.findroot(  # noqa: E731
+        root = lambda level: mpmath.findroot(
             lambda x: smoothed(x) - level, (-3 * b_ - 1, 4 * b_ + 2), solver="anderson", tol=1e-24
-        )
+        )  # noqa: E731
         quantiles = [-far, *map(root, c[1:-1]), far]
         s = len(probabilities)
         result = np.empty((s, s))
@@ -65,97 +59,15 @@ def integrated(probabilities: np.ndarray, b: float) -> np.ndarray:
     return result
 
 
-def six_passes(
-    codes: np.ndarray, probabilities: np.ndarray, epsilon: float, rng: np.random.Generator
-) -> np.ndarray:
-    """Return the paper's release of level codes: continualise, rank, add noise, G, invert, map back (Bi & Shen (3)-(4))."""
-    b = 1 / epsilon
-    cumulative = np.concatenate([[0.0], np.cumsum(probabilities)])
-    ranks = cumulative[codes] + rng.random(len(codes)) * probabilities[codes]
-    noisy = ranks + rng.laplace(scale=b, size=len(codes))
-    tail = -b / 2 * np.expm1(-1 / b)
-    low, high = np.minimum(noisy, 0.0), np.maximum(noisy, 1.0)
-    inside = (
-        noisy + b / 2 * np.exp(-noisy.clip(0, 1) / b) - b / 2 * np.exp((noisy.clip(0, 1) - 1) / b)
-    )
-    uniform = np.where(
-        noisy < 0,
-        tail * np.exp(low / b),
-        np.where(noisy > 1, 1 - tail * np.exp((1 - high) / b), inside),
-    )
-    return np.searchsorted(cumulative[1:-1], uniform, side="left")
-
-
-def fits(observed: np.ndarray, channel: np.ndarray) -> bool:
-    """Return whether a table of counts passes a chi-square test of being drawn from the rows of `channel`."""
-    expected = observed.sum(axis=1, keepdims=True) * channel
-    statistic = ((observed - expected) ** 2 / expected).sum()
-    return bool(stats.chi2.sf(statistic, observed.shape[0] * (observed.shape[1] - 1)) > ALPHA)
-
-
-def crossed(codes: np.ndarray, released: np.ndarray, s: int) -> np.ndarray:
-    return np.bincount(codes * s + released, minlength=s * s).reshape(s, s)
-
-
-@pytest.mark.parametrize("b", [0.1, 1.0, 5.0])
-@pytest.mark.parametrize("probabilities", [[0.5, 0.5], [0.2, 0.5, 0.3], [0.7, 0.01, 0.2, 0.09]])
-def test_laplace_channel_equals_double_integration(probabilities: list[float], b: float) -> None:
+@pytest.mark.parametrize("b", [0.1, 5.0])
+@pytest.mark.parametrize("probabilities", [[0.2, 0.5, 0.3], [0.7, 0.01, 0.2, 0.09]])
+def test_laplace_channel_equals_double_integration(probabilities, b):
     p = np.array(probabilities)
     np.testing.assert_allclose(kernel.laplace_channel(p, b), integrated(p, b), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 3.0])
-def test_laplace_channel_equals_the_papers_six_passes(epsilon: float) -> None:
-    p = frequencies(MOVIELENS)
-    rng = np.random.default_rng(5)
-    codes = rng.integers(0, 10, size=400_000)
-    observed = crossed(codes, six_passes(codes, p, epsilon, rng), 10)
-    assert fits(observed, kernel.laplace_channel(p, 1 / epsilon))
-    assert not fits(observed, kernel.laplace_channel(p, 2 / epsilon))
-    assert not fits(observed, kernel.laplace_channel(p, 0.5 / epsilon))
-
-
-@pytest.mark.parametrize(
-    ("probabilities", "expected"), [(frequencies(MOVIELENS), 0.921), (np.array([0.5, 0.5]), 0.433)]
-)
-def test_exact_epsilon_of_the_published_channel_reproduces_the_measured_values(
-    probabilities: np.ndarray, expected: float
-) -> None:
-    weights = kernel.integer_weights(kernel.laplace_channel(probabilities, 1.0))
-    assert float(kernel.exact_epsilon(weights)) == pytest.approx(expected, abs=5e-4)
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "expected"), [(1.0, 0.205), (2.0, 0.374), (3.0, 0.506), (4.0, 0.604)]
-)
-def test_correlation_of_released_and_original_ratings_reproduces_the_measured_values(
-    epsilon: float, expected: float
-) -> None:
-    p = frequencies(MOVIELENS)
-    channel = kernel.laplace_channel(p, 1 / epsilon)
-    mean = p @ RATINGS
-    covariance = (p * (RATINGS - mean)) @ channel @ (RATINGS - mean)
-    assert covariance / (p @ (RATINGS - mean) ** 2) == pytest.approx(expected, abs=1e-3)
-
-
-@settings(deadline=None, max_examples=80)
-@given(probabilities=references(), epsilon=EPSILONS)
-def test_any_reference_is_left_as_it_is_and_exact_epsilon_stays_below_epsilon(
-    probabilities: np.ndarray, epsilon: float
-) -> None:
-    channel = kernel.laplace_channel(probabilities, 1 / epsilon)
-    np.testing.assert_allclose(
-        channel.sum(axis=1), 1.0, rtol=0, atol=1e-12 + 1e-15 / probabilities.min()
-    )
-    weights = kernel.repair_weights(channel, probabilities, epsilon)
-    assert kernel.exact_epsilon(weights) <= Decimal(epsilon)
-    np.testing.assert_allclose(
-        probabilities @ (weights / 2.0**63), probabilities, rtol=0, atol=1e-12
-    )
-
-
 @pytest.mark.parametrize("b", [1e-2, 1.0, 1e3, 1e6, 1e9])
-def test_uniform_laplace_quantile_inverts_the_cdf(b: float) -> None:
+def test_uniform_laplace_quantile_inverts_the_cdf(b):
     x = np.linspace(0.01, 0.99, 50)
     c = x + b * math.exp(-1 / (2 * b)) * np.sinh((0.5 - x) / b)
     slope = -b * np.exp(-1 / (2 * b)) * np.cosh((0.5 - x) / b) / b + 1
@@ -174,14 +86,14 @@ def test_uniform_laplace_quantile_inverts_the_cdf(b: float) -> None:
         [[1 / 3, 1 / 3, 1 / 3], [0.1, 0.2, 0.7], [1e-18, 1.0, 1e-30]],
     ],
 )
-def test_integer_weights_sum_exactly_to_their_total_and_stay_near(rows: list[list[float]]) -> None:
+def test_integer_weights_sum_exactly_to_their_total_and_stay_near(rows):
     channel = np.array(rows)
     weights = kernel.integer_weights(channel)
     assert [sum(row) for row in weights.tolist()] == [2**63] * len(rows)
     np.testing.assert_allclose(weights / 2.0**63, channel, rtol=0, atol=1e-15)
 
 
-def test_exact_epsilon_of_known_ratios_is_rounded_up_at_the_fiftieth_digit() -> None:
+def test_exact_epsilon_of_known_ratios_is_rounded_up_at_the_fiftieth_digit():
     for low, high in [(1, 3), (2**61, 2**62 + 1), (10**18, 10**18 + 1)]:
         weights = np.array([[low, 2**63 - low], [high, 2**63 - high]], dtype=np.uint64)
         with mpmath.workdps(80):
@@ -193,16 +105,14 @@ def test_exact_epsilon_of_known_ratios_is_rounded_up_at_the_fiftieth_digit() -> 
         assert 0 <= excess <= mpmath.mpf("2.1e-50")
 
 
-def test_exact_epsilon_does_not_depend_on_the_callers_decimal_context() -> None:
+def test_exact_epsilon_does_not_depend_on_the_callers_decimal_context():
     weights = kernel.integer_weights(kernel.laplace_channel(np.array([0.3, 0.7]), 1.0))
     expected = kernel.exact_epsilon(weights)
     with localcontext(prec=3):
         assert kernel.exact_epsilon(weights) == expected
 
 
-def test_exact_epsilon_is_infinite_when_only_some_rows_give_a_level_and_zero_when_rows_agree() -> (
-    None
-):
+def test_exact_epsilon_is_infinite_when_only_some_rows_give_a_level_and_zero_when_rows_agree():
     half = 2**62
     assert kernel.exact_epsilon(
         np.array([[half, half], [2 * half, 0]], dtype=np.uint64)
@@ -212,7 +122,7 @@ def test_exact_epsilon_is_infinite_when_only_some_rows_give_a_level_and_zero_whe
 
 
 @pytest.mark.parametrize("excess", [1e-12, 1e-6, 0.3])
-def test_repaired_weights_mend_a_channel_above_epsilon_and_stay_near_it(excess: float) -> None:
+def test_repaired_weights_mend_a_channel_above_epsilon_and_stay_near_it(excess):
     p = frequencies(MOVIELENS)
     channel = kernel.laplace_channel(p, 1.0)
     before = kernel.exact_epsilon(kernel.integer_weights(channel))
@@ -223,14 +133,14 @@ def test_repaired_weights_mend_a_channel_above_epsilon_and_stay_near_it(excess: 
     np.testing.assert_allclose(p @ (weights / 2.0**63), p, rtol=0, atol=1e-14)
 
 
-def test_repaired_weights_mend_an_infinite_exact_epsilon() -> None:
+def test_repaired_weights_mend_an_infinite_exact_epsilon():
     p = np.array([0.25, 0.75])
     weights = kernel.repair_weights(np.eye(2), p, 2.0)
     assert kernel.exact_epsilon(weights) <= 2
     np.testing.assert_allclose(p @ (weights / 2.0**63), p, rtol=0, atol=1e-14)
 
 
-def reconstructed(thresholds: np.ndarray, aliases: np.ndarray) -> list[list[int]]:
+def reconstructed(thresholds, aliases):
     """Return the whole-number weights that alias tables stand for."""
     rows, cells = thresholds.shape
     capacity = 2**63 // cells
@@ -244,9 +154,8 @@ def reconstructed(thresholds: np.ndarray, aliases: np.ndarray) -> list[list[int]
     return result
 
 
-@settings(deadline=None, max_examples=60)
 @given(probabilities=references())
-def test_alias_tables_stand_for_exactly_the_weights(probabilities: np.ndarray) -> None:
+def test_alias_tables_stand_for_exactly_the_weights(probabilities):
     rng = np.random.default_rng(len(probabilities))
     channel = np.stack(
         [probabilities, rng.permutation(probabilities), np.eye(len(probabilities))[0]]
@@ -258,31 +167,14 @@ def test_alias_tables_stand_for_exactly_the_weights(probabilities: np.ndarray) -
         assert row == exact + [0] * (len(row) - len(exact))
 
 
-def test_alias_tables_stand_for_exactly_the_weights_of_the_widest_row() -> None:
+def test_alias_tables_stand_for_exactly_the_weights_of_the_widest_row():
     weights = np.zeros((1, 2**16), dtype=np.uint64)
     weights[0, [0, 2**16 - 1]] = [1, 2**63 - 1]
     (row,) = reconstructed(*kernel.alias_tables(weights))
     assert row == weights[0].tolist()
 
 
-@pytest.mark.parametrize("epsilon", [0.2, 2.0])
-def test_samples_have_the_channels_frequencies_and_no_more_and_no_less_noise(
-    epsilon: float,
-) -> None:
-    p = frequencies(MOVIELENS)
-    rng = np.random.default_rng(11)
-    tables = kernel.alias_tables(
-        kernel.repair_weights(kernel.laplace_channel(p, 1 / epsilon), p, epsilon)
-    )
-    codes = rng.integers(0, 10, size=1_000_000).astype(np.int32)
-    words = rng.integers(0, 2**64, size=len(codes), dtype=np.uint64)
-    observed = crossed(codes, kernel.sample(codes, words, *tables), 10)
-    assert fits(observed, kernel.laplace_channel(p, 1 / epsilon))
-    assert not fits(observed, kernel.laplace_channel(p, 2 / epsilon))
-    assert not fits(observed, kernel.laplace_channel(p, 0.5 / epsilon))
-
-
-def test_sample_reads_words_as_the_tables_say() -> None:
+def test_sample_reads_words_as_the_tables_say():
     weights = np.array([[2**60, 3 * 2**60, 2**63 - 2**62]], dtype=np.uint64)
     thresholds, aliases = kernel.alias_tables(weights)
     counts = np.zeros(3, dtype=int)
@@ -296,11 +188,3 @@ def test_sample_reads_words_as_the_tables_say() -> None:
     assert counts.tolist() == [
         round(256 * Fraction(weight, 2**63)) for weight in weights[0].tolist()
     ]
-
-
-def test_a_single_level_is_released_as_it_is() -> None:
-    tables = kernel.alias_tables(
-        kernel.repair_weights(kernel.laplace_channel(np.ones(1), 1.0), np.ones(1), 1.0)
-    )
-    words = np.random.default_rng(1).integers(0, 2**64, size=100, dtype=np.uint64)
-    assert not kernel.sample(np.zeros(100, dtype=np.int32), words, *tables).any()

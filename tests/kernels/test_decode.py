@@ -13,7 +13,7 @@ from dpdask.kernels.decode import calibrate, calibrate_groups, decode, quotas
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def shares(rng: np.random.Generator, n_groups: int, n_levels: int) -> np.ndarray:
+def shares(rng, n_groups, n_levels):
     """Random probabilities, some of them 0 and some tiny."""
     raw = rng.dirichlet(np.full(n_levels, rng.choice([0.05, 0.5, 5.0])), size=n_groups)
     raw[rng.random(raw.shape) < 0.2] = 0.0
@@ -21,11 +21,11 @@ def shares(rng: np.random.Generator, n_groups: int, n_levels: int) -> np.ndarray
     return raw / raw.sum(axis=1, keepdims=True)
 
 
-def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+def normal(rng, *shape: int):
     return rng.normal(size=shape).astype(np.float32)
 
 
-def counted(chosen: np.ndarray, groups: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+def counted(chosen, groups, shape):
     counts = np.zeros(shape, dtype=np.int64)
     np.add.at(counts, (groups.astype(int), chosen.astype(int)), 1)
     return counts
@@ -34,35 +34,25 @@ def counted(chosen: np.ndarray, groups: np.ndarray, shape: tuple[int, int]) -> n
 # Quotas
 
 
-@settings(max_examples=300)
-@given(SEEDS, st.integers(1, 5), st.integers(1, 12), st.integers(0, 2000))
-def test_quotas_sum_to_the_rows_and_are_less_than_one_off(seed, n_groups, n_levels, most):
+@settings(max_examples=80)
+@given(
+    SEEDS,
+    st.integers(1, 5),
+    st.integers(1, 12),
+    st.sampled_from([0, 3, 2000, 10**9]),
+    st.sampled_from([None, 0.0, np.nextafter(1.0, 0.0)]),
+)
+def test_quotas_sum_to_the_rows_and_are_less_than_one_off(seed, n_groups, n_levels, most, uniform):
     rng = np.random.default_rng(seed)
-    probabilities = shares(rng, n_groups, n_levels)
-    rows = rng.integers(0, most + 1, n_groups)
-    found = quotas(probabilities, rows, rng.random(n_groups))
+    probabilities, rows = shares(rng, n_groups, n_levels), rng.integers(0, most + 1, n_groups)
+    found = quotas(
+        probabilities, rows, rng.random(n_groups) if uniform is None else np.full(n_groups, uniform)
+    )
     assert found.dtype == np.int64
     assert (found.sum(axis=1) == rows).all()
-    assert (np.abs(found - probabilities * rows[:, None]) < 1 + 1e-9).all()
+    assert (np.abs(found - probabilities * rows[:, None]) < 1 + 1e-6).all()
     assert (found[probabilities == 0] == 0).all()
     assert (found >= 0).all()
-
-
-@pytest.mark.parametrize("uniform", [0.0, 0.5, np.nextafter(1.0, 0.0)])
-def test_quotas_at_the_ends_of_the_uniform(uniform):
-    probabilities = np.array(
-        [
-            [0.0, 0.3, 0.0, 0.7, 0.0],
-            [0.1, 0.2, 0.3, 0.4, 0.0],
-            [1 / 3, 1 / 3, 1 / 3, 0.0, 0.0],
-            [0.0, 0.0, 0.0, 0.0, 1.0],
-        ]
-    )
-    for n in (0, 1, 2, 3, 10, 10**9):
-        found = quotas(probabilities, np.full(4, n), np.full(4, uniform))
-        assert (found.sum(axis=1) == n).all()
-        assert (found[probabilities == 0] == 0).all()
-        assert (np.abs(found - probabilities * n) < 1 + 1e-6).all()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -82,7 +72,6 @@ def test_the_expectation_over_uniforms_is_what_is_asked_for(seed):
 # Decoding
 
 
-@settings(max_examples=150)
 @given(SEEDS, st.integers(1, 6), st.integers(1, 9), st.sampled_from([1, 2, 7, 60, 400]))
 def test_every_groups_quotas_are_kept_exactly(seed, n_groups, n_levels, n):
     rng = np.random.default_rng(seed)
@@ -117,15 +106,6 @@ def test_ties_everywhere_are_settled_too(value):
     assert np.bincount(chosen).tolist() == [100, 250, 150]
 
 
-def test_no_rows_give_no_levels():
-    utilities, offsets, thirds = (
-        np.zeros((3, 0), np.float32),
-        np.zeros((1, 3), np.float32),
-        np.full((1, 3), 1 / 3),
-    )
-    assert decode(utilities, offsets, thirds, np.zeros(0, np.uint16), np.zeros(1)).shape == (0,)
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_without_a_surplus_each_row_takes_its_best_level(seed):
     rng = np.random.default_rng(seed)
@@ -143,19 +123,7 @@ def test_without_a_surplus_each_row_takes_its_best_level(seed):
     assert (chosen == best).all()
 
 
-def test_one_row_too_many_moves_the_row_that_loses_least():
-    utilities = np.array([[0.0, 0.0, 0.0, 0.0], [-5.0, -0.1, -3.0, 2.0]], dtype=np.float32)
-    chosen = decode(
-        utilities,
-        np.zeros((1, 2), np.float32),
-        np.array([[0.5, 0.5]]),
-        np.zeros(4, np.uint16),
-        np.array([0.5]),
-    )
-    assert chosen.tolist() == [0, 1, 0, 1]
-
-
-def optimum(utilities: np.ndarray, quota: np.ndarray) -> float:
+def optimum(utilities, quota):
     seats = np.repeat(np.arange(len(quota)), quota)
     value = utilities[seats].T.astype(float)
     rows, columns = linear_sum_assignment(value, maximize=True)

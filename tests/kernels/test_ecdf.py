@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpdask.kernels import cdf as ecdf
@@ -13,7 +13,7 @@ NOTHING = np.empty(0)
 
 
 @st.composite
-def samples(draw: st.DrawFn, largest_weight: int = 1000) -> tuple[np.ndarray, np.ndarray]:
+def samples(draw, largest_weight=1000):
     """Sorted distinct values with positive weights, a few of them heavy."""
     values = sorted(draw(st.sets(st.integers(-1000, 1000), min_size=1, max_size=80)))
     weights = draw(
@@ -26,22 +26,20 @@ def samples(draw: st.DrawFn, largest_weight: int = 1000) -> tuple[np.ndarray, np
     return np.array(values, dtype=float), np.array(weights, dtype=np.int64)
 
 
-def rank_of(points: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def rank_of(points, values, weights):
     """Return the weight at or below each point."""
     return np.concatenate([[0], np.cumsum(weights)])[np.searchsorted(values, points, side="right")]
 
 
 @given(st.lists(st.sampled_from([-1.5, 0.0, -0.0, 2.0, 1e300]), min_size=1))
-def test_distinct_counts_every_value_once(values: list[float]) -> None:
+def test_distinct_counts_every_value_once(values):
     found, counts = ecdf.find_distinct(np.array(values))
     assert found.tolist() == sorted(set(values))
     assert counts.tolist() == [values.count(value) for value in found]
 
 
 @given(st.lists(samples(), min_size=1, max_size=5))
-def test_merge_equals_the_distinct_values_of_everything(
-    parts: list[tuple[np.ndarray, np.ndarray]],
-) -> None:
+def test_merge_equals_the_distinct_values_of_everything(parts):
     values, weights = ecdf.merge([part[0] for part in parts], [part[1] for part in parts])
     everything = np.concatenate([np.repeat(*part) for part in parts])
     found, counts = ecdf.find_distinct(everything)
@@ -49,25 +47,8 @@ def test_merge_equals_the_distinct_values_of_everything(
     assert weights.tolist() == counts.tolist()
 
 
-@given(samples(), samples(), samples())
-def test_merge_is_associative_and_commutative_with_identity(a: tuple, b: tuple, c: tuple) -> None:
-    def merge(*parts: tuple) -> tuple[list, list]:
-        values, weights = ecdf.merge(
-            [np.array(part[0]) for part in parts],
-            [np.array(part[1], dtype=np.int64) for part in parts],
-        )
-        return values.tolist(), weights.tolist()
-
-    nothing = ([], [])
-    assert merge(merge(a, b), c) == merge(a, merge(b, c)) == merge(c, b, a)
-    assert merge(a, nothing) == merge(nothing, a) == (a[0].tolist(), a[1].tolist())
-
-
-@settings(deadline=None, max_examples=300)
 @given(sample=samples(), n_points=st.integers(2, 90))
-def test_compress_keeps_total_ends_and_ranks_within_the_stated_error(
-    sample: tuple[np.ndarray, np.ndarray], n_points: int
-) -> None:
+def test_compress_keeps_total_ends_and_ranks_within_the_stated_error(sample, n_points):
     values, weights = sample
     kept, new_weights, error = ecdf.compress(values, weights, n_points)
     assert len(kept) <= n_points or len(values) <= n_points
@@ -80,24 +61,7 @@ def test_compress_keeps_total_ends_and_ranks_within_the_stated_error(
     assert not np.abs(rank_of(kept, values, weights) - rank_of(kept, kept, new_weights)).any()
 
 
-def test_compress_keeps_a_heavy_value_in_its_place() -> None:
-    weights = np.ones(1000, dtype=np.int64)
-    weights[500] = 100_000
-    kept, new_weights, error = ecdf.compress(np.arange(1000.0), weights, 101)
-    assert 500.0 in kept
-    assert error < 1010
-    assert new_weights[kept == 500.0] >= 100_000
-
-
-def test_compress_leaves_a_small_sample_alone() -> None:
-    values, weights = np.array([1.0, 2.0]), np.array([3, 4])
-    kept, new_weights, error = ecdf.compress(values, weights, 2)
-    assert (kept is values, new_weights is weights, error) == (True, True, 0)
-
-
-def paper_cdf(
-    point: float, values: np.ndarray, weights: np.ndarray, is_atom: np.ndarray, origin: float
-) -> float:
+def paper_cdf(point, values, weights, is_atom, origin):
     """Return the continualised cdf (3), (7) directly: a number's weight is spread over the gap below it, an atom's is not."""
     total, below = 0.0, origin
     for value, weight, atom in zip(values, weights, is_atom, strict=True):
@@ -109,13 +73,10 @@ def paper_cdf(
     return total / weights.sum()
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     sample=samples(9), data=st.data(), start=st.sampled_from([None, -1000.0]), lattice=st.booleans()
 )
-def test_continualise_equals_the_papers_formula_with_atoms(
-    sample: tuple, data: st.DataObject, start: float | None, lattice: bool
-) -> None:
+def test_continualise_equals_the_papers_formula_with_atoms(sample, data, start, lattice):
     values, weights = sample
     is_atom = np.array(
         data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values)))
@@ -154,15 +115,13 @@ def test_continualise_equals_the_papers_formula_with_atoms(
         ([3.0], None, None, 2.0),
     ],
 )
-def test_the_gap_below_the_smallest_value_is_as_documented(
-    values: list[float], start: float | None, step: float | None, origin: float
-) -> None:
+def test_the_gap_below_the_smallest_value_is_as_documented(values, start, step, origin):
     x, c = ecdf.continualise(np.array(values), np.ones(len(values)), NOTHING, NOTHING, start, step)
     assert x.tolist() == [origin, *values]
     assert c[0] == 0.0
 
 
-def test_an_unseen_atom_leaves_no_knot() -> None:
+def test_an_unseen_atom_leaves_no_knot():
     x, c = ecdf.continualise(
         np.array([1.0]), np.ones(1), np.array([0.0, 5.0]), np.array([1.0, 0.0]), None, None
     )

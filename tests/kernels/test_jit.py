@@ -20,7 +20,7 @@ CALLED = "from kernels.jit import jit\n\n@jit\ndef draw():\n    return {}\n"
 
 
 @pytest.mark.more
-def test_a_change_of_a_function_that_is_called_takes_effect(tmp_path: Path) -> None:
+def test_a_change_of_a_function_that_is_called_takes_effect(tmp_path):
     """Numba itself looks only at the file of the caller."""
     package = tmp_path / "kernels"
     package.mkdir()
@@ -49,11 +49,11 @@ def test_a_change_of_a_function_that_is_called_takes_effect(tmp_path: Path) -> N
     assert found == [["1", "0"], ["2", "0"], ["2", "1"]]
 
 
-def test_every_kernel_has_the_stamp_of_all() -> None:
+def test_every_kernel_has_the_stamp_of_all():
     assert chain.release_rows._cache._cache_file._source_stamp == jit._SOURCES  # type: ignore[attr-defined]
 
 
-def test_a_function_without_a_module_can_be_compiled() -> None:
+def test_a_function_without_a_module_can_be_compiled():
     """Numba tells all listeners of each function that is compiled in the process, also of functions that are no module's."""
     made: dict[str, Any] = {}
     exec("def double(number):\n    return 2 * number", {"__name__": None}, made)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import special, stats
 
 from dpdask.kernels.correlation import (
     BLOCK_ROWS,
@@ -16,22 +15,21 @@ from dpdask.kernels.correlation import (
     words_per_block,
 )
 
-ALPHA = 1e-10
 SIZES = [*range(1, 11), 33]
 
 
-def words(seed: int, n: int) -> np.ndarray:
+def words(seed, n):
     return np.random.default_rng(seed).integers(0, 2**64, n, dtype=np.uint64)
 
 
-def polar(half: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def polar(half):
     """Two normals of 32 bits: 20 of the radius, 12 of the angle, in double precision."""
     radius = np.sqrt(-2.0 * np.log(((half >> 12) + 0.5) * 2.0**-20))
     angle = ((half & 1023) - 511.5) * np.pi / 2048 + ((half >> 10) & 3) * np.pi / 2
     return radius * np.cos(angle), radius * np.sin(angle)
 
 
-def drawn(factor: np.ndarray, raw: np.ndarray, before: float = np.nan) -> np.ndarray:
+def drawn(factor, raw, before=np.nan):
     """One block of latent variables, in room that held something else before."""
     out = room_for(len(factor), BLOCK_ROWS)
     out[:] = before
@@ -39,22 +37,12 @@ def drawn(factor: np.ndarray, raw: np.ndarray, before: float = np.nan) -> np.nda
     return out[: len(factor), :BLOCK_ROWS]
 
 
-def factor_of(size: int, seed: int = 3) -> np.ndarray:
+def factor_of(size, seed=3):
     square = np.random.default_rng(seed).normal(size=(size, 2 * size))
     return np.linalg.cholesky(np.corrcoef(square).reshape(size, size)).astype(np.float32)
 
 
 # The polar form
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_both_normals_are_those_of_double_precision(seed):
-    raw = words(seed, 200_000)
-    half = raw.view(np.uint32).astype(np.int64)
-    first, second = polar(half)
-    found = normals(raw)
-    np.testing.assert_allclose(found[: len(half)], first, rtol=0, atol=2e-6)
-    np.testing.assert_allclose(found[len(half) :], second, rtol=0, atol=2e-6)
 
 
 def test_every_radius_and_every_angle_is_right():
@@ -76,44 +64,7 @@ def test_every_radius_and_every_angle_is_right():
     )
 
 
-def test_the_characteristic_function_is_the_normal_one():
-    """Over all 2³² equally likely inputs: the angles integrate a Bessel function, the radii its mean, without any chance."""
-    radius = np.sqrt(-2.0 * np.log((np.arange(2**20) + 0.5) * 2.0**-20))
-    angle = (np.arange(2**12) + 0.5) * 2 * np.pi / 2**12
-    for t in (0.5, 1.0, 2.0, 4.0):
-        assert special.j0(t * radius).mean() == pytest.approx(np.exp(-(t**2) / 2), abs=2e-6)
-        for r in radius[:: 2**17]:
-            assert np.cos(t * r * np.cos(angle)).mean() == pytest.approx(
-                special.j0(t * r), abs=1e-12
-            )
-
-
 # The distribution
-
-
-@pytest.mark.more
-def test_the_moments_and_the_shape_are_those_of_the_standard_normal():
-    n = 600_000
-    z = normals(words(7, n // 4)).astype(np.float64)
-    assert abs(z.mean()) * np.sqrt(n) < 6.5
-    for power, moment, variance in ((2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)):
-        assert abs((z**power).mean() - moment) / np.sqrt(variance / n) < 6.5
-    assert stats.kstest(z, "norm").pvalue > ALPHA
-    for wrong in (0.98 * z, 1.02 * z, z + 0.02):  # and the test would see two per cent
-        assert stats.kstest(wrong, "norm").pvalue < ALPHA
-
-
-def test_the_numbers_of_a_word_and_of_neighbouring_words_are_uncorrelated():
-    z = normals(words(8, 200_000)).astype(np.float64)
-    first, second = z.reshape(2, -1)
-    for a, b in (
-        (first, second),
-        (first[1:], second[:-1]),
-        (first[0::2], first[1::2]),
-        (second[1:-1:2], second[2::2]),
-    ):
-        for power in (1, 2):
-            assert abs(np.corrcoef(a**power, b**power)[0, 1]) < 6.5 / np.sqrt(len(a))
 
 
 def test_words_of_any_shape_give_four_numbers_each():
@@ -127,7 +78,7 @@ def test_words_of_any_shape_give_four_numbers_each():
 # The product
 
 
-def terms(size: int, raw: np.ndarray) -> np.ndarray:
+def terms(size, raw):
     """The normals of a block, as the product reads them: sixteen rows after the other."""
     return (
         normals(raw)
@@ -214,11 +165,6 @@ def test_a_thinned_factor_changes_correlations_by_little_and_is_thin():
     small = np.abs(factor) < 1e-3
     assert ((thinned == 0.0) & (factor != 0.0)).any()
     assert (thinned[~small & (factor > 0.1)] != 0.0).all()
-
-
-def test_a_factor_without_small_parts_stays():
-    factor = np.linalg.cholesky(0.5 * np.eye(30) + 0.5)
-    assert (thin(factor) != 0.0).sum() > 0.9 * (factor != 0.0).sum()
 
 
 def test_the_bits_are_pinned():

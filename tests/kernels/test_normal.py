@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
-from scipy import stats
 from scipy.special import ndtr as normal_cdf
 
 from dpdask.kernels import normal
@@ -19,39 +18,7 @@ from dpdask.kernels.normal import normal_quantile, tetrachoric
 
 INF = math.inf
 CUTS = st.floats(-6, 6)
-ANGLES = st.floats(-math.pi / 2, math.pi / 2)
-PAIRS = [
-    (-8, 8),
-    (-8, -8),
-    (8, 8),
-    (-4, 1.5),
-    (-1.3, -1.3),
-    (-0.2, 0.4),
-    (0, 0),
-    (0.7, 0.7),
-    (0.7, -0.7),
-    (1, 2.5),
-    (3, 3.001),
-    (-2, 5),
-]
-CORRELATIONS = [
-    -0.999999,
-    -0.97,
-    -0.926,
-    -0.924,
-    -0.8,
-    -0.31,
-    -0.29,
-    0.0,
-    0.1,
-    0.5,
-    0.74,
-    0.76,
-    0.924,
-    0.926,
-    0.9999,
-    0.999999,
-]
+PAIRS = [(-8, 8), (8, 8), (-4, 1.5), (-0.2, 0.4), (0, 0), (0.7, -0.7), (1, 2.5), (3, 3.001)]
 
 
 def upper_orthant(h, k, r):
@@ -68,19 +35,6 @@ def upper_orthant(h, k, r):
     return np.array(
         [orthant(*row) for row in zip(*(each.ravel().tolist() for each in given), strict=True)]
     ).reshape(given[0].shape)
-
-
-def density(h, k, r):
-    """φ₂(h, k; r), which is the derivative of the orthant in r. The exponent, with s the sign of r, does not cancel."""
-
-    def at(h, k, r):
-        s, rest = -1 if r < 0 else 1, (1 - r) * (1 + r)
-        if rest == 0:
-            return INF if h == s * k else 0.0
-        exponent = (h - s * k) ** 2 / (2 * rest) + s * h * k / (1 + abs(r))
-        return math.exp(-exponent) / (2 * math.pi * math.sqrt(rest))
-
-    return np.vectorize(at, otypes=[float])(h, k, r)
 
 
 @cache
@@ -100,85 +54,20 @@ def exact(h, k, r):
         return mpmath.quad(lambda x: mpmath.npdf(x) * mpmath.ncdf((r * x - k) / spread), edges)
 
 
-SOME = [-0.999999, -0.926, -0.31, 0.0, 0.76, 0.926, 0.999999]  # a quadrature of 20 digits is slow
+SOME = [-0.999999, -0.926, 0.0, 0.76, 0.926]  # a quadrature of 20 digits is slow
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize(
-    "r", [pytest.param(r, marks=() if r in SOME else pytest.mark.slow) for r in CORRELATIONS]
-)
+@pytest.mark.parametrize("r", SOME)
 def test_the_orthant_agrees_with_quadrature(r):
     for h, k in PAIRS:
         assert abs(exact(h, k, r) - float(upper_orthant(h, k, r))) <= 1e-15
-
-
-@pytest.mark.parametrize("r", np.linspace(-1, 1, 41))
-def test_cuts_in_the_middle_have_a_closed_form(r):
-    assert_allclose(upper_orthant(0, 0, r), 0.25 + math.asin(r) / (2 * math.pi), rtol=0, atol=1e-16)
-
-
-@given(CUTS, CUTS, st.floats(-1, 1))
-@settings(deadline=None)
-def test_the_four_quadrants_make_one_and_the_axes_are_alike(h, k, r):
-    value = float(upper_orthant(h, k, r))
-    assert value == float(upper_orthant(k, h, r))
-    assert_allclose(value + upper_orthant(h, -k, -r), normal_cdf(-h), rtol=0, atol=1e-15)
-    assert_allclose(
-        value + normal_cdf(h) + normal_cdf(k) - upper_orthant(-h, -k, r), 1, rtol=0, atol=1e-15
-    )
-    assert 0 <= value <= min(normal_cdf(-h), normal_cdf(-k)) + 1e-16
-
-
-@given(CUTS, CUTS)
-@settings(deadline=None)
-def test_the_orthant_grows_with_the_correlation(h, k):
-    values = upper_orthant(h, k, np.sin(np.linspace(-math.pi / 2, math.pi / 2, 2001)))
-    assert (np.diff(values) >= -1e-15).all()
-
-
-@pytest.mark.parametrize(("h", "k"), PAIRS)
-def test_perfect_correlations_give_the_frechet_bounds(h, k):
-    a, b = normal_cdf(-h), normal_cdf(-k)
-    assert_allclose(
-        upper_orthant(h, k, [-1, 0, 1]), [max(0, a + b - 1), a * b, min(a, b)], rtol=0, atol=2e-16
-    )
-
-
-@pytest.mark.parametrize("r", [-1, -0.95, -0.3, 0, 0.3, 0.95, 1])
-def test_infinite_cuts_leave_one_variable_or_none(r):
-    expected = [0, 0, 0, normal_cdf(-0.5), 1]
-    assert_allclose(
-        upper_orthant([INF, INF, 0.5, -INF, -INF], [0.5, -INF, INF, 0.5, -INF], r),
-        expected,
-        rtol=0,
-        atol=2e-16,
-    )
-
-
-def test_huge_cuts_do_not_overflow():
-    with np.errstate(all="raise"):
-        orthants = upper_orthant([1e200, -1e200, 37], [1e200, 1.0, 37], [[-0.99], [0.5]])
-        assert_allclose(orthants, [[0, normal_cdf(-1), 0]] * 2, rtol=0, atol=1e-16)
 
 
 def test_arguments_broadcast():
     assert tetrachoric(np.zeros((3, 1)), np.zeros(4), 0.2).shape == (3, 4)
     assert tetrachoric(0.0, 0.0, 0.25).shape == ()
     assert tetrachoric([], 0.0, 0.1, n_threads=2).shape == (0,)
-
-
-@pytest.mark.parametrize("r", [-0.999, -0.6, 0, 0.3, 0.98])
-def test_the_density_agrees_with_scipy_and_is_the_derivative(r):
-    for h, k in PAIRS[3:]:
-        assert_allclose(
-            density(h, k, r),
-            stats.multivariate_normal([0, 0], [[1, r], [r, 1]]).pdf([h, k]),
-            rtol=1e-9,
-            atol=1e-360,
-        )
-        step = 1e-6
-        slope = float(upper_orthant(h, k, r + step) - upper_orthant(h, k, r - step)) / (2 * step)
-        assert slope == pytest.approx(float(density(h, k, r)), rel=1e-4, abs=1e-8)
 
 
 @pytest.mark.parametrize("x", [-37.0, -8.0, -1.0, 0.0, 2.5, 8.0])
@@ -193,18 +82,7 @@ def test_quantiles_of_the_ends_are_infinite():
     assert normal_quantile([0, 0.5, 1]).tolist() == [-INF, 0, INF]
 
 
-@settings(max_examples=500, deadline=None)
-@given(CUTS, CUTS, ANGLES)
-def test_the_correlation_is_found_back(h, k, angle):
-    r = math.sin(angle)
-    p = upper_orthant(h, k, r)
-    found = float(tetrachoric(h, k, p))
-    assert abs(upper_orthant(h, k, found) - p) <= 2e-15
-    if density(h, k, r) > 1e-5 and abs(found) < 1:
-        assert found == pytest.approx(r, abs=1e-9)
-
-
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=80)
 @given(CUTS, CUTS, st.floats(0, 1))
 def test_any_probability_between_the_bounds_is_met(h, k, share):
     a, b = float(normal_cdf(-h)), float(normal_cdf(-k))

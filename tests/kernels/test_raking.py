@@ -7,11 +7,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.kernels.marginals import count_clique
-from dpdask.kernels.raking import exponential, rake, resample, solve_cells
+from dpdask.kernels.raking import rake, resample, solve_cells
 
 SIZES = np.array([3, 4, 2, 5], dtype=np.int64)
 TABLES = np.array(
@@ -23,7 +22,7 @@ STARTS = np.concatenate([[0], np.cumsum(LENGTHS)[:-1]]).astype(np.int64)
 TOTAL = 10_000.0
 
 
-def drawn(rng: np.random.Generator, n: int, keep: float = 0.0) -> np.ndarray:
+def drawn(rng, n, keep=0.0):
     """Records whose attributes follow the first one with probability `keep`."""
     codes = np.stack([rng.integers(0, size, n) for size in SIZES]).astype(np.uint16)
     for a in range(1, 4):
@@ -31,7 +30,7 @@ def drawn(rng: np.random.Generator, n: int, keep: float = 0.0) -> np.ndarray:
     return codes
 
 
-def tables_of(codes: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+def tables_of(codes, weights=None):
     n = codes.shape[1]
     weights = np.full(n, TOTAL / n) if weights is None else weights
     return np.concatenate(
@@ -42,24 +41,22 @@ def tables_of(codes: np.ndarray, weights: np.ndarray | None = None) -> np.ndarra
     )
 
 
-def cells_of(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
+def cells_of(codes, table):
     """Each record's cell in a table of two or three attributes, counted in numpy's own way."""
     own = [attribute for attribute in table if attribute >= 0]
     return np.ravel_multi_index(tuple(codes[own].astype(int)), tuple(SIZES[own]))
 
 
-def visits(rng: np.random.Generator, sweeps: int) -> np.ndarray:
+def visits(rng, sweeps):
     return np.concatenate([rng.permutation(len(TABLES)) for _ in range(sweeps)]).astype(np.int64)
 
 
-def paces(order: np.ndarray) -> np.ndarray:
+def paces(order):
     """How far each visit goes: beyond the root, but for the last visits."""
     return np.where(np.arange(len(order)) < len(order) - len(TABLES), 1.5, 1.0)
 
 
-def reference(
-    codes: np.ndarray, targets: np.ndarray, strengths: np.ndarray, order: np.ndarray
-) -> np.ndarray:
+def reference(codes, targets, strengths, order):
     """The same in numpy: each cell's equation by bisection."""
     weights = np.full(codes.shape[1], TOTAL / codes.shape[1])
     thetas = np.zeros(len(targets))
@@ -78,12 +75,6 @@ def reference(
     return weights
 
 
-@given(st.floats(-4.0, 4.0))
-def test_the_exponential_is_the_exponential(x):
-    assert exponential(x) == pytest.approx(math.exp(x), rel=1e-12)
-
-
-@settings(max_examples=200)
 @given(st.floats(0.0, 1e6), st.floats(1e-6, 1e6), st.floats(-20.0, 20.0), st.floats(1e-6, 40.0))
 def test_a_cell_is_solved_or_at_its_bound(wanted, found, theta, strength):
     moves = np.full(3, np.nan)
@@ -91,7 +82,7 @@ def test_a_cell_is_solved_or_at_its_bound(wanted, found, theta, strength):
     d = moves[0]
     assert (moves == d).all()
 
-    def side(x: float) -> float:
+    def side(x):
         return theta + x - strength * (wanted - found * math.exp(x))
 
     assert -4.0 <= d <= 2.0
@@ -130,47 +121,6 @@ def test_many_equal_weights_are_summed_exactly(total):
         np.zeros(6, dtype=np.int64),
     )
     np.testing.assert_allclose(np.bincount(cell, weights=weights), total * shares, rtol=2e-6)
-
-
-def test_firm_tables_are_met_and_weak_ones_leave_the_pool_alone():
-    rng = np.random.default_rng(2)
-    pool, targets = drawn(rng, 8000), tables_of(drawn(rng, 100_000, 0.5))
-    before = np.abs(tables_of(pool) - targets).sum()
-    firm = rake(
-        pool, SIZES, TABLES, STARTS, targets, TOTAL, np.full(len(TABLES), 1.0), visits(rng, 20)
-    )
-    assert np.abs(tables_of(pool, firm) - targets).sum() < 0.003 * before
-    weak = rake(
-        pool, SIZES, TABLES, STARTS, targets, TOTAL, np.full(len(TABLES), 1e-7), visits(rng, 20)
-    )
-    assert np.abs(tables_of(pool, weak) - targets).sum() > 0.98 * before
-    np.testing.assert_allclose(weak, TOTAL / 8000, rtol=0.01)
-    assert (firm > 0.0).all()
-
-
-def test_more_sweeps_come_nearer_to_the_one_solution():
-    rng = np.random.default_rng(6)
-    pool, targets, strengths = (
-        drawn(rng, 8000, 0.1),
-        tables_of(drawn(rng, 100_000, 0.6)),
-        np.full(len(TABLES), 0.01),
-    )
-    found = [
-        rake(
-            pool,
-            SIZES,
-            TABLES,
-            STARTS,
-            targets,
-            TOTAL,
-            strengths,
-            visits(np.random.default_rng(7 + n), n),
-        )
-        for n in (1, 3, 6, 100, 120)
-    ]
-    missed = [np.abs(weights - found[-1]).sum() / TOTAL for weights in found]
-    assert missed[0] > 1.5 * missed[1] > 2.5 * missed[2]
-    assert missed[3] < 1e-5
 
 
 @pytest.mark.parametrize("n", [1, 4095, 4096, 4097])
@@ -214,7 +164,6 @@ def test_a_cell_that_the_pool_lacks_does_no_harm():
     assert weights.sum() == pytest.approx(TOTAL, rel=0.5)
 
 
-@settings(max_examples=100)
 @given(
     st.lists(st.floats(0.0, 10.0), min_size=1, max_size=40),
     st.integers(1, 60),
@@ -247,21 +196,3 @@ def test_each_record_is_expected_as_often_as_its_share():
 def test_weights_that_are_no_numbers_stay_in_the_pool():
     for bad in (np.nan, np.inf, 0.0):
         assert set(resample(np.full(5, bad), np.arange(5), 7, 0.5).tolist()) <= set(range(5))
-
-
-def test_a_resampled_pool_has_the_tables_that_were_wanted():
-    rng = np.random.default_rng(5)
-    pool, wanted = drawn(rng, 40_000), drawn(rng, 200_000, 0.4)
-    weights = rake(
-        pool, SIZES, TABLES, STARTS, tables_of(wanted), TOTAL, np.ones(len(TABLES)), visits(rng, 10)
-    )
-    again = pool[:, resample(weights, np.lexsort(pool[::-1]), 20_000, rng.random())]
-    distance = np.abs(tables_of(again) - tables_of(wanted)).sum() / TOTAL / 2 / len(TABLES)
-    floor = (
-        np.abs(tables_of(wanted[:, rng.integers(0, 200_000, 20_000)]) - tables_of(wanted)).sum()
-        / TOTAL
-        / 2
-        / len(TABLES)
-    )
-    assert distance < 1.2 * floor
-    assert count_clique(np.ascontiguousarray(again), SIZES, [0, 1]).sum() == 20_000

@@ -25,11 +25,11 @@ UNIFORM = Quantiles(np.array([-3.0, 3.0]), np.array([0.0, 1.0]))
 N_ROWS = 5000
 
 
-def nothing(n_anchors: int) -> Acceptable:
+def nothing(n_anchors):
     return Acceptable(np.empty(0), np.empty(0), np.zeros(n_anchors + 1, dtype=bool))
 
 
-def random_words(n_columns: int, n_rows: int = N_ROWS) -> np.ndarray:
+def random_words(n_columns, n_rows=N_ROWS):
     drawn = np.random.PCG64(7).random_raw(n_rows * n_columns).reshape(n_rows, n_columns)
     drawn[:4] = np.array([0, 2**64 - 1, 2**11, 2**64 - 2**11], dtype=np.uint64)[
         :, None
@@ -37,7 +37,7 @@ def random_words(n_columns: int, n_rows: int = N_ROWS) -> np.ndarray:
     return drawn
 
 
-def shares(words: np.ndarray) -> np.ndarray:
+def shares(words):
     return ((words >> np.uint64(11)).astype(float) + 0.5) * 2.0**-53
 
 

@@ -8,9 +8,7 @@ import pytest
 from dpdask.kernels.decode import find_rivals
 
 
-def rivals(
-    utilities: np.ndarray, offsets: np.ndarray, groups: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def rivals(utilities, offsets, groups):
     n = len(groups)
     chosen, seconds, gaps = (
         np.full(n, 9, np.uint16),
@@ -57,17 +55,5 @@ def test_a_single_level_wins():
     chosen, seconds, gaps = rivals(
         np.zeros((1, 20), np.float32), np.zeros((1, 1), np.float32), np.zeros(20, np.uint16)
     )
-    assert not chosen.any()
-    assert not seconds.any()
+    assert not (chosen | seconds).any()
     assert (gaps > 1e38).all()
-
-
-def test_no_rows_are_no_error():
-    assert (
-        len(
-            rivals(
-                np.zeros((3, 0), np.float32), np.zeros((1, 3), np.float32), np.zeros(0, np.uint16)
-            )[0]
-        )
-        == 0
-    )

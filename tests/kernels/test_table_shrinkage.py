@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpdask.kernels import projections as simplex
@@ -25,11 +25,11 @@ SIGMA = 50.0
 TOTAL = 32_000.0
 
 
-def margins(rng: np.random.Generator, k: int, m: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+def margins(rng, k, m, n):
     return TOTAL * rng.dirichlet(np.full(m, 4.0), k), TOTAL * rng.dirichlet(np.full(n, 4.0), k)
 
 
-def dependent(rng: np.random.Generator, k: int, m: int, n: int, strength: float) -> np.ndarray:
+def dependent(rng, k, m, n, strength):
     """Tables with a rank-one departure from independence, of `strength` times σ in Frobenius norm."""
     rows, columns = margins(rng, k, m, n)
     left, right = (
@@ -41,15 +41,15 @@ def dependent(rng: np.random.Generator, k: int, m: int, n: int, strength: float)
     return independence(rows, columns, TOTAL) + departure
 
 
-def noised(rng: np.random.Generator, tables: np.ndarray) -> np.ndarray:
+def noised(rng, tables):
     return tables + rng.normal(size=tables.shape) * SIGMA
 
 
-def square(tables: np.ndarray) -> float:
+def square(tables):
     return float((tables**2).sum(axis=(1, 2)).mean())
 
 
-def shrunken(tables: np.ndarray, noisy: np.ndarray, sigma: float = SIGMA) -> np.ndarray:
+def shrunken(tables, noisy, sigma=SIGMA):
     return estimate(noisy, tables.sum(axis=2), tables.sum(axis=1), TOTAL, sigma)
 
 
@@ -77,18 +77,6 @@ def test_pure_noise_is_taken_out_and_only_the_right_sigma_does_so(m, n):
 
 
 @pytest.mark.parametrize(("m", "n"), SHAPES)
-def test_strong_structure_stays_and_an_overstated_sigma_kills_it(m, n):
-    rng = np.random.default_rng(m + n)
-    strength = 4 * (math.sqrt(m - 1) + math.sqrt(n - 1))
-    truth = dependent(rng, 200, m, n, strength)
-    flat = independence(truth.sum(axis=2), truth.sum(axis=1), TOTAL)
-    noisy = noised(rng, truth)
-    signal = square(truth - flat)
-    assert square(shrunken(truth, noisy) - truth) < 0.15 * signal
-    assert square(shrunken(truth, noisy, 20 * SIGMA) - flat) < 1e-6 * signal
-
-
-@pytest.mark.parametrize(("m", "n"), SHAPES)
 @pytest.mark.parametrize("strength", [0.0, 1.0, 2.0, 4.0, 16.0])
 def test_the_error_is_less_than_the_noisy_tables_and_no_other_sigma_does_better(m, n, strength):
     rng = np.random.default_rng(int(m * n + strength))
@@ -104,27 +92,21 @@ def test_the_error_is_less_than_the_noisy_tables_and_no_other_sigma_does_better(
         assert error < 1.02 * overstated or strength < 4.0
 
 
-def test_a_transposed_table_gives_the_transposed_result():
+def test_transposing_commutes_the_total_is_believed_and_no_noise_changes_nothing():
     rng = np.random.default_rng(2)
-    truth = dependent(rng, 5, 4, 9, 30.0)
+    truth = dependent(rng, 5, 4, 9, 60.0)
     noisy = noised(rng, truth)
-    rows, columns = truth.sum(axis=2), truth.sum(axis=1)
-    there = estimate(noisy, rows, columns, TOTAL, SIGMA)
-    back = estimate(noisy.transpose(0, 2, 1), columns, rows, TOTAL, SIGMA)
-    np.testing.assert_allclose(back.transpose(0, 2, 1), there, rtol=1e-9, atol=1e-6)
-
-
-def test_the_total_is_the_one_that_is_believed():
-    rng = np.random.default_rng(3)
-    truth = dependent(rng, 5, 4, 6, 60.0)
-    found = shrunken(truth, noised(rng, truth))
+    found = shrunken(truth, noisy)
+    back = shrunken(truth.transpose(0, 2, 1), noisy.transpose(0, 2, 1))
+    np.testing.assert_allclose(back.transpose(0, 2, 1), found, rtol=1e-9, atol=1e-6)
     np.testing.assert_allclose(found.sum(axis=(1, 2)), TOTAL, rtol=1e-9)
+    np.testing.assert_allclose(shrunken(truth, truth, 1e-9), truth, rtol=1e-9)
 
 
 # The choice between the two estimates
 
 
-def parts(noisy: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def parts(noisy, truth):
     """The two estimates of tables with the true margins: by singular values, and the nearest without negative counts."""
     flat = independence(truth.sum(axis=2), truth.sum(axis=1), TOTAL)
     departure = noisy - flat
@@ -133,7 +115,7 @@ def parts(noisy: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return flat + shrink_values(departure, SIGMA)[0], project_stack(flat + departure, TOTAL)[0]
 
 
-def diagonal(rng: np.random.Generator, k: int, size: int) -> np.ndarray:
+def diagonal(rng, k, size):
     """Tables in which each attribute says the other: full rank, and most cells empty."""
     return TOTAL * rng.dirichlet(np.full(size, 4.0), k)[:, :, None] * np.eye(size)
 
@@ -202,11 +184,6 @@ def test_a_stack_is_projected_as_one_vector_after_the_other():
         )
 
 
-def test_no_noise_leaves_the_table_nearly_as_it_is():
-    truth = dependent(np.random.default_rng(4), 3, 5, 6, 100.0)
-    np.testing.assert_allclose(shrunken(truth, truth, 1e-9), truth, rtol=1e-9)
-
-
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 4), (4, 1)])
 def test_an_attribute_of_one_level_is_independent_of_everything(m, n):
     rng = np.random.default_rng(5)
@@ -242,7 +219,6 @@ def test_many_tables_are_the_same_as_one_at_a_time(monkeypatch):
 # Raking
 
 
-@settings(max_examples=80)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 8), st.integers(1, 8))
 def test_raked_tables_have_the_wanted_margins_and_keep_frechets_bounds(seed, k, m, n):
     rng = np.random.default_rng(seed)
@@ -275,7 +251,7 @@ def test_raking_keeps_a_table_that_has_its_margins_and_every_odds_ratio_otherwis
     rows, columns = (table.sum() * rng.dirichlet(np.full(size, 5.0), 1) for size in (3, 4))
     raked = rake(table, rows, columns)
 
-    def odds(given: np.ndarray) -> np.ndarray:
+    def odds(given):
         return given[0, :-1, :-1] * given[0, 1:, 1:] / (given[0, :-1, 1:] * given[0, 1:, :-1])
 
     np.testing.assert_allclose(odds(raked), odds(table), rtol=1e-6)
@@ -284,7 +260,7 @@ def test_raking_keeps_a_table_that_has_its_margins_and_every_odds_ratio_otherwis
 # Mutual information
 
 
-def information(table: np.ndarray) -> float:
+def information(table):
     """By the definition, cell by cell."""
     total, value = table.sum(), 0.0
     for i, j in np.ndindex(*table.shape):
@@ -311,17 +287,7 @@ def test_mutual_information_is_its_definition(m, n):
     )
 
 
-def test_mutual_information_of_copies_independence_and_nothing():
-    assert mutual_information(np.diag([1.0, 2.0, 5.0])[None]) == pytest.approx(
-        -sum(p * math.log(p) for p in (1 / 8, 2 / 8, 5 / 8))
-    )
-    assert mutual_information(np.outer([1.0, 2.0], [3.0, 4.0])[None]) == pytest.approx(
-        0.0, abs=1e-15
-    )
-    assert mutual_information(np.zeros((2, 3, 3))).tolist() == [0.0, 0.0]
-
-
-def test_dependence_is_told_from_noise_and_noise_is_not_told() -> None:
+def test_dependence_is_told_from_noise_and_noise_is_not_told():
     rng = np.random.default_rng(4)
     rows, columns = np.full((200, 6), 500.0), np.full((200, 8), 375.0)
     even = np.full((200, 6, 8), 3000.0 / 48)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import channel as kernel
 
 
-def random_weights(n_parents: int, n: int, seed: int = 1) -> np.ndarray:
+def random_weights(n_parents, n, seed=1):
     rng = np.random.default_rng(seed)
     return channel_kernel.integer_weights(rng.dirichlet(np.ones(n), size=n_parents * n)).reshape(
         n_parents, n, n
@@ -18,7 +17,7 @@ def random_weights(n_parents: int, n: int, seed: int = 1) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("n_parents", "n"), [(1, 1), (1, 5), (3, 4), (7, 300)])
-def test_a_draw_is_that_of_the_row_of_its_parent_and_own_level(n_parents: int, n: int) -> None:
+def test_a_draw_is_that_of_the_row_of_its_parent_and_own_level(n_parents, n):
     weights = random_weights(n_parents, n)
     thresholds, aliases = channel_kernel.alias_tables(weights.reshape(-1, n))
     rng = np.random.default_rng(2)
@@ -34,7 +33,7 @@ def test_a_draw_is_that_of_the_row_of_its_parent_and_own_level(n_parents: int, n
 
 
 @pytest.mark.parametrize("n", [2, 5, 64, 300])
-def test_words_beside_a_threshold_are_compared_with_all_of_it(n: int) -> None:
+def test_words_beside_a_threshold_are_compared_with_all_of_it(n):
     weights = random_weights(1, n)
     weights[0, 0] = 0
     weights[0, 0, n - 1] = 2**63  # cells that no word reaches, and one that every word reaches
@@ -54,23 +53,7 @@ def test_words_beside_a_threshold_are_compared_with_all_of_it(n: int) -> None:
         )
 
 
-def test_draws_have_the_weights_frequencies_and_no_others() -> None:
-    weights = random_weights(2, 3)
-    n = 300_000
-    words = np.random.default_rng(3).integers(0, 2**64, size=n, dtype=np.uint64)
-    found = kernel.sample_given(
-        np.ones(n, dtype=np.uint16),
-        np.full(n, 2, dtype=np.int32),
-        words,
-        3,
-        kernel.make_given_tables(weights),
-    )
-    observed = np.bincount(found, minlength=3)
-    assert stats.chisquare(observed, n * (weights[1, 2] / 2.0**63)).pvalue > 1e-6
-    assert stats.chisquare(observed, n * (weights[0, 2] / 2.0**63)).pvalue < 1e-6
-
-
-def test_losses_are_the_exact_ones_rounded_up() -> None:
+def test_losses_are_the_exact_ones_rounded_up():
     weights = random_weights(4, 6)
     found = kernel.losses(weights)
     for table, losses in zip(weights, found, strict=True):
@@ -84,7 +67,7 @@ def test_losses_are_the_exact_ones_rounded_up() -> None:
         assert losses.max() >= float(channel_kernel.exact_epsilon(table))
 
 
-def test_losses_of_outcomes_that_never_happen_or_only_for_some_rows() -> None:
+def test_losses_of_outcomes_that_never_happen_or_only_for_some_rows():
     half = 2**62
     weights = np.array([[[half, half, 0], [2 * half, 0, 0], [half, half, 0]]], dtype=np.uint64)
     assert kernel.losses(weights)[0, 1:].tolist() == [np.inf, -np.inf]

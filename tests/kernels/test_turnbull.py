@@ -45,7 +45,7 @@ def spread(solution, n_cells):
     return masses
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(RANGES)
 def test_an_independent_certificate_holds_over_all_cells(triples):
     left, right, counts = cleaned(triples)
@@ -69,56 +69,6 @@ def test_an_independent_certificate_holds_over_all_cells(triples):
     )
 
 
-@settings(max_examples=25)
-@given(RANGES)
-def test_probabilities_agree_with_a_general_solver(triples):
-    left, right, counts = cleaned(triples)
-    if not len(left):
-        return
-    solution = turnbull.npmle(left, right, counts, N_CELLS, tolerance=1e-12)
-    matrix, shares = dense(left, right, N_CELLS), counts / counts.sum()
-    masses = np.full(N_CELLS, 1 / N_CELLS)
-    for _ in range(300):
-        masses = masses * (matrix.T @ (shares / (matrix @ masses)))
-    found = optimize.minimize(
-        lambda p: p.sum() - shares @ np.log(matrix @ p),
-        masses,
-        jac=lambda p: 1 - matrix.T @ (shares / (matrix @ p)),
-        bounds=[(1e-14, None)] * N_CELLS,
-        method="L-BFGS-B",
-        options={"ftol": 1e-16, "gtol": 1e-12, "maxiter": 2000},
-    )
-    ours = shares @ np.log(matrix @ spread(solution, N_CELLS))
-    assert (
-        ours >= shares @ np.log(matrix @ (found.x / found.x.sum())) - 1e-9
-    )  # the probabilities are unique: strictly concave in them
-    np.testing.assert_allclose(matrix @ spread(solution, N_CELLS), matrix @ found.x, atol=2e-5)
-
-
-def test_a_known_solution_to_1e_minus_6():
-    # atoms 1, 3, 5; {1,3} 2 of 6, {3,5} 1, {1} 1, {5} 2: p3 from 2/(p1+p3) + 1/(p3+p5) = 6 at p3 > 0, found by one-dimensional search
-    left, right = np.array([1, 3, 1, 5]), np.array([3, 5, 1, 5])
-    counts = np.array([2, 1, 1, 2])
-
-    def negative(theta):
-        p1, p3 = theta
-        p5 = 1 - p1 - p3
-        return (
-            -(2 * np.log(p1 + p3) + np.log(p3 + p5) + np.log(p1) + 2 * np.log(p5))
-            if min(p1, p5) > 0 and p3 >= 0
-            else np.inf
-        )
-
-    found = optimize.minimize(
-        negative,
-        [0.3, 0.3],
-        method="Nelder-Mead",
-        options={"xatol": 1e-10, "fatol": 1e-14, "maxiter": 4000},
-    )
-    masses = spread(turnbull.npmle(left, right, counts, 7, tolerance=1e-13), 7)
-    np.testing.assert_allclose(masses[[1, 3]], found.x, atol=1e-6)
-
-
 @given(RANGES)
 def test_line_data_have_one_solution(triples):
     left, right, counts = cleaned(triples, rings=False)
@@ -139,7 +89,6 @@ def test_rings_may_leave_the_cdf_open():
     )
 
 
-@settings(max_examples=60)
 @given(RANGES)
 def test_what_does_not_drift_is_the_only_solution(triples):
     left, right, counts = cleaned(triples)
@@ -220,7 +169,7 @@ def test_a_singular_system_is_lifted():
 
 
 def test_many_uneven_problems_are_all_solved():
-    for seed in range(60):
+    for seed in range(30):
         rng = np.random.default_rng(seed)
         n_cells, n_ranges = int(rng.integers(3, 120)), int(rng.integers(1, 300))
         left, right = rng.integers(0, n_cells, (2, n_ranges))
@@ -233,14 +182,6 @@ def test_many_uneven_problems_are_all_solved():
             solution = turnbull.npmle(keys // n_cells, keys % n_cells, counts, n_cells)
             assert solution.duality_gap <= 1e-8
             assert solution.n_iterations < 50
-
-
-def test_exact_data_are_counted():
-    counts = np.array([5, 1, 4], dtype=np.int64)
-    cells = np.array([1, 3, 7])
-    solution = turnbull.npmle(cells, cells, counts, N_CELLS, tolerance=1e-10)
-    np.testing.assert_allclose(solution.masses, counts / 10, atol=1e-8)
-    assert (solution.first.tolist(), solution.last.tolist()) == ([1, 3, 7], [1, 3, 7])
 
 
 def test_what_says_nothing_or_is_too_large_is_refused(monkeypatch):

@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,25 +19,25 @@ tables = st.lists(
 max_rows = st.integers(1, 4)
 
 
-def statistic(rows: Rows, places: list[int], bound: int) -> UnitRows:
+def statistic(rows, places, bound):
     units, hashes = (
         np.array([rows[place][column] for place in places], dtype=np.uint64) for column in (0, 1)
     )
     return UnitRows.of_batch(bound, units, hashes, np.array(places, dtype=np.uint64))
 
 
-def kept(found: UnitRows) -> list[tuple[int, int, int]]:
+def kept(found):
     return sorted(
         zip(found.units.tolist(), found.hashes.tolist(), found.positions.tolist(), strict=True)
     )
 
 
-def same(one: UnitRows, other: UnitRows) -> bool:
+def same(one, other):
     """Return whether two statistics say the same; in which order the units stand says nothing."""
     return one.max_rows == other.max_rows and kept(one) == kept(other)
 
 
-def released(bounds: UnitBounds, rows: Rows) -> list[bool]:
+def released(bounds, rows):
     arrays = [
         np.array(column, dtype=np.uint64)
         for column in ([u for u, _ in rows], [h for _, h in rows], range(len(rows)))
@@ -46,7 +45,7 @@ def released(bounds: UnitBounds, rows: Rows) -> list[bool]:
     return bounds.is_released(*arrays).tolist()
 
 
-def oracle(rows: Rows, bound: int) -> list[bool]:
+def oracle(rows, bound):
     """Return the first `bound` rows of each unit, in the order (hash, position)."""
     chosen: set[int] = set()
     for unit in {unit for unit, _ in rows}:
@@ -55,7 +54,7 @@ def oracle(rows: Rows, bound: int) -> list[bool]:
     return [place in chosen for place in range(len(rows))]
 
 
-def parted(draw_owner: list[int], n_parts: int = 4) -> list[list[int]]:
+def parted(draw_owner, n_parts=4):
     return [
         [place for place, owner in enumerate(draw_owner) if owner == part]
         for part in range(n_parts)
@@ -63,7 +62,7 @@ def parted(draw_owner: list[int], n_parts: int = 4) -> list[list[int]]:
 
 
 @st.composite
-def partitions(draw: st.DrawFn) -> tuple[Rows, list[list[int]]]:
+def partitions(draw):
     rows = draw(tables)
     return rows, parted(draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows))))
 
@@ -124,17 +123,3 @@ def test_bounds_come_back_from_bytes_and_the_same_bounds_have_the_same_bytes(row
     assert (
         made.to_bytes() == statistic(rows, list(range(len(rows)))[::-1], bound).bounds().to_bytes()
     )
-
-
-def test_no_rows():
-    bounds = UnitRows.identity(2).bounds()
-    assert released(bounds, []) == []
-    assert (
-        released(bounds, [(1, 1), (1, 1), (1, 1)]) == [True] * 3
-    )  # of units that were not seen, nothing is known
-
-
-@pytest.mark.parametrize("bound", [1, 20])
-def test_one_unit_with_all_rows(bound):
-    rows = [(7, 5)] * 1000  # all alike: the position decides
-    assert sum(released(statistic(rows, list(range(1000)), bound).bounds(), rows)) == bound

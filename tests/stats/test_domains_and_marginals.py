@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpdask.stats import Clique, Domain, MarginalCounter, MarginalCounts
@@ -17,14 +17,14 @@ DOMAIN = Domain(names=("sex", "age", "one", "income"), sizes=(2, 5, 1, 3))
 TRIPLE: Clique = ("income", "sex", "age")
 
 
-def random_codes(domain: Domain, n_rows: int, seed: int = 0) -> np.ndarray:
+def random_codes(domain, n_rows, seed=0):
     rng = np.random.default_rng(seed)
     return np.stack([rng.integers(0, size, n_rows) for size in domain.sizes]).astype(
         domain.code_dtype
     )
 
 
-def expected_table(domain: Domain, codes: np.ndarray, clique: Clique) -> np.ndarray:
+def expected_table(domain, codes, clique):
     """Return a clique's table by pandas."""
     frame = pd.DataFrame(dict(zip(domain.names, codes.astype(int), strict=True)))
     index = pd.MultiIndex.from_product([range(size) for size in domain.shape_of(clique)])
@@ -39,7 +39,7 @@ def expected_table(domain: Domain, codes: np.ndarray, clique: Clique) -> np.ndar
     )
 
 
-def plain(marginals: MarginalCounts) -> object:
+def plain(marginals):
     cliques = {clique: counts.tolist() for clique, counts in marginals.cliques.items()}
     return (
         marginals.domain,
@@ -50,14 +50,13 @@ def plain(marginals: MarginalCounts) -> object:
     )
 
 
-def all_cliques(domain: Domain) -> list[Clique]:
+def all_cliques(domain):
     """Return all cliques of one or two attributes, in both orders."""
     return [(name,) for name in domain.names] + [
         clique for pair in domain.pairs() for clique in (pair, pair[::-1])
     ]
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     sizes=st.lists(
         st.one_of(st.integers(1, 6), st.sampled_from([2, 255, 256, 257])), min_size=1, max_size=5
@@ -65,7 +64,7 @@ def all_cliques(domain: Domain) -> list[Clique]:
     n_rows=st.integers(0, 150),
     seed=st.integers(0, 2**32),
 )
-def test_every_table_equals_pandas(sizes: list[int], n_rows: int, seed: int) -> None:
+def test_every_table_equals_pandas(sizes, n_rows, seed):
     domain = Domain(names=tuple(f"c{i}" for i in range(len(sizes))), sizes=tuple(sizes))
     codes = random_codes(domain, n_rows, seed)
     marginals = MarginalCounts.of_codes(domain, codes)
@@ -77,7 +76,7 @@ def test_every_table_equals_pandas(sizes: list[int], n_rows: int, seed: int) -> 
 
 
 @pytest.mark.parametrize("two_way", [True, False])
-def test_a_chosen_clique_is_found_in_any_order_of_its_attributes(two_way: bool) -> None:
+def test_a_chosen_clique_is_found_in_any_order_of_its_attributes(two_way):
     codes = random_codes(DOMAIN, 500)
     marginals = MarginalCounts.of_codes(
         DOMAIN, codes, [TRIPLE, ("age", "sex"), TRIPLE], two_way=two_way
@@ -95,7 +94,7 @@ def test_a_chosen_clique_is_found_in_any_order_of_its_attributes(two_way: bool) 
         )
 
 
-def test_what_was_not_counted_is_refused() -> None:
+def test_what_was_not_counted_is_refused():
     marginals = MarginalCounts.of_codes(DOMAIN, random_codes(DOMAIN, 9), two_way=False)
     assert marginals.pairs.shape == (0,)
     for clique in [("sex", "age"), TRIPLE]:
@@ -104,16 +103,15 @@ def test_what_was_not_counted_is_refused() -> None:
     for clique in [(), ("sex", "sex")]:
         with pytest.raises(ValueError, match="distinct attributes"):
             marginals.table(clique)
+        with pytest.raises(ValueError, match="attribute"):
+            MarginalCounts.identity(DOMAIN, [clique])
     with pytest.raises(ValueError, match="'height' is not an attribute"):
         marginals.table(("height",))
 
 
 @pytest.mark.parametrize("two_way", [True, False])
-@settings(deadline=None, max_examples=30)
 @given(n_rows=st.lists(st.integers(0, 20), min_size=1, max_size=5))
-def test_merged_marginals_are_those_of_all_rows_in_any_grouping(
-    two_way: bool, n_rows: list[int]
-) -> None:
+def test_merged_marginals_are_those_of_all_rows_in_any_grouping(two_way, n_rows):
     batches = [random_codes(DOMAIN, n, seed) for seed, n in enumerate(n_rows)]
     parts = [MarginalCounts.of_codes(DOMAIN, batch, [TRIPLE], two_way=two_way) for batch in batches]
     identity = MarginalCounts.identity(DOMAIN, [TRIPLE], two_way=two_way)
@@ -137,7 +135,7 @@ def test_merged_marginals_are_those_of_all_rows_in_any_grouping(
     assert plain(identity)[1] == 0
 
 
-def test_a_counter_adds_batches_and_starts_again_after_its_result() -> None:
+def test_a_counter_adds_batches_and_starts_again_after_its_result():
     codes = random_codes(DOMAIN, 700)
     counter = MarginalCounter(DOMAIN, [TRIPLE])
     for batch in np.split(codes, [100, 100, 350], axis=1):
@@ -148,24 +146,7 @@ def test_a_counter_adds_batches_and_starts_again_after_its_result() -> None:
     assert first.n_rows == first.table(TRIPLE).sum() == 700
 
 
-def test_one_attribute_has_one_way_counts_alone() -> None:
-    domain = Domain(names=("only",), sizes=(300,))
-    codes = random_codes(domain, 1000)
-    marginals = MarginalCounts.of_codes(domain, codes)
-    assert marginals.pairs.shape == (0,)
-    np.testing.assert_array_equal(marginals.table(("only",)), np.bincount(codes[0], minlength=300))
-
-
-def test_codes_that_are_no_levels_or_of_another_shape_are_refused() -> None:
-    for two_way in (True, False):
-        counter = MarginalCounter(DOMAIN, two_way=two_way)
-        with pytest.raises(ValueError, match="attribute 2"):
-            counter.add(np.ones((4, 3), dtype=np.uint8))
-        with pytest.raises(ValueError, match="sizes"):
-            counter.add(np.zeros((3, 3), dtype=np.uint8))
-
-
-def test_marginals_of_other_domains_or_cliques_do_not_merge() -> None:
+def test_marginals_of_other_domains_or_cliques_do_not_merge():
     marginals = MarginalCounts.identity(DOMAIN)
     other = Domain(names=("a", "b", "c", "d"), sizes=DOMAIN.sizes)
     for part in [
@@ -177,13 +158,7 @@ def test_marginals_of_other_domains_or_cliques_do_not_merge() -> None:
             marginals.merge(part)
 
 
-@pytest.mark.parametrize("clique", [(), ("sex", "sex"), ("height",)])
-def test_cliques_that_are_none_are_refused(clique: Clique) -> None:
-    with pytest.raises(ValueError, match="attribute"):
-        MarginalCounts.identity(DOMAIN, [clique])
-
-
-def test_a_domain_knows_its_attributes_and_cliques() -> None:
+def test_a_domain_knows_its_attributes_and_cliques():
     assert DOMAIN.n_attributes == 4
     assert DOMAIN.position("one") == 2
     assert (DOMAIN.shape_of(TRIPLE), DOMAIN.size_of(TRIPLE)) == ((3, 2, 5), 30)
@@ -204,14 +179,12 @@ def test_a_domain_knows_its_attributes_and_cliques() -> None:
         (("a",), (65_537,), "65537 levels"),
     ],
 )
-def test_a_domain_that_is_none_is_refused(
-    names: tuple[str, ...], sizes: tuple[int, ...], message: str
-) -> None:
+def test_a_domain_that_is_none_is_refused(names, sizes, message):
     with pytest.raises(ValueError, match=message):
         Domain(names=names, sizes=sizes)
 
 
-def test_marginals_travel_and_show_no_counts() -> None:
+def test_marginals_travel_and_show_no_counts():
     marginals = MarginalCounts.of_codes(DOMAIN, random_codes(DOMAIN, 50), [TRIPLE])
     assert plain(pickle.loads(pickle.dumps(marginals))) == plain(marginals)
     assert "array" not in repr(marginals)

@@ -13,16 +13,16 @@ from dpdask.errors import SpecError
 from dpdask.stats.marginals import MAX_JOINT_CELLS, Domain, JointCounts, codes_of, keys_of, n_cells
 
 
-def named(*sizes: int) -> Domain:
+def named(*sizes: int):
     return Domain(names=tuple("abcdefgh"[: len(sizes)]), sizes=sizes)
 
 
-def coded(domain: Domain, n: int, seed: int = 0) -> np.ndarray:
+def coded(domain, n, seed=0):
     rng = np.random.default_rng(seed)
     return np.stack([rng.integers(0, size, n) for size in domain.sizes]).astype(domain.code_dtype)
 
 
-def same(one: JointCounts, other: JointCounts) -> bool:
+def same(one, other):
     return (
         one.domain == other.domain
         and np.array_equal(one.keys, other.keys)
@@ -80,22 +80,13 @@ def test_counts_are_those_of_unique_and_merge_is_a_commutative_monoid(rows, firs
     assert a.merge(b, c).keys.dtype == a.merge(b, c).counts.dtype == np.int64
 
 
-def test_many_parts_merge_as_one():
-    domain = named(50, 40)
-    codes = coded(domain, 7000)
-    parts = [
-        JointCounts.of_codes(domain, codes[:, start : start + 100]) for start in range(0, 7000, 100)
-    ]
-    assert same(parts[0].merge(*parts[1:]), JointCounts.of_codes(domain, codes))
-
-
 @pytest.mark.parametrize(("adjacency", "expected"), [("replace-one", 2), ("add-remove", 1)])
 @pytest.mark.parametrize("rows_per_unit", [1, 2])
 def test_the_sensitivity_by_brute_force(adjacency, expected, rows_per_unit):
     """Over all tables of 3 rows of a 2 × 2 domain, and all of their neighbours."""
     domain = named(2, 2)
 
-    def table(rows: tuple[int, ...]) -> np.ndarray:
+    def table(rows):
         counted = JointCounts.of_codes(domain, codes_of(domain, np.array(rows, dtype=np.int64)))
         dense = np.zeros(4, dtype=np.int64)
         dense[counted.keys] = counted.counts

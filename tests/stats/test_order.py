@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ PARTS |= st.tuples(st.integers(0, 4), st.integers(0, 4)).map(
 
 
 @given(st.lists(VALUES, max_size=6))
-def test_merged_parts_say_what_the_whole_says(parts: list[list[int]]) -> None:
+def test_merged_parts_say_what_the_whole_says(parts):
     whole = np.array([value for part in parts for value in part])
     found = ColumnOrder.identity().merge(*(ColumnOrder.of_batch(np.array(part)) for part in parts))
     assert found == ColumnOrder.of_batch(whole)
@@ -30,9 +29,7 @@ def test_merged_parts_say_what_the_whole_says(parts: list[list[int]]) -> None:
 
 
 @given(PARTS, PARTS, PARTS)
-def test_merging_is_associative_with_an_identity(
-    a: ColumnOrder, b: ColumnOrder, c: ColumnOrder
-) -> None:
+def test_merging_is_associative_with_an_identity(a, b, c):
     assert a.merge(b).merge(c) == a.merge(b.merge(c)) == a.merge(b, c)
     assert a.merge(ColumnOrder.identity()) == ColumnOrder.identity().merge(a) == a
 
@@ -49,7 +46,7 @@ def test_merging_is_associative_with_an_identity(
         ([2, 1, 1, 2], False),
     ],
 )
-def test_what_lies_sorted(values: list[float], expected: bool) -> None:
+def test_what_lies_sorted(values, expected):
     assert ColumnOrder.of_batch(np.array(values)).is_sorted is expected
 
 
@@ -70,13 +67,13 @@ DAYS = [dt.date(2026, 1, day) for day in range(1, 9)]
         ([(0, 5)], False),
     ],
 )
-def test_which_ranges_follow_one_another(ranges: list[tuple[Any, Any]], expected: bool) -> None:
+def test_which_ranges_follow_one_another(ranges, expected):
     assert (
         ColumnOrder.identity().merge(*(ColumnOrder.of_range(*pair) for pair in ranges)).is_sorted
         is expected
     )
 
 
-def test_it_is_never_printed_and_forgets_values_that_it_does_not_need() -> None:
+def test_it_is_never_printed_and_forgets_values_that_it_does_not_need():
     assert "4711" not in repr(ColumnOrder.of_batch(np.array([4711, 4712])))
     assert ColumnOrder.of_batch(np.array([4711, 4712, 4711])).first is None

@@ -7,17 +7,17 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from stats.counting import records_of_rows
 
-from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import DataError
 from dpdask.kernels.hashing import leading_zeros
-from dpdask.stats.records import Records, from_numbers, numbers
+from dpdask.stats.records import from_numbers, numbers
 
 
-def entries(records: Records) -> Counter[tuple[int, ...]]:
+def entries(records):
     """The summed counts of each record and grade."""
     assert len(records.counts) <= records.max_records
     found: Counter[tuple[int, ...]] = Counter()
@@ -28,20 +28,18 @@ def entries(records: Records) -> Counter[tuple[int, ...]]:
     return found
 
 
-def rows(n: int, n_values: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def rows(n, n_values, seed):
     rng = np.random.default_rng(seed)
     return rng.integers(0, n_values, (n, 2)).astype(np.uint64), rng.integers(
         0, 2**64, n, dtype=np.uint64
     )
 
 
-def records_of(keys: np.ndarray, words: np.ndarray, max_records: int) -> Records:
+def records_of(keys, words, max_records):
     return records_of_rows([np.ascontiguousarray(column) for column in keys.T], words, max_records)
 
 
-def expected(
-    keys: np.ndarray, words: np.ndarray, max_records: int
-) -> tuple[Counter[tuple[int, ...]], int]:
+def expected(keys, words, max_records):
     """What the statistic must be, by its definition."""
     grades = [64 - int(word).bit_length() for word in words]
     for least in range(65):
@@ -55,7 +53,6 @@ def expected(
     raise AssertionError
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     n=st.integers(0, 300),
     n_values=st.sampled_from([1, 3, 40]),
@@ -65,8 +62,8 @@ def expected(
     shuffle=st.randoms(),
 )
 def test_any_partition_merged_in_any_order_is_the_definition(
-    n: int, n_values: int, seed: int, max_records: int, cuts: list[int], shuffle
-) -> None:
+    n, n_values, seed, max_records, cuts, shuffle
+):
     keys, words = rows(n, n_values, seed)
     wanted, least = expected(keys, words, max_records)
     places = np.split(np.arange(n), sorted(min(cut, n) for cut in cuts))
@@ -81,7 +78,7 @@ def test_any_partition_merged_in_any_order_is_the_definition(
 
 
 @pytest.mark.parametrize("max_records", [500, 10**6], ids=["a sample", "all"])
-def test_more_rows_than_are_added_at_once_are_the_definition(max_records: int) -> None:
+def test_more_rows_than_are_added_at_once_are_the_definition(max_records):
     keys, words = rows(150_000, 300, 4)
     found = records_of(keys, words, max_records)
     assert (entries(found), found.least) == expected(keys, words, max_records)
@@ -99,8 +96,8 @@ def test_more_rows_than_are_added_at_once_are_the_definition(max_records: int) -
     ],
 )
 def test_parts_whose_entries_differ_are_joined_and_no_more_is_found_out(
-    n_values: int, max_records: int, joined: bool
-) -> None:
+    n_values, max_records, joined
+):
     """To look for equal entries would be in vain; a few that are the same anyway stand twice, and the statistic is what it was."""
     keys, words = rows(20_000, n_values, 6)
     keys[15_000:15_100], words[15_000:15_100] = keys[:100], words[:100]
@@ -118,7 +115,7 @@ def test_parts_whose_entries_differ_are_joined_and_no_more_is_found_out(
     )
 
 
-def test_joined_parts_of_different_samples_are_the_definition() -> None:
+def test_joined_parts_of_different_samples_are_the_definition():
     """What one part has left out by its grade is left out of the others, too."""
     keys, words = rows(20_000, 2**40, 7)
     first, last = (
@@ -130,7 +127,7 @@ def test_joined_parts_of_different_samples_are_the_definition() -> None:
     assert (entries(merged), merged.least) == expected(keys[:13_000], words[:13_000], 10_000)
 
 
-def test_a_grade_is_the_number_of_leading_zeros_of_any_word() -> None:
+def test_a_grade_is_the_number_of_leading_zeros_of_any_word():
     powers = [2**bit for bit in range(64)]
     words = [
         0,
@@ -152,33 +149,6 @@ def test_a_grade_is_the_number_of_leading_zeros_of_any_word() -> None:
     ]
 
 
-def test_dropping_whatever_does_not_fit_would_depend_on_the_order() -> None:
-    """The power of the test above: the first `max_records` entries are others in another order."""
-    keys, words = rows(300, 40, 1)
-    first, last = (
-        records_of(keys[:200], words[:200], 10_000),
-        records_of(keys[100:], words[100:], 10_000),
-    )
-    assert list(entries(first))[:16] != list(entries(last))[:16]
-    assert expected(keys, words, 16)[1] > 0
-
-
-@pytest.mark.parametrize("max_records", [100, 1000])
-def test_the_subsample_has_the_share_that_is_said(max_records: int) -> None:
-    keys, words = rows(60_000, 2**40, 5)
-    found = records_of(keys, words, max_records)
-    share = 2.0**-found.least
-    assert abs(found.n_rows - 60_000 * share) < 6 * np.sqrt(60_000 * share)
-    assert max_records / 3 < len(found.counts) <= max_records
-
-
-def test_few_distinct_records_are_counted_exactly() -> None:
-    keys, words = rows(60_000, 3, 5)
-    found = records_of(keys, words, 1000)
-    assert (found.least, found.n_rows) == (0, 60_000)
-    assert len(found.counts) < 9 * 20  # nine records, each once for every grade among its rows
-
-
 LEVELS = LevelCodec(name="a", levels=pa.array([None, "x", "y"]), ordered=False)
 LINE = ValueCodec(name="b", type=pa.float64(), bounds=(-5.0, 5.0), atoms=(0.0,), nulls=True)
 
@@ -191,17 +161,13 @@ LINE = ValueCodec(name="b", type=pa.float64(), bounds=(-5.0, 5.0), atoms=(0.0,),
     ],
     ids=["levels", "line"],
 )
-def test_numbers_and_back(codec: Codec, values: list, expected_numbers: list[float]) -> None:
+def test_numbers_and_back(codec, values, expected_numbers):
     array = pa.array(values)
     found = numbers(codec, array)
     assert found.tolist() == expected_numbers
     assert from_numbers(codec, found).to_pylist() == values
 
 
-def test_there_is_one_zero() -> None:
-    assert np.signbit(numbers(LINE, pa.array([-0.0]))).tolist() == [False]
-
-
-def test_a_value_outside_the_domain_is_refused() -> None:
+def test_a_value_outside_the_domain_is_refused():
     with pytest.raises(DataError, match="outside its bounds"):
         numbers(LINE, pa.array([5.5]))
