@@ -205,4 +205,4 @@ def two_workers() -> Iterator[LocalCluster]:
 @pytest.fixture(scope="session")
 def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
     """Drivers that can be killed; importing once is most of a small run."""
-    yield from serving(tmp_path_factory.mktemp("log") / "driver.log")
+    yield from serving(tmp_path_factory.mktemp("drivers"))

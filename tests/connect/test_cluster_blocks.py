@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from connect.processes import ROOT
 from e2e.helpers import call_cli, error_line, lake, load, write_job
 
 from dpdask.connect import check_cluster, open_cluster
@@ -54,9 +57,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ],
 )
-def test_what_is_a_cluster(
-    block: dict[str, Any], expected: Any, source: Path, tmp_path: Path
-) -> None:
+def test_what_is_a_cluster(block, expected, source, tmp_path):
     job = load(write_job(tmp_path, source, tmp_path / "out", cluster=block))
     assert job.file.cluster == expected
     assert job.digest == load(write_job(tmp_path, source, tmp_path / "out")).digest
@@ -110,15 +111,13 @@ def test_what_is_a_cluster(
         ),
     ],
 )
-def test_what_is_no_cluster_is_refused_in_one_line(
-    block: dict[str, Any], says: str, source: Path, tmp_path: Path
-) -> None:
+def test_what_is_no_cluster_is_refused_in_one_line(block, says, source, tmp_path):
     refused = call_cli("validate", write_job(tmp_path, source, tmp_path / "out", cluster=block))
     assert refused.returncode == 64
     assert says in error_line(refused)
 
 
-def test_paths_are_relative_to_the_jobs_folder(source: Path, tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_jobs_folder(source, tmp_path):
     def placed(block: dict[str, Any]) -> Any:
         return load(write_job(tmp_path, source, tmp_path / "out", cluster=block)).cluster
 
@@ -149,9 +148,7 @@ def test_paths_are_relative_to_the_jobs_folder(source: Path, tmp_path: Path) -> 
         ("kubernetes", "dask_kubernetes.operator._objects", None),
     ],
 )
-def test_a_package_that_is_not_installed_is_one_line(
-    kind: str, package: str, block: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_that_is_not_installed_is_one_line(kind, package, block, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, package, None)  # as if it were not installed
     manifest = tmp_path / "cluster.yaml"
     manifest.write_text(
@@ -165,7 +162,7 @@ def test_a_package_that_is_not_installed_is_one_line(
         pass
 
 
-def test_a_gateway_is_asked_by_https() -> None:
+def test_a_gateway_is_asked_by_https():
     open_ = Gateway(address="http://user:password@gateway:8000", workers=1)
     with pytest.raises(
         SpecError,
@@ -179,8 +176,19 @@ def test_a_gateway_is_asked_by_https() -> None:
 
 
 @pytest.mark.parametrize("walltime", ["00:02:00", "00:30:00", "01:00:00", "2-12:00:00"])
-def test_a_worker_ends_before_its_walltime(walltime: str) -> None:
+def test_a_worker_ends_before_its_walltime(walltime):
     seconds = Slurm(workers=1, memory="1GB", walltime=walltime).walltime_seconds
     lifetime, stagger = find_lifetime(seconds)
     assert 0.7 * seconds <= lifetime - stagger
     assert lifetime + stagger <= seconds - min(seconds / 10, 150)
+
+
+@pytest.mark.parametrize("kind", ["gateway", "kubernetes", "slurm"])
+def test_the_blocks_of_the_readmes(kind, source, tmp_path):
+    [text] = re.findall(
+        r"```yaml\n(cluster:\n.*?)```",
+        (ROOT / "cluster" / kind / "README.md").read_text(),
+        re.DOTALL,
+    )
+    job = load(write_job(tmp_path, source, tmp_path / "out", **yaml.safe_load(text)))
+    assert job.file.cluster.kind == kind

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import yaml
-from connect.processes import ROOT, python_path
-from e2e.helpers import digests, error_line, lake, load, run_cli, run_here, write_job
+from connect.processes import python_path
+from e2e.helpers import digests, error_line, lake, run_cli, run_here, write_job
 from services import gateway
-
-from dpdask.connect.spec import Gateway
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +19,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_the_same_bytes(url: str, tmp_path: Path) -> None:
+def test_the_same_bytes(url, tmp_path):
     block = {"kind": "gateway", "address": url, "workers": 2}
     job = write_job(
         tmp_path / "job", lake(tmp_path / "in", [400] * 4), tmp_path / "out", cluster=block
@@ -37,7 +32,7 @@ def test_the_same_bytes(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.more
-def test_what_the_gateway_refuses_is_one_line(url: str, tmp_path: Path) -> None:
+def test_what_the_gateway_refuses_is_one_line(url, tmp_path):
     source = lake(tmp_path / "in", [40])
     for change, code, says in (
         (
@@ -50,13 +45,3 @@ def test_what_the_gateway_refuses_is_one_line(url: str, tmp_path: Path) -> None:
         block = {"kind": "gateway", "address": url, "workers": 1, **change}
         ended = run_cli("run", write_job(tmp_path / "job", source, tmp_path / "out", cluster=block))
         assert (ended.returncode, says in error_line(ended)) == (code, True), ended.stderr
-
-
-def test_the_block_of_the_readme(tmp_path: Path) -> None:
-    [text] = re.findall(
-        r"```yaml\n(cluster:\n.*?)```", (ROOT / "cluster/gateway/README.md").read_text(), re.DOTALL
-    )
-    job = load(
-        write_job(tmp_path, lake(tmp_path / "in", [40]), tmp_path / "out", **yaml.safe_load(text))
-    )
-    assert isinstance(job.cluster, Gateway)

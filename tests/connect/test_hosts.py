@@ -12,11 +12,11 @@ from pathlib import Path
 
 import dask
 import pytest
-from connect.processes import QUIET, ROOT, python_path, running, wait_for_address, worker_words
+from connect.processes import QUIET, ROOT, python_path, running, worker_words
+from distributed import LocalCluster, Security
 from e2e.helpers import call_cli, command, digests, lake, run_cli, run_here, write_job
 from services import hosts
 from services.proxy import proxying
-from services.stores import OpenStore
 
 from dpdask.connect import open_cluster
 from dpdask.connect.spec import Address, Tls
@@ -64,31 +64,33 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def address(tls: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A scheduler with TLS on the loopback, and a worker."""
-    folder = tmp_path_factory.mktemp("scheduler")
-    env = environment(Path(tls["ca"]).parent)
-    words = [
-        sys.executable,
-        "-m",
-        "distributed.cli.dask_scheduler",
-        "--protocol",
-        "tls",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        *QUIET,
-    ]
-    with running(
-        [*words, "--scheduler-file", folder / "scheduler.json"], folder / "scheduler.log", env
-    ):
-        found = wait_for_address(folder / "scheduler.json", folder / "scheduler.log")
-        with running(worker_words(found, "--protocol", "tls"), folder / "worker.log", env):
-            yield found
+def address(tls: dict[str, str]) -> Iterator[str]:
+    """A scheduler with TLS on the loopback, and a worker, both in this process."""
+    files = {"tls_ca_file": tls["ca"]}
+    for role in ("client", "scheduler", "worker"):
+        folder = Path(tls["ca"]).parent
+        files |= {
+            f"tls_{role}_cert": str(folder / f"{role}.pem"),
+            f"tls_{role}_key": str(folder / f"{role}-key.pem"),
+        }
+    options = {
+        "processes": False,
+        "host": "127.0.0.1",
+        "protocol": "tls",
+        "dashboard_address": None,
+    }
+    security = Security(**files, require_encryption=True)
+    with LocalCluster(n_workers=1, threads_per_worker=1, security=security, **options) as cluster:
+        yield cluster.scheduler_address
 
 
-def test_the_certificates_are_private_and_expire_soon(tls: dict[str, str]) -> None:
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The certificates of another authority."""
+    return make_certificates(tmp_path_factory.mktemp("tls") / "other")
+
+
+def test_the_certificates_are_private_and_expire_soon(tls):
     folder = Path(tls["ca"]).parent
     assert folder.stat().st_mode & 0o777 == 0o700
     files = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
@@ -125,14 +127,14 @@ def test_the_certificates_are_private_and_expire_soon(tls: dict[str, str]) -> No
         make_certificates(folder)
 
 
-def test_a_job_with_its_certificate(tls: dict[str, str], address: str, tmp_path: Path) -> None:
+def test_a_job_with_its_certificate(tls, address, tmp_path):
     job = write_job(
         tmp_path / "job",
         lake(tmp_path / "in", [400] * 4),
         tmp_path / "out",
         cluster={"kind": "address", "address": address, "tls": tls},
     )
-    ended = run_cli("run", job)
+    ended = call_cli("run", job)
     assert ended.returncode == 0, ended.stderr
     run_here(job, output__path=tmp_path / "quiet", cluster="{kind: synchronous}")
     assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
@@ -161,10 +163,7 @@ REFUSED = "do not accept each other's certificates; let one authority sign both"
         "in plain text",
     ],
 )
-def test_a_client_without_a_right_certificate_is_one_line(
-    how: str, tls: dict[str, str], address: str, tmp_path: Path
-) -> None:
-    other = make_certificates(tmp_path / "other")
+def test_a_client_without_a_right_certificate_is_one_line(how, tls, other, address, tmp_path):
     block, code, says = {
         "none": ({}, 64, "a tls:// address needs certificates; give cluster.tls: {ca, cert, key}"),
         "of another authority": ({"tls": other}, 64, REFUSED),
@@ -203,9 +202,7 @@ def test_a_client_without_a_right_certificate_is_one_line(
 
 
 @pytest.mark.more
-def test_a_scheduler_that_is_silent_is_given_up_in_time(
-    tls: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_scheduler_that_is_silent_is_given_up_in_time(tls, tmp_path):
     """It takes the connection and says nothing."""
     with socket.socket() as silent, dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
         silent.bind(("127.0.0.1", 0))
@@ -229,9 +226,7 @@ def test_a_scheduler_that_is_silent_is_given_up_in_time(
 @pytest.mark.skipif(bool(hosts.why_not()), reason=hosts.why_not())
 @pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "where"), [(2, "local"), (60, "local"), (60, "radosgw")])
-def test_a_host_that_is_cut_off_and_healed(
-    seconds: int, where: str, tls: dict[str, str], open_store: OpenStore, tmp_path: Path
-) -> None:
+def test_a_host_that_is_cut_off_and_healed(seconds, where, tls, open_store, tmp_path):
     """The scheduler and the driver are on h1, workers on all three; h3 is cut off while shards are written."""
     source = lake(tmp_path / "in", [3000] * 10, row_group=1000)
     with open_store(where) as store, hosts.running() as network, ExitStack() as stack:

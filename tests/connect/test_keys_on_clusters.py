@@ -10,7 +10,6 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -89,9 +88,7 @@ def digests_of(key: bytes, n_tasks: int) -> list[str]:
     return [hashlib.sha256(key + bytes(number)).hexdigest() for number in range(n_tasks)]
 
 
-def test_no_log_holds_the_key_and_a_late_worker_without_dpdask_ends_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_log_holds_the_key_and_a_late_worker_without_dpdask_ends_alone(tmp_path, monkeypatch):
     """Also at the level DEBUG. The late worker that has dpdask gets the key, and leaves none when the run ends."""
     key = b"SECRETKEY" + os.urandom(23)
     monkeypatch.setenv("DASK_LOGGING__DISTRIBUTED", "debug")
@@ -146,7 +143,7 @@ def share_and_die(address: str, key: bytes) -> None:
 
 
 @pytest.mark.more
-def test_what_a_killed_driver_left_is_gone_when_another_ends_the_run(tmp_path: Path) -> None:
+def test_what_a_killed_driver_left_is_gone_when_another_ends_the_run(tmp_path):
     key = os.urandom(32)
     with (
         scheduler(tmp_path, prefix=PREFIX) as (_, address),
@@ -173,7 +170,7 @@ def test_what_a_killed_driver_left_is_gone_when_another_ends_the_run(tmp_path: P
                 run_each("keys", functools.partial(digest_key, FOLDER), [0])
 
 
-def test_the_end_of_a_run_withdraws_its_key(in_process: Client, memory_store: str) -> None:
+def test_the_end_of_a_run_withdraws_its_key(in_process, memory_store):
     state = RunState(Folder(memory_store))
     with state.lock():
         reached = state.open("job", lambda _: "release", "fingerprint", None)
@@ -190,9 +187,7 @@ def broken(*_: Any, **__: Any) -> None:
     raise OSError("tcp://secret")
 
 
-def test_a_scheduler_that_cannot_be_told_is_temporary(
-    in_process: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scheduler_that_cannot_be_told_is_temporary(in_process, monkeypatch):
     monkeypatch.setattr(in_process, "sync", broken)
     says = r"^cluster: the scheduler could not be given the key of the run; run again to resume$"
     with pytest.raises(TemporaryError, match=says), share_key(RUN, bytes(32)):
@@ -208,7 +203,7 @@ def test_a_scheduler_that_cannot_be_told_is_temporary(
         pass
 
 
-def test_a_key_goes_over_no_network_without_tls(memory_store: str, tmp_path: Path) -> None:
+def test_a_key_goes_over_no_network_without_tls(memory_store, tmp_path):
     if get_ip().startswith("127."):
         pytest.skip("this machine has no address but the loopback")
     job = load(
@@ -228,9 +223,7 @@ def test_a_key_goes_over_no_network_without_tls(memory_store: str, tmp_path: Pat
             assert run_job(job).status == "released"
 
 
-def test_over_the_loopback_a_key_may_go(
-    in_process: Client, memory_store: str, tmp_path: Path
-) -> None:
+def test_over_the_loopback_a_key_may_go(in_process, memory_store, tmp_path):
     job = load(
         write_job(
             tmp_path / "job", lake(tmp_path / "in", [40]), tmp_path, output__path=memory_store
@@ -242,7 +235,7 @@ def test_over_the_loopback_a_key_may_go(
 
 
 @pytest.mark.parametrize("insecure", [True, False])
-def test_the_block_says_whether_it_may(in_process: Client, insecure: bool) -> None:
+def test_the_block_says_whether_it_may(in_process, insecure):
     with open_cluster(Address(insecure=insecure), in_process.scheduler.address):
         assert dask.config.get(INSECURE_KEY) is insecure
     [warning] = check_cluster(Address(address="tcp://10.0.0.1:8786", insecure=True))
@@ -281,11 +274,11 @@ def test_the_block_says_whether_it_may(in_process: Client, insecure: bool) -> No
         ),
     ],
 )
-def test_what_is_exposed(address: str, expected: bool) -> None:
+def test_what_is_exposed(address, expected):
     assert is_exposed(address) is expected
 
 
-def test_a_slurm_worker_without_a_folder_of_its_own_does_not_start(tmp_path: Path) -> None:
+def test_a_slurm_worker_without_a_folder_of_its_own_does_not_start(tmp_path):
     import_extra("dask_jobqueue", "slurm")  # it has defaults in Dask's configuration
     script = "\n".join(
         [

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from connect.processes import python_path, running, scheduler, worker_words
@@ -16,20 +15,6 @@ from e2e.helpers import command, digests, lake, run_here, write_job
 CASES = [
     pytest.param("scheduler", signal.SIGKILL, "write", id="a scheduler that is killed"),
     pytest.param(
-        "scheduler",
-        signal.SIGTERM,
-        "write",
-        id="a scheduler that is stopped",
-        marks=pytest.mark.slow,
-    ),
-    pytest.param(
-        "scheduler",
-        signal.SIGKILL,
-        "survey",
-        id="a scheduler that is killed early",
-        marks=pytest.mark.slow,
-    ),
-    pytest.param(
         "workers", signal.SIGKILL, "write", id="workers that are killed", marks=pytest.mark.slow
     ),
 ]
@@ -37,9 +22,7 @@ CASES = [
 
 @pytest.mark.more
 @pytest.mark.parametrize(("what", "strike", "stage"), CASES)
-def test_what_is_lost_is_temporary(
-    what: str, strike: signal.Signals, stage: str, tmp_path: Path
-) -> None:
+def test_what_is_lost_is_temporary(what, strike, stage, tmp_path):
     source = lake(tmp_path / "in", [3000] * 10, row_group=1000)
     with scheduler(tmp_path) as (process, address), ExitStack() as stack:
         workers = [

@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 import yaml
 from connect.processes import ROOT, python_path
-from e2e.helpers import command, digests, error_line, lake, load, run_here, write_job
+from e2e.helpers import command, digests, error_line, lake, run_here, write_job
 from services import slurm
-
-from dpdask.connect.spec import Slurm
 
 needs_slurm = pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())
 
@@ -82,9 +80,7 @@ CASES = [
 
 @needs_slurm
 @pytest.mark.parametrize(("block", "cancelled"), CASES)
-def test_the_same_bytes(
-    block: dict[str, Any], cancelled: int, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_same_bytes(block, cancelled, environment, tmp_path):
     source = lake(tmp_path / "in", [3000] * 10, row_group=1000)
     job = write_job(
         tmp_path / "job", source, tmp_path / "out", cluster=block, output__rows_per_shard=1000
@@ -135,7 +131,7 @@ def check_private(folder: Path) -> None:
 
 
 @needs_slurm
-def test_what_slurm_refuses_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+def test_what_slurm_refuses_is_one_line(environment, tmp_path):
     job = write_job(
         tmp_path / "job",
         lake(tmp_path / "in", [40]),
@@ -151,19 +147,10 @@ def test_what_slurm_refuses_is_one_line(environment: dict[str, str], tmp_path: P
 
 
 @needs_slurm
-def test_without_sbatch_slurm_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+def test_without_sbatch_slurm_is_one_line(environment, tmp_path):
     job = write_job(tmp_path / "job", lake(tmp_path / "in", [40]), tmp_path / "out", cluster=BLOCK)
     ended = run(job, {**environment, "PATH": ""})
     assert (ended.returncode, error_line(ended)) == (
         64,
         "dpdask: cluster.kind slurm: there is no sbatch here; run on a machine that submits SLURM jobs",
-    )
-
-
-def test_the_block_of_the_readme(tmp_path: Path) -> None:
-    job = load(
-        write_job(tmp_path, lake(tmp_path / "in", [40]), tmp_path / "out", **yaml.safe_load(TEXT))
-    )
-    assert job.cluster == Slurm(
-        workers=8, memory="4GB", walltime="01:00:00", shared_folder=str(tmp_path)
     )

@@ -55,10 +55,10 @@ PRIVATE: dict[str, Any] = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "no dictionary": {"use_dictionary": False, "compression": "none"},
     "many pages": {
         "data_page_size": 50,
         "write_page_index": True,
+        "use_dictionary": False,
         "data_page_version": "2.0",
         "compression": "zstd",
         "write_page_checksum": True,

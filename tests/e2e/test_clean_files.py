@@ -10,7 +10,6 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -19,9 +18,8 @@ import yaml
 from e2e.bad_input import Ended, command
 from e2e.helpers import spy_on_stages
 
-from dpdask.io.shards import ROW_GROUP_ROWS
+from dpdask.io import shards as shards_module
 from dpdask.jobs.spec import load_job
-from dpdask.simulate import simulate_movielens
 
 DROPPED = "Zebulon-Quux-dropped"
 UNUSED = "Zebulon-Quux-unused"
@@ -144,34 +142,11 @@ def holds(data: bytes, *secrets: str) -> list[str]:
 def released(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     folder = tmp_path_factory.mktemp("clean")
     lake(folder / FOLDER)
-    ended = command(*write_job(folder, FOLDER))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards_module, "ROW_GROUP_ROWS", 200)
+        ended = command(*write_job(folder, FOLDER))
     assert ended.code == 0, ended.err
     return folder, ended
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pa.Table]:
-    """A release whose shards have several row groups."""
-    folder = tmp_path_factory.mktemp("large")
-    simulate_movielens(
-        str(folder / "ratings"), n_rows=700_000, n_users=2_000, n_movies=500, rows_per_file=700_000
-    )
-    job = Path(__file__).parents[2] / "pipelines" / "movielens" / "job.yaml"
-    settings = {
-        "input.path": folder / "ratings",
-        "output.path": folder / "out",
-        "output.rows_per_shard": 300_000,
-        "cluster": "{kind: threads}",
-    }
-    assert (
-        command(
-            "run",
-            str(job),
-            *(word for key, value in settings.items() for word in ("--set", f"{key}={value}")),
-        ).code
-        == 0
-    )
-    return folder / "out", pq.read_table(folder / "ratings")
 
 
 def shards(folder: Path) -> list[Path]:
@@ -223,26 +198,14 @@ def test_a_footer_holds_the_fixed_schema_and_nothing_of_its_source(released):
                 ) == (False, False, None)
 
 
-def test_row_groups_are_of_a_fixed_size_but_for_a_shards_last(large):
-    sizes = [
-        [
-            pq.read_metadata(path).row_group(group).num_rows
-            for group in range(pq.read_metadata(path).num_row_groups)
-        ]
-        for path in shards(large[0])
-    ]
-    sizes.sort(key=sum, reverse=True)  # the shards' numbers are shuffled
-    assert len(sizes) == 2
-    assert sizes[0] == [ROW_GROUP_ROWS, ROW_GROUP_ROWS, 300_000 - 2 * ROW_GROUP_ROWS]
-    assert sizes[1][:-1] == [ROW_GROUP_ROWS] * (len(sizes[1]) - 1)
-    assert 0 < sizes[1][-1] <= ROW_GROUP_ROWS
-
-
-@pytest.mark.parametrize("which", ["released", "large"])
-def test_statistics_and_dictionaries_are_those_of_the_released_rows(which, request):
-    folder = request.getfixturevalue(which)[0]
-    for path in shards(folder / "out" if which == "released" else folder):
+def test_statistics_and_dictionaries_are_those_of_the_released_rows(released):
+    for path in shards(released[0] / "out"):
         file = pq.ParquetFile(path)
+        sizes = [
+            file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)
+        ]
+        assert sizes[:-1] == [200] * (len(sizes) - 1)
+        assert 0 < sizes[-1] <= 200
         for group in range(file.metadata.num_row_groups):
             rows = file.read_row_group(group)
             strings = [
@@ -269,34 +232,6 @@ def test_statistics_and_dictionaries_are_those_of_the_released_rows(which, reque
                         for chunk in encoded.column(name).chunks
                         for entry in chunk.dictionary.to_pylist()
                     } == set(rows.column(name).to_pylist())
-
-
-def snappy_page(data: bytes, size: int) -> bytes:
-    """Return the page behind its header: a snappy block begins with its size, here one byte."""
-    starts = [start for start in range(len(data)) if data[start] == size]
-    for start in starts:
-        try:
-            page = pa.decompress(data[start:], decompressed_size=size, codec="snappy").to_pybytes()
-        except OSError:
-            continue
-        if len(page) == size:
-            return page
-    raise AssertionError("no dictionary page is here")
-
-
-def test_the_dictionary_page_of_numbers_has_one_entry_a_released_value(large):
-    """Read from the pages themselves: pyarrow shows no dictionary of numbers."""
-    for path in shards(large[0]):
-        file = pq.ParquetFile(path)
-        for group in range(file.metadata.num_row_groups):
-            chunk = file.metadata.row_group(group).column(2)
-            with path.open("rb") as raw:
-                raw.seek(chunk.dictionary_page_offset)
-                data = raw.read(chunk.data_page_offset - chunk.dictionary_page_offset)
-            page = snappy_page(data, size=40)
-            assert set(np.frombuffer(page, np.float32)) == set(
-                file.read_row_group(group).column("rating").to_pylist()
-            )
 
 
 # ---- documents
@@ -439,24 +374,6 @@ def test_a_privatised_columns_original_doubles_are_not_in_the_output(released):
     assert (original.loc[output.index] == output).sum() == 0
 
 
-@pytest.mark.parametrize("reference", ["holdout", "known"])
-def test_a_secret_outside_the_schema_fails_the_job_and_shows_nowhere(reference, tmp_path):
-    lake(tmp_path / "lake", outside=True)
-    words = write_job(tmp_path, "lake")
-    if reference == "known":  # found while shards are written
-        known = {
-            "genre": {"probabilities": [0.2, 0.3, 0.5]},
-            "rating": {"probabilities": [0.2] * 5},
-            "price": {"name": "uniform", "loc": 0, "scale": 100},
-        }
-        words += ["--set", f"mechanism.reference={json.dumps({'kind': 'known', 'columns': known})}"]
-    ended = command(*words)
-    assert ended.code == 65
-    assert "column 'genre'" in ended.err
-    assert not holds((ended.out + ended.err).encode(), *SECRETS, HELD_OUT[:-2])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.yaml", "lake", "schema.yaml"]
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("outside", [False, True], ids=["released", "failing"])
 def test_local_workers_say_nothing_of_the_data(outside, tmp_path):
@@ -538,11 +455,3 @@ def test_an_unfinished_run_keeps_no_secret_but_the_reference(tmp_path):
             data = everything(path)
             assert not holds(data, *SECRETS[:4]), path
             assert not [value for value in held_out if value.encode() in data], path
-
-
-def test_pandas_finds_no_index_and_no_categories(released):
-    frame = pd.read_parquet(released[0] / "out")
-    assert isinstance(frame.index, pd.RangeIndex)
-    assert frame.index.name is None
-    assert not any(isinstance(dtype, pd.CategoricalDtype) for dtype in frame.dtypes)
-    assert not frame.attrs

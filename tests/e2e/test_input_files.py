@@ -103,7 +103,7 @@ TWICE: dict[str, tuple[str, str, Callable[[Path, Path], object]]] = {
 
 
 @pytest.mark.parametrize("kind", TWICE)
-def test_a_file_that_lies_there_twice_is_refused(kind: str, tmp_path: Path) -> None:
+def test_a_file_that_lies_there_twice_is_refused(kind, tmp_path):
     name, other, make = TWICE[kind]
     source = lake(tmp_path / "in", [40, 50], csv=name.endswith(".csv"))
     (source / f"part.1{Path(name).suffix}").rename(source / name)
@@ -121,11 +121,15 @@ def test_a_file_that_lies_there_twice_is_refused(kind: str, tmp_path: Path) -> N
     assert open_ledger(place["url"]).read_balance("d").epsilon_spent == 0
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg", "parquet"])
-@pytest.mark.parametrize("mechanism", [{"kind": "marginals", "cliques": [["rating"]]}, None])
-def test_tables_and_mechanisms_of_every_kind_refuse_copies(
-    kind: str, mechanism: dict[str, Any] | None, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("kind", "mechanism"),
+    [
+        ("delta", None),
+        ("iceberg", {"kind": "marginals", "cliques": [["rating"]]}),
+        ("parquet", None),
+    ],
+)
+def test_tables_of_every_kind_refuse_copies(kind, mechanism, tmp_path):
     source = lake(tmp_path / "in", [60])
     table = pq.read_table(source / "part.0.parquet")
     input_: dict[str, Any] = {"path": str(source), "format": kind}
@@ -157,7 +161,7 @@ def test_tables_and_mechanisms_of_every_kind_refuse_copies(
     )
 
 
-def test_a_strict_ledger_counts_what_a_refused_copy_tells(tmp_path: Path) -> None:
+def test_a_strict_ledger_counts_what_a_refused_copy_tells(tmp_path):
     """That two files hold the same rows is an exact answer, so `plan` does not give it there."""
     source = lake(tmp_path / "in", [60])
     shutil.copy(source / "part.0.parquet", source / "copy.parquet")
@@ -172,7 +176,7 @@ def test_a_strict_ledger_counts_what_a_refused_copy_tells(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("csv", [False, True])
-def test_equal_files_in_folders_of_other_values_hold_other_rows(csv: bool, tmp_path: Path) -> None:
+def test_equal_files_in_folders_of_other_values_hold_other_rows(csv, tmp_path):
     suffix = ".csv" if csv else ".parquet"
     for day in (1, 2):
         lake(tmp_path / "in" / f"day={day}", [30], csv=csv, schema={"rating": {}})
@@ -190,9 +194,7 @@ def test_equal_files_in_folders_of_other_values_hold_other_rows(csv: bool, tmp_p
 
 @pytest.mark.parametrize("role", ["keep", "drop"])
 @pytest.mark.parametrize("how", ["copy", "link", "symlink"])
-def test_a_file_in_two_folders_is_a_copy_if_nothing_tells_its_rows_apart(
-    how: str, role: str, tmp_path: Path
-) -> None:
+def test_a_file_in_two_folders_is_a_copy_if_nothing_tells_its_rows_apart(how, role, tmp_path):
     """A dropped folder's value tells no rows apart; and one file under two names is one file whatever the folders are called."""
     lake(tmp_path / "in" / "day=1", [30], schema={"rating": {}})
     (tmp_path / "in" / "day=2").mkdir()
@@ -221,11 +223,9 @@ LEFT_OUT: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("growing", [False, True])
 @pytest.mark.parametrize("kind", LEFT_OUT)
-def test_files_that_are_not_read_are_counted_and_said(
-    kind: str, growing: bool, tmp_path: Path
-) -> None:
+def test_files_that_are_not_read_are_counted_and_said(kind, tmp_path):
+    growing = kind == "both"
     names, said = LEFT_OUT[kind]
     source = lake(tmp_path / "in", [50, *range(60, 60 + len(names))])
     for place, name in enumerate(names, start=1):
@@ -255,9 +255,11 @@ def test_files_that_are_not_read_are_counted_and_said(
         )
 
 
-@pytest.mark.parametrize("name", ["000000_0", "data.tsv", "data.csv.gzip", "data"])
-@pytest.mark.parametrize("packed", [False, True])
-def test_text_of_any_name_is_read_as_csv(name: str, packed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [("000000_0", False), ("data.tsv", True), ("data.csv.gzip", True), ("data", False)],
+)
+def test_text_of_any_name_is_read_as_csv(name, packed, tmp_path):
     source = lake(tmp_path / "in", [70], csv=True)
     content = (source / "part.0.csv").read_bytes()
     (source / "part.0.csv").unlink()
@@ -273,7 +275,7 @@ def test_text_of_any_name_is_read_as_csv(name: str, packed: bool, tmp_path: Path
     assert "role" in call_cli("init", source, "--format", "csv").stdout
 
 
-def test_folders_that_are_not_entered_are_said(tmp_path: Path) -> None:
+def test_folders_that_are_not_entered_are_said(tmp_path):
     source = lake(tmp_path / "in", [50])
     lake(tmp_path / "elsewhere", [60], seed=2)
     (source / "linked").symlink_to(tmp_path / "elsewhere")
@@ -294,7 +296,7 @@ def test_folders_that_are_not_entered_are_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["pipe", "socket", "device", "pipe behind a link"])
 @pytest.mark.parametrize("role", ["input", "public"])
-def test_what_is_no_file_is_never_opened(how: str, role: str, tmp_path: Path) -> None:
+def test_what_is_no_file_is_never_opened(how, role, tmp_path):
     """A pipe that is opened waits for a writer for ever."""
     source = {
         "input": lake(tmp_path / "in", [50]),
@@ -343,7 +345,7 @@ def test_what_is_no_file_is_never_opened(how: str, role: str, tmp_path: Path) ->
         assert "not read: 1 item" in error_line(ended)
 
 
-def test_a_public_table_says_what_is_not_read_and_refuses_copies(tmp_path: Path) -> None:
+def test_a_public_table_says_what_is_not_read_and_refuses_copies(tmp_path):
     source, public = lake(tmp_path / "in", [300]), lake(tmp_path / "public", [300, 200], seed=2)
     (public / "part.1.parquet").rename(public / "part-1")
     reference = {"kind": "public", "path": str(public)}
@@ -358,9 +360,8 @@ def test_a_public_table_says_what_is_not_read_and_refuses_copies(tmp_path: Path)
     assert "rows seen again" in error_line(ended)
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-@pytest.mark.parametrize("packed", [False, True])
-def test_an_empty_line_of_one_column_is_a_row(end: str, packed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("end", "packed"), [("\n", True), ("\r\n", False)])
+def test_an_empty_line_of_one_column_is_a_row(end, packed, tmp_path):
     (tmp_path / "in").mkdir()
     text = end.join(
         ["rating", "1", "", "2", "", "", "3", "", ""]
@@ -391,7 +392,7 @@ def test_an_empty_line_of_one_column_is_a_row(end: str, packed: bool, tmp_path: 
     )
 
 
-def test_an_empty_line_between_rows_of_several_columns_is_none(tmp_path: Path) -> None:
+def test_an_empty_line_between_rows_of_several_columns_is_none(tmp_path):
     source = lake(tmp_path / "in", [40], csv=True)
     lines = (source / "part.0.csv").read_text().splitlines()
     (source / "part.0.csv").write_text("\n\n".join(lines) + "\n\n")

@@ -26,7 +26,6 @@ from dpdask.codec import codec_for
 from dpdask.engine.account import open_ledger
 from dpdask.engine.fit import fit
 from dpdask.io.storage import Folder
-from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import load_job
 from dpdask.jobs.state import RunState
 from dpdask.jobs.tables import open_table
@@ -160,7 +159,7 @@ def check_inside(frame: pd.DataFrame) -> None:
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_what_is_released_lies_in_the_domain(name: str, tmp_path: Path) -> None:
+def test_what_is_released_lies_in_the_domain(name, tmp_path):
     path = write(tmp_path, MECHANISMS[name])
     planned = command("plan", str(path))
     for line in ("outside   level: other: 3", "outside   word: null", "outside   number: clip"):
@@ -182,76 +181,8 @@ def test_what_is_released_lies_in_the_domain(name: str, tmp_path: Path) -> None:
     assert {column: card["columns"][column]["outside"] for column in words} == words
 
 
-@pytest.mark.parametrize("name", ["level", "number", "whole"])
-def test_ranges_of_values_that_would_be_replaced_are_refused(name: str, tmp_path: Path) -> None:
-    """A range is promised to hold its value; without bounds it holds the most extreme one."""
-    anchors = {"name": "uniform", "loc": 0, "scale": 12}
-    ranges = {"kind": "interval", "columns": {name: {"design": "case2", "anchors": anchors}}}
-    path = write(tmp_path, ranges, privacy=None, output={"path": "out", "order": "keep"})
-    dropped: dict[str, Any] = {other: {"role": "drop"} for other in COLUMNS}
-    (tmp_path / "schema.yaml").write_text(
-        yaml.safe_dump({"columns": dropped | {name: COLUMNS[name]}})
-    )
-    for verb in ("validate", "plan", "run"):
-        ended = command(verb, str(path))
-        assert (ended.code, len(ended.lines)) == (64, 1)
-        assert "ranges need not hold them; declare `outside: refuse`" in ended.lines[0]
-    perturb = {"epsilon": 2.0, "reference": {"kind": "known", **KNOWN["columns"][name]}}
-    mechanism = ranges | {
-        "columns": {
-            name: {
-                "design": "interval-differential",
-                "perturb": perturb,
-                "of": ranges["columns"][name],
-            }
-        }
-    }
-    path.write_text(
-        yaml.safe_dump(
-            yaml.safe_load(path.read_text()) | {"mechanism": mechanism, "privacy": {"epsilon": 2.0}}
-        )
-    )
-    assert (
-        command("validate", str(path)).code == 0
-    )  # its promise is of what a perturbation made of the value
-    if name == "number":
-        (tmp_path / "schema.yaml").write_text(
-            yaml.safe_dump(
-                {"columns": dropped | {name: {"role": "privatise", "kind": "continuous"}}}
-            )
-        )
-        values = np.nan_to_num(
-            np.array(table()[name].to_pylist()), posinf=1e300, neginf=-1e300
-        ).clip(-1e300, 1e300)
-        for part, rows in (("a", values[:120]), ("b", values[120:])):
-            pq.write_table(
-                table().slice(0, len(rows)).set_column(3, name, pa.array(rows)),
-                tmp_path / "in" / f"{part}.parquet",
-            )
-        path.write_text(
-            yaml.safe_dump(
-                {
-                    k: v
-                    for k, v in (yaml.safe_load(path.read_text()) | {"mechanism": ranges}).items()
-                    if k != "privacy"
-                }
-            )
-        )
-        assert command("run", str(path)).code == 0
-        released = (
-            pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table().to_pandas()
-        )
-        assert ((released["number_lower"] < values) & (values <= released["number_upper"])).all()
-        assert (values > 12).any()
-
-
-def test_the_passes_of_central_mechanisms_count_what_they_change(tmp_path: Path) -> None:
-    for name, unit in (
-        ("copula", "row"),
-        ("histogram", "row"),
-        ("copula", {"column": "who", "max_rows": 1}),
-        ("tree", "row"),
-    ):
+def test_the_passes_of_central_mechanisms_count_what_they_change(tmp_path):
+    for name, unit in (("copula", {"column": "who", "max_rows": 1}), ("tree", "row")):
         folder = tmp_path / f"{name}-{unit == 'row'}"
         job = load_job(write(folder, MECHANISMS[name], privacy={"epsilon": 6.0, "unit": unit}))
         state = RunState(Folder(job.output_url))
@@ -277,7 +208,7 @@ def test_the_passes_of_central_mechanisms_count_what_they_change(tmp_path: Path)
             state.remove()
 
 
-def test_bounds_ask_nothing_of_a_dataset_whose_budget_is_spent(tmp_path: Path) -> None:
+def test_bounds_ask_nothing_of_a_dataset_whose_budget_is_spent(tmp_path):
     """Twenty runs with other bounds were twenty exact answers about the largest value."""
     url = f"sqlite:///{tmp_path}/ledger.db"
     ledger = open_ledger(url)
@@ -290,7 +221,7 @@ def test_bounds_ask_nothing_of_a_dataset_whose_budget_is_spent(tmp_path: Path) -
         income[77] = 300_000 if seed == 2 else income[77]
         pq.write_table(pa.table({"income": income}), tmp_path / "in" / f"clinic{seed}.parquet")
     seen = set()
-    for bound in (10, 1000, 299_999, 300_000, 300_001, 1_000_000):
+    for bound in (1000, 299_999, 300_001):
         column = {"role": "privatise", "kind": "continuous", "bounds": [0, bound]}
         (tmp_path / "schema.yaml").write_text(yaml.safe_dump({"columns": {"income": column}}))
         job = {
@@ -310,7 +241,7 @@ def test_bounds_ask_nothing_of_a_dataset_whose_budget_is_spent(tmp_path: Path) -
     assert code == 77
 
 
-def test_frames_are_clipped_too(tmp_path: Path) -> None:
+def test_frames_are_clipped_too(tmp_path):
     schema = dpdask.Schema.from_dict({"columns": COLUMNS | {"who": {"role": "keep"}}})
     frame = table().to_pandas().astype({"rare": "Int64"})
     for given in (frame, dd.from_pandas(frame, npartitions=3)):
@@ -321,13 +252,6 @@ def test_frames_are_clipped_too(tmp_path: Path) -> None:
         released = released if isinstance(released, pd.DataFrame) else released.compute()
         assert len(released) == N_ROWS
         check_inside(released)
-
-
-def test_a_resumed_run_clips_alike(tmp_path: Path) -> None:
-    path = write(tmp_path, MECHANISMS["dip, histogram, laplace"], insecure_seed=5)
-    first = run_job(load_job(path)).manifest
-    again = run_job(load_job(path, {"output.path": "again"})).manifest
-    assert [shard.sha256 for shard in first.shards] == [shard.sha256 for shard in again.shards]
 
 
 # ---- the ends of each type
@@ -392,16 +316,15 @@ def check_told(path: Path) -> Any:
 @pytest.mark.few(6)
 @pytest.mark.parametrize("mechanism", [HOLDOUT, {"kind": "copula"}], ids=["dip", "copula"])
 @pytest.mark.parametrize("name", ENDS)
-def test_the_ends_of_each_type_come_out_as_they_are(
-    name: str, mechanism: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_ends_of_each_type_come_out_as_they_are(name, mechanism, tmp_path):
     type_, ends = ENDS[name]
     values = pa.array([ends[number % 3 == 0] for number in range(900)]).cast(type_)
     kinds = {"kind": "mixed", "bounds": ends, "atoms": ends}
     path = write_ends(
         tmp_path, values, kinds, mechanism, SURE if mechanism["kind"] == "dip" else SURE_COPULA
     )
-    check_told(path)
+    opened = check_told(path)
+    assert not pd.isna(opened.quantile("x", 0.5).estimate)
     released = pads.dataset(tmp_path / "out", exclude_invalid_files=False).to_table()["x"]
     for end, share in zip(ends, (2 / 3, 1 / 3), strict=True):
         assert abs(pc.mean(pc.equal(released, pa.scalar(end).cast(type_))).as_py() - share) < 0.1
@@ -419,9 +342,7 @@ def test_the_ends_of_each_type_come_out_as_they_are(
     ],
     ids=str,
 )
-def test_levels_reach_to_the_ends_of_their_type(
-    type_: pa.DataType, levels: list[Any], mechanism: dict[str, Any], tmp_path: Path
-) -> None:
+def test_levels_reach_to_the_ends_of_their_type(type_, levels, mechanism, tmp_path):
     codec: Any = codec_for("x", Column(role="privatise", kind="discrete", levels=levels), type_)
     check_told(
         write_ends(
@@ -438,42 +359,11 @@ def test_levels_reach_to_the_ends_of_their_type(
     assert min(counts.values()) > 250
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize(
-    "mechanism",
-    [HOLDOUT, COUNTS, {"kind": "copula"}, {"kind": "marginals", "cliques": [["x"]]}],
-    ids=str,
-)
-@pytest.mark.parametrize("name", ENDS)
-def test_values_between_the_ends_of_each_type_have_a_page_and_estimates(
-    name: str, mechanism: dict[str, Any], tmp_path: Path
-) -> None:
-    type_, ends = ENDS[name]
-    codec: Any = codec_for("x", Column(role="privatise", kind="continuous", bounds=ends), type_)
-    values = codec.decode(np.linspace(*codec.bounds, 500), np.zeros(500, dtype=bool))
-    counted = mechanism["kind"] != "dip"
-    path = write_ends(
-        tmp_path,
-        values,
-        {"kind": "continuous", "bounds": ends},
-        mechanism,
-        SURE_COPULA if counted else SURE,
-    )
-    if mechanism["kind"] == "marginals":
-        assert command("run", str(path)).code == 0
-        assert dpdask.open(str(tmp_path / "out")).quantile("x", 0.5) is not None
-    else:
-        middle = check_told(path).quantile("x", 0.5).estimate
-        assert np.isfinite(middle) if isinstance(middle, float) else not pd.isna(middle)
-
-
 @pytest.mark.parametrize("mechanism", [COUNTS, {"kind": "copula"}], ids=["dip", "copula"])
 @pytest.mark.parametrize(
     "type_", [pa.float64(), pa.date32(), pa.timestamp("us"), pa.string()], ids=str
 )
-def test_a_column_of_nulls_alone_is_released(
-    type_: pa.DataType, mechanism: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_column_of_nulls_alone_is_released(type_, mechanism, tmp_path):
     domain = (
         {"levels": ["a", "b"]}
         if pa.types.is_string(type_)
@@ -530,8 +420,8 @@ RANGES = {
     ids=str,
 )
 def test_bounds_beyond_what_is_exact_are_refused_before_a_row_is_read(
-    type_: pa.DataType, bounds: list[Any], unit: str, mechanism: dict[str, Any], tmp_path: Path
-) -> None:
+    type_, bounds, unit, mechanism, tmp_path
+):
     """By `validate` if the schema says the type, else as soon as the table's types are known."""
     declared = {"kind": "continuous", "bounds": bounds}
     for typed in (True, False):

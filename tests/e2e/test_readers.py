@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import dask.dataframe as dd
@@ -17,12 +16,12 @@ import yaml
 from e2e.bad_input import command
 from scipy import stats
 
-from dpdask.simulate import ML25M_RATING_COUNTS, simulate_movielens
+from dpdask.simulate import simulate_movielens
 
 ALPHA = 1e-9
 LEVELS = np.arange(1, 11) / 2
 JOB = Path(__file__).parents[2] / "pipelines" / "movielens" / "job.yaml"
-N_ROWS = 120_000
+N_ROWS = 40_000
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The inplace keyword in DataFrame.reset_index"
@@ -52,14 +51,14 @@ def release(folder: Path, **settings: object) -> Path:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readers")
     simulate_movielens(
-        str(folder / "ratings"), n_rows=N_ROWS, rows_per_file=9_000
+        str(folder / "ratings"), n_rows=N_ROWS, rows_per_file=3_000
     )  # 14 files: natural and textual order differ in none
     return folder
 
 
 @pytest.fixture(scope="module")
 def holdout(folder: Path) -> Path:
-    return release(folder, **{"output.rows_per_shard": 20_000})
+    return release(folder, **{"output.rows_per_shard": 7_000})
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +101,7 @@ def by_polars(out: Path) -> pd.DataFrame:
 @pytest.mark.parametrize(
     "read", [by_pandas, by_dask, by_duckdb, by_polars], ids=lambda read: read.__name__
 )
-def test_every_reader_finds_the_same_rows(read: Callable[[Path], pd.DataFrame], holdout):
+def test_every_reader_finds_the_same_rows(read, holdout):
     expected = pa.concat_tables([pq.read_table(path) for path in sorted(holdout.glob("*.parquet"))])
     found = read(holdout)
     assert list(found.columns) == ["userId", "movieId", "rating"]
@@ -208,25 +207,6 @@ def test_released_rows_are_a_subsequence_of_the_input(folder, holdout):
     )
 
 
-def test_natural_order_is_the_order_of_the_rows(tmp_path):
-    (tmp_path / "ratings").mkdir()
-    for number in range(12):
-        table = pa.table(
-            {
-                "userId": pa.array([number] * 50, pa.int32()),
-                "movieId": pa.array(range(50), pa.int32()),
-                "rating": pa.array([3.0] * 50, pa.float32()),
-                "timestamp": [0] * 50,
-            }
-        )
-        pq.write_table(table, tmp_path / "ratings" / f"part.{number}.parquet")
-    reference = "{kind: known, columns: {rating: {probabilities: [0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]}}}"
-    out = release(tmp_path, **{"mechanism.reference": reference, "output.rows_per_shard": 120})
-    assert pq.read_table(out).column("userId").to_pylist() == [
-        number for number in range(12) for _ in range(50)
-    ]
-
-
 # ---- the distribution
 
 
@@ -234,39 +214,6 @@ def counts(table: pa.Table) -> np.ndarray:
     return np.array(
         [np.count_nonzero(table.column("rating").to_numpy() == level) for level in LEVELS]
     )
-
-
-def test_the_marginal_of_the_release_is_that_of_the_reference(public):
-    """TV within the sampling bound of N draws: E TV <= sum of half the standard deviations, and McDiarmid around it."""
-    original, released, _ = public
-    reference = counts(original) / N_ROWS
-    variation = np.abs(counts(released) / N_ROWS - reference).sum() / 2
-    bound = np.sqrt(reference * (1 - reference) / N_ROWS).sum() / 2 + math.sqrt(
-        math.log(1 / ALPHA) / (2 * N_ROWS)
-    )
-    assert variation < bound
-    assert np.abs(reference - 0.1).sum() / 2 > 10 * bound  # the test would see uniform noise
-
-
-def test_the_marginal_of_a_hold_out_release_is_that_of_the_ratings(holdout):
-    released = pq.read_table(holdout)
-    distribution = np.array(ML25M_RATING_COUNTS) / sum(ML25M_RATING_COUNTS)
-    variation = np.abs(counts(released) / released.num_rows - distribution).sum() / 2
-    assert variation < 0.02
-
-
-def test_the_fraction_changed_is_what_the_cards_channel_says(public):
-    """Power both ways: too little noise changes fewer rows, too much changes more."""
-    original, released, card = public
-    before, after = original.column("rating").to_numpy(), released.column("rating").to_numpy()
-    channel = np.array(card["columns"]["rating"]["channel"])
-    kept = np.diag(channel)[np.searchsorted(LEVELS, before)]
-    expected, spread = (1 - kept).sum(), math.sqrt((kept * (1 - kept)).sum())
-    found = np.count_nonzero(before != after)
-    assert abs(found - expected) < stats.norm.isf(ALPHA) * spread
-    assert expected / N_ROWS > 0.75  # the noise of ε = 1 changes most ratings
-    half, double = 0.9 * expected, 1.1 * expected
-    assert min(abs(half - expected), abs(double - expected)) > 2 * stats.norm.isf(ALPHA) * spread
 
 
 def test_the_joint_law_of_original_and_release_is_the_cards_channel(public):

@@ -195,16 +195,23 @@ POINTS["task-staged"] = lambda s: at(write, "stage", s)  # of jobs that have one
 
 
 def obey(request: dict[str, Any]) -> None:
-    """Run the command line in this process, struck as requested."""
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.environ["DRIVER_SIGN"] = request.get("sign", "")
-    os.environ.update(request.get("environment", {}))
-    spec.check_seed = lambda _: None  # as the fixture `seeded_ledgers` does it here
-    if request.get("point"):
-        POINTS[request["point"]](STRIKES[request["strike"]])
+    """Run the command line, struck as requested, or a program, in this process."""
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    os.environ.update(
+        {name: value for name, value in request["environment"].items() if value is not None}
+    )
+    for name in (name for name, value in request["environment"].items() if value is None):
+        os.environ.pop(name, None)
+    os.chdir(request["cwd"])
     sys.argv = ["dpdask", *request["arguments"]]
+    if request["program"]:
+        exec(compile(request["program"], "<string>", "exec"), {"__name__": "__main__"})
+        return
+    spec.check_seed = lambda _: None  # as the fixture `seeded_ledgers` does it here
+    if request["point"]:
+        os.environ["DRIVER_SIGN"] = request["sign"]
+        POINTS[request["point"]](STRIKES[request["strike"]])
     cli.main()
 
 
@@ -234,15 +241,21 @@ def warm_up() -> None:
 
 
 def serve() -> None:
-    """Fork for each request, as often as it says; a process with one thread may."""
+    """Fork for each request, as often as it says, or wait for what was forked; a process with one thread may."""
     for line in sys.stdin:
         assert threading.active_count() == 1
         request = json.loads(line)
-        children = [fork(request) for _ in range(request["times"])]
-        answer({"pid": children[0]})
-        answer(
-            {"codes": [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]}
-        )
+        if "wait" in request:
+            answer(
+                {
+                    "codes": [
+                        os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                        for child in request["wait"]
+                    ]
+                }
+            )
+        else:
+            answer({"children": [fork(request) for _ in range(request["times"])]})
 
 
 def fork(request: dict[str, Any]) -> int:
@@ -255,7 +268,7 @@ def fork(request: dict[str, Any]) -> int:
     try:
         obey(request)
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 70 * (end.code is not None)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -1,4 +1,4 @@
-"""Drivers that strike themselves, for the fixture `drivers` of conftest: one server of forks for the whole session."""
+"""Processes that are forked from one that has imported dpdask, for the fixture `drivers` of conftest."""
 
 from __future__ import annotations
 
@@ -8,72 +8,110 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
+
+Words = str | Path
+Environment = Mapping[str, str | None] | None
 
 
 class Drivers:
-    """Runs the command line in processes that strike themselves."""
+    """Runs the command line, which may strike itself, and programs, each in a process of its own that imports nothing.
 
-    def __init__(self, server: subprocess.Popen[str], log: Path) -> None:
-        self._server, self._log = server, log
+    `environment` is added to that of the server; a name without a value is removed. Processes begin in the folder of the test, and end
+    without what Python does at its end.
+    """
+
+    def __init__(self, server: subprocess.Popen[str], folder: Path) -> None:
+        self._server, self._out, self._err = server, folder / "out", folder / "err"
+        self._children: list[int] = []
 
     def start(
         self,
-        *arguments: str | Path,
+        *arguments: Words,
         point: str | None = None,
         strike: str = "kill",
         sign: Path | None = None,
-        environment: Mapping[str, str] | None = None,
+        environment: Environment = None,
         times: int = 1,
+        program: str | None = None,
+        cwd: Path | None = None,
     ) -> int:
-        request = {
+        """Start the command line, and return the number of its process."""
+        self._out.unlink(missing_ok=True)
+        self._err.unlink(missing_ok=True)
+        place = {"out": str(self._out), "err": str(self._err), "cwd": str(cwd or Path.cwd())}
+        struck = {"point": point, "strike": strike, "sign": str(sign or "")}
+        given = {
             "arguments": [*map(str, arguments)],
-            "point": point,
-            "strike": strike,
-            "log": str(self._log),
-            "sign": str(sign or ""),
+            "environment": dict(environment or {}),
+            "times": times,
+            "program": program,
         }
-        assert self._server.stdin is not None
-        self._server.stdin.write(
-            json.dumps({**request, "environment": dict(environment or {}), "times": times}) + "\n"
-        )
-        self._server.stdin.flush()
-        return int(self._answer()["pid"])
+        self._children = self._ask({**given, **struck, **place})["children"]
+        return self._children[0]
 
     def wait(self) -> tuple[int, str]:
-        [code] = self._answer()["codes"]
-        lines = [line for line in self._log.read_text().splitlines() if not line.startswith("{")]
-        return code, "\n".join(lines)
+        """Return the exit code and what was printed but for lines of progress."""
+        ended = self._end()
+        return ended.returncode, "\n".join(
+            line for line in (ended.stdout + ended.stderr).splitlines() if not line.startswith("{")
+        )
 
     def run(
         self,
-        *arguments: str | Path,
+        *arguments: Words,
         point: str | None = None,
         strike: str = "kill",
-        environment: Mapping[str, str] | None = None,
+        environment: Environment = None,
     ) -> tuple[int, str]:
         self.start(*arguments, point=point, strike=strike, environment=environment)
         return self.wait()
 
-    def race(
-        self, times: int, *arguments: str | Path, environment: Mapping[str, str] | None = None
-    ) -> list[int]:
+    def call(
+        self, *arguments: Words, environment: Environment = None, cwd: Path | None = None
+    ) -> CompletedProcess[str]:
+        """Run the command line."""
+        self.start(*arguments, environment=environment, cwd=cwd)
+        return self._end()
+
+    def python(
+        self,
+        program: str,
+        *arguments: Words,
+        environment: Environment = None,
+        cwd: Path | None = None,
+    ) -> CompletedProcess[str]:
+        """Run a program, as `python -c` would where everything is imported already."""
+        self.start(*arguments, program=program, environment=environment, cwd=cwd)
+        return self._end()
+
+    def race(self, times: int, *arguments: Words, environment: Environment = None) -> list[int]:
         """Run the same command in several processes at once, and return their exit codes."""
         self.start(*arguments, times=times, environment=environment)
-        codes: list[int] = self._answer()["codes"]
+        codes: list[int] = self._ask({"wait": self._children})["codes"]
         return codes
 
-    def wait_until_warm(self) -> None:
-        """Wait for what the server says first."""
-        assert self._answer() == {"warm": True}
+    def _end(self) -> CompletedProcess[str]:
+        [code] = self._ask({"wait": self._children})["codes"]
+        return CompletedProcess(
+            [], code, *(path.read_text(errors="replace") for path in (self._out, self._err))
+        )
 
-    def _answer(self) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """Return what the server says next."""
         assert self._server.stdout is not None
         answer: dict[str, Any] = json.loads(self._server.stdout.readline())
         return answer
 
 
-def serving(log: Path) -> Iterator[Drivers]:
+def serving(folder: Path) -> Iterator[Drivers]:
     """Yield drivers of one server, which ends with them."""
     words = [sys.executable, "-m", "faults.driver"]
     tests = Path(__file__).parents[1]
@@ -83,8 +121,10 @@ def serving(log: Path) -> Iterator[Drivers]:
     with subprocess.Popen(
         words, cwd=tests, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
-        drivers = Drivers(server, log)
-        drivers.wait_until_warm()  # or this process compiles the kernels that the server is compiling
+        drivers = Drivers(server, folder)
+        assert drivers.answer() == {
+            "warm": True
+        }  # or this process compiles the kernels that the server is compiling
         yield drivers
         assert server.stdin is not None
         server.stdin.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import random
 import re
-import time
 from decimal import Decimal
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpdask import Schema
-from dpdask.errors import DataError
 from dpdask.io import footer, parquet
 from dpdask.io import fragments as ranges
 from dpdask.io.fragments import InputTable, discover, row_group_ranges
@@ -48,7 +46,7 @@ def table(folder: Path) -> InputTable:
     )
 
 
-def test_ranges_stand_in_the_order_of_the_table_without_groups_of_nulls(tmp_path: Path) -> None:
+def test_ranges_stand_in_the_order_of_the_table_without_groups_of_nulls(tmp_path):
     for number in (10, 9):
         pq.write_table(pa.table(ROWS), tmp_path / f"part-{number}.parquet", row_group_size=2)
     found = row_group_ranges(table(tmp_path), ROWS)
@@ -66,7 +64,7 @@ def test_ranges_stand_in_the_order_of_the_table_without_groups_of_nulls(tmp_path
     ]
 
 
-def test_a_column_of_which_one_footer_says_nothing_is_left_out(tmp_path: Path) -> None:
+def test_a_column_of_which_one_footer_says_nothing_is_left_out(tmp_path):
     pq.write_table(pa.table(ROWS), tmp_path / "part-1.parquet", row_group_size=2)
     pq.write_table(
         pa.table(ROWS), tmp_path / "part-2.parquet", row_group_size=2, write_statistics=["whole"]
@@ -74,7 +72,7 @@ def test_a_column_of_which_one_footer_says_nothing_is_left_out(tmp_path: Path) -
     assert set(row_group_ranges(table(tmp_path), ROWS)) == {"whole"}
 
 
-def test_csv_has_no_footers(tmp_path: Path) -> None:
+def test_csv_has_no_footers(tmp_path):
     for number in (1, 2):
         pa_csv.write_csv(
             pa.table({name: column for name, column in ROWS.items() if name == "whole"}),
@@ -87,7 +85,7 @@ def test_csv_has_no_footers(tmp_path: Path) -> None:
     assert row_group_ranges(given, ["whole"]) == {}
 
 
-def test_dates_beyond_those_of_python_are_left_out(tmp_path: Path) -> None:
+def test_dates_beyond_those_of_python_are_left_out(tmp_path):
     far = pa.array([2**62, 5], pa.int64()).cast(pa.timestamp("us"))
     day = pa.array([10**8, 5], pa.int32()).cast(pa.date32())
     pq.write_table(pa.table({"far": far, "day": day, "whole": [1, 2]}), tmp_path / "part.parquet")
@@ -98,9 +96,7 @@ def test_dates_beyond_those_of_python_are_left_out(tmp_path: Path) -> None:
     assert row_group_ranges(given, ["far", "day", "whole"]) == {"whole": [(1, 2)]}
 
 
-def test_footers_are_read_only_while_a_column_is_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_footers_are_read_only_while_a_column_is_needed(tmp_path, monkeypatch):
     for number in range(5):
         pq.write_table(
             pa.table({"whole": [number], "text": ["a"]}), tmp_path / f"part-{number}.parquet"
@@ -123,38 +119,11 @@ def test_footers_are_read_only_while_a_column_is_needed(
     assert found == {"whole": [(number, number) for number in range(5)]}
 
 
-def test_wide_files_are_found_in_time_linear_in_their_columns(tmp_path: Path) -> None:
-    names = [f"c{number}" for number in range(3000)]
-    for number in range(4):
-        pq.write_table(
-            pa.table({name: pa.array([number], pa.int8()) for name in names}),
-            tmp_path / f"part-{number}.parquet",
-        )
-    schema = Schema.from_dict({"columns": {name: {"role": "keep"} for name in names}})
-    began = time.process_time()
-    table = discover(tmp_path.as_uri(), schema)
-    assert (
-        time.process_time() - began < 3
-    )  # CPU seconds: 0.1 here, and 20 when each column was looked up in a list
-    assert table.schema.names == names
-    widened = pa.table(
-        {name: pa.array([1], pa.float32() if name == "c2999" else pa.int8()) for name in names}
-    )
-    pq.write_table(widened, tmp_path / "part-3.parquet")
-    with pytest.raises(
-        DataError,
-        match=r"part-3\.parquet, column 'c2999': its type is float in this file, and int8 in part-0\.parquet",
-    ):
-        discover(tmp_path.as_uri(), schema)
-
-
 @pytest.mark.parametrize(
     "settings",
     [{}, {"write_page_index": True, "use_dictionary": False}, {"write_statistics": False}],
 )
-def test_a_usual_column_chunk_is_found_as_it_is_read_field_by_field(
-    settings: dict[str, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_usual_column_chunk_is_found_as_it_is_read_field_by_field(settings, monkeypatch):
     written = pa.BufferOutputStream()
     pq.write_table(pa.table(ROWS), written, row_group_size=2, **settings)
     size, usual, rng = written.tell(), footer._compile_usual(), random.Random(7)
@@ -175,7 +144,7 @@ def test_a_usual_column_chunk_is_found_as_it_is_read_field_by_field(
         ) as error:
             return isinstance(error, footer._EncryptedError)
 
-    changed = [bytearray(raw) for _ in range(1000)]
+    changed = [bytearray(raw) for _ in range(300)]
     for each in changed:
         each[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
     for data in (raw, *map(bytes, changed)):

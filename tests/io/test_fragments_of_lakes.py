@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.errors import DataError, InputError, SpecError
+from dpdask.errors import InputError
 from dpdask.io import fragments, parquet
 from dpdask.io.csv import csv_type
 from dpdask.io.files import DataFile, Listing
@@ -84,9 +84,11 @@ def test_files_come_in_natural_order_with_folders(tmp_path):
         "b/part.1.parquet",
         "a10/x.parquet",
         "a9/x.parquet",
+        "1²3.parquet",
     ):
         write(tmp_path / name)
     assert names(tmp_path) == [
+        "1²3.parquet",
         "a9/x.parquet",
         "a10/x.parquet",
         "b/part.1.parquet",
@@ -94,32 +96,6 @@ def test_files_come_in_natural_order_with_folders(tmp_path):
         "part.2.parquet",
         "part.10.parquet",
     ]
-
-
-def test_signs_that_look_like_digits_are_letters(tmp_path):
-    for name in ("1²3.parquet", "1①.parquet", "1.parquet"):
-        write(tmp_path / name)
-    assert sorted(names(tmp_path)) == ["1.parquet", "1²3.parquet", "1①.parquet"]
-
-
-def test_hidden_and_foreign_files_are_passed_over(tmp_path):
-    for name in (
-        "a.parquet",
-        "_b.parquet",
-        ".c.parquet",
-        "_temporary/d.parquet",
-        ".e.dpdask/publish/f.parquet",
-        "sub/_g/h.parquet",
-    ):
-        write(tmp_path / name)
-    (tmp_path / "README.md").write_text("not a table")
-    (tmp_path / "_SUCCESS").write_text("")
-    assert names(tmp_path) == ["a.parquet"]
-
-
-@pytest.mark.parametrize("suffix", ["parquet", "parq", "pq", "PARQUET"])
-def test_suffixes(suffix, tmp_path):
-    assert names(write(tmp_path / f"a.{suffix}").parent) == [f"a.{suffix}"]
 
 
 def test_a_file_a_folder_and_a_glob(tmp_path):
@@ -137,7 +113,7 @@ def test_a_file_a_folder_and_a_glob(tmp_path):
     ]  # no folder is taken for a file
 
 
-@pytest.mark.parametrize("name", ["a b", "ä%20é", "数据", "100 %", "x#y"])
+@pytest.mark.parametrize("name", ["ä%20é 数据", "100 % x#y"])
 def test_spaces_percent_signs_and_letters_of_all_the_world(name, tmp_path):
     write(tmp_path / name / f"{name}.parquet")
     assert names(tmp_path / name) == [f"{name}.parquet"]
@@ -199,19 +175,6 @@ def test_ids_are_of_the_content_and_not_of_the_place(tmp_path):
     memory.rm("/ids", recursive=True)
 
 
-def test_a_file_keeps_its_ids_when_others_come_and_go(tmp_path):
-    write(tmp_path / "b.parquet", part(5))
-    [alone] = ids(tmp_path)
-    write(tmp_path / "a.parquet", part(6))
-    assert ids(tmp_path)[1] == alone
-
-
-def test_names_and_row_groups_make_ids_differ(tmp_path):
-    write(tmp_path / "a.parquet", part(4), row_group_size=2)
-    shutil.copy(tmp_path / "a.parquet", tmp_path / "b.parquet")
-    assert len(set(ids(tmp_path))) == 4
-
-
 def test_a_glob_and_its_folder_give_the_same_ids(tmp_path):
     write(tmp_path / "a.parquet")
     assert ids(tmp_path / "*.parquet") == ids(tmp_path) == ids(tmp_path / "a.parquet")
@@ -259,22 +222,6 @@ def test_a_rewritten_parquet_file_is_noticed_when_it_is_read(tmp_path):
 # ---- reading
 
 
-def test_a_footer_above_64_kib_is_read(tmp_path):
-    columns = {"id": range(300), "x": [1] * 300, "note": ["n"] * 300}
-    write(tmp_path / "a.parquet", pa.table(columns), row_group_size=1)
-    metadata = pq.read_metadata(tmp_path / "a.parquet")
-    assert metadata.serialized_size > 2**16
-    table = found(tmp_path)
-    assert len(table.fragments) == 300
-    assert table.n_rows == 300
-    assert [
-        value
-        for fragment in table.fragments[298:]
-        for batch in read_batches(fragment, ["id"], table.schema)
-        for value in batch.column(0).to_pylist()
-    ] == [298, 299]
-
-
 def test_a_footer_is_parsed_once_for_all_row_groups_and_again_when_the_file_changes(
     tmp_path, monkeypatch
 ):
@@ -320,8 +267,10 @@ def test_footers_that_are_kept_are_bounded(tmp_path, monkeypatch):
     assert len(parquet.FOOTERS._kept) == 1  # the newest is kept whatever its size
 
 
-@pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize("name", ["event.text", "event.a.b", "event", "a-b", ".", "event."])
+@pytest.mark.parametrize(
+    ("name", "together"),
+    [("event.text", True), ("event.a.b", False), ("event", True), (".", False)],
+)
 def test_a_name_with_dots_is_a_name(name, together, tmp_path, monkeypatch):
     """A column `event.text` is no field of a column `event`, and its bytes bound a batch as those of any other."""
     monkeypatch.setattr(parquet, "BATCH_BYTES", 2**16)
@@ -438,27 +387,10 @@ def test_a_row_group_of_many_pages_is_read_column_by_column(tmp_path, monkeypatc
     ] * 500
 
 
-def test_numbers_of_a_table(tmp_path):
-    write(tmp_path / "a.parquet", part(10), row_group_size=4)
-    table = found(tmp_path)
-    assert [fragment.n_rows for fragment in table.fragments] == [4, 4, 2]
-    assert table.n_rows == 10
-    assert 0 < table.n_bytes < (tmp_path / "a.parquet").stat().st_size
-    assert table.fragments[1].where == "a.parquet, row group 1"
-    assert table.schema.metadata is None
-
-
 def test_a_dropped_column_may_be_of_another_type_in_each_file(tmp_path):
     write(tmp_path / "a.parquet")
     write(tmp_path / "b.parquet", part().set_column(2, "note", pa.nulls(3)))
     assert read(found(tmp_path)) == [0, 1, 2, 0, 1, 2]
-
-
-def test_a_kept_column_may_not(tmp_path):
-    write(tmp_path / "a.parquet")
-    write(tmp_path / "b.parquet", part().set_column(0, "id", pa.array([1.0, 2.0, 3.0])))
-    with pytest.raises(DataError, match=r"b\.parquet, column 'id': its type"):
-        found(tmp_path)
 
 
 # ---- CSV
@@ -518,12 +450,6 @@ def test_csv_types_follow_from_the_schema(declared, type_):
 @pytest.mark.parametrize(
     ("make", "error", "says"),
     [
-        (lambda path: None, InputError, "there is no Parquet or CSV file here"),
-        (
-            lambda path: (path / "a.parquet").write_bytes(b""),
-            InputError,
-            "not a complete Parquet file",
-        ),
         (lambda path: (path / "a.parquet").write_bytes(b"PAR1" * 3), InputError, "Parquet"),
         (
             lambda path: (path / "a.parquet").write_bytes(b"x" * 100 + b"\xff\xff\xff\x7fPAR1"),
@@ -545,16 +471,6 @@ def test_csv_types_follow_from_the_schema(declared, type_):
             "Parquet",
         ),
         (
-            lambda path: (write(path / "a.parquet"), (path / "b.csv").write_text("id,x,note\n")),
-            InputError,
-            "both Parquet and CSV",
-        ),
-        (
-            lambda path: (path / "a.csv").write_text("a,b\n1,2\n"),
-            DataError,
-            "names no declared column",
-        ),
-        (
             lambda path: (path / "a.csv.gz").write_bytes(b"\x1f\x8bnothing"),
             InputError,
             "cannot be decompressed",
@@ -571,11 +487,6 @@ def test_what_is_no_table_is_refused_in_one_line(make, error, says, tmp_path):
     with pytest.raises(error, match=says) as caught:
         found(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_an_unknown_protocol_is_refused():
-    with pytest.raises(SpecError, match="nosuch://: no file system is installed"):
-        discover("nosuch://x", SCHEMA)
 
 
 # ---- ids

@@ -154,17 +154,6 @@ def test_folders_that_are_refused(paths, columns, says, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("role", ["keep", "drop"])
-def test_a_file_that_could_disagree_with_its_folder_is_refused(role, tmp_path):
-    write(tmp_path / f"name={SECRET}" / "a.parquet", x=[1, 2], name=[SECRET, "other"])
-    with pytest.raises(
-        DataError,
-        match=r"name=…/a.parquet, column 'name': both the file and its folder's name hold this column",
-    ) as caught:
-        found(tmp_path, name={"role": role})
-    assert SECRET not in str(caught.value)
-
-
 @pytest.mark.parametrize("values", [[5, None], [5, 6], [4, 4]])
 def test_a_file_that_could_differ_from_its_folder_is_refused(values, tmp_path):
     write(tmp_path / "key=5" / "a.parquet", x=[1, 2], key=values)

@@ -130,24 +130,6 @@ def test_columns_are_found_by_their_ids(catalog):
     assert read(found(table, first), "x", "s") == [(1, "a"), (2, "b"), (3, "a"), (4, None)]
 
 
-def test_wider_types(catalog):
-    table = created(
-        catalog, pa.table({"x": pa.array([1], pa.int32()), "s": pa.array([0.5], pa.float32())})
-    )
-    with table.update_schema() as update:
-        update.update_column("x", LongType())
-    table.append(pa.table({"x": pa.array([2**40], pa.int64()), "s": pa.array([1.5], pa.float32())}))
-    assert found(table).schema == pa.schema([("x", pa.int64()), ("s", pa.float32())])
-    assert read(found(table)) == [1, 2**40]
-
-
-def test_partitioned_tables(catalog):
-    table = created(catalog, by="s")
-    opened = found(table)
-    assert read(opened, "x", "s") == [(1, "a"), (2, "b"), (3, "a"), (4, None)]
-    assert all(part.where.startswith("data/s=…/") for part in opened.fragments)
-
-
 def test_files_that_were_added_without_ids(catalog, tmp_path):
     folder = tmp_path / "elsewhere" / "day=2026-01-31"
     folder.mkdir(parents=True)

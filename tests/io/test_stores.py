@@ -64,12 +64,6 @@ def _race(folder):
         assert folder.read(f"race-{race}") == f"thread {won.index(True)}".encode()
 
 
-@pytest.mark.more
-def test_of_threads_that_race_one_wins(store):
-    store.folder.create()
-    _race(store.folder)
-
-
 @pytest.mark.slow_with("azurite")
 def test_of_processes_that_race_one_wins(store):
     store.folder.create()
