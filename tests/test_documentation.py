@@ -309,12 +309,6 @@ def test_broken_links_are_found():
     assert broken_links(text, ROOT) == ["gone.md", "#there", "README.md#nowhere"]
 
 
-@pytest.mark.parametrize("document", EXPLANATIONS)
-def test_headings_are_unique(document):
-    found = headings((ROOT / document).read_text(encoding="utf-8"))
-    assert len(found) == len(set(found)) > 0
-
-
 def test_the_index_lists_every_page_once():
     listed = re.findall(
         r"^- \[[^]]+\]\(((?:tutorials|how-to|reference|explanation)/[^)#]+)\)",
@@ -402,19 +396,6 @@ def test_wrong_references_are_found(text):
     assert wrong_references(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "docs/explanation/math.md.",
-        "(docs/explanation/math.md, Chain)",
-        "docs/explanation/math.md,\n    # Chain.",
-        "docs/explanation/math.md, which",
-    ],
-)
-def test_right_references_are_right(text):
-    assert wrong_references(text) == []
-
-
 # a note that is not in the repository: a name in capitals as a Markdown file, or as a word with a place in it
 NOTE = re.compile(
     r"\b(?:([A-Z]{3,}\.md)|(?:MATH|DESIGN|LAKE|STYLE|REDESIGN)(?:'s |,? section |,? §| \d))"
@@ -438,13 +419,6 @@ def test_no_file_names_a_note_that_is_not_here():
 )
 def test_notes_are_recognised(text):
     assert NOTE.search(text)
-
-
-@pytest.mark.parametrize(
-    "text", ["DESIGNS_FORMAT = 2", "MATHS = {}", 'DESIGN["tau"]', "MATH | streams"]
-)
-def test_other_words_are_no_notes(text):
-    assert not NOTE.search(text)
 
 
 def test_commands_are_single_lines():
@@ -471,8 +445,8 @@ def test_licence_is_whole():
 # written apart, so that this file may be searched too; a home of `somebody` is an example
 PLACES = re.compile(
     r"(?<![\w.~*$}\])/-])(?:file://)?/(?:"
-    "work|root|tmp|home|opt|mnt|Users"
-    r")/(?!somebody\b)[\w.-]+"
+    + "work|root|tmp|home|opt|mnt|Users"
+    + r")/(?!somebody\b)[\w.-]+"
 )
 HOSTS = re.compile(
     "|".join(

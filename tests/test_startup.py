@@ -29,7 +29,7 @@ import dask.dataframe
 
 
 @pytest.mark.more
-def test_a_command_seldom_looks_for_garbage() -> None:
+def test_a_command_seldom_looks_for_garbage():
     n_rare, n_usual = (
         int(
             subprocess.run(
@@ -44,7 +44,7 @@ def test_a_command_seldom_looks_for_garbage() -> None:
     assert n_rare < 20 < 200 < n_usual
 
 
-def test_the_command_line_sets_it() -> None:
+def test_the_command_line_sets_it():
     tell = "import atexit, gc; n = gc.get_freeze_count(); from dpdask.cli import main; atexit.register(lambda: print(gc.get_threshold()[0], {})); main()"
     command = tell.format(
         "gc.get_freeze_count() > n + 10_000"
@@ -66,9 +66,7 @@ import multiprocessing
 
 @pytest.mark.more
 @pytest.mark.parametrize("by", ["dpdask", "dask"])
-def test_a_command_s_workers_import_nothing_from_the_working_folder(
-    by: str, tmp_path: Path
-) -> None:
+def test_a_command_s_workers_import_nothing_from_the_working_folder(by, tmp_path):
     """Somebody else may write in the folder where the command stands, whose own path does not begin there."""
     shared, told = tmp_path / "shared", tmp_path / "told"
     (shared / "multiprocessing").mkdir(parents=True)
@@ -104,9 +102,7 @@ def test_a_command_s_workers_import_nothing_from_the_working_folder(
 @pytest.mark.parametrize(
     ("flags", "set_to"), [([], "None"), (["-P"], "1")], ids=["its folder first", "without"]
 )
-def test_python_s_own_users_keep_their_folder(
-    flags: list[str], set_to: str, tmp_path: Path
-) -> None:
+def test_python_s_own_users_keep_their_folder(flags, set_to, tmp_path):
     """As `python -m dpdask`, which looks in the working folder itself."""
     tell = "import os; from click.testing import CliRunner; from dpdask.cli import cli; CliRunner().invoke(cli, ['init', '--help']); "
     environment = {
@@ -119,9 +115,7 @@ def test_python_s_own_users_keep_their_folder(
 
 
 @pytest.mark.parametrize("safe", [False, True])
-def test_slurm_s_workers_are_told(
-    safe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurm_s_workers_are_told(safe, tmp_path, monkeypatch):
     pytest.importorskip("dask_jobqueue")
     if safe:
         monkeypatch.setenv("PYTHONSAFEPATH", "1")

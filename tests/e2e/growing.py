@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,17 @@ def manifests(output: Path | Folder) -> list[Manifest]:
     publication = open_growing(target, folder, job)
     found = [publication.find(name_release(job, number)) for number in range(publication.count())]
     return [manifest for manifest in found if manifest is not None]
+
+
+def read_log(out: Path) -> list[set[str]]:
+    """Return the files that each entry of a Delta log adds."""
+    entries = [
+        path.read_text().splitlines() for path in sorted((out / "_delta_log").glob("*.json"))
+    ]
+    return [
+        {action["add"]["path"] for action in map(json.loads, lines) if "add" in action}
+        for lines in entries
+    ]
 
 
 def list_digests(found: list[Manifest]) -> list[list[str]]:

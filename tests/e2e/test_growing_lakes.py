@@ -68,9 +68,7 @@ def card_of(out: Path, number: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("unit", ["row", BY_USER], ids=["row", "person"])
-def test_each_run_releases_the_new_files_of_the_newest_version(
-    unit: Any, tmp_path: Path, url: str
-) -> None:
+def test_each_run_releases_the_new_files_of_the_newest_version(unit, tmp_path, url):
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = from_delta(tmp_path / "job", source, HOLDOUT, ledger=at(url), privacy__unit=unit)
     for day in range(4):
@@ -88,36 +86,6 @@ def test_each_run_releases_the_new_files_of_the_newest_version(
     assert [manifest.n_rows for manifest in manifests(out)][1:] == [N, N, N]
     assert spent(url) == (1.0 if unit == "row" else 4.0)
     assert released(out).num_rows == sum(manifest.n_rows for manifest in manifests(out))
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    ("point", "output"),
-    [("opened", "parquet"), ("fitted", "delta"), ("kept", "delta"), ("uncommitted", "parquet")],
-)
-def test_a_killed_day_goes_on_with_the_files_that_it_began_with(
-    point: str, output: str, tmp_path: Path, url: str, seeded_ledgers: None
-) -> None:
-    source, out = tmp_path / "in", tmp_path / "struck" / "out"
-    quiet = from_delta(tmp_path / "quiet", source, output__format=output)
-    made = from_delta(
-        tmp_path / "struck", source, output__format=output, ledger=at(url), insecure_seed=7
-    )
-    for day in range(3):
-        add_version(source, day)
-        run_here(quiet)
-        with dying(point):
-            run_here(made)
-        if day < 2:
-            run_here(made)
-    add_version(source, 3)  # the release of day 2 is unfinished
-    run_here(quiet)
-    run_here(made)
-    assert run_here(made).status == "nothing new"
-    assert list_digests(manifests(out)) == list_digests(manifests(tmp_path / "quiet" / "out"))
-    assert kinds(url) == ["intend", "commit"] * 4
-    assert spent(url) == 1.0
-    assert not hidden(out).exists()
 
 
 def compact(source: Path) -> None:
@@ -190,9 +158,7 @@ def rename_a_column(source: Path) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_changes_of_what_was_released_are_refused(
-    change: Changed, error: type[Exception], says: str, tmp_path: Path, url: str
-) -> None:
+def test_changes_of_what_was_released_are_refused(change, error, says, tmp_path, url):
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = from_delta(tmp_path / "job", source, ledger=at(url))
     for day in range(2):
@@ -226,7 +192,7 @@ def add_file(source: Path) -> None:
     )
 
 
-def test_rows_that_are_deleted_before_their_release_are_not_released(tmp_path: Path) -> None:
+def test_rows_that_are_deleted_before_their_release_are_not_released(tmp_path):
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = from_delta(tmp_path / "job", source)
     add_version(source, 0)
@@ -256,7 +222,7 @@ def test_rows_that_are_deleted_before_their_release_are_not_released(tmp_path: P
         ({"format": "iceberg"}, "input.path: a metadata file describes one snapshot"),
     ],
 )
-def test_a_fixed_version_does_not_grow(input_: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_a_fixed_version_does_not_grow(input_, says, tmp_path):
     result = call_cli("validate", job(tmp_path, tmp_path / "in", input={"path": "in", **input_}))
     assert result.returncode == SpecError.exit_code
     assert says in error_line(result)
@@ -277,7 +243,7 @@ def from_iceberg(folder: Path, warehouse: Path, **changed: Any) -> Path:
     )
 
 
-def test_iceberg_tables_grow_by_snapshots(tmp_path: Path, url: str, seeded_ledgers: None) -> None:
+def test_iceberg_tables_grow_by_snapshots(tmp_path, url, seeded_ledgers):
     warehouse, out = tmp_path / "warehouse", tmp_path / "struck" / "out"
     table = sql_catalog(warehouse).create_table("db.t", schema=rows_of(0).schema)
     quiet = from_iceberg(tmp_path / "quiet", warehouse)
@@ -314,19 +280,8 @@ def files_of(table: Any) -> list[str]:
     return [task.file.file_path for task in table.scan().plan_files()]
 
 
-def test_a_rewritten_iceberg_table_is_refused(tmp_path: Path) -> None:
-    warehouse = tmp_path / "warehouse"
-    table = sql_catalog(warehouse).create_table("db.t", schema=rows_of(0).schema)
-    table.append(rows_of(0))
-    made = from_iceberg(tmp_path / "job", warehouse)
-    run_here(made)
-    table.overwrite(pa.concat_tables([rows_of(0), rows_of(1)]))
-    with pytest.raises(InputError, match=GONE):
-        run_here(made)
-
-
 @pytest.mark.parametrize("column", ["user", "r"])
-def test_a_column_that_was_widened_is_refused(column: str, tmp_path: Path) -> None:
+def test_a_column_that_was_widened_is_refused(column, tmp_path):
     warehouse = tmp_path / "warehouse"
     narrow = rows_of(0).cast(pa.schema([(name, pa.int32()) for name in SCHEMA]))
     table = sql_catalog(warehouse).create_table("db.t", schema=narrow.schema)

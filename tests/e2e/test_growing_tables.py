@@ -24,6 +24,7 @@ from e2e.growing import (
     kinds,
     list_digests,
     manifests,
+    read_log,
     spent,
 )
 from e2e.helpers import call_cli, digests, error_line, hidden, load, run_here
@@ -77,18 +78,7 @@ def iceberg(folder: Path, name: str) -> dict[str, Any]:
     }
 
 
-def read_log(out: Path) -> list[set[str]]:
-    """Return the files that each entry of a Delta log adds."""
-    entries = [
-        path.read_text().splitlines() for path in sorted((out / "_delta_log").glob("*.json"))
-    ]
-    return [
-        {action["add"]["path"] for action in map(json.loads, lines) if "add" in action}
-        for lines in entries
-    ]
-
-
-def test_each_release_is_a_version_of_the_table(tmp_path: Path, url: str) -> None:
+def test_each_release_is_a_version_of_the_table(tmp_path, url):
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, HOLDOUT, ledger=at(url), **DELTA)
     assert f"{out}, appended to a Delta table" in str(
@@ -122,91 +112,7 @@ def test_each_release_is_a_version_of_the_table(tmp_path: Path, url: str) -> Non
     assert audit_job(load(made), n_runs=100)["columns"]["r"]["reference"] == "the released channel"
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    "point",
-    [
-        *("card-written", "manifest-written", "removed"),
-        *(
-            pytest.param(point, marks=pytest.mark.slow)
-            for point in (
-                "opened",
-                "intended",
-                "fitted",
-                "some-shards",
-                "kept",
-                "uncommitted",
-                "committed",
-            )
-        ),
-    ],
-)
-@pytest.mark.parametrize("day", [0, 1])
-def test_a_release_that_was_killed_goes_on_with_the_same_bytes_and_one_charge(
-    day: int, point: str, tmp_path: Path, url: str, seeded_ledgers: None
-) -> None:
-    source, out = tmp_path / "in", tmp_path / "struck" / "out"
-    quiet = job(tmp_path / "quiet", source, output__rows_per_shard=25, **DELTA)
-    made = job(
-        tmp_path / "struck",
-        source,
-        output__rows_per_shard=25,
-        ledger=at(url),
-        insecure_seed=7,
-        **DELTA,
-    )
-    for before in range(day):
-        add_day(source, before)
-        run_here(quiet)
-        run_here(made)
-    add_day(source, day)
-    run_here(quiet)
-    with dying(point):
-        run_here(made)
-    published = point in ("manifest-written", "uncommitted", "committed", "removed")
-    assert status(f"file://{out}").n_releases == day + published
-    assert call_cli("status", out).returncode == 0
-    add_day(source, day + 1)  # it came while the release was unfinished
-    run_here(quiet)
-    run_here(made)
-    assert run_here(made).status == "nothing new"
-    assert list_digests(manifests(out)) == list_digests(manifests(tmp_path / "quiet" / "out"))
-    assert read_log(out) == [{shard.name for shard in each.shards} for each in manifests(out)]
-    assert kinds(url) == ["intend", "commit"] * (day + 2)
-    assert spent(url) == 1.0
-    assert not hidden(out).exists()
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("day", [0, 2])
-@pytest.mark.parametrize("point", ["some-shards", "card-written"])
-def test_an_aborted_release_is_charged_and_what_was_released_stays(
-    day: int, point: str, tmp_path: Path, url: str
-) -> None:
-    source, out = tmp_path / "in", tmp_path / "job" / "out"
-    made = job(tmp_path / "job", source, ledger=at(url), output__rows_per_shard=25, **DELTA)
-    grow(made, source, range(day))
-    before = digests(out)
-    add_day(source, day)
-    with dying(point):
-        run_here(made)
-    assert digests(out) != before
-    assert abort(f"file://{out}")
-    assert digests(out) == before
-    assert kept(out).exists() == (day > 0)
-    assert not hidden(out).exists()
-    assert (plan_job(load(made)).ledger or {})[
-        "after"
-    ] == 2.0  # the noise of the aborted release may have been seen
-    run_here(made)
-    assert spent(url) == 2.0
-    grow(made, source, range(day + 1, day + 3))
-    assert spent(url) == 2.0
-
-
-def test_a_table_may_hold_other_rows_and_takes_the_series_of_one_job(
-    tmp_path: Path, url: str
-) -> None:
+def test_a_table_may_hold_other_rows_and_takes_the_series_of_one_job(tmp_path, url):
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, ledger=at(url), **DELTA)
     other = {"output__path": str(out), "privacy__epsilon": 2.0, "ledger": at(url)}
@@ -230,7 +136,7 @@ def test_a_table_may_hold_other_rows_and_takes_the_series_of_one_job(
         run_here(made)
 
 
-def test_a_run_of_another_job_is_not_ended(tmp_path: Path) -> None:
+def test_a_run_of_another_job_is_not_ended(tmp_path):
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, **DELTA)
     grow(made, source, range(1))
@@ -254,7 +160,7 @@ def test_a_run_of_another_job_is_not_ended(tmp_path: Path) -> None:
     assert run_here(made).manifest.n_rows == N
 
 
-def test_a_table_whose_columns_were_changed_is_refused(tmp_path: Path, url: str) -> None:
+def test_a_table_whose_columns_were_changed_is_refused(tmp_path, url):
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, ledger=at(url), **DELTA)
     grow(made, source, range(1))
@@ -270,15 +176,13 @@ def test_a_table_whose_columns_were_changed_is_refused(tmp_path: Path, url: str)
     assert kinds(url) == ["intend", "commit"]
 
 
-def test_releases_are_not_replaced(tmp_path: Path) -> None:
+def test_releases_are_not_replaced(tmp_path):
     result = call_cli("validate", job(tmp_path, tmp_path / "in", output__mode="overwrite", **DELTA))
     assert result.returncode == SpecError.exit_code
     assert "output.mode: a growing table adds to what was released" in error_line(result)
 
 
-def test_rows_that_another_run_has_released_are_not_released_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_another_run_has_released_are_not_released_again(tmp_path, monkeypatch):
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, **DELTA)
     grow(made, source, range(1))
@@ -295,7 +199,7 @@ def test_rows_that_another_run_has_released_are_not_released_again(
     assert len(read_log(out)) == 2
 
 
-def test_what_another_version_keeps_is_refused(tmp_path: Path) -> None:
+def test_what_another_version_keeps_is_refused(tmp_path):
     source, out = tmp_path / "in", tmp_path / "job" / "out"
     made = job(tmp_path / "job", source, **DELTA)
     grow(made, source, range(1))
@@ -310,16 +214,14 @@ def test_what_another_version_keeps_is_refused(tmp_path: Path) -> None:
             refused()
 
 
-def test_releases_are_counted_without_gaps() -> None:
+def test_releases_are_counted_without_gaps():
     assert [count_committed(lambda number, n=n: number < n) for n in range(40)] == list(range(40))
 
 
 @pytest.mark.parametrize(
     "unit", ["row", pytest.param(BY_USER, marks=pytest.mark.slow)], ids=["row", "person"]
 )
-def test_releases_are_snapshots_of_an_iceberg_table(
-    unit: Any, tmp_path: Path, url: str, catalog: Catalog, seeded_ledgers: None
-) -> None:
+def test_releases_are_snapshots_of_an_iceberg_table(unit, tmp_path, url, catalog, seeded_ledgers):
     source, out = tmp_path / "in", tmp_path / "struck"
     changed = {"privacy__unit": unit, "output__rows_per_shard": 25}
     quiet = job(

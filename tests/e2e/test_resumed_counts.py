@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from e2e.helpers import HOLDOUT, MIXED_SCHEMA, digests, hidden, lake, run_here, write_job
-from services.stores import OpenStore, everything_ever_written
+from services.stores import everything_ever_written
 
 from dpdask.engine import compute, scan
 from dpdask.errors import TemporaryError
@@ -52,11 +51,9 @@ def interrupt_at(place: int) -> Any:
     return interrupt
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("mechanism", "schema", "changes"), CASES)
-def test_counts_are_resumed(
-    mechanism: dict[str, Any], schema: dict[str, Any], changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_counts_are_resumed(mechanism, schema, changes, tmp_path):
     source = lake(tmp_path / "in", [300] * 20, row_group=300, schema=schema)
     job = write_job(
         tmp_path, source, tmp_path / "out", schema=schema, mechanism=mechanism, **changes
@@ -80,42 +77,9 @@ def test_counts_are_resumed(
     assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
 
 
-@pytest.mark.more
-def test_counts_of_a_later_round_are_resumed(tmp_path: Path) -> None:
-    """Cells are found in a first pass, whose noise is kept, and tables are counted in a second one."""
-    schema = {
-        name: column for name, column in MIXED_SCHEMA.items() if column["role"] == "privatise"
-    }
-    source = lake(tmp_path / "in", [300] * 20, row_group=300, schema=schema)
-    job = write_job(
-        tmp_path,
-        source,
-        tmp_path / "out",
-        schema=schema,
-        mechanism={"kind": "copula"},
-        privacy__delta=1e-6,
-    )
-    passes: list[str] = []
-
-    def interrupt(name: str, done: int, _: int) -> None:
-        passes.extend([name] if done == 0 else [])
-        if len(passes) == 2 and done == 18:
-            raise TemporaryError("crash")
-
-    with pytest.raises(TemporaryError):
-        run_here(job, interrupt, cluster="{kind: synchronous}")
-    kept = [path.name for path in hidden(tmp_path / "out").glob("counts-*")]
-    assert "counts-1" in kept
-    steps: list[tuple[str, int]] = []
-    run_here(job, lambda name, done, _: steps.append((name, done)), cluster="{kind: synchronous}")
-    assert steps[:5] == [(passes[1], done) for done in range(16, 21)]
-    run_here(job, output__path=tmp_path / "quiet")
-    assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
-
-
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("harm", ["cut", "changed", "of another run", "other content"])
-def test_counts_that_are_not_the_runs_own_are_counted_again(harm: str, tmp_path: Path) -> None:
+def test_counts_that_are_not_the_runs_own_are_counted_again(harm, tmp_path):
     job = write_job(tmp_path, lake(tmp_path / "in", [100] * 20, row_group=100), tmp_path / "out")
     kept = hidden(tmp_path / "out") / "counts-0"
 
@@ -156,7 +120,7 @@ def is_uniform(data: bytes) -> bool:
     return bool(np.ptp(frequencies) < 16 * np.sqrt(len(data) / 256))
 
 
-def test_what_is_kept_shows_neither_counts_nor_values(tmp_path: Path) -> None:
+def test_what_is_kept_shows_neither_counts_nor_values(tmp_path):
     job = write_job(tmp_path, lake(tmp_path / "in", [100] * 20, row_group=100), tmp_path / "out")
     with pytest.raises(TemporaryError):
         run_here(job, interrupt_at(18), cluster="{kind: synchronous}")
@@ -165,7 +129,7 @@ def test_what_is_kept_shows_neither_counts_nor_values(tmp_path: Path) -> None:
 
 @pytest.mark.slow_with("azurite")
 @pytest.mark.parametrize("place", ["versioned radosgw", "azurite"])
-def test_counts_are_resumed_in_a_store(place: str, open_store: OpenStore, tmp_path: Path) -> None:
+def test_counts_are_resumed_in_a_store(place, open_store, tmp_path):
     job = write_job(tmp_path, lake(tmp_path / "in", [100] * 20, row_group=100), tmp_path / "quiet")
     quiet = run_here(job).manifest
     *versioned, name = place.split()
@@ -194,7 +158,7 @@ def test_counts_are_resumed_in_a_store(place: str, open_store: OpenStore, tmp_pa
         )
 
 
-def test_short_passes_keep_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_passes_keep_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(scan, "KEEP_SECONDS", 3600.0)
     job = write_job(tmp_path, lake(tmp_path / "in", [100] * 20, row_group=100), tmp_path / "out")
     with pytest.raises(TemporaryError):
@@ -202,9 +166,7 @@ def test_short_passes_keep_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (hidden(tmp_path / "out") / "counts-0").exists()
 
 
-def test_a_pass_does_without_what_it_cannot_keep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_does_without_what_it_cannot_keep(tmp_path, monkeypatch):
     source = lake(tmp_path / "in", [300] * 20, row_group=300, schema=MIXED_SCHEMA)
     job = write_job(
         tmp_path,

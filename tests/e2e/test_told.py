@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from e2e.helpers import call_cli, command, hidden, holds_number, run_here, write_job
+from e2e.helpers import call_cli, hidden, holds_number, run_here, write_job
 
 from dpdask.engine.account import open_ledger
 from dpdask.engine.write import Told
@@ -63,34 +60,13 @@ def job(tmp_path: Path) -> Path:
     )
 
 
-def on_terminal(*words: str | Path) -> tuple[str, str]:
-    """Run the command line with its stderr on a terminal and return stdout and what the terminal showed."""
-    ours, its = pty.openpty()
-    with subprocess.Popen(
-        command(*words), stdout=subprocess.PIPE, stderr=its, text=True, env=dict(os.environ)
-    ) as process:
-        os.close(its)
-        shown = b""
-        while True:
-            try:
-                part = os.read(ours, 2**16)
-            except OSError:  # the other end is closed
-                break
-            if not part:
-                break
-            shown += part
-        out, _ = process.communicate(timeout=120)
-    os.close(ours)
-    assert process.returncode == 0, shown
-    return out, shown.decode()
-
-
 def nowhere(text: str) -> bool:
     return not any(holds_number(text, number) for number in (TOO_RICH, STRANGE))
 
 
-def test_counts_stand_on_the_terminal_and_in_no_file(job: Path, tmp_path: Path) -> None:
-    out, shown = on_terminal("run", job)
+def test_counts_stand_on_the_terminal_and_in_no_file(job, tmp_path):
+    ended = call_cli("run", job, terminal=True)
+    out, shown = ended.stdout, ended.stderr
     for name, text in TOLD.items():
         assert f"column '{name}': {text}" in shown
     assert "'day'" not in shown
@@ -119,14 +95,14 @@ def test_counts_stand_on_the_terminal_and_in_no_file(job: Path, tmp_path: Path) 
     assert not hidden(tmp_path / "out").exists()
 
 
-def test_without_a_terminal_nobody_is_told(job: Path) -> None:
+def test_without_a_terminal_nobody_is_told(job):
     found = call_cli("run", job)
     assert found.returncode == 0
     assert nowhere(found.stdout)
     assert "outside" not in found.stderr
 
 
-def test_json_tells_nobody_even_on_a_terminal(job: Path) -> None:
+def test_json_tells_nobody_even_on_a_terminal(job):
     found = call_cli("run", job, "--json", terminal=True)
     assert json.loads(found.stdout)["status"] == "released"
     assert nowhere(
@@ -135,9 +111,7 @@ def test_json_tells_nobody_even_on_a_terminal(job: Path) -> None:
     assert "outside" not in found.stderr
 
 
-def test_a_resumed_run_tells_what_the_first_one_counted(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_tells_what_the_first_one_counted(job, tmp_path, monkeypatch):
     def crash(*_: object) -> None:
         raise TemporaryError("crash")
 
@@ -151,7 +125,7 @@ def test_a_resumed_run_tells_what_the_first_one_counted(
     assert run_here(job).told == Told()
 
 
-def test_only_released_rows_are_counted(job: Path, tmp_path: Path) -> None:
+def test_only_released_rows_are_counted(job, tmp_path):
     outcome = run_here(job, mechanism__reference="{kind: holdout, fraction: 0.5}")
     share = outcome.told.changed["income"] / TOO_RICH
     assert 0.4 < share < 0.6
@@ -172,9 +146,7 @@ def clean_copy(folder: Path) -> Path:
 @pytest.mark.parametrize(
     "mechanism", ["{kind: marginals, cliques: [[income], [kind]]}", "{kind: copula}"]
 )
-def test_what_is_counted_at_the_barrier_is_told_too(
-    mechanism: str, job: Path, tmp_path: Path
-) -> None:
+def test_what_is_counted_at_the_barrier_is_told_too(mechanism, job, tmp_path):
     job.with_name("schema.yaml").write_text(
         yaml.safe_dump({"columns": {**SCHEMA, "who": {"role": "drop"}}})
     )
@@ -184,7 +156,7 @@ def test_what_is_counted_at_the_barrier_is_told_too(
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_strict_ledger_tells_nobody(strict: bool, job: Path, tmp_path: Path) -> None:
+def test_a_strict_ledger_tells_nobody(strict, job, tmp_path):
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(url).init("people", 100.0, strict=strict)
     ledger = f"ledger={{url: '{url}', dataset: people}}"
@@ -194,7 +166,7 @@ def test_a_strict_ledger_tells_nobody(strict: bool, job: Path, tmp_path: Path) -
     assert ("outside" in found.stderr) is not strict
 
 
-def test_what_is_told_merges_in_order_and_comes_back_from_a_record() -> None:
+def test_what_is_told_merges_in_order_and_comes_back_from_a_record():
     parts = [
         Told(
             changed={"a": 2},

@@ -164,34 +164,30 @@ POINTS: dict[str, Callable[[Strike], None]] = {
         LockedRecord, "clear", lambda: at(Folder, "remove", s, nth=2), after=False
     ),
     "removed": lambda s: at(RunState, "remove", s),
+    "acquired": lambda s: at(NumberedRecords, "_acquire", s),  # of jobs whose output is in a store
+    "card-created": lambda s: at(Folder, "put_new", s, when=published("release")),
+    "key-kept": lambda s: at(run_keys.HostKeys, "write", s),
+    "recorded": lambda s: at(NumberedRecords, "write", s, nth=2),
+    "manifest-created": lambda s: at(Folder, "put_new", s, when=named("manifest.json")),
+    "entry-unwritten": lambda s: at(
+        Folder, "put_new", s, when=in_log, after=False
+    ),  # of jobs whose output is a Delta table
+    "entry-written": lambda s: at(Folder, "put_new", s, when=in_log),
+    "catalog-unasked": lambda s: at(
+        SqlCatalog, "commit_table", s, after=False
+    ),  # of jobs whose output is an Iceberg table
+    "catalog-asked": lambda s: at(SqlCatalog, "commit_table", s),
+    "run-cleared": lambda s: at(NumberedRecords, "_remove_all_but_chain", s, nth=2),
+    "later-kept": lambda s: at(KeptFolder, "write", s),  # of growing tables
+    "later-half-moved": lambda s: at(Path, "replace", s, nth=2),
+    "later-carded": lambda s: at(Folder, "put_new", s, after=False, when=later_manifest),
+    "later-manifest": lambda s: at(Folder, "put_new", s, when=later_manifest),
+    "counts-kept": keep_counts_soon,
+    "counted": lambda s: at(fit, "scan", s),
+    "noise-kept": lambda s: at(fit, "_keep_drawn", s),  # of jobs that draw central noise
+    "bounded": lambda s: at(fit, "bound_units", s),  # of jobs whose unit is a column
+    "task-staged": lambda s: at(write, "stage", s),  # of jobs that have one shard
 }
-BEFORE_COMMIT = list(POINTS)[: list(POINTS).index("after-move")]
-AFTER_COMMIT = list(POINTS)[list(POINTS).index("after-move") :]
-POINTS["acquired"] = lambda s: at(
-    NumberedRecords, "_acquire", s
-)  # of jobs whose output is in a store
-POINTS["card-created"] = lambda s: at(Folder, "put_new", s, when=published("release"))
-POINTS["key-kept"] = lambda s: at(run_keys.HostKeys, "write", s)
-POINTS["recorded"] = lambda s: at(NumberedRecords, "write", s, nth=2)
-POINTS["manifest-created"] = lambda s: at(Folder, "put_new", s, when=named("manifest.json"))
-POINTS["entry-unwritten"] = lambda s: at(
-    Folder, "put_new", s, when=in_log, after=False
-)  # of jobs whose output is a Delta table
-POINTS["entry-written"] = lambda s: at(Folder, "put_new", s, when=in_log)
-POINTS["catalog-unasked"] = lambda s: at(
-    SqlCatalog, "commit_table", s, after=False
-)  # of jobs whose output is an Iceberg table
-POINTS["catalog-asked"] = lambda s: at(SqlCatalog, "commit_table", s)
-POINTS["run-cleared"] = lambda s: at(NumberedRecords, "_remove_all_but_chain", s, nth=2)
-POINTS["later-kept"] = lambda s: at(KeptFolder, "write", s)  # of growing tables
-POINTS["later-half-moved"] = lambda s: at(Path, "replace", s, nth=2)
-POINTS["later-carded"] = lambda s: at(Folder, "put_new", s, after=False, when=later_manifest)
-POINTS["later-manifest"] = lambda s: at(Folder, "put_new", s, when=later_manifest)
-POINTS["counts-kept"] = keep_counts_soon
-POINTS["counted"] = lambda s: at(fit, "scan", s)
-POINTS["noise-kept"] = lambda s: at(fit, "_keep_drawn", s)  # of jobs that draw central noise
-POINTS["bounded"] = lambda s: at(fit, "bound_units", s)  # of jobs whose unit is a column
-POINTS["task-staged"] = lambda s: at(write, "stage", s)  # of jobs that have one shard
 
 
 def obey(request: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import dask
 import pytest
@@ -53,30 +52,7 @@ def kill_one(cluster: LocalCluster, nth: int) -> bool:
     return False
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("points", [(1, 4)], ids=["two kills"])
-def test_killed_at_fixed_points(
-    points: tuple[int, ...], cluster: LocalCluster, tmp_path: Path
-) -> None:
-    source = lake(tmp_path / "in", [400] * 10)
-    job = write_job(tmp_path / "job", source, tmp_path / "out", output__rows_per_shard=350)
-    run_here(job, output__path=tmp_path / "quiet")
-    kills = []
-
-    def progress(stage: str, done: int, total: int) -> None:
-        if stage == "write" and done in points and total > max(points):
-            kills.append(kill_one(cluster, done))
-
-    with Client(cluster):
-        run_job(load(job), progress)
-    assert kills == [True] * len(points)
-    assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
-    assert not hidden(tmp_path / "out").exists()
-
-
-def test_results_that_are_lost_before_the_driver_takes_them_are_computed_again(
-    tmp_path: Path,
-) -> None:
+def test_results_that_are_lost_before_the_driver_takes_them_are_computed_again(tmp_path):
     source = lake(tmp_path / "in", [400] * 10)
     job = write_job(tmp_path / "job", source, tmp_path / "out", output__rows_per_shard=350)
     run_here(job, output__path=tmp_path / "quiet")
@@ -113,7 +89,7 @@ def test_results_that_are_lost_before_the_driver_takes_them_are_computed_again(
 
 
 @pytest.mark.slow
-def test_killed_in_every_stage(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_killed_in_every_stage(cluster, tmp_path):
     source = lake(tmp_path / "in", [100_000] * 10, row_group=10_000, schema=RATINGS_SCHEMA)
     job = write_job(
         tmp_path / "job",
@@ -148,7 +124,7 @@ def test_killed_in_every_stage(cluster: LocalCluster, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnhandledThreadExceptionWarning"
 )  # of streams that a segfault cut
-def test_workers_that_segfault(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_workers_that_segfault(cluster, tmp_path):
     source = lake(tmp_path / "in", [100_000] * 8, row_group=10_000, schema=RATINGS_SCHEMA)
     job = write_job(
         tmp_path / "job",

@@ -41,7 +41,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     [{"kind": "threads", "workers": 2}, {"kind": "local", "workers": 1}],
     ids=["threads", "processes"],
 )
-def test_full_disk(cluster: dict[str, object], disk: Path, tmp_path: Path) -> None:
+def test_full_disk(cluster, disk, tmp_path):
     source = lake(tmp_path / "in", ROWS, row_group=2000)
     out = disk / "out"
     job = write_job(tmp_path / "job", source, out, cluster=cluster, output__rows_per_shard=1500)
@@ -60,7 +60,7 @@ def test_full_disk(cluster: dict[str, object], disk: Path, tmp_path: Path) -> No
     assert not hidden(out).exists()
 
 
-def test_no_space_for_the_first_byte(disk: Path, tmp_path: Path) -> None:
+def test_no_space_for_the_first_byte(disk, tmp_path):
     with (disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
         for _ in range(1000):
             file.write(b"0" * 4096)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,10 @@ from dpdask.errors import DataError, DpdaskError, InputError, InternalError
 from dpdask.jobs.run import run_job
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("reference", [HOLDOUT, KNOWN], ids=["holdout", "known"])
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads"])
-def test_the_key_is_in_no_graph(
-    reference: dict[str, Any], scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_key_is_in_no_graph(reference, scheduler, tmp_path, monkeypatch):
     out = tmp_path / "lake" / "out"
     job = write_job(
         tmp_path,
@@ -65,80 +63,49 @@ def test_the_key_is_in_no_graph(
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
-def spoil_value(source: Path) -> None:
-    last = sorted(source.iterdir())[-1]
-    table = pq.read_table(last)
-    pq.write_table(table.set_column(1, "rating", pa.array([3.25] * table.num_rows)), last)
+def spoil(what: str, file: Path) -> None:
+    table, data = pq.read_table(file), file.read_bytes()
+    if what == "value":
+        pq.write_table(table.set_column(1, "rating", pa.array([3.25] * table.num_rows)), file)
+    elif what == "bytes":
+        file.write_bytes(data[:4] + bytes(len(data) // 2 - 4) + data[len(data) // 2 :])
+    elif what == "footer":
+        file.write_bytes(data[:-20])
+    elif what == "column":
+        pq.write_table(table.drop_columns(["genre"]), file)
 
 
-def spoil_bytes(source: Path) -> None:
-    last = sorted(source.iterdir())[-1]
-    data = bytearray(last.read_bytes())
-    data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
-    last.write_bytes(bytes(data))
+NARROW = {**MIXED_SCHEMA, "age": {**MIXED_SCHEMA["age"], "bounds": [0.0, 40.0]}}
 
 
-def spoil_footer(source: Path) -> None:
-    last = sorted(source.iterdir())[-1]
-    last.write_bytes(last.read_bytes()[:-20])
-
-
-def spoil_column(source: Path) -> None:
-    last = sorted(source.iterdir())[-1]
-    pq.write_table(pq.read_table(last).drop_columns(["genre"]), last)
-
-
-@pytest.mark.parametrize("spoil", [spoil_value, spoil_bytes, spoil_footer, spoil_column])
-def test_a_failure_in_the_survey_leaves_nothing(
-    spoil: Callable[[Path], None], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("what", "changes"),
+    [
+        *((what, {}) for what in ("value", "bytes", "footer", "column", "defect")),
+        (
+            "value",
+            {"mechanism__reference": KNOWN},
+        ),  # which needs no survey, so the writing stage is the first to look
+        ("reference", {"mechanism__reference": KNOWN, "schema": NARROW}),
+    ],
+)
+def test_a_failure_before_noise_leaves_nothing(what, changes, tmp_path, monkeypatch):
     source = lake(tmp_path / "in", [400, 900, 300])
-    spoil(source)
-    (tmp_path / "lake").mkdir()
-    with pytest.raises((DataError, InputError)) as caught:
-        run_here(write_job(tmp_path, source, tmp_path / "lake" / "out"))
-    assert ("part.2" in str(caught.value)) == (
-        spoil is not spoil_value
-    )  # a refused value tells of no place
-    assert "3.25" not in str(caught.value)
-    assert list((tmp_path / "lake").iterdir()) == []
-
-
-def test_a_defect_in_the_survey_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: Any) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(select, "holdout_mask", broken)
-    (tmp_path / "lake").mkdir()
-    with pytest.raises(InternalError, match="ZeroDivisionError"):
-        run_here(write_job(tmp_path, lake(tmp_path / "in", [400]), tmp_path / "lake" / "out"))
-    assert list((tmp_path / "lake").iterdir()) == []
-
-
-def test_data_that_violates_the_schema_while_writing_leaves_nothing(tmp_path: Path) -> None:
-    source = lake(tmp_path / "in", [400, 900, 300])
-    spoil_value(source)
+    spoil(what, sorted(source.iterdir())[-1])
+    if what == "defect":
+        monkeypatch.setattr(select, "holdout_mask", lambda *_: 1 / 0)
     (tmp_path / "lake").mkdir()
     with pytest.raises(
-        DataError
-    ):  # a known reference needs no survey, so the writing stage is the first to look
-        run_here(write_job(tmp_path, source, tmp_path / "lake" / "out", mechanism__reference=KNOWN))
-    assert list((tmp_path / "lake").iterdir()) == []
-
-
-def test_a_reference_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "lake").mkdir()
-    bounded = {**MIXED_SCHEMA, "age": {**MIXED_SCHEMA["age"], "bounds": [0.0, 40.0]}}
-    with pytest.raises(DpdaskError):
-        run_here(
-            write_job(
-                tmp_path,
-                lake(tmp_path / "in", [400]),
-                tmp_path / "lake" / "out",
-                schema=bounded,
-                mechanism__reference=KNOWN,
-            )
-        )
+        InternalError
+        if what == "defect"
+        else DpdaskError
+        if what == "reference"
+        else (DataError, InputError)
+    ) as caught:
+        run_here(write_job(tmp_path, source, tmp_path / "lake" / "out", **changes))
+    assert ("part.2" in str(caught.value)) == (
+        what in ("bytes", "footer", "column")
+    )  # a refused value tells of no place
+    assert ("ZeroDivisionError" in str(caught.value)) == (what == "defect")
+    assert "3.25" not in str(caught.value)
     assert list((tmp_path / "lake").iterdir()) == []

@@ -53,9 +53,7 @@ def job(folder: Path, source: Path, **changed: Any) -> Path:
 @pytest.mark.parametrize(
     "reference", [HOLDOUT, KNOWN_HERE, HISTOGRAM], ids=lambda reference: reference["kind"]
 )
-def test_every_channel_is_sound_before_a_run(
-    channel: str, reference: dict[str, Any], source: Path, tmp_path: Path
-) -> None:
+def test_every_channel_is_sound_before_a_run(channel, reference, source, tmp_path):
     loaded = load(job(tmp_path, source, mechanism__channel=channel, mechanism__reference=reference))
     found = audit_job(loaded, n_runs=4000)
     assert found["sound"] is True
@@ -82,10 +80,9 @@ def test_every_channel_is_sound_before_a_run(
     json.dumps(found)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("channel", CHANNELS)
-def test_a_released_jobs_own_channels_are_audited(
-    channel: str, source: Path, tmp_path: Path
-) -> None:
+def test_a_released_jobs_own_channels_are_audited(channel, source, tmp_path):
     schema = {name: SCHEMA[name] for name in ("userId", "rating", "genre")} | {
         name: {"role": "drop"} for name in ("price", "amount")
     }
@@ -106,10 +103,7 @@ def test_a_released_jobs_own_channels_are_audited(
     assert {column["reference"] for column in other["columns"].values()} == {"a uniform stand-in"}
 
 
-@pytest.mark.parametrize("change", ["identity", "slightly"])
-def test_a_released_channel_that_is_too_weak_is_not_sound(
-    change: str, source: Path, tmp_path: Path
-) -> None:
+def test_a_released_channel_that_is_too_weak_is_not_sound(source, tmp_path):
     schema = {name: SCHEMA[name] for name in ("userId", "rating", "genre")} | {
         name: {"role": "drop"} for name in ("price", "amount")
     }
@@ -118,9 +112,7 @@ def test_a_released_channel_that_is_too_weak_is_not_sound(
     path = tmp_path / "out" / "_dpdask" / "release.json"
     card = json.loads(path.read_text())
     T = np.array(card["columns"]["rating"]["channel"])
-    card["columns"]["rating"]["channel"] = (
-        np.eye(len(T)) if change == "identity" else 0.999 * T + 0.001 * np.eye(len(T))
-    ).tolist()
+    card["columns"]["rating"]["channel"] = (0.999 * T + 0.001 * np.eye(len(T))).tolist()
     path.write_text(json.dumps(card))
     absent = audit_job(
         load(made)
@@ -141,10 +133,9 @@ def test_a_released_channel_that_is_too_weak_is_not_sound(
     assert found["columns"]["genre"]["epsilon_exact"] <= found["columns"]["genre"]["claimed"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("channel", CHANNELS)
-def test_a_fit_that_spends_more_than_its_part_is_not_sound(
-    channel: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fit_that_spends_more_than_its_part_is_not_sound(channel, source, tmp_path, monkeypatch):
     def generous(references: Any, codecs: Any, epsilons: Any, *rest: Any) -> Any:
         return fit_dip(
             references, codecs, {name: 3 * epsilon for name, epsilon in epsilons.items()}, *rest
@@ -156,9 +147,7 @@ def test_a_fit_that_spends_more_than_its_part_is_not_sound(
     assert all(column["epsilon_exact"] > column["claimed"] for column in found["columns"].values())
 
 
-def test_a_fit_that_only_says_less_than_it_spends_is_not_sound(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fit_that_only_says_less_than_it_spends_is_not_sound(source, tmp_path, monkeypatch):
     """What a channel says of itself is not asked: ε* comes from the weights that are drawn from."""
 
     def lying(references: Any, codecs: Any, epsilons: Any, *rest: Any) -> Any:
@@ -181,9 +170,7 @@ def test_a_fit_that_only_says_less_than_it_spends_is_not_sound(
 
 
 @pytest.mark.parametrize(("factor", "sound"), [(1.0, True), (0.25, False)])
-def test_noise_that_is_too_small_is_not_sound(
-    factor: float, sound: bool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_that_is_too_small_is_not_sound(factor, sound, source, tmp_path, monkeypatch):
     def small(counts: Any, event: DiscreteLaplace, **rest: Any) -> Any:
         return noise.discrete_laplace(counts, event.scale * factor, **rest)
 
@@ -201,9 +188,7 @@ def test_noise_that_is_too_small_is_not_sound(
     assert all(one["lower_bound"] > 0.5 * one["claimed"] for one in found["measurements"])
 
 
-def test_an_audit_reads_no_row(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_audit_reads_no_row(source, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "dpdask.io.fragments.read_batches", lambda *_: pytest.fail("rows were read")
     )

@@ -42,7 +42,7 @@ def shard_rows(works: list[RowTask]) -> list[int]:
     return sizes
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100)
 @given(n_released, per_shard)
 @example([0, 0, 5], 5)
 @example([100, 0, 0, 100], 3)
@@ -67,25 +67,19 @@ def test_every_row_has_one_place_in_order(rows, most):
     assert all(work.rows_per_shard == most for work in works)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100)
 @given(n_released, per_shard)
 def test_the_plans_number_of_shards_is_an_upper_bound(rows, most):
     works = lay_out(fragments(len(rows)), tuple(rows), most)
     assert sum(len(work.names) for work in works) <= most_shards(sum(rows), None, len(rows), most)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100)
 @given(n_released, per_shard, st.integers(0, 1000))
 def test_the_bound_grows_with_the_rows(rows, most, more):
     """So a bound of the rows is a bound of the shards."""
     total, count = sum(rows), len(rows)
     assert most_shards(total, None, count, most) <= most_shards(total + more, None, count, most)
-
-
-def test_with_a_hold_out_the_bound_leaves_room_for_chance():
-    assert most_shards(100, 0.5, 1, 1) == 1 + 95  # 50 expected, and √(20·100)
-    assert most_shards(10_000_000, 0.25, 1, 1_000_000) == 1 + 7
-    assert most_shards(3, 0.5, 1, 1) == 1 + 3
 
 
 def test_neighbours_share_a_shard_while_they_fit():

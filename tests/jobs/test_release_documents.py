@@ -51,9 +51,7 @@ def read_card(folder: Path) -> Card:
     return Card.read((folder / "out" / CARD_NAME).read_bytes(), CARD_NAME)
 
 
-def test_a_card_names_its_release_and_those_before_it(
-    tmp_path: Path, source: Path, url: str
-) -> None:
+def test_a_card_names_its_release_and_those_before_it(tmp_path, source, url):
     cards = []
     for name in ("first", "second"):
         run_here(charged(tmp_path / name, source, url, about=ABOUT))
@@ -92,14 +90,12 @@ def test_a_card_names_its_release_and_those_before_it(
     assert "this one and 1 earlier" in page
 
 
-def test_a_card_from_a_seed_has_no_name(tmp_path: Path, source: Path) -> None:
+def test_a_card_from_a_seed_has_no_name(tmp_path, source):
     run_here(write(tmp_path, source))
     assert {"release", "ledger", "about"} & set(read_card(tmp_path).to_dict()) == set()
 
 
-def test_a_run_that_goes_on_publishes_what_it_would_have(
-    tmp_path: Path, source: Path, url: str
-) -> None:
+def test_a_run_that_goes_on_publishes_what_it_would_have(tmp_path, source, url):
     """The time is that of the run's beginning, and the ledger counts as it was then."""
     job = charged(tmp_path / "one", source, url)
     with (
@@ -116,7 +112,7 @@ def test_a_run_that_goes_on_publishes_what_it_would_have(
     assert {name: (tmp_path / "one" / "out" / name).read_bytes() for name in staged} == staged
 
 
-def test_a_position_leaves_out_refusals_and_what_came_later(tmp_path: Path) -> None:
+def test_a_position_leaves_out_refusals_and_what_came_later(tmp_path):
     """A refusal depends on the rows, so no number of a card may depend on it."""
     ledger = open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     ledger.init("d", 10.0, strict=True)
@@ -141,7 +137,7 @@ def test_a_position_leaves_out_refusals_and_what_came_later(tmp_path: Path) -> N
     assert ledger.find_position("d", "nobody") is None
 
 
-def test_about_decides_neither_the_rows_nor_the_jobs_name(tmp_path: Path, source: Path) -> None:
+def test_about_decides_neither_the_rows_nor_the_jobs_name(tmp_path, source):
     plain, told = (
         load(write(tmp_path / "a", source)),
         load(write(tmp_path / "b", source, about=ABOUT)),
@@ -151,7 +147,7 @@ def test_about_decides_neither_the_rows_nor_the_jobs_name(tmp_path: Path, source
         load(write(tmp_path / "c", source, about={"issure": "x"}))
 
 
-def test_every_release_of_a_growing_table_has_its_documents(tmp_path: Path) -> None:
+def test_every_release_of_a_growing_table_has_its_documents(tmp_path):
     source = tmp_path / "in"
     for day in range(3):
         add_day(source, day)
@@ -174,7 +170,7 @@ def test_every_release_of_a_growing_table_has_its_documents(tmp_path: Path) -> N
     )
 
 
-def test_a_delta_table_keeps_the_documents_of_each_release(tmp_path: Path, source: Path) -> None:
+def test_a_delta_table_keeps_the_documents_of_each_release(tmp_path, source):
     pytest.importorskip("deltalake", reason="no deltalake: install the extra dpdask[delta]")
     run_here(write(tmp_path, source, output__format="delta"))
     names = sorted(path.name.partition("-")[0] for path in (tmp_path / "out" / "_dpdask").iterdir())

@@ -48,7 +48,7 @@ def job(command: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_release_says_what_may_be_shown(job: Path, tmp_path: Path) -> None:
+def test_a_release_says_what_may_be_shown(job, tmp_path):
     log: list[str] = []
     found = run_job(log.append)
     manifest = json.loads((tmp_path / "out" / "_dpdask" / "manifest.json").read_text())
@@ -70,7 +70,7 @@ def test_a_release_says_what_may_be_shown(job: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "code"), [("privacy.epsilon=-1", 64), ("input.path=nowhere", 66)]
 )
-def test_a_wrong_job_is_given_up(setting: str, code: int, job: Path) -> None:
+def test_a_wrong_job_is_given_up(setting, code, job):
     with pytest.raises(GiveUpError, match=f"exit code {code}: dpdask: "):
         run_job(print, "", "--set", setting)
 
@@ -92,9 +92,7 @@ def stopped_driver(job: Path, command: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.more
-def test_a_second_driver_tries_again_and_finds_the_release(
-    stopped_driver: subprocess.Popen[str], job: Path
-) -> None:
+def test_a_second_driver_tries_again_and_finds_the_release(stopped_driver, job):
     with pytest.raises(TryAgainError, match=r"exit code 75: .*another run is writing this output"):
         run_job(print, "", *MANY_SHARDS)
     stopped_driver.send_signal(signal.SIGCONT)
@@ -103,9 +101,7 @@ def test_a_second_driver_tries_again_and_finds_the_release(
     assert (found["status"], found["epsilon_spent"]) == ("already released", 4.0)
 
 
-def test_a_command_that_is_missing_or_killed_is_given_up(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_is_missing_or_killed_is_given_up(job, tmp_path, monkeypatch):
     monkeypatch.setenv("DPDASK", "sh -c 'kill -KILL $$'")
     with pytest.raises(GiveUpError, match="exit code -9"):
         run_job(print)
@@ -115,7 +111,7 @@ def test_a_command_that_is_missing_or_killed_is_given_up(
 
 
 @pytest.mark.more
-def test_a_task_that_is_stopped_stops_its_driver(job: Path, tmp_path: Path) -> None:
+def test_a_task_that_is_stopped_stops_its_driver(job, tmp_path):
     def stop(_: str) -> None:
         raise KeyboardInterrupt
 
@@ -125,9 +121,7 @@ def test_a_task_that_is_stopped_stops_its_driver(job: Path, tmp_path: Path) -> N
     assert run_job(print)["status"] == "released"  # nobody holds the lock
 
 
-def test_the_commands_own_environment_is_not_the_orchestrators(
-    command: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_own_environment_is_not_the_orchestrators(command, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/of/the/orchestrator")
     monkeypatch.setenv("DPDASK", "sh -c 'echo PYTHONPATH=${PYTHONPATH-none} >&2; exit 64'")
     with pytest.raises(GiveUpError, match="PYTHONPATH=none"):
@@ -135,7 +129,7 @@ def test_the_commands_own_environment_is_not_the_orchestrators(
     assert os.environ["PYTHONPATH"] == "/of/the/orchestrator"
 
 
-def test_the_shared_module_needs_the_standard_library_alone() -> None:
+def test_the_shared_module_needs_the_standard_library_alone():
     names = set()
     for node in ast.walk(ast.parse((FOLDER / "dpdask_job.py").read_text())):
         if isinstance(node, ast.Import):
@@ -148,7 +142,7 @@ def test_the_shared_module_needs_the_standard_library_alone() -> None:
 @pytest.mark.parametrize(
     "name", ["airflow/release_dag.py", "dagster/release_asset.py", "prefect/release_flow.py"]
 )
-def test_an_example_compiles_and_calls_the_shared_module(name: str) -> None:
+def test_an_example_compiles_and_calls_the_shared_module(name):
     text = (FOLDER / name).read_text()
     compile(text, name, "exec")
     assert "from dpdask_job import" in text

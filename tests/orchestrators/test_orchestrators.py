@@ -204,9 +204,7 @@ def released_rows(folder: Path) -> int:
     return int(json.loads((folder / "out" / "_dpdask" / "manifest.json").read_text())["rows"])
 
 
-def test_a_release_shows_its_epsilon_the_budget_left_and_its_rows(
-    orchestrator: Orchestrator, tmp_path: Path
-) -> None:
+def test_a_release_shows_its_epsilon_the_budget_left_and_its_rows(orchestrator, tmp_path):
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(url).init("people", 6.0)
     ran = orchestrator.run(make_job(tmp_path, url, "people"))
@@ -235,12 +233,7 @@ def absent_database(postgres: str, tmp_path: Path) -> Iterator[tuple[str, Path, 
         yield postgres.replace(sockets, str(link)), link, Path(sockets)
 
 
-def test_a_75_is_tried_again_until_it_succeeds(
-    orchestrator: Orchestrator,
-    absent_database: tuple[str, Path, Path],
-    postgres: str,
-    tmp_path: Path,
-) -> None:
+def test_a_75_is_tried_again_until_it_succeeds(orchestrator, absent_database, postgres, tmp_path):
     url, link, sockets = absent_database
     ledger = open_ledger(postgres)
     ledger.init(orchestrator.name, 4.0)
@@ -257,7 +250,7 @@ def test_a_75_is_tried_again_until_it_succeeds(
     assert ledger.read_balance(orchestrator.name).n_runs == 1
 
 
-def test_a_77_is_not_tried_again(orchestrator: Orchestrator, tmp_path: Path) -> None:
+def test_a_77_is_not_tried_again(orchestrator, tmp_path):
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(url).init("people", 1.0)
     ran = orchestrator.run(make_job(tmp_path, url, "people"))

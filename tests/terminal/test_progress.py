@@ -8,7 +8,6 @@ import re
 import select
 import sys
 import time
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numba
@@ -70,7 +69,7 @@ def watch(words: list[str]) -> tuple[int, list[tuple[float, bytes]]]:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), seen
 
 
-def test_a_line_moves_on_a_terminal_and_never_stands_still(tmp_path: Path) -> None:
+def test_a_line_moves_on_a_terminal_and_never_stands_still(tmp_path):
     words = job(tmp_path, verb="run", cluster={"kind": "synchronous"})
     began = time.monotonic()
     status, seen = watch([sys.executable, "-c", SLOW, *words])
@@ -148,30 +147,6 @@ def test_a_stage_that_is_resumed_counts_only_what_this_run_did(monkeypatch):
     assert stage.rows_per_second == 10.0
     assert stage.seconds_left == 10.0
     assert describe_stage(stage) == "90/100, 10 rows/s, about 0:00:10 left"
-
-
-def test_a_step_that_begins_again_goes_on(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(module, "monotonic", lambda: clock[0])
-
-    class Kept:
-        def __init__(self) -> None:
-            self.ended: list[StageShown] = []
-
-        def show(self, stage: StageShown) -> None: ...
-
-        def end(self, stage: StageShown) -> None:
-            self.ended.append(stage)
-
-    kept = Kept()
-    report = Report(kept)
-    for _ in range(2):
-        report.begin("compiling")
-        clock[0] += 3.0
-        report.end("compiling")
-        clock[0] += 100.0
-    assert kept.ended[0] is kept.ended[1]
-    assert kept.ended[0].seconds == 6.0
 
 
 def test_steps_reach_the_report_and_the_log_is_left_as_it_was(capsys):
