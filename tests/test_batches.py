@@ -40,14 +40,13 @@ PERTURBED: dict[str, Any] = {
 }
 FITTED: list[dpdask.DIP] = [
     dpdask.DIP(SCHEMA, epsilon=1.0, reference=dpdask.Histogram()),
-    dpdask.DIP(SCHEMA, epsilon=1.0, reference=dpdask.Tree()),
     dpdask.DIP(SCHEMA, epsilon=1.0, reference=dpdask.Holdout(fraction=0.25)),
     dpdask.DIP(
         SCHEMA, epsilon=1.0, reference=KNOWN, unit=dpdask.UnitColumn(column="user", max_rows=2)
     ),
     dpdask.DIP(SCHEMA, epsilon=1.0, reference=dpdask.Chain(fraction=0.25)),
 ]
-IDS = ["histogram", "tree", "holdout", "unit", "chain"]
+IDS = ["histogram", "holdout", "unit", "chain"]
 
 
 def rows(n: int = 4000, seed: int = 0) -> pd.DataFrame:
@@ -64,9 +63,10 @@ Transform = Callable[..., Any]
 
 def any_frame(kind: str) -> tuple[Any, Transform]:
     """A release that any frame may come to, and how frames come to it."""
-    if kind in ("known", "public", "chain"):
-        reference: Any = {"known": KNOWN, "public": dpdask.Public(), "chain": dpdask.Chain()}[kind]
-        release = dpdask.DIP(SCHEMA, epsilon=0.5, reference=reference).fit(public_rows())
+    if kind in ("known", "chain"):
+        release = dpdask.DIP(
+            SCHEMA, epsilon=0.5, reference=KNOWN if kind == "known" else dpdask.Chain()
+        ).fit(public_rows())
         return release, release.transform
     release = dpdask.IntervalMechanism(
         SCHEMA, columns={"rating": DESIGN if kind == "interval" else PERTURBED}
@@ -74,7 +74,7 @@ def any_frame(kind: str) -> tuple[Any, Transform]:
     return release, release.transform
 
 
-KINDS = ["known", "public", "chain", "interval", "perturbed"]
+KINDS = ["known", "chain", "perturbed"]
 
 
 def values(frame: Any) -> list[tuple[Any, ...]]:
@@ -89,16 +89,11 @@ def views(frame: dd.DataFrame, table: pd.DataFrame) -> dict[str, Any]:
     """The same rows, as other frames."""
     return {
         "persist": frame.persist(scheduler="synchronous"),
-        "repartition": frame.repartition(npartitions=2),
         "partitions": frame.partitions[0:4],
         "filter": frame[frame["user"] >= 0],
-        "assign": frame.assign(rating=frame["rating"]),
-        "columns": frame[["user", "rating"]],
         "copy": frame.copy(),
         "from_pandas": dd.from_pandas(table, npartitions=4),
         "pandas": table,
-        "pandas copy": table.copy(),
-        "pandas sorted": table.sort_values("user", ascending=False, ignore_index=True),
     }
 
 
@@ -124,6 +119,12 @@ def test_a_fitted_release_covers_one_frame_object(dip: dpdask.DIP) -> None:
         ):
             release.transform(each, batch="2026-11")
     assert "batches" not in release.card
+    assert values(dataclasses.replace(release).transform(frame)) == values(lazy)
+    for each in (cloudpickle.loads(cloudpickle.dumps(release)), copy.deepcopy(release)):
+        with pytest.raises(
+            dpdask.SpecError, match="another copy of this release has taken this batch"
+        ):
+            each.transform(frame)
 
 
 @pytest.mark.filterwarnings("ignore:the chain republishes")
@@ -132,12 +133,7 @@ def test_a_fitted_pandas_frame_is_one_object_with_its_rows(dip: dpdask.DIP) -> N
     table = rows()
     release = dip.fit(table)
     pd.testing.assert_frame_equal(release.transform(table), release.transform(table))
-    for view in (
-        table.copy(),
-        table.head(100),
-        table[["user", "rating"]],
-        dd.from_pandas(table, npartitions=1),
-    ):
+    for view in (table.copy(), table[["user", "rating"]], dd.from_pandas(table, npartitions=1)):
         with pytest.raises(dpdask.SpecError, match="covers only the frame it was fitted on"):
             release.transform(view)
     table.loc[0, "rating"] = 6 - table.loc[0, "rating"] if table.loc[0, "rating"] != 3 else 1
@@ -174,24 +170,6 @@ def test_batches_of_equal_rows_have_independent_noise(kind: str) -> None:
     assert stats.chi2_contingency(table).pvalue > 1e-9
     same = np.asarray(pd.crosstab(codes[0] % 7, codes[0] % 7))
     assert stats.chi2_contingency(same).pvalue < 1e-9  # the test would see noise that repeats
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("kind", KINDS)
-def test_records_one_by_one_are_not_a_map_from_values_to_values(kind: str) -> None:
-    _, transform = any_frame(kind)
-    found = [
-        values(transform(pd.DataFrame({"user": [0], "rating": [5]}), batch=f"{number}"))[0]
-        for number in range(31)
-    ]
-    assert len(set(found)) > 1  # by chance alike: below 0.5 ** 30, a billionth
-    lazy = [
-        dd.from_pandas(pd.DataFrame({"user": [0], "rating": [5]}), npartitions=1) for _ in range(31)
-    ]
-    found = [
-        values(transform(frame, batch=f"lazy {number}"))[0] for number, frame in enumerate(lazy)
-    ]
-    assert len(set(found)) > 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -249,11 +227,6 @@ CONTENTS: dict[
         [BEYOND, None, BEYOND],
         [BEYOND + 1, None, BEYOND],
     ),
-    "uint64[pyarrow]": (
-        {"kind": "categorical", "levels": [BEYOND, BEYOND + 1]},
-        [BEYOND, None, BEYOND],
-        [BEYOND + 1, None, BEYOND],
-    ),
     "Int64": (
         {"kind": "categorical", "levels": [BEYOND, BEYOND + 1]},
         [BEYOND, None, BEYOND],
@@ -264,7 +237,6 @@ CONTENTS: dict[
         [0.5, None, 0.0],
         [0.5, 0.0, None],
     ),
-    "object": ({"kind": "categorical", "levels": ["a", "b"]}, ["a", None, "b"], ["a", "b", None]),
     "string": (
         {"kind": "categorical", "levels": ["a", "b", "ab", ""]},
         ["ab", None, ""],
@@ -309,27 +281,43 @@ def test_the_noise_of_a_frame_meets_one_content_in_every_dtype(dtype: str) -> No
                 dask.compute(release.transform(frame, batch=str(type(frame))))
 
 
-def test_a_seal_sees_the_order_of_rows_whose_private_values_are_equal() -> None:
+@pytest.mark.parametrize(
+    "unit", ["row", dpdask.UnitColumn(column="who", max_rows=2)], ids=["row", "person"]
+)
+def test_a_seal_sees_the_order_of_rows_whose_private_values_are_equal(unit: Any) -> None:
     """As of an unstable sort: a row in another place would meet another row's noise, though no private value moved."""
     declared = {
-        "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
+        "rating": SCHEMA.columns["rating"].model_dump(exclude_none=True),
         "user": {"role": "keep"},
+        "who": {"role": "keep"},
     }
-    dip = dpdask.DIP(dpdask.Schema.from_dict({"columns": declared}), epsilon=1.0, reference=KNOWN)
-    big = pd.Series([BEYOND + 1, BEYOND, None] * 10, dtype="int64[pyarrow]")
-    objects = pd.Series([Decimal(1), "text", None] * 10, dtype=object)
+    dip = dpdask.DIP(
+        dpdask.Schema.from_dict({"columns": declared}),
+        epsilon=1.0,
+        reference=dpdask.Histogram(),
+        unit=unit,
+    )
+    big = pd.Series([BEYOND + 1, BEYOND] * 10, dtype="int64[pyarrow]")
+    lists = pd.Series(
+        pd.array([[number] for number in range(20)], dtype=pd.ArrowDtype(pa.list_(pa.int64())))
+    )
+    others = (
+        pd.Series([Decimal(1), "text"] * 10, dtype=object),
+        big.astype("category"),
+        pd.Series(pd.interval_range(0, 20)),
+    )
     for users in (
         big,
-        objects,
-        big.astype("category"),
-        pd.Series(pd.interval_range(0, 30)),
-        pd.Series(range(30)),
-    ):
-        table = pd.DataFrame({"rating": [3] * 30, "user": users})
-        for frame in (table, table.dropna(subset="user").set_index("user")):
+        lists,
+        *(others if unit == "row" else ()),
+    ):  # rows of a person are told apart by plain values
+        table = pd.DataFrame(
+            {"rating": [3] * 20, "user": users, "who": np.repeat(np.arange(10), 2)}
+        )
+        for frame in (table, *([table.set_index("user")] if users is not lists else [])):
+            order = np.arange(20).reshape(10, 2)[:, ::-1].ravel()  # within each person
             with dip.fit(frame) as release:
-                release.transform(frame)
-                order = [1, 0, *range(2, len(frame))]
+                pd.testing.assert_frame_equal(release.transform(frame), release.transform(frame))
                 if frame is table:
                     frame["user"] = (
                         users.iloc[order].to_numpy()
@@ -342,36 +330,6 @@ def test_a_seal_sees_the_order_of_rows_whose_private_values_are_equal() -> None:
                     dpdask.DataError, match="rows changed since they were first read"
                 ):
                     release.transform(frame)
-
-
-@pytest.mark.parametrize(
-    "unit", ["row", dpdask.UnitColumn(column="user", max_rows=2)], ids=["row", "person"]
-)
-@pytest.mark.parametrize("moved", ["index", "lists"])
-def test_a_seal_sees_the_index_and_lists_whatever_the_unit_is(unit: Any, moved: str) -> None:
-    """If two rows of one person swap them, both releases together would tell whether the private values are equal."""
-    keep = {name: {"role": "keep"} for name in ("user", "id", "lists")}
-    declared = {"rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS}, **keep}
-    table = pd.DataFrame(
-        {"user": np.repeat(np.arange(20), 2), "rating": [3] * 40, "id": range(40)}
-    ).set_index("id")
-    lists = pd.array([[number] for number in range(40)], dtype=pd.ArrowDtype(pa.list_(pa.int64())))
-    table["lists"] = lists
-    order = np.arange(40).reshape(20, 2)[:, ::-1].ravel()  # within each person
-    dip = dpdask.DIP(
-        dpdask.Schema.from_dict({"columns": declared}),
-        epsilon=1.0,
-        reference=dpdask.Histogram(),
-        unit=unit,
-    )
-    with dip.fit(table) as release:
-        pd.testing.assert_frame_equal(release.transform(table), release.transform(table))
-        if moved == "index":
-            table.index = table.index[order]
-        else:
-            table["lists"] = lists.take(order)
-        with pytest.raises(dpdask.DataError, match="rows changed since they were first read"):
-            release.transform(table)
 
 
 def test_kept_columns_of_lists_and_a_change_of_their_chunks_are_no_change() -> None:
@@ -400,10 +358,8 @@ def test_the_card_lists_the_batches_and_what_they_cost(kind: str) -> None:
     release, transform = any_frame(kind)
     assert release.card["batches"]["names"] == []
     one = release.card["guarantee"]["text"]
-    tables = [rows(20, seed=seed) for seed in range(3)]
-    for table, batch in zip(tables, ("b", None, "a"), strict=True):
-        transform(table, batch=batch)
-    transform(tables[0], batch="b")
+    for batch in ("b", None, "a"):
+        transform(rows(20), batch=batch)
     card = release.card
     assert card["batches"]["names"] == ["b", None, "a"]
     told = "narrow each other" if kind == "interval" else "a row in k batches is protected by k·ε"
@@ -411,14 +367,11 @@ def test_the_card_lists_the_batches_and_what_they_cost(kind: str) -> None:
     assert card["guarantee"]["text"] == f"{one} {card['batches']['text']}"
 
 
-@pytest.mark.parametrize(
-    "batch", ["", "  ", "a ", " a", "a\nb", "x" * 101, 7, b"bytes", "\ud800"], ids=repr
-)
-@pytest.mark.parametrize("kind", ["known", "interval"])
-def test_a_batch_has_a_name(kind: str, batch: Any) -> None:
-    release, transform = any_frame(kind)
-    with pytest.raises(dpdask.SpecError, match="a text of 1 to 100 printable characters"):
-        transform(rows(10), batch=batch)
+def test_a_batch_has_a_name() -> None:
+    release, transform = any_frame("known")
+    for batch in ("", "a ", "a\nb", "x" * 101, 7, "\ud800"):
+        with pytest.raises(dpdask.SpecError, match="a text of 1 to 100 printable characters"):
+            transform(rows(10), batch=batch)
     assert release.card["batches"]["names"] == []
 
 
@@ -432,10 +385,9 @@ def test_no_name_meets_another_s_streams(kind: str) -> None:
     assert release.card["batches"]["names"] == names
 
 
-@pytest.mark.parametrize("reference", [dpdask.Public(), dpdask.Chain()], ids=["public", "chain"])
-def test_the_public_table_is_never_private_input(reference: Any) -> None:
+def test_the_public_table_is_never_private_input() -> None:
     table = public_rows()
-    release = dpdask.DIP(SCHEMA, epsilon=1.0, reference=reference).fit(table)
+    release = dpdask.DIP(SCHEMA, epsilon=1.0, reference=dpdask.Public()).fit(table)
     for frame in (table, table.copy(), public_rows()):
         with pytest.raises(dpdask.SpecError, match="given as the public table"):
             release.transform(frame, batch="x")
@@ -448,76 +400,40 @@ def test_the_public_table_is_never_private_input(reference: Any) -> None:
 def test_copies_cannot_take_a_batch_again(kind: str) -> None:
     """Whatever becomes of the object: a batch stays the frame's that was first given."""
     release, transform = any_frame(kind)
-    verb = transform.__name__
     table, other = rows(200), rows(200, seed=1)
     first = values(transform(table, batch="x"))
-    copies = [cloudpickle.loads(cloudpickle.dumps(release)), copy.deepcopy(release)]
+    loaded, copied = cloudpickle.loads(cloudpickle.dumps(release)), copy.copy(release)
     for each, told in (
-        *((each, "another copy of this release") for each in copies),
-        (copy.copy(release), "another frame was given before"),
+        (loaded, "another copy of this release"),
+        (copy.deepcopy(release), "another copy"),
+        (copied, "another frame was given before"),
     ):
         with pytest.raises(dpdask.SpecError, match=told):
-            getattr(each, verb)(other, batch="x")
-    with pytest.raises(dpdask.SpecError, match="another copy of this release"):
-        getattr(copies[0], verb)(table, batch="x")
-    assert values(getattr(copy.copy(release), verb)(table, batch="x")) == first
-    loaded = copies[0]
-    elsewhere = values(getattr(loaded, verb)(other, batch="y"))
+            each.transform(other, batch="x")
+    assert values(copied.transform(table, batch="x")) == first
+    elsewhere = values(loaded.transform(other, batch="y"))
     with pytest.raises(dpdask.SpecError, match="another copy of this release has taken this batch"):
         transform(other, batch="y")
-    assert values(getattr(loaded, verb)(other, batch="y")) == elsewhere
+    assert values(loaded.transform(other, batch="y")) == elsewhere
     assert release.card["batches"]["names"] == loaded.card["batches"]["names"] == ["x", "y"]
 
 
-def test_a_copy_of_a_fitted_release_covers_nothing() -> None:
-    frame = dd.from_pandas(rows(), npartitions=3)
-    release = FITTED[0].fit(frame)
-    replaced = dataclasses.replace(release)
-    assert values(replaced.transform(frame)) == values(release.transform(frame))
-    with pytest.raises(dpdask.SpecError, match="covers only the frame"):
-        replaced.transform(frame.persist(scheduler="synchronous"))
-    for each in (cloudpickle.loads(cloudpickle.dumps(release)), copy.deepcopy(release)):
-        for view in (frame, rows()):
-            with pytest.raises(
-                dpdask.SpecError, match="another copy of this release has taken this batch"
-            ):
-                each.transform(view)
-
-
-@pytest.mark.parametrize("kind", ["known", "interval"])
-def test_a_second_fit_is_another_release(kind: str) -> None:
-    made: Any = dpdask.DIP(SCHEMA, epsilon=0.5, reference=KNOWN)
-    if kind == "interval":
-        made = dpdask.IntervalMechanism(SCHEMA, columns={"rating": DESIGN})
-    table = rows(500)
-    first = made.fit(table)
-    found = values(first.transform(table))
-    other = dataclasses.replace(made).fit(table)
-    assert values(other.transform(table)) != found
-    assert values(made.fit(table).transform(table)) != found
-    assert values(first.transform(table)) == found
-    assert first.card["batches"]["names"] == other.card["batches"]["names"] == [None]
-
-
-def _in_a_fork(release: Any, verb: str, frames: list[pd.DataFrame], answers: Any) -> None:
+def _in_a_fork(release: Any, frames: list[pd.DataFrame], answers: Any) -> None:
     for frame, batch in zip(frames, ("x", "x", "y"), strict=True):
         try:
-            answers.put(values(getattr(release, verb)(frame, batch=batch)))
+            answers.put(values(release.transform(frame, batch=batch)))
         except dpdask.SpecError as error:
             answers.put(str(error))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@pytest.mark.parametrize("kind", ["known", "interval"])
-def test_a_forked_process_is_a_copy(kind: str) -> None:
-    release, transform = any_frame(kind)
+def test_a_forked_process_is_a_copy() -> None:
+    release, transform = any_frame("known")
     table, other = rows(50), rows(50, seed=1)
     transform(table, batch="x")
     fork = multiprocessing.get_context("fork")
     answers: Any = fork.SimpleQueue()
-    child = fork.Process(
-        target=_in_a_fork, args=(release, transform.__name__, [table, other, other], answers)
-    )
+    child = fork.Process(target=_in_a_fork, args=(release, [table, other, other], answers))
     child.start()
     same, another, fresh = answers.get(), answers.get(), answers.get()
     child.join()
@@ -528,9 +444,8 @@ def test_a_forked_process_is_a_copy(kind: str) -> None:
         transform(other, batch="y")
 
 
-@pytest.mark.parametrize("kind", ["known", "interval"])
-def test_of_many_threads_one_frame_comes_first(kind: str) -> None:
-    release, transform = any_frame(kind)
+def test_of_many_threads_one_frame_comes_first() -> None:
+    release, transform = any_frame("known")
     together, found = threading.Barrier(8), []
 
     def try_it(number: int) -> None:
@@ -554,17 +469,6 @@ def test_of_many_threads_one_frame_comes_first(kind: str) -> None:
     )
 
 
-def test_a_closed_release_takes_nothing(tmp_path: Any) -> None:
-    release = dpdask.DIP(SCHEMA, epsilon=1.0, reference=KNOWN).fit(rows(), secrets=str(tmp_path))
-    lazy = release.transform(dd.from_pandas(rows(), npartitions=2))
-    release.close()
-    with pytest.raises(dpdask.InputError, match="closed"):
-        release.transform(rows(), batch="x")
-    with pytest.raises(dpdask.InputError, match="missing"):
-        lazy.compute(scheduler="synchronous")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.fixture(scope="module")
 def client(two_workers: LocalCluster) -> Any:
     with Client(two_workers) as found:
@@ -573,7 +477,7 @@ def client(two_workers: LocalCluster) -> Any:
 
 def test_any_scheduler_and_worker_the_same_bytes(client: Client) -> None:
     table = rows()
-    for dip in (FITTED[0], FITTED[2], FITTED[3]):
+    for dip in FITTED[:3]:
         frame = dd.from_pandas(table, npartitions=5)
         release = dip.fit(frame)
         lazy = release.transform(frame)
@@ -582,9 +486,6 @@ def test_any_scheduler_and_worker_the_same_bytes(client: Client) -> None:
         pd.testing.assert_frame_equal(lazy.persist().compute(), here)
         with pytest.raises(dpdask.SpecError, match="covers only the frame"):
             release.transform(frame.persist())
-    release, _ = any_frame("interval")
-    lazy = release.transform(frame)
-    pd.testing.assert_frame_equal(lazy.compute(), lazy.compute(scheduler="threads"))
 
 
 def test_a_release_that_travels_to_workers_covers_one_partition_at_most(client: Client) -> None:

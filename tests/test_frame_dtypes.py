@@ -32,10 +32,6 @@ TYPED: dict[str, tuple[pd.Series, dict[str, Any]]] = {
         pd.Series(DATES, dtype=pd.ArrowDtype(pa.date32())),
         {"kind": "continuous", "bounds": SPAN},
     ),
-    "date64": (
-        pd.Series(DATES, dtype=pd.ArrowDtype(pa.date64())),
-        {"kind": "continuous", "bounds": SPAN},
-    ),
     "date levels": (
         pd.Series(DATES, dtype=pd.ArrowDtype(pa.date32())),
         {"kind": "discrete", "levels": sorted(set(DATES))},
@@ -55,21 +51,12 @@ TYPED: dict[str, tuple[pd.Series, dict[str, Any]]] = {
         pd.Series(pd.array(DAYS % 7, dtype="Int32")).mask(NULLS),
         {"kind": "continuous", "bounds": [0, 7], **NULLABLE},
     ),
-    "UInt8": (
-        pd.Series(pd.array(DAYS % 7, dtype="UInt8")).mask(NULLS),
-        {"kind": "discrete", "levels": list(range(7)), **NULLABLE},
-    ),
     "boolean": (
         pd.Series(pd.array(DAYS % 7 > 2, dtype="boolean")).mask(NULLS),
         {"kind": "categorical", "levels": [True, False], **NULLABLE},
     ),
-    "float32": (pd.Series(DAYS, dtype="float32"), {"kind": "continuous", "bounds": [0, 20_000]}),
     "seconds": (
         pd.Series(DAYS * 86_400).astype("datetime64[s]"),
-        {"kind": "continuous", "bounds": SPAN},
-    ),
-    "nanoseconds": (
-        pd.Series(pd.to_datetime(DAYS, unit="D")).astype("datetime64[ns]"),
         {"kind": "continuous", "bounds": SPAN},
     ),
     "zoned": (
@@ -112,9 +99,8 @@ def test_transformed_rows_have_the_dtypes_of_the_frame(name: str, lazy: bool) ->
         assert known_as(dask.compute(released)[0]) == known_as(table)
 
 
-@pytest.mark.parametrize("lazy", [False, True], ids=["pandas", "dask"])
 @pytest.mark.parametrize("name", TYPED)
-@pytest.mark.parametrize("kind", ["copula", "histogram"])
+@pytest.mark.parametrize(("kind", "lazy"), [("copula", True), ("histogram", False)])
 def test_records_have_the_dtypes_of_the_frame(kind: str, name: str, lazy: bool) -> None:
     values, column = TYPED[name]
     estimator = (dpdask.GaussianCopula if kind == "copula" else dpdask.PerturbedHistogram)(
@@ -129,7 +115,7 @@ def test_records_have_the_dtypes_of_the_frame(kind: str, name: str, lazy: bool) 
 
 
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # of Dask's to_parquet
-@pytest.mark.parametrize("name", ["date32", "date levels", "decimal", "Int32"])
+@pytest.mark.parametrize("name", ["date32", "decimal"])
 def test_records_are_written_with_the_type_of_the_table(name: str, tmp_path: Path) -> None:
     values, column = TYPED[name]
     release = dpdask.GaussianCopula(declare(column), epsilon=8.0, bins=4).fit(
@@ -199,14 +185,6 @@ def test_dates_that_pandas_holds_as_objects_are_dates(values: list[Any]) -> None
     assert released["kept"].equals(table["kept"])
 
 
-def test_dates_as_objects_are_counted_as_dates_of_arrow_are() -> None:
-    column, typed = {"kind": "discrete", "levels": sorted(set(DATES))}, TYPED["date levels"][0]
-    schema = declare(column)
-    for frame in (objects(DATES)[["x"]], dd.from_pandas(pd.DataFrame({"x": typed}), npartitions=3)):
-        found = dpdask.exact_marginals(frame, schema, cliques=[["x"]]).table(("x",))
-        np.testing.assert_array_equal(found, typed.value_counts().sort_index().to_numpy())
-
-
 def test_truth_values_beside_nulls_are_objects_too() -> None:
     table = objects([None, True, False, True] * 100)
     column = {"kind": "categorical", "levels": [False, True], **NULLABLE}
@@ -214,23 +192,6 @@ def test_truth_values_beside_nulls_are_objects_too() -> None:
         released = release.transform(table)
     assert set(released["x"]) <= {None, True, False}
     assert known_as(released) == known_as(table)
-
-
-def test_units_may_have_dates_as_objects() -> None:
-    table = pd.DataFrame({"x": DAYS % 2, "born": pd.Series(DATES, dtype=object)})
-    schema = dpdask.Schema.from_dict(
-        {
-            "columns": {
-                "x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]},
-                "born": {"role": "keep"},
-            }
-        }
-    )
-    unit = dpdask.UnitColumn(column="born", max_rows=1)
-    with dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Histogram(), unit=unit).fit(
-        table
-    ) as release:
-        assert len(release.transform(table)) == len(set(DATES))
 
 
 TEXTS = r"column 'x': dates are declared, and it holds texts"
@@ -301,12 +262,10 @@ def test_dask_is_told_how_to_keep_dates() -> None:
     ("column", "types"),
     [
         ({"kind": "discrete", "levels": [0, 1]}, {int, type(None)}),
-        ({"kind": "categorical", "levels": [1, 2]}, {int, type(None)}),
-        ({"kind": "discrete", "levels": [0, 0.5]}, {float}),
         ({"kind": "continuous", "bounds": [0, 7]}, {float}),
         ({"kind": "categorical", "levels": ["a", "b"]}, {str, float}),
     ],
-    ids=["whole", "codes", "fractions", "bounds", "texts"],
+    ids=["whole", "bounds", "texts"],
 )
 def test_a_column_of_nulls_alone_has_the_type_that_is_declared(
     column: dict[str, Any], types: set[type]
@@ -329,14 +288,6 @@ def test_a_private_column_of_views_is_refused_before_it_is_counted() -> None:
     for each in (made.fit, made.plan):
         with pytest.raises(dpdask.DataError, match=refused):
             each(table)
-    assert (
-        len(
-            dpdask.GaussianCopula(declare(column), epsilon=8.0, bins=4)
-            .fit(table[["x"]])
-            .sample(100)
-        )
-        == 100
-    )
     table["x"] = table["x"].to_list()
     with made.fit(table) as release:
         assert known_as(release.transform(table)) == known_as(table)

@@ -4,8 +4,9 @@ import datetime as dt
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import dask
@@ -14,7 +15,6 @@ import fsspec
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client, LocalCluster
 
 import dpdask
 
@@ -96,25 +96,6 @@ def test_fit_computes_once_and_transform_not_at_all(
         assert counting.computes == 2
 
 
-def test_known_reference_computes_nothing_to_fit(
-    schema: dpdask.Schema, frame: dd.DataFrame
-) -> None:
-    known = dpdask.Known(
-        columns={
-            "rating": {"probabilities": [0.1] * 10},
-            "price": {"name": "lognorm", "s": 1.0, "scale": 20.0},
-            "count": {"name": "poisson", "mu": 20},
-            "colour": {"probabilities": [0.25] * 4},
-        }
-    )
-    counting = CountingScheduler()
-    with dask.config.set(scheduler=counting):
-        release = dpdask.DIP(schema, epsilon=4.0, reference=known).fit(frame)
-        assert counting.computes == 0
-        assert len(release.transform(frame)) == 4000
-    assert release.card["guarantee"]["unprotected"]["fraction"] == 0
-
-
 def test_rows_keep_index_order_dtypes_and_kept_columns(
     holdout: dpdask.DIP, frame: dd.DataFrame, table: pd.DataFrame
 ) -> None:
@@ -178,13 +159,10 @@ def test_an_index_is_published_only_if_it_is_row_numbers_or_declared(
     public = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public())
     for index in (
         table["rating"].rename("secret"),
-        table["price"].rename(None),
         pd.MultiIndex.from_frame(table[["user", "count"]]),
     ):
         with pytest.raises(dpdask.DataError):
             public.fit(table.set_index(pd.Index(index)))
-    with pytest.raises(dpdask.DataError, match="not keep"):
-        public.fit(table.set_index("count", drop=False))
     declared = table.set_index("user")
     declared.attrs["secret"] = 1
     released = public.fit(declared.iloc[::-1]).transform(declared)
@@ -196,92 +174,33 @@ def test_an_index_is_published_only_if_it_is_row_numbers_or_declared(
 def test_a_private_category_never_brings_its_values_along(table: pd.DataFrame) -> None:
     columns = {"price": {"role": "privatise", "kind": "continuous"}}
     prices = table[["price"]].astype("category")
-    released = (
-        dpdask.DIP(
-            dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Public()
-        )
-        .fit(prices.iloc[::-1])
-        .transform(prices)
+    assert of_public(prices, columns)["price"].dtype == np.float64
+
+
+def of_public(table: pd.DataFrame, columns: dict[str, Any]) -> pd.DataFrame:
+    """The release of a table whose public table is the same, in another order."""
+    dip = dpdask.DIP(
+        dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Public()
     )
-    assert released["price"].dtype == np.float64
+    return dip.fit(table.iloc[::-1]).transform(table)
 
 
 def test_whole_numbers_beyond_2_to_the_53_come_out_exactly() -> None:
     levels = [2**60 + 1, 2**60 + 3, 2**60 + 5]
     columns = {"n": {"role": "privatise", "kind": "discrete", "levels": levels, "nulls": "level"}}
-    table = pd.DataFrame({"n": pd.array([*levels, None] * 50, dtype="Int64")})
-    released = (
-        dpdask.DIP(
-            dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Public()
-        )
-        .fit(table.iloc[::-1])
-        .transform(table)
+    released = of_public(
+        pd.DataFrame({"n": pd.array([*levels, None] * 50, dtype="Int64")}), columns
     )
     assert set(released["n"].dropna()) == set(levels)
 
 
-def test_noise_never_meets_other_rows(
-    schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path
-) -> None:
-    """A lazy frame whose source changed, or whose rows come in another order, is refused: its noise was for the first rows."""
-    path = tmp_path / "rows.parquet"
-    table.astype({"colour": "string"}).to_parquet(path)
-    frame = dd.from_map(pd.read_parquet, [path])
-    release = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Holdout(fraction=0.25)).fit(frame)
-    lazy = release.transform(frame)
-    first = lazy.compute(scheduler="synchronous")
-    pd.testing.assert_frame_equal(lazy.compute(scheduler="synchronous"), first)
-    for changed in (table.assign(rating=np.float32(4.0)), table.iloc[::-1]):
-        changed.astype({"colour": "string"}).to_parquet(path)
-        with pytest.raises(dpdask.DataError, match="rows changed since they were first read"):
-            lazy.compute(scheduler="synchronous")
-
-
-def test_pandas_frames_work_too(holdout: dpdask.DIP, table: pd.DataFrame) -> None:
-    release = holdout.fit(table)
-    released = release.transform(table)
-    assert isinstance(released, pd.DataFrame)
-    pd.testing.assert_frame_equal(released, release.transform(table))
-    assert (released["user"] == table.loc[released.index, "user"]).all()
-
-
-def test_a_holdout_release_refuses_another_frame(
-    holdout: dpdask.DIP, frame: dd.DataFrame, table: pd.DataFrame
-) -> None:
-    release = holdout.fit(frame)
-    with pytest.raises(dpdask.SpecError, match="only the frame it was fitted on"):
-        release.transform(dd.from_pandas(table, npartitions=4))
-    changed = table.copy()
-    changed.iloc[0, 1] = 5.0 if changed.iloc[0, 1] != 5.0 else 1.0
-    with pytest.raises(dpdask.SpecError, match="only the frame"):
-        holdout.fit(table).transform(changed)
-
-
-def test_a_public_reference_releases_every_row_of_another_frame(
+def test_a_seed_repeats_the_noise_and_says_that_it_protects_nobody(
     schema: dpdask.Schema, table: pd.DataFrame
 ) -> None:
-    release = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public()).fit(table.head(1000))
-    assert len(release.transform(table)) == 4000
-    assert release.transform(table.tail(100), batch="tail").shape == (100, 5)
-    with pytest.raises(dpdask.SpecError, match="given as the public table"):
-        release.transform(table.head(1000))
-
-
-def test_frames_of_other_types_are_refused(schema: dpdask.Schema, table: pd.DataFrame) -> None:
-    release = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public()).fit(table)
-    with pytest.raises(dpdask.DataError, match="differ from those of the fitted frame"):
-        release.transform(table.astype({"count": np.int64}))
-    with pytest.raises(dpdask.DataError, match="not declared"):
-        release.transform(table.assign(other=1))
-
-
-def test_two_fits_draw_different_noise_and_a_seed_repeats_it(
-    schema: dpdask.Schema, table: pd.DataFrame
-) -> None:
-    public = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public())
-    other = table.iloc[::-1]
-    assert not public.fit(other).transform(table).equals(public.fit(other).transform(table))
-    seeded = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public(), insecure_seed=3)
+    seeded, other = (
+        dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public(), insecure_seed=3),
+        table.iloc[::-1],
+    )
     pd.testing.assert_frame_equal(
         seeded.fit(other).transform(table), seeded.fit(other).transform(table)
     )
@@ -295,21 +214,8 @@ def test_two_columns_with_the_same_values_get_different_noise() -> None:
         for name in ("a", "b")
     }
     values = np.arange(5000) % 10
-    table = pd.DataFrame({"a": values, "b": values})
-    release = dpdask.DIP(
-        dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Public()
-    ).fit(table.iloc[::-1])
-    released = release.transform(table)
+    released = of_public(pd.DataFrame({"a": values, "b": values}), columns)
     assert 0.05 < (released["a"] == released["b"]).mean() < 0.2
-
-
-def test_the_same_bytes_on_processes(
-    holdout: dpdask.DIP, frame: dd.DataFrame, two_workers: LocalCluster
-) -> None:
-    release = holdout.fit(frame)
-    here = release.transform(frame).compute(scheduler="synchronous")
-    with Client(two_workers):
-        pd.testing.assert_frame_equal(release.transform(frame).compute(), here)
 
 
 def test_the_run_key_is_private_never_in_the_graph_and_destroyed_by_close(
@@ -362,13 +268,9 @@ def test_values_that_do_not_fit_are_refused_without_being_shown(
     public = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public())
     wrong = table.astype({"rating": object})
     wrong.iloc[7, 1] = "planted-secret"
-    fits: list[Callable[[], object]] = [
-        lambda: public.fit(wrong),
-        lambda: public.fit(table.assign(rating=np.float32(0.75))),
-    ]
-    for fit in fits:
+    for each in (wrong, table.assign(rating=np.float32(0.75))):
         with pytest.raises(dpdask.DataError) as caught:
-            fit()
+            public.fit(each)
         assert "planted-secret" not in str(caught.value)
         assert "0.75" not in str(caught.value)
 
@@ -376,18 +278,13 @@ def test_values_that_do_not_fit_are_refused_without_being_shown(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epsilon": 0.0}, "epsilon"),
-        ({"epsilon": -1.0}, "epsilon"),
-        ({"epsilon": float("nan")}, "epsilon"),
         ({"epsilon": float("inf")}, "epsilon"),
-        ({"epsilon": "one"}, "epsilon"),
         ({"reference": "holdout"}, "reference must be named"),
         ({"schema": "schema.yaml"}, "a Schema is expected; give Schema.from_yaml"),
         (
             {"channel": "optimum"},
             "channel: 'laplace', 'laplace-calibrated', 'optimal' or 'optimal-unbiased' is expected",
         ),
-        ({"weights": {"rating": 1.0}}, "exactly the privatised columns"),
         (
             {"schema": dpdask.Schema.from_dict({"columns": {"user": {"role": "keep"}}})},
             "privatises no column",

@@ -1,8 +1,7 @@
-"""Local use: the export of a release, and the example that applies it, law for law against the library."""
+"""Local use: the export of a release, and the example that applies it, against the library."""
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import os
@@ -13,23 +12,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from fractions import Fraction
-from itertools import accumulate, count, pairwise
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from kernels.rank_cells import cell_interval
 from scipy import stats
 
 import dpdask
 from dpdask import local
 from dpdask.engine.work import load
 from dpdask.errors import InputError, OutputError, SpecError
-from dpdask.kernels import cdf as bins
 from dpdask.kernels import rank
-from dpdask.kernels.cdf import guide as guide_of
 from dpdask.mechanisms.dip.columns import RankMechanism
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon
 from pipelines.local import apply
@@ -63,12 +59,6 @@ SCHEMA = {
     "user": {"role": "keep"},
 }
 EPSILON = 18.0
-IN_DOMAIN: dict[str, list[Any]] = {
-    "price": [-1e300, 0, 0.5, 3.25, 20.0, 1e9],
-    "count": [0, 3, 17, 18.0, 60, 200],
-    "income": [None, 0, 0.0, 0.05, 0.1, 3.75, 800.0, 1e4],
-    "load": [None, -(2**53), -3, -2, 0, 5, 6, 1000],
-}
 
 
 def public_table(n: int = 30_000) -> pd.DataFrame:
@@ -184,97 +174,6 @@ def knots(column: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(column["x"], dtype=np.float64), np.array(column["c"])
 
 
-def library_rank(value: float | None, column: dict[str, Any], uniform: float) -> float:
-    x, c = knots(column)
-    low, high = (
-        (0.0, c[0])
-        if value is None
-        else rank.rank_interval(float(value), x, c, guide_of(x), column["lattice"])
-    )
-    return float(low + (high - low) * uniform)
-
-
-def library_value(value_rank: float, column: dict[str, Any]) -> float | None:
-    x, c = knots(column)
-    [value], [is_null] = rank.values_at(
-        np.array([value_rank]), x, c, guide_of(c), column["lattice"]
-    )
-    return None if is_null else value
-
-
-@pytest.mark.parametrize("name", VALUE_COLUMNS)
-def test_the_example_reads_and_writes_ranks_as_the_library_does(texts, name, monkeypatch):
-    column = apply.read(texts["laplace"], name)
-    n, rate, margin, rng = column["ranks"], column["rate"], column["margin"], random.Random(1)
-    assert (n, len(column["weights"])) == (rank.N_CELLS, 4)
-    inside = column["x"][:: max(1, len(column["x"]) // 40)]
-    for value in [
-        *IN_DOMAIN[name],
-        *(v for v in inside if column["bounds"][0] <= v <= column["bounds"][1]),
-    ]:
-        for _ in range(25):
-            uniform, place, digits, is_minus = (
-                rng.random(),
-                rng.getrandbits(53),
-                [rng.randrange(256), rng.randrange(256), rng.choice([0, 0, 9, 250])],
-                rng.random() < 0.5,
-            )
-            numbers = [
-                sum(row[:digit]) for row, digit in zip(column["weights"][1:], digits, strict=True)
-            ]
-            sign = column["weights"][0][0] if is_minus else 0
-            words = [
-                (2**53, int(uniform * 2**53)),
-                *((2**63, number) for number in numbers),
-                (2**63, sign),
-                (2**53, place),
-            ]
-            scripted(monkeypatch, words)
-            size = digits[0] + 256 * digits[1] + 256**2 * digits[2]
-            start = min(int(n * library_rank(value, column, int(uniform * 2**53) / 2**53)), n - 1)
-            w = min(max(start + (-1 - size if is_minus else size), -margin), n - 1 + margin)
-            low, high = cell_interval(w, rate, n)
-            low, high = 0.0 if w == -margin else low, 1.0 if w == n - 1 + margin else high
-            expected = library_value(low + (high - low) * (place + 0.5) / 2**53, column)
-            released = apply.randomise(value, column)
-            assert released == (
-                pytest.approx(expected, rel=1e-9, abs=1e-9) if expected is not None else None
-            )
-            assert not column["lattice"] or released is None or isinstance(released, int)
-
-
-@pytest.mark.parametrize("name", VALUE_COLUMNS)
-def test_the_example_reads_and_writes_bins_as_the_library_does(texts, name, monkeypatch):
-    column, rng = apply.read(texts["optimal"], name), random.Random(2)
-    x, c = knots(column)
-    edges = np.array(column["edges"])
-    for value in IN_DOMAIN[name]:
-        for _ in range(25):
-            uniform, place = rng.getrandbits(53), rng.getrandbits(53)
-            words = np.array([uniform << 11], dtype=np.uint64)
-            number, is_null = np.array([0.0 if value is None else value]), np.array([value is None])
-            [cell] = bins.cells_of(number, is_null, words, x, c, edges, lattice=column["lattice"])
-            released_cell = rng.choice(
-                [j for j, weight in enumerate(column["weights"][cell]) if weight]
-            )
-            draws = [
-                (2**53, uniform),
-                (2**63, sum(column["weights"][cell][:released_cell])),
-                (2**53, place),
-            ]
-            scripted(monkeypatch, draws)
-            cells, words = (
-                np.array([released_cell], dtype=np.int32),
-                np.array([place << 11], dtype=np.uint64),
-            )
-            [expected], [null] = bins.draw_values(
-                cells, words, x, c, edges, lattice=column["lattice"]
-            )
-            assert apply.randomise(value, column) == (
-                None if null else pytest.approx(expected, rel=1e-9, abs=1e-9)
-            )
-
-
 def test_the_lowest_rank_of_whole_numbers_is_the_lowest_number_and_not_the_origin(monkeypatch):
     column = {
         "weights": [[0, 2**63]] * 2,
@@ -312,24 +211,6 @@ def test_the_claimed_epsilon_is_that_of_the_tables(texts, channel):
     assert total <= Fraction(document["epsilon"]) <= EPSILON
 
 
-@pytest.mark.parametrize("channel", CHANNELS)
-def test_an_answer_is_drawn_with_the_law_of_its_own_row(texts, channel, monkeypatch):
-    column = apply.read(texts[channel], "stars")
-    seeded(monkeypatch, 7)
-    answers = [apply.randomise(2, column) for _ in range(20_000)]
-    seen = [j for j, weight in enumerate(column["weights"][1]) if weight]
-    counts = np.array([answers.count(column["levels"][j]) for j in seen])
-    assert counts.sum() == len(answers)
-
-    def p_value(level: int) -> float:
-        law = np.array([column["weights"][level][j] for j in seen], dtype=np.float64)
-        return float(stats.chisquare(counts, law / law.sum() * len(answers)).pvalue)
-
-    assert p_value(1) > ALPHA
-    assert p_value(2) < ALPHA
-    assert p_value(4) < ALPHA
-
-
 BATCHES = count()
 
 
@@ -346,13 +227,12 @@ def library_answers(release: dpdask.Release, name: str, value: float | None, n: 
 
 @pytest.mark.parametrize("channel", ["laplace", "optimal"])
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("price", 14.0), ("count", 29), ("income", 0.1), ("income", None), ("load", 5)],
+    ("name", "value"), [("price", 14.0), ("count", 29), ("income", None), ("load", 5)]
 )
 def test_answers_follow_the_library_s(releases, texts, channel, name, value, monkeypatch):
     column = apply.read(texts[channel], name)
     seeded(monkeypatch, 11)
-    released = [apply.randomise(value, column) for _ in range(6000)]
+    released = [apply.randomise(value, column) for _ in range(3000)]
     kind = (
         np.float32 if column["type"] == "float" else np.float64
     )  # as whoever stores the answers would
@@ -361,37 +241,10 @@ def test_answers_follow_the_library_s(releases, texts, channel, name, value, mon
         .astype(kind)
         .astype(np.float64)
     )
-    theirs = library_answers(releases[channel], name, value, 60_000)
+    theirs = library_answers(releases[channel], name, value, 30_000)
     assert stats.ks_2samp(answers, theirs).pvalue > ALPHA
-    other = library_answers(releases[channel], name, column["x"][len(column["x"]) // 4], 60_000)
+    other = library_answers(releases[channel], name, column["x"][len(column["x"]) // 4], 30_000)
     assert stats.ks_2samp(answers, other).pvalue < ALPHA
-
-
-@pytest.mark.parametrize("factor", [0.5, 2.0])
-def test_too_much_and_too_little_noise_are_found(releases, factor, monkeypatch):
-    schema = dpdask.Schema.from_dict({"columns": SCHEMA})
-    other = dpdask.DIP(schema, epsilon=EPSILON * factor, reference=dpdask.Public()).fit(
-        public_table()
-    )
-    column = apply.read(local.export(other), "price")
-    seeded(monkeypatch, 11)
-    answers = [apply.randomise(14.0, column) for _ in range(6000)]
-    assert (
-        stats.ks_2samp(answers, library_answers(releases["laplace"], "price", 14.0, 60_000)).pvalue
-        < ALPHA
-    )
-
-
-def test_answers_of_the_public_people_follow_their_distribution(texts, monkeypatch):
-    seeded(monkeypatch, 13)
-    for name in ("price", "count"):
-        column, table = apply.read(texts["laplace"], name), public_table()
-        answers = [
-            apply.randomise(value, column)
-            for value in table[name].sample(8000, random_state=1).tolist()
-        ]
-        assert stats.ks_2samp(answers, table[name]).pvalue > ALPHA
-        assert stats.ks_2samp(answers, table[name] * 1.2).pvalue < ALPHA
 
 
 @pytest.mark.parametrize("name", VALUE_COLUMNS)
@@ -425,26 +278,6 @@ def right_continuous(x: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarr
     """Return the knots with a jump as a rise just before it, for np.interp."""
     jumps = np.append(np.diff(x) == 0, False)
     return np.where(jumps, np.nextafter(x, -np.inf), x), c
-
-
-@pytest.mark.parametrize("heavy", [0.0, 0.4])
-def test_thinning_keeps_ends_and_jumps_and_says_what_it_changes(heavy):
-    rng = np.random.default_rng(5)
-    x = np.sort(rng.normal(size=5000))
-    x[[2000, 3000, 4999]] = x[[1999, 2999, 4998]]
-    masses = rng.random(4999) / 4999
-    masses[[1999, 2500]] += heavy
-    c = np.append(0.0, np.cumsum(masses) / masses.sum())
-    kept, error = local.thin_knots(x, c, 100)
-    assert 40 < len(kept) <= 100 + 9
-    assert {0, 1999, 2000, 2999, 3000, 4998, 4999} <= set(kept.tolist())
-    between = np.concatenate(
-        [np.interp(x[a + 1 : b], x[[a, b]], c[[a, b]]) - c[a + 1 : b] for a, b in pairwise(kept)]
-    )
-    assert error == pytest.approx(np.abs(between).max())
-    assert 0 < error < 0.025
-    everything, none = local.thin_knots(x, c, 5000)
-    assert (len(everything), none) == (5000, 0.0)
 
 
 def test_an_export_is_the_same_text_again_and_holds_no_secret(releases, texts):
@@ -513,9 +346,6 @@ def test_what_is_not_local_is_refused(reference, options, what, tmp_path):
     assert str(caught.value).startswith("local.export: ")
     assert "; fit with" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_too_many_levels_are_refused():
     schema = dpdask.Schema.from_dict(
         {"columns": {"code": {"role": "privatise", "kind": "discrete", "levels": list(range(513))}}}
     )
@@ -565,12 +395,7 @@ def file(texts: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> str
 @pytest.mark.parametrize(
     ("name", "value", "pattern"),
     [
-        ("stars", "4", r"[1235]"),
         ("colour", '"3"', r'"(red|green|3)"|null'),
-        ("colour", "null", r'"(red|green|3)"|null'),
-        ("agrees", "true", r"true|false"),
-        ("dose", "0.1", r"0\.[127]"),
-        ("price", "3", r"\d+\.\d+(e-\d+)?"),
         ("count", "17", r"\d+"),
         ("income", "null", r"\d+\.\d+(e-\d+)?|null"),
     ],
@@ -603,28 +428,15 @@ def test_a_refusal_is_one_line_and_exit_code_1(file):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("stars", "6"),
-        ("stars", "null"),
-        ("stars", '"red"'),
-        ("stars", "NaN"),
-        ("stars", "red"),
-        ("stars", "[4]"),
-        ("colour", "red"),
-        ("colour", "3"),
-        ("price", "null"),
-        ("price", "1e308"),
-        ("price", "NaN"),
-        ("price", "-Infinity"),
-        ("price", '"7"'),
-        ("price", "[7]"),
-        ("count", "17.5"),
-        ("count", "-1"),
-        ("count", "201"),
-        ("load", str(2**53 + 1)),
-        ("load", "Infinity"),
-        ("income", "-0.01"),
-        ("income", "{}"),
-        ("income", "[" * 100_000),
+        *(("stars", value) for value in ("6", "null", '"red"', "NaN", "red", "[4]")),
+        *(
+            ("colour", "3"),
+            ("load", str(2**53 + 1)),
+            ("income", "-0.01"),
+            ("income", "[" * 100_000),
+        ),
+        *(("price", value) for value in ("null", "1e308", "NaN", "-Infinity", '"7"')),
+        *(("count", value) for value in ("17.5", "-1", "201")),
     ],
 )
 def test_a_value_outside_the_domain_is_refused_unseen(file, name, value, monkeypatch):
@@ -635,68 +447,33 @@ def test_a_value_outside_the_domain_is_refused_unseen(file, name, value, monkeyp
     )
 
 
-def damaged(text: str, change: Callable[[Any], Any]) -> str:
-    document = json.loads(text)
-    change(document)
-    return json.dumps(document)
-
-
 @pytest.mark.parametrize(
     "change",
     [
         lambda document: document.update(format=2),
-        lambda document: document.pop("format"),
-        lambda document: document.pop("columns"),
         lambda document: document["columns"].pop("stars"),
         lambda document: document["columns"]["stars"].pop("weights"),
         lambda document: document["columns"]["stars"].update(weights=[["1", "2"]]),
         lambda document: document["columns"]["stars"]["weights"][4].pop(),
-        lambda document: document["columns"]["stars"]["weights"][2].append("1"),
         lambda document: document["columns"]["stars"]["weights"].append([str(2**63 + 1), "-1"]),
-        lambda document: document["columns"]["stars"]["weights"].append(["a"]),
         lambda document: document["columns"]["stars"].update(weights=7),
-        lambda document: document.update(columns=[]),
     ],
 )
 def test_a_damaged_file_is_refused(texts, change, tmp_path, monkeypatch):
     path = tmp_path / "channels.json"
-    path.write_text(damaged(texts["optimal"], change))
+    document = json.loads(texts["optimal"])
+    change(document)
     expected = f"{path}: cannot be read, or is no whole export of format 1 with a column 'stars'; export the release again"
-    assert run_inside(monkeypatch, str(path), "stars", "4") == expected
+    for content in (json.dumps(document).encode(), b"", b"null", b"\xff\xfe\x00", b"[" * 100_000):
+        path.write_bytes(content)
+        assert run_inside(monkeypatch, str(path), "stars", "4") == expected
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{", b"\xff\xfe\x00", b'{"format": 1}', b"null", b"[" * 100_000]
-)
-def test_what_is_no_export_is_refused(content, tmp_path, monkeypatch):
-    path = tmp_path / "channels.json"
-    path.write_bytes(content)
-    assert "no whole export" in run_inside(monkeypatch, str(path), "stars", "4")
-    assert "cannot be read" in run_inside(monkeypatch, str(tmp_path), "stars", "4")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [(), ("channels.json",), ("channels.json", "stars"), ("channels.json", "stars", "4", "5")],
+    "arguments", [(), ("channels.json", "stars"), ("channels.json", "stars", "4", "5")]
 )
 def test_a_wrong_call_is_answered_with_the_usage(arguments, monkeypatch):
     assert run_inside(monkeypatch, *arguments).startswith("usage: apply.py")
-
-
-def test_the_example_is_short_and_depends_on_nothing():
-    text = (FOLDER / "apply.py").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 60
-    imported = {
-        alias.name
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    }
-    imported |= {
-        str(node.module) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)
-    }
-    assert imported <= sys.stdlib_module_names
-    assert apply.randbelow.__module__ == "secrets"
 
 
 def test_the_readme_runs(tmp_path, monkeypatch):
@@ -720,8 +497,7 @@ def test_the_readme_runs(tmp_path, monkeypatch):
     assert names["epsilon"] == pytest.approx(2.0, abs=1e-9)
 
 
-@pytest.mark.parametrize("channel", CHANNELS)
-def test_the_readme_checks_a_level_without_probability(channel, tmp_path, monkeypatch):
+def test_the_readme_checks_a_level_without_probability(tmp_path, monkeypatch):
     check = re.findall(
         r"```python\n(.*?)```", (FOLDER / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL
     )[-1]
@@ -729,8 +505,7 @@ def test_the_readme_checks_a_level_without_probability(channel, tmp_path, monkey
     reference = dpdask.Known.model_validate(
         {"columns": {"stars": {"probabilities": [0.0, 0.5, 0.5, 0.0, 0.0]}}}
     )
-    release = small(reference, channel=channel)
-    local.save(release, "channels.json")
+    local.save(small(reference, channel="optimal"), "channels.json")
     names: dict[str, Any] = {}
     exec(check, names)
     assert 0.2 < names["epsilon"] <= 1.0 + 1e-9

@@ -59,19 +59,10 @@ def client(two_workers: LocalCluster) -> Any:
 NUMBERS = 123_456_789 + 7919 * np.random.default_rng(0).permutation(600)  # as of insured people
 
 
-@pytest.mark.parametrize(
-    "reference",
-    [KNOWN, dpdask.Histogram(), dpdask.Holdout(fraction=0.25), dpdask.Public()],
-    ids=lambda each: each.kind,
-)
+@pytest.mark.parametrize("reference", [KNOWN, dpdask.Histogram()], ids=lambda each: each.kind)
 def test_an_index_that_nobody_declared_is_refused(reference: Any) -> None:
     table = rows(index=pd.Index(NUMBERS))
-    for frame in (
-        table,
-        rows()[rows()["rating"] > 2],
-        rows().sample(frac=1, random_state=1),
-        rows().astype({"rating": "int64"}).set_axis(NUMBERS),
-    ):
+    for frame in (table, rows()[rows()["rating"] > 2], rows().sample(frac=1, random_state=1)):
         with pytest.raises(dpdask.DataError, match=REFUSED) as caught:
             dip(reference).fit(frame)
         assert "123456789" not in str(caught.value)
@@ -83,11 +74,8 @@ def test_an_index_that_nobody_declared_is_refused(reference: Any) -> None:
     named = table.rename_axis("person")
     with pytest.raises(dpdask.DataError, match=r"index 'person'.*its role is not keep"):
         dip(reference, person={"role": "drop"}).fit(named)
-    if reference.kind != "public":
-        found = dip(reference, person={"role": "keep"}).fit(named).transform(named)
-        assert set(found.index) <= set(NUMBERS)
-        mended = table.reset_index(drop=True)
-        assert isinstance(dip(reference).fit(mended).transform(mended), pd.DataFrame)
+    found = dip(reference, person={"role": "keep"}).fit(named).transform(named)
+    assert set(found.index) <= set(NUMBERS)
 
 
 def lazily(frame: Any) -> Any:
@@ -106,18 +94,14 @@ def test_every_partition_s_own_index_is_looked_at(client: Client) -> None:
         hidden,
         named,
     ):
-        for scheduler in ("synchronous", "threads", client):
-            with pytest.raises(dpdask.DataError, match=REFUSED) as caught:
-                lazily(frame).compute(scheduler=scheduler)
-            assert "123456789" not in str(caught.value)
-        for reference in (
-            dpdask.Histogram(),
-            dpdask.Tree(),
-            dpdask.Holdout(fraction=0.25),
-        ):  # at the barrier, before ε is spent
-            if frame is not named:
-                with pytest.raises(dpdask.DataError, match=REFUSED):
-                    dip(reference).fit(frame)
+        with pytest.raises(dpdask.DataError, match=REFUSED) as caught:
+            lazily(frame).compute(scheduler=client)
+        assert "123456789" not in str(caught.value)
+        if frame is not named:
+            with pytest.raises(
+                dpdask.DataError, match=REFUSED
+            ):  # at the barrier, before ε is spent
+                dip(dpdask.Histogram()).fit(frame)
         with pytest.raises(dpdask.DataError, match=REFUSED):
             ranges().fit(frame).transform(frame).compute(scheduler="synchronous")
         assert len(lazily(frame.reset_index(drop=True)).compute(scheduler="synchronous")) > 100
@@ -125,18 +109,12 @@ def test_every_partition_s_own_index_is_looked_at(client: Client) -> None:
 
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # Dask's own, while it reads Parquet
 def test_the_usual_ways_to_a_dask_frame_are_usable(tmp_path: Path) -> None:
-    for name, table in (("pandas", None), ("plain", rows())):
+    for name, index in (("pandas", None), ("plain", False)):
         (tmp_path / name).mkdir()
         for number in range(3):
-            if table is None:
-                rows().iloc[200 * number : 200 * (number + 1)].to_parquet(
-                    tmp_path / name / f"part.{number}.parquet"
-                )
-            else:
-                pq.write_table(
-                    pa.Table.from_pandas(table.head(200), preserve_index=False),
-                    tmp_path / name / f"part.{number}.parquet",
-                )
+            rows().iloc[200 * number : 200 * (number + 1)].to_parquet(
+                tmp_path / name / f"part.{number}.parquet", index=index
+            )
     rows().to_csv(tmp_path / "rows.csv", index=False)
     frame = dd.from_pandas(rows(), npartitions=3)
     with dask.config.set(scheduler="synchronous"):
@@ -144,15 +122,11 @@ def test_the_usual_ways_to_a_dask_frame_are_usable(tmp_path: Path) -> None:
             dd.read_parquet(tmp_path / "pandas"),
             dd.read_parquet(tmp_path / "plain"),
             dd.read_csv(tmp_path / "rows.csv"),
-            dd.from_map(pd.read_parquet, sorted((tmp_path / "plain").iterdir())),
             dd.concat([frame, frame]),
             frame.repartition(npartitions=2),
-            frame.persist(),
             frame[frame["rating"] > 2].reset_index(drop=True),
-            dd.read_parquet(tmp_path / "plain").repartition(npartitions=1).reset_index(drop=True),
         ]
         for each in usual:
-            assert len(lazily(each)) == len(each)
             assert len(dip(dpdask.Histogram()).fit(each).transform(each)) == len(each)
 
 
@@ -234,7 +208,6 @@ def nested(kind: str) -> Any:
     found: Any = {
         "list": lambda: pa.ListArray.from_arrays(ends, words),
         "fixed": lambda: pa.FixedSizeListArray.from_arrays(words, 1),
-        "struct": lambda: pa.StructArray.from_arrays([pa.array(range(600)), words], ["n", "name"]),
         "map": lambda: pa.MapArray.from_arrays(ends, pa.array(range(600)), words),
         "deep": lambda: pa.StructArray.from_arrays(
             [pa.ListArray.from_arrays(ends, words)], ["names"]
@@ -249,9 +222,7 @@ def nested(kind: str) -> Any:
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize(
-    "kind", ["list", "fixed", "struct", "map", "deep", "view", "runs", *OBJECTS]
-)
+@pytest.mark.parametrize("kind", ["list", "fixed", "map", "deep", "view", "runs", *OBJECTS])
 def test_kept_values_that_hold_those_of_other_rows_are_refused(kind: str, tmp_path: Path) -> None:
     table = rows().assign(name=nested(kind))
     table = (
@@ -265,6 +236,12 @@ def test_kept_values_that_hold_those_of_other_rows_are_refused(kind: str, tmp_pa
         made.fit(table, secrets=str(tmp_path))
     assert PLANTED not in str(caught.value)
     assert list(tmp_path.rglob("*.npz")) == []  # nothing was fitted
+    if kind in OBJECTS:
+        with pytest.raises(
+            dpdask.DataError,
+            match=r"column 'name': its cells .* which may hold values of rows that are not released",
+        ):
+            lazily_kept(table.set_index("name"))
 
     meta = rows(0).assign(
         name=pd.Series(dtype=object if kind in OBJECTS else pd.ArrowDtype(pa.list_(pa.string())))
@@ -278,16 +255,6 @@ def test_kept_values_that_hold_those_of_other_rows_are_refused(kind: str, tmp_pa
         ),
     ):
         dip(KNOWN, name=KEPT).fit(lazy).transform(lazy).compute()
-
-
-@pytest.mark.parametrize("kind", OBJECTS)
-def test_an_index_whose_values_hold_those_of_other_rows_is_refused(kind: str) -> None:
-    table = rows().head(100).set_axis(pd.Index(nested(kind).head(100), dtype=object))
-    with pytest.raises(
-        dpdask.DataError,
-        match=r"column 'name': its cells .* which may hold values of rows that are not released",
-    ):
-        lazily_kept(table.rename_axis("name"))
 
 
 def lazily_kept(frame: Any) -> Any:
@@ -304,28 +271,22 @@ def test_kept_cells_of_plain_collections_are_released() -> None:
         lazily_kept(rows().assign(name=pd.Series([cell] * 600, dtype=object)))
 
 
-def arrow(kind: str) -> pd.Series:
-    names = [f"{PLANTED}-{number:04d}" for number in range(600)]
-    if kind == "str":
-        return pd.Series(names)
-    found = {
-        "string": names,
-        "list": [[name] for name in names],
-        "struct": [{"name": name} for name in names],
-    }[kind]
-    return pd.Series(pd.arrays.ArrowExtensionArray(pa.chunked_array([pa.array(found)])))
-
-
-@pytest.mark.parametrize("kind", ["str", "string", "list", "struct"])
+@pytest.mark.parametrize("kind", ["str", "list", "struct"])
 def test_kept_values_are_copied_from_beside_those_that_are_not_released(kind: str) -> None:
     """A slice of an Arrow array is a view: what is written of it, and what lies in memory, may hold its neighbours."""
-    table = rows().assign(name=arrow(kind))
-    whole = {"part": table.iloc[100:300].reset_index(drop=True)}
-    if kind != "list" and kind != "struct":
-        whole["index"] = table.iloc[100:300].set_index("name")
-    for name, frame in whole.items():
-        found = dip(KNOWN, name=KEPT).fit(frame).transform(frame)
-        values = found.index.array if name == "index" else found["name"].array
+    make: Any = {
+        "str": lambda name: name,
+        "list": lambda name: [name],
+        "struct": lambda name: {"name": name},
+    }[kind]
+    names = pa.chunked_array([pa.array([make(f"{PLANTED}-{number:04d}") for number in range(600)])])
+    whole = rows().assign(name=pd.arrays.ArrowExtensionArray(names)).iloc[100:300]
+    for frame in (
+        whole.reset_index(drop=True),
+        *([whole.set_index("name")] if kind == "str" else []),
+    ):
+        found = lazily_kept(frame)
+        values = found.index.array if found.index.name else found["name"].array
         held = b"".join(
             buffer.to_pybytes()
             for chunk in values.__arrow_array__().chunks
@@ -337,41 +298,29 @@ def test_kept_values_are_copied_from_beside_those_that_are_not_released(kind: st
         } == set(range(100, 300))
 
 
-def test_ranges_carry_no_categories() -> None:
-    table = people()
-    release = ranges(name=KEPT).fit(table)
-    assert list(release.transform(table)["name"]) == list(table["name"])
-    assert not isinstance(release.transform(table)["name"].dtype, pd.CategoricalDtype)
-    lazy = release.transform(dd.from_pandas(table, npartitions=2), batch="lazy")
-    assert carried(lazy._meta) == set()
-    assert list(lazy.compute(scheduler="synchronous")["name"]) == list(table["name"])
-
-
 @pytest.mark.parametrize(
     ("categories", "dtype"),
     [
-        (np.arange(10, 40, 10, dtype=np.int64), "Int64"),
         (np.arange(10, 40, 10, dtype=np.uint8), "UInt8"),
         (np.array([False, True]), "boolean"),
         (np.array([0.5, 1.5, 2.5]), "float64"),
         (pd.to_datetime(["2026-01-01", "2026-02-01"]), None),
         (pd.interval_range(0, 3), "interval[float64, right]"),
     ],
-    ids=["int64", "uint8", "bool", "float64", "datetime", "interval"],
+    ids=["uint8", "bool", "float64", "datetime", "interval"],
 )
 def test_kept_categories_become_plain_values_nulls_included(
     categories: Any, dtype: str | None
 ) -> None:
     codes = np.random.default_rng(1).integers(-1, len(categories), 600)
     table = rows().assign(name=pd.Categorical.from_codes(codes, categories=pd.Index(categories)))
-    found = dip(KNOWN, name=KEPT).fit(table).transform(table)["name"]
+    found = lazily_kept(table)["name"]
     assert str(found.dtype) == (dtype or str(table["name"].cat.categories.dtype))
     assert found.isna().equals(table["name"].isna())
     assert (found.dropna().astype(object) == table["name"].dropna().astype(object)).all()
     frame = dd.from_pandas(table, npartitions=3)
     pd.testing.assert_series_equal(
-        dip(KNOWN, name=KEPT).fit(frame).transform(frame).compute(scheduler="synchronous")["name"],
-        found,
+        lazily_kept(frame).compute(scheduler="synchronous")["name"], found
     )
 
 
@@ -380,7 +329,7 @@ def test_unknown_categories_are_texts_or_refused() -> None:
         {"name": "category"}
     )
     assert not texts["name"].cat.known
-    found = dip(KNOWN, name=KEPT).fit(texts).transform(texts).compute(scheduler="synchronous")
+    found = lazily_kept(texts).compute(scheduler="synchronous")
     assert list(found["name"]) == list(people()["name"])
     numbers = dd.from_pandas(rows().assign(name=NUMBERS), npartitions=2).astype(
         {"name": "category"}
@@ -388,7 +337,7 @@ def test_unknown_categories_are_texts_or_refused() -> None:
     with pytest.raises(
         dpdask.DataError, match="column 'name': a partition's values do not fit the frame's dtypes"
     ) as caught:
-        dip(KNOWN, name=KEPT).fit(numbers).transform(numbers).compute(scheduler="synchronous")
+        lazily_kept(numbers).compute(scheduler="synchronous")
     assert "123456789" not in str(caught.value)
 
 
@@ -419,32 +368,24 @@ def shuffled(n: int = 300) -> pd.DataFrame:
     return pd.DataFrame({**columns, "price": np.where(rng.random(n) < 0.1, np.nan, rng.random(n))})
 
 
-@pytest.mark.parametrize("name", list(PRIVATE))
-@pytest.mark.parametrize("ascending", [True, False])
+@pytest.mark.parametrize(
+    ("name", "ascending"), [("rating", True), ("colour", False), ("price", False)]
+)
 def test_a_table_sorted_by_a_private_column_is_warned_of(name: str, ascending: bool) -> None:
     table = shuffled().sort_values(name, ascending=ascending, ignore_index=True)
     made = dpdask.Schema.from_dict({"columns": PRIVATE})
     told = (
         rf"which is sorted by '{name}': a row's position reveals its value; shuffle the rows first"
     )
-    with pytest.warns(UserWarning, match=told) as caught:
+    with pytest.warns(UserWarning, match=told):
         dpdask.DIP(made, epsilon=6.0, reference=dpdask.Histogram()).fit(table)
-    [message] = [str(each.message) for each in caught if "sorted" in str(each.message)]
-    assert "\n" not in message
     release = dpdask.DIP(made, epsilon=2.0, reference=dpdask.Public()).fit(shuffled(200))
     with pytest.warns(UserWarning, match=told):
         release.transform(table)
-    design = {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 6}}
-    designs: Any = {"rating": design, "price": {**design, "nulls": "public"}}
-    columns = {each: PRIVATE[each] for each in designs}
-    if name in columns:
-        mechanism = dpdask.IntervalMechanism(
-            dpdask.Schema.from_dict({"columns": columns}), columns=designs
-        )
-        private = table[list(columns)]
-        intervals = mechanism.fit(private)
+    if name == "rating":
+        intervals = ranges().fit(table[["rating"]])
         with pytest.warns(UserWarning, match=told):
-            intervals.transform(private)
+            intervals.transform(table[["rating"]])
 
 
 def test_other_tables_are_not_warned_of() -> None:
@@ -467,49 +408,22 @@ def held() -> dict[str, int]:
 
 
 def test_a_job_leaves_the_workers_memory_at_its_commit(client: Client, tmp_path: Path) -> None:
-    mechanisms: list[dict[str, Any]] = [
-        {"kind": "dip", "reference": {"kind": "holdout", "fraction": 0.25}},
-        {"kind": "histogram", "output": "rows", "bins": 4},
-        {"kind": "copula", "bins": 4},
-    ]
-    columns = {
-        "rating": {
-            "role": "privatise",
-            "kind": "discrete",
-            "levels": [0.5 * level for level in range(1, 11)],
-        },
-        "userId": {"role": "drop"},
-    }
-    columns["timestamp"] = {"role": "drop"}
-    columns["genre"] = {
-        "role": "privatise",
-        "kind": "categorical",
-        "levels": ["comedy", "drama", "horror"],
-        "nulls": "level",
-    }
-    for name in ("price", "age", "amount"):
-        columns[name] = {"role": "drop"}
-    source = lake(tmp_path / "in", [900, 900, 900])
-    for mechanism in mechanisms:
-        place = tmp_path / mechanism["kind"]
-        job = write_job(
-            place,
-            source,
-            place / "out",
-            schema=columns,
-            mechanism=mechanism,
-            output__rows_per_shard=300,
-        )
-        seen: list[int] = []
+    job = write_job(
+        tmp_path,
+        lake(tmp_path / "in", [900, 900, 900]),
+        tmp_path / "out",
+        output__rows_per_shard=300,
+    )
+    seen: list[int] = []
 
-        def look(stage: str, done: int, total: int, seen: list[int] = seen) -> None:
-            if stage == "write" and done == total:
-                seen.extend(found["load"] for found in client.run(held).values())
+    def look(stage: str, done: int, total: int) -> None:
+        if stage == "write" and done == total:
+            seen.extend(found["load"] for found in client.run(held).values())
 
-        with client.as_current():
-            run_job(load(job), look)
-        assert sum(seen) >= 1  # it was there while the job wrote
-        assert all(not any(found.values()) for found in [held(), *client.run(held).values()])
+    with client.as_current():
+        run_job(load(job), look)
+    assert sum(seen) >= 1  # it was there while the job wrote
+    assert all(not any(found.values()) for found in [held(), *client.run(held).values()])
 
 
 def test_closed_frames_leave_the_workers_memory(client: Client) -> None:
@@ -562,21 +476,22 @@ def test_whole_numbers_whose_null_is_a_level_come_back_with_their_nulls(tmp_path
         pa.table({"x": pa.array([1, 2, None, 4] * 500, pa.int64())}), tmp_path / "a.parquet"
     )
     frame = dd.read_parquet(tmp_path / "a.parquet")
-    for column in (
-        {"kind": "continuous", "bounds": [0, 10]},
-        {"kind": "discrete", "levels": [1, 2, 4]},
-    ):
-        schema = dpdask.Schema.from_dict(
-            {"columns": {"x": {"role": "privatise", "nulls": "level", **column}}}
-        )
-        lazy = (
-            dpdask.DIP(schema, epsilon=4.0, reference=dpdask.Histogram())
-            .fit(frame)
-            .transform(frame)
-        )
-        released = lazy.compute()
-        assert released["x"].dtype == lazy["x"].dtype == "Int64"
-        assert 200 < released["x"].isna().sum() < 900
+    schema = dpdask.Schema.from_dict(
+        {
+            "columns": {
+                "x": {
+                    "role": "privatise",
+                    "nulls": "level",
+                    "kind": "continuous",
+                    "bounds": [0, 10],
+                }
+            }
+        }
+    )
+    lazy = dpdask.DIP(schema, epsilon=4.0, reference=dpdask.Histogram()).fit(frame).transform(frame)
+    released = lazy.compute()
+    assert released["x"].dtype == lazy["x"].dtype == "Int64"
+    assert 200 < released["x"].isna().sum() < 900
 
 
 def test_private_texts_in_several_chunks_are_released() -> None:
@@ -589,7 +504,6 @@ def test_private_texts_in_several_chunks_are_released() -> None:
     )
     assert set(released["k"]) == {"a", "b"}
     assert len(released) == 2000
-    assert len(dpdask.GaussianCopula(schema, epsilon=1.0).fit(table).sample(100)) == 100
 
 
 SECRET = b"\x01pq7" * 8
@@ -642,9 +556,7 @@ PAIRS = pa.StructArray.from_arrays([LONGS, bare(pa.string())], ["a", "b"])
 FLAT = [
     *(
         pa.int64(),
-        pa.uint64(),
         pa.float64(),
-        pa.timestamp("ns"),
         pa.timestamp("us", "UTC"),
         pa.duration("us"),
         pa.time64("us"),
@@ -655,8 +567,6 @@ FLAT = [
         pa.decimal256(76, 3),
         pa.binary(16),
         pa.string(),
-        pa.large_string(),
-        pa.binary(),
         pa.large_binary(),
         TENSOR,
     ),
@@ -666,11 +576,9 @@ COVERED: dict[str, Any] = {
     "struct": cover(PAIRS),
     "struct in a struct": pa.StructArray.from_arrays([cover(PAIRS)], ["pair"]),
     "struct in lists": pa.ListArray.from_arrays(STEPS, cover(PAIRS)),
-    "struct in large lists": pa.LargeListArray.from_arrays(STEPS.cast(pa.int64()), cover(PAIRS)),
     "struct in fixed lists": pa.FixedSizeListArray.from_arrays(cover(PAIRS), 1),
     "struct in a map": pa.MapArray.from_arrays(STEPS, pa.array(range(N_COVERED)), cover(PAIRS)),
     "list": cover(pa.ListArray.from_arrays(STEPS, LONGS)),
-    "large list": cover(pa.LargeListArray.from_arrays(STEPS.cast(pa.int64()), LONGS)),
     "fixed list": cover(pa.FixedSizeListArray.from_arrays(LONGS, 1)),
     "map": cover(pa.MapArray.from_arrays(STEPS, pa.array(range(N_COVERED)), LONGS)),
     "lists in a struct": cover(
@@ -685,15 +593,12 @@ COVERED: dict[str, Any] = {
         pa.array([*map(str, range(N_COVERED - 1)), SECRET.decode()]),
     ),
     "Int64": pd.arrays.IntegerArray(LONGS.to_numpy(), np.arange(N_COVERED) == 1),
-    "UInt64": pd.arrays.IntegerArray(LONGS.to_numpy().view("uint64"), np.arange(N_COVERED) == 1),
     "Float64": pd.arrays.FloatingArray(LONGS.to_numpy().view("float64"), np.arange(N_COVERED) == 1),
     "boolean": pd.arrays.BooleanArray(np.arange(N_COVERED) == 1, np.arange(N_COVERED) == 1),
     "category": pd.Categorical.from_codes(
         [0, -1] + [0] * (N_COVERED - 2), [7, int(LONGS[1].as_py())]
     ),
     "period": pd.array(pd.PeriodIndex(["2020-01", None] * (N_COVERED // 2), freq="M")),
-    "Interval": pd.array([pd.Interval(0.5, 1.5), None] * (N_COVERED // 2)),
-    "python text": pd.array(["a", None] * (N_COVERED // 2), dtype="string[python]"),
     "dates with a zone": pd.array(
         pd.DatetimeIndex(["2020-01-01", None] * (N_COVERED // 2), tz="UTC")
     ),
@@ -730,12 +635,7 @@ def test_what_lies_behind_a_null_of_a_kept_column_is_not_released(kind: str) -> 
 
 
 @pytest.mark.parametrize("dtype", ["Int64", "Float64", "int64[pyarrow]", "double[pyarrow]"])
-@pytest.mark.parametrize(
-    "made",
-    [dpdask.Known(columns={"x": {"name": "uniform", "loc": 0, "scale": 10}}), dpdask.Histogram()],
-    ids=lambda each: each.kind,
-)
-def test_what_lies_behind_a_null_of_a_private_column_decides_nothing(made: Any, dtype: str) -> None:
+def test_what_lies_behind_a_null_of_a_private_column_decides_nothing(dtype: str) -> None:
     column = {"role": "privatise", "kind": "continuous", "bounds": [0, 10], "nulls": "level"}
     released = []
     for secret in (SECRET[:8], SECRET[8:16][::-1]):
@@ -754,7 +654,7 @@ def test_what_lies_behind_a_null_of_a_private_column_decides_nothing(made: Any, 
         mechanism = dpdask.DIP(
             dpdask.Schema.from_dict({"columns": {"x": column}}),
             epsilon=1.0,
-            reference=made,
+            reference=dpdask.Histogram(),
             insecure_seed=1,
         )
         released.append(cloudpickle.dumps(mechanism.fit(table).transform(table)))

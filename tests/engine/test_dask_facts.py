@@ -16,13 +16,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from dask.distributed import Client, LocalCluster
-from e2e.helpers import digests, lake, load, processes, run_here, write_job
+from e2e.helpers import lake, load, processes, write_job
 
 import dpdask
-from dpdask.io.fragments import discover
 from dpdask.jobs import run
 from dpdask.mechanisms.dip import columns
-from dpdask.streams import RunKey, stream, words
 
 pytestmark = pytest.mark.more
 
@@ -126,31 +124,11 @@ def test_3_same_code_same_token_same_noise() -> None:
         assert (one - other).compute().to_numpy().max() == 0.0
 
 
-def test_3_ours_names_every_stream() -> None:
-    key = RunKey.insecure(1)
-    drawn = {
-        tuple(words(stream(key, mechanism, fragment), 4))
-        for mechanism in ("dip/a", "dip/b", "holdout")
-        for fragment in ("f", "g")
-    }
-    assert len(drawn) == 6
-
-
-@pytest.fixture(scope="module")
-def twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lake(tmp_path_factory.mktemp("twenty") / "in", [50] * 20)
-
-
-def n_run(frame: Any) -> int:
-    return int(frame.optimize().npartitions)
-
-
-def test_4_read_parquet_joins_files(twenty: Path) -> None:
-    assert n_run(dd.read_parquet(twenty)["rating"] + 1) == 4
+def test_4_read_parquet_joins_files(tmp_path: Path) -> None:
+    twenty = lake(tmp_path / "in", [50] * 20)
+    assert (dd.read_parquet(twenty)["rating"] + 1).optimize().npartitions == 4
     with dask.config.set({"optimization.tune.active": False}):
-        assert n_run(dd.read_parquet(twenty)["rating"] + 1) == 20
-    files = sorted(map(str, twenty.iterdir()))
-    assert n_run(dd.from_map(pd.read_parquet, files)["rating"] + 1) == 20
+        assert (dd.read_parquet(twenty)["rating"] + 1).optimize().npartitions == 20
 
 
 def test_4_a_partition_number_is_no_identity() -> None:
@@ -165,19 +143,6 @@ def test_4_a_partition_number_is_no_identity() -> None:
             1,
             2,
         }
-
-
-def test_4_our_identities_stay(twenty: Path, tmp_path: Path) -> None:
-    schema = load(write_job(tmp_path, twenty, tmp_path / "out")).schema
-    whole = discover(twenty.as_uri(), schema).fragments
-    assert len({fragment.id for fragment in whole}) == 20
-    moved = tmp_path / "moved"
-    moved.mkdir()
-    for path in list(twenty.iterdir())[::2]:
-        (moved / path.name).write_bytes(path.read_bytes())
-    assert {fragment.id for fragment in discover(moved.as_uri(), schema).fragments} < {
-        fragment.id for fragment in whole
-    }
 
 
 def test_5_a_broadcast_decays() -> None:
@@ -203,9 +168,9 @@ def test_5_a_broadcast_decays() -> None:
         assert len(holders) == 1
 
 
-def test_5_ours_hands_out_paths(tmp_path: Path) -> None:
-    package = Path(dpdask.__file__).parent
-    assert [path for path in package.rglob("*.py") if ".scatter(" in path.read_text()] == []
-    job = write_job(tmp_path, lake(tmp_path / "in", [300] * 3), tmp_path / "out")
-    run_here(job)
-    assert digests(tmp_path / "out")
+def test_5_ours_hands_out_paths() -> None:
+    assert [
+        path
+        for path in Path(dpdask.__file__).parent.rglob("*.py")
+        if ".scatter(" in path.read_text()
+    ] == []

@@ -69,12 +69,9 @@ def test_windows_are_shuffled_alike_however_rows_are_cut(
         )
 
 
-def test_rows_that_are_kept_stay_as_they_come() -> None:
-    given_batches = batches(100, [7, 50])
-    assert list(shuffle_rows(given_batches, task(None), KEY)) == given_batches
-
-
 def test_each_task_and_each_window_has_an_order_of_its_own() -> None:
+    as_they_come = batches(100, [7, 50])
+    assert list(shuffle_rows(as_they_come, task(None), KEY)) == as_they_come
     first, second = (
         order(list(shuffle_rows(batches(200, []), task(100, number), KEY))) for number in (0, 1)
     )
@@ -104,20 +101,6 @@ def test_shards_numbers_are_a_keyed_permutation_over_the_release() -> None:
     assert tasks == lay_out_rows(fragments(10), sizes, 10, TYPES, "shuffled", KEY)
     assert tasks != lay_out_rows(fragments(10), sizes, 10, TYPES, "shuffled", RunKey.insecure(4))
     assert {one.window for one in tasks} == {shuffle.WINDOW_ROWS // 10 * 10}  # whole shards
-
-
-@pytest.mark.parametrize(
-    ("type_", "bytes_"),
-    [
-        (pa.int8(), 1),
-        (pa.bool_(), 1),
-        (pa.float64(), 8),
-        (pa.decimal128(9), 16),
-        (pa.list_(pa.int8()), 64),
-    ],
-)
-def test_a_row_counts_by_its_types_alone(type_: pa.DataType, bytes_: int) -> None:
-    assert estimate_row_bytes(pa.schema([("x", type_)])) == bytes_
 
 
 def test_wide_rows_make_smaller_shards() -> None:

@@ -6,7 +6,7 @@ import math
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -68,18 +68,33 @@ def test_an_intention_is_spent_and_recorded(ledger: Ledger) -> None:
     entry = ledger.intend("ratings", "run-1", HALF)
     assert (entry.sequence, entry.kind, entry.run_id, entry.charge) == (1, "intend", "run-1", HALF)
     assert abs(datetime.fromisoformat(entry.recorded) - datetime.now(UTC)) < timedelta(minutes=1)
-    shown = ledger.show("ratings")
-    assert shown.entries == (entry,)
-    assert (shown.dataset, shown.head) == ("ratings", entry.digest)
-    balance = ledger.read_balance("ratings")
-    assert shown.balance == balance
-    assert (balance.epsilon_limit, balance.epsilon_spent, balance.epsilon_left) == (2.0, 0.5, 1.5)
+    shown, balance = ledger.show("ratings"), ledger.read_balance("ratings")
+    assert (shown.entries, shown.dataset, shown.head, shown.balance) == (
+        (entry,),
+        "ratings",
+        entry.digest,
+        balance,
+    )
+    assert (balance.epsilon_limit, balance.epsilon_spent, balance.epsilon_left, balance.n_runs) == (
+        2.0,
+        0.5,
+        1.5,
+        1,
+    )
     assert (balance.delta_limit, balance.delta_spent, balance.delta_left) == (
         2.0**-20,
         2.0**-30,
         2.0**-20 - 2.0**-30,
     )
-    assert balance.n_runs == 1
+    assert ledger.read_balance("ratings", plus=HALF).epsilon_left == 1.0
+    assert (
+        ledger.read_balance("ratings", plus=Charge(epsilon=0.1, delta=0.5)).epsilon_spent
+        == math.inf
+    )
+    ledger.init("census", 0.5)  # a budget and a chain of its own
+    ledger.intend("census", "run-1", Charge(epsilon=0.5))
+    assert (ledger.verify("ratings"), ledger.verify("census")) == (1, 1)
+    assert ledger.read_balance("ratings") == balance
 
 
 def test_a_run_is_charged_once(ledger: Ledger) -> None:
@@ -90,13 +105,6 @@ def test_a_run_is_charged_once(ledger: Ledger) -> None:
     assert ledger.intend("ratings", "run-1", HALF) == committed
     assert ledger.read_balance("ratings").epsilon_spent == 0.5
     assert kinds(ledger) == [("intend", "run-1"), ("commit", "run-1")]
-
-
-def test_a_run_is_found_again_when_the_budget_is_full(ledger: Ledger) -> None:
-    for number in range(4):
-        ledger.intend("ratings", f"run-{number}", HALF)
-    assert ledger.intend("ratings", "run-2", HALF).run_id == "run-2"
-    assert ledger.verify("ratings") == 4
 
 
 def test_a_void_gives_back_and_a_voided_run_is_charged_anew(ledger: Ledger) -> None:
@@ -116,28 +124,27 @@ def test_a_void_gives_back_and_a_voided_run_is_charged_anew(ledger: Ledger) -> N
 
 
 def test_a_refusal_writes_nothing_and_says_what_is_left(ledger: Ledger) -> None:
-    ledger.intend("ratings", "run-1", Charge(epsilon=1.0000001))
+    first = Charge(epsilon=1.0000001)
+    ledger.intend("ratings", "run-1", first)
     before = ledger.show("ratings")
-    with pytest.raises(BudgetError) as refused:
-        ledger.intend("ratings", "run-2", Charge(epsilon=1.0))
-    assert refused.value.exit_code == 77
-    assert (
-        "asks for ε 1.0 and δ 0.0; ε 0.999999 and δ 9.53674E-7 are left of ε 2.0 and δ 9.5367431640625e-07"
-        in str(refused.value)
-    )
-    assert "\n" not in str(refused.value)
+    for call in (
+        ledger.intend,
+        lambda dataset, run, charge: ledger.check_room(dataset, charge, run),
+    ):
+        with pytest.raises(BudgetError) as refused:
+            call("ratings", "run-2", Charge(epsilon=1.0))
+        assert refused.value.exit_code == 77
+        assert (
+            "asks for ε 1.0 and δ 0.0; ε 0.999999 and δ 9.53674E-7 are left of ε 2.0 and δ 9.5367431640625e-07"
+            in str(refused.value)
+        )
+        assert "\n" not in str(refused.value)
+    with pytest.raises(BudgetError):
+        ledger.intend(
+            "ratings", "run-2", Charge(epsilon=0.1, delta=math.nextafter(2.0**-20, 1))
+        )  # δ is a budget too
+    ledger.check_room("ratings", first, "run-1")  # it is charged already
     assert ledger.show("ratings") == before
-
-
-def test_there_is_room_or_there_is_not_and_nothing_is_written(ledger: Ledger) -> None:
-    ledger.check_room("ratings", Charge(epsilon=2.0))
-    ledger.intend("ratings", "run-1", Charge(epsilon=2.0))
-    with pytest.raises(BudgetError):
-        ledger.check_room("ratings", HALF)
-    with pytest.raises(BudgetError):
-        ledger.check_room("ratings", HALF, "run-2")
-    ledger.check_room("ratings", Charge(epsilon=2.0), "run-1")  # it is charged already
-    assert kinds(ledger) == [("intend", "run-1")]
 
 
 def test_a_refusal_of_rows_is_recorded_once_for_nothing_or_for_its_charge(ledger: Ledger) -> None:
@@ -171,14 +178,9 @@ def test_a_strict_dataset_is_made_once_and_stays(ledger: Ledger) -> None:
         assert not ledger.init("ratings", 2.0, 2.0**-20, strict=True)
     assert not ledger.init("ratings", 2.0, 2.0**-20)
     assert ledger.is_strict("ratings")
-    assert ledger.show("ratings").strict
     assert kinds(ledger) == [("strict", "strict")]
     ledger.intend("ratings", "strict", HALF)  # a run may have that name
     assert ledger.read_balance("ratings").n_runs == 1
-    assert Ledger(ledger._store._writer.url.render_as_string(hide_password=False)).init(
-        "other", 1.0, strict=True
-    )
-    assert ledger.is_strict("other")
 
 
 def test_a_hold_outs_key_is_drawn_once_for_each_dataset(ledger: Ledger) -> None:
@@ -192,13 +194,6 @@ def test_a_hold_outs_key_is_drawn_once_for_each_dataset(ledger: Ledger) -> None:
     with pytest.raises(SpecError, match="does not know the dataset"):
         ledger.holdout_key("nobody")
     assert key.hex() not in repr(ledger.show("ratings"))
-
-
-def test_a_ledger_without_hold_outs_gets_their_table_when_one_is_drawn(ledger: Ledger) -> None:
-    with another_hand(ledger) as connection:
-        connection.exec_driver_sql("DROP TABLE dpdask_holdouts")
-    assert ledger.holdout_key("ratings", draw=False) is None
-    assert ledger.holdout_key("ratings") == ledger.holdout_key("ratings", draw=False) is not None
 
 
 def test_a_hold_outs_key_that_was_exchanged_or_lost_is_noticed(ledger: Ledger) -> None:
@@ -256,50 +251,20 @@ def test_a_strict_dataset_keeps_room_for_the_refusals_of_unfinished_runs(url: st
     ledger.intend("lax", "large", Charge(epsilon=3.9999))
 
 
-def test_a_draw_is_recorded_once_and_another_one_refused(ledger: Ledger) -> None:
-    with pytest.raises(SpecError, match="is not intended"):
-        ledger.draw("ratings", "run-1", "abc")
+def test_a_draw_is_recorded_once(ledger: Ledger) -> None:
     ledger.intend("ratings", "run-1", HALF)
     drawn = ledger.draw("ratings", "run-1", "abc")
     assert (drawn.kind, drawn.release, drawn.charge) == ("draw", "abc", HALF)
     assert (
         ledger.draw("ratings", "run-1", "abc") == ledger.intend("ratings", "run-1", HALF) == drawn
     )
-    for other in (
-        lambda: ledger.draw("ratings", "run-1", "other"),
-        lambda: ledger.commit("ratings", "run-1", "other"),
-    ):
-        with pytest.raises(SpecError, match="drew other noise before"):
-            other()
-    with pytest.raises(SpecError, match="its noise may have been seen, so it stays charged"):
-        ledger.void("ratings", "run-1")
     assert ledger.refuse("ratings", "run-1", FREE).charge == HALF  # whatever the caller says
     assert ledger.read_balance("ratings").epsilon_spent == 0.5
     ledger.intend("ratings", "run-2", HALF)
     ledger.draw("ratings", "run-2", "abc")
-    assert ledger.commit("ratings", "run-2", "abc").release == "abc"
-
-
-def test_a_commit_keeps_the_digest_of_its_release(ledger: Ledger) -> None:
-    ledger.intend("ratings", "run-1", HALF)
-    committed = ledger.commit("ratings", "run-1", "abc")
+    committed = ledger.commit("ratings", "run-2", "abc")
     assert (committed.release, committed.charge) == ("abc", HALF)
-    assert (
-        ledger.commit("ratings", "run-1", "other")
-        == ledger.intend("ratings", "run-1", HALF)
-        == committed
-    )
-    assert ledger.show("ratings").entries[-1] == committed
-    assert ledger.read_balance("ratings").epsilon_spent == 0.5
-    assert ledger.verify("ratings") == 2
-
-
-def test_delta_is_a_budget_too(ledger: Ledger) -> None:
-    ledger.intend("ratings", "run-1", Charge(epsilon=0.1, delta=2.0**-20))
-    assert ledger.read_balance("ratings").delta_left == 0.0
-    with pytest.raises(BudgetError):
-        ledger.intend("ratings", "run-2", Charge(epsilon=0.1, delta=5e-324))
-    ledger.intend("ratings", "run-3", Charge(epsilon=0.1))
+    assert ledger.commit("ratings", "run-2", "other") == committed  # once
 
 
 def test_sums_are_exact_and_rounded_against_the_releaser(url: str) -> None:
@@ -314,15 +279,6 @@ def test_sums_are_exact_and_rounded_against_the_releaser(url: str) -> None:
     assert ledger.read_balance("tenths").epsilon_spent == math.nextafter(0.9, 1)
 
 
-def test_datasets_have_their_own_budgets_and_chains(ledger: Ledger) -> None:
-    ledger.init("census", 0.5)
-    ledger.intend("ratings", "run-1", HALF)
-    ledger.intend("census", "run-1", Charge(epsilon=0.5))
-    assert (ledger.verify("ratings"), ledger.verify("census")) == (1, 1)
-    assert ledger.read_balance("census").epsilon_left == 0.0
-    assert ledger.read_balance("ratings").epsilon_left == 1.5
-
-
 def test_the_ledger_outlives_its_object(url: str, ledger: Ledger) -> None:
     charge = Charge(
         epsilon=0.1 + 0.2,
@@ -333,34 +289,6 @@ def test_the_ledger_outlives_its_object(url: str, ledger: Ledger) -> None:
     again = Ledger(url)
     assert again.show("ratings").entries == (entry,)
     assert again.intend("ratings", "run ε '\"%s", charge) == entry
-
-
-def test_a_preview_charges_nothing(ledger: Ledger) -> None:
-    ledger.intend("ratings", "run-1", HALF)
-    assert ledger.read_balance("ratings", plus=HALF).epsilon_left == 1.0
-    assert ledger.read_balance("ratings", plus=Charge(epsilon=9.0)).epsilon_left == 0.0
-    assert (
-        ledger.read_balance("ratings", plus=Charge(epsilon=0.1, delta=0.5)).epsilon_spent
-        == math.inf
-    )
-    assert ledger.verify("ratings") == 1
-
-
-def test_a_composer_takes_the_place_of_the_sum(url: str) -> None:
-    seen = []
-
-    def root(charges: Sequence[Charge], delta: float) -> float:
-        seen.append((list(charges), delta))
-        return math.sqrt(sum(charge.epsilon**2 for charge in charges))
-
-    ledger = Ledger(url, compose=root)
-    ledger.init("ratings", 1.0, 1e-9)
-    for number in range(4):
-        ledger.intend("ratings", f"run-{number}", HALF)
-    assert seen[-1] == ([HALF] * 4, 1e-9)
-    with pytest.raises(BudgetError):
-        ledger.intend("ratings", "run-4", HALF)
-    assert ledger.read_balance("ratings").epsilon_left == 0.0
 
 
 def test_a_refusal_says_that_charges_with_and_without_delta_add_up_badly(url: str) -> None:
@@ -392,17 +320,6 @@ def test_a_composer_that_knows_no_number_charges_nothing(url: str) -> None:
     assert ledger.verify("ratings") == 0
 
 
-def test_a_composer_that_fails_charges_nothing(url: str) -> None:
-    def fail(charges: Sequence[Charge], delta: float) -> float:
-        raise SpecError("no such event")
-
-    ledger = Ledger(url, compose=fail)
-    ledger.init("ratings", 1.0)
-    with pytest.raises(SpecError, match="no such event"):
-        ledger.intend("ratings", "run-1", HALF)
-    assert ledger.verify("ratings") == 0
-
-
 # numbers
 
 
@@ -422,10 +339,6 @@ def test_the_sum_is_the_least_float_that_is_not_too_small(
         assert total == 0 or Fraction(math.nextafter(total, 0)) < exact
 
 
-def test_a_sum_beyond_floats_is_infinite() -> None:
-    assert sum_charges([Charge(epsilon=1.7e308)] * 2, 0.0) == math.inf
-
-
 def test_a_charge_keeps_its_own_copy_of_the_event() -> None:
     event = {"columns": ("a", "b")}
     charge = Charge(epsilon=1, delta=-0.0, event=event)
@@ -435,26 +348,20 @@ def test_a_charge_keeps_its_own_copy_of_the_event() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [-1, math.nan, math.inf, True, "1", None, -5e-324, 10**400], ids=lambda bad: str(bad)[:9]
+    ("name", "bad"),
+    [
+        *(("epsilon", bad) for bad in (-1, math.nan, math.inf, True, "1", None, -5e-324, 10**400)),
+        *(("delta", bad) for bad in (-1, math.nan, 1.0, False, "1", None)),
+    ],
+    ids=lambda bad: str(bad)[:9],
 )
-def test_an_epsilon_out_of_range_is_refused(bad: Any, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="epsilon"):
-        Charge(epsilon=bad)
-    with pytest.raises(SpecError, match="epsilon"):
-        Ledger(f"sqlite:///{tmp_path / 'l.db'}").init("ratings", bad)
-
-
-@pytest.mark.parametrize("bad", [-1, math.nan, 1, 1.0, False, "1", None])
-def test_a_delta_out_of_range_is_refused(bad: Any, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="delta"):
-        Charge(epsilon=1.0, delta=bad)
-    with pytest.raises(SpecError, match="delta"):
-        Ledger(f"sqlite:///{tmp_path / 'l.db'}").init("ratings", 1.0, bad)
-
-
-def test_a_limit_of_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_number_out_of_range_is_refused(name: str, bad: Any, tmp_path: Path) -> None:
+    ledger, given = Ledger(f"sqlite:///{tmp_path / 'l.db'}"), {"epsilon": 1.0, name: bad}
+    for call in (lambda: Charge(**given), lambda: ledger.init("ratings", **given)):
+        with pytest.raises(SpecError, match=name):
+            call()
     with pytest.raises(SpecError, match="allows no release"):
-        Ledger(f"sqlite:///{tmp_path / 'l.db'}").init("ratings", 0.0)
+        ledger.init("ratings", 0.0)
 
 
 LOOP: list[Any] = []
@@ -471,7 +378,6 @@ def test_an_event_that_is_not_json_is_refused(bad: Any) -> None:
         Charge(epsilon=1.0, event=bad)
 
 
-@pytest.mark.parametrize("bad", ["", " ", "a ", "a\nb", "a\x00", "\ud800", "x" * 201, 5, None])
 @pytest.mark.parametrize(
     "call",
     [
@@ -484,61 +390,66 @@ def test_an_event_that_is_not_json_is_refused(bad: Any) -> None:
     ],
 )
 def test_a_name_that_is_not_one_is_refused(
-    call: Callable[[Ledger, Any], object], bad: Any, tmp_path: Path
+    call: Callable[[Ledger, Any], object], tmp_path: Path
 ) -> None:
     ledger = Ledger(f"sqlite:///{tmp_path / 'l.db'}")
     ledger.init("ratings", 1.0)
-    with pytest.raises(SpecError, match="a name is"):
-        call(ledger, bad)
+    for bad in ("", "a ", "a\nb", "\ud800", "x" * 201, 5, None):
+        with pytest.raises(SpecError, match="a name is"):
+            call(ledger, bad)
 
 
 # the order of things
 
 
-def test_the_same_limit_again_changes_nothing(ledger: Ledger) -> None:
-    before = ledger.show("ratings")
-    assert not ledger.init("ratings", 2, 2.0**-20)
-    assert ledger.show("ratings") == before
-
-
-@pytest.mark.parametrize(("epsilon", "delta"), [(3.0, 2.0**-20), (2.0, 0.0)])
-def test_another_limit_is_refused(ledger: Ledger, epsilon: float, delta: float) -> None:
-    with pytest.raises(SpecError, match=r"has a limit already: ε 2\.0 and δ 9\.5367431640625e-07"):
-        ledger.init("ratings", epsilon, delta)
+def test_another_limit_is_refused(ledger: Ledger) -> None:
+    for limit in ((3.0, 2.0**-20), (2.0, 0.0)):
+        with pytest.raises(
+            SpecError, match=r"has a limit already: ε 2\.0 and δ 9\.5367431640625e-07"
+        ):
+            ledger.init("ratings", *limit)
     assert ledger.read_balance("ratings").epsilon_limit == 2.0
 
 
-def test_another_charge_for_a_run_is_refused(ledger: Ledger) -> None:
-    ledger.intend("ratings", "run-1", HALF)
-    ledger.intend("ratings", "run-2", HALF)
-    ledger.commit("ratings", "run-2")
-    for run_id in ("run-1", "run-2"):
-        for other in (
-            Charge(epsilon=0.25, delta=HALF.delta, event=HALF.event),
-            Charge(epsilon=0.5, delta=HALF.delta),
-        ):
-            with pytest.raises(SpecError, match=f"{run_id}.* another charge"):
-                ledger.intend("ratings", run_id, other)
-    assert ledger.verify("ratings") == 3
+STEPS: dict[str, Callable[[Ledger], object]] = {
+    "intend": lambda ledger: ledger.intend("ratings", "run", HALF),
+    "intend for less": lambda ledger: ledger.intend(
+        "ratings", "run", Charge(epsilon=0.25, delta=HALF.delta, event=HALF.event)
+    ),
+    "intend another event": lambda ledger: ledger.intend(
+        "ratings", "run", Charge(epsilon=0.5, delta=HALF.delta)
+    ),
+    "draw": lambda ledger: ledger.draw("ratings", "run", "abc"),
+    "draw other noise": lambda ledger: ledger.draw("ratings", "run", "other"),
+    "commit": lambda ledger: ledger.commit("ratings", "run", "abc"),
+    "commit other noise": lambda ledger: ledger.commit("ratings", "run", "other"),
+    "void": lambda ledger: ledger.void("ratings", "run"),
+}
+OUT_OF_ORDER = [
+    ("", "draw", "is not intended"),
+    ("", "commit", "is not intended"),
+    ("", "void", "is not intended"),
+    ("intend", "intend for less", "another charge"),
+    ("intend", "intend another event", "another charge"),
+    ("intend, commit", "intend for less", "another charge"),
+    ("intend, void", "commit", "is voided"),
+    ("intend, commit", "void", "is committed"),
+    ("intend, draw", "void", "its noise may have been seen, so it stays charged"),
+    ("intend, draw", "draw other noise", "drew other noise before"),
+    ("intend, draw", "commit other noise", "drew other noise before"),
+]
 
 
-def test_a_commit_needs_a_standing_intention(ledger: Ledger) -> None:
-    with pytest.raises(SpecError, match="is not intended"):
-        ledger.commit("ratings", "run-1")
-    ledger.intend("ratings", "run-1", HALF)
-    ledger.void("ratings", "run-1")
-    with pytest.raises(SpecError, match="is voided"):
-        ledger.commit("ratings", "run-1")
-
-
-def test_a_void_needs_an_intention_that_is_not_committed(ledger: Ledger) -> None:
-    with pytest.raises(SpecError, match="is not intended"):
-        ledger.void("ratings", "run-1")
-    ledger.intend("ratings", "run-1", HALF)
-    ledger.commit("ratings", "run-1")
-    with pytest.raises(SpecError, match="is committed"):
-        ledger.void("ratings", "run-1")
-    assert ledger.read_balance("ratings").epsilon_spent == 0.5
+@pytest.mark.parametrize(("before", "step", "words"), OUT_OF_ORDER)
+def test_a_step_out_of_order_is_refused(before: str, step: str, words: str, tmp_path: Path) -> None:
+    ledger = Ledger(f"sqlite:///{tmp_path / 'l.db'}")
+    ledger.init("ratings", 2.0, 2.0**-20)
+    for each in filter(None, before.split(", ")):
+        STEPS[each](ledger)
+    shown = ledger.show("ratings")
+    with pytest.raises(SpecError, match=words):
+        STEPS[step](ledger)
+    assert ledger.show("ratings") == shown
 
 
 CALLS: list[Callable[[Ledger], object]] = [
@@ -551,21 +462,17 @@ CALLS: list[Callable[[Ledger], object]] = [
 ]
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_a_dataset_that_is_not_there_is_named(
-    ledger: Ledger, call: Callable[[Ledger], object]
+def test_a_dataset_or_a_ledger_that_is_not_there_is_named_and_not_made(
+    url: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(SpecError, match=r"'unknown'.*dpdask ledger init --dataset unknown"):
-        call(ledger)
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_a_ledger_that_is_not_there_is_not_made(
-    url: str, call: Callable[[Ledger], object], tmp_path: Path
-) -> None:
-    with pytest.raises(SpecError, match=r"no ledger here.*dpdask ledger init"):
-        call(Ledger(url))
+    for call in CALLS:
+        with pytest.raises(SpecError, match=r"no ledger here.*dpdask ledger init"):
+            call(Ledger(url))
     assert list(tmp_path.iterdir()) == []
+    Ledger(url).init("ratings", 1.0)
+    for call in CALLS:
+        with pytest.raises(SpecError, match=r"'unknown'.*dpdask ledger init --dataset unknown"):
+            call(Ledger(url))
 
 
 def test_a_ledger_of_another_version_is_refused(ledger: Ledger) -> None:
@@ -592,11 +499,6 @@ def delete(*sequences: int) -> Callable[[sa.Connection], object]:
 
 def set_dataset(**values: Any) -> Callable[[sa.Connection], object]:
     return lambda connection: connection.execute(sa.update(DATASETS), values)
-
-
-def change_two(connection: sa.Connection) -> None:
-    set_entry(5, epsilon=0.0)(connection)
-    set_entry(3, epsilon=0.0)(connection)
 
 
 def close_gap(connection: sa.Connection) -> None:
@@ -645,27 +547,19 @@ def cut_and_forget(connection: sa.Connection) -> None:
 
 TAMPERED = {
     "epsilon": (set_entry(2, epsilon=0.25), "entry 2 was changed"),
-    "delta": (set_entry(2, delta=0.0), "entry 2 was changed"),
     "kind": (set_entry(1, kind="void"), "entry 1 was changed"),
-    "run": (set_entry(3, run_id="run-9"), "entry 3 was changed"),
     "event": (set_entry(4, event="{}"), "entry 4 was changed"),
-    "time": (set_entry(4, recorded="2020-01-01T00:00:00+00:00"), "entry 4 was changed"),
     "previous": (set_entry(5, previous="0" * 64), "entry 5 was changed"),
     "digest": (set_entry(6, digest="0" * 64), "entry 6 was changed"),
-    "two": (change_two, "entry 3 was changed"),
     "rewritten": (rewrite(2, epsilon=0.0), "entry 2 was replaced"),
     "rewritten last": (rewrite(6, kind="commit"), "entry 6 was replaced"),
-    "deleted first": (delete(1), "entry 1 is missing"),
     "deleted": (delete(4), "entry 4 is missing"),
     "deleted, gap closed": (close_gap, "entry 2 was changed"),
     "cut": (delete(6), "entry 6 is missing, the chain was cut"),
-    "cut twice": (delete(5, 6), "entry 5 is missing, the chain was cut"),
     "cut, count mended": (cut_and_forget, "entry 5 was replaced"),
-    "emptied": (delete(*range(1, 7)), "entry 1 is missing"),
     "exchanged": (exchange, "entry 3 was changed"),
     "added": (add, "entry 7 was not added by dpdask"),
     "limit": (set_dataset(epsilon=20.0), "the limit of the dataset was changed"),
-    "limit of delta": (set_dataset(delta=0.5), "the limit of the dataset was changed"),
     "head": (set_dataset(head="0" * 64), "entry 6 was replaced"),
 }
 
@@ -686,13 +580,6 @@ def test_tampering_is_found_and_named(ledger: Ledger, case: str) -> None:
     ):
         with pytest.raises(DataError, match=f"dataset 'ratings': the chain is broken: .*{named}"):
             call("ratings")
-
-
-def test_a_limit_changed_before_the_first_entry_is_found(ledger: Ledger) -> None:
-    with another_hand(ledger) as connection:
-        set_dataset(epsilon=20.0)(connection)
-    with pytest.raises(DataError, match="limit of the dataset was changed"):
-        ledger.intend("ratings", "run-1", HALF)
 
 
 def test_an_entry_that_stands_twice_is_found() -> None:
@@ -716,7 +603,6 @@ def test_an_entry_that_stands_twice_is_found() -> None:
         ({"kind": "gift"}, "is of no known kind"),
         ({"epsilon": -1.0}, "holds no charge"),
         ({"event": "{"}, "holds no charge"),
-        ({"event": "[1]"}, "holds no charge"),
     ],
 )
 def test_an_entry_that_is_chained_and_still_none_is_refused(
@@ -740,12 +626,10 @@ def test_an_entry_that_is_chained_and_still_none_is_refused(
         "",
         "ledger.db",
         "postgresql//user:s3cret@host/db",
-        "postgres://user:s3cret@host/db",
         "mysql://user:s3cret@host/db",
         "postgresql+asyncpg://user:s3cret@host/db",
         "postgresql://user:s3cret@host:port/db",
         "postgresql://user:s3c@ret@host:s3cret/db",
-        "sqlite+aiosqlite:///s3cret.db",
         "sqlite://",
         "sqlite:///:memory:",
         "sqlite:///file:s3cret?mode=memory&uri=true",
@@ -768,10 +652,7 @@ def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         Ledger("postgresql://host/db")
 
 
-@pytest.mark.parametrize("call", [lambda ledger: ledger.init("ratings", 1.0), *CALLS])
-def test_a_server_that_is_away_is_a_temporary_failure_and_keeps_the_password(
-    call: Callable[[Ledger], object],
-) -> None:
+def test_a_server_that_is_away_is_a_temporary_failure_and_keeps_the_password() -> None:
     ledger = Ledger(
         "postgresql://user:s3cret@127.0.0.1:1/db?password=0ther&sslpassword=th1rd&connect_timeout=5"
     )
@@ -779,7 +660,7 @@ def test_a_server_that_is_away_is_a_temporary_failure_and_keeps_the_password(
         TemporaryError,
         match=r"postgresql://user:\*\*\*@127\.0\.0\.1:1/db: the ledger cannot be reached",
     ) as failed:
-        call(ledger)
+        ledger.verify("ratings")
     assert failed.value.exit_code == 75
     assert failed.value.__cause__ is None
     for text in (str(failed.value), repr(failed.value), repr(ledger)):
@@ -824,17 +705,6 @@ def test_a_url_through_a_link_names_one_file_for_this_user_alone(tmp_path: Path)
     assert Ledger(f"sqlite:///{tmp_path}/real/ledger.db").verify("ratings") == 0
 
 
-def test_a_ledger_in_a_removed_folder_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with pytest.raises(SpecError, match="the folder of the ledger does not exist") as refused:
-        Ledger("sqlite:///ledger.db?timeout=s3cret")
-    assert "s3cret" not in str(refused.value)
-
-
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger.db").write_bytes(b"rows of somebody\n" * 100)
     for call in (
@@ -843,25 +713,6 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(SpecError, match="SQLITE_NOTADB"):
             call(Ledger(f"sqlite:///{tmp_path / 'ledger.db'}"))
-
-
-def test_a_database_without_a_ledger_is_not_one(url: str, tmp_path: Path) -> None:
-    ledger = Ledger(url)
-    with another_hand(ledger) as connection:
-        connection.exec_driver_sql("CREATE TABLE other (a INTEGER)")
-    with pytest.raises(SpecError, match="no ledger here"):
-        ledger.verify("ratings")
-
-
-def test_a_table_of_another_shape_is_refused(url: str) -> None:
-    ledger = Ledger(url)
-    with another_hand(ledger) as connection:
-        connection.exec_driver_sql("CREATE TABLE dpdask_datasets (a INTEGER)")
-    with pytest.raises(
-        (SpecError, TemporaryError), match=r"the database refused|cannot be reached"
-    ) as failed:
-        ledger.verify("ratings")
-    assert "SELECT" not in str(failed.value)
 
 
 def test_a_ledger_that_stays_busy_is_a_temporary_failure_that_charges_nothing(

@@ -1,4 +1,4 @@
-"""Eight processes charge one budget at once, some of them killed: never overspent, none lost, the chain whole."""
+"""Six processes charge one budget at once, some of them killed: never overspent, none lost, the chain whole."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dpdask.privacy.ledger import Charge, Ledger, Summary
 
 pytest_plugins = ("privacy.ledger_worker",)
 
-N_WORKERS = 8
+N_WORKERS = 6
 SIZES = [
-    (80, 48),
+    (24, 14),
     pytest.param((200, 120), marks=pytest.mark.slow),
 ]  # how many runs there are, and how many fit
 
@@ -96,7 +96,6 @@ def test_a_race_in_which_workers_are_killed_charges_every_run_once(
             or f"refused {queues[number][1]}\n" in (logs / f"0-{number}").read_text()
         )
     assert set(mixed["statuses"][4:6]) <= {-signal.SIGKILL, 0}  # the other hand may come too late
-    assert mixed["statuses"][6:] == [0, 0]
     assert again["statuses"] == [0] * N_WORKERS
     assert mixed["n_runs"] <= n_fit
     told = answers(logs)

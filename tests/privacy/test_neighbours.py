@@ -86,7 +86,7 @@ def is_like_another(case: Case) -> bool:
     return case.delta == 0.0 and (case.adjacency == "replace-one") == (case.unit != "row")
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(6)
 @pytest.mark.slow_with("copula-target-replace-one-row")
 @pytest.mark.parametrize(
     "name",

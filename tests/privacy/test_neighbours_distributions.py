@@ -380,24 +380,6 @@ def test_a_histogram_reference_has_its_published_noise() -> None:
     assert distribution_p_value(differences, two_laplaces(scale)) > TINY
 
 
-def test_a_copula_s_tables_have_their_published_noise() -> None:
-    schema = dpdask.Schema.from_dict(
-        {"columns": {"x": {**X, "levels": list(range(40))}, "z": {**X, "levels": list(range(40))}}}
-    )
-    table = pd.DataFrame({"x": [0] * 10, "z": [39] * 10})
-    copula = dpdask.GaussianCopula(
-        schema, epsilon=EPSILON, adjacency="add-remove", insecure_seed=3
-    ).fit(table)
-    events = copula.card["accounting"]["events"]["events"]
-    pairs = copula.marginals.pairs.copy()
-    pairs[39] -= 10
-    [event] = [event for event in events if event["count"] == 1]
-    assert distribution_p_value(pairs, laplace_distribution(event["scale"])) > TINY
-    assert sum(
-        event["count"] * event["sensitivity"] / event["scale"] for event in events
-    ) <= EPSILON * (1 + 1e-12)
-
-
 # ---- planted breaks
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,7 +11,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
-from privacy.neighbour_cases import DROPPED, KEPT, KNOWN, X, Y, table
+from privacy.neighbour_cases import KEPT, KNOWN, X, Y, table
 from privacy.outsider import (
     Draw,
     Effort,
@@ -114,7 +113,7 @@ def is_like_others(name: str, unit: Any, lazy: bool) -> bool:
     )
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("name", "unit", "lazy"),
     [
@@ -135,62 +134,6 @@ def test_neighbouring_frames_look_alike(name: str, unit: Any, lazy: bool) -> Non
         )
 
     found = tell_apart(draw(frame(n_rows)), draw(frame(n_rows, changed)))
-    assert found.epsilon <= EPSILON, found.event
-    assert found.n_released > Effort().looked / 2
-
-
-CENTRAL = schema_of({"id": DROPPED, "who": DROPPED, "x": X, "y": Y_TEXT})
-
-
-def copula_view(rows: pd.DataFrame, seed: int, **promise: Any) -> View:
-    def act() -> View:
-        release = dpdask.GaussianCopula(
-            CENTRAL, epsilon=EPSILON, insecure_seed=seed, **promise
-        ).fit(rows)
-        tables = {
-            "one way": release.marginals.one_way.tolist(),
-            "pairs": release.marginals.pairs.tolist(),
-            "n": release.marginals.n_rows,
-        }
-        return (
-            frame_view(release.sample(4, seed=seed).compute())
-            | document_view("card", release.card)
-            | document_view("tables", tables)
-        )
-
-    return seen(act)
-
-
-def histogram_view(rows: pd.DataFrame, seed: int, **promise: Any) -> View:
-    def act() -> View:
-        release = dpdask.PerturbedHistogram(
-            CENTRAL, epsilon=EPSILON, insecure_seed=seed, **promise
-        ).fit(rows)
-        return frame_view(release.cells) | document_view("card", release.card)
-
-    return seen(act)
-
-
-COUNTED = {"copula": copula_view, "histogram": histogram_view}
-PROMISES = list(itertools.product(COUNTED, ("replace-one", "add-remove"), ("row", "unit")))
-PAIRWISE = PROMISES[0], PROMISES[3], PROMISES[5], PROMISES[6]  # each two of these together
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    ("name", "adjacency", "unit_name"),
-    [pytest.param(*case, marks=() if case in PAIRWISE else pytest.mark.slow) for case in PROMISES],
-)
-def test_neighbouring_frames_of_noisy_counts_look_alike(
-    name: str, adjacency: str, unit_name: str
-) -> None:
-    view, unit, first = (COUNTED[name], "row", 5) if unit_name == "row" else (COUNTED[name], WHO, 3)
-    left, right = frame(6), frame(first) if adjacency == "add-remove" else frame(6, range(first, 6))
-
-    def promised(rows: pd.DataFrame, seed: int) -> View:
-        return view(rows, seed, adjacency=adjacency, unit=unit)
-
-    found = tell_apart(drawn(promised, left), drawn(promised, right))
     assert found.epsilon <= EPSILON, found.event
     assert found.n_released > Effort().looked / 2
 
@@ -256,7 +199,7 @@ def two_records_tell(effort: Effort = PAIRS, alpha: float = 1e-9) -> float:
     return tell_apart(same_outputs([0, 0]), same_outputs([0, 1]), effort, alpha=alpha).epsilon
 
 
-def equal_records(act: Callable[..., Any], column: str, n: int = 100) -> tuple[int, int]:
+def equal_records(act: Callable[..., Any], column: str, n: int = 60) -> tuple[int, int]:
     """Return how many of many equal records were released as the first one was, and how many there are."""
     out = [released_.iloc[0][column] for released_ in in_batches(act, [0] * n)]
     return sum(value == out[0] for value in out), n
@@ -274,9 +217,8 @@ def test_records_that_come_one_by_one_get_noise_of_their_own() -> None:
 
 
 def test_equal_partitions_get_noise_of_their_own() -> None:
-    rows = dd.concat([dd.from_pandas(pd.DataFrame({"x": [0]}), npartitions=1)] * 100).reset_index(
-        drop=True
-    )
+    one = pd.DataFrame({"x": [0]})
+    rows = dd.from_map(lambda _: one, range(100), meta=one.head(0))
     release = known_release(4)
     with dask.config.set(scheduler="synchronous"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -297,15 +239,6 @@ def test_one_fixed_map_for_all_records_is_found(
     same, n = equal_records(known_release(3).transform, "x")
     assert same == n
     assert two_records_tell(effort, alpha) > 1.0
-
-
-def test_every_draw_of_a_saved_copula_is_the_same_noise() -> None:
-    """Synthetic records are post-processing: samples of one fit share its tables, which is what ε paid for."""
-    release = dpdask.GaussianCopula(CENTRAL, epsilon=EPSILON, insecure_seed=1).fit(frame(6))
-    before = release.marginals.one_way.tolist()
-    with dask.config.set(scheduler="synchronous"):
-        release.sample(10, seed=1).compute()
-    assert release.marginals.one_way.tolist() == before
 
 
 def test_noise_from_the_system_has_the_published_distribution() -> None:
