@@ -1,14 +1,11 @@
 """Bounds that are dates: read from YAML, converted exactly, kept in releases, refused in words about dates."""
 
 import datetime as dt
-import json
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 
-import dpdask
 from dpdask.codec import ValueCodec, codec_for
 from dpdask.documents import parse_yaml
 from dpdask.errors import DataError, SpecError
@@ -17,7 +14,6 @@ from dpdask.schema import Column, Schema
 
 DAYS = "[2020-01-01, 2024-12-31]"
 START = dt.datetime(2020, 6, 1)  # noqa: DTZ001 - of a column without a zone
-SECOND = dt.timedelta(seconds=1)
 TIMES = "[2020-01-01 06:00:00, 2024-12-31 12:00:00.5]"
 
 
@@ -52,7 +48,7 @@ def test_dates_bound_a_column_of_dates(type_):
         ("us", dt.timedelta(microseconds=1)),
     ],
 )
-@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
 def test_dates_bound_a_column_of_times_from_the_first_moment_to_the_last(unit, step, zone):
     made = codec(DAYS, pa.timestamp(unit, tz=zone))
     low, high = made.decode(np.array(made.bounds), np.zeros(2, dtype=bool)).to_pylist()
@@ -132,27 +128,3 @@ def test_a_csv_column_has_the_type_of_its_bounds():
     assert csv_type(column(DAYS)) == pa.date32()
     assert csv_type(column(TIMES)) == pa.timestamp("us")
     assert csv_type(column("[0, 1]")) == pa.float64()
-
-
-@pytest.mark.parametrize("bounds", [DAYS, TIMES])
-def test_a_release_between_dates_is_saved_and_loaded(bounds, tmp_path):
-    kind = pa.date32() if bounds == DAYS else pa.timestamp("us")
-    schema = Schema(
-        columns={
-            "x": column(bounds),
-            "y": Column(role="privatise", kind="categorical", levels=("a", "b")),
-        }
-    )
-    values = pa.array(
-        [START + dt.timedelta(days=day) for day in range(1000)], pa.timestamp("us")
-    ).cast(kind, safe=False)
-    frame = pa.table({"x": values, "y": ["a", "b"] * 500}).to_pandas(types_mapper=pd.ArrowDtype)
-    release = dpdask.GaussianCopula(schema, epsilon=5.0, delta=1e-6, bins=4).fit(frame)
-    json.dumps(release.card, allow_nan=False)
-    described = release.card["columns"]["x"]
-    assert described["bounds"][0] <= described["edges"][1]  # in the same numbers
-    release.save(str(tmp_path / "saved"))
-    loaded = dpdask.CopulaRelease.load(str(tmp_path / "saved"))
-    drawn = pd.to_datetime(loaded.sample(1000, seed=1).compute()["x"])
-    assert drawn.min() >= pd.Timestamp("2020-01-01")
-    assert drawn.max() <= pd.Timestamp("2024-12-31 12:00:00.5")

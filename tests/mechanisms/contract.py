@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -104,6 +105,7 @@ KILLS: dict[str, Callable[[], Any]] = {
     "shards staged": lambda: killed_at(run_module, "write_all", after=True, when=_always),
     "published": lambda: killed_at(Account, "commit", after=False, when=_always),
 }
+_TURNS = itertools.count()
 
 
 class MechanismContract:
@@ -111,26 +113,42 @@ class MechanismContract:
 
     Attributes
     ----------
-    mechanism
-        The `mechanism` block of a job.
+    kind, python
+        The mechanism, and its Python class.
+    given
+        Its parameters, in a job and in Python; `of_job` are those of a job alone.
     privacy
         The `privacy` block, or None.
     schema
         The columns; `who` is added with the role keep where rows are released.
-    estimator
-        Returns the Python class for a schema, with the same parameters and a seed or None.
+    kills
+        The two points at which a run of this case is killed; cases take turns.
     """
 
-    mechanism: ClassVar[dict[str, Any]]
+    kind: ClassVar[str]
+    python: ClassVar[type[Estimator]]
+    given: ClassVar[dict[str, Any]] = {}
+    of_job: ClassVar[dict[str, Any]] = {}
     privacy: ClassVar[dict[str, Any] | None] = PRIVACY
     schema: ClassVar[dict[str, Any]] = SCHEMA
     releases_rows: ClassVar[bool] = True
+    draws_nothing: ClassVar[bool] = False
     n_sampled: ClassVar[int | None] = 50
-    public: ClassVar[bool] = False
+    kills: ClassVar[Sequence[str]] = ()
 
-    def estimator(self, schema: Schema, **changes: Any) -> Estimator:
+    def __init_subclass__(cls) -> None:
+        turn = next(_TURNS)
+        cls.kills = [list(KILLS)[(turn + step) % len(KILLS)] for step in (0, len(KILLS) // 2)]
+
+    def estimator(self, **changes: Any) -> Estimator:
         """Return the Python class with the case's parameters."""
-        raise NotImplementedError
+        budget = (
+            {}
+            if self.privacy is None
+            else {key: self.privacy[key] for key in ("epsilon", "delta") if self.kind != "interval"}
+        )
+        schema = Schema.from_dict({"columns": changes.pop("columns", self.columns())})
+        return self.python(schema, **{**budget, **self.given, **changes})
 
     def columns(self) -> dict[str, Any]:
         """Return the schema of the case."""
@@ -144,35 +162,38 @@ class MechanismContract:
         """Return the table of the case."""
         return table()[list(self.columns())]
 
-    @pytest.fixture
-    def job(self, tmp_path: Path) -> Path:
-        """A job of the case on a small lake."""
-        return self.write(tmp_path / "job", tmp_path / "out")
+    @property
+    def is_public(self) -> bool:
+        return getattr(self.given.get("reference"), "kind", "") == "public"
 
     def write(self, folder: Path, output: Path, **changes: Any) -> Path:
-        """Write the case's job with changes."""
+        """Write the case's job with changes, and its small lake."""
         lake = folder.parent / "lake"
         if not lake.exists():
             lake.mkdir(parents=True)
             rows = pa.Table.from_pandas(self.frame(), preserve_index=False)
             pq.write_table(rows.slice(0, 160), lake / "a.parquet", row_group_size=60)
             pq.write_table(rows.slice(160), lake / "b.parquet")
-        mechanism = self.mechanism
-        if self.public:
+        parameters = {
+            name: value.model_dump(mode="json", exclude_none=True) if name == "reference" else value
+            for name, value in self.given.items()
+        }
+        if self.is_public:
             other = folder.parent / "public"
             other.mkdir(exist_ok=True)
             pq.write_table(
                 pa.Table.from_pandas(self.frame().iloc[::2], preserve_index=False),
                 other / "p.parquet",
             )
-            mechanism = {**mechanism, "reference": {**mechanism["reference"], "path": str(other)}}
-        given = {
+            parameters["reference"]["path"] = str(other)
+        mechanism = {"kind": self.kind, **parameters, **self.of_job}
+        job = {
             "mechanism": mechanism,
             "privacy": self.privacy,
             "output__rows_per_shard": 100,
             **changes,
         }
-        return write_job(folder, lake, output, schema=self.columns(), **given)
+        return write_job(folder, lake, output, **{"schema": self.columns(), **job})
 
     def ledger(self, tmp_path: Path, epsilon: float = 30.0) -> dict[str, str]:
         """Return a ledger with a budget for the case."""
@@ -184,18 +205,26 @@ class MechanismContract:
 
     # a job
 
-    def test_a_job_is_the_same_on_every_scheduler(
-        self, job: Path, two_workers: LocalCluster, tmp_path: Path
+    def test_a_job_is_the_same_on_every_scheduler_and_its_card_says_what_was_promised(
+        self, two_workers: LocalCluster, tmp_path: Path
     ) -> None:
-        run_here(job)
-        found = digests(tmp_path / "out")
-        assert any(name.endswith(".parquet") for name in found)
-        with dask.config.set(scheduler="threads"):
-            run_job(load(job, output__path=tmp_path / "threads"))
-        assert digests(tmp_path / "threads") == found
-        with Client(two_workers):
-            run_job(load(job, output__path=tmp_path / "cluster"))
-        assert digests(tmp_path / "cluster") == found
+        loaded = load(self.write(tmp_path / "job", tmp_path / "out"))
+        opened = open_table(loaded, Folder(loaded.output_url))
+        expected = opened.mechanism.find_written(opened.work.released)
+        outcome = run_here(tmp_path / "job" / "job.yaml")
+        assert pq.read_schema(tmp_path / "out" / outcome.manifest.shards[0].name).equals(expected)
+        data = (tmp_path / "out" / "_dpdask" / "release.json").read_bytes()
+        card = Card.read(data, "release.json")
+        assert card.to_bytes() == data
+        assert card.insecure
+        assert card.guarantee.text.startswith("INSECURE: ")
+        assert card.mechanism.kind == self.kind
+        assert card.guarantee.epsilon == (None if self.privacy is None else self.privacy["epsilon"])
+        assert set(card.columns) >= set(self.schema)
+        # test_same_bytes.py has the references of DIP on two processes
+        with dask.config.set(scheduler="threads") if self.kind == "dip" else Client(two_workers):
+            run_job(load(tmp_path / "job" / "job.yaml", output__path=tmp_path / "again"))
+        assert digests(tmp_path / "again") == digests(tmp_path / "out")
 
     def test_nothing_is_drawn_before_it_is_charged(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -223,28 +252,14 @@ class MechanismContract:
         monkeypatch.setattr(
             Account, "check_room", lambda *_: None
         )  # as if another run had taken the room since
-        monkeypatch.setattr(type(load(job).mechanism), "draw", _no_draw)
+        monkeypatch.setattr(
+            type(load(job).mechanism), "draw", lambda *_, **__: pytest.fail("noise was drawn")
+        )
         with pytest.raises(BudgetError):
             run_here(job)
         assert not (tmp_path / "out").exists()
         assert not hidden(tmp_path / "out").exists()
         assert charging_entries(place["url"], "people") == []
-
-    def test_what_is_accounted_for_is_what_is_drawn(self) -> None:
-        estimator = self.estimator(
-            Schema.from_dict({"columns": self.columns()}), insecure_seed=None
-        )
-        central = [
-            event
-            for event in leaves(estimator.mechanism.event)
-            if not isinstance(event, LocalRelease)
-        ]
-        assert bool(central) == (
-            type(estimator.mechanism).draw is not Mechanism.draw and not self.draws_nothing
-        )
-        assert central or self.releases_rows
-
-    draws_nothing: ClassVar[bool] = False
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -259,18 +274,22 @@ class MechanismContract:
             )
         return folder, place
 
-    @pytest.mark.usefixtures("seeded_ledgers")
-    @pytest.mark.parametrize("point", KILLS)
-    def test_a_killed_run_goes_on_to_the_same_bytes_at_one_charge(
-        self, point: str, whole: tuple[Path, dict[str, str]], tmp_path: Path
+    def resume(
+        self,
+        whole: tuple[Path, dict[str, str]],
+        out: Path,
+        killed: Any,
+        between: Callable[[], None] = lambda: None,
     ) -> None:
-        (folder, place), out = whole, tmp_path / "out"
+        """Kill a run, go on, and expect the bytes of the whole run at one charge."""
+        folder, place = whole
         job, before = (
-            self.write(folder / point, out, ledger=place, insecure_seed=7),
+            self.write(folder / out.parent.name, out, ledger=place, insecure_seed=7),
             charging_entries(place["url"], "people"),
         )
-        with KILLS[point]():
+        with killed:
             run_here(job)
+        between()
         run_here(job)
         assert digests(out) == digests(folder / "expected")
         assert not hidden(out).exists()
@@ -278,67 +297,54 @@ class MechanismContract:
             entry.kind for entry in charging_entries(place["url"], "people")[len(before) :]
         ] == ["intend", "commit"]
 
-    def test_the_card_is_a_card_and_says_what_was_promised(self, job: Path, tmp_path: Path) -> None:
-        run_here(job)
-        data = (tmp_path / "out" / "_dpdask" / "release.json").read_bytes()
-        card = Card.read(data, "release.json")
-        assert card.to_bytes() == data
-        assert card.insecure
-        assert card.mechanism.kind == self.mechanism["kind"]
-        assert card.guarantee.epsilon == (None if self.privacy is None else self.privacy["epsilon"])
-        assert set(card.columns) >= set(self.schema)
-
-    def test_the_columns_that_are_written_are_known_before(self, job: Path, tmp_path: Path) -> None:
-        loaded = load(job)
-        opened = open_table(loaded, Folder(loaded.output_url))
-        expected = opened.mechanism.find_written(opened.work.released)
-        shard = run_here(job).manifest.shards[0].name
-        assert pq.read_schema(Path(loaded.output_url.removeprefix("file://")) / shard).equals(
-            expected
-        )
+    @pytest.mark.usefixtures("seeded_ledgers")
+    @pytest.mark.parametrize("turn", [0, 1])
+    def test_a_killed_run_goes_on_to_the_same_bytes_at_one_charge(
+        self, turn: int, whole: tuple[Path, dict[str, str]], tmp_path: Path
+    ) -> None:
+        self.resume(whole, tmp_path / "out", KILLS[self.kills[turn]]())
 
     def test_a_plan_and_an_audit_read_no_rows(
-        self, job: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(
-            "dpdask.io.fragments.read_batches", lambda *_: pytest.fail("rows were read")
-        )
-        monkeypatch.setattr(
-            "dpdask.engine.source.read_batches", lambda *_: pytest.fail("rows were read")
-        )
-        planned = plan_job(load(job))
+        job = load(self.write(tmp_path / "job", tmp_path / "out"))
+        for module in ("dpdask.io.fragments", "dpdask.engine.source"):
+            monkeypatch.setattr(f"{module}.read_batches", lambda *_: pytest.fail("rows were read"))
+        planned, of_frame = plan_job(job), self.estimator().plan(self.frame())
         assert len(planned.stages) >= 3
         assert planned.guarantee
-        assert audit_job(load(job), n_runs=500)["sound"]
+        assert of_frame.guarantee
+        assert of_frame.stages
+        assert audit_job(job, n_runs=500)["sound"]
+        central = [
+            event for event in leaves(job.mechanism.event) if not isinstance(event, LocalRelease)
+        ]
+        assert bool(central) == (
+            type(job.mechanism).draw is not Mechanism.draw and not self.draws_nothing
+        )
+        assert central or self.releases_rows
 
     def test_a_value_outside_the_domain_is_one_line_and_leaves_nothing(
         self, tmp_path: Path
     ) -> None:
         job = self.write(tmp_path / "job", tmp_path / "out")
-        broken = self.frame()
-        broken.loc[200, "level"] = 99
-        pq.write_table(
-            pa.Table.from_pandas(broken.iloc[160:], preserve_index=False),
-            tmp_path / "lake" / "b.parquet",
-        )
+        self.spoil(tmp_path)
         with pytest.raises(DataError) as refused:
             run_here(job)
         assert "99" not in str(refused.value)
         assert "\n" not in str(refused.value)
         assert not (tmp_path / "out").exists()
 
-    # Python
+    def spoil(self, folder: Path) -> None:
+        """Put a value into the second file that is no level."""
+        broken = self.frame()
+        broken.loc[200, "level"] = 99
+        pq.write_table(
+            pa.Table.from_pandas(broken.iloc[160:], preserve_index=False),
+            folder / "lake" / "b.parquet",
+        )
 
-    def test_python_releases_what_it_promises(self) -> None:
-        with self.release() as release:
-            found = self.draw(release)
-            assert len(found)
-            card = Card.read(release.card, "card")
-            assert card.mechanism.kind == self.mechanism["kind"]
-            assert json.dumps(release.card)
-            assert "/" not in repr(release)
-        with pytest.raises(Exception, match=r"closed|missing|key"):
-            self.draw(release)
+    # Python
 
     def draw(self, release: Any) -> Any:
         """Return the released rows, or some records."""
@@ -349,47 +355,36 @@ class MechanismContract:
     def release(self, **given: Any) -> Any:
         """Fit the case's Python class to the case's table."""
         self.frame_given = self.frame()
-        estimator = self.estimator(
-            Schema.from_dict({"columns": self.columns()}), insecure_seed=None
-        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of what a chain republishes
-            return estimator.fit(
-                self.frame().iloc[::2].reset_index(drop=True) if self.public else self.frame_given,
+            return self.estimator().fit(
+                self.frame().iloc[::2].reset_index(drop=True)
+                if self.is_public
+                else self.frame_given,
                 **given,
             )
 
-    def test_python_charges_before_it_draws(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_python_charges_until_the_budget_ends_and_releases_what_it_promises(
+        self, tmp_path: Path
     ) -> None:
-        place = LedgerPlace(**self.ledger(tmp_path, epsilon=PRIVACY["epsilon"]))
-        with self.release(ledger=place) as release:
-            if self.releases_rows:
-                release.transform(self.frame_given)
-            assert [entry.kind for entry in charging_entries(place.url, "people")] == [
-                "intend",
-                "commit",
-            ]
-        for _ in range(12):
-            try:
-                with self.release(ledger=place) as release:
-                    if self.releases_rows:
-                        release.transform(self.frame_given)
-            except BudgetError:
-                break
-        else:
-            pytest.fail("the budget has no end")
-        kinds = [entry.kind for entry in charging_entries(place.url, "people")]
-        assert kinds.count("intend") == kinds.count("commit")
-
-    def test_python_plans_and_audits(self) -> None:
-        estimator = self.estimator(
-            Schema.from_dict({"columns": self.columns()}), insecure_seed=None
+        ledger = (
+            {}
+            if self.privacy is None
+            else {"ledger": LedgerPlace(**self.ledger(tmp_path, epsilon=PRIVACY["epsilon"]))}
         )
-        planned = estimator.plan(self.frame())
-        assert planned.guarantee
-        assert planned.stages
-        assert estimator.audit(self.frame(), n_runs=500)["sound"]
+        with self.release(**ledger) as release:
+            assert len(self.draw(release))
+            assert Card.read(release.card, "card").mechanism.kind == self.kind
+            assert json.dumps(release.card)
+            assert "/" not in repr(release)
+        with pytest.raises(Exception, match=r"closed|missing|key"):
+            self.draw(release)
+        if self.privacy is not None:
+            entries = charging_entries(ledger["ledger"].url, "people")
+            assert [entry.kind for entry in entries] == ["intend", "commit"]
+            with pytest.raises(BudgetError), self.release(**ledger) as release:
+                self.draw(release)
+            assert charging_entries(ledger["ledger"].url, "people") == entries
 
     def test_python_and_job_refuse_a_schema_without_private_columns(self, tmp_path: Path) -> None:
         columns: Mapping[str, Any] = {
@@ -397,14 +392,7 @@ class MechanismContract:
             for name, column in self.columns().items()
         }
         with pytest.raises(SpecError, match="privatises no column") as python:
-            self.estimator(Schema.from_dict({"columns": columns}), insecure_seed=None)
-        path = self.write(tmp_path / "job", tmp_path / "out")
-        schema = path.parent / "schema.yaml"
-        schema.write_text(json.dumps({"columns": columns}))
+            self.estimator(columns=columns)
         with pytest.raises(SpecError, match="privatises no column") as job:
-            load(path)
+            load(self.write(tmp_path / "job", tmp_path / "out", schema=columns))
         assert job.value.what == python.value.what
-
-
-def _no_draw(*_: Any, **__: Any) -> None:
-    pytest.fail("noise was drawn")

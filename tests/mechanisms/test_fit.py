@@ -7,7 +7,7 @@ import pytest
 import dpdask
 from dpdask.engine.work import load
 from dpdask.errors import SpecError
-from dpdask.mechanisms.dip.columns import BinMechanism, DipRelease, LevelMechanism, RankMechanism
+from dpdask.mechanisms.dip.columns import DipRelease
 
 N = 40_000
 SCHEMA = dpdask.Schema.from_dict(
@@ -88,22 +88,6 @@ def test_optimal_disturbs_less_than_calibrated_and_calibrated_less_than_laplace(
 
 
 @pytest.mark.parametrize(
-    ("channel", "kind"), [("laplace", RankMechanism), ("optimal", BinMechanism)]
-)
-def test_each_column_has_the_mechanism_of_its_channel(
-    table: pd.DataFrame, channel: str, kind: type
-) -> None:
-    release, _ = fitted(table, channel)
-    mechanisms = load(release.folder, release.sha256, DipRelease)
-    assert isinstance(mechanisms.columns["price"], kind)
-    assert isinstance(mechanisms.columns["stars"], LevelMechanism)
-    assert (
-        DipRelease.from_bytes(mechanisms.to_bytes(), "release.npz").to_bytes()
-        == mechanisms.to_bytes()
-    )
-
-
-@pytest.mark.parametrize(
     ("channel", "cost", "message"),
     [
         ("laplace", {"stars": "rank"}, "belongs to the channel optimal"),
@@ -123,20 +107,11 @@ def test_costs_that_cannot_be_are_refused(
         )  # type: ignore[arg-type]  # wrong on purpose
 
 
-@pytest.mark.parametrize(
-    "cost",
-    [
-        {"stars": "rank"},
-        {"stars": "zero-one"},
-        {"colour": ((0.0, 1.0, 9.0), (1.0, 0.0, 9.0), (9.0, 9.0, 0.0))},
-    ],
-)
-def test_costs_that_can_be_change_the_channel(table: pd.DataFrame, cost: dict[str, object]) -> None:
-    default = dpdask.DIP(SCHEMA, epsilon=8.0, reference=dpdask.Public(), channel="optimal").fit(
-        table
+def test_another_cost_gives_another_channel(table: pd.DataFrame) -> None:
+    default, other = (
+        dpdask.DIP(SCHEMA, epsilon=8.0, reference=dpdask.Public(), channel="optimal", cost=cost)
+        .fit(table)
+        .card["columns"]["stars"]["channel"]
+        for cost in ({}, {"stars": "zero-one"})
     )
-    other = dpdask.DIP(
-        SCHEMA, epsilon=8.0, reference=dpdask.Public(), channel="optimal", cost=cost
-    ).fit(table)  # type: ignore[arg-type]  # parametrised
-    [name] = cost
-    assert default.card["columns"][name]["channel"] != other.card["columns"][name]["channel"]
+    assert default != other

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import pyarrow as pa
 import pytest
-from mechanisms.contract import PRIVACY, SCHEMA, MechanismContract
+from mechanisms.contract import PRIVACY, MechanismContract
 
 from dpdask.archive import Archive, Archived, Contents
 from dpdask.errors import InputError
@@ -163,10 +163,11 @@ def _registered() -> Iterator[None]:
 
 
 class TestToy(MechanismContract):
-    mechanism: ClassVar[dict[str, Any]] = {"kind": "toy", "factor": 2}
-    privacy: ClassVar[dict[str, Any]] = {**PRIVACY, "adjacency": "add-remove"}
-    schema: ClassVar[dict[str, Any]] = SCHEMA
+    kind = "toy"
+    python = Toy
+    given: ClassVar[dict[str, Any]] = {"factor": 2}
+    privacy: ClassVar[dict[str, Any] | None] = {**PRIVACY, "adjacency": "add-remove"}
     releases_rows = False
 
-    def estimator(self, schema: Schema, **changes: Any) -> Estimator:
-        return Toy(schema, factor=2, **changes)
+    def estimator(self, **changes: Any) -> Estimator:
+        return Toy(Schema.from_dict({"columns": changes.pop("columns", self.columns())}), factor=2)

@@ -81,12 +81,6 @@ def test_any_label_can_be_drawn() -> None:
     assert all(float(each.attrib["x"]) >= 0.0 for each in drawn.iter(f"{SVG}text"))
 
 
-def test_a_histogram_of_nothing_is_drawn() -> None:
-    assert (
-        texts(ET.fromstring(read(pictures.draw_histogram(histogram(("a", 0.0, None))))))[0] == "a"
-    )
-
-
 @pytest.mark.parametrize("n", [2, 7, 8, 50])
 def test_a_table_has_a_pixel_for_each_number(n: int) -> None:
     table = np.linspace(0.0, 0.3, n * n).reshape(n, n)
@@ -110,20 +104,3 @@ def test_a_table_has_a_pixel_for_each_number(n: int) -> None:
     assert (np.diff(painted[..., 0].ravel().astype(int)) <= 0).all()
     assert ("0.30" in texts(drawn)) == (n <= 7)
     assert {"released", "original", "v0"} <= set(texts(drawn))
-
-
-@pytest.mark.parametrize("most", [1e-9, 0.3, 0.99, 1.0, 37.2, 100.0])
-def test_ticks_are_round_and_few(most: float) -> None:
-    found = pictures._list_ticks(most)
-    assert 2 <= len(found) <= 7
-    assert found[0] == 0.0
-    assert found[-1] <= most * (1.0 + 1e-6)
-    assert all(len(f"{tick:g}".rstrip("0")) <= 5 for tick in found)
-
-
-def test_a_picture_has_the_same_bytes_each_time() -> None:
-    table = np.random.default_rng(0).random((9, 9))
-    first, second = (
-        pictures.draw_table(table, "abcdefghi", across="", down="", most=1.0) for _ in range(2)
-    )
-    assert first == second

@@ -22,10 +22,8 @@ from dpdask.io.shards import CROISSANT_NAME, PAGE_NAME, ROW_GROUP_ROWS, Shard
 from dpdask.mechanisms.card import Card, ColumnPart, LedgerPosition
 from dpdask.page import histograms as sample
 from dpdask.page import make_croissant, make_page, render, words
-from dpdask.page import pictures as channels
 from dpdask.page.histograms import Sample, count_histogram
 from dpdask.page.pictures import ChannelView, associate, describe_kept
-from dpdask.privacy.rounding import order_text
 
 
 @pytest.fixture(scope="module")
@@ -83,59 +81,6 @@ def test_a_page_of_rows_says_what_was_promised(rows: Path) -> None:
     assert "columns that depend on each other in the table may show 0.00 here" in text
     assert "0 to 1,000, or missing moved to the nearest bound" in text
     assert "vectors of counts" in text
-
-
-def test_means_are_recommended_only_without_noise_in_counts(rows: Path) -> None:
-    card = parts(rows)[0]
-    held_out = card.model_copy(
-        update={
-            "mechanism": card.mechanism.model_copy(
-                update={"reference": {"kind": "holdout", "fraction": 0.1}}
-            )
-        }
-    )
-    assert "shares, means and quantiles" in words.list_uses(held_out)[0][0]
-    assert 'release.mean("income")' in render._write_snippet(held_out)
-    units = {"income": "days since 1970-01-01", "day": None}
-    columns = {
-        name: card.columns[name].model_copy(update={"numbers": unit})
-        for name, unit in units.items()
-    }
-    assert 'release.quantile("day", 0.5)' in render._write_snippet(
-        held_out.model_copy(update={"columns": columns})
-    )
-
-
-def test_a_null_has_one_name() -> None:
-    found = channels._read(
-        "x", ColumnPart(role="privatised", levels=[None, "a"], channel=[[0.5, 0.5], [0.5, 0.5]])
-    )
-    assert found is not None
-    assert found.labels == ("missing", "a")
-
-
-def test_noise_of_one_kind_is_told_once() -> None:
-    law = {"kind": "discrete-gaussian", "sigma": 5.0, "count": 2}
-    card = any_card(
-        accounting={
-            "composition": "",
-            "epsilon_exact": 1.0,
-            "events": {"kind": "composed", "events": [law, law]},
-        }
-    )
-    assert list(render._list_spent(card)) == [
-        ("Noise on 4 vectors of counts", "discrete Gaussian, σ = 5")
-    ]
-
-
-def test_the_order_of_one_file_is_told_in_short(rows: Path) -> None:
-    card = parts(rows)[0].model_copy(update={"order": order_text("shuffled")})
-    assert words.describe_order(card, 2) == card.order
-    assert words.describe_order(card, 1).startswith(
-        "the rows of the one file are in random order. "
-    )
-    kept = card.model_copy(update={"order": order_text("keep")})
-    assert words.describe_order(kept, 1) == kept.order
 
 
 def test_a_page_of_records_says_what_they_are_not_good_for(records: Path) -> None:
@@ -253,21 +198,6 @@ def test_values_under_add_remove_are_told_at_twice_the_loss(delta: float) -> Non
     )
 
 
-def test_beliefs_are_bounded_and_rounded_up() -> None:
-    assert words.bound_belief(0.5, float(np.log(3.0))) == "75.0 %"
-    assert words.bound_belief(0.01, 0.0) == "1.0 %"
-    assert words.bound_belief(0.9, 100.0) == "100.0 %"
-    assert [words.describe_odds(epsilon) for epsilon in (1.0, 2.0, 8.0)] == [
-        "2.719",
-        "7.39",
-        "2.99e+3",
-    ]
-    assert words.round_up(0.44999999999999996) == "0.45"
-    assert words.round_up(1 / 3) == "0.333334"
-    assert words.round_up(2.0) == "2"
-    assert words.round_up(9.313225746154785e-10, 3) == "9.32e-10"
-
-
 @pytest.mark.parametrize("kind", ["rows", "records"])
 def test_its_python_runs(kind: str, request: pytest.FixtureRequest) -> None:
     output = request.getfixturevalue(kind)
@@ -277,6 +207,19 @@ def test_its_python_runs(kind: str, request: pytest.FixtureRequest) -> None:
     assert snippet.count("release.") == 4
     assert "mean(" not in snippet  # under noisy counts
     exec(snippet, {})
+
+
+def test_means_are_recommended_only_without_noise_in_counts(rows: Path) -> None:
+    card = parts(rows)[0]
+    held_out = card.model_copy(
+        update={
+            "mechanism": card.mechanism.model_copy(
+                update={"reference": {"kind": "holdout", "fraction": 0.1}}
+            )
+        }
+    )
+    assert "shares, means and quantiles" in words.list_uses(held_out)[0][0]
+    assert 'release.mean("income")' in render._write_snippet(held_out)
 
 
 # ---- nothing runs, nothing is loaded
@@ -465,6 +408,11 @@ def taken(**columns: Any) -> Sample:
         ),
         ([7, 7, 7, 8], {"bounds": [0, 100]}, [("7", 0.75), ("8", 0.25)]),
         ([0.5, 0.5], {"bounds": [0, 1]}, [("over 0 to 1", 1.0)]),
+        (
+            [1.0, 150_000.5],
+            {"bounds": [0.0, 3e5], "edges": [0.0, 99999.99999999999, 3e5]},
+            [("over 0 to 100,000", 0.5), ("over 100,000 to 300,000", 0.5)],
+        ),
     ],
 )
 def test_shares_are_those_of_the_rows(
@@ -663,3 +611,18 @@ def test_metadata_without_readable_shards_have_no_columns(rows: Path, tmp_path: 
     data, faults = make_croissant(card, manifest, type(folder)(f"file://{tmp_path}"))
     assert "recordSet" not in json.loads(data)
     assert len(faults) == 1
+
+
+def test_beliefs_are_bounded_and_rounded_up() -> None:
+    assert words.bound_belief(0.5, float(np.log(3.0))) == "75.0 %"
+    assert words.bound_belief(0.01, 0.0) == "1.0 %"
+    assert words.bound_belief(0.9, 100.0) == "100.0 %"
+    assert [words.describe_odds(epsilon) for epsilon in (1.0, 2.0, 8.0)] == [
+        "2.719",
+        "7.39",
+        "2.99e+3",
+    ]
+    assert words.round_up(0.44999999999999996) == "0.45"
+    assert words.round_up(1 / 3) == "0.333334"
+    assert words.round_up(2.0) == "2"
+    assert words.round_up(9.313225746154785e-10, 3) == "9.32e-10"
