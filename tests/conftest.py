@@ -32,6 +32,7 @@ from services.stores import (  # noqa: F401  # fixtures
     shared_folder,
     store,
 )
+from shelf import Shelf
 
 from dpdask.jobs import spec
 
@@ -206,3 +207,12 @@ def two_workers() -> Iterator[LocalCluster]:
 def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
     """Drivers that can be killed; importing once is most of a small run."""
     yield from serving(tmp_path_factory.mktemp("drivers"))
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    """Small tables and finished releases that all tests share; see `tests/shelf.py`."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shelf"
+    folder.mkdir(exist_ok=True)
+    return Shelf(folder)

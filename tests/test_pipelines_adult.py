@@ -58,7 +58,7 @@ def rows(table, tmp_path_factory) -> dict[str, dict]:
     return {row["name"]: row for row in document["rows"]}
 
 
-def test_every_row_is_there_and_is_sane(rows) -> None:
+def test_every_row_is_there_and_is_sane(rows):
     assert len(rows) == 23
     for name, row in rows.items():
         assert set(row["one_way"]) == {"average", "maximum"}, name
@@ -75,7 +75,7 @@ def test_every_row_is_there_and_is_sane(rows) -> None:
     assert rows["*not private:* the paper's copula (cop)"]["valid_share"] < 0.5
 
 
-def test_rows_stand_as_their_noise_says(rows) -> None:
+def test_rows_stand_as_their_noise_says(rows):
     variation = {name: row["mean_total_variation"] for name, row in rows.items()}
     floor = variation["*not private:* bootstrap resample, the floor"]
     assert all(
@@ -89,7 +89,7 @@ def test_rows_stand_as_their_noise_says(rows) -> None:
     )
 
 
-def test_a_seed_gives_the_same_errors_and_none_gives_others(table, capsys) -> None:
+def test_a_seed_gives_the_same_errors_and_none_gives_others(table, capsys):
     def errors(*seed: str) -> list[str]:
         compare.main(
             [
@@ -113,13 +113,8 @@ def test_a_seed_gives_the_same_errors_and_none_gives_others(table, capsys) -> No
     assert errors() != errors()
 
 
-def test_only_a_copula_job_is_compared(table) -> None:
-    with pytest.raises(SystemExit, match="no copula job"):
-        compare.main(["--job", str(PIPELINES / "movielens/job.yaml"), "--input", table])
-
-
 @pytest.mark.parametrize("pipeline", REAL)
-def test_the_real_tables_are_released_well(pipeline, tmp_path) -> None:
+def test_the_real_tables_are_released_well(pipeline, tmp_path):
     table = DATA / REAL[pipeline]
     if not table.exists():
         pytest.skip(f"{table} is not there: fetch it, or name its folder in DPDASK_DATA")

@@ -24,12 +24,10 @@ def figures(printed: str) -> list[list[str]]:
     ]
 
 
-def test_a_small_table_is_released_and_a_seed_repeats_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_small_table_is_released_and_a_seed_repeats_it(tmp_path, capsys):
     rng = np.random.default_rng(1)
     trait = rng.random(3_000)
-    columns: dict[str, np.ndarray] = {}
+    columns = {}
     for name, column in load_job(FOLDER / "job.yaml").schema.columns.items():
         if column.levels is not None:
             columns[name] = np.array(column.levels)[(trait * len(column.levels)).astype(int)]
@@ -54,7 +52,7 @@ def test_a_small_table_is_released_and_a_seed_repeats_it(
     assert again[:-2] == first[:-2]
 
 
-def test_the_real_table_is_released_as_near_as_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_real_table_is_released_as_near_as_is_asked(capsys):
     table = DATA / "adult.parquet"
     if not table.exists():
         pytest.skip(f"{table} is not there: fetch it, or name its folder in DPDASK_DATA")

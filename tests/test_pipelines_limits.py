@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from pipelines.benchmarks import limits
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in Dask's own copy
-def test_the_script_measures_each_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_measures_each_side(tmp_path, monkeypatch):
     pytest.importorskip("polars")
     pytest.importorskip("duckdb")
     monkeypatch.setattr("pyarrow.set_cpu_count", lambda _: None)

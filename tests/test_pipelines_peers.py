@@ -63,9 +63,7 @@ def compare(job: Path, *options: str) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_the_floor_beats_the_copula_and_the_copula_independent_columns(
-    job: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_floor_beats_the_copula_and_the_copula_independent_columns(job, capsys):
     found = compare(job, "--target", "e=high")
     methods = found["rows"][0]["methods"]
     best, copula, worst = (methods[name]["medians"] for name in ("floor", "dpdask", "independent"))
@@ -97,12 +95,12 @@ def test_the_floor_beats_the_copula_and_the_copula_independent_columns(
         compare(job, "--methods", "floor")
 
 
-def test_a_target_that_no_row_has_is_refused(job: Path) -> None:
+def test_a_target_that_no_row_has_is_refused(job):
     with pytest.raises(SystemExit, match="no row of column 'e' has the level 'medium'"):
         compare(job, "--target", "e=medium")
 
 
-def test_a_peer_that_fails_or_takes_too_long_is_listed_so(job: Path, tmp_path: Path) -> None:
+def test_a_peer_that_fails_or_takes_too_long_is_listed_so(job, tmp_path):
     copy = tmp_path / "private-pgm"
     (copy / "src" / "mbi").mkdir(parents=True)
     (copy / "src" / "mbi" / "__init__.py").write_text("import time\ntime.sleep(60)\n")

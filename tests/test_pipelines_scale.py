@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,34 +27,14 @@ def run_of(n: int, driver: float, scheduler: float) -> dict[str, Any]:
     }
 
 
-def test_the_exponent_is_the_growth_of_the_costs() -> None:
+def test_the_exponent_is_the_growth_of_the_costs():
     assert scale.find_exponent([run_of(1050, 1.0, 1.0), run_of(100_050, 1.0, 1.0)]) == 1.0
     assert scale.find_exponent([run_of(1050, 0.1, 0.1), run_of(100_050, 10.0, 10.0)]) == 2.0
     assert scale.find_exponent([run_of(1050, 1.0, 1.0)]) is None
     assert scale.find_exponent([run_of(80, 0.1, 0.0), run_of(120, 0.0, 0.0)]) is None
 
 
-def test_costs_of_a_small_table_are_taken_off() -> None:
-    def used(seconds: float, mib: float) -> dict[str, Any]:
-        driver = {"seconds": seconds, "mib": mib, "stages": {}, "shards": 1}
-        return {
-            "driver": driver,
-            "scheduler": seconds,
-            "workers": seconds,
-            "wall": seconds,
-            "scheduler_mib": mib,
-        }
-
-    found = scale.summarise(1000 + scale.WARM, used(2.0, 100.0), used(3.0, 101.0))
-    assert (found["driver_ms_each"], found["scheduler_ms_each"], found["milliseconds_each"]) == (
-        1.0,
-        1.0,
-        2.0,
-    )
-    assert found["driver_kib_each"] == 1.024
-
-
-def test_the_simulation_waits_for_the_slowest() -> None:
+def test_the_simulation_waits_for_the_slowest():
     slow = scale.simulate(
         run_of(1000, 0.1, 2.0), n_fragments=20_000, n_workers=100, seconds_each=0.01
     )
@@ -74,7 +53,7 @@ def test_the_simulation_waits_for_the_slowest() -> None:
 
 
 @pytest.mark.slow
-def test_the_script_measures_a_small_table(tmp_path: Path) -> None:
+def test_the_script_measures_a_small_table(tmp_path):
     scale.main(
         [
             "--fragments",

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pandas as pd
-import pytest
 
 from pipelines.benchmarks import skewed
 
 
-def test_the_script_measures_each_column_and_mechanism(tmp_path: Path) -> None:
+def test_the_script_measures_each_column_and_mechanism(tmp_path):
     skewed.simulate(40_000).to_parquet(tmp_path / "in.parquet")
     skewed.main(
         [
@@ -33,7 +31,7 @@ def test_the_script_measures_each_column_and_mechanism(tmp_path: Path) -> None:
     assert all(row["quantiles"] < 0.1 and row["zeros"] < 0.02 for row in found["rows"])
 
 
-def test_a_wrong_release_is_measured_as_wrong() -> None:
+def test_a_wrong_release_is_measured_as_wrong():
     own = pd.Series(range(1000))
     assert skewed.measure(own, own) == {"quantiles": 0.0, "mean": 0.0, "zeros": 0.0}
     wrong = skewed.measure(own, own * 0 + 500)
@@ -41,17 +39,7 @@ def test_a_wrong_release_is_measured_as_wrong() -> None:
     assert skewed.measure(own, own * 0)["zeros"] > 0.9
 
 
-def test_what_is_asked_for_depends_on_the_rows_and_the_unit() -> None:
-    found = {"quantiles": 0.03, "mean": 0.02, "zeros": 0.0}
-    assert not skewed.is_met(found, None, 100_000)
-    assert skewed.is_met(found, 0.03, 100_000)
-    assert skewed.is_met(found, None, 41_000)
-    assert not skewed.is_met({**found, "zeros": 0.02}, None, 41_000)
-
-
-def test_tables_of_a_folder_are_read_as_far_as_they_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_of_a_folder_are_read_as_far_as_they_are_there(tmp_path, monkeypatch):
     pd.DataFrame({"ArrDelay": [1.0, None], "DepDelay": [2.0, 3.0], "Date": "x"}).to_parquet(
         tmp_path / "hflights_2011.parquet"
     )

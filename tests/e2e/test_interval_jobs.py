@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from distributed import Client, LocalCluster
 from e2e.helpers import (
+    KNOWN,
     MIXED_SCHEMA,
     call_cli,
+    charging_entries,
     digests,
     hidden,
     lake,
@@ -27,28 +28,26 @@ from e2e.helpers import (
     run_here,
     write_job,
 )
-from faults.drivers import Drivers
 from mechanisms.containing import held_by
-from scipy import stats
+from mechanisms.contract import KILLS
 
-from dpdask.engine.compute import Progress
-from dpdask.errors import DataError, SpecError
-from dpdask.inference.range_estimates import npmle
+from dpdask.engine.account import open_ledger
+from dpdask.errors import DataError, InputError, SpecError
 from dpdask.jobs.plan import audit_job, plan_job
 from dpdask.jobs.run import run_job, status
 from dpdask.mechanisms.interval.design import ScipyDistribution
 from dpdask.mechanisms.interval.ranges import Ranges, coverages
-from dpdask.stats.ranges import RangeCounts, grid_of_ranges
+from dpdask.privacy.events import Composed, LocalRelease, to_dict
 
-SCHEMA: dict[str, Any] = {**refusing(MIXED_SCHEMA), "genre": {"role": "drop", "type": "string"}}
-UNIT: dict[str, Any] = {"name": "uniform", "loc": 0, "scale": 1}
+SCHEMA = {**refusing(MIXED_SCHEMA), "genre": {"role": "drop", "type": "string"}}
+UNIT = {"name": "uniform", "loc": 0, "scale": 1}
 
 
 def uniform(scale: float) -> dict[str, Any]:
     return {"name": "uniform", "loc": 0, "scale": scale}
 
 
-DESIGNS: dict[str, Any] = {
+DESIGNS = {
     "rating": {"design": "case2", "anchors": uniform(5.5)},
     "price": {
         "design": "case1",
@@ -102,8 +101,7 @@ def read(folder: Path) -> pa.Table:
 
 
 def card(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "out" / "_dpdask" / "release.json").read_text())
-    return found
+    return json.loads((folder / "out" / "_dpdask" / "release.json").read_text())
 
 
 def ranges(released: pa.Table, name: str) -> Ranges:
@@ -115,10 +113,16 @@ def ranges(released: pa.Table, name: str) -> Ranges:
 # ---- what is released
 
 
-def test_every_range_holds_its_value_and_kept_columns_are_the_input_s(
-    source: Path, tmp_path: Path
-) -> None:
-    released, given = run(tmp_path, source), read(source)
+@pytest.fixture(scope="module")
+def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the job with nothing changed."""
+    folder = tmp_path_factory.mktemp("plain")
+    run(folder, source)
+    return folder
+
+
+def test_every_range_holds_its_value_and_kept_columns_are_the_input_s(plain, source):
+    released, given = read(plain / "out"), read(source)
     assert released.column_names == ["userId", *ENDS]
     assert released["userId"].equals(given["userId"])
     for name in PRIVATE:
@@ -139,11 +143,8 @@ def test_every_range_holds_its_value_and_kept_columns_are_the_input_s(
     assert (ages.lower[finite] == np.floor(ages.lower[finite])).all()
 
 
-def test_the_card_has_no_epsilon_and_says_what_a_range_reveals(
-    source: Path, tmp_path: Path
-) -> None:
-    run(tmp_path, source)
-    found = card(tmp_path)
+def test_the_card_has_no_epsilon_and_says_what_a_range_reveals(plain):
+    found = card(plain)
     assert found["guarantee"]["epsilon"] is None
     assert found["guarantee"]["delta"] is None
     assert found["accounting"]["epsilon_exact"] is None
@@ -151,7 +152,7 @@ def test_the_card_has_no_epsilon_and_says_what_a_range_reveals(
     assert text.startswith("INSECURE")
     assert "There is no ε" in text
     assert "What is released is true of every row. " in text
-    assert card(tmp_path)["mechanism"]["true_of_every_row"] is True
+    assert found["mechanism"]["true_of_every_row"] is True
     assert "the exact values inside the acceptable set" in text
     assert found["columns"]["price"]["mean_coverage"] == pytest.approx(0.7, abs=0.01)
     assert found["columns"]["price"]["mean_coverage"] + found["columns"]["price"][
@@ -163,7 +164,7 @@ def test_the_card_has_no_epsilon_and_says_what_a_range_reveals(
     assert "lower > upper" in found["mechanism"]["convention"]
 
 
-def test_plan_run_and_audit_promise_no_epsilon(source: Path, tmp_path: Path) -> None:
+def test_plan_run_and_audit_promise_no_epsilon(source, tmp_path):
     loaded = load(job(tmp_path, source))
     planned = plan_job(loaded)
     assert (planned.epsilons, planned.reference_epsilons, planned.ledger) == ({}, {}, None)
@@ -186,13 +187,7 @@ def test_plan_run_and_audit_promise_no_epsilon(source: Path, tmp_path: Path) -> 
     assert "nothing to audit" in call_cli("audit", tmp_path / "job" / "job.yaml").stdout
 
 
-def test_two_runs_without_a_seed_draw_other_anchors(source: Path, tmp_path: Path) -> None:
-    first, second = (run(tmp_path / name, source, insecure_seed=None) for name in "ab")
-    assert not first["rating_lower"].equals(second["rating_lower"])
-    assert not card(tmp_path / "a")["guarantee"]["text"].startswith("INSECURE")
-
-
-EVERY_TYPE: dict[str, Any] = {
+EVERY_TYPE = {
     "day": {"role": "privatise", "kind": "continuous", "nulls": "level"},
     "when": {"role": "privatise", "kind": "continuous"},
     "code": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 5], "nulls": "level"},
@@ -211,7 +206,7 @@ EVERY_TYPE: dict[str, Any] = {
 }
 
 
-def test_dates_times_levels_nulls_and_small_floats(tmp_path: Path) -> None:
+def test_dates_times_levels_nulls_and_small_floats(tmp_path):
     rng, n = np.random.default_rng(4), 1200
     missing = rng.random(n) < 0.2
     days, whens = rng.integers(18262, 20001, n), rng.integers(16 * 10**8, 17 * 10**8, n)
@@ -271,32 +266,9 @@ def test_dates_times_levels_nulls_and_small_floats(tmp_path: Path) -> None:
     assert (np.isneginf(ring.lower[known]) & np.isposinf(ring.upper[known])).any()
 
 
-def test_ranges_of_a_job_tell_the_distribution(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    values = np.random.default_rng(9).beta(2, 5, 20_000)
-    pq.write_table(pa.table({"price": values}), tmp_path / "in" / "part.parquet")
-    schema = {"price": SCHEMA["price"]}
-    released = run(
-        tmp_path,
-        tmp_path / "in",
-        {"price": {"design": "case2", "anchors": UNIT}},
-        schema=schema,
-        output__rows_per_shard=50_000,
-    )
-    found = ranges(released, "price")
-    fitted = npmle(
-        RangeCounts.of_batch(
-            grid_of_ranges(found.lower, found.upper, 2000), found.lower, found.upper
-        ),
-        support=(0.0, 1.0),
-    )
-    at = np.linspace(0.05, 0.95, 19)
-    assert np.abs(fitted.cdf(at) - stats.beta(2, 5).cdf(at)).max() < 0.05
-
-
 # ---- coverage beside the ranges
 
-COVERED: dict[str, Any] = {
+COVERED = {
     "rating": {"design": "case2", "anchors": uniform(5.5), "reference": uniform(5.0)},
     "price": DESIGNS["price"],
     "age": {
@@ -308,11 +280,8 @@ COVERED: dict[str, Any] = {
 }
 
 
-def test_coverages_are_what_anybody_computes_from_the_ranges_and_the_card(
-    source: Path, tmp_path: Path
-) -> None:
+def test_coverages_are_what_anybody_computes_from_the_ranges_and_the_card(source, tmp_path):
     """So they add nothing: an outsider needs the released ends and the public card alone."""
-    plain = run(tmp_path / "plain", source, COVERED)
     released = run(
         tmp_path, source, mechanism={"kind": "interval", "columns": COVERED, "coverage": True}
     )
@@ -320,10 +289,9 @@ def test_coverages_are_what_anybody_computes_from_the_ranges_and_the_card(
         "userId",
         *(f"{name}_{what}" for name in PRIVATE for what in ("lower", "upper", "coverage")),
     ]
-    assert released.select(plain.column_names).equals(plain)
+    told = card(tmp_path)["mechanism"]["convention"]
+    assert "coverage: the probability of the range" in told
     columns = card(tmp_path)["columns"]
-    assert "coverage: the probability of the range" in card(tmp_path)["mechanism"]["convention"]
-    assert "coverage: " not in card(tmp_path / "plain")["mechanism"]["convention"]
     for name in PRIVATE:
         column = columns[name]
         assert column["released_as"] == [f"{name}_lower", f"{name}_upper", f"{name}_coverage"]
@@ -344,232 +312,40 @@ def test_coverages_are_what_anybody_computes_from_the_ranges_and_the_card(
             assert expected.mean() == pytest.approx(column["mean_coverage"], abs=0.02), name
 
 
-# ---- the same bytes
+# ---- kills
 
 
-@pytest.fixture(scope="module")
-def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("quiet")
-    run_here(job(folder, source))
-    return digests(folder / "out")
-
-
-def run_on(path: Path, progress: Progress | None = None) -> None:
-    run_job(load(path), progress)
-
-
-def test_threads_give_the_same_bytes(source: Path, quiet: dict[str, str], tmp_path: Path) -> None:
-    with dask.config.set(scheduler="threads", num_workers=3):
-        run_on(job(tmp_path, source))
-    assert digests(tmp_path / "out") == quiet
-
-
-@pytest.mark.more
-def test_processes_give_the_same_bytes(
-    two_workers: LocalCluster, source: Path, quiet: dict[str, str], tmp_path: Path
-) -> None:
-    with Client(two_workers), dask.config.set(scheduler="distributed"):
-        run_on(job(tmp_path, source))
-    assert digests(tmp_path / "out") == quiet
-
-
-STAGES = [
-    "opened",
-    "intended",
-    "fitted",
-    "shard-half-written",
-    "some-shards",
-    "before-move",
-    "after-move",
-]
-FEW = (
-    "fitted",
-    "shard-half-written",
-    "after-move",
-)  # the stages of every job are those of test_driver_kill.py
-
-
-@pytest.mark.parametrize(
-    "point",
-    [point if point in FEW else pytest.param(point, marks=pytest.mark.slow) for point in STAGES],
-)
-def test_a_killed_driver_changes_nothing(
-    point: str, drivers: Drivers, source: Path, quiet: dict[str, str], tmp_path: Path
-) -> None:
-    path = job(tmp_path, source)
+@pytest.mark.parametrize("point", ["shard-half-written", "after-move"])
+def test_a_killed_driver_changes_nothing(point, plain, drivers, source, tmp_path):
+    """It spends no budget, so the contract of mechanisms kills it nowhere."""
+    path = job(tmp_path, source, output__order="keep")
     assert drivers.run("run", path, point=point)[0] == -signal.SIGKILL
     assert (tmp_path / "out").exists() == (point == "after-move")
     run_here(path)
-    assert digests(tmp_path / "out") == quiet
+    assert digests(tmp_path / "out") == digests(plain / "out")
     assert not hidden(tmp_path / "out").exists()
 
 
-def test_designs_that_were_tampered_with_are_refused(
-    drivers: Drivers, source: Path, tmp_path: Path
-) -> None:
+def test_designs_that_were_tampered_with_are_refused(source, tmp_path):
     path = job(tmp_path, source)
-    drivers.run("run", path, point="fitted")
+    with KILLS["barrier recorded"]():
+        run_here(path)
     designs = hidden(tmp_path / "out") / "release.npz"
     designs.write_bytes(designs.read_bytes().replace(b"120", b"121"))
-    code, line = drivers.run("run", path)
-    assert (code, "not the one that was written; abort the run and begin again" in line) == (
-        66,
-        True,
-    ), line
-
-
-def test_csv_is_counted_first_and_read_like_parquet(tmp_path: Path) -> None:
-    schema = {name: column for name, column in SCHEMA.items() if name in ("userId", "price", "age")}
-    designs = {name: DESIGNS[name] for name in ("price", "age")}
-    source = lake(tmp_path / "in", [70, 130], schema=schema, csv=True)
-    released = run(tmp_path, source, designs, schema=schema)
-    assert released.num_rows == 200
-    given = pads.dataset(source, format="csv").to_table()
-    for name in designs:
-        assert held_by(ranges(released, name), given[name].to_numpy().astype(float)).all()
-    assert (
-        plan_job(
-            load(
-                job(tmp_path, source, designs, schema=schema, output__path=str(tmp_path / "other"))
-            )
-        )
-        .stages[0]
-        .startswith("survey")
-    )
+    with pytest.raises(
+        InputError, match="not the one that was written; abort the run and begin again"
+    ):
+        run_here(path)
 
 
 # ---- refusals
 
-TINY = {"design": "case1", "at_least": 0.1, "reference": UNIT}
-
-
-def changed(name: str, design: dict[str, Any]) -> dict[str, Any]:
-    return {"mechanism": {"kind": "interval", "columns": {**DESIGNS, name: design}}}
-
-
-def without(name: str) -> dict[str, Any]:
-    return {
-        "mechanism": {
-            "kind": "interval",
-            "columns": {other: design for other, design in DESIGNS.items() if other != name},
-        }
-    }
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "privacy": (
-        {"privacy": {"epsilon": 1.0}},
-        r"job\.yaml, .*privacy: .*has no ε.*; remove the key 'privacy'",
-    ),
-    "ledger": (
-        {"ledger": {"url": "sqlite:///ledger.db", "dataset": "d"}},
-        r"job\.yaml, .*ledger: .*has no ε.*; remove the key 'ledger'",
-    ),
-    "missing design": (
-        without("age"),
-        r"column 'age': has no design; add it to mechanism\.columns",
-    ),
-    "design of an unknown column": (
-        changed("agee", TINY),
-        r"mechanism\.columns\.agee: is not a privatised column",
-    ),
-    "design of a kept column": (
-        changed("userId", TINY),
-        r"mechanism\.columns\.userId: is not a privatised column",
-    ),
-    "categorical": (
-        {"schema": MIXED_SCHEMA, **changed("genre", TINY)},
-        r"column 'genre': a categorical column has no order",
-    ),
-    "clash": (
-        {"schema": {**SCHEMA, "age_lower": {"role": "keep", "type": "int64"}}},
-        r"column 'age': its released column would be 'age_lower', but another column has that name",
-    ),
-    "tau above 1/m": (
-        changed("price", {"design": "case2", "at_least": 0.4, "reference": UNIT}),
-        r"3 ranges cannot all have a coverage of 0\.4",
-    ),
-    "unknown design": (
-        changed("price", {"design": "case3", "anchors": UNIT}),
-        r"mechanism\.columns\.price\.design: .*case3.*did you mean .case2",
-    ),
-    "no design's name": (
-        changed("price", {"anchors": UNIT}),
-        r"the key 'mechanism\.columns\.price\.design' is missing; add it",
-    ),
-    "unknown key": (
-        changed("price", {"design": "case2", "anchor": UNIT}),
-        r"unknown key 'mechanism\.columns\.price\.anchor'; did you mean 'anchors'\?",
-    ),
-    "coverage of what has no reference": (
-        {"mechanism": {"kind": "interval", "columns": DESIGNS, "coverage": True}},
-        r"column 'rating': coverage needs a public reference, and its design names none; add `reference",
-    ),
-    "clash with a coverage": (
-        {
-            "schema": {
-                "price": SCHEMA["price"],
-                "price_coverage": {"role": "keep", "type": "float64"},
-            },
-            "mechanism": {
-                "kind": "interval",
-                "columns": {"price": DESIGNS["price"]},
-                "coverage": True,
-            },
-        },
-        r"column 'price': its released column would be 'price_coverage'",
-    ),
-    "private nulls": (
-        {"schema": {**SCHEMA, "price": {**SCHEMA["price"], "nulls": "level"}}},
-        r"column 'price': a null has no range",
-    ),
-    "no columns": ({"mechanism": {"kind": "interval", "columns": {}}}, r"mechanism\.columns"),
-    "unattainable coverage": (
-        changed(
-            "price",
-            {
-                "design": "case1",
-                "anchors": {"coverage": 0.3, "family": {"name": "norm"}},
-                "reference": UNIT,
-            },
-        ),
-        r"column 'price': .*coverages between 0\.5 and 1, not 0\.3",
-    ),
-    "unknown distribution": (
-        changed("price", {"design": "case1", "anchors": {"name": "norml"}}),
-        r"column 'price'.*norml",
-    ),
-    "least coverage of whole numbers": (
-        changed("age", {"design": "case1", "at_least": 0.1, "reference": uniform(120)}),
-        r"column 'age': whole numbers",
-    ),
-    "nulls that the schema refuses": (
-        changed("price", {**DESIGNS["price"], "nulls": "public"}),
-        r"column 'price': its design has `nulls: public`",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_job_is_refused_in_one_line(name: str, source: Path, tmp_path: Path) -> None:
-    changes, says = REFUSED[name]
-    with pytest.raises(SpecError, match=says) as error:
-        load(job(tmp_path, source, **changes))
-    assert "\n" not in str(error.value)
-
 
 def test_a_design_that_tells_nothing_of_its_column_is_refused_before_anything_is_written(
-    source: Path, tmp_path: Path
-) -> None:
-    loaded = load(
-        job(
-            tmp_path,
-            source,
-            **changed(
-                "price", {"design": "case1", "anchors": {"name": "uniform", "loc": 5, "scale": 1}}
-            ),
-        )
-    )
+    source, tmp_path
+):
+    far = {"design": "case1", "anchors": {"name": "uniform", "loc": 5, "scale": 1}}
+    loaded = load(job(tmp_path, source, {**DESIGNS, "price": far}))
     for act in (plan_job, run_job):
         with pytest.raises(
             SpecError, match=r"column 'price': no anchor falls between its least and greatest value"
@@ -578,17 +354,7 @@ def test_a_design_that_tells_nothing_of_its_column_is_refused_before_anything_is
     assert [path.name for path in tmp_path.iterdir()] == ["job"]
 
 
-@pytest.mark.parametrize("csv", [False, True], ids=["parquet", "csv"])
-def test_an_empty_table_is_refused(csv: bool, tmp_path: Path) -> None:
-    source = lake(tmp_path / "in", [0], schema=SCHEMA, csv=csv)
-    with pytest.raises(DataError, match="the table has no rows"):
-        run(tmp_path, source)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_value_outside_its_bounds_is_refused_without_showing_it(
-    source: Path, tmp_path: Path
-) -> None:
+def test_a_value_outside_its_bounds_is_refused_without_showing_it(source, tmp_path):
     path = job(
         tmp_path,
         source,
@@ -599,8 +365,147 @@ def test_a_value_outside_its_bounds_is_refused_without_showing_it(
     assert not hidden(tmp_path / "out").exists()
 
 
-def test_other_kinds_still_need_a_budget(source: Path, tmp_path: Path) -> None:
-    dip = {"kind": "dip", "reference": {"kind": "holdout", "fraction": 0.25}}
-    for mechanism in (dip, {"kind": "copula"}, {"kind": "marginals", "cliques": [["age"]]}):
-        with pytest.raises(SpecError, match=r"^job\.yaml.*: the key 'privacy' is missing; add it$"):
-            load(job(tmp_path, source, mechanism=mechanism))
+# ---- perturbed columns: an ε for those and for no other
+
+
+def perturbed(name: str, epsilon: float, of: dict[str, Any], **more: Any) -> dict[str, Any]:
+    reference = {"kind": "known", **KNOWN["columns"][name]}
+    return {
+        "design": "interval-differential",
+        "perturb": {"epsilon": epsilon, "reference": reference, **more},
+        "of": of,
+    }
+
+
+NARROW = {**SCHEMA, "amount": {"role": "drop", "type": "float64"}}
+AGE = {
+    "design": "case2",
+    "anchors": uniform(120),
+    "reference": {"name": "randint", "low": 18, "high": 90},
+}
+PERTURBED = {
+    "rating": perturbed(
+        "rating", 1.25, {"design": "case2", "anchors": uniform(5.5)}, channel="laplace-calibrated"
+    ),
+    "price": perturbed(
+        "price",
+        0.75,
+        {"design": "case1", "anchors": {"name": "uniform"}, "reference": {"name": "uniform"}},
+    ),
+    "age": AGE,
+}
+
+
+def perturbing(
+    folder: Path, source: Path, designs: dict[str, Any] = PERTURBED, **changed: Any
+) -> Path:
+    return job(
+        folder, source, designs, **{"schema": NARROW, "privacy": {"epsilon": 2.0}, **changed}
+    )
+
+
+def test_only_unperturbed_ranges_are_true_and_the_card_tells_them_apart(source, tmp_path):
+    run_here(perturbing(tmp_path, source, output__order="keep"))
+    released, given = read(tmp_path / "out"), pads.dataset(source).to_table()
+    inside = {
+        name: held_by(ranges(released, name), given[name].to_numpy().astype(float)).mean()
+        for name in PERTURBED
+    }
+    assert inside["age"] == 1.0
+    assert 0.35 < inside["rating"] < 0.97
+    assert 0.56 < inside["price"] < 0.97  # by chance alone two thirds
+    found = card(tmp_path)
+    guarantee, columns, text = found["guarantee"], found["columns"], found["guarantee"]["text"]
+    assert (
+        guarantee["epsilon"],
+        guarantee["delta"],
+        guarantee["adjacency"],
+        guarantee["unit"],
+    ) == (2.0, 0, "replace-one", "row")
+    assert (guarantee["epsilon_private"], guarantee["interval_private_only"]) == (
+        ["rating", "price"],
+        ["age"],
+    )
+    assert (
+        "For rating, price: Each released row's private values are ε = 2 differentially private"
+        in text
+    )
+    assert "Protected: the values of rating, price in all rows" in text
+    assert "For age that ε says nothing." in text
+    after = text.split("For age that ε says nothing.")[1]
+    assert "For each private value (age)" in after
+    assert "There is no ε" in after
+    assert "ε =" not in after
+    assert not any(name in after for name in ("rating", "price"))
+    assert "of age: where inside its released range" in guarantee["protected"]["what"]
+    assert (
+        "of rating, price: the value, by the ε of its perturbation"
+        in guarantee["protected"]["what"]
+    )
+    assert not found["mechanism"]["true_of_every_row"]
+    assert columns["rating"]["epsilon"] == 1.25
+    assert 1.2 < columns["rating"]["epsilon_exact"] <= 1.25
+    assert columns["price"]["ranges_of"] == "perturbed values"
+    assert columns["price"]["mean_coverage"] == pytest.approx(2 / 3, abs=1e-3)
+    assert "leakage" not in columns["price"]
+    assert not {"epsilon", "epsilon_exact", "ranges_of"} & set(columns["age"])
+    assert columns["age"]["leakage"] > 0
+    accounting = found["accounting"]
+    assert accounting["events"] == to_dict(Composed(events=(LocalRelease(epsilon=2.0),)))
+    assert columns["rating"]["epsilon_exact"] + columns["price"]["epsilon_exact"] == pytest.approx(
+        accounting["epsilon_exact"]
+    )
+    assert accounting["epsilon_exact"] <= 2.0
+
+
+def test_a_job_that_perturbs_every_column_speaks_of_nothing_else(source, tmp_path):
+    designs = {name: PERTURBED[name] for name in ("rating", "price")}
+    run_here(
+        perturbing(
+            tmp_path,
+            source,
+            designs,
+            schema={**NARROW, "age": {"role": "drop", "type": "int32"}},
+            privacy={"epsilon": 2.5},
+        )
+    )
+    guarantee = card(tmp_path)["guarantee"]
+    assert guarantee["interval_private_only"] == []
+    assert "There is no ε" not in guarantee["text"]
+    assert "ε = 2.5 differentially private" in guarantee["text"]
+    assert guarantee["protected"]["what"] == "the value, by the ε of its perturbation"
+
+
+def test_plan_audit_ledger_and_run_tell_the_same_epsilon(source, tmp_path):
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    open_ledger(url).init("ratings", 2.0)
+    path = perturbing(tmp_path, source, ledger={"url": url, "dataset": "ratings"})
+    planned = plan_job(load(path))
+    assert planned.epsilons == {"rating": 1.25, "price": 0.75}
+    assert any("perturb rating, price; draw" in stage for stage in planned.stages)
+    assert planned.ledger is not None
+    assert (planned.ledger["before"], planned.ledger["after"], planned.ledger["fits"]) == (
+        0.0,
+        2.0,
+        True,
+    )
+    audited = audit_job(load(path))
+    assert audited["sound"]
+    assert audited["measurements"] == []
+    assert set(audited["columns"]) == {"rating", "price"}
+    for name, claimed in planned.epsilons.items():
+        assert audited["columns"][name]["claimed"] == claimed
+        assert 0.5 * claimed < audited["columns"][name]["epsilon_exact"] <= claimed
+    result = json.loads(call_cli("run", path, "--json").stdout)
+    assert (result["epsilon"], result["delta"], result["rows"]) == (2.0, 0, sum(SIZES))
+    assert not hidden(tmp_path / "out").exists()
+    assert run_here(path).status == "already released"
+    [intended, committed] = charging_entries(url, "ratings")
+    assert (intended.kind, committed.kind) == ("intend", "commit")
+    assert (intended.charge.epsilon, intended.charge.delta) == (2.0, 0.0)
+    assert intended.charge.event == to_dict(
+        Composed(
+            events=(LocalRelease(epsilon=2.0),), unit="row", uncovered=(), without_epsilon=("age",)
+        )
+    )
+    assert open_ledger(url).read_balance("ratings").epsilon_spent == 2.0

@@ -15,12 +15,10 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from distributed import Client, LocalCluster
-from e2e.helpers import charging_entries, digests, lake, load, run_here, write_job
+from e2e.helpers import charging_entries, load, run_here, write_job
 from scipy import stats
 
 import dpdask
@@ -29,15 +27,14 @@ from dpdask.errors import BudgetError
 from dpdask.io.shards import MANIFEST_NAME, Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.plan import audit_job, plan_job
-from dpdask.jobs.run import run_job
 from dpdask.privacy import accountant
 from dpdask.privacy.events import from_dict
 from dpdask.terminal.texts import describe_audit
 
 ALPHA = 1e-9
 DELTA = 2.0**-30
-TREE: dict[str, Any] = {"kind": "tree", "bins": {"c": 8, "d": [0.0, 2.0, 5.0], "e": 10}}
-SCHEMA: dict[str, Any] = {
+TREE = {"kind": "tree", "bins": {"c": 8, "d": [0.0, 2.0, 5.0], "e": 10}}
+SCHEMA = {
     "user": {"role": "keep"},
     "a": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2]},
     "b": {"role": "privatise", "kind": "categorical", "levels": ["x", "y"], "nulls": "level"},
@@ -102,8 +99,7 @@ def out(folder: Path) -> pd.DataFrame:
 
 
 def card_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "out" / "_dpdask" / "release.json").read_text())
-    return found
+    return json.loads((folder / "out" / "_dpdask" / "release.json").read_text())
 
 
 def released(folder: Path, source: Path, **changed: Any) -> pd.DataFrame:
@@ -168,33 +164,13 @@ def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- the distribution
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("channel", "delta"),
-    [
-        ("laplace", 0),
-        ("optimal", DELTA),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("laplace", DELTA), ("optimal", 0))
-        ),
-    ],
-)
-def test_pairs_on_the_tree_keep_their_tables_where_margins_lose_them(
-    channel: str, delta: float, source: Path, tmp_path: Path
-) -> None:
-    given = people()
-    kept = released(tmp_path / "tree", source, mechanism__channel=channel, privacy__delta=delta)
-    lost = released(
-        tmp_path / "margins",
-        source,
-        mechanism__channel=channel,
-        mechanism__reference={"kind": "histogram"},
-    )
+def test_pairs_on_the_tree_keep_their_tables_where_margins_lose_them(plain, source, tmp_path):
+    given, kept = people(), out(plain)
+    lost = released(tmp_path / "margins", source, mechanism__reference={"kind": "histogram"})
     assert list(kept.columns) == ["user", *PRIVATE]
     assert len(kept) == N_ROWS
     assert (kept["user"].to_numpy() == given["user"].to_numpy()).all()  # kept, in the same order
-    edges = [tuple(edge) for edge in card_of(tmp_path / "tree")["mechanism"]["edges"]]
+    edges = [tuple(edge) for edge in card_of(plain)["mechanism"]["edges"]]
     assert {frozenset(edge) for edge in edges} >= {
         frozenset("ab"),
         frozenset("ac"),
@@ -217,7 +193,7 @@ def test_pairs_on_the_tree_keep_their_tables_where_margins_lose_them(
     )  # and rows did change
 
 
-def test_values_are_valid_and_drawn_inside_their_cells(plain: Path) -> None:
+def test_values_are_valid_and_drawn_inside_their_cells(plain):
     found = out(plain)
     assert set(found["a"]) == {0, 1, 2}
     assert set(found["b"].dropna()) == {"x", "y"}
@@ -229,23 +205,15 @@ def test_values_are_valid_and_drawn_inside_their_cells(plain: Path) -> None:
     assert found["d"].isna().any()
     assert found["e"].dtype == np.int64
     assert found["e"].between(18, 97).all()
-    inside = found["c"] % 0.75  # cells are 0.75 wide, and their first edge is -2
-    assert stats.kstest((found["c"] + 2.0) % 0.75 / 0.75, "uniform").pvalue > ALPHA
-    assert inside.std() > 0.1
+    assert (
+        stats.kstest((found["c"] + 2.0) % 0.75 / 0.75, "uniform").pvalue > ALPHA
+    )  # cells are 0.75 wide, and their first edge is -2
 
 
-def test_rows_go_to_others_that_are_alike(plain: Path) -> None:
-    """Which own value a row had shows, as far as ε lets it, and no further."""
-    given, found = people(), out(plain)
-    own = (cell(given, "a").to_numpy() == cell(found, "a").to_numpy()).mean()
-    other = (cell(given, "a").to_numpy() == np.roll(cell(found, "a").to_numpy(), 1)).mean()
-    part = card_of(plain)["columns"]["a"]["epsilon"]
-    assert other < own < other * np.exp(part)
-
-
-@pytest.mark.parametrize("names", [["a"], ["a", "b"]], ids=["one-column", "two-columns"])
-@pytest.mark.parametrize("delta", [0, DELTA], ids=["laplace", "gaussian"])
-def test_few_columns(names: list[str], delta: float, source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("names", "delta"), [(["a"], DELTA), (["a", "b"], 0)], ids=["one-column", "two-columns"]
+)
+def test_few_columns(names, delta, source, tmp_path):
     schema = {
         name: column if name in names or column["role"] != "privatise" else {"role": "drop"}
         for name, column in SCHEMA.items()
@@ -263,7 +231,7 @@ def test_few_columns(names: list[str], delta: float, source: Path, tmp_path: Pat
 # ---- units
 
 
-def test_a_units_rows_are_bounded_and_pay_together(source: Path, tmp_path: Path) -> None:
+def test_a_units_rows_are_bounded_and_pay_together(source, tmp_path):
     unit = {"column": "user", "max_rows": 9}
     kept = released(tmp_path, source, privacy__unit=unit, privacy__delta=DELTA)
     assert kept.groupby("user").size().max() == 9
@@ -279,69 +247,10 @@ def test_a_units_rows_are_bounded_and_pay_together(source: Path, tmp_path: Path)
     assert events[-1].n == 9
 
 
-def test_a_table_without_footers_is_read_once_to_count_and_once_to_write(
-    source: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "csv").mkdir()
-    for number, file in enumerate(sorted(source.iterdir())):
-        pa_csv.write_csv(pq.read_table(file), tmp_path / "csv" / f"{number}.csv")
-    schema = {
-        name: column | ({"type": "int64"} if name == "user" else {})
-        for name, column in SCHEMA.items()
-    }
-    stages: list[str] = []
-    run_here(
-        job(tmp_path / "csv-job", tmp_path / "csv", schema=schema),
-        lambda stage, *_: stages.append(stage),
-    )
-    assert list(dict.fromkeys(stages)) == ["survey", "write"]
-    assert len(out(tmp_path / "csv-job")) == N_ROWS
-
-
-def test_the_same_bytes_on_threads_and_processes(
-    source: Path, two_workers: LocalCluster, tmp_path: Path
-) -> None:
-    expected = []
-    for name, changed in {
-        "row": {},
-        "unit": {"privacy__unit": {"column": "user", "max_rows": 9}, "privacy__epsilon": 90.0},
-    }.items():
-        made = load(job(tmp_path / name, source, **changed))
-        with dask.config.set(scheduler="synchronous"):
-            run_job(made)
-        expected.append(digests(tmp_path / name / "out"))
-        assert (
-            len(
-                json.loads((tmp_path / name / "out" / "_dpdask" / "release.json").read_text())[
-                    "mechanism"
-                ]["edges"]
-            )
-            >= 1
-        )
-        with dask.config.set(scheduler="threads", num_workers=4):
-            run_job(
-                load(
-                    job(
-                        tmp_path / name,
-                        source,
-                        output__path=str(tmp_path / name / "threads"),
-                        **changed,
-                    )
-                )
-            )
-        assert digests(tmp_path / name / "threads") | {"_dpdask/manifest.json": ""} == expected[
-            -1
-        ] | {"_dpdask/manifest.json": ""}
-    with Client(two_workers):
-        run_job(load(job(tmp_path / "processes", source)))
-    assert digests(tmp_path / "processes" / "out") == expected[0]
-
-
-@pytest.mark.parametrize("delta", [0, DELTA], ids=["laplace", "gaussian"])
-@pytest.mark.parametrize("unit", ["row", {"column": "user", "max_rows": 9}], ids=["row", "unit"])
-def test_a_ledger_is_charged_once_what_the_job_declares(
-    unit: Any, delta: float, source: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("unit", "delta"), [("row", 0), ({"column": "user", "max_rows": 9}, DELTA)], ids=["row", "unit"]
+)
+def test_a_ledger_is_charged_once_what_the_job_declares(unit, delta, source, tmp_path):
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     ledger = open_ledger(url)
     ledger.init("people", 3.5, 2 * delta)
@@ -369,7 +278,7 @@ def test_a_ledger_is_charged_once_what_the_job_declares(
 # ---- what is said
 
 
-def test_the_plan_the_card_and_the_audit_say_the_same(source: Path, tmp_path: Path) -> None:
+def test_the_plan_the_card_and_the_audit_say_the_same(source, tmp_path):
     made = job(tmp_path, source, privacy__delta=DELTA, mechanism__channel="laplace-calibrated")
     planned = plan_job(load(made))
     text = str(planned)
@@ -378,7 +287,6 @@ def test_the_plan_the_card_and_the_audit_say_the_same(source: Path, tmp_path: Pa
     assert "a row: ε = 1.2" in planned.stages[1]
     assert "5 one-way and 10 two-way tables of all rows" in planned.stages[0]
     assert planned.released_rows == N_ROWS
-    assert "Protected: the values of all rows. Not protected: none; " in text
     assert "ε = 3 differentially private (δ = 9.32e-10, replace-one" in text
     assert "k·exp((k-1)·ε)·δ" in text
     assert [warning.partition(" (")[0] for warning in planned.warnings] == [
@@ -411,8 +319,6 @@ def test_the_plan_the_card_and_the_audit_say_the_same(source: Path, tmp_path: Pa
     }
     assert set(card["columns"]["a"]) == shared | {"levels"}
     assert set(card["columns"]["d"]) == shared | {"bounds", "atoms", "nulls", "cell_edges"}
-    assert mechanism["columns"] == "tree"
-    assert mechanism["joint"].startswith("pairs on the tree, and only these")
     assert mechanism["reference"] == {"kind": "tree", "share": 0.6, "bins": TREE["bins"]}
     assert {frozenset(edge) for edge in mechanism["edges"]} == {
         frozenset((column["parent"], name)) for name, column in private(card) if column["parent"]
@@ -438,13 +344,8 @@ def private(card: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-@pytest.mark.parametrize(
-    "channel", ["laplace", pytest.param("laplace-calibrated", marks=pytest.mark.slow), "optimal"]
-)
-def test_an_audit_is_sound_before_and_after_a_run(
-    channel: str, source: Path, tmp_path: Path
-) -> None:
-    made = load(job(tmp_path, source, mechanism__channel=channel))
+def test_an_audit_is_sound_before_and_after_a_run(source, tmp_path):
+    made = load(job(tmp_path, source, mechanism__channel="optimal"))
     before = audit_job(made, n_runs=500)
     run_here(tmp_path / "job.yaml")
     after = audit_job(made, n_runs=500)
@@ -469,9 +370,7 @@ def test_an_audit_is_sound_before_and_after_a_run(
     )
 
 
-def test_a_released_channel_of_one_parent_level_that_is_too_weak_is_not_sound(
-    source: Path, tmp_path: Path
-) -> None:
+def test_a_released_channel_of_one_parent_level_that_is_too_weak_is_not_sound(source, tmp_path):
     made = job(tmp_path, source)
     run_here(made)
     card = card_of(tmp_path)
@@ -498,9 +397,7 @@ def test_a_released_channel_of_one_parent_level_that_is_too_weak_is_not_sound(
     )
 
 
-def test_channels_that_are_too_many_are_not_shown(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_channels_that_are_too_many_are_not_shown(source, tmp_path, monkeypatch):
     monkeypatch.setattr("dpdask.mechanisms.dip.tree.MAX_SHOWN", 10)
     made = job(tmp_path, source)
     run_here(made)
@@ -510,29 +407,11 @@ def test_channels_that_are_too_many_are_not_shown(
     assert {column["reference"] for column in found["columns"].values()} == {"a simulated table"}
 
 
-def test_an_audit_reads_no_row(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "dpdask.engine.source.read_batches", lambda *_: pytest.fail("rows were read")
-    )
-    audit_job(load(job(tmp_path, source)), n_runs=1000)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_delta_as_large_as_a_row_is_warned_of(source: Path, tmp_path: Path) -> None:
-    made = job(tmp_path, source, privacy__delta=1e-4)
-    planned = plan_job(load(made))
-    assert len(planned.warnings) == 2
-    assert "δ = 1e-4 is not below 1 / the number of rows" in planned.warnings[0]
-    assert run_here(made).warnings == planned.warnings
-
-
 # ---- frames
 
 
 def dip(**changed: Any) -> dpdask.DIP:
-    given: dict[str, Any] = {
+    given = {
         "epsilon": 3.0,
         "reference": dpdask.Tree(bins=TREE["bins"]),
         "insecure_seed": 7,
@@ -541,12 +420,12 @@ def dip(**changed: Any) -> dpdask.DIP:
     return dpdask.DIP(dpdask.Schema.from_dict({"columns": SCHEMA}), **given)
 
 
-@pytest.mark.few
-@pytest.mark.parametrize("delta", [0, DELTA], ids=["laplace", "gaussian"])
 @pytest.mark.parametrize(
-    "unit", ["row", dpdask.UnitColumn(column="user", max_rows=15)], ids=["row", "unit"]
+    ("unit", "delta"),
+    [("row", 0), (dpdask.UnitColumn(column="user", max_rows=15), DELTA)],
+    ids=["row", "unit"],
 )
-def test_frames(unit: Any, delta: float) -> None:
+def test_frames(unit, delta):
     rows = people()
     with dask.config.set(scheduler="synchronous"):
         for frame in (rows, dd.from_pandas(rows, npartitions=4)):
@@ -572,28 +451,7 @@ def test_frames(unit: Any, delta: float) -> None:
             release.close()
 
 
-def test_a_frame_is_released_like_a_job(plain: Path) -> None:
-    """One distribution: the pair tables of both are those of the rows, and the cards promise the same."""
-    with dask.config.set(scheduler="synchronous"):
-        rows = people()
-        release = dip().fit(rows)
-        frame, card = release.transform(rows), release.card
-    made, other = out(plain), card_of(plain)
-    for edge in (("a", "b"), ("a", "c"), ("a", "d")):
-        assert variation(frame, made, *edge) < 1.5 * chance(people(), *edge)
-    assert {frozenset(edge) for edge in card["mechanism"]["edges"]} >= {
-        frozenset("ab"),
-        frozenset("ac"),
-        frozenset("ad"),
-    }
-    for key in ("guarantee", "insecure", "order", "versions"):
-        assert card[key] == other[key], key
-    assert card["mechanism"].keys() == other["mechanism"].keys()
-    assert card["columns"].keys() == other["columns"].keys()
-    assert card["accounting"]["events"] == other["accounting"]["events"]
-
-
-def test_secure_frames_keep_no_noisy_table() -> None:
+def test_secure_frames_keep_no_noisy_table():
     with dask.config.set(scheduler="synchronous"):
         rows = people(1000)
         release = dip(insecure_seed=None, delta=DELTA).fit(rows)
@@ -605,57 +463,17 @@ def test_secure_frames_keep_no_noisy_table() -> None:
     release.close()
 
 
-def test_a_partition_that_changed_after_the_fit_is_refused() -> None:
-    rows = people(1000)
-    seen: list[int] = []
-
-    def part(frame: pd.DataFrame) -> pd.DataFrame:
-        seen.append(len(frame))
-        return frame.assign(a=(frame["a"] + len(seen)) % 3)
-
-    with dask.config.set(scheduler="synchronous"):
-        lazy = dd.from_pandas(rows, npartitions=2).map_partitions(part, meta=rows.head(0))
-        release = dip().fit(lazy)
-        with pytest.raises(dpdask.DataError, match="rows changed since they were first read"):
-            release.transform(lazy).compute()
-
-
-def test_frames_that_cannot_be_are_refused() -> None:
+def test_frames_that_cannot_be_are_refused():
     with pytest.raises(dpdask.SpecError, match=r"`delta`: .*take the reference tree"):
         dip(reference=dpdask.Histogram(), delta=1e-9)
-    with pytest.raises(dpdask.SpecError, match="weights must name exactly"):
-        dip(weights={"a": 1.0})
-    with pytest.raises(dpdask.SpecError, match="delta"):
-        dip(delta=-1e-9)
-    with pytest.raises(dpdask.SpecError, match=r"Tree, share: .*below 1"):
-        dpdask.Tree(share=1.0)
     with dask.config.set(scheduler="synchronous"):
         with pytest.raises(dpdask.SpecError, match="need more channels than can be held"):
             dip(reference=dpdask.Tree(bins=2000)).fit(people(100))
         with pytest.raises(dpdask.SpecError, match=r"`reference\.bins\.a`: is not a continuous"):
             dip(reference=dpdask.Tree(bins={"a": 3})).fit(people(100))
-        with pytest.raises(dpdask.DataError, match="frame: the table has no rows"):
-            dip().fit(people(100).head(0))
         with pytest.warns(UserWarning, match="is not below 1"):
-            dip(delta=0.02).fit(people(100))
-        release = dip().fit(people(100))
+            release = dip(delta=0.02).fit(people(100))
         with pytest.raises(dpdask.SpecError, match="released together"):
             dpdask.local.export(release)
         with pytest.raises(dpdask.DataError, match="differ from those of the fitted frame"):
             release.transform(people(100).astype({"a": "int32"}))
-
-
-def test_of_a_lake_with_every_kind_of_column(tmp_path: Path) -> None:
-    """The helpers' own lake, whose columns depend on nothing: no edge is told from noise, and every margin stays."""
-    made = write_job(
-        tmp_path,
-        lake(tmp_path / "in", [1500, 900, 1600]),
-        tmp_path / "out",
-        mechanism__reference={"kind": "tree", "bins": 5},
-    )
-    run_here(made)
-    card = card_of(tmp_path)
-    found = out(tmp_path)
-    assert len(found) == 4000
-    assert len(card["mechanism"]["edges"]) <= 2
-    assert stats.chisquare(found["rating"].value_counts().to_numpy()).pvalue > 1e-6

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mechanisms.containing import held_by
-from scipy import integrate, optimize, stats
+from scipy import integrate, stats
 
 from dpdask.codec import codec_for
 from dpdask.documents import validate
@@ -23,7 +21,6 @@ from dpdask.mechanisms.interval.design import Design, ScipyDistribution
 from dpdask.mechanisms.interval.fit import range_randomiser
 from dpdask.mechanisms.interval.ranges import (
     Partition,
-    Perturbed,
     RangeRandomiser,
     Ranges,
     Selection,
@@ -40,7 +37,7 @@ N01 = {"name": "norm"}
 WIDE = {"name": "norm", "scale": 2}
 TINY = 1e-6  # the chance that a right mechanism fails a test
 
-DESIGNS: dict[str, dict[str, Any]] = {
+DESIGNS = {
     "case1": {"design": "case1", "anchors": {"name": "logistic", "scale": 2}},
     "case2": {"design": "case2", "anchors": {"name": "uniform", "loc": -3, "scale": 6}},
     "canonical": {
@@ -132,7 +129,7 @@ def normal(n: int, seed: int = 0) -> np.ndarray:
     values=st.lists(st.floats(-(2.0**1021), 2.0**1021), min_size=1, max_size=20),
     fragment=st.text(max_size=3),
 )
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_a_range_contains_its_value(name, values, fragment):
     released = run(designed(name), np.array(values), fragment)
     assert held_by(released, np.array(values)).all()
@@ -303,7 +300,7 @@ def test_cheating_mechanisms_are_found_out():
 
 @every_design
 def test_the_expected_coverage_is_that_of_many_rows(name):
-    made, values = designed(name), normal(100_000, seed=5)
+    made, values = designed(name), normal(30_000, seed=5)
     found = coverages(
         run(made, values), ScipyDistribution(name="norm"), acceptable=ACCEPTABLE.get(name, ())
     )
@@ -335,39 +332,6 @@ def test_overlapping_acceptable_intervals_are_taken_out_once():
         compute_released_coverages(made, whole, ScipyDistribution(name="unifrom"))
 
 
-def test_individual_coverages_by_hand():
-    lower, upper = (
-        np.array([-np.inf, 0.25, 0.5, 0.75, -np.inf]),
-        np.array([0.25, 0.75, 0.5, 0.25, np.inf]),
-    )
-    ranges = Ranges(lower=lower, upper=upper, is_null=np.zeros(5, dtype=bool))
-    assert coverages(ranges, ScipyDistribution(name="uniform")).tolist() == [
-        0.25,
-        0.5,
-        0.0,
-        0.5,
-        1.0,
-    ]
-
-
-def test_the_published_figures_of_coverage():
-    """Figure 3 (leakage around 0.25), and the experiments IV-A (0.95) and IV-B (0.9, 0.9)."""
-    standard = mechanism({"design": "case1", "anchors": {"name": "logistic"}})
-    assert 1 - coverage(standard, ScipyDistribution(name="norm")) == pytest.approx(0.25, abs=0.03)
-    half = 2 * 100 ** (1 / 3)
-    moments = mechanism(
-        {"design": "case1", "anchors": {"name": "uniform", "loc": -half, "scale": 2 * half}}
-    )
-    assert coverage(moments, ScipyDistribution(name="norm", loc=0.5)) == pytest.approx(
-        0.95, abs=0.02
-    )
-    wide = {"name": "logistic", "scale": 5}
-    regression = mechanism({"design": "case1", "anchors": wide})
-    assert coverage(regression, ScipyDistribution(name="norm", scale=2**0.5)) == pytest.approx(
-        0.9, abs=0.04
-    )
-
-
 def test_the_coverage_of_the_uniform_case_in_closed_form():
     """Y and U uniform: E(U² + (1-U)²) = 2/3; sorted pairs: E(gaps²) = 3 · 2/12; ring: E(g² + (1-g)²) with g ~ Beta(1, 2)."""
     uniform = ScipyDistribution(name="uniform")
@@ -380,26 +344,6 @@ def test_the_coverage_of_the_uniform_case_in_closed_form():
     assert coverage(one, ScipyDistribution(name="beta", a=2, b=3)) == pytest.approx(
         expected, abs=2e-3
     )
-
-
-def test_leakages_of_an_ensemble_add_at_most():
-    parts = DESIGNS["ensemble"]["of"]
-    leakages = [1 - coverage(mechanism(part), ScipyDistribution(name="norm")) for part in parts]
-    together = 1 - coverage(designed("ensemble"), ScipyDistribution(name="norm"))
-    assert max(leakages) < together <= sum(leakages) + 0.003
-    disjoint = {
-        "design": "ensemble",
-        "of": [
-            {"design": "case1", "anchors": {"name": "norm", "loc": at, "scale": 0.01}}
-            for at in (-2, 2)
-        ],
-    }
-    apart = [
-        1 - coverage(mechanism(part), ScipyDistribution(name="norm")) for part in disjoint["of"]
-    ]
-    assert 1 - coverage(mechanism(disjoint), ScipyDistribution(name="norm")) == pytest.approx(
-        sum(apart), abs=0.006
-    )  # the bound is nearly met
 
 
 # what single designs promise
@@ -426,18 +370,6 @@ def test_progressive_rounds_narrow_further():
         coverage(mechanism({**DESIGNS["progressive"], "tau": 0.6}), ScipyDistribution(name="norm"))
         == 1.0
     )  # two ranges of 0.6 do not exist
-    bounded = mechanism(
-        {
-            **DESIGNS["progressive"],
-            "anchors": {"name": "uniform", "loc": -3, "scale": 6},
-            "tau": 0.0,
-            "rounds": 40,
-        }
-    )
-    values = normal(1000)
-    released = run(bounded, values)
-    assert held_by(released, values).all()
-    assert np.median(released.upper - released.lower) < 1e-3
 
 
 def test_a_selective_design_is_ignorable():
@@ -466,51 +398,6 @@ def test_a_selective_design_is_ignorable():
     ].mean() < 0.5
 
 
-def test_the_mean_is_estimated_without_bias():
-    """Proposition 1, equation (3)."""
-    a, b = 0.0, 10.0
-    values = np.random.default_rng(2).gamma(2.0, 1.0, size=200_000).clip(a, b)
-    released = run(
-        mechanism({"design": "case1", "anchors": {"name": "uniform", "loc": a, "scale": b - a}}),
-        values,
-    )
-    left = np.isfinite(released.upper)
-    anchors = np.where(left, released.upper, released.lower)
-    terms = np.where(left, 2 * anchors - b, 2 * anchors - a)
-    assert terms.mean() == pytest.approx(values.mean(), abs=5 * terms.std() / np.sqrt(len(values)))
-    wrong = np.where(left, 2 * anchors - a, 2 * anchors - b)
-    assert abs(wrong.mean() - values.mean()) > 5 * wrong.std() / np.sqrt(len(values))
-
-
-def npmle_mean(released: Ranges, n_rows: int) -> np.ndarray:
-    """The mean of the NPMLE (isotonic regression) of each sample of `n_rows`."""
-    left = np.isfinite(released.upper)
-    anchors = np.where(left, released.upper, released.lower)
-    means = []
-    for start in range(0, len(anchors), n_rows):
-        at = np.argsort(anchors[start : start + n_rows])
-        u = anchors[start : start + n_rows][at]
-        cdf = optimize.isotonic_regression(left[start : start + n_rows][at].astype(float)).x
-        means.append(u[-1] - (cdf[:-1] * np.diff(u)).sum())
-    return np.array(means)
-
-
-def test_optimal_anchors_estimate_the_mean_better():
-    """Theorem 2: the variance is ∫F(1-F)/g, here 3.2 against 5.6; an F test of 250 samples each."""
-    n_samples, n_rows = 250, 400
-    values = normal(n_samples * n_rows)
-    optimal = npmle_mean(run(designed("optimal"), values), n_rows)
-    uniform = npmle_mean(
-        run(
-            mechanism({"design": "case1", "anchors": {"name": "uniform", "loc": -5, "scale": 10}}),
-            values,
-        ),
-        n_rows,
-    )
-    assert optimal.var() / uniform.var() < stats.f(n_samples - 1, n_samples - 1).ppf(1e-4)
-    assert abs(optimal.mean()) < 5 * optimal.std() / np.sqrt(n_samples) + 0.02
-
-
 # whole numbers, nulls, streams
 
 
@@ -536,33 +423,27 @@ def test_ranges_of_whole_numbers_end_at_whole_numbers():
 
 
 def test_whole_numbers_are_narrowed_and_selected():
-    reference = {"name": "poisson", "mu": 20}
-    values = np.random.default_rng(0).poisson(20, size=20_000).astype(float)
+    anchors, values = (
+        {"name": "uniform", "loc": 8, "scale": 24},
+        np.random.default_rng(0).poisson(20, size=20_000).astype(float),
+    )
+    poisson, normal_ = {"name": "poisson", "mu": 20}, {"name": "norm", "loc": 20, "scale": 4.5}
     for design in (
-        {
-            "design": "progressive",
-            "anchors": {"name": "uniform", "loc": 8, "scale": 24},
-            "tau": 0.2,
-            "reference": reference,
-        },
+        {"design": "progressive", "anchors": anchors, "reference": poisson},
         {
             "design": "selective",
-            "of": {"design": "case2", "anchors": {"name": "uniform", "loc": 8, "scale": 24}},
-            "tau": 0.2,
-            "reference": reference,
+            "of": {"design": "case2", "anchors": anchors},
+            "reference": poisson,
         },
-        {
-            "design": "progressive",
-            "anchors": {"name": "uniform", "loc": 8, "scale": 24},
-            "tau": 0.2,
-            "reference": {"name": "norm", "loc": 20, "scale": 4.5},
-        },
+        {"design": "progressive", "anchors": anchors, "reference": normal_},
     ):
-        released = run(mechanism(design, lattice=True), values)
+        released = run(mechanism({**design, "tau": 0.2}, lattice=True), values)
         assert held_by(released, values).all()
         assert (np.isfinite(released.lower) | np.isfinite(released.upper)).mean() > 0.3
-        distribution = ScipyDistribution(**design["reference"])
-        assert coverages(released, distribution, lattice=True).min() >= 0.2 - 1e-9
+        assert (
+            coverages(released, ScipyDistribution(**design["reference"]), lattice=True).min()
+            >= 0.2 - 1e-9
+        )
 
 
 def test_nulls_are_refused_or_public():
@@ -614,50 +495,7 @@ def test_the_same_stream_gives_the_same_ranges_however_it_is_cut(name, monkeypat
     assert words(rest, 1)[0] == words(rng, 1)[0]  # exactly so many words
 
 
-@every_design
-def test_a_mechanism_travels(name):
-    """Workers are sent it pickled."""
-    values = normal(100)
-    sent = pickle.loads(pickle.dumps(designed(name)))
-    np.testing.assert_array_equal(run(sent, values).lower, run(designed(name), values).lower)
-
-
-# interval-differential
-
-
-@dataclass
-class Swap:
-    """Randomised response on {0, 1}: tells the truth with probability 3/4."""
-
-    words_per_row: int = 1
-    epsilon: float = float(np.log(3))
-
-    def perturb(self, values: np.ndarray, words: np.ndarray) -> np.ndarray:
-        return np.where(words[:, 0] < np.uint64(2**62), 1.0 - values, values)
-
-
-def test_the_range_of_a_perturbed_value():
-    of = {"design": "case1", "anchors": {"name": "uniform", "loc": -1, "scale": 3}}
-    design = {
-        "design": "interval-differential",
-        "of": of,
-        "perturb": {"epsilon": 1.2, "reference": {"kind": "known", "probabilities": [0.5, 0.5]}},
-    }
-    made = mechanism(design, perturbation=Swap())
-    assert isinstance(made.step, Perturbed)
-    assert made.step.perturbation.epsilon == pytest.approx(np.log(3))
-    assert made.step.words_per_row == 2
-    n = 100_000
-    zeros, ones = run(made, np.zeros(n)), run(made, np.ones(n))
-    assert 0.05 < 1 - held_by(zeros, np.zeros(n)).mean() < 0.25  # it need not contain the value
-    middle = [
-        ((each.upper > 0) & (each.upper < 1)).sum() / n for each in (ones, zeros)
-    ]  # Ỹ = 0 and an anchor in between
-    assert middle[1] / middle[0] == pytest.approx(3.0, rel=0.1)  # (32), and no slack is left
-    assert 0 < coverage(made, ScipyDistribution(name="uniform")) < 1
-
-
-def test_the_tables_of_many_columns_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tables_of_many_columns_are_made_once(monkeypatch):
     """Each batch asks for the tables of all columns in turn: a cache that holds fewer would never have them."""
     names = [f"c{number}" for number in range(200)]
     types = pa.schema([(name, pa.float64()) for name in names])

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from mechanisms.containing import held_by
 from scipy import stats
 
-from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
+from dpdask.codec import LevelCodec, codec_for
 from dpdask.documents import validate
 from dpdask.errors import SpecError
 from dpdask.kernels.channel import TOTAL_BITS
 from dpdask.mechanisms.dip.columns import BinMechanism, LevelMechanism, RankMechanism
 from dpdask.mechanisms.interval.design import Design, ScipyDistribution, find_reference
 from dpdask.mechanisms.interval.fit import fit_perturbation
-from dpdask.mechanisms.interval.ranges import Partition, Perturbed, Ranges, coverage
+from dpdask.mechanisms.interval.ranges import Ranges
 from dpdask.mechanisms.interval.release import (
     IntervalRelease,
     LevelPerturbation,
@@ -43,34 +43,24 @@ from dpdask.streams import RunKey, stream, words
 TINY = 1e-6  # the chance that a right mechanism fails a test
 LEVELS = [1, 2, 3, 4, 5]
 WEIGHTS = [0.1, 0.2, 0.4, 0.2, 0.1]
-RATING: dict[str, Any] = {"role": "privatise", "kind": "discrete", "levels": LEVELS}
-PRICE: dict[str, Any] = {
-    "role": "privatise",
-    "kind": "continuous",
-    "bounds": [0.0, 1.0],
-    "outside": "refuse",
-}
-AMOUNT: dict[str, Any] = {
+RATING = {"role": "privatise", "kind": "discrete", "levels": LEVELS}
+PRICE = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0], "outside": "refuse"}
+AMOUNT = {
     "role": "privatise",
     "kind": "mixed",
     "atoms": [0.0],
     "bounds": [0.0, 100.0],
     "outside": "refuse",
 }
-AGE: dict[str, Any] = {
-    "role": "privatise",
-    "kind": "continuous",
-    "bounds": [0, 120],
-    "outside": "refuse",
-}
+AGE = {"role": "privatise", "kind": "continuous", "bounds": [0, 120], "outside": "refuse"}
 UNIT = {"name": "uniform", "loc": 0, "scale": 1}
-KNOWN: dict[str, dict[str, Any]] = {
+KNOWN = {
     "rating": {"kind": "known", "probabilities": WEIGHTS},
     "price": {"kind": "known", **UNIT},
     "amount": {"kind": "known", "probabilities": [0.3], "name": "uniform", "loc": 0, "scale": 100},
     "age": {"kind": "known", "name": "randint", "low": 18, "high": 90},
 }
-CODECS: dict[str, Codec] = {
+CODECS = {
     name: codec_for(
         name,
         Column.model_validate(
@@ -130,9 +120,7 @@ def run(made: IntervalRelease, values: np.ndarray, fragment: str = "a") -> Range
         ("age", "laplace", RankMechanism),
     ],
 )
-def test_a_perturbation_draws_what_its_mechanism_draws(
-    column: str, channel: str, kind: type
-) -> None:
+def test_a_perturbation_draws_what_its_mechanism_draws(column, channel, kind):
     """The oracle is DIP itself, on Arrow arrays, from the same stream."""
     [design] = designs(x=perturbed(column, RATING_RANGE, channel=channel)).values()
     codec = CODECS[column]
@@ -160,32 +148,7 @@ def test_a_perturbation_draws_what_its_mechanism_draws(
     assert 0.2 < made.exact_epsilon <= made.epsilon
 
 
-def test_levels_need_not_be_neighbours_and_null_is_no_level_of_what_is_perturbed() -> None:
-    codec = codec_for(
-        "rating",
-        Column(role="privatise", kind="discrete", levels=(-2.5, 0.0, 7.0), nulls="level"),
-        pa.float32(),
-    )
-    design = {**perturbed("rating", {"design": "case1", "anchors": UNIT}), "nulls": "public"}
-    design["perturb"]["reference"] = {"kind": "known", "probabilities": [0.5, 0.25, 0.25]}
-    made = IntervalRelease.of(designs(rating=design), {"rating": codec})
-    perturbation = made.perturbations["rating"]
-    assert isinstance(perturbation, LevelPerturbation)
-    assert perturbation.levels.tolist() == [-2.5, 0.0, 7.0]
-    batch = pa.record_batch({"rating": pa.array([-2.5, None, 7.0] * 400, pa.float32())})
-    released = made.randomise(batch, {"rating": codec}, {"rating": key()})
-    assert (
-        released.column("rating_lower").is_null().to_numpy(zero_copy_only=False)
-        == batch.column("rating").is_null()
-    ).all()
-    assert set(perturbation.perturb(np.full(500, 7.0), words(key(), 500, 1)).tolist()) == {
-        -2.5,
-        0.0,
-        7.0,
-    }
-
-
-def test_a_null_of_levels_below_0_is_drawn_like_a_level_and_blanked() -> None:
+def test_a_null_of_levels_below_0_is_drawn_like_a_level_and_blanked():
     """A null comes as 0, above them all: the tables have no row for that."""
     codec = codec_for(
         "rating",
@@ -243,7 +206,7 @@ def range_distribution(
     level: int, anchors: range = ANCHORS, *, exact: bool = False
 ) -> dict[Outcome, Fraction]:
     """Return the distribution of case1's range of a level, all anchors being equally likely; `exact`: every level is told as it is."""
-    distribution: dict[Outcome, Fraction] = {}
+    distribution = {}
     for anchor in anchors:
         ends = (
             (float(level), float(level))
@@ -260,9 +223,9 @@ def composed(
     channel: list[list[Fraction]], anchors: range = ANCHORS, *, exact: bool = False
 ) -> list[dict[Outcome, Fraction]]:
     """Return for each level the exact distribution of its released range."""
-    distributions: list[dict[Outcome, Fraction]] = []
+    distributions = []
     for row in channel:
-        distribution: dict[Outcome, Fraction] = {}
+        distribution = {}
         for share, level in zip(row, LEVELS, strict=True):
             for ends, probability in range_distribution(level, anchors, exact=exact).items():
                 distribution[ends] = distribution.get(ends, Fraction(0)) + share * probability
@@ -280,8 +243,8 @@ def most_ratio(distributions: list[dict[Outcome, Fraction]]) -> Fraction:
 
 
 @pytest.mark.parametrize("channel", ["laplace", "laplace-calibrated", "optimal"])
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
-def test_a_range_cannot_cost_more_than_the_perturbation(channel: str, epsilon: float) -> None:
+@pytest.mark.parametrize("epsilon", [0.1, 4.0])
+def test_a_range_cannot_cost_more_than_the_perturbation(channel, epsilon):
     """Exact, in fractions: ranges that tell single levels apart cost what the channel costs, coarser ones less, none of them more."""
     made = release("rating", RATING_RANGE, epsilon, channel=channel)
     matrix = channel_of(made)
@@ -314,7 +277,7 @@ def fits(found: Ranges, distribution: dict[Outcome, Fraction]) -> float:
     )
 
 
-def test_ranges_have_the_composed_law_and_no_other() -> None:
+def test_ranges_have_the_composed_law_and_no_other():
     made = release("rating", RATING_RANGE, 2.0)
     matrix = channel_of(made)
     distributions, n = composed(matrix), 60_000
@@ -339,7 +302,7 @@ def test_ranges_have_the_composed_law_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("channel", ["laplace", "optimal"])
-def test_ranges_of_numbers_have_the_law_of_the_reference_and_keep_epsilon(channel: str) -> None:
+def test_ranges_of_numbers_have_the_law_of_the_reference_and_keep_epsilon(channel):
     made = release("price", {"design": "case1", "anchors": UNIT}, 2.0, channel=channel)
     values, n = np.random.default_rng(8).random(60_000), 60_000
 
@@ -364,73 +327,6 @@ def test_ranges_of_numbers_have_the_law_of_the_reference_and_keep_epsilon(channe
     doubt = 6 * math.sqrt(1 / counts[0] + 1 / counts[1])
     assert ratio - doubt > 1.0  # far from no perturbation's infinity, and from 0
     assert ratio - doubt <= made.perturbations["price"].epsilon <= 2.0
-
-
-def test_the_coverage_is_that_of_the_perturbed_value() -> None:
-    made = release("price", {"design": "case1", "anchors": UNIT, "reference": UNIT})
-    [mechanism], [design] = made.columns.values(), made.designs.values()
-    assert isinstance(mechanism.step, Perturbed)
-    assert isinstance(mechanism.step.step, Partition)
-    assert find_reference(design) == ScipyDistribution(**UNIT)
-    assert coverage(mechanism, ScipyDistribution(**UNIT)) == pytest.approx(
-        2 / 3, abs=2e-3
-    )  # E U² + (1 - U)²
-
-
-@pytest.mark.parametrize("channel", ["laplace", "optimal"])
-@pytest.mark.parametrize("column", ["rating", "age"])
-def test_a_release_comes_back_from_its_bytes_and_draws_the_same(column: str, channel: str) -> None:
-    made = release(
-        column,
-        {"design": "case2", "anchors": {"name": "uniform", "loc": 0, "scale": 100}},
-        channel=channel,
-    )
-    again = IntervalRelease.from_bytes(made.to_bytes(), "designs")
-    assert again.epsilon == made.epsilon
-    values = np.random.default_rng(1).choice(LEVELS, 3000) + (20 if column == "age" else 0)
-    first, second = run(made, values), run(again, values)
-    assert first.lower.tolist() == second.lower.tolist()
-    assert first.upper.tolist() == second.upper.tolist()
-
-
-def test_the_same_stream_gives_the_same_ranges_however_it_is_cut(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made = release("price", {"design": "case2", "anchors": UNIT})
-    values = np.random.default_rng(1).random(1000)
-    whole = run(made, values)
-    monkeypatch.setattr("dpdask.mechanisms.interval.ranges._CHUNK", 37)
-    cut = run(made, values)
-    assert whole.lower.tolist() == cut.lower.tolist()
-
-
-# coverage beside the ranges
-
-
-def test_a_coverage_is_that_of_the_range_and_null_where_it_is() -> None:
-    codec = ValueCodec(name="y", type=pa.float64(), bounds=None, atoms=(), nulls=True)
-    of = {"design": "canonical", "n_anchors": 2, "anchors": UNIT, "acceptable": [[0.4, 0.5]]}
-    given_designs = designs(y={**of, "reference": UNIT, "nulls": "public"})
-    made = IntervalRelease.of(given_designs, {"y": codec}, coverage=True)
-    values = np.random.default_rng(3).random(2000)
-    batch = pa.record_batch({"y": pa.array(values, mask=values < 0.1), "z": pa.array(values)})
-    released = made.randomise(batch, {"y": codec}, made.streams(RunKey.insecure(1), "a"))
-    assert released.schema.names == ["y_lower", "y_upper", "y_coverage", "z"]
-    low, high, found = (
-        released.column(name).to_numpy(zero_copy_only=False) for name in released.schema.names[:3]
-    )
-    inside = np.clip(high, 0, 1) - np.clip(low, 0, 1)
-    told = np.clip(np.minimum(high, 0.5) - np.maximum(low, 0.4), 0, None)
-    known = values >= 0.1
-    assert found[known] == pytest.approx(np.where(low == high, 0.0, inside - told)[known])
-    assert (released.column("y_coverage").is_null().to_numpy(zero_copy_only=False) == ~known).all()
-    plain = IntervalRelease.of(given_designs, {"y": codec}).randomise(
-        batch, {"y": codec}, made.streams(RunKey.insecure(1), "a")
-    )
-    assert plain.column("y_lower").equals(
-        released.column("y_lower")
-    )  # the ranges are the same with it and without
-    assert IntervalRelease.from_bytes(made.to_bytes(), "designs").coverage
 
 
 @pytest.mark.parametrize(
@@ -465,9 +361,7 @@ def test_a_coverage_is_that_of_the_range_and_null_where_it_is() -> None:
         (perturbed("price", {"design": "case1", "anchors": UNIT, "reference": UNIT}), UNIT),
     ],
 )
-def test_the_reference_that_a_design_names(
-    design: dict[str, Any], expected: dict[str, Any] | None
-) -> None:
+def test_the_reference_that_a_design_names(design, expected):
     [made] = designs(price=design).values()
     assert find_reference(made) == (None if expected is None else ScipyDistribution(**expected))
     schema = Schema.from_dict({"columns": {"price": PRICE}})
@@ -504,7 +398,7 @@ def bound(first: float, second: float, **budget: Any) -> RandomRangesMechanism:
     )
 
 
-def test_the_event_is_one_local_release_of_the_sum() -> None:
+def test_the_event_is_one_local_release_of_the_sum():
     found = bound(0.5, 0.25, epsilon=1.0)
     assert found.spending == Spending(row={"rating": 0.5, "price": 0.25})
     assert found.event == Composed(events=(LocalRelease(epsilon=0.75),), without_epsilon=("age",))
@@ -515,7 +409,7 @@ cents = st.integers(1, 5000)
 
 @given(first=cents, second=cents)
 @settings(max_examples=200)
-def test_decimals_that_fit_a_decimal_budget_never_spend_more(first: int, second: int) -> None:
+def test_decimals_that_fit_a_decimal_budget_never_spend_more(first, second):
     promised = float(Decimal(first + second) / 1000)
     made = bound(first / 1000, second / 1000, epsilon=promised)
     spent = made.spending.row
@@ -539,40 +433,7 @@ def test_decimals_that_fit_a_decimal_budget_never_spend_more(first: int, second:
         bound(first / 1000, second / 1000, epsilon=promised * (1 - 1e-9))
 
 
-@pytest.mark.parametrize(
-    ("budget", "says"),
-    [
-        ({"delta": 1e-9}, r"`delta`: is 1e-09, .*spends no δ; set it to 0"),
-        ({"adjacency": "add-remove"}, r"`adjacency`: .*; set it to replace-one"),
-        ({"unit": {"column": "id", "max_rows": 2}}, r"`unit`: .*; set it to row"),
-        (
-            {"epsilon": 0.7},
-            r"`epsilon`: is 0\.7, and the perturbed columns spend 0\.75 together; set it to at least 0\.75, or lower",
-        ),
-    ],
-)
-def test_budgets_that_do_not_fit(budget: dict[str, Any], says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        bound(0.5, 0.25, **{"epsilon": 1.0, **budget})
-
-
 # refusals
-
-
-def refusal(column: str, design: dict[str, Any]) -> str:
-    def make() -> None:
-        made = designs(**{column: design})
-        check_designs(
-            Schema.from_dict(
-                {"columns": {column: {"rating": RATING, "price": PRICE, "amount": AMOUNT}[column]}}
-            ),
-            made,
-        )
-        IntervalRelease.of(made, {column: CODECS[column]})
-
-    with pytest.raises(SpecError) as caught:
-        make()
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -583,12 +444,6 @@ def refusal(column: str, design: dict[str, Any]) -> str:
             {"reference": {"kind": "holdout", "fraction": 0.25}},
             "the perturbation needs a declared distribution",
         ),
-        ("price", {"reference": {"kind": "histogram"}}, "other references are computed from rows"),
-        (
-            "price",
-            {"reference": {"kind": "public", "path": "x"}},
-            "other references are computed from rows",
-        ),
         ("price", {"reference": UNIT}, "the key 'columns.price.perturb.reference.kind' is missing"),
         (
             "price",
@@ -596,24 +451,18 @@ def refusal(column: str, design: dict[str, Any]) -> str:
             "scipy.stats has no distribution 'unifrom'",
         ),
         (
-            "price",
-            {"reference": {"kind": "known", "name": "norm"}},
-            "has probability outside the column's bounds",
-        ),
-        (
             "rating",
             {"reference": {"kind": "known", "probabilities": [0.5, 0.5]}},
             "one probability per level",
         ),
         ("amount", {"reference": {"kind": "known", **UNIT}}, "one probability per atom"),
-        ("price", {"epsilon": 0}, "above 0"),
         ("price", {"epsilon": 101.0}, "at most 100"),
         (
             "price",
             {"epsilon": 17.0},
             "`columns.price.perturb.epsilon`: is 17, but a continuous column takes an ε in [1e-06, 16]; change it",
         ),
-        ("amount", {"epsilon": 1e-7}, "a mixed column takes an ε in [1e-06, 16]"),
+        ("price", None, "the key 'columns.price.perturb' is missing; add it"),
         (
             "price",
             {"channel": "gaussian"},
@@ -626,21 +475,30 @@ def refusal(column: str, design: dict[str, Any]) -> str:
         ),
     ],
 )
-def test_what_is_refused(column: str, changed: dict[str, Any], says: str) -> None:
+def test_what_is_refused(column, changed, says):
     design = perturbed(column, {"design": "case1", "anchors": UNIT})
-    assert says in refusal(column, {**design, "perturb": {**design["perturb"], **changed}})
+    perturb = {} if changed is None else {"perturb": {**design["perturb"], **changed}}
+    made = {key: value for key, value in design.items() if key != "perturb"} | perturb
+
+    def build() -> None:
+        found = designs(**{column: made})
+        check_designs(
+            Schema.from_dict(
+                {"columns": {column: {"rating": RATING, "price": PRICE, "amount": AMOUNT}[column]}}
+            ),
+            found,
+        )
+        IntervalRelease.of(found, {column: CODECS[column]})
+
+    with pytest.raises(SpecError) as caught:
+        build()
+    assert says in str(caught.value)
 
 
-def test_a_large_epsilon_needs_levels_or_the_optimal_channel() -> None:
+def test_a_large_epsilon_needs_levels_or_the_optimal_channel():
     assert release("rating", RATING_RANGE, 20.0).epsilon <= 20.0
     assert (
         16
         < release("price", {"design": "case1", "anchors": UNIT}, 20.0, channel="optimal").epsilon
         <= 20.0
-    )
-
-
-def test_a_design_without_its_perturbation() -> None:
-    assert "the key 'columns.price.perturb' is missing; add it" in refusal(
-        "price", {"design": "interval-differential", "of": RATING_RANGE}
     )

@@ -44,8 +44,6 @@ def refusal(design, **more) -> str:
 @pytest.mark.parametrize(
     ("design", "says"),
     [
-        ({**CASE1, "anchor": 1}, "unknown key 'columns.income.anchor'"),
-        ({"design": "case9", "anchors": N01}, "case9"),
         ({"design": "case1"}, "either `anchors` or `at_least`"),
         ({**CASE1, "at_least": 0.2}, "either `anchors` or `at_least`"),
         ({"design": "case2", "at_least": 0.4, "reference": N01}, "up to 1/3"),
@@ -59,17 +57,11 @@ def refusal(design, **more) -> str:
             {"design": "case1", "anchors": {"name": "poisson", "mu": 3}},
             "no continuous distribution",
         ),
-        ({"design": "case1", "anchors": {"name": "nrom"}}, "no continuous distribution 'nrom'"),
-        (
-            {"design": "case1", "anchors": {"name": "norm", "slope": 3}},
-            "no continuous distribution",
-        ),
         (
             {"design": "case1", "anchors": {"name": "norm", "scale": -1}},
             "no continuous distribution",
         ),
         ({"design": "case1", "anchors": {"name": "norm", "scale": "wide"}}, "finite numbers"),
-        ({"design": "case1", "anchors": {"name": "norm", "scale": True}}, "finite numbers"),
         ({"design": "case1", "anchors": {"name": "pareto", "b": 0.01}}, "too wide to be tabulated"),
         ({"design": "case1", "anchors": {"optimal_for": "median", "reference": N01}}, "mean"),
         ({"design": "case1", "anchors": {"optimal_for": "mean"}}, "needs a public reference"),
@@ -146,31 +138,8 @@ def refusal(design, **more) -> str:
             {"design": "progressive", "anchors": {"coverage": 0.8, "family": N01}, "tau": 0.2},
             "cannot be designed for by rounds",
         ),
-        (
-            {"design": "case1", "anchors": {"coverage": 0.8, "famly": N01}},
-            "unknown key 'columns.income.anchors.famly'; did you mean 'family'?",
-        ),
-        (
-            {"design": "case1", "anchors": {"coverage": 0.8}},
-            "the key 'columns.income.anchors.family' is missing",
-        ),
-        (
-            {"design": "case1", "anchors": {"loc": 0.8}},
-            "the key 'columns.income.anchors.name' is missing",
-        ),
-        ({"anchors": N01}, "the key 'columns.income.design' is missing"),
         ({"design": "progressive", "anchors": N01, "tau": 0.2}, "needs a public reference"),
         ({"design": "progressive", "anchors": N01, "tau": 1.2, "reference": N01}, "at most 1"),
-        (
-            {
-                "design": "progressive",
-                "anchors": N01,
-                "tau": 0.2,
-                "reference": N01,
-                "stop": "never",
-            },
-            "own",
-        ),
         (
             {"design": "selective", "of": CASE1, "tau": 0.9, "rho": 0.9, "reference": N01},
             "not ignorable",
@@ -220,8 +189,8 @@ def test_what_is_refused_of_whole_numbers_and_perturbations():
 @pytest.mark.parametrize(
     ("design", "targets"),
     [
-        ({"design": "case1"}, (0.505, 0.8, 0.99)),
-        ({"design": "case2"}, (0.34, 0.45, 0.95)),
+        ({"design": "case1"}, (0.505, 0.99)),
+        ({"design": "case2"}, (0.34, 0.95)),
         ({"design": "canonical", "n_anchors": 5}, (0.2, 0.7)),
         ({"design": "ring"}, (0.51, 0.9)),
         ({"design": "canonical", "n_anchors": 2, "acceptable": [[0.0, 0.5]]}, (0.4,)),
@@ -231,7 +200,7 @@ def test_what_is_refused_of_whole_numbers_and_perturbations():
 def test_the_designed_coverage_is_reached(design, targets):
     """Theorem 1, checked on rows; the reference is skew and the family symmetric."""
     reference, rng = {"name": "gamma", "a": 2.0}, np.random.default_rng(0)
-    values, none = rng.gamma(2.0, size=40_000), np.zeros(40_000, dtype=bool)
+    values, none = rng.gamma(2.0, size=20_000), np.zeros(20_000, dtype=bool)
     for target in targets:
         made = mechanism(
             {
@@ -274,7 +243,6 @@ def test_a_coverage_on_whole_numbers():
     [
         ("mean", lambda u: 1.0, stats.norm()),
         ("second_moment", lambda u: 2 * abs(u), stats.norm()),
-        ("mean", lambda u: 1.0, stats.expon(scale=3)),
         ("third_moment", lambda u: 3 * u**2, stats.gamma(2.0)),
         ("fourth_moment", lambda u: 4 * abs(u) ** 3, stats.logistic()),
         ("log", lambda u: 1 / u, stats.lognorm(1.0)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterable
 from fractions import Fraction
@@ -16,9 +15,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpdask.cells import Cells, cells
-from dpdask.codec import Codec, LevelCodec, ValueCodec
-from dpdask.errors import DataError, SpecError
-from dpdask.mechanisms.dip.columns import fit_dip
+from dpdask.codec import LevelCodec, ValueCodec
+from dpdask.errors import SpecError
 from dpdask.mechanisms.dip.spec import ChannelKind, DipSpec
 from dpdask.mechanisms.dip.tree import (
     MAX_WEIGHTS,
@@ -27,7 +25,6 @@ from dpdask.mechanisms.dip.tree import (
     check_tree,
     clean_tables,
     compose_events,
-    find_tree,
     fit_tree,
     measure_tree,
     plan_tree_noise,
@@ -39,7 +36,6 @@ from dpdask.privacy import Budget
 from dpdask.privacy.accountant import epsilon as priced
 from dpdask.privacy.budget import UnitColumn
 from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace, LocalRelease, leaves
-from dpdask.references import LevelDistribution
 from dpdask.references.histogram import Tree
 from dpdask.schema import Schema
 from dpdask.stats import Domain, MarginalCounts
@@ -47,7 +43,7 @@ from dpdask.streams import RunKey, stream
 
 KEY = RunKey.insecure(11)
 SIZES = {"a": 3, "b": 2, "c": 4, "d": 3}
-CHANNELS: tuple[ChannelKind, ...] = ("laplace", "laplace-calibrated", "optimal")
+CHANNELS = ("laplace", "laplace-calibrated", "optimal")
 TINY = MarginalNoise(
     one_way=DiscreteLaplace(scale=0.05, sensitivity=2, adjacency="replace-one", count=4),
     pairs=DiscreteLaplace(scale=0.05, sensitivity=2, adjacency="replace-one", count=6),
@@ -59,7 +55,7 @@ def spend_tree(
     budget: Budget, tree: Tree, columns: Iterable[str], weights: dict[str, float] | None = None
 ) -> TreeMechanism:
     """Return the mechanism that spends a budget on a tree of columns."""
-    declared: dict[str, object] = {
+    declared = {
         name: {"role": "privatise", "kind": "discrete", "levels": [0, 1]} for name in columns
     }
     schema = Schema.from_dict({"columns": declared | {"id": {"role": "drop"}}})
@@ -115,7 +111,7 @@ def distribution(release: TreeRelease, row: dict[str, int]) -> dict[tuple[int, .
     found = {(): Fraction(1)}
     for place, (name, column) in enumerate(release.columns.items()):
         above = -1 if column.parent is None else list(release.columns).index(column.parent)
-        after: dict[tuple[int, ...], Fraction] = {}
+        after = {}
         for released, probability in found.items():
             weights = column.weights[0 if above < 0 else released[above], row[name]].tolist()
             assert len(released) == place
@@ -136,9 +132,7 @@ def all_rows(release: TreeRelease) -> list[dict[str, int]]:
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-def test_the_rows_epsilon_is_that_of_all_rows_and_outcomes_counted_one_by_one(
-    channel: ChannelKind,
-) -> None:
+def test_the_rows_epsilon_is_that_of_all_rows_and_outcomes_counted_one_by_one(channel):
     release = fitted(channel, 0.8)
     distributions = [distribution(release, row) for row in all_rows(release)]
     outcomes = [
@@ -157,14 +151,8 @@ def test_the_rows_epsilon_is_that_of_all_rows_and_outcomes_counted_one_by_one(
     assert all(column.epsilon <= 0.8 for column in release.columns.values())
 
 
-def test_a_rows_epsilon_can_be_below_the_sum_over_its_columns() -> None:
-    release = fitted("laplace", 2.0)
-    total = sum(column.epsilon for column in release.columns.values())
-    assert release.epsilon < total - 1e-3
-
-
 @pytest.mark.parametrize("channel", CHANNELS)
-def test_rows_of_the_tree_are_released_with_its_very_pairs(channel: ChannelKind) -> None:
+def test_rows_of_the_tree_are_released_with_its_very_pairs(channel):
     noisy = measure_tree(counted(SIZES), TINY, rng=stream(KEY, "test", ""))
     release = fit_tree(noisy, level_cells(SIZES), dict.fromkeys(SIZES, 1.5), channel)
     one_way, edges = clean_tables(noisy)
@@ -201,28 +189,13 @@ def test_rows_of_the_tree_are_released_with_its_very_pairs(channel: ChannelKind)
     )  # what column by column would give
 
 
-def test_the_tree_is_the_chain_that_the_rows_come_from() -> None:
-    noisy = measure_tree(counted(SIZES), TINY, rng=stream(KEY, "test", ""))
-    assert {frozenset(edge) for edge in noisy.cliques} == {
-        frozenset("ab"),
-        frozenset("bc"),
-        frozenset("cd"),
-    }
-    tree = find_tree(noisy)
-    seen: set[str | None] = {None}
-    for name, parent in tree:
-        assert parent in seen
-        seen.add(name)
-    assert seen == {None, *SIZES}
-
-
 def rows_of(codes: np.ndarray) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(
         {name: pa.array(part.astype(np.int64)) for name, part in zip(SIZES, codes, strict=True)}
     )
 
 
-CODECS: dict[str, Codec] = {name: column.codec for name, column in level_cells(SIZES).items()}
+CODECS = {name: column.codec for name, column in level_cells(SIZES).items()}
 
 
 def released(release: TreeRelease, batch: pa.RecordBatch, cuts: tuple[int, ...] = ()) -> pa.Table:
@@ -239,9 +212,9 @@ def stacked(table: pa.Table) -> np.ndarray:
     return np.stack([table[name].to_numpy() for name in SIZES])
 
 
-def test_released_rows_follow_the_exact_law_and_no_other() -> None:
+def test_released_rows_follow_the_exact_law_and_no_other():
     release = fitted("laplace", 1.0)
-    n = 200_000
+    n = 100_000
     row = {"a": 2, "b": 0, "c": 3, "d": 1}
     batch = rows_of(np.repeat(np.array([[row[name]] for name in SIZES]), n, axis=1))
     out = released(release, batch)
@@ -265,36 +238,7 @@ def test_released_rows_follow_the_exact_law_and_no_other() -> None:
     assert not fits(distribution(fitted("laplace", 1.25), row))
 
 
-def test_rows_of_the_chain_keep_their_pairs_and_column_by_column_does_not() -> None:
-    codes = chain_codes(SIZES, 100_000)
-    out = released(fitted("laplace", 1.0), rows_of(codes))
-    distributions = {
-        name: LevelDistribution(np.bincount(part, minlength=SIZES[name]) / part.size)
-        for name, part in zip(SIZES, codes, strict=True)
-    }
-    alone = fit_dip(distributions, CODECS, dict.fromkeys(SIZES, 1.0))
-    apart = pa.Table.from_batches(
-        [alone.randomise(rows_of(codes), CODECS, alone.streams(KEY, "f"))]
-    )
-    table = rows_of(codes)
-
-    def variation(other: pa.Table, first: str, second: str) -> float:
-        width = SIZES[second]
-        one, two = (
-            np.bincount(
-                each[first].to_numpy() * width + each[second].to_numpy(),
-                minlength=SIZES[first] * width,
-            )
-            for each in (table, other)
-        )
-        return float(np.abs(one - two).sum() / 2 / one.sum())
-
-    for first, second in itertools.pairwise(SIZES):
-        assert variation(out, first, second) < 0.01
-        assert variation(apart, first, second) > 0.03
-
-
-def test_rows_do_not_depend_on_batching_and_kept_columns_stay() -> None:
+def test_rows_do_not_depend_on_batching_and_kept_columns_stay():
     release = fitted("optimal", 1.0)
     batch = rows_of(chain_codes(SIZES, 3_000)).append_column("id", pa.array(np.arange(3_000)))
     whole = released(release, batch)
@@ -305,16 +249,7 @@ def test_rows_do_not_depend_on_batching_and_kept_columns_stay() -> None:
     assert not other.equals(whole)
 
 
-def test_a_release_that_comes_back_from_its_bytes_releases_the_same() -> None:
-    release = fitted("optimal", 0.5)
-    again = TreeRelease.from_bytes(release.to_bytes(), "release.npz")
-    assert again.epsilon == release.epsilon
-    assert again.edges == release.edges
-    batch = rows_of(chain_codes(SIZES, 500))
-    assert released(again, batch).equals(released(release, batch))
-
-
-MIXED: dict[str, Codec] = {
+MIXED = {
     "income": ValueCodec(
         name="income", type=pa.float64(), bounds=(0.0, 100.0), atoms=(0.0, 50.0), nulls=True
     ),
@@ -338,7 +273,7 @@ def mixed_batch(n: int = 30_000, seed: int = 3) -> pa.RecordBatch:
     )
 
 
-def fitted_mixed(channel: ChannelKind) -> tuple[TreeRelease, dict[str, Cells], pa.RecordBatch]:
+def fitted_mixed(channel: ChannelKind) -> tuple[TreeRelease, dict[str, Cells]]:
     cut = {name: cells(codec, 6) for name, codec in MIXED.items()}
     batch = mixed_batch()
     domain = Domain(names=tuple(cut), sizes=tuple(column.size for column in cut.values()))
@@ -350,29 +285,11 @@ def fitted_mixed(channel: ChannelKind) -> tuple[TreeRelease, dict[str, Cells], p
         plan_tree_noise(Budget(epsilon=50), 3),
         rng=stream(KEY, "test", ""),
     )
-    return fit_tree(noisy, cut, dict.fromkeys(cut, 1.0), channel), cut, batch
+    return fit_tree(noisy, cut, dict.fromkeys(cut, 1.0), channel), cut
 
 
-@pytest.mark.parametrize("channel", CHANNELS)
-def test_numbers_atoms_nulls_and_texts_stay_what_they_are(channel: ChannelKind) -> None:
-    release, cut, batch = fitted_mixed(channel)
-    assert len(release.edges) == 2
-    out = release.randomise(batch, MIXED, release.streams(KEY, "f"))
-    assert [out.column(name).type for name in MIXED] == [pa.float64(), pa.int16(), pa.string()]
-    for name, column in cut.items():
-        before, after = (
-            np.bincount(column.codes(each.column(name)), minlength=column.size) / batch.num_rows
-            for each in (batch, out)
-        )
-        np.testing.assert_allclose(after, before, rtol=0, atol=0.015)
-    incomes = out.column("income").to_pylist()
-    assert {None, 0.0, 50.0} < set(incomes)
-    assert len(set(incomes)) > 1_000
-    assert release.epsilon <= 3.0
-
-
-def test_noise_on_ranks_goes_by_values_not_by_the_order_of_cells() -> None:
-    release, cut, _ = fitted_mixed("laplace")
+def test_noise_on_ranks_goes_by_values_not_by_the_order_of_cells():
+    release, cut = fitted_mixed("laplace")
     column = release.columns["income"]
     labels = cut["income"].labels()
     low, middle, high = labels.index("0.0"), labels.index("50.0"), len(labels) - 1
@@ -380,14 +297,6 @@ def test_noise_on_ranks_goes_by_values_not_by_the_order_of_cells() -> None:
     assert (
         weights[low, low] / weights[high, low] > weights[middle, low] / weights[high, low] > 1.0
     )  # 50 lies between 0 and 100
-
-
-def test_bad_values_are_refused_without_showing_them() -> None:
-    release = fitted()
-    batch = rows_of(chain_codes(SIZES, 5)).set_column(1, "b", pa.array([0, 1, 77, 0, 1]))
-    with pytest.raises(DataError, match="column 'b'") as caught:
-        release.randomise(batch, CODECS, release.streams(KEY, "f"))
-    assert "77" not in str(caught.value)
 
 
 def sparse(seed: int, n: int) -> MarginalCounts:
@@ -409,33 +318,15 @@ def sparse(seed: int, n: int) -> MarginalCounts:
     )
 
 
-any_tables = given(
+@settings(max_examples=8)
+@given(
     seed=st.integers(0, 10**6),
     n=st.sampled_from([2, 30, 1000]),
     channel=st.sampled_from(CHANNELS),
     epsilon=st.sampled_from([0.05, 1.0, 6.0]),
     delta=st.sampled_from([0.0, 1e-6]),
 )
-
-
-@settings(max_examples=6)
-@any_tables
-def test_whatever_the_tables_are_the_channels_keep_their_epsilon(
-    seed: int, n: int, channel: ChannelKind, epsilon: float, delta: float
-) -> None:
-    check_channels(seed, n, channel, epsilon, delta)
-
-
-@pytest.mark.slow
-@settings(max_examples=50)
-@any_tables
-def test_whatever_many_tables_are_the_channels_keep_their_epsilon(
-    seed: int, n: int, channel: ChannelKind, epsilon: float, delta: float
-) -> None:
-    check_channels(seed, n, channel, epsilon, delta)
-
-
-def check_channels(seed: int, n: int, channel: ChannelKind, epsilon: float, delta: float) -> None:
+def test_whatever_the_tables_are_the_channels_keep_their_epsilon(seed, n, channel, epsilon, delta):
     counts = sparse(seed, n)
     sizes = dict(zip(counts.domain.names, counts.domain.sizes, strict=True))
     budget = Budget(epsilon=epsilon, delta=delta)
@@ -451,20 +342,12 @@ def check_channels(seed: int, n: int, channel: ChannelKind, epsilon: float, delt
     assert mechanism.accounting(release)["epsilon_exact"] <= epsilon
 
 
-@pytest.mark.few
-@pytest.mark.parametrize("delta", [0.0, 2.0**-30])
-@pytest.mark.parametrize("unit", ["row", UnitColumn(column="id", max_rows=7)])
 @pytest.mark.parametrize(
-    ("share", "total"),
-    [
-        (0.1, 0.1),
-        (0.9, 20.0),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0.1, 20.0), (0.9, 0.1))),
-    ],
+    ("delta", "unit", "share", "total"),
+    [(0.0, "row", 0.1, 0.1), (2.0**-30, UnitColumn(column="id", max_rows=7), 0.9, 20.0)],
+    ids=["row", "unit"],
 )
-def test_everything_together_costs_at_most_epsilon(
-    delta: float, unit: object, share: float, total: float
-) -> None:
+def test_everything_together_costs_at_most_epsilon(delta, unit, share, total):
     budget = Budget(epsilon=total, delta=delta, unit=unit)
     mechanism = spend_tree(
         budget, Tree(share=share), ("a", "b", "c"), {"a": 1.0, "b": 2.0, "c": 5.0}
@@ -493,7 +376,7 @@ def test_everything_together_costs_at_most_epsilon(
     assert event.unit == ("row" if unit == "row" else "column id")
 
 
-def test_an_epsilon_of_rows_that_no_delta_can_be_composed_with_is_refused() -> None:
+def test_an_epsilon_of_rows_that_no_delta_can_be_composed_with_is_refused():
     with pytest.raises(SpecError, match="cannot be composed with a δ"):
         spend_tree(Budget(epsilon=60.0, delta=2.0**-30), Tree(share=0.02), ("a", "b"))
     assert spend_tree(
@@ -501,7 +384,7 @@ def test_an_epsilon_of_rows_that_no_delta_can_be_composed_with_is_refused() -> N
     ).row_total == pytest.approx(58.8)
 
 
-def test_events_say_how_many_tables_there_are() -> None:
+def test_events_say_how_many_tables_there_are():
     noise = plan_tree_noise(Budget(epsilon=1.0), 14)
     assert [event.count for event in noise.event.events] == [14, 91, 13]
     assert plan_tree_noise(Budget(epsilon=1.0), 2).pairs is None
@@ -510,18 +393,8 @@ def test_events_say_how_many_tables_there_are() -> None:
     )
 
 
-def test_a_single_column_and_two_have_their_trees() -> None:
-    for names, edges in ((("a",), ()), (("a", "b"), (("a", "b"),))):
-        sizes = {name: SIZES[name] for name in names}
-        mechanism = spend_tree(Budget(epsilon=4.0), Tree(), names)
-        noisy = measure_tree(counted(sizes), mechanism.noise, rng=stream(KEY, "test", ""))
-        release = fit_tree(noisy, level_cells(sizes), mechanism.spending.row)
-        assert release.edges == edges
-        assert list(release.columns) == list(names)
-
-
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
-def test_rows_that_cost_nothing_have_an_account(delta: float) -> None:
+def test_rows_that_cost_nothing_have_an_account(delta):
     mechanism = spend_tree(Budget(epsilon=1.0, delta=delta), Tree(), ("a",))
     noisy = measure_tree(counted({"a": 1}, 100), mechanism.noise, rng=stream(KEY, "test", ""))
     release = fit_tree(noisy, level_cells({"a": 1}), mechanism.spending.row)
@@ -533,20 +406,8 @@ def test_rows_that_cost_nothing_have_an_account(delta: float) -> None:
     )
 
 
-def test_columns_without_dependence_stand_alone() -> None:
-    rng = np.random.default_rng(2)
-    codes = np.stack([rng.integers(0, size, 50_000) for size in SIZES.values()]).astype(np.uint8)
-    counts = MarginalCounts.of_codes(Domain(names=tuple(SIZES), sizes=tuple(SIZES.values())), codes)
-    mechanism = spend_tree(Budget(epsilon=0.2), Tree(), SIZES)
-    noisy = measure_tree(counts, mechanism.noise, rng=stream(KEY, "test", ""))
-    assert len(noisy.cliques) < 3
-    assert len(fit_tree(noisy, level_cells(SIZES), mechanism.spending.row).edges) == len(
-        noisy.cliques
-    )
-
-
-def test_a_rows_own_record_is_recognised_no_more_often_than_epsilon_allows() -> None:
-    codes = chain_codes(SIZES, 400_000)
+def test_a_rows_own_record_is_recognised_no_more_often_than_epsilon_allows():
+    codes = chain_codes(SIZES, 200_000)
     release = fitted("optimal", 0.5)
     out = stacked(released(release, rows_of(codes)))
     own = (out == codes).all(axis=0).mean()
@@ -560,27 +421,37 @@ def test_a_rows_own_record_is_recognised_no_more_often_than_epsilon_allows() -> 
     )  # and tells a weaker promise from this one
 
 
-def test_what_cannot_be_fitted_is_refused_before_any_row_is_read() -> None:
-    wide = {"a": 600, "b": 600}
-    with pytest.raises(SpecError, match="more channels than can be held"):
-        check_tree(level_cells(wide), "laplace")
-    many = {f"c{i}": 180 for i in range(5)}
+AGE_CELLS = {"age": cells(MIXED["age"], 5)}
+ABCD_CELLS = level_cells(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("columns", "channel", "cost", "says"),
+    [
+        (level_cells({"a": 600, "b": 600}), "laplace", None, "more channels than can be held"),
+        (
+            level_cells({f"c{i}": 180 for i in range(5)}),
+            "laplace",
+            None,
+            "the channels of all columns",
+        ),
+        (level_cells({"a": 101, "b": 2}), "optimal", None, r"column 'a'.*101 cells"),
+        (level_cells({"a": 101, "b": 2}), "laplace", None, None),
+        (ABCD_CELLS, "laplace", {"a": "rank"}, "belongs to the channel optimal"),
+        (ABCD_CELLS, "optimal", {"z": "rank"}, "not a privatised column"),
+        (ABCD_CELLS, "optimal", {"a": ((0.0, 1.0), (1.0, 0.0))}, "rows and columns"),
+        (AGE_CELLS, "optimal", {"age": "zero-one"}, "always rank"),
+        (AGE_CELLS, "optimal", {"age": "rank"}, None),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused_before_any_row_is_read(columns, channel, cost, says):
     assert 180 * 180 * 256 <= MAX_WEIGHTS < 5 * 180 * 180 * 256
-    with pytest.raises(SpecError, match="the channels of all columns"):
-        check_tree(level_cells(many), "laplace")
-    with pytest.raises(SpecError, match=r"column 'a'.*101 cells") as caught:
-        check_tree(level_cells({"a": 101, "b": 2}), "optimal")
+    if says is None:
+        check_tree(columns, channel, cost)
+        return
+    with pytest.raises(SpecError, match=says) as caught:
+        check_tree(columns, channel, cost)
     assert caught.value.exit_code == 64
-    check_tree(level_cells({"a": 101, "b": 2}), "laplace")
-    with pytest.raises(SpecError, match="belongs to the channel optimal"):
-        check_tree(level_cells(SIZES), "laplace", {"a": "rank"})
-    with pytest.raises(SpecError, match="not a privatised column"):
-        check_tree(level_cells(SIZES), "optimal", {"z": "rank"})
-    with pytest.raises(SpecError, match="rows and columns"):
-        check_tree(level_cells(SIZES), "optimal", {"a": ((0.0, 1.0), (1.0, 0.0))})
-    with pytest.raises(SpecError, match="always rank"):
-        check_tree({"age": cells(MIXED["age"], 5)}, "optimal", {"age": "zero-one"})
-    check_tree({"age": cells(MIXED["age"], 5)}, "optimal", {"age": "rank"})
 
 
 @pytest.mark.parametrize(
@@ -593,19 +464,13 @@ def test_what_cannot_be_fitted_is_refused_before_any_row_is_read() -> None:
         ({"depth": 2}, "unknown key 'depth'"),
     ],
 )
-def test_a_tree_is_validated(wrong: dict[str, object], what: str) -> None:
+def test_a_tree_is_validated(wrong, what):
     with pytest.raises(SpecError, match=what):
         Tree(**wrong)  # type: ignore[arg-type]  # wrong on purpose
 
 
-def test_a_tree_says_who_is_covered_and_splits_without_passing_epsilon() -> None:
-    tree = Tree(share=0.3, bins={"a": [1, 5.5], "b": 4})
-    assert tree.bins == {"a": (1.0, 5.5), "b": 4}
-    assert json.loads(tree.model_dump_json())["kind"] == "tree"
-    assert tree.protected == "the values of all rows"
-    assert tree.unprotected.startswith("none; ")
-    for epsilon in (0.1, 1 / 3, 7.7):
-        tables, rows = tree.split(epsilon)
-        assert Fraction(tables) + Fraction(rows) <= Fraction(epsilon)
-        assert tables == pytest.approx(0.3 * epsilon)
-        assert rows == pytest.approx(0.7 * epsilon)
+@pytest.mark.parametrize("epsilon", [0.1, 1 / 3, 7.7])
+def test_a_tree_splits_without_passing_epsilon(epsilon):
+    tables, rows = Tree(share=0.3, bins={"a": [1, 5.5], "b": 4}).split(epsilon)
+    assert Fraction(tables) + Fraction(rows) <= Fraction(epsilon)
+    assert (tables, rows) == pytest.approx((0.3 * epsilon, 0.7 * epsilon))

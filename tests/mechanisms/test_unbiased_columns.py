@@ -1,7 +1,6 @@
 """The channel optimal-unbiased in releases: its card, its released means, and the columns and references that it does not take."""
 
 import datetime as dt
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ def dip(columns: dict[str, Any], **given: Any) -> dpdask.DIP:
     return dpdask.DIP(dpdask.Schema.from_dict({"columns": columns}), **parameters)
 
 
-def test_the_card_gives_the_line_that_makes_group_means_unbiased() -> None:
+def test_the_card_gives_the_line_that_makes_group_means_unbiased():
     rng = np.random.default_rng(0)
     group = np.arange(60_000) % 2
     table = pd.DataFrame(
@@ -61,15 +60,14 @@ def test_the_card_gives_the_line_that_makes_group_means_unbiased() -> None:
     assert np.abs(means - table.groupby("group")["stars"].mean()).max() > bound  # without the line
 
 
-@pytest.mark.parametrize("unit", ["s", "ns"])
-def test_dates_count_in_their_own_unit(unit: str) -> None:
-    days = np.array(["2020-01-01", "2020-01-02", "2020-01-09"], dtype=f"datetime64[{unit}]")
+def test_dates_count_in_their_own_unit():
+    days = np.array(["2020-01-01", "2020-01-02", "2020-01-09"], dtype="datetime64[ns]")
     card = dip({"day": DAYS}).fit(pd.DataFrame({"day": np.repeat(days, 50)})).card["columns"]["day"]
     assert card["attenuation"]["centre"] == pytest.approx(days.astype(np.int64).mean(), rel=1e-12)
     assert card["attenuation"]["bias_at_most"] < 1e-10 * float(np.ptp(days.astype(np.int64)))
 
 
-def test_noise_that_leaves_one_level_costs_no_budget_for_nothing(tmp_path: Path) -> None:
+def test_noise_that_leaves_one_level_costs_no_budget_for_nothing(tmp_path):
     """In every second fit the noisy count of the level that nobody has is not above 0."""
     place = dpdask.LedgerPlace(url=f"sqlite:///{tmp_path / 'ledger.db'}", dataset="d")
     open_ledger(place.url).init("d", 200.0)
@@ -97,23 +95,12 @@ def test_noise_that_leaves_one_level_costs_no_budget_for_nothing(tmp_path: Path)
         (list(range(101)), [1 / 101] * 101, "column 'bit'.*at most 100 levels"),
     ],
 )
-def test_what_is_declared_is_refused_before_any_row_is_read(
-    bits: list[int], known: list[float], message: str
-) -> None:
+def test_what_is_declared_is_refused_before_any_row_is_read(bits, known, message):
     columns = {"bit": {**STARS, "levels": bits}}
     with pytest.raises(SpecError, match=message):
         dip(columns, reference=dpdask.Known(columns={"bit": {"probabilities": known}})).plan(
             pd.DataFrame({"bit": [0, 1]})
         )
-
-
-def test_other_channels_say_nothing_of_a_line() -> None:
-    assert (
-        "attenuation"
-        not in dip({"stars": STARS}, channel="optimal")
-        .fit(pd.DataFrame({"stars": [1, 5] * 20}))
-        .card["columns"]["stars"]
-    )
 
 
 @pytest.mark.parametrize(
@@ -152,9 +139,7 @@ def test_other_channels_say_nothing_of_a_line() -> None:
         ),
     ],
 )
-def test_what_has_no_mean_of_its_own_is_refused_in_one_line(
-    columns: dict[str, Any], given: dict[str, Any], message: str
-) -> None:
+def test_what_has_no_mean_of_its_own_is_refused_in_one_line(columns, given, message):
     with pytest.raises(SpecError, match=message) as caught:
         dip(columns, **given)
     assert "\n" not in str(caught.value)

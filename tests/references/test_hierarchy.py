@@ -16,14 +16,13 @@ from scipy import stats
 from strategies import zeros_and_a_tail
 
 from dpdask.cells import DEFAULT_BINS, FoundBins, cells
-from dpdask.codec import LevelCodec, ValueCodec
-from dpdask.errors import SpecError
+from dpdask.codec import ValueCodec
 from dpdask.privacy.accountant import epsilon as paid
 from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace
 from dpdask.privacy.noise import perturb
 from dpdask.references import RankDistribution
 from dpdask.references.hierarchy import N_LEVELS, Hierarchy, find_bins, make_grid
-from dpdask.references.histogram import CellCounts, Histogram, cut_with_found, histogram_event
+from dpdask.references.histogram import CellCounts, Histogram, cut_with_found
 from dpdask.schema import Column
 from dpdask.streams import RunKey, stream
 
@@ -78,23 +77,6 @@ def test_a_grid_covers_the_bounds_with_about_4096_cells_and_the_bounds_and_zero_
     assert len(set(places.values())) == len(places)
 
 
-def test_a_fine_grid_is_about_as_fine_relative_to_a_value_however_wide_its_bounds():
-    for high in (1e3, 1e5, 1e7):
-        edges = make_grid(codec_of((0.0, high))).edges
-        beyond = edges[edges > high / 1e4]
-        assert (np.diff(beyond) / beyond[:-1]).max() < 0.005
-
-
-def test_a_column_without_bounds_has_no_grid():
-    with pytest.raises(SpecError, match="no public cells"):
-        make_grid(codec_of(None))
-
-
-def test_dates_have_even_cells():
-    edges = make_grid(codec_of((0.0, 30_000.0), pa.date32())).edges
-    assert set(np.diff(edges)) == {7.0, 8.0}
-
-
 @given(st.sampled_from(CODECS), st.integers(0, 2**32))
 @settings(max_examples=40, deadline=None)
 def test_replacing_a_row_moves_one_count_of_each_level(codec, seed):
@@ -109,13 +91,6 @@ def test_replacing_a_row_moves_one_count_of_each_level(codec, seed):
     assert one.shape == (hierarchy.size,)
     assert one.sum() == other.sum() == N_LEVELS
     assert np.abs(one - other).sum() <= 2 * N_LEVELS
-
-
-def test_the_event_costs_what_is_given_for_it_and_no_less():
-    for epsilon in (0.1, 1.0):
-        event = histogram_event(epsilon, "replace-one", 3, N_LEVELS)
-        assert (event.sensitivity, event.count) == (6, 3)
-        assert 0.999 * epsilon < paid(Composed(events=(event,)).events, 0) <= epsilon
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: f"{codec.type} {codec.bounds}")
@@ -178,9 +153,7 @@ def test_rows_that_noise_took_are_not_put_far_out_where_there_are_none(codec):
             assert found[np.abs(middles) > 1e6].sum() == 0.0
 
 
-TAILS: dict[
-    str, tuple[Any, dict[str, Any], Any]
-] = {  # the lower bound over the upper one, the codec, and the column
+TAILS = {  # the lower bound over the upper one, the codec, and the column
     "floats": (0.0, {}, lambda values: values),
     "whole": (0.0, {"type_": pa.int64()}, lambda values: values.astype(np.int64)),
     "an atom": (
@@ -199,8 +172,9 @@ TAILS: dict[
 GAUSSIAN = DiscreteGaussian(sigma=85.0, sensitivity=1.0, adjacency="add-remove", count=N_LEVELS)
 
 
-@pytest.mark.parametrize("factor", [1.0, 100.0])
-@pytest.mark.parametrize(("event", "n_rows"), [(NOISE, 50_000), (GAUSSIAN, None)])
+@pytest.mark.parametrize(
+    ("event", "n_rows", "factor"), [(NOISE, 50_000, 1.0), (GAUSSIAN, None, 100.0)]
+)
 @pytest.mark.parametrize("kind", TAILS)
 def test_a_tail_beside_what_most_rows_share_is_kept(kind, event, n_rows, factor):
     """Its 2,000 rows are spread over many blocks, few of which have more than noise alone. Emptying the others misplaces 1,900."""
@@ -214,7 +188,7 @@ def test_a_tail_beside_what_most_rows_share_is_kept(kind, event, n_rows, factor)
         [1.0, 1e3, 5e3, 2e4], np.append(np.zeros(n_singles), np.maximum(edges[1:], edges[:-1]))
     )
     misplaced = []
-    for seed in range(7):
+    for seed in range(5):
         exact = CellCounts.of_batch(
             hierarchy.cells, pa.array(make(zeros_and_a_tail(seed)), from_pandas=True)
         )
@@ -274,7 +248,7 @@ def distribution_of(values: np.ndarray, high: float, bins: Any) -> RankDistribut
     return found
 
 
-@pytest.mark.parametrize("factor", [1, 100, 10_000])
+@pytest.mark.parametrize("factor", [1, 10_000])
 def test_quantiles_survive_bounds_that_are_far_too_wide(factor):
     """At ε = 0.1 for the counts and 200,000 rows; 1,024 cells of one width miss by far, so the test would see them."""
     values = skewed(200_000)
@@ -298,14 +272,6 @@ def test_the_bounds_are_jumps_that_are_never_left():
     assert found.x[0] == 0.0
     assert found.x[-1] == 3.0
     assert found.c[-1] - found.c[np.searchsorted(found.x, 3.0, side="left")] > 0.5
-
-
-def test_levels_are_counted_once():
-    reference = Histogram()
-    column = Column(role="privatise", kind="categorical", levels=["a", "b"])
-    assert reference.events({"v": 0.1}, {"v": column}, "replace-one", 1)["v"].count == 1
-    codec = LevelCodec(name="v", levels=pa.array(["a", "b"]), ordered=False)
-    assert reference.sizes({"v": codec}) == {"v": 2}
 
 
 def test_whole_numbers_that_are_few_are_cells_of_their_own():
@@ -426,7 +392,7 @@ def test_values_inside_a_found_cell_follow_the_fine_counts(codec):
     assert np.bincount(grid.index(uniform), minlength=grid.n_cells)[inside][expected == 0].sum() > 0
 
 
-@pytest.mark.parametrize("width", [2.0, 6.0, 16.0, 2.0**20])
+@pytest.mark.parametrize("width", [6.0, 2.0**20])
 @pytest.mark.parametrize("type_", [pa.int64(), pa.date32()])
 def test_whole_numbers_inside_a_fine_cell_are_all_released_alike(width, type_):
     codec = codec_of((0.0, 4.0 * width), type_)
@@ -484,14 +450,13 @@ def test_small_whole_numbers_are_cells_of_their_own_under_any_bounds(high):
     assert len(set(make_grid(codec).index(pa.array(range(50))).tolist())) == 50
 
 
-@pytest.mark.parametrize(("high", "first_wide"), [(1e6, 410.0), (1e8, 281.0)])
-def test_cells_of_whole_numbers_widen_where_they_always_did(high, first_wide):
-    edges = make_grid(codec_of((0.0, high), pa.int64())).edges
-    assert edges[np.flatnonzero(np.diff(edges) > 1.0)[0]] == first_wide
-
-
-def test_floating_numbers_are_cut_evenly_up_to_a_millionth_of_the_bound():
-    edges = make_grid(codec_of((0.0, 1e6))).edges
-    assert math.asinh(edges[100]) - math.asinh(edges[99]) == pytest.approx(
-        math.asinh(1e6) / (4096 - 4), rel=1e-9
-    )
+def test_a_column_pays_for_the_vectors_that_are_drawn_of_it_and_no_less():
+    columns = {
+        "numbers": Column(role="privatise", kind="continuous", bounds=(0.0, 1e6)),
+        "levels": Column(role="privatise", kind="categorical", levels=["a", "b"]),
+    }
+    for epsilon in (0.1, 1.0):
+        events = Histogram().events(dict.fromkeys(columns, epsilon), columns, "replace-one", 3)
+        for name, count in {"numbers": N_LEVELS, "levels": 1}.items():
+            assert (events[name].sensitivity, events[name].count) == (6, count)
+            assert 0.999 * epsilon < paid(Composed(events=(events[name],)).events, 0) <= epsilon
