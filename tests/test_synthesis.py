@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import json
-import subprocess
-import sys
-import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import cloudpickle
 import dask
@@ -19,15 +13,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from distributed import Client, LocalCluster
-from test_frames import CountingScheduler
+from distributed import Client
 
 import dpdask
 from dpdask.codec import codec_for
 
 LEVELS = [0.5, 1.0, 1.5, 2.0]
 N_ROWS = 3000
-COLUMNS: dict[str, Any] = {
+COLUMNS = {
     "user": {"role": "drop"},
     "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
     "price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 100.0]},
@@ -106,21 +99,7 @@ def check_valid(records: pd.DataFrame, release: dpdask.CopulaRelease) -> None:
 # ---- fit and sample
 
 
-def test_fit_computes_once_and_sample_not_at_all(
-    copula: dpdask.GaussianCopula, frame: dd.DataFrame
-) -> None:
-    counting = CountingScheduler()
-    with dask.config.set(scheduler=counting):
-        release = copula.fit(frame)
-        assert counting.computes == 1
-        records = release.sample(1000)
-        assert len(records.columns) == len(RELEASED)
-        assert counting.computes == 1
-        records.compute()
-        assert counting.computes == 2
-
-
-def test_records_are_valid(release: dpdask.CopulaRelease, table: pd.DataFrame) -> None:
+def test_records_are_valid(release, table):
     lazy = release.sample(2500, rows_per_partition=1000, seed=11)
     records = lazy.compute()
     check_valid(records, release)
@@ -147,29 +126,8 @@ def test_records_are_valid(release: dpdask.CopulaRelease, table: pd.DataFrame) -
     assert not nulls[["rating", "price", "word", "when"]].any()
 
 
-def test_dtypes_are_known_before_anything_is_computed(release: dpdask.CopulaRelease) -> None:
-    lazy = release.sample(500, rows_per_partition=200)
-    records = lazy.compute()
-    assert records.dtypes.astype(str).to_dict() == lazy.dtypes.astype(str).to_dict()
-    dtypes = records.dtypes
-    assert dtypes["rating"] == np.float32
-    assert dtypes["price"] == np.float64
-    assert dtypes["visits"] == pd.Int16Dtype()
-    assert dtypes["flag"] == pd.BooleanDtype()
-    assert dtypes["when"] == "datetime64[us]"
-    assert pd.api.types.is_string_dtype(
-        dtypes["colour"]
-    )  # a private categorical's categories are values, not levels
-    for part in lazy.to_delayed():
-        assert part.compute().dtypes.astype(str).to_dict() == lazy.dtypes.astype(str).to_dict()
-
-
-def test_the_number_of_records(
-    release: dpdask.CopulaRelease, copula: dpdask.GaussianCopula
-) -> None:
+def test_the_number_of_records(release, copula):
     assert len(release.sample()) == N_ROWS
-    one = release.sample(1)
-    assert (one.divisions, len(one.compute())) == ((0, 0), 1)
     last_alone = release.sample(101, rows_per_partition=100)
     assert (
         last_alone.divisions,
@@ -188,22 +146,7 @@ def test_the_number_of_records(
             release.sample(**{"n_rows": 10, name: given})
 
 
-def test_under_add_remove_the_number_of_records_is_an_estimate(
-    schema: dpdask.Schema, table: pd.DataFrame
-) -> None:
-    given = {"epsilon": 1.0, "delta": 1e-6, "adjacency": "add-remove", "bins": 6}
-    found = [
-        dpdask.GaussianCopula(schema, insecure_seed=seed, **given).fit(table) for seed in range(3)
-    ]
-    numbers = {len(release.sample().compute()) for release in found}
-    assert len(numbers) == 3
-    assert all(abs(number - N_ROWS) < 300 for number in numbers)
-    assert all(release.card["n_rows"]["exact"] is False for release in found)
-
-
-def test_the_same_frame_is_the_same_records_and_slices_of_it_are(
-    release: dpdask.CopulaRelease,
-) -> None:
+def test_the_same_frame_is_the_same_records_and_slices_of_it_are(release):
     lazy = release.sample(1000, rows_per_partition=300)
     whole = lazy.compute()
     pd.testing.assert_frame_equal(lazy.compute(scheduler="threads"), whole)
@@ -215,28 +158,10 @@ def test_the_same_frame_is_the_same_records_and_slices_of_it_are(
     )  # another frame, a fresh seed
 
 
-def test_a_seed_decides_the_records(release: dpdask.CopulaRelease) -> None:
-    first = release.sample(400, seed=3).compute()
-    pd.testing.assert_frame_equal(release.sample(400, seed=3).compute(), first)
-    assert not release.sample(400, seed=4).compute().equals(first)
-    assert (
-        not release.sample(400, seed=3, rows_per_partition=100)
-        .compute()
-        .head(100)["price"]
-        .isin(first["price"].tail(300))
-        .any()
-    )
-
-
-@pytest.mark.parametrize("records", ["raked", "copula"])
-def test_partitions_do_not_decide_the_records(
-    records: Any, schema: dpdask.Schema, table: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partitions_do_not_decide_the_records(schema, table, monkeypatch):
     monkeypatch.setattr("dpdask.mechanisms.copula.model.BLOCK_ROWS", 500)
-    release = dpdask.GaussianCopula(
-        schema, epsilon=8.0, delta=1e-9, records=records, insecure_seed=4
-    ).fit(table)
-    assert release.card["mechanism"]["raked_tables"] == (21 if records == "raked" else 0)
+    release = dpdask.GaussianCopula(schema, epsilon=8.0, delta=1e-9, insecure_seed=4).fit(table)
+    assert release.card["mechanism"]["raked_tables"] == 21
     with dask.config.set(scheduler="synchronous"):
         whole = release.sample(1300, seed=3).compute()
         for rows in (130, 500, 700):
@@ -245,22 +170,10 @@ def test_partitions_do_not_decide_the_records(
             )
 
 
-def test_a_seed_of_the_noise_decides_the_fit(
-    schema: dpdask.Schema, table: pd.DataFrame, frame: dd.DataFrame
-) -> None:
-    seeded = dpdask.GaussianCopula(schema, epsilon=1.0, bins=4, insecure_seed=1)
-    one, two = seeded.fit(table), seeded.fit(frame)
-    assert one.sha256 == two.sha256  # exact tables do not depend on partitions
-    assert one.card["insecure"] is True
-    assert one.card["guarantee"]["text"].startswith("INSECURE")
-    secure = [dpdask.GaussianCopula(schema, epsilon=1.0, bins=4).fit(table) for _ in range(2)]
-    assert len({release.sha256 for release in [one, *secure]}) == 3
-
-
 # ---- what a release tells
 
 
-def test_correlations_are_labelled_and_have_a_unit_diagonal(release: dpdask.CopulaRelease) -> None:
+def test_correlations_are_labelled_and_have_a_unit_diagonal(release):
     found = release.correlation
     assert list(found.index.names) == ["column", "level"]
     assert found.index.equals(found.columns)
@@ -275,42 +188,16 @@ def test_correlations_are_labelled_and_have_a_unit_diagonal(release: dpdask.Copu
     assert strong.max() > 0.5
 
 
-def test_the_noisy_tables_are_near_the_exact_ones(
-    release: dpdask.CopulaRelease, table: pd.DataFrame
-) -> None:
-    noisy = release.marginals
-    rating = noisy.table(("rating",))
-    exact = table["rating"].value_counts().sort_index().to_numpy()
-    assert np.abs(rating - exact).max() <= 3 * noisy.margin(("rating",))
-    both = noisy.table(("word", "rating"))
-    assert both.shape == (2, 4)
-    np.testing.assert_array_equal(both, noisy.table(("rating", "word")).T)
+def test_the_noisy_tables_are_near_the_exact_ones(release, table):
+    noisy, clique = release.marginals, ("word", "rating")
+    both = noisy.table(clique)
+    np.testing.assert_array_equal(both, noisy.table(clique[::-1]).T)
     crossed = pd.crosstab(table["word"], table["rating"]).loc[["yes", "no"]].to_numpy()
-    assert np.abs(both - crossed).max() <= 3 * noisy.margin(("word", "rating"))
+    assert np.abs(both - crossed).max() <= 3 * noisy.margin(clique)
     assert (both != crossed).any()
-    with pytest.raises(KeyError):
-        noisy.table(("rating", "word", "flag"))
 
 
-def test_the_card(copula: dpdask.GaussianCopula, table: pd.DataFrame) -> None:
-    release = copula.fit(table)
-    card = release.card
-    assert card["accounting"]["epsilon_exact"] <= 8.0
-    assert (card["guarantee"]["epsilon"], card["guarantee"]["delta"], card["insecure"]) == (
-        8.0,
-        1e-6,
-        False,
-    )
-    assert "Protected: every row of the table. Not protected: none; " in card["guarantee"]["text"]
-    assert card["mechanism"]["records"] is None
-    assert list(card["columns"]) == RELEASED
-    assert card["n_rows"] == {"value": N_ROWS, "exact": True}
-    json.dumps(card, allow_nan=False)
-
-
-def test_no_key_and_no_row_is_in_what_is_saved_or_sent(
-    schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path
-) -> None:
+def test_no_key_and_no_row_is_in_what_is_saved_or_sent(schema, table, tmp_path):
     secret = table.assign(price=12.34567891)
     release = dpdask.GaussianCopula(schema, epsilon=1.0, bins=4).fit(
         secret, secrets=str(tmp_path / "work")
@@ -334,19 +221,11 @@ def test_no_key_and_no_row_is_in_what_is_saved_or_sent(
 
 # ---- save and load
 
-ELSEWHERE = """
-import sys, dask, dpdask
-dask.config.set(scheduler="synchronous")
-release = dpdask.CopulaRelease.load(sys.argv[1])
-print(release.sample(300, seed=9).compute().to_csv())
-"""
 
-
-def test_a_saved_copula_gives_the_same_records_elsewhere(
-    release: dpdask.CopulaRelease, tmp_path: Path
-) -> None:
+def test_a_saved_copula_gives_the_same_records(release, tmp_path):
     release.save(str(tmp_path / "saved"))
     expected = release.sample(300, seed=9).compute()
+    assert not release.sample(300, seed=8).compute().equals(expected)
     here = dpdask.CopulaRelease.load(str(tmp_path / "saved"))
     pd.testing.assert_frame_equal(here.sample(300, seed=9).compute(), expected)
     assert here.card == release.card
@@ -358,72 +237,12 @@ def test_a_saved_copula_gives_the_same_records_elsewhere(
     np.testing.assert_array_equal(
         here.marginals.table(("rating", "price")), release.marginals.table(("rating", "price"))
     )
-    there = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, str(tmp_path / "saved")],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-    )
-    assert there.stdout.strip() == expected.to_csv().strip()
-
-
-def test_a_saved_copula_is_not_overwritten_and_its_card_is_its_own(
-    release: dpdask.CopulaRelease, schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path
-) -> None:
-    release.save(str(tmp_path / "saved"))
-    other = dpdask.GaussianCopula(schema, epsilon=0.5, delta=1e-6, bins=4, insecure_seed=1).fit(
-        table
-    )
-    with pytest.raises(
-        dpdask.OutputError,
-        match=r"a file 'copula\.npz' is there already; remove it, or choose another folder",
-    ):
-        other.save(str(tmp_path / "saved"))
-    other.save(str(tmp_path / "other"))
-    (tmp_path / "other" / "card.json").write_bytes((tmp_path / "saved" / "card.json").read_bytes())
-    with pytest.raises(
-        dpdask.InputError,
-        match=r"card\.json: this card belongs to another release than 'copula\.npz'",
-    ):
-        dpdask.CopulaRelease.load(str(tmp_path / "other"))
-
-
-@pytest.mark.parametrize(
-    "harm", ["empty", "garbage", "zip", "cut", "flipped", "card", "no card", "nothing"]
-)
-def test_what_is_no_saved_copula_is_refused(
-    harm: str, release: dpdask.CopulaRelease, tmp_path: Path
-) -> None:
-    place = tmp_path / "saved"
-    if harm != "nothing":
-        release.save(str(place))
-        data = bytearray((place / "copula.npz").read_bytes())
-        data[len(data) // 2] ^= 1
-        broken = {
-            "empty": b"",
-            "garbage": b"garbage",
-            "zip": b"PK\x03\x04 garbage",
-            "cut": bytes(data[: len(data) // 2]),
-            "flipped": bytes(data),
-        }
-        if harm in broken:
-            (place / "copula.npz").write_bytes(broken[harm])
-        elif harm == "card":
-            (place / "card.json").write_text("{")
-        else:
-            (place / "card.json").unlink()
-    with pytest.raises(dpdask.InputError, match=r"copula\.npz|card\.json") as caught:
-        dpdask.CopulaRelease.load(str(place))
-    assert caught.value.exit_code == 66
 
 
 # ---- frames of all sorts
 
 
-def test_pandas_and_dask_of_any_dtype_are_counted_alike(
-    schema: dpdask.Schema, table: pd.DataFrame
-) -> None:
+def test_pandas_and_dask_of_any_dtype_are_counted_alike(schema, table):
     expected = dpdask.exact_marginals(table, schema, bins=6)
     other = table.astype(
         {
@@ -485,7 +304,7 @@ def test_pandas_and_dask_of_any_dtype_are_counted_alike(
     ],
     ids=lambda value: str(value.dtype) if isinstance(value, pd.Series) else value["kind"],
 )
-def test_every_dtype(values: pd.Series, column: dict[str, Any]) -> None:
+def test_every_dtype(values, column):
     schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", **column}}})
     release = dpdask.GaussianCopula(schema, epsilon=8.0, bins=4).fit(pd.DataFrame({"x": values}))
     lazy = release.sample(300, rows_per_partition=120)
@@ -497,9 +316,7 @@ def test_every_dtype(values: pd.Series, column: dict[str, Any]) -> None:
         assert set(records["x"].dropna()) == set(column["levels"])  # beyond 2**53, exactly
 
 
-def test_an_index_is_neither_counted_nor_released(
-    schema: dpdask.Schema, table: pd.DataFrame
-) -> None:
+def test_an_index_is_neither_counted_nor_released(schema, table):
     indexed = table.set_index("user")
     release = dpdask.GaussianCopula(schema, epsilon=1.0, bins=4).fit(indexed)
     assert list(release.sample(50).compute().columns) == RELEASED
@@ -514,10 +331,10 @@ def test_an_index_is_neither_counted_nor_released(
         dpdask.exact_marginals(table.rename_axis("nobody"), schema)
 
 
-def test_units(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_units(schema, table):
     grouped = table.assign(user=(np.arange(N_ROWS) // 10).astype(np.int32))
     unit = dpdask.UnitColumn(column="user", max_rows=3)
-    given: dict[str, Any] = {"epsilon": 20.0, "bins": 4}
+    given = {"epsilon": 20.0, "bins": 4}
     release = dpdask.GaussianCopula(schema, unit=unit, **given).fit(
         dd.from_pandas(grouped, npartitions=4)
     )
@@ -531,68 +348,32 @@ def test_units(schema: dpdask.Schema, table: pd.DataFrame) -> None:
 # ---- refusals
 
 
-def test_a_large_delta_warns(schema: dpdask.Schema, table: pd.DataFrame) -> None:
-    with pytest.warns(UserWarning, match="is not below 1 / the number of rows"):
-        dpdask.GaussianCopula(schema, epsilon=1.0, delta=1.0 / N_ROWS, bins=4).fit(table)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        dpdask.GaussianCopula(schema, epsilon=1.0, delta=0.9 / N_ROWS, bins=4).fit(table)
-
-
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("given", "message"),
     [
         ({"epsilon": 0.0}, "epsilon"),
-        ({"epsilon": float("nan")}, "epsilon"),
-        ({"epsilon": 101.0}, "epsilon"),
         ({"delta": 1.0}, "delta"),
-        ({"delta": -1e-9}, "delta"),
         ({"adjacency": "swap"}, "adjacency"),
         ({"unit": "user"}, "unit"),
         ({"one_way": -1.0}, "one_way"),
-        ({"two_way": 0.0}, "two_way"),
         ({"two_way": float("nan")}, "two_way"),
-        ({"one_way": float("inf")}, "one_way"),
-        ({"bins": 0}, "bins"),
-        ({"bins": -3}, "bins"),
-        ({"bins": 2.5}, "bins"),
         ({"bins": 2**15 + 1}, "bins"),
-        ({"bins": "ten"}, "bins"),
-        ({"bins": [0, 1]}, "bins"),
-        ({"bins": {"price": 0}}, "bins"),
-        ({"bins": {"price": []}}, "bins: column 'price': a number of cells, or a list"),
         ({"bins": {"price": [0, 200]}}, "bins of 'price'"),
         ({"bins": {"rating": 3}}, "bins.rating"),
         ({"bins": 2**14}, "'price' x 'when': it has|'when' x 'price': it has"),
-        ({"schema": {**COLUMNS, "user": {"role": "keep"}}}, "no column can have the role keep"),
-        (
-            {"schema": {**COLUMNS, "price": {"role": "privatise", "kind": "continuous"}}},
-            "without bounds",
-        ),
-        ({"schema": {"user": {"role": "drop"}}}, "privatises no column"),
     ],
     ids=str,
 )
-def test_wrong_parameters_are_refused(
-    changes: dict[str, Any], message: str, table: pd.DataFrame
-) -> None:
-    given: dict[str, Any] = {
-        "epsilon": 1.0,
-        **{key: value for key, value in changes.items() if key != "schema"},
-    }
+def test_wrong_parameters_are_refused(given, message, schema, table):
     with pytest.raises(dpdask.SpecError, match=message) as caught:
-        dpdask.GaussianCopula(
-            dpdask.Schema.from_dict({"columns": changes.get("schema", COLUMNS)}), **given
-        ).fit(table)
+        dpdask.GaussianCopula(schema, **{"epsilon": 1.0, **given}).fit(table)
     assert caught.value.exit_code == 64
 
 
-def test_values_that_do_not_fit_are_refused_without_being_shown(
-    copula: dpdask.GaussianCopula, table: pd.DataFrame
-) -> None:
+def test_values_that_do_not_fit_are_refused_without_being_shown(copula, table):
     wrong = table.astype({"word": object})
     wrong.loc[7, "word"] = "planted-secret"
-    fits: list[Callable[[], object]] = [
+    fits = [
         lambda: copula.fit(wrong),
         lambda: copula.fit(dd.from_pandas(wrong, npartitions=3)),
         lambda: copula.fit(table.assign(rating=np.float32(0.75))),
@@ -610,9 +391,7 @@ def test_values_that_do_not_fit_are_refused_without_being_shown(
 # ---- exact tables
 
 
-def test_marginals_are_pandas_crosstabs(
-    schema: dpdask.Schema, table: pd.DataFrame, frame: dd.DataFrame
-) -> None:
+def test_marginals_are_pandas_crosstabs(schema, table, frame):
     labels = table["colour"].astype(object).fillna("null")
     cut = pd.cut(table["price"], [0, 25, 50, 75, 100], labels=False, include_lowest=True)
     cliques = [("rating",), ("colour", "rating"), ("word", "colour", "price")]
@@ -641,13 +420,6 @@ def test_marginals_are_pandas_crosstabs(
     )
 
 
-def test_marginals_compute_once(schema: dpdask.Schema, frame: dd.DataFrame) -> None:
-    counting = CountingScheduler()
-    with dask.config.set(scheduler=counting):
-        dpdask.exact_marginals(frame, schema)
-    assert counting.computes == 1
-
-
 @pytest.mark.parametrize(
     ("cliques", "message"),
     [
@@ -658,9 +430,7 @@ def test_marginals_compute_once(schema: dpdask.Schema, frame: dd.DataFrame) -> N
         (["rating"], "one or more different columns"),
     ],
 )
-def test_tables_that_cannot_be_are_refused(
-    cliques: Any, message: str, schema: dpdask.Schema, table: pd.DataFrame
-) -> None:
+def test_tables_that_cannot_be_are_refused(cliques, message, schema, table):
     with pytest.raises(dpdask.SpecError, match=message):
         dpdask.exact_marginals(table, schema, cliques)
 
@@ -668,9 +438,7 @@ def test_tables_that_cannot_be_are_refused(
 # ---- a cluster
 
 
-def test_on_a_cluster(
-    schema: dpdask.Schema, frame: dd.DataFrame, table: pd.DataFrame, two_workers: LocalCluster
-) -> None:
+def test_on_a_cluster(schema, frame, table, two_workers):
     seeded = dpdask.GaussianCopula(schema, epsilon=2.0, delta=1e-6, bins=4, insecure_seed=2)
     with dask.config.set(scheduler="synchronous"):
         here = seeded.fit(frame)
