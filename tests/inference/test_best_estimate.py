@@ -8,10 +8,9 @@ import pandas as pd
 import pytest
 
 import dpdask
-from dpdask.channels import optimal_unbiased
 from dpdask.errors import DataError, SpecError
 from dpdask.inference import ReleasedColumn
-from dpdask.inference.pseudo_values import Directions, balance, balance_groups
+from dpdask.inference.pseudo_values import Directions, balance
 from pipelines.benchmarks import means
 
 T = np.array([[0.6, 0.3, 0.1], [0.2, 0.6, 0.2], [0.1, 0.3, 0.6]])
@@ -69,22 +68,6 @@ def test_no_bias_is_taken_where_it_costs_at_most_a_tenth_of_the_variance() -> No
         low, high = (middle, high) if excess(middle) > 1.1 else (low, middle)
     for n, unbiased in ((low / 1.01, False), (high * 1.01, True)):
         assert (balance([directions], f, n * prior[None, :]).bias[0] == 0.0) == unbiased
-
-
-def test_many_rows_are_inverted_exactly_and_groups_nearly() -> None:
-    subject = ReleasedColumn(name="x", levels=(0, 1, 5), matrix=T)
-    found = subject.mean([3e5, 4e5, 3e5])
-    assert found.worst_bias == 0.0
-    assert found.value == pytest.approx(subject.mean([3e5, 4e5, 3e5], approximate=False).value)
-    table = np.array([[[3e7, 4e7, 3e7]], [[6e7, 3e7, 1e7]]])
-    f = np.array([0.0, 1.0, 5.0])
-    pseudo = balance_groups([Directions.of(T, subject.reference)], f, table, along=True)
-    np.testing.assert_allclose(
-        (table * pseudo.g).sum(axis=(1, 2)) / 1e8,
-        table[:, 0] @ np.linalg.solve(T, f) / 1e8,
-        atol=1e-4,
-    )
-    assert (pseudo.bias < 1e-3).all()
 
 
 def test_groups_without_differences_are_pulled_together_and_others_are_not() -> None:
@@ -255,19 +238,3 @@ def test_a_parent_that_is_cut_into_cells_is_refused_in_one_line() -> None:
     ) as caught:
         ReleasedColumn.from_card(card, child)
     assert "\n" not in str(caught.value)
-
-
-def test_the_message_names_what_the_estimate_takes() -> None:
-    subject = ReleasedColumn(name="x", levels=(0, 1), matrix=np.array([[0.4, 0.6], [0.4, 0.6]]))
-    with pytest.raises(SpecError, match="pass approximate=True"):
-        subject.mean([4, 6], approximate=False)
-    found = subject.mean([4, 6], approximate=True)
-    assert found.value == pytest.approx(0.6)
-    assert found.worst_bias == pytest.approx(0.6)
-
-
-def test_optimal_unbiased_gives_every_mean_exactly() -> None:
-    values = np.array([0.0, 1.0, 2.0, 7.0])
-    matrix = optimal_unbiased(np.array([0.4, 0.3, 0.2, 0.1]), 0.5, values).matrix
-    subject = ReleasedColumn(name="x", levels=tuple(values.tolist()), matrix=matrix)
-    np.testing.assert_allclose(matrix @ subject.transform_for(), values, atol=1e-9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from typing import Any
 
 import dask
 import dask.dataframe as dd
@@ -14,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-import dpdask
 from dpdask.channels import laplace
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.inference import MAX_CONDITION, Estimate, ReleasedColumn
@@ -102,7 +102,7 @@ def channels(draw: st.DrawFn) -> np.ndarray:
     )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(matrix=channels(), seed=st.integers(0, 2**32))
 def test_transform_solves_t_g_equals_f_or_refuses(matrix: np.ndarray, seed: int) -> None:
     f = np.random.default_rng(seed).normal(size=len(matrix))
@@ -112,22 +112,6 @@ def test_transform_solves_t_g_equals_f_or_refuses(matrix: np.ndarray, seed: int)
     np.testing.assert_allclose(matrix @ subject.transform_for(f), f, atol=1e-8)
     np.testing.assert_allclose(subject.reference @ matrix, subject.reference, atol=1e-9)
     assert subject.correlations[0] == pytest.approx(1.0, abs=1e-6)
-
-
-@settings(deadline=None, max_examples=60)
-@given(matrix=channels(), seed=st.integers(0, 2**32))
-def test_exact_expected_counts_give_back_the_distribution(matrix: np.ndarray, seed: int) -> None:
-    original = np.random.default_rng(seed).dirichlet(np.ones(len(matrix)))
-    subject = column(matrix, tuple(range(len(matrix))))
-    if subject.condition_number > 1e4:
-        return
-    counts = 1e6 * original @ matrix
-    np.testing.assert_allclose(
-        subject.distribution(counts, approximate=False).value, original, atol=1e-8
-    )
-    np.testing.assert_allclose(
-        subject.distribution(counts, simplex=True, approximate=False).value, original, atol=2e-4
-    )
 
 
 def test_without_noise_every_estimate_is_the_plain_one() -> None:
@@ -174,22 +158,8 @@ def test_without_noise_every_estimate_is_the_plain_one() -> None:
 # --- unbiased by simulation; the naive estimate fails the same test ---
 
 
-def test_distribution_is_unbiased_and_the_naive_one_is_not() -> None:
-    rng = np.random.default_rng(2)
-    original = np.array([0.5, 0.1, 0.1, 0.3])
-    draws = rng.multinomial(2000, original @ T, size=400)
-    subject = column()
-    estimates = np.array(
-        [subject.distribution(counts, approximate=False).value for counts in draws]
-    )
-    for level in range(4):
-        assert consistent(estimates[:, level], original[level])
-    assert not consistent(draws[:, 0] / 2000, original[0])
-    np.testing.assert_allclose(estimates.sum(axis=1), 1.0)
-
-
-@pytest.mark.parametrize("n_runs", [50, pytest.param(120, marks=pytest.mark.slow)])
-def test_group_means_crosstab_and_slopes_are_unbiased_and_the_naive_ones_are_not(
+@pytest.mark.parametrize("n_runs", [40, pytest.param(120, marks=pytest.mark.slow)])
+def test_groups_crosstabs_and_slopes_are_unbiased_with_honest_errors_and_the_naive_ones_are_not(
     n_runs: int,
 ) -> None:
     rng = np.random.default_rng(3)
@@ -199,38 +169,43 @@ def test_group_means_crosstab_and_slopes_are_unbiased_and_the_naive_ones_are_not
         original["x"].to_numpy(),
         original["y"].to_numpy(),
     )
+    asked = {
+        "mean a": lambda of, frame: [
+            part["a"] for part in parts(of.group_means(frame, "group", approximate=False))
+        ],
+        "b has 5": lambda of, frame: [
+            part.loc["b", 5.0] for part in parts(of.crosstab(frame, "group", approximate=False))
+        ],
+        "on x": lambda of, frame: [
+            part["x"] for part in parts(of.slope(frame, covariates=["x"], approximate=False))
+        ],
+        "of y": lambda of, frame: [
+            part["rating"]
+            for part in parts(of.slope(frame, response="y", covariates=["x"], approximate=False))
+        ],
+    }
     truth = {
         "mean a": rating[original["group"] == "a"].mean(),
         "b has 5": float((rating[original["group"] == "b"] == 5.0).sum()),
         "on x": ols(original, rating, [x])[0],
         "of y": ols(original, y, [rating, x])[0],
     }
-    ours: dict[str, list[float]] = {name: [] for name in truth}
-    naive: dict[str, list[float]] = {name: [] for name in truth}
-    subjects = (column(), ours), (column(np.eye(4)), naive)
-    for _ in range(n_runs):
-        frame = release(original, T, rng)
-        for subject, into in subjects:
-            into["mean a"].append(subject.group_means(frame, "group", approximate=False).value["a"])
-            into["b has 5"].append(
-                subject.crosstab(frame, "group", approximate=False).value.loc["b", 5.0]
-            )
-            into["on x"].append(
-                subject.slope(frame, covariates=["x"], approximate=False).value["x"]
-            )
-            into["of y"].append(
-                subject.slope(frame, response="y", covariates=["x"], approximate=False).value[
-                    "rating"
-                ]
-            )
-    corrected = np.array(
-        ours.pop("of y")
-    )  # a ratio of estimates: consistent, with a bias of second order
-    assert abs(corrected.mean() - truth["of y"]) < 0.05 * truth["of y"]
-    assert abs(np.mean(naive["of y"]) - truth["of y"]) > 0.3 * truth["of y"]
-    for name, estimates in ours.items():
-        assert consistent(np.array(estimates), truth[name]), name
-        assert not consistent(np.array(naive[name]), truth[name]), name
+    frames = [release(original, T, rng) for _ in range(n_runs)]
+    for name, ask in asked.items():
+        ours, errors = np.array([ask(column(), frame) for frame in frames]).T
+        naive = np.array([ask(column(np.eye(4)), frame)[0] for frame in frames])
+        # the rows are the same in all releases, so that the estimates vary by less than their errors, which hold the rows' draw too
+        assert 0.3 < ours.std(ddof=1) / errors.mean() < 1.2, name
+        if name == "of y":  # a ratio of estimates: consistent, with a bias of second order
+            assert abs(ours.mean() - truth[name]) < 0.05 * truth[name]
+            assert abs(naive.mean() - truth[name]) > 0.3 * truth[name]
+        else:
+            assert consistent(ours, truth[name]), name
+            assert not consistent(naive, truth[name]), name
+
+
+def parts(found: Estimate) -> tuple[Any, Any]:
+    return found.value, found.standard_error
 
 
 # --- standard errors ---
@@ -245,70 +220,25 @@ def covers(estimate: Estimate, truth: object) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("n", "low", "high"),
-    [(400, 0.90, 0.995), pytest.param(1500, 0.92, 0.98, marks=pytest.mark.slow)],
+    [(250, 0.90, 0.995), pytest.param(1500, 0.92, 0.98, marks=pytest.mark.slow)],
 )
-def test_intervals_of_distributions_and_means_cover_as_they_promise(
+def test_distributions_and_means_are_unbiased_and_their_intervals_cover(
     n: int, low: float, high: float
 ) -> None:
-    rng = np.random.default_rng(4)
     original = np.array([0.4, 0.2, 0.15, 0.25])
-    draws = rng.multinomial(1000, original @ T, size=n)
-    subject = column()
-    of_shares = np.mean(
-        [covers(subject.distribution(counts, approximate=False), original) for counts in draws],
-        axis=0,
-    )
-    of_mean = np.mean(
-        [covers(subject.mean(counts, approximate=False), original @ LEVELS) for counts in draws]
-    )
+    draws = np.random.default_rng(4).multinomial(1000, original @ T, size=n)
+    found = [
+        (column().distribution(counts, approximate=False), column().mean(counts, approximate=False))
+        for counts in draws
+    ]
+    for level in range(4):
+        assert consistent(
+            np.array([shares.value.iloc[level] for shares, _ in found]), original[level]
+        )
+    assert not consistent(draws[:, 0] / 1000, original[0])
+    of_shares = np.mean([covers(shares, original) for shares, _ in found], axis=0)
     assert ((of_shares > low) & (of_shares < high)).all()
-    assert low < of_mean < high
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(
-    ("n", "low", "high"), [(60, 0.82, 1.0), pytest.param(600, 0.92, 0.98, marks=pytest.mark.slow)]
-)
-def test_intervals_of_groups_and_slopes_cover_as_they_promise(
-    n: int, low: float, high: float
-) -> None:
-    rng = np.random.default_rng(5)
-    population = table(400_000, rng)
-    rating, x, y = (
-        np.array(LEVELS)[population["code"]],
-        population["x"].to_numpy(),
-        population["y"].to_numpy(),
-    )
-    by_group = pd.Series(rating).groupby(population["group"]).mean()
-    cross = pd.crosstab(population["group"], rating, normalize="index")
-    on_x, of_y = ols(population, rating, [x]), ols(population, y, [rating, x])
-    subject = column()
-    hits: dict[str, list[np.ndarray]] = {"means": [], "cells": [], "on x": [], "of y": []}
-    for _ in range(n):
-        frame = release(population.iloc[rng.integers(0, len(population), 1200)], T, rng)
-        hits["means"].append(
-            covers(subject.group_means(frame, "group", approximate=False), by_group)
-        )
-        hits["cells"].append(
-            covers(
-                subject.crosstab(frame, "group", normalise=True, approximate=False), cross
-            ).ravel()
-        )
-        hits["on x"].append(covers(subject.slope(frame, covariates=["x"], approximate=False), on_x))
-        hits["of y"].append(
-            covers(subject.slope(frame, response="y", covariates=["x"], approximate=False), of_y)
-        )
-    for name, found in hits.items():
-        coverage = np.mean(found, axis=0)
-        assert ((coverage > low) & (coverage <= high)).all(), (name, coverage)
-
-
-def test_a_group_of_one_row_has_no_standard_error() -> None:
-    means = column().group_means(
-        pd.DataFrame({"g": ["a", "b", "b"], "rating": [1.0, 2.0, 3.0]}), "g", approximate=False
-    )
-    assert math.isnan(means.standard_error["a"])
-    assert means.standard_error["b"] > 0
+    assert low < np.mean([covers(mean, original @ LEVELS) for _, mean in found]) < high
 
 
 # --- what the channel cannot tell ---
@@ -346,6 +276,13 @@ def test_approximate_reports_its_worst_bias_and_is_exact_in_the_reference_s_prop
     assert (wrong <= found.worst_bias + 1e-9).all()
     assert covers(found, other).all()
     assert found.condition_number < MAX_CONDITION
+    exact, coarse = (
+        column(laplace(P, 4.0, ordered=True).matrix, max_condition=limit).mean([100, 200, 300, 400])
+        for limit in (1e6, 10)
+    )
+    assert exact.worst_bias < 1e-6 < coarse.worst_bias  # a lower limit trades variance for a bias
+    assert coarse.standard_error < exact.standard_error
+    assert exact.condition_number > 10 >= coarse.condition_number
 
 
 def test_approximate_slopes_stay_within_their_worst_bias() -> None:
@@ -360,28 +297,6 @@ def test_approximate_slopes_stay_within_their_worst_bias() -> None:
     assert math.isinf(column(MERGED).slope(frame, response="y").worst_bias["rating"])
 
 
-def test_a_lower_max_condition_trades_variance_for_a_reported_bias() -> None:
-    counts = [100, 200, 300, 400]
-    matrix = laplace(P, 4.0, ordered=True).matrix
-    exact, coarse = (column(matrix, max_condition=limit).mean(counts) for limit in (1e6, 10))
-    assert exact.worst_bias < 1e-6 < coarse.worst_bias
-    assert exact.condition_number > 10 >= coarse.condition_number
-    assert coarse.standard_error < exact.standard_error
-
-
-def test_a_constant_channel_tells_nothing() -> None:
-    with pytest.raises(SpecError, match="determines only 1 of 4"):
-        column(np.tile(P, (4, 1))).mean([1, 2, 3, 4], approximate=False)
-
-
-def test_levels_that_the_reference_never_saw_are_taken_not_to_occur() -> None:
-    matrix = laplace(np.array([0.3, 0.0, 0.3, 0.4]), 4.0, ordered=True).matrix
-    found = column(matrix).distribution([30, 0, 30, 40], approximate=False)
-    assert found.value[2.0] == 0.0
-    assert found.standard_error[2.0] == 0.0
-    assert found.value.sum() == pytest.approx(1.0)
-
-
 def test_simplex_gives_probabilities_where_the_unbiased_estimate_leaves_them() -> None:
     counts = [90, 10, 20, 5]
     assert column().distribution(counts, approximate=False).value.min() < 0
@@ -392,6 +307,23 @@ def test_simplex_gives_probabilities_where_the_unbiased_estimate_leaves_them() -
     assert (
         column().crosstab(frame, "g", simplex=True, approximate=False).value.to_numpy().min() >= 0
     )
+
+
+def test_what_has_no_error_says_none() -> None:
+    unseen = laplace(
+        np.array([0.3, 0.0, 0.3, 0.4]), 4.0, ordered=True
+    ).matrix  # the reference never saw a level: it is taken not to occur
+    found = column(unseen).distribution([30, 0, 30, 40], approximate=False)
+    assert (found.value[2.0], found.standard_error[2.0], found.value.sum()) == (
+        0.0,
+        0.0,
+        pytest.approx(1.0),
+    )
+    means = column().group_means(
+        pd.DataFrame({"g": ["a", "b", "b"], "rating": [1.0, 2.0, 3.0]}), "g", approximate=False
+    )
+    assert math.isnan(means.standard_error["a"])  # a group of one row
+    assert means.standard_error["b"] > 0
 
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["pandas", "dask"])
@@ -445,17 +377,13 @@ def test_dask_and_pandas_frames_give_the_same_estimates() -> None:
             np.testing.assert_allclose(
                 np.asarray(ask(lazy), dtype=float), np.asarray(ask(frame), dtype=float), rtol=1e-9
             )
+        expected = subject.slope(
+            frame.dropna(), covariates=["x"]
+        ).value  # rows without a kept value are left out
+        np.testing.assert_allclose(subject.slope(frame, covariates=["x"]).value, expected)
         assert subject.group_means(lazy, ["group"]).value.index.equals(
             subject.group_means(frame, "group").value.index
         )
-
-
-def test_rows_without_a_kept_value_are_left_out_of_slopes() -> None:
-    rng = np.random.default_rng(10)
-    frame = release(table(1000, rng), T, rng)
-    frame.loc[frame.index[::7], "x"] = np.nan
-    expected = column().slope(frame.dropna(), covariates=["x"])
-    np.testing.assert_allclose(column().slope(frame, covariates=["x"]).value, expected.value)
 
 
 @pytest.mark.parametrize("npartitions", [0, 2])
@@ -516,28 +444,6 @@ def test_means_leave_out_nulls_and_levels_without_a_number() -> None:
             refused()
 
 
-def test_the_card_of_a_release_is_what_from_card_reads() -> None:
-    schema = dpdask.Schema.from_dict(
-        {
-            "columns": {
-                "g": {"role": "keep"},
-                "x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]},
-            }
-        }
-    )
-    rng = np.random.default_rng(11)
-    g = rng.integers(0, 2, 20_000)
-    frame = pd.DataFrame({"g": g, "x": (rng.random(20_000) < 0.2 + 0.6 * g).astype(int)})
-    release_ = dpdask.DIP(
-        schema, epsilon=1.0, reference=dpdask.Holdout(fraction=0.25), insecure_seed=3
-    ).fit(frame)
-    private = release_.transform(frame)
-    means = ReleasedColumn.from_card(release_.card, "x").group_means(private, "g")
-    assert (np.abs(means.value - [0.2, 0.8]) < 5 * means.standard_error + 0.03).all()
-    naive = private.groupby("g")["x"].mean()
-    assert (np.abs(naive - [0.2, 0.8]) > 0.2).all()
-
-
 @pytest.mark.parametrize(
     ("act", "message"),
     [
@@ -549,6 +455,10 @@ def test_the_card_of_a_release_is_what_from_card_reads() -> None:
             "not a matrix of numbers",
         ),
         (lambda: column(2 * T), "not probabilities"),
+        (
+            lambda: column(np.tile(P, (4, 1))).mean([1, 2, 3, 4], approximate=False),
+            "determines only 1 of 4",
+        ),
         (lambda: column(T, max_condition=1e9), "max_condition"),
         (lambda: column(T, ("a", "b", "c", "d")).transform_for(), "not all numbers"),
         (lambda: column(T).transform_for([1, 2]), "one per level"),

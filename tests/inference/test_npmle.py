@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpdask.errors import SpecError
+from dpdask.errors import DataError, SpecError
 from dpdask.inference import range_estimates as module
 from dpdask.inference.range_estimates import _place_knots, _Stretch, bootstrap, count_ranges, npmle
-from dpdask.kernels.projections import case_one
 from dpdask.mechanisms.interval.design import ScipyDistribution
 from dpdask.mechanisms.interval.ranges import Ranges, coverages
 from dpdask.stats.ranges import RangeCounts, grid_of_ranges
@@ -71,7 +70,7 @@ def test_it_agrees_with_lifelines():
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("n_rows", [300, 20_000])
+@pytest.mark.parametrize("n_rows", [300, 10_000])
 def test_every_mechanism_is_certified_and_near_the_truth(mechanism, n_rows):
     rng = np.random.default_rng(11)
     estimate = npmle(
@@ -86,42 +85,6 @@ def test_every_mechanism_is_certified_and_near_the_truth(mechanism, n_rows):
     assert np.abs(estimate.cdf(x) - stats.beta(3, 2).cdf(x)).max() > 0.2  # and far from another
 
 
-@pytest.mark.parametrize("mechanism", [one_anchor, two_anchors, ring])
-def test_the_truth_is_not_rejected_and_a_wrong_cdf_is(mechanism):
-    rng = np.random.default_rng(5)
-    y = BETA.rvs(4000, random_state=rng)
-    lower, upper = mechanism(rng, y)
-    estimate = npmle(counted(lower, upper), support=(0, 1))
-
-    def likelihood(cdf):
-        below, above = (
-            np.where(lower == -INF, 0.0, cdf(lower)),
-            np.where(upper == INF, 1.0, cdf(upper)),
-        )
-        return np.log(above - below + (lower > upper)).mean()
-
-    wrong = stats.beta(2, 2.5)
-    assert likelihood(BETA.cdf) - likelihood(wrong.cdf) > 2e-3
-    assert (
-        likelihood(BETA.cdf) < estimate.log_likelihood / 4000 + 1e-9
-    )  # outward rounding only raises what was maximised
-    assert estimate.log_likelihood / 4000 < likelihood(BETA.cdf) + 0.05
-
-
-def test_case_one_is_pooling():
-    rng = np.random.default_rng(2)
-    u = rng.choice(np.linspace(0.02, 0.98, 49), 3000)
-    y = BETA.rvs(3000, random_state=rng)
-    below = y <= u
-    counts = counted(np.where(below, -INF, u), np.where(below, u, INF))
-    assert counts.n_rounded == 0
-    asked, inverse = np.unique(u, return_inverse=True)
-    expected = case_one(
-        asked, np.bincount(inverse[below], minlength=len(asked)), np.bincount(inverse)
-    )
-    np.testing.assert_allclose(npmle(counts, support=(0, 1)).cdf(asked), expected, atol=1e-9)
-
-
 @given(st.lists(st.integers(-5, 5), min_size=1, max_size=60))
 def test_exact_values_give_the_empirical_cdf(values):
     y = np.array(values, dtype=float)
@@ -133,23 +96,6 @@ def test_exact_values_give_the_empirical_cdf(values):
     assert estimate.ambiguity == 0
     assert estimate.quantile(0.5) in np.unique(y)
     assert (estimate.quantile(0.0), estimate.quantile(1.0)) == (y.min(), y.max())
-
-
-def test_the_error_shrinks_with_the_rows():
-    x = np.linspace(0.05, 0.95, 50)
-    errors = []
-    for n_rows in (200, 3200, 51_200):
-        rng = np.random.default_rng(8)
-        found = [
-            npmle(
-                counted(*ring(rng, BETA.rvs(n_rows, random_state=rng)), n_knots=250),
-                max_ambiguity=1.0,
-            )
-            for _ in range(3)
-        ]
-        errors.append(np.mean([np.abs(estimate.cdf(x) - BETA.cdf(x)).mean() for estimate in found]))
-    assert errors[1] < 0.7 * errors[0]
-    assert errors[2] < 0.7 * errors[1]
 
 
 @pytest.mark.parametrize("mechanism", [one_anchor, two_anchors, ring])
@@ -178,11 +124,9 @@ def test_bootstrap_intervals_cover():
     assert 0.87 <= covered / n_trials <= 1.0
 
 
-def test_plot_data_and_places():
-    lower, upper = np.array([-INF, 1.0, 2.0, 1.0]), np.array([1.0, 2.0, INF, 2.0])
-    counts = counted(lower, upper)
-    right = npmle(counts, support=(0, 4), max_ambiguity=1.0)
-    frame = right.plot_data()
+def test_mass_beyond_the_anchors_has_no_mean_unless_bounded():
+    counts = counted(np.array([-INF, 1.0, 2.0, 1.0]), np.array([1.0, 2.0, INF, 2.0]))
+    frame = npmle(counts, support=(0, 4), max_ambiguity=1.0).plot_data()
     assert frame[["left", "right", "point"]].to_numpy().tolist() == [
         [0, 1, 1],
         [1, 2, 2],
@@ -193,18 +137,12 @@ def test_plot_data_and_places():
         [[0.25, 0, 0.25], [0.5, 0.25, 0.75], [0.25, 0.75, 1]],
         atol=1e-7,
     )
-    assert right.ambiguity == pytest.approx((0.25 * 1 + 0.5 * 1 + 0.25 * 2) / 4)
     assert npmle(counts, support=(0, 4), place="middle", max_ambiguity=1.0).moment(
         1
     ) == pytest.approx(0.125 + 0.75 + 0.75)
-    assert right.quantile(np.array([0.1, 0.6, 0.9])).tolist() == [1, 2, 4]
-
-
-def test_mass_beyond_the_anchors_has_no_mean_unless_bounded():
-    counts = counted(np.array([-INF, 1.0, 2.0]), np.array([1.0, 2.0, INF]))
     estimate = npmle(counts, max_ambiguity=1.0)
     assert estimate.quantile(1.0) == INF
-    assert estimate.functional(lambda y: (y <= 1).astype(float)) == pytest.approx(1 / 3)
+    assert estimate.functional(lambda y: (y <= 1).astype(float)) == pytest.approx(1 / 4)
     with pytest.raises(SpecError, match="functional is not finite"):
         estimate.moment(1)
     with pytest.raises(SpecError, match="order"):
@@ -270,15 +208,55 @@ def test_what_cannot_be_identified_is_refused(rows, options, words):
 def test_an_unreached_gap_is_refused(monkeypatch):
     rng = np.random.default_rng(0)
     counts = counted(*two_anchors(rng, rng.uniform(size=200)))
+    with pytest.raises(SpecError, match="2 resamples"):
+        bootstrap(counts, lambda f: f.moment(1), 1, rng=rng)
     monkeypatch.setattr(module.turnbull, "_NEWTON_STEPS", 1)
     with pytest.raises(SpecError, match="duality gap stayed"):
         npmle(counts, support=(0, 1))
 
 
-def test_other_refusals():
-    counts = counted(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
-    with pytest.raises(SpecError, match="2 resamples"):
-        bootstrap(counts, lambda f: f.moment(1), 1, rng=np.random.default_rng(0))
+@pytest.mark.parametrize(("low", "high"), [(2.0, 3.0), (-3.0, -2.0), (0.9, 3.0)])
+def test_anchors_that_do_not_reach_the_values_do_not_identify_their_distribution(low, high):
+    rng = np.random.default_rng(1)
+    values = rng.uniform(0, 0.8, 4000)
+
+    def estimate(mechanism, low, high):
+        lower, upper = mechanism(rng, (values - low) / (high - low))
+        return npmle(
+            counted(low + (high - low) * lower, low + (high - low) * upper), support=(-3.0, 3.0)
+        )
+
+    for mechanism in (one_anchor, two_anchors):
+        with pytest.raises(
+            SpecError,
+            match=r"npmle: the ranges do not determine where the mass lies.*; use a mechanism whose anchors reach",
+        ) as caught:
+            estimate(mechanism, low, high)
+        assert "\n" not in str(caught.value)
+    assert estimate(one_anchor, -0.2, 1.0).moment(1) == pytest.approx(0.4, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "words"),
+    [(INF, 1.0, "a range is empty"), (0.0, -INF, "a range is empty"), (np.nan, 1.0, "is missing")],
+)
+def test_ranges_that_hold_no_value_are_wrong_data(lower, upper, words):
+    with pytest.raises(DataError, match=words) as caught:
+        RangeCounts.of_batch(
+            np.array([0.2, 0.5, 0.8]), np.array([0.0, lower]), np.array([0.5, upper])
+        )
+    assert caught.value.hint
+    with pytest.raises(
+        SpecError, match="no range has a finite end, so the ranges carry no information"
+    ):
+        grid_of_ranges(np.full(5, -INF), np.full(5, INF))
+
+
+def test_crossed_ends_are_a_rings_outer_range_and_no_empty_one():
+    counts = RangeCounts.of_batch(
+        np.array([0.2, 0.5, 0.8]), np.array([0.8, 0.2, -INF]), np.array([0.2, 0.5, 0.5])
+    )
+    assert npmle(counts, max_ambiguity=1.0).masses.sum() == pytest.approx(1.0)
 
 
 # ---- grids
@@ -299,14 +277,14 @@ def test_a_grid_is_of_quantiles_where_they_are_fine_enough():
     )
 
 
-@pytest.mark.few
-@pytest.mark.parametrize("mechanism", [one_anchor, two_anchors, ring])
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), None])
+@pytest.mark.parametrize(
+    ("mechanism", "bounds"), [(one_anchor, (0.0, 1.0)), (two_anchors, None), (ring, (0.0, 1.0))]
+)
 def test_a_grid_is_fine_where_the_mass_is(mechanism, bounds):
     """Values within a thousandth of the anchors' span, at its ends and inside it; a cell of quantiles is three times as wide."""
     rng, place = np.random.default_rng(32), "right" if bounds is None else "middle"
     for start in (0.0, 0.6, 0.999):
-        y = start + 1e-3 * BETA.rvs(40_000, random_state=rng)
+        y = start + 1e-3 * BETA.rvs(20_000, random_state=rng)
         lower, upper = mechanism(rng, y)
         counts = count_ranges(lower, upper, bounds=bounds)
         assert len(counts.knots) < 600

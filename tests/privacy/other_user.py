@@ -29,24 +29,15 @@ from distributed.security import Security
 NOBODY = 65534
 PAGES = [
     *(
-        "",
         "/",
         "/status",
         "/health",
         "/metrics",
-        "/sitemap.json",
-        "/statics/css/base.css",
         "/individual-task-stream",
-        "/individual-profile",
-    ),
-    *(
         "/info/main/workers.html",
-        "/info/logs.html",
         "/info/main/logs.html",
-        "/json/counts.json",
-        "/json/identity.json",
-        "/json/index.html",
     ),
+    *("/json/counts.json", "/json/identity.json"),
 ]
 NO_CONTENT = b'{"paths": ["/sitemap.json"]}'
 
@@ -98,9 +89,10 @@ async def connections(ports: list[int], secret: str, seconds: float) -> list[str
     tried = []
     for port in ports:
         for message in ({"op": "identity"}, {"op": "run", **run}, {"op": "run_function", **run}):
+            schemes = ("tcp", "ws") if message["op"] == "identity" else ("tcp",)
             tried += [
                 attempt(message, f"{scheme}://127.0.0.1:{port}", "in plain text", seconds)
-                for scheme in ("tcp", "ws")
+                for scheme in schemes
             ]
             for how, context in contexts().items():
                 tried.append(

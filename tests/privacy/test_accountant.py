@@ -26,7 +26,7 @@ from dpdask.privacy.events import (
     LocalRelease,
     to_dict,
 )
-from dpdask.privacy.ledger import Charge, Compose
+from dpdask.privacy.ledger import Charge
 from dpdask.privacy.ledger_entries import Book
 
 DELTA = 2.0**-30
@@ -84,22 +84,18 @@ def gaussian_delta(sigma: float, shifts: tuple[int, ...], at: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kind", "sensitivity", "adjacency", "expected"),
+    ("kind", "n", "sensitivity", "adjacency", "expected"),
     [
-        ("laplace", 1, "add-remove", 77.6),
-        ("laplace", 2, "replace-one", 155.0),
-        ("gaussian", 1.0, "add-remove", 56.4),
-        ("gaussian", math.sqrt(2), "replace-one", 79.8),
+        ("laplace", 105, 1, "add-remove", 77.6),
+        ("laplace", 105, 2, "replace-one", 155.0),
+        ("laplace", 210, 1, "replace-one", 111.6),  # a replaced row as two unit changes
+        ("gaussian", 105, 1.0, "add-remove", 56.4),
+        ("gaussian", 105, math.sqrt(2), "replace-one", 79.8),
     ],
 )
-def test_the_noise_of_105_histograms_is_as_measured(kind, sensitivity, adjacency, expected):
-    scale = noise_scale(kind, 105, 1.0, DELTA, sensitivity, adjacency)
+def test_the_noise_of_105_histograms_is_as_measured(kind, n, sensitivity, adjacency, expected):
+    scale = noise_scale(kind, n, 1.0, DELTA, sensitivity, adjacency)
     assert scale * (math.sqrt(2) if kind == "laplace" else 1.0) == pytest.approx(expected, rel=0.01)
-
-
-def test_a_replaced_row_is_two_unit_changes_and_costs_less_said_so():
-    scale = noise_scale("laplace", 210, 1.0, DELTA, 1, "replace-one")
-    assert scale * math.sqrt(2) == pytest.approx(111.6, rel=0.01)
 
 
 @pytest.mark.parametrize(("rate", "n"), [(0.018, 105), (0.1, 20), (1.0, 5), (0.003, 400)])
@@ -138,7 +134,7 @@ def test_the_discrete_gaussian_costs_no_less_than_the_exact_sum_and_little_more(
     )
 
 
-@pytest.mark.parametrize("scale", [0.3, 1.0, 4.0, 50.0])
+@pytest.mark.parametrize("scale", [0.3, 4.0])
 def test_one_moved_count_is_the_worst_that_an_l1_sensitivity_allows(scale):
     """Both sides are linear in exp(ε) between the losses, so looking at the losses is looking at every ε."""
     x = np.arange(-math.ceil(45 * scale) - 10, math.ceil(45 * scale) + 11)
@@ -169,7 +165,7 @@ def test_one_moved_count_is_the_worst_that_an_l1_sensitivity_allows(scale):
                 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.lists(st.tuples(st.floats(0.01, 3), st.integers(1, 30)), min_size=1, max_size=4))
 def test_pure_epsilons_add_up_rounded_up(parts):
     events = [LocalRelease(epsilon=rate, n=n) for rate, n in parts]
@@ -197,36 +193,42 @@ def test_less_delta_more_events_or_less_noise_never_cost_less():
     assert all(less >= more for less, more in itertools.pairwise(scales))
     counts = [epsilon(laplace(40.0, count=n), DELTA) for n in (1, 2, 10, 100)]
     assert all(few <= many for few, many in itertools.pairwise(counts))
-
-
-def test_kinds_compose_together():
     parts: list[Event] = [
         gaussian(50.0, math.sqrt(2), 3, "replace-one"),
         LocalRelease(epsilon=0.5),
         laplace(8.0, 2, 3, "replace-one"),
     ]
-    whole = epsilon(parts, 1e-9)
     assert (
         max(epsilon(part, 1e-9) for part in parts)
-        < whole
+        < epsilon(parts, 1e-9)
         < sum(epsilon(part, 1e-9 / 3) for part in parts)
     )
-
-
-def test_nothing_costs_nothing():
     assert epsilon([], 0) == epsilon([], 1e-6) == epsilon(Composed(events=()), 1e-6) == 0
 
 
-@pytest.mark.parametrize("delta", [-1e-9, 1.0, math.nan])
-def test_a_delta_out_of_range_is_refused(delta):
+REFUSED = {
+    "a δ below 0": lambda: epsilon(LocalRelease(epsilon=1.0), -1e-9),
+    "a δ of 1": lambda: epsilon(LocalRelease(epsilon=1.0), 1.0),
+    "a δ of NaN": lambda: epsilon(LocalRelease(epsilon=1.0), math.nan),
+    "two adjacencies": lambda: epsilon([laplace(2.0), laplace(2.0, adjacency="replace-one")], 0),
+    "an adjacency and rows": lambda: epsilon([laplace(2.0), LocalRelease(epsilon=1.0)], 0),
+    "Gaussian noise without δ": lambda: noise_scale("gaussian", 1, 1.0, 0.0, 1.0, "add-remove"),
+    "half a count": lambda: noise_scale("laplace", 1, 1.0, 0.0, 1.5, "add-remove"),
+    "no ε": lambda: noise_scale("laplace", 1, 0.0, 0.0, 1, "add-remove"),
+    "an infinite ε": lambda: noise_scale("laplace", 1, math.inf, 0.0, 1, "add-remove"),
+    "a δ of 1 for noise": lambda: noise_scale("laplace", 1, 1.0, 1.0, 1, "add-remove"),
+    "no vector": lambda: noise_scale("laplace", 0, 1.0, 1e-6, 1, "add-remove"),
+    "an unknown adjacency": lambda: noise_scale("laplace", 1, 1.0, 0.0, 1, "both"),
+    "an event of another format": lambda: compose(
+        [charge(1.0, 0.0, {"format": 2, "kind": "local-release", "epsilon": 1.0, "n": 1})], 0.0
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_is_refused(what):
     with pytest.raises(SpecError):
-        epsilon(LocalRelease(epsilon=1.0), delta)
-
-
-def test_adjacencies_are_not_mixed():
-    for other in (LocalRelease(epsilon=1.0), laplace(2.0, adjacency="replace-one")):
-        with pytest.raises(SpecError, match="adjacenc"):
-            epsilon([laplace(2.0), other], 0)
+        REFUSED[what]()
 
 
 @pytest.mark.parametrize(
@@ -244,23 +246,6 @@ def test_the_scale_is_enough_and_hardly_more(kind, n, target, delta, sensitivity
     event = laplace if kind == "laplace" else gaussian
     assert epsilon(event(scale, sensitivity, n, "replace-one"), delta) <= target
     assert epsilon(event(scale * (1 - 1e-5), sensitivity, n, "replace-one"), delta) > target
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("gaussian", 1, 1.0, 0.0, 1.0, "add-remove"),
-        ("laplace", 1, 1.0, 0.0, 1.5, "add-remove"),
-        ("laplace", 1, 0.0, 0.0, 1, "add-remove"),
-        ("laplace", 1, math.inf, 0.0, 1, "add-remove"),
-        ("laplace", 1, 1.0, 1.0, 1, "add-remove"),
-        ("laplace", 0, 1.0, 1e-6, 1, "add-remove"),
-        ("laplace", 1, 1.0, 0.0, 1, "both"),
-    ],
-)
-def test_a_calibration_that_cannot_be_is_refused(arguments):
-    with pytest.raises(SpecError):
-        noise_scale(*arguments)
 
 
 def charge(epsilon: float, delta: float = 0.0, event: dict[str, Any] | None = None) -> Charge:
@@ -325,10 +310,6 @@ def test_what_a_refusal_costs_covers_its_event(adjacency: Any) -> None:
         assert accountant._is_believed(priced)
 
 
-def test_no_limit_is_too_small_to_be_halved():
-    assert compose([charge(1.0, 0.0, to_dict(laplace(1.0)))] * 2, 5e-324) == 2.0
-
-
 def test_what_plain_sums_may_leave_uncovered_is_taken_from_the_concentrated_bound():
     """A sequence of jobs may end under either bound, whichever the outputs make the shorter one, so both together have the limit's δ."""
     many = [charge(0.6, 1e-8, to_dict(gaussian(56.5)))] * 40
@@ -344,6 +325,10 @@ def test_charges_without_events_are_any_mechanism_of_their_epsilon_and_delta():
     assert compose(charges, 5e-7) == math.inf  # half of the limit does not cover their deltas
     assert compose(charges, 7e-7) == pytest.approx(0.7, rel=1e-6)
     assert compose([charge(0.0, 1e-7)], 1e-6) == 0
+    assert compose([charge(5.0, 0.0, to_dict(Composed(events=())))], 0.0) == 5.0
+    assert (
+        compose([charge(1.0, 0.0, to_dict(laplace(1.0)))] * 2, 5e-324) == 2.0
+    )  # no limit is too small to be halved
     known = charge(0.6, 0.0, to_dict(LocalRelease(epsilon=0.6)))
     assert (
         compose([known] * 9 + [charge(0.0, 6e-7)], 1e-6) == math.inf
@@ -351,18 +336,6 @@ def test_charges_without_events_are_any_mechanism_of_their_epsilon_and_delta():
     assert compose([charge(0.25), charge(0.5)], 0.0) == 0.75
     spent = compose([charge(0.01)] * 1000 + [charge(1.0, 5e-7)], 1e-6)
     assert spent >= epsilon([LocalRelease(epsilon=0.01, n=1000), LocalRelease(epsilon=1.0)], 1e-6)
-
-
-def test_a_charge_that_is_not_understood_is_refused():
-    with pytest.raises(SpecError):
-        compose(
-            [charge(1.0, 0.0, {"format": 2, "kind": "local-release", "epsilon": 1.0, "n": 1})], 0.0
-        )
-
-
-def test_the_composer_is_one_that_the_ledger_takes():
-    composer: Compose = compose
-    assert composer([charge(1.0, 0.0, to_dict(LocalRelease(epsilon=0.5)))], 0.0) == 0.5
 
 
 def test_what_different_units_pay_is_not_added_up():
@@ -375,10 +348,6 @@ def test_what_different_units_pay_is_not_added_up():
         with pytest.raises(SpecError, match="different units"):
             compose([charge(1.0, 0.0, user), charge(1.0, 0.0, event)], 0.0)
     assert compose([charge(1.0, 0.0, user), charge(0.5)], 0.0) == 1.5
-
-
-def test_an_event_of_nothing_costs_what_was_declared():
-    assert compose([charge(5.0, 0.0, to_dict(Composed(events=())))], 0.0) == 5.0
 
 
 LARGE_DELTAS = [
@@ -406,14 +375,13 @@ def test_a_large_delta_that_makes_noise_free_ends_the_search(epsilon: float, del
     assert accountant.epsilon(Composed(events=tuple(less)), delta) > epsilon
 
 
-@pytest.mark.parametrize("seed", range(3))
 def test_the_last_bits_of_a_cost_which_processors_differ_in_do_not_change_the_scale(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A copula's noise, by which all records follow: its scale is searched with costs that are wrong by some units in their last place."""
     events, rng = (
         [gaussian(1.7, math.sqrt(2), 7, "replace-one"), gaussian(4.1, 7.746, 1, "replace-one")],
-        np.random.default_rng(seed),
+        np.random.default_rng(1),
     )
     exact, wrong = accountant._epsilon, {}
 

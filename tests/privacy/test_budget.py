@@ -25,16 +25,6 @@ def budget(text: str) -> Budget:
 
 
 @pytest.mark.parametrize(
-    ("written", "epsilon"),
-    [("1", 1.0), ("0.5", 0.5), ("100", 100.0), ("1e-5", 1e-5), ("2.5e0", 2.5)],
-)
-def test_a_positive_epsilon_is_accepted(written, epsilon):
-    assert budget(f"epsilon: {written}") == Budget(
-        epsilon=epsilon, delta=0, adjacency="replace-one", unit="row"
-    )
-
-
-@pytest.mark.parametrize(
     ("key", "value"),
     [
         *(
@@ -87,18 +77,12 @@ def test_a_budget_that_cannot_be_kept_is_refused_at_its_key(key, value):
     assert " expected" in caught.value.what
 
 
-def test_a_budget_without_epsilon_is_refused():
+def test_a_budget_says_what_it_is_of():
     with pytest.raises(SpecError, match="the key 'epsilon' is missing; add it"):
         budget("delta: 0")
-
-
-@pytest.mark.parametrize(
-    ("written", "delta"),
-    [("0", 0.0), ("0.0", 0.0), ("-0.0", 0.0), ("1e-9", 1e-9), ("0.999", 0.999), ("5e-324", 5e-324)],
-)
-def test_a_delta_below_1_is_accepted(written, delta):
-    assert budget(f"epsilon: 1\ndelta: {written}").delta == delta
-    assert budget(f"epsilon: 1\ndelta: {written}\nadjacency: add-remove").adjacency == "add-remove"
+    assert budget("epsilon: 1e-5\ndelta: 5e-324\nadjacency: add-remove") == Budget(
+        epsilon=1e-5, delta=5e-324, adjacency="add-remove", unit="row"
+    )
 
 
 @pytest.mark.parametrize("written", ["", "delta: 0", "delta: 0.0", "delta: -0.0"])
@@ -112,7 +96,7 @@ def test_no_delta_is_one_text(written):
     )
 
 
-@settings(max_examples=200, derandomize=True, deadline=None, database=None)
+@settings(max_examples=80, derandomize=True, deadline=None, database=None)
 @given(
     st.floats(1e-6, 100),
     st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=12),
@@ -125,15 +109,7 @@ def test_the_parts_never_sum_to_more_than_epsilon_nor_lose_more_than_rounding(ep
     assert Fraction(epsilon) * (1 - Fraction(1, 10**15)) <= total <= Fraction(epsilon)
     for name, weight in zip(names, weights, strict=True):
         assert parts[name] == pytest.approx(epsilon * weight / math.fsum(weights), rel=1e-12)
-
-
-def test_parts_are_equal_unless_weighted():
-    assert split_epsilon(1.0, ("a", "b")) == {"a": 0.5, "b": 0.5}
-    assert split_epsilon(1.0, ("a",)) == {"a": 1.0}
-    assert split_epsilon(1.0, ()) == {}
-    thirds = split_epsilon(1.0, ("a", "b", "c"))
-    assert len(set(thirds.values())) == 1
-    assert sum(map(Fraction, thirds.values())) <= 1
+    assert len(set(split_epsilon(epsilon, names).values())) == 1
 
 
 @pytest.mark.parametrize(
@@ -174,16 +150,6 @@ def bound(epsilon: float, delta: float = 0.0) -> float:
     )
 
 
-@settings(max_examples=200, derandomize=True, deadline=None, database=None)
-@given(st.floats(1e-9, 100))
-def test_the_guarantee_never_prints_less_than_is_paid(epsilon):
-    text = guarantee_text(Budget(epsilon=epsilon), "the released rows", "the hold-out")
-    assert float(text.split("ε = ")[1].split(" ")[0]) == epsilon
-    percent = float(text.split("with probability at most ")[1].split(" %")[0])
-    exact = bound(epsilon)
-    assert exact - 1e-12 <= percent <= exact + 0.1 + 1e-9
-
-
 def test_the_guarantee_says_who_is_not_covered_in_the_same_breath():
     text = guarantee_text(Budget(epsilon=1.0), "the released rows", "the held-out rows")
     assert (
@@ -197,27 +163,26 @@ def test_the_guarantee_says_who_is_not_covered_in_the_same_breath():
         "at most 95.3 %; blind guessing detects 5 %. This is hardly any protection."
     )
     assert text.endswith("at most 13.6 %; blind guessing detects 5 %.")
+    row, central_ = (
+        text[text.index("An attacker") :]
+        for text in (text.replace("a released row", "a row"), central(epsilon=1.0))
+    )
+    assert row == central_  # without delta both give the attacker the same power
     partly = guarantee_text(
         Budget(epsilon=1.0), "the released rows", "the held-out rows", everyone=False
     )
     assert partly == text + " No such bound holds for the rows that are not protected."
-
-
-def test_a_release_of_rows_with_a_delta_says_so():
-    text = guarantee_text(Budget(epsilon=1.0, delta=1e-2), "all rows", "nobody")
-    assert "ε = 1 differentially private (δ = 0.01, replace-one, unit: one row)" in text
-    assert "a person with k released rows is protected by k·ε and k·exp((k-1)·ε)·δ." in text
-    assert "at most 14.6 %;" in text  # 5 % · e + 1 %, rounded up
-    unit = guarantee_text(
+    text = guarantee_text(
         Budget(epsilon=1.0, delta=1e-2, unit=UnitColumn(column="user", max_rows=3)),
         "all rows",
         "nobody",
     )
     assert (
         "(δ = 0.01, replace-one, unit: the rows of one user, of which at most 3 are released)"
-        in unit
+        in text
     )
-    assert "a person with several user values is protected by ε and δ for each." in unit
+    assert "a person with several user values is protected by ε and δ for each." in text
+    assert "at most 14.6 %;" in text  # 5 % · e + 1 %, rounded up
 
 
 def central(*, n_rows_public: bool = False, **budget: object) -> str:
@@ -243,6 +208,9 @@ def test_a_central_guarantee_says_all_of_the_promise():
         "blind guessing detects 5 %. This is hardly any protection."
     )
     assert "The number of rows is public;" in central(epsilon=1.0)
+    with pytest.raises(SpecError, match="cannot be published") as caught:
+        central(epsilon=1.0, adjacency="add-remove", n_rows_public=True)
+    assert caught.value.where == "`adjacency`"
 
 
 def test_a_central_guarantee_of_a_unit_names_the_unit_and_its_bound():
@@ -260,30 +228,7 @@ def test_a_central_guarantee_of_a_unit_names_the_unit_and_its_bound():
     assert "whether a userId's rows are there, at a false-alarm rate" in text
 
 
-def test_a_number_of_rows_that_is_private_is_not_published():
-    with pytest.raises(SpecError, match="cannot be published") as caught:
-        central(epsilon=1.0, adjacency="add-remove", n_rows_public=True)
-    assert caught.value.where == "`adjacency`"
-
-
-@pytest.mark.parametrize(
-    ("delta", "text"),
-    [
-        (0, "0"),
-        (1e-5, "1e-5"),
-        (1e-6, "1e-6"),
-        (2.0**-30, "9.32e-10"),
-        (1.001e-7, "1.01e-7"),
-        (0.01, "0.01"),
-        (0.1234, "0.124"),
-        (0.99999, "1"),
-    ],
-)
-def test_delta_is_printed_in_three_digits_rounded_up(delta, text):
-    assert f"(δ = {text}, " in central(epsilon=1.0, delta=delta)
-
-
-@settings(max_examples=200, derandomize=True, deadline=None, database=None)
+@settings(max_examples=80, derandomize=True, deadline=None, database=None)
 @given(
     st.floats(1e-9, 100),
     st.floats(0, 1, exclude_max=True),
@@ -296,6 +241,13 @@ def test_a_central_guarantee_never_prints_less_than_is_paid(epsilon, delta, adja
     percent = float(text.split("with probability at most ")[1].split(" %")[0])
     exact = bound(epsilon, delta)
     assert exact - 1e-12 <= percent <= exact + 0.1 + 1e-9
+    row = guarantee_text(Budget(epsilon=epsilon, delta=delta), "the released rows", "the hold-out")
+    assert float(row.split("ε = ")[1].split(" ")[0]) == epsilon
+    assert (
+        exact - 1e-12
+        <= float(row.split("with probability at most ")[1].split(" %")[0])
+        <= exact + 0.1 + 1e-9
+    )
     twice = adjacency == "add-remove"
     if twice:
         percent = float(
@@ -304,15 +256,6 @@ def test_a_central_guarantee_never_prints_less_than_is_paid(epsilon, delta, adja
         exact = bound(2 * epsilon, min(1.0, (1 + math.exp(epsilon)) * delta))
         assert exact - 1e-9 <= percent <= exact + 0.1 + 1e-9
     assert text.endswith(" This is hardly any protection.") == ((2 if twice else 1) * epsilon >= 3)
-
-
-def test_without_delta_both_guarantees_give_the_attacker_the_same_power():
-    for epsilon in (0.01, 1.0, 2.9, 3.0, 50.0):
-        row, all_ = guarantee_text(Budget(epsilon=epsilon), "a", "b"), central(epsilon=epsilon)
-        assert (
-            row[row.index("An attacker") :].replace("a released row", "a row")
-            == all_[all_.index("An attacker") :]
-        )
 
 
 def test_the_attackers_power_is_the_tighter_of_two_bounds_and_is_reached():

@@ -42,6 +42,10 @@ def test_samples_of_one_name_are_nested_and_others_add_up() -> None:
 
 
 def test_a_republished_sample_is_uncovered_too() -> None:
+    for told in ((), (Uncovered(fraction=0.25, fate="held out", sample="a"),)):
+        event = Composed(events=(ROWS,), unit="row", uncovered=told)
+        assert from_dict(to_dict(event)) == event
+    assert "uncovered" not in to_dict(Composed(events=(ROWS,)))
     found = coverage_of([released((0.25, "held out", "a")), released((0.1, "republished", "a"))])
     assert found == Coverage(uncovered=0.25, republished=0.1)
     assert (
@@ -56,18 +60,6 @@ def test_only_a_release_of_rows_can_leave_rows_out() -> None:
     assert coverage_of([told, {}]) == Coverage()
     assert coverage_of([untold, to_dict(ROWS)]) == Coverage(n_unknown=2)
     assert coverage_of([untold]).text == "1 run does not record which rows it leaves out"
-
-
-def test_an_event_keeps_whom_it_leaves_out() -> None:
-    event = Composed(
-        events=(ROWS,),
-        unit="row",
-        uncovered=(Uncovered(fraction=0.25, fate="held out", sample="a"),),
-    )
-    assert from_dict(to_dict(event)) == event
-    everybody = Composed(events=(ROWS,), unit="row", uncovered=())
-    assert from_dict(to_dict(everybody)) == everybody
-    assert "uncovered" not in to_dict(Composed(events=(ROWS,)))
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan"), "0.5", True, None])

@@ -16,7 +16,6 @@ from dpdask.privacy.events import (
     DiscreteLaplace,
     LocalRelease,
     from_dict,
-    leaves,
     to_dict,
 )
 
@@ -116,12 +115,3 @@ def test_a_composition_holds_events_only():
         Composed(events=(1,))  # type: ignore[arg-type]  # what is tested
     with pytest.raises(SpecError):
         Composed(events=[LAPLACE])  # type: ignore[arg-type]  # what is tested
-
-
-def test_leaves_come_in_order():
-    inner = LocalRelease(epsilon=1.0)
-    assert list(leaves(Composed(events=(LAPLACE, Composed(events=(inner, LAPLACE)))))) == [
-        LAPLACE,
-        inner,
-        LAPLACE,
-    ]

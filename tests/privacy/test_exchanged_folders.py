@@ -33,7 +33,7 @@ REFUSED = r"another key was put in place|is a link or belongs to another user"
 as_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can make what belongs to another user"
 )
-BY_USER = {"column": "userId", "max_rows": 2}
+UNITS: dict[str, Any] = {"row": "row", "user": {"column": "userId", "max_rows": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -41,16 +41,20 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lake(tmp_path_factory.mktemp("lake") / "in", [400, 900, 300])
 
 
-@pytest.fixture(params=["row", "user"])
-def job(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Path:
-    (tmp_path / "group").mkdir()
-    (tmp_path / "group").chmod(0o777)  # not sticky
-    return write_job(
-        tmp_path / "job",
-        source,
-        tmp_path / "group/out",
-        privacy__unit=BY_USER if request.param == "user" else "row",
-    )
+@pytest.fixture
+def job(source: Path, out: Path) -> Path:
+    out.parent.mkdir()
+    out.parent.chmod(0o777)  # not sticky
+    return write_job(out.with_name("job"), source, out)
+
+
+@pytest.fixture(scope="module")
+def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """The digests of runs that nobody disturbed, by unit."""
+    folder = tmp_path_factory.mktemp("quiet")
+    for unit, value in UNITS.items():
+        run_here(write_job(folder / f"job-{unit}", source, folder / unit, privacy__unit=value))
+    return {unit: digests(folder / unit) for unit in UNITS}
 
 
 @pytest.fixture
@@ -83,7 +87,7 @@ def exchange(one: Path, two: Path) -> None:
     aside.rename(two)
 
 
-OWNERS = [pytest.param("stranger", marks=as_root), "link", "own"]
+OWNERS = ["stranger", "link", "own"]
 MOMENTS: dict[str, tuple[Any, str]] = {
     "made": (PrivateFolder, "open_made"),
     "key": (FolderKeys, "write"),
@@ -111,13 +115,33 @@ def strike_after(moment: str, strike: Callable[[], None], patch: pytest.MonkeyPa
     patch.setattr(owner, name, patched)
 
 
-@pytest.mark.parametrize("owner", OWNERS)
-@pytest.mark.parametrize("moment", MOMENTS)
+# every two of a moment, an owner and a unit
+PAIRS = [
+    (moment, owner, ("row", "user")[(place + number) % 2])
+    for place, moment in enumerate(MOMENTS)
+    for number, owner in enumerate(OWNERS)
+]
+
+
+@pytest.mark.parametrize(
+    ("moment", "owner", "unit"),
+    [pytest.param(*case, marks=as_root if case[1] == "stranger" else ()) for case in PAIRS],
+)
 def test_a_driver_goes_on_in_its_own_folder(
-    job: Path, out: Path, moment: str, owner: str, monkeypatch: pytest.MonkeyPatch
+    source: Path,
+    out: Path,
+    quiet: Any,
+    moment: str,
+    owner: str,
+    unit: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run_here(job, output__path=out.with_name("quiet"))
-    mine, kept = out.with_name("mine"), {}
+    out.parent.mkdir()
+    job, mine, kept = (
+        write_job(out.with_name("job"), source, out, privacy__unit=UNITS[unit]),
+        out.with_name("mine"),
+        {},
+    )
 
     def strike() -> None:
         kept.update(plant(mine, owner, hidden(out) if owner == "own" else None))
@@ -125,23 +149,25 @@ def test_a_driver_goes_on_in_its_own_folder(
 
     strike_after(moment, strike, monkeypatch)
     assert run_here(job).status == "released"
-    assert digests(out) == digests(out.with_name("quiet"))
+    assert digests(out) == quiet[unit]
     assert digests(hidden(out)) == kept  # nothing was written into it or removed from it
     assert not list(mine.iterdir())  # the run's own folder, wherever it is: its key is gone
     assert run_here(job).status == "already released"
 
 
-@pytest.mark.parametrize("owner", OWNERS)
-@pytest.mark.parametrize("moment", ["opened", "kept"])
+@pytest.mark.parametrize(
+    ("moment", "owner"),
+    [pytest.param("opened", "stranger", marks=as_root), ("kept", "link"), ("opened", "own")],
+)
 def test_workers_refuse_another_folder(
     job: Path,
     out: Path,
+    quiet: Any,
     moment: str,
     owner: str,
     two_workers: LocalCluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run_here(job, output__path=out.with_name("quiet"))
     mine = out.with_name("mine")
 
     def strike() -> None:
@@ -157,10 +183,10 @@ def test_workers_refuse_another_folder(
         assert not out.exists()
         exchange(hidden(out), mine)
         assert run_job(load(job)).status == "released"
-    assert digests(out) == digests(out.with_name("quiet"))
+    assert digests(out) == quiet["row"]
 
 
-@pytest.mark.parametrize("owner", [*OWNERS[:2], "thesis"])
+@pytest.mark.parametrize("owner", [pytest.param("stranger", marks=as_root), "link", "thesis"])
 @pytest.mark.parametrize("finished", [False, True])
 def test_what_is_found_is_refused_and_stays(
     job: Path, out: Path, owner: str, *, finished: bool
@@ -249,7 +275,7 @@ def release(frame: pd.DataFrame, tmp_path: Path) -> Iterator[Any]:
         yield made
 
 
-@pytest.mark.parametrize("owner", OWNERS)
+@pytest.mark.parametrize("owner", [pytest.param("stranger", marks=as_root), "link", "own"])
 def test_a_frame_s_key_is_its_own(
     release: Any, frame: pd.DataFrame, owner: str, tmp_path: Path
 ) -> None:

@@ -142,7 +142,7 @@ def test_how_many_people_have_too_many_rows_is_not_listed(
     }
     listed = [
         list_run(tmp_path, people(n_over), mechanism=mechanism, **promise)[0]
-        for n_over in (0, 127, 128, 129)
+        for n_over in (0, 127, 129)
     ]
     assert not [each ^ listed[0] for each in listed if each != listed[0]]
 
@@ -167,7 +167,7 @@ def test_how_many_cells_or_values_occur_is_not_listed(
     mechanism: dict[str, Any], adjacency: str, tmp_path: Path
 ) -> None:
     kept = []
-    for n_cells in (1, 100, 251, 252, 253, 254, 255, 256, 508, 512, 2000):
+    for n_cells in (1, 252, 253, 255, 256, 512, 2000):
         listed, _ = list_run(
             tmp_path,
             scattered(n_cells),

@@ -84,10 +84,8 @@ SAMPLERS: list[tuple[Callable[..., np.ndarray], Callable[[float], Distribution]]
 KINDS = pytest.mark.parametrize(("sample", "distribution"), SAMPLERS, ids=["laplace", "gaussian"])
 
 
-@pytest.mark.few(5)
 @KINDS
-@pytest.mark.parametrize("secure", [True, False], ids=["secure", "keyed"])
-@pytest.mark.parametrize("scale", [0.4, 3.3, 57.2])
+@pytest.mark.parametrize(("secure", "scale"), [(True, 0.4), (True, 57.2), (False, 3.3)])
 def test_the_noise_has_its_distribution_and_neither_half_nor_twice_of_it(
     sample, distribution, secure, scale
 ):
@@ -110,28 +108,6 @@ def test_the_noise_has_its_distribution_and_neither_half_nor_twice_of_it(
 
 
 @KINDS
-def test_five_percent_too_little_or_too_much_is_found_with_enough_draws(sample, distribution):
-    draws = [
-        sample(np.zeros(200_000, dtype=np.int64), 20.0 * factor, rng=keyed("power"))
-        for factor in (0.95, 1.0, 1.05)
-    ]
-    assert [fits(each, distribution(20.0)) for each in draws] == [False, True, False]
-
-
-def test_one_distribution_is_not_taken_for_the_other():
-    flat = np.zeros(N, dtype=np.int64)
-    sigma = 20.0
-    assert not fits(
-        noise.discrete_laplace(flat, sigma / math.sqrt(2), rng=keyed("a")),
-        gaussian_distribution(sigma),
-    )
-    assert not fits(
-        noise.discrete_gaussian(flat, sigma * math.sqrt(2), rng=keyed("b")),
-        laplace_distribution(sigma),
-    )
-
-
-@KINDS
 @pytest.mark.parametrize("secure", [True, False], ids=["secure", "keyed"])
 def test_noise_is_added_to_each_count_in_its_place(sample, distribution, secure):
     counts = np.array([[0, 2**53], [-(2**53), 12345]]).repeat(6000, axis=1)  # several chunks
@@ -140,16 +116,14 @@ def test_noise_is_added_to_each_count_in_its_place(sample, distribution, secure)
     assert np.abs(noisy - counts).max() < 200
     assert fits((noisy - counts).ravel()[:N], distribution(2.0))
     assert sample(np.empty((0, 3), dtype=np.int64), 2.0).shape == (0, 3)
-
-
-@KINDS
-def test_secure_noise_never_repeats_and_keyed_noise_always_does(sample, distribution):
-    counts = np.zeros(64, dtype=np.int64)
-    assert not (sample(counts, 1e6) == sample(counts, 1e6)).all()
-    assert (sample(counts, 1e6, rng=keyed("same")) == sample(counts, 1e6, rng=keyed("same"))).all()
-    assert not (
-        sample(counts, 1e6, rng=keyed("same")) == sample(counts, 1e6, rng=keyed("other"))
+    assert (
+        sample(counts[0, :64], 1e6, rng=keyed("a")) == sample(counts[0, :64], 1e6, rng=keyed("a"))
     ).all()
+    for other in (None, keyed("b")):  # secure noise never repeats
+        assert not (
+            sample(counts[0, :64], 1e6, rng=other)
+            == sample(counts[0, :64], 1e6, rng=None if other is None else keyed("a"))
+        ).all()
 
 
 def test_the_keyed_noise_does_not_change_unnoticed():
@@ -158,28 +132,27 @@ def test_the_keyed_noise_does_not_change_unnoticed():
     assert noise.discrete_gaussian(counts, 10.0, rng=keyed("pinned")).tolist() == PINNED_GAUSSIAN
 
 
-@KINDS
-@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan, 2.0**48 * (1 + 2**-52), 1e300])
-def test_a_scale_out_of_range_is_refused(sample, distribution, scale):
-    with pytest.raises(SpecError, match="scale"):
-        sample(np.zeros(1, dtype=np.int64), scale)
+REFUSED = [
+    *(
+        (np.zeros(1, dtype=np.int64), scale, "scale")
+        for scale in (0.0, -1.0, math.inf, math.nan, 2.0**48 * (1 + 2**-52), 1e300)
+    ),
+    *(
+        (np.array([0, count]), 1.0, "count")
+        for count in (2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63))
+    ),  # it could saturate
+    *((np.zeros(2, dtype=type_), 1.0, "int64") for type_ in (float, np.int32, np.uint64)),
+]
 
 
 @KINDS
-@pytest.mark.parametrize("count", [2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63)])
-def test_a_count_that_could_saturate_is_refused_without_showing_it(sample, distribution, count):
-    with pytest.raises(SpecError) as caught:
-        sample(np.array([0, count]), 1.0)
-    assert str(count) not in str(caught.value)
-
-
-@KINDS
-@pytest.mark.parametrize(
-    "counts", [np.zeros(2), np.zeros(2, dtype=np.int32), np.zeros(2, dtype=np.uint64)]
-)
-def test_what_is_not_int64_is_refused(sample, distribution, counts):
-    with pytest.raises(SpecError, match="int64"):
-        sample(counts, 1.0)
+@pytest.mark.parametrize(("counts", "scale", "words"), REFUSED)
+def test_what_could_not_be_noise_is_refused_without_showing_a_count(
+    sample, distribution, counts, scale, words
+):
+    with pytest.raises(SpecError, match=words) as caught:
+        sample(counts, scale)
+    assert len(counts) == 1 or str(counts[1]) not in str(caught.value) or not counts[1]
 
 
 def test_the_largest_scale_does_not_saturate():

@@ -93,7 +93,7 @@ def written(folder: Path, n_rows: int, *, undeclared: bool) -> Path:
             "note": note,
             "income": np.where(planted, INCOME, rng.uniform(0, 1e6, n_rows)),
         }
-        pq.write_table(pa.table(columns), folder / f"{number}.parquet", row_group_size=20_000)
+        pq.write_table(pa.table(columns), folder / f"{number}.parquet", row_group_size=5_000)
     return folder
 
 
@@ -149,7 +149,7 @@ def run_watched(
     running.start()
     while running.is_alive():
         surfaces.look()
-        running.join(timeout=0.2)
+        running.join(timeout=1.0)
     surfaces.look_back()
     return errors[0] if errors else None
 
@@ -183,7 +183,7 @@ def run_all(
 @pytest.mark.parametrize(
     ("names", "n_rows"),
     [
-        pytest.param(["holdout"], 30_000, id="some"),
+        pytest.param(["holdout"], 8_000, id="some"),
         pytest.param(
             [*JOBS], 30_000, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]
         ),
