@@ -44,9 +44,15 @@ def integrated(probabilities, b):
         cdf = lambda x: mpmath.exp(x / b_) / 2 if x < 0 else 1 - mpmath.exp(-x / b_) / 2  # noqa: E731
         smoothed = lambda x: mpmath.quad(lambda u: cdf(x - u), [0, x, 1] if 0 < x < 1 else [0, 1])  # noqa: E731
         far = mpmath.mpf(60) * b_ + 60
-        root = lambda level: mpmath.findroot(
-            lambda x: smoothed(x) - level, (-3 * b_ - 1, 4 * b_ + 2), solver="anderson", tol=1e-24
-        )  # noqa: E731
+
+        def root(level):
+            return mpmath.findroot(
+                lambda x: smoothed(x) - level,
+                (-3 * b_ - 1, 4 * b_ + 2),
+                solver="anderson",
+                tol=1e-24,
+            )
+
         quantiles = [-far, *map(root, c[1:-1]), far]
         s = len(probabilities)
         result = np.empty((s, s))

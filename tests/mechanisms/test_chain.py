@@ -453,13 +453,16 @@ def test_what_the_tables_cannot_resolve_is_refused():
 
 def same_cell(rows: np.ndarray, held_out: np.ndarray) -> tuple[float, float]:
     """Which share of rows lies in the grid cell of a hold-out record in every column at once, and which share of those records they show."""
-    cell = lambda values: np.stack(
-        [
-            np.searchsorted(np.sort(held_out[:, place]), values[:, place])
-            for place in range(rows.shape[1])
-        ],
-        axis=1,
-    )  # noqa: E731
+
+    def cell(values):
+        return np.stack(
+            [
+                np.searchsorted(np.sort(held_out[:, place]), values[:, place])
+                for place in range(rows.shape[1])
+            ],
+            axis=1,
+        )
+
     known, seen = set(map(tuple, cell(held_out))), list(map(tuple, cell(rows)))
     return float(np.mean([each in known for each in seen])), len(known & set(seen)) / len(held_out)
 
