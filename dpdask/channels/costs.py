@@ -7,12 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from dpdask.codec import Codec, LevelCodec
 from dpdask.errors import SpecError
-
-Floats = NDArray[np.float64]
+from dpdask.kernels.jit import Floats
 
 
 def compute_squared(positions: Floats) -> Floats:

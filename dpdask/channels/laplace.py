@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdask.kernels import channel as kernel
+from dpdask.kernels.jit import Floats, Words
 
 _BISECTIONS = 45
 _LEAST_SCALE = 1e-3  # below it the noise vanishes for every ε that a budget allows
@@ -22,11 +23,11 @@ class LevelChannel:
 
     # Uint64 array of shape (s, s): Pr(output j | input k) = weights[k, j] / 2**63, exactly as it is
     # sampled.
-    weights: NDArray[np.uint64]
+    weights: Words
     epsilon: float  # Ε*, the channel's exact privacy loss under replace-one, rounded up
 
     @property
-    def matrix(self) -> NDArray[np.float64]:
+    def matrix(self) -> Floats:
         """The channel as probabilities, float64 array of shape (s, s)."""
         return self.weights.astype(np.float64) / 2.0**kernel.TOTAL_BITS
 
@@ -38,11 +39,11 @@ class Margins:
     n_levels: int  # how many levels there are in all
     rows: NDArray[np.intp]  # the levels that go in and come out, increasing; indices among all
     columns: NDArray[np.intp]
-    source: NDArray[np.float64]  # float64 arrays, their probabilities, each summing to 1
-    target: NDArray[np.float64]
+    source: Floats  # float64 arrays, their probabilities, each summing to 1
+    target: Floats
 
     @classmethod
-    def of(cls, probabilities: NDArray[np.float64], target: NDArray[np.float64] | None) -> Self:
+    def of(cls, probabilities: Floats, target: Floats | None) -> Self:
         """Return both margins; without a target they are equal."""
         rows, source = _seen(probabilities)
         columns, wanted = (rows, source) if target is None else _seen(target)
@@ -51,17 +52,17 @@ class Margins:
         )
 
 
-def _seen(probabilities: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+def _seen(probabilities: Floats) -> tuple[NDArray[np.intp], Floats]:
     seen = np.flatnonzero(probabilities > kernel.UNSEEN)
     return seen, probabilities[seen] / probabilities[seen].sum()
 
 
 def laplace(
-    probabilities: NDArray[np.float64],
+    probabilities: Floats,
     epsilon: float,
     *,
     ordered: bool,
-    target: NDArray[np.float64] | None = None,
+    target: Floats | None = None,
 ) -> LevelChannel:
     """Return the channel of Laplace noise with scale 1/epsilon on ranks.
 
@@ -104,11 +105,11 @@ def laplace(
 
 
 def calibrate(
-    probabilities: NDArray[np.float64],
+    probabilities: Floats,
     epsilon: float,
     *,
     ordered: bool,
-    target: NDArray[np.float64] | None = None,
+    target: Floats | None = None,
 ) -> LevelChannel:
     """Return the channel of Laplace noise on ranks whose scale is as small as ε allows.
 
@@ -124,7 +125,7 @@ def calibrate(
 
 
 @lru_cache(maxsize=64)
-def find_scale(source_bytes: bytes, target_bytes: bytes, epsilon: float) -> NDArray[np.uint64]:
+def find_scale(source_bytes: bytes, target_bytes: bytes, epsilon: float) -> Words:
     """Return the weights of the calibrated channel, which has the least scale.
 
     Parameters
@@ -142,7 +143,7 @@ def find_scale(source_bytes: bytes, target_bytes: bytes, epsilon: float) -> NDAr
 
 
 def spread_over_unseen(
-    small: NDArray[np.uint64], margins: Margins, epsilon: float, *, ordered: bool
+    small: Words, margins: Margins, epsilon: float, *, ordered: bool
 ) -> LevelChannel:
     """Return the channel on all levels, from a channel on the levels of the margins; see the notes of `laplace`.
 

@@ -7,17 +7,15 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpdask.channels.laplace import LevelChannel, Margins, calibrate, spread_over_unseen
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as kernel
+from dpdask.kernels.jit import Floats, Words
 from dpdask.steps import step
 
 MAX_OPTIMAL_LEVELS = 100
 _TOLERANCE = 1e-10  # of the solver; HiGHS accepts no finer one
-
-Floats = NDArray[np.float64]
 
 
 def optimal(
@@ -119,7 +117,7 @@ def _check_cost(cost: Floats, n_levels: int) -> None:
 @lru_cache(maxsize=64)
 def solve_weights(
     source_bytes: bytes, target_bytes: bytes, epsilon: float, cost_bytes: bytes
-) -> NDArray[np.uint64]:
+) -> Words:
     """Return the repaired whole-number weights of one linear program; cached by its content.
 
     Parameters

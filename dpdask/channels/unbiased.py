@@ -14,10 +14,9 @@ from dpdask.channels.laplace import LevelChannel, Margins
 from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS, check_program, constrain, solve_program
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as kernel
+from dpdask.kernels.jit import Floats, Words
 
 _LEAST_FACTOR = 1e-6  # below it the released values tell nothing that rounding does not hide
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +101,7 @@ def check_values(values: Floats) -> None:
 
 
 @lru_cache(maxsize=64)
-def solve_unbiased(
-    probability_bytes: bytes, epsilon: float, value_bytes: bytes
-) -> NDArray[np.uint64] | None:
+def solve_unbiased(probability_bytes: bytes, epsilon: float, value_bytes: bytes) -> Words | None:
     """Return the repaired whole-number weights of one linear program, from all levels to the seen ones; cached by its content.
 
     None if the channel would keep less than a millionth of the values.
@@ -166,7 +163,7 @@ def _project(
     return ratios
 
 
-def measure_attenuation(weights: NDArray[np.uint64], values: Floats) -> Attenuation | None:
+def measure_attenuation(weights: Words, values: Floats) -> Attenuation | None:
     """Return the line that a channel makes of means, with what is left of its bias, enumerated in exact fractions.
 
     None if the released values are on average the same, whatever the original ones are.

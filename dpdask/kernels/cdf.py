@@ -6,19 +6,15 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dpdask.kernels.jit import jit
-
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int32]
+from dpdask.kernels.jit import Flags, Floats, Int32s, Ints, Words, jit
 
 
 class Guide(NamedTuple):
     """An index of sorted knots, for quick search."""
 
     # Int32 array of shape (n_buckets + 1,): how many knots lie in the buckets before each one.
-    starts: Indices
+    starts: Int32s
     # The centre of the knots and one over their spread, by which a number finds its bucket.
     middle: float
     scale: float
@@ -49,7 +45,7 @@ def _bucket(value: float, n_buckets: int, middle: float, scale: float) -> int:
 
 
 @jit
-def _starts(knots: Floats, middle: float, scale: float) -> Indices:
+def _starts(knots: Floats, middle: float, scale: float) -> Int32s:
     n_buckets = len(knots)
     starts = np.zeros(n_buckets + 1, dtype=np.int32)
     for knot in knots:
@@ -139,7 +135,7 @@ def value_at(rank: float, x: Floats, c: Floats, guide: Guide, lattice: bool) -> 
 @jit
 def values_at(
     ranks: Floats, x: Floats, c: Floats, guide: Guide, lattice: bool
-) -> tuple[Floats, NDArray[np.bool_]]:
+) -> tuple[Floats, Flags]:
     """Return the value at each rank, null below c[0]; for the parameters see `value_at`."""
     out = np.zeros(len(ranks), dtype=np.float64)
     is_null = ranks < c[0]
@@ -147,9 +143,6 @@ def values_at(
         if not is_null[row]:
             out[row] = value_at(ranks[row], x, c, guide, lattice)
     return out, is_null
-
-
-Ints = NDArray[np.int64]
 
 
 def find_distinct(values: Floats) -> tuple[Floats, Ints]:
@@ -246,8 +239,6 @@ def origin(points: Floats, start: float | None, step: float | None) -> float:
     return below if start is None or step is not None else max(start, below)
 
 
-Weights = NDArray[np.uint64]
-
 _UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
 
@@ -274,14 +265,14 @@ def bin_edges(x: Floats, c: Floats, n_bins: int) -> Floats:
 
 def cells_of(
     values: Floats,
-    is_null: NDArray[np.bool_],
-    words: Weights,
+    is_null: Flags,
+    words: Words,
     x: Floats,
     c: Floats,
     edges: Floats,
     *,
     lattice: bool,
-) -> NDArray[np.int32]:
+) -> Int32s:
     """Return the bin of each value: that of a rank drawn uniformly from the interval of ranks that it stands for."""
     return _cells(values, is_null, words, x, c, guide(x), edges, lattice)
 
@@ -289,14 +280,14 @@ def cells_of(
 @jit
 def _cells(
     values: Floats,
-    is_null: NDArray[np.bool_],
-    words: Weights,
+    is_null: Flags,
+    words: Words,
     x: Floats,
     c: Floats,
     guide: Guide,
     edges: Floats,
     lattice: bool,
-) -> NDArray[np.int32]:
+) -> Int32s:
     out = np.empty(len(values), dtype=np.int32)
     for row in range(len(values)):
         low, high = (
@@ -308,8 +299,8 @@ def _cells(
 
 
 def draw_values(
-    cells: NDArray[np.int32], words: Weights, x: Floats, c: Floats, edges: Floats, *, lattice: bool
-) -> tuple[Floats, NDArray[np.bool_]]:
+    cells: Int32s, words: Words, x: Floats, c: Floats, edges: Floats, *, lattice: bool
+) -> tuple[Floats, Flags]:
     """Return a value, or null, from each bin, distributed as the reference is inside it."""
     place = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * _UNIT
     ranks = edges[cells] + place * (edges[cells + 1] - edges[cells])

@@ -16,14 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdask.kernels.cdf import origin
-from dpdask.kernels.jit import jit
+from dpdask.kernels.jit import Flags, Floats, Ints, Words, jit
 from dpdask.kernels.rank import TOGETHER, Draws, disturb_block, make_room
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Words = NDArray[np.uint64]
 Slots = NDArray[np.uint32]
-Flags = NDArray[np.bool_]
 
 _UNIT = 1.0 / 9007199254740992.0  # 2**-53
 _MOST_CODES = 2**62

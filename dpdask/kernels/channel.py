@@ -14,13 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.kernels.jit import jit
+from dpdask.kernels.jit import Flags, Floats, Int32s, Ints, Shorts, Words, jit
 
 
 @jit
-def find_codes(
-    values: NDArray[np.floating], levels: NDArray[np.float64], codes: NDArray[np.int32]
-) -> tuple[NDArray[np.int32], bool]:
+def find_codes(values: NDArray[np.floating], levels: Floats, codes: Int32s) -> tuple[Int32s, bool]:
     """Return the code of each value, and whether all values are levels; a value that is none gets the code of some level.
 
     Notes
@@ -57,7 +55,7 @@ def find_codes(
 
 
 @jit
-def count_all(codes: NDArray[np.int32], n_levels: int) -> NDArray[np.int64]:
+def count_all(codes: Int32s, n_levels: int) -> Ints:
     """Return how often each of the levels 0..n_levels-1 occurs, int64 array of shape (n_levels,)."""
     counts = np.zeros(n_levels, dtype=np.int64)
     for row in range(len(codes)):
@@ -66,9 +64,7 @@ def count_all(codes: NDArray[np.int32], n_levels: int) -> NDArray[np.int64]:
 
 
 @jit
-def count_chosen(
-    codes: NDArray[np.int32], chosen: NDArray[np.bool_], n_levels: int
-) -> NDArray[np.int64]:
+def count_chosen(codes: Int32s, chosen: Flags, n_levels: int) -> Ints:
     """Return how often each of the levels 0..n_levels-1 occurs in the chosen rows, int64 array of shape (n_levels,)."""
     counts = np.zeros(n_levels, dtype=np.int64)
     for row in range(len(codes)):
@@ -80,9 +76,6 @@ TOTAL_BITS = 63
 UNSEEN = 2.0**-44  # below this probability a level's weights could not be resolved in whole numbers
 _EXACT = Context(prec=60)
 _LOG_ERROR = 1e-12  # more than two logarithms of doubles can be wrong by
-
-Floats = NDArray[np.float64]
-Weights = NDArray[np.uint64]
 
 
 def uniform_laplace_quantile(c: Floats, b: float) -> Floats:
@@ -180,13 +173,13 @@ def _square(width: Floats, b: float) -> Floats:
     return b * np.where(z < 1e-3, series, z + np.expm1(-z))
 
 
-def integer_weights(channel: Floats) -> Weights:
+def integer_weights(channel: Floats) -> Words:
     """Return a channel as whole numbers: uint64 of the same shape, each row summing to exactly 2**63."""
     if not (channel >= 0.0).all() or not np.isfinite(channel).all():
         raise ValueError("a channel has a negative probability, or one that is no number")
     total = 1 << TOTAL_BITS
     scaled = channel / channel.sum(axis=1, keepdims=True)
-    weights: Weights = np.floor(scaled * float(total)).astype(np.uint64)
+    weights: Words = np.floor(scaled * float(total)).astype(np.uint64)
     rows = np.arange(len(weights))
     largest = np.argmax(weights, axis=1)
     weights[rows, largest] += np.uint64(total) - weights.sum(
@@ -195,7 +188,7 @@ def integer_weights(channel: Floats) -> Weights:
     return weights
 
 
-def exact_epsilon(weights: Weights) -> Decimal:
+def exact_epsilon(weights: Words) -> Decimal:
     """Return ε* = max_j log(max_k w[k, j] / min_k w[k, j]), rounded up at the 50th digit.
 
     Levels that no row ever gives (a column of zeros) do not count; a level that only some rows give
@@ -219,7 +212,7 @@ def exact_epsilon(weights: Weights) -> Decimal:
         )
 
 
-def is_private(weights: Weights, epsilon: float) -> bool:
+def is_private(weights: Words, epsilon: float) -> bool:
     """Return whether ε* is at most `epsilon`, exactly; without its 50 digits where it is clear.
 
     Parameters
@@ -238,7 +231,7 @@ def is_private(weights: Weights, epsilon: float) -> bool:
     )
 
 
-def _losses(weights: Weights) -> tuple[Weights, Weights, Floats]:
+def _losses(weights: Words) -> tuple[Words, Words, Floats]:
     """Return the least and the greatest weight of each level whose rows differ, and the logarithm of their ratio."""
     lows, highs = weights.min(axis=0), weights.max(axis=0)
     lows, highs = lows[highs > lows], highs[highs > lows]
@@ -246,7 +239,7 @@ def _losses(weights: Weights) -> tuple[Weights, Weights, Floats]:
         return lows, highs, np.log(highs.astype(np.float64)) - np.log(lows.astype(np.float64))
 
 
-def repair_weights(channel: Floats, probabilities: Floats, epsilon: float) -> Weights:
+def repair_weights(channel: Floats, probabilities: Floats, epsilon: float) -> Words:
     """Return the whole-number weights of a channel whose ε* is at most `epsilon`, exactly.
 
     Where rounding left ε* above it, or an entry below 0, the channel is mixed with the constant
@@ -261,7 +254,7 @@ def repair_weights(channel: Floats, probabilities: Floats, epsilon: float) -> We
     return weights
 
 
-def alias_tables(weights: Weights) -> tuple[Weights, NDArray[np.uint16]]:
+def alias_tables(weights: Words) -> tuple[Words, Shorts]:
     """Return exact alias tables for rows of whole-number weights (Walker 1977, Vose 1991, in integers).
 
     Parameters
@@ -287,7 +280,7 @@ def alias_tables(weights: Weights) -> tuple[Weights, NDArray[np.uint16]]:
 
 
 @jit
-def _fill_alias(thresholds: Weights, aliases: NDArray[np.uint16], capacity: np.uint64) -> None:
+def _fill_alias(thresholds: Words, aliases: Shorts, capacity: np.uint64) -> None:
     rows, cells = thresholds.shape
     small = np.empty(cells, dtype=np.int64)
     large = np.empty(cells, dtype=np.int64)
@@ -313,9 +306,7 @@ def _fill_alias(thresholds: Weights, aliases: NDArray[np.uint16], capacity: np.u
 
 
 @jit
-def sample(
-    codes: NDArray[np.int32], words: Weights, thresholds: Weights, aliases: NDArray[np.uint16]
-) -> NDArray[np.int32]:
+def sample(codes: Int32s, words: Words, thresholds: Words, aliases: Shorts) -> Int32s:
     """Return one output level for each input level."""
     bits = index_bits(thresholds)
     out = np.empty(len(codes), dtype=np.int32)
@@ -325,7 +316,7 @@ def sample(
 
 
 @jit
-def index_bits(thresholds: NDArray[np.uint64]) -> int:
+def index_bits(thresholds: Words) -> int:
     """Return how many bits of a word name a column of the tables."""
     bits = 0
     while (1 << bits) < thresholds.shape[1]:
@@ -338,8 +329,8 @@ def draw(
     word: np.uint64,
     row: int,
     bits: int,
-    thresholds: NDArray[np.uint64],
-    aliases: NDArray[np.uint16],
+    thresholds: Words,
+    aliases: Shorts,
 ) -> int:
     """Return the output level that a uniform word draws from one row of the tables; `bits` is `index_bits` of them."""
     rest = word >> np.uint64(1)
@@ -362,11 +353,11 @@ class GivenTables(NamedTuple):
     # Uint32 array of shape (n_parent_levels · n_levels, 2**bits): of each threshold the highest 16
     # bits, and then the alias.
     packed: NDArray[np.uint32]
-    thresholds: Weights
-    aliases: NDArray[np.uint16]
+    thresholds: Words
+    aliases: Shorts
 
 
-def make_given_tables(weights: Weights) -> GivenTables:
+def make_given_tables(weights: Words) -> GivenTables:
     """Return the tables to draw from; `weights` is a uint64 array of shape (n_parent_levels, n_levels, n_levels)."""
     thresholds, aliases = alias_tables(weights.reshape(-1, weights.shape[2]))
     shift = np.uint64(TOTAL_BITS - _TOP_BITS - index_bits(thresholds))
@@ -378,12 +369,12 @@ def make_given_tables(weights: Weights) -> GivenTables:
 
 @jit
 def sample_given(
-    parents: NDArray[np.uint16],
-    own: NDArray[np.int32],
-    words: Weights,
+    parents: Shorts,
+    own: Int32s,
+    words: Words,
     n_levels: int,
     tables: GivenTables,
-) -> NDArray[np.uint16]:
+) -> Shorts:
     """Return one output level for each row, drawn from the row's own level and the released level of its parent.
 
     Parameters
@@ -415,7 +406,7 @@ def sample_given(
     return out
 
 
-def losses(weights: Weights) -> Floats:
+def losses(weights: Words) -> Floats:
     """Return log(max_k w[b, k, j] / min_k w[b, k, j]) for each parent level b and output j, rounded up."""
     lows, highs = weights.min(axis=1), weights.max(axis=1)
     low, high = lows.astype(np.float64), highs.astype(np.float64)

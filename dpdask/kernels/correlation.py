@@ -14,7 +14,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from dpdask.kernels.jit import jit
+from dpdask.kernels.jit import Floats, Int32s, Ints, Singles, Words, jit
 
 BLOCK_ROWS = 128
 _PANEL = 6  # latent variables that are summed at once
@@ -26,24 +26,24 @@ _VECTORS = (
 _MOST_CUT, _CUTS = 0.1, 14
 _CHANGE = 0.003  # of the correlations, root mean square, when their factor is thinned
 
-Latents = NDArray[np.float32]
-Words = NDArray[np.uint64]
+
+Latents = Singles
 
 
 class Panels(NamedTuple):  # numba takes named tuples apart, not dataclasses
     """A lower triangular factor, six rows at a time: the columns in which one of them is not zero."""
 
-    starts: NDArray[np.int64]
+    starts: Ints
     """int64 of shape (n_panels + 1,): where the columns of each panel begin."""
-    columns: NDArray[np.int32]
+    columns: Int32s
     """int32: the columns of each panel, rising."""
-    values: NDArray[np.float32]
+    values: Singles
     """float32 of shape (len(columns) * 6,): the six rows' values in each column."""
     n_latents: int
     """How many rows the factor has; the last panel is filled up with zeros."""
 
 
-def pack(factor: NDArray[np.float32]) -> Panels:
+def pack(factor: Singles) -> Panels:
     """Return a lower triangular factor as `latents` reads it."""
     n = len(factor)
     padded = np.zeros((-(-n // _PANEL) * _PANEL, n), dtype=np.float32)
@@ -59,7 +59,7 @@ def pack(factor: NDArray[np.float32]) -> Panels:
     )
 
 
-def thin(factor: NDArray[np.float64]) -> NDArray[np.float64]:
+def thin(factor: Floats) -> Floats:
     """Return a Cholesky factor of correlations with small parts set to zero, so that `latents` skips them.
 
     Parameters
@@ -211,7 +211,7 @@ def _log(u: np.float32) -> np.float32:
 
 
 @jit
-def _normals(halves: NDArray[np.uint32], first: Latents, second: Latents) -> None:
+def _normals(halves: NDArray[np.uint32], first: Singles, second: Singles) -> None:
     """Write two normals for each 32 bits: the polar form of Box and Muller's, 20 bits of the radius and 12 of the angle."""
     for i in range(len(halves)):
         half = halves[i]
@@ -235,7 +235,7 @@ def _normals(halves: NDArray[np.uint32], first: Latents, second: Latents) -> Non
 
 
 @jit
-def _write(panels: Panels, z: Latents, out: Latents, start: int) -> None:
+def _write(panels: Panels, z: Singles, out: Singles, start: int) -> None:
     stride, n = out.shape[1], panels.n_latents
     flat = out.reshape(-1)
     for panel in range(len(panels.starts) - 1):
@@ -256,7 +256,7 @@ def _write(panels: Panels, z: Latents, out: Latents, start: int) -> None:
             )
 
 
-def normals(words: Words) -> Latents:
+def normals(words: Words) -> Singles:
     """Return four independent standard normal numbers for each word.
 
     Notes
@@ -280,7 +280,7 @@ def words_per_block(n_latents: int) -> int:
     return n_latents * BLOCK_ROWS // 4
 
 
-def room_for(n_latents: int, n: int) -> Latents:
+def room_for(n_latents: int, n: int) -> Singles:
     """Return an array for the latent variables of n rows, and a few more rows and variables: whole blocks and panels."""
     return np.empty(
         (-(-n_latents // _PANEL) * _PANEL, -(-n // BLOCK_ROWS) * BLOCK_ROWS + _LANES),
@@ -288,7 +288,7 @@ def room_for(n_latents: int, n: int) -> Latents:
     )  # no power of two: rows meet in one set of the cache
 
 
-def latents(panels: Panels, words: Words, out: Latents, start: int) -> None:
+def latents(panels: Panels, words: Words, out: Singles, start: int) -> None:
     """Write one block of rows of correlated normals: the factor times `normals`."""
     _write(panels, normals(words), out, start)
 
@@ -301,8 +301,6 @@ _DESCENT = 1e-4  # Armijo's share of the predicted descent
 _FORCING = 0.05  # the share of the gradient that conjugate gradients may leave: less costs more than it saves
 _ALMOST = 0.999  # the share of the floor at which nothing is to be done, so that a result is its own nearest
 _RIDGE = 1e-8  # keeps the generalised Hessian invertible where a variable has left every kept eigenvector
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,7 +1,7 @@
 """From latent variables to levels: one level for each row and attribute, in the counts that the model gives.
 
 An attribute's levels have one latent variable and one offset each; a row takes the level of the
-largest sum. Offsets belong to groups of rows (the value of the attribute's parent in the tree).
+largest sum. Singles belong to groups of rows (the value of the attribute's parent in the tree).
 Within a block of rows every group gets each level as often as its probabilities say, up to a
 rounding that is drawn once: rows that the rounding leaves over move to the level that costs them
 the least.
@@ -16,20 +16,14 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]  # llvmlite ships no types; numba brings it
 from numba import types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
-from dpdask.kernels.jit import jit
+from dpdask.kernels.jit import Flags, Floats, Ints, Shorts, Singles, jit
 
 NEVER = -3e38  # less than any sum
 _ROWS = 16  # of a tile: one AVX-512 register, two of AVX2
 _LEVELS = 4  # whose offsets are read at once
 _RIVAL_STRIP = 512
 _FLOAT, _SHORT, _INT = ir.FloatType(), ir.IntType(16), ir.IntType(32)
-
-Utilities = NDArray[np.float32]
-Offsets = NDArray[np.float32]
-Codes = NDArray[np.uint16]
-Gaps = NDArray[np.float32]
 
 
 def _transpose(builder: Any, parts: list[Any]) -> list[Any]:
@@ -129,7 +123,12 @@ _race: Callable[..., None] = intrinsic(_race_code)
 
 @jit
 def find_rivals(
-    utilities: Utilities, offsets: Offsets, groups: Codes, chosen: Codes, seconds: Codes, gaps: Gaps
+    utilities: Singles,
+    offsets: Singles,
+    groups: Shorts,
+    chosen: Shorts,
+    seconds: Shorts,
+    gaps: Singles,
 ) -> None:
     """Write each row's best and second best level, and by how much their sums differ; of equal sums, the first level is the better one.
 
@@ -169,7 +168,12 @@ def find_rivals(
 
 @jit
 def _compete(
-    utilities: Utilities, padded: Offsets, groups: Codes, chosen: Codes, seconds: Codes, gaps: Gaps
+    utilities: Singles,
+    padded: Singles,
+    groups: Shorts,
+    chosen: Shorts,
+    seconds: Shorts,
+    gaps: Singles,
 ) -> None:
     """As `find_rivals`, for whole tiles, and for offsets that are padded to a multiple of levels."""
     flat, (n_levels, stride) = utilities.reshape(-1), utilities.shape
@@ -218,9 +222,7 @@ _NEAR, _FAR = (
 
 
 @jit
-def quotas(
-    probabilities: NDArray[np.float64], n_of_group: NDArray[np.int64], uniforms: NDArray[np.float64]
-) -> NDArray[np.int64]:
+def quotas(probabilities: Floats, n_of_group: Ints, uniforms: Floats) -> Ints:
     """Return how many rows of each group take each level: systematic rounding of the expected counts.
 
     Parameters
@@ -249,13 +251,13 @@ def quotas(
 
 @jit
 def _choose(
-    utilities: Utilities,
-    offsets: NDArray[np.float32],
-    groups: Codes,
-    chosen: Codes,
-    seconds: Codes,
-    gaps: NDArray[np.float32],
-) -> NDArray[np.int64]:
+    utilities: Singles,
+    offsets: Singles,
+    groups: Shorts,
+    chosen: Shorts,
+    seconds: Shorts,
+    gaps: Singles,
+) -> Ints:
     """Write each row's best and second best level and by how much they differ, and return how many rows of each group chose each level."""
     n, (n_groups, n_levels) = len(groups), offsets.shape
     n_free = n_levels - len(utilities)  # the first level of two has no latent variable
@@ -283,7 +285,7 @@ def _choose(
 
 
 @jit
-def _count(groups: Codes, chosen: Codes, n_groups: int, n_levels: int) -> NDArray[np.int64]:
+def _count(groups: Shorts, chosen: Shorts, n_groups: int, n_levels: int) -> Ints:
     """Return how many rows of each group have each level; neighbouring rows are counted apart, so that no sum waits for the last one."""
     lanes, counts = (
         np.zeros((_LANES, n_groups * n_levels), dtype=np.int64),
@@ -300,12 +302,12 @@ def _count(groups: Codes, chosen: Codes, n_groups: int, n_levels: int) -> NDArra
 
 @jit
 def _ask(
-    utility: NDArray[np.float32],
-    differences: NDArray[np.float32],
-    groups: Codes,
-    chosen: Codes,
-    seconds: Codes,
-    gaps: NDArray[np.float32],
+    utility: Singles,
+    differences: Singles,
+    groups: Shorts,
+    chosen: Shorts,
+    seconds: Shorts,
+    gaps: Singles,
 ) -> None:
     """As `_choose`, for two levels: one question for each row; in short loops, which are vectorised."""
     for i in range(len(groups)):
@@ -320,14 +322,14 @@ def _ask(
 
 @jit
 def _find_near(
-    chosen: Codes,
-    seconds: Codes,
-    gaps: NDArray[np.float32],
-    groups: Codes,
-    counts: NDArray[np.int64],
-    quota: NDArray[np.int64],
+    chosen: Shorts,
+    seconds: Shorts,
+    gaps: Singles,
+    groups: Shorts,
+    counts: Ints,
+    quota: Ints,
     attempt: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[Ints, Ints]:
     """Return how many rows each group must move, and the rows that may: near to a second best level that has too few."""
     n_groups, n_levels = quota.shape
     near = np.empty(len(chosen) + 1, dtype=np.int64)
@@ -358,12 +360,12 @@ def _find_near(
 
 @jit
 def _move(
-    rows: NDArray[np.int64],
-    chosen: Codes,
-    seconds: Codes,
-    groups: Codes,
-    counts: NDArray[np.int64],
-    quota: NDArray[np.int64],
+    rows: Ints,
+    chosen: Shorts,
+    seconds: Shorts,
+    groups: Shorts,
+    counts: Ints,
+    quota: Ints,
 ) -> None:
     """Move rows in their order to their second best level, as long as their own has too many and the other too few."""
     for row in rows:
@@ -375,13 +377,13 @@ def _move(
 
 
 def _exchange(
-    chosen: Codes,
-    seconds: Codes,
-    gaps: NDArray[np.float32],
-    groups: Codes,
-    counts: NDArray[np.int64],
-    quota: NDArray[np.int64],
-) -> NDArray[np.int64]:
+    chosen: Shorts,
+    seconds: Shorts,
+    gaps: Singles,
+    groups: Shorts,
+    counts: Ints,
+    quota: Ints,
+) -> Ints:
     """Move rows from levels that have too many to their second best if it has too few, the cheapest first; return what is left over by group."""
     for attempt in range(_EXCHANGES + 1):
         left, found = _find_near(chosen, seconds, gaps, groups, counts, quota, attempt)
@@ -399,7 +401,7 @@ def _exchange(
 
 
 @jit
-def _crowd(rows: NDArray[np.int64], chosen: Codes, full: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _crowd(rows: Ints, chosen: Shorts, full: Flags) -> Ints:
     """Return the rows whose level has too many."""
     crowd = np.empty(len(rows), dtype=np.int64)
     n = 0
@@ -411,12 +413,12 @@ def _crowd(rows: NDArray[np.int64], chosen: Codes, full: NDArray[np.bool_]) -> N
 
 @jit
 def _find_goals(
-    utilities: NDArray[np.float32],
-    offsets: NDArray[np.float32],
-    crowd: NDArray[np.int64],
-    wanting: NDArray[np.bool_],
-    chosen: Codes,
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    utilities: Singles,
+    offsets: Singles,
+    crowd: Ints,
+    wanting: Flags,
+    chosen: Shorts,
+) -> tuple[Singles, Ints]:
     """Return for each row of the crowd its best level among those with too few rows, and the cost of moving there."""
     best = np.empty(len(crowd), dtype=np.float32)
     others = np.full(len(crowd), -1, dtype=np.int64)
@@ -446,11 +448,11 @@ def _find_goals(
 
 @jit
 def _fill(
-    rows: NDArray[np.int64],
-    goals: NDArray[np.int64],
-    quota: NDArray[np.int64],
-    chosen: Codes,
-    counts: NDArray[np.int64],
+    rows: Ints,
+    goals: Ints,
+    quota: Ints,
+    chosen: Shorts,
+    counts: Ints,
     anywhere: bool,
 ) -> None:
     """Move rows of one group in their order to their goals, or to where there is most room; only from levels that have too many."""
@@ -468,12 +470,12 @@ def _fill(
 
 
 def _settle(
-    utilities: NDArray[np.float32],
-    offsets: NDArray[np.float32],
-    rows: NDArray[np.int64],
-    quota: NDArray[np.int64],
-    chosen: Codes,
-    counts: NDArray[np.int64],
+    utilities: Singles,
+    offsets: Singles,
+    rows: Ints,
+    quota: Ints,
+    chosen: Shorts,
+    counts: Ints,
 ) -> None:
     """Move rows of one group from levels that have too many to levels that have too few, the cheapest moves first."""
     for attempt in range(_ROUNDS + 1):
@@ -492,7 +494,7 @@ def _settle(
 
 
 @jit
-def _rows_by_group(groups: Codes, n_groups: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _rows_by_group(groups: Shorts, n_groups: int) -> tuple[Ints, Ints]:
     """Return the rows sorted by group, in order, and where each group begins."""
     starts = np.zeros(n_groups + 1, dtype=np.int64)
     for group in groups:
@@ -507,12 +509,12 @@ def _rows_by_group(groups: Codes, n_groups: int) -> tuple[NDArray[np.int64], NDA
 
 
 def decode(
-    utilities: NDArray[np.float32],
-    offsets: NDArray[np.float32],
-    probabilities: NDArray[np.float64],
-    groups: Codes,
-    uniforms: NDArray[np.float64],
-) -> Codes:
+    utilities: Singles,
+    offsets: Singles,
+    probabilities: Floats,
+    groups: Shorts,
+    uniforms: Floats,
+) -> Shorts:
     """Return each row's level: the largest utility plus offset, with every group's quotas kept exactly.
 
     Parameters
@@ -547,9 +549,7 @@ def decode(
 
 
 @jit
-def calibrate(
-    utilities: NDArray[np.float32], probabilities: NDArray[np.float64], start: NDArray[np.float32]
-) -> NDArray[np.float32]:
+def calibrate(utilities: Singles, probabilities: Floats, start: Singles) -> Singles:
     """Return the offsets at which the largest sum falls on each level as often as asked, for the rows of one group.
 
     Parameters
@@ -592,16 +592,16 @@ def calibrate(
                     step[level] *= 0.7
                 before[level] = change
                 offsets[0, level] += np.float32(step[level] * min(max(change, -1.0), 1.0))
-    found: NDArray[np.float32] = offsets[0]
+    found: Singles = offsets[0]
     return found
 
 
 def calibrate_groups(
-    utilities: NDArray[np.float32],
-    probabilities: NDArray[np.float64],
-    groups: Codes,
-    start: NDArray[np.float32],
-) -> NDArray[np.float32]:
+    utilities: Singles,
+    probabilities: Floats,
+    groups: Shorts,
+    start: Singles,
+) -> Singles:
     """Return `calibrate` for every group of rows; a group without rows keeps its first offsets."""
     order, starts = _rows_by_group(groups, len(probabilities))
     offsets = start.copy()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.kernels.jit import jit
-
-Words = NDArray[np.uint64]
+from dpdask.kernels.jit import Ints, Words, jit
 
 
 @jit
@@ -84,7 +82,7 @@ def below(word: np.uint64, n: int) -> np.int64:
 
 
 @jit
-def permutation(words: NDArray[np.uint64]) -> NDArray[np.uint32]:
+def permutation(words: Words) -> NDArray[np.uint32]:
     """Return a random permutation of 0..n-1 (Fisher-Yates, in Durstenfeld's form), with one word for each element.
 
     Parameters
@@ -100,7 +98,6 @@ def permutation(words: NDArray[np.uint64]) -> NDArray[np.uint32]:
 
 
 Grades = NDArray[np.uint8]
-Ints = NDArray[np.int64]
 
 _AHEAD = 64  # rows whose places are read ahead
 _SAMPLED_BITS = 6  # of a hash: those that are 0 there are a sample of one in 64

@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from dpdask.kernels import projections as simplex
-from dpdask.kernels.jit import jit
+from dpdask.kernels.jit import Flags, Floats, Ints, Shorts, Words, jit
 
 MAX_LEVELS = 1 << 16
 MAX_ROWS = (1 << 32) - 1  # of one batch: intersections are counted in uint32
@@ -31,32 +31,30 @@ TALLY_CELLS = 1 << 14  # four private tables of so many cells stay in the second
 PANEL = 128  # rows of bits that stay in the second-level cache
 
 Codes = NDArray[np.uint8] | NDArray[np.uint16]
-Counts = NDArray[np.int64]
-Words = NDArray[np.uint64]
 
 
 class PairLayout(NamedTuple):  # numba takes named tuples apart, not dataclasses
     """Where each pair's table lies in the flat array of all of them: pairs (a, b), a < b, lexicographic, tables C-ordered."""
 
-    groups: NDArray[np.int64]
+    groups: Ints
     """int64 of shape (n_attributes + 1,): where the first table of each attribute starts; the last is the length."""
-    cumulative: NDArray[np.int64]
+    cumulative: Ints
     """int64 of shape (n_attributes + 1,): levels of all attributes before this one."""
 
 
 class _Plan(NamedTuple):
     """Which pairs are counted by bits; positions are those of the attributes sorted by their levels."""
 
-    order: NDArray[np.int64]  # the attribute at each position
+    order: Ints  # the attribute at each position
     partner_end: NDArray[
         np.int64
     ]  # position p is counted by bits with the positions p + 1 ... partner_end[p] - 1
-    first_bit: NDArray[np.int64]  # (n_narrow + 1,): the first row of bits of each narrow position
-    bit_from: NDArray[np.int64]  # (n_bits,): the row of bits where the partners of this one start
-    bit_to: NDArray[np.int64]  # (n_bits,): and where they end
+    first_bit: Ints  # (n_narrow + 1,): the first row of bits of each narrow position
+    bit_from: Ints  # (n_bits,): the row of bits where the partners of this one start
+    bit_to: Ints  # (n_bits,): and where they end
 
 
-def pair_layout(sizes: Sequence[int] | NDArray[np.int64]) -> PairLayout:
+def pair_layout(sizes: Sequence[int] | Ints) -> PairLayout:
     """Return where the tables of all pairs lie, for attributes of these numbers of levels."""
     cumulative = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     cells = np.diff(cumulative) * (cumulative[-1] - cumulative[1:])
@@ -73,7 +71,7 @@ def table_start(layout: PairLayout, a: int, b: int) -> int:
     return start
 
 
-def count_pairs(codes: Codes, sizes: NDArray[np.int64], out: Counts | None = None) -> Counts:
+def count_pairs(codes: Codes, sizes: Ints, out: Ints | None = None) -> Ints:
     """Return the two-way tables of all pairs of attributes, one after the other as `pair_layout` says.
 
     Parameters
@@ -94,9 +92,7 @@ def count_pairs(codes: Codes, sizes: NDArray[np.int64], out: Counts | None = Non
     return out
 
 
-def count_clique(
-    codes: Codes, sizes: NDArray[np.int64], clique: Sequence[int], out: Counts | None = None
-) -> Counts:
+def count_clique(codes: Codes, sizes: Ints, clique: Sequence[int], out: Ints | None = None) -> Ints:
     """Return the contingency table of some of the attributes.
 
     Parameters
@@ -116,7 +112,7 @@ def count_clique(
     return out
 
 
-def _check(codes: Codes, sizes: NDArray[np.int64], attributes: Sequence[int]) -> None:
+def _check(codes: Codes, sizes: Ints, attributes: Sequence[int]) -> None:
     """Check the arguments of the compiled loops, which check no bounds."""
     if codes.ndim != 2 or codes.dtype not in (np.uint8, np.uint16) or not codes.flags.c_contiguous:
         raise ValueError(
@@ -139,7 +135,7 @@ def _check(codes: Codes, sizes: NDArray[np.int64], attributes: Sequence[int]) ->
             )
 
 
-def _check_out(out: Counts | None, length: int) -> Counts:
+def _check_out(out: Ints | None, length: int) -> Ints:
     if out is None:
         return np.zeros(length, dtype=np.int64)
     if out.dtype != np.int64 or out.shape != (length,) or not out.flags.c_contiguous:
@@ -149,7 +145,7 @@ def _check_out(out: Counts | None, length: int) -> Counts:
     return out
 
 
-def _plan(sizes: NDArray[np.int64]) -> _Plan:
+def _plan(sizes: Ints) -> _Plan:
     """Return which pairs are counted by bits: those of few cells, of attributes with enough such pairs to pay for packing."""
     order = np.argsort(sizes, kind="stable")
     bits = sizes[order] - 1
@@ -193,7 +189,7 @@ _matches: Callable[[Codes, int, np.uint8 | np.uint16], np.uint64] = intrinsic(_m
 
 
 @jit
-def _count_pairs(codes: Codes, layout: PairLayout, plan: _Plan, out: Counts) -> None:
+def _count_pairs(codes: Codes, layout: PairLayout, plan: _Plan, out: Ints) -> None:
     n_rows = codes.shape[1]
     n_bits = len(plan.bit_from)
     padded = (n_bits + 3) // 4 * 4  # whole tiles
@@ -211,7 +207,7 @@ def _count_pairs(codes: Codes, layout: PairLayout, plan: _Plan, out: Counts) -> 
 
 
 @jit
-def _pack(codes: Codes, start: int, stop: int, plan: _Plan, bits: Words, ones: Counts) -> None:
+def _pack(codes: Codes, start: int, stop: int, plan: _Plan, bits: Words, ones: Ints) -> None:
     """Write one row of bits per level but the first, and add their population counts to `ones`."""
     whole = (stop - start) // 64
     for position in range(len(plan.first_bit) - 1):
@@ -276,11 +272,11 @@ def _intersect_tile(bits: Words, i: int, j: int, n_words: int, both: NDArray[np.
 @jit
 def _add_intersections(
     both: NDArray[np.uint32],
-    ones: Counts,
+    ones: Ints,
     n_rows: int,
     layout: PairLayout,
     plan: _Plan,
-    out: Counts,
+    out: Ints,
 ) -> None:
     """Add the tables of the pairs counted by bits; the first level's cells follow from the margins by subtraction."""
     for p in range(len(plan.first_bit) - 1):
@@ -316,9 +312,9 @@ def _tally_pairs(
     stop: int,
     layout: PairLayout,
     plan: _Plan,
-    keys: NDArray[np.uint16],
-    tables: NDArray[np.uint16],
-    out: Counts,
+    keys: Shorts,
+    tables: Shorts,
+    out: Ints,
 ) -> None:
     """Add a block's counts of the pairs that are not counted by bits."""
     n_attributes = len(plan.order)
@@ -340,9 +336,9 @@ def _tally(
     first: Codes,
     second: Codes,
     width: int,
-    keys: NDArray[np.uint16],
-    tables: NDArray[np.uint16],
-    out: Counts,
+    keys: Shorts,
+    tables: Shorts,
+    out: Ints,
 ) -> None:
     """Count cells in four private tables: rows of one frequent cell would wait for each other's increment in a single one."""
     n_rows = len(first)
@@ -369,7 +365,7 @@ def _tally(
 
 
 @jit
-def _tally_directly(first: Codes, second: Codes, width: int, out: Counts) -> None:
+def _tally_directly(first: Codes, second: Codes, width: int, out: Ints) -> None:
     """Count cells where they are kept: private tables of so many would cost more than they save."""
     columns = np.uint64(width)
     for row in range(len(first)):
@@ -377,9 +373,7 @@ def _tally_directly(first: Codes, second: Codes, width: int, out: Counts) -> Non
 
 
 @jit
-def _count_clique(
-    codes: Codes, sizes: NDArray[np.int64], clique: NDArray[np.int64], out: Counts
-) -> None:
+def _count_clique(codes: Codes, sizes: Ints, clique: Ints, out: Ints) -> None:
     n_rows = codes.shape[1]
     keys = np.empty(BLOCK_ROWS, dtype=np.uint64)
     for start in range(0, n_rows, BLOCK_ROWS):
@@ -393,8 +387,6 @@ def _count_clique(
         for row in range(stop - start):
             out[keys[row]] += 1
 
-
-Floats = NDArray[np.float64]
 
 _RAKING_STEPS = 2000  # what is nearly deterministic converges slowly; the other tables are left alone long before
 _RAKING_TOLERANCE = 1e-7
@@ -459,7 +451,7 @@ def estimate(tables: Floats, rows: Floats, columns: Floats, total: float, sigma:
 
 def tell_dependence(
     tables: Floats, rows: Floats, columns: Floats, total: float, sigma: float
-) -> NDArray[np.bool_]:
+) -> Flags:
     """Return which tables depart from independence by more than noise alone does: bool array of shape (k,).
 
     Notes
@@ -474,7 +466,7 @@ def tell_dependence(
     departure -= departure.mean(axis=1, keepdims=True)
     departure -= departure.mean(axis=2, keepdims=True)
     largest = np.linalg.svd(departure, compute_uv=False)[:, 0]
-    told: NDArray[np.bool_] = largest > sigma * (np.sqrt(m - 1.0) + np.sqrt(n - 1.0))
+    told: Flags = largest > sigma * (np.sqrt(m - 1.0) + np.sqrt(n - 1.0))
     return told
 
 

@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import scipy  # its modules are imported when they are first used, and `special` is slow to import
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from dpdask.kernels.jit import jit
+from dpdask.kernels.jit import Floats, jit
 
 AT_BOUND = (
     1e-15  # a probability this near to a Fréchet bound is that bound: orthants are known no better
@@ -32,7 +32,6 @@ _LANDED = (
     1e-5  # a third-order step this small, in units of the curvature, leaves an error below 1e-15
 )
 
-Floats = NDArray[np.float64]
 _NODES_6, _WEIGHTS_6 = np.polynomial.legendre.leggauss(6)
 _NODES_12, _WEIGHTS_12 = np.polynomial.legendre.leggauss(12)
 _NODES_20, _WEIGHTS_20 = np.polynomial.legendre.leggauss(20)
@@ -238,7 +237,6 @@ def _step(value: float, p: float, slope: float, bend: float, bound: float) -> tu
     return step, 1.0 + abs(bend) + abs(rate)
 
 
-Bools = NDArray[np.bool_]
 NoiseFamily = Literal["gaussian", "logistic"]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)

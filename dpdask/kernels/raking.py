@@ -1,4 +1,4 @@
-"""Weights at which a pool of records meets two- and three-way tables, and records drawn from the pool by their weights.
+"""Singles at which a pool of records meets two- and three-way tables, and records drawn from the pool by their weights.
 
 The arithmetic is additions, multiplications and divisions in a fixed order: the same pool and
 tables give the same bits on every machine, so that a task that runs twice draws the same records.
@@ -9,12 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.kernels.jit import jit
+from dpdask.kernels.jit import Floats, Ints, Singles, jit
 
 Codes = NDArray[np.uint8] | NDArray[np.uint16]
-Floats = NDArray[np.float64]
-Weights = NDArray[np.float32]
-Ints = NDArray[np.int64]
 Cells = NDArray[np.uint16] | NDArray[np.uint32]
 
 LOWEST, HIGHEST = -4.0, 2.0  # how far the logarithm of a cell's weights may move in one visit
@@ -84,7 +81,7 @@ def rake(
     total: float,
     strengths: Floats,
     order: Ints,
-) -> Weights:
+) -> Singles:
     """Return weights at which the pool's tables are near the wanted ones.
 
     Parameters
@@ -130,7 +127,7 @@ def _rake(
     order: Ints,
     cells: Cells,
     largest: int,
-) -> Weights:
+) -> Singles:
     n = codes.shape[1]
     weights = np.full(n, np.float32(total / n))
     thetas = np.zeros(len(targets))
@@ -170,7 +167,7 @@ def _rake(
 
 
 @jit
-def _multiply(weights: Weights, cells: Cells, factors: Weights) -> None:
+def _multiply(weights: Singles, cells: Cells, factors: Singles) -> None:
     for i in range(len(weights)):
         weight = weights[i] * factors[cells[i]]
         weights[i] = weight if weight > _LEAST else _LEAST
@@ -190,7 +187,7 @@ def _find_cells(codes: Codes, strip: slice, table: Ints, sizes: Ints, cells: Cel
 
 
 @jit
-def _sum_up(weights: Weights, cells: Cells, lanes: Floats) -> None:
+def _sum_up(weights: Singles, cells: Cells, lanes: Floats) -> None:
     for i in range(len(weights)):
         lanes[i % _LANES, cells[i]] += weights[i]
 
@@ -209,7 +206,7 @@ def n_cells_of(table: Ints, sizes: Ints) -> int:
 
 
 @jit
-def resample(weights: Weights, order: Ints, n: int, uniform: float) -> Ints:
+def resample(weights: Singles, order: Ints, n: int, uniform: float) -> Ints:
     """Return n records of a pool by systematic sampling: each as often as its share of the weights asks for, up to less than 1.
 
     Parameters

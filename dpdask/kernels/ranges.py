@@ -10,14 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpdask.kernels.cdf import Guide, first_knot, guide
-from dpdask.kernels.jit import jit
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Words = NDArray[np.uint64]
+from dpdask.kernels.jit import Flags, Floats, Words, jit
 
 N_CELLS = 2**14
 TABLE_ERROR = 1.0 / N_CELLS
@@ -47,7 +42,7 @@ class Acceptable(NamedTuple):
     high: Floats
     # Bool array of shape (n_anchors + 1,): the ranges, counted from the left, whose values are
     # released.
-    ranges: Bools
+    ranges: Flags
 
 
 _TAIL = 2.0 ** -np.arange(_N_TAIL + 14, 14, -1)
@@ -277,7 +272,7 @@ def _locate(
     anchors: Floats,
     accepted_low: Floats,
     accepted_high: Floats,
-    accepted: Bools,
+    accepted: Flags,
     ring: bool,
     lower: Floats,
     upper: Floats,

@@ -16,11 +16,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpdask.kernels.cdf import Guide, guide, rank_interval, values_at
 from dpdask.kernels.channel import TOTAL_BITS, alias_tables, integer_weights
-from dpdask.kernels.jit import jit
+from dpdask.kernels.jit import Flags, Floats, Ints, Shorts, Words, jit
 
 N_CELLS = 2**16
 MIN_EPSILON = 1e-6
@@ -35,10 +34,7 @@ _TAIL_BITS = (
 )
 _EXACT = Context(prec=50)
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Weights = NDArray[np.uint64]
-Tables = tuple[Weights, NDArray[np.uint16]]
+Tables = tuple[Words, Shorts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,7 +47,7 @@ class RankNoise:
     sign: int  # uint64: e >= 0 with probability sign / 2**63
     # Uint64 array of shape (n_digits, 256): the distribution of each base-256 digit, least
     # significant first.
-    weights: Weights
+    weights: Words
     # An upper bound on ε*, the largest log ratio of any outcome's probabilities under two ranks.
     epsilon: float
 
@@ -101,7 +97,7 @@ def _tables(rate: float, n_cells: int) -> RankNoise:
 
 
 def _bound(
-    rate: float, n_cells: int, margin: int, resolved: int, sign: int, weights: Weights
+    rate: float, n_cells: int, margin: int, resolved: int, sign: int, weights: Words
 ) -> float:
     """Return an upper bound on ε* of the noise that the rounded tables draw.
 
@@ -157,15 +153,15 @@ def _tails(rate: float, n_cells: int) -> tuple[float, float, float]:
 
 def privatise(
     values: Floats,
-    is_null: NDArray[np.bool_],
-    words: Weights,
+    is_null: Flags,
+    words: Words,
     x: Floats,
     c: Floats,
     noise: RankNoise,
     tables: Tables,
     *,
     lattice: bool,
-) -> tuple[Floats, NDArray[np.bool_]]:
+) -> tuple[Floats, Flags]:
     """Return a randomised value, or null, for each value.
 
     Parameters
@@ -184,8 +180,8 @@ def privatise(
 @jit
 def _own_ranks(
     values: Floats,
-    is_null: NDArray[np.bool_],
-    words: Weights,
+    is_null: Flags,
+    words: Words,
     x: Floats,
     c: Floats,
     guide: Guide,
@@ -202,7 +198,7 @@ def _own_ranks(
     return out
 
 
-def disturb(ranks: Floats, words: Weights, noise: RankNoise, tables: Tables) -> Floats:
+def disturb(ranks: Floats, words: Words, noise: RankNoise, tables: Tables) -> Floats:
     """Return ranks with noise: uniform ones become uniform ones."""
     return disturb_rows(ranks, words, make_draws(noise, tables))
 
@@ -214,8 +210,8 @@ class Draws(NamedTuple):
     rate: float
     margin: int
     sign: np.uint64
-    thresholds: Weights
-    aliases: NDArray[np.uint16]
+    thresholds: Words
+    aliases: Shorts
     # Powers of α by two look-ups and a product: α^k is coarse[k // 256] · fine[k % 256]; `coarse`
     # is empty where that takes too much memory.
     coarse: Floats
@@ -238,7 +234,7 @@ def _powers(rate: float, most: int) -> tuple[Floats, Floats]:
 
 
 @jit
-def disturb_rows(ranks: Floats, words: Weights, draws: Draws) -> Floats:
+def disturb_rows(ranks: Floats, words: Words, draws: Draws) -> Floats:
     """Return ranks with noise; digits are drawn from words 1..n_digits, the sign and the place from the next two.
 
     Notes
@@ -257,7 +253,7 @@ def disturb_rows(ranks: Floats, words: Weights, draws: Draws) -> Floats:
 class Room(NamedTuple):
     """What `disturb_block` finds of at most `TOGETHER` rows on its way: made once, since new arrays cost time."""
 
-    magnitudes: Weights  # uint64 and int64 arrays of shape (TOGETHER,)
+    magnitudes: Words  # uint64 and int64 arrays of shape (TOGETHER,)
     noisy: Ints
     near: Floats
     far: Floats
@@ -275,7 +271,7 @@ def make_room() -> Room:
 
 
 @jit
-def disturb_block(ranks: Floats, words: Weights, draws: Draws, room: Room, out: Floats) -> None:
+def disturb_block(ranks: Floats, words: Words, draws: Draws, room: Room, out: Floats) -> None:
     """Find the noisy ranks of at most `TOGETHER` rows.
 
     Parameters
@@ -290,7 +286,7 @@ def disturb_block(ranks: Floats, words: Weights, draws: Draws, room: Room, out: 
 
 
 @jit
-def _draw_magnitudes(words: Weights, draws: Draws, magnitudes: Weights) -> None:
+def _draw_magnitudes(words: Words, draws: Draws, magnitudes: Words) -> None:
     """Draw each row's number from the digits' tables, the most significant digit first."""
     one, byte, low_byte = np.uint64(1), np.uint64(8), np.uint64(255)
     magnitudes[: len(words)] = 0
@@ -313,9 +309,7 @@ def _draw_magnitudes(words: Weights, draws: Draws, magnitudes: Weights) -> None:
 
 
 @jit
-def _add_noise(
-    ranks: Floats, words: Weights, draws: Draws, magnitudes: Weights, noisy: Ints
-) -> None:
+def _add_noise(ranks: Floats, words: Words, draws: Draws, magnitudes: Words, noisy: Ints) -> None:
     """Find each row's noisy rank w in whole numbers, clamped."""
     n_cells, margin, sign, one = draws.n_cells, draws.margin, draws.sign, np.uint64(1)
     last, of_sign = n_cells - 1, np.uint64(len(draws.thresholds)) + one
@@ -345,9 +339,7 @@ def _find_powers(draws: Draws, noisy: Ints, near: Floats, far: Floats) -> None:
 
 
 @jit
-def _place(
-    words: Weights, draws: Draws, noisy: Ints, near: Floats, far: Floats, out: Floats
-) -> None:
+def _place(words: Words, draws: Draws, noisy: Ints, near: Floats, far: Floats, out: Floats) -> None:
     """Place each noisy rank uniformly inside its own probability under uniform ranks; see `_tails`."""
     n_cells, margin, of_place = (
         draws.n_cells,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.kernels.jit import jit
+from dpdask.kernels.jit import Flags, Ints, Words, jit
 
 
 @jit
 def keep_chosen(
-    values: NDArray[np.unsignedinteger], chosen: NDArray[np.bool_], n_chosen: int
+    values: NDArray[np.unsignedinteger], chosen: Flags, n_chosen: int
 ) -> NDArray[np.unsignedinteger]:
     """Return the values of the chosen rows, in their order."""
     out = np.empty(
@@ -34,12 +34,8 @@ def take_at(
     return out
 
 
-Words = NDArray[np.uint64]
-Indices = NDArray[np.int64]
-
-
 @jit
-def groups(units: Words) -> tuple[Indices, int]:
+def groups(units: Words) -> tuple[Ints, int]:
     """Return the group of each row, numbered by first appearance, and how many groups there are.
 
     Parameters
@@ -72,9 +68,7 @@ def groups(units: Words) -> tuple[Indices, int]:
 
 
 @jit
-def first_rows(
-    group: Indices, n_groups: int, hashes: Words, positions: Words, n_first: int
-) -> Indices:
+def first_rows(group: Ints, n_groups: int, hashes: Words, positions: Words, n_first: int) -> Ints:
     """Return the indices of each group's first `n_first` rows in the order (hash, position), group by group.
 
     Notes
@@ -110,9 +104,7 @@ def _before(one: int, other: int, hashes: Words, positions: Words) -> bool:
 
 
 @jit
-def _sift_up(
-    heap: Indices, start: int, place: int, row: int, hashes: Words, positions: Words
-) -> None:
+def _sift_up(heap: Ints, start: int, place: int, row: int, hashes: Words, positions: Words) -> None:
     while place > 0:
         parent = (place - 1) // 2
         if not _before(heap[start + parent], row, hashes, positions):
@@ -124,7 +116,7 @@ def _sift_up(
 
 @jit
 def _sift_down(
-    heap: Indices, start: int, size: int, row: int, hashes: Words, positions: Words
+    heap: Ints, start: int, size: int, row: int, hashes: Words, positions: Words
 ) -> None:
     place = 0
     while True:
@@ -150,7 +142,7 @@ def before_bounds(
     bound_units: Words,
     bound_hashes: Words,
     bound_positions: Words,
-) -> NDArray[np.bool_]:
+) -> Flags:
     """Return which rows come before their unit's bound; a unit without one keeps all. `bound_units` is sorted.
 
     Parameters

@@ -10,14 +10,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import linalg, sparse
 
-from dpdask.kernels.jit import jit
+from dpdask.kernels.jit import Flags, Floats, Ints, jit
 from dpdask.kernels.projections import case_one
-
-Floats = NDArray[np.float64]
-Counts = NDArray[np.int64]
 
 MAX_ATOMS = 6000
 """Newton's steps hold two square matrices of this size: 0.6 GB."""
@@ -41,8 +37,8 @@ class Solution:
     """The estimate's support and masses."""
 
     # Int64 arrays of shape (m,): the maximal intersections, as cells, increasing and disjoint.
-    first: Counts
-    last: Counts
+    first: Ints
+    last: Ints
     masses: Floats  # float64 array of shape (m,): non-negative, of sum 1
     # Max_j g_j - 1, with g_j the mean, over rows whose range does not hold all atoms, of 1{j in
     # range} / P(range); at least 0, 0 at the maximum. By concavity no distribution has a
@@ -58,13 +54,13 @@ class Solution:
 class _Ranges(NamedTuple):
     """Distinct ranges over atoms: those of start ... stop - 1, or for a ring all the others."""
 
-    start: Counts
-    stop: Counts
-    ring: NDArray[np.bool_]
+    start: Ints
+    stop: Ints
+    ring: Flags
     share: Floats  # of the informative rows; of sum 1
 
 
-def maximal_intersections(left: Counts, right: Counts, n_cells: int) -> tuple[Counts, Counts]:
+def maximal_intersections(left: Ints, right: Ints, n_cells: int) -> tuple[Ints, Ints]:
     """Return the sets of cells to which a maximum likelihood estimate may give mass.
 
     Notes
@@ -84,7 +80,7 @@ def maximal_intersections(left: Counts, right: Counts, n_cells: int) -> tuple[Co
 
 
 def npmle(
-    left: Counts, right: Counts, counts: Counts, n_cells: int, *, tolerance: float = 1e-8
+    left: Ints, right: Ints, counts: Ints, n_cells: int, *, tolerance: float = 1e-8
 ) -> Solution:
     """Return the nonparametric maximum likelihood estimate of the distribution of values in ranges.
 
@@ -149,7 +145,7 @@ def npmle(
 
 
 def _over_atoms(
-    left: Counts, right: Counts, counts: Counts, first: Counts, last: Counts
+    left: Ints, right: Ints, counts: Ints, first: Ints, last: Ints
 ) -> tuple[_Ranges, int]:
     """Return the distinct ranges over the atoms with their shares, without those that have all atoms, and of how many rows."""
     size = len(first)
@@ -199,9 +195,9 @@ def _prefix(masses: Floats) -> Floats:
 
 @jit
 def _add_slopes(
-    start: Counts,
-    stop: Counts,
-    ring: NDArray[np.bool_],
+    start: Ints,
+    stop: Ints,
+    ring: Flags,
     share: Floats,
     prefix: Floats,
     slope: Floats,
@@ -227,9 +223,9 @@ def _add_slopes(
 
 @jit
 def _add_curvature(
-    start: Counts,
-    stop: Counts,
-    ring: NDArray[np.bool_],
+    start: Ints,
+    stop: Ints,
+    ring: Flags,
     share: Floats,
     prefix: Floats,
     inner: Floats,
@@ -398,7 +394,7 @@ def _drift(ranges: _Ranges, masses: Floats) -> float:
     )
 
 
-def _room(island: Counts, masses: Floats, n_islands: int) -> float:
+def _room(island: Ints, masses: Floats, n_islands: int) -> float:
     """Return how far the least constrained island may move; island[0], at the line's ends, is fixed."""
     up, down = np.full(n_islands, np.inf), np.full(n_islands, np.inf)
     crossed = island[:-1] != island[1:]

@@ -18,6 +18,7 @@ from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cells, cut_columns, end
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError, InputError
 from dpdask.kernels import projections as simplex
+from dpdask.kernels.jit import Ints as Counts
 from dpdask.privacy import UnitColumn
 from dpdask.privacy.events import (
     Adjacency,
@@ -39,7 +40,7 @@ from dpdask.references.reference import (
     Structure,
 )
 from dpdask.schema import Column, Schema
-from dpdask.stats.levels import CellCounts, Counts
+from dpdask.stats.levels import CellCounts
 from dpdask.streams import Noise
 
 MAX_BINS = 2**15

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents
 from dpdask.kernels import rows as kernel
-
-Words = NDArray[np.uint64]
+from dpdask.kernels.jit import Flags, Words
 
 
 @dataclass(
@@ -105,7 +103,7 @@ class UnitBounds(Archived):
             **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         )
 
-    def is_released(self, units: Words, hashes: Words, positions: Words) -> NDArray[np.bool_]:
+    def is_released(self, units: Words, hashes: Words, positions: Words) -> Flags:
         """Return which rows are released: those before their unit's bound.
 
         Parameters

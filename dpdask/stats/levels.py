@@ -1,4 +1,4 @@
-"""Counts of a level column."""
+"""Ints of a level column."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from dpdask.cells import Cells
 from dpdask.codec import LevelCodec
 from dpdask.kernels.channel import count_all, count_chosen, find_codes
+from dpdask.kernels.jit import Flags, Int32s, Ints
 
 
-def encode(codec: LevelCodec, array: pa.Array) -> NDArray[np.int32]:
+def encode(codec: LevelCodec, array: pa.Array) -> Int32s:
     """Return the code of each value, as `codec.encode` does, but for floats in a fifth of the time."""
     if codec.numbers is not None and array.type == codec.levels.type and not array.null_count:
         levels = codec.numbers.astype(np.float64)
@@ -31,7 +31,7 @@ def encode(codec: LevelCodec, array: pa.Array) -> NDArray[np.int32]:
 class Tally:
     """Exact counts of rows, by level or by cell."""
 
-    counts: NDArray[np.int64]
+    counts: Ints
 
     def merge(self, *others: Self) -> Self:
         """Return the counts of all of them."""
@@ -53,9 +53,7 @@ class LevelCounts(Tally):
         return cls(np.zeros(codec.n_levels, dtype=np.int64))
 
     @classmethod
-    def of_batch(
-        cls, codec: LevelCodec, array: pa.Array, chosen: NDArray[np.bool_] | None = None
-    ) -> Self:
+    def of_batch(cls, codec: LevelCodec, array: pa.Array, chosen: Flags | None = None) -> Self:
         """Return the counts of the chosen rows of a batch; every row is checked against the levels."""
         codes = encode(codec, array)
         return cls(
@@ -63,9 +61,6 @@ class LevelCounts(Tally):
             if chosen is None
             else count_chosen(codes, chosen, codec.n_levels)
         )
-
-
-Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -78,9 +73,7 @@ class CellCounts(Tally):
         return cls(np.zeros(cells.n_cells, dtype=np.int64))
 
     @classmethod
-    def of_batch(
-        cls, cells: Cells, array: pa.Array, chosen: NDArray[np.bool_] | None = None
-    ) -> Self:
+    def of_batch(cls, cells: Cells, array: pa.Array, chosen: Flags | None = None) -> Self:
         """Return the counts of the chosen rows of a batch; every row is checked against the schema."""
         index = cells.index(array)
         return cls(

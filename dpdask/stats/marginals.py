@@ -16,13 +16,12 @@ from dpdask.cells import Cells
 from dpdask.codec import LevelCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import marginals as kernel
-from dpdask.kernels.jit import jit
+from dpdask.kernels.jit import Ints, jit
 from dpdask.kernels.marginals import MAX_LEVELS
 from dpdask.stats.statistic import Chosen, FoldCounter
 from dpdask.streams import Streams
 
 Clique = tuple[str, ...]
-Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +105,11 @@ class MarginalCounts:
 
     domain: Domain
     n_rows: int
-    one_way: Counts
+    one_way: Ints
     """int64 of shape (sum of sizes,): the counts of each attribute's levels, one attribute after the other."""
-    pairs: Counts
+    pairs: Ints
     """int64, flat: the tables of `domain.pairs()`, one after the other, each C-ordered; of length 0 if they were not counted."""
-    cliques: Mapping[Clique, Counts]
+    cliques: Mapping[Clique, Ints]
     """The chosen cliques' tables, int64 of shape (size_of(clique),), C-ordered."""
 
     @classmethod
@@ -153,7 +152,7 @@ class MarginalCounts:
             self.domain, self.n_rows + sum(part.n_rows for part in others), one_way, pairs, cliques
         )
 
-    def table(self, clique: Clique) -> Counts:
+    def table(self, clique: Clique) -> Ints:
         """Return a one-way, two-way or chosen clique's table; int64 of shape domain.shape_of(clique), a view.
 
         The clique's attributes may come in any order; the table's axes come in the same.
@@ -250,15 +249,13 @@ class MarginalCounter:
             parts[position][:] = table.sum(axis=1)
         parts[-1][:] = table.sum(axis=0)
 
-    def _split(self, one_way: Counts) -> list[Counts]:
+    def _split(self, one_way: Ints) -> list[Ints]:
         """Return views of each attribute's counts."""
         return np.split(one_way, np.cumsum(self._sizes)[:-1])
 
 
 MAX_JOINT_CELLS = 2**62
 """Cell numbers are int64, and one more step of the mixed radix must not overflow."""
-
-Keys = NDArray[np.int64]
 
 
 def n_cells(domain: Domain) -> int:
@@ -270,7 +267,7 @@ def n_cells(domain: Domain) -> int:
     return total
 
 
-def keys_of(domain: Domain, codes: Codes) -> Keys:
+def keys_of(domain: Domain, codes: Codes) -> Ints:
     """Return the cell of each row: the codes as the digits of one number, the first attribute's the highest.
 
     Parameters
@@ -297,7 +294,7 @@ def keys_of(domain: Domain, codes: Codes) -> Keys:
     return keys
 
 
-def codes_of(domain: Domain, keys: Keys) -> Codes:
+def codes_of(domain: Domain, keys: Ints) -> Codes:
     """Return the codes of each cell: the inverse of `keys_of`, of shape (n_attributes, len(keys)), in the domain's code dtype."""
     codes: Codes = np.empty((domain.n_attributes, len(keys)), dtype=domain.code_dtype)
     left = keys
@@ -320,8 +317,8 @@ class JointCounts:
 
     domain: Domain
     # Int64 array of shape (n_occupied,), increasing: the occupied cells, as `keys_of` numbers them.
-    keys: Keys
-    counts: Counts  # int64 array of that shape, each at least 1
+    keys: Ints
+    counts: Ints  # int64 array of that shape, each at least 1
 
     @classmethod
     def identity(cls, domain: Domain) -> Self:
@@ -359,9 +356,7 @@ class JointCounts:
 
 
 @jit
-def merge_cells(
-    keys_a: Keys, counts_a: Counts, keys_b: Keys, counts_b: Counts
-) -> tuple[Keys, Counts]:
+def merge_cells(keys_a: Ints, counts_a: Ints, keys_b: Ints, counts_b: Ints) -> tuple[Ints, Ints]:
     """Return the union of two increasing lists of cells, counts of common cells added."""
     keys = np.empty(len(keys_a) + len(keys_b), dtype=np.int64)
     counts = np.empty(len(keys), dtype=np.int64)
@@ -477,7 +472,7 @@ class TableStatistic:
 
 
 class TableCounter:
-    """Counts the tables of one task into the same arrays."""
+    """Ints the tables of one task into the same arrays."""
 
     def __init__(self, statistic: TableStatistic) -> None:
         self._cells, self._domain = statistic.cells, statistic.domain

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dpdask.codec import ValueCodec
 from dpdask.kernels import cdf as ecdf
+from dpdask.kernels.jit import Flags, Floats, Ints
 
 MAX_POINTS = 2**19
 MAX_KNOTS = 2**16
@@ -34,9 +35,9 @@ class RankSummary:
 
     # Float64 and int64 arrays of one shape, at most 2**19 points: distinct sorted values apart from
     # the atoms, and how many rows each stands for.
-    values: NDArray[np.float64]
-    weights: NDArray[np.int64]
-    atom_counts: NDArray[np.int64]  # int64 array, the rows at each declared atom; exact
+    values: Floats
+    weights: Ints
+    atom_counts: Ints  # int64 array, the rows at each declared atom; exact
     n_nulls: int
     error: int  # by how many rows the rank of any number can be wrong
 
@@ -52,9 +53,7 @@ class RankSummary:
         )
 
     @classmethod
-    def of_batch(
-        cls, codec: ValueCodec, array: pa.Array, chosen: NDArray[np.bool_] | None = None
-    ) -> Self:
+    def of_batch(cls, codec: ValueCodec, array: pa.Array, chosen: Flags | None = None) -> Self:
         """Return the summary of the chosen rows of a batch; every row is checked against the schema."""
         values, is_null = codec.encode(array)
         if chosen is not None:
@@ -72,7 +71,7 @@ class RankSummary:
             [part.values for part in parts], [part.weights for part in parts]
         )
         values, weights, moved = ecdf.compress(values, weights, MAX_POINTS)
-        atom_counts: NDArray[np.int64] = np.stack([part.atom_counts for part in parts]).sum(axis=0)
+        atom_counts: Ints = np.stack([part.atom_counts for part in parts]).sum(axis=0)
         n_nulls = sum(part.n_nulls for part in parts)
         return type(self)(
             values, weights, atom_counts, n_nulls, sum(part.error for part in parts) + moved

@@ -14,6 +14,7 @@ from dpdask.codec import Codec, LevelCodec
 from dpdask.errors import DataError
 from dpdask.kernels import hashing as kernel
 from dpdask.kernels.hashing import siphash
+from dpdask.kernels.jit import Floats, Ints, Words
 from dpdask.stats.levels import encode
 from dpdask.stats.statistic import Chosen, as_words
 from dpdask.streams import RunKey, Streams, stream, words
@@ -23,10 +24,6 @@ SAMPLE_ID, GROUP_ID = "chain/sample", "chain/by"
 _ALL = slice(None)
 _STEP = 2**16  # rows that are added to a table before it is looked at whether they are too many
 _WORTH = 0.75  # to find equal entries takes longer than to carry them along, unless this share or less of all is distinct
-
-Floats = NDArray[np.float64]
-Words = NDArray[np.uint64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(

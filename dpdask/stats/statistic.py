@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from dpdask.kernels.jit import Flags, Words
 from dpdask.streams import Streams
-
-Words = NDArray[np.uint64]
 
 _NULL = np.uint64(0x9E3779B97F4A7C15)
 
@@ -99,9 +98,8 @@ def replace_leaves(template: Any, leaves: Iterator[NDArray[Any]]) -> Any:
     return template
 
 
+Chosen = Flags
 FAN_IN = 8
-
-Chosen = NDArray[np.bool_]
 
 
 class Mergeable(Protocol):
