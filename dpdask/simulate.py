@@ -201,9 +201,8 @@ def _codes(
     codes = np.zeros((len(model), n_rows), type_)
     for out, attribute in zip(codes, model, strict=True):
         uniform = rng.integers(0, _ONE - 1, n_rows, dtype=np.uint32, endpoint=True)
-        _draw(
-            uniform, codes[attribute.parent], attribute.edges, out
-        )  # attribute 0 is its own parent, still all zeros
+        # attribute 0 is its own parent, still all zeros
+        _draw(uniform, codes[attribute.parent], attribute.edges, out)
     return codes
 
 
@@ -359,19 +358,12 @@ ML25M_RATING_COUNTS: Final = (
 )
 
 _USER_VARIANCE, _MOVIE_VARIANCE = 0.2, 0.25
-_MIN_ACTIVITY, _MEDIAN_EXCESS, _EXCESS_SIGMA = (
-    20.0,
-    51.0,
-    1.389,
-)  # 20 + lognormal: median 71, mean 154
-_ZIPF_EXPONENT, _ZIPF_OFFSET = (
-    2.14,
-    350.0,
-)  # at 59,047 movies: the top one has 0.326 % of the ratings, the median one 6 of 25 million
-_FIRST_SECOND, _LAST_SECOND = (
-    789_609_600,
-    1_574_380_799,
-)  # 1995-01-09T00:00:00Z, 2019-11-21T23:59:59Z
+# 20 + lognormal: median 71, mean 154
+_MIN_ACTIVITY, _MEDIAN_EXCESS, _EXCESS_SIGMA = (20.0, 51.0, 1.389)
+# at 59,047 movies: the top one has 0.326 % of the ratings, the median one 6 of 25 million
+_ZIPF_EXPONENT, _ZIPF_OFFSET = (2.14, 350.0)
+# 1995-01-09T00:00:00Z, 2019-11-21T23:59:59Z
+_FIRST_SECOND, _LAST_SECOND = (789_609_600, 1_574_380_799)
 _INT32_MAX = (1 << 31) - 1
 _SCHEMA = pa.schema(
     [

@@ -27,9 +27,8 @@ _PERSON = b"dpdask stream %d" % STREAM_FORMAT
 _BLOCK_BYTES = 16
 _TOGETHER = 2**12  # blocks that are encrypted at once: counters and words stay in the cache
 _COUNTERS = np.stack([np.arange(_TOGETHER, dtype="<u8"), np.zeros(_TOGETHER, dtype="<u8")], axis=1)
-_STEP = np.tile(
-    np.array([_TOGETHER, 0], dtype="<u8"), (_TOGETHER, 1)
-)  # to add both halves is faster than to skip one
+# to add both halves is faster than to skip one
+_STEP = np.tile(np.array([_TOGETHER, 0], dtype="<u8"), (_TOGETHER, 1))
 _COUNTERS.setflags(write=False)
 _STEP.setflags(write=False)
 
@@ -109,9 +108,8 @@ class Stream:
         first, skipped = divmod(self._n_drawn, 2)
         n_blocks = (skipped + n + 1) // 2
         counters = _COUNTERS[: n_blocks or 1].copy()
-        out = np.empty(
-            2 * n_blocks + 2, dtype="<u8"
-        )  # the cipher asks for almost a block more than it writes
+        # the cipher asks for almost a block more than it writes
+        out = np.empty(2 * n_blocks + 2, dtype="<u8")
         given, room = counters.data.cast("B"), out.data.cast("B")
         counters[:, 0] += np.uint64(first)
         for done in range(0, n_blocks, _TOGETHER):

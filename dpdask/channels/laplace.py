@@ -162,9 +162,8 @@ def spread_over_unseen(
         rows[unseen] = kernel.integer_weights(margins.target[None, :])
     weights[:, margins.columns] = rows
     bound = kernel.exact_epsilon(weights)
-    if bound > Decimal(
-        epsilon
-    ):  # the target's own row, rounded, may stand a unit outside the others'
+    # the target's own row, rounded, may stand a unit outside the others'
+    if bound > Decimal(epsilon):
         weights[:, margins.columns] = small[nearest]
         bound = kernel.exact_epsilon(weights)
     return LevelChannel(

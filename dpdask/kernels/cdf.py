@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
 from dpdask.kernels.jit import Flags, Floats, Int32s, Ints, Words, jit
+
+UNIT = 2.0**-53  # of a uniform number: what the upper bits of a word are counted in
 
 
 class Guide(NamedTuple):
@@ -20,6 +21,7 @@ class Guide(NamedTuple):
     scale: float
 
 
+@jit
 def guide(knots: Floats) -> Guide:
     """Return the guide of sorted knots, with as many buckets as there are knots.
 
@@ -31,9 +33,14 @@ def guide(knots: Floats) -> Guide:
     however its arithmetic rounds.
     """
     n = len(knots)
-    spread = float(knots[3 * n // 4] / 2 - knots[n // 4] / 2)
-    middle, scale = float(knots[n // 2]), 1.0 / min(max(spread, 1e-300), 1e300)
-    return Guide(_starts(knots, middle, scale), middle, scale)
+    spread = knots[3 * n // 4] / 2 - knots[n // 4] / 2
+    middle, scale = knots[n // 2], 1.0 / min(max(spread, 1e-300), 1e300)
+    starts = np.zeros(n + 1, dtype=np.int32)
+    for knot in knots:
+        starts[_bucket(knot, n, middle, scale) + 1] += 1
+    for bucket in range(n):
+        starts[bucket + 1] += starts[bucket]
+    return Guide(starts, middle, scale)
 
 
 @jit
@@ -44,15 +51,9 @@ def _bucket(value: float, n_buckets: int, middle: float, scale: float) -> int:
     return min(int(share * (n_buckets / 2.0)), n_buckets - 1)
 
 
-@jit
-def _starts(knots: Floats, middle: float, scale: float) -> Int32s:
-    n_buckets = len(knots)
-    starts = np.zeros(n_buckets + 1, dtype=np.int32)
-    for knot in knots:
-        starts[_bucket(knot, n_buckets, middle, scale) + 1] += 1
-    for bucket in range(n_buckets):
-        starts[bucket + 1] += starts[bucket]
-    return starts
+def uniforms(words: Words) -> Floats:
+    """Return a number in (0, 1] for each word."""
+    return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * UNIT
 
 
 @jit
@@ -86,17 +87,12 @@ def rank_interval(
         return c[left], c[right - 1]
     high = c[left] if right > left else _between(value, left, x, c)
     if lattice:
-        return _below_lattice(value, left, x, c), high
+        # C(value - 1): no knot lies strictly between the two whole numbers
+        known = left > 0 and x[left - 1] == value - 1.0
+        return (c[left - 1] if known else _between(value - 1.0, left, x, c)), high
     if right > left and left > 0:
         return c[left - 1], high
     return high, high
-
-
-@jit
-def _below_lattice(value: float, left: int, x: Floats, c: Floats) -> float:
-    """Return C(value - 1) on a lattice; `left` is the first knot not below `value`, and no knot lies strictly in between."""
-    known = left > 0 and x[left - 1] == value - 1.0
-    return float(c[left - 1]) if known else _between(value - 1.0, left, x, c)
 
 
 @jit
@@ -106,9 +102,8 @@ def _between(value: float, right: int, x: Floats, c: Floats) -> float:
         return float(c[0])
     if right == len(x):
         return float(c[-1])
-    share = (value / 2 - x[right - 1] / 2) / (
-        x[right] / 2 - x[right - 1] / 2
-    )  # halved: knots may be the largest floats
+    # halved: knots may be the largest floats
+    share = (value / 2 - x[right - 1] / 2) / (x[right] / 2 - x[right - 1] / 2)
     return float(c[right - 1] + (c[right] - c[right - 1]) * share)
 
 
@@ -121,15 +116,29 @@ def value_at(rank: float, x: Floats, c: Floats, guide: Guide, lattice: bool) -> 
     k = min(max(first_knot(rank, c, guide), 1), len(c) - 1)
     width = c[k] - c[k - 1]
     share = min(max((rank - c[k - 1]) / width, 0.0), 1.0) if width > 0 else 1.0
+    return interpolate(x[k - 1], x[k], share, lattice)
+
+
+@jit
+def interpolate(low: float, high: float, share: float, lattice: bool) -> float:
+    """Return a share of the way from `low` to `high`, as a whole number above `low` for a lattice."""
     if lattice:  # whole steps are added to a whole number: no rounding, however large the numbers
-        gap = x[k] - x[k - 1]
-        return float(x[k - 1] + min(max(math.ceil(gap * share), 1.0), gap))
-    half = (
-        x[k] / 2 - x[k - 1] / 2
-    ) * share  # halved: the gap between the largest floats is no float
-    return float(
-        min((x[k - 1] + half) + half, x[k])
-    )  # rounding must not pass the knot, which may be the column's bound
+        return float(low + min(max(np.ceil((high - low) * share), 1.0), high - low))
+    half = (high / 2 - low / 2) * share  # halved: the gap between the largest floats is no float
+    # rounding must not pass the knot, which may be the column's bound
+    return float(min((low + half) + half, high))
+
+
+@jit
+def own_ranks(
+    values: Floats, is_null: Flags, words: Words, x: Floats, c: Floats, lattice: bool
+) -> Floats:
+    """Return a rank of each value, uniform in the interval that it stands for, from a word of its own."""
+    out, at = np.empty(len(values)), guide(x)
+    for row in range(len(values)):
+        low, high = (0.0, c[0]) if is_null[row] else rank_interval(values[row], x, c, at, lattice)
+        out[row] = low + (words[row] >> np.uint64(11)) * UNIT * (high - low)
+    return out
 
 
 @jit
@@ -137,18 +146,12 @@ def values_at(
     ranks: Floats, x: Floats, c: Floats, guide: Guide, lattice: bool
 ) -> tuple[Floats, Flags]:
     """Return the value at each rank, null below c[0]; for the parameters see `value_at`."""
-    out = np.zeros(len(ranks), dtype=np.float64)
+    out = np.zeros(len(ranks))
     is_null = ranks < c[0]
     for row in range(len(ranks)):
         if not is_null[row]:
             out[row] = value_at(ranks[row], x, c, guide, lattice)
     return out, is_null
-
-
-def find_distinct(values: Floats) -> tuple[Floats, Ints]:
-    """Return the sorted distinct values (float64) and how often each occurs (int64)."""
-    found, counts = np.unique(values, return_counts=True)
-    return found, counts.astype(np.int64)
 
 
 def merge(values: list[Floats], weights: list[Ints]) -> tuple[Floats, Ints]:
@@ -239,9 +242,6 @@ def origin(points: Floats, start: float | None, step: float | None) -> float:
     return below if start is None or step is not None else max(start, below)
 
 
-_UNIT = 1.0 / 9007199254740992.0  # 2**-53
-
-
 def bin_edges(x: Floats, c: Floats, n_bins: int) -> Floats:
     """Return the edges of about `n_bins` bins of ranks: null and every atom a bin of its own, the rest cut evenly.
 
@@ -274,27 +274,15 @@ def cells_of(
     lattice: bool,
 ) -> Int32s:
     """Return the bin of each value: that of a rank drawn uniformly from the interval of ranks that it stands for."""
-    return _cells(values, is_null, words, x, c, guide(x), edges, lattice)
+    return _cells(own_ranks(values, is_null, words, x, c, lattice), edges)
 
 
 @jit
-def _cells(
-    values: Floats,
-    is_null: Flags,
-    words: Words,
-    x: Floats,
-    c: Floats,
-    guide: Guide,
-    edges: Floats,
-    lattice: bool,
-) -> Int32s:
-    out = np.empty(len(values), dtype=np.int32)
-    for row in range(len(values)):
-        low, high = (
-            (0.0, c[0]) if is_null[row] else rank_interval(values[row], x, c, guide, lattice)
-        )
-        rank = low + (words[row] >> np.uint64(11)) * _UNIT * (high - low)
-        out[row] = min(max(np.searchsorted(edges, rank, side="right") - 1, 0), len(edges) - 2)
+def _cells(ranks: Floats, edges: Floats) -> Int32s:
+    out = np.empty(len(ranks), dtype=np.int32)
+    for row in range(len(ranks)):
+        place = np.searchsorted(edges, ranks[row], side="right") - 1
+        out[row] = min(max(place, 0), len(edges) - 2)
     return out
 
 
@@ -302,6 +290,5 @@ def draw_values(
     cells: Int32s, words: Words, x: Floats, c: Floats, edges: Floats, *, lattice: bool
 ) -> tuple[Floats, Flags]:
     """Return a value, or null, from each bin, distributed as the reference is inside it."""
-    place = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * _UNIT
-    ranks = edges[cells] + place * (edges[cells + 1] - edges[cells])
+    ranks = edges[cells] + uniforms(words) * (edges[cells + 1] - edges[cells])
     return values_at(ranks, x, c, guide(c), lattice)

@@ -15,13 +15,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.kernels.cdf import origin
+from dpdask.kernels.cdf import UNIT, interpolate, origin
 from dpdask.kernels.jit import Flags, Floats, Ints, Words, jit
 from dpdask.kernels.rank import TOGETHER, Draws, disturb_block, make_room
 
 Slots = NDArray[np.uint32]
 
-_UNIT = 1.0 / 9007199254740992.0  # 2**-53
 _MOST_CODES = 2**62
 _DENSE = 4  # cells for each record: so many are counted one by one
 
@@ -176,7 +175,7 @@ def _split(
     first
         int64 array of shape (n_parents,): the number of each parent's first child.
     """
-    places, keys = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.float64)
+    places, keys = np.empty(len(order), dtype=np.int64), np.empty(len(order))
     cumulative, first = np.empty(len(order), dtype=np.int64), np.empty(n_parents, dtype=np.int64)
     n, parent, before, last = 0, 0, 0, 0.0
     for place in range(len(order)):
@@ -266,7 +265,7 @@ def ranks_of(values: Floats, nodes: Ints, words: Words, trie: Trie) -> tuple[Flo
         int64 array of shape (n,): the child whose cell holds the value, or the nearest one, the
         lower of two.
     """
-    ranks, found = np.empty(len(values), dtype=np.float64), nodes.copy()
+    ranks, found = np.empty(len(values)), nodes.copy()
     _find_ranks(values, found, words, trie, ranks)
     return ranks, found
 
@@ -282,7 +281,7 @@ def _find_ranks(values: Floats, nodes: Ints, words: Words, trie: Trie, ranks: Fl
         below = cumulative[child - np.uint64(1)] if child > start else 0
         is_key = child < end and keys[child] == value
         ties = cumulative[child] - below if is_key else 0
-        uniform = (words[row] >> np.uint64(11)) * _UNIT
+        uniform = (words[row] >> np.uint64(11)) * UNIT
         ranks[row] = (below + uniform * (ties + 1)) / (cumulative[end - np.uint64(1)] + 1)
         nodes[row] = child if is_key else _nearest(value, int(child), int(start), int(end), trie)
 
@@ -327,9 +326,8 @@ def find_slots(trie: Trie) -> Slots:
         start, n = trie.first[node], trie.first[node + 1] - trie.first[node]
         child = 0
         for slot in range(n):
-            least = (
-                trie.cumulative[start + n - 1] * slot // n - 1
-            )  # one less: a rank and its slot are rounded
+            # one less: a rank and its slot are rounded
+            least = trie.cumulative[start + n - 1] * slot // n - 1
             while child < n - 1 and trie.cumulative[start + child] <= least:
                 child += 1
             slots[start + slot] = child
@@ -355,7 +353,7 @@ def values_at(
     nodes
         int64 array of shape (n,): every path is one of a record.
     """
-    values, found = np.empty(len(ranks), dtype=np.float64), nodes.copy()
+    values, found = np.empty(len(ranks)), nodes.copy()
     _find_values(ranks, found, trie, slots, lattice, values)
     return values, found
 
@@ -387,16 +385,7 @@ def _find_values(
         if lows[child] < keys[child]:
             below = cumulative[child - one] if child > start else 0
             share = min(max((target - below) / (cumulative[child] - below), 0.0), 1.0)
-            values[row] = _interpolate(lows[child], keys[child], share, lattice)
-
-
-@jit
-def _interpolate(low: float, key: float, share: float, lattice: bool) -> float:
-    """Return a share of the way from `low` to `key`, as a whole number above `low` for a lattice."""
-    if lattice:
-        return float(low + min(max(np.ceil((key - low) * share), 1.0), key - low))
-    half = (key / 2 - low / 2) * share  # halved: the gap between the largest floats is no float
-    return float(min((low + half) + half, key))
+            values[row] = interpolate(lows[child], keys[child], share, lattice)
 
 
 @jit
@@ -421,10 +410,9 @@ def release_rows(
         uint64 array of shape (n, n_words), uniform and independent: the first of a row is for
         `ranks_of`, the others for `rank.disturb_rows`.
     """
-    room, kept = make_room(), np.empty(TOGETHER, dtype=np.float64)
-    for start in range(
-        0, len(values), TOGETHER
-    ):  # rows that go through all steps while they stay near the processor
+    room, kept = make_room(), np.empty(TOGETHER)
+    # rows that go through all steps while they stay near the processor
+    for start in range(0, len(values), TOGETHER):
         rows = slice(start, min(start + TOGETHER, len(values)))
         ranks = kept[: rows.stop - start]
         _find_ranks(values[rows], own[rows], words[rows, 0], trie, ranks)

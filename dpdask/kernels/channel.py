@@ -40,9 +40,8 @@ def find_codes(values: NDArray[np.floating], levels: Floats, codes: Int32s) -> t
             value = np.float64(values[row])
             found = (value - low) * scale + 0.5
             inside = (found >= 0.0) & (found < n_levels)  # NaN is not
-            place = np.uint64(
-                np.int64(found if inside else 0.0)
-            )  # unsigned: numba would look for places counted from the end
+            # unsigned: numba would look for places counted from the end
+            place = np.uint64(np.int64(found if inside else 0.0))
             n_others += levels[place] != value
             out[row] = codes[place]
     else:
@@ -182,9 +181,8 @@ def integer_weights(channel: Floats) -> Words:
     weights: Words = np.floor(scaled * float(total)).astype(np.uint64)
     rows = np.arange(len(weights))
     largest = np.argmax(weights, axis=1)
-    weights[rows, largest] += np.uint64(total) - weights.sum(
-        axis=1, dtype=np.uint64
-    )  # modulo 2**64, so also when it is negative
+    # modulo 2**64, so also when it is negative
+    weights[rows, largest] += np.uint64(total) - weights.sum(axis=1, dtype=np.uint64)
     return weights
 
 
@@ -197,16 +195,14 @@ def exact_epsilon(weights: Words) -> Decimal:
     lows, highs, losses = _losses(weights)
     if not lows.all():
         return Decimal("Infinity")
-    near = (
-        losses >= losses.max(initial=0.0) - 2 * _LOG_ERROR
-    )  # no other level can have the greatest loss
+    # no other level can have the greatest loss
+    near = losses >= losses.max(initial=0.0) - 2 * _LOG_ERROR
     pairs = set(zip(lows[near].tolist(), highs[near].tolist(), strict=True))
     if not pairs:
         return Decimal(0)
     low, high = max(pairs, key=lambda pair: Fraction(pair[1], pair[0]))
-    with localcontext(
-        _EXACT
-    ):  # operators round in the context of the moment, which is the caller's otherwise
+    # operators round in the context of the moment, which is the caller's otherwise
+    with localcontext(_EXACT):
         return (Decimal(high).ln() - Decimal(low).ln() + Decimal("1e-50")).quantize(
             Decimal("1e-50"), rounding=ROUND_CEILING
         )
@@ -335,16 +331,14 @@ def draw(
     """Return the output level that a uniform word draws from one row of the tables; `bits` is `index_bits` of them."""
     rest = word >> np.uint64(1)
     cell = np.int64(rest & np.uint64(thresholds.shape[1] - 1))
-    alias = np.int64(
-        aliases[row, cell]
-    )  # read in any case: a branch that nobody can predict costs more
+    # read in any case: a branch that nobody can predict costs more
+    alias = np.int64(aliases[row, cell])
     return int(cell if (rest >> np.uint64(bits)) < thresholds[row, cell] else alias)
 
 
 _TOP_BITS = 16
-_ROUNDING = (
-    2.0**-48
-)  # relative and absolute: many times the error of a quotient of two doubles and of its logarithm
+# relative and absolute: many times the error of a quotient of two doubles and of its logarithm
+_ROUNDING = 2.0**-48
 
 
 class GivenTables(NamedTuple):
@@ -361,9 +355,8 @@ def make_given_tables(weights: Words) -> GivenTables:
     """Return the tables to draw from; `weights` is a uint64 array of shape (n_parent_levels, n_levels, n_levels)."""
     thresholds, aliases = alias_tables(weights.reshape(-1, weights.shape[2]))
     shift = np.uint64(TOTAL_BITS - _TOP_BITS - index_bits(thresholds))
-    highest = np.minimum(thresholds >> shift, np.uint64(2**_TOP_BITS - 1)).astype(
-        np.uint32
-    )  # a threshold that no word reaches has a bit more
+    # a threshold that no word reaches has a bit more
+    highest = np.minimum(thresholds >> shift, np.uint64(2**_TOP_BITS - 1)).astype(np.uint32)
     return GivenTables((highest << np.uint32(_TOP_BITS)) | aliases, thresholds, aliases)
 
 

@@ -19,9 +19,8 @@ from dpdask.kernels.jit import Floats, Int32s, Ints, Singles, Words, jit
 BLOCK_ROWS = 128
 _PANEL = 6  # latent variables that are summed at once
 _LANES = 16  # rows of a vector: one AVX-512 register, two of AVX2
-_VECTORS = (
-    4 if binding.get_host_cpu_features().get("avx512f") else 1
-)  # of rows that are summed at once: as many as registers hold
+# of rows that are summed at once: as many as registers hold
+_VECTORS = 4 if binding.get_host_cpu_features().get("avx512f") else 1
 
 _MOST_CUT, _CUTS = 0.1, 14
 _CHANGE = 0.003  # of the correlations, root mean square, when their factor is thinned
@@ -199,9 +198,8 @@ _LOG_ON = tuple(map(_F, (-1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.
 def _log(u: np.float32) -> np.float32:
     """Return the natural logarithm of a positive number that is not denormal, by the polynomial of Cephes."""
     bits = _bits(u)
-    exponent = np.int32(bits - np.int32(0x3F3504F3)) >> np.int32(
-        23
-    )  # so that the rest is within a factor √2 of 1
+    # so that the rest is within a factor √2 of 1
+    exponent = np.int32(bits - np.int32(0x3F3504F3)) >> np.int32(23)
     x = _number(np.int32(bits - np.int32(exponent << np.int32(23)))) - _F(1.0)
     e, square = _F(exponent), x * x
     y = (((_LOG[0] * x + _LOG[1]) * x + _LOG[2]) * x + _LOG[3]) * x + _LOG[4]
@@ -282,10 +280,11 @@ def words_per_block(n_latents: int) -> int:
 
 def room_for(n_latents: int, n: int) -> Singles:
     """Return an array for the latent variables of n rows, and a few more rows and variables: whole blocks and panels."""
+    # no power of two: rows meet in one set of the cache
     return np.empty(
         (-(-n_latents // _PANEL) * _PANEL, -(-n // BLOCK_ROWS) * BLOCK_ROWS + _LANES),
         dtype=np.float32,
-    )  # no power of two: rows meet in one set of the cache
+    )
 
 
 def latents(panels: Panels, words: Words, out: Singles, start: int) -> None:
@@ -435,9 +434,8 @@ def _minimise(shifted: Floats, target: float, tolerance: float) -> tuple[_Spectr
 def _evaluate(shifted: Floats, y: Floats, target: float) -> _Spectrum:
     moved = shifted.copy()
     moved[np.diag_indices_from(moved)] += y
-    values, vectors = np.linalg.eigh(
-        moved
-    )  # not scipy's: its BLAS brings threads of its own, which fight numpy's
+    # not scipy's: its BLAS brings threads of its own, which fight numpy's
+    values, vectors = np.linalg.eigh(moved)
     positive = np.maximum(values, 0.0)
     diagonal = np.square(vectors) @ positive
     dual = 0.5 * float(positive @ positive) - target * float(y.sum())
@@ -481,9 +479,8 @@ def _hessian(point: _Spectrum) -> tuple[Callable[[Floats], Floats], Floats]:
     kept = ~positive if flipped else positive
     near, far = point.vectors[:, kept], point.vectors[:, ~kept]
     levels = point.values[kept][:, None]
-    share = np.abs(
-        levels / (levels - point.values[~kept])
-    )  # no division by zero: all zeros are on one side
+    # no division by zero: all zeros are on one side
+    share = np.abs(levels / (levels - point.values[~kept]))
 
     def products(d: Floats) -> Floats:
         scaled = near.T * d

@@ -93,9 +93,8 @@ def _race_code(
         )
         for number, added in enumerate(_transpose(builder, loaded)):
             level = builder.add(begin, ir.Constant(word, number))
-            known = builder.select(
-                builder.icmp_signed("<", level, last), level, last
-            )  # beyond the last level, offsets never win
+            # beyond the last level, offsets never win
+            known = builder.select(builder.icmp_signed("<", level, last), level, last)
             address = builder.gep(data[0], [builder.add(row, builder.mul(known, stride))])
             value = builder.fadd(
                 builder.load(builder.bitcast(address, floats.as_pointer()), align=4), added
@@ -185,9 +184,8 @@ def _compete(
             np.float32(NEVER),
             np.float32(NEVER),
         )
-    for start in range(
-        0, len(groups), _RIVAL_STRIP
-    ):  # the state of a strip stays in the first-level cache, and each level is read line after line
+    # the state of a strip stays in the first-level cache, and each level is read line after line
+    for start in range(0, len(groups), _RIVAL_STRIP):
         for level in range(0, n_levels, _LEVELS):
             for row in range(start, min(start + _RIVAL_STRIP, len(groups)), _ROWS):
                 _race(
@@ -215,10 +213,9 @@ _ROUNDS = 64
 _STRIP = 1024
 _LANES = 4
 _EXCHANGES = 4
-_NEAR, _FAR = (
-    1.0,
-    0.25,
-)  # how far the first search for rows to move reaches: a multiple of their share of the rarer side, at most so far
+# how far the first search for rows to move reaches: a multiple of their share of the rarer side,
+# at most so far
+_NEAR, _FAR = (1.0, 0.25)
 
 
 @jit
@@ -423,9 +420,8 @@ def _find_goals(
     best = np.empty(len(crowd), dtype=np.float32)
     others = np.full(len(crowd), -1, dtype=np.int64)
     n_free = len(offsets) - len(utilities)
-    for level in range(
-        len(wanting)
-    ):  # level by level: the rows of one level lie together in memory
+    # level by level: the rows of one level lie together in memory
+    for level in range(len(wanting)):
         if wanting[level]:
             for place in range(len(crowd)):
                 value = (
@@ -488,9 +484,8 @@ def _settle(
         n_best = min(len(crowd), 4 * surplus + 16) if attempt < _ROUNDS else len(crowd)
         near = np.flatnonzero(costs <= np.partition(costs, n_best - 1)[n_best - 1])
         near = near[np.argsort(costs[near], kind="stable")]
-        _fill(
-            crowd[near], goals[near], quota, chosen, counts, attempt == _ROUNDS
-        )  # whatever is left at last goes where there is room
+        # whatever is left at last goes where there is room
+        _fill(crowd[near], goals[near], quota, chosen, counts, attempt == _ROUNDS)
 
 
 @jit

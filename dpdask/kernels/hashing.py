@@ -250,9 +250,9 @@ def leading_zeros(words: Words) -> Grades:
     """Return how many zero bits each word begins with, 0 to 64: at least k with probability 2**-k."""
     out, one = np.empty(len(words), dtype=np.uint8), np.uint64(1)
     for row in range(len(words)):
-        word = (
-            words[row] & ~(words[row] >> one)
-        )  # its highest bit stays, and the next one is 0: rounding to a float cannot reach a higher bit
+        # its highest bit stays, and the next one is 0: rounding to a float cannot reach a higher
+        # bit
+        word = words[row] & ~(words[row] >> one)
         exponent = np.float64(word).view(np.int64) >> 52
         out[row] = min(int(1086 - exponent), 64)
     return out

@@ -22,9 +22,8 @@ from dpdask.kernels.jit import Flags, Floats, Ints, Shorts, Words, jit
 MAX_LEVELS = 1 << 16
 MAX_ROWS = (1 << 32) - 1  # of one batch: intersections are counted in uint32
 BLOCK_WORDS = 512
-BLOCK_ROWS = (
-    64 * BLOCK_WORDS
-)  # a block's columns stay in the second-level cache, and a private table's cell fits uint16
+# a block's columns stay in the second-level cache, and a private table's cell fits uint16
+BLOCK_ROWS = 64 * BLOCK_WORDS
 BIT_CELLS = 256  # up to so many cells ANDs beat the tally of 64 rows (break-even: about 400 with vpopcntq, 110 with AVX2)
 PACK_COST = 4  # tallies of a row that making one word of bits costs, at most
 TALLY_CELLS = 1 << 14  # four private tables of so many cells stay in the second-level cache
@@ -46,9 +45,8 @@ class _Plan(NamedTuple):
     """Which pairs are counted by bits; positions are those of the attributes sorted by their levels."""
 
     order: Ints  # the attribute at each position
-    partner_end: NDArray[
-        np.int64
-    ]  # position p is counted by bits with the positions p + 1 ... partner_end[p] - 1
+    # position p is counted by bits with the positions p + 1 ... partner_end[p] - 1
+    partner_end: NDArray[np.int64]
     first_bit: Ints  # (n_narrow + 1,): the first row of bits of each narrow position
     bit_from: Ints  # (n_bits,): the row of bits where the partners of this one start
     bit_to: Ints  # (n_bits,): and where they end
@@ -127,9 +125,8 @@ def _check(codes: Codes, sizes: Ints, attributes: Sequence[int]) -> None:
     for attribute in attributes:
         if not 1 <= sizes[attribute] <= MAX_LEVELS:
             raise ValueError(f"an attribute has 1 to {MAX_LEVELS} levels, not {sizes[attribute]}")
-        if (
-            codes[attribute].max(initial=0) >= sizes[attribute]
-        ):  # the code itself is private and stays out of the message
+        # the code itself is private and stays out of the message
+        if codes[attribute].max(initial=0) >= sizes[attribute]:
             raise ValueError(
                 f"attribute {attribute} has a code that is not below its {sizes[attribute]} levels"
             )
@@ -234,9 +231,8 @@ def _intersect(bits: Words, n_words: int, plan: _Plan, both: NDArray[np.uint32])
     n_bits = len(plan.bit_from)
     for panel in range(0, n_bits, PANEL):
         for i in range(0, n_bits, 2):
-            low = max(
-                panel, plan.bit_from[i] // 4 * 4
-            )  # tiles are aligned, so none is counted in two panels
+            # tiles are aligned, so none is counted in two panels
+            low = max(panel, plan.bit_from[i] // 4 * 4)
             high = min(panel + PANEL, plan.bit_to[i])
             for j in range(low, high, 4):
                 _intersect_tile(bits, i, j, n_words, both)
@@ -348,9 +344,8 @@ def _tally(
     quads = keys.view(np.uint64)
     mask = np.uint64(0xFFFF)
     for quad in range(n_rows // 4):
-        four = quads[
-            quad
-        ]  # one load for four keys; which of them meets which table is all the same
+        # one load for four keys; which of them meets which table is all the same
+        four = quads[quad]
         t0[four & mask] += np.uint16(1)
         t1[(four >> np.uint64(16)) & mask] += np.uint16(1)
         t2[(four >> np.uint64(32)) & mask] += np.uint16(1)

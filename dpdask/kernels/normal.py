@@ -79,9 +79,8 @@ def tetrachoric(h: ArrayLike, k: ArrayLike, p: ArrayLike, *, n_threads: int = 1)
         )
     x, y, q, out = x.ravel(), y.ravel(), q.ravel(), np.empty(q.size, dtype=np.float64)
     chunks = [slice(start, start + _CHUNK) for start in range(0, out.size, _CHUNK)]
-    with (
-        ThreadPoolExecutor(n_threads) if len(chunks) > 1 else nullcontext() as pool
-    ):  # a thread costs more than a small table
+    # a thread costs more than a small table
+    with ThreadPoolExecutor(n_threads) if len(chunks) > 1 else nullcontext() as pool:
         list(
             (map if pool is None else pool.map)(
                 lambda part: _correlations(x[part], y[part], q[part], out[part]), chunks
@@ -240,14 +239,11 @@ def _step(value: float, p: float, slope: float, bend: float, bound: float) -> tu
 NoiseFamily = Literal["gaussian", "logistic"]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
-_NARROW, _DROP = (
-    4.0,
-    16.0,
-)  # up to this width and this fall of the log density, 20 nodes are exact to rounding
+# up to this width and this fall of the log density, 20 nodes are exact to rounding
+_NARROW, _DROP = (4.0, 16.0)
 _LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)
-_SERIES = np.array(
-    [(-1.0) ** k / (k + 1) ** 2 for k in range(24)]
-)  # of -Li₂(-y)/y; at y <= 1/5 what is cut is below 1e-19
+# of -Li₂(-y)/y; at y <= 1/5 what is cut is below 1e-19
+_SERIES = np.array([(-1.0) ** k / (k + 1) ** 2 for k in range(24)])
 
 
 class Truncated(NamedTuple):
@@ -401,9 +397,8 @@ def _intervals(form: _Form, low: Floats, high: Floats) -> Truncated:
     """Return the moments on intervals low <= high, arrays of shape (n,)."""
     flip = low < -high
     a, b = np.where(flip, -high, low), np.where(flip, -low, high)
-    result = Truncated(
-        np.zeros(len(a)), np.zeros(len(a)), np.full(len(a), form.variance)
-    )  # right for the whole line
+    # right for the whole line
+    result = Truncated(np.zeros(len(a)), np.zeros(len(a)), np.full(len(a), form.variance))
     with np.errstate(over="ignore"):
         narrow = (b - a <= _NARROW) & (form.fall(np.maximum(a, 0.0), b) <= _DROP)
     wide = ~narrow & np.isfinite(a)

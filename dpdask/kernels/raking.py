@@ -131,14 +131,10 @@ def _rake(
     n = codes.shape[1]
     weights = np.full(n, np.float32(total / n))
     thetas = np.zeros(len(targets))
-    lanes, found = (
-        np.zeros((_LANES, largest)),
-        np.zeros(largest),
-    )  # double precision: in single, sums of many equal weights would err all one way
-    moves, factors = (
-        np.zeros(largest),
-        np.ones(largest, dtype=np.float32),
-    )  # of the table that was visited last
+    # double precision: in single, sums of many equal weights would err all one way
+    lanes, found = (np.zeros((_LANES, largest)), np.zeros(largest))
+    # of the table that was visited last
+    moves, factors = (np.zeros(largest), np.ones(largest, dtype=np.float32))
     for visit in range(len(order)):
         t = order[visit]
         start, n_cells = starts[t], n_cells_of(tables[t], sizes)

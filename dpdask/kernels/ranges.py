@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpdask.kernels.cdf import Guide, first_knot, guide
+from dpdask.kernels.cdf import UNIT, first_knot, guide, uniforms
 from dpdask.kernels.jit import Flags, Floats, Words, jit
 
 N_CELLS = 2**14
 TABLE_ERROR = 1.0 / N_CELLS
 _N_TAIL = 40  # knots 2**-54 .. 2**-15: down to the smallest probability that a word can stand for
-_UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
 
 class Quantiles(NamedTuple):
@@ -84,10 +83,8 @@ def partition(
     Spaced anchors have the ranks i s + (1 - m s) V₍ᵢ₎ of sorted uniform V; on a ring of two, V₁ and
     V₁ + s + (1 - 2 s) V₂ modulo 1.
     """
-    lower, upper = np.empty(len(values)), np.empty(len(values))
     drawn = _draw(words, distribution, centres, spacing, ring, lattice)
-    _locate(values, drawn, acceptable.low, acceptable.high, acceptable.ranges, ring, lower, upper)
-    return lower, upper
+    return _locate(values, drawn, acceptable, ring)
 
 
 def anchors(
@@ -112,62 +109,11 @@ def _draw(
     lattice: bool,
 ) -> Floats:
     """Return each row's anchors, in any order."""
-    drawn = _shares(words)
+    drawn = uniforms(words)
     if spacing > 0.0:
         _space(drawn, spacing, ring)
-    _to_quantiles(drawn, distribution.x, distribution.p, centres, lattice)
+    _to_quantiles(drawn, distribution, centres, lattice)
     return drawn
-
-
-def narrow(
-    values: Floats,
-    words: Words,
-    distribution: Quantiles,
-    tau: Quantiles,
-    cdf: Steps,
-    *,
-    either: bool,
-    lattice: bool,
-) -> tuple[Floats, Floats]:
-    """Return the range (lower, upper] to which rounds of halving by random anchors narrow each value down.
-
-    Parameters
-    ----------
-    words
-        uint64 array of shape (n, 1 + n_rounds), uniform and independent.
-    distribution
-        The distribution of the anchors: in each round, restricted to the range so far.
-    tau
-        The distribution of the coverage below which a row's range may not fall.
-    cdf
-        The reference by which coverage is measured; doubt counts as a lack of coverage.
-    either
-        Whether a row stops when either of the two next ranges would fall below its tau; otherwise,
-        when its own would.
-
-    Returns
-    -------
-    lower, upper
-        float64 arrays of shape (n,); -inf and inf at open ends.
-    """
-    lower, upper = np.empty(len(values)), np.empty(len(values))
-    _narrow(
-        values,
-        words,
-        distribution.x,
-        distribution.p,
-        tau.x,
-        tau.p,
-        cdf.x,
-        guide(cdf.x),
-        cdf.low,
-        cdf.high,
-        either,
-        lattice,
-        lower,
-        upper,
-    )
-    return lower, upper
 
 
 def intersect(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
@@ -178,34 +124,29 @@ def intersect(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) -> tu
     return np.maximum(first[0], second[0]), np.minimum(first[1], second[1])
 
 
+@jit
 def at_least(lower: Floats, upper: Floats, cdf: Steps) -> Floats:
     """Return a lower bound on the probability of each range (lower, upper], a ring's outer one (lower > upper) included."""
-    inside = np.empty(len(lower))
-    _at_least(lower, upper, cdf.x, guide(cdf.x), cdf.low, cdf.high, inside)
-    return inside
-
-
-@jit
-def _at_least(
-    lower: Floats, upper: Floats, x: Floats, at: Guide, low: Floats, high: Floats, inside: Floats
-) -> None:
+    x, cdf_low, cdf_high = cdf
+    inside, at = np.zeros(len(lower)), guide(x)
     for row in range(len(lower)):
-        if lower[row] == upper[row]:
-            inside[row] = 0.0
-            continue
-        bottom = 0.0 if lower[row] == -np.inf else high[first_knot(lower[row], x, at)]
-        top = 1.0 if upper[row] == np.inf else low[first_knot(upper[row], x, at)]
-        inside[row] = top - bottom + (1.0 if lower[row] > upper[row] else 0.0)
+        low, high = lower[row], upper[row]
+        if low != high:
+            bottom = 0.0 if low == -np.inf else cdf_high[first_knot(low, x, at)]
+            top = 1.0 if high == np.inf else cdf_low[first_knot(high, x, at)]
+            inside[row] = top - bottom + (1.0 if low > high else 0.0)
+    return inside
 
 
 @jit
 def _share(word: np.uint64) -> float:
     """Return a number in (0, 1]."""
-    return (float(word >> np.uint64(11)) + 0.5) * _UNIT
+    return (float(word >> np.uint64(11)) + 0.5) * UNIT
 
 
 @jit
-def _quantile(share: float, x: Floats, p: Floats) -> float:
+def _quantile(share: float, distribution: Quantiles) -> float:
+    x, p = distribution
     if len(x) == 2:  # uniform: one multiplication
         return float(x[0] + min(share, 1.0) * (x[1] - x[0]))
     place = share * N_CELLS
@@ -216,15 +157,6 @@ def _quantile(share: float, x: Floats, p: Floats) -> float:
         i = min(max(int(np.searchsorted(p, share, side="right")) - 1, 0), len(p) - 2)
         place = min((share - p[i]) / (p[i + 1] - p[i]), 1.0)
     return float(min(x[i] + place * (x[i + 1] - x[i]), x[i + 1]))
-
-
-@jit
-def _shares(words: Words) -> Floats:
-    out = np.empty(words.shape)
-    for row in range(words.shape[0]):
-        for i in range(words.shape[1]):
-            out[row, i] = _share(words[row, i])
-    return out
 
 
 @jit
@@ -248,8 +180,9 @@ def _space(shares: Floats, spacing: float, ring: bool) -> None:
 
 
 @jit
-def _to_quantiles(shares: Floats, x: Floats, p: Floats, centres: Floats, lattice: bool) -> None:
+def _to_quantiles(shares: Floats, distribution: Quantiles, centres: Floats, lattice: bool) -> None:
     """Turn shares into anchors. Passes over all rows, not a function called for each: it would cost more than what it does."""
+    x = distribution.x
     n_rows, n = shares.shape
     if len(x) == 2:  # uniform: one multiplication
         start, width = x[0], x[1] - x[0]
@@ -259,7 +192,7 @@ def _to_quantiles(shares: Floats, x: Floats, p: Floats, centres: Floats, lattice
     else:
         for row in range(n_rows):
             for i in range(n):
-                shares[row, i] = centres[i] + _quantile(shares[row, i], x, p)
+                shares[row, i] = centres[i] + _quantile(shares[row, i], distribution)
     if lattice:
         for row in range(n_rows):
             for i in range(n):
@@ -268,83 +201,83 @@ def _to_quantiles(shares: Floats, x: Floats, p: Floats, centres: Floats, lattice
 
 @jit
 def _locate(
-    values: Floats,
-    anchors: Floats,
-    accepted_low: Floats,
-    accepted_high: Floats,
-    accepted: Flags,
-    ring: bool,
-    lower: Floats,
-    upper: Floats,
-) -> None:
-    """Write the range between each row's anchors in which its value lies."""
+    values: Floats, anchors: Floats, acceptable: Acceptable, ring: bool
+) -> tuple[Floats, Floats]:
+    """Return the range between each row's anchors in which its value lies."""
+    lower, upper = np.empty(len(values)), np.empty(len(values))
     for row in range(len(values)):
         value = values[row]
         low, high, position = -np.inf, np.inf, 0
         for i in range(anchors.shape[1]):
             anchor = anchors[row, i]
             is_below = anchor < value
-            low = max(
-                low, anchor if is_below else -np.inf
-            )  # selects, not branches: which one is a coin toss
+            # selects, not branches: which one is a coin toss
+            low = max(low, anchor if is_below else -np.inf)
             high = min(high, np.inf if is_below else anchor)
             position += is_below
         if ring and position != 1:
             low, high = max(anchors[row, 0], anchors[row, 1]), min(anchors[row, 0], anchors[row, 1])
-            if (
-                low == high
-            ):  # nothing lies between: the outer range is the whole line, and must not look like a value
+            # nothing lies between: the outer range is the whole line, and must not look like a value
+            if low == high:
                 low, high = -np.inf, np.inf
-        exact = accepted[position]
-        for i in range(len(accepted_low)):
-            exact = exact or (accepted_low[i] < value and value <= accepted_high[i])
+        exact = acceptable.ranges[position]
+        for i in range(len(acceptable.low)):
+            exact = exact or (acceptable.low[i] < value and value <= acceptable.high[i])
         lower[row] = value if exact else low
         upper[row] = value if exact else high
+    return lower, upper
 
 
 @jit
-def _narrow(
+def narrow(
     values: Floats,
     words: Words,
-    x: Floats,
-    p: Floats,
-    tau_x: Floats,
-    tau_p: Floats,
-    cdf_x: Floats,
-    cdf_guide: Guide,
-    cdf_low: Floats,
-    cdf_high: Floats,
+    distribution: Quantiles,
+    tau: Quantiles,
+    cdf: Steps,
     either: bool,
     lattice: bool,
-    lower: Floats,
-    upper: Floats,
-) -> None:
+) -> tuple[Floats, Floats]:
+    """Return the range (lower, upper] to which rounds of halving by random anchors narrow each value down.
+
+    Parameters
+    ----------
+    words
+        uint64 array of shape (n, 1 + n_rounds), uniform and independent.
+    distribution
+        The distribution of the anchors: in each round, restricted to the range so far.
+    tau
+        The distribution of the coverage below which a row's range may not fall.
+    cdf
+        The reference by which coverage is measured; doubt counts as a lack of coverage.
+    either
+        Whether a row stops when either of the two next ranges would fall below its tau; otherwise,
+        when its own would.
+    """
+    x, cdf_low, cdf_high = cdf
+    lower, upper, at = np.empty(len(values)), np.empty(len(values)), guide(x)
     for row in range(len(values)):
-        value = values[row]
-        tau = _quantile(_share(words[row, 0]), tau_x, tau_p)
-        low, high, first, last = (
-            -np.inf,
-            np.inf,
-            0.0,
-            1.0,
-        )  # the range, and the anchors' ranks at its ends
+        value, least_coverage = values[row], _quantile(_share(words[row, 0]), tau)
+        low, high, first, last = -np.inf, np.inf, 0.0, 1.0  # the range, and its ends' ranks
         least, most = (
             0.0,
             1.0,
-        )  # bounds on the reference's cdf: at most `least` at low, at least `most` at high
+        )  # of the reference's cdf: at most `least` at low, at least `most` at high
         for turn in range(1, words.shape[1]):
             rank = first + _share(words[row, turn]) * (last - first)
-            anchor = _quantile(rank, x, p)
+            anchor = _quantile(rank, distribution)
             anchor = np.floor(anchor) if lattice else anchor
             if not low < anchor < high:
                 break
-            cell = first_knot(anchor, cdf_x, cdf_guide)
+            cell = first_knot(anchor, x, at)
             left, right = cdf_low[cell] - least, most - cdf_high[cell]
             goes_left = value <= anchor
-            if (min(left, right) if either else (left if goes_left else right)) < tau:
+            own = left if goes_left else right
+            if (min(left, right) if either else own) < least_coverage:
                 break
             if goes_left:
                 high, last, most = anchor, rank, cdf_low[cell]
             else:
                 low, first, least = anchor, rank, cdf_high[cell]
         lower[row], upper[row] = low, high
+    return lower, upper

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpdask.kernels.cdf import Guide, guide, rank_interval, values_at
+from dpdask.kernels.cdf import UNIT, guide, own_ranks, values_at
 from dpdask.kernels.channel import TOTAL_BITS, alias_tables, integer_weights
 from dpdask.kernels.jit import Flags, Floats, Ints, Shorts, Words, jit
 
@@ -27,7 +27,6 @@ MAX_EPSILON = 16.0
 _BASE = 256
 _MOST_POWERS = 2**17
 TOGETHER = 2**10  # rows that go through all loops while they stay near the processor
-_UNIT = 1.0 / 9007199254740992.0  # 2**-53
 _CLAMP_BITS = 10  # ranks beyond B by more than log(2**10)/-log(α) become one outcome
 _TAIL_BITS = (
     24  # and what those outcomes gain from the noise's unresolved tail is below 2**-24 of them
@@ -54,13 +53,7 @@ class RankNoise:
     @property
     def scalars(self) -> dict[str, float]:
         """All attributes but the weights, by name."""
-        return {
-            "n_cells": self.n_cells,
-            "rate": self.rate,
-            "margin": self.margin,
-            "sign": self.sign,
-            "epsilon": self.epsilon,
-        }
+        return {name: getattr(self, name) for name in self.__slots__ if name != "weights"}
 
 
 def rank_noise(epsilon: float, n_cells: int = N_CELLS) -> RankNoise:
@@ -108,12 +101,15 @@ def _bound(
     """
     exact_rate = Decimal(rate)
     top = resolved // _BASE ** (len(weights) - 1)
-    spread = abs(_ln(2**TOTAL_BITS - sign) - _ln(sign) + exact_rate)
+    spread = abs(Decimal(2**TOTAL_BITS - sign).ln() - Decimal(sign).ln() + exact_rate)
     for k, row in enumerate(weights.tolist()):
         used = row[: top + 1] if k == len(weights) - 1 else row
         if min(used) == 0:
             return math.inf
-        errors = [_ln(weight) + exact_rate * _BASE**k * digit for digit, weight in enumerate(used)]
+        errors = [
+            Decimal(weight).ln() + exact_rate * _BASE**k * digit
+            for digit, weight in enumerate(used)
+        ]
         spread += max(errors) - min(errors)
     beyond = Decimal(sum(weights[-1].tolist()[top + 1 :])) / 2**TOTAL_BITS
     smallest_tail = (-exact_rate * (margin + n_cells) - spread).exp() / 4
@@ -121,10 +117,6 @@ def _bound(
     # both tails of the clamped outcome: gained by what is beyond, lost by what is cut off
     tail = (1 + beyond / smallest_tail).ln() - (1 - unresolved).ln()
     return math.nextafter(float(exact_rate * (n_cells - 1) + spread + tail), math.inf)
-
-
-def _ln(whole: int) -> Decimal:
-    return Decimal(whole).ln()
 
 
 def digit_tables(noise: RankNoise) -> Tables:
@@ -135,20 +127,6 @@ def digit_tables(noise: RankNoise) -> Tables:
 def words_per_row(noise: RankNoise) -> int:
     """Return how many 64-bit words `privatise` consumes for one row."""
     return len(noise.weights) + 3
-
-
-@jit
-def _tails(rate: float, n_cells: int) -> tuple[float, float, float]:
-    """Return α, k, and Pr(i + e < 0), for i uniform on 0..n_cells-1 and e discrete Laplace with rate -log(α).
-
-    Notes
-    -----
-    With k = α / ((1-α)(1+α)), Pr(i + e <= w) is (w + 1 + k(α^(w+1) - α^(n-1-w))) / n for w in
-    -1..n-1, and a geometric tail on either side.
-    """
-    a = math.exp(-rate)
-    k = a / (-math.expm1(-rate) * (1.0 + a))
-    return a, k, k * -math.expm1(-rate * n_cells) / n_cells
 
 
 def privatise(
@@ -171,31 +149,8 @@ def privatise(
     x, c
         The knots of the continualised reference cdf; null holds the ranks below c[0].
     """
-    ranks = disturb(
-        _own_ranks(values, is_null, words, x, c, guide(x), lattice), words, noise, tables
-    )
-    return values_at(ranks, x, c, guide(c), lattice)
-
-
-@jit
-def _own_ranks(
-    values: Floats,
-    is_null: Flags,
-    words: Words,
-    x: Floats,
-    c: Floats,
-    guide: Guide,
-    lattice: bool,
-) -> Floats:
-    """Return a rank of each value, uniform in the interval that it stands for, from each row's first word."""
-    out = np.empty(len(values), dtype=np.float64)
-    for row in range(len(values)):
-        low, high = (
-            (0.0, c[0]) if is_null[row] else rank_interval(values[row], x, c, guide, lattice)
-        )
-        uniform = (words[row, 0] >> np.uint64(11)) * _UNIT
-        out[row] = low + uniform * (high - low)
-    return out
+    ranks = own_ranks(values, is_null, words[:, 0], x, c, lattice)
+    return values_at(disturb(ranks, words, noise, tables), x, c, guide(c), lattice)
 
 
 def disturb(ranks: Floats, words: Words, noise: RankNoise, tables: Tables) -> Floats:
@@ -243,7 +198,7 @@ def disturb_rows(ranks: Floats, words: Words, draws: Draws) -> Floats:
     instructions, but not one long loop. No draw decides a branch, since nobody can predict which
     one. Indices that come from words are unsigned, since numba looks for negative ones otherwise.
     """
-    out, room = np.empty(len(ranks), dtype=np.float64), make_room()
+    out, room = np.empty(len(ranks)), make_room()
     for start in range(0, len(ranks), TOGETHER):
         rows = slice(start, min(start + TOGETHER, len(ranks)))
         disturb_block(ranks[rows], words[rows], draws, room, out[rows])
@@ -253,7 +208,7 @@ def disturb_rows(ranks: Floats, words: Words, draws: Draws) -> Floats:
 class Room(NamedTuple):
     """What `disturb_block` finds of at most `TOGETHER` rows on its way: made once, since new arrays cost time."""
 
-    magnitudes: Words  # uint64 and int64 arrays of shape (TOGETHER,)
+    magnitudes: Words
     noisy: Ints
     near: Floats
     far: Floats
@@ -262,71 +217,39 @@ class Room(NamedTuple):
 @jit
 def make_room() -> Room:
     """Return the room that `disturb_block` needs."""
-    noisy, near, far = (
-        np.empty(TOGETHER, dtype=np.int64),
-        np.empty(TOGETHER, dtype=np.float64),
-        np.empty(TOGETHER, dtype=np.float64),
-    )
-    return Room(np.empty(TOGETHER, dtype=np.uint64), noisy, near, far)
+    near, far = np.empty(TOGETHER), np.empty(TOGETHER)
+    return Room(np.empty(TOGETHER, np.uint64), np.empty(TOGETHER, np.int64), near, far)
 
 
 @jit
 def disturb_block(ranks: Floats, words: Words, draws: Draws, room: Room, out: Floats) -> None:
-    """Find the noisy ranks of at most `TOGETHER` rows.
-
-    Parameters
-    ----------
-    out
-        float64 array of shape (n,), changed: the result. It may be `ranks`.
-    """
-    _draw_magnitudes(words, draws, room.magnitudes)
-    _add_noise(ranks, words, draws, room.magnitudes, room.noisy)
-    _find_powers(draws, room.noisy[: len(ranks)], room.near, room.far)
-    _place(words, draws, room.noisy, room.near, room.far, out)
-
-
-@jit
-def _draw_magnitudes(words: Words, draws: Draws, magnitudes: Words) -> None:
-    """Draw each row's number from the digits' tables, the most significant digit first."""
-    one, byte, low_byte = np.uint64(1), np.uint64(8), np.uint64(255)
+    """Find the noisy ranks of at most `TOGETHER` rows; `out` is changed, and may be `ranks`."""
+    magnitudes, noisy, near, far = room
+    n_cells, rate, margin, n_digits = draws.n_cells, draws.rate, draws.margin, len(draws.thresholds)
+    one, byte, low_byte, last = np.uint64(1), np.uint64(8), np.uint64(255), n_cells - 1
+    # a number from the digits' tables, the most significant digit first
     magnitudes[: len(words)] = 0
-    for place in range(len(draws.thresholds)):
-        digit = len(draws.thresholds) - 1 - place
-        thresholds, aliases, drawn = (
-            draws.thresholds[digit],
-            draws.aliases[digit],
-            words[:, digit + 1],
-        )
+    for place in range(n_digits):
+        digit = n_digits - 1 - place
+        thresholds, aliases = draws.thresholds[digit], draws.aliases[digit]
+        drawn = words[:, digit + 1]
         for row in range(len(drawn)):
             word = drawn[row] >> one
             entry = word & low_byte
             alias = np.uint64(aliases[entry])
-            magnitudes[row] = (
-                (magnitudes[row] << byte)
-                + alias
-                + (entry - alias) * np.uint64((word >> byte) < thresholds[entry])
-            )
-
-
-@jit
-def _add_noise(ranks: Floats, words: Words, draws: Draws, magnitudes: Words, noisy: Ints) -> None:
-    """Find each row's noisy rank w in whole numbers, clamped."""
-    n_cells, margin, sign, one = draws.n_cells, draws.margin, draws.sign, np.uint64(1)
-    last, of_sign = n_cells - 1, np.uint64(len(draws.thresholds)) + one
+            chosen = alias + (entry - alias) * np.uint64((word >> byte) < thresholds[entry])
+            magnitudes[row] = (magnitudes[row] << byte) + chosen
+    # the noisy rank w in whole numbers, clamped: -1 - magnitude is added where the sign is negative
+    signs, places = words[:, n_digits + 1], words[:, n_digits + 2]
     for row in range(len(ranks)):
-        is_negative = np.int64((words[row, of_sign] >> one) >= sign)
+        is_negative = np.int64((signs[row] >> one) >= draws.sign)
         rank = min(max(int(n_cells * ranks[row]), 0), last)
-        noisy[row] = min(
-            max(rank + int(np.int64(magnitudes[row]) ^ -is_negative), -margin), last + margin
-        )  # -1 - magnitude where negative
-
-
-@jit
-def _find_powers(draws: Draws, noisy: Ints, near: Floats, far: Floats) -> None:
-    """Find the powers of α of each noisy rank's distances: from 0..n_cells-1 if it lies outside; else from both ends, 0 and n_cells-1."""
-    n_cells, rate, coarse, fine = draws.n_cells, draws.rate, draws.coarse, draws.fine
-    last, tabulated, byte, low_byte = n_cells - 1, len(coarse) > 0, np.uint64(8), np.uint64(255)
-    for row in range(len(noisy)):
+        w = rank + int(np.int64(magnitudes[row]) ^ -is_negative)
+        noisy[row] = min(max(w, -margin), last + margin)
+    # powers of α: of the distance from 0..n_cells-1 if w lies outside, else of those from both ends
+    coarse, fine = draws.coarse, draws.fine
+    tabulated = len(coarse) > 0
+    for row in range(len(ranks)):
         w = noisy[row]
         beyond = max(-1 - w, w - n_cells)  # how far outside; negative inside
         inside = int(beyond < 0)
@@ -336,19 +259,13 @@ def _find_powers(draws: Draws, noisy: Ints, near: Floats, far: Floats) -> None:
             far[row] = coarse[high >> byte] * fine[high & low_byte]
         else:
             near[row], far[row] = math.exp(-rate * low), math.exp(-rate * high)
-
-
-@jit
-def _place(words: Words, draws: Draws, noisy: Ints, near: Floats, far: Floats, out: Floats) -> None:
-    """Place each noisy rank uniformly inside its own probability under uniform ranks; see `_tails`."""
-    n_cells, margin, of_place = (
-        draws.n_cells,
-        draws.margin,
-        np.uint64(len(draws.thresholds)) + np.uint64(2),
-    )
-    a, k, tail = _tails(draws.rate, n_cells)
-    last, step = n_cells - 1, 1.0 / n_cells
-    for row in range(len(out)):
+    # w is placed uniformly inside its own probability under uniform ranks: with
+    # k = α / ((1-α)(1+α)), Pr(i + e <= w) is (w + 1 + k(α^(w+1) - α^(n-1-w))) / n for w in -1..n-1,
+    # and a geometric tail on either side
+    a = math.exp(-rate)
+    k = a / (-math.expm1(-rate) * (1.0 + a))
+    tail, step = k * -math.expm1(-rate * n_cells) / n_cells, 1.0 / n_cells
+    for row in range(len(ranks)):
         w, near_power, far_power = noisy[row], near[row], far[row]
         is_inside = max(-1 - w, w - n_cells) < 0
         outer = tail * near_power
@@ -358,5 +275,5 @@ def _place(words: Words, draws: Draws, noisy: Ints, near: Floats, far: Floats, o
         above = (w + 1 + k * (near_power * a - far_power)) * step if is_inside else above
         below = 0.0 if w == -margin else below
         above = 1.0 if w == last + margin else above
-        uniform = ((words[row, of_place] >> np.uint64(11)) + 0.5) * _UNIT
+        uniform = ((places[row] >> np.uint64(11)) + 0.5) * UNIT
         out[row] = below + (above - below) * uniform

@@ -13,9 +13,8 @@ def keep_chosen(
     values: NDArray[np.unsignedinteger], chosen: Flags, n_chosen: int
 ) -> NDArray[np.unsignedinteger]:
     """Return the values of the chosen rows, in their order."""
-    out = np.empty(
-        n_chosen + 1, dtype=values.dtype
-    )  # one more: a row that is not chosen is overwritten by the next one
+    # one more: a row that is not chosen is overwritten by the next one
+    out = np.empty(n_chosen + 1, dtype=values.dtype)
     place = 0
     for row in range(len(values)):
         out[place] = values[row]

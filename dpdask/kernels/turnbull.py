@@ -21,12 +21,8 @@ MAX_ATOMS = 6000
 _NEWTON_STEPS = 200
 _EM_STEPS = 10
 _BEYOND = 0.1  # of the tolerance: how far Newton goes, so that there is room for the zeros
-_ZEROS = (
-    1.0,
-    1e-2,
-    1e-4,
-    1e-6,
-)  # of an atom's slack: the masses that may be zeros, as many as there is room for
+# of an atom's slack: the masses that may be zeros, as many as there is room for
+_ZEROS = (1.0, 1e-2, 1e-4, 1e-6)
 _TO_BOUNDARY = 0.995
 _TILE = 48  # OpenBLAS multiplies, and factors, square matrices of up to 63 in the calling thread
 _BACKTRACKS = 40
@@ -207,9 +203,8 @@ def _add_slopes(
         probability = prefix[stop[i]] - prefix[start[i]]
         if ring[i]:
             probability = total - probability
-        if (
-            probability <= 0.0
-        ):  # only where a step or rounding emptied a range: such masses are turned down
+        # only where a step or rounding emptied a range: such masses are turned down
+        if probability <= 0.0:
             return -np.inf, np.inf
         weight = share[i] / probability
         likelihood += share[i] * np.log(probability)
@@ -360,9 +355,8 @@ def _line_search(
 
 def _empty(ranges: _Ranges, masses: Floats, tolerance: float) -> Floats:
     """Return the masses with exact zeros where the limit has them, as far as the gap stays within the tolerance."""
-    slack = (
-        1.0 - _gradient(ranges, masses)[0]
-    )  # not Newton's z, which means nothing where EM alone was enough
+    # not Newton's z, which means nothing where EM alone was enough
+    slack = 1.0 - _gradient(ranges, masses)[0]
     for share in _ZEROS:
         result = np.where(masses < share * slack, 0.0, masses)
         result /= result.sum()

@@ -13,9 +13,8 @@ from dpdask.kernels import rows as kernel
 from dpdask.kernels.jit import Flags, Words
 
 
-@dataclass(
-    frozen=True, slots=True, kw_only=True, eq=False, repr=False
-)  # Dask logs the arguments of a task that failed
+# Dask logs the arguments of a task that failed
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class UnitRows:
     """Of each unit, its first `max_rows` + 1 rows in the order (hash, position); mergeable and exact."""
 

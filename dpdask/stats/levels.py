@@ -25,9 +25,8 @@ def encode(codec: LevelCodec, array: pa.Array) -> Int32s:
     return codec.encode(array)
 
 
-@dataclass(
-    frozen=True, slots=True, eq=False, repr=False
-)  # Dask logs the arguments of a task that failed
+# Dask logs the arguments of a task that failed
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Tally:
     """Exact counts of rows, by level or by cell."""
 

@@ -93,9 +93,8 @@ class Domain:
         return tuple(combinations(self.names, 2))
 
 
-@dataclass(
-    frozen=True, slots=True, eq=False, repr=False
-)  # Dask logs the arguments of a task that failed
+# Dask logs the arguments of a task that failed
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MarginalCounts:
     """Exact contingency tables of some rows: one-way, two-way unless left out, and of chosen cliques.
 
@@ -303,9 +302,8 @@ def codes_of(domain: Domain, keys: Ints) -> Codes:
     return codes
 
 
-@dataclass(
-    frozen=True, slots=True, eq=False, repr=False
-)  # Dask logs the arguments of a task that failed
+# Dask logs the arguments of a task that failed
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class JointCounts:
     """Exact counts of the occupied cells of the joint histogram of some rows.
 
@@ -339,9 +337,8 @@ class JointCounts:
         if any(part.domain != self.domain for part in others):
             raise ValueError("joint counts of different domains cannot be merged")
         parts = [(part.keys, part.counts) for part in (self, *others)]
-        while (
-            len(parts) > 1
-        ):  # neighbours in rounds: every cell is moved log2(n) times, not n times
+        # neighbours in rounds: every cell is moved log2(n) times, not n times
+        while len(parts) > 1:
             merged = [
                 merge_cells(*first, *second)
                 for first, second in zip(parts[::2], parts[1::2], strict=False)
@@ -373,9 +370,8 @@ def merge_cells(keys_a: Ints, counts_a: Ints, keys_b: Ints, counts_b: Ints) -> t
             counts[n] += counts_b[b]
             b += 1
         n += 1
-    return keys[:n].copy(), counts[
-        :n
-    ].copy()  # a view would keep the longer arrays alive, and travel with them
+    # a view would keep the longer arrays alive, and travel with them
+    return keys[:n].copy(), counts[:n].copy()
 
 
 MAX_CELLS = 2**27  # a gigabyte of counts; each worker holds a few such

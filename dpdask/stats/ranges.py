@@ -59,9 +59,8 @@ def grid_of_ranges(lower: Floats, upper: Floats, n_knots: int = 1000) -> Floats:
     return check_grid(knots)
 
 
-@dataclass(
-    frozen=True, slots=True, kw_only=True, eq=False, repr=False
-)  # Dask logs the arguments of a task that failed
+# Dask logs the arguments of a task that failed
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RangeCounts:
     """How many rows have each range of grid cells: exact, sparse, and as large as the number of different ranges.
 
@@ -130,9 +129,8 @@ class RangeCounts:
             np.concatenate([part.keys for part in parts]), return_inverse=True
         )
         counts = np.zeros(len(keys), dtype=np.int64)
-        np.add.at(
-            counts, inverse, np.concatenate([part.counts for part in parts])
-        )  # whole numbers: no order matters
+        # whole numbers: no order matters
+        np.add.at(counts, inverse, np.concatenate([part.counts for part in parts]))
         return type(self)(
             knots=self.knots,
             keys=keys,
@@ -196,9 +194,8 @@ def _check_ranges(lower: Floats, upper: Floats) -> tuple[Floats, Floats]:
 def _cells(knots: Floats, lower: Floats, upper: Floats) -> tuple[Counts, Counts, NDArray[np.bool_]]:
     """Return the first and last cell of each range, rounded outward, and whether it was enlarged."""
     size = len(knots)
-    below = np.searchsorted(
-        knots, lower, side="right"
-    )  # the knot before it is the largest that is not above
+    # the knot before it is the largest that is not above
+    below = np.searchsorted(knots, lower, side="right")
     above = np.searchsorted(knots, upper, side="left")
     padded = np.concatenate([[-np.inf], knots, [np.inf]])
     left, right = 2 * below, np.minimum(2 * above + 1, 2 * size)
@@ -207,8 +204,7 @@ def _cells(knots: Floats, lower: Floats, upper: Floats) -> tuple[Counts, Counts,
     met = padded[above + 1] == upper
     left[exact] = right[exact] = 2 * above[exact] + met[exact]
     rounded[exact] = ~met[exact]
-    everything = (lower > upper) & (
-        left <= right + 1
-    )  # the two halves of a ring that was enlarged touch
+    # the two halves of a ring that was enlarged touch
+    everything = (lower > upper) & (left <= right + 1)
     left[everything], right[everything] = 0, 2 * size
     return left.astype(np.int64), right.astype(np.int64), rounded

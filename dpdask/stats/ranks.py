@@ -18,9 +18,8 @@ MAX_KNOTS = 2**16
 MAX_RANK_ERROR = 2.0**-15
 
 
-@dataclass(
-    frozen=True, slots=True, eq=False, repr=False
-)  # Dask logs the arguments of a task that failed
+# Dask logs the arguments of a task that failed
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RankSummary:
     """A weighted sample that stands for the rows of one column.
 
@@ -58,7 +57,7 @@ class RankSummary:
         values, is_null = codec.encode(array)
         if chosen is not None:
             values, is_null = values[chosen], is_null[chosen]
-        found, counts = ecdf.find_distinct(values[~is_null])
+        found, counts = np.unique(values[~is_null], return_counts=True)
         is_atom = np.isin(found, codec.atoms)
         atom_counts = np.zeros(len(codec.atoms), dtype=np.int64)
         atom_counts[np.searchsorted(codec.atoms, found[is_atom])] = counts[is_atom]
@@ -91,9 +90,8 @@ class RankSummary:
 Range = tuple[Any, Any]
 
 
-@dataclass(
-    frozen=True, slots=True, kw_only=True, repr=False
-)  # contains values, so it must never be printed
+# contains values, so it must never be printed
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ColumnOrder:
     """Whether the values of neighbouring rows, or the ranges of neighbouring parts, rise or fall; neighbours can be merged in order.
 

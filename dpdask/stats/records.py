@@ -26,9 +26,8 @@ _STEP = 2**16  # rows that are added to a table before it is looked at whether t
 _WORTH = 0.75  # to find equal entries takes longer than to carry them along, unless this share or less of all is distinct
 
 
-@dataclass(
-    frozen=True, slots=True, kw_only=True, eq=False, repr=False
-)  # Dask logs the arguments of a task that failed
+# Dask logs the arguments of a task that failed
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Records:
     """The distinct records of some rows; mergeable, in any order and from any partitions.
 

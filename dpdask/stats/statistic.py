@@ -34,9 +34,10 @@ def as_words(array: pa.Array) -> Words:
         found = np.asarray(
             (numbers.fill_null(0) if numbers.null_count else numbers).to_numpy(zero_copy_only=False)
         )
+        # one zero, one NaN
         plain = (np.where(np.isnan(found), np.nan, found + 0.0) if floating else found).view(
             np.uint64
-        )  # one zero, one NaN
+        )
     else:
         encoded = array.dictionary_encode()
         distinct = encoded.dictionary.to_pylist()
