@@ -263,6 +263,7 @@ def bin_edges(x: Floats, c: Floats, n_bins: int) -> Floats:
     return np.unique(np.array(edges))
 
 
+@jit
 def cells_of(
     values: Floats,
     is_null: Flags,
@@ -270,18 +271,14 @@ def cells_of(
     x: Floats,
     c: Floats,
     edges: Floats,
-    *,
     lattice: bool,
 ) -> Int32s:
     """Return the bin of each value: that of a rank drawn uniformly from the interval of ranks that it stands for."""
-    return _cells(own_ranks(values, is_null, words, x, c, lattice), edges)
-
-
-@jit
-def _cells(ranks: Floats, edges: Floats) -> Int32s:
-    out = np.empty(len(ranks), dtype=np.int32)
-    for row in range(len(ranks)):
-        place = np.searchsorted(edges, ranks[row], side="right") - 1
+    out, at = np.empty(len(values), dtype=np.int32), guide(x)
+    for row in range(len(values)):
+        low, high = (0.0, c[0]) if is_null[row] else rank_interval(values[row], x, c, at, lattice)
+        rank = low + (words[row] >> np.uint64(11)) * UNIT * (high - low)
+        place = int(np.searchsorted(edges, rank, side="right")) - 1
         out[row] = min(max(place, 0), len(edges) - 2)
     return out
 
