@@ -221,8 +221,8 @@ def run(
         "balance": _read_balance(loaded),
         "warnings": [*warned, *outcome.warnings],
         "quality": outcome.quality,
-        "protected": mechanism.protected,
-        "unprotected": mechanism.unprotected,
+        "protected": mechanism.description.protected,
+        "unprotected": mechanism.description.unprotected,
         "insecure": loaded.file.insecure_seed is not None,
     }
     if as_json:
@@ -600,8 +600,8 @@ def _outcome_text(job: Job, mechanism: Mechanism, result: dict[str, Any]) -> str
         + (" (INSECURE: seeded, protects nobody)" if result["insecure"] else ""),
         f"  where     {result['output']}",
         f"  what      {say_count(result['rows'], 'row')} in {say_count(result['shards'], 'shard')}, {result['bytes'] / 1e6:,.1f} MB",
-        f"  how       {mechanism.how}",
-        f"  promise   {mechanism.guarantee(job.file.output.order)}",
+        f"  how       {mechanism.description.how}",
+        f"  promise   {mechanism.description.guarantee(job.file.output.order)}",
         *warnings,
         *([f"  quality   {result['quality']}"] if result["quality"] else []),
     ]

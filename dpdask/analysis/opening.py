@@ -16,6 +16,7 @@ from dpdask.io.filesystems import by_root, check_options, set_options
 from dpdask.io.shards import CARD_NAME, MANIFEST_NAME, META, Manifest
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms.card import Card
+from dpdask.mechanisms.guidance import find_guidance
 
 
 def open(  # noqa: A001 - `dpdask.open`, as `Image.open`
@@ -56,7 +57,7 @@ def open(  # noqa: A001 - `dpdask.open`, as `Image.open`
     folder = Folder(url)
     manifest, read = _read(folder, str(path), card)
     content, shards = read.to_dict(), tuple(shard.name for shard in manifest.shards)
-    return _choose(content["mechanism"], str(path))(
+    return _choose(read, str(path))(
         folder=folder, shards=shards, n_rows=manifest.n_rows, content=content
     )
 
@@ -103,18 +104,19 @@ def _read(folder: Folder, path: str, card: str | None) -> tuple[Manifest, Card]:
     return manifest, Card.read(data, f"{path}/{where}")
 
 
-def _choose(mechanism: Mapping[str, Any], path: str) -> type[OpenedRelease]:
-    kind = mechanism["kind"]
-    if kind == "histogram":
-        return OpenedCells if mechanism["output"] == "cells" else OpenedRecords
-    found: dict[str, type[OpenedRelease]] = {
-        "dip": OpenedRows,
-        "copula": OpenedRecords,
-        "marginals": OpenedTables,
-        "interval": OpenedRanges,
+def _choose(card: Card, path: str) -> type[OpenedRelease]:
+    shapes: dict[str, type[OpenedRelease]] = {
+        "rows": OpenedRows,
+        "records": OpenedRecords,
+        "cells": OpenedCells,
+        "tables": OpenedTables,
+        "ranges": OpenedRanges,
     }
-    if kind not in found:
+    shape = find_guidance(card).shape(card)
+    if shape not in shapes:
         raise SpecError(
-            f"releases of the mechanism {kind!r} cannot be opened", path, "read the Parquet files"
+            f"releases of the mechanism {card.mechanism.kind!r} cannot be opened",
+            path,
+            "read the Parquet files",
         )
-    return found[kind]
+    return shapes[shape]

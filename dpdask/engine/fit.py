@@ -240,7 +240,10 @@ def _check_drawn(mechanism: Mechanism, drawn: Archived | None) -> None:
 
 def _name_pass(planned: Mechanism, work: TableWork, number: int) -> str:
     """Return the name of a pass over the rows before the fit, as the plan has it."""
-    names = [stage.partition(":")[0] for stage in planned.stages(work.columns, uncounted=True)]
+    names = [
+        stage.partition(":")[0]
+        for stage in planned.description.stages(work.columns, uncounted=True)
+    ]
     return next(iter(names[number:]), "survey")
 
 

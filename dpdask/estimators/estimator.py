@@ -205,15 +205,18 @@ class Estimator(ABC, Generic[Made]):
         spending, account = mechanism.spending, _open_account(mechanism, ledger)
         refusal = account.find_shortage()
         return FramePlan(
-            guarantee=mechanism.guarantee("keep"),
-            stages=(*work.unit_stages, *mechanism.stages(work.columns, uncounted=False)),
+            guarantee=mechanism.description.guarantee("keep"),
+            stages=(
+                *work.unit_stages,
+                *mechanism.description.stages(work.columns, uncounted=False),
+            ),
             epsilons=dict(spending.row),
             reference_epsilons=dict(spending.reference),
             warnings=(
                 *warn_of_number_bounds(self.schema, work.codecs),
-                *mechanism.cautions(work.columns, _n_rows(frame, mechanism)),
+                *mechanism.description.cautions(work.columns, _n_rows(frame, mechanism)),
             ),
-            expectations=mechanism.expectations(work.columns),
+            expectations=mechanism.description.expectations(work.columns),
             ledger=account.describe_balances(work.unit_place or "", fits=refusal is None),
             noise=list_noise(mechanism.event),
             refusal=refusal,
@@ -274,7 +277,7 @@ class _Fitting:
             report.count_rows(n_rows, None)
         if n_rows == 0 and mechanism.reference_rows == "own":
             raise DataError("the table has no rows", "frame", "give it some rows")
-        said = mechanism.cautions(work.columns, n_rows)
+        said = mechanism.description.cautions(work.columns, n_rows)
         tells = (
             mechanism.releases_rows and not several and not self.account.is_strict
         )  # with a strict ledger, nobody is told of exact rows
@@ -309,7 +312,11 @@ class _Fitting:
         )
         for warning in (
             *late,
-            *(() if self.account.is_strict else mechanism.warn_of_release(release, work.columns)),
+            *(
+                ()
+                if self.account.is_strict
+                else mechanism.description.warnings(release, work.columns)
+            ),
         ):
             if warning not in said:
                 warnings.warn(warning, stacklevel=3)
@@ -441,7 +448,11 @@ def _late_cautions(
 ) -> tuple[str, ...]:
     """Return what there is to think of once the rows are counted; if their number is private, once it is known with noise."""
     if mechanism.releases_rows:
-        return mechanism.cautions(work.columns, sum(fitted.n_released)) if fitted.n_released else ()
+        return (
+            mechanism.description.cautions(work.columns, sum(fitted.n_released))
+            if fitted.n_released
+            else ()
+        )
     counted = release.n_rows
     if counted is None or counted.value is None:
         return ()
@@ -451,7 +462,7 @@ def _late_cautions(
             if mechanism.budget is None
             else delta_warnings(mechanism.budget, round(counted.value))
         )
-    return mechanism.cautions(work.columns, round(counted.value))
+    return mechanism.description.cautions(work.columns, round(counted.value))
 
 
 def _open_account(mechanism: Mechanism, ledger: LedgerPlace | None) -> Account:

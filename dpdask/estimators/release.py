@@ -330,7 +330,7 @@ class Release:
             if mechanism.releases_rows and work.unit is None and mechanism.fraction is None
             else None
         )
-        section = mechanism.section(
+        section = mechanism.description.section(
             fitted, work.columns, n_rows=n_rows, n_released=None, order="keep"
         )
         card = make_card(section, name="frame", insecure=insecure).with_dataset(

@@ -28,7 +28,8 @@ from dpdask.io.files import TableFormat
 from dpdask.io.fragments import InputTable, discover, takes_in
 from dpdask.io.iceberg import Iceberg
 from dpdask.io.storage import absolute_url
-from dpdask.mechanisms.card import Guarantee, say_date
+from dpdask.mechanisms.card import Card, Guarantee, say_date
+from dpdask.mechanisms.guidance import find_guidance
 from dpdask.schema import Schema
 from dpdask.steps import step
 from dpdask.streams import RunKey, stream
@@ -191,7 +192,8 @@ def write_report(
     release = open_release(out)
     card = release.card
     mechanism = card["mechanism"]
-    if mechanism["kind"] not in ("dip", "copula") and mechanism.get("output") != "rows":
+    read = Card.read(card, out)
+    if find_guidance(read).shape(read) not in ("rows", "records"):
         what = f"a release of the mechanism {mechanism['kind']!r} holds no rows with values of the original's columns"
         raise SpecError(
             what, out, "use dpdask.open to analyse it, and compare its estimates with the original"

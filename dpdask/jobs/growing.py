@@ -365,7 +365,7 @@ def make_job_card(
     """
     fitted, order = reached.fitted, job.file.output.order
     insecure = job.file.insecure_seed is not None
-    section = opened.mechanism.section(
+    section = opened.mechanism.description.section(
         release,
         opened.work.columns,
         n_rows=opened.public_rows,

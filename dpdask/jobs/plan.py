@@ -406,7 +406,7 @@ def plan_job(job: Job) -> Plan:
         date_bounds=tell_date_bounds(opened.work.codecs),
         kept=job.schema.kept,
         dropped=tuple(name for name, column in job.schema.columns.items() if column.role == "drop"),
-        guarantee=mechanism.guarantee(job.file.output.order),
+        guarantee=mechanism.description.guarantee(job.file.output.order),
         released_rows=expected.n_rows,
         n_shards=expected.n_shards,
         output=job.output_url,
@@ -421,7 +421,7 @@ def plan_job(job: Job) -> Plan:
             *expected.warnings,
             *(() if job.account.is_strict else list_footer_warnings(job, table)),
         ),
-        expectations=mechanism.expectations(opened.work.columns),
+        expectations=mechanism.description.expectations(opened.work.columns),
         series=series,
     )
 
@@ -512,13 +512,13 @@ def expect(job: Job, opened: JobTable) -> Expected:
     own = (
         _CONTINUED
         if mechanism.continued
-        else mechanism.stages(work.columns, uncounted=table.n_rows is None)
+        else mechanism.description.stages(work.columns, uncounted=table.n_rows is None)
     )
     stages = (*work.unit_stages, *own)
     n_rows, n_shards = (
         _count_rows(job, opened) if mechanism.releases_rows else _count_records(job, opened)
     )
-    cautions = mechanism.cautions(opened.work.columns, opened.public_rows)
+    cautions = mechanism.description.cautions(opened.work.columns, opened.public_rows)
     warnings = (
         *table.left_out,
         *_tell_of_public(job, mechanism),
@@ -550,7 +550,7 @@ def _warn_of_repeats(job: Job) -> tuple[str, ...]:
 
 
 def _count_records(job: Job, opened: JobTable) -> tuple[int | None, int | None]:
-    n_rows = opened.mechanism.n_expected(opened.public_rows)
+    n_rows = opened.mechanism.description.n_expected(opened.public_rows)
     return n_rows, None if n_rows is None else -(-n_rows // job.file.output.rows_per_shard)
 
 

@@ -285,7 +285,7 @@ def _release(
         manifest = Manifest(
             job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(content).hexdigest()
         )
-        quality = opened.mechanism.describe_quality(release)
+        quality = opened.mechanism.description.quality(release)
         doubts = _warn_of_release(opened, reached.fitted, release)
         documents, faults = write_documents(card, manifest, state.staging(reached.run_id).shards)
         job.name_releases(reached.input).keep(reached.release, state.keys.read(reached.run_id))
@@ -319,8 +319,8 @@ def _warn_of_release(opened: JobTable, fitted: Fitted, release: Any) -> tuple[st
     """Return the warnings of a fitted release; with a unit also those of the plan, by the rows that its bound has left."""
     mechanism, columns = opened.mechanism, opened.work.columns
     counted = opened.work.unit is not None and mechanism.releases_rows
-    late = mechanism.cautions(columns, sum(fitted.n_released)) if counted else ()
-    return (*late, *mechanism.warn_of_release(release, columns))
+    late = mechanism.description.cautions(columns, sum(fitted.n_released)) if counted else ()
+    return (*late, *mechanism.description.warnings(release, columns))
 
 
 def _fit(

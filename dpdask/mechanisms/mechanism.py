@@ -187,6 +187,74 @@ class Search(Protocol):
         """Return what `Mechanism.with_found` takes: post-processing of the noisy counts."""
 
 
+@dataclass(frozen=True, slots=True)
+class Description(ABC):
+    """What is said of a mechanism. Nothing has a default, so that none of it is left out in silence."""
+
+    mechanism: Any
+
+    # before a run, from the specification alone
+
+    @property
+    @abstractmethod
+    def how(self) -> str:
+        """What is done, in a few words."""
+
+    @property
+    @abstractmethod
+    def protected(self) -> str:
+        """Who is covered."""
+
+    @property
+    @abstractmethod
+    def unprotected(self) -> str:
+        """Who is not."""
+
+    @abstractmethod
+    def guarantee(self, order: RowOrder) -> str:
+        """Return the promise, as the card gives it."""
+
+    # before a run, from the table's types
+
+    @abstractmethod
+    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
+        """Return what a run does between the units' bounds and the commit; `uncounted`: footers do not tell the number of rows."""
+
+    @abstractmethod
+    def expectations(self, columns: Columns) -> tuple[str, ...]:
+        """Return what is to be expected of the release, in sentences: how much a row keeps, how large noise is."""
+
+    @abstractmethod
+    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+        """Return what a steward should think of before a run; `n_rows` is None if it is not known or private."""
+
+    @abstractmethod
+    def n_expected(self, n_rows: int | None) -> int | None:
+        """Return how many records a run writes, given the public number of rows; None if it is not known before."""
+
+    # after the fit
+
+    @abstractmethod
+    def quality(self, release: Any) -> str:
+        """Return one line on how good a release is, from the release alone; empty if it says nothing about that."""
+
+    @abstractmethod
+    def warnings(self, release: Any, columns: Columns) -> tuple[str, ...]:
+        """Return warnings about a fitted release for the steward alone: they may depend on rows without ε."""
+
+    @abstractmethod
+    def section(
+        self,
+        release: Any,
+        columns: Columns,
+        *,
+        n_rows: int | None,
+        n_released: int | None,
+        order: RowOrder,
+    ) -> Section:
+        """Return the mechanism's part of the card, given the public number of rows and that of released rows, where they are known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mechanism(ABC):
     """A specification with the schema and the budget that it runs under."""
@@ -230,6 +298,11 @@ class Mechanism(ABC):
         )
         self.check_parameters()
 
+    @property
+    @abstractmethod
+    def description(self) -> Description:
+        """What is said of it."""
+
     @abstractmethod
     def check_parameters(self) -> None:
         """Check everything that needs no table."""
@@ -250,25 +323,6 @@ class Mechanism(ABC):
     def spending(self) -> Spending:
         """The ε of each released column and of each noisy histogram."""
         return Spending()
-
-    @property
-    @abstractmethod
-    def protected(self) -> str:
-        """Who is covered, in words."""
-
-    @property
-    @abstractmethod
-    def unprotected(self) -> str:
-        """Who is not, in words."""
-
-    @abstractmethod
-    def guarantee(self, order: RowOrder) -> str:
-        """Return the promise in words, as the card gives it."""
-
-    @property
-    @abstractmethod
-    def how(self) -> str:
-        """What is done, in a few words."""
 
     @property
     def n_rows_private(self) -> bool:
@@ -396,61 +450,6 @@ class Mechanism(ABC):
         """Return the columns that are written, given the released columns of the table; they are those of the fitted release."""
         return released
 
-    # what it says
-
-    @abstractmethod
-    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
-        """Return what a run does between the units' bounds and the commit, in words."""
-
-    def expectations(self, columns: Columns) -> tuple[str, ...]:
-        """Return what is to be expected of the release, in sentences: how much a row keeps, how large noise is."""
-        del columns
-        return ()
-
-    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
-        """Return what a steward should think of before a run.
-
-        Parameters
-        ----------
-        n_rows
-            The number of rows if it is known and public, else None.
-        """
-        del columns, n_rows
-        return ()
-
-    def n_expected(self, n_rows: int | None) -> int | None:
-        """Return how many records a run writes, given the public number of rows; None if it is not known before."""
-        del n_rows
-        return None
-
-    def describe_quality(self, release: Any) -> str:
-        """Return one line on how good a release is, from the release alone; empty if it says nothing about that."""
-        del release
-        return ""
-
-    def warn_of_release(self, release: Any, columns: Columns) -> tuple[str, ...]:
-        """Return warnings about a fitted release for the steward alone: they may depend on rows without ε. For the parameters see `section`."""
-        del release, columns
-        return ()
-
-    @abstractmethod
-    def section(
-        self,
-        release: Any,
-        columns: Columns,
-        *,
-        n_rows: int | None,
-        n_released: int | None,
-        order: RowOrder,
-    ) -> Section:
-        """Return the mechanism's part of the release card.
-
-        Parameters
-        ----------
-        n_released
-            How many rows or records are released, if that is known.
-        """
-
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return for each column that is released row by row its `claimed` and its exact ε*, as `epsilon_exact`, and the `reference` it holds for.
 
@@ -536,8 +535,6 @@ class NoisyCounts(Mechanism):
 
     releases_rows: ClassVar[bool] = False
     nobody: ClassVar[str]
-    protected: ClassVar[str] = COVERED
-    unprotected: ClassVar[str] = UNCOVERED
 
     def check_parameters(self) -> None:
         """Check that no column has the role keep, since no input row is released, and check the specification."""
@@ -567,17 +564,33 @@ class NoisyCounts(Mechanism):
     def check_spec(self) -> None:
         """Check the mechanism's own parameters, which need no table."""
 
-    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
-        """Return a warning if δ is so large that it would allow publishing a row; see `Mechanism.cautions`."""
-        del columns
-        return delta_warnings(self.budget, n_rows)
-
-    def guarantee(self, order: RowOrder) -> str:
-        """Return the promise in words; no row of the input is released, so no order matters."""
-        del order
-        return noisy_counts_text(self.budget)
-
     @property
     def n_rows_private(self) -> bool:
         """Whether neighbouring tables differ by the presence of a row."""
         return self.budget.adjacency == "add-remove"
+
+
+@dataclass(frozen=True, slots=True)
+class NoisyCountsDescription(Description):
+    """What is said of every release of noisy counts."""
+
+    mechanism: NoisyCounts
+
+    protected: ClassVar[str] = COVERED
+
+    unprotected: ClassVar[str] = UNCOVERED
+
+    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+        """Return a warning if δ is so large that it would allow publishing a row."""
+        del columns
+        return delta_warnings(self.mechanism.budget, n_rows)
+
+    def guarantee(self, order: RowOrder) -> str:
+        """Return the promise in words; no row of the input is released, so no order matters."""
+        del order
+        return noisy_counts_text(self.mechanism.budget)
+
+    def warnings(self, release: Any, columns: Columns) -> tuple[str, ...]:
+        """Return none: the release is a function of noisy counts."""
+        del release, columns
+        return ()

@@ -11,11 +11,13 @@ from typing import Annotated, Any, get_args
 from pydantic import Field
 
 from dpdask.errors import SpecError
+from dpdask.mechanisms import copula, dip, histogram, interval, marginals
 from dpdask.mechanisms.copula.spec import CopulaMechanism, CopulaSpec
 from dpdask.mechanisms.dip.chain import RecordsMechanism
 from dpdask.mechanisms.dip.columns import ColumnsMechanism
 from dpdask.mechanisms.dip.spec import DipMechanism, DipSpec
 from dpdask.mechanisms.dip.tree import TreeMechanism
+from dpdask.mechanisms.guidance import Guidance, register_guidance
 from dpdask.mechanisms.histogram.spec import HistogramMechanism, HistogramSpec
 from dpdask.mechanisms.interval.spec import IntervalSpec, RandomRangesMechanism
 from dpdask.mechanisms.marginals.spec import MarginalsMechanism, MarginalsSpec
@@ -31,7 +33,7 @@ _REFERENCES: Mapping[str, type[DipMechanism]] = MappingProxyType(
 _REGISTERED: dict[type[Spec], Choose] = {}
 
 
-def register(spec_type: type[Spec], choose: Choose) -> None:
+def register(spec_type: type[Spec], choose: Choose, guidance: Guidance) -> None:
     """Add a mechanism, so that jobs can name its kind."""
     kind = _kind(spec_type)
     if any(_kind(other) == kind for other in _REGISTERED):
@@ -41,6 +43,7 @@ def register(spec_type: type[Spec], choose: Choose) -> None:
             "choose another kind",
         )
     _REGISTERED[spec_type] = choose
+    register_guidance(kind, guidance)
 
 
 def spec_union() -> Any:
@@ -69,8 +72,8 @@ def _kind(spec_type: type[Spec]) -> str:
     return str(get_args(spec_type.model_fields["kind"].annotation)[0])
 
 
-register(DipSpec, lambda spec: _REFERENCES[spec.reference.structure])
-register(CopulaSpec, lambda _: CopulaMechanism)
-register(IntervalSpec, lambda _: RandomRangesMechanism)
-register(MarginalsSpec, lambda _: MarginalsMechanism)
-register(HistogramSpec, lambda _: HistogramMechanism)
+register(DipSpec, lambda spec: _REFERENCES[spec.reference.structure], dip.GUIDANCE)
+register(CopulaSpec, lambda _: CopulaMechanism, copula.GUIDANCE)
+register(IntervalSpec, lambda _: RandomRangesMechanism, interval.GUIDANCE)
+register(MarginalsSpec, lambda _: MarginalsMechanism, marginals.GUIDANCE)
+register(HistogramSpec, lambda _: HistogramMechanism, histogram.GUIDANCE)

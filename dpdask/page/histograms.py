@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from dpdask.io.parquet import open_parquet
 from dpdask.io.shards import ROW_GROUP_ROWS, Manifest
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.card import Card, ColumnPart
+from dpdask.mechanisms.card import Card
+from dpdask.mechanisms.guidance import find_guidance
 
 MAX_ROWS = 2**17
 MAX_PARTS = 32
@@ -79,7 +80,6 @@ def _read_groups(
 
 MAX_BARS = 24
 MISSING = "missing"
-_Z = 1.96
 _TAIL = 0.005
 
 Floats = NDArray[np.float64]
@@ -108,23 +108,21 @@ class ReleasedHistogram:
         return f"{self.column}: {len(self.bars)} bars; the largest is {largest.label} with a share of {100 * largest.share:.1f} %."
 
 
-def count_histogram(
-    column: str, part: ColumnPart, sample: Sample, card: Card
-) -> ReleasedHistogram | None:
+def count_histogram(column: str, sample: Sample, card: Card) -> ReleasedHistogram | None:
     """Return the histogram of a released column; None if it has no rows."""
     values = sample.rows[column].combine_chunks()
     weights = find_weights(card, sample)
     total = float(weights.sum())
     if total <= 0.0:
         return None
-    told = part.model_extra or {}
+    told = card.columns[column].model_extra or {}
     counted = (
         _count_levels(values, told["levels"], weights)
         if "levels" in told
         else _count_cells(values, told, weights)
     )
     kept = _join_rare(counted) if "levels" in told else counted
-    margin = _find_margin(column, part, card, sample)
+    margin = find_guidance(card).margin(column, card, sample.rows.num_rows, sample.n_rows)
     bars = tuple(
         Bar(label=label, share=count / total, margin=margin(count / total)) for label, count in kept
     )
@@ -133,17 +131,10 @@ def count_histogram(
 
 def find_weights(card: Card, sample: Sample) -> Floats:
     """Return the weight of each released row: that of its cell, or 1."""
-    if _releases_cells(card) and "weight" in sample.rows.column_names:
+    if find_guidance(card).shape(card) == "cells" and "weight" in sample.rows.column_names:
         found: Floats = np.maximum(sample.rows["weight"].to_numpy().astype(np.float64), 0.0)
         return found
     return np.ones(sample.rows.num_rows)
-
-
-def _releases_cells(card: Card) -> bool:
-    return (
-        card.mechanism.kind == "histogram"
-        and (card.mechanism.model_extra or {}).get("output") == "cells"
-    )
 
 
 def read_tables(card: Card, sample: Sample) -> list[ReleasedHistogram]:
@@ -295,86 +286,3 @@ def say_number(number: float, type_: pa.DataType) -> str:
         if abs(number) < 1e15 and (number == int(number) or "e+" in digits)
         else digits
     )
-
-
-Margin = Callable[[float], float | None]
-
-
-def _find_margin(column: str, part: ColumnPart, card: Card, sample: Sample) -> Margin:
-    """Return the function that gives a share's margin; see `describe_margins`."""
-    if part.epsilon is not None:
-        return _find_row_margin(column, card, sample)
-    noise = (card.accounting.model_extra or {}).get("noise", {})
-    n_rows = None if card.n_rows is None else card.n_rows.value
-    told = card.mechanism.model_extra or {}
-    if not n_rows or n_rows <= 0:
-        return lambda _: None
-    if "cells" in noise:
-        cells = told["cells"] / max(
-            1, (part.model_extra or {}).get("cells", 1)
-        )  # of the joint histogram, in one bar
-        return lambda share: (
-            _Z
-            * math.sqrt(
-                noise["cells"]["standard_deviation"] ** 2 * cells / n_rows**2
-                + _vary(share, told.get("records"))
-            )
-        )
-    if "one_way" not in noise:
-        return lambda _: None
-    return lambda share: (
-        _Z
-        * math.sqrt(
-            (noise["one_way"]["standard_deviation"] / n_rows) ** 2
-            + _vary(share, sample.rows.num_rows)
-        )
-    )
-
-
-def _find_row_margin(column: str, card: Card, sample: Sample) -> Margin:
-    """Return the margin of rows that were randomised one by one: the rows' noise, and that of the reference where it is known."""
-    accounting, told = card.accounting.model_extra or {}, card.mechanism.model_extra or {}
-    reference, n_rows = told.get("reference", {}), sample.n_rows
-    has_levels = "levels" in (card.columns[column].model_extra or {})
-    if not has_levels and reference.get("kind") in ("histogram", "tree"):
-        return lambda _: None  # bars are not the cells that were counted
-    counted = accounting.get("epsilon_reference", {}).get(column) if has_levels else None
-    fraction = reference.get("fraction") if reference.get("kind") in ("holdout", "chain") else None
-    n_held_out = None if fraction is None else n_rows * fraction / (1.0 - fraction)
-    noise = (
-        0.0
-        if counted is None
-        else (math.sqrt(2.0) * 2.0 * accounting.get("rows_per_unit", 1) / counted / n_rows) ** 2
-    )
-    return lambda share: (
-        _Z * math.sqrt(_vary(share, sample.rows.num_rows) + _vary(share, n_held_out) + noise)
-    )
-
-
-def _vary(share: float, n_rows: float | None) -> float:
-    """Return the variance of a share in a sample of rows; 0 without one."""
-    return share * (1.0 - share) / n_rows if n_rows else 0.0
-
-
-def describe_margins(card: Card) -> str:
-    """Return what the margins of the histograms hold, and what they do not."""
-    kind, told = card.mechanism.kind, card.mechanism.model_extra or {}
-    if kind == "dip":
-        extra = {
-            "holdout": " and the size of the hold-out",
-            "chain": " and the size of the hold-out",
-            "histogram": " and the noise of the counts in the reference",
-        }
-        reference = told.get("reference", {}).get("kind", "")
-        without = {
-            "histogram": " They are given for columns with levels alone.",
-            "tree": " They are given for columns with levels alone. The noise of the tables in the reference is not in them.",
-            "known": " How far the declared distribution is from the table is not in them.",
-            "public": " How far the public table is from this one is not in them.",
-        }
-        return f"Margins hold the randomness of the rows{extra.get(reference, '')}, with probability 95 %.{without.get(reference, '')}"
-    if kind == "copula":
-        return "Margins hold the noise of the counts and the randomness of drawing records, with probability 95 %; what fitting adds is not in them."
-    if kind == "histogram":
-        return "Margins hold the noise of the counts of all cells in a bar, with probability 95 %; small cells that were set to 0 may add to them."
-    return "Margins hold the noise of each count, with probability 95 %."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -16,14 +15,14 @@ from dpdask.errors import OutputError
 from dpdask.html import read_style, render_page
 from dpdask.io.shards import CARD_NAME, Manifest
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.card import OWN_NUMBERS, Card, say_date
+from dpdask.mechanisms.card import Card, say_date
 from dpdask.mechanisms.expectations import LITTLE
+from dpdask.mechanisms.guidance import bound_belief, find_guidance, round_up
 from dpdask.page import pictures, words
 from dpdask.page.histograms import (
     ReleasedHistogram,
     Sample,
     count_histogram,
-    describe_margins,
     label_level,
     read_sample,
     read_tables,
@@ -160,7 +159,7 @@ def _render(
         "card": card,
         "guarantee": card.guarantee,
         "about": card.about,
-        "kind": words.KINDS.get(card.mechanism.kind, card.mechanism.kind),
+        "kind": find_guidance(card).title,
         "unit": words.describe_unit(card),
         "gain": words.describe_gain(card),
         "again": words.describe_again(card),
@@ -186,7 +185,7 @@ def _render(
         "n_columns_left": max(0, len(names) - MAX_COLUMNS),
         "statistics": statistics,
         "narrow": [] if statistics is None else statistics.narrow,
-        "margins": describe_margins(card),
+        "margins": find_guidance(card).margins(card),
         "channels": [_describe_channel(view) for view in channels],
         "max_associated": MAX_ASSOCIATED,
         "max_columns": MAX_COLUMNS,
@@ -201,7 +200,7 @@ def _render(
         "card_name": CARD_NAME,
     }
     return render_page(
-        __package__, "release.html", {"number": _say_number, "above": words.round_up}, values
+        __package__, "release.html", {"number": _say_number, "above": round_up}, values
     ).encode()
 
 
@@ -243,7 +242,7 @@ def _describe_attacker(card: Card) -> Content | None:
         "beliefs": words.describe_beliefs(losses, persons=card.guarantee.unit == "row"),
         "tests": words.describe_tests(losses),
         "columns": [
-            (name, each, words.describe_odds(each), words.bound_belief(0.5, each))
+            (name, each, words.describe_odds(each), bound_belief(0.5, each))
             for name, each in columns
         ],
     }
@@ -259,19 +258,17 @@ def _list_spent(card: Card) -> Iterator[tuple[str, str]]:
     told_apart = len(counted) == len(laws)  # then each law is that of a column's counts
     for place, (name, each) in enumerate(list(counted.items())[:MAX_COLUMNS]):
         noise = f"; {laws[place][0]} on {_say_vectors(laws[place][1])}" if told_apart else ""
-        yield f"Noisy counts of {name}, for the reference", f"ε = {words.round_up(each)}{noise}"
+        yield f"Noisy counts of {name}, for the reference", f"ε = {round_up(each)}{noise}"
     if "epsilon_tables" in told:
         yield (
             "Noisy tables of all rows, for the reference",
-            f"ε = {words.round_up(told['epsilon_tables'])}",
+            f"ε = {round_up(told['epsilon_tables'])}",
         )
     for name, part in list(card.columns.items())[:MAX_COLUMNS]:
         if part.epsilon is not None:
             less = part.epsilon_exact is not None and part.epsilon_exact < 0.999 * part.epsilon
-            exact = (
-                f", of which {words.round_up(part.epsilon_exact or 0.0)} are spent" if less else ""
-            )
-            yield f"Each released row, {name}", f"ε = {words.round_up(part.epsilon)}{exact}"
+            exact = f", of which {round_up(part.epsilon_exact or 0.0)} are spent" if less else ""
+            yield f"Each released row, {name}", f"ε = {round_up(part.epsilon)}{exact}"
     for name, each in words.name_counts(card)[:MAX_COLUMNS]:
         noise = f"standard deviation {each['standard_deviation']:.4g}, 95 % margin ± {each['margin_95']:.4g} rows"
         yield f"Noise of a count, {name}", noise
@@ -335,7 +332,7 @@ def _describe_bound(bound: Any, numbers: str | None) -> str:
 
 def _describe_rows(card: Card, manifest: Manifest, shards: Folder) -> Statistics:
     names = [name for name, part in card.columns.items() if part.role == "privatised"][:MAX_COLUMNS]
-    is_tables = card.mechanism.kind == "marginals"
+    is_tables = find_guidance(card).shape(card) == "tables"
     more = (
         ["table", "count", "margin_95"]
         if is_tables
@@ -386,7 +383,7 @@ def _find_narrow(card: Card, sample: Sample) -> Iterator[tuple[str, float]]:
 
 def _count_all(names: list[str], card: Card, sample: Sample) -> list[ReleasedHistogram]:
     known = [name for name in names if name in sample.rows.column_names]
-    counted = (count_histogram(name, card.columns[name], sample, card) for name in known)
+    counted = (count_histogram(name, sample, card) for name in known)
     return [each for each in counted if each is not None]
 
 
@@ -429,52 +426,13 @@ def _describe_channel(view: ChannelView) -> Content:
 
 def _write_snippet(card: Card) -> str:
     """Return Python that opens the release and asks it something that it answers: of numbers rather than of dates and times."""
-    parts = {
-        name: part.model_extra or {}
-        for name, part in card.columns.items()
-        if part.role == "privatised"
-    }
-    levels = [name for name, told in parts.items() if "levels" in told]
-    leans = (card.mechanism.model_extra or {}).get("reference", {}).get("kind") in (
-        "known",
-        "public",
-    )  # by an amount that nobody knows
-    numbers = (
-        []
-        if leans
-        else sorted(
-            words.list_numeric(card),
-            key=lambda name: parts[name].get("numbers") not in (None, OWN_NUMBERS),
-        )
-    )
-    if card.mechanism.kind == "marginals":
-        cliques = (card.mechanism.model_extra or {}).get("cliques", [])
-        asked = [
-            f"release.{'crosstab' if len(each) > 1 else 'share'}({', '.join(map(_quote, each[:2]))})"
-            for each in cliques[:1]
-        ]
-    else:
-        with_error = "" if card.mechanism.kind == "interval" else "  # with its standard error"
-        asked = [f"release.quantile({_quote(name)}, 0.5){with_error}" for name in numbers[:1]]
-        asked += [
-            f"release.mean({_quote(name)})" for name in numbers[:1] if words.keeps_means(card)
-        ]
-        asked += [
-            f"release.share({_quote(name)})"
-            for name in levels[:1]
-            if card.mechanism.kind != "interval"
-        ]
     lines = [
         "import dpdask",
         "",
         'release = dpdask.open("path/or/url/of/the/folder"'
         + (")" if card.series is None else ', card="…")  # the name of its card in _dpdask'),
         "release.columns  # what each column is, and which questions it answers",
-        *asked,
+        *(f"release.{question}" for question in find_guidance(card).questions(card)),
         "release.to_pandas()  # the released table as it is; any other reader of Parquet can read it too",
     ]
     return "\n".join(lines)
-
-
-def _quote(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False)

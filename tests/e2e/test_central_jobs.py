@@ -117,7 +117,7 @@ def test_records_are_valid_and_nobodys_and_the_card_says_what_was_done(source, t
         assert np.abs(shares[0] - shares[1]).sum() / 2 < 0.08
     found, loaded = card(tmp_path), load(tmp_path / "job/job.yaml")
     assert found["guarantee"]["text"].startswith("INSECURE: ")
-    assert found["guarantee"]["text"].endswith(loaded.mechanism.guarantee("shuffled"))
+    assert found["guarantee"]["text"].endswith(loaded.mechanism.description.guarantee("shuffled"))
     for words in ("ε = 4 ", "δ = 1e-6", "replace-one", "unit: one row", "every row of the table"):
         assert words in found["guarantee"]["text"]
     event = from_dict(found["accounting"]["events"])

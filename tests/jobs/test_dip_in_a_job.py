@@ -59,14 +59,17 @@ def test_dip_takes_no_delta_and_hides_no_presence(budget, where, tmp_path):
 def test_dips_parts(order):
     mechanism = bound(reference={"kind": "histogram"}, channel="optimal")
     assert isinstance(mechanism, ColumnsMechanism)
-    assert mechanism.how == "x randomised by the optimal channel"
+    assert mechanism.description.how == "x randomised by the optimal channel"
     assert set(mechanism.spending.row) == set(mechanism.spending.reference) == {"x"}
     assert len(mechanism.event.events) == 2
-    promise = mechanism.guarantee(order)
-    assert mechanism.protected in promise
-    assert mechanism.unprotected in promise
+    promise = mechanism.description.guarantee(order)
+    assert mechanism.description.protected in promise
+    assert mechanism.description.unprotected in promise
     assert promise != central_guarantee_text(
-        mechanism.budget, mechanism.protected, mechanism.unprotected, n_rows_public=True
+        mechanism.budget,
+        mechanism.description.protected,
+        mechanism.description.unprotected,
+        n_rows_public=True,
     )
     assert bound().spending.reference == {}
 

@@ -7,6 +7,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from html import escape, unescape
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,10 +19,12 @@ import pytest
 from distributed import Client, LocalCluster
 from e2e.helpers import charging_entries, digests, hidden, load, run_here, write_job
 
+import dpdask
 from dpdask.engine import fit as fit_module
 from dpdask.engine.account import Account, LedgerPlace, open_ledger
 from dpdask.errors import BudgetError, DataError, SpecError
 from dpdask.estimators.estimator import Estimator
+from dpdask.io.shards import PAGE_NAME
 from dpdask.io.storage import Folder
 from dpdask.jobs import run as run_module
 from dpdask.jobs import spec
@@ -30,6 +33,7 @@ from dpdask.jobs.run import run_job
 from dpdask.jobs.state import RunState
 from dpdask.jobs.tables import open_table
 from dpdask.mechanisms.card import Card
+from dpdask.mechanisms.guidance import find_guidance
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.privacy.events import LocalRelease, leaves
 from dpdask.schema import Schema
@@ -221,6 +225,10 @@ class MechanismContract:
         assert card.mechanism.kind == self.kind
         assert card.guarantee.epsilon == (None if self.privacy is None else self.privacy["epsilon"])
         assert set(card.columns) >= set(self.schema)
+        page = (tmp_path / "out" / PAGE_NAME).read_text(encoding="utf-8")
+        assert escape(find_guidance(card).title) in page
+        assert all(use in unescape(page) for uses in find_guidance(card).uses(card) for use in uses)
+        assert dpdask.open(tmp_path / "out").card == card.to_dict()
         # test_same_bytes.py has the references of DIP on two processes
         with dask.config.set(scheduler="threads") if self.kind == "dip" else Client(two_workers):
             run_job(load(tmp_path / "job" / "job.yaml", output__path=tmp_path / "again"))

@@ -71,7 +71,9 @@ def raw(
             CODECS,
             mechanism.spending.row,
         )
-    section = mechanism.section(release, TABLE, n_rows=None, n_released=None, order="keep")
+    section = mechanism.description.section(
+        release, TABLE, n_rows=None, n_released=None, order="keep"
+    )
     return make_card(section, name="test", insecure=insecure).to_bytes()
 
 

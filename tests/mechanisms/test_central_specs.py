@@ -237,14 +237,16 @@ def test_an_empty_table_is_refused_where_its_number_of_rows_is_public(kind, tmp_
 @each_kind
 def test_a_plan_knows_how_much_is_released_and_warns_of_a_large_delta(kind):
     columns = columns_of(schema())
-    assert mechanism(kind).n_expected(5) == (5 if kind == "copula" else None)
+    assert mechanism(kind).description.n_expected(5) == (5 if kind == "copula" else None)
     if kind != "marginals":
         drawn = {"output": "rows"} if kind == "histogram" else {}
-        assert mechanism(kind, **drawn).n_expected(5) == 5
-        assert mechanism(kind, n_rows=7, **drawn).n_expected(None) == 7
+        assert mechanism(kind, **drawn).description.n_expected(5) == 5
+        assert mechanism(kind, n_rows=7, **drawn).description.n_expected(None) == 7
     asked = mechanism(kind, delta=1e-3, bins=2)
-    assert asked.cautions(columns, None) == asked.cautions(columns, 999) == ()
-    [caution] = asked.cautions(columns, 1000)
+    assert (
+        asked.description.cautions(columns, None) == asked.description.cautions(columns, 999) == ()
+    )
+    [caution] = asked.description.cautions(columns, 1000)
     assert caution.startswith("δ = 0.001 is not below 1 / the number of rows")
     assert asked.stages(columns, uncounted=False)[0].startswith("tabulate: read 3 columns once")
     search = "search: read all privatised columns once; count income in fine cells"
@@ -254,9 +256,9 @@ def test_a_plan_knows_how_much_is_released_and_warns_of_a_large_delta(kind):
 def test_tables_and_cells_that_drown_are_warned_of():
     columns = columns_of(schema())
     asked = mechanism("marginals")
-    assert asked.cautions(columns, 10**5) == ()
+    assert asked.description.cautions(columns, 10**5) == ()
     words = "The cells of 2 of 3 tables are too fine, with fewer rows on average than the noise"
-    assert words in asked.cautions(columns, 300)[0]
+    assert words in asked.description.cautions(columns, 300)[0]
     assert "rows on average" in mechanism("histogram", bins=50).cautions(columns, 1000)[0]
     wide = schema(age=None, **{f"x{place}": INCOME for place in range(3)})
     private = mechanism("histogram", columns=wide, bins=300, adjacency="add-remove")

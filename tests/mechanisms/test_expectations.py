@@ -160,7 +160,7 @@ def test_the_quality_of_tables_records_and_cells_is_what_stood_out(tmp_path: Pat
 
     def quality_of(estimator: Any, name: str) -> str:
         return str(
-            estimator.mechanism.describe_quality(
+            estimator.mechanism.description.quality(
                 fit_frame(estimator.mechanism, frame, tmp_path / name)[1]
             )
         )

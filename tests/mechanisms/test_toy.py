@@ -14,9 +14,10 @@ from mechanisms.contract import PRIVACY, MechanismContract
 from dpdask.archive import Archive, Archived, Contents
 from dpdask.errors import InputError
 from dpdask.estimators.estimator import Estimator, make_budget
-from dpdask.mechanisms import registry
+from dpdask.mechanisms import guidance, registry
 from dpdask.mechanisms.card import Section, noisy_counts_section
-from dpdask.mechanisms.mechanism import Columns, NoisyCounts, Spec
+from dpdask.mechanisms.guidance import Guidance, no_margin
+from dpdask.mechanisms.mechanism import Columns, NoisyCounts, NoisyCountsDescription, Spec
 from dpdask.privacy import Budget
 from dpdask.privacy.events import Composed, DiscreteLaplace, to_dict
 from dpdask.privacy.noise import laplace_scale, perturb
@@ -79,10 +80,6 @@ class ToyMechanism(NoisyCounts):
             )
         )
 
-    @property
-    def how(self) -> str:
-        return "the noisy number of rows"
-
     def find_written(self, released: pa.Schema) -> pa.Schema:
         return ToyRelease.types
 
@@ -112,27 +109,51 @@ class ToyMechanism(NoisyCounts):
     def n_records(self, release: ToyRelease) -> int:
         return release.n_drawn(None)
 
+    @property
+    def description(self) -> ToyDescription:
+        return ToyDescription(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ToyDescription(NoisyCountsDescription):
+    """What is said of it: each part, since none has a default."""
+
+    mechanism: ToyMechanism
+
+    @property
+    def how(self) -> str:
+        return "the noisy number of rows"
+
     def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
         return ("tabulate: count the rows", "fit: noise on their number")
+
+    def expectations(self, columns: Columns) -> tuple[str, ...]:
+        return ("one number, off by less than 1 or so",)
+
+    def n_expected(self, n_rows: int | None) -> int | None:
+        return 1
+
+    def quality(self, release: ToyRelease) -> str:
+        return f"about {release.n_rows:,}"
 
     def section(self, release: ToyRelease, columns: Columns, **_: Any) -> Section:
         accounting = {
             "composition": "one event",
-            "epsilon_exact": self.budget.epsilon,
-            "events": to_dict(self.event),
+            "epsilon_exact": self.mechanism.budget.epsilon,
+            "events": to_dict(self.mechanism.event),
         }
-        mechanism = {"kind": "toy", "factor": self.spec.factor}
+        mechanism = {"kind": "toy", "factor": self.mechanism.spec.factor}
         section = noisy_counts_section(
-            budget=self.budget,
+            budget=self.mechanism.budget,
             mechanism=mechanism,
-            schema=self.schema,
+            schema=self.mechanism.schema,
             cells={},
             accounting=accounting,
             n_rows=release.n_rows,
         )
         shown = {
-            name: {"role": "privatised", "kind": self.schema.columns[name].kind}
-            for name in self.schema.privatised
+            name: {"role": "privatised", "kind": self.mechanism.schema.columns[name].kind}
+            for name in self.mechanism.schema.privatised
         }
         return Section(
             **{
@@ -140,6 +161,18 @@ class ToyMechanism(NoisyCounts):
                 "columns": shown,
             }
         )
+
+
+GUIDANCE = Guidance(
+    title="The noisy number of rows",
+    shape=lambda _: "records",
+    uses=lambda _: (["Knowing about how many rows there are."], ["Anything else."]),
+    questions=lambda _: [],
+    margins=lambda _: "",
+    margin=lambda *_: no_margin,
+    attenuates=lambda _: False,
+    counts=lambda name: name,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +190,9 @@ class Toy(Estimator):
 
 @pytest.fixture(autouse=True, scope="module")
 def _registered() -> Iterator[None]:
-    registry.register(ToySpec, lambda _: ToyMechanism)
+    registry.register(ToySpec, lambda _: ToyMechanism, GUIDANCE)
     yield
-    del registry._REGISTERED[ToySpec]
+    del registry._REGISTERED[ToySpec], guidance._registered["toy"]
 
 
 class TestToy(MechanismContract):

@@ -20,9 +20,10 @@ from page.pages import EVIL, LEVEL, SCHEMA, Page, parts, release, synthetic
 from dpdask.html import read_style
 from dpdask.io.shards import CROISSANT_NAME, PAGE_NAME, ROW_GROUP_ROWS, Shard
 from dpdask.mechanisms.card import Card, ColumnPart, LedgerPosition
+from dpdask.mechanisms.guidance import bound_belief, round_up
 from dpdask.page import histograms as sample
 from dpdask.page import make_croissant, make_page, render, words
-from dpdask.page.histograms import Sample, count_histogram
+from dpdask.page.histograms import ReleasedHistogram, Sample, count_histogram
 from dpdask.page.pictures import ChannelView, associate, describe_kept
 
 
@@ -385,6 +386,10 @@ def any_card(**extra: Any) -> Card:
     return Card.model_validate(content | extra)
 
 
+def count(part: ColumnPart, rows: Sample, card: Card) -> ReleasedHistogram | None:
+    return count_histogram("x", rows, card.model_copy(update={"columns": {"x": part}}))
+
+
 def taken(**columns: Any) -> Sample:
     rows = pa.table(columns)
     return Sample(rows=rows, n_rows=rows.num_rows)
@@ -418,7 +423,7 @@ def taken(**columns: Any) -> Sample:
 def test_shares_are_those_of_the_rows(
     values: list[Any], part: dict[str, Any], expected: list[tuple[str, float]]
 ) -> None:
-    found = count_histogram("x", ColumnPart(role="privatised", **part), taken(x=values), any_card())
+    found = count(ColumnPart(role="privatised", **part), taken(x=values), any_card())
     assert found is not None
     assert [(bar.label, bar.share) for bar in found.bars] == expected
 
@@ -426,7 +431,7 @@ def test_shares_are_those_of_the_rows(
 def test_rare_levels_are_joined() -> None:
     values = [f"l{number:02d}" for number in range(40) for _ in range(number)]
     part = ColumnPart(role="privatised", levels=sorted(set(values) | {"l00"}))
-    found = count_histogram("x", part, taken(x=values), any_card())
+    found = count(part, taken(x=values), any_card())
     assert found is not None
     assert (len(found.bars), found.bars[0].label, found.bars[-1].label) == (
         24,
@@ -449,7 +454,7 @@ def test_margins_hold_the_noise_of_rows_and_counts() -> None:
         columns={"x": part.model_dump(exclude_unset=True)},
         mechanism={"kind": "dip", "reference": {"kind": "histogram"}},
     )
-    found = count_histogram("x", part, taken(x=[0, 1] * 5000), card)
+    found = count(part, taken(x=[0, 1] * 5000), card)
     assert found is not None
     noise = np.sqrt(2.0) * 2.0 / 0.1 / 10_000
     assert found.bars[0].margin == pytest.approx(1.96 * np.sqrt(0.25 / 10_000 + noise**2))
@@ -460,8 +465,8 @@ def test_cells_count_by_their_weights() -> None:
         mechanism={"kind": "histogram", "output": "cells", "cells": 2},
         n_rows={"value": 4.0, "exact": True},
     )
-    found = count_histogram(
-        "x", ColumnPart(role="privatised", levels=[0, 1]), taken(x=[0, 1], weight=[3.0, 1.0]), card
+    found = count(
+        ColumnPart(role="privatised", levels=[0, 1]), taken(x=[0, 1], weight=[3.0, 1.0]), card
     )
     assert found is not None
     assert [bar.share for bar in found.bars] == [0.75, 0.25]
@@ -614,15 +619,15 @@ def test_metadata_without_readable_shards_have_no_columns(rows: Path, tmp_path: 
 
 
 def test_beliefs_are_bounded_and_rounded_up() -> None:
-    assert words.bound_belief(0.5, float(np.log(3.0))) == "75.0 %"
-    assert words.bound_belief(0.01, 0.0) == "1.0 %"
-    assert words.bound_belief(0.9, 100.0) == "100.0 %"
+    assert bound_belief(0.5, float(np.log(3.0))) == "75.0 %"
+    assert bound_belief(0.01, 0.0) == "1.0 %"
+    assert bound_belief(0.9, 100.0) == "100.0 %"
     assert [words.describe_odds(epsilon) for epsilon in (1.0, 2.0, 8.0)] == [
         "2.719",
         "7.39",
         "2.99e+3",
     ]
-    assert words.round_up(0.44999999999999996) == "0.45"
-    assert words.round_up(1 / 3) == "0.333334"
-    assert words.round_up(2.0) == "2"
-    assert words.round_up(9.313225746154785e-10, 3) == "9.32e-10"
+    assert round_up(0.44999999999999996) == "0.45"
+    assert round_up(1 / 3) == "0.333334"
+    assert round_up(2.0) == "2"
+    assert round_up(9.313225746154785e-10, 3) == "9.32e-10"

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from dpdask.mechanisms.card import Card
-from dpdask.page import histograms, render, words
+from dpdask.mechanisms.guidance import find_guidance
+from dpdask.page import render, words
 from dpdask.page.histograms import Sample
 
 
@@ -116,7 +117,7 @@ def test_a_small_group_is_not_larger_than_it_is(n_rows: float, share: str) -> No
         n_rows={"value": n_rows, "exact": True},
         accounting={"composition": "", "epsilon_exact": 1.0, "noise": noise},
     )
-    [told] = words._describe_smallest(card)
+    told = words.list_uses(card)[1][-1]
     assert told.startswith(
         f"Groups of fewer than about 6 rows ({share} of the rows), even in a single cell"
     )
@@ -141,9 +142,8 @@ def test_numbers_of_noisy_counts_have_no_margin(kind: str) -> None:
         "y": {"role": "privatised", "epsilon": 1.0, "levels": [1, 2]},
     }
     card = make_card(columns=columns, mechanism={"kind": "dip", "reference": {"kind": kind}})
-    sample = Sample(rows=pa.table({"x": [1.0] * 100, "y": [1] * 100}), n_rows=100)
     of_number, of_levels = (
-        histograms._find_row_margin(name, card, sample)(0.5) for name in columns
+        find_guidance(card).margin(name, card, 100, 100)(0.5) for name in columns
     )
     assert of_levels == pytest.approx(1.96 * 0.05, rel=0.01)
     assert of_number == (of_levels if kind == "known" else None)

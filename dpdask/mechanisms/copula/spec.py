@@ -31,7 +31,7 @@ from dpdask.mechanisms.marginals.noise import (
     measure_chosen,
     plan_noise,
 )
-from dpdask.mechanisms.marginals.spec import NoisyTables, tables_accounting
+from dpdask.mechanisms.marginals.spec import NoisyTables, NoisyTablesDescription, tables_accounting
 from dpdask.mechanisms.mechanism import Columns, RecordsWanted, Search, Spec
 from dpdask.privacy.rounding import RowOrder
 from dpdask.references.histogram import Bins, Found
@@ -229,11 +229,6 @@ class CopulaMechanism(NoisyTables):
         """How continuous and mixed columns are cut."""
         return self.spec.bins
 
-    @property
-    def how(self) -> str:
-        """What was done, in a few words."""
-        return f"synthetic records of {len(self.schema.privatised)} columns, from a Gaussian copula"
-
     def check(self, columns: Columns) -> None:
         """Check the bins, the tables' sizes, and that the copula can be fitted."""
         statistic = self.statistic(columns)
@@ -246,32 +241,6 @@ class CopulaMechanism(NoisyTables):
         ):
             what = f"no three-way table has at most {MOST_CELLS:,} cells"
             raise SpecError(what, "`triples`", "set it to 0, or declare fewer levels or `bins`")
-
-    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
-        """Return what a steward should consider before a run; see `Mechanism.cautions`."""
-        said, target, n = (
-            NoisyTables.cautions(self, columns, n_rows),
-            self.spec.target,
-            len(self.schema.privatised),
-        )
-        sizes = self._sizes(columns)
-        if self.n_triples and not list_candidates(
-            Domain(names=tuple(sizes), sizes=tuple(sizes.values())), target
-        ):
-            what = f"Probably no three-way table will have at most {MOST_CELLS:,} cells, so the share of `triples` is spent for nothing"
-            said = (*said, f"{what}. Set `triples` to 0, or declare fewer `bins`.")
-        if target is not None and not self.n_triples:
-            why = (
-                "the budget has no δ"
-                if self.budget.delta == 0
-                else "no three-way tables are measured"
-            )
-            said = (*said, f"The target {target} changes little: {why}.")
-        left_out = math.comb(n - 1, 2) if target is not None else math.comb(n, 3)
-        if self.n_triples and left_out > MOST_CANDIDATES:
-            what = f"Only {MOST_CANDIDATES} of {left_out:,} three-way tables can be chosen, those of the columns with the fewest cells"
-            said = (*said, f"{what}. Drop columns, or name a `target`.")
-        return said
 
     def statistic(self, columns: Columns) -> TableStatistic:
         """Return what is counted: the table of each column and of each pair, or in the round that chooses triples, all candidates."""
@@ -311,20 +280,63 @@ class CopulaMechanism(NoisyTables):
         """Return how many records a job writes."""
         return release.n_drawn(None if self.spec.n_rows == "input" else self.spec.n_rows)
 
+    @property
+    def description(self) -> CopulaDescription:
+        """What is said of it."""
+        return CopulaDescription(self)
+
+
+@dataclass(frozen=True, slots=True)
+class CopulaDescription(NoisyTablesDescription):
+    """What is said of synthetic records."""
+
+    mechanism: CopulaMechanism
+
+    @property
+    def how(self) -> str:
+        """What was done, in a few words."""
+        return f"synthetic records of {len(self.mechanism.schema.privatised)} columns, from a Gaussian copula"
+
+    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+        """Return what a steward should consider before a run."""
+        said, target, n = (
+            NoisyTablesDescription.cautions(self, columns, n_rows),
+            self.mechanism.spec.target,
+            len(self.mechanism.schema.privatised),
+        )
+        sizes = self.mechanism.sizes(columns)
+        if self.mechanism.n_triples and not list_candidates(
+            Domain(names=tuple(sizes), sizes=tuple(sizes.values())), target
+        ):
+            what = f"Probably no three-way table will have at most {MOST_CELLS:,} cells, so the share of `triples` is spent for nothing"
+            said = (*said, f"{what}. Set `triples` to 0, or declare fewer `bins`.")
+        if target is not None and not self.mechanism.n_triples:
+            why = (
+                "the budget has no δ"
+                if self.mechanism.budget.delta == 0
+                else "no three-way tables are measured"
+            )
+            said = (*said, f"The target {target} changes little: {why}.")
+        left_out = math.comb(n - 1, 2) if target is not None else math.comb(n, 3)
+        if self.mechanism.n_triples and left_out > MOST_CANDIDATES:
+            what = f"Only {MOST_CANDIDATES} of {left_out:,} three-way tables can be chosen, those of the columns with the fewest cells"
+            said = (*said, f"{what}. Drop columns, or name a `target`.")
+        return said
+
     def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
-        """Return what a run does, in words; see `Mechanism.stages`."""
+        """Return what a run does, in words."""
         del columns, uncounted
-        n, again = len(self.schema.privatised), self.n_measured_again
+        n, again = len(self.mechanism.schema.privatised), self.mechanism.n_measured_again
         twice = f", and a second time to those of {again:,} chosen pairs" if again else ""
-        n_scores = count_candidates(n, self.spec.target)
+        n_scores = count_candidates(n, self.mechanism.spec.target)
         what = f"choose: read {n} columns once more; count at most {n_scores:,} three-way tables, score them with noise"
         chosen = (
-            (f"{what}, measure at most {self.n_triples:,} that stand out",)
-            if self.n_triples
+            (f"{what}, measure at most {self.mechanism.n_triples:,} that stand out",)
+            if self.mechanism.n_triples
             else ()
         )
         return (
-            *self.search_stages,
+            *self.mechanism.search_stages,
             f"tabulate: read {n} columns once; count {n} one-way and {n * (n - 1) // 2} two-way tables, merged in a tree",
             *chosen,
             f"fit: add noise to every table{twice}; fit the copula to the noisy tables on the driver, and write it once",
@@ -333,15 +345,15 @@ class CopulaMechanism(NoisyTables):
 
     def n_expected(self, n_rows: int | None) -> int | None:
         """Return how many records a run writes, given the public number of rows; None if it is not known before."""
-        return n_rows if self.spec.n_rows == "input" else self.spec.n_rows
+        return n_rows if self.mechanism.spec.n_rows == "input" else self.mechanism.spec.n_rows
 
-    def describe_quality(self, release: FittedCopula) -> str:
-        """Return how much dependence could be distinguished from noise; see `Mechanism.describe_quality`."""
+    def quality(self, release: FittedCopula) -> str:
+        """Return how much dependence could be distinguished from noise; see `Mechanism.quality`."""
         share = release.report.kept_share
         told = f"{100 * share:.3g} % of the correlations stand out from noise; the others, weak or absent in the table, are close to 0"
-        if self.n_triples:
+        if self.mechanism.n_triples:
             chosen = sum(len(clique) == 3 for clique in release.noisy.chosen)
-            told = f"{chosen:,} of at most {self.n_triples:,} three-way tables stood out from noise; {told}"
+            told = f"{chosen:,} of at most {self.mechanism.n_triples:,} three-way tables stood out from noise; {told}"
         return f"{told}; the columns come out nearly independent" if share < LITTLE else told
 
     def section(
@@ -353,7 +365,7 @@ class CopulaMechanism(NoisyTables):
         n_released: int | None,
         order: RowOrder,
     ) -> Section:
-        """Return the copula's part of the release card; see `Mechanism.section`.
+        """Return the copula's part of the release card.
 
         Privacy
         -------
@@ -380,9 +392,9 @@ class CopulaMechanism(NoisyTables):
                 "residual": report.residual,
             },
         }
-        accounting = tables_accounting(noisy, self.budget)
+        accounting = tables_accounting(noisy, self.mechanism.budget)
         return noisy_counts_section(
-            budget=self.budget,
+            budget=self.mechanism.budget,
             mechanism=mechanism,
             schema=release.schema,
             cells=cells,

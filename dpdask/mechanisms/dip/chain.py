@@ -18,7 +18,7 @@ from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
-from dpdask.mechanisms.dip.spec import N_BINS, ChannelKind, DipMechanism
+from dpdask.mechanisms.dip.spec import N_BINS, ChannelKind, DipDescription, DipMechanism
 from dpdask.mechanisms.expectations import warn_of_spread
 from dpdask.mechanisms.mechanism import Columns, RandomisedRows
 from dpdask.references import Chain
@@ -435,8 +435,28 @@ class RecordsMechanism(DipMechanism):
             min_rows=reference.min_rows,
         )
 
-    def warn_of_release(self, release: ChainRelease, columns: Columns) -> tuple[str, ...]:
-        """Return a warning for each column whose rows share values that are released spread; see `Mechanism.warn_of_release`."""
+    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+        """Return what is claimed and found for the released channels or the ranks; see `Mechanism.audit`."""
+        del columns
+        found = rank_mechanisms(self.spending.row, self.spec.channel)
+        return self.audit_card(card) or self.audit_columns(
+            found, "ranks, which are randomised alike for every reference"
+        )
+
+    @property
+    def description(self) -> RecordsDescription:
+        """What is said of it."""
+        return RecordsDescription(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsDescription(DipDescription):
+    """What is said of rows that are randomised along a chain."""
+
+    mechanism: RecordsMechanism
+
+    def warnings(self, release: ChainRelease, columns: Columns) -> tuple[str, ...]:
+        """Return a warning for each column whose rows share values that are released spread; see `Mechanism.warnings`."""
         found: list[str] = []
         for place, name in enumerate(release.columns):
             codec = columns.codecs[name]
@@ -448,7 +468,7 @@ class RecordsMechanism(DipMechanism):
 
     def describe_joint(self, release: ChainRelease) -> dict[str, Any]:
         """Return what the card says about the columns' joint distribution."""
-        reference = self.reference
+        reference = self.mechanism.reference
         found: dict[str, Any] = {
             "columns": "chain",
             "joint": reference.joint,
@@ -475,14 +495,6 @@ class RecordsMechanism(DipMechanism):
             name: {"epsilon_exact": each.epsilon, **_describe(each)}
             for name, each in release.columns.items()
         }
-
-    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-        """Return what is claimed and found for the released channels or the ranks; see `Mechanism.audit`."""
-        del columns
-        found = rank_mechanisms(self.spending.row, self.spec.channel)
-        return self.audit_card(card) or self.audit_columns(
-            found, "ranks, which are randomised alike for every reference"
-        )
 
 
 def _describe(mechanism: RankRandomiser) -> dict[str, Any]:

@@ -26,7 +26,14 @@ from dpdask.errors import SpecError, list_names
 from dpdask.kernels import cdf as bins_kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
-from dpdask.mechanisms.dip.spec import N_BINS, ChannelKind, Cost, DipMechanism, check_costs
+from dpdask.mechanisms.dip.spec import (
+    N_BINS,
+    ChannelKind,
+    Cost,
+    DipDescription,
+    DipMechanism,
+    check_costs,
+)
 from dpdask.mechanisms.expectations import correlate_ranks, warn_of_spread
 from dpdask.mechanisms.mechanism import Columns, RandomisedRows
 from dpdask.references import Distribution, LevelDistribution, RankDistribution
@@ -273,7 +280,7 @@ class ColumnsMechanism(DipMechanism):
                 raise error.at(f"column {name!r}") from None
         if self.reference.rows == "none":
             fitted = self.fit(None, columns, RunKey.insecure(0))
-            for name, described in self.describe_columns(fitted, columns).items():
+            for name, described in self.description.describe_columns(fitted, columns).items():
                 if "attenuation" not in described:
                     what = "an unbiased channel keeps nothing of its values, or the declared distribution has one level only"
                     raise SpecError(
@@ -308,63 +315,6 @@ class ColumnsMechanism(DipMechanism):
             self.spec.cost,
         )
 
-    def describe_quality(self, release: DipRelease) -> str:
-        """Return how much a row keeps of each column; see `Mechanism.describe_quality`."""
-        kept = [
-            f"{name} {_measure_kept(each, self.schema.columns[name])}"
-            for name, each in release.columns.items()
-        ]
-        if (
-            self.reference.rows == "none" or self.reference.uncovered
-        ):  # nothing was counted, or nothing protects the rows that were
-            return "; ".join(kept)
-        return "; ".join(
-            [
-                *kept,
-                *(
-                    f"{name} {said}"
-                    for name, each in release.columns.items()
-                    for said in _doubt_bounds(each)
-                ),
-            ]
-        )
-
-    def warn_of_release(self, release: DipRelease, columns: Columns) -> tuple[str, ...]:
-        """Return a warning for each column whose rows share values that are released spread; see `Mechanism.warn_of_release`."""
-        found: list[str] = []
-        for name, mechanism in release.columns.items() if self.spreads else ():
-            codec = columns.codecs[name]
-            if not isinstance(mechanism, LevelMechanism) and isinstance(codec, ValueCodec):
-                x, c = mechanism.distribution.x, mechanism.distribution.c
-                found += warn_of_spread(name, x[1:], x[:-1], np.diff(c), lattice=codec.lattice)
-        return tuple(found)
-
-    def describe_joint(self, release: DipRelease) -> dict[str, Any]:
-        """Return what the card says about the columns' joint distribution."""
-        del release
-        return {"columns": "independent", "joint": self.reference.joint}
-
-    def describe_columns(self, release: DipRelease, columns: Columns) -> dict[str, dict[str, Any]]:
-        """Return what the card says about each fitted column; see `DipMechanism.describe_columns`.
-
-        With the channel optimal-unbiased, `attenuation` gives c, m and the bound on the bias
-        (`channels.Attenuation`): all three are functions of the channel and the public levels,
-        which stand beside them. It is absent where the reference leaves nothing of the mean, as
-        with a single level.
-        """
-        found = {
-            name: {"epsilon_exact": mechanism.epsilon, **_describe(mechanism)}
-            for name, mechanism in release.columns.items()
-        }
-        if self.spec.channel == "optimal-unbiased":
-            for name, mechanism in release.columns.items():
-                assert isinstance(mechanism, LevelMechanism)
-                line = measure_attenuation(
-                    mechanism.channel.weights, costs.level_values(columns.codecs[name])
-                )
-                found[name] |= {} if line is None else {"attenuation": asdict(line)}
-        return found
-
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return what is claimed and found: of the released channels, the declared distribution, or a uniform one; see `Mechanism.audit`."""
         found = self.audit_card(card)
@@ -386,6 +336,75 @@ class ColumnsMechanism(DipMechanism):
             ).columns,
             source,
         )
+
+    @property
+    def description(self) -> ColumnsDescription:
+        """What is said of it."""
+        return ColumnsDescription(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsDescription(DipDescription):
+    """What is said of rows whose columns are randomised each on its own."""
+
+    mechanism: ColumnsMechanism
+
+    def quality(self, release: DipRelease) -> str:
+        """Return how much a row keeps of each column; see `Mechanism.quality`."""
+        kept = [
+            f"{name} {_measure_kept(each, self.mechanism.schema.columns[name])}"
+            for name, each in release.columns.items()
+        ]
+        if (
+            self.mechanism.reference.rows == "none" or self.mechanism.reference.uncovered
+        ):  # nothing was counted, or nothing protects the rows that were
+            return "; ".join(kept)
+        return "; ".join(
+            [
+                *kept,
+                *(
+                    f"{name} {said}"
+                    for name, each in release.columns.items()
+                    for said in _doubt_bounds(each)
+                ),
+            ]
+        )
+
+    def warnings(self, release: DipRelease, columns: Columns) -> tuple[str, ...]:
+        """Return a warning for each column whose rows share values that are released spread; see `Mechanism.warnings`."""
+        found: list[str] = []
+        for name, mechanism in release.columns.items() if self.mechanism.spreads else ():
+            codec = columns.codecs[name]
+            if not isinstance(mechanism, LevelMechanism) and isinstance(codec, ValueCodec):
+                x, c = mechanism.distribution.x, mechanism.distribution.c
+                found += warn_of_spread(name, x[1:], x[:-1], np.diff(c), lattice=codec.lattice)
+        return tuple(found)
+
+    def describe_joint(self, release: DipRelease) -> dict[str, Any]:
+        """Return what the card says about the columns' joint distribution."""
+        del release
+        return {"columns": "independent", "joint": self.mechanism.reference.joint}
+
+    def describe_columns(self, release: DipRelease, columns: Columns) -> dict[str, dict[str, Any]]:
+        """Return what the card says about each fitted column; see `DipMechanism.describe_columns`.
+
+        With the channel optimal-unbiased, `attenuation` gives c, m and the bound on the bias
+        (`channels.Attenuation`): all three are functions of the channel and the public levels,
+        which stand beside them. It is absent where the reference leaves nothing of the mean, as
+        with a single level.
+        """
+        found = {
+            name: {"epsilon_exact": mechanism.epsilon, **_describe(mechanism)}
+            for name, mechanism in release.columns.items()
+        }
+        if self.mechanism.spec.channel == "optimal-unbiased":
+            for name, mechanism in release.columns.items():
+                assert isinstance(mechanism, LevelMechanism)
+                line = measure_attenuation(
+                    mechanism.channel.weights, costs.level_values(columns.codecs[name])
+                )
+                found[name] |= {} if line is None else {"attenuation": asdict(line)}
+        return found
 
 
 def _measure_kept(mechanism: ColumnMechanism, column: Column) -> str:

@@ -24,7 +24,7 @@ from dpdask.mechanisms.expectations import (
     warn_of_little,
     warn_of_noisy_references,
 )
-from dpdask.mechanisms.mechanism import Columns, Mechanism, Spec, Spending
+from dpdask.mechanisms.mechanism import Columns, Description, Mechanism, Spec, Spending
 from dpdask.privacy import Budget, guarantee_text, split_epsilon
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon, read_weights, within_digits
 from dpdask.privacy.events import Composed, DiscreteLaplace, LocalRelease, Uncovered, to_dict
@@ -222,39 +222,6 @@ class DipMechanism(Mechanism):
         return () if self.continued else self.reference.uncovered
 
     @property
-    def protected(self) -> str:
-        """Who is covered, in words: the reference decides."""
-        return (
-            "the values of all rows of this release" if self.continued else self.reference.protected
-        )
-
-    @property
-    def unprotected(self) -> str:
-        """Who is not, in words."""
-        if not self.continued:
-            return self.reference.unprotected
-        return (
-            _FOLLOWED
-            if self.reference.uncovered
-            else f"none of the rows of this release; {_CONTINUED}"
-        )
-
-    def guarantee(self, order: RowOrder) -> str:
-        """Return the promise in words."""
-        return guarantee_text(
-            self.budget,
-            self.protected,
-            self.unprotected,
-            order,
-            everyone=not self.reference.uncovered,
-        )
-
-    @property
-    def how(self) -> str:
-        """What is done, in a few words."""
-        return f"{', '.join(self.schema.privatised)} randomised by the {self.spec.channel} channel"
-
-    @property
     def fraction(self) -> float | None:
         """The probability with which a row is held out, or None."""
         return None if self.continued else self.reference.held_out
@@ -299,106 +266,6 @@ class DipMechanism(Mechanism):
     def statistic(self, columns: Columns) -> Statistic[Any]:
         """Return what is counted over the reference rows."""
         return self.reference.statistic(columns.codecs)
-
-    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
-        """Return what a run does between the units' bounds and the commit, in words; see `Mechanism.stages`."""
-        del columns
-        names = ", ".join(self.schema.privatised)
-        return (
-            *self.reference.stages(names, uncounted=uncounted),
-            "write: randomise each fragment and stage its shards",
-        )
-
-    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
-        """Return what a steward should think of before a run; see `Mechanism.cautions`."""
-        little = warn_of_little(columns.codecs, self.spending.row, self.spec.channel)
-        return (
-            *self.reference.warnings(),
-            *little,
-            *warn_of_noisy_references(self.measurements, n_rows),
-        )
-
-    def expectations(self, columns: Columns) -> tuple[str, ...]:
-        """Return how much a released row keeps of each column, and what wide bounds cost; see `Mechanism.expectations`."""
-        found = [name for name, event in self.measurements.items() if event.count > 1]
-        unit = None if self.budget is None else self.budget.unit_column
-        few = describe_needed_rows(self.measurements, unit) if unit is not None else ()
-        tails = (f"{', '.join(found)}: {TAILS}",) if found else ()
-        searched = self.search.expectations if isinstance(self.search, CellSearch) else ()
-        spread = describe_spread(columns.codecs) if self.spreads else ()
-        kept = describe_kept(columns.codecs, self.spending.row, self.spec.channel)
-        return (*kept, *few, *spread, *tails, *searched)
-
-    def section(
-        self,
-        release: Any,
-        columns: Columns,
-        *,
-        n_rows: int | None,
-        n_released: int | None,
-        order: RowOrder,
-    ) -> Section:
-        """Return the mechanism's part of the release card; see `Mechanism.section`.
-
-        Privacy
-        -------
-        Holds parameters, the public domain, and each level column's channel. With a hold-out, the
-        channel reveals the hold-out's frequencies (P·T = P), and the card says so. Knots of a
-        continuous reference are never in it: with a hold-out they are rows' values. Along a tree
-        all channels are functions of noisy tables, which have their own ε.
-        """
-        budget, unreleased = self.budget, self.fraction or 0.0
-        of, guarantee = "rows", {}
-        if budget.unit_column is not None:
-            of = "units; for each, the rows beyond the bound are not released"
-            if n_released is not None and n_rows:
-                # public under replace-one, where the number of rows of a unit is; whole percents say no more than is needed
-                guarantee["released_percent_of_rows"] = round(100 * (n_released / n_rows))
-        shown = self.reference.model_dump(mode="json", exclude_none=True, exclude={"path"})
-        return Section(
-            budget=budget,
-            text=guarantee_text(
-                budget,
-                self.protected,
-                self.unprotected,
-                order,
-                everyone=not self.reference.uncovered,
-            ),
-            protected=CoveredRows(who=self.protected, fraction=1.0 - unreleased, of=of),
-            unprotected=CoveredRows(who=self.unprotected, fraction=unreleased, of=of),
-            mechanism={
-                "kind": "dip",
-                "channel": self.spec.channel,
-                **self.describe_joint(release),
-                "reference": shown,
-            },
-            columns=self._describe_all(release, columns),
-            accounting=self.accounting(release),
-            order=order_text(order),
-            public_rows=n_rows,
-            guarantee=guarantee,
-        )
-
-    def _describe_all(self, release: Any, columns: Columns) -> dict[str, dict[str, Any]]:
-        own, parts = self.describe_columns(release, columns), self.spending.row
-        shown = {
-            name: {
-                "role": "privatised",
-                "epsilon": parts[name],
-                **_describe_domain(self.schema, columns.codecs[name]),
-                **described,
-            }
-            for name, described in own.items()
-        }
-        return shown | {name: {"role": "kept"} for name in self.schema.kept}
-
-    @abstractmethod
-    def describe_joint(self, release: Any) -> dict[str, Any]:
-        """Return what the card says about the columns' joint distribution."""
-
-    @abstractmethod
-    def describe_columns(self, release: Any, columns: Columns) -> dict[str, dict[str, Any]]:
-        """Return what the card says about each fitted column, beside its domain and its part of ε."""
 
     def accounting(self, release: Any) -> dict[str, Any]:
         """Return what was spent, for the card: never more than was promised, because every part was rounded down."""
@@ -446,6 +313,178 @@ class DipMechanism(Mechanism):
             }
             for name, each in mechanisms.items()
         }
+
+    @property
+    @abstractmethod
+    def description(self) -> DipDescription:
+        """What is said of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DipDescription(Description):
+    """What is said of every release row by row."""
+
+    mechanism: DipMechanism
+
+    @property
+    def protected(self) -> str:
+        """Who is covered, in words: the reference decides."""
+        return (
+            "the values of all rows of this release"
+            if self.mechanism.continued
+            else self.mechanism.reference.protected
+        )
+
+    @property
+    def unprotected(self) -> str:
+        """Who is not, in words."""
+        if not self.mechanism.continued:
+            return self.mechanism.reference.unprotected
+        return (
+            _FOLLOWED
+            if self.mechanism.reference.uncovered
+            else f"none of the rows of this release; {_CONTINUED}"
+        )
+
+    def guarantee(self, order: RowOrder) -> str:
+        """Return the promise in words."""
+        return guarantee_text(
+            self.mechanism.budget,
+            self.protected,
+            self.unprotected,
+            order,
+            everyone=not self.mechanism.reference.uncovered,
+        )
+
+    @property
+    def how(self) -> str:
+        """What is done, in a few words."""
+        return f"{', '.join(self.mechanism.schema.privatised)} randomised by the {self.mechanism.spec.channel} channel"
+
+    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
+        """Return what a run does between the units' bounds and the commit, in words."""
+        del columns
+        names = ", ".join(self.mechanism.schema.privatised)
+        return (
+            *self.mechanism.reference.stages(names, uncounted=uncounted),
+            "write: randomise each fragment and stage its shards",
+        )
+
+    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+        """Return what a steward should think of before a run."""
+        little = warn_of_little(
+            columns.codecs, self.mechanism.spending.row, self.mechanism.spec.channel
+        )
+        return (
+            *self.mechanism.reference.warnings(),
+            *little,
+            *warn_of_noisy_references(self.mechanism.measurements, n_rows),
+        )
+
+    def expectations(self, columns: Columns) -> tuple[str, ...]:
+        """Return how much a released row keeps of each column, and what wide bounds cost."""
+        found = [name for name, event in self.mechanism.measurements.items() if event.count > 1]
+        unit = None if self.mechanism.budget is None else self.mechanism.budget.unit_column
+        few = describe_needed_rows(self.mechanism.measurements, unit) if unit is not None else ()
+        tails = (f"{', '.join(found)}: {TAILS}",) if found else ()
+        searched = (
+            self.mechanism.search.expectations
+            if isinstance(self.mechanism.search, CellSearch)
+            else ()
+        )
+        spread = describe_spread(columns.codecs) if self.mechanism.spreads else ()
+        kept = describe_kept(
+            columns.codecs, self.mechanism.spending.row, self.mechanism.spec.channel
+        )
+        return (*kept, *few, *spread, *tails, *searched)
+
+    def section(
+        self,
+        release: Any,
+        columns: Columns,
+        *,
+        n_rows: int | None,
+        n_released: int | None,
+        order: RowOrder,
+    ) -> Section:
+        """Return the mechanism's part of the release card.
+
+        Privacy
+        -------
+        Holds parameters, the public domain, and each level column's channel. With a hold-out, the
+        channel reveals the hold-out's frequencies (P·T = P), and the card says so. Knots of a
+        continuous reference are never in it: with a hold-out they are rows' values. Along a tree
+        all channels are functions of noisy tables, which have their own ε.
+        """
+        budget, unreleased = self.mechanism.budget, self.mechanism.fraction or 0.0
+        of, guarantee = "rows", {}
+        if budget.unit_column is not None:
+            of = "units; for each, the rows beyond the bound are not released"
+            if n_released is not None and n_rows:
+                # public under replace-one, where the number of rows of a unit is; whole percents say no more than is needed
+                guarantee["released_percent_of_rows"] = round(100 * (n_released / n_rows))
+        shown = self.mechanism.reference.model_dump(
+            mode="json", exclude_none=True, exclude={"path"}
+        )
+        return Section(
+            budget=budget,
+            text=guarantee_text(
+                budget,
+                self.protected,
+                self.unprotected,
+                order,
+                everyone=not self.mechanism.reference.uncovered,
+            ),
+            protected=CoveredRows(who=self.protected, fraction=1.0 - unreleased, of=of),
+            unprotected=CoveredRows(who=self.unprotected, fraction=unreleased, of=of),
+            mechanism={
+                "kind": "dip",
+                "channel": self.mechanism.spec.channel,
+                **self.describe_joint(release),
+                "reference": shown,
+            },
+            columns=self._describe_all(release, columns),
+            accounting=self.mechanism.accounting(release),
+            order=order_text(order),
+            public_rows=n_rows,
+            guarantee=guarantee,
+        )
+
+    def _describe_all(self, release: Any, columns: Columns) -> dict[str, dict[str, Any]]:
+        own, parts = self.describe_columns(release, columns), self.mechanism.spending.row
+        shown = {
+            name: {
+                "role": "privatised",
+                "epsilon": parts[name],
+                **_describe_domain(self.mechanism.schema, columns.codecs[name]),
+                **described,
+            }
+            for name, described in own.items()
+        }
+        return shown | {name: {"role": "kept"} for name in self.mechanism.schema.kept}
+
+    @abstractmethod
+    def describe_joint(self, release: Any) -> dict[str, Any]:
+        """Return what the card says about the columns' joint distribution."""
+
+    @abstractmethod
+    def describe_columns(self, release: Any, columns: Columns) -> dict[str, dict[str, Any]]:
+        """Return what the card says about each fitted column, beside its domain and its part of ε."""
+
+    def quality(self, release: Any) -> str:
+        """Return nothing: ranks among rows alike, or given a parent, do not say how much of a value is kept."""
+        del release
+        return ""
+
+    def warnings(self, release: Any, columns: Columns) -> tuple[str, ...]:
+        """Return none: the channels are functions of noisy tables."""
+        del release, columns
+        return ()
+
+    def n_expected(self, n_rows: int | None) -> int | None:
+        """Return that it is not known before; see `Description.n_expected`."""
+        del n_rows
+        return None
 
 
 def _exact_epsilon(mechanism: Any) -> float:

@@ -20,7 +20,7 @@ from dpdask.errors import SpecError
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import channel as tree_kernel
 from dpdask.kernels.channel import TOTAL_BITS
-from dpdask.mechanisms.dip.spec import ChannelKind, Cost, DipMechanism, check_costs
+from dpdask.mechanisms.dip.spec import ChannelKind, Cost, DipDescription, DipMechanism, check_costs
 from dpdask.mechanisms.expectations import CellSearch
 from dpdask.mechanisms.marginals.denoise import denoise, dependence_tree
 from dpdask.mechanisms.marginals.noise import (
@@ -663,11 +663,6 @@ class TreeMechanism(DipMechanism):
         _ = self.noise
 
     @property
-    def how(self) -> str:
-        """What is done, in a few words."""
-        return f"{DipMechanism.how.fget(self)} along a tree of noisy tables"  # type: ignore[attr-defined]  # a property
-
-    @property
     def noise(self) -> MarginalNoise:
         """The noise of every table."""
         tables = self.reference.split(self.budget.epsilon)[0]
@@ -735,32 +730,6 @@ class TreeMechanism(DipMechanism):
             counts, self.cells(columns), self.spending.row, self.spec.channel, self.spec.cost
         )
 
-    def describe_joint(self, release: TreeRelease) -> dict[str, Any]:
-        """Return what the card says about the columns' joint distribution."""
-        return {
-            "columns": "tree",
-            "joint": self.reference.joint,
-            "edges": [list(edge) for edge in release.edges],
-        }
-
-    def describe_columns(self, release: TreeRelease, columns: Columns) -> dict[str, dict[str, Any]]:
-        """Return each column's parent, exact ε*, cells and channels; see `DipMechanism.describe_columns`."""
-        del columns
-        shown = sum(column.weights.size for column in release.columns.values()) <= MAX_SHOWN
-        found: dict[str, dict[str, Any]] = {}
-        for name, column in release.columns.items():
-            found[name] = {
-                "parent": column.parent,
-                "epsilon_exact": column.epsilon,
-                "cells": column.n_levels,
-                "channel_as_asked": column.solved,
-            }
-            found[name] |= {"cell_edges": column.edges.tolist()} if column.edges.size else {}
-            found[name] |= (
-                {"channels": (column.weights * 2.0**-TOTAL_BITS).tolist()} if shown else {}
-            )
-        return found
-
     def accounting(self, release: TreeRelease) -> dict[str, Any]:
         """Return what was spent, for the card: never more than was promised."""
         if self.continued:
@@ -776,51 +745,6 @@ class TreeMechanism(DipMechanism):
             "rows_per_unit": self.rows_per_unit,
             "events": to_dict(self.event),
         }
-
-    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
-        """Return what a run does between the units' bounds and the commit, in words; see `Mechanism.stages`."""
-        del columns, uncounted
-        names = self.schema.privatised
-        n = len(names)
-        tables = f"count {n} one-way and {n * (n - 1) // 2} two-way tables of all rows"
-        noise = f"noise on the tables (ε = {self.reference.split(self.budget.epsilon)[0]:.6g}" + (
-            ", and all of δ)" if self.budget.delta else ")"
-        )
-        looks = (
-            "; a first look at all pairs chooses the tree, a second one measures its pairs"
-            if n > 2
-            else ""
-        )
-        rows = "a row" if self.rows_per_unit == 1 else f"each of {self.rows_per_unit} rows"
-        channels = f"the channels of each column, given its parent on the tree ({rows}: ε = {self.row_total:.6g})"
-        survey = f"survey: read {', '.join(names)} once; {tables}, merged in a tree"
-        search = () if self.search is None else (self.search.stage,)
-        return (
-            *search,
-            survey,
-            f"fit: {noise}{looks}; {channels}; on the driver, written once",
-            "write: randomise each fragment and stage its shards",
-        )
-
-    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
-        """Return what a steward should think of before a run, a δ that is too large for so many rows included; see `Mechanism.cautions`."""
-        far = warn_of_far_cells(columns.codecs, self.reference.bins)
-        found = (
-            *delta_warnings(self.budget, n_rows),
-            *DipMechanism.cautions(self, columns, n_rows),
-            *far,
-        )
-        if not n_rows or self.continued:
-            return found
-        measured = MarginalNoise(
-            one_way=self.noise.one_way, pairs=self.noise.chosen
-        )  # any pair may be an edge
-        return (
-            *found,
-            *list_noisy_tables(
-                measured, {name: cells.size for name, cells in self.cells(columns).items()}, n_rows
-            ),
-        )
 
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return what is claimed and found, also of a whole row: of the released channels, or those of a simulated table; see `Mechanism.audit`."""
@@ -852,6 +776,91 @@ class TreeMechanism(DipMechanism):
             }
             for name, claim in claims.items()
         }
+
+    @property
+    def description(self) -> TreeDescription:
+        """What is said of it."""
+        return TreeDescription(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeDescription(DipDescription):
+    """What is said of rows that are randomised along a tree."""
+
+    mechanism: TreeMechanism
+
+    @property
+    def how(self) -> str:
+        """What is done, in a few words."""
+        return f"{DipDescription.how.fget(self)} along a tree of noisy tables"  # type: ignore[attr-defined]  # a property
+
+    def describe_joint(self, release: TreeRelease) -> dict[str, Any]:
+        """Return what the card says about the columns' joint distribution."""
+        return {
+            "columns": "tree",
+            "joint": self.mechanism.reference.joint,
+            "edges": [list(edge) for edge in release.edges],
+        }
+
+    def describe_columns(self, release: TreeRelease, columns: Columns) -> dict[str, dict[str, Any]]:
+        """Return each column's parent, exact ε*, cells and channels; see `DipMechanism.describe_columns`."""
+        del columns
+        shown = sum(column.weights.size for column in release.columns.values()) <= MAX_SHOWN
+        found: dict[str, dict[str, Any]] = {}
+        for name, column in release.columns.items():
+            found[name] = {
+                "parent": column.parent,
+                "epsilon_exact": column.epsilon,
+                "cells": column.n_levels,
+                "channel_as_asked": column.solved,
+            }
+            found[name] |= {"cell_edges": column.edges.tolist()} if column.edges.size else {}
+            found[name] |= (
+                {"channels": (column.weights * 2.0**-TOTAL_BITS).tolist()} if shown else {}
+            )
+        return found
+
+    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
+        """Return what a run does between the units' bounds and the commit, in words."""
+        del columns, uncounted
+        mechanism, names = self.mechanism, self.mechanism.schema.privatised
+        n, of_tables = len(names), mechanism.reference.split(mechanism.budget.epsilon)[0]
+        tables = f"count {n} one-way and {n * (n - 1) // 2} two-way tables of all rows"
+        noise = f"noise on the tables (ε = {of_tables:.6g}"
+        noise += ", and all of δ)" if mechanism.budget.delta else ")"
+        looks = "; a first look at all pairs chooses the tree, a second one measures its pairs"
+        rows = (
+            "a row" if mechanism.rows_per_unit == 1 else f"each of {mechanism.rows_per_unit} rows"
+        )
+        channels = f"the channels of each column, given its parent on the tree ({rows}: ε = {mechanism.row_total:.6g})"
+        return (
+            *(() if mechanism.search is None else (mechanism.search.stage,)),
+            f"survey: read {', '.join(names)} once; {tables}, merged in a tree",
+            f"fit: {noise}{looks if n > 2 else ''}; {channels}; on the driver, written once",
+            "write: randomise each fragment and stage its shards",
+        )
+
+    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+        """Return what a steward should think of before a run, a δ that is too large for so many rows included."""
+        far = warn_of_far_cells(columns.codecs, self.mechanism.reference.bins)
+        found = (
+            *delta_warnings(self.mechanism.budget, n_rows),
+            *DipDescription.cautions(self, columns, n_rows),
+            *far,
+        )
+        if not n_rows or self.mechanism.continued:
+            return found
+        measured = MarginalNoise(
+            one_way=self.mechanism.noise.one_way, pairs=self.mechanism.noise.chosen
+        )  # any pair may be an edge
+        return (
+            *found,
+            *list_noisy_tables(
+                measured,
+                {name: cells.size for name, cells in self.mechanism.cells(columns).items()},
+                n_rows,
+            ),
+        )
 
 
 def _read_channels(card: Mapping[str, Any] | None) -> Channels:

@@ -44,7 +44,14 @@ from dpdask.mechanisms.histogram.release import (
     type_points,
 )
 from dpdask.mechanisms.marginals.noise import margin_95
-from dpdask.mechanisms.mechanism import Columns, NoisyCounts, RecordsWanted, Spec, no_rows
+from dpdask.mechanisms.mechanism import (
+    Columns,
+    NoisyCounts,
+    NoisyCountsDescription,
+    RecordsWanted,
+    Spec,
+    no_rows,
+)
 from dpdask.privacy import Budget
 from dpdask.privacy.events import Composed, DiscreteLaplace, to_dict
 from dpdask.privacy.noise import deviation
@@ -213,12 +220,6 @@ class HistogramMechanism(NoisyCounts):
         """One noisy histogram, the fine counts of columns whose cells are found, and the number of rows if a threshold needs it."""
         return self.noise.event
 
-    @property
-    def how(self) -> str:
-        """What was done, in a few words."""
-        what = "weighted cells" if self.spec.output == "cells" else "synthetic rows"
-        return f"{what} of a noisy histogram of {len(self.schema.privatised)} columns"
-
     def with_rows(self, count: Callable[[], int | None]) -> Self:
         """Return the mechanism with the number of bins that the rule gives.
 
@@ -246,7 +247,7 @@ class HistogramMechanism(NoisyCounts):
         return sum(not self.schema.columns[name].has_levels for name in self.schema.privatised)
 
     @property
-    def _awaits_rows(self) -> bool:
+    def awaits_rows(self) -> bool:
         """Whether bins are still to be computed from the number of rows; only a plan is made without them."""
         return self.spec.bins == "rule" and self._n_cut > 0
 
@@ -263,10 +264,10 @@ class HistogramMechanism(NoisyCounts):
         )
 
     def _bins(self) -> Bins:
-        assert not self._awaits_rows, "with_rows comes first"
+        assert not self.awaits_rows, "with_rows comes first"
         return DEFAULT_BINS if self.spec.bins == "rule" else self.spec.bins
 
-    def _cells(self, columns: Columns) -> dict[str, Cells]:
+    def cells(self, columns: Columns) -> dict[str, Cells]:
         """Return the cells of each column; one cell stands for those that are not yet found."""
         return cut_with_found(columns.codecs, self._bins(), self.found, n_bins=1)
 
@@ -318,7 +319,7 @@ class HistogramMechanism(NoisyCounts):
 
     def statistic(self, columns: Columns) -> JointStatistic:
         """Return what is counted: the joint histogram of all columns."""
-        return JointStatistic(cells=self._cells(columns))
+        return JointStatistic(cells=self.cells(columns))
 
     def check_counts(self, counts: JointCounts | ColumnCounts, columns: Columns) -> None:
         """Check that the histogram can be drawn for so many rows, if their number is public; see `Mechanism.check_counts`."""
@@ -330,7 +331,7 @@ class HistogramMechanism(NoisyCounts):
             )
             if n_rows == 0 and self.found is not None:
                 raise no_rows("second pass")
-            histogram.check_size(domain_of(self._cells(columns)), self.noise, n_rows)
+            histogram.check_size(domain_of(self.cells(columns)), self.noise, n_rows)
 
     def draw(self, counts: JointCounts, columns: Columns, noise: Noise) -> NoisyHistogram:
         """Draw the noise of every cell and return the noisy histogram; see `Mechanism.draw`."""
@@ -340,7 +341,7 @@ class HistogramMechanism(NoisyCounts):
     def read_drawn(self, data: bytes, columns: Columns) -> NoisyHistogram:
         """Return the noisy histogram that an earlier driver kept; see `Mechanism.read_drawn`."""
         found = NoisyHistogram.from_bytes(data, "the run's noisy histogram")
-        found.check(domain_of(self._cells(columns)), self.noise)
+        found.check(domain_of(self.cells(columns)), self.noise)
         return found
 
     def find_written(self, released: pa.Schema) -> pa.Schema:
@@ -350,7 +351,7 @@ class HistogramMechanism(NoisyCounts):
     def fit(self, counts: NoisyHistogram, columns: Columns, key: RunKey) -> FittedHistogram:
         """Return the noisy histogram with the columns that its cells stand for; see `Mechanism.fit`."""
         del key
-        spec, bins = self.spec, bins_by_column(self._bins(), self._cells(columns), self.found)
+        spec, bins = self.spec, bins_by_column(self._bins(), self.cells(columns), self.found)
         return FittedHistogram(
             schema=self.schema,
             columns=columns.types,
@@ -364,20 +365,38 @@ class HistogramMechanism(NoisyCounts):
         """Return how many cells or rows a job writes."""
         return release.n_drawn(None if self.spec.n_rows == "input" else self.spec.n_rows)
 
+    @property
+    def description(self) -> HistogramDescription:
+        """What is said of it."""
+        return HistogramDescription(self)
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramDescription(NoisyCountsDescription):
+    """What is said of a perturbed histogram."""
+
+    mechanism: HistogramMechanism
+
+    @property
+    def how(self) -> str:
+        """What was done, in a few words."""
+        what = "weighted cells" if self.mechanism.spec.output == "cells" else "synthetic rows"
+        return f"{what} of a noisy histogram of {len(self.mechanism.schema.privatised)} columns"
+
     def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
-        """Return what a run does, in words; see `Mechanism.stages`."""
+        """Return what a run does, in words."""
         del uncounted
         size = (
             ""
-            if self._awaits_rows or self.search
-            else f" of {n_cells(domain_of(self._cells(columns))):,} cells"
+            if self.mechanism.awaits_rows or self.mechanism.search
+            else f" of {n_cells(domain_of(self.mechanism.cells(columns))):,} cells"
         )
         return (
-            *(() if self.search is None else (self.search.stage,)),
-            f"tabulate: read {len(self.schema.privatised)} columns once; count their joint histogram{size}, merged in a tree",
-            f"fit: add noise to every cell, with the threshold {self.spec.threshold}, on the driver, and write the cells once",
+            *(() if self.mechanism.search is None else (self.mechanism.search.stage,)),
+            f"tabulate: read {len(self.mechanism.schema.privatised)} columns once; count their joint histogram{size}, merged in a tree",
+            f"fit: add noise to every cell, with the threshold {self.mechanism.spec.threshold}, on the driver, and write the cells once",
             "write: draw synthetic rows and stage their shards"
-            if self.spec.output == "rows"
+            if self.mechanism.spec.output == "rows"
             else "write: the cells with a weight, one row a point",
         )
 
@@ -390,50 +409,57 @@ class HistogramMechanism(NoisyCounts):
             The number of rows if it is known and public, else None.
         """
         found = [
-            *NoisyCounts.cautions(self, columns, n_rows),
-            *warn_of_far_cells(columns.codecs, self.spec.bins),
+            *NoisyCountsDescription.cautions(self, columns, n_rows),
+            *warn_of_far_cells(columns.codecs, self.mechanism.spec.bins),
         ]
-        if self._awaits_rows:
+        if self.mechanism.awaits_rows:
             return (
                 *found,
                 "The bins that the rule gives, and so the number of cells, are known only when the rows are counted.",
             )
-        cells = self._cells(columns)
+        cells = self.mechanism.cells(columns)
         domain = domain_of(cells)
-        if self.n_rows_private:
-            found += list_warnings_without_rows(domain, self.noise)
+        if self.mechanism.n_rows_private:
+            found += list_warnings_without_rows(domain, self.mechanism.noise)
         if n_rows:  # an empty table is refused
-            histogram.check_size(domain, self.noise, n_rows)
+            histogram.check_size(domain, self.mechanism.noise, n_rows)
             cut = tuple(
                 name
                 for name, column in cells.items()
-                if len(column.edges) and name not in self.adaptive
+                if len(column.edges) and name not in self.mechanism.adaptive
             )
-            found += list_warnings(domain, self.noise, n_rows, cut)
+            found += list_warnings(domain, self.mechanism.noise, n_rows, cut)
         return tuple(found)
 
     def expectations(self, columns: Columns) -> tuple[str, ...]:
-        """Return how far the count of a cell may be off; see `Mechanism.expectations`."""
-        count = f"a count of a cell is off by at most {margin_95(self.noise.cells):,.3g} with probability 0.95"
+        """Return how far the count of a cell may be off."""
+        count = f"a count of a cell is off by at most {margin_95(self.mechanism.noise.cells):,.3g} with probability 0.95"
         wide = (
             ()
-            if self.spec.bins == "rule"
-            else describe_wide_cells(self._cells(columns), self.spec.bins)
+            if self.mechanism.spec.bins == "rule"
+            else describe_wide_cells(self.mechanism.cells(columns), self.mechanism.spec.bins)
         )
         needed: tuple[str, ...] = ()
-        if self.n_rows_private:  # then nothing can warn of too few
-            n_rows = write_digits(count_needed_rows(domain_of(self._cells(columns)), self.noise))
+        if self.mechanism.n_rows_private:  # then nothing can warn of too few
+            n_rows = write_digits(
+                count_needed_rows(domain_of(self.mechanism.cells(columns)), self.mechanism.noise)
+            )
             needed = (f"with fewer than about {n_rows} rows, few cells stand out from noise",)
-        return (count, *needed, *wide, *(() if self.search is None else self.search.expectations))
+        return (
+            count,
+            *needed,
+            *wide,
+            *(() if self.mechanism.search is None else self.mechanism.search.expectations),
+        )
 
     def n_expected(self, n_rows: int | None) -> int | None:
         """Return how many rows a run writes; None for cells, whose number is not known before."""
-        if self.spec.output == "cells":
+        if self.mechanism.spec.output == "cells":
             return None
-        return n_rows if self.spec.n_rows == "input" else self.spec.n_rows
+        return n_rows if self.mechanism.spec.n_rows == "input" else self.mechanism.spec.n_rows
 
-    def describe_quality(self, release: FittedHistogram) -> str:
-        """Return how many cells were kept, and what their weights sum to; see `Mechanism.describe_quality`."""
+    def quality(self, release: FittedHistogram) -> str:
+        """Return how many cells were kept, and what their weights sum to; see `Mechanism.quality`."""
         found = release.histogram
         beside = "" if found.n_rows is None else f" beside {max(0.0, found.n_rows):,.0f} rows"
         return f"{len(found.keys):,} of {n_cells(found.domain):,} cells have a weight; the weights sum to {int(found.weights.sum()):,}{beside}"
@@ -447,9 +473,9 @@ class HistogramMechanism(NoisyCounts):
         n_released: int | None,
         order: RowOrder,
     ) -> Section:
-        """Return the histogram's part of the release card; see `Mechanism.section`."""
+        """Return the histogram's part of the release card."""
         del columns, n_rows, order
-        return histogram_section(self.budget, release, n_released)
+        return histogram_section(self.mechanism.budget, release, n_released)
 
 
 def list_warnings(

@@ -48,7 +48,7 @@ from dpdask.mechanisms.interval.release import (
     tabulate,
     write_design,
 )
-from dpdask.mechanisms.mechanism import Columns, Mechanism, Spec, Spending
+from dpdask.mechanisms.mechanism import Columns, Description, Mechanism, Spec, Spending
 from dpdask.privacy import Budget, guarantee_text, split_epsilon
 from dpdask.privacy.budget import MAX_EPSILON
 from dpdask.privacy.events import Composed, to_dict
@@ -495,29 +495,6 @@ class RandomRangesMechanism(Mechanism):
             row={name: perturb.epsilon for name, perturb in find_perturbed(self.designs).items()}
         )
 
-    @property
-    def protected(self) -> str:
-        """What is covered, in words."""
-        return describe_all_protected(self.designs)
-
-    @property
-    def unprotected(self) -> str:
-        """What is not, in words."""
-        return describe_all_unprotected(self.designs)
-
-    def guarantee(self, order: RowOrder) -> str:
-        """Return the promise in words."""
-        return interval_guarantee(self.designs, self.budget, order)
-
-    @property
-    def how(self) -> str:
-        """What is done, in a few words."""
-        designs = self.designs
-        perturbed = find_perturbed(designs)
-        return f"{', '.join(designs)} released as random ranges" + (
-            f"; {', '.join(perturbed)} perturbed first" if perturbed else ""
-        )
-
     def find_written(self, released: pa.Schema) -> pa.Schema:
         """Return the columns that are written, given the released columns of the table."""
         return make_released_schema(released, self.schema.privatised, coverage=self.spec.coverage)
@@ -538,12 +515,60 @@ class RandomRangesMechanism(Mechanism):
     def _fit(self, columns: Columns) -> IntervalRelease:
         return IntervalRelease.of(self.designs, columns.codecs, coverage=self.spec.coverage)
 
+    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+        """Return for each perturbed column its `claimed` ε, its exact ε* and the `reference` it holds for; see `Mechanism.audit`."""
+        del card
+        claims = self.spending.row
+        return {
+            name: {
+                "claimed": claims[name],
+                "epsilon_exact": perturbation.exact_epsilon,
+                "reference": "the declared distribution",
+            }
+            for name, perturbation in self._fit(columns).perturbations.items()
+        }
+
+    @property
+    def description(self) -> RangesDescription:
+        """What is said of it."""
+        return RangesDescription(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RangesDescription(Description):
+    """What is said of random ranges."""
+
+    mechanism: RandomRangesMechanism
+
+    @property
+    def protected(self) -> str:
+        """What is covered, in words."""
+        return describe_all_protected(self.mechanism.designs)
+
+    @property
+    def unprotected(self) -> str:
+        """What is not, in words."""
+        return describe_all_unprotected(self.mechanism.designs)
+
+    def guarantee(self, order: RowOrder) -> str:
+        """Return the promise in words."""
+        return interval_guarantee(self.mechanism.designs, self.mechanism.budget, order)
+
+    @property
+    def how(self) -> str:
+        """What is done, in a few words."""
+        designs = self.mechanism.designs
+        perturbed = find_perturbed(designs)
+        return f"{', '.join(designs)} released as random ranges" + (
+            f"; {', '.join(perturbed)} perturbed first" if perturbed else ""
+        )
+
     def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
-        """Return what a run does before the commit, in words; see `Mechanism.stages`."""
+        """Return what a run does before the commit, in words."""
         del columns
-        perturbed = ", ".join(find_perturbed(self.designs))
+        perturbed = ", ".join(find_perturbed(self.mechanism.designs))
         counted = (
-            (f"survey: read {', '.join(self.schema.privatised)}; count the rows",)
+            (f"survey: read {', '.join(self.mechanism.schema.privatised)}; count the rows",)
             if uncounted
             else ()
         )
@@ -554,13 +579,13 @@ class RandomRangesMechanism(Mechanism):
         )
 
     def expectations(self, columns: Columns) -> tuple[str, ...]:
-        """Return how wide the ranges will be, from the anchors and what is declared; see `Mechanism.expectations`."""
-        return describe_widths(self.designs, columns.codecs)
+        """Return how wide the ranges will be, from the anchors and what is declared."""
+        return describe_widths(self.mechanism.designs, columns.codecs)
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
-        """Return what a steward should think of before a run; see `Mechanism.cautions`."""
+        """Return what a steward should think of before a run."""
         del n_rows
-        return warn_of_wide_ranges(self.designs, columns.codecs)
+        return warn_of_wide_ranges(self.mechanism.designs, columns.codecs)
 
     def n_expected(self, n_rows: int | None) -> int | None:
         """Return how many rows a run writes: all of them."""
@@ -575,28 +600,25 @@ class RandomRangesMechanism(Mechanism):
         n_released: int | None,
         order: RowOrder,
     ) -> Section:
-        """Return the mechanism's part of the release card; see `Mechanism.section`."""
+        """Return the mechanism's part of the release card."""
         del n_rows, n_released
         return interval_section(
             release=release,
-            schema=self.schema,
+            schema=self.mechanism.schema,
             codecs=columns.codecs,
-            budget=self.budget,
+            budget=self.mechanism.budget,
             order=order,
         )
 
-    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-        """Return for each perturbed column its `claimed` ε, its exact ε* and the `reference` it holds for; see `Mechanism.audit`."""
-        del card
-        claims = self.spending.row
-        return {
-            name: {
-                "claimed": claims[name],
-                "epsilon_exact": perturbation.exact_epsilon,
-                "reference": "the declared distribution",
-            }
-            for name, perturbation in self._fit(columns).perturbations.items()
-        }
+    def quality(self, release: IntervalRelease) -> str:
+        """Return nothing: the ranges are as wide as the plan expects."""
+        del release
+        return ""
+
+    def warnings(self, release: IntervalRelease, columns: Columns) -> tuple[str, ...]:
+        """Return none: nothing of the release comes from rows."""
+        del release, columns
+        return ()
 
 
 def check_designs(schema: Schema, designs: Mapping[str, Design], *, coverage: bool = False) -> None:

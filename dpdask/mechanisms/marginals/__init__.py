@@ -1,1 +1,32 @@
-"""Contingency tables with noise: a release of their own, and the input of other mechanisms."""
+"""What noisy tables are good for."""
+
+from __future__ import annotations
+
+import json
+
+from dpdask.mechanisms.card import Card
+from dpdask.mechanisms.guidance import Guidance, describe_smallest, details, list_cliques, no_margin
+
+
+def _ask(card: Card) -> list[str]:
+    return [
+        f"{'crosstab' if len(clique) > 1 else 'share'}({', '.join(json.dumps(name, ensure_ascii=False) for name in clique[:2])})"
+        for clique in details(card).get("cliques", [])[:1]
+    ]
+
+
+GUIDANCE = Guidance(
+    title="Tables of counts with noise",
+    shape=lambda _: "tables",
+    uses=lambda card: (
+        [
+            f"The counts of these tables, each with its margin of error: {list_cliques(details(card).get('cliques', []))}."
+        ],
+        ["Any other table or statistic: nothing else is released.", *describe_smallest(card)],
+    ),
+    questions=_ask,
+    margins=lambda _: "Margins hold the noise of each count, with probability 95 %.",
+    margin=lambda *_: no_margin,  # each count is released with its own
+    attenuates=lambda _: False,
+    counts=lambda name: f"of the table {name}",  # which has the names of its columns
+)

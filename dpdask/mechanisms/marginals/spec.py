@@ -27,7 +27,14 @@ from dpdask.mechanisms.marginals.noise import (
     plan_noise,
 )
 from dpdask.mechanisms.marginals.release import COUNT, MARGIN, TABLE, MarginalTables, make_types
-from dpdask.mechanisms.mechanism import Columns, NoisyCounts, Search, Spec, no_rows
+from dpdask.mechanisms.mechanism import (
+    Columns,
+    NoisyCounts,
+    NoisyCountsDescription,
+    Search,
+    Spec,
+    no_rows,
+)
 from dpdask.privacy import Budget
 from dpdask.privacy.events import CentralEvent, Composed, to_dict
 from dpdask.privacy.noise import deviation
@@ -126,45 +133,7 @@ class NoisyTables(NoisyCounts):
         """What the first round does, in words; nothing if there is none."""
         return () if self.cell_search is None else (self.cell_search.stage,)
 
-    def expectations(self, columns: Columns) -> tuple[str, ...]:
-        """Return how far the counts of the tables may be off; see `Mechanism.expectations`."""
-        noise, sizes = self.noise, self._sizes(columns)
-        named = {"a one-way table": noise.one_way, "a two-way table": noise.pairs}
-        named |= {
-            "the second measurement of a two-way table": noise.chosen,
-            "a chosen three-way table": noise.triples,
-        }
-        named |= {
-            f"the table {' x '.join(clique)}, of {math.prod(sizes[name] for name in clique):,} cells,": noise.cliques[
-                clique
-            ]
-            for clique in noise.cliques
-        }
-        found = [
-            f"a count of {table} is off by at most {margin_95(event):,.3g} with probability 0.95"
-            for table, event in named.items()
-            if event is not None
-        ]
-        found += describe_wide_cells(self.cells(columns), self.bins)
-        if self.n_rows_private:  # then nothing can warn of too few
-            needed = sorted(count_needed_rows(noise, sizes).values())
-            few = write_digits(needed[len(needed) // 2])
-            found.append(
-                f"with fewer than about {few} rows, the average cell of half of the tables holds fewer rows than the σ of its noise"
-            )
-        return (*found, *(() if self.cell_search is None else self.cell_search.expectations))
-
-    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
-        """Return what a steward should consider before a run: δ, far cells, tables whose cells are too fine; see `Mechanism.cautions`."""
-        found = (
-            *NoisyCounts.cautions(self, columns, n_rows),
-            *warn_of_far_cells(columns.codecs, self.bins),
-        )
-        if not n_rows:
-            return found
-        return (*found, *list_noisy_tables(self.noise, self._sizes(columns), n_rows))
-
-    def _sizes(self, columns: Columns) -> dict[str, int]:
+    def sizes(self, columns: Columns) -> dict[str, int]:
         """Return how many cells each column has; of cells that are still to be found, about how many."""
         unknown = () if self.cell_search is None else self.adaptive
         return {
@@ -181,6 +150,61 @@ class NoisyTables(NoisyCounts):
         found = NoisyMarginals.from_bytes(data, "the run's noisy tables")
         found.check(domain_of(self.cells(columns)), self.noise)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class NoisyTablesDescription(NoisyCountsDescription):
+    """What is said of every release of noisy tables."""
+
+    mechanism: NoisyTables
+
+    def expectations(self, columns: Columns) -> tuple[str, ...]:
+        """Return how far the counts of the tables may be off."""
+        noise, sizes = self.mechanism.noise, self.mechanism.sizes(columns)
+        named = {"a one-way table": noise.one_way, "a two-way table": noise.pairs}
+        named |= {
+            "the second measurement of a two-way table": noise.chosen,
+            "a chosen three-way table": noise.triples,
+        }
+        named |= {
+            f"the table {' x '.join(clique)}, of {math.prod(sizes[name] for name in clique):,} cells,": noise.cliques[
+                clique
+            ]
+            for clique in noise.cliques
+        }
+        found = [
+            f"a count of {table} is off by at most {margin_95(event):,.3g} with probability 0.95"
+            for table, event in named.items()
+            if event is not None
+        ]
+        found += describe_wide_cells(self.mechanism.cells(columns), self.mechanism.bins)
+        if self.mechanism.n_rows_private:  # then nothing can warn of too few
+            needed = sorted(count_needed_rows(noise, sizes).values())
+            few = write_digits(needed[len(needed) // 2])
+            found.append(
+                f"with fewer than about {few} rows, the average cell of half of the tables holds fewer rows than the σ of its noise"
+            )
+        return (
+            *found,
+            *(
+                ()
+                if self.mechanism.cell_search is None
+                else self.mechanism.cell_search.expectations
+            ),
+        )
+
+    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+        """Return what a steward should consider before a run: δ, far cells, tables whose cells are too fine."""
+        found = (
+            *NoisyCountsDescription.cautions(self, columns, n_rows),
+            *warn_of_far_cells(columns.codecs, self.mechanism.bins),
+        )
+        if not n_rows:
+            return found
+        return (
+            *found,
+            *list_noisy_tables(self.mechanism.noise, self.mechanism.sizes(columns), n_rows),
+        )
 
 
 def count_needed_rows(noise: MarginalNoise, sizes: Mapping[str, int]) -> dict[Clique, float]:
@@ -358,11 +382,6 @@ class MarginalsMechanism(NoisyTables):
         """How continuous and mixed columns are cut."""
         return self.spec.bins
 
-    @property
-    def how(self) -> str:
-        """What was done, in a few words."""
-        return f"{len(self.spec.cliques)} tables with noise on every cell"
-
     def check(self, columns: Columns) -> None:
         """Check the bins and the tables' sizes."""
         self.statistic(columns).check_size()
@@ -387,18 +406,35 @@ class MarginalsMechanism(NoisyTables):
         """Return how many rows a job writes: one for each cell."""
         return release.n_cells
 
+    @property
+    def description(self) -> MarginalsDescription:
+        """What is said of it."""
+        return MarginalsDescription(self)
+
+
+@dataclass(frozen=True, slots=True)
+class MarginalsDescription(NoisyTablesDescription):
+    """What is said of noisy tables, each of its own."""
+
+    mechanism: MarginalsMechanism
+
+    @property
+    def how(self) -> str:
+        """What was done, in a few words."""
+        return f"{len(self.mechanism.spec.cliques)} tables with noise on every cell"
+
     def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
-        """Return what a run does, in words; see `Mechanism.stages`."""
+        """Return what a run does, in words."""
         del columns, uncounted
         return (
-            *self.search_stages,
-            f"tabulate: read {len(self.schema.privatised)} columns once; count {len(self.spec.cliques)} tables, merged in a tree",
+            *self.mechanism.search_stages,
+            f"tabulate: read {len(self.mechanism.schema.privatised)} columns once; count {len(self.mechanism.spec.cliques)} tables, merged in a tree",
             "fit: add noise to every cell on the driver, and write the tables once",
             "write: the noisy tables, one row a cell",
         )
 
-    def describe_quality(self, release: MarginalTables) -> str:
-        """Return which part of the counts exceeds its margin of error; see `Mechanism.describe_quality`."""
+    def quality(self, release: MarginalTables) -> str:
+        """Return which part of the counts exceeds its margin of error; see `Mechanism.quality`."""
         tables = release.noisy.cliques
         above = sum(
             int((counts > release.noisy.margin(clique)).sum()) for clique, counts in tables.items()
@@ -414,6 +450,11 @@ class MarginalsMechanism(NoisyTables):
         n_released: int | None,
         order: RowOrder,
     ) -> Section:
-        """Return the tables' part of the release card; see `Mechanism.section`."""
+        """Return the tables' part of the release card."""
         del columns, n_rows, n_released, order
-        return marginals_section(self.budget, release)
+        return marginals_section(self.mechanism.budget, release)
+
+    def n_expected(self, n_rows: int | None) -> int | None:
+        """Return that it is not known before; see `Description.n_expected`."""
+        del n_rows
+        return None
