@@ -248,9 +248,11 @@ def test_a_plan_knows_how_much_is_released_and_warns_of_a_large_delta(kind):
     )
     [caution] = asked.description.cautions(columns, 1000)
     assert caution.startswith("δ = 0.001 is not below 1 / the number of rows")
-    assert asked.stages(columns, uncounted=False)[0].startswith("tabulate: read 3 columns once")
+    assert asked.description.stages(columns, uncounted=False)[0].startswith(
+        "tabulate: read 3 columns once"
+    )
     search = "search: read all privatised columns once; count income in fine cells"
-    assert mechanism(kind).stages(columns, uncounted=False)[0].startswith(search)
+    assert mechanism(kind).description.stages(columns, uncounted=False)[0].startswith(search)
 
 
 def test_tables_and_cells_that_drown_are_warned_of():
@@ -259,15 +261,17 @@ def test_tables_and_cells_that_drown_are_warned_of():
     assert asked.description.cautions(columns, 10**5) == ()
     words = "The cells of 2 of 3 tables are too fine, with fewer rows on average than the noise"
     assert words in asked.description.cautions(columns, 300)[0]
-    assert "rows on average" in mechanism("histogram", bins=50).cautions(columns, 1000)[0]
+    assert (
+        "rows on average" in mechanism("histogram", bins=50).description.cautions(columns, 1000)[0]
+    )
     wide = schema(age=None, **{f"x{place}": INCOME for place in range(3)})
     private = mechanism("histogram", columns=wide, bins=300, adjacency="add-remove")
-    [caution] = private.cautions(columns_of(wide), None)
+    [caution] = private.description.cautions(columns_of(wide), None)
     assert "the threshold is raised to" in caution
     public = replace(private, budget=Budget(epsilon=2.0))
     words = "has 16,200,000,000 cells, of which noise alone would raise"
     with pytest.raises(SpecError, match=words):
-        public.cautions(columns_of(wide), 2)
+        public.description.cautions(columns_of(wide), 2)
 
 
 # ---- a copula
@@ -289,7 +293,9 @@ def test_records_of_a_frame_are_a_function_of_the_key(tmp_path):
     # a latent variable for the two sexes, four ages, five incomes
     assert release.correlations().shape == (10, 10)
     for n_released in (400, None):
-        section = asked.section(release, NOBODY, n_rows=400, n_released=n_released, order="keep")
+        section = asked.description.section(
+            release, NOBODY, n_rows=400, n_released=n_released, order="keep"
+        )
         assert told(section)["records"] == n_released
 
 
@@ -339,7 +345,7 @@ def test_tables_of_a_frame_are_read_in_python_and_written_as_rows(tmp_path):
     assert frame.columns.tolist() == ["income", "sex", "age", "count", "margin_95"]
     counts = [each.set_index(columns)["count"].sort_index() for each in (frame, three)]
     assert counts[0].tolist() == counts[1].tolist()
-    section = asked.section(release, NOBODY, n_rows=4000, n_released=62, order="keep")
+    section = asked.description.section(release, NOBODY, n_rows=4000, n_released=62, order="keep")
     assert told(section) == {"kind": "marginals", "cliques": CLIQUES}
     words = (
         "there is no table of the columns .*; ask for one of sex, income x age, age x sex x income"
@@ -412,7 +418,9 @@ def test_the_card_tells_what_is_written(tmp_path, output):
     expected = (output, *((400, None) if output == "rows" else (None, "centre")))
     for n_released, said in ((fitted.n_released[0], expected), (None, (None, None, "centre"))):
         columns = columns_of(schema())
-        section = asked.section(release, columns, n_rows=400, n_released=n_released, order="keep")
+        section = asked.description.section(
+            release, columns, n_rows=400, n_released=n_released, order="keep"
+        )
         part = told(section)
         assert (part["output"], part["records"], part["points"]) == said
 

@@ -382,7 +382,7 @@ def test_the_number_of_triples_follows_from_the_target_and_delta():
     assert mechanism(5, target="c3").n_measured_again == 4  # every pair of the target
     without = [{"budget": Budget(epsilon=1.0)}, {"triples": 0}, {"records": "copula"}]
     assert {mechanism(12, target="c3", **given).n_triples for given in without} == {0}
-    choose = asked.stages(NO_COLUMNS, uncounted=False)[1]
+    choose = asked.description.stages(NO_COLUMNS, uncounted=False)[1]
     assert choose.startswith("choose: read 12 columns once more; count at most 55 three-way tables")
 
 
@@ -530,7 +530,9 @@ def test_a_target_that_changes_little_is_said_before_the_budget_is_spent():
     columns = Columns(types=pa.schema([]), codecs=codecs)
 
     def cautions(n: int = 12, budget: Budget = BUDGET, **given: Any) -> str:
-        return " ".join(mechanism(n, budget, target="c3", **given).cautions(columns, None))
+        return " ".join(
+            mechanism(n, budget, target="c3", **given).description.cautions(columns, None)
+        )
 
     little = "The target c3 changes little: "
     assert little + "the budget has no δ." in cautions(budget=Budget(epsilon=1.0))

@@ -255,7 +255,7 @@ def test_a_plan_tells_how_wide_ranges_will_be():
             ]
         ),
     )
-    said = made.expectations(columns)
+    said = made.description.expectations(columns)
     assert [sentence.partition(":")[0] for sentence in said] == [
         "one",
         "two",
@@ -270,11 +270,13 @@ def test_a_plan_tells_how_wide_ranges_will_be():
     assert "holds 67 % of the values on average" in said[3]
     assert "2,400 days wide on average" in said[4]
     assert "without a `reference` nothing says" in said[5]
-    assert made.cautions(columns, 1_000) == ()
+    assert made.description.cautions(columns, 1_000) == ()
     many = {f"c{place}": PRICE for place in range(9)}
     wide = bound(dict.fromkeys(many, CASE1), schema=many)
     assert (
-        wide.expectations(columns_of(wide, pa.schema([(name, pa.float64()) for name in many])))[-1]
+        wide.description.expectations(
+            columns_of(wide, pa.schema([(name, pa.float64()) for name in many]))
+        )[-1]
         == "4 more columns of ranges"
     )
 
@@ -298,11 +300,11 @@ def test_a_plan_warns_of_ranges_that_tell_next_to_nothing():
     designs = {"far": design, "near": near, "hidden": hidden, "chosen": chosen}
     made = bound(designs, {"epsilon": 1.0}, dict.fromkeys(designs, far))
     columns = columns_of(made, pa.schema([(name, pa.float64()) for name in designs]))
-    [warning] = made.cautions(columns, None)
+    [warning] = made.description.cautions(columns, None)
     assert warning.startswith(
         "far, hidden: a range rules out less than 1 % of the values on average"
     )
-    assert "holds 99.98" in made.expectations(columns)[0]
+    assert "holds 99.98" in made.description.expectations(columns)[0]
 
 
 def test_a_mechanism_without_perturbation_spends_nothing():
@@ -311,9 +313,12 @@ def test_a_mechanism_without_perturbation_spends_nothing():
     assert made.spec.least_budget is None
     assert made.event == Composed(events=(), without_epsilon=("price", "rating"))
     assert (made.spending, made.reference_rows) == (Spending(), "none")
-    assert "There is no ε" in made.guarantee("keep")
+    assert "There is no ε" in made.description.guarantee("keep")
     for uncounted in (True, False):
-        stages = [stage.split(":")[0] for stage in made.stages(NO_COLUMNS, uncounted=uncounted)]
+        stages = [
+            stage.split(":")[0]
+            for stage in made.description.stages(NO_COLUMNS, uncounted=uncounted)
+        ]
         assert stages == [*(["survey"] if uncounted else []), "fit", "write"]
 
 
