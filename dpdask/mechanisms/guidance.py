@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_UP, Context, Decimal
 from importlib import import_module
@@ -51,6 +51,8 @@ class Guidance:
     """Whether the noise of each row weakens what released columns show of each other."""
     counts: Callable[[str], str]
     """Which noisy counts a name in the card's accounting stands for."""
+    glossary: Mapping[str, str]
+    """Terms that only this mechanism uses, and what they mean."""
 
 
 _registered: dict[str, Guidance] = {}
@@ -75,6 +77,7 @@ def find_guidance(card: Card) -> Guidance:
                 margin=lambda *_: no_margin,
                 attenuates=lambda _: False,
                 counts=name_count,
+                glossary={},
             )
         # the mechanism itself is not imported: reading a card needs none of its code
         _registered[kind] = import_module(f"dpdask.mechanisms.{kind}").GUIDANCE

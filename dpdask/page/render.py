@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from decimal import ROUND_DOWN, ROUND_UP, Context, Decimal
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,27 +19,25 @@ from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import Card, say_date
 from dpdask.mechanisms.expectations import LITTLE
 from dpdask.mechanisms.guidance import bound_belief, find_guidance, round_up
-from dpdask.page import pictures, words
-from dpdask.page.histograms import (
-    ReleasedHistogram,
-    Sample,
-    count_histogram,
-    label_level,
-    read_sample,
-    read_tables,
-)
+from dpdask.page.histograms import count_histogram, label_level, read_sample, read_tables
 from dpdask.page.pictures import (
     MAX_ASSOCIATED,
     ChannelView,
     associate,
     describe_kept,
+    draw_histogram,
+    draw_table,
     list_channels,
 )
 from dpdask.privacy import attacker_power, percent_above
+from dpdask.privacy.budget import bound_values
+from dpdask.privacy.rounding import order_text
 
 MAX_COLUMNS = 50
 MAX_SHARDS = 50
-_MOST_CELLS = 12
+PRIORS = (0.01, 0.1, 0.5, 0.9)
+ALARMS = (0.01, 0.05, 0.1)
+N_ROWS_OF_A_PERSON = 5
 _NARROW = 0.1
 _OUTSIDE = {
     "clip": "moved to the nearest bound",
@@ -47,20 +46,6 @@ _OUTSIDE = {
 }
 
 Content = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
-    """What a page says about the released rows."""
-
-    histograms: list[Content]  # one for each released column that has one, with its picture
-    # The strongest pairs, and the picture of all of them; None where there is none.
-    associations: Content | None
-    # Columns whose ranges have a released coverage, each with the share of ranges that hold less
-    # than a tenth.
-    narrow: list[tuple[str, float]]
-    n_read: int  # how many released rows were read, and how many there are
-    n_rows: int
 
 
 def write_page(card: Mapping[str, Any], path: str | Path) -> None:
@@ -111,184 +96,230 @@ def make_page(
 ) -> tuple[bytes, tuple[str, ...]]:
     """Return the page of a release, and warnings about what it lacks: the same release, the same bytes.
 
-    Parameters
-    ----------
-    manifest
-        The list of the shards; without it, the page is made from the card alone.
-
-    Notes
-    -----
-    A page whose statistics cannot be made is written without them, and if need be with the promise
-    alone: the budget of its release is spent by now.
+    Without a manifest, it is made from the card alone. The budget of the release is spent by now: a
+    page whose statistics cannot be made is written without them, and if need be with the promise
+    alone.
     """
     try:
-        statistics = (
-            None if manifest is None or shards is None else _describe_rows(card, manifest, shards)
-        )
-        return _render(card, manifest, statistics, list_channels(card), describe_kept(card)), ()
+        found = None if manifest is None or shards is None else _count(card, manifest, shards)
+        return _render(card, manifest, found, list_channels(card), describe_kept(card)), ()
     except Exception as error:
         fault = type(error).__name__
     with suppress(Exception):
         return _render(card, manifest, None, [], ([], [])), (
             f"the page of the release was written without statistics ({fault})",
         )
-    return _write_promise(card), (f"the page of the release holds its promise alone ({fault})",)
-
-
-def _write_promise(card: Card) -> bytes:
-    """Return a page with the promise alone."""
     name, promise = escape(card.name), escape(card.guarantee.text)
     policy = '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'">'
     head = f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{policy}\n<title>{name}</title>\n</head>'
-    return f"{head}\n<body>\n<main>\n<h1>{name}</h1>\n<p>{promise}</p>\n</main>\n</body>\n</html>\n".encode()
+    page = f"{head}\n<body>\n<main>\n<h1>{name}</h1>\n<p>{promise}</p>\n</main>\n</body>\n</html>\n"
+    return page.encode(), (f"the page of the release holds its promise alone ({fault})",)
 
 
 def _render(
     card: Card,
     manifest: Manifest | None,
-    statistics: Statistics | None,
+    statistics: Content | None,
     channels: list[ChannelView],
     kept: tuple[list[str], list[str]],
 ) -> bytes:
-    good, bad = words.list_uses(card)
-    qualities, little = kept
-    shards = () if manifest is None else manifest.shards
-    names = list(card.columns)
+    guidance, names = find_guidance(card), list(card.columns)
+    good, bad = list_uses(card)
+    filters: dict[str, Callable[..., object]] = {
+        "number": _say_number,
+        "above": round_up,
+        "drawn": draw_histogram,
+        "channel": _draw_channel,
+    }
     values = {
         "style": read_style(__package__, "release.css"),
         "card": card,
         "guarantee": card.guarantee,
         "about": card.about,
-        "kind": find_guidance(card).title,
-        "unit": words.describe_unit(card),
-        "gain": words.describe_gain(card),
-        "again": words.describe_again(card),
-        "left": words.describe_left(card),
-        "trust": words.describe_trust(card),
-        "caution_of_pairs": words.warn_of_associations(card),
-        "neighbours": words.describe_neighbours(card.guarantee.adjacency),
-        "covered": _say_covered(card, "protected"),
-        "uncovered": _say_covered(card, "unprotected"),
-        "promise": words.describe_promise(card),
-        "published": words.describe_published(card),
-        "order": words.describe_order(card, len(shards)),
-        "together": words.describe_together(card),
+        "guidance": guidance,
+        "has_rows": guidance.shape(card) in ("rows", "ranges"),
+        "gain": describe_gain(card),
+        "again": describe_again(card),
+        "left": describe_left(card),
+        "shuffled": order_text("shuffled"),
         "manifest": manifest,
         "attacker": _describe_attacker(card),
-        "spent": list(_list_spent(card)),
-        "spends_on_counts": any(
-            told in (card.accounting.model_extra or {})
-            for told in ("epsilon_reference", "epsilon_tables")
-        ),
-        "has_kept": any(part.role == "kept" for part in card.columns.values()),
+        "spent": list(list_spent(card)),
         "columns": [_describe_column(name, card) for name in names[:MAX_COLUMNS]],
-        "n_columns_left": max(0, len(names) - MAX_COLUMNS),
+        "kept": [name for name, part in card.columns.items() if part.role == "kept"],
         "statistics": statistics,
-        "narrow": [] if statistics is None else statistics.narrow,
-        "margins": find_guidance(card).margins(card),
-        "channels": [_describe_channel(view) for view in channels],
+        "channels": channels,
         "max_associated": MAX_ASSOCIATED,
         "max_columns": MAX_COLUMNS,
+        "max_shards": MAX_SHARDS,
         "good": good,
         "bad": bad,
-        "qualities": qualities,
-        "little": little,
+        "qualities": kept[0],
+        "little": kept[1],
         "least": LITTLE,
-        "snippet": _write_snippet(card),
-        "shards": shards[:MAX_SHARDS],
-        "n_shards_left": max(0, len(shards) - MAX_SHARDS),
+        "snippet": write_snippet(card),
         "card_name": CARD_NAME,
     }
-    return render_page(
-        __package__, "release.html", {"number": _say_number, "above": round_up}, values
-    ).encode()
+    return render_page(__package__, "release.html", filters, values).encode()
 
 
-def _say_number(value: float | None) -> str:
-    """Return a number with the digits that it has, up to six; whole ones with commas."""
-    if value is None:
-        return "none"
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.6g}"
+# what an attacker gains, what another release would cost, and what a ledger leaves
 
 
-def _say_covered(card: Card, which: str) -> str:
-    part = getattr(card.guarantee, which)
-    return str(part.who if hasattr(part, "who") else part.what)
+def list_losses(
+    epsilon: float, delta: float, adjacency: str | None
+) -> dict[str, tuple[float, float]]:
+    """Return ε and δ of each statement about a unit: under add-remove its presence has the promised ones, and its values have twice them."""
+    if adjacency != "add-remove":
+        return {"one value rather than another": (epsilon, delta)}
+    return {
+        "it is there": (epsilon, delta),
+        "one value rather than another": bound_values(epsilon, delta, "add-remove"),
+    }
+
+
+def describe_beliefs(
+    losses: Mapping[str, tuple[float, float]], *, persons: bool
+) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return heads and rows of a table: a belief before the release, and the most that it can become; also for persons with several rows."""
+    listed = [(what, n) for n in ((1, N_ROWS_OF_A_PERSON) if persons else (1,)) for what in losses]
+    heads = [what if n == 1 else f"{what}, for a person with {n} rows" for what, n in listed]
+    return heads, [
+        (f"{100 * prior:g} %", *(bound_belief(prior, n * losses[what][0]) for what, n in listed))
+        for prior in PRIORS
+    ]
+
+
+def describe_tests(losses: Mapping[str, tuple[float, float]]) -> list[tuple[str, ...]]:
+    """Return rows of a share of false alarms and the most that each test with it can find."""
+    powers = {each: [attacker_power(*loss, each) for loss in losses.values()] for each in ALARMS}
+    return [(f"{100 * each:g} %", *map(percent_above, found)) for each, found in powers.items()]
+
+
+def describe_odds(epsilon: float) -> str:
+    """Return the factor exp(ε), rounded up."""
+    factor = math.exp(min(epsilon, 100.0))
+    if factor < 1000:
+        return f"{math.ceil(1000 * factor) / 1000:g}"
+    return f"{Context(prec=3, rounding=ROUND_UP).plus(Decimal(factor)):.3g}"
+
+
+def describe_gain(card: Card) -> str:
+    """Return what a release may change in a belief, in words that can be repeated; empty if no ε is promised, or it protects nobody."""
+    epsilon, unit = card.guarantee.epsilon, card.guarantee.unit
+    if epsilon is None or card.insecure:
+        return ""
+    losses = list_losses(epsilon, card.guarantee.delta or 0.0, card.guarantee.adjacency)
+    covered = "protected " if card.has_holdout else ""
+    whose = f"a {covered}row" if isinstance(unit, str) else f"a {covered}{unit.column}"
+    whole = (
+        f" (its {', '.join(card.guarantee.epsilon_private)})"
+        if card.guarantee.epsilon_private
+        else ""
+    )
+    statements = {
+        "it is there": "is in the table",
+        "one value rather than another": f"has one value rather than another{whole}",
+    }
+    told = [
+        f"that {whose} {statements[what]} becomes one of at most {bound_belief(0.5, loss)}"
+        for what, (loss, _) in losses.items()
+    ]
+    apart = ", apart from δ" if card.guarantee.delta else ""
+    return f"To someone who knows everything else, a belief of 50 % {', and one of 50 % '.join(told)}{apart}."
+
+
+def describe_again(card: Card) -> str:
+    """Return what this release and a second one like it would cost, in words.
+
+    Empty if no ε is promised, or it protects nobody; also with a hold-out and no ledger, where the
+    second release holds out other rows: no ε bounds what it tells about rows that this one
+    protects.
+    """
+    epsilon, delta = card.guarantee.epsilon, card.guarantee.delta or 0.0
+    if epsilon is None or card.insecure or (card.has_holdout and card.ledger is None):
+        return ""
+    name, loss = list(list_losses(2.0 * epsilon, 2.0 * delta, card.guarantee.adjacency).items())[-1]
+    at = f" and δ = {round_up(2.0 * delta, 3)}" if delta else ""
+    found = f"a test of {name}, at a false-alarm rate of 5 %, would detect it with probability at most {percent_above(attacker_power(*loss))}"
+    whose = "a row that both protect" if card.has_holdout else "the same rows"
+    return f"This release and a second one like it, of {whose}, would spend at most ε = {round_up(2.0 * epsilon)}{at} together: {found}."
+
+
+def describe_left(card: Card) -> str:
+    """Return the ε that a ledger leaves at most, rounded down; empty where it is no difference, as with δ."""
+    ledger = card.ledger
+    if ledger is None or ledger.epsilon is None or ledger.delta_limit:
+        return ""
+    left = Context(prec=6, rounding=ROUND_DOWN).plus(
+        max(Decimal(0), Decimal(repr(ledger.epsilon_limit)) - Decimal(round_up(ledger.epsilon)))
+    )
+    return f"ε = {left.normalize():f}"
 
 
 def _describe_attacker(card: Card) -> Content | None:
     """Return the tables of what an attacker gains; None where no ε is promised."""
-    epsilon = card.guarantee.epsilon
-    if epsilon is None:
+    guarantee, ledger = card.guarantee, card.ledger
+    if guarantee.epsilon is None:
         return None
-    losses = words.list_losses(epsilon, card.guarantee.delta or 0.0, card.guarantee.adjacency)
-    columns = [
-        (name, part.epsilon)
-        for name, part in list(card.columns.items())[:MAX_COLUMNS]
-        if part.epsilon is not None
-    ]
-    ledger, together = card.ledger, None
-    if (
-        ledger is not None and ledger.n_earlier and ledger.epsilon is not None
-    ):  # this ε is the one at the δ of the limit
-        values = list(
-            words.list_losses(ledger.epsilon, ledger.delta_limit, card.guarantee.adjacency).values()
-        )[-1]
-        together = percent_above(attacker_power(*values))
+    losses = list_losses(guarantee.epsilon, guarantee.delta or 0.0, guarantee.adjacency)
+    parts = list(card.columns.items())[:MAX_COLUMNS]
+    columns = [(name, part.epsilon) for name, part in parts if part.epsilon is not None]
+    together = None
+    if ledger is not None and ledger.n_earlier and ledger.epsilon is not None:
+        # this ε is the one at the δ of the limit
+        all_losses = list_losses(ledger.epsilon, ledger.delta_limit, guarantee.adjacency)
+        together = percent_above(attacker_power(*all_losses["one value rather than another"]))
     return {
         "together": together,
-        "odds": [(words.describe_odds(each), delta) for each, delta in losses.values()],
+        "odds": [(describe_odds(each), delta) for each, delta in losses.values()],
         "statements": list(losses),
-        "beliefs": words.describe_beliefs(losses, persons=card.guarantee.unit == "row"),
-        "tests": words.describe_tests(losses),
+        "beliefs": describe_beliefs(losses, persons=guarantee.unit == "row"),
+        "tests": describe_tests(losses),
         "columns": [
-            (name, each, words.describe_odds(each), bound_belief(0.5, each))
-            for name, each in columns
+            (name, each, describe_odds(each), bound_belief(0.5, each)) for name, each in columns
         ],
     }
 
 
-def _list_spent(card: Card) -> Iterator[tuple[str, str]]:
+def list_uses(card: Card) -> tuple[list[str], list[str]]:
+    """Return what the release is good for, and what it is not good for."""
+    good, bad = find_guidance(card).uses(card)
+    seeded = ["Anything but tests: its noise comes from a seed, so it protects nobody."]
+    return good, [*(seeded if card.insecure else []), *bad]
+
+
+def list_spent(card: Card) -> Iterator[tuple[str, str]]:
     """Yield what was computed with noise, and how much noise or ε that was."""
-    told = card.accounting.model_extra or {}
-    counted, laws = (
-        told.get("epsilon_reference", {}),
-        list(_list_laws(card.accounting.events or {})),
-    )
-    told_apart = len(counted) == len(laws)  # then each law is that of a column's counts
+    accounting = card.accounting.model_extra or {}
+    counted, laws = accounting.get("epsilon_reference", {}), []
+    for event in _flatten(card.accounting.events or {}):
+        if event.get("kind") == "discrete-laplace":
+            laws.append((f"discrete Laplace, scale {event['scale']:.6g}", event.get("count", 1)))
+        elif event.get("kind") == "discrete-gaussian":
+            laws.append((f"discrete Gaussian, σ = {event['sigma']:.6g}", event.get("count", 1)))
+    by_column = len(counted) == len(laws)  # then each law is that of a column's counts
     for place, (name, each) in enumerate(list(counted.items())[:MAX_COLUMNS]):
-        noise = f"; {laws[place][0]} on {_say_vectors(laws[place][1])}" if told_apart else ""
+        noise = f"; {laws[place][0]} on {_say_vectors(laws[place][1])}" if by_column else ""
         yield f"Noisy counts of {name}, for the reference", f"ε = {round_up(each)}{noise}"
-    if "epsilon_tables" in told:
-        yield (
-            "Noisy tables of all rows, for the reference",
-            f"ε = {round_up(told['epsilon_tables'])}",
-        )
+    if "epsilon_tables" in accounting:
+        tables = round_up(accounting["epsilon_tables"])
+        yield "Noisy tables of all rows, for the reference", f"ε = {tables}"
     for name, part in list(card.columns.items())[:MAX_COLUMNS]:
         if part.epsilon is not None:
             less = part.epsilon_exact is not None and part.epsilon_exact < 0.999 * part.epsilon
             exact = f", of which {round_up(part.epsilon_exact or 0.0)} are spent" if less else ""
             yield f"Each released row, {name}", f"ε = {round_up(part.epsilon)}{exact}"
-    for name, each in words.name_counts(card)[:MAX_COLUMNS]:
-        noise = f"standard deviation {each['standard_deviation']:.4g}, 95 % margin ± {each['margin_95']:.4g} rows"
-        yield f"Noise of a count, {name}", noise
+    for name, each in list(accounting.get("noise", {}).items())[:MAX_COLUMNS]:
+        yield (
+            f"Noise of a count, {find_guidance(card).counts(name)}",
+            f"standard deviation {each['standard_deviation']:.4g}, 95 % margin ± {each['margin_95']:.4g} rows",
+        )
     alike: Counter[str] = Counter()
-    for law, n_vectors in () if told_apart else laws:
+    for law, n_vectors in () if by_column else laws:
         alike[law] += n_vectors
     for law, n_vectors in alike.items():
         yield f"Noise on {_say_vectors(n_vectors)}", law
-
-
-def _list_laws(events: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield each law of central noise, and on how many vectors of counts it was added."""
-    for event in _flatten(events):
-        if event.get("kind") in ("discrete-laplace", "discrete-gaussian"):
-            law = (
-                "discrete Laplace, scale"
-                if event["kind"] == "discrete-laplace"
-                else "discrete Gaussian, σ ="
-            )
-            yield f"{law} {event.get('scale', event.get('sigma')):.6g}", event.get("count", 1)
 
 
 def _say_vectors(n_vectors: int) -> str:
@@ -302,69 +333,66 @@ def _flatten(event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield event
 
 
+def _say_number(value: float | None) -> str:
+    """Return a number with the digits that it has, up to six; whole ones with commas."""
+    if value is None:
+        return "none"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.6g}"
+
+
 def _describe_column(name: str, card: Card) -> Content:
     part = card.columns[name]
-    told = part.model_extra or {}
-    levels, bounds = told.get("levels"), told.get("bounds")
+    stated = part.model_extra or {}
+    levels, bounds = stated.get("levels"), stated.get("bounds")
     if levels is not None:
-        domain = f"{len(levels):,} levels: {', '.join(map(label_level, levels[:8]))}{', …' if len(levels) > 8 else ''}"
+        some = ", ".join(map(label_level, levels[:8]))
+        domain = f"{len(levels):,} levels: {some}{', …' if len(levels) > 8 else ''}"
     elif bounds:
-        domain = " to ".join(_describe_bound(bound, told.get("numbers")) for bound in bounds)
+        dates = [say_date(bound, stated.get("numbers")) for bound in bounds]
+        ends = [_say_number(bound) if isinstance(bound, int | float) else bound for bound in bounds]
+        domain = " to ".join(date or str(end) for date, end in zip(dates, ends, strict=True))
     else:
         domain = "as it is" if part.role == "kept" else ""
-    domain += ", or missing" if told.get("nulls") == "level" and levels is None else ""
+    domain += ", or missing" if stated.get("nulls") == "level" and levels is None else ""
     outside = _OUTSIDE.get(part.outside or "", (part.outside or "").replace("other: ", "become "))
+    return {"name": name, "part": part, "domain": domain, "outside": outside}
+
+
+# what the released rows show
+
+
+def _count(card: Card, manifest: Manifest, shards: Folder) -> Content:
+    """Return the histograms of released columns, their associations, and how narrow released ranges are."""
+    names = [name for name, part in card.columns.items() if part.role == "privatised"][:MAX_COLUMNS]
+    is_tables = find_guidance(card).shape(card) == "tables"
+    more = ["table", "count", "margin_95"] if is_tables else ["weight", *_coverages(card).values()]
+    sample = read_sample(shards, manifest, [*names, *more])
+    if is_tables:
+        histograms, pairs = read_tables(card, sample)[:MAX_COLUMNS], None
+    else:
+        known = [name for name in names if name in sample.rows.column_names]
+        counted = [count_histogram(name, sample, card) for name in known]
+        histograms = [each for each in counted if each is not None]
+        pairs = associate(known, sample, card)
+    picture = None
+    if pairs is not None:
+        picture = draw_table(pairs.table, pairs.columns, across="", down="", most=1.0)
+    narrow = {
+        name: float((shares < _NARROW).mean())
+        for name, made in _coverages(card).items()
+        if len(shares := sample.rows[made].drop_null().to_numpy())
+    }
     return {
-        "name": name,
-        "role": part.role,
-        "kind": part.kind or "",
-        "domain": domain,
-        "outside": outside,
-        "epsilon": part.epsilon,
+        "histograms": histograms,
+        "associations": pairs,
+        "picture": picture,
+        "narrow": narrow,
+        "n_read": sample.rows.num_rows,
+        "n_rows": sample.n_rows,
     }
 
 
-def _describe_bound(bound: Any, numbers: str | None) -> str:
-    return say_date(bound, numbers) or (
-        _say_number(bound) if isinstance(bound, int | float) else str(bound)
-    )
-
-
-def _describe_rows(card: Card, manifest: Manifest, shards: Folder) -> Statistics:
-    names = [name for name, part in card.columns.items() if part.role == "privatised"][:MAX_COLUMNS]
-    is_tables = find_guidance(card).shape(card) == "tables"
-    more = (
-        ["table", "count", "margin_95"]
-        if is_tables
-        else ["weight", *_name_coverages(card).values()]
-    )
-    sample = read_sample(shards, manifest, [*names, *more])
-    found = (
-        read_tables(card, sample)[:MAX_COLUMNS] if is_tables else _count_all(names, card, sample)
-    )
-    pairs = (
-        None
-        if is_tables
-        else associate([name for name in names if name in sample.rows.column_names], sample, card)
-    )
-    associations: Content | None = None
-    if pairs is not None:
-        picture = pictures.draw_table(pairs.table, pairs.columns, across="", down="", most=1.0)
-        associations = {
-            "picture": picture,
-            "pairs": pairs.list_strongest(10),
-            "n_columns": len(pairs.columns),
-        }
-    return Statistics(
-        histograms=[_describe_histogram(each) for each in found],
-        associations=associations,
-        narrow=list(_find_narrow(card, sample)),
-        n_read=sample.rows.num_rows,
-        n_rows=sample.n_rows,
-    )
-
-
-def _name_coverages(card: Card) -> dict[str, str]:
+def _coverages(card: Card) -> dict[str, str]:
     """Return, by private column, the released column that holds the coverage of its ranges."""
     released = {
         name: (part.model_extra or {}).get("released_as", [])
@@ -373,58 +401,13 @@ def _name_coverages(card: Card) -> dict[str, str]:
     return {name: made[2] for name, made in released.items() if len(made) == 3}
 
 
-def _find_narrow(card: Card, sample: Sample) -> Iterator[tuple[str, float]]:
-    """Yield columns and the share of their ranges that hold less than a tenth of the values."""
-    for name, made in _name_coverages(card).items():
-        coverages = sample.rows[made].drop_null().to_numpy()
-        if len(coverages):
-            yield name, float((coverages < _NARROW).mean())
+def _draw_channel(view: ChannelView) -> str:
+    what, most = "rank" if view.of_ranks else "value", float(view.matrix.max())
+    across, down = f"released {what}", f"original {what}"
+    return draw_table(view.matrix, view.labels, across=across, down=down, most=most)
 
 
-def _count_all(names: list[str], card: Card, sample: Sample) -> list[ReleasedHistogram]:
-    known = [name for name in names if name in sample.rows.column_names]
-    counted = (count_histogram(name, sample, card) for name in known)
-    return [each for each in counted if each is not None]
-
-
-def _describe_histogram(histogram: ReleasedHistogram) -> Content:
-    widest = max(bar.share for bar in histogram.bars) or 1.0
-    bars = [
-        (bar.label, bar.share, bar.margin, 100.0 * bar.share / widest) for bar in histogram.bars
-    ]
-    picture = pictures.draw_histogram(histogram)
-    return {
-        "column": histogram.column,
-        "bars": bars,
-        "picture": picture,
-        "summary": histogram.summary,
-    }
-
-
-def _describe_channel(view: ChannelView) -> Content:
-    across, down = (
-        ("released rank", "original rank")
-        if view.of_ranks
-        else ("released value", "original value")
-    )
-    picture = pictures.draw_table(
-        view.matrix, view.labels, across=across, down=down, most=float(view.matrix.max())
-    )
-    rows = (
-        list(zip(view.labels, view.matrix.tolist(), strict=True))
-        if len(view.labels) <= _MOST_CELLS
-        else []
-    )
-    return {
-        "column": view.column,
-        "labels": view.labels,
-        "rows": rows,
-        "picture": picture,
-        "summary": view.summary,
-    }
-
-
-def _write_snippet(card: Card) -> str:
+def write_snippet(card: Card) -> str:
     """Return Python that opens the release and asks it something that it answers: of numbers rather than of dates and times."""
     lines = [
         "import dpdask",

@@ -60,7 +60,7 @@ from dpdask.jobs.run import abort, status
 from dpdask.jobs.series import KeptFolder
 from dpdask.jobs.state import RunState
 from dpdask.mechanisms.card import Card
-from dpdask.page.words import describe_gain
+from dpdask.page.render import describe_gain
 
 
 @pytest.fixture(autouse=True)

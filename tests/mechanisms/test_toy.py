@@ -172,6 +172,7 @@ GUIDANCE = Guidance(
     margin=lambda *_: no_margin,
     attenuates=lambda _: False,
     counts=lambda name: name,
+    glossary={},
 )
 
 

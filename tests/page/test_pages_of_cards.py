@@ -13,7 +13,7 @@ from page.pages import EVIL, SCHEMA, Page, release
 
 import dpdask
 from dpdask.io.shards import PAGE_NAME
-from dpdask.page import words
+from dpdask.page import render
 
 DAYS = [dt.date(2020, 1, 1), dt.date(2021, 12, 31)]
 DAY: dict[str, Any] = {
@@ -67,7 +67,7 @@ def test_a_page_that_cannot_be_made_of_a_card_is_told(
         columns={"day": RANGES},
         wording={"day": {"of": "the day of your visit"}},
     )
-    monkeypatch.setattr(words, "list_uses", lambda _: 1 / 0)
+    monkeypatch.setattr(render, "list_uses", lambda _: 1 / 0)
     with pytest.warns(UserWarning, match="promise alone"):
         page = read_page(survey.card, tmp_path)
     assert survey.card["guarantee"]["text"] in page.text

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from page.pages import EVIL, LEVEL, SCHEMA, Page, parts, release, synthetic
@@ -22,7 +23,7 @@ from dpdask.io.shards import CROISSANT_NAME, PAGE_NAME, ROW_GROUP_ROWS, Shard
 from dpdask.mechanisms.card import Card, ColumnPart, LedgerPosition
 from dpdask.mechanisms.guidance import bound_belief, round_up
 from dpdask.page import histograms as sample
-from dpdask.page import make_croissant, make_page, render, words
+from dpdask.page import make_croissant, make_page, render
 from dpdask.page.histograms import ReleasedHistogram, Sample, count_histogram
 from dpdask.page.pictures import ChannelView, associate, describe_kept
 
@@ -96,28 +97,18 @@ def test_a_page_of_records_says_what_they_are_not_good_for(records: Path) -> Non
     assert "δ 1e-6, about 1 in 1,000,000" in text
 
 
-def test_a_page_of_ranges_has_no_epsilon(tmp_path: Path) -> None:
-    design = {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 1000}}
-    columns = {
-        "income": {
-            "role": "privatise",
-            "kind": "continuous",
-            "bounds": [0.0, 1000.0],
-            "nulls": "level",
-            "type": "float64",
-            "outside": "refuse",
-        }
-    }
-    others = {name: {"role": "drop"} for name in (EVIL, "day", "group", "name")}
-    output = release(
-        tmp_path,
-        schema=columns | others,
-        privacy=None,
-        mechanism={"kind": "interval", "columns": {"income": {**design, "nulls": "public"}}},
-    )
+def test_a_page_of_ranges_has_no_epsilon_and_counts_narrow_ranges(tmp_path: Path) -> None:
+    even = {"name": "uniform", "loc": 0, "scale": 1000}
+    design = {"design": "case1", "anchors": even, "reference": even, "nulls": "public"}
+    columns = {name: {"role": "drop"} for name in (EVIL, "day", "group", "name")}
+    columns["income"] = {**SCHEMA["income"], "outside": "refuse"}
+    ranges = {"kind": "interval", "coverage": True, "columns": {"income": design}}
+    output = release(tmp_path, schema=columns, privacy=None, mechanism=ranges)
     text = read_page(output).text
     assert "There is no ε, so there is no bound" in text
     assert "No histogram is shown" in text
+    share = (pd.read_parquet(output)["income_coverage"].dropna() < 0.1).mean()
+    assert f"income: {100 * share:.1f} % of the released ranges hold less than a tenth" in text
 
 
 def test_a_page_of_tables_shows_their_counts(tmp_path: Path) -> None:
@@ -180,21 +171,21 @@ def test_no_attack_on_tables_is_better_than_their_page_says(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("delta", [0.0, 1e-3])
 def test_values_under_add_remove_are_told_at_twice_the_loss(delta: float) -> None:
-    losses = words.list_losses(1.0, delta, "add-remove")
+    losses = render.list_losses(1.0, delta, "add-remove")
     assert losses == {
         "it is there": (1.0, delta),
         "one value rather than another": (2.0, (1.0 + math.e) * delta),
     }
-    assert words.list_losses(1.0, delta, "replace-one") == {
+    assert render.list_losses(1.0, delta, "replace-one") == {
         "one value rather than another": (1.0, delta)
     }
-    heads, beliefs = words.describe_beliefs(losses, persons=True)
+    heads, beliefs = render.describe_beliefs(losses, persons=True)
     assert heads[2:] == [
         "it is there, for a person with 5 rows",
         "one value rather than another, for a person with 5 rows",
     ]
     assert beliefs[2] == ("50 %", "73.2 %", "88.1 %", "99.4 %", "100.0 %")
-    assert words.describe_tests(losses)[1] == (
+    assert render.describe_tests(losses)[1] == (
         ("5 %", "13.6 %", "37.0 %") if delta == 0 else ("5 %", "13.7 %", "37.4 %")
     )
 
@@ -202,7 +193,7 @@ def test_values_under_add_remove_are_told_at_twice_the_loss(delta: float) -> Non
 @pytest.mark.parametrize("kind", ["rows", "records"])
 def test_its_python_runs(kind: str, request: pytest.FixtureRequest) -> None:
     output = request.getfixturevalue(kind)
-    snippet = render._write_snippet(parts(output)[0]).replace(
+    snippet = render.write_snippet(parts(output)[0]).replace(
         "path/or/url/of/the/folder", str(output)
     )
     assert snippet.count("release.") == 4
@@ -219,8 +210,8 @@ def test_means_are_recommended_only_without_noise_in_counts(rows: Path) -> None:
             )
         }
     )
-    assert "shares, means and quantiles" in words.list_uses(held_out)[0][0]
-    assert 'release.mean("income")' in render._write_snippet(held_out)
+    assert "shares, means and quantiles" in render.list_uses(held_out)[0][0]
+    assert 'release.mean("income")' in render.write_snippet(held_out)
 
 
 # ---- nothing runs, nothing is loaded
@@ -352,7 +343,7 @@ def test_a_page_that_cannot_be_drawn_does_not_fail_its_release(
     data, faults = make_page(*parts(tmp_path / "out"))
     assert faults == ("the page of the release was written without statistics (ZeroDivisionError)",)
     assert b"a value of the table" not in data
-    monkeypatch.setattr(words, "list_uses", fail)
+    monkeypatch.setattr(render, "list_uses", fail)
     bare, faults = make_page(*parts(tmp_path / "out"))
     assert faults == ("the page of the release holds its promise alone (ZeroDivisionError)",)
     assert parts(tmp_path / "out")[0].guarantee.text in Page.read(bare).text
@@ -622,7 +613,7 @@ def test_beliefs_are_bounded_and_rounded_up() -> None:
     assert bound_belief(0.5, float(np.log(3.0))) == "75.0 %"
     assert bound_belief(0.01, 0.0) == "1.0 %"
     assert bound_belief(0.9, 100.0) == "100.0 %"
-    assert [words.describe_odds(epsilon) for epsilon in (1.0, 2.0, 8.0)] == [
+    assert [render.describe_odds(epsilon) for epsilon in (1.0, 2.0, 8.0)] == [
         "2.719",
         "7.39",
         "2.99e+3",

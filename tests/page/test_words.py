@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.guidance import find_guidance
-from dpdask.page import render, words
-from dpdask.page.histograms import Sample
+from dpdask.page import make_page, render
 
 
 def make_card(*, left_out: float = 0.0, insecure: bool = False, **changed: Any) -> Card:
@@ -45,17 +43,17 @@ def make_card(*, left_out: float = 0.0, insecure: bool = False, **changed: Any) 
 
 def test_the_gain_is_told_in_words() -> None:
     told = "To someone who knows everything else, a belief of 50 % that a row has one value rather than another becomes one of at most 73.2 %."
-    assert words.describe_gain(make_card()) == told
-    assert "that a protected row has" in words.describe_gain(make_card(left_out=0.1))
-    assert "that a user has" in words.describe_gain(
+    assert render.describe_gain(make_card()) == told
+    assert "that a protected row has" in render.describe_gain(make_card(left_out=0.1))
+    assert "that a user has" in render.describe_gain(
         make_card(guarantee={"unit": {"column": "user", "max_rows": 2}})
     )
-    both = words.describe_gain(make_card(guarantee={"adjacency": "add-remove", "delta": 1e-9}))
+    both = render.describe_gain(make_card(guarantee={"adjacency": "add-remove", "delta": 1e-9}))
     assert "that a row is in the table becomes one of at most 73.2 %, and one of 50 %" in both
     assert both.endswith("becomes one of at most 88.1 %, apart from δ.")
     assert (
-        words.describe_gain(make_card(insecure=True))
-        == words.describe_again(make_card(insecure=True))
+        render.describe_gain(make_card(insecure=True))
+        == render.describe_again(make_card(insecure=True))
         == ""
     )
 
@@ -64,14 +62,14 @@ def test_the_gain_is_told_in_words() -> None:
     ("adjacency", "detected"), [("replace-one", "37.0 %"), ("add-remove", "98.3 %")]
 )
 def test_a_second_release_is_priced(adjacency: str, detected: str) -> None:
-    told = words.describe_again(make_card(guarantee={"adjacency": adjacency, "delta": 1e-9}))
+    told = render.describe_again(make_card(guarantee={"adjacency": adjacency, "delta": 1e-9}))
     assert "at most ε = 2 and δ = 2e-9 together: a test of one value rather than another" in told
     assert told.endswith(f"would detect it with probability at most {detected}.")
 
 
 def test_no_price_is_told_for_rows_that_a_second_release_would_hold_out() -> None:
     """Without a ledger it draws a hold-out of its own, and no ε covers those rows."""
-    assert words.describe_again(make_card(left_out=0.1)) == ""
+    assert render.describe_again(make_card(left_out=0.1)) == ""
     ledger = {
         "dataset": "people",
         "entry": "ab",
@@ -82,12 +80,11 @@ def test_no_price_is_told_for_rows_that_a_second_release_would_hold_out() -> Non
         "epsilon_limit": 4.0,
         "delta_limit": 0.0,
     }
-    assert words.describe_again(make_card(left_out=0.1, ledger=ledger)).startswith(
+    assert render.describe_again(make_card(left_out=0.1, ledger=ledger)).startswith(
         "This release and a second one like it, of a row that both protect,"
     )
-    assert "a person with k protected rows is protected" in words.describe_unit(
-        make_card(left_out=0.1)
-    )
+    page = make_page(make_card(left_out=0.1))[0].decode()
+    assert "a person with k protected rows is protected" in page
 
 
 @pytest.mark.parametrize(("delta_limit", "left"), [(0.0, "ε = 2"), (1e-6, "")])
@@ -101,7 +98,7 @@ def test_what_a_ledger_leaves_is_told_where_it_is_a_difference(
         "delta_limit": delta_limit,
     }
     assert (
-        words.describe_left(
+        render.describe_left(
             make_card(
                 ledger={"dataset": "people", "entry": "ab", "n_earlier": 0, "earlier": [], **spent}
             )
@@ -117,21 +114,9 @@ def test_a_small_group_is_not_larger_than_it_is(n_rows: float, share: str) -> No
         n_rows={"value": n_rows, "exact": True},
         accounting={"composition": "", "epsilon_exact": 1.0, "noise": noise},
     )
-    told = words.list_uses(card)[1][-1]
+    told = render.list_uses(card)[1][-1]
     assert told.startswith(
         f"Groups of fewer than about 6 rows ({share} of the rows), even in a single cell"
-    )
-
-
-def test_narrow_ranges_are_counted() -> None:
-    columns = {
-        "x": {"role": "privatised", "released_as": ["x_lower", "x_upper", "x_coverage"]},
-        "x_coverage": {"role": "kept"},
-    }
-    sample = Sample(rows=pa.table({"x_coverage": [0.05, None, 0.3, 0.5, 0.0]}), n_rows=5)
-    assert list(render._find_narrow(make_card(columns=columns), sample)) == [("x", 0.5)]
-    assert (
-        list(render._find_narrow(make_card(columns={"x_coverage": {"role": "kept"}}), sample)) == []
     )
 
 

@@ -49,4 +49,7 @@ GUIDANCE = Guidance(
     margin=lambda _column, card, n_read, _n_rows: counts_margin(card, "one_way", n_read),
     attenuates=lambda _: False,
     counts=name_count,
+    glossary={
+        "Gaussian copula": "A way to draw records in which each column has a given distribution, and each two columns a given dependence."
+    },
 )

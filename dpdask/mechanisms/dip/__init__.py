@@ -130,4 +130,7 @@ GUIDANCE = Guidance(
     margin=_margin,
     attenuates=_attenuates,
     counts=name_count,
+    glossary={
+        "Reference": "The distribution that the released values of a column keep. Where it is made of noisy counts of the private rows, they are a part of ε."
+    },
 )

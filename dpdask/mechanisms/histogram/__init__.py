@@ -59,4 +59,5 @@ GUIDANCE = Guidance(
     margin=_margin,
     attenuates=lambda _: False,
     counts=name_count,
+    glossary={},
 )

@@ -32,4 +32,7 @@ GUIDANCE = Guidance(
     margin=lambda *_: no_margin,
     attenuates=lambda _: False,
     counts=name_count,
+    glossary={
+        "Reference": "A public guess of the values' distribution. It measures how much a range leaves open, and is not taken from the rows."
+    },
 )

@@ -29,4 +29,5 @@ GUIDANCE = Guidance(
     margin=lambda *_: no_margin,  # each count is released with its own
     attenuates=lambda _: False,
     counts=lambda name: f"of the table {name}",  # which has the names of its columns
+    glossary={},
 )
