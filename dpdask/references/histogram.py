@@ -29,7 +29,7 @@ from dpdask.privacy.events import (
 )
 from dpdask.privacy.noise import laplace_scale, perturb
 from dpdask.privacy.rounding import round_down
-from dpdask.references.hierarchy import N_LEVELS, Hierarchy, make_grid
+from dpdask.references.hierarchy import N_LEVELS, Hierarchy, make_grid, make_hierarchy
 from dpdask.references.reference import (
     FIT,
     ColumnCounts,
@@ -46,15 +46,16 @@ from dpdask.streams import Noise
 MAX_BINS = 2**15
 
 _FREQUENT = 0.01  # of the rows
+_FAR = 10  # times all other cells together: a declared cell at an end that is wider is doubtful
+_EXPECTED = "a number of cells, or a list of the first value of each cell, is expected"
 
 Floats = NDArray[np.float64]
 
 
 def _as_bins(value: object) -> object:
     if value != "adaptive" and (type(value) is not int or not 2 <= value <= MAX_BINS):
-        raise ValueError(
-            f"`adaptive`, or a whole number of cells from 2 to {MAX_BINS:,}, is expected"
-        )
+        expected = f"a whole number of cells from 2 to {MAX_BINS:,}"
+        raise ValueError(f"`adaptive`, or {expected}, is expected")
     return value
 
 
@@ -118,13 +119,16 @@ class Histogram(ReferenceBase):
 
     def sizes(self, codecs: Mapping[str, Codec]) -> dict[str, int]:
         """Return how many noisy counts each column has; see `ReferenceBase.sizes`."""
-        return {
-            name: Hierarchy(own).size if self._is_hierarchy(own) else own.size
-            for name, own in self.cells(codecs).items()
-        }
+        sizes = {}
+        for name, own in self.cells(codecs).items():
+            hierarchy = self._find_hierarchy(own)
+            sizes[name] = own.size if hierarchy is None else hierarchy.size
+        return sizes
 
-    def _is_hierarchy(self, own: Cells) -> bool:
-        return self.bins == "adaptive" and not isinstance(own.codec, LevelCodec)
+    def _find_hierarchy(self, own: Cells) -> Hierarchy | None:
+        """Return the levels in which cells are counted; None: they are counted alone."""
+        adaptive = self.bins == "adaptive" and isinstance(own.codec, ValueCodec)
+        return make_hierarchy(own.codec) if adaptive else None
 
     def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
         """Return what a run does before it writes, in words; see `ReferenceBase.stages`."""
@@ -135,10 +139,9 @@ class Histogram(ReferenceBase):
         """Check that there are at least two rows, since their number is public; see `ReferenceBase.check_counts`."""
         for name, counted in counts.columns.items():
             if counted.n_rows < 2:
+                where = f"column {name!r}"
                 raise DataError(
-                    "the table has fewer than 2 rows",
-                    f"column {name!r}",
-                    "a distribution needs more",
+                    "the table has fewer than 2 rows", where, "a distribution needs more"
                 )
 
     def draw(
@@ -153,15 +156,9 @@ class Histogram(ReferenceBase):
         for name, own in self.cells(codecs).items():
             counted = counts.columns[name]
             assert isinstance(counted, CellCounts)
-            exact = (
-                Hierarchy(own).count(counted)
-                if self._is_hierarchy(own)
-                else counted.counts[own.possible]
-            )
-            n_rows, noisy[name] = (
-                counted.n_rows,
-                perturb(exact, events[name], rng=noise(f"reference/{name}")),
-            )
+            hierarchy, n_rows = self._find_hierarchy(own), counted.n_rows
+            exact = counted.counts[own.possible] if hierarchy is None else hierarchy.count(counted)
+            noisy[name] = perturb(exact, events[name], rng=noise(f"reference/{name}"))
         return NoisyHistograms(counts=noisy, events=events, n_rows=n_rows)
 
     def distributions(self, counts: Any, codecs: Mapping[str, Codec]) -> Mapping[str, Distribution]:
@@ -174,18 +171,16 @@ class Histogram(ReferenceBase):
     def _distribution(
         self, own: Cells, noisy: Counts, event: CentralEvent, n_rows: int
     ) -> Distribution:
-        if not self._is_hierarchy(own):
+        hierarchy = self._find_hierarchy(own)
+        if hierarchy is None:
             return distribution_of(own, noisy, n_rows)
-        assert isinstance(own.codec, ValueCodec)
-        hierarchy = Hierarchy(own)
         probabilities = hierarchy.estimate(noisy, event, n_rows) / n_rows
         found = _mark_frequent(own, probabilities, _continuous(own, probabilities))
-        return replace(found, kept=hierarchy.tell_kept(noisy, event))
+        return replace(found, kept=hierarchy.describe_kept(noisy, event))
 
     def split(self, epsilon: float) -> tuple[float, float]:
         """Return the ε of the reference and of the row's own release; see `ReferenceBase.split`."""
-        reference = round_down(Fraction(epsilon) * Fraction(self.share))
-        return reference, round_down(Fraction(epsilon) - Fraction(reference))
+        return split_share(epsilon, self.share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -202,26 +197,17 @@ class NoisyHistograms(Archived):
 
     def check(self, events: Mapping[str, CentralEvent], sizes: Mapping[str, int]) -> None:
         """Check that these are the histograms that a run would draw."""
-        if (
-            self.events != events
-            or self.counts.keys() != sizes.keys()
-            or any(
-                counts.dtype != np.int64 or counts.shape != (sizes[name],)
-                for name, counts in self.counts.items()
-            )
-        ):
+        shapes = {name: (counts.dtype, counts.shape) for name, counts in self.counts.items()}
+        expected = {name: (np.dtype(np.int64), (size,)) for name, size in sizes.items()}
+        if self.events != events or shapes != expected:
             what = "these are not the noisy histograms of this run"
-            raise InputError(
-                what,
-                "the run's noisy histograms",
-                "resume with the version of dpdask that began it, or `dpdask abort` it",
-            )
+            mend = "resume with the version of dpdask that began it, or `dpdask abort` it"
+            raise InputError(what, "the run's noisy histograms", mend)
 
     def _contents(self) -> Contents:
         events = {name: to_dict(self.events[name]) for name in self.counts}
-        return {"events": events, "n_rows": self.n_rows}, {
-            str(place): counts for place, counts in enumerate(self.counts.values())
-        }
+        arrays = {str(place): counts for place, counts in enumerate(self.counts.values())}
+        return {"events": events, "n_rows": self.n_rows}, arrays
 
     @classmethod
     def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
@@ -231,6 +217,12 @@ class NoisyHistograms(Archived):
             events=events,
             n_rows=header["n_rows"],
         )
+
+
+def split_share(epsilon: float, share: float) -> tuple[float, float]:
+    """Return that share of ε and the rest, which sum to ε at most."""
+    part = round_down(Fraction(epsilon) * Fraction(share))
+    return part, round_down(Fraction(epsilon) - Fraction(part))
 
 
 def histogram_event(
@@ -293,14 +285,13 @@ def _mark_frequent(
     """
     codec, edges = cells.codec, cells.edges
     assert isinstance(codec, ValueCodec)
+    if codec.lattice:
+        return found
     line = probabilities[cells.n_cells - len(edges) + 1 :]
-    usual = np.convolve(line, [0.5, 0.0, 0.5])[
-        1:-1
-    ]  # `same` would be longer than a line of two cells
+    # the mode `same` would be longer than a line of two cells
+    usual = np.convolve(line, [0.5, 0.0, 0.5])[1:-1]
     x, c = found.x, found.c
-    for cell in (
-        np.flatnonzero((line >= _FREQUENT) & (line >= 4.0 * usual)) if not codec.lattice else ()
-    ):
+    for cell in np.flatnonzero((line >= _FREQUENT) & (line >= 4.0 * usual)):
         low, high = edges[cell], edges[cell + 1]
         if max(abs(low), abs(high)) > 2.0 * min(abs(low), abs(high)) or low < 0.0 < high:
             continue
@@ -308,10 +299,8 @@ def _mark_frequent(
         if low < number < high:
             place = int(np.searchsorted(x, number))
             before = c[place - 1] + usual[cell] * (number - low) / (high - low)
-            x, c = (
-                np.insert(x, place, [number, number]),
-                np.insert(c, place, [before, before + line[cell] - usual[cell]]),
-            )
+            x = np.insert(x, place, [number, number])
+            c = np.insert(c, place, [before, before + line[cell] - usual[cell]])
     return replace(found, x=x, c=c)
 
 
@@ -348,53 +337,34 @@ def _continuous(cells: Cells, probabilities: Floats) -> RankDistribution:
     return RankDistribution(x, c, float(line[first < final].max(initial=0.0)))
 
 
-def _as_firsts(value: object) -> object:
-    if (
-        not isinstance(value, list | tuple)
-        or not value
-        or any(type(first) not in (int, float) for first in value)
-    ):
-        raise ValueError(
-            "a number of cells, or a list of the first value of each cell, is expected"
-        )
+def _as_cut(value: object, where: str = "") -> object:
+    if value == "adaptive":
+        return value
+    if not (where and isinstance(value, list | tuple)):
+        if type(value) is not int or not 1 <= value <= MAX_BINS:
+            raise ValueError(f"{where}a number of cells is a whole number from 1 to {MAX_BINS:,}")
+        return value
+    if not value or any(type(first) not in (int, float) for first in value):
+        raise ValueError(f"{where}{_EXPECTED}")
     firsts = tuple(float(first) for first in value)
     if not all(one < two for one, two in pairwise(firsts)):
-        raise ValueError("the first values of the cells must increase")
+        raise ValueError(f"{where}the first values of the cells must increase")
     return firsts
-
-
-def _as_count(value: object) -> object:
-    if type(value) is not int or not 1 <= value <= MAX_BINS:
-        raise ValueError(f"a number of cells is a whole number from 1 to {MAX_BINS:,}")
-    return value
 
 
 def as_bins(value: object) -> object:
     """Return bins as a document says them, their lists as tuples of floats."""
-    if value == "adaptive":
-        return value
     if isinstance(value, Mapping):
-        return {name: _as_bins_of(name, bins) for name, bins in value.items()}
-    return _as_count(value)
+        return {name: _as_cut(bins, f"column {name!r}: ") for name, bins in value.items()}
+    return _as_cut(value)
 
 
 def as_fixed_bins(value: object) -> object:
     """Return bins that are fixed beforehand, as `as_bins` does."""
     found = as_bins(value)
     if found == "adaptive" or (isinstance(found, dict) and "adaptive" in found.values()):
-        raise ValueError(
-            "adaptive cells are for tables of noisy counts; a number of cells, or a list of the first value of each cell, is expected"
-        )
+        raise ValueError(f"adaptive cells are for tables of noisy counts; {_EXPECTED}")
     return found
-
-
-def _as_bins_of(name: object, value: object) -> object:
-    try:
-        if value == "adaptive":
-            return value
-        return _as_firsts(value) if isinstance(value, list | tuple) else _as_count(value)
-    except ValueError as error:
-        raise ValueError(f"column {name!r}: {error}") from None
 
 
 Bins = Annotated[
@@ -403,8 +373,6 @@ Bins = Annotated[
 ]
 """How continuous and mixed columns are cut: `adaptive` finds the cells of every column under privacy; a number of cells of equal width for all; or
 one of these, or the first value of each cell, for each column, those that are not named being adaptive."""
-
-_FAR = 10
 
 
 def check_bins(bins: object, schema: Schema, parameter: str = "bins") -> None:
@@ -449,10 +417,10 @@ def warn_of_far_cells(
         widths = np.diff(cells(codec, own).edges)
         for place, width in {"first": widths[0], "last": widths[-1]}.items():
             if len(widths) > 1 and width > _FAR * (widths.sum() - width):
-                what = f"The {place} declared cell of {name} is more than {_FAR} times as wide as all its others together"
-                said.append(
-                    f"{what}. Values in it are spread over its whole width: declare narrower bounds, or more cells."
-                )
+                wide = f"is more than {_FAR} times as wide as all its others together"
+                mend = "declare narrower bounds, or more cells"
+                spread = "Values in it are spread over its whole width"
+                said.append(f"The {place} declared cell of {name} {wide}. {spread}: {mend}.")
     return tuple(said)
 
 
@@ -477,9 +445,9 @@ def cut_with_found(
         Into how many cells of equal counts columns will be cut; with many rows at single values
         there may be twice as many, and one.
     """
-    given: dict[str, int | tuple[float, ...] | FoundBins] = (
-        dict.fromkeys(bins, 1) if isinstance(bins, dict) else {}
-    )  # strange names are refused
+    given: dict[str, int | tuple[float, ...] | FoundBins] = {}
+    if isinstance(bins, dict):
+        given = dict.fromkeys(bins, 1)  # strange names are refused
     for name, codec in codecs.items():
         if not isinstance(codec, LevelCodec):
             own = _bins_of(name, bins)
@@ -551,5 +519,4 @@ class Tree(ReferenceBase):
 
     def split(self, epsilon: float) -> tuple[float, float]:
         """Return the ε of the tables and of the rows; see `ReferenceBase.split`."""
-        tables = round_down(Fraction(epsilon) * Fraction(self.share))
-        return tables, round_down(Fraction(epsilon) - Fraction(tables))
+        return split_share(epsilon, self.share)

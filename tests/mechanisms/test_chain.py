@@ -17,14 +17,8 @@ from stats.counting import records_of_rows
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import chain as kernel
-from dpdask.mechanisms.dip.chain import (
-    BinnedRanks,
-    ChainRelease,
-    LaplaceRanks,
-    RecordsMechanism,
-    fit_chain,
-    group_hashes,
-)
+from dpdask.mechanisms.dip.chain import ChainRelease, RecordsMechanism, fit_chain, group_hashes
+from dpdask.mechanisms.dip.randomisers import BinnedRanks, LaplaceRanks
 from dpdask.mechanisms.dip.spec import N_BINS, DipSpec
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget
@@ -455,13 +449,8 @@ def same_cell(rows: np.ndarray, held_out: np.ndarray) -> tuple[float, float]:
     """Which share of rows lies in the grid cell of a hold-out record in every column at once, and which share of those records they show."""
 
     def cell(values):
-        return np.stack(
-            [
-                np.searchsorted(np.sort(held_out[:, place]), values[:, place])
-                for place in range(rows.shape[1])
-            ],
-            axis=1,
-        )
+        grid = zip(held_out.T, values.T, strict=True)
+        return np.stack([np.searchsorted(np.sort(own), column) for own, column in grid], axis=1)
 
     known, seen = set(map(tuple, cell(held_out))), list(map(tuple, cell(rows)))
     return float(np.mean([each in known for each in seen])), len(known & set(seen)) / len(held_out)

@@ -20,15 +20,13 @@ from dpdask.codec import LevelCodec, codec_for
 from dpdask.documents import validate
 from dpdask.errors import SpecError
 from dpdask.kernels.channel import TOTAL_BITS
-from dpdask.mechanisms.dip.columns import BinMechanism, LevelMechanism, RankMechanism
+from dpdask.mechanisms.dip.randomisers import BinMechanism, LevelMechanism, RankMechanism
 from dpdask.mechanisms.interval.design import Design, ScipyDistribution, find_reference
 from dpdask.mechanisms.interval.fit import fit_perturbation
 from dpdask.mechanisms.interval.ranges import Ranges
 from dpdask.mechanisms.interval.release import (
+    DipPerturbation,
     IntervalRelease,
-    LevelPerturbation,
-    ValuePerturbation,
-    adapt,
     is_lattice,
     to_numbers,
 )
@@ -127,8 +125,7 @@ def test_a_perturbation_draws_what_its_mechanism_draws(column, channel, kind):
     mechanism = fit_perturbation(design.perturb, codec)  # type: ignore[union-attr]  # of its kind
     assert isinstance(mechanism, kind)
     levels = to_numbers(codec, codec.levels)[0] if isinstance(codec, LevelCodec) else np.zeros(0)
-    made = adapt(mechanism, levels=levels, lattice=is_lattice(codec))
-    assert isinstance(made, LevelPerturbation if kind is LevelMechanism else ValuePerturbation)
+    made = DipPerturbation(mechanism=mechanism, levels=levels, lattice=is_lattice(codec))
     rng = np.random.default_rng(2)
     drawn = {
         "rating": rng.choice(LEVELS, 2000),
@@ -145,7 +142,7 @@ def test_a_perturbation_draws_what_its_mechanism_draws(column, channel, kind):
     found = made.perturb(to_numbers(codec, array)[0], words(key(), 2000, made.words_per_row))
     assert found.tolist() == [float(value) for value in expected.to_pylist()]
     assert made.epsilon == mechanism.epsilon <= 1.0
-    assert 0.2 < made.exact_epsilon <= made.epsilon
+    assert 0.2 < made.mechanism.exact_epsilon <= made.epsilon
 
 
 def test_a_null_of_levels_below_0_is_drawn_like_a_level_and_blanked():
@@ -191,7 +188,7 @@ def test_a_null_of_levels_below_0_is_drawn_like_a_level_and_blanked():
 def channel_of(made: IntervalRelease) -> list[list[Fraction]]:
     """Return Pr(level | level), exactly: it is drawn in whole numbers."""
     [perturbation] = made.perturbations.values()
-    assert isinstance(perturbation, LevelPerturbation)
+    assert isinstance(perturbation.mechanism, LevelMechanism)
     return [
         [Fraction(weight, 2**TOTAL_BITS) for weight in row]
         for row in perturbation.mechanism.channel.weights.tolist()

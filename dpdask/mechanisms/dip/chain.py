@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -12,13 +11,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Contents
-from dpdask.channels import LevelChannel, costs, optimal
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
-from dpdask.kernels import channel as channel_kernel
-from dpdask.kernels import rank as rank_kernel
-from dpdask.mechanisms.dip.spec import N_BINS, ChannelKind, DipDescription, DipMechanism
+from dpdask.mechanisms.dip.randomisers import (
+    RankRandomiser,
+    fit_ranks,
+    read_randomisers,
+    write_randomisers,
+)
+from dpdask.mechanisms.dip.spec import ChannelKind, DipDescription, DipMechanism
 from dpdask.mechanisms.expectations import warn_of_spread
 from dpdask.mechanisms.mechanism import Columns, RandomisedRows
 from dpdask.references import Chain
@@ -28,143 +30,6 @@ from dpdask.streams import Rng, RunKey, words
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LaplaceRanks:
-    """Discrete Laplace noise on ranks; uniform ranks stay uniform."""
-
-    noise: rank_kernel.RankNoise
-    thresholds: Words
-    aliases: NDArray[np.uint16]
-
-    @property
-    def epsilon(self) -> float:
-        """An upper bound on ε*."""
-        return self.noise.epsilon
-
-    @property
-    def n_words(self) -> int:
-        """How many words a row consumes; the first one places it among its ties."""
-        return rank_kernel.words_per_row(self.noise)
-
-    def release(
-        self,
-        values: Floats,
-        own: Ints,
-        released: Ints,
-        drawn: Words,
-        trie: kernel.Trie,
-        slots: kernel.Slots,
-        *,
-        lattice: bool,
-    ) -> None:
-        """Replace values by released ones; see `kernels.chain.release_rows`."""
-        draws = rank_kernel.make_draws(self.noise, (self.thresholds, self.aliases))
-        kernel.release_rows(values, own, released, drawn, draws, trie, slots, lattice)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BinnedRanks:
-    """A channel on even bins of ranks; inside its bin a released rank is uniform."""
-
-    channel: LevelChannel
-    thresholds: Words
-    aliases: NDArray[np.uint16]
-
-    n_words: ClassVar[int] = 3  # the first one places a row among its ties
-
-    @property
-    def epsilon(self) -> float:
-        """ε*, exact."""
-        return self.channel.epsilon
-
-    def disturb(self, ranks: Floats, drawn: Words) -> Floats:
-        """Return ranks in (0, 1) for ranks in [0, 1].
-
-        Parameters
-        ----------
-        ranks, drawn
-            The ranks, float64 of shape (n,), and random words, uint64 of shape (n, n_words).
-        """
-        n_bins = len(self.channel.weights)
-        bins = np.minimum((ranks * n_bins).astype(np.int32), n_bins - 1)
-        released = channel_kernel.sample(
-            bins, np.ascontiguousarray(drawn[:, 1]), self.thresholds, self.aliases
-        )
-        place = ((drawn[:, 2] >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-        result: Floats = (released + place) / n_bins
-        return result
-
-    def release(
-        self,
-        values: Floats,
-        own: Ints,
-        released: Ints,
-        drawn: Words,
-        trie: kernel.Trie,
-        slots: kernel.Slots,
-        *,
-        lattice: bool,
-    ) -> None:
-        """Replace values by released ones; see `LaplaceRanks.release`."""
-        ranks, own[:] = kernel.ranks_of(values, own, drawn[:, 0], trie)
-        values[:], released[:] = kernel.values_at(
-            self.disturb(ranks, drawn), released, trie, slots, lattice
-        )
-
-
-RankRandomiser = LaplaceRanks | BinnedRanks
-
-
-def rank_mechanisms(
-    epsilons: Mapping[str, float], channel: ChannelKind
-) -> dict[str, RankRandomiser]:
-    """Return how the ranks of each column are randomised; it does not depend on any reference."""
-    found: dict[float, RankRandomiser] = {}
-    for name, epsilon in epsilons.items():
-        if epsilon not in found:  # the tables depend on ε alone
-            found[epsilon] = _rank_mechanism(name, epsilon, channel)
-    return {name: found[epsilon] for name, epsilon in epsilons.items()}
-
-
-def _rank_mechanism(name: str, epsilon: float, channel: ChannelKind) -> RankRandomiser:
-    if channel == "optimal":
-        return _bin_ranks(epsilon)
-    try:
-        noise = rank_kernel.rank_noise(epsilon)
-    except ValueError as error:
-        raise SpecError(
-            str(error), f"column {name!r}", "change `epsilon`, or its division by `weights`"
-        ) from None
-    thresholds, aliases = rank_kernel.digit_tables(noise)
-    return LaplaceRanks(noise=noise, thresholds=thresholds, aliases=aliases)
-
-
-@lru_cache(
-    maxsize=64
-)  # it follows from ε alone, and is kept when a run ends and forgets what follows from rows
-def _bin_ranks(epsilon: float) -> BinnedRanks:
-    masses = np.full(N_BINS, 1.0 / N_BINS)
-    found = optimal(masses, epsilon, costs.compute_rank(masses))
-    thresholds, aliases = channel_kernel.alias_tables(found.weights)
-    return BinnedRanks(channel=found, thresholds=thresholds, aliases=aliases)
-
-
-def read_randomiser(column: Mapping[str, Any], weights: Words) -> RankRandomiser:
-    """Return how the ranks of a column are randomised, from what is kept of it."""
-    thresholds, aliases = channel_kernel.alias_tables(weights)
-    if "noise" in column:
-        return LaplaceRanks(
-            noise=rank_kernel.RankNoise(weights=weights, **column["noise"]),
-            thresholds=thresholds,
-            aliases=aliases,
-        )
-    return BinnedRanks(
-        channel=LevelChannel(weights=weights, epsilon=column["epsilon"]),
-        thresholds=thresholds,
-        aliases=aliases,
-    )
 
 
 _TOGETHER = 2**15  # rows whose words are drawn at once: they stay near the processor
@@ -269,15 +134,8 @@ class ChainRelease(RandomisedRows):
         Holds the reference's records (for a hold-out: hold-out rows) and the key of the groups'
         hashes. It is kept beside the run key, never published.
         """
-        columns: list[dict[str, Any]] = []
-        arrays: dict[str, Any] = self.trie._asdict()
-        for index, (name, mechanism) in enumerate(self.columns.items()):
-            if isinstance(mechanism, BinnedRanks):
-                columns.append({"name": name, "epsilon": mechanism.epsilon})
-                arrays[f"{index}_weights"] = mechanism.channel.weights
-            else:
-                columns.append({"name": name, "noise": mechanism.noise.scalars})
-                arrays[f"{index}_weights"] = mechanism.noise.weights
+        columns, arrays = write_randomisers(self.columns)
+        arrays = self.trie._asdict() | arrays
         groups = None
         if self.groups is not None:
             groups = {
@@ -290,10 +148,7 @@ class ChainRelease(RandomisedRows):
     def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
         groups = header["groups"]
         return cls(
-            columns={
-                column["name"]: read_randomiser(column, arrays[f"{index}_weights"])
-                for index, column in enumerate(header["columns"])
-            },
+            columns=read_randomisers(header["columns"], arrays),
             trie=kernel.Trie(**{name: arrays[name] for name in kernel.Trie._fields}),
             groups=None
             if groups is None
@@ -328,7 +183,7 @@ def fit_chain(
         The groups' column, the key of their hashes, and how many reference rows a group needs for a
         reference of its own.
     """
-    mechanisms = rank_mechanisms({name: epsilons[name] for name in order}, channel)
+    mechanisms = fit_ranks({name: epsilons[name] for name in order}, channel)
     places = {name: place + (by is not None) for place, name in enumerate(codecs)}
     columns = [
         np.ascontiguousarray(records.keys[:, places[name]]).view(np.float64) for name in order
@@ -438,7 +293,7 @@ class RecordsMechanism(DipMechanism):
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return what is claimed and found for the released channels or the ranks; see `Mechanism.audit`."""
         del columns
-        found = rank_mechanisms(self.spending.row, self.spec.channel)
+        found = fit_ranks(self.spending.row, self.spec.channel)
         return self.audit_card(card) or self.audit_columns(
             found, "ranks, which are randomised alike for every reference"
         )
@@ -492,15 +347,6 @@ class RecordsDescription(DipDescription):
         """Return how ranks given the columns before are randomised; see `DipMechanism.describe_columns`."""
         del columns
         return {
-            name: {"epsilon_exact": each.epsilon, **_describe(each)}
+            name: {"epsilon_exact": each.epsilon, **each.shown}
             for name, each in release.columns.items()
         }
-
-
-def _describe(mechanism: RankRandomiser) -> dict[str, Any]:
-    if isinstance(mechanism, LaplaceRanks):
-        return {"ranks": mechanism.noise.n_cells, "alpha_log": -mechanism.noise.rate}
-    return {
-        "rank_bins": len(mechanism.channel.weights),
-        "rank_channel": mechanism.channel.matrix.tolist(),
-    }

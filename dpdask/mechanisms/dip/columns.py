@@ -8,136 +8,32 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents
 from dpdask.channels import (
-    LevelChannel,
-    calibrate,
     check_values,
     costs,
-    laplace,
     measure_attenuation,
-    optimal,
-    optimal_unbiased,
 )
 from dpdask.codec import Codec, LevelCodec, ValueCodec
-from dpdask.errors import SpecError, list_names
-from dpdask.kernels import cdf as bins_kernel
-from dpdask.kernels import channel as channel_kernel
-from dpdask.kernels import rank as rank_kernel
-from dpdask.mechanisms.dip.spec import (
-    N_BINS,
-    ChannelKind,
-    Cost,
-    DipDescription,
-    DipMechanism,
-    check_costs,
+from dpdask.errors import SpecError
+from dpdask.mechanisms.dip.randomisers import (
+    ColumnMechanism,
+    LevelMechanism,
+    doubt_bounds,
+    fit_column,
+    read_randomisers,
+    write_randomisers,
 )
-from dpdask.mechanisms.expectations import correlate_ranks, warn_of_spread
+from dpdask.mechanisms.dip.spec import ChannelKind, Cost, DipDescription, DipMechanism, check_costs
+from dpdask.mechanisms.expectations import warn_of_spread
 from dpdask.mechanisms.mechanism import Columns, RandomisedRows
 from dpdask.references import Distribution, LevelDistribution, RankDistribution
 from dpdask.references.histogram import NoisyHistograms
 from dpdask.references.reference import ColumnCounts
-from dpdask.schema import Column
-from dpdask.stats.levels import encode
-from dpdask.streams import Noise, Rng, RunKey, words
+from dpdask.streams import Noise, Rng, RunKey
 
 _N_KNOTS = 2**10
-_AT_BOUND, _MANY_AT_BOUND = (
-    0.01,
-    0.25,
-)  # what is next to a bound, as a part of the range, and which share of the values there is doubtful
-_MANY_IN_CELL = 0.4
-_LOST = 1e-9  # shares are solved for, so that of a level without a row is 0 up to rounding
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LevelMechanism:
-    """A level column's channel with the exact tables that it is drawn from."""
-
-    channel: LevelChannel
-    thresholds: NDArray[np.uint64]
-    aliases: NDArray[np.uint16]
-
-    @property
-    def epsilon(self) -> float:
-        """ε*, exact."""
-        return self.channel.epsilon
-
-    def randomise(self, codec: LevelCodec, array: pa.Array, rng: Rng) -> pa.Array:
-        """Return a released value for each value of `array`; consumes one word a row."""
-        codes = encode(codec, array)
-        return codec.decode(
-            channel_kernel.sample(codes, words(rng, len(codes)), self.thresholds, self.aliases)
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RankMechanism:
-    """A continuous or mixed column's rank noise and reference cdf."""
-
-    noise: rank_kernel.RankNoise
-    distribution: RankDistribution
-    thresholds: NDArray[np.uint64]
-    aliases: NDArray[np.uint16]
-
-    @property
-    def epsilon(self) -> float:
-        """An upper bound on ε*."""
-        return self.noise.epsilon
-
-    def randomise(self, codec: ValueCodec, array: pa.Array, rng: Rng) -> pa.Array:
-        """Return a released value for each value of `array`; consumes a fixed number of words a row. See `LevelMechanism.randomise`."""
-        values, is_null = codec.encode(array)
-        noise, reference = self.noise, self.distribution
-        drawn = words(rng, len(values), rank_kernel.words_per_row(noise))
-        tables = self.thresholds, self.aliases
-        released = rank_kernel.privatise(
-            values, is_null, drawn, reference.x, reference.c, noise, tables, lattice=codec.lattice
-        )
-        return codec.decode(*released)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BinMechanism:
-    """A continuous or mixed column's channel on bins of ranks; inside its bin a released value follows the reference."""
-
-    # The channel between bins: null, each atom, and even slices of the ranks in between.
-    channel: LevelChannel
-    edges: NDArray[np.float64]  # float64 array, the bins' edges in ranks
-    distribution: RankDistribution
-    thresholds: NDArray[np.uint64]
-    aliases: NDArray[np.uint16]
-
-    @property
-    def epsilon(self) -> float:
-        """ε*, exact: what follows the channel does not look at the value any more."""
-        return self.channel.epsilon
-
-    def randomise(self, codec: ValueCodec, array: pa.Array, rng: Rng) -> pa.Array:
-        """Return a released value for each value of `array`; consumes three words a row. See `LevelMechanism.randomise`."""
-        values, is_null = codec.encode(array)
-        drawn = words(rng, len(values), 3)
-        x, c = self.distribution.x, self.distribution.c
-        cells = bins_kernel.cells_of(
-            values,
-            is_null,
-            np.ascontiguousarray(drawn[:, 0]),
-            x,
-            c,
-            self.edges,
-            lattice=codec.lattice,
-        )
-        released = channel_kernel.sample(
-            cells, np.ascontiguousarray(drawn[:, 1]), self.thresholds, self.aliases
-        )
-        return codec.decode(
-            *bins_kernel.draw_values(released, drawn[:, 2], x, c, self.edges, lattice=codec.lattice)
-        )
-
-
-ColumnMechanism = LevelMechanism | RankMechanism | BinMechanism
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -170,13 +66,7 @@ class DipRelease(RandomisedRows):
         arrays = list(batch.columns)
         for name, mechanism in self.columns.items():
             position = batch.schema.get_field_index(name)
-            codec, array = codecs[name], batch.column(position)
-            if isinstance(mechanism, LevelMechanism):
-                assert isinstance(codec, LevelCodec)
-                arrays[position] = mechanism.randomise(codec, array, rngs[name])
-            else:
-                assert isinstance(codec, ValueCodec)
-                arrays[position] = mechanism.randomise(codec, array, rngs[name])
+            arrays[position] = mechanism.randomise(codecs[name], arrays[position], rngs[name])
         return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
     def _contents(self) -> Contents:
@@ -187,73 +77,12 @@ class DipRelease(RandomisedRows):
         Holds the reference (for a hold-out: hold-out values). It is kept beside the run key, never
         published.
         """
-        columns: list[dict[str, Any]] = []
-        arrays: dict[str, Any] = {}
-        for index, (name, mechanism) in enumerate(self.columns.items()):
-            described, parts = _to_parts(mechanism)
-            columns.append({"name": name, **described})
-            arrays |= {f"{index}_{part}": array for part, array in parts.items()}
+        columns, arrays = write_randomisers(self.columns)
         return {"columns": columns}, arrays
 
     @classmethod
     def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
-        return cls(
-            columns={
-                column["name"]: _from_parts(column, arrays, index)
-                for index, column in enumerate(header["columns"])
-            }
-        )
-
-
-def _to_parts(mechanism: ColumnMechanism) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a column's part of the header and its arrays."""
-    if isinstance(mechanism, LevelMechanism):
-        return {"kind": "levels", "epsilon": mechanism.epsilon}, {
-            "weights": mechanism.channel.weights
-        }
-    reference = mechanism.distribution
-    described, arrays = (
-        {"rank_error": reference.rank_error, "kept": dict(reference.kept)},
-        {"x": reference.x, "c": reference.c},
-    )
-    if isinstance(mechanism, BinMechanism):
-        return described | {"kind": "bins", "epsilon": mechanism.epsilon}, arrays | {
-            "weights": mechanism.channel.weights,
-            "edges": mechanism.edges,
-        }
-    return described | {"kind": "ranks", "noise": mechanism.noise.scalars}, arrays | {
-        "weights": mechanism.noise.weights
-    }
-
-
-def _from_parts(
-    column: Mapping[str, Any], arrays: Mapping[str, Any], index: int
-) -> ColumnMechanism:
-    weights = arrays[f"{index}_weights"]
-    thresholds, aliases = channel_kernel.alias_tables(weights)
-    if column["kind"] == "levels":
-        return LevelMechanism(
-            channel=LevelChannel(weights=weights, epsilon=column["epsilon"]),
-            thresholds=thresholds,
-            aliases=aliases,
-        )
-    distribution = RankDistribution(
-        arrays[f"{index}_x"], arrays[f"{index}_c"], column["rank_error"], column["kept"]
-    )
-    if column["kind"] == "bins":
-        channel = LevelChannel(weights=weights, epsilon=column["epsilon"])
-        edges = arrays[f"{index}_edges"]
-        return BinMechanism(
-            channel=channel,
-            edges=edges,
-            distribution=distribution,
-            thresholds=thresholds,
-            aliases=aliases,
-        )
-    noise = rank_kernel.RankNoise(weights=weights, **column["noise"])
-    return RankMechanism(
-        noise=noise, distribution=distribution, thresholds=thresholds, aliases=aliases
-    )
+        return cls(columns=read_randomisers(header["columns"], arrays))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,31 +180,22 @@ class ColumnsDescription(DipDescription):
 
     def quality(self, release: DipRelease) -> str:
         """Return how much a row keeps of each column; see `Mechanism.quality`."""
-        kept = [
-            f"{name} {_measure_kept(each, self.mechanism.schema.columns[name])}"
-            for name, each in release.columns.items()
+        columns, reference = self.mechanism.schema.columns, self.mechanism.reference
+        said = [
+            f"{name} {each.describe_kept(columns[name])}" for name, each in release.columns.items()
         ]
-        if (
-            self.mechanism.reference.rows == "none" or self.mechanism.reference.uncovered
-        ):  # nothing was counted, or nothing protects the rows that were
-            return "; ".join(kept)
-        return "; ".join(
-            [
-                *kept,
-                *(
-                    f"{name} {said}"
-                    for name, each in release.columns.items()
-                    for said in _doubt_bounds(each)
-                ),
-            ]
-        )
+        if reference.rows != "none" and not reference.uncovered:
+            # rows were counted, and something protects them
+            for name, each in release.columns.items():
+                said += [f"{name} {doubt}" for doubt in doubt_bounds(each.distribution)]
+        return "; ".join(said)
 
     def warnings(self, release: DipRelease, columns: Columns) -> tuple[str, ...]:
         """Return a warning for each column whose rows share values that are released spread; see `Mechanism.warnings`."""
         found: list[str] = []
         for name, mechanism in release.columns.items() if self.mechanism.spreads else ():
             codec = columns.codecs[name]
-            if not isinstance(mechanism, LevelMechanism) and isinstance(codec, ValueCodec):
+            if mechanism.distribution is not None and isinstance(codec, ValueCodec):
                 x, c = mechanism.distribution.x, mechanism.distribution.c
                 found += warn_of_spread(name, x[1:], x[:-1], np.diff(c), lattice=codec.lattice)
         return tuple(found)
@@ -394,7 +214,7 @@ class ColumnsDescription(DipDescription):
         with a single level.
         """
         found = {
-            name: {"epsilon_exact": mechanism.epsilon, **_describe(mechanism)}
+            name: {"epsilon_exact": mechanism.epsilon, **mechanism.shown}
             for name, mechanism in release.columns.items()
         }
         if self.mechanism.spec.channel == "optimal-unbiased":
@@ -405,74 +225,6 @@ class ColumnsDescription(DipDescription):
                 )
                 found[name] |= {} if line is None else {"attenuation": asdict(line)}
         return found
-
-
-def _measure_kept(mechanism: ColumnMechanism, column: Column) -> str:
-    """Return how much of a value a channel keeps: of levels how many stay, of numbers the correlation of ranks."""
-    if isinstance(mechanism, RankMechanism):
-        return f"keeps a correlation of ranks of {correlate_ranks(mechanism.epsilon):.2f}"
-    matrix = mechanism.channel.matrix
-    shares = np.linalg.lstsq(
-        np.vstack([matrix.T - np.eye(len(matrix)), np.ones(len(matrix))]),
-        np.append(np.zeros(len(matrix)), 1.0),
-        rcond=None,
-    )[0]
-    if isinstance(mechanism, LevelMechanism):
-        kept, chance = (
-            f"{100 * float(part):.3g} %" for part in (shares @ np.diag(matrix), shares @ shares)
-        )
-        levels = [str(level) for level in column.levels or ()]
-        levels = ["null"] * (len(shares) - len(levels)) + levels
-        lost = [level for level, share in zip(levels, shares, strict=True) if share < _LOST]
-        if not lost:
-            return f"is unchanged in {kept} of the rows ({chance} by chance)"
-        # the table may have many rows there, and the shares do not tell
-        few = f"no row is released as {list_names(lost, 5)}, which the reference lacks"
-        return f"is unchanged in at most {kept} of the rows ({chance} by chance): {few}"
-    place = np.cumsum(shares) - shares / 2.0 - 0.5
-    return f"keeps a correlation of ranks of {float((shares * place) @ matrix @ place / max(float((shares * place) @ place), 1e-300)):.2f}"
-
-
-def _doubt_bounds(mechanism: ColumnMechanism) -> list[str]:
-    """Return what the released distribution has that wrong bounds would explain."""
-    if isinstance(mechanism, LevelMechanism):
-        return []
-    x, c = mechanism.distribution.x, mechanism.distribution.c
-    values = max(1.0 - c[0], 1e-300)
-    at_end = (1.0 - float(np.interp(x[-1] - _AT_BOUND * (x[-1] - x[0]), x, c))) / values
-    wide = (
-        mechanism.distribution.rank_error if mechanism.distribution.kept else 1.0
-    )  # a cell of whole numbers may hold one of them, such as 0
-    widest = min(wide, float(np.diff(c)[np.diff(x) > 0.0].max(initial=0.0))) / values
-    if at_end >= _MANY_AT_BOUND:
-        return [
-            f"has {100 * at_end:.0f} % of its values at its upper bound or next to it: check that it is not too low"
-        ]
-    if widest >= _MANY_IN_CELL:
-        where = "in one cell of the reference, over which they are spread evenly"
-        return [
-            f"has {100 * widest:.0f} % of its values {where}: check that its bounds are not too wide"
-        ]
-    return []
-
-
-def _describe(mechanism: ColumnMechanism) -> dict[str, Any]:
-    if isinstance(mechanism, LevelMechanism):
-        return {"channel": mechanism.channel.matrix.tolist()}
-    reference = mechanism.distribution
-    shown = {
-        "reference": {
-            "knots_at_most": 2**16,
-            "rank_error_at_most": max(2.0**-15, reference.rank_error),
-            **reference.kept,
-        }
-    }
-    if isinstance(mechanism, RankMechanism):
-        return shown | {"ranks": mechanism.noise.n_cells, "alpha_log": -mechanism.noise.rate}
-    return shown | {
-        "rank_edges": mechanism.edges.tolist(),
-        "channel": mechanism.channel.matrix.tolist(),
-    }
 
 
 def _uniform(codec: Codec) -> Distribution:
@@ -508,77 +260,7 @@ def fit_dip(
     check_costs(wanted, epsilons, channel)
     return DipRelease(
         columns={
-            name: _fit(codecs[name], distributions[name], epsilon, channel, wanted.get(name))
+            name: fit_column(codecs[name], distributions[name], epsilon, channel, wanted.get(name))
             for name, epsilon in epsilons.items()
         }
-    )
-
-
-def _fit(
-    codec: Codec,
-    distribution: Distribution,
-    epsilon: float,
-    channel: ChannelKind,
-    cost: Cost | None,
-) -> ColumnMechanism:
-    if isinstance(distribution, LevelDistribution):
-        assert isinstance(codec, LevelCodec)
-        found = _level_channel(codec, distribution.probabilities, epsilon, channel, cost)
-        thresholds, aliases = channel_kernel.alias_tables(found.weights)
-        return LevelMechanism(channel=found, thresholds=thresholds, aliases=aliases)
-    if channel == "optimal-unbiased":
-        costs.level_values(codec)  # refuses
-    if channel == "optimal":
-        return _bin(codec, distribution, epsilon, cost)
-    try:
-        noise = rank_kernel.rank_noise(epsilon)
-    except ValueError as error:
-        raise SpecError(
-            str(error), f"column {codec.name!r}", "lower `epsilon`, or share it among more columns"
-        ) from None
-    thresholds, aliases = rank_kernel.digit_tables(noise)
-    return RankMechanism(
-        noise=noise, distribution=distribution, thresholds=thresholds, aliases=aliases
-    )
-
-
-def _level_channel(
-    codec: LevelCodec,
-    probabilities: NDArray[np.float64],
-    epsilon: float,
-    channel: ChannelKind,
-    cost: Cost | None,
-) -> LevelChannel:
-    if channel == "laplace":
-        return laplace(probabilities, epsilon, ordered=codec.ordered)
-    if channel == "laplace-calibrated":
-        return calibrate(probabilities, epsilon, ordered=codec.ordered)
-    try:
-        if channel == "optimal-unbiased":
-            return optimal_unbiased(probabilities, epsilon, costs.level_values(codec))
-        matrix = costs.level_cost(
-            codec, probabilities, cost or ("value" if codec.ordered else "zero-one")
-        )
-        return optimal(probabilities, epsilon, matrix, ordered=codec.ordered)
-    except SpecError as error:
-        raise error.at(f"column {codec.name!r}") from None
-
-
-def _bin(
-    codec: Codec, distribution: RankDistribution, epsilon: float, cost: Cost | None
-) -> BinMechanism:
-    costs.check_cost(codec, cost or "rank")
-    edges = bins_kernel.bin_edges(distribution.x, distribution.c, N_BINS)
-    masses = np.diff(edges)
-    try:
-        channel = optimal(masses, epsilon, costs.compute_rank(masses))
-    except SpecError as error:
-        raise error.at(f"column {codec.name!r}") from None
-    thresholds, aliases = channel_kernel.alias_tables(channel.weights)
-    return BinMechanism(
-        channel=channel,
-        edges=edges,
-        distribution=distribution,
-        thresholds=thresholds,
-        aliases=aliases,
     )

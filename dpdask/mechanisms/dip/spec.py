@@ -26,7 +26,7 @@ from dpdask.mechanisms.expectations import (
 )
 from dpdask.mechanisms.mechanism import Columns, Description, Mechanism, Spec, Spending
 from dpdask.privacy import Budget, guarantee_text, split_epsilon
-from dpdask.privacy.audit import channel_epsilon, rank_epsilon, read_weights, within_digits
+from dpdask.privacy.audit import channel_epsilon, read_weights, within_digits
 from dpdask.privacy.events import Composed, DiscreteLaplace, LocalRelease, Uncovered, to_dict
 from dpdask.privacy.rounding import RowOrder, order_text, round_down, round_up, round_up_sum
 from dpdask.references import Chain, Histogram, Holdout, Known, Public, Tree
@@ -308,7 +308,7 @@ class DipMechanism(Mechanism):
         return {
             name: {
                 "claimed": claims[name],
-                "epsilon_exact": _exact_epsilon(each),
+                "epsilon_exact": each.exact_epsilon,
                 "reference": reference,
             }
             for name, each in mechanisms.items()
@@ -485,14 +485,6 @@ class DipDescription(Description):
         """Return that it is not known before; see `Description.n_expected`."""
         del n_rows
         return None
-
-
-def _exact_epsilon(mechanism: Any) -> float:
-    return (
-        rank_epsilon(mechanism.noise)
-        if hasattr(mechanism, "noise")
-        else channel_epsilon(mechanism.channel.weights)
-    )
 
 
 def _describe_domain(schema: Schema, codec: Codec) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -18,7 +18,6 @@ from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS
 from dpdask.codec import Codec, LevelCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as channel_kernel
-from dpdask.kernels import channel as tree_kernel
 from dpdask.kernels.channel import TOTAL_BITS
 from dpdask.mechanisms.dip.spec import ChannelKind, Cost, DipDescription, DipMechanism, check_costs
 from dpdask.mechanisms.expectations import CellSearch
@@ -37,7 +36,7 @@ from dpdask.privacy import Budget, delta_warnings
 from dpdask.privacy.accountant import epsilon as least_epsilon
 from dpdask.privacy.accountant import scale_events
 from dpdask.privacy.audit import channel_epsilon, read_weights, within_digits
-from dpdask.privacy.events import Adjacency, CentralEvent, Composed, LocalRelease, to_dict
+from dpdask.privacy.events import Composed, LocalRelease, to_dict
 from dpdask.privacy.rounding import round_up_sum
 from dpdask.references import Tree
 from dpdask.references.histogram import Found, list_adaptive, warn_of_far_cells
@@ -45,32 +44,47 @@ from dpdask.stats import Clique, Domain, MarginalCounts
 from dpdask.stats.marginals import TableStatistic, domain_of
 from dpdask.streams import Noise, Rng, RunKey, stream, words
 
-_SCALARS, _ARRAYS = (
-    ("parent", "epsilon", "solved"),
-    ("weights", "edges", "possible", "fine_edges", "masses"),
-)
+_SCALARS = ("parent", "epsilon", "solved")
+_ARRAYS = ("weights", "edges", "possible", "fine_edges", "masses")
 
 Floats = NDArray[np.float64]
+
+
+MAX_SHOWN = 2**17  # probabilities of a tree's channels: some megabytes of card
+MAX_WEIGHTS = 2**24  # 300 megabytes of channels and their tables, in each process
+
+Channels = Mapping[str, tuple[str | None, NDArray[np.uint64]]]
+
+_STAND_IN_ROWS = 2**14
+_EMPTY = 1e-9  # a conditional probability below which a level is not released
+_LEAST_SHARE = 1e-3  # of rows: for a rarer parent level an optimal channel is not worth its program
+_MOST_WORK = 2e9  # Σ (m·n)² over the programs: some minutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TreeColumn:
     """A column's channels, one for each released level of its parent."""
 
-    parent: str | None  # the column that it is given, or None: then there is one channel
-    # Uint64 array of shape (n_parent_levels, n, n), n the possible cells of the column: Pr(output j
-    # | own level k, released parent b) = weights[b, k, j] / 2**63.
+    # The column that it is given, or None: then there is one channel.
+    parent: str | None
+    # Of shape (n_parent_levels, n, n), n the possible cells of the column: Pr(output j | own level
+    # k, released parent b) = weights[b, k, j] / 2**63.
     weights: NDArray[np.uint64]
-    tables: tree_kernel.GivenTables  # the exact tables that are drawn from
-    edges: Floats  # the column's public cells, as in `Cells`
+    # The column's public cells, as in `Cells`.
+    edges: Floats
     possible: NDArray[np.bool_]
     # What values inside a cell follow, as in `FoundBins`; all 0: they are uniform.
     fine_edges: Floats
     masses: Floats
-    epsilon: float  # Ε*, the largest exact privacy loss of any of its channels, rounded up
-    # The share of rows, by the fitted tables, that have the requested channel; the others have rare
-    # parent levels (see `fit_tree`).
+    # ε*, the largest exact privacy loss of any of its channels, rounded up.
+    epsilon: float
+    # The share of rows, by the fitted tables, that have the requested channel; the others have
+    # rare parent levels (see `fit_tree`).
     solved: float
+    tables: channel_kernel.GivenTables = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", channel_kernel.make_given_tables(self.weights))
 
     @property
     def n_levels(self) -> int:
@@ -80,26 +94,24 @@ class TreeColumn:
     def randomise(
         self, codec: Codec, array: pa.Array, parents: NDArray[np.uint16], rng: Rng
     ) -> tuple[pa.Array, NDArray[np.uint16]]:
-        """Return a released value for each value of `array`, and its level; one word a row, two where cells have an inside."""
+        """Return a released value for each value of `array`, and its level, given the parent's.
+
+        One word a row, two where cells have an inside.
+        """
         if isinstance(codec, LevelCodec):
             own = codec.encode(array)
             released = self._sample(parents, own, words(rng, len(own)))
             return codec.decode(released), released
-        found = (
-            FoundBins(cuts=self.edges, edges=self.fine_edges, masses=self.masses)
-            if self.masses.any()
-            else None
-        )
+        fine = FoundBins(cuts=self.edges, edges=self.fine_edges, masses=self.masses)
+        found = fine if self.masses.any() else None
         cells = Cells(codec=codec, edges=self.edges, possible=self.possible, found=found)
         own = cells.codes(array).astype(np.int32)
         drawn = words(rng, len(own), 2)
         released = self._sample(parents, own, np.ascontiguousarray(drawn[:, 0]))
         return cells.draw(released, drawn[:, 1]), released
 
-    def _sample(
-        self, parents: NDArray[np.uint16], own: NDArray[np.int32], drawn: NDArray[np.uint64]
-    ) -> NDArray[np.uint16]:
-        return tree_kernel.sample_given(parents, own, drawn, self.n_levels, self.tables)
+    def _sample(self, parents: Any, own: NDArray[np.int32], drawn: Any) -> NDArray[np.uint16]:
+        return channel_kernel.sample_given(parents, own, drawn, self.n_levels, self.tables)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -186,91 +198,67 @@ class TreeRelease(RandomisedRows):
 
     @classmethod
     def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
-        return cls(
-            columns={
-                column["name"]: _column(column, arrays, index)
-                for index, column in enumerate(header["columns"])
-            }
-        )
+        columns = {}
+        for index, column in enumerate(header["columns"]):
+            scalars = {part: column[part] for part in _SCALARS}
+            tables = {part: arrays[f"{index}_{part}"] for part in _ARRAYS}
+            columns[column["name"]] = TreeColumn(**scalars, **tables)
+        return cls(columns=columns)
 
 
-def _column(column: Mapping[str, Any], arrays: Mapping[str, Any], index: int) -> TreeColumn:
-    parts = {part: arrays[f"{index}_{part}"] for part in _ARRAYS}
-    return TreeColumn(
-        **{part: column[part] for part in _SCALARS},
-        **parts,
-        tables=tree_kernel.make_given_tables(parts["weights"]),
-    )
-
-
-def worst_row(channels: Mapping[str, tuple[str | None, NDArray[np.uint64]]]) -> float:
-    """Return the greatest privacy loss of any released row, rounded up.
-
-    Parameters
-    ----------
-    channels
-        For each column its parent and the channels' weights, as in `TreeColumn`; every column after
-        its parent.
-    """
+def worst_row(channels: Channels) -> float:
+    """Return the greatest privacy loss of any released row, rounded up; every column after its parent."""
     below: dict[str | None, Floats | float] = {}
     for name, (parent, weights) in reversed(list(channels.items())):
-        inside = tree_kernel.losses(weights) + below.get(name, 0.0)
-        worst = inside.max(axis=1)
-        below[parent] = np.nextafter(below.get(parent, 0.0) + worst, np.inf)
-    found = np.asarray(below[None])
-    return float(found[0])
+        inside = channel_kernel.losses(weights) + below.get(name, 0.0)
+        below[parent] = np.nextafter(below.get(parent, 0.0) + inside.max(axis=1), np.inf)
+    return float(np.asarray(below[None])[0])
 
 
-# how the tables' part is shared: Laplace noise shares ε so, Gaussian noise the inverse of its variance
-_ONE_WAY, _CHOOSING, _EDGES = 0.15, 0.15, 0.7
-_FIRST_STEP = (
-    1e-9  # relative: by how much noise grows until the accountant agrees that everything fits
-)
+# ---- the noisy tables: a coarse measurement of all pairs chooses the tree, a finer one its edges
 
 
+@lru_cache(maxsize=64)
 def plan_tree_noise(budget: Budget, n_columns: int, n_found: int = 0) -> MarginalNoise:
-    """Return the noise that spends a budget on the tables of a tree: Gaussian if there is a δ, otherwise Laplace.
+    """Return the noise that spends a budget on a tree's tables: Gaussian with a δ, else Laplace.
 
     All pairs are measured, if there is something to choose, and then the tree's own once more:
     these are the chosen tables.
-
-    Parameters
-    ----------
-    n_found
-        The number of columns whose cells are found; as for `plan_noise`.
 
     Notes
     -----
     15 % goes to the one-way tables, as much to choosing, and the rest to the tree's edges, each of
     which has then far less noise than if all pairs had as much: on the 14 columns of Adult, little
-    is gained or lost by shares near these.
+    is gained or lost by shares near these. Laplace noise shares ε so, Gaussian noise the inverse of
+    its variance.
     """
+    n, delta = n_columns, budget.delta
     rows = budget.unit_column.max_rows if budget.unit_column is not None else 1
-    return _plan(budget.epsilon, budget.delta, budget.adjacency, rows, n_columns, n_found)
-
-
-@functools.lru_cache(maxsize=64)
-def _plan(
-    epsilon: float, delta: float, adjacency: Adjacency, rows: int, n: int, n_found: int
-) -> MarginalNoise:
-    counted = [(_ONE_WAY, n), (_CHOOSING if n > 2 else 0.0, n * (n - 1) // 2), (_EDGES, n - 1)]
-    weight, n_vectors = share_of_cells(
-        sum(share for share, count in counted if count), n_found, delta
-    )
+    counted = [(0.15, n), (0.15 if n > 2 else 0.0, n * (n - 1) // 2), (0.7, n - 1)]
+    share = sum(share for share, count in counted if count)
+    weight, n_vectors = share_of_cells(share, n_found, delta)
     counted.append((weight * n_vectors, n_vectors))
     drafts = [
-        draft(delta, adjacency, rows, share / count, count) if share > 0.0 and count else None
+        draft(delta, budget.adjacency, rows, share / count, count)
+        if share > 0.0 and count
+        else None
         for share, count in counted
     ]
-    found = iter(scale_events([each for each in drafts if each is not None], epsilon, delta))
-    one_way, pairs, edges, cells = (next(found) if each is not None else None for each in drafts)
+    scaled = scale_events([each for each in drafts if each is not None], budget.epsilon, delta)
+    found = iter(scaled)
+    one_way, pairs, edges, cells = (None if each is None else next(found) for each in drafts)
     return MarginalNoise(one_way=one_way, pairs=pairs, chosen=edges, cells=cells)
 
 
 def fit_tree_noise(
     budget: Budget, tables: float, n_columns: int, rows: LocalRelease, n_found: int = 0
 ) -> MarginalNoise:
-    """Return the noise of the tables that composes with the rows' own releases to the budget.
+    """Return the noise of tables that cost so much and compose with the rows' releases to the budget.
+
+    Raises
+    ------
+    SpecError
+        If a row's part is so large that the accountant proves nothing beside δ.
 
     Notes
     -----
@@ -279,52 +267,42 @@ def fit_tree_noise(
     takes.
     """
     noise = plan_tree_noise(budget.model_copy(update={"epsilon": tables}), n_columns, n_found)
-    step = _FIRST_STEP
+    step = 1e-9
     while step < 1.0:
         if least_epsilon(compose_events(noise, rows), budget.delta) <= budget.epsilon:
             return noise
         noise, step = scale_noise(noise, 1.0 + step), 2.0 * step
-    raise SpecError(
-        f"an ε of {rows.epsilon:g} a row cannot be composed with a δ",
-        "`epsilon`",
-        "lower it, or set `delta` to 0",
-    )
+    what = f"an ε of {rows.epsilon:g} a row cannot be composed with a δ"
+    raise SpecError(what, "`epsilon`", "lower it, or set `delta` to 0")
 
 
 def scale_noise(noise: MarginalNoise, factor: float) -> MarginalNoise:
     """Return the noise of a tree's tables with all scales multiplied by a factor."""
-    one_way, pairs, chosen, cells = (
-        _scale_event(event, factor)
-        for event in (noise.one_way, noise.pairs, noise.chosen, noise.cells)
-    )
-    return MarginalNoise(one_way=one_way, pairs=pairs, chosen=chosen, cells=cells)
-
-
-def _scale_event(event: CentralEvent | None, factor: float) -> CentralEvent | None:
-    if event is None:
-        return None
-    name = "scale" if hasattr(event, "scale") else "sigma"
-    return replace(event, **{name: getattr(event, name) * factor})
+    scaled: dict[str, Any] = {}
+    for part in ("one_way", "pairs", "chosen", "cells"):
+        event = getattr(noise, part)
+        if event is not None:
+            name = "scale" if hasattr(event, "scale") else "sigma"
+            scaled[part] = replace(event, **{name: getattr(event, name) * factor})
+    return replace(noise, **scaled)
 
 
 def compose_events(noise: MarginalNoise, rows: LocalRelease | None) -> Composed:
-    """Return what will happen: noise on every table, and the rows' own releases, unless they depend on no value."""
+    """Return the noise on every table, and the rows' own releases, unless they depend on no value."""
+    events = noise.event.events
     return (
-        Composed(events=noise.event.events)
+        Composed(events=events)
         if rows is None
-        else Composed(events=(*noise.event.events, rows), unit=rows.unit)
+        else Composed(events=(*events, rows), unit=rows.unit)
     )
 
 
 def measure_tree(
     counts: MarginalCounts, planned: MarginalNoise, *, rng: Rng | None = None
 ) -> NoisyMarginals:
-    """Return the tables with their noise, the tree's edges (parent, column) as chosen ones: on the driver, once, after the charge.
+    """Return the tables with their noise, the tree's edges (parent, column) as chosen ones.
 
-    Parameters
-    ----------
-    rng
-        None: secure noise. A stream: INSECURE, for runs marked so; see `privacy.noise`.
+    On the driver, once, after the charge; `rng` is as in `privacy.noise`.
 
     Privacy
     -------
@@ -337,115 +315,73 @@ def measure_tree(
     from noise. A column that shows none stands alone.
     """
     noisy = measure(counts, planned, n_rows_public=True, rng=rng)
-    return (
-        noisy
-        if planned.chosen is None
-        else measure_chosen(noisy, counts, _choose_edges(noisy), rng=rng)
-    )
-
-
-def _choose_edges(noisy: NoisyMarginals) -> tuple[Clique, ...]:
+    if planned.chosen is None:
+        return noisy
     names = noisy.domain.names
-    if len(names) == 2:
-        return ((names[0], names[1]),)
-    return tuple(
-        (names[parent], names[attribute])
-        for attribute, parent in dependence_tree(denoise(noisy))
-        if parent >= 0
-    )
+    edges = [(1, 0)] if len(names) == 2 else dependence_tree(denoise(noisy))
+    chosen = tuple((names[parent], names[column]) for column, parent in edges if parent >= 0)
+    return measure_chosen(noisy, counts, chosen, rng=rng)
 
 
 def find_tree(noisy: NoisyMarginals) -> list[tuple[str, str | None]]:
-    """Return (column, parent) for each column of a measured tree, each after its parent; those without one first."""
-    edges = list(noisy.cliques)
-    given = {child for _, child in edges}
-    return [
-        *((name, None) for name in noisy.domain.names if name not in given),
-        *((child, parent) for parent, child in edges),
-    ]
+    """Return (column, parent) for each column, each after its parent; those without one first."""
+    parents = {child: parent for parent, child in noisy.cliques}
+    roots = [name for name in noisy.domain.names if name not in parents]
+    return [*((name, None) for name in roots), *parents.items()]
 
 
-def clean_tables(noisy: NoisyMarginals) -> tuple[Mapping[str, Floats], Mapping[Clique, Floats]]:
-    """Return the cleaned counts of each column and each edge of the tree: post-processing.
+def clean_tables(
+    noisy: NoisyMarginals,
+) -> tuple[Mapping[str, Floats], Mapping[Clique, Floats]]:
+    """Return the cleaned counts of each column and each edge (parent, column): post-processing.
 
-    Returns
-    -------
-    one_way
-        For each column, float64 array, non-negative, summing to the number of rows.
-    edges
-        For each edge (parent, column), float64 array of shape (n_parent_levels, n_levels),
-        non-negative, with the two columns' counts as margins.
+    Non-negative; one-way ones sum to the number of rows, and are the margins of the others.
     """
-    cleaned = denoise(noisy)
-    position = noisy.domain.position
-    return dict(zip(noisy.domain.names, cleaned.one_way, strict=True)), {
-        edge: cleaned.table(position(edge[0]), position(edge[1])) for edge in noisy.cliques
-    }
+    cleaned, place = denoise(noisy), noisy.domain.position
+    one_way = dict(zip(noisy.domain.names, cleaned.one_way, strict=True))
+    return one_way, {edge: cleaned.table(place(edge[0]), place(edge[1])) for edge in noisy.cliques}
 
 
-MAX_SHOWN = 2**17  # probabilities of a tree's channels: some megabytes of card
-MAX_WEIGHTS = 2**24  # 300 megabytes of channels and their tables, in each process
-
-Channels = Mapping[str, tuple[str | None, NDArray[np.uint64]]]
-
-_STAND_IN_ROWS = 2**14
-_EMPTY = 1e-9  # a conditional probability below which a level is not released
-_LEAST_SHARE = (
-    1e-3  # of rows: for a rarer parent level the optimal channel is not worth its program
-)
-_MOST_WORK = 2e9  # Σ (m·n)² over the programs: some minutes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    """How channels are made: their kind, and for each column its cells, ε and cost."""
-
-    channel: ChannelKind
-    cells: Mapping[str, Cells]
-    epsilons: Mapping[str, float]
-    given_costs: Mapping[str, Cost]
+# ---- the fit: from the noisy tables alone
 
 
 def check_tree(
-    cells: Mapping[str, Cells], channel: ChannelKind, given_costs: Mapping[str, Cost] | None = None
+    cells: Mapping[str, Cells],
+    channel: ChannelKind,
+    given_costs: Mapping[str, Cost] | None = None,
 ) -> None:
-    """Check, before any row is read, that a tree of these columns can be fitted whichever of them are joined."""
+    """Check, before any row is read, that a tree of these columns can be fitted whatever it joins.
+
+    Raises
+    ------
+    SpecError
+        If the channels may be too many to hold, the optimal channel has too many levels, or a cost
+        does not fit; the line names the column.
+    """
     sizes = {name: column.size for name, column in cells.items()}
+    total = 0
     for name, size in sizes.items():
-        most = max((other for parent, other in sizes.items() if parent != name), default=1)
-        if most * _table_cells(size) > MAX_WEIGHTS:
-            what = f"its {size:,} cells, given the {most:,} of another column, need more channels than can be held"
-            raise SpecError(
-                what, f"column {name!r}", "lower `reference.bins` for them, or declare fewer levels"
-            )
+        widest = max((other for parent, other in sizes.items() if parent != name), default=1)
+        n_weights = widest * (size << max(1, (size - 1).bit_length()))
+        total += n_weights
+        if n_weights > MAX_WEIGHTS:
+            others = f"given the {widest:,} of another column"
+            what = f"its {size:,} cells, {others}, need more channels than can be held"
+            mend = "lower `reference.bins` for them, or declare fewer levels"
+            raise SpecError(what, f"column {name!r}", mend)
         if channel == "optimal" and size > MAX_OPTIMAL_LEVELS:
-            what = f"has {size:,} cells, and the optimal channel is solved for at most {MAX_OPTIMAL_LEVELS}"
-            raise SpecError(
-                what,
-                f"column {name!r}",
-                "lower `reference.bins` for it, or take the channel laplace-calibrated",
-            )
-    total = sum(
-        _table_cells(size)
-        * max((other for parent, other in sizes.items() if parent != name), default=1)
-        for name, size in sizes.items()
-    )
+            most = f"the optimal channel is solved for at most {MAX_OPTIMAL_LEVELS}"
+            mend = "lower `reference.bins` for it, or take the channel laplace-calibrated"
+            raise SpecError(f"has {size:,} cells, and {most}", f"column {name!r}", mend)
     if total > MAX_WEIGHTS:
-        widest = max(sizes, key=sizes.__getitem__)
-        what = "the channels of all columns, each given the widest other one, may be more than can be held"
-        raise SpecError(
-            what,
-            f"column {widest!r}",
-            "lower `reference.bins`, declare fewer levels, or drop a column",
-        )
+        each = "the channels of all columns, each given the widest other one"
+        mend = "lower `reference.bins`, declare fewer levels, or drop a column"
+        where = f"column {max(sizes, key=sizes.__getitem__)!r}"
+        raise SpecError(f"{each}, may be more than can be held", where, mend)
     wanted = given_costs or {}
     check_costs(wanted, cells, channel)
     for name, cost in wanted.items():
-        _cost(cells[name], np.full(cells[name].size, 1.0 / cells[name].size), cost)
-
-
-def _table_cells(size: int) -> int:
-    return size << max(1, (size - 1).bit_length())
+        _cost(cells[name], np.full(sizes[name], 1.0 / sizes[name]), cost)
 
 
 def fit_tree(
@@ -455,18 +391,11 @@ def fit_tree(
     channel: ChannelKind = "laplace",
     given_costs: Mapping[str, Cost] | None = None,
 ) -> TreeRelease:
-    """Return the release along a tree whose tables were measured.
+    """Return the release along a tree whose tables were measured; nothing else is used of the rows.
 
-    Parameters
-    ----------
-    cells
-        The public cells of each attribute, in the order of the tables' domain.
-    channel
-        `laplace`: the published noise on ranks. `laplace-calibrated`: the same noise, as small as ε
-        allows. `optimal`: of all channels between the two distributions the one of least expected
-        cost. Parent levels with less than a thousandth of the rows take the calibrated one in its
-        place, and so do the rarest ones where all programs together would take more than some
-        minutes.
+    Parent levels with less than a thousandth of the rows take the calibrated channel in place of
+    the optimal one, and so do the rarest ones where all programs together would take more than some
+    minutes.
 
     Privacy
     -------
@@ -475,65 +404,66 @@ def fit_tree(
 
     Notes
     -----
-    1. The cleaned tables (`tree_tables.clean_tables`), and from them P(k | a) along the tree. 2. From the roots on:
-    W(a, b) is the probability that a row's own parent level is a and the released one b; V(k, b) = Σ_a W(a, b) P(k | a) is
-    that of own level k beside released parent level b, whose margin is P(b). The channel of b takes the distribution V(·, b) / P(b)
-    to P(· | b), so a released pair has its fitted table exactly, for rows that follow the tree. 3. With the channels T[b],
-    W(k, j) = Σ_b V(k, b) T[b][k, j] is used for the column's own children.
+    1. The cleaned tables (`clean_tables`), and from them P(k | a) along the tree. 2. From the roots
+    on: W(a, b) is the probability that a row's own parent level is a and the released one b; V(k, b)
+    = Σ_a W(a, b) P(k | a) is that of own level k beside released parent level b, whose margin is
+    P(b). The channel of b takes the distribution V(·, b) / P(b) to P(· | b), so a released pair has
+    its fitted table exactly, for rows that follow the tree. 3. With the channels T[b], W(k, j) =
+    Σ_b V(k, b) T[b][k, j] is used for the column's own children.
     """
     check_tree(cells, channel, given_costs)
-    options = _Options(
-        channel=channel, cells=cells, epsilons=epsilons, given_costs=given_costs or {}
-    )
     tree, tables = find_tree(noisy), _conditionals(noisy)
-    solved = (
-        _solve(tree, tables)
-        if channel == "optimal"
-        else {name: np.ones(len(table), dtype=np.bool_) for name, table in tables.items()}
-    )
+    solved = {name: np.ones(len(table), dtype=np.bool_) for name, table in tables.items()}
+    if channel == "optimal":
+        solved = _choose_solved(tree, tables)
     columns: dict[str, TreeColumn] = {}
     joint: dict[str | None, Floats] = {None: np.ones((1, 1))}
     for name, parent in tree:
-        beside = tables[name].T @ joint[parent]
-        parts = _channels(name, beside, tables[name], solved[name], options)
+        own, cut = tables[name].T @ joint[parent], cells[name]
+        cost = (given_costs or {}).get(name)
+        parts = _fit_channels(cut, own, tables[name], solved[name], epsilons[name], channel, cost)
         weights = np.stack([part.weights for part in parts])
-        joint[name] = np.einsum("kb,bkj->kj", beside, weights * 2.0**-channel_kernel.TOTAL_BITS)
-        share = min(1.0, float(beside.sum(axis=0)[solved[name]].sum()))
-        columns[name] = _make_column(
-            parent, weights, cells[name], float(max(part.epsilon for part in parts)), share
+        joint[name] = np.einsum("kb,bkj->kj", own, weights * 2.0**-TOTAL_BITS)
+        found = cut.found
+        columns[name] = TreeColumn(
+            parent=parent,
+            weights=weights,
+            edges=cut.edges,
+            possible=cut.possible,
+            fine_edges=cut.edges if found is None else found.edges,
+            masses=np.zeros(max(len(cut.edges) - 1, 0)) if found is None else found.masses,
+            epsilon=float(max(part.epsilon for part in parts)),
+            solved=min(1.0, float(own.sum(axis=0)[solved[name]].sum())),
         )
     return TreeRelease(columns=columns)
 
 
 def _conditionals(noisy: NoisyMarginals) -> dict[str, Floats]:
-    """Return for each column the distribution of its levels given each level of its parent: (n_parent_levels, n_levels)."""
+    """Return the distribution of each column's levels, a row for each level of its parent."""
     one_way, edges = clean_tables(noisy)
     parents = {child: parent for parent, child in edges}
     tables: dict[str, Floats] = {}
     for name, counts in one_way.items():
         own = counts[None, :]
         found = edges[parents[name], name] if name in parents else own
-        distribution = np.where(
-            found.sum(axis=1, keepdims=True) > 0.0, found, own
-        )  # no row is released with a parent of probability 0
-        distribution = distribution / distribution.sum(axis=1, keepdims=True)
-        distribution[distribution < _EMPTY] = 0.0
-        tables[name] = distribution / distribution.sum(axis=1, keepdims=True)
+        # no row is released with a parent of probability 0
+        shares = np.where(found.sum(axis=1, keepdims=True) > 0.0, found, own)
+        shares = shares / shares.sum(axis=1, keepdims=True)
+        shares[shares < _EMPTY] = 0.0
+        tables[name] = shares / shares.sum(axis=1, keepdims=True)
     return tables
 
 
-def _solve(
+def _choose_solved(
     tree: list[tuple[str, str | None]], tables: Mapping[str, Floats]
 ) -> dict[str, NDArray[np.bool_]]:
-    """Return which parent levels' programs are solved: the most frequent ones, as long as the work is bounded."""
+    """Return which parent levels' programs are solved: the most frequent, as the work allows."""
     shares: dict[str | None, Floats] = {None: np.ones(1)}
     parts: list[tuple[float, str, int, float]] = []
     for name, parent in tree:
         shares[name] = shares[parent] @ tables[name]
-        work = (
-            np.count_nonzero(shares[name])
-            * np.count_nonzero(tables[name], axis=1).astype(np.float64)
-        ) ** 2
+        targets = np.count_nonzero(tables[name], axis=1).astype(np.float64)
+        work = (np.count_nonzero(shares[name]) * targets) ** 2
         parts += [
             (-float(share), name, level, float(work[level]))
             for level, share in enumerate(shares[parent])
@@ -541,68 +471,52 @@ def _solve(
         ]
     chosen = {name: np.zeros(len(table), dtype=np.bool_) for name, table in tables.items()}
     left = _MOST_WORK
-    for _, name, level, work_of in sorted(parts):
-        left -= work_of
+    for _, name, level, part in sorted(parts):
+        left -= part
         chosen[name][level] = left >= 0.0
     return chosen
 
 
-def _channels(
-    name: str, beside: Floats, table: Floats, solved: NDArray[np.bool_], options: _Options
+def _fit_channels(
+    column: Cells,
+    own: Floats,
+    table: Floats,
+    solved: NDArray[np.bool_],
+    epsilon: float,
+    channel: ChannelKind,
+    cost: Cost | None,
 ) -> list[LevelChannel]:
-    """Return the channel of each released parent level b: from the distribution beside[:, b] of the own level to the distribution table[b]."""
-    column = options.cells[name]
-    order = _in_order(column)
-    own = beside.sum(axis=1)
-    cost = (
-        _cost(column, own[order] / own.sum(), options.given_costs.get(name))
-        if options.channel == "optimal"
-        else np.zeros((0, 0))
-    )
+    """Return the channel of each released parent level b: from own[:, b] to table[b]."""
+    codec, order = column.codec, _in_order(column)
+    ordered = not isinstance(codec, LevelCodec) or codec.ordered
+    shares = own.sum(axis=1)
+    minimised = None
+    if channel == "optimal":
+        minimised = _cost(column, shares[order] / shares.sum(), cost)
     found = []
     for level, target in enumerate(table):
-        total = beside[:, level].sum()
+        total = own[:, level].sum()
         if total == 0.0:  # never released: no row draws from it
-            found.append(
-                LevelChannel(
-                    weights=channel_kernel.integer_weights(np.tile(target, (column.size, 1))),
-                    epsilon=0.0,
-                )
-            )
+            weights = channel_kernel.integer_weights(np.tile(target, (column.size, 1)))
+            found.append(LevelChannel(weights=weights, epsilon=0.0))
             continue
-        kind: ChannelKind = options.channel if solved[level] else "laplace-calibrated"
-        source = beside[order, level] / total
-        part = _channel(
-            source, target[order], options.epsilons[name], kind, cost, ordered=_is_ordered(column)
-        )
+        source, to = own[order, level] / total, target[order]
+        if minimised is not None and solved[level]:
+            part = optimal(source, epsilon, minimised, ordered=ordered, target=to)
+        else:
+            make = laplace if channel == "laplace" else calibrate
+            part = make(source, epsilon, ordered=ordered, target=to)
         weights = np.empty_like(part.weights)
         weights[np.ix_(order, order)] = part.weights
         found.append(LevelChannel(weights=weights, epsilon=part.epsilon))
     return found
 
 
-def _channel(
-    source: Floats,
-    target: Floats,
-    epsilon: float,
-    kind: ChannelKind,
-    cost: Floats,
-    *,
-    ordered: bool,
-) -> LevelChannel:
-    if kind == "laplace":
-        return laplace(source, epsilon, ordered=ordered, target=target)
-    if kind == "laplace-calibrated":
-        return calibrate(source, epsilon, ordered=ordered, target=target)
-    return optimal(source, epsilon, cost, ordered=ordered, target=target)
-
-
-def _is_ordered(column: Cells) -> bool:
-    return not isinstance(column.codec, LevelCodec) or column.codec.ordered
-
-
 def _in_order(column: Cells) -> NDArray[np.intp]:
-    """Return the possible cells as their values lie on the line, null first: an atom stands after the cell that it ends."""
+    """Return the possible cells as their values lie on the line, null first.
+
+    An atom stands after the cell that it ends.
+    """
     if isinstance(column.codec, LevelCodec):
         return np.arange(column.size)
     nulls, atoms = int(column.codec.nulls), np.array(column.codec.atoms)
@@ -613,35 +527,14 @@ def _in_order(column: Cells) -> NDArray[np.intp]:
 
 def _cost(column: Cells, probabilities: Floats, cost: Cost | None) -> Floats:
     """Return what the optimal channel minimises, for the cells in the order of `_in_order`."""
-    if isinstance(column.codec, LevelCodec):
-        return costs.level_cost(
-            column.codec, probabilities, cost or ("value" if column.codec.ordered else "zero-one")
-        )
+    codec = column.codec
+    if isinstance(codec, LevelCodec):
+        usual: Cost = "value" if codec.ordered else "zero-one"
+        return costs.level_cost(codec, probabilities, cost or usual)
     if cost not in (None, "rank"):
-        raise SpecError(
-            "the cost of a continuous or mixed column is always rank",
-            f"`cost.{column.codec.name}`",
-            "remove it",
-        )
+        what = "the cost of a continuous or mixed column is always rank"
+        raise SpecError(what, f"`cost.{codec.name}`", "remove it")
     return costs.compute_rank(probabilities)
-
-
-def _make_column(
-    parent: str | None, weights: NDArray[np.uint64], cells: Cells, epsilon: float, solved: float
-) -> TreeColumn:
-    return TreeColumn(
-        parent=parent,
-        weights=weights,
-        tables=tree_kernel.make_given_tables(weights),
-        edges=cells.edges,
-        possible=cells.possible,
-        fine_edges=cells.edges if cells.found is None else cells.found.edges,
-        masses=np.zeros(max(len(cells.edges) - 1, 0))
-        if cells.found is None
-        else cells.found.masses,
-        epsilon=epsilon,
-        solved=solved,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dpdask.codec import Codec, LevelCodec
 from dpdask.errors import SpecError
 from dpdask.kernels.ranges import LEVELS, TABLE_ERROR, Acceptable, Quantiles
-from dpdask.mechanisms.dip.columns import ColumnMechanism, fit_dip
+from dpdask.mechanisms.dip.randomisers import ColumnMechanism, fit_column
 from dpdask.mechanisms.interval.design import (
     Canonical,
     CoverageAnchors,
@@ -122,20 +122,13 @@ def fit_perturbation(perturb: Perturb, codec: Codec) -> ColumnMechanism:
         which values are null.
     """
     # only for the fit, which encodes nothing
-    present = (
-        replace(codec, levels=codec.levels.drop_null(), instead=None)
-        if isinstance(codec, LevelCodec)
-        else replace(codec, nulls=False, outside="refuse")
-    )
-    distribution = Known(kind="known", columns={codec.name: perturb.reference}).distribution(
-        present
-    )
-    return fit_dip(
-        {codec.name: distribution},
-        {codec.name: present},
-        {codec.name: perturb.epsilon},
-        perturb.channel,
-    ).columns[codec.name]
+    present: Codec
+    if isinstance(codec, LevelCodec):
+        present = replace(codec, levels=codec.levels.drop_null(), instead=None)
+    else:
+        present = replace(codec, nulls=False, outside="refuse")
+    known = Known(kind="known", columns={codec.name: perturb.reference})
+    return fit_column(present, known.distribution(present), perturb.epsilon, perturb.channel)
 
 
 def can_inform(mechanism: RangeRandomiser, low: float, high: float) -> bool:
@@ -144,24 +137,8 @@ def can_inform(mechanism: RangeRandomiser, low: float, high: float) -> bool:
     Where none does, all values have the same range, and nothing of their distribution is
     identified.
     """
-    step = mechanism.step
-    inner = step.step if isinstance(step, Selection | Perturbed) else step
-    cuts = inner.steps if isinstance(inner, Union) else [inner]
-    return low == high or any(
-        _reaches(cut, low, high) for cut in cuts if isinstance(cut, Partition | Narrowing)
-    )
-
-
-def _reaches(cut: Partition | Narrowing, low: float, high: float) -> bool:
-    if isinstance(cut, Narrowing):
-        return bool(cut.distribution.x[0] < high and cut.distribution.x[-1] > low)
-    told = len(cut.acceptable.low) > 0 or bool(cut.acceptable.ranges.any())
-    return told or bool(
-        (
-            (cut.distribution.x[0] + cut.centres < high)
-            & (cut.distribution.x[-1] + cut.centres > low)
-        ).any()
-    )
+    reached = (part.reaches(low, high) for part in mechanism.step.parts)
+    return low == high or any(reached)
 
 
 def partition(
@@ -392,7 +369,7 @@ def _selection(design: Selective, where: str, lattice: bool) -> Selection:
     public = _public(design.reference or design.of.reference, where, lattice)
     step = partition(design.of, where, lattice=lattice, reference=design.reference)
     selection = Selection(step=step, cdf=public.steps(), tau=design.tau, rho=1.0)
-    lower, upper, _ = quasi_run(step, public)
+    lower, upper = quasi_run(step, public)
     reach = float(selection.is_wide(lower, upper).mean()) - _RUN_ERROR
     if reach <= 0:
         raise SpecError(

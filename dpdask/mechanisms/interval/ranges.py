@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from dpdask.streams import Rng, words
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Words = NDArray[np.uint64]
+Interval = tuple[float, float]
 
 MECHANISM_ID = "interval"
 _CHUNK = 2**13  # rows at a time: their words and anchors stay in the cache
@@ -36,7 +37,12 @@ class Ranges:
 
 
 class Step(Protocol):
-    """How numbers become ranges: a pure function of the numbers and as many uniform words as it says."""
+    """How numbers become ranges: a pure function of them and of as many uniform words as it says."""
+
+    @property
+    def parts(self) -> Sequence[Cut]:
+        """What cuts the line."""
+        ...
 
     @property
     def words_per_row(self) -> int:
@@ -85,6 +91,23 @@ class Partition:
     lattice: bool = False
 
     @property
+    def parts(self) -> Sequence[Cut]:
+        """Itself."""
+        return (self,)
+
+    @property
+    def accepted(self) -> list[Interval]:
+        """The intervals whose values are told exactly."""
+        return list(zip(self.acceptable.low.tolist(), self.acceptable.high.tolist(), strict=True))
+
+    def reaches(self, low: float, high: float) -> bool:
+        """Return whether an anchor may fall between two values, or one of them be told exactly."""
+        first = self.distribution.x[0] + self.centres
+        last = self.distribution.x[-1] + self.centres
+        told = len(self.acceptable.low) > 0 or bool(self.acceptable.ranges.any())
+        return told or bool(((first < high) & (last > low)).any())
+
+    @property
     def words_per_row(self) -> int:
         """One word an anchor."""
         return len(self.centres)
@@ -119,6 +142,17 @@ class Narrowing:
     either: bool  # whether either of the next ranges stops a row, or only its own
     lattice: bool = False
 
+    accepted: ClassVar[Sequence[Interval]] = ()
+
+    @property
+    def parts(self) -> Sequence[Cut]:
+        """Itself."""
+        return (self,)
+
+    def reaches(self, low: float, high: float) -> bool:
+        """Return whether an anchor may fall between two values."""
+        return bool(self.distribution.x[0] < high and self.distribution.x[-1] > low)
+
     @property
     def words_per_row(self) -> int:
         """One word for tau and one a round."""
@@ -137,6 +171,9 @@ class Narrowing:
         )
 
 
+Cut = Partition | Narrowing
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Selection:
     """Another step's range, released only if it is wide enough and a coin says so; (-inf, inf) otherwise.
@@ -151,6 +188,11 @@ class Selection:
     cdf: Steps
     tau: float  # the least coverage, and the coin's probability
     rho: float
+
+    @property
+    def parts(self) -> Sequence[Cut]:
+        """The other."""
+        return (self.step,)
 
     @property
     def words_per_row(self) -> int:
@@ -174,9 +216,7 @@ class Selection:
     def _accept(self, lower: Floats, upper: Floats) -> Floats:
         """Return an upper bound on the probability of the acceptable intervals inside each range: its reader takes them out."""
         total = np.zeros(len(lower))
-        for low, high in zip(
-            self.step.acceptable.low.tolist(), self.step.acceptable.high.tolist(), strict=True
-        ):
+        for low, high in self.step.accepted:
             first, last = np.maximum(lower, low), np.minimum(upper, high)
             top = self.cdf.high[np.searchsorted(self.cdf.x, last)]
             bottom = np.where(
@@ -196,6 +236,11 @@ class Union:
     """
 
     steps: Sequence[Partition]
+
+    @property
+    def parts(self) -> Sequence[Cut]:
+        """Its steps."""
+        return self.steps
 
     @property
     def words_per_row(self) -> int:
@@ -239,6 +284,11 @@ class Perturbed:
     step: Partition
 
     @property
+    def parts(self) -> Sequence[Cut]:
+        """What cuts the line of perturbed values."""
+        return (self.step,)
+
+    @property
     def words_per_row(self) -> int:
         """The randomiser's, then the range's."""
         return self.perturbation.words_per_row + self.step.words_per_row
@@ -271,6 +321,16 @@ class RangeRandomiser:
     step: Step
     nulls: bool = False  # whether it may hold nulls; which values are missing is then public
 
+    @property
+    def accepted(self) -> list[Interval]:
+        """The intervals whose values are told exactly, which may overlap."""
+        return [each for part in self.step.parts for each in part.accepted]
+
+    def freeze(self, reference: ScipyDistribution) -> PublicReference:
+        """Return a public distribution of the column's values."""
+        lattice = any(part.lattice for part in self.step.parts)
+        return _freeze(reference, lattice, f"reference of column {self.column!r}")
+
     def randomise(self, values: Floats, is_null: Bools, rng: Rng) -> Ranges:
         """Return a range for each value; consumes `step.words_per_row` words a row, nulls included.
 
@@ -288,11 +348,8 @@ class RangeRandomiser:
         where = f"column {self.column!r}"
         has_nulls = bool(is_null.any())
         if has_nulls and not self.nulls:
-            raise DataError(
-                "holds a null",
-                where,
-                "declare `nulls: public` in the design if it is public which values are missing, or fill it",
-            )
+            mend = "declare `nulls: public` in the design if it is public which values are missing"
+            raise DataError("holds a null", where, f"{mend}, or fill it")
         known = np.where(is_null, 0.0, values) if has_nulls else values
         if not np.isfinite(known).all():
             raise DataError("holds NaN or an infinity", where, "store a missing value as null")
@@ -305,8 +362,6 @@ class RangeRandomiser:
             lower[is_null] = upper[is_null] = np.nan
         return Ranges(lower=lower, upper=upper, is_null=is_null.copy())
 
-
-Interval = tuple[float, float]
 
 _LARGEST = 2.0**1000
 _MAX_POINTS = 2**20
@@ -408,12 +463,13 @@ def coverages(
     ----------
     Ding and Ding, Interval privacy, Implication 3 of Definition 1.
     """
-    public = PublicReference(
-        distribution=reference.freeze(where, discrete=True), lattice=lattice, where=where
-    )
-    measured = _measure(ranges.lower, ranges.upper, public, acceptable)
-    measured[ranges.is_null] = np.nan
-    return measured
+    public = _freeze(reference, lattice, where)
+    return _measure(ranges, public, acceptable)
+
+
+def _freeze(reference: ScipyDistribution, lattice: bool, where: str) -> PublicReference:
+    distribution = reference.freeze(where, discrete=True)
+    return PublicReference(distribution=distribution, lattice=lattice, where=where)
 
 
 def compute_released_coverages(
@@ -428,14 +484,7 @@ def compute_released_coverages(
     ranges
         The released ranges. The coverage of a perturbed column is that of the perturbed value.
     """
-    step = mechanism.step
-    return coverages(
-        ranges,
-        reference,
-        acceptable=_list_accepted(step),
-        lattice=_is_lattice(step),
-        where=_where(mechanism),
-    )
+    return _measure(ranges, mechanism.freeze(reference), mechanism.accepted)
 
 
 def coverage(mechanism: RangeRandomiser, reference: ScipyDistribution) -> float:
@@ -459,37 +508,20 @@ def coverage(mechanism: RangeRandomiser, reference: ScipyDistribution) -> float:
     Ding and Ding, Interval privacy, Definition 1. Roberts, The unreasonable effectiveness of
     quasirandom sequences (2018).
     """
-    where = _where(mechanism)
-    public = PublicReference(
-        distribution=reference.freeze(where, discrete=True),
-        lattice=_is_lattice(mechanism.step),
-        where=where,
-    )
-    return step_coverage(mechanism.step, public)
-
-
-def _where(mechanism: RangeRandomiser) -> str:
-    return f"reference of column {mechanism.column!r}"
-
-
-def _is_lattice(step: Step) -> bool:
-    return any(part.lattice for part in _cutting(step))
+    return step_coverage(mechanism.step, mechanism.freeze(reference))
 
 
 def step_coverage(step: Step, public: PublicReference) -> float:
     """Return the expected coverage of a step under a public reference; of a perturbed one, that of its range."""
     if isinstance(step, Perturbed):
         return step_coverage(step.step, public)
-    parts = (
-        [step]
-        if isinstance(step, Partition)
-        else list(step.steps)
-        if isinstance(step, Union)
-        else []
-    )
-    if not parts or any(part.spacing > 0 for part in parts):
-        lower, upper, _ = quasi_run(step, public)
-        return float(_measure(lower, upper, public, _list_accepted(step)).mean())
+    parts = [part for part in step.parts if isinstance(part, Partition)]
+    joint = isinstance(step, Partition | Union) and not any(part.spacing > 0 for part in parts)
+    if not joint:
+        lower, upper = quasi_run(step, public)
+        ranges = Ranges(lower=lower, upper=upper, is_null=np.zeros(len(lower), dtype=np.bool_))
+        accepted = [each for part in parts for each in part.accepted]
+        return float(_measure(ranges, public, accepted).mean())
     most = max(part.words_per_row for part in parts)
     n = int(np.sqrt(_N_PAIRS / max(1, most // 2)))
     points = public.quantile((np.arange(n) + 0.5) / n)
@@ -499,8 +531,8 @@ def step_coverage(step: Step, public: PublicReference) -> float:
     return float(shared.mean())
 
 
-def quasi_run(step: Step, public: PublicReference) -> tuple[Floats, Floats, Floats]:
-    """Return the ranges of 2**16 values that fill the reference evenly, with words that fill their cube evenly, and the values."""
+def quasi_run(step: Step, public: PublicReference) -> tuple[Floats, Floats]:
+    """Return the ranges of 2**16 values that fill the reference evenly, as words fill their cube."""
     n_dimensions = 1 + step.words_per_row
     root = 2.0
     for _ in range(64):  # x**(d + 1) = x + 1 has one positive root, at a contracting fixed point
@@ -510,8 +542,7 @@ def quasi_run(step: Step, public: PublicReference) -> tuple[Floats, Floats, Floa
     ) % 1.0
     values = public.quantile(np.clip(offsets[:, 0], 2.0**-40, 1.0 - 2.0**-40))
     drawn = (offsets[:, 1:] * 2.0**53).astype(np.uint64) << np.uint64(11)
-    lower, upper = step.ranges(values, np.ascontiguousarray(drawn))
-    return lower, upper, values
+    return step.ranges(values, np.ascontiguousarray(drawn))
 
 
 def _join_steps(step: Partition, points: Floats) -> Floats:
@@ -542,48 +573,29 @@ def _join_steps(step: Partition, points: Floats) -> Floats:
     if step.ring:
         total += across
     told = np.zeros(n, dtype=np.bool_)
-    for low_end, high_end in _intervals(step):
+    for low_end, high_end in step.accepted:
         told |= (low_end < points) & (points <= high_end)
     total[told] = 0.0
     total[:, told] = 0.0
     return np.asarray(total, dtype=np.float64)
 
 
-def _measure(
-    lower: Floats, upper: Floats, public: PublicReference, accepted: Sequence[Interval]
-) -> Floats:
-    """Return the probability of each range without the accepted intervals; none of an exact value."""
+def _measure(ranges: Ranges, public: PublicReference, accepted: Sequence[Interval]) -> Floats:
+    """Return the probability of each range without the accepted intervals.
+
+    Of an exact value 0, of a null NaN.
+    """
+    apart: list[Interval] = []  # the union of the intervals
+    for low, high in sorted(accepted):
+        if apart and low <= apart[-1][1]:
+            apart[-1] = (apart[-1][0], max(high, apart[-1][1]))
+        else:
+            apart.append((low, high))
+    lower, upper = ranges.lower, ranges.upper
     inside = public.cdf(upper) - public.cdf(lower) + (lower > upper)
-    for low, high in _apart(accepted):
+    for low, high in apart:
         overlap = public.cdf(np.minimum(upper, high)) - public.cdf(np.maximum(lower, low))
         inside -= np.maximum(overlap, 0.0)
-    return np.where(lower == upper, 0.0, np.clip(inside, 0.0, 1.0))
-
-
-def _cutting(step: Step) -> list[Partition | Narrowing]:
-    if isinstance(step, Union):
-        return list(step.steps)
-    if isinstance(step, Selection | Perturbed):
-        return [step.step]
-    return [step] if isinstance(step, Partition | Narrowing) else []
-
-
-def _intervals(step: Partition) -> list[Interval]:
-    return list(zip(step.acceptable.low.tolist(), step.acceptable.high.tolist(), strict=True))
-
-
-def _list_accepted(step: Step) -> list[Interval]:
-    return [
-        each for part in _cutting(step) if isinstance(part, Partition) for each in _intervals(part)
-    ]
-
-
-def _apart(intervals: Sequence[Interval]) -> list[Interval]:
-    """Return the union of intervals as increasing ones that are apart."""
-    merged: list[Interval] = []
-    for low, high in sorted(intervals):
-        if merged and low <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
-        else:
-            merged.append((low, high))
-    return merged
+    measured = np.where(lower == upper, 0.0, np.clip(inside, 0.0, 1.0))
+    measured[ranges.is_null] = np.nan
+    return measured

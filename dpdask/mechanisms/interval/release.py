@@ -16,16 +16,8 @@ from pydantic import TypeAdapter
 from dpdask.archive import Archive, Archived, Contents
 from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
 from dpdask.errors import SpecError
-from dpdask.kernels import cdf as bins_kernel
-from dpdask.kernels import channel as channel_kernel
-from dpdask.kernels import rank as rank_kernel
-from dpdask.mechanisms.dip.columns import (
-    BinMechanism,
-    ColumnMechanism,
-    DipRelease,
-    LevelMechanism,
-    RankMechanism,
-)
+from dpdask.mechanisms.dip.columns import DipRelease
+from dpdask.mechanisms.dip.randomisers import ColumnMechanism, LevelMechanism
 from dpdask.mechanisms.interval.design import Design, IntervalDifferential, find_reference
 from dpdask.mechanisms.interval.fit import can_inform, fit_perturbation, range_randomiser
 from dpdask.mechanisms.interval.ranges import (
@@ -33,7 +25,6 @@ from dpdask.mechanisms.interval.ranges import (
     RangeRandomiser,
     compute_released_coverages,
 )
-from dpdask.privacy.audit import channel_epsilon, rank_epsilon
 from dpdask.schema import Column
 from dpdask.stats.levels import encode
 from dpdask.streams import Rng, RunKey, Stream, stream
@@ -70,140 +61,66 @@ def make_released_schema(
 
 def is_lattice(codec: Codec) -> bool:
     """Return whether a column's values are whole numbers: integers, dates, times."""
-    return not pa.types.is_floating(
-        codec.type if isinstance(codec, ValueCodec) else codec.levels.type
-    )
+    type_ = codec.type if isinstance(codec, ValueCodec) else codec.levels.type
+    return not pa.types.is_floating(type_)
 
 
-def to_numbers(codec: Codec, array: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return a column's values as numbers (0 where null), each exactly, and where they are null."""
+def to_numbers(codec: Codec, array: pa.Array) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return a column's values as numbers (0 where null), each exactly, and where they are null.
+
+    Raises
+    ------
+    DataError
+        If a value violates the schema, or is no number that float64 holds.
+    """
     if isinstance(codec, ValueCodec):
         return codec.encode(array)
-    levels, is_null = _line(codec).encode(codec.levels)
+    column = Column(role="privatise", kind="continuous", nulls="level")
+    line = codec_for(codec.name, column, codec.levels.type)
+    assert isinstance(line, ValueCodec)
+    levels, is_null = line.encode(codec.levels)
     codes = encode(codec, array)
-    return levels[codes], is_null[codes] if codec.levels.null_count else np.zeros(
-        len(codes), dtype=np.bool_
-    )
-
-
-def _line(codec: LevelCodec) -> ValueCodec:
-    """Return the codec of a discrete column's levels as numbers."""
-    made = codec_for(
-        codec.name, Column(role="privatise", kind="continuous", nulls="level"), codec.levels.type
-    )
-    assert isinstance(made, ValueCodec)
-    return made
+    return levels[codes], is_null[codes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LevelPerturbation:
-    """A level column's channel as a `Perturbation`.
+class DipPerturbation:
+    """A column's fitted mechanism as a `Perturbation`, in the column's numbers.
 
     Privacy
     -------
-    Unit: a value, a level. Adjacency: replace-one. ε* is exact: the numbers are the levels, one by
-    one, so the distribution of the perturbed number is the channel's row. Event: one local release.
+    Unit: a value. Adjacency: replace-one. ε*, or a bound on it, is the mechanism's; of levels it is
+    exact, since the numbers are the levels, one by one, and the distribution of the perturbed number
+    is the channel's row. Event: one local release.
     """
 
-    mechanism: LevelMechanism
-    levels: Floats  # float64 array of shape (n_levels,), strictly increasing: the levels as numbers
-
-    words_per_row: ClassVar[int] = 1
-
-    @property
-    def epsilon(self) -> float:
-        """ε*, exact."""
-        return self.mechanism.epsilon
-
-    @property
-    def exact_epsilon(self) -> float:
-        """ε*, computed again from the tables."""
-        return channel_epsilon(self.mechanism.channel.weights)
-
-    def perturb(self, values: Floats, words: Words) -> Floats:
-        """Return a level for each level, and some level for any other number; see `Perturbation.perturb`."""
-        codes = np.searchsorted(self.levels, values).astype(np.int32)
-        # a null comes as 0, which may lie above every level: its row is drawn like any other, and blanked by the caller
-        codes = np.minimum(codes, np.int32(len(self.levels) - 1))
-        perturbed: Floats = self.levels[
-            channel_kernel.sample(
-                codes, words[:, 0], self.mechanism.thresholds, self.mechanism.aliases
-            )
-        ]
-        return perturbed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ValuePerturbation:
-    """A continuous or mixed column's mechanism as a `Perturbation`.
-
-    Privacy
-    -------
-    Unit: a value. Adjacency: replace-one. ε*, or a bound on it, is the mechanism's. Event: one
-    local release.
-    """
-
-    mechanism: RankMechanism | BinMechanism
+    mechanism: ColumnMechanism
+    """Fitted to a reference without nulls."""
+    levels: Floats
+    """The levels as numbers, increasing; empty for a column of numbers."""
     lattice: bool
 
     @property
     def words_per_row(self) -> int:
         """As many as the mechanism takes."""
-        return (
-            rank_kernel.words_per_row(self.mechanism.noise)
-            if isinstance(self.mechanism, RankMechanism)
-            else 3
-        )
+        return self.mechanism.n_words
 
     @property
     def epsilon(self) -> float:
-        """An upper bound on ε*; exact for bins."""
+        """An upper bound on ε*."""
         return self.mechanism.epsilon
 
-    @property
-    def exact_epsilon(self) -> float:
-        """ε*, computed again from the tables."""
-        if isinstance(self.mechanism, RankMechanism):
-            return rank_epsilon(self.mechanism.noise)
-        return channel_epsilon(self.mechanism.channel.weights)
-
     def perturb(self, values: Floats, words: Words) -> Floats:
-        """Return a value for each value (float64, shape (n,)); words are uint64 of shape (n, words_per_row). See `Perturbation.perturb`."""
-        x, c = self.mechanism.distribution.x, self.mechanism.distribution.c
-        known = np.zeros(len(values), dtype=np.bool_)
-        tables = self.mechanism.thresholds, self.mechanism.aliases
-        if isinstance(self.mechanism, RankMechanism):
-            perturbed, _ = rank_kernel.privatise(
-                values, known, words, x, c, self.mechanism.noise, tables, lattice=self.lattice
-            )
-            return perturbed
-        drawn, edges = np.ascontiguousarray(words.T), self.mechanism.edges
-        cells = bins_kernel.cells_of(values, known, drawn[0], x, c, edges, lattice=self.lattice)
-        perturbed, _ = bins_kernel.draw_values(
-            channel_kernel.sample(cells, drawn[1], *tables),
-            drawn[2],
-            x,
-            c,
-            edges,
-            lattice=self.lattice,
-        )
+        """Return a value for each value; of levels, some level for any other number."""
+        if not isinstance(self.mechanism, LevelMechanism):
+            known = np.zeros(len(values), dtype=np.bool_)
+            return self.mechanism.draw(values, known, words, lattice=self.lattice)[0]
+        codes = np.searchsorted(self.levels, values).astype(np.int32)
+        # a null comes as 0, which may lie above every level: its row is drawn like any other, and
+        # blanked by the caller
+        codes = np.minimum(codes, np.int32(len(self.levels) - 1))
+        perturbed: Floats = self.levels[self.mechanism.sample(codes, words[:, 0])]
         return perturbed
-
-
-DipPerturbation = LevelPerturbation | ValuePerturbation
-
-
-def adapt(mechanism: ColumnMechanism, *, levels: Floats, lattice: bool) -> DipPerturbation:
-    """Return a column's fitted mechanism as a perturbation in the column's numbers.
-
-    Parameters
-    ----------
-    levels
-        The numbers of a level column's levels; of no other column.
-    """
-    if isinstance(mechanism, LevelMechanism):
-        return LevelPerturbation(mechanism=mechanism, levels=levels)
-    return ValuePerturbation(mechanism=mechanism, lattice=lattice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -235,9 +152,7 @@ class IntervalRelease(Archived):
     def __post_init__(self) -> None:
         """Tabulate the distributions once for all batches."""
         made = {
-            name: tabulate(
-                name, design, lattice=self.lattice[name], perturbation=self.perturbations.get(name)
-            )
+            name: tabulate(name, design, self.lattice[name], self.perturbations.get(name))
             for name, design in self.designs.items()
         }
         object.__setattr__(self, "columns", made)
@@ -247,30 +162,24 @@ class IntervalRelease(Archived):
         cls, designs: Mapping[str, Design], codecs: Mapping[str, Codec], *, coverage: bool = False
     ) -> IntervalRelease:
         """Return the release of some columns; every distribution is tabulated and every perturbation fitted, so that whatever is wrong shows."""
-        levels = {name: _level_numbers(codec) for name, codec in codecs.items()}
         lattice = {name: is_lattice(codec) for name, codec in codecs.items()}
-        perturbations = {
-            name: adapt(
-                fit_perturbation(design.perturb, codecs[name]),
-                levels=levels[name],
-                lattice=lattice[name],
-            )
-            for name, design in designs.items()
-            if isinstance(design, IntervalDifferential)
-        }
-        made = cls(
-            designs={name: designs[name] for name in codecs},
-            lattice=lattice,
-            perturbations=perturbations,
-            coverage=coverage,
-        )
-        for name, mechanism in made.columns.items():
-            ends = find_ends(codecs[name])
-            if ends is not None and not can_inform(mechanism, *ends):
-                what = f"no anchor falls between its least and greatest value ({ends[0]:g} and {ends[1]:g}), so its ranges would carry no information"
-                raise SpecError(
-                    what, f"column {name!r}", "choose anchors that reach where values are"
+        perturbations = {}
+        for name, codec in codecs.items():
+            levels, design = _level_numbers(codec), designs[name]
+            if isinstance(design, IntervalDifferential):
+                mechanism = fit_perturbation(design.perturb, codec)
+                perturbations[name] = DipPerturbation(
+                    mechanism=mechanism, levels=levels, lattice=lattice[name]
                 )
+        designs = {name: designs[name] for name in codecs}
+        made = cls(designs=designs, lattice=lattice, perturbations=perturbations, coverage=coverage)
+        for name, column in made.columns.items():
+            ends = find_ends(codecs[name])
+            if ends is not None and not can_inform(column, *ends):
+                between = f"between its least and greatest value ({ends[0]:g} and {ends[1]:g})"
+                what = f"no anchor falls {between}, so its ranges would carry no information"
+                mend = "choose anchors that reach where values are"
+                raise SpecError(what, f"column {name!r}", mend)
         return made
 
     @property
@@ -281,9 +190,7 @@ class IntervalRelease(Archived):
     @property
     def _fitted(self) -> DipRelease:
         return DipRelease(
-            columns={
-                name: perturbation.mechanism for name, perturbation in self.perturbations.items()
-            }
+            columns={name: each.mechanism for name, each in self.perturbations.items()}
         )
 
     def types(self, released: pa.Schema) -> pa.Schema:
@@ -309,21 +216,19 @@ class IntervalRelease(Archived):
         rngs
             From `streams`, one per private column; advanced by the rows of the batch.
         """
-        mechanisms = self.columns
         arrays: list[pa.Array] = []
         for name, array in zip(batch.schema.names, batch.columns, strict=True):
-            if name not in mechanisms:
+            if name not in self.columns:
                 arrays.append(array)
                 continue
-            ranges = mechanisms[name].randomise(*to_numbers(codecs[name], array), rngs[name])
+            mechanism = self.columns[name]
+            ranges = mechanism.randomise(*to_numbers(codecs[name], array), rngs[name])
             mask = ranges.is_null if ranges.is_null.any() else None
+            released = [ranges.lower, ranges.upper]
             reference = find_reference(self.designs[name]) if self.coverage else None
-            covered = (
-                []
-                if reference is None
-                else [compute_released_coverages(mechanisms[name], ranges, reference)]
-            )
-            arrays += [pa.array(made, mask=mask) for made in (ranges.lower, ranges.upper, *covered)]
+            if reference is not None:
+                released.append(compute_released_coverages(mechanism, ranges, reference))
+            arrays += [pa.array(made, mask=mask) for made in released]
         return pa.RecordBatch.from_arrays(arrays, names=self.types(batch.schema).names)
 
     def streams(self, key: RunKey, fragment_id: str) -> dict[str, Stream]:
@@ -332,59 +237,48 @@ class IntervalRelease(Archived):
 
     def _contents(self) -> Contents:
         """Return what the bytes hold: designs and what is fitted to what they declare, so public."""
-        columns = [
-            {"name": name, "design": _plain(design), "lattice": self.lattice[name]}
-            for name, design in self.designs.items()
-        ]
-        found = {index: self.perturbations.get(name) for index, name in enumerate(self.designs)}
-        levels = {
-            f"{index}_levels": each.levels
-            for index, each in found.items()
-            if isinstance(each, LevelPerturbation)
-        }
+        columns, levels = [], {}
+        for index, (name, design) in enumerate(self.designs.items()):
+            plain = design.model_dump(mode="python", exclude_none=True)
+            columns.append({"name": name, "design": plain, "lattice": self.lattice[name]})
+            perturbation = self.perturbations.get(name)
+            if perturbation is not None and len(perturbation.levels):
+                levels[f"{index}_levels"] = perturbation.levels
         fitted = np.frombuffer(self._fitted.to_bytes(), dtype=np.uint8)
         return {"columns": columns, "coverage": self.coverage}, {"perturbations": fitted, **levels}
 
     @classmethod
     def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
-        lattice = {column["name"]: column["lattice"] for column in header["columns"]}
-        levels = {
-            column["name"]: arrays.get(f"{index}_levels", np.zeros(0))
-            for index, column in enumerate(header["columns"])
-        }
-        fitted = DipRelease.from_bytes(
-            arrays["perturbations"].tobytes(), "the perturbations"
-        ).columns
+        data = arrays["perturbations"].tobytes()
+        fitted = DipRelease.from_bytes(data, "the perturbations").columns
+        designs, lattice, perturbations = {}, {}, {}
+        for index, column in enumerate(header["columns"]):
+            name = column["name"]
+            designs[name] = _DESIGN.validate_python(column["design"])
+            lattice[name] = column["lattice"]
+            if name in fitted:
+                levels = arrays.get(f"{index}_levels", np.zeros(0))
+                perturbations[name] = DipPerturbation(
+                    mechanism=fitted[name], levels=levels, lattice=lattice[name]
+                )
         return cls(
-            designs={
-                column["name"]: _DESIGN.validate_python(column["design"])
-                for column in header["columns"]
-            },
+            designs=designs,
             lattice=lattice,
-            perturbations={
-                name: adapt(mechanism, levels=levels[name], lattice=lattice[name])
-                for name, mechanism in fitted.items()
-            },
+            perturbations=perturbations,
             coverage=header["coverage"],
         )
 
 
-def _plain(design: Design) -> dict[str, Any]:
-    return design.model_dump(mode="python", exclude_none=True)
-
-
 def write_design(design: Design) -> str:
     """Return a design as JSON: the same text for equal designs."""
-    return json.dumps(_plain(design))
+    return json.dumps(design.model_dump(mode="python", exclude_none=True))
 
 
-def _level_numbers(codec: Codec) -> NDArray[np.float64]:
-    """Return the levels of a column as numbers, without null; nothing of a column without levels."""
-    return (
-        to_numbers(codec, codec.levels.drop_null())[0]
-        if isinstance(codec, LevelCodec)
-        else np.zeros(0)
-    )
+def _level_numbers(codec: Codec) -> Floats:
+    """Return the levels of a column as numbers, without null; of other columns none."""
+    if isinstance(codec, ValueCodec):
+        return np.zeros(0)
+    return to_numbers(codec, codec.levels.drop_null())[0]
 
 
 def find_ends(codec: Codec) -> tuple[float, float] | None:
@@ -396,9 +290,9 @@ def find_ends(codec: Codec) -> tuple[float, float] | None:
 
 
 def tabulate(
-    column: str, design: Design, *, lattice: bool, perturbation: DipPerturbation | None = None
+    column: str, design: Design, lattice: bool, perturbation: DipPerturbation | None = None
 ) -> RangeRandomiser:
-    """Return a column's mechanism; a process that checks a design does not compute its tables again for the release."""
+    """Return a column's mechanism; a check of the design and the release share its tables."""
     return _tabulate(column, write_design(design), lattice, perturbation)
 
 
@@ -406,9 +300,5 @@ def tabulate(
 def _tabulate(
     column: str, design: str, lattice: bool, perturbation: DipPerturbation | None
 ) -> RangeRandomiser:
-    return range_randomiser(
-        column,
-        _DESIGN.validate_python(json.loads(design)),
-        lattice=lattice,
-        perturbation=perturbation,
-    )
+    made = _DESIGN.validate_python(json.loads(design))
+    return range_randomiser(column, made, lattice=lattice, perturbation=perturbation)

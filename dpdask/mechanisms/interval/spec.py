@@ -310,7 +310,7 @@ def expect_width(name: str, design: Design, codec: Codec) -> Width:
     (low, high), where = ends, f"column {name!r}"
     uniform = ScipyDistribution(name="uniform", loc=low, scale=high - low).freeze(where)
     even = PublicReference(distribution=uniform, lattice=is_lattice(codec), where=where)
-    lower, upper, _ = quasi_run(_tabulate(name, design, is_lattice(codec)).step, even)
+    lower, upper = quasi_run(_tabulate(name, design, is_lattice(codec)).step, even)
     widths = (
         np.clip(upper, low, high)
         - np.clip(lower, low, high)
@@ -329,7 +329,7 @@ def _tabulate(name: str, design: Design, lattice: bool) -> RangeRandomiser:
     cut: Design = design
     if isinstance(design, IntervalDifferential):
         cut = design.of.model_copy(update={"reference": design.of.reference or design.reference})
-    return tabulate(name, cut, lattice=lattice)
+    return tabulate(name, cut, lattice)
 
 
 def describe_widths(designs: Mapping[str, Design], codecs: Mapping[str, Codec]) -> tuple[str, ...]:
@@ -522,7 +522,7 @@ class RandomRangesMechanism(Mechanism):
         return {
             name: {
                 "claimed": claims[name],
-                "epsilon_exact": perturbation.exact_epsilon,
+                "epsilon_exact": perturbation.mechanism.exact_epsilon,
                 "reference": "the declared distribution",
             }
             for name, perturbation in self._fit(columns).perturbations.items()
@@ -769,7 +769,7 @@ def _check_tables(name: str, design: Design, column: Column) -> None:
         else (not pa.types.is_floating(arrow_type(column.type)),)
     ):
         try:
-            tabulate(name, cut, lattice=lattice)
+            tabulate(name, cut, lattice)
         except SpecError as error:
             errors.append(error)
         else:

@@ -12,7 +12,8 @@ import pyarrow as pa
 from dpdask.cells import Cells, cells
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.kernels import chain as kernel
-from dpdask.mechanisms.dip.chain import ChainRelease, rank_mechanisms
+from dpdask.mechanisms.dip.chain import ChainRelease
+from dpdask.mechanisms.dip.randomisers import fit_ranks
 from dpdask.mechanisms.dip.spec import ChannelKind, DipSpec
 from dpdask.mechanisms.dip.tree import TreeMechanism, fit_tree, measure_tree
 from dpdask.privacy import Budget
@@ -116,7 +117,7 @@ def _grid(codec: Codec, column: Array) -> tuple[Array, Array] | None:
 @lru_cache
 def _rank_mechanism(epsilon: float, channel: ChannelKind) -> Any:
     """Return what randomises a column's rank: ε alone gives it, so that replicates need not make it again."""
-    return rank_mechanisms({"x": epsilon}, channel)["x"]
+    return fit_ranks({"x": epsilon}, channel)["x"]
 
 
 def tree(

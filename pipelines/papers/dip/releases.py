@@ -12,7 +12,8 @@ import pyarrow as pa
 from dpdask.cells import cells
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.kernels import rank
-from dpdask.mechanisms.dip.columns import ColumnMechanism, RankMechanism, fit_dip
+from dpdask.mechanisms.dip.columns import fit_dip
+from dpdask.mechanisms.dip.randomisers import ColumnMechanism, RankMechanism
 from dpdask.mechanisms.dip.spec import ChannelKind
 from dpdask.privacy.noise import perturb
 from dpdask.references import Distribution, Known, RankDistribution, from_statistic
@@ -70,17 +71,11 @@ def mechanism(
 ) -> ColumnMechanism:
     """Return the fitted mechanism of one column; the tables of the rank noise, which ε alone gives, are made once."""
     if isinstance(reference, RankDistribution) and channel == "laplace":
-        noise, (thresholds, aliases) = _rank_noise(epsilon)
-        return RankMechanism(
-            noise=noise, distribution=reference, thresholds=thresholds, aliases=aliases
-        )
+        return RankMechanism(noise=_rank_noise(epsilon), distribution=reference)
     return fit_dip({NAME: reference}, {NAME: codec}, {NAME: epsilon}, channel).columns[NAME]
 
 
-@lru_cache
-def _rank_noise(epsilon: float) -> tuple[rank.RankNoise, rank.Tables]:
-    noise = rank.rank_noise(epsilon)
-    return noise, rank.digit_tables(noise)
+_rank_noise = lru_cache(rank.rank_noise)
 
 
 def release(
