@@ -16,12 +16,7 @@ from mechanisms.containing import held_by
 import dpdask
 from dpdask.mechanisms.interval.ranges import Ranges
 from dpdask.mechanisms.interval.release import IntervalRelease
-from dpdask.mechanisms.interval.spec import (
-    IntervalSpec,
-    describe_protected,
-    describe_unprotected,
-    list_revealed,
-)
+from dpdask.mechanisms.interval.spec import IntervalSpec
 from dpdask.privacy import Budget
 
 LEVELS = [1.0, 2.0, 3.0, 4.0, 5.0]
@@ -307,9 +302,8 @@ def test_the_page_on_ranges_names_each_design_that_tells_where_inside_a_value_li
         encoding="utf-8"
     )
     for name, design in designs.items():
-        assert list_revealed(
-            IntervalSpec.model_validate({"kind": "interval", "columns": {"x": design}}).columns["x"]
-        )
+        spec = IntervalSpec.model_validate({"kind": "interval", "columns": {"x": design}})
+        assert spec.columns["x"].revealed
         assert f"- `{name}" in page
     schema = {"x": {"role": "privatise", "kind": "continuous"}}
     zeros_and_tails = pd.DataFrame({"x": [0.0, -3.0] * 20_000})
@@ -330,7 +324,7 @@ def test_what_a_design_does_not_protect_is_said_once_also_of_a_release_from_its_
 ) -> None:
     document = IntervalSpec.model_validate({"columns": {"y": design}}).columns["y"]
     perturbed = design["design"] == "interval-differential"
-    assert (describe_protected(document), describe_unprotected(document)) == (
+    assert (document.protected, document.unprotected) == (
         BY_EPSILON if perturbed else WHERE,
         says,
     )
@@ -340,7 +334,7 @@ def test_what_a_design_does_not_protect_is_said_once_also_of_a_release_from_its_
         return
     release = IntervalRelease(designs={"y": document}, lattice={"y": True})
     again = IntervalRelease.from_bytes(release.to_bytes(), "designs")
-    assert describe_unprotected(again.designs["y"]) == says
+    assert again.designs["y"].unprotected == says
     assert again.to_bytes() == release.to_bytes()
 
 

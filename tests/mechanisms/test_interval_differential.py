@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mechanisms.containing import held_by
 from scipy import stats
@@ -21,7 +21,7 @@ from dpdask.documents import validate
 from dpdask.errors import SpecError
 from dpdask.kernels.channel import TOTAL_BITS
 from dpdask.mechanisms.dip.randomisers import BinMechanism, LevelMechanism, RankMechanism
-from dpdask.mechanisms.interval.design import Design, ScipyDistribution, find_reference
+from dpdask.mechanisms.interval.design import Design, ScipyDistribution
 from dpdask.mechanisms.interval.fit import fit_perturbation
 from dpdask.mechanisms.interval.ranges import Ranges
 from dpdask.mechanisms.interval.release import (
@@ -360,7 +360,7 @@ def test_ranges_of_numbers_have_the_law_of_the_reference_and_keep_epsilon(channe
 )
 def test_the_reference_that_a_design_names(design, expected):
     [made] = designs(price=design).values()
-    assert find_reference(made) == (None if expected is None else ScipyDistribution(**expected))
+    assert made.public_reference == (None if expected is None else ScipyDistribution(**expected))
     schema = Schema.from_dict({"columns": {"price": PRICE}})
     check_designs(schema, {"price": made})
     if expected is None:
@@ -405,7 +405,8 @@ cents = st.integers(1, 5000)
 
 
 @given(first=cents, second=cents)
-@settings(max_examples=200)
+@example(first=236, second=1001)  # as floats they sum to less than 1.237
+@settings(max_examples=30)
 def test_decimals_that_fit_a_decimal_budget_never_spend_more(first, second):
     promised = float(Decimal(first + second) / 1000)
     made = bound(first / 1000, second / 1000, epsilon=promised)

@@ -133,6 +133,32 @@ class _Column(Document):
     released as a null.
     """
 
+    @property
+    def public_reference(self) -> ScipyDistribution | None:
+        """Its own reference, or that of the design or of the anchors inside; None without one."""
+        return self.reference
+
+    @property
+    def protected(self) -> str:
+        """What it protects, in words."""
+        drawn = "the cuts between ranges were drawn at random, without looking at the value"
+        return f"where inside its released range a value lies; {drawn}"
+
+    @property
+    def unprotected(self) -> str:
+        """What it does not protect, in words."""
+        nulls = ["which values are missing"] if self.nulls == "public" else []
+        return "; ".join(["that the value lies in its released range", *self.revealed, *nulls])
+
+    @property
+    def revealed(self) -> tuple[str, ...]:
+        """What it reveals apart from the released range, each thing once."""
+        return ()
+
+
+def _find_reference(anchors: object) -> ScipyDistribution | None:
+    return anchors.reference if isinstance(anchors, OptimalAnchors | CoverageAnchors) else None
+
 
 class _Anchored(_Column):
     """What the designs share that cut the line once."""
@@ -145,6 +171,11 @@ class _Anchored(_Column):
     `at_least` and 1 - `at_least` such ranges (but for a ring's) say nothing about the
     distribution: see (6) in the paper.
     """
+
+    @property
+    def public_reference(self) -> ScipyDistribution | None:
+        """Its own reference, or that of the anchors."""
+        return self.reference or _find_reference(self.anchors)
 
     @property
     def n_cuts(self) -> int:
@@ -210,6 +241,14 @@ class Canonical(_Anchored):
         """As declared."""
         return self.n_anchors
 
+    @property
+    def revealed(self) -> tuple[str, ...]:
+        """The acceptable set's values."""
+        exact = (
+            "the exact values inside the acceptable set, and of all others that they are not in it"
+        )
+        return (exact,) if self.acceptable or self.exact_ranges else ()
+
     @model_validator(mode="after")
     def _a_set(self) -> Self:
         ends = [end for interval in self.acceptable for end in interval]
@@ -264,6 +303,18 @@ class Progressive(_Column):
     range (Definition 1 does not hold).
     """
 
+    @property
+    def public_reference(self) -> ScipyDistribution | None:
+        """Its own reference, or that of the anchors."""
+        return self.reference or _find_reference(self.anchors)
+
+    @property
+    def revealed(self) -> tuple[str, ...]:
+        """What stopping as published tells."""
+        stops = "by stopping where its own next range would be too narrow"
+        tells = f"{stops}, that a value is likelier near an end of its range"
+        return (f"{tells} (interval privacy does not hold)",) if self.stop == "own" else ()
+
 
 class Selective(_Column):
     """Another design's range, released only if its coverage is at least tau and a coin says so (Definition 5)."""
@@ -278,6 +329,18 @@ class Selective(_Column):
     likely than not lost the coin (Proposition 2). Left out: that probability.
     """
 
+    @property
+    def public_reference(self) -> ScipyDistribution | None:
+        """Its own reference, or that of the design inside."""
+        return self.reference or self.of.public_reference
+
+    @property
+    def revealed(self) -> tuple[str, ...]:
+        """What the design reveals, and that a range was not shown."""
+        narrow = "of a row released as the whole line, that its range was too narrow"
+        chance = "with a probability of at most one half (under the public reference)"
+        return (*self.of.revealed, f"{narrow}, {chance}")
+
 
 class Ensemble(_Column):
     """Several independent designs of one column, released together: their ranges' intersection (Definition 3)."""
@@ -289,6 +352,11 @@ class Ensemble(_Column):
         Field(min_length=2, max_length=16),
     ]
     """The designs, at least two. Their leakages add at most (Theorem 4)."""
+
+    @property
+    def revealed(self) -> tuple[str, ...]:
+        """What any of the designs reveals."""
+        return tuple(dict.fromkeys(text for part in self.of for text in part.revealed))
 
 
 class DeclaredReference(KnownColumn):
@@ -329,21 +397,40 @@ class IntervalDifferential(_Column):
     of: Annotated[Partitioning, Field(discriminator="design"), *_Inside]
     """The design of the range."""
 
+    @property
+    def public_reference(self) -> ScipyDistribution | None:
+        """Its own reference, or that of the design of the range."""
+        return self.reference or self.of.public_reference
+
+    @property
+    def cut(self) -> Partitioning:
+        """The design of the range, with the reference that stands in for its own."""
+        reference = self.of.reference or self.reference
+        return self.of.model_copy(update={"reference": reference})
+
+    @property
+    def protected(self) -> str:
+        """What it protects, in words."""
+        return "the value, by the ε of its perturbation"
+
+    @property
+    def unprotected(self) -> str:
+        """What it does not protect, in words."""
+        says = "what the range says of the perturbed value"
+        nulls = ["which values are missing"] if self.nulls == "public" else []
+        bounded = f"{says}; its ε bounds what that says of the value"
+        return "; ".join([bounded, *self.revealed, *nulls])
+
+    @property
+    def revealed(self) -> tuple[str, ...]:
+        """What the design of the range reveals of perturbed values."""
+        return tuple(f"of perturbed values, {text}" for text in self.of.revealed)
+
 
 Design = Annotated[
     Case1 | Case2 | Canonical | Ring | Progressive | Selective | Ensemble | IntervalDifferential,
     Field(discriminator="design"),
 ]
-
-
-def find_reference(design: Design) -> ScipyDistribution | None:
-    """Return the public reference that a design names: its own, or that of the design or of the anchors inside; None without one."""
-    if design.reference is not None:
-        return design.reference
-    if isinstance(design, Selective | IntervalDifferential):
-        return find_reference(design.of)
-    anchors = None if isinstance(design, Ensemble) else design.anchors
-    return anchors.reference if isinstance(anchors, OptimalAnchors | CoverageAnchors) else None
 
 
 def find_perturbed(designs: Mapping[str, Design]) -> dict[str, Perturb]:

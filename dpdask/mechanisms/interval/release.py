@@ -18,7 +18,7 @@ from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
 from dpdask.errors import SpecError
 from dpdask.mechanisms.dip.columns import DipRelease
 from dpdask.mechanisms.dip.randomisers import ColumnMechanism, LevelMechanism
-from dpdask.mechanisms.interval.design import Design, IntervalDifferential, find_reference
+from dpdask.mechanisms.interval.design import Design, IntervalDifferential
 from dpdask.mechanisms.interval.fit import can_inform, fit_perturbation, range_randomiser
 from dpdask.mechanisms.interval.ranges import (
     MECHANISM_ID,
@@ -225,7 +225,7 @@ class IntervalRelease(Archived):
             ranges = mechanism.randomise(*to_numbers(codecs[name], array), rngs[name])
             mask = ranges.is_null if ranges.is_null.any() else None
             released = [ranges.lower, ranges.upper]
-            reference = find_reference(self.designs[name]) if self.coverage else None
+            reference = self.designs[name].public_reference if self.coverage else None
             if reference is not None:
                 released.append(compute_released_coverages(mechanism, ranges, reference))
             arrays += [pa.array(made, mask=mask) for made in released]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -26,19 +26,14 @@ from dpdask.mechanisms.card import (
     tell_numbers,
 )
 from dpdask.mechanisms.interval.design import (
-    Canonical,
     CoverageAnchors,
     Design,
-    Ensemble,
     IntervalDifferential,
-    Progressive,
     ScipyDistribution,
-    Selective,
     find_perturbed,
-    find_reference,
     make_local_release,
 )
-from dpdask.mechanisms.interval.ranges import PublicReference, RangeRandomiser, coverage, quasi_run
+from dpdask.mechanisms.interval.ranges import PublicReference, coverage, quasi_run
 from dpdask.mechanisms.interval.release import (
     IntervalRelease,
     find_ends,
@@ -68,339 +63,6 @@ COVERAGE = "; coverage: the probability of the range under its design's public r
 TRUE = "What is released is true of every row. "
 
 
-def describe_protected(design: Design) -> str:
-    """Return what a design protects, in words."""
-    if isinstance(design, IntervalDifferential):
-        return "the value, by the ε of its perturbation"
-    return "where inside its released range a value lies; the cuts between ranges were drawn at random, without looking at the value"
-
-
-def describe_unprotected(design: Design) -> str:
-    """Return what a design does not protect, in words."""
-    always = "that the value lies in its released range"
-    if isinstance(design, IntervalDifferential):
-        always = (
-            "what the range says of the perturbed value; its ε bounds what that says of the value"
-        )
-    nulls = ["which values are missing"] if design.nulls == "public" else []
-    return "; ".join([always, *list_revealed(design), *nulls])
-
-
-def list_revealed(design: Design) -> tuple[str, ...]:
-    """Return what a design reveals apart from the released range, each thing once."""
-    if isinstance(design, Canonical) and (design.acceptable or design.exact_ranges):
-        return (
-            "the exact values inside the acceptable set, and of all others that they are not in it",
-        )
-    if isinstance(design, Progressive) and design.stop == "own":
-        tells = "by stopping where its own next range would be too narrow, that a value is likelier near an end of its range"
-        return (f"{tells} (interval privacy does not hold)",)
-    if isinstance(design, Selective):
-        narrow = "of a row released as the whole line, that its range was too narrow"
-        return (
-            *list_revealed(design.of),
-            f"{narrow}, with a probability of at most one half (under the public reference)",
-        )
-    if isinstance(design, Ensemble):
-        return tuple(dict.fromkeys(text for part in design.of for text in list_revealed(part)))
-    if isinstance(design, IntervalDifferential):
-        return tuple(f"of perturbed values, {text}" for text in list_revealed(design.of))
-    return ()
-
-
-def describe_all_protected(designs: Mapping[str, Design]) -> str:
-    """Return what is protected, in words; of each column, where columns differ."""
-    by_text: dict[str, list[str]] = {}
-    for name, design in designs.items():
-        by_text.setdefault(describe_protected(design), []).append(name)
-    return (
-        next(iter(by_text))
-        if len(by_text) == 1
-        else "; ".join(f"of {', '.join(names)}: {text}" for text, names in by_text.items())
-    )
-
-
-def describe_all_unprotected(designs: Mapping[str, Design]) -> str:
-    """Return what is not protected of each column, in words."""
-    by_text: dict[str, list[str]] = {}
-    for name, design in designs.items():
-        by_text.setdefault(describe_unprotected(design), []).append(name)
-    return "; ".join(f"of {', '.join(names)}: {text}" for text, names in by_text.items())
-
-
-def interval_guarantee(
-    designs: Mapping[str, Design], budget: Budget | None = None, order: RowOrder = "keep"
-) -> str:
-    """Return the promise in words, including what is not covered.
-
-    Parameters
-    ----------
-    budget
-        What is promised of the perturbed columns; None if there are none.
-    order
-        Whether the rows are shuffled or keep the order of the input.
-    """
-    perturbed = {
-        name: design for name, design in designs.items() if name in find_perturbed(designs)
-    }
-    pure = {name: design for name, design in designs.items() if name not in perturbed}
-    if budget is None:
-        return _pure_guarantee(pure, order)
-    columns = ", ".join(perturbed)
-    epsilon = guarantee_text(
-        budget, f"the values of {columns} in all rows", describe_all_unprotected(perturbed), order
-    )
-    told = f"For each value of {columns} a random range is released that contains what a perturbation made of it, and need not contain the value. "
-    return f"{told}For {columns}: {epsilon}" + (
-        f" For {', '.join(pure)} that ε says nothing. {_pure_guarantee(pure, order)}"
-        if pure
-        else ""
-    )
-
-
-def _pure_guarantee(designs: Mapping[str, Design], order: RowOrder) -> str:
-    return (
-        f"For each private value ({', '.join(designs)}) a random range is released that contains it. There is no ε: interval privacy bounds "
-        "what is told, not how much likelier an output gets. Beyond what is listed as not protected, the ranges tell nothing. "
-        f"Protected: {describe_all_protected(designs)}. Not protected: {describe_all_unprotected(designs)}. "
-        f"{TRUE}Releasing the same rows again tells more: the ranges intersect, their leakages add up, and "
-        f"no ledger counts them. {describe_published(order)}."
-    )
-
-
-def interval_section(
-    *,
-    release: IntervalRelease,
-    schema: Schema,
-    codecs: Mapping[str, Codec],
-    budget: Budget | None = None,
-    order: RowOrder = "keep",
-) -> Section:
-    """Return what the card says about ranges.
-
-    Parameters
-    ----------
-    schema, codecs
-        The declared columns, and the codec of each private one as far as its type is known.
-    budget
-        What is promised of the perturbed columns; None if there are none.
-    order
-        Whether the rows are shuffled or keep the order of the input.
-
-    Privacy
-    -------
-    Holds designs and what follows from them under their own public references; nothing of any row.
-    """
-    designs, perturbed = release.designs, list(release.perturbations)
-    pure = [name for name in designs if name not in release.perturbations]
-    noise = "the anchors are" if budget is None else "anchors and perturbations are"
-    return Section(
-        budget=budget,
-        text=interval_guarantee(designs, budget, order),
-        protected=CoveredContent(what=describe_all_protected(designs)),
-        unprotected=CoveredContent(what=describe_all_unprotected(designs)),
-        mechanism={
-            "kind": "interval",
-            "columns": "independent",
-            "convention": CONVENTION + (COVERAGE if release.coverage else ""),
-            "true_of_every_row": not release.perturbations,
-        },
-        columns={column: _column(column, release, schema, codecs.get(column)) for column in designs}
-        | {column: {"role": "kept"} for column in schema.kept},
-        accounting=_accounting(release, budget),
-        order=order_text(order),
-        guarantee={}
-        if budget is None
-        else {"epsilon_private": perturbed, "interval_private_only": pure},
-        seeded=f"INSECURE: {noise} reproducible from a seed, so whoever knows it may rule out more than a range says. ",
-    )
-
-
-def _accounting(release: IntervalRelease, budget: Budget | None) -> dict[str, Any]:
-    if budget is None:
-        return {
-            "epsilon_exact": None,
-            "composition": "there is no ε; what several releases of the same rows tell adds up at most",
-        }
-    return {
-        "composition": "ε is a sum over the perturbed columns; what several releases tell of the others adds up at most",
-        "epsilon_exact": release.epsilon,
-        "events": to_dict(Composed(events=(make_local_release(release.designs),))),
-    }
-
-
-def _column(
-    name: str, release: IntervalRelease, schema: Schema, codec: Codec | None
-) -> dict[str, Any]:
-    design, mechanism = release.designs[name], release.columns[name]
-    found: dict[str, Any] = {
-        "role": "privatised",
-        "kind": schema.columns[name].kind,
-        "released_as": list(name_released(name, coverage=release.coverage)),
-        "design": design.model_dump(mode="python", exclude_none=True),
-        "protected": describe_protected(design),
-        "unprotected": describe_unprotected(design),
-        "nulls": design.nulls,
-        "outside": schema.columns[name].outside_in_words,
-    }
-    if schema.columns[name].bounds is not None:
-        found["bounds"] = schema.columns[name].bounds
-    if codec is not None:
-        found |= {"numbers": OWN_NUMBERS} | tell_numbers(codec)
-    perturbation = release.perturbations.get(name)
-    if perturbation is not None:
-        found |= {
-            "epsilon": find_perturbed(release.designs)[name].epsilon,
-            "epsilon_exact": perturbation.epsilon,
-            "ranges_of": "perturbed values",
-        }
-    reference = find_reference(design)
-    if reference is not None:
-        asked = _Asked(write_design(design), release.lattice[name], name, design, reference)
-        mean = round(_hold(asked) if perturbation is None else coverage(mechanism, reference), 4)
-        found |= {"reference": reference.model_dump(mode="python"), "mean_coverage": mean}
-        found |= {"leakage": round(1.0 - mean, 4)} if perturbation is None else {}
-    return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Width:
-    """How wide a column's ranges are on average."""
-
-    # The share of the values that a range holds, if they are distributed as the design's reference
-    # says; None without one.
-    held: float | None
-    # The width of the ranges of values that are spread evenly over the declared domain, as a share
-    # of it; None without a domain.
-    of_bounds: float | None
-    span: str | None  # this width, in words; None without a domain
-
-
-def expect_held(name: str, design: Design, codec: Codec) -> float | None:
-    """Return the share of the values that a range holds on average, if they are distributed as the design's reference says; None without one."""
-    reference = find_reference(design)
-    return (
-        None
-        if reference is None
-        else _hold(_Asked(write_design(design), is_lattice(codec), name, design, reference))
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What the mean coverage of a column is a function of, and beside it what is not compared."""
-
-    key: str
-    lattice: bool
-    name: str = field(compare=False)
-    design: Design = field(compare=False)
-    reference: ScipyDistribution = field(compare=False)
-
-
-@lru_cache(maxsize=2048)  # of many columns with few designs, and of a plan and its run
-def _hold(asked: _Asked) -> float:
-    return coverage(_tabulate(asked.name, asked.design, asked.lattice), asked.reference)
-
-
-def expect_width(name: str, design: Design, codec: Codec) -> Width:
-    """Return how wide the ranges of a column will be on average; of a perturbed one, those of the perturbed values."""
-    held, ends = expect_held(name, design, codec), find_ends(codec)
-    if ends is None or not ends[0] < ends[1]:
-        return Width(held=held, of_bounds=None, span=None)
-    (low, high), where = ends, f"column {name!r}"
-    uniform = ScipyDistribution(name="uniform", loc=low, scale=high - low).freeze(where)
-    even = PublicReference(distribution=uniform, lattice=is_lattice(codec), where=where)
-    lower, upper = quasi_run(_tabulate(name, design, is_lattice(codec)).step, even)
-    widths = (
-        np.clip(upper, low, high)
-        - np.clip(lower, low, high)
-        + np.where(lower > upper, high - low, 0.0)
-    )
-    width = float(widths.mean())
-    return Width(
-        held=held,
-        of_bounds=width / (high - low),
-        span=_describe_span(width, tell_numbers(codec).get("numbers")),
-    )
-
-
-def _tabulate(name: str, design: Design, lattice: bool) -> RangeRandomiser:
-    """Return what makes a column's ranges, without what perturbs its values."""
-    cut: Design = design
-    if isinstance(design, IntervalDifferential):
-        cut = design.of.model_copy(update={"reference": design.of.reference or design.reference})
-    return tabulate(name, cut, lattice)
-
-
-def describe_widths(designs: Mapping[str, Design], codecs: Mapping[str, Codec]) -> tuple[str, ...]:
-    """Return how wide the ranges will be, a sentence for each of the first columns, and one about those without a reference."""
-    sentences, unknown = [], []
-    for name, width in _list_widths(designs, codecs):
-        parts = (
-            []
-            if width.held is None
-            else [
-                f"holds {_percent(width.held)} of the values on average, if they are distributed as the reference says"
-            ]
-        )
-        if width.of_bounds is not None:
-            parts.append(
-                f"is {width.span} wide on average, {_percent(width.of_bounds)} of the domain, if values are spread evenly over the domain"
-            )
-        if parts:
-            sentences.append(f"{name}: a range {'; it '.join(parts)}")
-        if width.held is None:
-            unknown.append(name)
-    if unknown:
-        told = f"{', '.join(unknown)}: without a `reference` nothing says how much of the values a range holds"
-        sentences.append(
-            f"{told}; if most of them lie much closer together than ranges are wide, it holds nearly all, and the release tells little"
-        )
-    return (
-        *sentences,
-        *([f"{len(designs) - _SHOWN:,} more columns of ranges"] if len(designs) > _SHOWN else []),
-    )
-
-
-def warn_of_wide_ranges(
-    designs: Mapping[str, Design], codecs: Mapping[str, Codec]
-) -> tuple[str, ...]:
-    """Return a warning of columns whose ranges tell next to nothing under their reference, unless the user chose how much they hold."""
-    open_ = [
-        name
-        for name, design in designs.items()
-        if not isinstance(getattr(design, "anchors", None), CoverageAnchors)
-    ]
-    wide = [
-        name
-        for name in open_
-        if (held := expect_held(name, designs[name], codecs[name])) is not None
-        and 1.0 - held < _LITTLE
-    ]
-    if not wide:
-        return ()
-    told = f"{', '.join(wide)}: a range rules out less than {_percent(_LITTLE)} of the values on average, if they are distributed as the reference says"
-    return (f"{told}, so the release tells next to nothing; use anchors where the values are",)
-
-
-def _list_widths(
-    designs: Mapping[str, Design], codecs: Mapping[str, Codec]
-) -> Iterator[tuple[str, Width]]:
-    for name in list(designs)[:_SHOWN]:
-        yield name, expect_width(name, designs[name], codecs[name])
-
-
-def _describe_span(width: float, numbers: str | None) -> str:
-    micro = microseconds_of(numbers)
-    return write_digits(width) if micro is None else f"{write_digits(width * micro / _DAY)} days"
-
-
-def _percent(share: float) -> str:
-    """Return a share in per cent, with two digits of what it lacks of all."""
-    digits = 0 if share < 0.99 else 1 - math.floor(math.log10(max(100.0 * (1.0 - share), 1e-4)))
-    return f"{100.0 * share:.{digits}f} %"
-
-
 class IntervalSpec(Spec):
     """Random ranges that contain the values, or the perturbed values."""
 
@@ -418,20 +80,35 @@ class IntervalSpec(Spec):
         return bool(find_perturbed(self.columns))
 
     @property
+    def total(self) -> Decimal:
+        """What the perturbed columns spend together, as it is written: 0.1 and 0.2 are 0.3."""
+        written = (repr(perturb.epsilon) for perturb in find_perturbed(self.columns).values())
+        return sum(map(Decimal, written), Decimal(0))
+
+    @property
     def least_budget(self) -> Budget | None:
         """The smallest budget that pays for the perturbed columns; None if there are none."""
         if not self.spends:
             return None
-        epsilon = make_local_release(self.columns).epsilon
+        # of floats, the sum may round below what is written
+        epsilon = max(make_local_release(self.columns).epsilon, float(self.total))
         if epsilon > MAX_EPSILON:
-            what = f"the perturbed columns spend {epsilon:g} together, and no budget is larger than {MAX_EPSILON:g}"
-            raise SpecError(what, "`columns`", f"lower {_largest_epsilon(self.columns)}")
+            most = f"no budget is larger than {MAX_EPSILON:g}"
+            what = f"the perturbed columns spend {epsilon:g} together, and {most}"
+            raise SpecError(what, "`columns`", f"lower {self.largest}")
         return Budget(epsilon=epsilon)
+
+    @property
+    def largest(self) -> str:
+        """The parameter with the largest ε of a perturbed column."""
+        perturbed = find_perturbed(self.columns)
+        name = max(perturbed, key=lambda name: perturbed[name].epsilon)
+        return f"`columns.{name}.perturb.epsilon`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomRangesMechanism(Mechanism):
-    """Interval privacy of every private column, each by its own design; only columns that are perturbed first have an ε."""
+    """Interval privacy of every private column by its own design; only columns that are perturbed have an ε."""
 
     spec: IntervalSpec
 
@@ -442,20 +119,17 @@ class RandomRangesMechanism(Mechanism):
     def check_parameters(self) -> None:
         """Check the designs and the budget."""
         check_designs(self.schema, self.spec.columns, coverage=self.spec.coverage)
-        check_all(
-            *(
-                partial(_check_outside, name, self.schema.columns[name])
-                for name in self.designs
-                if name not in find_perturbed(self.designs)
-            )
-        )
+        designs = self.designs
+        columns = {name: self.schema.columns[name] for name in designs}
+        pure = [name for name in designs if name not in find_perturbed(designs)]
+        check_all(*(partial(_check_outside, name, columns[name]) for name in pure))
         _check_budget(self.spec, self.budget)
-        for name, design in self.designs.items():
-            _check_tables(name, design, self.schema.columns[name])
+        for name, design in designs.items():
+            _check_tables(name, design, columns[name])
 
     @property
     def designs(self) -> dict[str, Design]:
-        """The design of each private column, in the schema's order; the ε of perturbed ones sum to no more than the budget's.
+        """The design of each private column, in the schema's order; their ε sum to the budget's at most.
 
         Notes
         -----
@@ -464,43 +138,36 @@ class RandomRangesMechanism(Mechanism):
         """
         designs = {name: self.spec.columns[name] for name in self.schema.privatised}
         parts = {name: perturb.epsilon for name, perturb in find_perturbed(designs).items()}
-        if self.budget is None or sum(map(Fraction, parts.values())) <= Fraction(
-            self.budget.epsilon
-        ):
+        budget = self.budget
+        if budget is None or sum(map(Fraction, parts.values())) <= Fraction(budget.epsilon):
             return designs
-        parts = split_epsilon(self.budget.epsilon, tuple(parts), parts)
-        return {
-            name: design.model_copy(
-                update={"perturb": design.perturb.model_copy(update={"epsilon": parts[name]})}
-            )
-            if isinstance(design, IntervalDifferential)
-            else design
-            for name, design in designs.items()
-        }
+        parts = split_epsilon(budget.epsilon, tuple(parts), parts)
+        for name, design in designs.items():
+            if isinstance(design, IntervalDifferential):
+                perturb = design.perturb.model_copy(update={"epsilon": parts[name]})
+                designs[name] = design.model_copy(update={"perturb": perturb})
+        return designs
 
     @property
     def event(self) -> Composed:
-        """One local release of every row by its perturbed columns, if there are any; the other columns have no ε."""
+        """One local release of every row by its perturbed columns; the other columns have no ε."""
         designs = self.designs
         pure = tuple(name for name in designs if name not in find_perturbed(designs))
-        return Composed(
-            events=() if self.budget is None else (make_local_release(designs),),
-            without_epsilon=pure,
-        )
+        events = () if self.budget is None else (make_local_release(designs),)
+        return Composed(events=events, without_epsilon=pure)
 
     @property
     def spending(self) -> Spending:
         """What each perturbed column costs; the others have no ε."""
-        return Spending(
-            row={name: perturb.epsilon for name, perturb in find_perturbed(self.designs).items()}
-        )
+        perturbed = find_perturbed(self.designs)
+        return Spending(row={name: perturb.epsilon for name, perturb in perturbed.items()})
 
     def find_written(self, released: pa.Schema) -> pa.Schema:
         """Return the columns that are written, given the released columns of the table."""
         return make_released_schema(released, self.schema.privatised, coverage=self.spec.coverage)
 
     def check(self, columns: Columns) -> None:
-        """Check the table's types against the designs: every distribution is tabulated, and every perturbation fitted."""
+        """Check the types against the designs: all distributions are tabulated, all perturbations fitted."""
         self._fit(columns)
 
     def statistic(self, columns: Columns) -> ColumnStatistic:
@@ -508,7 +175,7 @@ class RandomRangesMechanism(Mechanism):
         return ColumnStatistic(codecs=columns.codecs)
 
     def fit(self, counts: None, columns: Columns, key: RunKey) -> IntervalRelease:
-        """Return the fitted release, a function of the designs and the table's types; see `Mechanism.fit`."""
+        """Return the fitted release, a function of the designs and the table's types."""
         del counts, key
         return self._fit(columns)
 
@@ -516,22 +183,141 @@ class RandomRangesMechanism(Mechanism):
         return IntervalRelease.of(self.designs, columns.codecs, coverage=self.spec.coverage)
 
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-        """Return for each perturbed column its `claimed` ε, its exact ε* and the `reference` it holds for; see `Mechanism.audit`."""
+        """Return for each perturbed column its `claimed` ε, its exact ε* and its `reference`."""
         del card
         claims = self.spending.row
         return {
             name: {
                 "claimed": claims[name],
-                "epsilon_exact": perturbation.mechanism.exact_epsilon,
+                "epsilon_exact": each.mechanism.exact_epsilon,
                 "reference": "the declared distribution",
             }
-            for name, perturbation in self._fit(columns).perturbations.items()
+            for name, each in self._fit(columns).perturbations.items()
         }
 
     @property
     def description(self) -> RangesDescription:
         """What is said of it."""
         return RangesDescription(self)
+
+
+# ---- what is refused
+
+
+def check_designs(schema: Schema, designs: Mapping[str, Design], *, coverage: bool = False) -> None:
+    """Check that each private column has a design that it can have, and a name for what it releases."""
+    for name in designs:
+        if name not in schema.privatised:
+            mend = "remove it, or give the column the role privatise"
+            mend = suggest(name, schema.privatised, mend)
+            raise SpecError("is not a privatised column", f"`columns.{name}`", mend)
+    for name in schema.privatised:
+        place, column = f"column {name!r}", schema.columns[name]
+        if column.kind == "categorical":
+            what = "a categorical column has no order, so it cannot have ranges"
+            raise SpecError(what, place, "drop it, or randomise it in a job of the kind dip")
+        if name not in designs:
+            raise SpecError("has no design", place, "add it to `columns`")
+        if coverage and designs[name].public_reference is None:
+            what = "coverage needs a public reference, and its design names none"
+            raise SpecError(what, place, "add `reference: {name: …}`, or remove `coverage`")
+        _check_column(name, column, designs[name])
+    made = {name: name_released(name, coverage=coverage) for name in schema.privatised}
+    released = [*schema.kept, *(each for names in made.values() for each in names)]
+    for name, names in made.items():
+        for each in names:
+            if released.count(each) > 1:
+                what = f"its released column would be {each!r}, but another column has that name"
+                raise SpecError(what, f"column {name!r}", "rename the other")
+
+
+def _check_column(name: str, column: Column, design: Design) -> None:
+    """Check that a column's nulls are those of its design, and that its rank noise can have its ε."""
+    place = f"column {name!r}"
+    if column.nulls == "level" and design.nulls != "public":
+        what = "a null has no range, so the release would show which values are missing"
+        mend = "declare `nulls: public` in its design if it is public, or `nulls: refuse`"
+        raise SpecError(what, place, f"{mend} in the schema")
+    if design.nulls == "public" and column.nulls != "level":
+        refuses = "its design has `nulls: public`, and the schema refuses nulls"
+        mend = "declare `nulls: level` in the schema, or leave `nulls` out of the design"
+        raise SpecError(f"{refuses}, so the first null would stop the release", place, mend)
+    if column.outside == "null":
+        what = "values outside the domain become null, and nulls are published"
+        mend = "declare `outside: clip` or `outside: refuse` in the schema"
+        raise SpecError(f"{what}, so the release would reveal which values these were", place, mend)
+    if isinstance(design, IntervalDifferential) and not column.has_levels:
+        epsilon, channel = design.perturb.epsilon, design.perturb.channel
+        if channel != "optimal" and not MIN_RANK_EPSILON <= epsilon <= MAX_RANK_EPSILON:
+            takes = f"takes an ε in [{MIN_RANK_EPSILON:g}, {MAX_RANK_EPSILON:g}]"
+            what = f"is {epsilon:g}, but a {column.kind} column {takes}"
+            raise SpecError(what, f"`columns.{name}.perturb.epsilon`", "change it")
+
+
+def _check_outside(name: str, column: Column) -> None:
+    """Check that no value is replaced before its range is found.
+
+    The range would not hold the value, and nobody could tell.
+    """
+    if column.outside != "refuse":
+        replaced = f"values outside its domain would be replaced (`outside: {column.outside}`)"
+        mend = "declare `outside: refuse`" + (", or leave the bounds out" if column.bounds else "")
+        what = f"{replaced}, and their ranges need not hold them"
+        raise SpecError(what, f"column {name!r}", mend)
+
+
+def _check_budget(spec: IntervalSpec, budget: Budget | None) -> None:
+    """Check that a budget is promised if a column is perturbed, and that it pays for all that are."""
+    spent = f"{spec.total.normalize():f}"
+    if budget is None:
+        if spec.spends:
+            what = f"the perturbed columns spend {spent} together, but no ε is promised"
+            raise SpecError(what, "`epsilon`", f"set it to at least {spent}")
+        return
+    if not spec.spends:
+        what = "no column is perturbed, so there is no ε to promise"
+        raise SpecError(what, "`epsilon`", "remove it")
+    if budget.delta:
+        what = f"is {budget.delta:g}, but interval-differential privacy spends no δ"
+        raise SpecError(what, "`delta`", "set it to 0, or remove it")
+    if budget.adjacency != "replace-one":
+        what = "ranges are released one row for each row, so they cannot hide that a row is there"
+        raise SpecError(what, "`adjacency`", "set it to replace-one")
+    if budget.unit_column is not None:
+        what = "ranges are released for every row, however many rows a unit has"
+        raise SpecError(what, "`unit`", "set it to row, or remove it")
+    if spec.total > Decimal(repr(budget.epsilon)):
+        what = f"is {budget.epsilon!r}, and the perturbed columns spend {spent} together"
+        raise SpecError(what, "`epsilon`", f"set it to at least {spent}, or lower {spec.largest}")
+
+
+def _check_tables(name: str, design: Design, column: Column) -> None:
+    """Check that a design's distributions can be tabulated, and its targets be reached.
+
+    Whether values are whole numbers is known if the schema declares their type; else either will do
+    here, and `check` decides.
+    """
+    if isinstance(design, IntervalDifferential) and design.perturb.reference.name is not None:
+        design.perturb.reference.freeze(name)
+    either = [False, True]
+    if column.type is not None:
+        either = [not pa.types.is_floating(arrow_type(column.type))]
+    errors = []
+    for lattice in either:
+        try:
+            tabulate(name, _get_cut(design), lattice)
+        except SpecError as error:
+            errors.append(error)
+    if len(errors) == len(either):
+        raise errors[0]
+
+
+def _get_cut(design: Design) -> Design:
+    """Return what makes a column's ranges, without what perturbs its values."""
+    return design.cut if isinstance(design, IntervalDifferential) else design
+
+
+# ---- what is said
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,49 +329,80 @@ class RangesDescription(Description):
     @property
     def protected(self) -> str:
         """What is covered, in words."""
-        return describe_all_protected(self.mechanism.designs)
+        return describe_protected(self.mechanism.designs)
 
     @property
     def unprotected(self) -> str:
         """What is not, in words."""
-        return describe_all_unprotected(self.mechanism.designs)
+        return describe_unprotected(self.mechanism.designs)
 
     def guarantee(self, order: RowOrder) -> str:
         """Return the promise in words."""
-        return interval_guarantee(self.mechanism.designs, self.mechanism.budget, order)
+        return describe_guarantee(self.mechanism.designs, self.mechanism.budget, order)
 
     @property
     def how(self) -> str:
         """What is done, in a few words."""
-        designs = self.mechanism.designs
-        perturbed = find_perturbed(designs)
-        return f"{', '.join(designs)} released as random ranges" + (
-            f"; {', '.join(perturbed)} perturbed first" if perturbed else ""
-        )
+        perturbed = ", ".join(find_perturbed(self.mechanism.designs))
+        how = f"{', '.join(self.mechanism.designs)} released as random ranges"
+        return f"{how}; {perturbed} perturbed first" if perturbed else how
 
     def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
         """Return what a run does before the commit, in words."""
         del columns
         perturbed = ", ".join(find_perturbed(self.mechanism.designs))
-        counted = (
-            (f"survey: read {', '.join(self.mechanism.schema.privatised)}; count the rows",)
-            if uncounted
-            else ()
-        )
+        read = ", ".join(self.mechanism.schema.privatised)
+        tables = "the tables that anchors and perturbations are drawn from"
+        draw = f"perturb {perturbed}; draw" if perturbed else "draw"
         return (
-            *counted,
-            "fit: the tables that anchors and perturbations are drawn from, on the driver; the designs are written once",
-            f"write: {f'perturb {perturbed}; ' if perturbed else ''}draw each fragment's anchors, find its values' ranges, and stage its shards",
+            *((f"survey: read {read}; count the rows",) if uncounted else ()),
+            f"fit: {tables}, on the driver; the designs are written once",
+            f"write: {draw} each fragment's anchors, find its values' ranges, and stage its shards",
         )
 
     def expectations(self, columns: Columns) -> tuple[str, ...]:
-        """Return how wide the ranges will be, from the anchors and what is declared."""
-        return describe_widths(self.mechanism.designs, columns.codecs)
+        """Return how wide the first columns' ranges will be, from the anchors and what is declared."""
+        designs = self.mechanism.designs
+        sentences, unknown = [], []
+        for name in list(designs)[:_SHOWN]:
+            design, codec = designs[name], columns.codecs[name]
+            held, width = expect_held(name, design, codec), _expect_width(name, design, codec)
+            if held is None:
+                unknown.append(name)
+                parts = []
+            else:
+                as_said = "if they are distributed as the reference says"
+                parts = [f"holds {_percent(held)} of the values on average, {as_said}"]
+            if width is not None:
+                parts.append(width)
+            if parts:
+                sentences.append(f"{name}: a range {'; it '.join(parts)}")
+        if unknown:
+            sentences.append(
+                f"{', '.join(unknown)}: without a `reference` nothing says how much of the values a range holds; "
+                "if most of them lie much closer together than ranges are wide, it holds nearly all, and the release tells little"
+            )
+        if len(designs) > _SHOWN:
+            sentences.append(f"{len(designs) - _SHOWN:,} more columns of ranges")
+        return tuple(sentences)
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
-        """Return what a steward should think of before a run."""
+        """Return a warning of columns whose ranges tell next to nothing under their reference.
+
+        Not of those whose user chose how much they hold.
+        """
         del n_rows
-        return warn_of_wide_ranges(self.mechanism.designs, columns.codecs)
+        wide = []
+        for name, design in self.mechanism.designs.items():
+            if not isinstance(getattr(design, "anchors", None), CoverageAnchors):
+                held = expect_held(name, design, columns.codecs[name])
+                wide += [name] if held is not None and 1.0 - held < _LITTLE else []
+        if not wide:
+            return ()
+        little = f"rules out less than {_percent(_LITTLE)} of the values on average"
+        as_said = "if they are distributed as the reference says"
+        tells = "so the release tells next to nothing; use anchors where the values are"
+        return (f"{', '.join(wide)}: a range {little}, {as_said}, {tells}",)
 
     def n_expected(self, n_rows: int | None) -> int | None:
         """Return how many rows a run writes: all of them."""
@@ -621,157 +438,180 @@ class RangesDescription(Description):
         return ()
 
 
-def check_designs(schema: Schema, designs: Mapping[str, Design], *, coverage: bool = False) -> None:
-    """Check that each private column has a design that it can have, and that no two released columns share a name."""
-    for name in designs:
-        if name not in schema.privatised:
-            raise SpecError(
-                "is not a privatised column",
-                f"`columns.{name}`",
-                suggest(
-                    name, schema.privatised, "remove it, or give the column the role privatise"
-                ),
-            )
-    for name in schema.privatised:
-        place, column = f"column {name!r}", schema.columns[name]
-        if column.kind == "categorical":
-            raise SpecError(
-                "a categorical column has no order, so it cannot have ranges",
-                place,
-                "drop it, or randomise it in a job of the kind dip",
-            )
-        if name not in designs:
-            raise SpecError("has no design", place, "add it to `columns`")
-        if coverage and find_reference(designs[name]) is None:
-            what = "coverage needs a public reference, and its design names none"
-            raise SpecError(what, place, "add `reference: {name: …}`, or remove `coverage`")
-        _check_nulls(column, designs[name], place)
-        _check_epsilon(name, designs[name], column)
-    released = [
-        *schema.kept,
-        *(made for name in schema.privatised for made in name_released(name, coverage=coverage)),
-    ]
-    for name in schema.privatised:
-        clash = next(
-            (made for made in name_released(name, coverage=coverage) if released.count(made) > 1),
-            None,
-        )
-        if clash is not None:
-            raise SpecError(
-                f"its released column would be {clash!r}, but another column has that name",
-                f"column {name!r}",
-                "rename the other",
-            )
+def describe_protected(designs: Mapping[str, Design]) -> str:
+    """Return what is protected, in words; of each column, where columns differ."""
+    texts = {name: design.protected for name, design in designs.items()}
+    first = next(iter(texts.values()), "")
+    return first if set(texts.values()) == {first} else _join(texts)
 
 
-def _check_nulls(column: Column, design: Design, place: str) -> None:
-    if column.nulls == "level" and design.nulls != "public":
-        what = "a null has no range, so the release would show which values are missing"
-        raise SpecError(
-            what,
-            place,
-            "declare `nulls: public` in its design if it is public, or `nulls: refuse` in the schema",
-        )
-    if design.nulls == "public" and column.nulls != "level":
-        what = "its design has `nulls: public`, and the schema refuses nulls, so the first null would stop the release"
-        raise SpecError(
-            what, place, "declare `nulls: level` in the schema, or leave `nulls` out of the design"
-        )
-    if column.outside == "null":
-        what = "values outside the domain become null, and nulls are published, so the release would reveal which values these were"
-        raise SpecError(what, place, "declare `outside: clip` or `outside: refuse` in the schema")
+def describe_unprotected(designs: Mapping[str, Design]) -> str:
+    """Return what is not protected of each column, in words."""
+    return _join({name: design.unprotected for name, design in designs.items()})
 
 
-def _check_outside(name: str, column: Column) -> None:
-    """Check that no value is replaced before its range is found: the range would not hold the value, and nobody could tell."""
-    if column.outside != "refuse":
-        what = f"values outside its domain would be replaced (`outside: {column.outside}`), and their ranges need not hold them"
-        mend = "declare `outside: refuse`" + (", or leave the bounds out" if column.bounds else "")
-        raise SpecError(what, f"column {name!r}", mend)
+def _join(texts: Mapping[str, str]) -> str:
+    by_text: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        by_text.setdefault(text, []).append(name)
+    return "; ".join(f"of {', '.join(names)}: {text}" for text, names in by_text.items())
 
 
-def _check_epsilon(name: str, design: Design, column: Column) -> None:
-    """Check that the rank noise of a perturbed column can have its ε."""
-    if (
-        not isinstance(design, IntervalDifferential)
-        or column.has_levels
-        or design.perturb.channel == "optimal"
-    ):
-        return
-    epsilon = design.perturb.epsilon
-    if not MIN_RANK_EPSILON <= epsilon <= MAX_RANK_EPSILON:
-        what = f"is {epsilon:g}, but a {column.kind} column takes an ε in [{MIN_RANK_EPSILON:g}, {MAX_RANK_EPSILON:g}]"
-        raise SpecError(what, f"`columns.{name}.perturb.epsilon`", "change it")
-
-
-def _check_budget(spec: IntervalSpec, budget: Budget | None) -> None:
-    """Check that a budget is promised if a column is perturbed, and that it pays for all that are."""
-    parts = [perturb.epsilon for perturb in find_perturbed(spec.columns).values()]
-    total = sum(map(Decimal, map(repr, parts)), Decimal(0))
-    spent = f"{total.normalize():f}"
+def describe_guarantee(
+    designs: Mapping[str, Design], budget: Budget | None, order: RowOrder
+) -> str:
+    """Return the promise in words, including what is not covered."""
+    perturbed = {name: designs[name] for name in find_perturbed(designs)}
+    pure = {name: design for name, design in designs.items() if name not in perturbed}
+    ranges = (
+        f"For each private value ({', '.join(pure)}) a random range is released that contains it. There is no ε: interval privacy bounds "
+        "what is told, not how much likelier an output gets. Beyond what is listed as not protected, the ranges tell nothing. "
+        f"Protected: {describe_protected(pure)}. Not protected: {describe_unprotected(pure)}. "
+        f"{TRUE}Releasing the same rows again tells more: the ranges intersect, their leakages add up, and "
+        f"no ledger counts them. {describe_published(order)}."
+    )
     if budget is None:
-        if parts:
-            raise SpecError(
-                f"the perturbed columns spend {spent} together, but no ε is promised",
-                "`epsilon`",
-                f"set it to at least {spent}",
-            )
-        return
-    if not parts:
-        raise SpecError(
-            "no column is perturbed, so there is no ε to promise", "`epsilon`", "remove it"
-        )
-    if budget.delta:
-        raise SpecError(
-            f"is {budget.delta:g}, but interval-differential privacy spends no δ",
-            "`delta`",
-            "set it to 0, or remove it",
-        )
-    if budget.adjacency != "replace-one":
-        what = "ranges are released one row for each row, so they cannot hide that a row is there"
-        raise SpecError(what, "`adjacency`", "set it to replace-one")
-    if budget.unit_column is not None:
-        raise SpecError(
-            "ranges are released for every row, however many rows a unit has",
-            "`unit`",
-            "set it to row, or remove it",
-        )
-    if total > Decimal(repr(budget.epsilon)):
-        what = f"is {budget.epsilon!r}, and the perturbed columns spend {spent} together"
-        raise SpecError(
-            what,
-            "`epsilon`",
-            f"set it to at least {spent}, or lower {_largest_epsilon(spec.columns)}",
-        )
+        return ranges
+    columns = ", ".join(perturbed)
+    covered, uncovered = f"the values of {columns} in all rows", describe_unprotected(perturbed)
+    return (
+        f"For each value of {columns} a random range is released that contains what a perturbation made of it, and need not contain the value. "
+        f"For {columns}: {guarantee_text(budget, covered, uncovered, order)}"
+    ) + (f" For {', '.join(pure)} that ε says nothing. {ranges}" if pure else "")
 
 
-def _largest_epsilon(designs: Mapping[str, Design]) -> str:
-    """Return the parameter with the largest ε of a perturbed column."""
-    perturbed = find_perturbed(designs)
-    return f"`columns.{max(perturbed, key=lambda name: perturbed[name].epsilon)}.perturb.epsilon`"
+def interval_section(
+    *,
+    release: IntervalRelease,
+    schema: Schema,
+    codecs: Mapping[str, Codec],
+    budget: Budget | None = None,
+    order: RowOrder = "keep",
+) -> Section:
+    """Return what the card says about ranges, with the codecs of those columns whose type is known.
 
-
-def _check_tables(name: str, design: Design, column: Column) -> None:
-    """Check that a design is possible: its distributions exist and can be tabulated, and its targets can be reached.
-
-    Whether values are whole numbers is known if the schema declares their type; else either will do
-    here, and `check` decides.
+    Privacy
+    -------
+    Holds designs and what follows from them under their own public references; nothing of any row.
     """
-    cut: Design = design
-    if isinstance(design, IntervalDifferential):
-        cut = design.of.model_copy(update={"reference": design.of.reference or design.reference})
-        if design.perturb.reference.name is not None:
-            design.perturb.reference.freeze(name)
-    errors = []
-    for lattice in (
-        (False, True)
-        if column.type is None
-        else (not pa.types.is_floating(arrow_type(column.type)),)
-    ):
-        try:
-            tabulate(name, cut, lattice)
-        except SpecError as error:
-            errors.append(error)
-        else:
-            return
-    raise errors[0]
+    designs, perturbed = release.designs, list(release.perturbations)
+    drawn, guarantee = "the anchors are", {}
+    accounting: dict[str, Any] = {
+        "epsilon_exact": None,
+        "composition": "there is no ε; what several releases of the same rows tell adds up at most",
+    }
+    if budget is not None:
+        drawn = "anchors and perturbations are"
+        pure = [name for name in designs if name not in perturbed]
+        guarantee = {"epsilon_private": perturbed, "interval_private_only": pure}
+        sums = "ε is a sum over the perturbed columns"
+        accounting = {
+            "composition": f"{sums}; what several releases tell of the others adds up at most",
+            "epsilon_exact": release.epsilon,
+            "events": to_dict(Composed(events=(make_local_release(designs),))),
+        }
+    columns = {name: _describe(name, release, schema, codecs.get(name)) for name in designs}
+    rules_out = "so whoever knows it may rule out more than a range says"
+    return Section(
+        budget=budget,
+        text=describe_guarantee(designs, budget, order),
+        protected=CoveredContent(what=describe_protected(designs)),
+        unprotected=CoveredContent(what=describe_unprotected(designs)),
+        mechanism={
+            "kind": "interval",
+            "columns": "independent",
+            "convention": CONVENTION + (COVERAGE if release.coverage else ""),
+            "true_of_every_row": not perturbed,
+        },
+        columns=columns | {name: {"role": "kept"} for name in schema.kept},
+        accounting=accounting,
+        order=order_text(order),
+        guarantee=guarantee,
+        seeded=f"INSECURE: {drawn} reproducible from a seed, {rules_out}. ",
+    )
+
+
+def _describe(
+    name: str, release: IntervalRelease, schema: Schema, codec: Codec | None
+) -> dict[str, Any]:
+    """Return what the card says about a column."""
+    design, declared = release.designs[name], schema.columns[name]
+    found: dict[str, Any] = {
+        "role": "privatised",
+        "kind": declared.kind,
+        "released_as": list(name_released(name, coverage=release.coverage)),
+        "design": design.model_dump(mode="python", exclude_none=True),
+        "protected": design.protected,
+        "unprotected": design.unprotected,
+        "nulls": design.nulls,
+        "outside": declared.outside_in_words,
+    }
+    if declared.bounds is not None:
+        found["bounds"] = declared.bounds
+    if codec is not None:
+        found |= {"numbers": OWN_NUMBERS} | tell_numbers(codec)
+    perturbation, reference = release.perturbations.get(name), design.public_reference
+    if isinstance(design, IntervalDifferential) and perturbation is not None:
+        found["epsilon"] = design.perturb.epsilon
+        found |= {"epsilon_exact": perturbation.epsilon, "ranges_of": "perturbed values"}
+    if reference is not None:
+        mean = round(_measure(_Measured.of(name, design, release.lattice[name])), 4)
+        found |= {"reference": reference.model_dump(mode="python"), "mean_coverage": mean}
+        found |= {"leakage": round(1.0 - mean, 4)} if perturbation is None else {}
+    return found
+
+
+def expect_held(name: str, design: Design, codec: Codec) -> float | None:
+    """Return the share of the values that a range holds on average; None without a reference."""
+    if design.public_reference is None:
+        return None
+    return _measure(_Measured.of(name, design, is_lattice(codec)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What the mean coverage of a column is a function of, and the name for its errors."""
+
+    key: str
+    lattice: bool
+    name: str = field(compare=False)
+    design: Design = field(compare=False)
+
+    @classmethod
+    def of(cls, name: str, design: Design, lattice: bool) -> _Measured:
+        return cls(write_design(design), lattice, name, design)
+
+
+@lru_cache(maxsize=2048)  # of many columns with few designs, and of a plan and its run
+def _measure(asked: _Measured) -> float:
+    reference = asked.design.public_reference
+    assert reference is not None
+    return coverage(tabulate(asked.name, _get_cut(asked.design), asked.lattice), reference)
+
+
+def _expect_width(name: str, design: Design, codec: Codec) -> str | None:
+    """Return how wide a column's ranges will be, in words; None if it has no domain.
+
+    Of a perturbed column, those of the perturbed values.
+    """
+    ends = find_ends(codec)
+    if ends is None or not ends[0] < ends[1]:
+        return None
+    low, high = ends
+    uniform = ScipyDistribution(name="uniform", loc=low, scale=high - low)
+    where, lattice = f"column {name!r}", is_lattice(codec)
+    even = PublicReference(distribution=uniform.freeze(where), lattice=lattice, where=where)
+    lower, upper = quasi_run(tabulate(name, _get_cut(design), lattice).step, even)
+    widths = np.clip(upper, low, high) - np.clip(lower, low, high)
+    width = float((widths + np.where(lower > upper, high - low, 0.0)).mean())
+    micro = microseconds_of(tell_numbers(codec).get("numbers"))
+    span = write_digits(width) if micro is None else f"{write_digits(width * micro / _DAY)} days"
+    share = _percent(width / (high - low))
+    spread = "if values are spread evenly over the domain"
+    return f"is {span} wide on average, {share} of the domain, {spread}"
+
+
+def _percent(share: float) -> str:
+    """Return a share in per cent, with two digits of what it lacks of all."""
+    digits = 0 if share < 0.99 else 1 - math.floor(math.log10(max(100.0 * (1.0 - share), 1e-4)))
+    return f"{100.0 * share:.{digits}f} %"
