@@ -18,7 +18,7 @@ from dpdask.documents import Document
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import cdf as ecdf
 from dpdask.privacy import UnitColumn
-from dpdask.privacy.events import Adjacency, DiscreteLaplace, Uncovered
+from dpdask.privacy.events import Adjacency, DiscreteLaplace, Fate, Uncovered
 from dpdask.schema import Column, Schema
 from dpdask.stats.levels import CellCounts, LevelCounts
 from dpdask.stats.marginals import LARGE_CELLS, LARGE_ROWS, TableStatistic
@@ -30,9 +30,8 @@ from dpdask.streams import Noise, Streams
 Counted = LevelCounts | RankSummary | CellCounts
 
 
-@dataclass(
-    frozen=True, slots=True, eq=False, repr=False
-)  # Dask logs the arguments of a task that failed
+# no repr: Dask logs the arguments of a task that failed
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ColumnCounts:
     """The distribution of each column by itself: counts of levels, of public cells, or a summary of ranks; exact and private."""
 
@@ -58,42 +57,30 @@ class ColumnStatistic:
     @property
     def rows_per_task(self) -> int | None:
         """Enough rows for many cells to make merging worthwhile."""
-        return (
-            LARGE_ROWS
-            if sum(cells.n_cells for cells in self.cells.values()) > LARGE_CELLS
-            else None
-        )
+        many = sum(cells.n_cells for cells in self.cells.values()) > LARGE_CELLS
+        return LARGE_ROWS if many else None
 
     def counter(self) -> FoldCounter[ColumnCounts]:
         """Return a counter of no rows."""
-        return FoldCounter(
-            ColumnCounts({name: self._count_nothing(name) for name in self.codecs}), self._count
-        )
+        nothing = {}
+        for name in self.codecs:
+            kind, domain = self._choose(name)
+            nothing[name] = kind.identity(domain)
+        return FoldCounter(ColumnCounts(nothing), self._count)
 
-    def _count_nothing(self, name: str) -> Counted:
+    def _choose(self, name: str) -> tuple[Any, Cells | Codec]:
+        """Return how a column is counted, and in what."""
         if name in self.cells:
-            return CellCounts.identity(self.cells[name])
+            return CellCounts, self.cells[name]
         codec = self.codecs[name]
-        return (
-            LevelCounts.identity(codec)
-            if isinstance(codec, LevelCodec)
-            else RankSummary.identity(codec)
-        )
+        return LevelCounts if isinstance(codec, LevelCodec) else RankSummary, codec
 
     def _count(self, batch: pa.RecordBatch, chosen: Chosen | None, _: Streams) -> ColumnCounts:
-        return ColumnCounts(
-            {name: self._column(name, batch.column(name), chosen) for name in self.codecs}
-        )
-
-    def _column(self, name: str, array: pa.Array, chosen: Chosen | None) -> Counted:
-        if name in self.cells:
-            return CellCounts.of_batch(self.cells[name], array, chosen)
-        codec = self.codecs[name]
-        return (
-            LevelCounts.of_batch(codec, array, chosen)
-            if isinstance(codec, LevelCodec)
-            else RankSummary.of_batch(codec, array, chosen)
-        )
+        counted = {}
+        for name in self.codecs:
+            kind, domain = self._choose(name)
+            counted[name] = kind.of_batch(domain, batch.column(name), chosen)
+        return ColumnCounts(counted)
 
 
 MARGINS = "margins: each column's own distribution, and nothing of how they depend on each other"
@@ -147,13 +134,8 @@ def from_statistic(codec: Codec, statistic: LevelCounts | RankSummary) -> Distri
             where,
             "merge the input into fewer, larger fragments",
         )
-    weights, atom_weights = (
-        summary.weights.astype(np.float64),
-        summary.atom_counts.astype(np.float64),
-    )
-    return make_continuous(
-        codec, summary.values, weights, atom_weights, float(summary.n_nulls), error
-    )
+    weights, atoms = (each.astype(np.float64) for each in (summary.weights, summary.atom_counts))
+    return make_continuous(codec, summary.values, weights, atoms, float(summary.n_nulls), error)
 
 
 def make_continuous(
@@ -185,18 +167,14 @@ def check_levels(codec: LevelCodec, probabilities: NDArray[np.float64]) -> Level
     """Return declared probabilities as a distribution, rescaled to sum to 1 exactly."""
     where, hint = f"column {codec.name!r}", "correct the job's reference"
     if len(probabilities) != codec.n_levels:
-        raise SpecError(
-            "there must be one probability per level (null first, when null is a level)",
-            where,
-            hint,
-        )
-    if (
-        not np.isfinite(probabilities).all()
-        or (probabilities < 0).any()
-        or abs(probabilities.sum() - 1) > 1e-6
+        what = "there must be one probability per level (null first, when null is a level)"
+        raise SpecError(what, where, hint)
+    total = probabilities.sum()
+    if not (
+        np.isfinite(probabilities).all() and (probabilities >= 0).all() and abs(total - 1) <= 1e-6
     ):
         raise SpecError("the probabilities must be non-negative and sum to 1", where, hint)
-    return LevelDistribution(probabilities / probabilities.sum())
+    return LevelDistribution(probabilities / total)
 
 
 FIT = "fit: compute the reference and each column's channel on the driver, and write them once"
@@ -223,6 +201,9 @@ class ReferenceBase(Document):
     is_measured_by_column: ClassVar[bool] = False
     """Whether each column has a noisy histogram of its own."""
 
+    fate: ClassVar[Fate] = "held out"
+    """What happens to the rows of a hold-out."""
+
     @property
     def rows(self) -> Literal["own", "public", "none"]:
         """Which rows are counted: the table's own, those of a public table, or none."""
@@ -236,9 +217,8 @@ class ReferenceBase(Document):
     @property
     def uncovered(self) -> tuple[Uncovered, ...]:
         """The samples of a table's rows that have no ε: the hold-out, if there is one."""
-        return (
-            () if self.held_out is None else (Uncovered(fraction=self.held_out, fate="held out"),)
-        )
+        held_out = self.held_out
+        return () if held_out is None else (Uncovered(fraction=held_out, fate=self.fate),)
 
     @property
     def also_read(self) -> tuple[str, ...]:
@@ -262,7 +242,6 @@ class ReferenceBase(Document):
 
     def check(self, schema: Schema, unit: UnitColumn | None) -> None:
         """Check the columns that are named here against the schema."""
-        del schema, unit
 
     def cells(self, codecs: Mapping[str, Codec]) -> dict[str, Cells]:
         """Return the public cells in which columns are counted; none if they are not counted in cells."""
@@ -276,11 +255,9 @@ class ReferenceBase(Document):
 
     def check_codecs(self, codecs: Mapping[str, Codec]) -> None:
         """Check the declarations against the columns."""
-        del codecs
 
     def check_counts(self, counts: ColumnCounts) -> None:
         """Check the reference rows, before anything is charged."""
-        del counts
 
     def draw(
         self,
@@ -359,8 +336,5 @@ class TableReference(ReferenceBase):
     def _without_usual(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out the defaults of plain files, so that the digests of jobs stay as they are."""
         written: dict[str, Any] = plain(self)
-        return {
-            key: value
-            for key, value in written.items()
-            if (key, value) not in (("format", "files"), ("version", None))
-        }
+        usual = {"format": "files", "version": None}
+        return {key: value for key, value in written.items() if (key, value) not in usual.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.documents import Document, suggest
 from dpdask.errors import SpecError
 from dpdask.privacy import UnitColumn
-from dpdask.privacy.events import Uncovered
+from dpdask.privacy.events import Fate
 from dpdask.references.reference import (
     FIT,
     Distribution,
@@ -30,10 +31,8 @@ from dpdask.schema import Schema
 from dpdask.stats.records import MAX_RECORDS, RecordStatistic
 from dpdask.streams import RunKey, stream, words
 
-_PARAMETERS, _DATES = (
-    "the parameters of a distribution are finite numbers",
-    "for dates write days since 1970-01-01, for times the column's unit since then",
-)
+_PARAMETERS = "the parameters of a distribution are finite numbers"
+_DATES = "for dates write days since 1970-01-01, for times the column's unit since then"
 PARAMETERS = f"{_PARAMETERS}; {_DATES}"
 _GRID = 2**15
 _SLACK = 1e-6  # probabilities that people write need not sum to 1 more closely than this
@@ -150,12 +149,8 @@ class KnownColumn(Document):
 
     def freeze(self, column: str) -> Any:
         """Return the scipy distribution with its parameters; see `freeze`."""
-        return freeze(
-            self.name or "",
-            self.model_extra or {},
-            f"reference of column {column!r}",
-            discrete=True,
-        )
+        where = f"reference of column {column!r}"
+        return freeze(self.name or "", self.model_extra or {}, where, discrete=True)
 
 
 def freeze(name: str, parameters: Mapping[str, Any], where: str, *, discrete: bool) -> Any:
@@ -165,20 +160,14 @@ def freeze(name: str, parameters: Mapping[str, Any], where: str, *, discrete: bo
     if any(isinstance(value, dt.date) for value in parameters.values()):
         raise SpecError(_PARAMETERS, where, _DATES)
     family = getattr(stats, name, None)
+    kinds = (stats.rv_continuous, stats.rv_discrete) if discrete else (stats.rv_continuous,)
+    if isinstance(family, kinds):
+        with suppress(TypeError, ValueError):
+            frozen = family(**parameters)
+            if np.isfinite(frozen.ppf(0.5)):
+                return frozen
     what = f"scipy.stats has no {'' if discrete else 'continuous '}distribution {name!r} with these parameters"
-    wrong = SpecError(what, where, "see scipy.stats")
-    if not isinstance(
-        family, stats.rv_continuous | stats.rv_discrete if discrete else stats.rv_continuous
-    ):
-        raise wrong
-    try:
-        frozen = family(**parameters)
-        usable = bool(np.isfinite(frozen.ppf(0.5)))
-    except (TypeError, ValueError):
-        raise wrong from None
-    if not usable:
-        raise wrong
-    return frozen
+    raise SpecError(what, where, "see scipy.stats")
 
 
 class Known(ReferenceBase):
@@ -209,19 +198,17 @@ class Known(ReferenceBase):
         """Check that exactly the privatised columns have a declared distribution."""
         del unit
         for name in schema.privatised:
-            if name not in self.columns:
-                raise SpecError(
-                    "has no declared distribution",
-                    f"column {name!r}",
-                    "add it to `reference.columns`",
-                )
+            self._get(name)
         for name in self.columns:
             if name not in schema.privatised:
-                raise SpecError(
-                    "is not a privatised column",
-                    f"`reference.columns.{name}`",
-                    suggest(name, schema.privatised, "remove it"),
-                )
+                mend = suggest(name, schema.privatised, "remove it")
+                raise SpecError("is not a privatised column", f"`reference.columns.{name}`", mend)
+
+    def _get(self, name: str) -> KnownColumn:
+        if name not in self.columns:
+            mend = "add it to `reference.columns`"
+            raise SpecError("has no declared distribution", f"column {name!r}", mend)
+        return self.columns[name]
 
     def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
         """Return the steps of a run before it writes, in words; see `ReferenceBase.stages`."""
@@ -242,16 +229,10 @@ class Known(ReferenceBase):
 
     def distribution(self, codec: Codec) -> Distribution:
         """Return the declared distribution of a column."""
-        known = self.columns.get(codec.name)
-        if known is None:
-            raise SpecError(
-                "has no declared distribution",
-                f"column {codec.name!r}",
-                "add it to `reference.columns`",
-            )
-        return (
-            _of_levels(codec, known) if isinstance(codec, LevelCodec) else _of_values(codec, known)
-        )
+        known = self._get(codec.name)
+        if isinstance(codec, LevelCodec):
+            return _of_levels(codec, known)
+        return _of_values(codec, known)
 
 
 def _of_levels(codec: LevelCodec, known: KnownColumn) -> Distribution:
@@ -259,73 +240,44 @@ def _of_levels(codec: LevelCodec, known: KnownColumn) -> Distribution:
         return check_levels(codec, np.array(known.probabilities, dtype=np.float64))
     distribution = known.freeze(codec.name)
     numbers = pa.types.is_integer(codec.levels.type) or pa.types.is_floating(codec.levels.type)
-    if (
-        not hasattr(distribution, "pmf")
-        or codec.levels.null_count
-        or not (codec.ordered and numbers)
-    ):
-        raise SpecError(
-            "needs `probabilities`, or a discrete distribution on numbers",
-            f"reference of column {codec.name!r}",
-            "one probability per level",
-        )
-    return check_levels(
-        codec,
-        np.asarray(distribution.pmf(codec.levels.to_numpy(zero_copy_only=False)), dtype=np.float64),
-    )
+    fits = hasattr(distribution, "pmf") and codec.ordered and numbers
+    if not fits or codec.levels.null_count:
+        what = "needs `probabilities`, or a discrete distribution on numbers"
+        where = f"reference of column {codec.name!r}"
+        raise SpecError(what, where, "one probability per level")
+    levels = codec.levels.to_numpy(zero_copy_only=False)
+    return check_levels(codec, np.asarray(distribution.pmf(levels), dtype=np.float64))
 
 
 def _of_values(codec: ValueCodec, known: KnownColumn) -> Distribution:
     where = f"reference of column {codec.name!r}"
     atoms = np.array(known.probabilities or (), dtype=np.float64)
     rest = 1.0 - known.null - atoms.sum()
-    fits = (
-        len(atoms) == len(codec.atoms)
-        and (atoms >= 0).all()
-        and rest >= -_SLACK
-        and (codec.nulls or known.null == 0)
-    )
-    if not fits:
-        raise SpecError(
-            "needs one probability per atom, and a null probability only where null is a level",
-            where,
-        )
+    fits = len(atoms) == len(codec.atoms) and (atoms >= 0).all() and rest >= -_SLACK
+    if not fits or (known.null and not codec.nulls):
+        what = "needs one probability per atom, and a null probability only where null is a level"
+        raise SpecError(what, where)
     values, masses = _sample_points(known.freeze(codec.name), codec.lattice)
     if codec.bounds is not None:
         inside = (values >= codec.bounds[0]) & (values <= codec.bounds[1])
         if masses[~inside].sum() > _SLACK:
-            raise SpecError(
-                "has probability outside the column's bounds", where, "correct one of the two"
-            )
+            what = "has probability outside the column's bounds"
+            raise SpecError(what, where, "correct one of the two")
         values, masses = values[inside], masses[inside]
-    low, high = _limits(codec.type)
+    low, high = codec.least, codec.greatest
+    if not codec.lattice:
+        high = min(high, float(np.finfo(codec.type.to_pandas_dtype()).max))
+        low = -high
     if len(values) and (values[0] < low or values[-1] > high):
-        raise SpecError(
-            f"has values that the column's type {codec.type} cannot hold",
-            where,
-            "give the column bounds, or another type",
-        )
+        what = f"has values that the column's type {codec.type} cannot hold"
+        raise SpecError(what, where, "give the column bounds, or another type")
     apart = ~np.isin(values, codec.atoms)
     values, masses = values[apart], masses[apart]
     if rest > _SLACK and len(values) == 0:
-        raise SpecError(
-            "has no probability apart from the atoms, but the atoms' probabilities leave some",
-            where,
-            "make them sum to 1",
-        )
+        what = "has no probability apart from the atoms, but the atoms' probabilities leave some"
+        raise SpecError(what, where, "make them sum to 1")
     scale = max(rest, 0.0) / masses.sum() if len(values) else 0.0
     return make_continuous(codec, values, masses * scale, atoms, known.null, 1.0 / _GRID)
-
-
-def _limits(type_: pa.DataType) -> tuple[float, float]:
-    """Return the range of a column's type, in the codec's numbers."""
-    if pa.types.is_integer(type_):
-        limits = np.iinfo(type_.to_pandas_dtype())
-        return max(float(limits.min), -(2.0**53)), min(float(limits.max), 2.0**53)
-    if pa.types.is_floating(type_):
-        most = float(np.finfo(type_.to_pandas_dtype()).max)
-        return -most, most
-    return (-(2.0**31), 2.0**31 - 1) if pa.types.is_date(type_) else (-(2.0**53), 2.0**53)
 
 
 def _sample_points(
@@ -335,9 +287,8 @@ def _sample_points(
     grid = np.unique(np.concatenate([_TAIL, np.arange(1, _GRID) / _GRID, 1.0 - _TAIL]))
     points = np.asarray(distribution.ppf(grid), dtype=np.float64)
     points = np.unique(np.round(points) if lattice else points)
-    if (
-        lattice and points[-1] - points[0] < 2 * _GRID
-    ):  # then every whole number has room, and the distribution is met exactly
+    if lattice and points[-1] - points[0] < 2 * _GRID:
+        # every whole number has room, so the distribution is met exactly
         points = np.arange(points[0], points[-1] + 1)
     masses = np.diff(np.asarray(distribution.cdf(points), dtype=np.float64), prepend=0.0)
     return points[masses > 0], masses[masses > 0]
@@ -422,6 +373,7 @@ class Chain(TableReference):
         return self
 
     structure: ClassVar[Structure] = "records"
+    fate: ClassVar[Fate] = "republished"
     path_hint: ClassVar[str] = "add it, or `reference.fraction`"
     joint: ClassVar[str] = (
         "all of it: rows follow the joint distribution of the reference's records, whatever the order of the columns"
@@ -430,9 +382,7 @@ class Chain(TableReference):
     @property
     def protected(self) -> str:
         """Who has ε, in words."""
-        return (
-            "the values of all rows" if self.fraction is None else "the values of the released rows"
-        )
+        return f"the values of {'all' if self.fraction is None else 'the released'} rows"
 
     @property
     def unprotected(self) -> str:
@@ -454,15 +404,6 @@ class Chain(TableReference):
     def held_out(self) -> float | None:
         """The probability with which a row is held out, or None."""
         return self.fraction
-
-    @property
-    def uncovered(self) -> tuple[Uncovered, ...]:
-        """The hold-out, if there is one: its records are republished."""
-        return (
-            ()
-            if self.fraction is None
-            else (Uncovered(fraction=self.fraction, fate="republished"),)
-        )
 
     @property
     def also_read(self) -> tuple[str, ...]:
@@ -507,22 +448,15 @@ class Chain(TableReference):
         """
         read = columns if self.by is None else f"{columns}, {self.by}"
         records = f"their distinct records, merged in a tree; above {self.max_records:,}, a keyed sample of 2**-k of the rows, and the card says k"
-        found = (
-            [f"survey: read {read}; choose the hold-out; {records}"]
-            if self.fraction is not None
-            else []
-        )
-        if self.fraction is None:
-            found += [f"survey: read {read}; count the rows"] if uncounted else []
+        if self.fraction is not None:
+            found = [f"survey: read {read}; choose the hold-out; {records}"]
+        else:
+            found = [f"survey: read {read}; count the rows"] if uncounted else []
             found.append(f"reference: read {read} of the public table; {records}")
-        order = (
-            self.order if isinstance(self.order, str) else "given" if self.order else "the schema's"
-        )
-        own = (
-            ""
-            if self.by is None
-            else f"; a reference for each {self.by} with {self.min_rows} or more reference rows, the pooled one for the rest"
-        )
+        order = "given" if isinstance(self.order, tuple) else self.order or "the schema's"
+        own = ""
+        if self.by is not None:
+            own = f"; a reference for each {self.by} with {self.min_rows} or more reference rows, the pooled one for the rest"
         fit = f"fit: the records as a trie of at most 36 bytes for each record and column, columns in {order} order{own}"
         return (*found, f"{fit}; the noise of each column's ranks; on the driver, written once")
 
@@ -532,20 +466,14 @@ class Chain(TableReference):
         For the parameters see `TableReference.check`.
         """
         if isinstance(self.order, tuple) and sorted(self.order) != sorted(schema.privatised):
-            raise SpecError(
-                "must name each privatised column once",
-                "`reference.order`",
-                "correct it, or remove it",
-            )
+            what = "must name each privatised column once"
+            raise SpecError(what, "`reference.order`", "correct it, or remove it")
         if self.by is None:
             return
         if self.by not in schema.kept:
-            kept = ", ".join(schema.kept) or "none"
-            raise SpecError(
-                "the groups' column must be kept",
-                f"`reference.by` {self.by!r}",
-                suggest(self.by, schema.kept, f"name a column of the role keep ({kept})"),
-            )
+            mend = f"name a column of the role keep ({', '.join(schema.kept) or 'none'})"
+            mend = suggest(self.by, schema.kept, mend)
+            raise SpecError("the groups' column must be kept", f"`reference.by` {self.by!r}", mend)
         if unit is not None and self.fraction is not None and unit.column == self.by:
             what = "units are held out as a whole, so no released unit would have its own reference"
             raise SpecError(

@@ -36,7 +36,7 @@ from dpdask.stats.statistic import Statistic
 
 N_BINS = 48  # of ranks, for the optimal channel
 
-_CONTINUED = "the rows of earlier releases, to which the reference was fitted, are protected as their own cards say"
+_CONTINUED = "none of the rows of this release; the rows of earlier releases, to which the reference was fitted, are protected as their own cards say"
 _FOLLOWED = (
     "the rows that release 0 held out: no ε covers them, this release follows them too, and what it reveals of them adds to what other releases "
     "reveal; no row of this release was held out"
@@ -87,16 +87,14 @@ class DipSpec(Spec):
 def check_costs(given: Mapping[str, Cost], columns: Collection[str], channel: ChannelKind) -> None:
     """Check that costs are of privatised columns, and have a channel that minimises them."""
     for name in given:
+        where = f"`cost.{name}`"
         if name not in columns:
             raise SpecError(
-                "is not a privatised column", f"`cost.{name}`", suggest(name, columns, "remove it")
+                "is not a privatised column", where, suggest(name, columns, "remove it")
             )
         if channel != "optimal":
-            raise SpecError(
-                f"a cost belongs to the channel optimal, not to {channel}",
-                f"`cost.{name}`",
-                "set `channel` to optimal, or remove it",
-            )
+            what = f"a cost belongs to the channel optimal, not to {channel}"
+            raise SpecError(what, where, "set `channel` to optimal, or remove it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,19 +126,15 @@ class DipMechanism(Mechanism):
             what = f"optimal-unbiased randomises each column on its own, but the reference {self.reference.kind} releases columns jointly"
             raise SpecError(what, "`channel`", "set it to optimal, or take another reference")
         for name in self.schema.privatised:
-            column = self.schema.columns[name]
+            column, where = self.schema.columns[name], f"column {name!r}"
             if column.kind != "discrete":
                 what = "the channel optimal-unbiased needs levels that are numbers or dates, because it preserves their mean"
-                raise SpecError(
-                    what,
-                    f"column {name!r}",
-                    "declare it discrete with such levels, or set `channel` to optimal",
-                )
+                mend = "declare it discrete with such levels, or set `channel` to optimal"
+                raise SpecError(what, where, mend)
             if column.nulls == "level":
                 what = "null is a level without a value, so the channel optimal-unbiased cannot preserve the mean"
-                raise SpecError(
-                    what, f"column {name!r}", "declare `nulls: refuse`, or set `channel` to optimal"
-                )
+                mend = "declare `nulls: refuse`, or set `channel` to optimal"
+                raise SpecError(what, where, mend)
 
     def check_epsilons(self) -> None:
         """Check that the ε of each column can be spent."""
@@ -149,9 +143,8 @@ class DipMechanism(Mechanism):
         for name, epsilon in self.spending.row.items():
             if self.is_by_rank(name) and not MIN_EPSILON <= epsilon <= MAX_EPSILON:
                 what = f"its part of ε is {epsilon:g}, but rank noise needs an ε in [{MIN_EPSILON:g}, {MAX_EPSILON:g}]"
-                raise SpecError(
-                    what, f"column {name!r}", "change `epsilon`, or its division by `weights`"
-                )
+                mend = "change `epsilon`, or its division by `weights`"
+                raise SpecError(what, f"column {name!r}", mend)
 
     def is_by_rank(self, name: str) -> bool:
         """Return whether the ranks of a column are randomised, not its levels."""
@@ -171,19 +164,13 @@ class DipMechanism(Mechanism):
         ε = Σ ε_reference + max_rows · Σ ε_row: the unit is in every histogram with all its released
         rows (sensitivity 2 · max_rows), and each of them is randomised on its own.
         """
-        columns, weights = self.schema.privatised, self.spec.weights
+        columns, weights, n = self.schema.privatised, self.spec.weights, self.rows_per_unit
         of_reference, of_rows = self.reference.split(self.budget.epsilon)
-        row = round_down(Fraction(of_rows) / self.rows_per_unit)
-        measured = (
-            split_epsilon(of_reference, columns, weights)
-            if self.reference.is_measured_by_column and not self.continued
-            else {}
-        )
-        return Spending(
-            reference=measured,
-            row=split_epsilon(row, columns, weights),
-            rows_per_unit=self.rows_per_unit,
-        )
+        row = split_epsilon(round_down(Fraction(of_rows) / n), columns, weights)
+        measured = {}
+        if self.reference.is_measured_by_column and not self.continued:
+            measured = split_epsilon(of_reference, columns, weights)
+        return Spending(reference=measured, row=row, rows_per_unit=n)
 
     @property
     def rows_per_unit(self) -> int:
@@ -253,14 +240,10 @@ class DipMechanism(Mechanism):
         if self.reference_rows != "public":
             return self
         if self.public_table is None:
-            raise SpecError(
-                "the reference rows come from a public table, and no path is given",
-                "`reference.path`",
-                self.reference.path_hint,
-            )
-        reference = self.public_table.model_copy(
-            update={"path": place("reference.path", str(self.public_table.path))}
-        )
+            what = "the reference rows come from a public table, and no path is given"
+            raise SpecError(what, "`reference.path`", self.reference.path_hint)
+        path = place("reference.path", str(self.public_table.path))
+        reference = self.public_table.model_copy(update={"path": path})
         return replace(self, spec=self.spec.model_copy(update={"reference": reference}))
 
     def statistic(self, columns: Columns) -> Statistic[Any]:
@@ -270,9 +253,8 @@ class DipMechanism(Mechanism):
     def accounting(self, release: Any) -> dict[str, Any]:
         """Return what was spent, for the card: never more than was promised, because every part was rounded down."""
         spending = self.spending
-        exact = sum(
-            map(Fraction, spending.reference.values()), Fraction(0)
-        ) + spending.rows_per_unit * Fraction(release.epsilon)
+        exact = sum(map(Fraction, spending.reference.values()), Fraction(0))
+        exact += spending.rows_per_unit * Fraction(release.epsilon)
         return {
             "composition": "sum over columns, and over the rows of a unit",
             "epsilon_exact": round_up(exact),
@@ -285,39 +267,36 @@ class DipMechanism(Mechanism):
         """Return the audit of a finished job's own channels, from its card; empty if there is none, or it shows no channels."""
         if card is None or "columns" not in card:
             return {}
-        found = {}
-        for name, claimed in self.spending.row.items():
-            drawn = card["columns"][name].get("channel") or card["columns"][name].get(
-                "rank_channel"
-            )
+        exact, claims = {}, self.spending.row
+        for name, claimed in claims.items():
+            column = card["columns"][name]
+            drawn = column.get("channel") or column.get("rank_channel")
             if drawn is None:
                 return {}
-            epsilon = within_digits(channel_epsilon(read_weights(drawn)), claimed)
-            found[name] = {
-                "claimed": claimed,
-                "epsilon_exact": epsilon,
-                "reference": "the released channel",
-            }
-        return found
+            exact[name] = within_digits(channel_epsilon(read_weights(drawn)), claimed)
+        return list_audit(claims, exact, "the released channel")
 
     def audit_columns(
         self, mechanisms: Mapping[str, Any], reference: str
     ) -> dict[str, dict[str, Any]]:
         """Return the audit of fitted columns: of the noise on their ranks, or of their channels."""
-        claims = self.spending.row
-        return {
-            name: {
-                "claimed": claims[name],
-                "epsilon_exact": each.exact_epsilon,
-                "reference": reference,
-            }
-            for name, each in mechanisms.items()
-        }
+        exact = {name: each.exact_epsilon for name, each in mechanisms.items()}
+        return list_audit(self.spending.row, exact, reference)
 
     @property
     @abstractmethod
     def description(self) -> DipDescription:
         """What is said of it."""
+
+
+def list_audit(
+    claims: Mapping[str, float], exact: Mapping[str, float], reference: str
+) -> dict[str, dict[str, Any]]:
+    """Return what is claimed of each column and what holds, for the reference that is named."""
+    return {
+        name: {"claimed": claim, "epsilon_exact": exact[name], "reference": reference}
+        for name, claim in claims.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,32 +308,22 @@ class DipDescription(Description):
     @property
     def protected(self) -> str:
         """Who is covered, in words: the reference decides."""
-        return (
-            "the values of all rows of this release"
-            if self.mechanism.continued
-            else self.mechanism.reference.protected
-        )
+        if self.mechanism.continued:
+            return "the values of all rows of this release"
+        return self.mechanism.reference.protected
 
     @property
     def unprotected(self) -> str:
         """Who is not, in words."""
+        reference = self.mechanism.reference
         if not self.mechanism.continued:
-            return self.mechanism.reference.unprotected
-        return (
-            _FOLLOWED
-            if self.mechanism.reference.uncovered
-            else f"none of the rows of this release; {_CONTINUED}"
-        )
+            return reference.unprotected
+        return _FOLLOWED if reference.uncovered else _CONTINUED
 
     def guarantee(self, order: RowOrder) -> str:
         """Return the promise in words."""
-        return guarantee_text(
-            self.mechanism.budget,
-            self.protected,
-            self.unprotected,
-            order,
-            everyone=not self.mechanism.reference.uncovered,
-        )
+        everyone, budget = not self.mechanism.reference.uncovered, self.mechanism.budget
+        return guarantee_text(budget, self.protected, self.unprotected, order, everyone=everyone)
 
     @property
     def how(self) -> str:
@@ -372,31 +341,25 @@ class DipDescription(Description):
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
         """Return what a steward should think of before a run."""
-        little = warn_of_little(
-            columns.codecs, self.mechanism.spending.row, self.mechanism.spec.channel
-        )
+        bound = self.mechanism
         return (
-            *self.mechanism.reference.warnings(),
-            *little,
-            *warn_of_noisy_references(self.mechanism.measurements, n_rows),
+            *bound.reference.warnings(),
+            *warn_of_little(columns.codecs, bound.spending.row, bound.spec.channel),
+            *warn_of_noisy_references(bound.measurements, n_rows),
         )
 
     def expectations(self, columns: Columns) -> tuple[str, ...]:
         """Return how much a released row keeps of each column, and what wide bounds cost."""
-        found = [name for name, event in self.mechanism.measurements.items() if event.count > 1]
-        unit = None if self.mechanism.budget is None else self.mechanism.budget.unit_column
-        few = describe_needed_rows(self.mechanism.measurements, unit) if unit is not None else ()
-        tails = (f"{', '.join(found)}: {TAILS}",) if found else ()
-        searched = (
-            self.mechanism.search.expectations
-            if isinstance(self.mechanism.search, CellSearch)
-            else ()
+        bound, codecs = self.mechanism, columns.codecs
+        measured, unit, search = bound.measurements, bound.budget.unit_column, bound.search
+        adaptive = [name for name, event in measured.items() if event.count > 1]
+        return (
+            *describe_kept(codecs, bound.spending.row, bound.spec.channel),
+            *(describe_needed_rows(measured, unit) if unit is not None else ()),
+            *(describe_spread(codecs) if bound.spreads else ()),
+            *([f"{', '.join(adaptive)}: {TAILS}"] if adaptive else []),
+            *(search.expectations if isinstance(search, CellSearch) else ()),
         )
-        spread = describe_spread(columns.codecs) if self.mechanism.spreads else ()
-        kept = describe_kept(
-            columns.codecs, self.mechanism.spending.row, self.mechanism.spec.channel
-        )
-        return (*kept, *few, *spread, *tails, *searched)
 
     def section(
         self,
@@ -423,18 +386,11 @@ class DipDescription(Description):
             if n_released is not None and n_rows:
                 # public under replace-one, where the number of rows of a unit is; whole percents say no more than is needed
                 guarantee["released_percent_of_rows"] = round(100 * (n_released / n_rows))
-        shown = self.mechanism.reference.model_dump(
-            mode="json", exclude_none=True, exclude={"path"}
-        )
+        reference = self.mechanism.reference
+        shown = reference.model_dump(mode="json", exclude_none=True, exclude={"path"})
         return Section(
             budget=budget,
-            text=guarantee_text(
-                budget,
-                self.protected,
-                self.unprotected,
-                order,
-                everyone=not self.mechanism.reference.uncovered,
-            ),
+            text=self.guarantee(order),
             protected=CoveredRows(who=self.protected, fraction=1.0 - unreleased, of=of),
             unprotected=CoveredRows(who=self.unprotected, fraction=unreleased, of=of),
             mechanism={

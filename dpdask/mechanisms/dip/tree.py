@@ -19,7 +19,14 @@ from dpdask.codec import Codec, LevelCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels.channel import TOTAL_BITS
-from dpdask.mechanisms.dip.spec import ChannelKind, Cost, DipDescription, DipMechanism, check_costs
+from dpdask.mechanisms.dip.spec import (
+    ChannelKind,
+    Cost,
+    DipDescription,
+    DipMechanism,
+    check_costs,
+    list_audit,
+)
 from dpdask.mechanisms.expectations import CellSearch
 from dpdask.mechanisms.marginals.denoise import denoise, dependence_tree
 from dpdask.mechanisms.marginals.noise import (
@@ -148,10 +155,13 @@ class TreeRelease(RandomisedRows):
     @property
     def epsilon(self) -> float:
         """ε* of a whole row, rounded up: never more than the sum over its columns."""
-        worst = worst_row(
-            {name: (column.parent, column.weights) for name, column in self.columns.items()}
-        )
-        return min(worst, round_up_sum(column.epsilon for column in self.columns.values()))
+        total = round_up_sum(column.epsilon for column in self.columns.values())
+        return min(worst_row(self.channels), total)
+
+    @property
+    def channels(self) -> Channels:
+        """The parent and the weights of each column."""
+        return {name: (column.parent, column.weights) for name, column in self.columns.items()}
 
     @property
     def edges(self) -> tuple[tuple[str, str], ...]:
@@ -558,24 +568,21 @@ class TreeMechanism(DipMechanism):
     @property
     def noise(self) -> MarginalNoise:
         """The noise of every table."""
-        tables = self.reference.split(self.budget.epsilon)[0]
-        return fit_tree_noise(
-            self.budget,
-            tables,
-            len(self.schema.privatised),
-            self.row_event(self.row_total),
-            len(self._adaptive),
-        )
+        n, rows = len(self.schema.privatised), self.row_event(self.row_total)
+        return fit_tree_noise(self.budget, self.table_epsilon, n, rows, len(self._adaptive))
+
+    @property
+    def table_epsilon(self) -> float:
+        """What the tables cost, with all of δ."""
+        return self.reference.split(self.budget.epsilon)[0]
 
     @property
     def search(self) -> CellSearch | None:
         """What finds the cells of columns in a first round; see `Mechanism.search`."""
         event = None if self.found is not None else self.noise.cells
-        return (
-            None
-            if event is None
-            else CellSearch(names=self._adaptive, event=event, n_rows_public=True)
-        )
+        if event is None:
+            return None
+        return CellSearch(names=self._adaptive, event=event, n_rows_public=True)
 
     def with_found(self, found: Found) -> Self:
         """Return the mechanism with the cells that were found; see `Mechanism.with_found`."""
@@ -627,13 +634,12 @@ class TreeMechanism(DipMechanism):
         """Return what was spent, for the card: never more than was promised."""
         if self.continued:
             return DipMechanism.accounting(self, release)
-        rows = (
-            self.row_event(release.epsilon) if release.epsilon else None
-        )  # 0 where every column has one level
+        # 0 where every column has one level
+        rows = self.row_event(release.epsilon) if release.epsilon else None
         return {
             "composition": "noisy tables of all rows, and the rows of a unit; a row's ε* is the worst over all released rows",
             "epsilon_exact": least_epsilon(compose_events(self.noise, rows), self.budget.delta),
-            "epsilon_tables": self.reference.split(self.budget.epsilon)[0],
+            "epsilon_tables": self.table_epsilon,
             "epsilon_row_exact": release.epsilon,
             "rows_per_unit": self.rows_per_unit,
             "events": to_dict(self.event),
@@ -641,34 +647,17 @@ class TreeMechanism(DipMechanism):
 
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Return what is claimed and found, also of a whole row: of the released channels, or those of a simulated table; see `Mechanism.audit`."""
-        shown = _read_channels(card)
-        if shown:
-            return self._audit(shown, "the released channels")
-        cells = self.cells(columns)
-        noisy = measure_tree(
-            _simulate(domain_of(cells)),
-            self.noise,
-            rng=stream(RunKey.insecure(0), "audit/noise", ""),
-        )
-        fitted = fit_tree(noisy, cells, self.spending.row, self.spec.channel, self.spec.cost)
-        return self._audit(
-            {name: (column.parent, column.weights) for name, column in fitted.columns.items()},
-            "a simulated table",
-        )
-
-    def _audit(self, channels: Channels, reference: str) -> dict[str, dict[str, Any]]:
-        exact = {
-            name: max(map(channel_epsilon, weights)) for name, (_, weights) in channels.items()
-        } | {WHOLE_ROW: worst_row(channels)}
+        channels, source = _read_channels(card), "the released channels"
+        if not channels:
+            cells, source = self.cells(columns), "a simulated table"
+            rng = stream(RunKey.insecure(0), "audit/noise", "")
+            noisy = measure_tree(_simulate(domain_of(cells)), self.noise, rng=rng)
+            channels = self.fit(noisy, columns, RunKey.insecure(0)).channels
         claims = {**self.spending.row, WHOLE_ROW: self.row_total}
-        return {
-            name: {
-                "claimed": claim,
-                "epsilon_exact": within_digits(exact[name], claim),
-                "reference": reference,
-            }
-            for name, claim in claims.items()
-        }
+        exact = {name: max(map(channel_epsilon, each)) for name, (_, each) in channels.items()}
+        exact[WHOLE_ROW] = worst_row(channels)
+        digits = {name: within_digits(exact[name], claim) for name, claim in claims.items()}
+        return list_audit(claims, digits, source)
 
     @property
     def description(self) -> TreeDescription:
@@ -716,63 +705,43 @@ class TreeDescription(DipDescription):
     def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
         """Return what a run does between the units' bounds and the commit, in words."""
         del columns, uncounted
-        mechanism, names = self.mechanism, self.mechanism.schema.privatised
-        n, of_tables = len(names), mechanism.reference.split(mechanism.budget.epsilon)[0]
-        tables = f"count {n} one-way and {n * (n - 1) // 2} two-way tables of all rows"
-        noise = f"noise on the tables (ε = {of_tables:.6g}"
-        noise += ", and all of δ)" if mechanism.budget.delta else ")"
+        bound, names = self.mechanism, self.mechanism.schema.privatised
+        n, per_unit = len(names), bound.rows_per_unit
+        spent = f"ε = {bound.table_epsilon:.6g}" + (", and all of δ" if bound.budget.delta else "")
         looks = "; a first look at all pairs chooses the tree, a second one measures its pairs"
-        rows = (
-            "a row" if mechanism.rows_per_unit == 1 else f"each of {mechanism.rows_per_unit} rows"
-        )
-        channels = f"the channels of each column, given its parent on the tree ({rows}: ε = {mechanism.row_total:.6g})"
+        rows = "a row" if per_unit == 1 else f"each of {per_unit} rows"
         return (
-            *(() if mechanism.search is None else (mechanism.search.stage,)),
-            f"survey: read {', '.join(names)} once; {tables}, merged in a tree",
-            f"fit: {noise}{looks if n > 2 else ''}; {channels}; on the driver, written once",
+            *(() if bound.search is None else (bound.search.stage,)),
+            f"survey: read {', '.join(names)} once; count {n} one-way and {n * (n - 1) // 2} two-way tables of all rows, merged in a tree",
+            f"fit: noise on the tables ({spent}){looks if n > 2 else ''}; the channels of each column, given its parent on the tree ({rows}: ε = {bound.row_total:.6g}); on the driver, written once",
             "write: randomise each fragment and stage its shards",
         )
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
         """Return what a steward should think of before a run, a δ that is too large for so many rows included."""
-        far = warn_of_far_cells(columns.codecs, self.mechanism.reference.bins)
-        found = (
-            *delta_warnings(self.mechanism.budget, n_rows),
+        bound = self.mechanism
+        found = [
+            *delta_warnings(bound.budget, n_rows),
             *DipDescription.cautions(self, columns, n_rows),
-            *far,
-        )
-        if not n_rows or self.mechanism.continued:
-            return found
-        measured = MarginalNoise(
-            one_way=self.mechanism.noise.one_way, pairs=self.mechanism.noise.chosen
-        )  # any pair may be an edge
-        return (
-            *found,
-            *list_noisy_tables(
-                measured,
-                {name: cells.size for name, cells in self.mechanism.cells(columns).items()},
-                n_rows,
-            ),
-        )
+            *warn_of_far_cells(columns.codecs, bound.reference.bins),
+        ]
+        if n_rows and not bound.continued:
+            # any pair may be an edge
+            measured = MarginalNoise(one_way=bound.noise.one_way, pairs=bound.noise.chosen)
+            sizes = {name: cells.size for name, cells in bound.cells(columns).items()}
+            found += list_noisy_tables(measured, sizes, n_rows)
+        return tuple(found)
 
 
 def _read_channels(card: Mapping[str, Any] | None) -> Channels:
     """Return the channels that a finished job's card shows; empty if it is not released, or they are too many to be shown."""
-    columns = (
-        {}
-        if card is None
-        else {
-            name: column
-            for name, column in card.get("columns", {}).items()
-            if column["role"] == "privatised"
-        }
-    )
-    if not all("channels" in column for column in columns.values()):
-        return {}
-    return {
-        name: (column["parent"], read_weights(column["channels"]))
-        for name, column in columns.items()
-    }
+    shown = {}
+    for name, column in ({} if card is None else card.get("columns", {})).items():
+        if column["role"] == "privatised":
+            if "channels" not in column:
+                return {}
+            shown[name] = (column["parent"], read_weights(column["channels"]))
+    return shown
 
 
 def _simulate(domain: Domain) -> MarginalCounts:
