@@ -125,7 +125,7 @@ def test_answers_become_the_mechanism_s_own_ranges(name):
     if name == "coarse":
         values = values % 5
     released = made.ingest(truthful(made, design, respondents, values))
-    step = made._drawn.asked[0].step
+    step = made._drawn.questions[0].step
     assert isinstance(step, Partition)
     drawn = [
         words(
@@ -246,7 +246,7 @@ def test_whatever_the_mechanism_can_release_a_form_may_save(tau, rounds, seed, t
     design = {**PROGRESSIVE, "tau": tau, "rounds": rounds}
     made = survey(design, columns=schema(type_))
     values = np.floor(stats.lognorm(s=0.6, scale=40_000).rvs(200, random_state=seed))
-    step = made._drawn.asked[0].step
+    step = made._drawn.questions[0].step
     lower, upper = step.ranges(
         values, words(stream(RunKey.insecure(seed), "t", "f"), 200, step.words_per_row)
     )
@@ -603,7 +603,7 @@ def test_the_pipeline_makes_a_form_and_ingests_answers(tmp_path, capsys):
         "cash": stats.lognorm(s=1.2, scale=8_000),
     }
     n, ranges = 400, {}
-    for asked in made._drawn.asked:
+    for asked in made._drawn.questions:
         values = np.floor(truth[asked.name].rvs(n, random_state=4))
         ranges[asked.name] = asked.step.ranges(
             values, words(stream(RunKey.insecure(2), "t", asked.name), n, asked.step.words_per_row)

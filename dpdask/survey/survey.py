@@ -13,10 +13,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
+from dpdask.codec import Codec, LevelCodec, codec_for
 from dpdask.documents import Document, validate
 from dpdask.errors import SpecError
-from dpdask.kernels.ranges import Quantiles
 from dpdask.mechanisms.card import CoveredContent, make_card
 from dpdask.mechanisms.interval.design import (
     Canonical,
@@ -36,22 +35,19 @@ from dpdask.survey.answers import (
     MAX_ID,
     Answers,
     check_headers,
-    choice_ranges,
-    form_ranges,
     id_of,
-    question_table,
     read_answers,
+    read_choices,
+    read_form_ranges,
 )
-from dpdask.survey.form import ANSWER_FORMAT, Asked, Wording, form
+from dpdask.survey.questions import ANSWER_FORMAT, CONVENTION, Question, Wording, render_form
 
-_DAYS = (-719162, 2932896)  # 0001-01-01 and 9999-12-31, in days since 1970
+_FIRST_DAY, _LAST_DAY = -719162, 2932896  # 0001-01-01 and 9999-12-31, in days since 1970
 _UNANSWERED = "which questions a respondent left unanswered, a choice that may depend on the value"
 _STOPPED = (
     "how soon a respondent stopped, chose tau, or loaded the form anew, which may depend on the value (an early stop shows as a wider range; a "
     "mean_coverage takes everybody to answer every question that was due)"
 )
-_OF_DRAWN_ANCHORS = ("mean_coverage", "leakage")
-_PERSON = b"dpdask survey"
 
 
 class Wordings(Document):
@@ -67,7 +63,7 @@ class _Drawn:
 
     release: IntervalRelease
     declared: Mapping[str, Codec]
-    asked: tuple[Asked, ...]
+    questions: tuple[Question, ...]
     key: RunKey | None
     id: str
 
@@ -156,38 +152,37 @@ class Survey:
             )
         designs = validate(IntervalSpec, {"columns": dict(self.columns)}, "Survey").columns
         wording = validate(Wordings, {"wording": dict(self.wording)}, "Survey").wording
-        check_askable(self.schema, designs, wording)
+        _check_askable(self.schema, designs, wording)
         check_designs(self.schema, designs)
-        names = self.schema.privatised
+        names, columns = self.schema.privatised, self.schema.columns
+        types = {name: columns[name].type for name in names}
         declared = {
-            name: codec for name in names if (codec := _codec(self.schema, name)) is not None
+            name: codec_for(name, columns[name], arrow_type(type_))
+            for name, type_ in types.items()
+            if type_ is not None
         }
         codecs = {
-            name: declared.get(name)
-            or codec_for(name, self.schema.columns[name], arrow_type("float64"))
+            name: declared.get(name) or codec_for(name, columns[name], arrow_type("float64"))
             for name in names
         }
         release = IntervalRelease.of({name: designs[name] for name in names}, codecs)
-        asked = tuple(_ask(name, wording[name], release, codecs[name]) for name in names)
-        for each in asked:
-            check_decimals(
-                each,
-                designs[each.name],
-                is_continuous=self.schema.columns[each.name].kind == "continuous",
-            )
-        key = _key(
-            self.key, self.insecure_seed, is_progressive=isinstance(asked[0].step, Narrowing)
-        )
-        texts = {name: text.model_dump() for name, text in wording.items()}
-        kinds = {name: self.schema.columns[name].model_dump(mode="json") for name in names}
-        documents = {name: designs[name].model_dump(exclude_none=True) for name in names}
-        what = json.dumps([ANSWER_FORMAT, documents, texts, kinds], sort_keys=True)
-        id_ = blake2b(
-            what.encode(), digest_size=8, person=_PERSON, key=b"" if key is None else key.reveal()
-        ).hexdigest()
-        object.__setattr__(
-            self, "_drawn", _Drawn(release=release, declared=declared, asked=asked, key=key, id=id_)
-        )
+        questions = tuple(_ask(name, wording[name], release, codecs[name]) for name in names)
+        for question in questions:
+            is_continuous = columns[question.name].kind == "continuous"
+            _check_decimals(question, designs[question.name], is_continuous=is_continuous)
+        is_progressive = isinstance(questions[0].step, Narrowing)
+        key = _make_key(self.key, self.insecure_seed, is_progressive=is_progressive)
+        public = [
+            ANSWER_FORMAT,
+            {name: designs[name].model_dump(exclude_none=True) for name in names},
+            {name: text.model_dump() for name, text in wording.items()},
+            {name: columns[name].model_dump(mode="json") for name in names},
+        ]
+        secret = b"" if key is None else key.reveal()
+        content = json.dumps(public, sort_keys=True).encode()
+        id_ = blake2b(content, digest_size=8, person=b"dpdask survey", key=secret).hexdigest()
+        drawn = _Drawn(release=release, declared=declared, questions=questions, key=key, id=id_)
+        object.__setattr__(self, "_drawn", drawn)
 
     @property
     def id(self) -> str:
@@ -206,29 +201,35 @@ class Survey:
         section = interval_section(release=drawn.release, schema=self.schema, codecs=drawn.declared)
         more = _STOPPED if self.is_progressive else _UNANSWERED
         assert isinstance(section.unprotected, CoveredContent)
-        coarser = {
-            asked.name: _coarser_column(section.columns[asked.name], asked)
-            for asked in drawn.asked
-            if asked.is_coarser
-        }
+        columns = dict(section.columns)
+        for question in drawn.questions:
+            if (
+                question.is_coarser
+            ):  # the figures are of the anchors as drawn, and others were shown
+                figures = {**columns[question.name]}
+                figures.pop("mean_coverage", None)
+                figures.pop("leakage", None)
+                rounded = f"rounded down to {question.decimals} decimals before they were shown"
+                columns[question.name] = figures | {"anchors": f"{rounded}; no coverage is stated"}
         section = replace(
             section,
             unprotected=CoveredContent(what=f"{section.unprotected.what}; {more}"),
-            text=section.text.replace(TRUE, "")  # a mechanism promises this, but a survey cannot
-            + f" Not protected either: {more}. All of this holds as far as respondents answer truthfully, each of them once.",
-            mechanism={
-                **section.mechanism,
-                "true_of_every_row": False,
-            },  # people answered, so it cannot be known
-            columns={**section.columns, **coarser},
-            order="rows keep the order in which answers were ingested, which is public, as are respondents' ids",
+            # a mechanism promises that ranges are true, but a survey cannot
+            text=f"{section.text.replace(TRUE, '')} Not protected either: {more}. All of this"
+            " holds as far as respondents answer truthfully, each of them once.",
+            mechanism={**section.mechanism, "true_of_every_row": False},
+            columns=columns,
+            order="rows keep the order in which answers were ingested, which is public, as are"
+            " respondents' ids",
         )
-        wording = {asked.name: asked.wording.model_dump(exclude_none=True) for asked in drawn.asked}
         survey = {
             "id": self.id,
             "format": ANSWER_FORMAT,
             "progressive": self.is_progressive,
-            "wording": wording,
+            "wording": {
+                question.name: question.wording.model_dump(exclude_none=True)
+                for question in drawn.questions
+            },
         }
         card = make_card(section, name="survey", insecure=self.insecure_seed is not None)
         assert card.terms is not None
@@ -255,17 +256,25 @@ class Survey:
         SpecError
             If the survey is progressive, or an id appears twice or is invalid.
         """
-        if self._drawn.key is None:
-            raise SpecError(
-                "a progressive design's questions follow from the answers",
-                "questions",
-                "give every respondent the form",
-            )
-        ids = [
-            id_of(each)
-            for each in (range(1, respondents + 1) if isinstance(respondents, int) else respondents)
+        key = self._drawn.key
+        if key is None:
+            what = "a progressive design's questions follow from the answers"
+            raise SpecError(what, "questions", "give every respondent the form")
+        if isinstance(respondents, int):
+            respondents = range(1, respondents + 1)
+        ids = _check_ids(respondents)
+        drawn = {
+            question.name: question.draw_anchors(self.id, ids, key)
+            for question in self._drawn.questions
+        }
+        rows = [
+            (self.id, id_, question.name, *question.ask(anchors), anchors.tolist())
+            for row, id_ in enumerate(ids)
+            for question in self._drawn.questions
+            for anchors in [drawn[question.name][row]]
         ]
-        return question_table(self._drawn.asked, self.id, check_ids(ids), self._drawn.key)
+        names = ["survey", "respondent", "column", "question", "choices", "anchors"]
+        return pd.DataFrame(rows, columns=names)
 
     def form(
         self,
@@ -300,19 +309,19 @@ class Survey:
             If the survey is not progressive, or a reference has too many values for a page.
         """
         if not self.is_progressive:
-            raise SpecError(
-                "only a progressive design needs a form", "form", "ask the rows of `questions`"
-            )
+            what = "only a progressive design needs a form"
+            raise SpecError(what, "form", "ask the rows of `questions`")
         if respondent is not None:
-            check_ids([id_of(respondent)])
-        return form(
-            self._drawn.asked,
-            self.id,
-            title=title,
-            introduction=introduction,
-            respondent=respondent,
-            own_tau=own_tau,
-        )
+            _check_ids([respondent])
+        data = {
+            "format": ANSWER_FORMAT,
+            "survey": self.id,
+            "respondent": respondent,
+            "convention": CONVENTION,
+            "ownTau": own_tau,
+            "columns": [question.to_page() for question in self._drawn.questions],
+        }
+        return render_form(data, title, introduction)
 
     def ingest(self, answers: Answers | pd.DataFrame) -> pd.DataFrame:
         """Return the release of some answers: `npmle` and `IntervalRegressor` take its ranges as a mechanism's.
@@ -339,195 +348,126 @@ class Survey:
         InputError
             If a file cannot be read.
         """
-        found, asked = read_answers(answers), self._drawn.asked
-        if self._drawn.key is None:
-            keys = [end for each in asked for end in ends_of(each.name)]
-            respondents = check_headers(found, self.id, keys, keys)
-            ranges = [form_ranges(found, each) for each in asked]
+        read, questions, key = read_answers(answers), self._drawn.questions, self._drawn.key
+        if key is None:
+            keys = [end for question in questions for end in ends_of(question.name)]
+            respondents = check_headers(read, self.id, keys, keys)
+            ranges = [read_form_ranges(read, question) for question in questions]
         else:
-            keys = [f"{each.name}_{part}" for each in asked for part in ("choice", "value")]
-            respondents = check_headers(found, self.id, keys, ["respondent"])
-            ranges = [
-                choice_ranges(
-                    found, [str(each) for each in respondents], each, self.id, self._drawn.key
-                )
-                for each in asked
-            ]
-        whose = (
-            {"respondent": pd.Series(respondents, dtype="str")}
-            if any(each is not None for each in respondents)
-            else {}
-        )
-        ends = {
-            name: end
-            for each, pair in zip(asked, ranges, strict=True)
-            for name, end in zip(ends_of(each.name), pair, strict=True)
-        }
-        return pd.DataFrame({**whose, **ends})
+            keys = [f"{each.name}_{part}" for each in questions for part in ("choice", "value")]
+            respondents = check_headers(read, self.id, keys, ["respondent"])
+            ids = list(map(str, respondents))
+            ranges = [read_choices(read, ids, question, self.id, key) for question in questions]
+        columns: dict[str, Any] = {}
+        if any(each is not None for each in respondents):
+            columns["respondent"] = pd.Series(respondents, dtype="str")
+        for question, pair in zip(questions, ranges, strict=True):
+            columns |= zip(ends_of(question.name), pair, strict=True)
+        return pd.DataFrame(columns)
 
 
-def check_askable(
+def _check_askable(
     schema: Schema, designs: Mapping[str, Design], wording: Mapping[str, Wording]
 ) -> None:
-    """Check that columns and designs can be asked in one way, and have a wording.
-
-    Parameters
-    ----------
-    schema
-        The columns.
-    designs, wording
-        The design and the wording of each.
-
-    Raises
-    ------
-    SpecError
-        If they cannot.
-    """
+    """Check that columns and designs can be asked in one way, and have a wording."""
+    first = next(iter(designs.values()))
     for name, design in designs.items():
         if name not in schema.privatised:
             continue  # `check_designs` refuses it
-        where = f"columns.{name}"
-        if design.nulls == "public" or schema.columns[name].nulls == "level":
-            what = "a survey has no nulls: whoever does not answer has the range (-inf, inf)"
-            raise SpecError(what, where, "leave `nulls` out, of the schema and of the design")
-        if not isinstance(design, Case1 | Case2 | Canonical | Ring | Progressive):
-            raise SpecError(
+        is_progressive = isinstance(design, Progressive)
+        for is_wrong, what, hint in (
+            (
+                design.nulls == "public" or schema.columns[name].nulls == "level",
+                "a survey has no nulls: whoever does not answer has the range (-inf, inf)",
+                "leave `nulls` out, of the schema and of the design",
+            ),
+            (
+                not isinstance(design, Case1 | Case2 | Canonical | Ring | Progressive),
                 "this design cannot be asked",
-                where,
                 "use the design case1, case2, canonical, ring or progressive",
-            )
-        if isinstance(design, Progressive) and design.stop != "either":
-            raise SpecError(
+            ),
+            (
+                isinstance(design, Progressive) and design.stop != "either",
                 "with this stop rule, a respondent's stop reveals more than the range",
-                where,
                 "use `stop: either`",
-            )
-        if isinstance(design, Progressive) != isinstance(next(iter(designs.values())), Progressive):
-            raise SpecError(
-                "a survey is progressive in all columns or in none", where, "make two surveys"
-            )
-        if name not in wording:
-            raise SpecError("it has no wording", where, "add it to `wording`, at least `of`")
-    extra = next((name for name in wording if name not in designs), None)
-    if extra is not None:
-        raise SpecError(
-            "is not asked for", f"wording.{extra}", "remove it, or give the column a design"
-        )
+            ),
+            (
+                is_progressive != isinstance(first, Progressive),
+                "a survey is progressive in all columns or in none",
+                "make two surveys",
+            ),
+            (name not in wording, "it has no wording", "add it to `wording`, at least `of`"),
+        ):
+            if is_wrong:
+                raise SpecError(what, f"columns.{name}", hint)
+    for name in set(wording) - set(designs):
+        hint = "remove it, or give the column a design"
+        raise SpecError("is not asked for", f"wording.{name}", hint)
 
 
-def check_decimals(asked: Asked, design: Design, *, is_continuous: bool) -> None:
-    """Check that anchors may be shown rounded: no coverage is promised, and rounded anchors are still informative.
+def _check_decimals(question: Question, design: Design, *, is_continuous: bool) -> None:
+    """Check that anchors may be shown rounded: no coverage is promised, and they still say something.
 
-    Parameters
-    ----------
-    asked, design
-        The column and its design.
-    is_continuous
-        Whether its least value, like any other, has no probability of its own, so that an anchor on
-        it says nothing.
-
-    Raises
-    ------
-    SpecError
-        If they may not.
+    The least value of a continuous column, like any other, has no probability of its own, so an
+    anchor on it says nothing.
     """
-    where = f"wording.{asked.name}.decimals"
-    if not asked.is_coarser:
+    if not question.is_coarser:
         return
-    if getattr(design, "at_least", None) is not None or isinstance(
-        getattr(design, "anchors", None), CoverageAnchors
-    ):
-        raise SpecError(
-            "rounded anchors need not have the coverage that is asked for",
-            where,
-            "leave it out, or give anchors",
+    where = f"wording.{question.name}.decimals"
+    is_covering = isinstance(getattr(design, "anchors", None), CoverageAnchors)
+    if getattr(design, "at_least", None) is not None or is_covering:
+        what = "rounded anchors need not have the coverage that is asked for"
+        raise SpecError(what, where, "leave it out, or give anchors")
+    low, high = question.bounds
+    if not question.tells_apart(low if is_continuous else math.nextafter(low, -math.inf), high):
+        what = (
+            "no anchor that is rounded down falls between its least and greatest value, so its"
+            " ranges would carry no information"
         )
-    low, high = asked.bounds
-    if not asked.tells_apart(low if is_continuous else math.nextafter(low, -math.inf), high):
-        what = "no anchor that is rounded down falls between its least and greatest value, so its ranges would carry no information"
         raise SpecError(what, where, "choose more decimals, or anchors that reach where values are")
 
 
-def _key(key: RunKey | None, seed: int | None, *, is_progressive: bool) -> RunKey | None:
+def _make_key(key: RunKey | None, seed: int | None, *, is_progressive: bool) -> RunKey | None:
     """Return the key of questions drawn beforehand."""
-    if is_progressive and not (key is None and seed is None):
-        raise SpecError(
-            "a progressive survey has no key: its forms draw in the respondents' browsers",
-            "Survey",
-            "leave key and insecure_seed out",
-        )
-    if key is not None and seed is not None:
+    if key is not None and seed is not None and not is_progressive:
         raise SpecError("`key` and `insecure_seed` are both given", "Survey", "give one of them")
-    if is_progressive or key is not None:
-        return key
-    return RunKey.fresh() if seed is None else RunKey.insecure(seed)
+    if not is_progressive:
+        return key or (RunKey.fresh() if seed is None else RunKey.insecure(seed))
+    if key is not None or seed is not None:
+        what = "a progressive survey has no key: its forms draw in the respondents' browsers"
+        raise SpecError(what, "Survey", "leave key and insecure_seed out")
+    return None
 
 
-def _codec(schema: Schema, name: str) -> Codec | None:
-    type_ = schema.columns[name].type
-    return None if type_ is None else codec_for(name, schema.columns[name], arrow_type(type_))
-
-
-def _ask(name: str, wording: Wording, release: IntervalRelease, codec: Codec) -> Asked:
+def _ask(name: str, wording: Wording, release: IntervalRelease, codec: Codec) -> Question:
     step, where = release.columns[name].step, f"column {name!r}"
     assert isinstance(step, Partition | Narrowing)
-    type_ = codec.levels.type if isinstance(codec, LevelCodec) else codec.type
+    if isinstance(codec, LevelCodec):
+        type_, levels = codec.levels.type, np.sort(to_numbers(codec, codec.levels)[0])
+        bounds = (float(levels[0]), float(levels[-1]))
+    else:
+        type_, levels = codec.type, np.zeros(0)
+        bounds = codec.bounds or (-math.inf, math.inf)
     if pa.types.is_timestamp(type_):
         raise SpecError("people are asked for numbers and dates", where, "declare the type date32")
     if step.lattice and wording.decimals:
-        raise SpecError(
-            "its anchors are whole",
-            f"wording.{name}.decimals",
-            "leave it out, or declare the type float64",
-        )
-    is_date = bool(pa.types.is_date(type_))
+        hint = "leave it out, or declare the type float64"
+        raise SpecError("its anchors are whole", f"wording.{name}.decimals", hint)
+    is_date, x = bool(pa.types.is_date(type_)), step.distribution.x
     centres = step.centres if isinstance(step, Partition) else np.zeros(1)
-    if is_date and not _are_days(step.distribution, centres):
-        raise SpecError(
-            "an anchor may be no date of the years 1 to 9999",
-            where,
-            "give anchors in days since 1970, not so wide",
-        )
-    levels = (
-        np.sort(to_numbers(codec, codec.levels)[0])
-        if isinstance(codec, LevelCodec)
-        else np.zeros(0)
-    )
-    bounds = (
-        codec.bounds or (-math.inf, math.inf)
-        if isinstance(codec, ValueCodec)
-        else (float(levels[0]), float(levels[-1]))
-    )
-    return Asked(
+    first, last = x[0] + centres.min(), x[-1] + centres.max()
+    if is_date and not (first >= _FIRST_DAY and last <= _LAST_DAY):
+        hint = "give anchors in days since 1970, not so wide"
+        raise SpecError("an anchor may be no date of the years 1 to 9999", where, hint)
+    return Question(
         name=name, wording=wording, step=step, is_date=is_date, bounds=bounds, levels=levels
     )
 
 
-def _coarser_column(column: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
-    """Return a column's part of the card without the figures of the anchors as drawn, because coarser ones were shown."""
-    figures = {key: value for key, value in column.items() if key not in _OF_DRAWN_ANCHORS}
-    return figures | {
-        "anchors": f"rounded down to {asked.decimals} decimals before they were shown; no coverage is stated"
-    }
-
-
-def _are_days(distribution: Quantiles, centres: np.ndarray) -> bool:
-    return bool(
-        _DAYS[0] <= distribution.x[0] + centres.min()
-        and distribution.x[-1] + centres.max() <= _DAYS[1]
-    )
-
-
-def check_ids(ids: Sequence[str | None]) -> list[str]:
-    """Return respondents' ids.
-
-    Raises
-    ------
-    SpecError
-        If an id appears twice, or is None, which no answer can carry.
-    """
-    found = [each for each in ids if each is not None]
-    if len(set(found)) < len(ids):
+def _check_ids(respondents: Sequence[object]) -> list[str]:
+    """Return respondents' ids, after a check that an answer can carry each, and none twice."""
+    ids = {id_ for respondent in respondents if (id_ := id_of(respondent)) is not None}
+    if len(ids) < len(respondents):
         what = f"a respondent's id is repeated, empty, or not a UTF-8 text of up to {MAX_ID} characters"
         raise SpecError(what, "respondents", "give every respondent an id")
-    return found
+    return [str(respondent) for respondent in respondents]

@@ -220,7 +220,7 @@ def narrowed(
 def test_the_page_narrows_as_the_library_to_the_last_bit(browser, tmp_path, name):
     made = survey(*DESIGNS[name])
     open_form(browser, tmp_path, made)
-    step = made._drawn.asked[0].step
+    step = made._drawn.questions[0].step
     values = np.floor(VALUES[:500]) if step.lattice else VALUES[:500]
     values = values % 60 if "poisson" in str(DESIGNS[name]) else values
     drawn = words(stream(RunKey.insecure(5), "t", name), 500, step.words_per_row)
