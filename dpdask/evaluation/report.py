@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 
 from dpdask.analysis.opening import open as open_release
 from dpdask.errors import OutputError, SpecError
 from dpdask.evaluation.measures import Comparison, compare_sides
 from dpdask.evaluation.samples import (
-    Floats,
     Side,
     code_sides,
     read_input,
@@ -35,8 +35,9 @@ from dpdask.steps import step
 from dpdask.streams import RunKey, stream
 from dpdask.version import __version__
 
-_N_ROWS, _N_PICTURES, _N_BARS = 20, 40, 20
-_WIDTH, _HEIGHT = 240.0, 100.0
+N_ROWS = 100_000
+_SEED = 0
+_N_PAIRS, _N_PICTURES, _N_BARS = 20, 40, 20
 
 
 def render_report(
@@ -46,11 +47,11 @@ def render_report(
     found: Comparison,
     left_out: Sequence[str],
 ) -> str:
-    """Return the page; every value in it is escaped, and it loads nothing; confidential: it shows private rows' statistics."""
-    summary = [
-        (label, [found.average(of, which) for which in ("released", "independent", "resample")])
-        for label, of in (("column shapes", "columns"), ("pair trends", "pairs"))
-    ]
+    """Return the page; every value in it is escaped, and it loads nothing."""
+    averages = {"column shapes": "columns", "pair trends": "pairs"}
+    sides = ("released", "independent", "resample")
+    pictures = [each.names[0] for each in found.columns[:_N_PICTURES]]
+    columns = card["columns"].items()
     values = {
         "name": card["name"],
         "mechanism": card["mechanism"]["kind"],
@@ -59,23 +60,19 @@ def render_report(
         "n_released": released.n_rows,
         "version": __version__,
         "style": read_style(__package__, "report.css"),
-        "summary": summary,
-        "impossible_shares": found.impossible_shares,
-        "prediction": found.prediction,
-        "pictures": [
-            _draw(each.names[0], original, released) for each in found.columns[:_N_PICTURES]
+        "summary": [
+            (label, [found.average(of, side) for side in sides]) for label, of in averages.items()
         ],
-        "columns": found.columns,
-        "pairs": found.pairs[:_N_ROWS],
-        "n_pairs": len(found.pairs),
-        "rare": found.rare,
+        "found": found,
+        "pictures": [_draw(name, original, released) for name in pictures],
+        "pairs": found.pairs[:_N_PAIRS],
         "impossible": [
             each for each in found.impossible if each.released or each.independent or each.floor
         ],
         "left_out": left_out,
         "kept": [
             name
-            for name, column in card["columns"].items()
+            for name, column in columns
             if column["role"] == "kept" and name in original.columns
         ],
     }
@@ -84,63 +81,34 @@ def render_report(
 
 def _draw(name: str, original: Side, released: Side) -> dict[str, Any]:
     """Return the bars of a column: pairs of original and release for each level or range."""
+    values = [side.columns[name] for side in (original, released)]
     if name in original.levels:
         size = len(original.levels[name])
-        shares = [
-            np.bincount(side.columns[name], minlength=size) / side.n_rows
-            for side in (original, released)
-        ]
-        fits = size - 1 <= _N_BARS  # the last place is of values outside the domain
-        order = np.arange(size) if fits else np.argsort(-shares[0], kind="stable")[:_N_BARS]
-        shares = [each[order] for each in shares]
-        if fits and not (shares[0][-1] or shares[1][-1]):
-            shares = [each[:-1] for each in shares]  # nothing lies outside the domain
-        caption = (
-            f"{size - 1} levels, in order"
-            if fits
-            else f"the {_N_BARS} most frequent of {size - 1} levels"
-        )
+        counts = [np.bincount(codes, minlength=size) for codes in values]
+        if size - 1 > _N_BARS:
+            order = np.argsort(-counts[0], kind="stable")[:_N_BARS]
+            caption = f"the {_N_BARS} most frequent of {size - 1} levels"
+        else:  # the last place is of values outside the domain, if there are any
+            order = np.arange(size if counts[0][-1] or counts[1][-1] else size - 1)
+            caption = f"{size - 1} levels, in order"
+        shares = [each[order] / max(each.sum(), 1) for each in counts]
     else:
-        values = [side.columns[name].astype(np.float64) for side in (original, released)]
-        known = np.concatenate([each[~np.isnan(each)] for each in values])
-        low, high = (float(end) for end in np.quantile(known, [0.005, 0.995]))
+        known = [each[~np.isnan(each)] for each in values]
+        low, high = np.quantile(np.concatenate(known), [0.005, 0.995]).tolist()
         edges = np.linspace(low, high if high > low else low + 1.0, _N_BARS + 1)
         shares = [
-            np.histogram(np.clip(each[~np.isnan(each)], edges[0], edges[-1]), edges)[0] / len(each)
-            for each in values
+            np.histogram(np.clip(a, low, edges[-1]), edges)[0] / len(b)
+            for a, b in zip(known, values, strict=True)
         ]
-        ends = [
-            (say_date(float(end), "days") if name in original.dates else None) or f"{end:.6g}"
-            for end in edges[[0, -1]]
-        ]
-        caption = f"{ends[0]} to {ends[1]}; values beyond are in the outermost bars"
-    return {"name": name, "bars": _place_bars(*shares), "caption": caption}
-
-
-def _place_bars(original: Floats, released: Floats) -> list[dict[str, Any]]:
-    top, width = (
-        max(float(original.max()), float(released.max()), 1e-12),
-        _WIDTH / max(len(original), 1),
-    )
-    bars = []
-    for place, pair in enumerate(zip(original, released, strict=True)):
-        for side, (share, of) in enumerate(zip(pair, ("original", "release"), strict=True)):
-            height = (_HEIGHT - 4.0) * float(share) / top
-            x = width * (place + 0.1 + 0.4 * side)
-            bars.append(
-                {
-                    "x": f"{x:.2f}",
-                    "y": f"{_HEIGHT - height:.2f}",
-                    "width": f"{0.4 * width:.2f}",
-                    "height": f"{height:.2f}",
-                    "of": of,
-                }
-            )
-    return bars
-
-
-N_ROWS = 100_000
-_SEED = 0
+        is_date = name in original.dates
+        first, last = (
+            (say_date(end, "days") if is_date else None) or f"{end:.6g}"
+            for end in edges[[0, -1]].tolist()
+        )
+        caption = f"{first} to {last}; values beyond are in the outermost bars"
+    top = max(shares[0].max(), shares[1].max(), 1e-12)
+    bars = [[each / top for each in pair] for pair in zip(*shares, strict=True)]
+    return {"name": name, "bars": bars, "caption": caption}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,88 +137,56 @@ def write_report(
     target: str | None = None,
     n_rows: int = N_ROWS,
 ) -> Path:
-    """Write the comparison of a release with its original as one HTML file, and return its path; confidential: it reads private rows.
+    """Write the comparison of a release with its original as one HTML file, and return its path.
 
-    Parameters
-    ----------
-    original
-        The table that was released: a file or a folder of Parquet or CSV, or a job's input.
-    to
-        The file; by default `<name of the output>-confidential.html` in the working folder.
+    The original is a file or a folder of Parquet or CSV, or a job's input.
     """
     url = absolute_url(out)
     path = Path(to) if to is not None else Path(f"{url.rpartition('/')[2]}-confidential.html")
-    _check_place(path, url)
+    # before any private row is read
+    if path.exists() or path.is_symlink():
+        hint = "remove it, or name another with --to"
+        raise OutputError("the file is there already", str(path), hint)
+    if f"{absolute_url(str(path.parent))}/".startswith(f"{url}/"):
+        what = "a confidential report may not lie in the folder that is published"
+        raise OutputError(what, str(path), "name a file elsewhere with --to")
     if isinstance(original, str):
         original = absolute_url(original)
         if original == url or takes_in(original, url) or takes_in(url, original):
-            raise SpecError(
-                "the original and the release are one folder, or one holds the other",
-                "--original",
-                "give the table that the job read",
-            )
+            what = "the original and the release are one folder, or one holds the other"
+            raise SpecError(what, "--original", "give the table that the job read")
     release = open_release(out)
-    card = release.card
-    mechanism = card["mechanism"]
+    card, mechanism = release.card, release.card["mechanism"]
     read = Card.read(card, out)
     if find_guidance(read).shape(read) not in ("rows", "records"):
-        what = f"a release of the mechanism {mechanism['kind']!r} holds no rows with values of the original's columns"
-        raise SpecError(
-            what, out, "use dpdask.open to analyse it, and compare its estimates with the original"
-        )
-    key, columns = RunKey.insecure(_SEED), list(card["columns"])
-    rng = stream(key, "report/original", "").seed_generator()
+        kind = mechanism["kind"]
+        what = f"a release of the mechanism {kind!r} holds no rows with values of the original's columns"
+        hint = "use dpdask.open to analyse it, and compare its estimates with the original"
+        raise SpecError(what, out, hint)
+    columns = list(card["columns"])
+
+    def rng(name: str) -> Generator:
+        return stream(RunKey.insecure(_SEED), f"report/{name}", "").seed_generator()
+
     with step("reading the original", logging.DEBUG):
         if isinstance(original, str):
-            private = read_original(original, columns, n_rows, rng)
+            private = read_original(original, columns, n_rows, rng("original"))
         else:
-            private = read_input(
-                original.find_table(card.get("input", {}).get("version")), columns, n_rows, rng
-            )
+            table = original.find_table(card.get("input", {}).get("version"))
+            private = read_input(table, columns, n_rows, rng("original"))
     with step("reading the release", logging.DEBUG):
-        public = read_released(
-            release.folder,
-            release.shards,
-            columns,
-            n_rows,
-            stream(key, "report/release", "").seed_generator(),
-        )
-    with step(
-        "comparing columns and pairs" if target is None else "comparing, and predicting the target",
-        logging.DEBUG,
-    ):
+        folder, shards = release.folder, release.shards
+        public = read_released(folder, shards, columns, n_rows, rng("release"))
+    comparing = "comparing, and predicting the target" if target else "comparing columns and pairs"
+    with step(comparing, logging.DEBUG):
         real, given, left_out = code_sides(private, public, card["columns"])
-        found = compare_sides(
-            real, given, target=target, rng=stream(key, "report/compare", "").seed_generator()
-        )
-    _write(path, render_report(card, real, given, found, left_out))
-    return path
-
-
-def _check_place(path: Path, url: str) -> None:
-    """Refuse a file that is there already, or in the folder that is published; before any private row is read."""
-    if path.exists() or path.is_symlink():
-        raise OutputError(
-            "the file is there already", str(path), "remove it, or name another with --to"
-        )
-    if f"{absolute_url(str(path.parent))}/".startswith(f"{url}/"):
-        raise OutputError(
-            "a confidential report may not lie in the folder that is published",
-            str(path),
-            "name a file elsewhere with --to",
-        )
-
-
-def _write(path: Path, page: str) -> None:
-    """Write a new file that only this user may read."""
-    try:
-        with os.fdopen(
-            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
-        ) as file:
+        found = compare_sides(real, given, target=target, rng=rng("compare"))
+    page = render_report(card, real, given, found, left_out)
+    try:  # a new file that only this user may read
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(page)
     except OSError:
-        raise OutputError(
-            "cannot be written",
-            str(path),
-            "name a file in a folder that you may write to with --to",
-        ) from None
+        hint = "name a file in a folder that you may write to with --to"
+        raise OutputError("cannot be written", str(path), hint) from None
+    return path

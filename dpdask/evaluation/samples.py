@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -37,7 +38,7 @@ _DAY = 86_400_000_000  # microseconds
 class Side:
     """Some rows of a table, by column: numbers as float64 with NaN for null, categories as codes; confidential for private rows."""
 
-    columns: Mapping[str, Floats | Codes]  # by name, the values of the rows
+    columns: Mapping[str, NDArray[Any]]  # by name, the values of the rows: float64 or int64
     # By name, the categories that the codes stand for; a column without them is one of numbers.
     levels: Mapping[str, tuple[object, ...]]
     dates: frozenset[str] = frozenset()  # the columns whose numbers are days since 1970
@@ -62,57 +63,35 @@ def read_original(url: str, columns: Sequence[str], n_rows: int, rng: Generator)
     """Return a uniform sample of an original table's rows; memory is bounded by the sample and a batch."""
     fs, path = open_filesystem(url)
     if any(fs.exists(f"{path}/{name}") for name in LOG_FOLDERS):
-        raise SpecError(
-            "the original is a Delta or Iceberg table",
-            "--original",
-            "name the job that released it: dpdask report --job JOB",
-        )
-    files = (
-        Files()
-        .list_files(
-            url, Schema.from_dict({"columns": {name: {"role": "keep"} for name in columns}})
-        )
-        .files
-    )
+        hint = "name the job that released it: dpdask report --job JOB"
+        raise SpecError("the original is a Delta or Iceberg table", "--original", hint)
+
+    def schema_of(names: Iterable[str]) -> Schema:
+        roles = {name: {"role": "keep" if name in columns else "drop"} for name in names}
+        return Schema.from_dict({"columns": roles})
+
+    files = Files().list_files(url, schema_of(columns)).files
     if files[0].format == "parquet":
-        held = [
-            name
-            for name, _, _ in parquet.read_columns(
-                fs, open_filesystem(files[0].url)[1], files[0].name
-            )
-        ]
+        footer = parquet.read_columns(fs, open_filesystem(files[0].url)[1], files[0].name)
+        held = [name for name, _, _ in footer]
         _check_columns(columns, [*held, *files[0].constants])
-        table = discover(
-            url,
-            Schema.from_dict(
-                {
-                    "columns": {
-                        name: {"role": "keep" if name in columns else "drop"} for name in held
-                    }
-                }
-            ),
-        )
-        return read_input(table, columns, n_rows, rng)
+        return read_input(discover(url, schema_of(held)), columns, n_rows, rng)
     try:
         return sample_rows(_read_texts([file.url for file in files], columns), n_rows, rng)
     except (OSError, pa.ArrowException, *csv.BAD_GZIP):
-        raise InputError(
-            "the original cannot be read as CSV",
-            "--original",
-            "check the path; all files must have the same columns",
-        ) from None
+        hint = "check the path; all files must have the same columns"
+        raise InputError("the original cannot be read as CSV", "--original", hint) from None
 
 
 def _read_texts(urls: Sequence[str], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of CSV files, whose types are those that the first one seems to have: a report has no schema of the original."""
+    """Yield the rows of CSV files, of the types that the first one seems to have: there is no schema."""
     types: dict[str, pa.DataType] = {}
+    options = pa_csv.ReadOptions(use_threads=False)
     for url in urls:
         convert = pa_csv.ConvertOptions(column_types=types)
         with (
             csv.open_url(url) as file,
-            pa_csv.open_csv(
-                file, pa_csv.ReadOptions(use_threads=False), convert_options=convert
-            ) as reader,
+            pa_csv.open_csv(file, options, convert_options=convert) as reader,
         ):
             _check_columns(columns, reader.schema.names)
             types = types or {field.name: field.type for field in reader.schema}
@@ -120,28 +99,18 @@ def _read_texts(urls: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Reco
 
 
 def _check_columns(columns: Sequence[str], held: Sequence[str]) -> None:
-    missing = [name for name in columns if name not in held]
-    if missing:
-        raise DataError(
-            "the original has no such column",
-            f"column {missing[0]!r}",
-            "give the table that the job read",
-        )
+    for name in columns:
+        if name not in held:
+            what, hint = "the original has no such column", "give the table that the job read"
+            raise DataError(what, f"column {name!r}", hint)
 
 
 def read_input(
     table: InputTable, columns: Sequence[str], n_rows: int, rng: Generator
 ) -> pd.DataFrame:
     """Return a uniform sample of the rows of a job's input."""
-    return sample_rows(
-        (
-            batch
-            for each in table.fragments
-            for batch in read_batches(each, list(columns), table.schema)
-        ),
-        n_rows,
-        rng,
-    )
+    parts = (read_batches(each, list(columns), table.schema) for each in table.fragments)
+    return sample_rows(chain.from_iterable(parts), n_rows, rng)
 
 
 def read_released(
@@ -160,42 +129,45 @@ def read_released(
 
 
 def sample_rows(batches: Iterable[pa.RecordBatch], n_rows: int, rng: Generator) -> pd.DataFrame:
-    """Return a uniform sample of the rows of batches, in their order: those with the smallest of uniform keys."""
-    kept: list[pa.Table] = []
+    """Return a uniform sample of the rows, in their order: those with the smallest of uniform keys."""
+    tables: list[pa.Table] = []
     keys, limit = np.zeros(0), 1.0
+
+    def cut() -> None:
+        nonlocal tables, keys, limit
+        limit = float(np.partition(keys, n_rows)[n_rows])
+        chosen = keys < limit
+        tables = [pa.concat_tables(tables).filter(pa.array(chosen)).combine_chunks()]
+        keys = keys[chosen]
+
     for batch in batches:
         drawn = rng.random(batch.num_rows)
         chosen = drawn < limit
-        kept.append(pa.Table.from_batches([batch]).filter(pa.array(chosen)))
+        tables.append(pa.Table.from_batches([batch]).filter(pa.array(chosen)))
         keys = np.concatenate([keys, drawn[chosen]])
-        if len(keys) > 2 * n_rows:
-            kept, keys, limit = _cut(kept, keys, n_rows)
+        if len(keys) > 2 * n_rows:  # as often as memory asks for
+            cut()
     if not len(keys):
         raise InputError("the table has no rows", "report", "give a table with rows")
-    rows = (_cut(kept, keys, n_rows)[0] if len(keys) > n_rows else [pa.concat_tables(kept)])[0]
+    if len(keys) > n_rows:
+        cut()
+    rows = pa.concat_tables(tables)
     return pd.DataFrame(dict(zip(rows.column_names, map(_to_pandas, rows.columns), strict=True)))
 
 
 def _to_pandas(column: pa.ChunkedArray) -> pd.Series:
-    """Return a column; where Python cannot hold its values, far dates and times of unknown zones as times, and others as texts."""
+    """Return a column, also of values that Python cannot hold: as times where it may, else as texts."""
     type_ = column.type
     try:
         plain = column.cast(pa.string()) if type_ == pa.time64("ns") else column
-        return pa.table({"values": plain}).to_pandas()[
-            "values"
-        ]  # a column alone would be of another dtype of texts
+        # a column alone would be of another dtype of texts
+        return pa.table({"values": plain}).to_pandas()["values"]
     except (pa.ArrowException, OverflowError, ValueError):
         if pa.types.is_date(type_):
             return column.cast(pa.timestamp("ms")).to_pandas()
         if pa.types.is_timestamp(type_):
             return column.cast(pa.int64()).cast(pa.timestamp(type_.unit)).to_pandas()
         return pd.Series([str(column.slice(row, 1)) for row in range(len(column))])
-
-
-def _cut(kept: list[pa.Table], keys: Floats, n_rows: int) -> tuple[list[pa.Table], Floats, float]:
-    limit = float(np.partition(keys, n_rows)[n_rows])
-    chosen = keys < limit
-    return [pa.concat_tables(kept).filter(pa.array(chosen)).combine_chunks()], keys[chosen], limit
 
 
 def code_sides(
@@ -206,47 +178,44 @@ def code_sides(
     Values of the original outside a column's domain are brought to it as a release does: numbers to
     the nearest bound, others to a category of their own.
     """
-    sides: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    real: dict[str, NDArray[Any]] = {}
+    given: dict[str, NDArray[Any]] = {}
     levels: dict[str, tuple[object, ...]] = {}
     dates, left_out = set(), []
-    for name in original.columns:
+    for name in map(str, original.columns):
         column, pair = columns[name], (original[name], released[name])
-        numbers = None if "levels" in column else [_to_numbers(part) for part in pair]
-        if numbers is not None and numbers[0] is not None and numbers[1] is not None:
-            bounds, unit = column.get("bounds"), _days_of_one(column, released[name])
-            sides[0][name] = (
-                numbers[0]
-                if bounds is None
-                else np.clip(numbers[0], float(bounds[0]) * unit, float(bounds[1]) * unit)
-            )
-            sides[1][name] = numbers[1]
-            dates |= set() if pd.api.types.is_numeric_dtype(released[name]) else {str(name)}
+        one, two = (None if "levels" in column else _to_numbers(values) for values in pair)
+        if one is not None and two is not None:
+            real[name], given[name] = one, two
+            if column.get("bounds") is not None:  # in days, if the values are dates
+                unit = _days_of_one(column, released[name])
+                low, high = (float(bound) * unit for bound in column["bounds"])
+                real[name] = np.clip(real[name], low, high)
+            if not pd.api.types.is_numeric_dtype(released[name]):
+                dates.add(name)
             continue
-        keys = [[level_key(value) for value in part] for part in pair]
-        known = (
-            dict.fromkeys(level_key(level) for level in column["levels"])
-            if "levels" in column
-            else dict.fromkeys(keys[0] + keys[1])
+        keys = [[level_key(value) for value in values] for values in pair]
+        known = dict.fromkeys(
+            map(level_key, column["levels"]) if "levels" in column else keys[0] + keys[1]
         )
         if len(known) > MOST_LEVELS:
-            left_out.append(str(name))
+            left_out.append(name)
             continue
         places = {key: place for place, key in enumerate(known)}
         levels[name] = (*column.get("levels", known), "(outside its domain)")
-        for side, own in zip(sides, keys, strict=True):
-            side[name] = np.array([places.get(key, len(places)) for key in own], dtype=np.int64)
-    if not sides[0]:
-        raise SpecError(
-            "no column can be compared",
-            "report",
-            "compare a release with columns of numbers or of at most 1,000 categories",
+        real[name], given[name] = (
+            np.array([places.get(key, len(places)) for key in each], dtype=np.int64)
+            for each in keys
         )
-    real, given = (Side(columns=side, levels=levels, dates=frozenset(dates)) for side in sides)
-    return real, given, tuple(left_out)
+    if not real:
+        hint = "compare a release with columns of numbers or of at most 1,000 categories"
+        raise SpecError("no column can be compared", "report", hint)
+    sides = [Side(columns=side, levels=levels, dates=frozenset(dates)) for side in (real, given)]
+    return sides[0], sides[1], tuple(left_out)
 
 
 def _days_of_one(column: Mapping[str, Any], released: pd.Series) -> float:
-    """Return how many days a column's card counts as 1, since `_to_numbers` gives days; 1.0 for a column of numbers."""
+    """Return how many days a card's bound counts as 1; 1.0 for a column of numbers."""
     micro = microseconds_of(column.get("numbers"))
     if micro is None:  # a column of numbers, or a card of a version that did not tell
         scale = DateScale.of(released)
@@ -255,7 +224,7 @@ def _days_of_one(column: Mapping[str, Any], released: pd.Series) -> float:
 
 
 def _to_numbers(values: pd.Series) -> Floats | None:
-    """Return a column of numbers, dates or times as float64; None of others."""
+    """Return numbers, or days since 1970, as float64; None of other values."""
     if pd.api.types.is_bool_dtype(values):
         return None
     if pd.api.types.is_numeric_dtype(values):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from dpdask.cells import DEFAULT_BINS, cut_columns
 from dpdask.codec import codec_for
@@ -70,8 +71,12 @@ def exact_marginals(
             name: codec_for(name, declared.columns[name], released.field(name).type)
             for name in declared.privatised
         }
-        cells = cut_columns(codecs, _check_bins(bins))
-        chosen = _check_cliques(cliques, tuple(cells)) if cliques is not None else ()
+        try:
+            fixed: Any = as_fixed_bins(bins)
+        except ValueError as error:
+            raise SpecError(str(error), "`bins`", "correct them") from None
+        cells = cut_columns(codecs, fixed)
+        chosen = _check_cliques(cliques or (), cells)
         statistic = TableStatistic(cells=cells, cliques=chosen, two_way=cliques is None)
         statistic.check_size()
         work = TableWork(
@@ -82,32 +87,17 @@ def exact_marginals(
         close_secrets(place)
 
 
-def _check_bins(
-    bins: int | Mapping[str, int | Sequence[float]],
-) -> Mapping[str, int | Sequence[float]] | int:
-    try:
-        return as_fixed_bins(bins)  # type: ignore[return-value]  # it returns what it was given, checked
-    except ValueError as error:
-        raise SpecError(str(error), "`bins`", "correct them") from None
-
-
 def _check_cliques(
-    cliques: Iterable[Sequence[str]], columns: tuple[str, ...]
+    cliques: Iterable[Sequence[str]], columns: Collection[str]
 ) -> tuple[Clique, ...]:
     chosen = []
     for clique in cliques:
         if isinstance(clique, str) or not clique or len(set(clique)) < len(clique):
-            raise SpecError(
-                "a table is a tuple of one or more different columns",
-                f"`cliques`, {clique!r}",
-                "correct it",
-            )
+            what = "a table is a tuple of one or more different columns"
+            raise SpecError(what, f"`cliques`, {clique!r}", "correct it")
         for name in clique:
             if name not in columns:
-                raise SpecError(
-                    "is not a privatised column",
-                    f"`cliques`, {name!r}",
-                    "correct its name, or its role in the schema",
-                )
+                hint = "correct its name, or its role in the schema"
+                raise SpecError("is not a privatised column", f"`cliques`, {name!r}", hint)
         chosen.append(tuple(clique))
     return tuple(chosen)
