@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -14,13 +13,13 @@ import pandas as pd
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpdask.analysis.opened import DateScale, Result, check_no_dates, find_scales
+from dpdask.analysis.opened import Result
 from dpdask.analysis.points import (
+    DateScale,
     NoisyCells,
     OpenedPoints,
     Points,
-    cell_ends,
-    check_features,
+    find_scales,
     list_cells,
 )
 from dpdask.errors import InputError, SpecError
@@ -53,89 +52,84 @@ class OpenedCells(OpenedPoints):
         ),
     }
 
-    def fit(
-        self, estimator: Callable[[WeightedSample], Floats], response: str, *features: str
-    ) -> Result:
-        """Return the coefficients of an M-estimator of the cells; see `OpenedRelease.fit`.
+    def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
+        if question not in ("slope", "fit"):
+            return super(OpenedCells, self)._plan(question, names, **options)
+        self._check_no_texts(names[:1])
+        self._check_no_dates(names)
+        if question == "fit":
+            return lambda: self._fit(options["estimator"], names)
 
-        Notes
-        -----
-        The standard errors are those of 100 redraws, the same at every call: of the rows, as
-        Poisson counts, and of the noise, which the card states. Cells with a null in one of the
-        columns are left out.
-        """
-        for name in (response, *features):
-            self._column(name)
-        check_features("fit", response, features)
+        def slope() -> Result:
+            """Least squares is corrected for the widths of the cells."""
+            found = self._fit(least_squares, names)
+            error = None if found.standard_error is None else found.standard_error.iloc[1:]
+            return replace(found, estimate=found.estimate.iloc[1:], standard_error=error)
+
+        return slope
+
+    def _fit(self, estimator: Callable[[WeightedSample], Floats], names: Sequence[str]) -> Result:
         if not callable(estimator):
             raise SpecError(
                 "the estimator must be a function",
                 "fit",
                 "give one of dpdask.inference, such as `logistic`, and then the columns",
             )
-        cells, dates = self._read_cells()
-        check_no_dates([response, *features], dates)
-        cells = cells[cells[[response, *features]].notna().all(axis=1)].reset_index(drop=True)
-        sample = WeightedSample.of_frame(cells, response, features, card=self.content)
+        cells, _ = self._read_cells()
+        cells = cells[cells[list(names)].notna().all(axis=1)].reset_index(drop=True)
+        sample = WeightedSample.of_frame(cells, names[0], names[1:], card=self.content)
         rng = stream(
             RunKey.insecure(0), "analysis/redraw", ""
         ).seed_generator()  # any stream: this is post-processing
         coefficients = np.asarray(estimator(sample), dtype=np.float64)
         errors = noise_error(
-            estimator,
-            self._make_redraw(sample, cells, [response, *features]),
-            repeats=_REPEATS,
-            rng=rng,
+            estimator, self._make_redraw(sample, cells, names), repeats=_REPEATS, rng=rng
         ).standard_error
-        names = ["intercept", *sample.names]
+        labels = ["intercept", *sample.names]
         index = (
-            pd.Index(names[len(names) - len(coefficients) :])
-            if len(coefficients) <= len(names)
+            pd.Index(labels[len(labels) - len(coefficients) :])
+            if len(coefficients) <= len(labels)
             else pd.RangeIndex(len(coefficients))
         )
-        estimate, error = (pd.Series(part, index) for part in (coefficients, errors))
-        cut = self.content["mechanism"]["cut"]
+        cut = self._cut
         limits = (
-            (_NO_BOUND,)
+            [_NO_BOUND]
             if cut is None
-            else (
+            else [
                 _NO_BOUND,
                 f"cells whose noisy count was below {cut} are left out, which no error holds",
-            )
+            ]
         )
-        if (errors <= _STILL * np.abs(coefficients)).any():
-            return Result(
-                estimate=estimate, standard_error=None, bias_bound=None, limits=(*limits, _NO_ERROR)
-            )
-        return Result(estimate=estimate, standard_error=error, bias_bound=None, limits=limits)
+        if still := bool((errors <= _STILL * np.abs(coefficients)).any()):
+            limits.append(_NO_ERROR)
+        error = None if still else pd.Series(errors, index)
+        return Result(
+            estimate=pd.Series(coefficients, index),
+            standard_error=error,
+            bias_bound=None,
+            limits=tuple(limits),
+        )
 
-    def slope(self, response: str, *features: str) -> Result:
-        """Return the slopes of least squares of the cells, corrected for their widths; see `OpenedRelease.slope` and `fit`."""
-        check_features("slope", response, features)
-        found = self.fit(least_squares, response, *features)
-        error = None if found.standard_error is None else found.standard_error.iloc[1:]
-        return replace(found, estimate=found.estimate.iloc[1:], standard_error=error)
+    @property
+    def _cut(self) -> int | None:
+        cut: int | None = self.content["mechanism"]["cut"]
+        return cut
 
-    def _answers(self, name: str) -> set[str]:
-        found = super(OpenedCells, self)._answers(name)
-        return found | ({"fit"} if "slope" in found else set())
+    @property
+    def _law(self) -> Mapping[str, float]:
+        """The noise of a cell, as the card states it."""
+        law: Mapping[str, float] = self.content["accounting"]["noise"]["cells"]
+        return law
 
     def _points(self, *names: str) -> Points:
-        for name in names:
-            self._column(name)
         cells, dates = self._read_cells()
-        cell, n_rows = (
-            self._cell_of(cells),
-            self.content["n_rows"]["value"] or float(cells[_WEIGHT].sum()),
-        )
-        deviation = self.content["accounting"]["noise"]["cells"]["standard_deviation"]
+        weights = cells[_WEIGHT].to_numpy(dtype=np.float64)
+        cell, n_rows = self._cell_of(cells), self.content["n_rows"]["value"] or float(weights.sum())
+        cut, law = self._cut, self._law
+        deviation = law["standard_deviation"]
 
         def noise(chosen: Sequence[str]) -> NoisyCells:
             frame, listed, others = self._count_cells(cells, cell, chosen)
-            cut, law = (
-                self.content["mechanism"]["cut"],
-                self.content["accounting"]["noise"]["cells"],
-            )
             sizes = (
                 listed
                 if cut is None
@@ -143,21 +137,20 @@ class OpenedCells(OpenedPoints):
             )
             return NoisyCells(frame=frame, variance=(deviation / n_rows) ** 2, sizes=sizes)
 
+        frame = cells[list(names)]
         return Points(
-            frame=cells[list(names)],
-            weights=cells[_WEIGHT].to_numpy(dtype=np.float64),
+            frame=frame,
+            weights=weights,
             n_rows=n_rows,
             sampling=1.0 / n_rows,
             levels=self._level_map(names),
-            ends={
-                name: cell_ends(self._column(name), cells[name])
-                for name in names
-                if "edges" in self._column(name)
-            },
+            ends=self._cell_ends(frame),
             bounds=self._bounds(names),
             noise=noise,
-            lost=self._lost(cells[_WEIGHT].to_numpy(dtype=np.float64), cell) / n_rows,
-            limits=self._limits(),
+            lost=self._lost(weights, cell) / n_rows,
+            limits=(_WIDTHS,)
+            if cut is None
+            else (_WIDTHS, f"cells whose noisy count was below {cut} are left out: {_LEFT_OUT}"),
             dates=dates,
         )
 
@@ -170,14 +163,6 @@ class OpenedCells(OpenedPoints):
         return cells.assign(
             **{name: scale.to_numbers(cells[name]) for name, scale in scales.items()}
         ), scales
-
-    def _limits(self) -> tuple[str, ...]:
-        cut = self.content["mechanism"]["cut"]
-        return (
-            (_WIDTHS,)
-            if cut is None
-            else (_WIDTHS, f"cells whose noisy count was below {cut} are left out: {_LEFT_OUT}")
-        )
 
     def _lost(self, weights: Floats, cell: NDArray[np.int64]) -> float:
         """Return how many rows may be in cells that were left out, or were counted by noise alone.
@@ -336,93 +321,52 @@ class OpenedTables(OpenedPoints):
         ),
     }
 
-    def histogram(self, column: str, bins: int | Sequence[Any] = 20) -> Result:
-        """Return how many rows lie in each range of a column of numbers or dates; see `OpenedRelease.histogram`."""
-        if isinstance(bins, int) and self._points(column).dates:
-            raise SpecError(
-                "a number of ranges is not supported for a table of dates",
-                f"column {column!r}",
-                "give the edges, as dates",
-            )
-        return super(OpenedTables, self).histogram(column, bins)
+    def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
+        self._find_table(names)
+        return super(OpenedTables, self)._plan(question, names, **options)
 
     def _points(self, *names: str) -> Points:
         clique = self._find_table(names)
-        rows = self.to_pandas()
         label = " x ".join(clique)
-        rows = rows[rows["table"] == label].reset_index(drop=True)
-        sizes = [self._column(name)["cells"] for name in clique]
-        if len(rows) != math.prod(sizes):
+        rows, cells = self.to_pandas(["table", "count"]), self._list_cells(clique)
+        weights = rows["count"][rows["table"] == label].to_numpy(dtype=np.float64)
+        if len(weights) != len(cells):
             raise InputError(
                 "does not have the cells that its card says",
                 f"table {label!r}",
                 "copy the whole folder again",
             )
-        codes = dict(zip(clique, np.unravel_index(np.arange(len(rows)), sizes), strict=True))
-        levels = self._level_map(names)
-        frame, ends, dates = pd.DataFrame(index=rows.index), {}, {}
-        for name in names:
-            if name in levels:
-                frame[name] = pd.Series([levels[name][code] for code in codes[name]], dtype=object)
-            else:
-                if any(_is_date(text) for text in rows[name].unique()):
-                    dates[name] = DateScale(unit="us")
-                read = {text: _read_cell(text, dates.get(name)) for text in rows[name].unique()}
-                low, high = np.array([read[text] for text in rows[name]]).T
-                frame[name], ends[name] = (low + high) / 2.0, (low, high)
-        weights = rows["count"].to_numpy(dtype=np.float64)
+        frame = cells[list(names)]
         n_rows = self.content["n_rows"]["value"] or float(weights.sum())
-        cells = NoisyCells(
+        noisy = NoisyCells(
             frame=frame,
             variance=(self.content["accounting"]["noise"][label]["standard_deviation"] / n_rows)
             ** 2,
         )
+        ends = self._cell_ends(frame)
         return Points(
             frame=frame,
             weights=weights,
             n_rows=n_rows,
             sampling=1.0 / n_rows,
-            levels=levels,
+            levels=self._level_map(names),
             ends=ends,
-            bounds=self._bounds([name for name in names if name not in dates]),
-            noise=lambda _: cells,
+            bounds=self._bounds(names),
+            noise=lambda _: noisy,
             limits=("values of a range count as its middle",) if ends else (),
-            dates=dates,
+            dates={
+                name: scale
+                for name in names
+                if (scale := DateScale.of_card(self._column(name))) is not None
+            },
         )
-
-    def _answers(self, name: str) -> set[str]:
-        return (
-            super(OpenedTables, self)._answers(name)
-            if any(name in clique for clique in self._cliques)
-            else set()
-        )
-
-    def _partners(self, name: str) -> list[str]:
-        return list(
-            dict.fromkeys(
-                other
-                for clique in self._cliques
-                if name in clique
-                for other in clique
-                if other != name
-            )
-        )
-
-    def _is_of_dates(self, name: str) -> bool:
-        return any(_is_date(label) for label in self.to_pandas([name])[name].dropna().unique())
-
-    @property
-    def _cliques(self) -> list[list[str]]:
-        found: list[list[str]] = self.content["mechanism"]["cliques"]
-        return found
 
     def _find_table(self, names: Sequence[str]) -> list[str]:
         """Return the table with the fewest cells that has all columns."""
-        for name in names:
-            self._column(name)
-        found = [clique for clique in self._cliques if set(names) <= set(clique)]
+        cliques: list[list[str]] = self.content["mechanism"]["cliques"]
+        found = [clique for clique in cliques if set(names) <= set(clique)]
         if not found:
-            tables = ", ".join(" x ".join(clique) for clique in self._cliques[:6])
+            tables = ", ".join(" x ".join(clique) for clique in cliques[:6])
             raise SpecError(
                 "no released table has these columns",
                 ", ".join(names),
@@ -431,19 +375,3 @@ class OpenedTables(OpenedPoints):
         return min(
             found, key=lambda clique: math.prod(self._column(name)["cells"] for name in clique)
         )
-
-
-def _is_date(label: str) -> bool:
-    return re.match(r"\d{4}-\d{2}-\d{2}", label) is not None
-
-
-def _read_cell(label: str, scale: DateScale | None) -> tuple[float, float]:
-    """Return the least and the greatest value of a cell, from its label: `null`, `7`, `10..19`, `[10.0, 20.0)`; NaN where it is no number."""
-    try:
-        parts = re.split(r"\.\.|, ", label.strip("[]()"))
-        ends = (
-            [float(part) for part in parts] if scale is None else scale.to_numbers(parts).tolist()
-        )
-    except ValueError:
-        return math.nan, math.nan
-    return ends[0], math.nextafter(ends[-1], -math.inf) if label.endswith(")") else ends[-1]

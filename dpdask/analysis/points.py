@@ -7,9 +7,9 @@ squares over the noisy cells, times the noise of one cell.
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,21 +21,16 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.analysis.opened import (
-    DateScale,
-    OpenedRelease,
-    Result,
-    check_no_dates,
-    check_no_groups,
-    check_one,
-    check_probabilities,
-    find_scales,
-)
+from dpdask.analysis.opened import OpenedRelease, Result
 from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, least_squares, quantile
 from dpdask.inference.tallies import level_codes
+from dpdask.mechanisms.card import microseconds_of
 
 Floats = NDArray[np.float64]
+Codes = NDArray[np.int64]
+_MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
+_SHOWN = 12
 WIDE = "the mean of a heavy tail cannot be estimated under wide bounds; use quantile()"
 LOOSE = "the bound on the bias is larger than half of the mean itself, as under bounds that are far too wide; use quantile()"
 WITHOUT_NULLS = "rows without a value are left out"
@@ -44,44 +39,127 @@ _SLOPE = "no bound on the bias of a slope is known: if most values of a column l
 _EQUAL = "groups whose released values are all equal have no standard error: a few rows do not tell how far values spread"
 _SHARED = "all ranks within a standard error have this value, which many rows share: it has no standard error, but an interval by ranks"
 _STILL = 1e-12  # of the numbers: values that differ by less differ by rounding alone
+_MOST_LEVELS = 10_000
+_RECORDS = (
+    "standard errors add up the draw of the rows, the noise of the tables before they were smoothed, and the draw of the records",
+    "what the model leaves out is not in them, and no bound on it is known: dependence of three columns, and where values lie inside a cell",
+)
 _POINT = "this is the point of a cell: only the bias bound tells how far off it is"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DateScale:
+    """How the dates of a column are numbers."""
+
+    # what a number counts since 1970: D, s, ms or us; the card's bounds and edges count so too
+    unit: str
+    zone: Any = None
+
+    @classmethod
+    def of(cls, values: pd.Series) -> DateScale | None:
+        """Return the scale of a column of dates; None if it holds none."""
+        if pd.api.types.is_datetime64_any_dtype(values):
+            return cls(unit="us" if values.dt.unit == "ns" else values.dt.unit, zone=values.dt.tz)
+        return cls(unit="D") if pd.api.types.infer_dtype(values, skipna=True) == "date" else None
+
+    @classmethod
+    def of_card(cls, column: Mapping[str, Any]) -> DateScale | None:
+        """Return how a column's numbers in a card count dates; None if they are not those of dates."""
+        microseconds = microseconds_of(column.get("numbers"))
+        return next(
+            (cls(unit=unit) for unit, n in _MICROSECONDS.items() if n == microseconds), None
+        )
+
+    @property
+    def microseconds(self) -> int:
+        """How long one unit is."""
+        return _MICROSECONDS[self.unit]
+
+    def to_numbers(self, dates: pd.Series | Sequence[object]) -> Floats:
+        """Return dates as float64 numbers, missing ones as NaN."""
+        index = pd.DatetimeIndex(dates)
+        if index.tz is not None:
+            index = index.tz_convert("UTC").tz_localize(None)
+        elif self.zone is not None:
+            index = index.tz_localize(self.zone).tz_convert("UTC").tz_localize(None)
+        found = index.to_numpy()
+        unit = np.datetime_data(found.dtype)[0]
+        if unit == "ns":
+            found, unit = found.astype("datetime64[us]"), "us"
+        numbers: Floats = np.where(
+            np.isnat(found),
+            np.nan,
+            found.astype(np.int64) / (self.microseconds / _MICROSECONDS[unit]),
+        )  # years may be far
+        return numbers
+
+    def to_dates(self, numbers: Floats) -> pd.DatetimeIndex:
+        """Return numbers as dates."""
+        index = pd.DatetimeIndex(self._count(numbers).astype("datetime64[us]"))
+        return index if self.zone is None else index.tz_localize("UTC").tz_convert(self.zone)
+
+    def to_spans(self, numbers: Floats) -> pd.TimedeltaIndex:
+        """Return differences of numbers as spans of time."""
+        return pd.TimedeltaIndex(self._count(numbers).astype("timedelta64[us]"))
+
+    def to_edges(self, bins: Sequence[Any], where: str) -> Floats:
+        """Return the edges of a histogram's ranges as numbers."""
+        try:
+            if any(isinstance(each, int | float | np.number) for each in bins):
+                raise ValueError("numbers")
+            return self.to_numbers(list(bins))
+        except (TypeError, ValueError):
+            raise SpecError(
+                "the edges of a column of dates are dates",
+                where,
+                "write them as in bins=['2026-01-01', '2026-07-01']",
+            ) from None
+
+    def _count(self, numbers: Floats) -> NDArray[np.int64]:
+        known = np.isfinite(numbers)
+        missing = np.iinfo(np.int64).min  # NaT
+        micro: NDArray[np.int64] = np.where(
+            known, np.rint(np.where(known, numbers, 0.0) * self.microseconds), 0.0
+        ).astype(np.int64)
+        micro[~known] = missing
+        return micro
+
+
+def count_since_1970(bound: str, microseconds: int, *, last: bool) -> float:
+    """Return a bound of a card of ranges, an ISO text, as a number.
+
+    A date without a time is its last moment, or its first one.
+    """
+    time = dt.datetime.fromisoformat(bound)  # pandas counts in nanoseconds, which end in 2262
+    since = (time if time.tzinfo else time.replace(tzinfo=dt.UTC)) - dt.datetime(
+        1970, 1, 1, tzinfo=dt.UTC
+    )
+    rest = _MICROSECONDS["D"] // microseconds - 1 if last and len(bound) == len("2000-01-31") else 0
+    return since / dt.timedelta(microseconds=microseconds) + rest
+
+
+def find_scales(frame: pd.DataFrame) -> dict[str, DateScale]:
+    """Return how the numbers of each column of dates count them."""
+    return {
+        str(name): scale
+        for name in frame.columns
+        if (scale := DateScale.of(frame[name])) is not None
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NoisyCells:
-    """The cells that noise was added to, as far as they matter for some columns.
+    """The cells that noise was added to, as far as they matter for some columns."""
 
-    Attributes
-    ----------
-    frame
-        A point of each cell.
-    variance
-        Of the noise of one, as a share of the rows.
-    sizes
-        How many cells of this variance each point stands for, float64 array; None: one each.
-    """
+    frame: pd.DataFrame  # a point of each cell
+    variance: float  # of the noise of one, as a share of the rows
+    sizes: Floats | None = None  # how many cells each point stands for; None: one each
 
-    frame: pd.DataFrame
-    variance: float
-    sizes: Floats | None = None
-
-    def add(self, chosen: NDArray[np.int64], n: int, values: Floats | float = 1.0) -> Floats:
-        """Return the sum of values over the cells of each of n groups; those of another number are in none.
-
-        Parameters
-        ----------
-        chosen
-            The group of each point.
-        n
-            How many groups there are.
-        values
-            Of each point.
-        """
+    def add(self, chosen: Codes, n: int, values: Floats | float = 1.0) -> Floats:
+        """Return the sum of values over the cells of each of n groups; cells of another are in none."""
         weights = np.ones(len(self.frame)) if self.sizes is None else self.sizes
         inside = chosen < n
-        return np.bincount(chosen[inside], weights=(weights * values)[inside], minlength=n).astype(
-            np.float64
-        )
+        return _add((weights * values)[inside], chosen[inside], n)
 
     @property
     def n_cells(self) -> float:
@@ -91,222 +169,137 @@ class NoisyCells:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Points:
-    """Released points with weights, and what their error is made of.
+    """Released points with weights, and what their error is made of."""
 
-    Attributes
-    ----------
-    frame
-        The points, by column; a null is missing.
-    weights
-        float64 array of shape (n,): counts of rows, which may be negative.
-    n_rows
-        How many rows the table has, or has about.
-    sampling
-        What the variance of one value is multiplied by: 1 / rows for a table of rows, more where
-        records were drawn once more.
-    levels
-        The levels of each column that has levels; of others nothing.
-    ends
-        By column, the least and the greatest value that a point's rows may have, float64 arrays of
-        shape (n,), NaN of a null; no column if points are the rows' values.
-    rank_errors
-        By column, how far the rank of a released value may be off.
-    bounds
-        By column, the declared bounds.
-    noise
-        The noisy cells of some columns; None if no noise was added to counts.
-    rank_noise
-        By column of numbers, at most what standard deviation the noise of the counts gives the
-        share of a range, where its cells are not told.
-    lost
-        What share of the rows may be in cells that were left out, or counted where there are none.
-    biased
-        Whether there is a bias that no bound is known of.
-    spread
-        Whether values that many rows share are spread over gaps, whose width is not known.
-    limits
-        What an estimate leaves out, in words.
-    dates
-        By column of dates, how its numbers count them.
-    """
-
-    frame: pd.DataFrame
-    weights: Floats
-    n_rows: float
+    frame: pd.DataFrame  # the points, by column; a null is missing
+    weights: Floats  # counts of rows, which may be negative
+    n_rows: float  # of the table, or about
+    # what the variance of one value is multiplied by: 1 / rows for a table of rows, more where
+    # records were drawn once more
     sampling: float
-    levels: Mapping[str, Sequence[object]]
+    levels: Mapping[str, Sequence[object]]  # of each column that has levels
+    # by column, the least and the greatest value that a point's rows may have, NaN of a null; no
+    # column if points are the rows' values
     ends: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)
+    # by column, how far the rank of a released value may be off
     rank_errors: Mapping[str, float] = field(default_factory=dict)
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    # the noisy cells of some columns; None if no noise was added to counts
     noise: Callable[[Sequence[str]], NoisyCells] | None = None
+    # by column of numbers, at most what standard deviation the noise of the counts gives the share
+    # of a range, where its cells are not told
     rank_noise: Mapping[str, float] = field(default_factory=dict)
+    # what share of the rows may be in cells that were left out, or counted where there are none
     lost: float = 0.0
-    biased: bool = False
-    spread: bool = False
+    biased: bool = False  # by an amount that no bound is known of
+    spread: bool = False  # values that many rows share lie over gaps, whose width is not known
     limits: tuple[str, ...] = ()
-    dates: Mapping[str, DateScale] = field(default_factory=dict)
+    dates: Mapping[str, DateScale] = field(default_factory=dict)  # of each column of dates
 
     def mean(self, name: str, by: str | None = None, values: Floats | None = None) -> Result:
         """Return the mean of a column, or its means in the groups of another one; rows without a value are left out.
 
-        Parameters
-        ----------
-        name
-            A column of numbers.
-        by
-            A column of levels.
-        values
-            A number for each level, NaN to leave its rows out; None: the column's own numbers.
+        `values` has a number for each level, NaN to leave its rows out.
         """
 
         def number(frame: pd.DataFrame) -> Floats:
-            return (
-                _to_numbers(frame[name], name)
-                if values is None
-                else values[_find_levels(frame[name], self._levels_of(name), name)]
-            )
+            if values is None:
+                return _to_numbers(frame[name], name)
+            return values[_find_levels(frame[name], self._levels_of(name), name)]
+
+        def group(frame: pd.DataFrame) -> Codes:
+            if by is None:
+                return np.zeros(len(frame), dtype=np.int64)
+            return _find_levels(frame[by], groups, by)
 
         groups = self._levels_of(by) if by is not None else [None]
-        code = (
-            np.zeros(len(self.frame), dtype=np.int64)
-            if by is None
-            else _find_levels(self.frame[by], groups, by)
-        )
-        x, n_groups = number(self.frame), len(groups)
+        n = len(groups)
+        code, x = group(self.frame), number(self.frame)
         here = np.isfinite(x)
         x, code, weights = x[here], code[here], self.weights[here] / self.weights.sum()
-
-        def add(values: Floats, code: NDArray[np.int64]) -> Floats:
-            return np.bincount(code, weights=values, minlength=n_groups).astype(np.float64)
-
+        cells = self._cells([name] if by is None else [name, by])
         with np.errstate(invalid="ignore", divide="ignore"):
-            share = add(weights, code)
+            share = _add(weights, code, n)
             share = np.where(share > 0.0, share, np.nan)  # noise alone may weigh less than nothing
-            mean = add(weights * x, code) / share
-            variance = (
-                self.sampling
-                * np.maximum(add(weights * (x - mean[code]) ** 2, code), 0.0)
-                / share**2
-            )
-            if self.noise is not None:
-                cells = self.noise([name] if by is None else [name, by])
-                numbers = number(cells.frame)
-                inside = np.isfinite(numbers)
-                place = (
-                    np.zeros(len(numbers), dtype=np.int64)
-                    if by is None
-                    else _find_levels(cells.frame[by], groups, by)
-                )
-                apart = np.where(inside, numbers - mean[place], 0.0)
-                variance = (
-                    variance + cells.variance * cells.add(place, n_groups, apart**2) / share**2
-                )
-            if name in self.rank_noise and len(
-                x
-            ):  # a mean is the integral of ranks over the released range
+            mean = _add(weights * x, code, n) / share
+            spread = np.maximum(_add(weights * (x - mean[code]) ** 2, code, n), 0.0)
+            numbers, place = number(cells.frame), group(cells.frame)
+            apart = np.where(np.isfinite(numbers), numbers - mean[place], 0.0)
+            noise = cells.variance * cells.add(place, n, apart**2)
+            variance = (self.sampling * spread + noise) / share**2
+            if name in self.rank_noise and len(x):
+                # a mean is the integral of ranks over the released range
                 variance = variance + (self.rank_noise[name] * np.ptp(x) / share) ** 2
-            bias = (
-                add(np.abs(weights) * self._shift(name)[here], code) + self._mean_shift(name)
-            ) / share
+            # an error of ranks, and rows beyond the kept ones, move that part of the bounds' distance
+            low, high = self.bounds.get(name, (0.0, math.inf))
+            rank_error = self.rank_errors.get(name, 0.0)
+            moved = (rank_error + self.lost) * (high - low) if rank_error else 0.0
+            bias = (_add(np.abs(weights) * self._shift(name)[here], code, n) + moved) / share
         if by is None and np.isnan(share).all():
-            raise SpecError(
-                "no weight above 0 is left for rows with a value",
-                f"column {name!r}",
-                "release with a larger epsilon",
-            )
+            what = "no weight above 0 is left for rows with a value"
+            raise SpecError(what, f"column {name!r}", "release with a larger epsilon")
         error = np.sqrt(variance)
         still = error <= _STILL * np.abs(x).max(initial=0.0)
+        limits = list(self.limits)
+        if not here.all():
+            limits.append(WITHOUT_NULLS)
+        if still.any():
+            limits.append(_EQUAL)
+        if values is None and name not in self.levels:
+            if self.biased:  # noise puts rows anywhere between the bounds
+                limits.append(WIDE)
+            if (bias > np.abs(mean) / 2.0).any():
+                limits.append(LOOSE)
         parts = (mean, np.where(still, np.nan, error), bias)
-        limits = self.limits if here.all() else (*self.limits, WITHOUT_NULLS)
-        limits = (*limits, _EQUAL) if still.any() else limits
-        if (
-            self.biased and values is None and name not in self.levels
-        ):  # noise puts rows anywhere between the bounds
-            limits = (*limits, WIDE)
-        if (bias > np.abs(mean) / 2.0).any() and values is None and name not in self.levels:
-            limits = (*limits, LOOSE)
         if by is None:
-            found = self._result(*self._tell(name, *(float(part[0]) for part in parts)))
+            found = self._result(*self._in_units(name, *(float(part[0]) for part in parts)))
             found = replace(found, standard_error=None) if still.any() else found
         else:
             index = pd.Index(list(groups), name=by)
-            found = self._result(*(pd.Series(part, index) for part in self._tell(name, *parts)))
-        return replace(found, limits=limits)
+            found = self._result(*(pd.Series(part, index) for part in self._in_units(name, *parts)))
+        return replace(found, limits=tuple(limits))
 
     def share(self, name: str) -> Result:
         """Return the share of each level of a column."""
         levels = self._levels_of(name)
-        p = self._add(_find_levels(self.frame[name], levels, name), len(levels))
-        cells = None if self.noise is None else self.noise([name])
-        n_in = (
-            None
-            if cells is None
-            else cells.add(_find_levels(cells.frame[name], levels, name), len(levels))
+        parts = self._count(
+            [name], lambda frame: _find_levels(frame[name], levels, name), len(levels)
         )
         index = pd.Index(list(levels), name=name)
-        return self._result(
-            *(
-                pd.Series(part, index)
-                for part in (p, self._share_error(p, n_in, cells), self._lost_of(p))
-            )
-        )
+        return self._result(*(pd.Series(part, index) for part in parts))
 
     def histogram(self, name: str, edges: Floats) -> Result:
-        """Return how many rows lie in each range [edge, next edge); the last holds its upper edge too.
+        """Return how many rows lie in each range [edge, next edge); the last holds its upper edge too."""
+        n, last = len(edges) - 1, edges[-1]
 
-        Parameters
-        ----------
-        name
-            A column of numbers.
-        edges
-            float64 array, increasing.
-        """
+        def place(frame: pd.DataFrame) -> Codes:
+            x = _to_numbers(frame[name], name)
+            found = np.where(x == last, n - 1, np.searchsorted(edges, x, side="right") - 1)
+            return np.where((x < edges[0]) | (x > last) | np.isnan(x), n, found)
 
-        def cut(values: Floats) -> NDArray[np.int64]:
-            place = np.searchsorted(edges, values, side="right") - 1
-            place[values == edges[-1]] = len(edges) - 2
-            return np.where(
-                (values < edges[0]) | (values > edges[-1]) | np.isnan(values), len(edges) - 1, place
-            )
-
-        x, n = self._numbers(name), len(edges) - 1
-        p = self._add(cut(x), n + 1)[:n]
-        cells = None if self.noise is None else self.noise([name])
-        n_in = None if cells is None else cells.add(cut(_to_numbers(cells.frame[name], name)), n)
-        near, around = np.array(
-            [self._cut(name, edge, edge == edges[-1], cells) for edge in edges]
-        ).T
-        bias = near[:-1] + near[1:] + 2.0 * self.rank_errors.get(name, 0.0) + self._lost_of(p)
+        p, error, lost = self._count([name], place, n)
+        near, around = np.array([self._cut(name, edge, is_last=edge == last) for edge in edges]).T
+        bias = near[:-1] + near[1:] + 2.0 * self.rank_errors.get(name, 0.0) + lost
         breaks = self.dates[name].to_dates(edges) if name in self.dates else edges
         index = pd.IntervalIndex.from_breaks(breaks, closed="left", name=name)
-        error = np.hypot(self._share_error(p, n_in, cells), self.rank_noise.get(name, 0.0))
-        parts = (p, np.sqrt(error**2 + around[:-1] + around[1:]), bias)
+        variance = error**2 + self.rank_noise.get(name, 0.0) ** 2 + around[:-1] + around[1:]
+        parts = (p, np.sqrt(variance), bias)
         found = self._result(*(pd.Series(self.n_rows * part, index) for part in parts))
         return replace(found, limits=(*found.limits, _INSIDE)) if near.any() else found
 
     def quantile(self, name: str, q: float) -> Result:
-        """Return a quantile of a column of numbers.
-
-        Parameters
-        ----------
-        name
-            The column.
-        q
-            Its probability, in (0, 1).
-        """
+        """Return a quantile of a column of numbers."""
         x = self._numbers(name)
         here = np.isfinite(x)
         x, weights = x[here], self.weights[here]
         value = quantile(x, weights, q)
-        known = float(
-            weights.sum() / self.weights.sum()
-        )  # its rank is one among the rows with a value
-        p = np.array([float(weights[x <= value].sum() / weights.sum())])
-        cells = None if self.noise is None else self.noise([name])
-        numbers = np.zeros(0) if cells is None else _to_numbers(cells.frame[name], name)
-        n_in = None if cells is None else cells.add((~(numbers <= value)).astype(np.int64), 1)
-        n_known = None if cells is None else cells.add(np.isnan(numbers).astype(np.int64), 1)[0]
-        of_share = float(self._share_error(p, n_in, cells, known, n_known)[0])
+        known = float(weights.sum() / self.weights.sum())
+        cells = self._cells([name])
+        numbers = _to_numbers(cells.frame[name], name)
+        # the rank of the value is one among the rows with a value
+        n_in, n_known = (cells.add(1 - side, 1) for side in (numbers <= value, ~np.isnan(numbers)))
+        p = np.array([weights[x <= value].sum() / weights.sum()])
+        of_share = float(self._share_error(p, cells.variance, n_in, n_known, known)[0])
         of_rank = math.hypot(of_share, self.rank_noise.get(name, 0.0) / known)
 
         def move(by: float, at: Callable[[float], float]) -> tuple[float, float]:
@@ -318,25 +311,26 @@ class Points:
 
         at = self._spread_quantile(name) if name in self.ends else point_at
         low, high = move(of_rank, at)
+        error = (high - low) / 2.0
         rank_error = (self.rank_errors.get(name, 0.0) + self.lost) / known
         bias = max(abs(end - value) for end in move(rank_error, point_at)) if rank_error else 0.0
         shift = float(self._shift(name)[here][x == value].max(initial=0.0))
-        error = (high - low) / 2.0
 
         def find_ends(deviations: float) -> tuple[Any, Any]:
-            ends = move(deviations * of_rank, at)
-            return tuple(
-                self._tell(name, end, 0.0, 0.0)[0]
-                for end in (min(ends[0], value), max(ends[1], value))
+            low, high = move(deviations * of_rank, at)
+            ends = (
+                self._in_units(name, end, 0.0, 0.0)[0]
+                for end in (min(low, value), max(high, value))
             )
+            return tuple(ends)
 
-        found = replace(
-            self._result(*self._tell(name, value, error, bias + shift)), find_ends=find_ends
-        )
+        found = self._result(*self._in_units(name, value, error, bias + shift))
         limits = found.limits if here.all() else (*found.limits, WITHOUT_NULLS)
         if error <= _STILL * np.abs(x).max(initial=0.0):
-            return replace(found, standard_error=None, limits=(*limits, _SHARED))
-        return replace(found, limits=(*limits, _POINT) if shift > 0.0 else limits)
+            found, limits = replace(found, standard_error=None), (*limits, _SHARED)
+        elif shift > 0.0:
+            limits = (*limits, _POINT)
+        return replace(found, limits=limits, find_ends=find_ends)
 
     def _spread_quantile(self, name: str) -> Callable[[float], float]:
         """Return the quantiles of a column whose points stand for ranges, along which their rows lie evenly."""
@@ -349,114 +343,119 @@ class Points:
         return lambda rank: float(np.interp(rank, ranks, cells.ravel()))
 
     def crosstab(self, first: str, second: str) -> Result:
-        """Return how many rows have each pair of levels, a DataFrame.
+        """Return how many rows have each pair of levels, a DataFrame."""
+        index, columns = (
+            pd.Index(list(self._levels_of(name)), name=name) for name in (first, second)
+        )
+        sizes = len(index), len(columns)
 
-        Parameters
-        ----------
-        first, second
-            The columns of its rows and of its columns.
-        """
-        levels = [self._levels_of(name) for name in (first, second)]
-        sizes = [len(own) for own in levels]
-
-        def code(frame: pd.DataFrame) -> NDArray[np.int64]:
+        def pair(frame: pd.DataFrame) -> Codes:
             one, two = (
-                _find_levels(frame[name], own, name)
-                for name, own in zip((first, second), levels, strict=True)
+                _find_levels(frame[name], self.levels[name], name) for name in (first, second)
             )
             return one * sizes[1] + two
 
-        p = self._add(code(self.frame), math.prod(sizes))
-        cells = None if self.noise is None else self.noise([first, second])
-        n_in = None if cells is None else cells.add(code(cells.frame), len(p))
-        index, columns = (
-            pd.Index(list(own), name=name)
-            for name, own in zip((first, second), levels, strict=True)
-        )
-        parts = (p, self._share_error(p, n_in, cells), self._lost_of(p))
-        return self._result(
-            *(pd.DataFrame(self.n_rows * part.reshape(sizes), index, columns) for part in parts)
-        )
+        parts = self._count([first, second], pair, math.prod(sizes))
+        tables = (self.n_rows * part.reshape(sizes) for part in parts)
+        return self._result(*(pd.DataFrame(table, index, columns) for table in tables))
 
     def slope(self, response: str, features: Sequence[str]) -> Result:
-        """Return the slopes of least squares of a column of numbers on others, a Series; rows that lack one of them are left out.
-
-        Parameters
-        ----------
-        response
-            What is explained.
-        features
-            What explains it.
-        """
+        """Return the slopes of least squares of a column of numbers on others, a Series; rows that lack one of them are left out."""
         names = [response, *features]
-        check_no_dates(names, self.dates)
         table = np.column_stack([self._numbers(name) for name in names])
         here = np.isfinite(table).all(axis=1)
         table, weights = table[here], self.weights[here]
-        known = float(
-            weights.sum() / self.weights.sum()
-        )  # averages are of the rows that have all columns
-        beta = least_squares(
-            WeightedSample(features=table[:, 1:], response=table[:, 0], weights=weights)
-        )[1:]
+        # averages are of the rows that have all columns
+        known = float(weights.sum() / self.weights.sum())
+        sample = WeightedSample(features=table[:, 1:], response=table[:, 0], weights=weights)
+        beta = least_squares(sample)[1:]
         share = weights / weights.sum()
         centre = share @ table
         z = table - centre
         inverse = np.linalg.inv((z[:, 1:] * share[:, None]).T @ z[:, 1:])
         influence = (z[:, 1:] @ inverse) * (z[:, 0] - z[:, 1:] @ beta)[:, None]
         variance = self.sampling / known * np.maximum(share @ influence**2, 0.0)
-        if self.noise is not None:
-            variance = variance + self._noise_of_slope(names, centre, beta, inverse) / known**2
-        index = pd.Index(list(features))
-        bias = None if self.ends or self.rank_errors else np.zeros(len(beta))
-        found = self._result(
-            pd.Series(beta, index),
-            pd.Series(np.sqrt(variance), index),
-            None if bias is None else pd.Series(bias, index),
-        )
-        return replace(found, limits=(*found.limits, _SLOPE)) if self.ends else found
-
-    def _noise_of_slope(
-        self, names: Sequence[str], centre: Floats, beta: Floats, inverse: Floats
-    ) -> Floats:
-        """Return the noise's part of the slopes' variances: a slope is a sum of products of two columns, and each pair has its own table.
-
-        The parts of the pairs are added as standard deviations, which is never too small.
-        """
-        assert self.noise is not None
+        # A slope is a sum of products of two columns, and each pair has its own noisy table. The
+        # parts of the pairs are added as standard deviations, which is never too small.
         ahead = np.append(1.0, -beta)  # the residual is Σ ahead_j z_j
-        total = np.zeros(len(beta))
+        noise = np.zeros(len(beta))
         for one, two in combinations_with_replacement(range(len(names)), 2):
-            cells = self.noise([names[one]] if one == two else [names[one], names[two]])
+            cells = self._cells([names[one]] if one == two else [names[one], names[two]])
             a, b = (_to_numbers(cells.frame[names[k]], names[k]) - centre[k] for k in (one, two))
             weight = np.zeros(len(beta))  # of z_one z_two in the influence of each slope
             for left, right in {(one, two), (two, one)}:
                 if left:
                     weight += inverse[left - 1] * ahead[right]
-            total += np.abs(weight) * math.sqrt(
-                cells.variance
-                * cells.add(np.zeros(len(a), dtype=np.int64), 1, np.nan_to_num(a * b) ** 2)[0]
-            )
-        return total**2
+            squares = cells.add(np.zeros(len(a), dtype=np.int64), 1, np.nan_to_num(a * b) ** 2)[0]
+            noise += np.abs(weight) * math.sqrt(cells.variance * squares)
+        index = pd.Index(list(features))
+        error = pd.Series(np.sqrt(variance + noise**2 / known**2), index)
+        bias = None if self.ends or self.rank_errors else pd.Series(np.zeros(len(beta)), index)
+        found = self._result(pd.Series(beta, index), error, bias)
+        return replace(found, limits=(*found.limits, _SLOPE)) if self.ends else found
 
-    def _tell(self, name: str, estimate: Any, error: Any, bias: Any) -> tuple[Any, Any, Any]:
+    def _cells(self, names: Sequence[str]) -> NoisyCells:
+        """Return the noisy cells of some columns; none where no noise was added."""
+        if self.noise is not None:
+            return self.noise(names)
+        return NoisyCells(frame=self.frame[list(names)].iloc[:0], variance=0.0)
+
+    def _count(
+        self, names: Sequence[str], code: Callable[[pd.DataFrame], Codes], n: int
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return the share of each of n groups, its standard error, and how far lost rows may move it."""
+        p = _add(self.weights, code(self.frame), n)[:n] / self.weights.sum()
+        cells = self._cells(names)
+        n_in = cells.add(code(cells.frame), n)
+        error = self._share_error(p, cells.variance, n_in, cells.n_cells)
+        return p, error, self.lost * np.maximum(p, 1.0 - p)
+
+    def _share_error(
+        self, p: Floats, variance: float, n_in: Floats, n_cells: Floats | float, known: float = 1.0
+    ) -> Floats:
+        """Return the standard errors of shares among the `known` part of the rows, which `n_cells` cells hold.
+
+        Such a share is a ratio A / B of two noisy sums. By the delta method its variance is that of
+        A - p B, over B²: each cell of the share counts with (1 - p)², each other one of B with p².
+        """
+        # of a level without released rows, the share is not known to be 0
+        least = min(0.5, 1.0 / (self.n_rows * known))
+        spread = np.clip(p, least, 1.0 - least)
+        noise = variance * (n_in * (1.0 - p) ** 2 + (n_cells - n_in) * p**2)
+        error: Floats = np.sqrt(self.sampling * spread * (1.0 - spread) / known + noise / known**2)
+        return error
+
+    def _cut(self, name: str, edge: float, *, is_last: bool) -> tuple[float, float]:
+        """Return the share of the rows that may lie on the other side of an edge than their point, and its variance.
+
+        Rows at the last edge lie before it.
+        """
+        bounds = self.bounds.get(name, (-math.inf, math.inf))
+        if name not in self.ends or not bounds[0] < edge < bounds[1]:
+            return 0.0, 0.0
+        low, high = self.ends[name]
+        cut = (low <= edge) & (edge < high) if is_last else (low < edge) & (edge <= high)
+        share = float(np.abs(self.weights[cut]).sum() / self.weights.sum())
+        variance = self.sampling * share * max(0.0, 1.0 - share)
+        if cut.any():
+            cells = self._cells([name])
+            x = _to_numbers(cells.frame[name], name)
+            inside = (low[cut].min() <= x) & (x <= high[cut].max())
+            variance += cells.variance * float(cells.add(np.where(inside, 0, 1), 1)[0])
+        return share, variance
+
+    def _in_units(self, name: str, estimate: Any, error: Any, bias: Any) -> tuple[Any, Any, Any]:
         """Return an estimate of a column, its error and its bias; of dates a date and two spans of time."""
         scale = self.dates.get(name)
         if scale is None:
             return estimate, error, bias
-        found = (
-            scale.to_dates(np.atleast_1d(estimate)),
-            *(scale.to_spans(np.atleast_1d(part)) for part in (error, bias)),
-        )
+        spans = (scale.to_spans(np.atleast_1d(part)) for part in (error, bias))
+        found = scale.to_dates(np.atleast_1d(estimate)), *spans
         return found if np.ndim(estimate) else (found[0][0], found[1][0], found[2][0])
 
     def _levels_of(self, name: str) -> Sequence[object]:
         if name not in self.levels:
-            raise SpecError(
-                "is a column of numbers, without levels",
-                f"column {name!r}",
-                "use histogram(), mean() or quantile()",
-            )
+            raise _without_levels(name)
         return self.levels[name]
 
     def _numbers(self, name: str) -> Floats:
@@ -469,72 +468,9 @@ class Points:
         x, (low, high) = self._numbers(name), self.ends[name]
         return np.where(np.isnan(x), 0.0, np.maximum(x - low, high - x))
 
-    def _mean_shift(self, name: str) -> float:
-        """Return how far an error of ranks, and rows beyond the kept ones, may move a mean: that part of the bounds' distance."""
-        low, high = self.bounds.get(name, (0.0, math.inf))
-        rank_error = self.rank_errors.get(name, 0.0)
-        return (rank_error + self.lost) * (high - low) if rank_error else 0.0
-
-    def _lost_of(self, p: Floats) -> Floats:
-        """Return how far rows that are lost may move shares."""
-        bias: Floats = self.lost * np.maximum(p, 1.0 - p)
-        return bias
-
-    def _cut(
-        self, name: str, edge: float, is_last: bool, cells: NoisyCells | None
-    ) -> tuple[float, float]:
-        """Return the share of the rows that may lie on the other side of an edge than their point, and its variance.
-
-        Rows at the last edge lie before it.
-        """
-        bounds = self.bounds.get(name, (-math.inf, math.inf))
-        if name not in self.ends or not bounds[0] < edge < bounds[1]:
-            return 0.0, 0.0
-        low, high = self.ends[name]
-        cut = (low <= edge) & (edge < high) if is_last else (low < edge) & (edge <= high)
-        share = float(np.abs(self.weights[cut]).sum() / self.weights.sum())
-        variance = self.sampling * share * max(0.0, 1.0 - share)
-        if cells is not None and cut.any():
-            x = _to_numbers(cells.frame[name], name)
-            inside = (low[cut].min() <= x) & (x <= high[cut].max())
-            variance += cells.variance * float(cells.add(np.where(inside, 0, 1), 1)[0])
-        return share, variance
-
-    def _add(self, code: NDArray[np.int64], n: int) -> Floats:
-        shares: Floats = np.bincount(code, weights=self.weights, minlength=n) / self.weights.sum()
-        return shares
-
-    def _share_error(
-        self,
-        p: Floats,
-        n_in: Floats | None,
-        cells: NoisyCells | None,
-        known: float = 1.0,
-        n_known: float | None = None,
-    ) -> Floats:
-        """Return the standard errors of shares among the `known` part of the rows, which `n_known` cells hold.
-
-        Such a share is a ratio A / B of two noisy sums. By the delta method its variance is that of
-        A - p B, over B²: each cell of the share counts with (1 - p)², each other one of B with p².
-        """
-        least = min(
-            0.5, 1.0 / (self.n_rows * known)
-        )  # of a level without released rows, the share is not known to be 0
-        spread = np.clip(p, least, 1.0 - least)
-        variance = self.sampling * spread * (1.0 - spread) / known
-        if cells is not None and n_in is not None:
-            others = (cells.n_cells if n_known is None else n_known) - n_in
-            variance = (
-                variance + cells.variance * (n_in * (1.0 - p) ** 2 + others * p**2) / known**2
-            )
-        error: Floats = np.sqrt(variance)
-        return error
-
     def _result(self, estimate: object, error: object, bias: object) -> Result:
-        parts = np.asarray(bias)
-        known = bias is not None and bool(
-            np.isfinite(parts).all() if parts.dtype.kind == "f" else not pd.isna(parts).any()
-        )  # or spans of time
+        # of dates, a bias is a span of time, which is missing where it is not known
+        known = bias is not None and not np.any(pd.isna(bias)) and not np.any(bias == math.inf)
         unknown = self.biased or self.spread or not known
         return Result(
             estimate=estimate,
@@ -542,6 +478,10 @@ class Points:
             bias_bound=None if unknown else bias,
             limits=self.limits,
         )
+
+
+def _add(values: Floats, code: Codes, n: int) -> Floats:
+    return np.bincount(code, weights=values, minlength=n).astype(np.float64)
 
 
 def _find_levels(values: pd.Series, levels: Sequence[object], name: str) -> NDArray[np.int64]:
@@ -565,166 +505,176 @@ def _to_numbers(values: pd.Series, name: str) -> Floats:
     return numbers
 
 
-def check_features(question: str, response: str, features: Sequence[str]) -> None:
-    """Check the columns of a regression.
-
-    Parameters
-    ----------
-    question
-        Where the check is made, for messages.
-    response, features
-        The columns.
-
-    Raises
-    ------
-    SpecError
-        If there is no feature, or a column is named twice.
-    """
-    if not features:
-        raise SpecError(
-            "a regression needs a column that explains",
-            question,
-            "name one or more after the response",
-        )
-    check_distinct(question, [response, *features])
-
-
-def check_distinct(question: str, names: Sequence[str]) -> None:
-    """Check that no column is named twice, and each by itself.
-
-    Parameters
-    ----------
-    question
-        Where the check is made, for messages.
-    names
-        The columns.
-
-    Raises
-    ------
-    SpecError
-        If one is, or a list stands for one.
-    """
-    for name in names:
-        check_one(name, question)
-    if len(set(names)) < len(names):
-        raise SpecError("a column is named twice", question, "name each column once")
+def _without_levels(name: str) -> SpecError:
+    return SpecError(
+        "is a column of numbers, without levels",
+        f"column {name!r}",
+        "use histogram(), mean() or quantile()",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class OpenedPoints(OpenedRelease):
-    """A release whose estimates are weighted averages."""
+    """A release whose estimates are weighted averages of points."""
 
-    @abstractmethod
     def _points(self, *names: str) -> Points:
         """Return the points of some columns."""
+        raise NotImplementedError
 
-    def mean(
-        self, column: str, *, by: str | None = None, values: Sequence[float] | None = None
-    ) -> Result:
-        """Return the mean of a column; see `OpenedRelease.mean`."""
-        names = [column] if by is None else [column, by]
-        check_distinct("mean", names)
-        return self._points(*names).mean(column, by, self._level_values(column, values))
+    def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
+        first, *others = names
+        if question == "quantile" and others:
+            raise self._no_groups(question, first, others[0])
+        for name in {"share": names, "crosstab": names, "mean": others}.get(question, ()):
+            if self._levels(name) is None and not self._is_kept(name):
+                raise _without_levels(name)
+        if question in ("histogram", "quantile", "slope"):
+            self._check_no_texts(names)
+        match question:
+            case "mean":
+                numbers = self._level_values(first, options.get("values"))
+                by = others[0] if others else None
+                return lambda: self._points(*names).mean(first, by, numbers)
+            case "share":
+                return lambda: self._points(first).share(first)
+            case "histogram":
+                return lambda: self._histogram(self._points(first), first, options["bins"])
+            case "quantile":
+                return lambda: self._quantile(self._points(first), first, options["q"])
+            case "crosstab":
+                return lambda: self._points(*names).crosstab(*names)
+            case "slope":
+                self._check_no_dates(names)
+                return lambda: self._points(*names).slope(first, others)
+        raise self._refusal(question, *names)
 
-    def share(self, column: str, *, by: str | None = None) -> Result:
-        """Return the share of each level of a column; see `OpenedRelease.share`."""
-        check_no_groups("share", column, by)
-        return self._points(column).share(column)
+    def _histogram(self, points: Points, name: str, bins: int | Sequence[Any]) -> Result:
+        return points.histogram(name, self._edges(name, bins, points.dates.get(name)))
 
-    def histogram(self, column: str, bins: int | Sequence[float] = 20) -> Result:
-        """Return how many rows lie in each range of a column of numbers; see `OpenedRelease.histogram`."""
-        points = self._points(column)
-        return points.histogram(column, self._edges(column, bins, points.dates.get(column)))
+    def _quantile(self, points: Points, name: str, q: float | Sequence[float]) -> Result:
+        if isinstance(q, float):
+            return points.quantile(name, q)
+        return Result.gather([points.quantile(name, each) for each in q], pd.Index(q, name="q"))
 
-    def quantile(
-        self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None
-    ) -> Result:
-        """Return a quantile of a column of numbers, or several; see `OpenedRelease.quantile`."""
-        check_no_groups("quantile", column, by)
-        probabilities, points = check_probabilities(q), self._points(column)
-        found = [points.quantile(column, each) for each in probabilities]
-        return (
-            found[0] if np.ndim(q) == 0 else Result.gather(found, pd.Index(probabilities, name="q"))
+    def _check_no_dates(self, names: Sequence[str]) -> None:
+        for name in names:
+            if self._is_of_dates(name):
+                raise SpecError(
+                    "holds dates, and slopes of dates are not supported",
+                    f"column {name!r}",
+                    "use mean(), quantile() or histogram()",
+                )
+
+    def _check_no_texts(self, names: Sequence[str]) -> None:
+        for name in names:
+            if any(isinstance(level, str) for level in self._levels(name) or ()):
+                raise SpecError(
+                    "does not hold numbers", f"column {name!r}", "use share() or crosstab()"
+                )
+
+    def _level_values(self, name: str, values: Sequence[float] | None) -> Floats | None:
+        """Return the number of each level, NaN for null; None for a column without levels."""
+        levels = self._levels(name)
+        if levels is None:
+            if values is not None:
+                raise SpecError(
+                    "`values` are for a column with levels", f"mean({name})", "leave them out"
+                )
+            return None
+        shown = ", ".join("null" if level is None else str(level) for level in levels[:_SHOWN]) + (
+            ", …" if len(levels) > _SHOWN else ""
         )
+        if values is None:
+            if not all(isinstance(level, int | float | None) for level in levels):
+                raise SpecError(
+                    "does not hold numbers",
+                    f"column {name!r}",
+                    f"use share(), or give `values`, a number for each of {shown}",
+                )
+            values = [math.nan if level is None else float(level) for level in levels]
+        try:
+            found = np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError):
+            found = np.zeros(0)
+        if found.shape != (len(levels),) or np.isinf(found).any():
+            raise SpecError(
+                f"needs {len(levels)} values, in the order of the levels",
+                f"mean({name})",
+                f"give a number, or NaN, for each of {shown}",
+            )
+        return found
 
-    def crosstab(self, first: str, second: str) -> Result:
-        """Return how many rows have each pair of levels; see `OpenedRelease.crosstab`."""
-        check_distinct("crosstab", [first, second])
-        return self._points(first, second).crosstab(first, second)
+    def _bounds_of(self, name: str) -> tuple[float, float] | None:
+        """Return the declared bounds of a column in the numbers of its estimates; None if there are none."""
+        bounds = self._column(name).get("bounds")
+        return None if bounds is None else (float(bounds[0]), float(bounds[1]))
 
-    def slope(self, response: str, *features: str) -> Result:
-        """Return the slopes of a linear regression; see `OpenedRelease.slope`."""
-        check_features("slope", response, features)
-        return self._points(response, *features).slope(response, features)
-
-    def _answers(self, name: str) -> set[str]:
-        partners, levels = self._partners(name), self._levels(name)
-        found = (
-            set()
-            if levels is None
-            else {
-                "share",
-                *(
-                    ["crosstab"]
-                    if any(self._levels(other) is not None for other in partners)
-                    else []
-                ),
-            }
-        )
-        if levels is not None and not self._has_numbers(name):
-            return found
-        explained = self._may_explain(name) and any(self._may_explain(other) for other in partners)
-        return found | {"mean", "histogram", "quantile"} | ({"slope"} if explained else set())
-
-    def _may_explain(self, name: str) -> bool:
-        """Return whether a column has numbers that a slope can be made of."""
-        return (
-            not self._is_of_dates(name) if self._levels(name) is None else self._has_numbers(name)
-        )
-
-    def _has_numbers(self, name: str) -> bool:
-        """Return whether a column's levels are numbers, and no mere codes."""
-        levels = self._levels(name) or ()
-        return self._column(name).get("kind") != "categorical" and all(
-            isinstance(level, int | float) for level in levels if level is not None
-        )
-
-    def _is_of_dates(self, name: str) -> bool:
-        """Return whether a column without levels holds dates, as its first shard says."""
-        return name in self._types.names and pa.types.is_temporal(self._types.field(name).type)
+    def _edges(
+        self, name: str, bins: int | Sequence[Any], scale: DateScale | None = None
+    ) -> Floats:
+        """Return the edges of a histogram's ranges; a number of them lies between the declared bounds."""
+        if isinstance(bins, int):
+            bounds = self._bounds_of(name)
+            if bounds is None or bins < 1 or bins is True:
+                raise SpecError(
+                    "a number of ranges needs declared bounds, and is at least 1",
+                    f"column {name!r}",
+                    "give the edges: bins=[0, 10, 20]",
+                )
+            return np.linspace(*bounds, bins + 1)
+        try:
+            edges = (
+                np.asarray(bins, dtype=np.float64)
+                if scale is None
+                else scale.to_edges(bins, f"column {name!r}")
+            )
+        except (TypeError, ValueError):
+            edges = np.zeros(0)
+        if (
+            edges.ndim != 1
+            or len(edges) < 2
+            or not np.isfinite(edges).all()
+            or (np.diff(edges) <= 0).any()
+        ):
+            raise SpecError(
+                "the edges must be finite numbers that increase, at least two",
+                "bins",
+                "write them as in bins=[0, 10, 20]",
+            )
+        return edges
 
     def _level_map(self, names: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
         return {name: levels for name in names if (levels := self._levels(name)) is not None}
 
     def _bounds(self, names: Sequence[str]) -> dict[str, tuple[float, float]]:
+        return {name: bounds for name in names if (bounds := self._bounds_of(name)) is not None}
+
+    def _cell_ends(self, frame: pd.DataFrame) -> dict[str, tuple[Floats, Floats]]:
+        """Return the least and the greatest value of each point's cell, by column with edges."""
+        columns = {name: self._column(name) for name in frame.columns}
         return {
-            name: (float(bounds[0]), float(bounds[1]))
-            for name in names
-            if (bounds := self._column(name).get("bounds"))
+            name: cell_ends(column, frame[name])
+            for name, column in columns.items()
+            if "edges" in column
         }
 
-
-_MOST_LEVELS = 10_000
+    def _list_cells(self, names: Sequence[str]) -> pd.DataFrame:
+        """Return a point of each cell of some columns' table, in the order of the card."""
+        lines = [list_cells(self._column(name)) for name in names]
+        return pd.DataFrame(list(itertools.product(*lines)), columns=list(names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class KeptColumns(OpenedPoints):
     """A release of rows: its kept columns are exact, and their errors are those of drawing the rows."""
 
-    def _is_kept(self, *names: str) -> bool:
-        return all(self._column(name)["role"] == "kept" for name in names)
-
     def _points(self, *names: str) -> Points:
         frame = self.to_pandas(names)
         with read_as_python(*names):
-            levels, dates = (
-                {
-                    name: levels
-                    for name in names
-                    if (levels := _list_values(frame[name])) is not None
-                },
-                find_scales(frame),
-            )
+            levels = {
+                name: values for name in names if (values := _list_values(frame[name])) is not None
+            }
+            dates = find_scales(frame)
         return Points(
             frame=frame,
             weights=np.ones(len(frame)),
@@ -742,16 +692,6 @@ class KeptColumns(OpenedPoints):
             if isinstance(unit, dict)
             else ()
         )
-
-    def _answers(self, name: str) -> set[str]:
-        type_ = self._types.field(name).type if name in self._types.names else pa.null()
-        numbers = pa.types.is_integer(type_) or pa.types.is_floating(type_)
-        own = (
-            {"mean", "histogram", "quantile"}
-            if numbers or pa.types.is_date(type_) or pa.types.is_timestamp(type_)
-            else set()
-        )
-        return {"share", "crosstab"} | own | ({"slope"} if numbers else set())
 
 
 @contextmanager
@@ -775,12 +715,6 @@ def _list_values(column: pd.Series) -> Sequence[object] | None:
     return [*([None] if column.hasnans else []), *values]
 
 
-_RECORDS = (
-    "standard errors add up the draw of the rows, the noise of the tables before they were smoothed, and the draw of the records",
-    "what the model leaves out is not in them, and no bound on it is known: dependence of three columns, and where values lie inside a cell",
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class OpenedRecords(OpenedPoints):
     """Synthetic records: ordinary estimates are right, but their ordinary standard errors are too small, since counts had noise."""
@@ -795,59 +729,62 @@ class OpenedRecords(OpenedPoints):
     }
 
     def _points(self, *names: str) -> Points:
-        levels = self._level_map(names)
-        frame, columns = self.to_pandas(names), {name: self._column(name) for name in names}
+        frame = self.to_pandas(names)
         n_rows = self.content["n_rows"]["value"] or float(self.n_rows)
+        noise = self.content["accounting"]["noise"]
+
+        def find_noise(chosen: Sequence[str]) -> NoisyCells:
+            """Return the cells of the noisy table of one or two columns."""
+            table = self._list_cells(chosen)
+            if (
+                "cells" in noise
+            ):  # a cell of these columns is a sum over the cells of the others that are listed
+                deviation = noise["cells"]["standard_deviation"]
+                n_added = max(1.0, self.content["mechanism"]["cells_listed"] / len(table))
+            else:
+                deviation, n_added = (
+                    noise["one_way" if len(chosen) == 1 else "two_way"]["standard_deviation"],
+                    1.0,
+                )
+            return NoisyCells(frame=table, variance=n_added * (deviation / n_rows) ** 2)
+
         return Points(
             frame=frame,
             weights=np.ones(self.n_rows),
             n_rows=n_rows,
             sampling=1.0 / n_rows + 1.0 / self.n_rows,
-            levels=levels,
-            ends={
-                name: cell_ends(column, frame[name])
-                for name, column in columns.items()
-                if "edges" in column
-            },
+            levels=self._level_map(names),
+            ends=self._cell_ends(frame),
             bounds=self._bounds(names),
-            noise=lambda chosen: self._noise(chosen, n_rows),
-            biased=len(names) > 1
-            or self.content["mechanism"]["kind"]
-            != "copula",  # a model, or cells that were left out
+            noise=find_noise,
+            biased=len(names) > 1 or "cells" in noise,  # a model, or cells that were left out
             limits=_RECORDS,
             dates=find_scales(frame),
         )
-
-    def _noise(self, names: Sequence[str], n_rows: float) -> NoisyCells:
-        """Return the cells of the noisy table of one or two columns."""
-        lines = {name: list_cells(self._column(name)) for name in names}
-        frame = pd.DataFrame(list(itertools.product(*lines.values())), columns=list(lines))
-        mechanism, noise = self.content["mechanism"], self.content["accounting"]["noise"]
-        if mechanism["kind"] == "copula":
-            deviation, n_added = (
-                noise["one_way" if len(names) == 1 else "two_way"]["standard_deviation"],
-                1.0,
-            )
-        else:  # a cell of these columns is a sum over the cells of the others that are listed
-            deviation, n_added = (
-                noise["cells"]["standard_deviation"],
-                max(1.0, mechanism["cells_listed"] / len(frame)),
-            )
-        return NoisyCells(frame=frame, variance=n_added * (deviation / n_rows) ** 2)
 
 
 def list_cells(column: Mapping[str, Any]) -> list[object]:
     """Return a value in each cell of a column of a card: its levels; or null, the atoms, and the middles of the ranges."""
     if "levels" in column:
         return list(column["levels"])
-    edges = np.array(column["edges"], dtype=np.float64)
+    least, edges = _least_values(column)
     single: list[object] = [math.nan] if column["nulls"] == "level" else []
-    return [*single, *column["atoms"], *((edges[:-1] + edges[1:]) / 2.0).tolist()]
+    return [*single, *column["atoms"], *((least + edges[1:]) / 2.0).tolist()]
+
+
+def _least_values(column: Mapping[str, Any]) -> tuple[Floats, Floats]:
+    """Return the least value of each cell, and the edges: a cell does not hold its lower one.
+
+    Of whole numbers the first edge lies one below the bound, and so does each edge below the least value of its cell.
+    """
+    edges = np.array(column["edges"], dtype=np.float64)
+    step = 0.0 if column["bounds"] is None else float(column["bounds"][0]) - edges[0]
+    return edges[:-1] + step, edges
 
 
 def cell_ends(column: Mapping[str, Any], values: pd.Series) -> tuple[Floats, Floats]:
     """Return the least and the greatest value of the cell of each value of a column with edges; of an atom both are itself."""
-    scale, edges = DateScale.of(values), np.array(column["edges"], dtype=np.float64)
+    scale, (least, edges) = DateScale.of(values), _least_values(column)
     x = (
         values.to_numpy(dtype=np.float64, na_value=np.nan)
         if scale is None
@@ -855,9 +792,6 @@ def cell_ends(column: Mapping[str, Any], values: pd.Series) -> tuple[Floats, Flo
     )
     cell = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
     single = np.isnan(x) | np.isin(x, np.array(column["atoms"], dtype=np.float64))
-    # of whole numbers the first edge lies one below the bound: a cell does not hold its lower edge
-    step = 0.0 if column["bounds"] is None else float(column["bounds"][0]) - edges[0]
-    above = np.where(np.isfinite(edges[:-1]), np.nextafter(edges[:-1], np.inf), edges[:-1])
-    least = edges[:-1] + step if step > 0.0 else above
+    least = np.where((least == edges[:-1]) & np.isfinite(least), np.nextafter(least, np.inf), least)
     low, high = np.minimum(least[cell], x), np.maximum(edges[cell + 1], x)
     return np.where(single, x, low), np.where(single, x, high)

@@ -12,15 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dpdask.analysis.opened import (
-    Result,
-    check_no_dates,
-    check_no_groups,
-    check_probabilities,
-    count_since_1970,
-    find_scales,
-)
-from dpdask.analysis.points import WITHOUT_NULLS, KeptColumns, check_features
+from dpdask.analysis.opened import Result
+from dpdask.analysis.points import WITHOUT_NULLS, KeptColumns, count_since_1970
 from dpdask.errors import SpecError
 from dpdask.inference import NPMLE, RangeCounts, bootstrap, npmle
 from dpdask.inference.range_estimates import count_ranges
@@ -81,17 +74,135 @@ class OpenedRanges(KeptColumns):
         "fit": ("the release holds rows, not weighted cells", "use slope() or regress()"),
     }
 
-    def mean(
-        self, column: str, *, by: str | None = None, values: Sequence[float] | None = None
+    def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
+        first, *others = names
+        if question in ("slope", "regress"):
+            if question == "regress" and self._is_kept(first):
+                raise self._refusal(question, *names)
+            if not self._is_kept(*others):
+                raise self._refusal("slope", *names)
+            self._check_no_dates(others)
+        if self._is_kept(first) and (self._is_kept(*others) or question in ("mean", "quantile")):
+            return super(OpenedRanges, self)._plan(question, names, **options)
+        grouped, q = self._is_kept(*others), options.get("q", 0.5)
+        match question:
+            case "mean" if grouped and options.get("values") is None:
+                return lambda: self._for_each(lambda rows: self._mean(first, rows), first, *others)
+            case "quantile" if grouped and (not others or isinstance(q, float)):
+                return lambda: self._for_each(
+                    lambda rows: self._quantile_of(first, rows, q), first, *others
+                )
+            case "histogram":
+                return lambda: self._histogram_of(first, options["bins"])
+            case "slope":
+                return lambda: self._slope(first, others)
+            case "npmle":
+                return lambda: self._fit(first, self._ranges(first), **options)
+            case "regress":
+                return lambda: _regress(options["estimator"], first, *self._pairs(first, others))
+        raise self._refusal(question, *names)
+
+    def _for_each(
+        self, find: Callable[[pd.DataFrame], Result], column: str, by: str | None = None
     ) -> Result:
-        """Return the mean of a column; see `OpenedRelease.mean`. Its standard error is that of 50 resamples of the ranges."""
-        if self._is_kept(column):
-            if by is not None:
-                self._column(by)
-            return super(OpenedRanges, self).mean(column, by=by, values=values)
-        if values is not None or (by is not None and not self._is_kept(by)):
-            self._refuse("mean", column)
-        return self._for_each(column, by, lambda rows: self._mean(column, rows))
+        """Return what is estimated from a column's ranges, or from those of each group; a group whose ranges tell too little has NaN."""
+        if by is None:
+            return find(self._ranges(column))
+        parts, left_out = {}, False
+        for level, rows in self._ranges(column, by).groupby(by, sort=True):
+            try:
+                parts[level] = find(rows)
+            except SpecError:
+                parts[level], left_out = (
+                    Result(estimate=np.nan, standard_error=np.nan, bias_bound=np.nan),
+                    True,
+                )
+        if any(
+            part.standard_error is not None and not np.isnan(part.standard_error)
+            for part in parts.values()
+        ):
+            parts = {
+                level: replace(part, standard_error=np.nan) if part.standard_error is None else part
+                for level, part in parts.items()
+            }
+        found = Result.gather(list(parts.values()), pd.Index(list(parts), name=by))
+        return replace(found, limits=(*found.limits, _TOLD_TOO_LITTLE)) if left_out else found
+
+    def _histogram_of(self, column: str, bins: int | Sequence[float]) -> Result:
+        edges, rows = self._edges(column, bins), self._ranges(column)
+        fitted = self._fit(column, rows)
+        index = pd.IntervalIndex.from_breaks(edges, closed="right", name=column)
+        thin = [_THIN] if self._is_thin(column, rows, fitted) else []
+        limits = (
+            _SLOW,
+            *thin,
+            *([WITHOUT_NULLS] if len(rows) < self.n_rows else []),
+            *self._limits(column),
+        )
+        estimate = pd.Series(len(rows) * np.diff(fitted.cdf(edges)), index)
+        return Result(estimate=estimate, standard_error=None, bias_bound=None, limits=limits)
+
+    def _quantile_of(self, column: str, rows: pd.DataFrame, q: float | Sequence[float]) -> Result:
+        estimate = self._fit(column, rows)
+        quantiles = estimate.quantile(np.atleast_1d(np.array(q)))
+        value = (
+            float(quantiles[0])
+            if isinstance(q, float)
+            else pd.Series(quantiles, pd.Index(q, name="q"))
+        )
+        coarse = (
+            [_COARSE]
+            if _is_coarse(estimate, quantiles)
+            else [_THIN]
+            if self._is_thin(column, rows, estimate)
+            else []
+        )
+        return Result(
+            estimate=value,
+            standard_error=None,
+            bias_bound=None,
+            limits=(_SLOW, *coarse, *self._limits(column)),
+        )
+
+    def _slope(self, response: str, features: Sequence[str]) -> Result:
+        """Return the slopes of `regress`, with a jackknife's errors, of 10 groups of rows.
+
+        References
+        ----------
+        Wu, Jackknife, bootstrap and other resampling methods in regression analysis (1986).
+        """
+        X, ends = self._pairs(response, features)
+        group = np.arange(len(X)) % _GROUPS
+        if len(X) < 2 * _GROUPS:
+            raise SpecError(
+                f"slopes need at least {2 * _GROUPS} rows", f"slope({response})", "use more rows"
+            )
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "interval regression did not converge"
+            )  # `limits` says it once
+            whole, *parts = (
+                _regress(None, response, X[chosen], ends[chosen])
+                for chosen in (group >= 0, *(group != k for k in range(_GROUPS)))
+            )
+        n_failed = sum(not each.converged_ for each in (whole, *parts))
+        error = np.sqrt(
+            (_GROUPS - 1) * np.array([part.estimator_.coef_ for part in parts]).var(axis=0)
+        )
+        failed = (
+            [
+                f"the fit did not converge in {n_failed} of {_GROUPS + 1} samples: the ranges tell too little for slopes"
+            ]
+            if n_failed
+            else []
+        )
+        limits = (
+            "the response is taken to have normal errors of one variance",
+            *failed,
+            *self._limits(response),
+        )
+        estimate, error = (pd.Series(part, X.columns) for part in (whole.estimator_.coef_, error))
+        return Result(estimate=estimate, standard_error=error, bias_bound=None, limits=limits)
 
     def _mean(self, column: str, rows: pd.DataFrame) -> Result:
         counts = self._count(column, rows)
@@ -133,183 +244,9 @@ class OpenedRanges(KeptColumns):
             limits=(*self._limits(column), *limits),
         )
 
-    def histogram(self, column: str, bins: int | Sequence[float] = 20) -> Result:
-        """Return how many rows lie in each range of a column; see `OpenedRelease.histogram`. Ranges have no standard error."""
-        if self._is_kept(column):
-            return super(OpenedRanges, self).histogram(column, bins)
-        edges, rows = self._edges(column, bins), self._ranges(column)
-        fitted = self._fit(column, rows)
-        shares = np.diff(fitted.cdf(edges))
-        index = pd.IntervalIndex.from_breaks(edges, closed="right", name=column)
-        thin = [_THIN] if self._is_thin(column, rows, fitted) else []
-        limits = (
-            _SLOW,
-            *thin,
-            *([WITHOUT_NULLS] if len(rows) < self.n_rows else []),
-            *self._limits(column),
-        )
-        return Result(
-            estimate=pd.Series(len(rows) * shares, index),
-            standard_error=None,
-            bias_bound=None,
-            limits=limits,
-        )
-
-    def quantile(
-        self, column: str, q: float | Sequence[float] = 0.5, *, by: str | None = None
-    ) -> Result:
-        """Return a quantile of a column, or several; see `OpenedRelease.quantile`. That of ranges has no standard error."""
-        probabilities = check_probabilities(q)
-        if self._is_kept(column):
-            return super(OpenedRanges, self).quantile(column, q, by=by)
-        if by is not None and (not self._is_kept(by) or np.ndim(q)):
-            self._refuse("quantile", column)
-
-        def find(rows: pd.DataFrame) -> Result:
-            estimate = self._fit(column, rows)
-            found = estimate.quantile(np.array(probabilities))
-            value = (
-                float(found[0])
-                if np.ndim(q) == 0
-                else pd.Series(found, pd.Index(probabilities, name="q"))
-            )
-            coarse = (
-                [_COARSE]
-                if _is_coarse(estimate, found)
-                else [_THIN]
-                if self._is_thin(column, rows, estimate)
-                else []
-            )
-            return Result(
-                estimate=value,
-                standard_error=None,
-                bias_bound=None,
-                limits=(_SLOW, *coarse, *self._limits(column)),
-            )
-
-        return self._for_each(column, by, find)
-
-    def share(self, column: str, *, by: str | None = None) -> Result:
-        """Return the share of each level of a kept column, a Series; see `OpenedRelease.share`."""
-        check_no_groups("share", column, by)
-        if not self._is_kept(column):
-            self._refuse("share", column)
-        return super(OpenedRanges, self).share(column)
-
-    def crosstab(self, first: str, second: str) -> Result:
-        """Return how many rows have each pair of levels of kept columns; see `OpenedRelease.crosstab`."""
-        if not self._is_kept(first, second):
-            self._refuse("crosstab", first, second)
-        return super(OpenedRanges, self).crosstab(first, second)
-
-    def slope(self, response: str, *features: str) -> Result:
-        """Return the slopes of a linear regression on kept columns; see `OpenedRelease.slope`.
-
-        Notes
-        -----
-        Of a column that is released as ranges, the slopes are those of `regress`; their standard
-        errors are a jackknife's, of 10 groups of rows (Wu, Jackknife, bootstrap and other
-        resampling methods in regression analysis, 1986).
-        """
-        check_features("slope", response, features)
-        if not self._is_kept(*features):
-            self._refuse("slope", response, *features)
-        if self._is_kept(response):
-            return super(OpenedRanges, self).slope(response, *features)
-        X, ends = self._pairs(response, features)
-        group = np.arange(len(X)) % _GROUPS
-        if len(X) < 2 * _GROUPS:
-            raise SpecError(
-                f"slopes need at least {2 * _GROUPS} rows", f"slope({response})", "use more rows"
-            )
-        index = X.columns
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "interval regression did not converge"
-            )  # `limits` says it once
-            whole, *parts = (
-                _regress(None, response, X[chosen], ends[chosen])
-                for chosen in (group >= 0, *(group != k for k in range(_GROUPS)))
-            )
-        n_failed = sum(not each.converged_ for each in (whole, *parts))
-        error = np.sqrt(
-            (_GROUPS - 1) * np.array([part.estimator_.coef_ for part in parts]).var(axis=0)
-        )
-        failed = (
-            [
-                f"the fit did not converge in {n_failed} of {_GROUPS + 1} samples: the ranges tell too little for slopes"
-            ]
-            if n_failed
-            else []
-        )
-        limits = (
-            "the response is taken to have normal errors of one variance",
-            *failed,
-            *self._limits(response),
-        )
-        return Result(
-            estimate=pd.Series(whole.estimator_.coef_, index),
-            standard_error=pd.Series(error, index),
-            bias_bound=None,
-            limits=limits,
-        )
-
-    def npmle(
-        self,
-        column: str,
-        *,
-        support: tuple[float, float] | None = None,
-        knots: Sequence[float] | None = None,
-    ) -> NPMLE:
-        """Return the distribution under which a column's ranges are most likely; see `OpenedRelease.npmle`."""
-        if self._is_kept(column):
-            self._refuse("npmle", column)
-        return self._fit(column, self._ranges(column), support, knots)
-
-    def regress(self, response: str, *features: str, estimator: Any = None) -> Any:
-        """Return a fitted regression of a column that is released as ranges; see `OpenedRelease.regress`."""
-        if self._is_kept(response):
-            self._refuse("regress", response, *features)
-        check_features("regress", response, features)
-        if not self._is_kept(*features):
-            self._refuse("slope", response, *features)
-        return _regress(estimator, response, *self._pairs(response, features))
-
-    def _answers(self, name: str) -> set[str]:
-        if self._is_kept(name):
-            return super(OpenedRanges, self)._answers(name)
-        return {"mean", "histogram", "quantile", "slope", "npmle", "regress"}
-
     def _ends(self, name: str) -> list[str]:
         released: list[str] = self._column(name)["released_as"]
         return released[:2]
-
-    def _for_each(
-        self, column: str, by: str | None, find: Callable[[pd.DataFrame], Result]
-    ) -> Result:
-        """Return what is found in a column's ranges, or in those of each group; a group whose ranges tell too little has NaN."""
-        if by is None:
-            return find(self._ranges(column))
-        parts, left_out = {}, False
-        for level, rows in self._ranges(column, by).groupby(by, sort=True):
-            try:
-                parts[level] = find(rows)
-            except SpecError:
-                parts[level], left_out = (
-                    Result(estimate=np.nan, standard_error=np.nan, bias_bound=np.nan),
-                    True,
-                )
-        if any(
-            part.standard_error is not None and not np.isnan(part.standard_error)
-            for part in parts.values()
-        ):
-            parts = {
-                level: replace(part, standard_error=np.nan) if part.standard_error is None else part
-                for level, part in parts.items()
-            }
-        found = Result.gather(list(parts.values()), pd.Index(list(parts), name=by))
-        limits = tuple(dict.fromkeys(limit for part in parts.values() for limit in part.limits))
-        return replace(found, limits=(*limits, _TOLD_TOO_LITTLE) if left_out else limits)
 
     def _ranges(self, name: str, *others: str) -> pd.DataFrame:
         """Return a column's ranges, with other columns; rows that miss one of them are left out."""
@@ -411,7 +348,6 @@ class OpenedRanges(KeptColumns):
     def _pairs(self, response: str, features: Sequence[str]) -> tuple[pd.DataFrame, Floats]:
         """Return the features, an indicator for each level of a text but the first, and the ranges of the rows that have all of them."""
         rows = self._ranges(response, *features)
-        check_no_dates(features, find_scales(rows[list(features)]))
         return pd.get_dummies(rows[list(features)], drop_first=True, dtype=float), rows[
             self._ends(response)
         ].to_numpy(dtype=np.float64)

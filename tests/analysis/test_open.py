@@ -25,8 +25,8 @@ import pytest
 from shelf import FIRST, LEVEL_NAMES, LEVEL_SHARES, LEVEL_STAYS, TOWNS, Shelf, homes, rides
 
 import dpdask
-from dpdask.analysis.opened import Result, count_since_1970, find_scales
-from dpdask.analysis.points import Points
+from dpdask.analysis.opened import Result
+from dpdask.analysis.points import Points, count_since_1970, find_scales
 from dpdask.inference import NPMLE, WeightedSample, logistic
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "analyse-a-release.md"
@@ -272,7 +272,7 @@ def test_what_a_channel_leaves_too_little_of_is_refused_or_has_no_error(shelf: S
     points = opened._points("side")
     assert points.sampling == 1 / opened.n_rows
     assert (
-        points._share_error(np.array([1.0, 0.0]), None, None) > 0
+        points._share_error(np.array([1.0, 0.0]), 0.0, np.zeros(2), 0.0) > 0
     ).all()  # a level without rows is not known to be absent
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from scipy import stats
 from strategies import zeros_and_a_tail
@@ -38,6 +39,10 @@ class AtHand:
 
     def to_pandas(self, columns: Any = None) -> pd.DataFrame:
         return self.table if columns is None else self.table[list(columns)]
+
+    @property
+    def _types(self) -> pa.Schema:
+        return pa.Schema.from_pandas(self.table)
 
 
 def at_hand(kind: type, table: pd.DataFrame, content: Any) -> Any:
@@ -229,12 +234,8 @@ def test_ranges_have_groups_of_kept_columns() -> None:
     assert (np.abs(means.estimate - 993.0) <= 4.9 * means.standard_error + means.bias_bound).all()
     assert medians.estimate.to_numpy() == pytest.approx(693.0, abs=200.0)
     assert medians.standard_error is None
-    for refused in (
-        lambda: release.mean("value", by="value"),
-        lambda: release.quantile("value", [0.1, 0.2], by="town"),
-    ):
-        with pytest.raises(dpdask.SpecError, match="kept column"):
-            refused()
+    with pytest.raises(dpdask.SpecError, match="kept column"):
+        release.quantile("value", [0.1, 0.2], by="town")
 
 
 def asked_of(
