@@ -36,7 +36,7 @@ _START_STEPS = 50  # of a constant fit, which only has to land near the data
 _SMALLEST = 1e-6  # of the starting σ: a learner that can follow every range would otherwise divide by a σ of 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Ranges:
     """Responses as ranges; a point has low == high, a ring low > high."""
 
@@ -44,17 +44,21 @@ class _Ranges:
     high: Floats
 
     @property
-    def point(self) -> NDArray[np.bool_]:
+    def is_point(self) -> NDArray[np.bool_]:
         return np.asarray(self.low == self.high, dtype=np.bool_)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Expected:
-    """Each row's E(Y | range) and Var(Y | range), float64 arrays of shape (n,), and the mean log-likelihood of the ranges."""
-
-    mean: Floats
-    variance: Floats
-    objective: float
+    def expect(
+        self, noise: truncated.NoiseFamily, fitted: Floats, sigma: float
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return E(Y | range), Var(Y | range) and the log-likelihood of each row, of a point its log density."""
+        scale, point = sigma / math.sqrt(truncated.variance(noise)), self.is_point
+        low, high = (self.low - fitted) / scale, (self.high - fitted) / scale
+        found = truncated.truncate(noise, low, high)
+        mean = np.where(point, self.low, fitted + scale * found.mean)
+        spread = np.maximum(found.square - found.mean**2, 0.0)
+        likelihood = found.log_probability.copy()
+        likelihood[point] = truncated.log_density(noise, low[point]) - math.log(scale)
+        return mean, np.where(point, 0.0, scale**2 * spread), likelihood
 
 
 class UnidentifiedError(ValueError):
@@ -198,8 +202,8 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
             LinearRegression() if self.estimator is None else clone(self.estimator),
             self.random_state,
         )
-        if ranges.point.all():
-            return self._fit_points(template, X, ranges.low)
+        if ranges.is_point.all():
+            return self._fit_points(template, X, ranges)
         _refuse_unidentified(ranges, sigma_known=self.sigma is not None)
         return self._iterate(template, X, ranges)
 
@@ -224,9 +228,8 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
         ranges; as in every score, more is better.
         """
         if np.asarray(y).ndim == 2 and np.asarray(y).shape[1] == 2:
-            fitted = self.predict(X)
-            each = _log_likelihood(self.noise, _ranges(y), fitted, self.sigma_)
-            return float(np.average(each, weights=sample_weight))
+            *_, likelihood = _ranges(y).expect(self.noise, self.predict(X), self.sigma_)
+            return float(np.average(likelihood, weights=sample_weight))
         return float(super().score(X, y, sample_weight))
 
     def __sklearn_tags__(self) -> Any:
@@ -256,38 +259,35 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
                 "max_iterations must be at least 1, tolerance positive and damping in [0, 1)"
             )
 
-    def _fit_points(self, template: Any, X: Any, y: Floats) -> Self:
+    def _fit_points(self, template: Any, X: Any, points: _Ranges) -> Self:
         """Fit exact values: one fit of the given estimator."""
+        y = points.low
         self.estimator_ = template.fit(X, y)
         fitted = np.asarray(self.estimator_.predict(X), dtype=np.float64)
-        self.sigma_ = (
-            float(np.sqrt(np.mean((y - fitted) ** 2))) if self.sigma is None else float(self.sigma)
-        )
+        self.sigma_ = _deviation(y, 0.0, fitted) if self.sigma is None else float(self.sigma)
         self.n_iter_, self.converged_, self.responses_ = 1, True, y
-        each = (
-            _log_likelihood(self.noise, _Ranges(low=y, high=y), fitted, self.sigma_)
-            if self.sigma_ > 0
-            else math.inf
-        )
-        self.objective_path_ = np.array([np.mean(each)])
+        objective = math.inf
+        if self.sigma_ > 0:
+            objective = float(points.expect(self.noise, fitted, self.sigma_)[2].mean())
+        self.objective_path_ = np.array([objective])
         return self
 
     def _iterate(self, template: Any, X: Any, ranges: _Ranges) -> Self:
-        centre, sigma = _start(self.noise, ranges, self.sigma, self.initial)
+        centre, sigma = self._start(ranges)
         smallest = _SMALLEST * sigma
         fitted = np.full(len(ranges.low), centre)
-        expected = _expect(self.noise, ranges, fitted, sigma)
-        responses, path, self.converged_ = expected.mean, [expected.objective], False
+        mean, variance, likelihood = ranges.expect(self.noise, fitted, sigma)
+        responses, path, self.converged_ = mean, [likelihood.mean()], False
         for _ in range(self.max_iterations):
-            responses = self.damping * responses + (1 - self.damping) * expected.mean
+            responses = self.damping * responses + (1 - self.damping) * mean
             self.estimator_ = clone(template).fit(X, responses)
             before, fitted = fitted, np.asarray(self.estimator_.predict(X), dtype=np.float64)
             previous = sigma
             if self.sigma is None:
-                sigma = max(_spread(expected, fitted), smallest)
-            expected = _expect(self.noise, ranges, fitted, sigma)
-            path.append(expected.objective)
-            moved = max(float(np.sqrt(np.mean((fitted - before) ** 2))), abs(sigma - previous))
+                sigma = max(_deviation(mean, variance, fitted), smallest)
+            mean, variance, likelihood = ranges.expect(self.noise, fitted, sigma)
+            path.append(likelihood.mean())
+            moved = max(_deviation(before, 0.0, fitted), abs(sigma - previous))
             if moved <= self.tolerance * sigma:
                 self.converged_ = True
                 break
@@ -302,6 +302,25 @@ class IntervalRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  #
             )
         return self
 
+    def _start(self, ranges: _Ranges) -> tuple[float, float]:
+        """Return a constant f and its σ, by the same iteration; given values stay."""
+        ends = np.concatenate([ranges.low, ranges.high])
+        ends = ends[np.isfinite(ends)]
+        centre = float(np.median(ends)) if self.initial is None else float(self.initial)
+        sigma = _deviation(ends, 0.0, centre) if self.sigma is None else float(self.sigma)
+        for _ in range(_START_STEPS):
+            mean, variance, _ = ranges.expect(self.noise, np.full(len(ranges.low), centre), sigma)
+            if self.initial is None:
+                centre = float(mean.mean())
+            if self.sigma is None:
+                sigma = _deviation(mean, variance, centre)
+        return centre, sigma
+
+
+def _deviation(mean: Floats, variance: Floats | float, fitted: Floats | float) -> float:
+    """Return the root of the mean of E[(Y - f)²]."""
+    return float(np.sqrt(np.mean((mean - fitted) ** 2 + variance)))
+
 
 def _ranges(y: Any) -> _Ranges:
     """Return responses of shape (n,) or (n, 2) as ranges, or refuse them."""
@@ -311,7 +330,7 @@ def _ranges(y: Any) -> _Ranges:
     if len(shape) != 2 or shape[1] == 1:
         exact = checks.check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
         exact = np.array(checks.column_or_1d(exact, warn=True), dtype=np.float64)
-        return _Ranges(low=exact, high=exact)
+        return _Ranges(exact, exact)
     pairs = checks.check_array(y, dtype=np.float64, ensure_all_finite=False, input_name="y")
     if pairs.shape[1] != 2:
         raise ValueError(
@@ -322,7 +341,7 @@ def _ranges(y: Any) -> _Ranges:
         raise ValueError("y has an end that is NaN; use -inf and inf for open ends")
     if (low == math.inf).any() or (high == -math.inf).any():
         raise ValueError("y has an empty range: a lower end of inf or an upper end of -inf")
-    return _Ranges(low=low, high=high)
+    return _Ranges(low, high)
 
 
 def _refuse_unidentified(ranges: _Ranges, *, sigma_known: bool) -> None:
@@ -357,69 +376,3 @@ def _seed(estimator: Any, random_state: Any) -> Any:
         if value is None and name.rpartition("__")[2] == "random_state"
     )
     return estimator.set_params(**{name: int(generator.randint(2**31 - 1)) for name in names})
-
-
-def _scale(noise: truncated.NoiseFamily, sigma: float) -> float:
-    """Return the scale at which the standard distribution has standard deviation σ."""
-    return sigma / math.sqrt(truncated.variance(noise))
-
-
-def _expect(
-    noise: truncated.NoiseFamily, ranges: _Ranges, fitted: Floats, sigma: float
-) -> _Expected:
-    """Return the moments of Y given its ranges at f = `fitted`, float64 array of shape (n,)."""
-    scale = _scale(noise, sigma)
-    found = truncated.truncate(noise, (ranges.low - fitted) / scale, (ranges.high - fitted) / scale)
-    mean = np.where(ranges.point, ranges.low, fitted + scale * found.mean)
-    spread = np.where(ranges.point, 0.0, scale**2 * np.maximum(found.square - found.mean**2, 0.0))
-    return _Expected(
-        mean=mean,
-        variance=spread,
-        objective=float(np.mean(_likelihoods(noise, ranges, fitted, scale, found.log_probability))),
-    )
-
-
-def _likelihoods(
-    noise: truncated.NoiseFamily,
-    ranges: _Ranges,
-    fitted: Floats,
-    scale: float,
-    log_probability: Floats,
-) -> Floats:
-    """Return each row's log probability, or, of a point, its log density."""
-    result = log_probability.copy()
-    point = ranges.point
-    result[point] = truncated.log_density(
-        noise, (ranges.low[point] - fitted[point]) / scale
-    ) - math.log(scale)
-    return result
-
-
-def _log_likelihood(
-    noise: truncated.NoiseFamily, ranges: _Ranges, fitted: Floats, sigma: float
-) -> Floats:
-    scale = _scale(noise, sigma)
-    found = truncated.truncate(noise, (ranges.low - fitted) / scale, (ranges.high - fitted) / scale)
-    return _likelihoods(noise, ranges, fitted, scale, found.log_probability)
-
-
-def _spread(expected: _Expected, fitted: Floats) -> float:
-    """Return the root of the mean of E[(Y - f)² | range]."""
-    return float(np.sqrt(np.mean((expected.mean - fitted) ** 2 + expected.variance)))
-
-
-def _start(
-    noise: truncated.NoiseFamily, ranges: _Ranges, sigma: float | None, initial: float | None
-) -> tuple[float, float]:
-    """Return a constant f and its σ, by the same iteration; given values stay."""
-    ends = np.concatenate([ranges.low, ranges.high])
-    ends = ends[np.isfinite(ends)]
-    centre = float(np.median(ends)) if initial is None else float(initial)
-    spread = float(np.sqrt(np.mean((ends - centre) ** 2))) if sigma is None else float(sigma)
-    for _ in range(_START_STEPS):
-        expected = _expect(noise, ranges, np.full(len(ranges.low), centre), spread)
-        if initial is None:
-            centre = float(expected.mean.mean())
-        if sigma is None:
-            spread = _spread(expected, np.full(len(ranges.low), centre))
-    return centre, spread

@@ -53,7 +53,7 @@ def cell_widths(card: Mapping[str, Any], features: pd.DataFrame, weights: Floats
     """
     content = Card.read(card, "card").to_dict()
     mechanism, columns = content["mechanism"], content["columns"]
-    if mechanism["kind"] != "histogram":
+    if "points" not in mechanism:
         raise SpecError(
             "belongs to another mechanism", "card", "give the card of the perturbed histogram"
         )
@@ -299,7 +299,7 @@ def logistic(sample: WeightedSample, *, intercept: bool = True) -> Floats:
 
     return _fit_generalised(
         "LogisticRegression",
-        {"C": math.inf, "solver": "newton-cholesky", "max_iter": 200, "tol": 1e-9},
+        {"C": math.inf},
         parts,
         sample,
         intercept=intercept,
@@ -324,7 +324,7 @@ def poisson(sample: WeightedSample, *, intercept: bool = True) -> Floats:
 
     return _fit_generalised(
         "PoissonRegressor",
-        {"alpha": 0.0, "solver": "newton-cholesky", "max_iter": 200, "tol": 1e-9},
+        {"alpha": 0.0},
         parts,
         sample,
         intercept=intercept,
@@ -572,7 +572,7 @@ def _fit_weighted(
 
 def _fit_generalised(
     name: str,
-    settings: dict[str, Any],
+    unpenalised: dict[str, Any],
     parts: Callable[[Floats, Floats], tuple[Floats, Floats, Floats]],
     sample: WeightedSample,
     *,
@@ -580,6 +580,7 @@ def _fit_generalised(
 ) -> Floats:
     """Return a generalised linear model's coefficients; `parts` gives the loss and its first two derivatives in η."""
     positive = replace(sample, weights=np.maximum(sample.weights, 0.0))
+    settings = {"solver": "newton-cholesky", "max_iter": 200, "tol": 1e-9, **unpenalised}
     start = _fit_weighted(name, settings, positive, intercept=intercept)
     z, centre, spread = _standardise(sample, intercept=intercept)
     w, y = sample.weights / np.abs(sample.weights).sum(), sample.response

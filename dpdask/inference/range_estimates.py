@@ -216,7 +216,10 @@ def npmle(
             "npmle",
             "leave out what you need not change",
         )
-    bounds = _bounds(counts, support)
+    bounds = (-math.inf, math.inf) if support is None else support
+    if not bounds[0] <= counts.knots[0] or not bounds[1] >= counts.knots[-1]:
+        hint = "widen them to the outermost anchors, or leave them out"
+        raise SpecError("the bounds do not enclose the grid", "support", hint)
     solution = _solve(counts, tolerance)
     kept = solution.masses > 0
     ends = counts.bounds(solution.first[kept], solution.last[kept])
@@ -235,11 +238,16 @@ def npmle(
             "npmle",
             "use a mechanism whose anchors reach everywhere that values do, a finer grid, bounds (support=...), or allow more (max_ambiguity=...)",
         )
+    points = right
+    if place == "middle":  # infinite where an interval is open-ended
+        ends_known = np.isfinite(left) & np.isfinite(right)
+        unbounded = np.where(np.isfinite(left), right, left)
+        points = np.where(ends_known, left / 2 + right / 2, unbounded)
     return NPMLE(
         knots=counts.knots,
         left=left,
         right=right,
-        points=right if place == "right" else _middles(left, right),
+        points=points,
         masses=masses,
         place=place,
         duality_gap=solution.duality_gap,
@@ -249,17 +257,6 @@ def npmle(
         ambiguity=ambiguity,
         drift=solution.drift,
     )
-
-
-def _bounds(counts: RangeCounts, support: tuple[float, float] | None) -> tuple[float, float]:
-    low, high = (-math.inf, math.inf) if support is None else support
-    if not low <= counts.knots[0] or not high >= counts.knots[-1]:
-        raise SpecError(
-            "the bounds do not enclose the grid",
-            "support",
-            "widen them to the outermost anchors, or leave them out",
-        )
-    return low, high
 
 
 def _solve(counts: RangeCounts, tolerance: float) -> turnbull.Solution:
@@ -294,15 +291,6 @@ def _ambiguity(
         np.isfinite(width), np.divide(width, high - low) if high > low else 0.0, 1.0
     )
     return float(masses @ relative)
-
-
-def _middles(left: Floats, right: Floats) -> Floats:
-    """Return the intervals' middles, infinite where they are open-ended."""
-    unbounded = np.where(np.isfinite(left), right, left)
-    middles: Floats = np.where(
-        np.isfinite(left) & np.isfinite(right), left / 2 + right / 2, unbounded
-    )
-    return middles
 
 
 def bootstrap(
