@@ -201,16 +201,9 @@ def scale_events(
         )
 
     def cost(factor: float) -> float:
-        return _epsilon(tuple(times(factor)), delta)
+        return _epsilon(times(factor), delta)
 
-    rates = [
-        (
-            event.sensitivity
-            / (event.sigma if isinstance(event, DiscreteGaussian) else event.scale),
-            event.count,
-        )
-        for event in listed
-    ]
+    rates = [(float(_rate(event)), event.count) for event in listed]
     start = sum(rate * count for rate, count in rates) / epsilon
     if delta > 0:
         tail = -math.log(delta)
@@ -277,18 +270,9 @@ def _count(atoms: Iterable[Atom], delta: float) -> Counter[Atom]:
     """Return how often each single event happens, after checking that they can be composed at a delta."""
     if not 0 <= delta < 1:
         raise SpecError("delta must be in [0, 1)", "accountant")
-    if (
-        len(
-            {
-                atom.adjacency if not isinstance(atom, LocalRelease) else "replace-one"
-                for atom in atoms
-            }
-        )
-        > 1
-    ):
-        what = "releases of the adjacencies replace-one and add-remove cannot be added up"
+    if len({_adjacency(atom) for atom in atoms}) > 1:
         raise SpecError(
-            what,
+            "releases of the adjacencies replace-one and add-remove cannot be added up",
             "privacy.adjacency",
             "give all jobs of a dataset in the ledger the same one, or give this job another dataset there",
         )
@@ -296,9 +280,15 @@ def _count(atoms: Iterable[Atom], delta: float) -> Counter[Atom]:
         raise _units_differ()
     counted: Counter[Atom] = Counter()
     for atom in atoms:
-        one, n = _single(atom)
-        counted[one] += n
+        if isinstance(atom, LocalRelease):
+            counted[LocalRelease(epsilon=atom.epsilon)] += atom.n
+        else:
+            counted[replace(atom, count=1)] += atom.count
     return counted
+
+
+def _adjacency(atom: Atom) -> str:
+    return "replace-one" if isinstance(atom, LocalRelease) else atom.adjacency
 
 
 @functools.lru_cache(maxsize=1024)
@@ -311,92 +301,61 @@ def _epsilon(atoms: tuple[Atom, ...], delta: float) -> float:
     return min(closed, _by_pld(counted, delta, closed))
 
 
-def _single(atom: Atom) -> tuple[Atom, int]:
-    """Return the event of one vector or release, and how many of them."""
+def _rate(atom: Atom) -> Fraction:
+    """Return the pure ε of an event; of Gaussian noise its sensitivity over its σ."""
     if isinstance(atom, LocalRelease):
-        return LocalRelease(epsilon=atom.epsilon), atom.n
-    if isinstance(atom, DiscreteLaplace):
-        return DiscreteLaplace(
-            scale=atom.scale, sensitivity=atom.sensitivity, adjacency=atom.adjacency
-        ), atom.count
-    return DiscreteGaussian(
-        sigma=atom.sigma, sensitivity=atom.sensitivity, adjacency=atom.adjacency
-    ), atom.count
-
-
-def _pure_of(atom: LocalRelease | DiscreteLaplace) -> Fraction:
-    return (
-        Fraction(atom.epsilon)
-        if isinstance(atom, LocalRelease)
-        else Fraction(atom.sensitivity) / Fraction(atom.scale)
-    )
+        return Fraction(atom.epsilon)
+    scale = atom.sigma if isinstance(atom, DiscreteGaussian) else atom.scale
+    return Fraction(atom.sensitivity) / Fraction(scale)
 
 
 def _pure(counted: Mapping[Atom, int]) -> float:
     """Return the sum of the pure ε, rounded up; infinity if there is Gaussian noise."""
     if any(isinstance(atom, DiscreteGaussian) for atom in counted):
         return math.inf
-    exact = sum(
-        (
-            n * _pure_of(atom)
-            for atom, n in counted.items()
-            if not isinstance(atom, DiscreteGaussian)
-        ),
-        Fraction(0),
-    )
-    return round_up(exact)
+    return round_up(sum((n * _rate(atom) for atom, n in counted.items()), Fraction(0)))
 
 
 def _bound_concentrated(counted: Mapping[Atom, int], delta: float) -> float:
     """Return ρ + 2·√(ρ·log(1/δ)): ε-privacy is ε²/2-concentrated, the discrete Gaussian s²/2σ²."""
-    rates = [
-        (
-            atom.sensitivity / atom.sigma
-            if isinstance(atom, DiscreteGaussian)
-            else float(_pure_of(atom)),
-            n,
-        )
-        for atom, n in counted.items()
-    ]
-    rho = sum(n * min(rate, 1e150) ** 2 / 2.0 for rate, n in rates)
+    rho = sum(n * min(float(_rate(atom)), 1e150) ** 2 / 2.0 for atom, n in counted.items())
     return (rho + 2.0 * math.sqrt(rho * -math.log(delta))) * (1.0 + _SAFETY)
 
 
 def _by_pld(counted: Mapping[Atom, int], delta: float, rough: float) -> float:
     """Return ε at δ by composed privacy loss distributions; infinity where doubles cannot resolve δ or noise is too small."""
+    smoothed = [atom for atom in counted if _is_smoothed(atom)]
     convolved = {
-        atom: 1 if _is_smoothed(atom) else n * _unit_shifts(atom) for atom, n in counted.items()
+        atom: 1 if atom in smoothed else n * _unit_shifts(atom) for atom, n in counted.items()
     }
     resolved = delta - _DOUBLE_ERROR * (len(counted) + sum(convolved.values()))
-    if (
-        resolved <= 0
-        or not rough < _MAX_ROUGH
-        or any(_is_smoothed(atom) and atom.sigma**2 <= _SMOOTHING for atom in counted)
-    ):
+    too_little = any(atom.sigma**2 <= _SMOOTHING for atom in smoothed)
+    if resolved <= 0 or not rough < _MAX_ROUGH or too_little:
         return math.inf
+    # it imports most of scipy, which only a composition needs
+    from dp_accounting.pld import privacy_loss_distribution as pld  # type: ignore[import-untyped]
+
     step = max(_MIN_STEP, _GRID * rough)
+    how: dict[str, Any] = {"value_discretization_interval": step, "use_connect_dots": True}
     tail = _TAIL * delta / (2 * len(counted))
-    total, slack = _pld().identity(value_discretization_interval=step), 0.0
+    total, slack = pld.identity(value_discretization_interval=step), 0.0
     for atom, n in counted.items():
         if _is_smoothed(atom):
-            part = _smooth(atom, n, step)
+            sensitivity = atom.sensitivity * math.sqrt(n)
+            deviation = math.sqrt(atom.sigma**2 - _SMOOTHING) / sensitivity * (1.0 - _SAFETY)
+            part = pld.from_gaussian_mechanism(deviation, **how)
             slack += _SMOOTHING_ERROR * _unit_shifts(atom) * n
+        elif isinstance(atom, DiscreteGaussian):
+            part = pld.from_discrete_gaussian_mechanism(atom.sigma, 1, **how)
+        elif isinstance(atom, LocalRelease):
+            part = pld.from_discrete_laplace_mechanism(atom.epsilon, 1, **how)
         else:
-            part = _one(atom, step)
-            part = (
-                part.self_compose(convolved[atom], tail_mass_truncation=tail)
-                if convolved[atom] > 1
-                else part
-            )
+            rate = math.nextafter(1.0 / atom.scale, math.inf)
+            part = pld.from_discrete_laplace_mechanism(rate, atom.sensitivity, **how)
+        if convolved[atom] > 1:
+            part = part.self_compose(convolved[atom], tail_mass_truncation=tail)
         total = total.compose(part, tail_mass_truncation=tail)
     return float(total.get_epsilon_for_delta(resolved * (1.0 - slack))) * (1.0 + _SAFETY) + slack
-
-
-def _pld() -> Any:
-    """Return dp_accounting's distributions; they import most of scipy, and only a composition needs them."""
-    from dp_accounting.pld import privacy_loss_distribution  # type: ignore[import-untyped]  # it ships no types
-
-    return privacy_loss_distribution
 
 
 def _unit_shifts(atom: Atom) -> int:
@@ -409,28 +368,4 @@ def _unit_shifts(atom: Atom) -> int:
 def _is_smoothed(atom: Atom) -> TypeGuard[DiscreteGaussian]:
     return isinstance(atom, DiscreteGaussian) and (
         _unit_shifts(atom) >= 4 or atom.sigma > _EXACT_SIGMA
-    )
-
-
-def _one(atom: Atom, step: float) -> Any:
-    if isinstance(atom, DiscreteGaussian):
-        return _pld().from_discrete_gaussian_mechanism(
-            atom.sigma, 1, value_discretization_interval=step, use_connect_dots=True
-        )
-    rate, shift = (
-        (atom.epsilon, 1)
-        if isinstance(atom, LocalRelease)
-        else (math.nextafter(1.0 / atom.scale, math.inf), atom.sensitivity)
-    )
-    return _pld().from_discrete_laplace_mechanism(
-        rate, shift, value_discretization_interval=step, use_connect_dots=True
-    )
-
-
-def _smooth(atom: DiscreteGaussian, n: int, step: float) -> Any:
-    deviation = (
-        math.sqrt(atom.sigma**2 - _SMOOTHING) / (atom.sensitivity * math.sqrt(n)) * (1.0 - _SAFETY)
-    )
-    return _pld().from_gaussian_mechanism(
-        deviation, value_discretization_interval=step, use_connect_dots=True
     )

@@ -148,21 +148,16 @@ def guarantee_text(
     Shen (after Wasserman & Zhou 2010) for testing "this row had value a, not b" at level γ on one
     ε-private release. Rows are released under replace-one alone.
     """
-    unit, exceptions = budget.unit_column, " and δ" if budget.delta else ""
+    unit = budget.unit_column
     whose, what, tested = "Each released row's private values", "one row", "a released row"
-    many = "a person with k released rows is protected by k·ε" + (
-        " and k·exp((k-1)·ε)·δ" if budget.delta else ""
-    )
     if unit is not None:
         whose = f"All private values of all released rows that share a {unit.column}"
         what = f"the rows of one {unit.column}, of which at most {unit.max_rows} are released"
-        many = f"a person with several {unit.column} values is protected by ε{exceptions} for each"
         tested = f"the released rows of a {unit.column}"
-    promise = f"δ = {_delta_text(budget.delta)}, {budget.adjacency}, unit: {what}"
     return (
-        f"{whose} are ε = {_epsilon_text(budget.epsilon)} differentially private ({promise}). "
+        f"{whose} are {_parameters_text(budget, '', what)}. "
         f"Protected: {protected}. Not protected: {unprotected}. "
-        f"{describe_published(order)}; {many}. "
+        f"{describe_published(order)}; {_several_text(budget, 'released rows')}. "
         + _attacker_text(budget, f"{tested} had one value rather than another")
         + ("" if everyone else " No such bound holds for the rows that are not protected.")
     )
@@ -196,44 +191,46 @@ def central_guarantee_text(
             "set it to replace-one",
         )
     unit = budget.unit_column
-    one, who, tested = (
-        "one row",
-        "one row",
-        "a row had one value rather than another" if replaced else "a row is there",
-    )
-    had = "it had one value rather than another"
-    many = "a person with k rows is protected by k·ε" + (
-        " and k·exp((k-1)·ε)·δ" if budget.delta else ""
-    )
+    one, who, tested, it, are = "one row", "one row", "a row", "it", "is"
     if unit is not None:
-        one, who = (
-            f"the rows of one {unit.column}, of which at most {unit.max_rows} are used",
-            f"one {unit.column}",
-        )
-        tested = f"a {unit.column}'s rows " + (
-            "had one value rather than another" if replaced else "are there"
-        )
-        had = "they had one value rather than another"
-        many = (
-            f"a person with several {unit.column} values is protected by ε"
-            + (" and δ" if budget.delta else "")
-            + " for each"
-        )
-    neighbours = f"{who}'s values change" if replaced else f"{who} is present or absent"
-    count = "is published as it is" if n_rows_public else "is public" if replaced else "is private"
+        one = f"the rows of one {unit.column}, of which at most {unit.max_rows} are used"
+        who, tested, it, are = f"one {unit.column}", f"a {unit.column}'s rows", "they", "are"
+    other = "had one value rather than another"
+    if replaced:
+        neighbours, count = f"{who}'s values change", "is public"
+        attacker = _attacker_text(budget, f"{tested} {other}")
+    else:
+        neighbours, count = f"{who} is present or absent", "is private"
+        attacker = _attacker_text(budget, f"{tested} {are} there", f"{it} {other}")
+    if n_rows_public:
+        count = "is published as it is"
     return (
-        f"Everything that is released is computed from noisy statistics, which are ε = {_epsilon_text(budget.epsilon)} differentially private "
-        f"(δ = {_delta_text(budget.delta)}, {budget.adjacency}: {neighbours}, unit: {one}). "
+        "Everything that is released is computed from noisy statistics, which are "
+        f"{_parameters_text(budget, f': {neighbours}', one)}. "
         f"Protected: {protected}. Not protected: {unprotected}. "
-        f"The number of rows {count}; {many}. "
-        + _attacker_text(budget, tested, "" if replaced else had)
+        f"The number of rows {count}; {_several_text(budget, 'rows')}. {attacker}"
     )
+
+
+def _parameters_text(budget: Budget, neighbours: str, unit: str) -> str:
+    return (
+        f"ε = {_epsilon_text(budget.epsilon)} differentially private "
+        f"(δ = {_delta_text(budget.delta)}, {budget.adjacency}{neighbours}, unit: {unit})"
+    )
+
+
+def _several_text(budget: Budget, rows: str) -> str:
+    """Return how a person with several rows, or several values of the unit's column, is protected."""
+    if budget.unit_column is None:
+        beside = " and k·exp((k-1)·ε)·δ" if budget.delta else ""
+        return f"a person with k {rows} is protected by k·ε{beside}"
+    beside, column = " and δ" if budget.delta else "", budget.unit_column.column
+    return f"a person with several {column} values is protected by ε{beside} for each"
 
 
 def _epsilon_text(epsilon: float) -> str:
-    return repr(epsilon).removesuffix(
-        ".0"
-    )  # every digit: a rounded ε could be less than what is spent
+    # every digit: a rounded ε could be less than what is spent
+    return repr(epsilon).removesuffix(".0")
 
 
 def _delta_text(delta: float) -> str:

@@ -35,22 +35,13 @@ class Uncovered:
     sample: str = ""
 
     def __post_init__(self) -> None:
-        number = isinstance(self.fraction, float | int) and not isinstance(self.fraction, bool)
-        if not (
-            number
-            and 0 < self.fraction < 1
-            and self.fate in get_args(Fate)
-            and isinstance(self.sample, str)
-        ):
+        _check_positive("fraction", self.fraction)
+        if not (self.fraction < 1 and self.fate in get_args(Fate) and isinstance(self.sample, str)):
             raise SpecError(
                 "the rows that an event leaves out are described wrongly",
                 "event",
                 "give a fraction in (0, 1), their fate and a name",
             )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as a mapping that JSON can hold."""
-        return {"fraction": self.fraction, "fate": self.fate, "sample": self.sample}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,28 +64,23 @@ class Coverage:
         """The shares in words; empty if every row is covered by every release."""
         found = []
         if self.uncovered:
+            shares = [
+                f"{math.ceil(1000 * share) / 10:g} %"
+                for share in (self.uncovered, self.republished)
+            ]
             many = (
-                "up to every row"
-                if self.uncovered == 1
-                else f"up to about {_percent(self.uncovered)} of the rows"
+                f"up to about {shares[0]} of the rows" if self.uncovered < 1 else "up to every row"
             )
-            again = (
-                f", and the records of up to about {_percent(self.republished)} were republished"
-                if self.republished
-                else ""
-            )
-            found.append(f"{many} had no ε in some run (hold-outs){again}")
-        if self.n_unknown:
-            runs, leave = (
-                ("1 run does", "it leaves")
-                if self.n_unknown == 1
-                else (f"{self.n_unknown} runs do", "they leave")
-            )
-            found.append(f"{runs} not record which rows {leave} out")
+            found.append(f"{many} had no ε in some run (hold-outs)")
+            if self.republished:
+                found[0] += f", and the records of up to about {shares[1]} were republished"
+        if self.n_unknown == 1:
+            found.append("1 run does not record which rows it leaves out")
+        elif self.n_unknown:
+            found.append(f"{self.n_unknown} runs do not record which rows they leave out")
         if self.columns:
-            found.append(
-                f"the private columns {', '.join(self.columns)} were released without ε in some run"
-            )
+            names = ", ".join(self.columns)
+            found.append(f"the private columns {names} were released without ε in some run")
         return "; ".join(found)
 
 
@@ -106,47 +92,22 @@ def coverage_of(events: Iterable[Mapping[str, Any]]) -> Coverage:
     Samples with the same name are nested, so only the largest counts. Samples with different names
     were drawn separately; their fractions are added, which is a bound even if the samples overlap.
     """
-    largest: dict[tuple[str, str], float] = {}
+    largest: dict[Fate, dict[str, Fraction]] = {"held out": {}, "republished": {}}
     columns: dict[str, None] = {}
     n_unknown = 0
     for number, event in enumerate(events):
         columns |= dict.fromkeys(event.get("without_epsilon", ()))
         if "uncovered" not in event:
-            n_unknown += _releases_rows(event)
+            # only a release of rows one by one can leave rows out
+            n_unknown += any(leaf.get("kind") == "local-release" for leaf in _leaves(event))
             continue
         for each in event["uncovered"]:
             name = each["sample"] or f"({number})"
-            for kind in ("held out", each["fate"]):
-                largest[kind, name] = max(largest.get((kind, name), 0.0), each["fraction"])
-    return Coverage(
-        uncovered=_total(largest, "held out"),
-        republished=_total(largest, "republished"),
-        n_unknown=n_unknown,
-        columns=tuple(columns),
-    )
-
-
-def _total(largest: Mapping[tuple[str, str], float], kind: str) -> float:
-    return min(
-        1.0,
-        round_up(
-            sum(
-                (Fraction(fraction) for (each, _), fraction in largest.items() if each == kind),
-                Fraction(0),
-            )
-        ),
-    )
-
-
-def _releases_rows(event: Mapping[str, Any]) -> bool:
-    """Return whether an event releases rows one by one; only such a release can leave rows out."""
-    return event.get("kind") == "local-release" or any(
-        _releases_rows(inner) for inner in event.get("events", ())
-    )
-
-
-def _percent(share: float) -> str:
-    return f"{math.ceil(1000 * share) / 10:g} %"
+            for fate in {"held out", each["fate"]}:
+                fraction = Fraction(each["fraction"])
+                largest[fate][name] = max(largest[fate].get(name, fraction), fraction)
+    held, again = (min(1.0, round_up(sum(each.values(), Fraction(0)))) for each in largest.values())
+    return Coverage(uncovered=held, republished=again, n_unknown=n_unknown, columns=tuple(columns))
 
 
 _PERSON = b"dpdask series"
@@ -179,10 +140,6 @@ class Series:
                 "event",
             )
         return cls(**data)
-
-    def to_dict(self) -> dict[str, str]:
-        """Return the attributes as a mapping that JSON can hold."""
-        return asdict(self)
 
 
 def name_series(job: str, run_id: str) -> str:
@@ -227,15 +184,6 @@ class Charged(Protocol):
 Charge = TypeVar("Charge", bound=Charged)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Segment:
-    """The part of a series that one full charge covers: that charge, the fitted release, and the newest digest."""
-
-    full: Charged
-    release: str
-    head: str
-
-
 def count_series(charges: Sequence[tuple[Charge, str]]) -> list[Charge]:
     """Return the charges that count: all but those of releases that go on with a series of rows.
 
@@ -252,42 +200,37 @@ def count_series(charges: Sequence[tuple[Charge, str]]) -> list[Charge]:
     last charge of the series that counts in full.
     """
     counted: list[Charge] = []
-    segments: dict[str, _Segment] = {}
+    # of each series, the charge that counts in full, the fitted release, and the newest digest
+    newest: dict[str, tuple[Charged, str, str]] = {}
     for charge, recorded in charges:
         series = Series.from_dict(charge.event.get(KEY))
         if series is None:
             counted.append(charge)
             continue
-        segment = segments.get(series.id)
-        if segment is not None and _goes_on(charge, series, segment):
-            segments[series.id] = _Segment(
-                full=segment.full, release=segment.release, head=series.head
-            )
-            continue
-        counted.append(charge)
-        segments[series.id] = _Segment(
-            full=charge, release=series.release or recorded, head=series.head
-        )
+        full, release, head = newest.get(series.id, (charge, "", ""))
+        same = series.previous == head != "" and series.release == release != ""
+        if same and _covers(full, charge):
+            newest[series.id] = full, release, series.head
+        else:
+            counted.append(charge)
+            newest[series.id] = charge, series.release or recorded, series.head
     return counted
 
 
-def _goes_on(charge: Charged, series: Series, segment: _Segment) -> bool:
-    same = series.previous == segment.head != "" and series.release == segment.release != ""
-    covered = charge.epsilon <= segment.full.epsilon and charge.delta <= segment.full.delta
-    events, paid = list(_leaves(charge.event)), list(_leaves(segment.full.event))
-    by_row = all(
-        event.get("unit") == "row"
-        for event in (
-            charge.event,
-            segment.full.event,
-            *(leaf for leaf in events if "unit" in leaf),
-        )
+def _covers(full: Charged, charge: Charged) -> bool:
+    """Return whether a charge costs a row that is in one of two releases no more than another charge."""
+    events, paid = (list(_leaves(each.event)) for each in (charge, full))
+    named = (charge.event, full.event, *(leaf for leaf in events if "unit" in leaf))
+    counts, of_paid = (
+        Counter(json.dumps(leaf, sort_keys=True) for leaf in each) for each in (events, paid)
     )
-    return same and covered and by_row and bool(events) and _count(events) <= _count(paid)
-
-
-def _count(leaves: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    return Counter(json.dumps(leaf, sort_keys=True) for leaf in leaves)
+    return (
+        charge.epsilon <= full.epsilon
+        and charge.delta <= full.delta
+        and all(event.get("unit") == "row" for event in named)
+        and bool(events)
+        and counts <= of_paid
+    )
 
 
 def _leaves(event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -319,17 +262,14 @@ class LocalRelease:
     local randomiser counts.
     """
 
-    epsilon: float  # Ε* of one row's release; positive and finite
+    epsilon: float  # ε* of one row's release; positive and finite
     n: int = 1  # how many such releases the unit pays for: of the same row, or of its several rows
     unit: str = "row"  # whose: `row`, or `column NAME` for all rows that share a column's value
 
     def __post_init__(self) -> None:
         _check_positive("epsilon", self.epsilon)
         _check_whole("n", self.n)
-        if not isinstance(self.unit, str) or not (
-            self.unit == "row" or self.unit.startswith("column ")
-        ):
-            raise _wrong("unit", "'row' or 'column NAME'")
+        _check_unit(self.unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,10 +339,8 @@ class Composed:
             isinstance(each, Uncovered) for each in self.uncovered
         ):
             raise _wrong("uncovered", "a list of samples")
-        if self.unit is not None and not (
-            isinstance(self.unit, str) and (self.unit == "row" or self.unit.startswith("column "))
-        ):
-            raise _wrong("unit", "'row' or 'column NAME'")
+        if self.unit is not None:
+            _check_unit(self.unit)
         if not isinstance(self.events, tuple) or not all(
             isinstance(event, get_args(Event)) for event in self.events
         ):
@@ -472,65 +410,57 @@ def to_dict(event: Event) -> dict[str, Any]:
     if isinstance(event, Composed):
         rest: dict[str, Any] = {} if event.unit is None else {"unit": event.unit}
         if event.uncovered is not None:
-            rest["uncovered"] = [each.to_dict() for each in event.uncovered]
+            rest["uncovered"] = [asdict(each) for each in event.uncovered]
         if event.without_epsilon:
             rest["without_epsilon"] = list(event.without_epsilon)
         if event.series is not None:
-            rest[KEY] = event.series.to_dict()
-        return {
-            "format": FORMAT,
-            "kind": _COMPOSED,
-            "events": [to_dict(inner) for inner in event.events],
-            **rest,
-        }
-    return {
-        "format": FORMAT,
-        "kind": _NAMES[type(event)],
-        **{field.name: getattr(event, field.name) for field in fields(event)},
-    }
+            rest[KEY] = asdict(event.series)
+        inner = [to_dict(each) for each in event.events]
+        return {"format": FORMAT, "kind": _COMPOSED, "events": inner, **rest}
+    return {"format": FORMAT, "kind": _NAMES[type(event)], **asdict(event)}
 
 
 def from_dict(data: Mapping[str, Any]) -> Event:
-    """Return the event that a mapping from `to_dict` holds."""
+    """Return the event that a mapping from `to_dict` holds.
+
+    What is not understood cannot be priced: it is refused, and never priced at nothing.
+    """
     if not isinstance(data, Mapping):
         raise _wrong("event", "a mapping")
+    later = "read it with the version of dpdask that wrote it, or a later one"
     if type(data.get("format")) is not int or data["format"] != FORMAT:
-        raise SpecError(
-            f"the event's format is not {FORMAT}",
-            "event",
-            "read it with the version of dpdask that wrote it, or a later one",
-        )
+        raise SpecError(f"the event's format is not {FORMAT}", "event", later)
     values = {key: value for key, value in data.items() if key not in ("format", "kind")}
     kind = data.get("kind")
-    if (
-        kind == _COMPOSED
-        and "events" in values
-        and set(values) <= {"events", "unit", "uncovered", "without_epsilon", KEY}
-        and isinstance(values["events"], list | tuple)
-    ):
-        events = tuple(from_dict(inner) for inner in values["events"])
-        columns = values.get("without_epsilon", ())
-        if not isinstance(columns, list | tuple):
-            raise _wrong("without_epsilon", "a list of columns")
-        return Composed(
-            events=events,
-            unit=values.get("unit"),
-            uncovered=_read_uncovered(values.get("uncovered")),
-            without_epsilon=tuple(columns),
-            series=Series.from_dict(values.get(KEY)),
-        )
-    known = _KINDS.get(kind) if isinstance(kind, str) else None
-    if known is None and kind != _COMPOSED:
-        raise SpecError(
-            "the event's kind is unknown",
-            "event",
-            "read it with the version of dpdask that wrote it, or a later one",
-        )
-    if known is None or set(values) != {field.name for field in fields(known)}:
-        raise SpecError(
-            f"an event of kind {kind!r} has other keys", "event", "correct the file it comes from"
-        )
-    return known(**values)
+    if not isinstance(kind, str) or kind not in (*_KINDS, _COMPOSED):
+        raise SpecError("the event's kind is unknown", "event", later)
+    names = {field.name for field in fields(_KINDS.get(kind, Composed))}
+    if set(values) != names and not (kind == _COMPOSED and {"events"} <= set(values) <= names):
+        what = f"an event of kind {kind!r} has other keys"
+        raise SpecError(what, "event", "correct the file it comes from")
+    if kind != _COMPOSED:
+        return _KINDS[kind](**values)
+    uncovered: tuple[Uncovered, ...] | None = None
+    if values.get("uncovered") is not None:
+        try:
+            listed = _read_list("uncovered", values["uncovered"])
+            uncovered = tuple(Uncovered(**each) for each in listed)
+        except TypeError:
+            expected = "a list of samples, each with a fraction, a fate and a name"
+            raise _wrong("uncovered", expected) from None
+    return Composed(
+        events=tuple(map(from_dict, _read_list("events", values["events"]))),
+        unit=values.get("unit"),
+        uncovered=uncovered,
+        without_epsilon=_read_list("without_epsilon", values.get("without_epsilon", ())),
+        series=Series.from_dict(values.get(KEY)),
+    )
+
+
+def _read_list(name: str, listed: object) -> tuple[Any, ...]:
+    if not isinstance(listed, list | tuple):
+        raise _wrong(name, "a list")
+    return tuple(listed)
 
 
 def central_from_dict(data: Mapping[str, Any]) -> CentralEvent:
@@ -541,42 +471,26 @@ def central_from_dict(data: Mapping[str, Any]) -> CentralEvent:
     return event
 
 
-def _read_uncovered(listed: object) -> tuple[Uncovered, ...] | None:
-    if listed is None:
-        return None
-    if not isinstance(listed, list | tuple) or not all(
-        isinstance(each, Mapping) for each in listed
-    ):
-        raise _wrong("uncovered", "a list of samples")
-    try:
-        return tuple(Uncovered(**each) for each in listed)
-    except TypeError:
-        raise _wrong(
-            "uncovered", "a list of samples, each with a fraction, a fate and a name"
-        ) from None
-
-
 def _wrong(name: str, expected: str) -> SpecError:
-    return SpecError(
-        f"the event's {name} must be {expected}"
-        if name != "event"
-        else f"an event must be {expected}",
-        "event",
-    )
+    whose = "an event" if name == "event" else f"the event's {name}"
+    return SpecError(f"{whose} must be {expected}", "event")
 
 
 def _check_positive(name: str, value: object) -> None:
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not (math.isfinite(value) and value > 0)
-    ):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = float(value) if is_number else math.nan  # type: ignore[arg-type]
+    if not 0.0 < number < math.inf:
         raise _wrong(name, "a positive, finite number")
 
 
 def _check_whole(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise _wrong(name, "a whole number of at least 1")
+
+
+def _check_unit(unit: object) -> None:
+    if not isinstance(unit, str) or not (unit == "row" or unit.startswith("column ")):
+        raise _wrong("unit", "'row' or 'column NAME'")
 
 
 def _check_adjacency(value: object) -> None:
