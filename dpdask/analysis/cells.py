@@ -21,7 +21,7 @@ from dpdask.analysis.points import (
     find_scales,
 )
 from dpdask.errors import InputError, SpecError
-from dpdask.inference import WeightedSample, least_squares, noise_error
+from dpdask.inference.m_estimators import WeightedSample, least_squares, noise_error
 from dpdask.streams import RunKey, stream
 
 Floats = NDArray[np.float64]

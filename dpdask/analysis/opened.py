@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import pandas as pd
@@ -19,11 +19,14 @@ from scipy import special
 from dpdask.engine.lazy import read_frame, read_shards
 from dpdask.engine.source import Frame
 from dpdask.errors import SpecError
-from dpdask.inference import NPMLE, WeightedSample
+from dpdask.inference.m_estimators import WeightedSample
 from dpdask.io.parquet import read_schema
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.card import microseconds_of, say_date
 from dpdask.privacy.rounding import write_digits
+
+if TYPE_CHECKING:  # it imports kernels, which no release but ranges needs
+    from dpdask.inference import NPMLE
 
 Floats = NDArray[np.float64]
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from dpdask.analysis.opened import OpenedRelease, Result
 from dpdask.errors import SpecError
-from dpdask.inference import WeightedSample, least_squares, quantile
+from dpdask.inference.m_estimators import WeightedSample, least_squares, quantile
 from dpdask.inference.tallies import level_codes
 from dpdask.mechanisms.card import microseconds_of
 

@@ -20,8 +20,8 @@ from dpdask.analysis.points import (
     read_as_python,
 )
 from dpdask.errors import SpecError
-from dpdask.inference import Estimate, ReleasedColumn
-from dpdask.inference.tallies import Frame, Outcomes, outcome_counts
+from dpdask.inference.debias import ReleasedColumn
+from dpdask.inference.tallies import Estimate, Frame, Outcomes, outcome_counts
 
 Floats = NDArray[np.float64]
 _IN_MEMORY = 5_000_000  # rows; more are counted by Dask

@@ -7,28 +7,27 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dpdask.inference.debias import ReleasedColumn
-from dpdask.inference.m_estimators import (
-    Contrast,
-    NoiseError,
-    WeightedSample,
-    huber,
-    least_squares,
-    logistic,
-    make_redraw,
-    minimise,
-    noise_error,
-    poisson,
-    quantile,
-    quantile_regression,
-)
-from dpdask.inference.pseudo_values import MAX_CONDITION
-from dpdask.inference.range_estimates import NPMLE, RangeEstimate, bootstrap, npmle
-from dpdask.inference.tallies import Estimate
-from dpdask.stats.ranges import RangeCounts
-
 if TYPE_CHECKING:
+    from dpdask.inference.debias import ReleasedColumn
     from dpdask.inference.interval_regression import IntervalRegressor
+    from dpdask.inference.m_estimators import (
+        Contrast,
+        NoiseError,
+        WeightedSample,
+        huber,
+        least_squares,
+        logistic,
+        make_redraw,
+        minimise,
+        noise_error,
+        poisson,
+        quantile,
+        quantile_regression,
+    )
+    from dpdask.inference.pseudo_values import MAX_CONDITION
+    from dpdask.inference.range_estimates import NPMLE, RangeEstimate, bootstrap, npmle
+    from dpdask.inference.tallies import Estimate
+    from dpdask.stats.ranges import RangeCounts
 
 __all__ = [
     "MAX_CONDITION",
@@ -55,7 +54,21 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "IntervalRegressor":
-        return importlib.import_module("dpdask.inference.interval_regression").IntervalRegressor
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_MODULES = {
+    "inference.debias": ("ReleasedColumn",),
+    "inference.interval_regression": ("IntervalRegressor",),
+    "inference.pseudo_values": ("MAX_CONDITION",),
+    "inference.range_estimates": ("NPMLE", "RangeEstimate", "bootstrap", "npmle"),
+    "inference.tallies": ("Estimate",),
+    "stats.ranges": ("RangeCounts",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+if not TYPE_CHECKING:  # a checker takes the names from above
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = _MODULE_OF.get(name, "inference.m_estimators")
+        return getattr(importlib.import_module(f"dpdask.{module}"), name)
