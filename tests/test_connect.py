@@ -21,7 +21,7 @@ from distributed import Client, LocalCluster, get_client, get_worker
 from e2e.helpers import call_cli, lake, run_cli, write_job
 
 from dpdask.connect import check_cluster, open_cluster
-from dpdask.connect.local import scratch_folder
+from dpdask.connect.private import scratch_folder
 from dpdask.connect.spec import Address, Local, Synchronous, Threads
 from dpdask.errors import OutputError, SpecError, TemporaryError
 from dpdask.io.storage import Folder, absolute_url

@@ -11,7 +11,7 @@ import pytest
 from e2e.helpers import lake, write_job
 
 import dpdask
-from dpdask.connect.slurm import _options
+from dpdask.connect.private import slurm_options
 from dpdask.connect.spec import Slurm
 
 ROOT = str(Path(dpdask.__file__).parents[1])
@@ -122,4 +122,6 @@ def test_slurm_s_workers_are_told(safe, tmp_path, monkeypatch):
     else:
         monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     cluster = Slurm(workers=1, memory="1GB", walltime="01:00:00", shared_folder=str(tmp_path))
-    assert ("export PYTHONSAFEPATH=1" in _options(cluster, tmp_path)["job_script_prologue"]) == safe
+    assert (
+        "export PYTHONSAFEPATH=1" in slurm_options(cluster, tmp_path)["job_script_prologue"]
+    ) == safe

@@ -1,17 +1,17 @@
-"""Connect to the Dask scheduler that a job's `cluster:` block names; each kind imports what it needs only when it is used."""
+"""Connect to the Dask scheduler that a job's `cluster:` block names."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import dask
 import dask.local
 import dask.threaded
 
-from dpdask.connect.address import check_address, replace_scheduler
-from dpdask.connect.spec import Cluster, Synchronous, Threads
+from dpdask.connect.address import check_address, open_address, replace_scheduler
+from dpdask.connect.spec import Address, Cluster, Local, Synchronous, Threads
 from dpdask.engine.cluster import INSECURE_KEY, PATIENCE_KEY
 
 
@@ -35,19 +35,21 @@ def open_cluster(cluster: Cluster, scheduler: str | None = None) -> Iterator[str
     cluster = replace_scheduler(cluster, scheduler)
     check_address(cluster)
     if isinstance(cluster, Synchronous):
-        with dask.config.set(
-            scheduler=dask.local.get_sync
-        ):  # by its name, Dask would import distributed first
+        # by its name, Dask would import distributed first
+        with dask.config.set(scheduler=dask.local.get_sync):
             yield "this process"
     elif isinstance(cluster, Threads):
         with dask.config.set(scheduler=dask.threaded.get, num_workers=cluster.workers):
             yield "threads of this process"
+    elif isinstance(cluster, Address):
+        with dask.config.set({INSECURE_KEY: cluster.insecure}), open_address(cluster) as name:
+            yield name
     else:
-        opened = importlib.import_module(f"{__name__}.{cluster.kind}").open_workers(cluster)
-        minutes = getattr(cluster, "patience_minutes", None)
-        settings = {
-            INSECURE_KEY: getattr(cluster, "insecure", False),
-            **({} if minutes is None else {PATIENCE_KEY: 60.0 * minutes}),
-        }
-        with dask.config.set(settings), opened as description:
-            yield description
+        from dpdask.connect.private import OPENERS
+
+        settings = {INSECURE_KEY: getattr(cluster, "insecure", False)}
+        if not isinstance(cluster, Local):
+            settings[PATIENCE_KEY] = 60.0 * cluster.patience_minutes
+        opener: Any = OPENERS[cluster.kind]
+        with dask.config.set(settings), opener(cluster) as name:
+            yield name

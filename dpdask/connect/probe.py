@@ -15,7 +15,7 @@ import dask
 
 from dpdask.connect.address import hide_user, is_exposed
 from dpdask.engine.cluster import INSECURE_KEY, LONELY_SECONDS, PATIENCE_KEY, find_client
-from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
+from dpdask.errors import DpdaskError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.fragment import Fragment
 from dpdask.io.storage import Folder
 from dpdask.versions import LIBRARIES, compare_versions, find_versions, own_versions
@@ -67,9 +67,8 @@ def _held(client: Client) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(
-            Exception
-        ):  # a scheduler that is lost forgets both, and what was found out stands
+        # a scheduler that is lost forgets both, and the answers stand
+        with suppress(Exception):
             asked.set()
             task.result(timeout=_SECONDS)
             asked.clear()  # or the scheduler would keep it for good
@@ -91,9 +90,8 @@ def _first_worker(client: Client) -> Iterator[None]:
             task.result(timeout=seconds)
         except (TimeoutError, CancelledError, OSError):
             what = f"no worker connected within {seconds:.0f} seconds"
-            raise TemporaryError(
-                what, "cluster", "check that workers start, and run again"
-            ) from None
+            hint = "check that workers start, and run again"
+            raise TemporaryError(what, "cluster", hint) from None
         yield
     finally:
         task.release()
@@ -101,18 +99,12 @@ def _first_worker(client: Client) -> Iterator[None]:
 
 def _check_encryption(client: Client) -> None:
     """Check that nobody on the network path can read a key that is sent to the workers, unless the steward allows it."""
-    exposed = [
-        address
-        for address in (client.scheduler.address, *client.scheduler_info(n_workers=-1)["workers"])
-        if is_exposed(address)
-    ]
-    if exposed and not dask.config.get(INSECURE_KEY, False):
+    addresses = [client.scheduler.address, *client.scheduler_info(n_workers=-1)["workers"]]
+    exposed = next(filter(is_exposed, addresses), None)
+    if exposed is not None and not dask.config.get(INSECURE_KEY, False):
         what = "the output is in a store, so workers need the run's key, and without TLS anyone on the network path can read it"
-        raise SpecError(
-            what,
-            hide_user(exposed[0]),
-            "use tls:// with certificates, or a cluster of kind address with insecure: true",
-        )
+        hint = "use tls:// with certificates, or a cluster of kind address with insecure: true"
+        raise SpecError(what, hide_user(exposed), hint)
 
 
 def _check_versions(client: Client) -> None:
@@ -128,17 +120,14 @@ def _check_versions(client: Client) -> None:
     except OSError:
         raise _no_answer() from None
     if differs := compare_versions(scheduler, wanted):
-        raise SpecError(
-            f"the scheduler: {differs}",
-            "cluster",
-            "install the same versions there as here, and run again",
-        )
+        hint = "install the same versions there as here, and run again"
+        raise SpecError(f"the scheduler: {differs}", "cluster", hint)
     found = {address: {**wanted, "Python": python} for address, python in pythons.items()}
     if all(python == wanted["Python"] for python in pythons.values()):
         found = _ask(client, _by_value(find_versions), LIBRARIES)
-    wrong = [compare_versions(versions, wanted) for versions in found.values()]
-    if any(wrong):
-        raise SpecError(_count(wrong), "cluster", _INSTALL)
+    _refuse(
+        [compare_versions(versions, wanted) for versions in found.values()], SpecError, _INSTALL
+    )
 
 
 def _find_python(found: Mapping[str, Any]) -> str:
@@ -148,9 +137,8 @@ def _find_python(found: Mapping[str, Any]) -> str:
 def _by_value(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that is pickled with its code: one of an installed module is pickled as its name, and imported where it arrives."""
     assert isinstance(function, FunctionType)
-    copy = FunctionType(
-        function.__code__, {"__builtins__": builtins}, function.__name__, function.__defaults__
-    )
+    names = {"__builtins__": builtins}
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
     copy.__module__ = "__main__"
     return copy
 
@@ -159,23 +147,13 @@ def _check_memory(client: Client, largest: int) -> None:
     """Check that a worker can hold as many of the largest row group as it has threads."""
     short = []
     for worker in client.scheduler_info(n_workers=-1)["workers"].values():
-        needed = _BASE_BYTES + MEMORY_FACTOR * largest * worker["nthreads"]
-        if worker["memory_limit"] and worker["memory_limit"] < needed:
-            limit, about = (
-                dask.utils.format_bytes(worker["memory_limit"]),
-                dask.utils.format_bytes(needed),
-            )
-            short.append(
-                f"a memory limit of {limit}, and the largest row group in {worker['nthreads']} threads needs about {about}"
-            )
-        else:
-            short.append("")
-    if any(short):
-        raise SpecError(
-            _count(short),
-            "cluster",
-            "give workers more memory or fewer threads, or write smaller row groups",
-        )
+        n_threads, limit = worker["nthreads"], worker["memory_limit"]
+        needed = _BASE_BYTES + MEMORY_FACTOR * largest * n_threads
+        has, about = map(dask.utils.format_bytes, (limit, needed))
+        what = f"a memory limit of {has}, and the largest row group in {n_threads} threads needs about {about}"
+        short.append(what if limit and limit < needed else "")
+    hint = "give workers more memory or fewer threads, or write smaller row groups"
+    _refuse(short, SpecError, hint)
 
 
 def _check_places(
@@ -185,32 +163,21 @@ def _check_places(
     try:
         if secrets is not None:
             secrets.write(name, b"", private=True)
-        answers = _ask(
-            client, try_places, fragments[0] if fragments else None, output, secrets, name
-        )
+        first = fragments[0] if fragments else None
+        answers = _ask(client, try_places, first, output, secrets, name)
     finally:
         if secrets is not None:
             secrets.remove(name)
     hint = "give workers the same paths or URLs, and the rights of the user who runs this"
     for error in (InputError, OutputError, TemporaryError):
         wrong = [what if code == error.exit_code else "" for code, what in answers.values()]
-        if any(wrong):
-            raise error(_count(wrong), "cluster", hint)
+        _refuse(wrong, error, hint)
 
 
-async def try_places(
-    first: Fragment | None, output: Folder, secrets: Folder | None, name: str
-) -> tuple[int, str]:
-    """Return the exit code of what this worker cannot do, and what that is in words; 0 if it can do all.
-
-    Parameters
-    ----------
-    name
-        The name of a file that is in `secrets`, and that may be written to `output`.
-    """
-    return await asyncio.to_thread(
-        _try_places, first, output, secrets, name
-    )  # not in the event loop: a storage may hang
+async def try_places(*places: Any) -> tuple[int, str]:
+    """Return the exit code and the words of what this worker cannot do; 0 if it can do all."""
+    # not in the event loop: a storage may hang
+    return await asyncio.to_thread(_try_places, *places)
 
 
 def _try_places(
@@ -242,27 +209,24 @@ def _ask(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[
         answers = client.run(function, *arguments, on_error="return", callback_timeout=_SECONDS)
     except OSError:  # also TimeoutError
         raise _no_answer() from None
-    there = {
-        address: answer for address, answer in answers.items() if not isinstance(answer, OSError)
-    }
+    there = {name: answer for name, answer in answers.items() if not isinstance(answer, OSError)}
     failed = [
         f"a failure when asked ({type(answer).__name__})" if isinstance(answer, Exception) else ""
         for answer in there.values()
     ]
-    if any(failed):
-        raise SpecError(_count(failed), "cluster", _INSTALL)
+    _refuse(failed, SpecError, _INSTALL)
     if not there:
         raise _no_answer()
     return there
 
 
 def _no_answer() -> TemporaryError:
-    return TemporaryError(
-        "no worker answers", "cluster", "check that workers and scheduler run, and run again"
-    )
+    hint = "check that workers and scheduler run, and run again"
+    return TemporaryError("no worker answers", "cluster", hint)
 
 
-def _count(wrong: Sequence[str]) -> str:
-    """Return what is wrong with most of the workers, and with how many: one entry for each worker, empty if nothing is wrong with it."""
-    [(what, number)] = Counter(filter(None, wrong)).most_common(1)
-    return f"{number} of {len(wrong)} workers: {what}"
+def _refuse(wrong: Sequence[str | None], error: type[DpdaskError], hint: str) -> None:
+    """Raise what is wrong with most of the workers: one entry for each, empty if nothing is."""
+    counts = Counter(filter(None, wrong)).most_common(1)
+    for what, number in counts:
+        raise error(f"{number} of {len(wrong)} workers: {what}", "cluster", hint)

@@ -12,7 +12,7 @@ from connect.processes import ROOT
 from e2e.helpers import call_cli, error_line, lake, load, write_job
 
 from dpdask.connect import check_cluster, open_cluster
-from dpdask.connect.slurm import find_lifetime
+from dpdask.connect.private import find_lifetime
 from dpdask.connect.spec import (
     Address,
     Gateway,

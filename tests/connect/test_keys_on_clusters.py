@@ -23,7 +23,7 @@ from e2e.helpers import lake, load, run_each, write_job
 
 from dpdask.connect import check_cluster, open_cluster
 from dpdask.connect.address import import_extra, is_exposed
-from dpdask.connect.slurm import _options
+from dpdask.connect.private import slurm_options
 from dpdask.connect.spec import Address, Slurm
 from dpdask.engine import cluster
 from dpdask.engine.cluster import INSECURE_KEY, share_bounds, share_key, share_options, withdraw_key
@@ -282,7 +282,7 @@ def test_a_slurm_worker_without_a_folder_of_its_own_does_not_start(tmp_path):
     import_extra("dask_jobqueue", "slurm")  # it has defaults in Dask's configuration
     script = "\n".join(
         [
-            *_options(Slurm(workers=1, memory="1GB"), tmp_path)["job_script_prologue"],
+            *slurm_options(Slurm(workers=1, memory="1GB"), tmp_path)["job_script_prologue"],
             'echo "in $DPDASK_SCRATCH"',
         ]
     )

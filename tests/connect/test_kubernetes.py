@@ -14,7 +14,7 @@ import pytest
 import yaml
 from connect.processes import ROOT
 
-from dpdask.connect.kubernetes import make_resource
+from dpdask.connect.private import make_resource
 from dpdask.connect.spec import Kubernetes, Tls
 from dpdask.errors import SpecError
 
