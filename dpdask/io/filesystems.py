@@ -35,34 +35,27 @@ _SECRET = re.compile(
 _NAMED = re.compile(r"([\w.-]+)\s*[=:]")  # in a value: of a connection string, a header's line
 _USER, _QUERY = re.compile(r"(:|//).*@", re.DOTALL), re.compile(r"\?.")
 _BY_NAME = "write {env: NAME} with the name of an environment variable that holds it"
-_ACTIVE: dict[
-    str, Options
-] = {}  # by root, in this process; secrets stand in it by the names of variables alone
+# by root, in this process; secrets stand in it by the names of variables alone
+_ACTIVE: dict[str, Options] = {}
 
 
 def check_options(storage: object) -> dict[str, dict[str, Any]]:
-    """Return a job's `storage:` block, by protocol, after checking that no secret stands in it; values are never shown."""
+    """Return a job's `storage:` block, by protocol, after checking that no secret stands in it.
+
+    Values are never shown.
+    """
     if not isinstance(storage, dict):
-        raise SpecError(
-            "a mapping of protocols to options is expected",
-            "storage",
-            "write storage: {s3: {endpoint_url: …}}",
-        )
+        what, hint = "a mapping of protocols to options is expected", "{s3: {endpoint_url: …}}"
+        raise SpecError(what, "storage", f"write storage: {hint}")
     for protocol, options in storage.items():
+        place = f"storage.{protocol}"
         if protocol not in fsspec.available_protocols():
-            raise SpecError(
-                "no file system has this protocol",
-                f"storage.{protocol}",
-                "name one such as s3, az or gs",
-            )
+            hint = "name one such as s3, az or gs"
+            raise SpecError("no file system has this protocol", place, hint)
         if not isinstance(options, dict):
-            raise SpecError(
-                "a mapping of options is expected",
-                f"storage.{protocol}",
-                "write endpoint_url: … or the like below it",
-            )
-        for name, value in options.items():
-            _check_value(value, f"storage.{protocol}.{name}", secret=_is_secret(str(name)))
+            hint = "write endpoint_url: … or the like below it"
+            raise SpecError("a mapping of options is expected", place, hint)
+        _check_value(options, place, secret=False)
     return storage
 
 
@@ -72,28 +65,26 @@ def _is_secret(name: str) -> bool:
 
 
 def _check_value(value: object, place: str, *, secret: bool) -> None:
-    if isinstance(value, dict):
-        if "env" in value:
-            if len(value) > 1 or not isinstance(value["env"], str) or not value["env"]:
-                raise SpecError(
-                    "a reference has one key, the name of an environment variable",
-                    place,
-                    "write {env: NAME}",
-                )
-            return
+    if isinstance(value, dict) and "env" in value:
+        if len(value) > 1 or not isinstance(value["env"], str) or not value["env"]:
+            what = "a reference has one key, the name of an environment variable"
+            raise SpecError(what, place, "write {env: NAME}")
+    elif isinstance(value, dict):
         for name, inner in value.items():
             _check_value(inner, f"{place}.{name}", secret=secret or _is_secret(str(name)))
     elif isinstance(value, list | tuple):
         for inner in value:
             _check_value(inner, place, secret=secret)
-    elif secret and value is not None:
-        raise SpecError("a secret must not appear in a job", place, _BY_NAME)
-    elif isinstance(value, str) and _USER.search(value):
-        raise SpecError("a URL with a user or password must not appear in a job", place, _BY_NAME)
-    elif isinstance(value, str) and _QUERY.search(value):
-        raise SpecError("a URL with a query must not appear in a job", place, _BY_NAME)
-    elif isinstance(value, str) and any(map(_is_secret, _NAMED.findall(value))):
-        raise SpecError("a secret must not appear in a job", place, _BY_NAME)
+    elif value is not None:
+        text = value if isinstance(value, str) else ""
+        found = {
+            "a secret": secret,
+            "a URL with a user or password": _USER.search(text),
+            "a URL with a query": _QUERY.search(text),
+            "a secret, by its name,": any(map(_is_secret, _NAMED.findall(text))),
+        }
+        for what in (what for what, is_there in found.items() if is_there):
+            raise SpecError(f"{what.partition(',')[0]} must not appear in a job", place, _BY_NAME)
 
 
 def root(url: str) -> str | None:
@@ -107,11 +98,8 @@ def root(url: str) -> str | None:
 def by_root(storage: Mapping[str, Options], urls: Iterable[str]) -> dict[str, Options]:
     """Return the options of the buckets that some URLs lie in; empty ones where the environment decides."""
     kinds = {KINDS.get(protocol, protocol): options for protocol, options in storage.items()}
-    return {
-        place: kinds.get(place.partition("://")[0], {})
-        for place in map(root, urls)
-        if place is not None
-    }
+    roots = filter(None, map(root, urls))
+    return {place: kinds.get(place.partition("://")[0], {}) for place in roots}
 
 
 @contextmanager
@@ -178,9 +166,8 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         fsspec.get_filesystem_class(protocol)
     except (ValueError, ImportError):
         hint = f"install dpdask[{kind}]" if kind else "install the fsspec package for it"
-        raise SpecError(
-            "no file system is installed for this URL", f"{protocol}://", hint
-        ) from None
+        what = "no file system is installed for this URL"
+        raise SpecError(what, f"{protocol}://", hint) from None
     options = resolve_options(url)
     try:
         if kind is None or "::" in url:
@@ -188,36 +175,35 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         options["use_listings_cache"] = False
         if kind == "azure":
             azure = _azure()
-            return azure(**{**azure._get_kwargs_from_urls(url), **options}), azure._strip_protocol(
-                url
-            )
+            options = {**azure._get_kwargs_from_urls(url), **options}
+            return azure(**options), azure._strip_protocol(url)
         if kind == "s3":
-            settings = options.get("config_kwargs") or fsspec.config.conf.get(protocol, {}).get(
-                "config_kwargs", {}
-            )
+            configured = fsspec.config.conf.get(protocol, {}).get("config_kwargs", {})
+            settings = options.get("config_kwargs") or configured
             options["config_kwargs"] = {**settings, "retries": {"total_max_attempts": 1}}
-            options.setdefault(
-                "max_concurrency", 1
-            )  # else a file's size is asked for before it is read
+            # else a file's size is asked for before it is read
+            options.setdefault("max_concurrency", 1)
         fs, path = fsspec.core.url_to_fs(url, **options)
     except (ValueError, TypeError, KeyError):
         hint = "check its credentials, in the environment or in the job's `storage`"
-        raise SpecError(
-            "the store cannot be opened with these options", f"{protocol}://", hint
-        ) from None
+        what = "the store cannot be opened with these options"
+        raise SpecError(what, f"{protocol}://", hint) from None
     fs.retries = 1
     return fs, path
 
 
 @cache
 def _local() -> LocalFileSystem:
-    """Return this machine's file system: it has no state, and fsspec's own search for one that exists takes longer than a small read."""
+    # it has no state, and fsspec's search for one that exists takes longer than a small read
     return LocalFileSystem()
 
 
 @cache
 def _azure() -> Any:
-    """Return Azure's file system with single puts: of a blob in blocks, two writers' blocks would mix; and with no retries of its own."""
+    """Return Azure's file system without retries of its own, and with single puts.
+
+    Of a blob in blocks, two writers' blocks would mix.
+    """
     from adlfs import AzureBlobFileSystem
     from azure.storage.blob.aio import BlobServiceClient
 
@@ -225,11 +211,8 @@ def _azure() -> Any:
         def do_connect(self) -> None:
             super().do_connect()
             found: Any = self.service_client
-            sizes: Any = {
-                "max_single_put_size": MAX_PUT_BYTES,
-                "max_single_get_size": _GET_BYTES,
-                "max_chunk_get_size": _GET_BYTES,
-            }
+            names = ("max_single_put_size", "max_single_get_size", "max_chunk_get_size")
+            sizes: Any = dict(zip(names, (MAX_PUT_BYTES, _GET_BYTES, _GET_BYTES), strict=True))
             self.service_client: Any = BlobServiceClient(
                 found.url, credential=found.credential, retry_total=0, **sizes
             )
@@ -263,16 +246,12 @@ def call_storage(url: str, call: Callable[[Any, str], T], *, writing: bool = Fal
                     if open_filesystem(url)[0] is fs:  # else another thread has done so
                         type(fs).clear_instance_cache()
                 elif fault is Fault.BUSY and attempt < _TRIES - 1:
-                    _wait(attempt)
+                    # twice as long each time, and not at the same moment as other processes
+                    jitter = uuid.uuid4().int % 1000 / 1000
+                    time.sleep(_FIRST_WAIT_SECONDS * 2**attempt * (0.5 + jitter))
                     attempt += 1
                 else:
                     raise
-
-
-def _wait(attempt: int) -> None:
-    """Wait before another attempt: twice as long each time, and not at the same moment as other processes."""
-    jitter = uuid.uuid4().int % 1000 / 1000
-    time.sleep(_FIRST_WAIT_SECONDS * 2**attempt * (0.5 + jitter))
 
 
 def protocols(fs: Any) -> set[str]:
