@@ -1,4 +1,8 @@
-"""A table of plain files: one file, a folder, or a glob, of Parquet or CSV; folders named `key=value` hold columns."""
+"""The files of a table in any format, and of a table of plain files.
+
+Plain files are one file, a folder, or a glob, of Parquet or CSV; folders named `key=value` hold
+columns.
+"""
 
 from __future__ import annotations
 
@@ -16,107 +20,26 @@ from dpdask.io import csv, parquet
 from dpdask.io.csv import csv_type
 from dpdask.io.faults import Fault, classify, mask, storage_faults
 from dpdask.io.filesystems import call_storage, open_filesystem, protocols
-from dpdask.io.footer import Footer, Ranges, find_ranges
-from dpdask.io.objects import find_files
+from dpdask.io.footer import Footer, find_ranges
+from dpdask.io.objects import find_files, is_glob
 from dpdask.schema import Schema
 
-NULL = "__HIVE_DEFAULT_PARTITION__"
-
-
-def split_folders(name: str) -> dict[str, str | None]:
-    """Return the columns in a file's folders, each with its value as text; None is null."""
-    found: dict[str, str | None] = {}
-    for folder in name.split("/")[:-1]:
-        key, sign, value = folder.partition("=")
-        if not sign:
-            continue
-        column = unquote(key)
-        if column in found:
-            raise DataError(
-                "two folders of one path hold this column",
-                f"column {column!r}",
-                "rename one of the two",
-            )
-        found[column] = None if value == NULL else unquote(value)
-    return found
-
-
-def partition_types(names: list[str], schema: Schema) -> dict[str, pa.DataType]:
-    """Return the types of the columns in the folders of a table: those that the schema declares, or that its domains imply; else text.
-
-    Parameters
-    ----------
-    names
-        The paths of its files inside the table, at least one.
-    """
-    first = list(split_folders(names[0]))
-    for name in names:
-        differing = set(first) ^ set(split_folders(name))
-        if differing:
-            what = "some files have a folder for this column, and others do not"
-            raise DataError(
-                what,
-                f"column {min(differing)!r}",
-                "give all files the same folders, or name those to read with a glob",
-            )
-    return {
-        column: csv_type(schema.columns[column]) if column in schema.columns else pa.string()
-        for column in first
-    }
-
-
-def read_value(text: str | None, column: str, type_: pa.DataType) -> Any:
-    """Return the value of a partition column."""
-    try:
-        return pa.array([text], pa.string()).cast(type_)[0].as_py()
-    except (pa.ArrowException, ValueError, OverflowError):
-        what = "the name of a folder cannot be read as this column's declared type"
-        raise DataError(
-            what,
-            f"column {column!r}",
-            "correct the schema's `type` or levels, or rename the folder",
-        ) from None
-
-
-def check_agreement(
-    types: pa.Schema, folders: Mapping[str, str | None], footer: Footer | None, where: str
-) -> None:
-    """Check that a file that holds a column which its folder's name holds too cannot have other values than the folder."""
-    both = sorted(set(types.names) & set(folders))
-    ranges = find_ranges(footer, both) if both and footer is not None else {}
-    for column in both:
-        text, found = folders[column], ranges.get(column)
-        if (
-            footer is None
-            or text is None
-            or found is None
-            or _has_nulls(footer, column)
-            or not _is_constant(found, text, column, types)
-        ):
-            what = "both the file and its folder's name hold this column, and they could disagree"
-            raise DataError(
-                what,
-                f"{where}, column {column!r}",
-                "write the files without it, or rename the folders",
-            )
-
-
-def _has_nulls(footer: Footer, column: str) -> bool:
-    return any(
-        chunk.n_nulls != 0
-        for group in footer.groups
-        for chunk in group.chunks
-        if chunk.column == column
-    )
-
-
-def _is_constant(ranges: Ranges, text: str, column: str, types: pa.Schema) -> bool:
-    value = read_value(text, column, types.field(column).type)
-    return all(low == high == value for low, high in ranges)
-
-
-_ID = b"PARQUET:field_id"
 LOG_FOLDERS = ("_delta_log", "metadata")  # of Delta and Iceberg tables
+NULL = "__HIVE_DEFAULT_PARTITION__"
+PlainFormat = Literal["files", "parquet", "csv"]
+_ID = b"PARQUET:field_id"
+_SUFFIXES: dict[str, Literal["parquet", "csv"]] = {
+    **dict.fromkeys((".parquet", ".parq", ".pq"), "parquet"),
+    **dict.fromkeys((".csv", ".csv.gz"), "csv"),
+}
+_BOOKKEEPING = re.compile(
+    r"(^|/)(_SUCCESS|_(common_)?metadata|_(committed|started)_\w+|\..+\.crc|\.DS_Store)$"
+)
+_OTHER_NAME = "whose name tells no format (with `format: parquet` or `format: csv`, files of any name are read)"
+_HIDDEN = "(its name or a folder's begins with `_` or `.`; rename it if it holds rows)"
+_NO_FILE = "other than files (a folder that a link or a glob names: name it itself, or end the glob with `/**`; or a pipe, socket or device)"
+_HOST = re.compile(r"\w+://[^/]*")
+_Table = tuple[str, str, Literal["parquet", "csv"]]  # path, name inside the table, format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +52,7 @@ class DataFile:
     format: Literal["parquet", "csv"]
     # The partition columns with their values in this file.
     constants: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    # Its deleted rows, as `deletions.pack` writes them.
+    # Its deleted rows, as `fragment.pack` writes them.
     deleted: bytes = field(default=b"", repr=False)
     n_bytes: int | None = None  # its length, if a listing told it
 
@@ -189,63 +112,92 @@ class TableFormat(Protocol):
 def find_columns(
     fields: tuple[TableField, ...], found: pa.Schema, given: Mapping[str, Any], where: str
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the name in a file of each of a table's columns, and the values of those that the file does not hold.
+    """Return the names of a table's columns in a file, and the values of those that it does not hold.
 
-    Parameters
-    ----------
-    given
-        The values of partition columns, which count if the file does not hold them.
+    `given` has the values of partition columns, which count if the file does not hold them.
     """
-    by_id = {
-        int(column.metadata[_ID]): column.name
-        for column in found
-        if column.metadata and _ID in column.metadata
-    }
+    ids = {column.name: (column.metadata or {}).get(_ID) for column in found}
+    by_id = {int(number): name for name, number in ids.items() if number is not None}
     names: dict[str, str] = {}
     constants: dict[str, Any] = {}
     for wanted in fields:
         if wanted.field_id is not None and by_id:
             name = by_id.get(wanted.field_id)
         elif wanted.field_id is not None and not wanted.names:
-            raise DataError(
-                "the file has no field ids, and the table no names for its columns",
-                where,
-                "write the file again with field ids",
-            )
+            what = "the file has no field ids, and the table no names for its columns"
+            raise DataError(what, where, "write the file again with field ids")
         else:
             name = next((each for each in wanted.names if each in found.names), None)
         if name is not None:
             names[wanted.name] = name
-        elif wanted.name in given:
-            constants[wanted.name] = given[wanted.name]
-        elif wanted.optional or wanted.default is not None:
-            constants[wanted.name] = wanted.default
+        elif wanted.name in given or wanted.optional or wanted.default is not None:
+            constants[wanted.name] = given.get(wanted.name, wanted.default)
         else:
-            raise DataError(
-                "the file lacks this column, which has no default",
-                f"{where}, column {wanted.name!r}",
-                "write the file again",
-            )
+            what = "the file lacks this column, which has no default"
+            raise DataError(what, f"{where}, column {wanted.name!r}", "write the file again")
     return names, constants
 
 
-_SUFFIXES: dict[str, Literal["parquet", "csv"]] = {
-    ".parquet": "parquet",
-    ".parq": "parquet",
-    ".pq": "parquet",
-    ".csv": "csv",
-    ".csv.gz": "csv",
-}
-PlainFormat = Literal["files", "parquet", "csv"]
-_BOOKKEEPING = re.compile(
-    r"(^|/)(_SUCCESS|_(common_)?metadata|_(committed|started)_\w+|\..+\.crc|\.DS_Store)$"
-)
-_OTHER_NAME = "whose name tells no format (with `format: parquet` or `format: csv`, files of any name are read)"
-_HIDDEN = "(its name or a folder's begins with `_` or `.`; rename it if it holds rows)"
-_NO_FILE = "other than files (a folder that a link or a glob names: name it itself, or end the glob with `/**`; or a pipe, socket or device)"
-_GLOB = "*?["
-_Table = tuple[str, str, Literal["parquet", "csv"]]  # path, name inside the table, format
-_HOST = re.compile(r"\w+://[^/]*")
+# ---- folders named `key=value`, as Hive, Spark and Dask write them
+
+
+def split_folders(name: str) -> dict[str, str | None]:
+    """Return the columns in a file's folders, each with its value as text; None is null."""
+    found: dict[str, str | None] = {}
+    for folder in name.split("/")[:-1]:
+        key, sign, value = folder.partition("=")
+        column = unquote(key)
+        if column in found and sign:
+            what = "two folders of one path hold this column"
+            raise DataError(what, f"column {column!r}", "rename one of the two")
+        if sign:
+            found[column] = None if value == NULL else unquote(value)
+    return found
+
+
+def _partition_types(names: list[str], schema: Schema) -> dict[str, pa.DataType]:
+    """Return the types of the columns in the folders of files: declared, or as domains imply, or text."""
+    first = list(split_folders(names[0]))
+    for name in names:
+        differing = set(first) ^ set(split_folders(name))
+        if differing:
+            what = "some files have a folder for this column, and others do not"
+            hint = "give all files the same folders, or name those to read with a glob"
+            raise DataError(what, f"column {min(differing)!r}", hint)
+    declared = schema.columns
+    return {each: csv_type(declared[each]) if each in declared else pa.string() for each in first}
+
+
+def _read_value(text: str | None, column: str, type_: pa.DataType) -> Any:
+    """Return the value of a partition column."""
+    try:
+        return pa.array([text], pa.string()).cast(type_)[0].as_py()
+    except (pa.ArrowException, ValueError, OverflowError):
+        what = "the name of a folder cannot be read as this column's declared type"
+        hint = "correct the schema's `type` or levels, or rename the folder"
+        raise DataError(what, f"column {column!r}", hint) from None
+
+
+def check_agreement(types: pa.Schema, name: str, footer: Footer | None, where: str) -> None:
+    """Check that a file has no other values in a column than its folder's name, if both hold it."""
+    folders = split_folders(name)
+    both = sorted(set(types.names) & set(folders))
+    ranges = find_ranges(footer, both) if both and footer is not None else {}
+    for column in both:
+        text, found = folders[column], ranges.get(column)
+        agrees = footer is not None and text is not None and found is not None
+        if agrees and footer and found is not None:
+            value = _read_value(text, column, types.field(column).type)
+            chunks = (chunk for group in footer.groups for chunk in group.chunks)
+            agrees = all(low == high == value for low, high in found)
+            agrees = agrees and all(each.n_nulls == 0 for each in chunks if each.column == column)
+        if not agrees:
+            what = "both the file and its folder's name hold this column, and they could disagree"
+            hint = "write the files without it, or rename the folders"
+            raise DataError(what, f"{where}, column {column!r}", hint)
+
+
+# ---- plain files
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,14 +219,14 @@ class Files:
         """
         fs, _ = open_filesystem(url)
         tables, sizes, left_out = _find_tables(url, self.format)
-        types = partition_types([name for _, name, _ in tables], schema)
+        types = _partition_types([name for _, name, _ in tables], schema)
         files = [
             DataFile(
                 url=str(fs.unstrip_protocol(path)),
                 name=name,
                 format=format_,
                 constants={
-                    column: read_value(text, column, types[column])
+                    column: _read_value(text, column, types[column])
                     for column, text in split_folders(name).items()
                 },
                 n_bytes=sizes[path],
@@ -290,23 +242,17 @@ class Files:
         with storage_faults(shown):
             fs, _ = open_filesystem(url)
             if format_ == "csv":
-                names = csv.read_names(fs, path, shown)
-                csv.check_names(names, shown)
-                found = [FoundColumn(name=column, type=None) for column in names]
+                columns = csv.read_names(fs, path, shown)
+                csv.check_names(columns, shown)
+                found = [FoundColumn(name=column, type=None) for column in columns]
             else:
                 found = [
                     FoundColumn(name=column, type=type_, nullable=flag)
                     for column, type_, flag in parquet.read_columns(fs, path, shown)
                 ]
         held = {column.name for column in found}
-        return (
-            *found,
-            *(
-                FoundColumn(name=column, type=None, in_folders=True)
-                for column in split_folders(name)
-                if column not in held
-            ),
-        )
+        beside = [column for column in split_folders(name) if column not in held]
+        return (*found, *(FoundColumn(name=each, type=None, in_folders=True) for each in beside))
 
 
 def _find_tables(
@@ -314,61 +260,43 @@ def _find_tables(
 ) -> tuple[list[_Table], Mapping[str, int | None], tuple[str, ...]]:
     """Return the files in natural order, the sizes that a listing told, and what is not read."""
     base, sizes = find_files(url)
-    paths = list(sizes)
-    _refuse_lakes(base, paths, url)
-    named = [(path, path[len(base) :].lstrip("/")) for path in paths]
+    _refuse_lakes(base, list(sizes), url)
+    named = [(path, path[len(base) :].lstrip("/")) for path in sizes]
     hidden = {name for _, name in named if _is_hidden(name)}
     files = [(path, name) for path, name in named if name not in hidden and sizes[path] is not None]
     found = [(path, name, _format(name) if wanted == "files" else wanted) for path, name in files]
     tables = [(path, name, format_) for path, name, format_ in found if format_ is not None]
-    left_out = (
-        *_tell(len(files) - len(tables), "file", _OTHER_NAME),
-        *_tell(sum(_BOOKKEEPING.search(name) is None for name in hidden), "hidden file", _HIDDEN),
-        *_tell(len(named) - len(files) - len(hidden), "item", _NO_FILE),
+    counts = (
+        (len(files) - len(tables), "file", _OTHER_NAME),
+        (sum(_BOOKKEEPING.search(name) is None for name in hidden), "hidden file", _HIDDEN),
+        (len(named) - len(files) - len(hidden), "item", _NO_FILE),
     )
+    left_out = tuple(f"not read: {say_count(n, noun)} {why}" for n, noun, why in counts if n)
     if not tables:
-        raise MissingError(
-            "; ".join(["there is no Parquet or CSV file here", *left_out]), url, "check this path"
-        )
+        what = "; ".join(["there is no Parquet or CSV file here", *left_out])
+        raise MissingError(what, url, "check this path")
     if any(format_ != tables[0][2] for _, _, format_ in tables):
-        raise InputError(
-            "holds both Parquet and CSV files",
-            url,
-            "name one kind with a glob, such as folder/*.parquet",
-        )
+        hint = "name one kind with a glob, such as folder/*.parquet"
+        raise InputError("holds both Parquet and CSV files", url, hint)
     names = {name for _, name in files}
     for _, name, _ in tables:
-        if name.lower().endswith(".gz") and name[:-3] in names:
-            what = (
-                f"rows seen again: by its name this file is a compressed copy of {mask(name[:-3])}"
-            )
-            raise InputError(
-                what, mask(name), "remove one of the two, or rename one if it holds other rows"
-            )
+        other = name[:-3]
+        if name.lower().endswith(".gz") and other in names:
+            what = f"rows seen again: by its name this file is a compressed copy of {mask(other)}"
+            hint = "remove one of the two, or rename one if it holds other rows"
+            raise InputError(what, mask(name), hint)
     return sorted(tables, key=lambda file: natural(file[1])), sizes, left_out
-
-
-def _tell(n: int, noun: str, why: str) -> tuple[str, ...]:
-    return (f"not read: {say_count(n, noun)} {why}",) if n else ()
-
-
-def is_glob(url: str) -> bool:
-    """Return whether a URL has signs that stand for other names."""
-    return any(sign in url for sign in _GLOB)
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
     """Return the sort key of a name by which numbers in it count as numbers."""
-    return [
-        (0, int(part), "") if part.isdecimal() else (1, 0, part)
-        for part in re.split(r"(\d+)", name)
-    ]
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
 def _format(name: str) -> Literal["parquet", "csv"] | None:
-    return next(
-        (format_ for suffix, format_ in _SUFFIXES.items() if name.lower().endswith(suffix)), None
-    )
+    suffix = next(filter(name.lower().endswith, _SUFFIXES), None)
+    return None if suffix is None else _SUFFIXES[suffix]
 
 
 def _is_hidden(name: str) -> bool:
@@ -379,24 +307,18 @@ def _is_hidden(name: str) -> bool:
 
 
 def _refuse_lakes(base: str, paths: list[str], url: str) -> None:
-    """Refuse a Delta or Iceberg table, or a part of one: its folder also holds deleted rows and the files of old versions."""
+    """Refuse a Delta or Iceberg table, or a part of one: deleted rows and old versions lie there too."""
 
     def look(fs: Any, _: str) -> list[str]:
-        return [
-            kind
-            for folder in _folders(base, paths, inside=is_glob(url))
-            for kind in _kinds_in(fs, folder)
-        ]
+        folders = _folders(base, paths, inside=is_glob(url))
+        return [kind for folder in folders for kind in _kinds_in(fs, folder)]
 
-    kinds = [
-        kind for path in paths if (kind := _kind_of(path[len(base) :])) is not None
-    ] or call_storage(url, look)
-    if kinds:
-        table = {"delta": "a Delta table", "iceberg": "an Iceberg table"}[kinds[0]]
+    listed = list(filter(None, (_kind_of(path[len(base) :]) for path in paths)))
+    for kind in listed or call_storage(url, look):
+        table = {"delta": "a Delta table", "iceberg": "an Iceberg table"}[kind]
         what = f"this is {table}, or a part of one: read as plain files, it would give deleted rows and old versions too"
-        raise SpecError(
-            what, url, f"name the table's own folder, with `format: {kinds[0]}` beside `path`"
-        )
+        hint = f"name the table's own folder, with `format: {kind}` beside `path`"
+        raise SpecError(what, url, hint)
 
 
 def _kind_of(name: str) -> str | None:
@@ -408,12 +330,14 @@ def _kind_of(name: str) -> str | None:
 
 
 def _folders(base: str, paths: list[str], *, inside: bool) -> Iterator[str]:
-    """Yield the folders whose metadata were not listed with the files: the table's and those around it; for a glob, those of the files too."""
+    """Yield the folders whose metadata were not listed with the files.
+
+    They are the table's and those around it; for a glob, those of the files too.
+    """
     for path in sorted({path.rpartition("/")[0] for path in paths} if inside else ()):
-        inner = path
-        while len(inner) > len(base):
-            yield inner
-            inner = inner.rpartition("/")[0]
+        while len(path) > len(base):
+            yield path
+            path = path.rpartition("/")[0]
     top = _HOST.match(base)
     while len(base) > (top.end() if top else 0):
         yield base
@@ -421,19 +345,18 @@ def _folders(base: str, paths: list[str], *, inside: bool) -> Iterator[str]:
 
 
 def _kinds_in(fs: Any, folder: str) -> Iterator[str]:
-    """Yield the formats whose metadata lie in a folder; one that this user may not list, or that has no listing, has none."""
+    """Yield the formats whose metadata lie in a folder.
+
+    None lies in one that this user may not list, or that has no listing.
+    """
     for inner in LOG_FOLDERS:
         try:
             found = [str(path) for path in fs.ls(f"{folder}/{inner}", detail=False)]
         except Exception as error:
-            answered = isinstance(error, NotADirectoryError) or classify(error) in (
-                Fault.MISSING,
-                Fault.REFUSED,
-            )
-            if not answered and not protocols(fs) & {
-                "http",
-                "https",
-            }:  # a web server answers as it likes
+            answered = isinstance(error, NotADirectoryError)
+            answered = answered or classify(error) in (Fault.MISSING, Fault.REFUSED)
+            # a web server answers as it likes
+            if not answered and not protocols(fs) & {"http", "https"}:
                 raise
             continue
         yield from filter(None, map(_kind_of, found))

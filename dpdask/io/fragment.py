@@ -1,4 +1,4 @@
-"""One piece of the input that is read and randomised as a whole."""
+"""One piece of the input that is read and randomised as a whole, and its rows as the table has them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 
 from dpdask.errors import DataError
 
+TEXT_BYTES = 64
+UTC = {"UTC", "+00:00", "Etc/UTC", "Z"}
+_LARGE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+
 
 def pack(deleted: NDArray[np.bool_]) -> bytes:
     """Return a mask of deleted rows in a compact form; empty if no row is deleted."""
@@ -20,60 +24,25 @@ def pack(deleted: NDArray[np.bool_]) -> bytes:
 
 
 def unpack(packed: bytes, start: int, n_rows: int) -> NDArray[np.bool_]:
-    """Return a part of the mask of deleted rows; rows beyond the end of what was packed are not deleted.
-
-    Parameters
-    ----------
-    start, n_rows
-        The first row of the part, and how many rows it has.
-    """
+    """Return the mask of some deleted rows; rows beyond the end of what was packed are not deleted."""
     mask = np.zeros(n_rows, dtype=np.bool_)
-    if packed:
-        found = np.unpackbits(np.frombuffer(zlib.decompress(packed), dtype=np.uint8))[
-            start : start + n_rows
-        ]
-        mask[: len(found)] = found
+    found = _unpack_all(packed)[start : start + n_rows]
+    mask[: len(found)] = found
     return mask
 
 
 def count_deleted(packed: bytes) -> int:
     """Return how many rows are deleted."""
-    return (
-        int(np.unpackbits(np.frombuffer(zlib.decompress(packed), dtype=np.uint8)).sum())
-        if packed
-        else 0
-    )
+    return int(_unpack_all(packed).sum())
 
 
-_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-_LAYOUTS = (
-    (
-        (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
-        pa.string(),
-        pa.large_string(),
-    ),
-    (
-        (
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_binary_view,
-            pa.types.is_fixed_size_binary,
-        ),
-        pa.binary(),
-        pa.large_binary(),
-    ),
-)
-_NARROW = {
-    pa.large_string(): pa.string(),
-    pa.string_view(): pa.string(),
-    pa.large_binary(): pa.binary(),
-    pa.binary_view(): pa.binary(),
-}
-UTC = {"UTC", "+00:00", "Etc/UTC", "Z"}
+def _unpack_all(packed: bytes) -> NDArray[np.uint8]:
+    raw = zlib.decompress(packed) if packed else b""
+    return np.unpackbits(np.frombuffer(raw, dtype=np.uint8))
 
 
 def widen(one: pa.DataType, other: pa.DataType, *, lake: bool = False) -> pa.DataType | None:
-    """Return the type of a column that has these two types in two files: it holds the values of both. None if there is no such type.
+    """Return the type that holds the values of two types; None if there is no such type.
 
     Times get the finer unit, which may not hold a far time: conversions check it. A `lake` says of
     times without a zone whether they are in UTC.
@@ -86,39 +55,24 @@ def widen(one: pa.DataType, other: pa.DataType, *, lake: bool = False) -> pa.Dat
         return widen(*plain, lake=lake)
     for is_number in (pa.types.is_integer, pa.types.is_floating):
         if is_number(one) and is_number(other):
-            wide = pa.from_numpy_dtype(
-                np.promote_types(one.to_pandas_dtype(), other.to_pandas_dtype())
-            )
+            types = (one.to_pandas_dtype(), other.to_pandas_dtype())
+            wide = pa.from_numpy_dtype(np.promote_types(*types))
             return wide if is_number(wide) else None  # of int64 and uint64 numpy makes float64
     if pa.types.is_decimal(one) and pa.types.is_decimal(other):
         scale = max(one.scale, other.scale)
         digits = scale + max(one.precision - one.scale, other.precision - other.scale)
-        return (
-            None
-            if digits > 76
-            else pa.decimal256(digits, scale)
-            if digits > 38
-            else pa.decimal128(digits, scale)
-        )
-    for are_layouts, plain, large in _LAYOUTS:
-        if all(any(is_layout(type_) for is_layout in are_layouts) for type_ in (one, other)):
-            return large if large in (one, other) else plain
-    return (
-        _widen_nested(one, other, lake)
-        if pa.types.is_nested(one)
-        else _widen_times(one, other, lake)
-    )
+        decimal = pa.decimal256 if digits > 38 else pa.decimal128
+        return decimal(digits, scale) if digits <= 76 else None
+    layout = _find_layout(one)
+    if layout is not None and layout == _find_layout(other):
+        return _LARGE[layout] if _LARGE[layout] in (one, other) else layout
+    widen_more = _widen_nested if pa.types.is_nested(one) else _widen_times
+    return widen_more(one, other, lake)
 
 
 def _widen_times(one: pa.DataType, other: pa.DataType, lake: bool) -> pa.DataType | None:
-    is_time = next(
-        (
-            each
-            for each in (pa.types.is_timestamp, pa.types.is_duration, pa.types.is_time)
-            if each(one) and each(other)
-        ),
-        None,
-    )
+    kinds = (pa.types.is_timestamp, pa.types.is_duration, pa.types.is_time)
+    is_time = next((each for each in kinds if each(one) and each(other)), None)
     if is_time is None:
         return None
     unit = max(one.unit, other.unit, key=("s", "ms", "us", "ns").index)
@@ -135,26 +89,27 @@ def _widen_times(one: pa.DataType, other: pa.DataType, lake: bool) -> pa.DataTyp
 
 def _widen_nested(one: pa.DataType, other: pa.DataType, lake: bool) -> pa.DataType | None:
     types = one, other
-    inner = [
-        widen(mine.type, its.type, lake=lake)
-        for mine, its in zip(*map(_list_fields, types), strict=False)
-    ]
+    fields = [_list_fields(type_) for type_ in types]
+    inner = [widen(*(each.type for each in pair), lake=lake) for pair in zip(*fields, strict=False)]
     if any(type_ is None for type_ in inner):
         return None
-    if all(any(is_list(type_) for is_list in _LISTS) for type_ in types):
+    if all(map(_is_list, types)):
         return (pa.large_list if any(map(pa.types.is_large_list, types)) else pa.list_)(inner[0])
     if all(map(pa.types.is_map, types)):
         return pa.map_(*inner)
-    names = [[field.name for field in _list_fields(type_)] for type_ in types]
-    return (
-        pa.struct(zip(names[0], inner, strict=True))
-        if all(map(pa.types.is_struct, types)) and names[0] == names[1]
-        else None
-    )
+    names, other_names = ([each.name for each in part] for part in fields)
+    if not all(map(pa.types.is_struct, types)) or names != other_names:
+        return None
+    return pa.struct(zip(names, inner, strict=True))
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_kind(type_) for is_kind in kinds)
 
 
 def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether a Delta or Iceberg table's type holds the values of a file's type; conversions check times."""
+    """Return whether a lake's type holds the values of a file's type; conversions check times."""
     joined = widen(found, wanted, lake=True)
     return joined is not None and _shape(joined) == _shape(wanted)
 
@@ -166,6 +121,15 @@ def _find_storage(type_: pa.DataType) -> pa.DataType:
     return type_.value_type if pa.types.is_dictionary(type_) else type_
 
 
+def _find_layout(type_: pa.DataType) -> pa.DataType | None:
+    """Return the plain type of texts or of bytes, whose offsets may be laid out in several ways."""
+    for kind, plain in (("string", pa.string()), ("binary", pa.binary())):
+        names = (f"is_{kind}", f"is_large_{kind}", f"is_{kind}_view")
+        if any(getattr(pa.types, name)(type_) for name in names):
+            return plain
+    return pa.binary() if pa.types.is_fixed_size_binary(type_) else None
+
+
 def _list_fields(type_: pa.DataType) -> list[pa.Field]:
     if pa.types.is_map(type_):
         return [type_.key_field, type_.item_field]
@@ -173,16 +137,18 @@ def _list_fields(type_: pa.DataType) -> list[pa.Field]:
 
 
 def _shape(type_: pa.DataType) -> object:
-    """Return a type without what conversions change or check: the layout of values, the names of list items, units and zones of times."""
+    """Return a type without what conversions change or check.
+
+    That is the layout of values, the names of list items, units and zones of times.
+    """
     type_ = _find_storage(type_)
     if pa.types.is_nested(type_):
         is_struct = pa.types.is_struct(type_)
-        return (
-            is_struct,
-            pa.types.is_map(type_),
-            [(is_struct and field.name, _shape(field.type)) for field in _list_fields(type_)],
-        )
-    return pa.types.is_timestamp(type_) or _NARROW.get(type_, type_)
+        fields = [(is_struct and each.name, _shape(each.type)) for each in _list_fields(type_)]
+        return is_struct, pa.types.is_map(type_), fields
+    if pa.types.is_fixed_size_binary(type_):
+        return type_
+    return pa.types.is_timestamp(type_) or _find_layout(type_) or type_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +189,7 @@ class Fragment:
     constants: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
     # The columns that have another name in the file, each with that name.
     renamed: tuple[tuple[str, str], ...] = ()
-    # The rows that the table no longer has, as `deletions.pack` writes them; empty if there are
+    # The rows that the table no longer has, as `pack` writes them; empty if there are
     # none.
     deleted: bytes = field(default=b"", repr=False)
 
@@ -231,9 +197,6 @@ class Fragment:
     def where(self) -> str:
         """The fragment's place, for messages."""
         return f"{self.name}, row group {self.row_group}" if self.format == "parquet" else self.name
-
-
-TEXT_BYTES = 64
 
 
 def estimate_width(type_: pa.DataType) -> float:
@@ -269,24 +232,25 @@ def complete(
     constants, renamed = dict(fragment.constants), dict(fragment.renamed)
     wanted = pa.schema([(name, types.field(name).type) for name in columns])
     typed = {
-        name: pa.scalar(value, types.field(name).type)
-        for name, value in constants.items()
-        if name in columns
+        name: pa.scalar(constants[name], wanted.field(name).type)
+        for name in columns
+        if name in constants
     }
     start = 0
     for batch in batches:
-        n_rows, kept = batch.num_rows, batch
+        n_rows = batch.num_rows
         if fragment.deleted:
             keep = ~unpack(fragment.deleted, start, n_rows)
             start, n_rows = start + n_rows, int(keep.sum())
-            kept = batch.filter(pa.array(keep)) if batch.num_columns else batch
-        if (plain := kept.replace_schema_metadata()).schema.equals(wanted, check_metadata=True):
-            yield plain  # of many columns, to make a batch anew takes longer than to read it
+            batch = batch.filter(pa.array(keep)) if batch.num_columns else batch
+        batch = batch.replace_schema_metadata()
+        if batch.schema.equals(wanted, check_metadata=True):
+            yield batch  # of many columns, to make a batch anew takes longer than to read it
             continue
         arrays = [
             pa.repeat(typed[name], n_rows)
             if name in typed
-            else _convert(kept.column(renamed.get(name, name)), name, type_)
+            else _convert(batch.column(renamed.get(name, name)), name, type_)
             for name, type_ in zip(columns, wanted.types, strict=True)
         ]
         yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
@@ -302,8 +266,7 @@ def _convert(array: pa.Array, name: str, type_: pa.DataType) -> pa.Array:
         array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
         return (array.storage if isinstance(array, pa.ExtensionArray) else array).cast(type_)
     except pa.ArrowInvalid:
-        raise DataError(
-            f"a value whose type in its file is {array.type} does not fit the table's type {type_}",
-            where,
-            hint,
-        ) from None
+        what = (
+            f"a value whose type in its file is {array.type} does not fit the table's type {type_}"
+        )
+        raise DataError(what, where, hint) from None

@@ -157,6 +157,11 @@ def remove_file(fs: Any, path: str, *, recursive: bool) -> None:
         raise PermissionError(path)
 
 
+def is_glob(url: str) -> bool:
+    """Return whether a URL has signs that stand for other names."""
+    return _GLOB.search(url) is not None
+
+
 def find_files(url: str) -> tuple[str, dict[str, int | None]]:
     """Return the folder that names are relative to, and the path and size of each file, by path.
 
@@ -166,7 +171,7 @@ def find_files(url: str) -> tuple[str, dict[str, int | None]]:
 
     def find(fs: Any, path: str) -> tuple[str, dict[str, Any]]:
         fs.invalidate_cache()
-        if _GLOB.search(path):
+        if is_glob(path):
             base = _GLOB.split(path)[0].rpartition("/")[0]
             if not is_local(fs):
                 return base, fs.glob(path, detail=True)
