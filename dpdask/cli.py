@@ -469,8 +469,8 @@ def ledger_show(url: str, dataset: str, as_json: bool) -> None:
     from dpdask.engine.account import open_ledger
     from dpdask.terminal.texts import describe_ledger
 
-    summary = open_ledger(url).show(dataset)
-    echo_json(asdict(summary)) if as_json else echo(describe_ledger(summary))
+    book = open_ledger(url).show(dataset)
+    echo_json(book.to_dict()) if as_json else echo(describe_ledger(book))
 
 
 @ledger.command("verify")

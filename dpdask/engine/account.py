@@ -14,12 +14,11 @@ from pydantic import Field
 from dpdask.documents import Document
 from dpdask.errors import BudgetError, DataError, DpdaskError, InternalError, SpecError
 from dpdask.privacy.accountant import compose, epsilon
-from dpdask.privacy.events import Coverage, Series, to_dict
-from dpdask.privacy.ledger_entries import FREE, Balance, Charge, Entry, Position
+from dpdask.privacy.events import Series, to_dict
+from dpdask.privacy.ledger_entries import FREE, Balance, Book, Charge, Entry
 
-if (
-    TYPE_CHECKING
-):  # SQLAlchemy is for those who have a ledger; a ledger is shown without any mechanism
+# SQLAlchemy is for those who have a ledger; a ledger is shown without any mechanism
+if TYPE_CHECKING:
     from dpdask.mechanisms.mechanism import Mechanism
     from dpdask.privacy.ledger import Ledger
 
@@ -68,26 +67,21 @@ def open_ledger(url: str) -> Ledger:
     return Ledger(url, compose=compose)
 
 
+_NOTHING = Book(
+    dataset="", created="", epsilon=0.0, delta=0.0, entries=(), head="", compose=compose
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """A mechanism and the dataset that it is charged to; without a ledger, nothing is charged.
-
-    Attributes
-    ----------
-    mechanism
-        What is released.
-    place
-        The ledger and the dataset, or None.
-    series
-        Where the release stands in a series, if it is in one.
-    """
+    """A mechanism and the dataset that it is charged to; without a ledger, nothing is charged."""
 
     mechanism: Mechanism
     place: LedgerPlace | None
-    series: Series | None = None
+    series: Series | None = None  # where the release stands in a series, if it is in one
 
     def cost(self, sample: str = "") -> Charge:
-        """Return what the release costs: its ε and δ, the events that the accountant composes, and the rows that they do not cover.
+        """Return the price of the release: its ε and δ, the events that the accountant composes, and the rows that they do not cover.
 
         Parameters
         ----------
@@ -106,16 +100,23 @@ class Account:
             return Charge(epsilon=epsilon(event, 0.0), event=to_dict(event))
         return Charge(epsilon=budget.epsilon, delta=budget.delta, event=to_dict(event))
 
-    def check_room(self, run_id: str | None) -> None:
-        """Check, before a row is read, that the budget allows the release, or that its unfinished run is already charged.
+    def read(self) -> Book:
+        """Return the dataset's ledger, whose chain is checked now; an empty one without a ledger."""
+        if self.place is None:
+            return _NOTHING
+        return open_ledger(self.place.url).show(self.place.dataset)
 
-        Raises
-        ------
-        BudgetError
-            If the dataset's budget does not allow it; nothing is written.
-        SpecError, TemporaryError
-            If there is no such dataset, or the ledger cannot be reached.
-        """
+    def read_balance(self) -> Balance | None:
+        """Return the spent and the remaining budget of the dataset, or None without a ledger."""
+        return None if self.place is None else self.read().balance
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether the dataset charges refusals that read rows."""
+        return self.read().strict
+
+    def check_room(self, run_id: str | None) -> None:
+        """Check, before a row is read, that the budget allows the release, or that its unfinished run is already charged."""
         if self.place is not None:
             open_ledger(self.place.url).check_room(self.place.dataset, self.cost(), run_id)
 
@@ -146,153 +147,41 @@ class Account:
         """
         assert self.place is not None
         name = blake2b(rows.encode(), key=key, person=_PERSON, digest_size=16).hexdigest()
-        if hide is None:
-            return name
-        events = [
-            entry.charge.event
-            for entry in open_ledger(self.place.url).show(self.place.dataset).entries
-        ]
-        return (
-            name
-            if any(
-                name == each["sample"] for event in events for each in event.get("uncovered", ())
-            )
-            else hide(name)
-        )
+        known = hide is None or open_ledger(self.place.url).holds_sample(self.place.dataset, name)
+        return name if hide is None or known else hide(name)
 
     def intend(self, run_id: str, sample: str, *, unread: bool = False) -> Entry | None:
-        """Charge a run, if there is a ledger, and return its entry; a run that is already charged is not charged again.
-
-        Parameters
-        ----------
-        run_id, sample
-            The names of the run and of its hold-out.
-        unread
-            As for `Ledger.intend`.
-
-        Raises
-        ------
-        BudgetError
-            If the dataset's budget does not allow it; nothing is written.
-        SpecError, TemporaryError
-            If there is no such dataset, or the ledger cannot be reached.
-        """
-        return (
-            None
-            if self.place is None
-            else open_ledger(self.place.url).intend(
-                self.place.dataset, run_id, self.cost(sample), unread=unread
-            )
-        )
+        """Charge a run, if there is a ledger, and return its entry; a run that is already charged is not charged again."""
+        if self.place is None:
+            return None
+        ledger, cost = open_ledger(self.place.url), self.cost(sample)
+        return ledger.intend(self.place.dataset, run_id, cost, unread=unread)
 
     def record_draw(self, run_id: str, release_sha256: str) -> None:
-        """Record that a charged run drew its noise, with the digest of its fitted release, before anything of it is released.
-
-        Parameters
-        ----------
-        run_id
-            The name of the run in the ledger.
-        release_sha256
-            SHA-256 of the fitted release.
-
-        Raises
-        ------
-        SpecError
-            If the run drew other noise before.
-        """
+        """Record that a charged run drew its noise, with the digest of its fitted release, before anything of it is released."""
         if self.place is not None:
             open_ledger(self.place.url).draw(self.place.dataset, run_id, release_sha256)
 
-    def was_refused(self, run_id: str) -> bool:
-        """Return whether a run's newest entry is its refusal: then its files are of no use."""
-        return self._newest_kind(run_id) == "refuse"
-
-    def is_charged(self, run_id: str) -> bool:
-        """Return whether a run that may go on is charged."""
-        return self._newest_kind(run_id) in ("intend", "draw", "commit")
-
-    def find_shortage(self) -> BudgetError | None:
-        """Return why the budget does not allow a new run, if it does not; see `check_room`."""
-        try:
-            self.check_room(None)
-        except BudgetError as error:
-            return error
-        return None
-
-    def _newest_kind(self, run_id: str) -> str | None:
-        """Return the kind of a run's newest entry, or None if it has none."""
-        if self.place is None:
-            return None
-        entries = open_ledger(self.place.url).show(self.place.dataset).entries
-        return next((entry.kind for entry in reversed(entries) if entry.run_id == run_id), None)
-
     def commit(self, run_id: str, release_sha256: str = "") -> None:
-        """Record that a charged run was released, by default with the digest that it drew. It is idempotent; see `Account.record_draw`."""
+        """Record that a charged run was released, by default with the digest that it drew. It is idempotent."""
         if self.place is not None:
             open_ledger(self.place.url).commit(self.place.dataset, run_id, release_sha256)
 
     def void(self, run_id: str) -> None:
         """Take back the charge of a run, if there is one; only for a run whose noise cannot have been seen."""
-        if self.place is not None and self._newest_kind(run_id) == "intend":
+        if self.place is not None and self.read().find_kind(run_id) == "intend":
             open_ledger(self.place.url).void(self.place.dataset, run_id)
 
     def refuse(self, run_id: str, sample: str, *, drawn: bool) -> None:
-        """Record that a run read rows and refused them; it is charged if noise was `drawn` or if the dataset is strict.
-
-        Parameters
-        ----------
-        run_id
-            The name of the run in the ledger.
-        sample
-            As for `cost`.
-        drawn
-            Whether noise was drawn before the rows were refused.
-        """
+        """Record that a run read rows and refused them; it is charged if noise was `drawn` or if the dataset is strict."""
         if self.place is not None:
-            charged = drawn or self.is_strict
-            open_ledger(self.place.url).refuse(
-                self.place.dataset, run_id, self.cost(sample) if charged else FREE
-            )
+            cost = self.cost(sample) if drawn or self.is_strict else FREE
+            open_ledger(self.place.url).refuse(self.place.dataset, run_id, cost)
 
-    @property
-    def is_strict(self) -> bool:
-        """Whether the dataset charges refusals that read rows."""
-        return self.place is not None and open_ledger(self.place.url).is_strict(self.place.dataset)
-
-    def coverage_until(self, run_id: str) -> Coverage:
-        """Return the rows that a charged run and the dataset's earlier runs together leave without ε; none without a ledger."""
-        return (
-            Coverage()
-            if self.place is None
-            else open_ledger(self.place.url).coverage_until(self.place.dataset, run_id)
-        )
-
-    def find_position(self, run_id: str) -> Position | None:
-        """Return where a charged run stands among the dataset's releases; None without a ledger."""
-        return (
-            None
-            if self.place is None
-            else open_ledger(self.place.url).find_position(self.place.dataset, run_id)
-        )
-
-    def read_balance(self) -> Balance | None:
-        """Return what is spent and left of the dataset's budget, or None without a ledger.
-
-        Raises
-        ------
-        SpecError, TemporaryError
-            As `intend`.
-        """
-        return (
-            None
-            if self.place is None
-            else open_ledger(self.place.url).read_balance(self.place.dataset)
-        )
-
-    def compute_balances(
-        self, rows: str, hide: Hide | None = None, *, spends: bool = True
-    ) -> tuple[Balance, Balance] | None:
-        """Return the dataset's balance before and after the release, or None without a ledger.
+    def describe_balances(
+        self, rows: str, hide: Hide | None = None, *, spends: bool = True, fits: bool
+    ) -> dict[str, Any] | None:
+        """Return the part of a plan on the dataset: its ε spent before and after the release, and its limit; None without a ledger.
 
         Parameters
         ----------
@@ -300,46 +189,19 @@ class Account:
             As for `find_holdout`.
         spends
             Whether the release is still to be charged.
-
-        Raises
-        ------
-        SpecError, TemporaryError
-            As `intend`.
-        """
-        if self.place is None:
-            return None
-        ledger = open_ledger(self.place.url)
-        key = (
-            ledger.holdout_key(self.place.dataset, draw=False) if self.mechanism.uncovered else None
-        )
-        sample = "to be drawn" if key is None else self._name_sample(key, rows, hide)
-        plus = self.cost(sample) if spends else None
-        return ledger.read_balance(self.place.dataset), ledger.read_balance(
-            self.place.dataset, plus=plus
-        )
-
-    def describe_balances(
-        self, rows: str, hide: Hide | None = None, *, spends: bool = True, fits: bool
-    ) -> dict[str, Any] | None:
-        """Return what `plan` shows of the dataset: its ε spent before and after the release, and its limit; None without a ledger.
-
-        Parameters
-        ----------
-        rows, hide, spends
-            As for `compute_balances`.
         fits
             Whether the budget allows it: at the limit's δ, as the ledger judges, since the runs'
             own δ do not add up where events compose.
-
-        Raises
-        ------
-        SpecError, TemporaryError
-            As `intend`.
         """
-        found = self.compute_balances(rows, hide, spends=spends)
-        if found is None:
+        if self.place is None:
             return None
-        before, after = found
+        key, ledger = None, open_ledger(self.place.url)
+        if self.mechanism.uncovered:
+            key = ledger.holdout_key(self.place.dataset, draw=False)
+        sample = "to be drawn" if key is None else self._name_sample(key, rows, hide)
+        book = self.read()
+        before = book.balance
+        after = book.compute_balance([self.cost(sample)] if spends else [])
         return {
             "limit": before.epsilon_limit,
             "before": before.epsilon_spent,

@@ -19,7 +19,7 @@ from dpdask.channels.laplace import find_scale
 from dpdask.channels.optimal import solve_weights
 from dpdask.channels.unbiased import solve_unbiased
 from dpdask.errors import TemporaryError
-from dpdask.io.encrypted import BOUNDS_NAME, ask_for_keys, drop_key, hold_key, name_bounds
+from dpdask.io.encrypted import drop_key, exchange_keys, hold_key, list_names
 from dpdask.io.filesystems import Options, set_options, use_options
 from dpdask.io.parquet import FOOTERS
 
@@ -75,8 +75,8 @@ def share_options(options: Mapping[str, Options]) -> Iterator[None]:
         looks its own up.
     """
     with use_options(options):
-        client = find_client() if options else None  # to look for one imports distributed
-        if client is not None and not client.asynchronous:
+        client = _find_blocking_client() if options else None  # to look for one imports distributed
+        if client is not None:
             _tell_workers(client, options)
         yield
 
@@ -97,11 +97,9 @@ def _tell_workers(client: Client, options: Mapping[str, Options]) -> None:
         try:
             client.register_plugin(StoreOptions({place: found}), name=f"dpdask-store-{place}")
         except Exception:
-            raise TemporaryError(
-                "the workers could not be told how to open the store",
-                place,
-                "check that each has this version of dpdask",
-            ) from None
+            what = "the workers could not be told how to open the store"
+            hint = "check that each has this version of dpdask"
+            raise TemporaryError(what, place, hint) from None
 
 
 def remember(maxsize: int) -> Callable[[Callable[Args, Result]], Callable[Args, Result]]:
@@ -127,63 +125,50 @@ def share_key(run_id: str, secret: bytes) -> Iterator[None]:
         needs it, and holds it in memory.
     """
     try:
-        _share(run_id, secret)
+        hold_key(run_id, secret)
+        _tell_scheduler(run_id, secret)
         yield
     finally:
         withdraw_key(run_id)
 
 
-def share_bounds(run_id: str, data: bytes) -> None:
-    """Let this process and every worker get the bounds of a run's units in the same way, until the key is withdrawn."""
-    _share(name_bounds(run_id), data)
-
-
-def _share(name: str, secret: bytes) -> None:
-    hold_key(name, secret)
-    client = find_client()
-    if client is not None and not client.asynchronous:
-        try:
-            _set_key(client, name, secret)
-        except Exception:
-            raise TemporaryError(
-                "the scheduler could not be given the key of the run",
-                "cluster",
-                "run again to resume",
-            ) from None
-
-
 def withdraw_key(run_id: str) -> None:
     """Drop a run's key in this process, and in the scheduler and each worker of the active cluster, whoever shared it."""
     drop_key(run_id)
-    client = find_client()
-    if client is not None and not client.asynchronous:
+    if (client := _find_blocking_client()) is not None:
         with suppress(Exception):  # a cluster that has gone away holds nothing
-            _set_key(client, run_id, None)
-            _set_key(client, name_bounds(run_id), None)
+            for name in list_names(run_id):
+                _set_key(client, name, None)
         _run_on_workers(client, drop_key, run_id)
 
 
-def _set_key(client: Client, run_id: str, secret: bytes | None) -> None:
+def _tell_scheduler(name: str, secret: bytes) -> None:
+    """Let the workers of the active cluster, if there is one, get a secret of a run."""
+    if (client := _find_blocking_client()) is not None:
+        try:
+            _set_key(client, name, secret)
+        except Exception:
+            what = "the scheduler could not be given the key of the run"
+            raise TemporaryError(what, "cluster", "run again to resume") from None
+
+
+def _find_blocking_client() -> Client | None:
+    client = find_client()
+    return None if client is None or client.asynchronous else client
+
+
+def _set_key(client: Client, name: str, secret: bytes | None) -> None:
     from distributed.protocol import to_serialize
 
-    # as a message that the scheduler does not open: it would log others, if it logs at the level DEBUG
+    # as a message that the scheduler does not open: it would log others at the level DEBUG
     value = None if secret is None else to_serialize(secret)
     patience = _PATIENCE_SECONDS + len(secret or b"") / _BYTES_A_SECOND
-    client.sync(
-        client.scheduler.set_metadata,
-        keys=[_name_key(run_id)],
-        value=value,
-        callback_timeout=patience,
-    )
+    names = [f"dpdask-key-{name}"]
+    client.sync(client.scheduler.set_metadata, keys=names, value=value, callback_timeout=patience)
 
 
-def _name_key(run_id: str) -> str:
-    return f"dpdask-key-{run_id}"
-
-
-@ask_for_keys
-def _ask_scheduler(run_id: str) -> bytes | None:
-    """Return a run's key as the scheduler holds it, or None if it holds none, or if this is no task on a worker."""
+def _ask_scheduler(name: str) -> bytes | None:
+    """Return a secret of a run as the scheduler holds it, or None if it holds none, or if this is no task on a worker."""
     if "distributed" not in sys.modules:
         return None
     from distributed import get_worker
@@ -191,16 +176,14 @@ def _ask_scheduler(run_id: str) -> bytes | None:
 
     with suppress(Exception):
         worker = get_worker()
-        patience = _LONG_SECONDS if run_id.endswith(BOUNDS_NAME) else _PATIENCE_SECONDS
-        secret: bytes | None = sync(
-            worker.loop,
-            worker.scheduler.get_metadata,
-            keys=[_name_key(run_id)],
-            default=None,
-            callback_timeout=patience,
-        )
+        ask = worker.scheduler.get_metadata
+        asked: dict[str, Any] = {"keys": [f"dpdask-key-{name}"], "default": None}
+        secret: bytes | None = sync(worker.loop, ask, callback_timeout=_LONG_SECONDS, **asked)
         return secret
     return None
+
+
+exchange_keys(_ask_scheduler, _tell_scheduler)
 
 
 def forget_here() -> None:
@@ -212,10 +195,8 @@ def forget_here() -> None:
 def forget_everywhere() -> None:
     """Empty the caches of this process and of every worker of the active cluster; ignore workers that are gone."""
     forget_here()
-    client = find_client()
-    if client is None or client.asynchronous:
-        return
-    _run_on_workers(client, forget_here)
+    if (client := _find_blocking_client()) is not None:
+        _run_on_workers(client, forget_here)
 
 
 def _run_on_workers(client: Client, function: Callable[..., None], *arguments: str) -> None:
@@ -255,13 +236,11 @@ class Window:
         self._submit()
         while self._numbers:
             future = _patiently(self._client, lambda: self._ended.get(timeout=_POLL_SECONDS))
-            if (
-                future.status in ("error", "cancelled")
-            ):  # not `lost` or `pending`: its worker has died since it was done, and it is computed again
+            # not `lost` or `pending`: its worker has died since it was done, and it is computed again
+            if future.status in ("error", "cancelled"):
                 error = future.exception(timeout=_POLL_SECONDS)
-                raise (
-                    error if isinstance(error, Exception) else CancelledError
-                )  # of a lost scheduler there may be none
+                # of a lost scheduler there may be none
+                raise error if isinstance(error, Exception) else CancelledError
             self._results[future.key] = self._fetch(future)
             del self._futures[future.key]  # then the workers forget the result
             batch = self._waiting[self._numbers.pop(future.key)]
@@ -279,7 +258,8 @@ class Window:
         except (AttributeError, TypeError):
             if future.status == "finished":
                 raise
-            raise CancelledError from None  # distributed raised the exception of a lost future, which has none
+            # distributed raised the exception of a lost future, which has none
+            raise CancelledError from None
 
     def has_run_out(self) -> bool:
         """Return whether a worker was stopped since the stage began because it came to its limit of memory, as its nanny told the scheduler."""

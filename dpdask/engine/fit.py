@@ -6,14 +6,14 @@ The order is fixed here, so no mechanism can draw noise before it is charged, or
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from dpdask.archive import Archived, salt
 from dpdask.engine.compute import Progress, one_thread
 from dpdask.engine.scan import Scanned, bound_units, scan
 from dpdask.engine.source import Source
-from dpdask.engine.work import RELEASE_NAME, TableWork, counts_name, keep, noisy_name
+from dpdask.engine.work import NOISY_NAME, RELEASE_NAME, TableWork, keep
 from dpdask.errors import DataError, InternalError
 from dpdask.mechanisms.mechanism import Mechanism, Search
 from dpdask.privacy.events import LocalRelease, leaves
@@ -37,6 +37,12 @@ class Fitted:
     # makes the only pass over the rows. Private: only for the steward's terminal, so it is not
     # written to a file, and it is empty if a run is resumed from its state.
     changed: Mapping[str, int] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of_pass(cls, counted: Scanned[Any], release_sha256: str, bounds_sha256: str) -> Self:
+        """Return the result of a barrier whose pass over the rows counted them."""
+        found = {name: getattr(counted, name) for name in ("n_released", "seals", "changed")}
+        return cls(release_sha256=release_sha256, bounds_sha256=bounds_sha256, **found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,63 +84,47 @@ def fit(
     loads it.
     """
     if (public is None) == (mechanism.reference_rows == "public"):
-        raise InternalError(
-            "a public table and a mechanism that counts its rows go together", None, "report it"
-        )
+        what = "a public table and a mechanism that counts its rows go together"
+        raise InternalError(what, None, "report it")
     planned = mechanism
     mechanism, drawn, number = _read_rounds(mechanism, work)
     if drawn is None or mechanism.releases_rows:
         work = bound_units(source, work, progress)
-    drawn_before = number > 0 or drawn is not None
     counted = _count(
-        mechanism,
-        source,
-        work,
-        progress,
-        _name_pass(planned, work, 0),
-        number,
-        drawn_before=drawn_before,
+        *(mechanism, source, work, progress, _name_pass(planned, work, 0), number),
+        drawn_before=number > 0 or drawn is not None,
     )
-    counts = counted.value
+    counts, columns = counted.value, work.columns
     if public is not None:
+        columns = public.work.columns
+        statistic = mechanism.statistic(columns)
         counts = scan(
-            public.source,
-            public.work,
-            mechanism.statistic(public.work.columns),
-            "reference",
-            progress,
-            released=True,
+            public.source, public.work, statistic, "reference", progress, released=True
         ).value
     if number == 0 and drawn is None and counts is not None:
-        mechanism.check_counts(counts, work.columns if public is None else public.work.columns)
+        mechanism.check_counts(counts, columns)
     charge()
     while drawn is None:
         search = mechanism.search
-        measured = search or mechanism
+        measured, columns = search or mechanism, work.columns
         if counts is None and mechanism.reference_rows == "own":  # a later round
-            stage, statistic = _name_pass(planned, work, number), measured.statistic(work.columns)
+            stage, statistic = _name_pass(planned, work, number), measured.statistic(columns)
             counts = scan(
-                source,
-                work,
-                statistic,
-                stage,
-                progress,
+                *(source, work, statistic, stage, progress),
                 released=mechanism.releases_rows,
-                kept_as=counts_name(number),
+                number=number,
             ).value
-            mechanism.check_counts(counts, work.columns)
+            mechanism.check_counts(counts, columns)
         with step("drawing noise"):
             drawn = measured.draw(
-                counts,
-                work.columns,
-                lambda name: stream(work.key(), name, "") if insecure else None,
+                counts, columns, lambda name: stream(work.key(), name, "") if insecure else None
             )
         _check_drawn(mechanism, drawn)
         if drawn is None:
             break
-        drawn = _keep_drawn(measured, drawn, work, noisy_name(number))
+        drawn = _keep_drawn(measured, drawn, work, _name_noise(number))
         if search is not None:
-            mechanism = mechanism.with_found(search.find(drawn, work.columns))
+            mechanism = mechanism.with_found(search.find(drawn, columns))
             drawn, counts, number = None, None, number + 1
     with step("fitting"):
         release = mechanism.fit(counts if drawn is None else drawn, work.columns, work.key())
@@ -142,17 +132,10 @@ def fit(
     secret = words(stream(work.key(), "fit/salt", ""), 2).tobytes()
     sha256 = keep(work.secrets, RELEASE_NAME, salt(release.to_bytes(), secret))
     work.remove_counts(number)
-    n_released = counted.n_released if mechanism.releases_rows else (mechanism.n_records(release),)
-    bounds_sha256 = (
-        work.unit.bounds_sha256 if work.unit is not None and mechanism.releases_rows else ""
-    )
-    return Fitted(
-        release_sha256=sha256,
-        bounds_sha256=bounds_sha256,
-        n_released=n_released,
-        seals=counted.seals,
-        changed=counted.changed,
-    ), work
+    if not mechanism.releases_rows:
+        counted = replace(counted, n_released=(mechanism.n_records(release),))
+    bounds = work.bounds_sha256 if mechanism.releases_rows else ""
+    return Fitted.of_pass(counted, sha256, bounds), work
 
 
 def carry_on(
@@ -173,26 +156,14 @@ def carry_on(
         Called after the rows were checked: from then on the run is charged.
     """
     work = bound_units(source, work, progress)
-    counted = scan(
-        source,
-        work,
-        ColumnStatistic(codecs=work.codecs),
-        "survey",
-        progress,
-        released=True,
-        kept_as=counts_name(0),
-    )
+    statistic = ColumnStatistic(codecs=work.codecs)
+    counted = scan(source, work, statistic, "survey", progress, released=True, number=0)
     if sum(counted.n_released) == 0:
         raise DataError("the new files have no rows", source.where, source.hint)
     charge()
     sha256 = keep(work.secrets, RELEASE_NAME, release)
     work.remove_counts(0)
-    return Fitted(
-        release_sha256=sha256,
-        bounds_sha256=work.unit.bounds_sha256 if work.unit is not None else "",
-        n_released=counted.n_released,
-        seals=counted.seals,
-    )
+    return Fitted.of_pass(counted, sha256, work.bounds_sha256)
 
 
 def _read_rounds(mechanism: Mechanism, work: TableWork) -> tuple[Mechanism, Archived | None, int]:
@@ -207,21 +178,24 @@ def _read_rounds(mechanism: Mechanism, work: TableWork) -> tuple[Mechanism, Arch
     key. `read_drawn` checks that their columns and their noise are the mechanism's.
     """
     number = 0
-    while work.secrets.exists(noisy_name(number)):
+    while work.secrets.exists(name := _name_noise(number)):
         search = mechanism.search
-        drawn = (search or mechanism).read_drawn(
-            work.secrets.read(noisy_name(number)), work.columns
-        )
+        drawn = (search or mechanism).read_drawn(work.secrets.read(name), work.columns)
         if search is None:
             return mechanism, drawn, number
         mechanism, number = mechanism.with_found(search.find(drawn, work.columns)), number + 1
     return mechanism, None, number
 
 
+def _name_noise(number: int) -> str:
+    """Return the name of the file that keeps the noise of a round; the first is round 0."""
+    return f"noisy-{number}.npz" if number else NOISY_NAME
+
+
 def _keep_drawn(
     mechanism: Search | Mechanism, drawn: Archived, work: TableWork, name: str
 ) -> Archived:
-    """Keep the noise of a round and return it, or what another driver of this run kept before: the first one decides."""
+    """Keep the noise of a round and return it, or the noise that another driver of this run kept: the first one decides."""
     data = drawn.to_bytes()
     kept = work.secrets.claim(name, data)
     return drawn if kept == data else mechanism.read_drawn(kept, work.columns)
@@ -231,11 +205,8 @@ def _check_drawn(mechanism: Mechanism, drawn: Archived | None) -> None:
     """Check that a mechanism drew central noise if it accounts for some, or releases records, and only then."""
     accounted = any(not isinstance(event, LocalRelease) for event in leaves(mechanism.event))
     if (drawn is not None) != (accounted or not mechanism.releases_rows):
-        raise InternalError(
-            "the noise that was drawn is not the noise that is accounted for",
-            type(mechanism).__name__,
-            "report it",
-        )
+        what = "the noise that was drawn is not the noise that is accounted for"
+        raise InternalError(what, type(mechanism).__name__, "report it")
 
 
 def _name_pass(planned: Mechanism, work: TableWork, number: int) -> str:
@@ -262,17 +233,12 @@ def _count(
     known = source.count_released(work) if rows else ()
     if known is None or (own and not drawn_before):
         statistic = (mechanism.search or mechanism).statistic(work.columns)
-        found = scan(
-            source, work, statistic, stage, progress, released=rows, kept_as=counts_name(number)
-        )
+        found = scan(source, work, statistic, stage, progress, released=rows, number=number)
     else:
         found = Scanned(value=None, n_released=known)
     if not mechanism.n_rows_private and found.n_released and sum(found.n_released) == 0:
         if mechanism.fraction is None:
             raise DataError("the table has no rows", source.where, source.hint)
-        raise DataError(
-            "no row would be released",
-            source.where,
-            f"lower `reference.fraction`, or {source.hint}",
-        )
+        hint = f"lower `reference.fraction`, or {source.hint}"
+        raise DataError("no row would be released", source.where, hint)
     return found if own else Scanned(value=None, n_released=found.n_released, seals=found.seals)

@@ -10,10 +10,10 @@ import pandas as pd
 import pyarrow as pa
 from dask import delayed
 
-from dpdask.codec import Codec, LevelCodec
+from dpdask.codec import LevelCodec
 from dpdask.engine.compute import guard, task_prefix
 from dpdask.engine.scan import Chooser, filter_rows
-from dpdask.engine.source import Frame, FramePart, FrameSource, check_index, find_meta
+from dpdask.engine.source import LISTS, Frame, FramePart, FrameSource, check_index, find_meta
 from dpdask.engine.work import TableWork, load
 from dpdask.errors import DataError, SpecError
 from dpdask.io.parquet import open_parquet, read_schema
@@ -21,15 +21,13 @@ from dpdask.io.storage import Folder
 from dpdask.mechanisms.mechanism import RecordRelease, RowRelease
 from dpdask.streams import RunKey, fresh_seed
 
-_COPIED = (
-    pa.types.is_struct,
-    pa.types.is_list,
-    pa.types.is_large_list,
-    pa.types.is_fixed_size_list,
-    pa.types.is_map,
-)
+_COPIED = (*LISTS, pa.types.is_struct)
 _EXACT = {pa.int64(): pd.Int64Dtype(), pa.uint64(): pd.UInt64Dtype()}
 _NOT_COPIED = (pa.types.is_dictionary, pa.types.is_string_view, pa.types.is_binary_view)
+_OBJECTS = (
+    *(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary),
+    *(pa.types.is_date, pa.types.is_time, pa.types.is_decimal, pa.types.is_nested),
+)
 MAX_PARTITIONS = 10**6  # of drawn records: a graph of gigabytes
 
 
@@ -43,24 +41,41 @@ def transform_frame(
     release, sha256
         The fitted release, and the digest by which tasks read it.
     """
-    frame = source.frame
-    meta = _make_meta(find_meta(frame), release.types(work.released), work)
+    frame, released_types = source.frame, release.types(work.released)
+    meta = _make_published_meta(find_meta(frame), work)
+    for name in released_types.names:  # the columns that the release makes
+        if name not in work.released.names:
+            dtype = released_types.field(name).type.to_pandas_dtype()
+            meta[name] = pd.Series(dtype=dtype, index=meta.index)
+    shared = work, sha256, type(release), meta[released_types.names]
     if isinstance(frame, pd.DataFrame):
         [(part, rows)] = source.parts
-        return _transform_part(rows, part, work, sha256, type(release), meta)
-    prefix, call = task_prefix("transform"), delayed(_transform_part, pure=False)
-    rows = frame.to_delayed(optimize_graph=False)
-    calls = [
-        call(own, part, work, sha256, type(release), meta, dask_key_name=f"{prefix}-{part.number}")
-        for own, (part, _) in zip(rows, source.parts, strict=True)
-    ]
+        return _transform_part(rows, part, *shared)
+    # values of an index may be of rows that are not released
+    whole = (work.fraction is None and work.unit is None) or frame._meta.index.name is None
+    divisions = frame.divisions if frame.known_divisions and whole else None
+    rows, parts = frame.to_delayed(optimize_graph=False), source.parts
+    arguments = [(own, part, *shared) for own, (part, _) in zip(rows, parts, strict=True)]
+    return _make_lazy("transform", _transform_part, arguments, shared[-1], divisions)
+
+
+def _make_lazy(
+    stage: str,
+    function: Callable[..., pd.DataFrame],
+    arguments: Sequence[tuple[Any, ...]],
+    meta: pd.DataFrame,
+    divisions: Any = None,
+    *,
+    verify_meta: bool = True,
+) -> Frame:
+    """Return a lazy frame with a partition for each call of a function."""
     import dask.dataframe as dd  # slow to import: files and pandas do not need it, nor do workers
 
-    whole = (work.fraction is None and work.unit is None) or frame._meta.index.name is None
-    divisions = (
-        frame.divisions if frame.known_divisions and whole else None
-    )  # values of an index may be of rows that are not released
-    return dd.from_delayed(calls, meta=meta, divisions=divisions, prefix=prefix, verify_meta=True)
+    prefix, call = task_prefix(stage), delayed(function, pure=False)
+    keys = (f"{prefix}-{number}" for number in range(len(arguments)))
+    calls = [call(*each, dask_key_name=key) for key, each in zip(keys, arguments, strict=True)]
+    named: dict[str, Any] = {"meta": meta, "divisions": divisions, "prefix": prefix}
+    return dd.from_delayed(calls, **named, verify_meta=verify_meta)
 
 
 @guard
@@ -81,7 +96,7 @@ def _transform_part(
     random = release.randomise(private, work.codecs, release.streams(key, part.id))
     random = random.select([name for name in random.schema.names if name not in work.also_read])
     kept = [name for name in meta.columns if name not in random.schema.names]
-    released = convert_kept(rows.loc[chosen, kept].copy(), meta)
+    released = _convert_kept(rows.loc[chosen, kept].copy(), meta)
     released.attrs = {}
     for name in random.schema.names:
         released[name] = _uncover(_series(random.column(name), meta[name].dtype, released.index))
@@ -100,57 +115,39 @@ def _series(array: pa.Array, dtype: Any, index: pd.Index) -> pd.Series:
     return column
 
 
-def _make_meta(meta: pd.DataFrame, types: pa.Schema, work: TableWork) -> pd.DataFrame:
-    """Return the empty released frame, with the columns that the release makes."""
-    shown = make_published_meta(meta, work)
-    for name in types.names:
-        if name not in work.released.names:
-            shown[name] = pd.Series(
-                dtype=types.field(name).type.to_pandas_dtype(), index=shown.index
-            )
-    return shown[types.names]
-
-
-def make_published_meta(meta: pd.DataFrame, work: TableWork) -> pd.DataFrame:
+def _make_published_meta(meta: pd.DataFrame, work: TableWork) -> pd.DataFrame:
     """Return the empty released frame. The categories of a private categorical become its public levels; kept ones become plain values."""
     released = meta[work.released.names].copy()
     for name in released.columns:
         codec, dtype = work.codecs.get(name), released[name].dtype
         if isinstance(codec, LevelCodec) and isinstance(dtype, pd.CategoricalDtype):
             levels = codec.levels.drop_null().to_pandas()
-            released[name] = released[name].astype(
-                pd.CategoricalDtype(levels, ordered=codec.ordered)
-            )
-        else:
-            plain = find_plain_dtype(dtype)
-            nullable = name in work.codecs and _has_null(work.codecs[name])
-            released[name] = _uncover(
-                released[name].astype(_nullable(plain) if nullable else plain)
-            )
-    result: pd.DataFrame = released.set_axis(
-        _plain_index(released.index)
-    )  # whether pandas has type hints depends on what is installed
+            dtype = pd.CategoricalDtype(levels, ordered=codec.ordered)
+            released[name] = released[name].astype(dtype)
+            continue
+        plain = _find_plain_dtype(dtype)
+        if isinstance(codec, LevelCodec):
+            plain = _nullable(plain) if codec.levels.null_count else plain
+        elif codec is not None and codec.nulls:
+            plain = _nullable(plain)
+        released[name] = _uncover(released[name].astype(plain))
+    # whether pandas has type hints depends on what is installed
+    result: pd.DataFrame = released.set_axis(_plain_index(released.index))
     return result
 
 
-def _has_null(codec: Codec) -> bool:
-    return bool(codec.levels.null_count) if isinstance(codec, LevelCodec) else codec.nulls
-
-
-def convert_kept(kept: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:
+def _convert_kept(kept: pd.DataFrame, meta: pd.DataFrame) -> pd.DataFrame:
     """Return the kept columns of released rows in the dtypes of the empty released frame."""
     for name in kept.columns:
-        check_kept_dtype(name, kept[name].dtype)
-        plain, wanted = find_plain_dtype(kept[name].dtype), meta[name].dtype
-        if plain != kept[name].dtype:
-            if plain != wanted and not (
-                pd.api.types.is_string_dtype(plain) and pd.api.types.is_string_dtype(wanted)
-            ):
-                raise DataError(
-                    "a partition's values do not fit the frame's dtypes",
-                    f"column {name!r}",
-                    "give every partition the dtypes of its meta",
-                )
+        dtype, wanted = kept[name].dtype, meta[name].dtype
+        check_kept_dtype(name, dtype)
+        plain = _find_plain_dtype(dtype)
+        if plain != dtype:
+            texts = pd.api.types.is_string_dtype(plain) and pd.api.types.is_string_dtype(wanted)
+            if plain != wanted and not texts:
+                what = "a partition's values do not fit the frame's dtypes"
+                hint = "give every partition the dtypes of its meta"
+                raise DataError(what, f"column {name!r}", hint)
             kept[name] = pd.Series(_find_values(kept[name], wanted), index=kept.index)
         kept[name] = _uncover(kept[name])
     result: pd.DataFrame = kept.set_axis(_plain_index(kept.index))
@@ -170,9 +167,8 @@ def check_kept_dtype(name: str, dtype: Any) -> None:
     """Check that the values of released rows can be told from those of other rows: a dictionary or a view inside a value cannot be cut."""
     if isinstance(dtype, pd.CategoricalDtype):
         ranges, dtype = dtype.categories, dtype.categories.dtype
-        whole = (
-            isinstance(dtype, pd.IntervalDtype) and dtype.subtype.kind in "iu"
-        )  # released as float64
+        # released as float64
+        whole = isinstance(dtype, pd.IntervalDtype) and dtype.subtype.kind in "iu"
         if whole and any(abs(int(end)) > 2**53 for end in (*ranges.left, *ranges.right)):
             what = "its categories are ranges whose ends float64 does not hold: whole numbers beyond ±2**53"
             raise DataError(what, f"column {name!r}", "make texts of them, or drop it")
@@ -232,7 +228,7 @@ def _uncover_arrow(array: pa.Array) -> pa.Array:
     )
 
 
-def find_plain_dtype(dtype: Any) -> Any:
+def _find_plain_dtype(dtype: Any) -> Any:
     """Return the dtype of a column's values without categories; it allows nulls for whole numbers and booleans."""
     if isinstance(dtype, pd.ArrowDtype):
         arrow = dtype.pyarrow_dtype
@@ -257,7 +253,7 @@ def _nullable(plain: Any) -> Any:
 
 
 def _plain_index(index: pd.Index) -> pd.Index:
-    plain = find_plain_dtype(index.dtype)
+    plain = _find_plain_dtype(index.dtype)
     return _uncover(
         index if plain == index.dtype else pd.Index(_find_values(index, plain), name=index.name)
     )
@@ -280,46 +276,26 @@ def sample_frame(
     seed
         Decides the records; no secret, because they are post-processing. None for a fresh one.
     """
-    for name, value in (
-        ("n_rows", 1 if n_rows is None else n_rows),
-        ("rows_per_partition", rows_per_partition),
-    ):
+    numbers = {"n_rows": 1 if n_rows is None else n_rows, "rows_per_partition": rows_per_partition}
+    for name, value in numbers.items():
         if type(value) is not int or value < 1:
             raise SpecError(f"must be a whole number of at least 1, not {value!r}", name)
     seed = fresh_seed() if seed is None else seed
     if type(seed) is not int or not 0 <= seed < 2**64:
         raise SpecError(f"must be a whole number from 0 to below 2**64, not {seed!r}", "seed")
-    prefix, call = task_prefix("sample"), delayed(_sample_part, pure=False)
     n_drawn = release.n_drawn(n_rows)
     if n_drawn > MAX_PARTITIONS * rows_per_partition:
         what = f"{n_drawn:,} records would be more than {MAX_PARTITIONS:,} partitions"
         raise SpecError(what, "n_rows", "ask for fewer, or raise `rows_per_partition`")
     starts = range(0, max(1, n_drawn), rows_per_partition)
-    size = rows_per_partition
-    calls = [
-        call(
-            folder,
-            sha256,
-            type(release),
-            min(size, n_drawn - start),
-            n_drawn,
-            start,
-            seed,
-            number,
-            dask_key_name=f"{prefix}-{number}",
-        )
+    shared = folder, sha256, type(release), seed, n_drawn
+    arguments = [
+        (*shared, start, min(rows_per_partition, n_drawn - start), number)
         for number, start in enumerate(starts)
     ]
+    meta = _record_frame(release, release.types.empty_table(), 0)
     divisions = (*starts, max(0, n_drawn - 1))
-    import dask.dataframe as dd  # slow to import: files and pandas do not need it, nor do workers
-
-    return dd.from_delayed(
-        calls,
-        meta=_record_frame(release, release.types.empty_table(), 0),
-        divisions=divisions,
-        prefix=prefix,
-        verify_meta=True,
-    )
+    return _make_lazy("sample", _sample_part, arguments, meta, divisions)
 
 
 @guard
@@ -327,10 +303,10 @@ def _sample_part(
     folder: Folder,
     sha256: str,
     release_type: type[Any],
-    n_rows: int,
+    seed: int,
     n_total: int,
     start: int,
-    seed: int,
+    n_rows: int,
     number: int,
 ) -> pd.DataFrame:
     release: RecordRelease = load(folder, sha256, release_type)
@@ -346,9 +322,8 @@ def _record_frame(release: RecordRelease, table: pa.Table, start: int) -> pd.Dat
         whole = pa.types.is_integer(field.type) or pa.types.is_boolean(field.type)
         if whole and field.name in declared and declared[field.name].nulls == "level":
             dtype = _nullable(np.dtype(field.type.to_pandas_dtype()))
-            records[field.name] = pd.Series(
-                dtype.__from_arrow__(table.column(field.name)), index=records.index
-            )
+            values = dtype.__from_arrow__(table.column(field.name))
+            records[field.name] = pd.Series(values, index=records.index)
     return records
 
 
@@ -369,12 +344,9 @@ def _convert(
 
     def convert(name: str) -> pd.Series:
         column = table.column(name)
+        mapper = _EXACT.get if column.type in _EXACT and column.null_count else find_dtype
         try:
-            return table.select([name]).to_pandas(
-                types_mapper=_EXACT.get
-                if column.type in _EXACT and column.null_count
-                else find_dtype
-            )[name]
+            return table.select([name]).to_pandas(types_mapper=mapper)[name]
         except (pa.ArrowException, OverflowError, ValueError):
             return pd.Series(pd.ArrowDtype(column.type).__from_arrow__(column))
 
@@ -383,32 +355,15 @@ def _convert(
 
 def _find_arrow_dtype(type_: pa.DataType) -> pd.ArrowDtype | None:
     """Return Arrow's own dtype for a type whose values would be Python objects, such as dates and decimals; else None, for the usual one."""
-    is_bytes = (
-        pa.types.is_binary(type_)
-        or pa.types.is_large_binary(type_)
-        or pa.types.is_fixed_size_binary(type_)
-    )
-    is_object = (
-        pa.types.is_date(type_)
-        or pa.types.is_time(type_)
-        or pa.types.is_decimal(type_)
-        or pa.types.is_nested(type_)
-    )
-    return pd.ArrowDtype(type_) if is_bytes or is_object else None
+    return pd.ArrowDtype(type_) if any(is_one(type_) for is_one in _OBJECTS) else None
 
 
 def read_frame(folder: Folder, names: Sequence[str]) -> Frame:
     """Return released shards as a lazy Dask frame, with a partition for each."""
-    prefix, call = task_prefix("read"), delayed(_read_part, pure=False)
-    calls = [
-        call(folder, name, dask_key_name=f"{prefix}-{number}") for number, name in enumerate(names)
-    ]
     meta = _make_frame(read_schema(folder, names[0]).empty_table())
-    import dask.dataframe as dd  # slow to import: files and pandas do not need it, nor do workers
-
-    return dd.from_delayed(
-        calls, meta=meta, prefix=prefix, verify_meta=False
-    )  # whole numbers have another dtype in a shard with nulls
+    arguments = [(folder, name) for name in names]
+    # whole numbers have another dtype in a shard with nulls
+    return _make_lazy("read", _read_part, arguments, meta, verify_meta=False)
 
 
 @guard

@@ -1,4 +1,7 @@
-"""One pass over a source: counts a statistic on workers and merges it in a tree; exact and private, for the driver alone."""
+"""One pass over a source: which rows are released or held out, and a statistic of them, merged in a tree.
+
+Its result is exact and private: it is for the driver alone. If the unit is not the row, a pass before it bounds the rows of each unit.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, count, cycle
@@ -30,7 +33,7 @@ from dpdask.engine.compute import (
     task_prefix,
 )
 from dpdask.engine.source import Part, Source
-from dpdask.engine.work import TableWork, UnitWork, keep, read_kept
+from dpdask.engine.work import TableWork, keep, read_kept
 from dpdask.errors import DataError, InputError, TemporaryError
 from dpdask.io.encrypted import BOUNDS_NAME, EncryptedFile
 from dpdask.io.storage import Folder
@@ -46,12 +49,11 @@ from dpdask.stats.statistic import (
     list_leaves,
     replace_leaves,
 )
-from dpdask.streams import Rng, RunKey, Streams, stream, words
+from dpdask.streams import Rng, Streams, stream, words
 from dpdask.versions import Stamp
 
 Words = NDArray[np.uint64]
 HOLDOUT_ID = "holdout"
-_CHOSEN = "chosen"
 _WORDS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}  # by bits
 
 
@@ -72,53 +74,42 @@ class Hashes:
     """The keyed hashes of some rows: uint64 arrays of one length."""
 
     units: Words
-    held_units: Words
+    held_units: Words  # of the units, by the key of the hold-out
     rows: Words
     positions: Words
 
 
 class Hasher:
-    """Hashes the units and rows of one fragment, batch by batch.
+    """Hashes the units and rows of one part, batch by batch."""
 
-    Parameters
-    ----------
-    holdout_key
-        The key of the hold-out: the run's key, or one that several runs share.
-    unit
-        The unit's column, and the public columns that tell rows apart.
-    """
-
-    def __init__(self, key: RunKey, holdout_key: RunKey, unit: UnitWork, number: int) -> None:
-        self._unit = unit
-        self._unit_key = words(stream(key, "bounding/unit", ""), 2)
-        self._row_key = words(stream(key, "bounding/row", ""), 2)
-        self._held_unit_key = words(stream(holdout_key, "bounding/unit", ""), 2)
-        self._holdout_key = words(stream(holdout_key, f"{HOLDOUT_ID}/unit", ""), 2)
+    def __init__(self, work: TableWork, number: int) -> None:
+        assert work.unit is not None
+        self._unit = work.unit
+        key, holdout_key = work.key(), work.holdout_key()  # the latter may be that of several runs
+        self._unit_key, self._row_key, self._held_unit_key, self._holdout_key = (
+            words(stream(*named, ""), 2)
+            for named in (
+                *((key, "bounding/unit"), (key, "bounding/row")),
+                *((holdout_key, "bounding/unit"), (holdout_key, f"{HOLDOUT_ID}/unit")),
+            )
+        )
         self._next = number << 32
 
     def hash(self, batch: pa.RecordBatch) -> Hashes:
         """Return the hashes of the next rows."""
         names = [self._unit.column, *self._unit.public]
         if batch.column(self._unit.column).null_count:
-            raise DataError(
-                "holds a null, and the unit of every row must be known",
-                f"column {self._unit.column!r}",
-                "fill it, or drop these rows",
-            )
-        columns = np.empty((batch.num_rows, len(names)), dtype=np.uint64)
-        for place, name in enumerate(names):
-            columns[:, place] = as_words(batch.column(name))
+            what = "holds a null, and the unit of every row must be known"
+            raise DataError(what, f"column {self._unit.column!r}", "fill it, or drop these rows")
+        columns = np.stack([as_words(batch.column(name)) for name in names], axis=1)
         positions = np.arange(self._next, self._next + batch.num_rows, dtype=np.uint64)
         self._next += batch.num_rows
-        units = siphash(np.ascontiguousarray(columns[:, :1]), *self._unit_key)
-        held = (
-            units
-            if np.array_equal(self._held_unit_key, self._unit_key)
-            else siphash(np.ascontiguousarray(columns[:, :1]), *self._held_unit_key)
-        )
-        return Hashes(
-            units=units, held_units=held, rows=siphash(columns, *self._row_key), positions=positions
-        )
+        unit = np.ascontiguousarray(columns[:, :1])
+        held = units = siphash(unit, *self._unit_key)
+        if not np.array_equal(self._held_unit_key, self._unit_key):
+            held = siphash(unit, *self._held_unit_key)
+        rows = siphash(columns, *self._row_key)
+        return Hashes(units=units, held_units=held, rows=rows, positions=positions)
 
     def choose_held_out(self, hashes: Hashes, fraction: float) -> NDArray[np.bool_]:
         """Return which rows belong to a held-out unit."""
@@ -128,70 +119,59 @@ class Hasher:
 
 
 class Chooser:
-    """Splits one fragment's rows, batch by batch and in order: a pure function of the run key and the fragment."""
+    """Splits one part's rows, batch by batch and in order: a pure function of the run key and the part."""
 
-    def __init__(self, work: TableWork, fragment_id: str, number: int) -> None:
-        self._work, self.fragment_id = work, fragment_id
-        self._rng = (
-            stream(work.holdout_key(), HOLDOUT_ID, fragment_id)
-            if work.fraction is not None and work.unit is None
-            else None
-        )
-        self._hasher = (
-            Hasher(work.key(), work.holdout_key(), work.unit, number)
-            if work.unit is not None
-            else None
-        )
+    def __init__(self, work: TableWork, part_id: str, number: int) -> None:
+        self._work, self._part_id = work, part_id
+        self._hasher = None if work.unit is None else Hasher(work, number)
+        self._rng: Rng | None = None
+        if work.unit is None and work.fraction is not None:
+            self._rng = stream(work.holdout_key(), HOLDOUT_ID, part_id)
         self._split: list[NDArray[np.bool_]] = []
 
     def split(self, batch: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
         """Return which of the next rows are released, and which shape the reference (None: all that are in the bound)."""
         fraction = self._work.fraction
-        if self._hasher is not None and self._work.unit is not None:
+        if self._hasher is not None:
             hashes = self._hasher.hash(batch)
-            within = load_bounds(self._work.secrets, self._work.unit.bounds_sha256).is_released(
-                hashes.units, hashes.rows, hashes.positions
-            )
-            held_out = (
-                self._hasher.choose_held_out(hashes, fraction)
-                if fraction is not None
-                else np.zeros(batch.num_rows, dtype=bool)
-            )
-            self._split.append(within & ~held_out)
-            return self._split[-1], within if fraction is None else within & held_out
+            bounds = load_bounds(self._work.secrets, self._work.bounds_sha256)
+            shaping = within = bounds.is_released(hashes.units, hashes.rows, hashes.positions)
+            released = within
+            if fraction is not None:
+                held_out = self._hasher.choose_held_out(hashes, fraction)
+                released, shaping = within & ~held_out, within & held_out
+            self._split.append(released)
+            return released, shaping
         if self._rng is None or fraction is None:
             return np.ones(batch.num_rows, dtype=bool), None
         mask = holdout_mask(self._rng, batch.num_rows, fraction)
         return ~mask, mask
 
+    @property
+    def _name(self) -> str:
+        """The name of the private file that keeps which rows are released."""
+        return f"chosen/{self._work.hide(self._part_id)}"
+
     def keep(self) -> None:
         """Keep which rows are released beside the run key, so that the writing stage need not hash them again."""
         if self._hasher is not None:
             released = np.concatenate([*self._split, np.zeros(0, dtype=bool)])
-            self._work.secrets.claim(
-                f"{_CHOSEN}/{self._work.hide(self.fragment_id)}", np.packbits(released).tobytes()
-            )
+            self._work.secrets.claim(self._name, np.packbits(released).tobytes())
 
     def find_released(self) -> Callable[[Any], NDArray[np.bool_]]:
         """Return a function that tells, batch by batch, which rows are released: as kept, or computed anew."""
-        name = f"{_CHOSEN}/{self._work.hide(self.fragment_id)}"
-        if self._hasher is None or not self._work.secrets.exists(name):
+        if self._hasher is None or not self._work.secrets.exists(self._name):
             return lambda batch: self.split(batch)[0]
-        bits = np.unpackbits(np.frombuffer(self._work.secrets.read(name), dtype=np.uint8)).view(
-            bool
-        )
-        start = 0
+        data = np.frombuffer(self._work.secrets.read(self._name), dtype=np.uint8)
+        bits, start = np.unpackbits(data).view(bool), 0
 
         def read(batch: Any) -> NDArray[np.bool_]:
             nonlocal start
+            chosen: NDArray[np.bool_] = bits[start : start + batch.num_rows]
             start += batch.num_rows
-            chosen: NDArray[np.bool_] = bits[start - batch.num_rows : start]
             if len(chosen) != batch.num_rows:
-                raise InputError(
-                    "the rows of a fragment changed since the run began",
-                    None,
-                    "restore it and run again, or `dpdask abort` the run",
-                )
+                what = "the rows of a fragment changed since the run began"
+                raise InputError(what, None, "restore it and run again, or `dpdask abort` the run")
             return chosen
 
         return read
@@ -200,12 +180,8 @@ class Chooser:
 @remember(maxsize=2)
 def load_bounds(secrets: Folder, sha256: str) -> UnitBounds:
     """Return the units' bounds, read once by each process and checked against their digest."""
-    return UnitBounds.from_bytes(
-        read_kept(
-            secrets, BOUNDS_NAME, sha256, "the run's unit bounds are not those that were written"
-        ),
-        BOUNDS_NAME,
-    )
+    what = "the run's unit bounds are not those that were written"
+    return UnitBounds.from_bytes(read_kept(secrets, BOUNDS_NAME, sha256, what), BOUNDS_NAME)
 
 
 def filter_rows(rows: pa.RecordBatch, chosen: NDArray[np.bool_]) -> pa.RecordBatch:
@@ -233,18 +209,12 @@ def take_values(array: pa.Array, places: NDArray[np.uint32]) -> pa.Array:
 
 def _view_words(array: pa.Array) -> NDArray[np.unsignedinteger] | None:
     """Return the values of a column as unsigned integers of their width; None if it has nulls, or no fixed width of 8 to 64 bits."""
-    dtype = (
-        _WORDS.get(array.type.bit_width)
-        if pa.types.is_primitive(array.type) and not array.null_count
-        else None
-    )
-    return (
-        None
-        if dtype is None
-        else np.frombuffer(array.buffers()[1], dtype=dtype)[
-            array.offset : array.offset + len(array)
-        ]
-    )
+    if array.null_count or not pa.types.is_primitive(array.type):
+        return None
+    dtype = _WORDS.get(array.type.bit_width)
+    if dtype is None:
+        return None
+    return np.frombuffer(array.buffers()[1], dtype=dtype)[array.offset : array.offset + len(array)]
 
 
 def _as_array(values: NDArray[np.unsignedinteger], type_: pa.DataType) -> pa.Array:
@@ -269,74 +239,56 @@ def _plain(type_: pa.DataType) -> pa.DataType:
     return type_
 
 
-_STAGE = "units"
-
-
 def bound_units(source: Source, work: TableWork, progress: Progress | None = None) -> TableWork:
     """Return the work with its units' bounds computed and kept beside the run key; unchanged if the unit is a row."""
     if work.unit is None:
         return work
-    stage = _plan(source, work)
-    found = list(chain.from_iterable(run_stage(stage, progress)))
-    bounds = (
-        UnitBounds.concatenate(found) if found else UnitRows.identity(1).bounds()
-    )  # no row group at all
+    bounds = UnitRows.identity(1).bounds()  # of no row group at all
+    if found := list(chain.from_iterable(run_stage(_plan_bounds(source, work), progress))):
+        bounds = UnitBounds.concatenate(found)
     sha256 = keep(work.secrets, BOUNDS_NAME, bounds.to_bytes())
     return dataclasses.replace(work, unit=dataclasses.replace(work.unit, bounds_sha256=sha256))
 
 
 @guard
 def collect_unit_rows(part: Part, rows: Any, work: TableWork) -> UnitRows:
-    """Return the unit statistic of one part, and seal it: bounds hold only for the rows from which they were made.
-
-    Parameters
-    ----------
-    rows
-        Its rows; None for a file, which the task reads itself.
-    """
+    """Return the unit statistic of one part, and seal it: bounds hold only for the rows from which they were made."""
     work = work.hold_keys()
     assert work.unit is not None
-    hasher = Hasher(work.key(), work.holdout_key(), work.unit, part.number)
-    fold = TreeFold[UnitRows]()
-    fold.add(UnitRows.identity(work.unit.max_rows))
+    hasher, most, fold = Hasher(work, part.number), work.unit.max_rows, TreeFold[UnitRows]()
+    fold.add(UnitRows.identity(most))
     for batch in part.read(rows, work, released=False):
         hashes = hasher.hash(batch)
-        fold.add(UnitRows.of_batch(work.unit.max_rows, hashes.units, hashes.rows, hashes.positions))
+        fold.add(UnitRows.of_batch(most, hashes.units, hashes.rows, hashes.positions))
     return fold.result()
 
 
-def _plan(source: Source, work: TableWork) -> Stage:
+def _plan_bounds(source: Source, work: TableWork) -> Stage:
     """Return the tasks that compute the units' bounds.
 
     Each range of the units' hashes is merged in a tree of its own, so that no worker holds all
     units, and the driver gets only bounds.
     """
-    prefix, shared, parts = task_prefix(_STAGE), task_prefix("work"), source.parts
+    # Dask groups tasks by the words of their names: see `task_prefix`
+    prefixes = map(task_prefix, ("units", "work", "part", "merge", "bounds"))
+    prefix, shared, name, merging, end = prefixes
+    parts, nodes = source.parts, dict(source.nodes or {})
     leaves = [f"{prefix}-{number}" for number in range(len(parts))]
-    nodes = dict(source.nodes or {})
-    nodes |= {
-        key: Task(key, collect_unit_rows, *given, TaskRef(shared))
-        for key, given in zip(leaves, parts, strict=True)
-    }
+    for key, arguments in zip(leaves, parts, strict=True):
+        nodes[key] = Task(key, collect_unit_rows, *arguments, TaskRef(shared))
     n_ranges = 4
     while n_ranges < min(64, len(leaves) // 16):
         n_ranges *= 2
-    groups = [
-        List(*map(TaskRef, leaves[start : start + FAN_IN]))
-        for start in range(0, len(leaves), FAN_IN)
-    ]
-    name, merging, end = task_prefix("part"), task_prefix("merge"), task_prefix("bounds")
+    starts = range(0, len(leaves), FAN_IN)
+    groups = [List(*map(TaskRef, leaves[start : start + FAN_IN])) for start in starts]
     ends = [f"{end}-{place}" for place in range(n_ranges)] if leaves else []
     for place, key in enumerate(ends):
         merged = [f"{name}-{place}-{number}" for number in range(len(groups))]
-        nodes |= {
-            each: Task(each, merge_range, group, place, n_ranges)
-            for each, group in zip(merged, groups, strict=True)
-        }
-        nodes[key] = Task(
-            key, find_bounds, TaskRef(add_tree(nodes, merged, merge_units, f"{merging}-{place}"))
-        )
-    return make_whole_stage(_STAGE, nodes, ends, DataNode(shared, work))
+        for each, group in zip(merged, groups, strict=True):
+            nodes[each] = Task(each, merge_range, group, place, n_ranges)
+        root = add_tree(nodes, merged, merge_units, f"{merging}-{place}")
+        nodes[key] = Task(key, find_bounds, TaskRef(root))
+    return make_whole_stage("units", nodes, ends, DataNode(shared, work))
 
 
 @guard
@@ -358,9 +310,8 @@ def merge_units(parts: list[UnitRows]) -> UnitRows:
     return parts[0].merge(*parts[1:])
 
 
-_TASK_ROWS = (
-    2**20
-)  # a task costs some milliseconds of the scheduler and its worker, as long as it takes to count 100,000 rows
+# a task costs some milliseconds of the scheduler and its worker, as long as counting 100,000 rows
+_TASK_ROWS = 2**20
 _LEAST_TASKS = 32  # of a table, so that workers end together
 KEEP_SECONDS = 30.0
 _KEEP_SHARE = 0.05  # of the driver's time
@@ -384,9 +335,8 @@ class Scan:
         return self.work.stamp
 
 
-@dataclass(
-    frozen=True, slots=True, kw_only=True, repr=False
-)  # Dask logs the arguments of a task that failed
+# without a repr, since Dask logs the arguments of a task that failed
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Scanned(Generic[Value]):
     """What one pass finds; private, and kept by the driver."""
 
@@ -411,42 +361,40 @@ def scan(
     progress: Progress | None = None,
     *,
     released: bool = False,
-    kept_as: str | None = None,
+    number: int | None = None,
 ) -> Scanned[Value]:
     """Return a statistic of a source's rows: the reference rows, or all within their units' bounds if none are held out.
 
     Parameters
     ----------
-    kept_as
-        The name of the file that keeps what was counted so far, if the pass is one of a run that
-        can be resumed.
+    number
+        The round of the pass, if it is one of a run that can be resumed: the name of the file that
+        keeps the counts so far.
     """
-    groups = _groups(source.parts, statistic.rows_per_task)
+    groups, nodes = _groups(source.parts, statistic.rows_per_task), source.nodes
     if not groups:
         return Scanned(value=statistic.counter().result(), n_released=())
-    nodes = source.nodes
-    pack: Callable[..., Any] = (
-        list if nodes is None else lambda rows: List(*rows)
-    )  # a list of tasks' names is a node of its own
-    arguments = [
-        ([part for part, _ in group], pack([rows for _, rows in group])) for group in groups
-    ]
-    shared = Scan(work=work, statistic=statistic, released=released)
-    file = None if kept_as is None or not source.is_lasting else work.open_counts(kept_as)
+    # of a frame, the rows are names of tasks, and a list of these is a node of its own
+    pack = list if nodes is None else _list_tasks
+    arguments = [([part for part, _ in each], pack(rows for _, rows in each)) for each in groups]
+    kept = number is not None and source.is_lasting
+    file = work.open_counts(number or 0) if kept else None
     joined = _Joined(statistic, len(groups), file, _count_public(source, work), list(work.codecs))
-    made = make_stage(
-        stage,
-        scan_parts,
-        arguments,
-        shared,
+    stage_ = make_stage(
+        *(stage, scan_parts, arguments),
+        Scan(work=work, statistic=statistic, released=released),
         merge_scanned,
         least=FAN_IN,
         nodes=nodes,
         n_batches_done=joined.n_batches,
     )
-    for found in run_stage(made, progress):
+    for found in run_stage(stage_, progress):
         joined.add(found)
     return joined.result()
+
+
+def _list_tasks(rows: Iterable[Any]) -> Any:
+    return List(*rows)
 
 
 def _count_public(source: Source, work: TableWork) -> int | None:
@@ -475,13 +423,8 @@ class _Joined(Generic[Value]):
         n_rows: int | None,
         columns: list[str],
     ) -> None:
-        self._template, self._n_tasks, self._file, self._n_rows, self._columns = (
-            statistic.counter().result(),
-            n_tasks,
-            file,
-            n_rows,
-            columns,
-        )
+        self._template, self._n_tasks = statistic.counter().result(), n_tasks
+        self._file, self._n_rows, self._columns = file, n_rows, columns
         self._due = time.monotonic() + KEEP_SECONDS
         self.n_batches, self._fold = 0, TreeFold[Value]()
         self._n_released, self._seals, self._changed = list[int](), list[bytes](), Counter[str]()
@@ -502,9 +445,8 @@ class _Joined(Generic[Value]):
 
     def result(self) -> Scanned[Value]:
         """Return the results of all batches."""
-        value = self._fold.tree()
         return Scanned(
-            value=value,
+            value=self._fold.tree(),
             n_released=tuple(self._n_released),
             seals=tuple(self._seals),
             changed=dict(self._changed),
@@ -514,10 +456,10 @@ class _Joined(Generic[Value]):
         """Keep the results, unless they are very large, of arrays that no file can hold, or the storage fails: the pass goes on without them."""
         begin = time.monotonic()
         with suppress(TypeError, ValueError, TemporaryError):
+            levels = self._fold.levels
             leaves = [
                 leaf
-                for level in self._fold.levels
-                for value in level
+                for value in chain.from_iterable(levels)
                 for leaf in list_leaves(value, self._template)
             ]
             room = self._find_room(leaves)
@@ -525,19 +467,15 @@ class _Joined(Generic[Value]):
                 header = {
                     "n_tasks": self._n_tasks,
                     "n_batches": self.n_batches,
-                    "levels": [len(level) for level in self._fold.levels],
+                    "levels": [len(level) for level in levels],
+                    "seals": [seal.hex() for seal in self._seals],
                 }
-                numbers = {
-                    "n_released": self._n_released,
-                    "changed": [self._changed[name] for name in self._columns],
-                }
-                arrays = {
-                    name: np.array(each, dtype=np.int64) for name, each in numbers.items()
-                }  # of one length, whatever the numbers are
+                changed = [self._changed[name] for name in self._columns]
+                numbers = {"n_released": self._n_released, "changed": changed}
+                # as arrays they are of one length, whatever the numbers are
+                arrays = {name: np.array(each, dtype=np.int64) for name, each in numbers.items()}
                 arrays |= {f"leaf-{number}": leaf for number, leaf in enumerate(leaves)}
-                data = _ARCHIVE.pack(
-                    {**header, "seals": [seal.hex() for seal in self._seals]}, arrays
-                )
+                data = _ARCHIVE.pack(header, arrays)
                 file.write(data, len(data) + room)
         end = time.monotonic()
         self._due = end + max(KEEP_SECONDS, (end - begin) / _KEEP_SHARE)
@@ -556,34 +494,23 @@ class _Joined(Generic[Value]):
         return width * self._n_rows - found if self._n_rows else _MOST_KEPT + 1
 
     def _begin(self, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        """Begin with what was kept."""
+        """Begin with the counts that were kept."""
         if header["n_tasks"] != self._n_tasks:
             raise ValueError
         leaves = (arrays[f"leaf-{number}"] for number in count())
         levels = [
             [replace_leaves(self._template, leaves) for _ in range(n)] for n in header["levels"]
         ]
-        seals, changed = (
-            [bytes.fromhex(seal) for seal in header["seals"]],
-            Counter(dict(zip(self._columns, arrays["changed"].tolist(), strict=True))),
-        )
-        self.n_batches, self._n_released, self._fold = (
-            header["n_batches"],
-            arrays["n_released"].tolist(),
-            TreeFold(levels),
-        )
-        self._seals, self._changed = seals, changed
+        seals = [bytes.fromhex(seal) for seal in header["seals"]]
+        changed = dict(zip(self._columns, arrays["changed"].tolist(), strict=True))
+        n_released = arrays["n_released"].tolist()
+        self.n_batches, self._n_released, self._seals = header["n_batches"], n_released, seals
+        self._fold, self._changed = TreeFold(levels), Counter(changed)
 
 
 @guard
 def scan_parts(parts: list[Part], rows: list[Any], shared: Scan) -> Scanned[Any]:
-    """Return the statistic of neighbouring parts.
-
-    Parameters
-    ----------
-    rows
-        The rows of each; None for a file, which the task reads itself.
-    """
+    """Return the statistic of neighbouring parts. The rows of a file are None: the task reads them itself."""
     counter = shared.statistic.counter()
     n_released, seals, changed = [], list[bytes](), Counter[str]()
     for part, own in zip(parts, rows, strict=True):
@@ -594,7 +521,8 @@ def scan_parts(parts: list[Part], rows: list[Any], shared: Scan) -> Scanned[Any]
             released, chosen = chooser.split(batch)
             n_rows += int(released.sum())
             counter.add(batch, chosen, streams)
-            changed += Counter() if shared.released else _count_changed(batch, work)
+            for name, codec in () if shared.released else work.codecs.items():
+                changed[name] += codec.n_outside(batch.column(name))
         n_released.append(n_rows)
         if shared.released:
             chooser.keep()
@@ -602,7 +530,7 @@ def scan_parts(parts: list[Part], rows: list[Any], shared: Scan) -> Scanned[Any]
         value=counter.result(),
         n_released=tuple(n_released),
         seals=tuple(seals),
-        changed=dict(changed),
+        changed=dict(+changed),
     )
 
 
@@ -618,19 +546,12 @@ def merge_scanned(parts: list[Scanned[Any]]) -> Scanned[Any]:
     )
 
 
-def _count_changed(batch: pa.RecordBatch, work: TableWork) -> Counter[str]:
-    """Return how many values of each privatised column are outside its domain and are changed: private."""
-    found = {name: codec.n_outside(batch.column(name)) for name, codec in work.codecs.items()}
-    return Counter({name: n for name, n in found.items() if n})
-
-
 def _groups(
     parts: Sequence[tuple[Part, Any]], rows_per_task: int | None
 ) -> list[list[tuple[Part, Any]]]:
     """Return the parts of each task: as many neighbours as have enough rows to be worth a task. They depend on the table alone."""
-    most = rows_per_task or max(
-        1, min(_TASK_ROWS, sum(part.n_rows or 0 for part, _ in parts) // _LEAST_TASKS)
-    )
+    n_rows = sum(part.n_rows or 0 for part, _ in parts)
+    most = rows_per_task or max(1, min(_TASK_ROWS, n_rows // _LEAST_TASKS))
     groups: list[list[tuple[Part, Any]]] = []
     taken = 0
     for part, own in parts:

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from dpdask.archive import Archived
 from dpdask.codec import Codec, codec_for
-from dpdask.engine.cluster import remember, share_bounds
+from dpdask.engine.cluster import remember
 from dpdask.errors import DataError, InputError, MissingError, SpecError
-from dpdask.io.encrypted import BOUNDS_NAME, KEY_NAME, EncryptedFile, EncryptedFolder, PrivateFolder
+from dpdask.io.encrypted import KEY_NAME, EncryptedFile, EncryptedFolder, PrivateFolder
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.mechanism import Columns, Mechanism
 from dpdask.privacy import UnitColumn
@@ -28,17 +28,6 @@ HOLDOUT_NAME = "holdout.key"
 RELEASE_NAME = "release.npz"
 NOISY_NAME = "noisy.npz"
 _COUNTS = "counts-"
-_PERSON = b"dpdask part"
-
-
-def noisy_name(number: int) -> str:
-    """Return the name of the file that keeps the noise of a round; the first is round 0."""
-    return f"noisy-{number}.npz" if number else NOISY_NAME
-
-
-def counts_name(number: int) -> str:
-    """Return the name of the file that keeps the counts of a pass that is not finished; the first pass is that of round 0."""
-    return f"{_COUNTS}{number}"
 
 
 def has_counts(secrets: Folder) -> bool:
@@ -98,21 +87,28 @@ class TableWork:
 
     @property
     def unit_stages(self) -> tuple[str, ...]:
-        """What a run does to bound the units, in words; nothing when the unit is the row."""
+        """The stage of a run that bounds the units, in words; none when the unit is the row."""
         if self.unit is None:
             return ()
-        read = ", ".join(self.unit_columns)
-        return (
-            f"units: read {read}; choose at most {self.unit.max_rows} rows of each {self.unit.column}, by a keyed hash",
+        read, most = (
+            ", ".join(self.unit_columns),
+            f"{self.unit.max_rows} rows of each {self.unit.column}",
         )
+        return (f"units: read {read}; choose at most {most}, by a keyed hash",)
 
     @property
     def unit_place(self) -> str | None:
-        """What the choice of held-out units depends on beside its key: the unit's column and its type; None if the unit is the row."""
+        """The unit's column and its type, on which the choice of held-out units depends beside its key."""
         if self.unit is None:
             return None
         type_ = self.types.field(self.unit.column).type  # units are hashed as values of their type
-        return f"unit {self.unit.column} {type_.value_type if pa.types.is_dictionary(type_) else type_}"
+        plain = type_.value_type if pa.types.is_dictionary(type_) else type_
+        return f"unit {self.unit.column} {plain}"
+
+    @property
+    def bounds_sha256(self) -> str:
+        """SHA-256 of the units' bounds, once they are kept; empty if the unit is the row."""
+        return "" if self.unit is None else self.unit.bounds_sha256
 
     @property
     def columns(self) -> Columns:
@@ -121,20 +117,17 @@ class TableWork:
 
     def with_keys(self) -> TableWork:
         """Return the work once the run's keys are written: the hold-out is the dataset's if its key is there."""
-        return replace(
-            self, kept_holdout=self.fraction is not None and self.secrets.exists(HOLDOUT_NAME)
-        )
+        kept = self.fraction is not None and self.secrets.exists(HOLDOUT_NAME)
+        return replace(self, kept_holdout=kept)
 
     def key(self) -> RunKey:
         """Return the run key: from its file, or from the memory of this process if the run's files are encrypted."""
         if self.held_keys is not None:
             return self.held_keys[0]
         secrets = self.secrets
-        return RunKey(
-            secrets.key
-            if isinstance(secrets, EncryptedFolder | PrivateFolder)
-            else secrets.read(KEY_NAME)
-        )
+        if isinstance(secrets, EncryptedFolder | PrivateFolder):
+            return RunKey(secrets.key)
+        return RunKey(secrets.read(KEY_NAME))
 
     def hold_keys(self) -> TableWork:
         """Return this work with its keys in memory, for one part of a table, so that their files are read once. It cannot be pickled.
@@ -153,18 +146,21 @@ class TableWork:
 
     def hide(self, part_id: str) -> str:
         """Return a part's name for private files: its id is a digest of the rows, so whoever lists the files could test guesses of a value."""
-        return blake2b(
-            part_id.encode(), key=self.key().reveal(), digest_size=16, person=_PERSON
-        ).hexdigest()
+        key = self.key().reveal()
+        return blake2b(part_id.encode(), key=key, digest_size=16, person=b"dpdask part").hexdigest()
 
-    def open_counts(self, name: str) -> EncryptedFile:
-        """Return the file that keeps the counts of a pass."""
-        return EncryptedFile(_as_stored(self.secrets), name, self.key().reveal())
+    def claim_seal(self, part_id: str, digest: bytes) -> bytes:
+        """Keep the seal of a part beside the run key, and return it, or the one that was kept before."""
+        return self.secrets.claim(f"seals/{self.hide(part_id)}", digest)
+
+    def open_counts(self, number: int) -> EncryptedFile:
+        """Return the file that keeps the counts of the unfinished pass of a round."""
+        return EncryptedFile(_as_stored(self.secrets), f"{_COUNTS}{number}", self.key().reveal())
 
     def remove_counts(self, number: int) -> None:
         """Remove the counts of all passes up to that of a round."""
         for each in range(number + 1):
-            _as_stored(self.secrets).remove(counts_name(each))
+            _as_stored(self.secrets).remove(f"{_COUNTS}{each}")
 
     def holdout_key(self) -> RunKey:
         """Read the key that chooses the hold-out: the run key, or the dataset's."""
@@ -172,12 +168,9 @@ class TableWork:
             return self.held_keys[1]
         if not self.kept_holdout:
             return self.key()
-        secrets = self.secrets
-        return RunKey(
-            secrets.read_once(HOLDOUT_NAME)
-            if isinstance(secrets, EncryptedFolder)
-            else secrets.read(HOLDOUT_NAME)
-        )
+        if isinstance(self.secrets, EncryptedFolder):
+            return RunKey(self.secrets.read_once(HOLDOUT_NAME))
+        return RunKey(self.secrets.read(HOLDOUT_NAME))
 
 
 def keep(folder: Folder, name: str, data: bytes) -> str:
@@ -186,11 +179,6 @@ def keep(folder: Folder, name: str, data: bytes) -> str:
     A driver that lost the run while it slept may come here late, and what it computed may differ in
     a last bit.
     """
-    if (
-        isinstance(folder, EncryptedFolder) and name == BOUNDS_NAME
-    ):  # the size of a file would tell how many units have too many rows
-        share_bounds(folder.run_id, data)
-        return hashlib.sha256(data).hexdigest()
     return hashlib.sha256(folder.claim(name, data)).hexdigest()
 
 
@@ -205,10 +193,8 @@ def read_kept(folder: Folder, name: str, sha256: str, what: str) -> bytes:
 @remember(maxsize=4)
 def load(secrets: Folder, sha256: str, release_type: type[Loaded]) -> Loaded:
     """Return a fitted release, read once by each process and checked against its digest."""
-    data = read_kept(
-        secrets, RELEASE_NAME, sha256, "the run's fitted release is not the one that was written"
-    )
-    return release_type.from_bytes(data, RELEASE_NAME)
+    what = "the run's fitted release is not the one that was written"
+    return release_type.from_bytes(read_kept(secrets, RELEASE_NAME, sha256, what), RELEASE_NAME)
 
 
 def make_table_work(
@@ -224,17 +210,17 @@ def make_table_work(
     """
     schema = mechanism.schema if schema is None else schema
     released = schema.select_released(types)
+    columns = {
+        name: (schema.columns[name], released.field(name).type) for name in schema.privatised
+    }
     unit = None if mechanism.budget is None else mechanism.budget.unit_column
     work = TableWork(
         types=types,
         released=released,
-        codecs={
-            name: codec_for(name, schema.columns[name], released.field(name).type)
-            for name in schema.privatised
-        },
+        codecs={name: codec_for(name, *column) for name, column in columns.items()},
         fraction=mechanism.fraction,
         secrets=secrets,
-        unit=_unit_work(unit, schema, types),
+        unit=None if unit is None else _make_unit_work(unit, schema, types),
         also_read=mechanism.also_read,
         n_rows_private=mechanism.n_rows_private,
     )
@@ -246,32 +232,19 @@ def make_public_work(work: TableWork, types: pa.Schema) -> TableWork:
     """Return the work on a public table; it needs the privatised columns and those that the mechanism reads, and may have others."""
     for name in [*work.codecs, *work.also_read]:
         if types.names.count(name) != 1 or types.field(name).type != work.released.field(name).type:
-            raise DataError(
-                "the public reference needs this column, once, with the input's type",
-                f"column {name!r}",
-                "name another table",
-            )
+            what = "the public reference needs this column, once, with the input's type"
+            raise DataError(what, f"column {name!r}", "name another table")
     return replace(work, types=types, fraction=None, unit=None)
 
 
-def _unit_work(unit: UnitColumn | None, schema: Schema, types: pa.Schema) -> UnitWork | None:
-    if unit is None:
-        return None
-    if unit.column not in schema.columns or schema.columns[unit.column].role == "privatise":
-        raise SpecError(
-            "the unit's column must be declared, and kept or dropped",
-            f"`unit.column` {unit.column!r}",
-            "correct it, or the schema",
-        )
+def _make_unit_work(unit: UnitColumn, schema: Schema, types: pa.Schema) -> UnitWork:
+    where = f"`unit.column` {unit.column!r}"
+    if unit.column not in schema.columns:  # a frame may have it as its index
+        what = "the unit's column must be declared, and kept or dropped"
+        raise SpecError(what, where, "correct it, or the schema")
+    plain = [name for name in schema.kept if not pa.types.is_nested(types.field(name).type)]
     if pa.types.is_nested(types.field(unit.column).type):
-        raise SpecError(
-            "the unit's column holds lists or the like",
-            f"`unit.column` {unit.column!r}",
-            "name a column of plain values",
-        )
-    public = [
-        name
-        for name in schema.kept
-        if name != unit.column and not pa.types.is_nested(types.field(name).type)
-    ]
-    return UnitWork(column=unit.column, max_rows=unit.max_rows, public=tuple(public))
+        what = "the unit's column holds lists or the like"
+        raise SpecError(what, where, "name a column of plain values")
+    public = tuple(name for name in plain if name != unit.column)
+    return UnitWork(column=unit.column, max_rows=unit.max_rows, public=public)

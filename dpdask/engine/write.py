@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, pairwise
 from operator import itemgetter
-from typing import Any, Protocol, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -31,14 +32,20 @@ from dpdask.stats.ranks import ColumnOrder
 from dpdask.streams import Rng, RunKey, stream, words
 from dpdask.versions import Stamp
 
+ROWS_ID, SHARDS_ID = "order/rows", "order/shards"
+WINDOW_ROWS = 2**20
+WINDOW_BYTES = 2**27
+HELD_BYTES = WINDOW_BYTES
+_MOST_READ = 4
 _HEAD = 2**10
+_REPORT_BYTES = 2**9  # the longest report of a column
+_TOGETHER = 2**17  # records that a release draws together, or a multiple of them
 
 
-@dataclass(
-    frozen=True, slots=True, kw_only=True, repr=False
-)  # private: Dask logs the arguments of a failed task
+# private, so without a repr: Dask logs the arguments of a failed task
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Told:
-    """What the writing tasks found in the rows before they randomised them; results are merged in the order of the rows.
+    """A report to the steward on the rows before they were randomised; reports are merged in the order of the rows.
 
     Privacy
     -------
@@ -55,54 +62,48 @@ class Told:
 
     def merge(self, *others: Self) -> Self:
         """Return the result for this one's rows followed by the others' rows."""
-        changed, order = dict(self.changed), dict(self.order)
+        changed, order = Counter(self.changed), dict(self.order)
         for other in others:
-            for name, count in other.changed.items():
-                changed[name] = changed.get(name, 0) + count
+            changed += Counter(other.changed)
             for name, following in other.order.items():
                 order[name] = order.get(name, ColumnOrder.identity()).merge(following)
-        return type(self)(changed=changed, order=order)
+        return type(self)(changed=dict(changed), order=order)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for the run's private records."""
-        return {
-            "changed": dict(self.changed),
-            "order": {name: asdict(order) for name, order in self.order.items()},
-        }
+        order = {name: asdict(order) for name, order in self.order.items()}
+        return {"changed": dict(self.changed), "order": order}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         """Return the object from the result of `to_dict`, after it was stored as JSON."""
-        order = {
-            name: ColumnOrder(**{**given, **_tuples(given)})
-            for name, given in content["order"].items()
-        }
-        return cls(
-            changed={name: int(count) for name, count in content["changed"].items()}, order=order
-        )
-
-
-def _tuples(order: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: None if order[key] is None else tuple(order[key]) for key in ("first", "last")}
+        order = {}
+        for name, given in content["order"].items():
+            ends = {key: given[key] and tuple(given[key]) for key in ("first", "last")}
+            order[name] = ColumnOrder(**{**given, **ends})
+        changed = {name: int(count) for name, count in content["changed"].items()}
+        return cls(changed=changed, order=order)
 
 
 class Teller:
-    """Collects what to tell the steward about one task's rows, batch by batch and in order."""
+    """Collects the report to the steward on one task's rows, batch by batch and in order."""
 
     def __init__(self, columns: Columns) -> None:
         self._codecs = columns.codecs
-        self._ranks = {
-            name: _ranks(codec)
-            for name, codec in columns.codecs.items()
-            if isinstance(codec, LevelCodec)
-        }
-        watched = [
-            field.name
+        self._ranks: dict[str, NDArray[np.int64]] = {}
+        for name, codec in columns.codecs.items():
+            if isinstance(codec, LevelCodec):
+                # of each code, in the natural order of the levels, by which files are sorted
+                levels = codec.levels.to_pylist()
+                known = sorted(level for level in levels if level is not None)
+                places = {level: rank for rank, level in enumerate(known)} | {None: -1}
+                self._ranks[name] = np.array([places[level] for level in levels])
+        self._order = {
+            field.name: ColumnOrder.identity()
             for field in columns.types
             if field.name in columns.codecs or _is_number(field.type)
-        ]
-        self._order = {name: ColumnOrder.identity() for name in watched}
-        self._changed = dict.fromkeys(columns.codecs, 0)
+        }
+        self._changed = Counter[str]()
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Look at the next released rows before they are randomised."""
@@ -112,9 +113,8 @@ class Teller:
             array = rows.column(name)
             for part in (array.slice(0, _HEAD), array.slice(_HEAD)):
                 order = self._order[name]
-                if not order.is_mixed and len(
-                    part
-                ):  # most columns are mixed after a few rows, and later rows cannot change that
+                # most columns are mixed after a few rows, and later rows cannot change that
+                if not order.is_mixed and len(part):
                     self._order[name] = order.merge(ColumnOrder.of_batch(self._numbers(name, part)))
 
     def _numbers(self, name: str, array: pa.Array) -> NDArray[Any]:
@@ -133,34 +133,13 @@ class Teller:
 
     @property
     def told(self) -> Told:
-        """What to tell the steward about all rows so far."""
-        return Told(
-            changed={name: count for name, count in self._changed.items() if count},
-            order=dict(self._order),
-        )
+        """The report on all rows so far."""
+        return Told(changed=dict(+self._changed), order=dict(self._order))
 
 
 def _is_number(type_: pa.DataType) -> bool:
     temporal = pa.types.is_temporal(type_) and not pa.types.is_interval(type_)
     return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_) or temporal)
-
-
-def _ranks(codec: LevelCodec) -> NDArray[np.int64]:
-    """Return the rank of each code's level in the natural order of the levels, by which files are sorted; -1 for null."""
-    levels = codec.levels.to_pylist()
-    places = {
-        level: rank
-        for rank, level in enumerate(sorted(level for level in levels if level is not None))
-    }
-    return np.array([-1 if level is None else places[level] for level in levels])
-
-
-ROWS_ID, SHARDS_ID = "order/rows", "order/shards"
-
-WINDOW_ROWS = 2**20
-WINDOW_BYTES = 2**27
-HELD_BYTES = WINDOW_BYTES
-_MOST_READ = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,19 +162,28 @@ class RowTask:
     def open(
         self, release: RowRelease, work: TableWork, teller: Teller
     ) -> tuple[Iterable[pa.RecordBatch], pa.Schema, Collection[str]]:
-        """Return the randomised rows; see `write.Task`."""
-        rows = shuffle_rows(self._rows(release, work, teller), self, work.key())
+        """Return the batches that are written, their types, and which columns have few distinct values."""
+        rows = shuffle_rows(self._randomise(release, work, teller), self, work.key())
         return rows, release.types(work.released), release.few_valued(work.codecs)
 
-    def _rows(
+    def _randomise(
         self, release: RowRelease, work: TableWork, teller: Teller
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the released rows of the fragments, checking that each has as many as were counted."""
+        """Yield the fragments' released rows, in order: a pure function of the run key, the release and the fragments.
+
+        At the end of each fragment it is refused if it changed since it was first read; then none
+        of the rows may be kept.
+        """
+        types = release.types(work.released)
         for fragment, expected in zip(self.fragments, self.n_released, strict=True):
-            n_rows = 0
-            for batch in randomise_batches(fragment, release, work, teller):
-                n_rows += batch.num_rows
-                yield batch
+            held, n_rows = work.hold_keys(), 0
+            rngs = release.streams(held.key(), fragment.id)
+            find_released = Chooser(held, fragment.id, fragment.number).find_released()
+            for batch in FilePart(fragment).read_all(held):
+                rows = filter_rows(batch.select(work.released.names), find_released(batch))
+                teller.add(rows)
+                n_rows += rows.num_rows
+                yield release.randomise(rows, work.codecs, rngs).cast(types)
             if n_rows != expected:
                 raise report_change(fragment.where)
 
@@ -222,24 +210,26 @@ def lay_out(
             room, taken = rows_per_shard, 0
         groups[-1].append(index)
         room, taken = room - rows, taken + read
-    works: list[RowTask] = []
+    tasks: list[RowTask] = []
     first = 0
     for group in groups:
-        rows = sum(n_released[index] for index in group)
-        if rows == 0 and len(groups) > 1:
+        sizes = tuple(n_released[index] for index in group)
+        if sum(sizes) == 0 and len(groups) > 1:
             continue
-        count = max(1, -(-rows // rows_per_shard))
-        names = tuple(f"part-{number:05d}.parquet" for number in range(first, first + count))
-        first += count
-        works.append(
-            RowTask(
-                fragments=tuple(fragments[index] for index in group),
-                n_released=tuple(n_released[index] for index in group),
-                names=names,
-                rows_per_shard=rows_per_shard,
-            )
+        end = first + max(1, -(-sum(sizes) // rows_per_shard))
+        task = RowTask(
+            fragments=tuple(fragments[index] for index in group),
+            n_released=sizes,
+            names=tuple(_name_shard(number) for number in range(first, end)),
+            rows_per_shard=rows_per_shard,
         )
-    return works
+        tasks.append(task)
+        first = end
+    return tasks
+
+
+def _name_shard(number: int) -> str:
+    return f"part-{number:05d}.parquet"
 
 
 def lay_out_rows(
@@ -264,42 +254,25 @@ def lay_out_rows(
     tasks = lay_out(fragments, n_released, per_shard)
     names = [name for task in tasks for name in task.names]
     places = iter(permutation(words(stream(key, SHARDS_ID, ""), len(names))).tolist())
-    window = per_shard * max(
-        1, min(WINDOW_ROWS, WINDOW_BYTES // estimate_row_bytes(released)) // per_shard
-    )
-    shuffled = [
-        replace(task, names=tuple(names[next(places)] for _ in task.names), window=window)
-        for task in tasks
-    ]
+    n_window = min(WINDOW_ROWS, WINDOW_BYTES // estimate_row_bytes(released))
+    window = per_shard * max(1, n_window // per_shard)
+    shuffled = []
+    for task in tasks:
+        shuffled_names = tuple(names[next(places)] for _ in task.names)
+        shuffled.append(replace(task, names=shuffled_names, window=window))
     return sorted(shuffled, key=lambda task: number_key(task.names[0]))
 
 
 def limit_shard_rows(released: pa.Schema, rows_per_shard: int, order: RowOrder) -> int:
     """Return the most rows of a shard: as the job says, but if rows are shuffled, at most the rows that are shuffled at once."""
-    return (
-        rows_per_shard
-        if order == "keep"
-        else max(1, min(rows_per_shard, WINDOW_BYTES // estimate_row_bytes(released)))
-    )
+    if order == "keep":
+        return rows_per_shard
+    return max(1, min(rows_per_shard, WINDOW_BYTES // estimate_row_bytes(released)))
 
 
 def estimate_row_bytes(released: pa.Schema) -> int:
     """Estimate the bytes that a row takes in memory from its types alone; texts, lists and the like count 64 bytes."""
     return sum(max(1, int(estimate_width(type_))) for type_ in released.types) or 1
-
-
-def randomise_batches(
-    fragment: Fragment, release: RowRelease, work: TableWork, teller: Teller
-) -> Iterator[pa.RecordBatch]:
-    """Yield a fragment's released rows, in order: a pure function of the run key, the release and the fragment."""
-    work = work.hold_keys()
-    types = release.types(work.released)
-    rngs = release.streams(work.key(), fragment.id)
-    released = Chooser(work, fragment.id, fragment.number).find_released()
-    for batch in FilePart(fragment).read_all(work):
-        rows = filter_rows(batch.select(work.released.names), released(batch))
-        teller.add(rows)
-        yield release.randomise(rows, work.codecs, rngs).cast(types)
 
 
 def shuffle_rows(
@@ -324,11 +297,9 @@ def shuffle_rows(
         while start < batch.num_rows:
             part = batch.slice(start, task.window - n_held)
             held.append(part)
-            start, n_held, bytes_held = (
-                start + part.num_rows,
-                n_held + part.num_rows,
-                bytes_held + part.nbytes,
-            )
+            start += part.num_rows
+            n_held += part.num_rows
+            bytes_held += part.nbytes
             if n_held == task.window or bytes_held >= HELD_BYTES:
                 yield from _permute(held, rng)
                 n_held = bytes_held = 0
@@ -348,13 +319,8 @@ def _permute(held: list[pa.RecordBatch], rng: Rng) -> Iterator[pa.RecordBatch]:
     yield pa.record_batch(taken, types)
 
 
-_TOLD_BYTES = 2**9  # the most that is told of a column
-_TOGETHER = 2**17  # records that a release draws together, or a multiple of them
-
-
-@dataclass(
-    frozen=True, slots=True, kw_only=True, repr=False
-)  # Dask logs the arguments of a failed task
+# without a repr: Dask logs the arguments of a failed task
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Staged:
     """The shards that one writing task, or all of them, staged."""
 
@@ -385,27 +351,6 @@ def add_run(name: str, run: str) -> str:
     return f"{stem}-{run}.{suffix}"
 
 
-class Task(Protocol):
-    """What one task of the writing stage writes."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the shards, in order."""
-
-    @property
-    def rows_per_shard(self) -> int:
-        """The most rows of a shard."""
-
-    @property
-    def number(self) -> int:
-        """The task's place among those of the table."""
-
-    def open(
-        self, release: Any, work: TableWork, teller: Teller
-    ) -> tuple[Iterable[pa.RecordBatch], pa.Schema, Collection[str]]:
-        """Return the batches that are written, their types, and which columns have few distinct values."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordTask:
     """One shard of records."""
@@ -418,7 +363,7 @@ class RecordTask:
     @property
     def names(self) -> tuple[str, ...]:
         """The name of the shard."""
-        return (f"part-{self.number:05d}.parquet",)
+        return (_name_shard(self.number),)
 
     @property
     def rows_per_shard(self) -> int:
@@ -428,13 +373,13 @@ class RecordTask:
     def open(
         self, release: RecordRelease, work: TableWork, teller: Teller
     ) -> tuple[Iterable[pa.RecordBatch], pa.Schema, Collection[str]]:
-        """Return the records; see `Task.open`."""
+        """Return the records; see `RowTask.open`."""
         del teller
-        return (
-            release.batches(self.start, self.n_rows, self.n_total, work.key(), self.names[0]),
-            release.types,
-            release.few_valued,
-        )
+        drawn = self.start, self.n_rows, self.n_total, work.key(), self.names[0]
+        return release.batches(*drawn), release.types, release.few_valued
+
+
+Task: TypeAlias = RowTask | RecordTask
 
 
 def list_record_tasks(n_rows: int, rows_per_shard: int) -> list[RecordTask]:
@@ -477,17 +422,13 @@ def write_shards(task: Task, writing: Writing) -> list[tuple[int, Staged]]:
     work, staging = writing.work, writing.staging
     staged = read_recorded(task.names[0], staging)
     if staged is None:
-        teller = Teller(work.columns)
-        batches, types, few_valued = task.open(
-            load(work.secrets, writing.sha256, writing.release_type), work, teller
+        teller, release = (
+            Teller(work.columns),
+            load(work.secrets, writing.sha256, writing.release_type),
         )
+        batches, types, few_valued = task.open(release, work, teller)
         staged = stage(
-            batches,
-            types,
-            few_valued,
-            task.names,
-            task.rows_per_shard,
-            staging,
+            *(batches, types, few_valued, task.names, task.rows_per_shard, staging),
             lambda: teller.told,
         )
     return [(task.number, staged)]
@@ -523,9 +464,8 @@ def stage(
     rest = iter(names)
 
     def open_shard() -> ShardWriter:
-        return ShardWriter(
-            staging.shards, staging.place(next(rest)), types, few_valued, new=bool(staging.run)
-        )
+        place = staging.place(next(rest))
+        return ShardWriter(staging.shards, place, types, few_valued, new=bool(staging.run))
 
     writer: ShardWriter | None = None
     room = 0
@@ -546,14 +486,11 @@ def stage(
         raise
     staged = Staged(shards=tuple(shards), told=told())
     shown = [asdict(shard) for shard in shards]
-    room = len(json.dumps(shown)) + sum(
-        _TOLD_BYTES + 2 * len(json.dumps(name)) for name in staged.told.order
-    )  # whatever is told
-    staging.actions.write(
-        _record(names[0]),
-        json.dumps({"shards": shown, "told": staged.told.to_dict()}).encode().ljust(room),
-        private=True,
-    )
+    # the record is of one length, whatever the report says
+    names_bytes = sum(_REPORT_BYTES + 2 * len(json.dumps(name)) for name in staged.told.order)
+    record = json.dumps({"shards": shown, "told": staged.told.to_dict()}).encode()
+    padded = record.ljust(len(json.dumps(shown)) + names_bytes)
+    staging.actions.write(_record(names[0]), padded, private=True)
     return staged
 
 
@@ -563,16 +500,13 @@ def _record(first_name: str) -> str:
 
 def read_recorded(first_name: str, staging: Staging) -> Staged | None:
     """Return the record of the task whose first shard is named, if each of its shards is staged with the recorded digest."""
-    record = _record(first_name)
     try:
-        content = json.loads(staging.actions.read(record, replaced=True))
-        staged = Staged(
-            shards=tuple(Shard(**shard) for shard in content["shards"]),
-            told=Told.from_dict(content["told"]),
-        )
+        content = json.loads(staging.actions.read(_record(first_name), replaced=True))
+        shards = tuple(Shard(**shard) for shard in content["shards"])
+        staged = Staged(shards=shards, told=Told.from_dict(content["told"]))
     except (InputError, ValueError, TypeError, KeyError, AttributeError):  # missing, or harmed
         return None
-    for shard in staged.shards:
+    for shard in shards:
         if not staging.shards.exists(shard.name):
             return None
         with staging.shards.open(shard.name) as file:
@@ -591,17 +525,11 @@ def write_all(
 ) -> Staged:
     """Stage every shard of a release and return them by name, with what to tell the steward about all rows."""
     writing = Writing(work=work, sha256=sha256, release_type=release_type, staging=staging)
-    found = chain.from_iterable(
-        run_stage(
-            make_stage("write", write_shards, [(task,) for task in tasks], writing, join_staged),
-            progress,
-        )
-    )
-    in_place = sorted(
-        (each for part in found for each in part), key=itemgetter(0)
-    )  # orders must be merged in the order of the table
-    shards = sorted(
-        (shard for _, staged in in_place for shard in staged.shards),
-        key=lambda shard: number_key(shard.name),
-    )
-    return Staged(shards=tuple(shards), told=Told().merge(*(staged.told for _, staged in in_place)))
+    stage_ = make_stage("write", write_shards, [(task,) for task in tasks], writing, join_staged)
+    found = chain.from_iterable(chain.from_iterable(run_stage(stage_, progress)))
+    # reports must be merged in the order of the table
+    in_place = [staged for _, staged in sorted(found, key=itemgetter(0))]
+    shards = chain.from_iterable(staged.shards for staged in in_place)
+    by_number = sorted(shards, key=lambda shard: number_key(shard.name))
+    report = Told().merge(*(staged.told for staged in in_place))
+    return Staged(shards=tuple(by_number), told=report)

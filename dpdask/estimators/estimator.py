@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 import warnings
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
@@ -16,18 +16,17 @@ import pandas as pd
 from dpdask.documents import validate
 from dpdask.engine.account import Account, LedgerPlace, check_can_charge, settle
 from dpdask.engine.fit import Fitted, PublicTable, fit
-from dpdask.engine.source import Frame, FrameSource, identify
+from dpdask.engine.source import Frame, FrameSource, find_meta, identify
 from dpdask.engine.work import HOLDOUT_NAME, NOISY_NAME, RELEASE_NAME, TableWork, load
 from dpdask.errors import BudgetError, DataError, DpdaskError
 from dpdask.estimators.frames import (
-    check_frame,
     check_secrets,
     close_secrets,
-    find_order_warning,
+    find_order_warnings,
     make_frame_work,
     open_secrets,
 )
-from dpdask.estimators.release import FITTED, PUBLIC, Batches, Release
+from dpdask.estimators.release import FITTED, PUBLIC, Batches, Release, Rows
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.expectations import (
     describe_promise,
@@ -35,7 +34,7 @@ from dpdask.mechanisms.expectations import (
     list_noise,
     warn_of_number_bounds,
 )
-from dpdask.mechanisms.mechanism import Mechanism, audit_mechanism
+from dpdask.mechanisms.mechanism import Mechanism, Spec, audit_mechanism
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget, UnitColumn, delta_warnings
 from dpdask.privacy.events import Adjacency
@@ -108,21 +107,22 @@ class Estimator(ABC, Generic[Made]):
     insecure_seed: int | None = None
     mechanism: Mechanism = field(init=False, repr=False, compare=False)
 
+    spec_class: ClassVar[type[Spec]]
     release_class: ClassVar[type[Release]] = Release
 
     def __post_init__(self) -> None:
-        spec = self._spec()
-        object.__setattr__(
-            self, "mechanism", bind(validate_spec(spec), self.schema, self._budget())
-        )
+        spec = validate(self.spec_class, self._choose(*self.spec_class.model_fields), "")
+        object.__setattr__(self, "mechanism", bind(spec, self.schema, self._budget(spec)))
 
-    @abstractmethod
-    def _spec(self) -> tuple[type[Any], dict[str, Any]]:
-        """Return the class of the specification, and what is given of it."""
+    def _choose(self, *names: str) -> dict[str, Any]:
+        """Return the parameters of these names that are set: those of the specification, or of the budget."""
+        found = {name: getattr(self, name, None) for name in names}
+        return {name: value for name, value in found.items() if value is not None}
 
-    @abstractmethod
-    def _budget(self) -> Budget | None:
-        """Return what is promised, or None if nothing is."""
+    def _budget(self, spec: Any) -> Budget | None:
+        """Return the budget, or None if the specification promises none."""
+        del spec
+        return validate(Budget, self._choose("epsilon", "delta", "adjacency", "unit"), "")
 
     def fit(
         self,
@@ -170,7 +170,7 @@ class Estimator(ABC, Generic[Made]):
             What `plan` would have warned of; if a pandas frame that is to be released is sorted by
             a private column.
         """
-        check_frame(frame)
+        find_meta(frame)  # before anything is done with it
         check_can_charge(self.mechanism, ledger, insecure=self.insecure_seed is not None)
         check_secrets(secrets)
         account = _open_account(self.mechanism, ledger)  # batches are charged later
@@ -199,11 +199,15 @@ class Estimator(ABC, Generic[Made]):
         DataError, SpecError
             As `fit`, as far as they need no rows.
         """
-        check_frame(frame)
+        find_meta(frame)  # before anything is done with it
         check_can_charge(self.mechanism, ledger, insecure=self.insecure_seed is not None)
         mechanism, work = self._open_uncounted(frame)
         spending, account = mechanism.spending, _open_account(mechanism, ledger)
-        refusal = account.find_shortage()
+        refusal: BudgetError | None = None
+        try:
+            account.check_room(None)
+        except BudgetError as error:
+            refusal = error
         return FramePlan(
             guarantee=mechanism.description.guarantee("keep"),
             stages=(
@@ -236,7 +240,7 @@ class Estimator(ABC, Generic[Made]):
         -------
         As `mechanisms.auditing.audit_mechanism`.
         """
-        check_frame(frame)
+        find_meta(frame)  # before anything is done with it
         mechanism, work = self._open_uncounted(frame)
         return audit_mechanism(mechanism, work.columns, None, n_runs=n_runs)
 
@@ -267,6 +271,7 @@ class _Fitting:
         self.estimator, self.account, self.frame, self.folder = estimator, account, frame, folder
         self.run_id = uuid.uuid4().hex
         self.sample = f"run {self.run_id}"
+        self.is_strict = account.is_strict
         self.began = False  # until then, no row is read
 
     def release(self, report: Report | None) -> Release:
@@ -278,86 +283,65 @@ class _Fitting:
         if n_rows == 0 and mechanism.reference_rows == "own":
             raise DataError("the table has no rows", "frame", "give it some rows")
         said = mechanism.description.cautions(work.columns, n_rows)
-        tells = (
-            mechanism.releases_rows and not several and not self.account.is_strict
-        )  # with a strict ledger, nobody is told of exact rows
-        sorted_by = find_order_warning(self.frame, work) if tells else None
-        for warning in (
-            *said,
-            *(() if sorted_by is None else (sorted_by,)),
-        ):  # before anything is charged: a warning may be made an error
+        # with a strict ledger, nobody is told of exact rows
+        tells = mechanism.releases_rows and not several and not self.is_strict
+        sorted_by = find_order_warnings(self.frame, work) if tells else ()
+        for warning in (*said, *sorted_by):  # before a charge: a warning may be made an error
             warnings.warn(warning, stacklevel=3)
         batches = Batches(self.folder, several=several)
         if mechanism.releases_rows and not several:
             batches.take(self.frame)
-        work = self._with_holdout(work)
+        # rows of a frame have no place in the dataset, units have
+        place = work.unit_place
+        holdout = None if place is None else self.account.find_holdout(place)
+        if holdout is not None:
+            key, self.sample = holdout
+            self.folder.write(HOLDOUT_NAME, key, private=True)
+            work = work.with_keys()
         fitted, work = self._fit(mechanism, work, several, report)
         release = load(self.folder, fitted.release_sha256, mechanism.release_type)
-        made = self.estimator.release_class.from_fit(
+        rows = Rows(
             mechanism=mechanism,
             account=self.account,
             run_id=self.run_id,
             work=work,
-            fitted=release,
-            sha256=fitted.release_sha256,
             batches=batches,
             public=identify(self.frame) if mechanism.reference_rows == "public" else None,
+        )
+        made = self.estimator.release_class.from_fit(
+            *(rows, release, fitted.release_sha256),
             n_released=sum(fitted.n_released) if fitted.n_released else None,
             insecure=self.estimator.insecure_seed is not None,
         )
-        late = (
-            ()
-            if n_rows is not None and work.unit is None
-            else _late_cautions(mechanism, work, fitted, made)
-        )
-        for warning in (
-            *late,
-            *(
-                ()
-                if self.account.is_strict
-                else mechanism.description.warnings(release, work.columns)
-            ),
-        ):
+        late: tuple[str, ...] = ()
+        if n_rows is None or work.unit is not None:
+            late = _late_cautions(mechanism, work, fitted, made)
+        if not self.is_strict:
+            late += mechanism.description.warnings(release, work.columns)
+        for warning in late:
             if warning not in said:
                 warnings.warn(warning, stacklevel=3)
         return made
 
-    def _with_holdout(self, work: TableWork) -> TableWork:
-        """Return the work with the dataset's hold-out, if units are held out; rows of a frame have no place in the dataset."""
-        kept = None if work.unit_place is None else self.account.find_holdout(work.unit_place)
-        if kept is None:
-            return work
-        self.folder.write(HOLDOUT_NAME, kept[0], private=True)
-        self.sample = kept[1]
-        return work.with_keys()
-
     def _fit(
         self, mechanism: Mechanism, work: TableWork, several: bool, report: Report | None
     ) -> tuple[Fitted, TableWork]:
+        unread = mechanism.releases_rows and mechanism.reference_rows != "own"
+
         def charge() -> None:
             if not several:  # else each batch is charged
-                self.account.intend(
-                    self.run_id,
-                    self.sample,
-                    unread=mechanism.releases_rows and mechanism.reference_rows != "own",
-                )
+                self.account.intend(self.run_id, self.sample, unread=unread)
 
         self.began = True
-        if self.account.is_strict:
+        if self.is_strict:
             charge()
         public = None
-        if mechanism.reference_rows == "public":
-            public = PublicTable(
-                source=FrameSource(self.frame, PUBLIC), work=work
-            )  # the class refuses units, and no row is held out
-        insecure = self.estimator.insecure_seed is not None
+        if mechanism.reference_rows == "public":  # the class refuses units, and no row is held out
+            public = PublicTable(source=FrameSource(self.frame, PUBLIC), work=work)
         fitted, work = fit(
-            mechanism,
-            FrameSource(self.frame, FITTED),
-            work,
-            charge,
+            *(mechanism, FrameSource(self.frame, FITTED), work, charge),
             public=public,
-            insecure=insecure,
+            insecure=self.estimator.insecure_seed is not None,
             progress=report,
         )
         for name in self.folder.names():
@@ -374,7 +358,7 @@ class _Fitting:
         with suppress(DpdaskError):  # another user has exchanged it
             drawn = any(self.folder.exists(name) for name in (NOISY_NAME, RELEASE_NAME))
             close_secrets(self.folder)  # first, in case the ledger cannot be reached
-        settlement = settle(error, drawn=drawn, strict=self.began and self.account.is_strict)
+        settlement = settle(error, drawn=drawn, strict=self.began and self.is_strict)
         if settlement == "refuse" and self.began:
             self.account.refuse(self.run_id, self.sample, drawn=drawn)
         elif settlement == "void":
@@ -397,46 +381,6 @@ class NoisyCountsEstimator(Estimator[Made]):
     adjacency: Adjacency = "replace-one"
     unit: UnitColumn | Literal["row"] = "row"
 
-    def _budget(self) -> Budget:
-        return make_budget(self.epsilon, self.delta, self.adjacency, self.unit)
-
-
-def validate_spec(given: tuple[type[Any], dict[str, Any]]) -> Any:
-    """Return a specification from what a Python class was given.
-
-    Raises
-    ------
-    SpecError
-        With one line for the first thing that is wrong; it names the parameter.
-    """
-    spec_type, values = given
-    return validate(
-        spec_type, {name: value for name, value in values.items() if value is not None}, ""
-    )
-
-
-def make_budget(
-    epsilon: float,
-    delta: float = 0.0,
-    adjacency: Adjacency = "replace-one",
-    unit: UnitColumn | Literal["row"] = "row",
-) -> Budget:
-    """Return what is promised.
-
-    Parameters
-    ----------
-    epsilon, delta, adjacency, unit
-        As for `privacy.Budget`.
-
-    Raises
-    ------
-    SpecError
-        If a value is out of range.
-    """
-    return validate(
-        Budget, {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "unit": unit}, ""
-    )
-
 
 def _n_rows(frame: Frame, mechanism: Mechanism) -> int | None:
     """Return the number of rows if it is public and costs nothing to know."""
@@ -457,11 +401,8 @@ def _late_cautions(
     if counted is None or counted.value is None:
         return ()
     if not counted.exact:
-        return (
-            ()
-            if mechanism.budget is None
-            else delta_warnings(mechanism.budget, round(counted.value))
-        )
+        budget = mechanism.budget
+        return () if budget is None else delta_warnings(budget, round(counted.value))
     return mechanism.description.cautions(work.columns, round(counted.value))
 
 

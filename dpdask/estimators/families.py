@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from dpdask.archive import Archived
 from dpdask.errors import SpecError
-from dpdask.estimators.estimator import Estimator, NoisyCountsEstimator, make_budget, validate_spec
-from dpdask.estimators.release import Release
+from dpdask.estimators.estimator import Estimator, NoisyCountsEstimator
+from dpdask.estimators.release import Release, Rows
 from dpdask.html import make_html_table
 from dpdask.mechanisms.copula.fit import CopulaOptions, Records
 from dpdask.mechanisms.copula.release import FittedCopula
@@ -28,6 +28,7 @@ from dpdask.mechanisms.interval.spec import IntervalSpec
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
 from dpdask.mechanisms.marginals.release import MarginalTables
 from dpdask.mechanisms.marginals.spec import MarginalsSpec
+from dpdask.mechanisms.mechanism import Spec
 from dpdask.privacy import Budget, UnitColumn
 from dpdask.references import Reference
 from dpdask.stats import Clique
@@ -105,6 +106,8 @@ class DIP(Estimator[Release]):
     True
     """
 
+    spec_class: ClassVar[type[Spec]] = DipSpec
+
     _: KW_ONLY
     epsilon: float
     delta: float = 0.0
@@ -115,35 +118,17 @@ class DIP(Estimator[Release]):
     unit: UnitColumn | Literal["row"] = "row"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.reference, get_args(Reference)):
+            what = "a reference must be named: it decides who is protected"
+            hint = "give Holdout(...), Histogram(), Public(), Known(...), Chain(...) or Tree(...)"
+            raise SpecError(what, "`reference`", hint)
         Estimator.__post_init__(self)
         if self.mechanism.public_table is not None:
-            raise SpecError(
-                "a path is for jobs only",
-                "`reference.path`",
-                "remove it, and hand the public table to fit",
-            )
+            hint = "remove it, and hand the public table to fit"
+            raise SpecError("a path is for jobs only", "`reference.path`", hint)
         if self.unit != "row" and self.mechanism.reference_rows == "public":
             what = "a public reference is fitted on a table that has no units to bound"
             raise SpecError(what, "`unit`", "run it as a job, or use another reference")
-
-    def _spec(self) -> tuple[type[DipSpec], dict[str, Any]]:
-        if not isinstance(self.reference, get_args(Reference)):
-            what = "a reference must be named: it decides who is protected"
-            raise SpecError(
-                what,
-                "`reference`",
-                "give Holdout(...), Histogram(), Public(), Known(...), Chain(...) or Tree(...)",
-            )
-        given = {
-            "reference": self.reference,
-            "channel": self.channel,
-            "cost": self.cost,
-            "weights": self.weights,
-        }
-        return DipSpec, given
-
-    def _budget(self) -> Budget:
-        return make_budget(self.epsilon, self.delta, unit=self.unit)
 
 
 DEFAULT_OPTIONS = CopulaOptions()
@@ -271,19 +256,16 @@ class GaussianCopula(NoisyCountsEstimator[CopulaRelease]):
     records: Records = "raked"
     options: CopulaOptions = DEFAULT_OPTIONS
 
+    spec_class: ClassVar[type[Spec]] = CopulaSpec
     release_class: ClassVar[type[Release]] = CopulaRelease
 
-    def _spec(self) -> tuple[type[CopulaSpec], dict[str, Any]]:
-        weights = {"one_way": self.one_way, "two_way": self.two_way}
-        return CopulaSpec, {
-            "bins": self.bins,
-            "weights": weights,
-            "measured_again": self.measured_again,
-            "target": self.target,
-            "triples": self.triples,
-            "records": self.records,
-            "options": self.options,
-        }
+    def _choose(self, *names: str) -> dict[str, Any]:
+        given = Estimator._choose(
+            self, *names
+        )  # not `super`, which a class with slots does not find
+        if "weights" in names:
+            given["weights"] = {"one_way": self.one_way, "two_way": self.two_way}
+        return given
 
 
 class HistogramRelease(Release):
@@ -311,17 +293,9 @@ class HistogramRelease(Release):
     fitted_type: ClassVar[type[Archived]] = FittedHistogram
 
     @classmethod
-    def from_fit(cls, *, fitted: FittedHistogram, **given: Any) -> Self:
-        """Return the release that a fit made: `cells` lists its cells, and `sample` draws rows; see `Release.from_fit`.
-
-        Parameters
-        ----------
-        fitted
-            What was fitted.
-        given
-            As for `Release.from_fit`.
-        """
-        return super().from_fit(fitted=replace(fitted, output="rows"), **given)
+    def from_fit(cls, rows: Rows, fitted: FittedHistogram, sha256: str, **given: Any) -> Self:
+        """Return the release that a fit made: `cells` lists its cells, and `sample` draws rows."""
+        return super().from_fit(rows, replace(fitted, output="rows"), sha256, **given)
 
     @property
     def noise(self) -> HistogramPlan:
@@ -433,14 +407,8 @@ class PerturbedHistogram(NoisyCountsEstimator[HistogramRelease]):
     threshold: Threshold = "enhanced"
     factor: float = 0.5
 
+    spec_class: ClassVar[type[Spec]] = HistogramSpec
     release_class: ClassVar[type[Release]] = HistogramRelease
-
-    def _spec(self) -> tuple[type[HistogramSpec], dict[str, Any]]:
-        return HistogramSpec, {
-            "bins": self.bins,
-            "threshold": self.threshold,
-            "factor": self.factor,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,12 +466,10 @@ class IntervalMechanism(Estimator[Release]):
     columns: Mapping[str, Design | Mapping[str, Any]]
     coverage: bool = False
 
-    def _spec(self) -> tuple[type[IntervalSpec], dict[str, Any]]:
-        return IntervalSpec, {"columns": dict(self.columns), "coverage": self.coverage}
+    spec_class: ClassVar[type[Spec]] = IntervalSpec
 
-    def _budget(self) -> Budget | None:
-        budget: Budget | None = validate_spec(self._spec()).least_budget
-        return budget
+    def _budget(self, spec: IntervalSpec) -> Budget | None:
+        return spec.least_budget
 
 
 class MarginalsRelease(Release):
@@ -626,7 +592,5 @@ class Marginals(NoisyCountsEstimator[MarginalsRelease]):
         "adaptive"
     )
 
+    spec_class: ClassVar[type[Spec]] = MarginalsSpec
     release_class: ClassVar[type[Release]] = MarginalsRelease
-
-    def _spec(self) -> tuple[type[MarginalsSpec], dict[str, Any]]:
-        return MarginalsSpec, {"cliques": self.cliques, "weights": self.weights, "bins": self.bins}

@@ -33,20 +33,19 @@ from dpdask.schema import Schema
 _FEW_ROWS = 10  # fewer rows are sorted by chance
 
 
-def find_order_warning(frame: Frame, work: TableWork) -> str | None:
-    """Return a warning if a pandas frame is sorted by a private column, else None; Dask frames are not checked.
+def find_order_warnings(frame: Frame, work: TableWork) -> list[str]:
+    """Return a warning if a pandas frame is sorted by a private column; Dask frames are not checked.
 
     Privacy
     -------
     For the steward only: the warning names columns and says that they are sorted.
     """
     if not isinstance(frame, pd.DataFrame) or len(frame) < _FEW_ROWS:
-        return None
-    found = [name for name, codec in work.codecs.items() if _in_order(frame[name], codec)]
-    if not found:
-        return None
-    what = "rows keep the order of the frame, which is sorted by"
-    return f"{what} {', '.join(map(repr, found))}: a row's position reveals its value; shuffle the rows first, frame.sample(frac=1, ignore_index=True)"
+        return []
+    found = [repr(name) for name, codec in work.codecs.items() if _in_order(frame[name], codec)]
+    what = f"rows keep the order of the frame, which is sorted by {', '.join(found)}: a row's position reveals its value"
+    hint = "shuffle the rows first, frame.sample(frac=1, ignore_index=True)"
+    return [f"{what}; {hint}"] if found else []
 
 
 def _in_order(column: pd.Series, codec: Codec) -> bool:
@@ -63,18 +62,12 @@ def _in_order(column: pd.Series, codec: Codec) -> bool:
     )
 
 
-def check_frame(frame: Frame) -> None:
-    """Check that something is a Dask or pandas frame, before anything is done with it."""
-    find_meta(frame)
-
-
 def check_secrets(secrets: str | None) -> None:
     """Check that a run key may lie in a folder."""
     if secrets is not None and not Folder(absolute_url(secrets)).is_local:
         what = "an object store may keep what is removed, so the run key may not lie in one"
-        raise SpecError(
-            what, "`secrets`", "name a folder of a file system that all workers share, or run a job"
-        )
+        hint = "name a folder of a file system that all workers share, or run a job"
+        raise SpecError(what, "`secrets`", hint)
 
 
 def forget_secrets(folder: Folder) -> None:
@@ -85,124 +78,88 @@ def forget_secrets(folder: Folder) -> None:
 
 def make_frame_work(frame: Frame, mechanism: Mechanism, secrets: Folder) -> TableWork:
     """Return the work on a frame whose columns were checked against the schema and the mechanism; nothing is computed."""
-    meta = find_meta(frame)
+    meta, declared = find_meta(frame), mechanism.schema
     if mechanism.releases_rows:
-        schema = declare_dtypes(meta, mechanism.schema, lazy=not isinstance(frame, pd.DataFrame))
-    else:
-        schema = declare_counted(meta, mechanism.schema)
+        _check_published_index(meta, declared, is_lazy=not isinstance(frame, pd.DataFrame))
+    schema = declare_counted(meta, declared)
+    if mechanism.releases_rows:
+        _check_released_dtypes(meta, declared)
     types = find_types(frame, schema)
     check_objects(frame, types, schema)
     return make_table_work(mechanism, types, secrets, schema)
 
 
-def declare_dtypes(meta: pd.DataFrame, schema: Schema, *, lazy: bool) -> Schema:
-    """Return the schema without the frame's index, after checking that exactly the frame's columns are declared.
-
-    Parameters
-    ----------
-    schema
-        The declared columns, including the index if it has a name.
-    lazy
-        Whether `check_index` checks each partition's index when it is computed. The empty frame of
-        a Dask frame may have another kind of index than its partitions.
-    """
-    index: list[Any] = list(meta.index.names)
-    if len(index) > 1 or not (
-        lazy and index == [None] and pd.api.types.is_integer_dtype(meta.index.dtype)
-    ):
-        check_index(meta.index, index)
-    named = [] if index[0] is None or index[0] in meta.columns else [index[0]]
-    schema.check_names([*named, *meta.columns])
-    if index[0] is not None and schema.columns[index[0]].role != "keep":
-        raise DataError(
-            "the index is published with the rows, and its role is not keep",
-            f"index {index[0]!r}",
-            "reset_index(drop=True)",
-        )
-    for name in schema.kept:
-        check_kept_dtype(name, (meta.index if name in named else meta[name]).dtype)
-    for name in schema.privatised:
-        _check_private_dtype(name, meta[name].dtype)
-    return (
-        Schema(
-            columns={name: column for name, column in schema.columns.items() if name not in named}
-        )
-        if named
-        else schema
-    )
-
-
-def _check_private_dtype(name: str, dtype: Any) -> None:
-    """Check that a column's noisy values can have its dtype: Arrow takes no rows of its views."""
-    if isinstance(dtype, pd.ArrowDtype):
-        arrow = dtype.pyarrow_dtype
-        values = arrow.value_type if pa.types.is_dictionary(arrow) else arrow
-        if pa.types.is_string_view(values):
-            mend = f"make plain texts of it before `fit`, by frame[{name!r}] = frame[{name!r}].to_list()"  # astype refuses views too
-            raise DataError(
-                f"no released rows can be made of the type {arrow}", f"column {name!r}", mend
-            )
-
-
-def check_objects(frame: Frame, types: pa.Schema, schema: Schema) -> None:
-    """Check that no private column of numbers, dates or truth values holds Python objects whose type is not known, or texts made of dates."""
-    for name in schema.privatised:
-        column, type_ = schema.columns[name], types.field(name).type
-        declared = (*(column.levels or ()), *(column.bounds or ()), *(column.atoms or ()))
-        if (pa.types.is_string(type_) or pa.types.is_large_string(type_)) and not (
-            declared and isinstance(declared[0], str)
-        ):
-            what, mend = _describe_objects(
-                frame, name, dated=any(isinstance(value, dt.date) for value in declared)
-            )
-            if what:
-                raise DataError(what, f"column {name!r}", f"convert it before `fit`, by {mend}")
-
-
-def _describe_objects(frame: Frame, name: str, *, dated: bool) -> tuple[str, str]:
-    """Return what a column that passes for texts holds instead of what is declared, and how to convert it; empty texts if it holds texts."""
-    lazy, dates = not isinstance(frame, pd.DataFrame), f"astype({{{name!r}: 'date32[pyarrow]'}})"
-    if find_meta(frame)[name].dtype != object:
-        also = ", as Dask makes of Python's dates" if lazy else ""
-        return (f"dates are declared, and it holds texts{also}", dates) if dated else ("", "")
-    if lazy:
-        return (
-            "it holds Python objects, and Dask does not tell of which type",
-            dates if dated else "astype",
-        )
-    found = [type(value) for value in frame[name].dropna().head(1) if not isinstance(value, str)]
-    if not found:
-        return ("dates are declared, and it holds texts", dates) if dated else ("", "")
-    mend = (
-        "pandas.to_datetime"
-        if issubclass(found[0], dt.datetime)
-        else "astype, such as to 'Int64' or 'decimal128(10, 2)[pyarrow]'"
-    )
-    name = found[0].__name__
-    return (
-        f"it holds Python objects, such as {'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}",
-        mend,
-    )
-
-
 def declare_counted(meta: pd.DataFrame, schema: Schema) -> Schema:
-    """Return the schema without the frame's index, which is neither counted nor released, so that any will do if it is declared."""
+    """Return the schema without the frame's index, after checking that exactly the frame's columns are declared."""
     index = [name for name in meta.index.names if name is not None and name not in meta.columns]
     schema.check_names([*index, *meta.columns])
     for name in index:
         if name in schema.privatised:
-            raise DataError(
-                "an index is not counted, and its role is privatise",
-                f"index {name!r}",
-                "make it a column: reset_index()",
+            what = "an index is not counted, and its role is privatise"
+            raise DataError(what, f"index {name!r}", "make it a column: reset_index()")
+    columns = {name: column for name, column in schema.columns.items() if name not in index}
+    return Schema(columns=columns) if index else schema
+
+
+def _check_published_index(meta: pd.DataFrame, schema: Schema, *, is_lazy: bool) -> None:
+    """Check that the index is row numbers, or is declared with the role keep.
+
+    The empty frame of a Dask frame may have another kind of index than its partitions, whose
+    indices are checked when they are computed.
+    """
+    names: list[Any] = list(meta.index.names)
+    numbered = names == [None] and pd.api.types.is_integer_dtype(meta.index.dtype)
+    if not (is_lazy and numbered):
+        check_index(meta.index, names)
+    if names[0] in schema.columns and schema.columns[names[0]].role != "keep":
+        what = "the index is published with the rows, and its role is not keep"
+        raise DataError(what, f"index {names[0]!r}", "reset_index(drop=True)")
+
+
+def _check_released_dtypes(meta: pd.DataFrame, schema: Schema) -> None:
+    """Check that released values can have the dtypes of their columns."""
+    for name in schema.kept:
+        check_kept_dtype(name, (meta[name] if name in meta.columns else meta.index).dtype)
+    for name in schema.privatised:
+        dtype = meta[name].dtype
+        arrow = dtype.pyarrow_dtype if isinstance(dtype, pd.ArrowDtype) else pa.null()
+        if pa.types.is_string_view(arrow.value_type if pa.types.is_dictionary(arrow) else arrow):
+            what = f"no released rows can be made of the type {arrow}"  # Arrow takes no rows of its views
+            plain = f"frame[{name!r}] = frame[{name!r}].to_list()"  # astype refuses views too
+            hint = f"make plain texts of it before `fit`, by {plain}"
+            raise DataError(what, f"column {name!r}", hint)
+
+
+def check_objects(frame: Frame, types: pa.Schema, schema: Schema) -> None:
+    """Check that no private column of numbers, dates or truth values holds Python objects whose type is not known, or texts made of dates."""
+    is_lazy = not isinstance(frame, pd.DataFrame)
+    for name in schema.privatised:
+        column, type_ = schema.columns[name], types.field(name).type
+        declared = (*(column.levels or ()), *(column.bounds or ()), *(column.atoms or ()))
+        is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)
+        if not is_text or (declared and isinstance(declared[0], str)):
+            continue
+        what = mend = ""
+        if any(isinstance(value, dt.date) for value in declared):
+            what, mend = (
+                "dates are declared, and it holds texts",
+                f"astype({{{name!r}: 'date32[pyarrow]'}})",
             )
-    return (
-        Schema(
-            columns={name: column for name, column in schema.columns.items() if name not in index}
-        )
-        if index
-        else schema
-    )
+        if find_meta(frame)[name].dtype != object:
+            what += ", as Dask makes of Python's dates" if what and is_lazy else ""
+        elif is_lazy:
+            what = "it holds Python objects, and Dask does not tell of which type"
+            mend = mend or "astype"
+        else:
+            for example in frame[name].dropna().head(1):
+                if not isinstance(example, str):
+                    of = type(example).__name__
+                    what = f"it holds Python objects, such as {'an' if of[0] in 'aeiouAEIOU' else 'a'} {of}"
+                    mend = "astype, such as to 'Int64' or 'decimal128(10, 2)[pyarrow]'"
+                    if isinstance(example, dt.datetime):
+                        mend = "pandas.to_datetime"
+        if what:
+            raise DataError(what, f"column {name!r}", f"convert it before `fit`, by {mend}")
 
 
 _NEW = "dpdask-new-"
@@ -279,9 +236,8 @@ def _make_home(place: str) -> _Home:
     descriptor = os.open(path, os.O_RDONLY)
     with suppress(OSError):  # where folders have no locks, no sweep finds one free
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return _Home(
-        path.rename(path.with_name(_PREFIX + path.name.removeprefix(_NEW))), descriptor, os.getpid()
-    )
+    path = path.rename(path.with_name(_PREFIX + path.name.removeprefix(_NEW)))
+    return _Home(path, descriptor, os.getpid())
 
 
 def _sweep(place: str) -> None:

@@ -17,13 +17,12 @@ from dpdask.archive import Archived
 from dpdask.engine.account import Account
 from dpdask.engine.cluster import forget_everywhere
 from dpdask.engine.lazy import sample_frame, transform_frame
-from dpdask.engine.source import Frame, FrameSource, identify
+from dpdask.engine.source import Frame, FrameSource, find_meta, identify
 from dpdask.engine.work import RELEASE_NAME, TableWork, keep, load
 from dpdask.errors import DataError, InputError, InternalError, SpecError
 from dpdask.estimators.frames import (
-    check_frame,
     close_secrets,
-    find_order_warning,
+    find_order_warnings,
     forget_secrets,
     make_frame_work,
     open_secrets,
@@ -44,19 +43,9 @@ _LOG = "batches"
 _LONGEST = 100
 
 
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """The frame that was given first, and for Dask its expression and number of partitions, because a Dask frame can be changed in place."""
-
-    frame: weakref.ref[Any]
-    expression: str
-
-    @classmethod
-    def of(cls, frame: Any) -> _Taken:
-        return cls(
-            weakref.ref(frame),
-            "" if isinstance(frame, pd.DataFrame) else f"{frame._name} {frame.npartitions}",
-        )
+def _name_expression(frame: Any) -> str:
+    """Return the expression and the number of partitions of a Dask frame, which can be changed in place."""
+    return "" if isinstance(frame, pd.DataFrame) else f"{frame._name} {frame.npartitions}"
 
 
 class Batches:
@@ -82,7 +71,7 @@ class Batches:
     def __init__(self, folder: Folder, several: bool) -> None:
         self.several = several
         self._folder, self._token = folder, uuid.uuid4().hex
-        self._frames: dict[str, _Taken] = {}
+        self._frames: dict[str, tuple[weakref.ref[Any], str]] = {}  # with their expressions
         self._owners: dict[str, str] = {}
         self._log: dict[int, str] = {}
 
@@ -106,97 +95,68 @@ class Batches:
         InputError
             If the release was closed.
         """
+        if batch is not None and not self.several:
+            what = "this release covers only the frame it was fitted on, and has no batches"
+            raise SpecError(what, f"batch {batch!r}", "leave `batch` out, or fit again")
         if batch is not None:
-            self._check_name(batch)
+            plain = isinstance(batch, str) and batch.isprintable() and batch == batch.strip()
+            if not plain or not 0 < len(batch) <= _LONGEST:
+                what = f"a batch's name must be a text of 1 to {_LONGEST} printable characters, without spaces around them"
+                raise SpecError(what, "batch", "correct it")
         if not self._folder.exists(KEY_NAME):
-            raise InputError(
-                "this release was closed, so its key no longer exists", None, "fit again"
-            )
+            what = "this release was closed, so its key no longer exists"
+            raise InputError(what, None, "fit again")
         self._read_log()
         name = FITTED if batch is None else f"{_NAMED}{batch}"
-        self._compare(name, self._owners.get(name, self._own_token), self._frames.get(name), frame)
+        self._compare(name, frame)
         return name
 
     def take(self, frame: Any, batch: str | None = None) -> str:
         """Take a batch for a frame, and return the name of its streams and seals; see `check`."""
         name = self.check(frame, batch)
         while name not in self._owners:  # the first entry in the folder's log decides
-            number = len(self._log)
-            self._note(
-                number,
-                self._folder.claim(f"{_LOG}/{number}", f"{self._own_token}\n{name}".encode()),
-            )
-        self._compare(name, self._owners[name], None, frame)
-        self._compare(
-            name, self._owners[name], self._frames.setdefault(name, _Taken.of(frame)), frame
-        )  # atomic: of two threads, one is first
+            number, entry = len(self._log), f"{self._own_token}\n{name}".encode()
+            self._note(number, self._folder.claim(f"{_LOG}/{number}", entry))
+        self._compare(name, frame)
+        # atomic: of two threads, one is first
+        self._frames.setdefault(name, (weakref.ref(frame), _name_expression(frame)))
+        self._compare(name, frame)
         return name
 
     @property
     def names(self) -> list[str | None]:
         """The batches taken by all copies of the release, in order; None is the one without a name."""
         self._read_log()
-        return [
-            None if name == FITTED else name.removeprefix(_NAMED)
-            for _, name in sorted(self._log.items())
-        ]
+        names = [name for _, name in sorted(self._log.items())]
+        return [None if name == FITTED else name.removeprefix(_NAMED) for name in names]
 
     @property
     def _own_token(self) -> str:
         return f"{self._token}-{os.getpid()}"  # a forked process shares the token in memory
 
-    def _check_name(self, batch: str) -> None:
-        if not self.several:
-            what = "this release covers only the frame it was fitted on, and has no batches"
-            raise SpecError(what, f"batch {batch!r}", "leave `batch` out, or fit again")
-        if (
-            not isinstance(batch, str)
-            or not batch
-            or batch != batch.strip()
-            or not batch.isprintable()
-            or len(batch) > _LONGEST
-        ):
-            what = f"a batch's name must be a text of 1 to {_LONGEST} printable characters, without spaces around them"
-            raise SpecError(what, "batch", "correct it")
-
-    def _compare(self, name: str, owner: str, first: _Taken | None, frame: Any) -> None:
+    def _compare(self, name: str, frame: Any) -> None:
         """Check that a batch is of this copy of the release, and of this frame."""
-        batch = None if name == FITTED else name.removeprefix(_NAMED)
-        where = (
-            "the frame without a name"
-            if batch is None and self.several
-            else "frame"
-            if batch is None
-            else f"batch {batch!r}"
-        )
-        if owner != self._own_token:
+        where = f"batch {name.removeprefix(_NAMED)!r}"
+        if name == FITTED:
+            where = "the frame without a name" if self.several else "frame"
+        if self._owners.get(name, self._own_token) != self._own_token:
             what = (
                 "another copy of this release has taken this batch, and a batch belongs to one copy"
             )
             raise SpecError(what, where, "transform there, or fit again")
-        if first is not None and first.frame() is not frame:
-            raise self._taken(where)
-        if first is not None and first.expression != _Taken.of(frame).expression:
-            raise SpecError(
-                "this frame was changed in place since its first use",
-                where,
-                "finish it before its first use, or fit again",
-            )
-
-    def _taken(self, where: str) -> SpecError:
-        if not self.several:
+        if name not in self._frames:
+            return
+        first, expression = self._frames[name]
+        if first() is not frame:
             what = "this release covers only the frame it was fitted on, the same Python object"
-            return SpecError(
-                what,
-                where,
-                "persist, filter or sort before `fit` and keep that frame in a variable, or fit again",
-            )
-        what = "another frame was given before, and a batch is one frame, the same Python object every time"
-        return SpecError(
-            what,
-            where,
-            'give that frame, or name another batch for this one, for instance batch="2026-11"',
-        )
+            hint = "persist, filter or sort before `fit` and keep that frame in a variable, or fit again"
+            if self.several:
+                what = "another frame was given before, and a batch is one frame, the same Python object every time"
+                hint = 'give that frame, or name another batch for this one, for instance batch="2026-11"'
+            raise SpecError(what, where, hint)
+        if expression != _name_expression(frame):
+            what = "this frame was changed in place since its first use"
+            raise SpecError(what, where, "finish it before its first use, or fit again")
 
     def _read_log(self) -> None:
         number = len(self._log)  # once: other threads make the log longer meanwhile
@@ -206,9 +166,8 @@ class Batches:
 
     def _note(self, number: int, entry: bytes) -> None:
         owner, _, name = entry.decode().partition("\n")
-        self._owners.setdefault(
-            name, owner
-        )  # before the log, because another thread continues from the end of the log
+        # before the log, because another thread continues from the end of the log
+        self._owners.setdefault(name, owner)
         self._log[number] = name
 
 
@@ -299,61 +258,30 @@ class Release:
 
     @classmethod
     def from_fit(
-        cls,
-        *,
-        mechanism: Mechanism,
-        account: Account,
-        run_id: str,
-        work: TableWork,
-        fitted: Any,
-        sha256: str,
-        batches: Batches,
-        public: str | None,
-        n_released: int | None,
-        insecure: bool,
+        cls, rows: Rows, fitted: Any, sha256: str, *, n_released: int | None, insecure: bool
     ) -> Self:
         """Return the release that a fit made.
 
         Parameters
         ----------
-        mechanism, account, run_id, work, batches, public
-            As for `Rows`.
         fitted, sha256
             What was fitted, and SHA-256 of it as bytes.
         n_released
             How many rows are released, if they were counted.
-        insecure
-            Whether the noise came from a seed.
         """
-        n_rows = (
-            n_released
-            if mechanism.releases_rows and work.unit is None and mechanism.fraction is None
-            else None
-        )
+        mechanism, work = rows.mechanism, rows.work
+        all_released = work.unit is None and mechanism.fraction is None
+        n_rows = n_released if mechanism.releases_rows and all_released else None
         section = mechanism.description.section(
             fitted, work.columns, n_rows=n_rows, n_released=None, order="keep"
         )
-        card = make_card(section, name="frame", insecure=insecure).with_dataset(
-            account.coverage_until(run_id)
-        )
-        if not mechanism.releases_rows:
-            forget_secrets(work.secrets)  # nothing that follows needs a secret
-            return cls(
-                fitted=fitted,
-                folder=work.secrets,
-                sha256=keep(work.secrets, RELEASE_NAME, fitted.to_bytes()),
-                rows=None,
-                _card=card,
-            )
-        rows = Rows(
-            mechanism=mechanism,
-            account=account,
-            run_id=run_id,
-            work=work,
-            batches=batches,
-            public=public,
-        )
-        return cls(fitted=None, folder=work.secrets, sha256=sha256, rows=rows, _card=card)
+        card = make_card(section, name="frame", insecure=insecure)
+        card = card.with_dataset(rows.account.read().coverage_until(rows.run_id))
+        if mechanism.releases_rows:
+            return cls(fitted=None, folder=work.secrets, sha256=sha256, rows=rows, _card=card)
+        forget_secrets(work.secrets)  # nothing that follows needs a secret
+        sha256 = keep(work.secrets, RELEASE_NAME, fitted.to_bytes())
+        return cls(fitted=fitted, folder=work.secrets, sha256=sha256, rows=None, _card=card)
 
     @property
     def card(self) -> dict[str, Any]:
@@ -366,7 +294,7 @@ class Release:
             names, epsilon=mechanism.budget is not None, ranges=bool(without)
         )
         return (
-            card.with_dataset(self.rows.account.coverage_until(self._run_id(names[-1])))
+            card.with_dataset(self.rows.account.read().coverage_until(self._run_id(names[-1])))
             if names
             else card
         ).to_dict()
@@ -431,7 +359,7 @@ class Release:
                 "transform",
                 "draw records from it: sample()",
             )
-        check_frame(frame)
+        find_meta(frame)
         if rows.public is not None and identify(frame) == rows.public:
             raise SpecError(
                 "this frame was given as the public table, so its rows would be their own reference",
@@ -462,19 +390,16 @@ class Release:
         if run_id is not None:
             rows.account.record_draw(run_id, self.sha256)
             rows.account.commit(run_id, self.sha256)
-        warning = (
-            find_order_warning(frame, rows.work)
-            if rows.batches.several and not rows.account.is_strict
-            else None
-        )
-        if warning is not None:
-            warnings.warn(warning, stacklevel=2)
+        if rows.batches.several and not rows.account.is_strict:
+            for warning in find_order_warnings(frame, rows.work):
+                warnings.warn(warning, stacklevel=2)
         return released
 
     def _charge(self, rows: Rows, batch: str | None, *, unread: bool) -> str:
         """Charge a batch, once however often it is released, and return its name in the ledger: a refused one is charged anew."""
         attempt = 1
-        while rows.account.was_refused(run_id := self._run_id(batch, attempt)):
+        book = rows.account.read()
+        while book.find_kind(run_id := self._run_id(batch, attempt)) == "refuse":
             attempt += 1
         rows.account.check_room(run_id)
         rows.account.intend(run_id, _sample(run_id), unread=unread)

@@ -221,31 +221,32 @@ BOUNDS_NAME = "bounds.npz"
 _PERSON, _NONCE_PERSON = b"dpdask files", b"dpdask nonce"
 _NONCE_BYTES = 12
 _LENGTH_BYTES, _LEAST_BYTES = 8, 2**12
-_held: dict[str, bytes] = {}  # by run, and by run and name
+_held: dict[str, bytes] = {}  # by the names of `list_names`
 _read: dict[tuple[str, str], bytes] = {}  # by run and place
-_sources: list[Callable[[str], bytes | None]] = []
+Ask = Callable[[str], bytes | None]
+Tell = Callable[[str, bytes], None]
+_others: list[tuple[Ask, Tell]] = []
 
 
-def ask_for_keys(source: Callable[[str], bytes | None]) -> Callable[[str], bytes | None]:
-    """Let this process ask a function for a run's key if it does not hold it; it returns None if it does not know it."""
-    _sources.append(source)
-    return source
+def exchange_keys(ask: Ask, tell: Tell) -> None:
+    """Let this process ask others for what it does not hold (None: they do not know it), and tell them of a run's bounds."""
+    _others.append((ask, tell))
 
 
-def hold_key(run_id: str, secret: bytes) -> None:
-    """Hold a run's key (32 bytes), or what stands beside it under `name_bounds`, in the memory of this process."""
-    _held[run_id] = secret
+def list_names(run_id: str) -> tuple[str, str]:
+    """Return the names under which processes hold a run's key, and the bounds of its units."""
+    return run_id, f"{run_id}/{BOUNDS_NAME}"
 
 
-def name_bounds(run_id: str) -> str:
-    """Return the name under which the bounds of a run's units are held: as a file in a store, their size would tell how many they are."""
-    return f"{run_id}/{BOUNDS_NAME}"
+def hold_key(name: str, secret: bytes) -> None:
+    """Hold a run's key (32 bytes), or its bounds, in the memory of this process."""
+    _held[name] = secret
 
 
 def drop_key(run_id: str) -> None:
-    """Forget a run's key, if it is held, and the files that were read with it."""
-    _held.pop(run_id, None)
-    _held.pop(name_bounds(run_id), None)
+    """Forget a run's key and bounds, if they are held, and the files that were read with the key."""
+    for name in list_names(run_id):
+        _held.pop(name, None)
     for kept in [kept for kept in _read if kept[0] == run_id]:
         _read.pop(kept, None)
 
@@ -325,8 +326,8 @@ class EncryptedFolder(Folder):
         return check_key(self._find(self.run_id), self.commitment, self.url)
 
     def _find(self, name: str) -> bytes:
-        for source in _sources:
-            if name not in _held and (secret := source(name)) is not None:
+        for ask, _ in _others:
+            if name not in _held and (secret := ask(name)) is not None:
                 hold_key(name, secret)
         try:
             return _held[name]
@@ -342,7 +343,7 @@ class EncryptedFolder(Folder):
     def read(self, name: str, *, replaced: bool = False) -> bytes:
         """Return a file's content; see `Folder.read`."""
         if name == BOUNDS_NAME:
-            return self._find(name_bounds(self.run_id))
+            return self._find(list_names(self.run_id)[1])
         return decrypt(self.key, self._place(name), Folder.read(self, name, replaced=replaced))
 
     def read_once(self, name: str) -> bytes:
@@ -358,6 +359,12 @@ class EncryptedFolder(Folder):
 
     def claim(self, name: str, data: bytes) -> bytes:
         """Write a file unless it exists, and return its content; see `Folder.claim`."""
+        if name == BOUNDS_NAME:  # the size of a file would tell how many units have too many rows
+            held = list_names(self.run_id)[1]
+            hold_key(held, data)
+            for _, tell in _others:
+                tell(held, data)
+            return data
         there = Folder.claim(self, name, encrypt(self.key, self._place(name), data))
         return decrypt(self.key, self._place(name), there)
 

@@ -375,6 +375,7 @@ def make_job_card(
     card = opened.tell_version(make_card(section, name=job.file.name, insecure=insecure))
     if isinstance(state, GrowingState):
         card = state.describe(job, card)
+    book = job.account.read()
     changes: dict[str, Any] = {
         "dropped": [name for name, column in job.schema.columns.items() if column.role == "drop"]
     }
@@ -382,10 +383,10 @@ def make_job_card(
         changes["about"] = job.file.about
     if not insecure:
         changes["release"] = ReleaseName(id=reached.run_id, time=reached.began)
-        position = job.account.find_position(reached.run_id)
+        position = book.find_position(reached.run_id)
         if position is not None and job.ledger is not None:
             changes["ledger"] = _tell_position(job.ledger.dataset, position)
-    return card.model_copy(update=changes).with_dataset(job.account.coverage_until(reached.run_id))
+    return card.model_copy(update=changes).with_dataset(book.coverage_until(reached.run_id))
 
 
 def _tell_position(dataset: str, position: Position) -> LedgerPosition:

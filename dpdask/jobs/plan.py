@@ -458,7 +458,9 @@ def _is_charged(job: Job, state: RunState) -> bool:
     """Return whether the run that would go on is charged already."""
     with suppress(DpdaskError):
         unfinished = state.find_unfinished(job.digest)
-        return unfinished is not None and job.account.is_charged(unfinished.run_id)
+        return unfinished is not None and job.account.read().find_kind(unfinished.run_id) in (
+            *("intend", "draw", "commit"),
+        )
     return False
 
 
@@ -473,7 +475,9 @@ def find_resumed(job: Job, state: RunState, table: InputTable) -> Progressed | N
                 "run that job again first",
             )
         return None
-    if reached is None or (reached.job == job.digest and job.account.was_refused(reached.run_id)):
+    if reached is None or (
+        reached.job == job.digest and job.account.read().find_kind(reached.run_id) == "refuse"
+    ):
         return None
     if reached.job != job.digest:
         raise OutputError(

@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -23,7 +23,6 @@ from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.pool import NullPool
 
 from dpdask.errors import BudgetError, DataError, DpdaskError, SpecError, TemporaryError
-from dpdask.privacy.events import Coverage
 from dpdask.privacy.ledger_entries import (
     FREE,
     Balance,
@@ -32,8 +31,6 @@ from dpdask.privacy.ledger_entries import (
     Compose,
     Entry,
     Kind,
-    Position,
-    Summary,
     chain_error,
     check_number,
     entry_of,
@@ -73,43 +70,38 @@ SELECT set_config('lock_timeout', '{_PATIENCE}s', true),
 """
 
 _TABLES = sa.MetaData()
-DATASETS = sa.Table(
+
+
+def _make_table(name: str, keys: list[sa.Column[Any]], **types: Any) -> sa.Table:
+    others = [sa.Column(column, type_, nullable=False) for column, type_ in types.items()]
+    return sa.Table(name, _TABLES, *keys, *others)
+
+
+_AMOUNTS = {"epsilon": sa.Double, "delta": sa.Double}
+DATASETS = _make_table(
     "dpdask_datasets",
-    _TABLES,
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("format", sa.Integer, nullable=False),
-    sa.Column("epsilon", sa.Double, nullable=False),
-    sa.Column("delta", sa.Double, nullable=False),
-    sa.Column("created", sa.Text, nullable=False),
-    sa.Column("n_entries", sa.Integer, nullable=False),
-    sa.Column("head", sa.Text, nullable=False),
+    [sa.Column("name", sa.Text, primary_key=True)],
+    **{"format": sa.Integer, **_AMOUNTS, "created": sa.Text, "n_entries": sa.Integer},
+    head=sa.Text,
 )
-ENTRIES = sa.Table(  # times and events are texts: a database gives them back as they were hashed
+# times and events are texts: a database gives them back as they were hashed
+ENTRIES = _make_table(
     "dpdask_entries",
-    _TABLES,
-    sa.Column("dataset", sa.Text, sa.ForeignKey(DATASETS.c.name), primary_key=True),
-    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("run_id", sa.Text, nullable=False),
-    sa.Column("event", sa.Text, nullable=False),
-    sa.Column("epsilon", sa.Double, nullable=False),
-    sa.Column("delta", sa.Double, nullable=False),
-    sa.Column("recorded", sa.Text, nullable=False),
-    sa.Column("previous", sa.Text, nullable=False),
-    sa.Column("digest", sa.Text, nullable=False),
+    [
+        sa.Column("dataset", sa.Text, sa.ForeignKey(DATASETS.c.name), primary_key=True),
+        sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    ],
+    **{**dict.fromkeys(("kind", "run_id", "event"), sa.Text), **_AMOUNTS},
+    **dict.fromkeys(("recorded", "previous", "digest"), sa.Text),
 )
-HOLDOUTS = sa.Table(
+HOLDOUTS = _make_table(
     "dpdask_holdouts",
-    _TABLES,
-    sa.Column("dataset", sa.Text, sa.ForeignKey(DATASETS.c.name), primary_key=True),
-    sa.Column("key", sa.Text, nullable=False),
-    sa.Column("created", sa.Text, nullable=False),
+    [sa.Column("dataset", sa.Text, sa.ForeignKey(DATASETS.c.name), primary_key=True)],
+    key=sa.Text,
+    created=sa.Text,
 )
-RUN_KEYS = sa.Table(
-    "dpdask_run_keys",
-    _TABLES,
-    sa.Column("run_id", sa.Text, primary_key=True),
-    sa.Column("key", sa.Text, nullable=False),
+RUN_KEYS = _make_table(
+    "dpdask_run_keys", [sa.Column("run_id", sa.Text, primary_key=True)], key=sa.Text
 )
 
 
@@ -208,25 +200,17 @@ class LedgerStore:
 
     def _failure(self, error: exc.DBAPIError) -> DpdaskError:
         """Return the error in our words; a driver's own message may quote data."""
-        code = (
-            getattr(error.orig, "sqlite_errorname", None)
-            or getattr(error.orig, "sqlstate", None)
-            or type(error.orig).__name__
-        )
-        if isinstance(
-            error,
-            exc.OperationalError | exc.InterfaceError | exc.InternalError | exc.IntegrityError,
-        ):
-            return TemporaryError(
-                f"the ledger cannot be reached or is busy ({code})",
-                self.place,
-                "check the server, the password and the access rights, and run again",
-            )
-        return SpecError(
-            f"the database refused a statement of the ledger ({code})",
-            self.place,
-            "check that it is a ledger and that its user may read and write it",
-        )
+        origin = error.orig
+        code = getattr(origin, "sqlite_errorname", None) or getattr(origin, "sqlstate", None)
+        code = code or type(origin).__name__
+        passing = exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.IntegrityError
+        if isinstance(error, passing):
+            what = f"the ledger cannot be reached or is busy ({code})"
+            hint = "check the server, the password and the access rights, and run again"
+            return TemporaryError(what, self.place, hint)
+        what = f"the database refused a statement of the ledger ({code})"
+        hint = "check that it is a ledger and that its user may read and write it"
+        return SpecError(what, self.place, hint)
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
@@ -434,6 +418,11 @@ _ENDED = {
 }
 
 
+Link: TypeAlias = tuple[
+    Kind, Charge, str
+]  # what is appended: its kind, the charge, and the digest of a release
+
+
 class Ledger:
     """The privacy budgets of datasets, in a database that drivers share.
 
@@ -488,28 +477,20 @@ class Ledger:
             "delta": check_number(delta, "delta", 1.0),
         }
         if not limits["epsilon"]:
-            raise SpecError(
-                "a limit of ε = 0 allows no release", "epsilon", "give the dataset a budget above 0"
-            )
+            what, hint = "a limit of ε = 0 allows no release", "give the dataset a budget above 0"
+            raise SpecError(what, "epsilon", hint)
 
         def work(connection: Connection) -> bool:
-            found = (
-                connection.execute(sa.select(DATASETS).where(DATASETS.c.name == name))
-                .mappings()
-                .one_or_none()
-            )
+            query = sa.select(DATASETS).where(DATASETS.c.name == name)
+            found = connection.execute(query).mappings().one_or_none()
             if found is None:
                 row = {"format": LEDGER_FORMAT, "name": name, "created": _now(), **limits}
-                connection.execute(
-                    sa.insert(DATASETS), {**row, "n_entries": 0, "head": digest_of(row)}
-                )
+                row |= {"n_entries": 0, "head": digest_of(row)}
+                connection.execute(sa.insert(DATASETS), row)
             elif any(found[key] != limit for key, limit in limits.items()):
                 limit = f"ε {found['epsilon']!r} and δ {found['delta']!r}"
-                raise SpecError(
-                    f"the dataset {name!r} has a limit already: {limit}",
-                    self._store.place,
-                    "a limit cannot change; give the same one",
-                )
+                what = f"the dataset {name!r} has a limit already: {limit}"
+                raise self._error(what, "a limit cannot change; give the same one")
             book = self._open(connection, name, lock=True)
             if strict and not book.strict:
                 _append(connection, book, "strict", "strict", FREE)
@@ -530,67 +511,45 @@ class Ledger:
             Whether rows are read after the run is committed, when a refusal is no longer recorded.
             Then a strict dataset charges at least what a refusal costs.
         """
-        run_id = _name(run_id, "run_id")
 
-        def work(connection: Connection) -> Entry:
-            book = self._open(connection, dataset, lock=True)
-            latest = book.standing.get(run_id)
+        def decide(book: Book, latest: Entry | None) -> Entry | Link:
             price = book.price_refusal(charge) if unread and book.strict else charge
-            if latest is None:
+            if latest is None or not latest.counts:
                 self._require_room(book, price)
-                return _append(connection, book, "intend", run_id, price)
+                return "intend", price, ""
             if latest.kind == "refuse":
-                raise SpecError(
-                    f"the run {run_id!r} is {_ENDED[latest.kind]}",
-                    self._store.place,
-                    "a new run is charged again",
+                raise self._error(
+                    f"the run {run_id!r} is {_ENDED['refuse']}", "a new run is charged again"
                 )
-            if latest.charge not in (
-                charge,
-                price,
-            ):  # another price, if the dataset was made strict since
+            # another price, if the dataset was made strict since
+            if latest.charge not in (charge, price):
                 what = f"the run {run_id!r} was intended with another charge"
-                raise SpecError(
-                    what, self._store.place, "a changed job is a new run: give it another name"
-                )
+                raise self._error(what, "a changed job is a new run: give it another name")
             return latest
 
-        return self._store.write(work)
+        return self._write(dataset, run_id, decide)
 
     def check_room(self, dataset: str, charge: Charge, run_id: str | None = None) -> None:
         """Check that a charge fits, or that its run is already charged; nothing is written. For the parameters see `Ledger.intend`."""
-        book = self._read(dataset)
+        book = self.show(dataset)
         if run_id is None or run_id not in book.standing:
             self._require_room(book, charge)
 
     def draw(self, dataset: str, run_id: str, release: str) -> Entry:
         """Record that a run drew its noise, and return the run's newest entry. It is idempotent."""
-        run_id = _name(run_id, "run_id")
 
-        def work(connection: Connection) -> Entry:
-            book = self._open(connection, dataset, lock=True)
-            latest = book.latest.get(run_id)
+        def decide(_: Book, latest: Entry | None) -> Entry | Link:
             if latest is None or latest.kind in ("void", "refuse"):
-                raise SpecError(
-                    f"the run {run_id!r} is not intended",
-                    self._store.place,
-                    "intend it before its noise is drawn",
-                )
+                raise self._error(*_not_intended(run_id))
             if latest.kind == "intend":
-                return _append(connection, book, "draw", run_id, latest.charge, release)
-            if latest.release not in ("", release):
-                raise SpecError(
-                    f"the run {run_id!r} drew other noise before",
-                    self._store.place,
-                    "a new run is charged again",
-                )
-            return latest
+                return "draw", latest.charge, release
+            return self._check_drawn(latest, release)
 
-        return self._store.write(work)
+        return self._write(dataset, run_id, decide)
 
     def commit(self, dataset: str, run_id: str, release: str = "") -> Entry:
         """Record that a run was released, and return the entry. It is idempotent."""
-        return self._close(dataset, run_id, "commit", release)
+        return self._end(dataset, run_id, "commit", release)
 
     def refuse(self, dataset: str, run_id: str, charge: Charge) -> Entry:
         """Record that a run read rows and refused them, and return the entry. It is idempotent.
@@ -609,23 +568,19 @@ class Ledger:
         A refusal is an exact function of the rows, and no ε covers it. The entries show how often
         rows were refused.
         """
-        run_id = _name(run_id, "run_id")
 
-        def work(connection: Connection) -> Entry:
-            book = self._open(connection, dataset, lock=True)
-            latest = book.latest.get(run_id)
+        def decide(book: Book, latest: Entry | None) -> Entry | Link:
             if latest is not None and latest.kind in ("refuse", "commit"):
                 return latest
             least = latest.charge if latest is not None and latest.kind == "draw" else charge
-            if run_id not in book.standing and least != FREE:
+            if least != FREE and (latest is None or not latest.counts):
                 self._require_room(book, least)
             price = book.price_refusal(least.alone) if book.strict and least != FREE else least
+            # it fits, unless the dataset was made strict since
             fits = self._compose([*book.count(without=run_id), price], book.delta) <= book.epsilon
-            return _append(
-                connection, book, "refuse", run_id, price if fits else least
-            )  # it fits, unless the dataset was made strict since
+            return "refuse", price if fits else least, ""
 
-        return self._store.write(work)
+        return self._write(dataset, run_id, decide)
 
     def holdout_key(self, dataset: str, *, draw: bool = True) -> bytes | None:
         """Return the 32 secret bytes that choose a dataset's hold-out; they are drawn once and kept.
@@ -652,9 +607,8 @@ class Ledger:
                 from dpdask.streams import RunKey  # and numpy, which no other operation needs
 
                 kept = RunKey.fresh().reveal().hex()
-                connection.execute(
-                    sa.insert(HOLDOUTS), {"dataset": dataset, "key": kept, "created": _now()}
-                )
+                row = {"dataset": dataset, "key": kept, "created": _now()}
+                connection.execute(sa.insert(HOLDOUTS), row)
                 _append(connection, book, "hold-out", "hold-out", FREE, _key_digest(kept))
             return kept
 
@@ -662,6 +616,12 @@ class Ledger:
         if key is None and draw:
             key = self._store.create(drawn)
         return None if key is None else bytes.fromhex(key)
+
+    def holds_sample(self, dataset: str, sample: str) -> bool:
+        """Return whether an event of a dataset names a hold-out; the chain is not checked for that."""
+        named = ENTRIES.c.event.contains(f'"sample":"{sample}"', autoescape=True)
+        query = sa.select(ENTRIES.c.sequence).where(ENTRIES.c.dataset == dataset, named).limit(1)
+        return self._store.read(lambda connection: connection.execute(query).first() is not None)
 
     def void(self, dataset: str, run_id: str) -> Entry:
         """Give back the charge of a run, and return the entry. It is idempotent. For the parameters see `Ledger.intend`.
@@ -671,80 +631,61 @@ class Ledger:
         The caller promises that no noise of this run was drawn, or that nobody saw a result of it
         and its key is destroyed. The ledger cannot check this. In doubt, leave the run charged.
         """
-        return self._close(dataset, run_id, "void")
+        return self._end(dataset, run_id, "void")
 
     def read_balance(self, dataset: str, plus: Charge | None = None) -> Balance:
         """Return the spent and the remaining budget, optionally with one more charge."""
-        return self._read(dataset).compute_balance(self._compose, [plus] if plus else [])
-
-    def show(self, dataset: str) -> Summary:
-        """Return the dataset's whole ledger."""
-        book = self._read(dataset)
-        return Summary(
-            dataset=book.name,
-            created=book.created,
-            strict=book.strict,
-            balance=book.compute_balance(self._compose),
-            entries=book.entries,
-            head=book.head,
-        )
+        return self.show(dataset).compute_balance([plus] if plus else [])
 
     def is_strict(self, dataset: str) -> bool:
         """Return whether a refusal after rows were read is charged."""
-        return self._read(dataset).strict
-
-    def coverage_until(self, dataset: str, run_id: str) -> Coverage:
-        """Return the rows that have no ε, by this run and the runs intended before it together; later runs do not change it.
-
-        For the parameters see `Ledger.intend`.
-        """
-        return self._read(dataset).coverage_until(run_id)
-
-    def find_position(self, dataset: str, run_id: str) -> Position | None:
-        """Return where a run stands among the dataset's releases; see `Book.find_position`."""
-        return self._read(dataset).find_position(run_id, self._compose)
+        return self.show(dataset).strict
 
     def verify(self, dataset: str) -> int:
         """Check the chain, and return the number of its entries."""
-        return len(self._read(dataset).entries)
+        return len(self.show(dataset).entries)
 
-    def _read(self, dataset: str) -> Book:
+    def show(self, dataset: str) -> Book:
+        """Return a dataset's ledger, after checking its chain."""
         return self._store.read(lambda connection: self._open(connection, dataset))
+
+    def _write(
+        self, dataset: str, run_id: str, decide: Callable[[Book, Entry | None], Entry | Link]
+    ) -> Entry:
+        """Append the link that follows from a run's newest entry, under the dataset's lock; or return an entry that stands already."""
+        _name(run_id, "run_id")
+
+        def work(connection: Connection) -> Entry:
+            book = self._open(connection, dataset, lock=True)
+            found = decide(book, book.latest.get(run_id))
+            if isinstance(found, Entry):
+                return found
+            kind, charge, release = found
+            return _append(connection, book, kind, run_id, charge, release)
+
+        return self._store.write(work)
 
     def _open(self, connection: Connection, dataset: str, *, lock: bool = False) -> Book:
         name = _name(dataset, "dataset")
         query = sa.select(DATASETS).where(DATASETS.c.name == name)
-        record = (
-            connection.execute(query.with_for_update() if lock else query).mappings().one_or_none()
-        )
+        query = query.with_for_update() if lock else query
+        record: Any = connection.execute(query).mappings().one_or_none()
         if record is None:
-            raise SpecError(
-                f"the ledger does not know the dataset {name!r}",
-                self._store.place,
-                f"`dpdask ledger init --dataset {name}` gives it a budget",
-            )
+            hint = f"`dpdask ledger init --dataset {name}` gives it a budget"
+            raise self._error(f"the ledger does not know the dataset {name!r}", hint)
         if record["format"] not in READABLE_FORMATS:
-            raise SpecError(
-                f"the dataset {name!r} is of another version of the ledger",
-                self._store.place,
-                "use the dpdask that wrote it",
-            )
-        rows = (
-            connection.execute(
-                sa.select(ENTRIES).where(ENTRIES.c.dataset == name).order_by(ENTRIES.c.sequence)
-            )
-            .mappings()
-            .all()
-        )
+            what = f"the dataset {name!r} is of another version of the ledger"
+            raise self._error(what, "use the dpdask that wrote it")
+        chain = sa.select(ENTRIES).where(ENTRIES.c.dataset == name).order_by(ENTRIES.c.sequence)
+        rows: Any = connection.execute(chain).mappings().all()
         try:
-            check_chain(
-                cast("Mapping[str, Any]", record), cast("Sequence[Mapping[str, Any]]", rows)
-            )
-            entries = tuple(entry_of(cast("Mapping[str, Any]", row)) for row in rows)
+            check_chain(record, rows)
+            entries = tuple(map(entry_of, rows))
         except DataError as error:
             raise error.at(f"{self._store.place}, dataset {name!r}") from None
         return Book(
-            name=name,
+            dataset=name,
+            compose=self._compose,
             epsilon=record["epsilon"],
             delta=record["delta"],
             created=record["created"],
@@ -756,69 +697,59 @@ class Ledger:
         known = next((entry.release for entry in book.entries if entry.kind == "hold-out"), None)
         kept: str | None = None
         if sa.inspect(connection).has_table(HOLDOUTS.name):
-            kept = connection.execute(
-                sa.select(HOLDOUTS.c.key).where(HOLDOUTS.c.dataset == book.name)
-            ).scalar_one_or_none()
+            query = sa.select(HOLDOUTS.c.key).where(HOLDOUTS.c.dataset == book.dataset)
+            kept = connection.execute(query).scalar_one_or_none()
         if (None if kept is None else _key_digest(kept)) != known:
-            raise chain_error("the key of the hold-out was changed").at(
-                f"{self._store.place}, dataset {book.name!r}"
-            )
+            where = f"{self._store.place}, dataset {book.dataset!r}"
+            raise chain_error("the key of the hold-out was changed").at(where)
         return kept
 
-    def _close(
+    def _end(
         self, dataset: str, run_id: str, kind: Literal["commit", "void"], release: str = ""
     ) -> Entry:
-        run_id = _name(run_id, "run_id")
-
-        def work(connection: Connection) -> Entry:
-            book = self._open(connection, dataset, lock=True)
-            latest = book.latest.get(run_id)
+        def decide(_: Book, latest: Entry | None) -> Entry | Link:
             if latest is None:
-                raise SpecError(
-                    f"the run {run_id!r} is not intended",
-                    self._store.place,
-                    "intend it before its noise is drawn",
-                )
-            drawn = latest.kind == "draw" and kind == "commit"
-            if drawn and release and latest.release not in ("", release):
-                raise SpecError(
-                    f"the run {run_id!r} drew other noise before",
-                    self._store.place,
-                    "a new run is charged again",
-                )
-            if latest.kind == "intend" or drawn:
-                return _append(
-                    connection, book, kind, run_id, latest.charge, release or latest.release
-                )
+                raise self._error(*_not_intended(run_id))
+            if latest.kind == "intend" or (latest.kind == "draw" and kind == "commit"):
+                self._check_drawn(latest, release or latest.release)
+                return kind, latest.charge, release or latest.release
             if latest.kind != kind:
-                raise SpecError(f"the run {run_id!r} is {_ENDED[latest.kind]}", self._store.place)
+                raise self._error(f"the run {run_id!r} is {_ENDED[latest.kind]}")
             return latest
 
-        return self._store.write(work)
+        return self._write(dataset, run_id, decide)
+
+    def _check_drawn(self, latest: Entry, release: str) -> Entry:
+        """Return a run's newest entry, after checking that it holds no other noise than a release."""
+        if latest.release not in ("", release):
+            what = f"the run {latest.run_id!r} drew other noise before"
+            raise self._error(what, "a new run is charged again")
+        return latest
+
+    def _error(self, what: str, hint: str | None = None) -> SpecError:
+        return SpecError(what, self._store.place, hint)
 
     def _require_room(self, book: Book, charge: Charge) -> None:
         """Refuse a charge that does not fit; a composer's NaN does not fit. A strict dataset keeps room for refusals of all unfinished runs."""
         charges = book.count([charge])
-        total = self._compose(charges, book.delta)
+        total, refused = self._compose(charges, book.delta), list[Charge]()
         if not total <= book.epsilon:
             mixed = len({each.delta > 0 for each in charges}) > 1
-            why, hint = book.compute_balance(self._compose).tell_shortage(
-                charge, total, mixed=mixed
-            )
-            raise BudgetError(
-                f"the budget of the dataset {book.name!r} is too small: {why}",
-                self._store.place,
-                hint,
-            )
-        refused, n = book.count_if_refused(charge) if book.strict else ([], 0)
-        if refused and not self._compose(refused, book.delta) <= book.epsilon:
+            balance = book.balance
+            why, hint = balance.tell_shortage(charge, total, mixed=mixed)
+        else:
+            if book.strict:
+                refused, n = book.count_if_refused(charge)
+            if not refused or self._compose(refused, book.delta) <= book.epsilon:
+                return
             why = f"it is strict, and refusals of this run and of {n} unfinished ones would cost more than is left"
             hint = "finish unfinished runs first, or set a smaller ε; a refusal costs at least a hundredth of the limit"
-            raise BudgetError(
-                f"the budget of the dataset {book.name!r} is too small: {why}",
-                self._store.place,
-                hint,
-            )
+        what = f"the budget of the dataset {book.dataset!r} is too small: {why}"
+        raise BudgetError(what, self._store.place, hint)
+
+
+def _not_intended(run_id: str) -> tuple[str, str]:
+    return f"the run {run_id!r} is not intended", "intend it before its noise is drawn"
 
 
 def _key_digest(key: str) -> str:
@@ -829,7 +760,7 @@ def _append(
     connection: Connection, book: Book, kind: Kind, run_id: str, charge: Charge, release: str = ""
 ) -> Entry:
     row: dict[str, Any] = {
-        "dataset": book.name,
+        "dataset": book.dataset,
         "sequence": len(book.entries) + 1,
         "kind": kind,
         "run_id": run_id,
@@ -841,25 +772,16 @@ def _append(
     }
     row["digest"] = digest_of(row)
     connection.execute(sa.insert(ENTRIES), row)
-    connection.execute(
-        sa.update(DATASETS).where(DATASETS.c.name == book.name),
-        {"n_entries": row["sequence"], "head": row["digest"]},
-    )
+    end = {"n_entries": row["sequence"], "head": row["digest"]}
+    connection.execute(sa.update(DATASETS).where(DATASETS.c.name == book.dataset), end)
     return entry_of(row)
 
 
 def _name(name: str, where: str) -> str:
-    if (
-        not isinstance(name, str)
-        or not name.isprintable()
-        or name != name.strip()
-        or not 0 < len(name) <= MAX_NAME_CHARACTERS
-    ):
-        raise SpecError(
-            "a name is a printable text on one line",
-            where,
-            f"use 1 to {MAX_NAME_CHARACTERS} characters, without spaces around them",
-        )
+    plain = isinstance(name, str) and name.isprintable() and name == name.strip()
+    if not plain or not 0 < len(name) <= MAX_NAME_CHARACTERS:
+        hint = f"use 1 to {MAX_NAME_CHARACTERS} characters, without spaces around them"
+        raise SpecError("a name is a printable text on one line", where, hint)
     return name
 
 

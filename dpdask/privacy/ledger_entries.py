@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from fractions import Fraction
 from typing import Any, Literal, get_args
@@ -182,20 +182,6 @@ class Balance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """A dataset's ledger."""
-
-    dataset: str
-    created: str
-    strict: bool  # whether a refusal after rows were read is charged
-    balance: Balance
-    entries: tuple[Entry, ...]
-    # The digest at the end of the chain. Keep a copy elsewhere: a user who can write the database
-    # can write a whole new chain.
-    head: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
     """Where a run stands in its dataset's ledger, as the chain was when the run was charged."""
 
@@ -213,12 +199,15 @@ class Position:
 class Book:
     """A dataset's ledger as one transaction reads it, after checking its chain."""
 
-    name: str
-    epsilon: float
+    dataset: str
+    created: str  # in UTC (ISO 8601)
+    epsilon: float  # the limits
     delta: float
-    created: str
-    head: str  # the digest at the end of the chain
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry, ...]  # oldest first
+    # The digest at the end of the chain. Keep a copy elsewhere: a user who can write the database
+    # can write a whole new chain.
+    head: str
+    compose: Compose  # of the ledger
 
     @property
     def strict(self) -> bool:
@@ -234,6 +223,10 @@ class Book:
     def standing(self) -> dict[str, Entry]:
         """The newest entry of each run that counts as spent: all except those voided, or refused without a charge."""
         return {run_id: entry for run_id, entry in self.latest.items() if entry.counts}
+
+    def find_kind(self, run_id: str) -> Kind | None:
+        """Return the kind of a run's newest entry, or None if it has none."""
+        return self.latest[run_id].kind if run_id in self.latest else None
 
     def count(self, plus: Sequence[Charge] = (), *, without: str = "") -> list[Charge]:
         """Return the charges that are composed: those that count as spent, except of releases that go on with a series."""
@@ -280,11 +273,10 @@ class Book:
         last = max((entry.sequence for entry in intended if entry.run_id == run_id), default=0)
         return coverage_of(entry.charge.event for entry in intended if entry.sequence <= last)
 
-    def find_position(self, run_id: str, compose: Compose) -> Position | None:
+    def find_position(self, run_id: str) -> Position | None:
         """Return where a run stands among the releases that were committed before it was charged; None if it is not charged.
 
-        The chain counts as it was when the run was charged, so later entries do not change the
-        answer.
+        The chain counts as it was when the run was charged, so later entries do not change the answer.
         """
         own = next(
             (
@@ -306,7 +298,7 @@ class Book:
         charges = count_series([(entry.charge, entry.release) for entry in released])
         return Position(
             entry=own,
-            epsilon=compose(charges, self.delta),
+            epsilon=self.compose(charges, self.delta),
             delta=round_up_sum(charge.delta for charge in charges),
             epsilon_limit=self.epsilon,
             delta_limit=self.delta,
@@ -327,10 +319,21 @@ class Book:
             event=add_cost(charge.event, rest) if rest > 0.0 else charge.event,
         )
 
-    def compute_balance(self, compose: Compose, plus: Sequence[Charge] = ()) -> Balance:
-        """Return the spent and the remaining budget."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, as the command line prints them."""
+        found = {name: getattr(self, name) for name in ("dataset", "created", "strict")}
+        entries = [asdict(entry) for entry in self.entries]
+        return {**found, "balance": asdict(self.balance), "entries": entries, "head": self.head}
+
+    @property
+    def balance(self) -> Balance:
+        """The spent and the remaining budget."""
+        return self.compute_balance()
+
+    def compute_balance(self, plus: Sequence[Charge] = ()) -> Balance:
+        """Return the spent and the remaining budget, with further charges counted in."""
         charges = self.count(plus)
-        composed = compose(charges, self.delta) if charges else 0.0
+        composed = self.compose(charges, self.delta) if charges else 0.0
         epsilon = math.inf if math.isnan(composed) else composed
         delta = round_up_sum(charge.delta for charge in charges)
         return Balance(

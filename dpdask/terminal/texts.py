@@ -8,7 +8,7 @@ from typing import Any
 from dpdask.errors import say_count
 from dpdask.privacy import attacker_power, bound_values, percent_above
 from dpdask.privacy.events import from_dict, hides_presence
-from dpdask.privacy.ledger_entries import NO_RUN, Balance, Summary
+from dpdask.privacy.ledger_entries import NO_RUN, Balance, Book
 from dpdask.privacy.rounding import shorten
 
 
@@ -39,7 +39,7 @@ def _size_text(measurement: Mapping[str, Any]) -> str:
     )
 
 
-def describe_ledger(summary: Summary) -> str:
+def describe_ledger(summary: Book) -> str:
     """Return what a dataset's releases spent, what is left, and its entries."""
     balance = summary.balance
     used, left = shorten(balance.epsilon_spent, up=True), shorten(balance.epsilon_left, up=False)
@@ -71,7 +71,7 @@ def _refusal_lines(balance: Balance) -> list[str]:
     return [f"  {runs} read rows and refused them; {balance.n_refusals_charged} charged; {exact}"]
 
 
-def _is_add_remove(summary: Summary) -> bool:
+def _is_add_remove(summary: Book) -> bool:
     """Return whether a charge that counts is of add-remove; a dataset has one adjacency."""
     newest = {entry.run_id: entry for entry in summary.entries if entry.kind not in NO_RUN}
     return any(

@@ -26,7 +26,7 @@ from dpdask.connect.address import import_extra, is_exposed
 from dpdask.connect.private import slurm_options
 from dpdask.connect.spec import Address, Slurm
 from dpdask.engine import cluster
-from dpdask.engine.cluster import INSECURE_KEY, share_bounds, share_key, share_options, withdraw_key
+from dpdask.engine.cluster import INSECURE_KEY, share_key, share_options, withdraw_key
 from dpdask.errors import SpecError, TemporaryError
 from dpdask.io.encrypted import EncryptedFolder
 from dpdask.io.storage import Folder
@@ -103,7 +103,7 @@ def test_no_log_holds_the_key_and_a_late_worker_without_dpdask_ends_alone(tmp_pa
             running(worker_words(address), tmp_path / "late.log", {**WITH_TESTS, **debug}),
         ):
             client.wait_for_workers(1)
-            share_bounds(RUN, key[::-1])
+            FOLDER.claim("bounds.npz", key[::-1])
             hidden = python_path(hide_dpdask(tmp_path / "hidden"), ROOT / "tests")
             with running(
                 worker_words(address), tmp_path / "foreign.log", {**hidden, **debug}
@@ -137,7 +137,7 @@ def share_and_die(address: str, key: bytes) -> None:
         dask.config.set(scheduler=client),
         share_key(RUN, key),
     ):
-        share_bounds(RUN, key[::-1])
+        FOLDER.claim("bounds.npz", key[::-1])
         run_each("keys", functools.partial(digest_key, FOLDER), [0])
         os._exit(9)
 

@@ -123,7 +123,7 @@ def test_a_position_leaves_out_refusals_and_what_came_later(tmp_path):
     ledger.intend("d", "void", Charge(epsilon=2.0))
     ledger.void("d", "void")
     own = ledger.intend("d", "b", Charge(epsilon=0.25))
-    before = ledger.find_position("d", "b")
+    before = ledger.show("d").find_position("b")
     assert before is not None
     assert before.entry == own
     assert [entry.run_id for entry in before.earlier] == ["a"]
@@ -131,10 +131,10 @@ def test_a_position_leaves_out_refusals_and_what_came_later(tmp_path):
     ledger.commit("d", "at work")
     ledger.commit("d", "b")
     ledger.intend("d", "later", Charge(epsilon=1.0))
-    after = ledger.find_position("d", "b")
+    after = ledger.show("d").find_position("b")
     assert after is not None
     assert (after.epsilon, [entry.run_id for entry in after.earlier]) == (before.epsilon, ["a"])
-    assert ledger.find_position("d", "nobody") is None
+    assert ledger.show("d").find_position("nobody") is None
 
 
 def test_about_decides_neither_the_rows_nor_the_jobs_name(tmp_path, source):

@@ -11,7 +11,7 @@ import pytest
 from privacy.ledger_worker import CHARGE, run_phases
 
 from dpdask.errors import BudgetError
-from dpdask.privacy.ledger import Charge, Ledger, Summary
+from dpdask.privacy.ledger import Book, Charge, Ledger
 
 pytest_plugins = ("privacy.ledger_worker",)
 
@@ -38,7 +38,7 @@ def answers(folder: Path) -> dict[str, str]:
     return {run_id: answer for answer, run_id in told}
 
 
-def check_chain(ledger: Ledger, accepted: set[str]) -> Summary:
+def check_chain(ledger: Ledger, accepted: set[str]) -> Book:
     shown = ledger.show("ratings")
     kinds = Counter((entry.run_id, entry.kind) for entry in shown.entries)
     assert set(kinds) == {(run_id, kind) for run_id in accepted for kind in ("intend", "commit")}
