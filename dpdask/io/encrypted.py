@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -26,6 +26,7 @@ from dpdask.io.faults import storage_faults
 from dpdask.io.storage import Folder, name_when_whole
 
 KEY_NAME = "run.key"
+_DIGITS = 20  # the most of a number of rows or bytes
 LOCK = "lock"
 _KEY_BYTES = 32
 _MARKS = {
@@ -249,6 +250,11 @@ def drop_key(run_id: str) -> None:
         _held.pop(name, None)
     for kept in [kept for kept in _read if kept[0] == run_id]:
         _read.pop(kept, None)
+
+
+def count_missing_digits(numbers: Iterable[int]) -> int:
+    """Return how many digits numbers lack to the longest one, so that no length tells of them."""
+    return sum(_DIGITS - len(str(number)) for number in numbers)
 
 
 def encrypt(secret: bytes, place: str, data: bytes, n_bytes: int = 0) -> bytes:

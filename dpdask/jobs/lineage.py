@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 from urllib.parse import urlsplit
 
 from dpdask.errors import DpdaskError, InternalError, SpecError
-from dpdask.io.storage import Folder
-from dpdask.jobs.growing_table import open_growing
 from dpdask.jobs.run import Outcome
 from dpdask.jobs.spec import Job
 from dpdask.version import __version__
@@ -133,13 +131,7 @@ class _Events:
             return event  # nothing was new
         output.outputFacets = {"outputStatistics": size}
         with suppress(DpdaskError):  # a card that cannot be read just now
-            folder, target = Folder(outcome.output), self._job.file.output.target
-            publication = (
-                open_growing(target, folder, self._job.digest)
-                if self._job.file.growing
-                else target.open(folder)
-            )
-            card = json.loads(publication.read_card(outcome.release))
+            card = json.loads(self._job.open_output().read_card(outcome.release))
             output.facets = {"dpdask_releaseCard": _facet("ReleaseCard", card=card)}
             if "input" in card:
                 source.facets = {

@@ -1,4 +1,4 @@
-"""Where a release goes, as a job says it: plain files, a Delta table or an Iceberg table."""
+"""Where a release goes, and how it appears there: by a rename, a manifest, or an entry of a log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from dpdask.documents import Document
 from dpdask.engine.write import Staging, add_run
-from dpdask.errors import SPENT_AGAIN, OutputError
+from dpdask.errors import SPENT_AGAIN, DataError, OutputError
 from dpdask.io.delta_log import DeltaLog
 from dpdask.io.iceberg_log import IcebergLog
 from dpdask.io.parquet import read_schema
@@ -59,203 +59,232 @@ class Catalog(Document):
         return self
 
 
-NAME_DIGITS = 12
+NAME_DIGITS = 12  # of a run's name, in the names of its files
 
 
-class Publication(Protocol):
-    """What differs between outputs: where shards are staged, and the one act that commits a release."""
+class Publication:
+    """An output of the releases of one job: where a run stages, and the one act that makes each appear.
 
-    output: Folder
-    is_shared: bool  # whether the output can hold releases of several jobs
+    What a run stages has names of its own: a task of an aborted run that is still at work somewhere
+    can never write into the next run's release. `series` is the digest of a job whose table grows: its
+    releases are numbered.
+    """
 
-    def make_staging(self, run_id: str, folder: Folder, actions: Folder) -> Staging:
-        """Return where a run stages what it will publish, and where it records what is staged.
+    is_shared = False  # whether the output may hold releases of other jobs
 
-        Names or folders are the run's own: a task of an aborted run that is still at work somewhere
-        can never write into another run's release.
-        """
+    def __init__(self, output: Folder, series: str | None = None) -> None:
+        self.output, self.series = output, series
+
+    def count(self) -> int:
+        """Return how many releases the series has, which is the number of the next one; else 0."""
+        raise NotImplementedError
+
+    def make_staging(self, run_id: str, hidden: Folder, actions: Folder) -> Staging:
+        """Return where a run stages what it will publish, and where its tasks record that."""
+        raise NotImplementedError
 
     def check(self, types: pa.Schema) -> None:
         """Check that the output can hold these columns; nothing is charged yet."""
+        raise NotImplementedError
 
     def find(self, release: str) -> Manifest | None:
         """Return the manifest of a release that is committed in this output, or None."""
+        raise NotImplementedError
 
     def read_card(self, release: str) -> bytes:
         """Return the card of a committed release."""
+        raise NotImplementedError
 
     def is_free(self, run_id: str | None) -> bool:
-        """Return whether a release can be committed here, beside what an unfinished run has written; no release of the job is here."""
+        """Return whether a release fits beside what is here and what an unfinished run has written."""
+        raise NotImplementedError
 
     def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
-        """Write documents and manifest beside the staged shards; nobody sees them yet.
-
-        Parameters
-        ----------
-        documents
-            By name, in the order of `DOCUMENTS`: the release card, and what is made from it.
-        """
+        """Write documents, by their names of `DOCUMENTS`, and manifest; nobody sees them yet."""
+        raise NotImplementedError
 
     def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
-        """Make a staged release appear, by one atomic act; nothing happens if it has appeared already."""
+        """Make a staged release appear by one atomic act, unless it has appeared already."""
+        raise NotImplementedError
 
     def finish(self) -> None:
         """Write what an interrupted driver left out after the commit."""
+        raise NotImplementedError
 
     def undo(self, release: str, run_id: str) -> None:
-        """Remove what a run has written into the output, unless it is committed."""
+        """Remove what a run has written into the output, unless its release is committed."""
+        raise NotImplementedError
 
 
-class _OwnFolder:
-    """A folder that one job's release has for itself."""
+class _Folder(Publication):
+    """A folder that the releases of one job have for themselves, each with its own manifest."""
 
-    is_shared = False
-
-    def __init__(self, output: Folder) -> None:
-        self.output = output
+    def count(self) -> int:
+        if self.series is None:
+            return 0
+        names = (f"{META}/{name}" for name in self.output.child(META).names())
+        number = sum(
+            re.fullmatch(rf"{META}/manifest(-\d{{5,}})?\.json", name) is not None for name in names
+        )
+        while self.output.exists(
+            number_name(MANIFEST_NAME, number)
+        ):  # the listing was an earlier one
+            number += 1
+        return number
 
     def check(self, types: pa.Schema) -> None:
-        """Accept all types; see `Publication.check`."""
+        number = self.count()
+        newest = self._read_manifest(number - 1) if number else None
+        if newest is None or not newest.shards or not self.output.exists(newest.shards[0].name):
+            return
+        there = read_schema(self.output, newest.shards[0].name)
+        for column in types:
+            if column.name not in there.names or there.field(column.name).type != column.type:
+                what = "this column has another type than in the rows that were released"
+                hint = "write the new rows with that type, or start a new output"
+                raise DataError(what, f"column {column.name!r}", hint)
 
     def find(self, release: str) -> Manifest | None:
-        """Return the manifest of the folder; see `Publication.find`."""
-        return find_in_folder(self.output, release)
+        manifest = self._read_manifest(read_number(release))
+        if self.series is None and manifest is not None and manifest.job != release:
+            raise OutputError(
+                "this output holds another job's release", self.output.url, SPENT_AGAIN
+            )
+        return manifest
 
     def read_card(self, release: str) -> bytes:
-        """Return the card; see `Publication.read_card`."""
-        del release
-        return self.output.read(CARD_NAME, replaced=True)
+        return self.output.read(number_name(CARD_NAME, read_number(release)), replaced=True)
+
+    def _read_manifest(self, number: int) -> Manifest | None:
+        return Manifest.read(self.output, number_name(MANIFEST_NAME, number))
+
+    def _create_manifest(self, number: int, manifest: Manifest) -> None:
+        """Commit by the creation of a manifest."""
+        name = number_name(MANIFEST_NAME, number)
+        if not self.output.put_new(name, manifest.to_bytes()):
+            raise self._other_release(number)
+        if count_missing(self.output, [manifest]):  # aborted while this driver slept
+            self.output.remove(name)
+            raise busy(self.output)
+
+    def _other_release(self, number: int) -> OutputError:
+        if number:
+            what, hint = "another run has released these rows into this output", "run the job again"
+        else:
+            what, hint = "another run has released into this output", "choose another output.path"
+        return OutputError(what, self.output.url, hint)
+
+    def _remove_documents(self, number: int) -> None:
+        for name in DOCUMENTS:
+            self.output.remove(number_name(name, number))
 
 
-class RenamedFolder(_OwnFolder):
-    """A folder on a file system: a hidden one is filled, and a rename makes it the output."""
+class LocalFolder(_Folder):
+    """A folder on a file system: a hidden one is filled, and a rename makes it the output.
 
-    def make_staging(self, run_id: str, folder: Folder, actions: Folder) -> Staging:
-        """Return a hidden folder of the run; see `Publication.make_staging`."""
-        return Staging(shards=folder.child(f"publish-{run_id}"), actions=actions)
+    The files of later releases of a series are renamed one by one, and their manifest commits them.
+    """
+
+    def make_staging(self, run_id: str, hidden: Folder, actions: Folder) -> Staging:
+        """Return where a run stages; see `Publication.make_staging`."""
+        number = self.count()  # the shards of the first release end in plain numbers
+        run = f"r{number:05d}" if number else ""
+        return Staging(shards=hidden.child(f"publish-{run_id}"), actions=actions, run=run)
 
     def is_free(self, run_id: str | None) -> bool:
-        """Return whether there is nothing; see `Publication.is_free`."""
+        """Return whether a release fits; see `Publication.is_free`."""
         del run_id
-        return not self.output.is_file() and not self.output.names()
+        return bool(self.count()) or (not self.output.is_file() and not self.output.names())
 
     def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
-        """Write all files of the output; see `Publication.stage`."""
-        for name, data in (
-            *documents.items(),
-            (MANIFEST_NAME, manifest.to_bytes()),
-            (SUCCESS_NAME, b""),
-        ):
+        """Write documents and manifest; see `Publication.stage`."""
+        number = self.count()
+        files = {number_name(name, number): data for name, data in documents.items()}
+        if not number:
+            files |= {MANIFEST_NAME: manifest.to_bytes(), SUCCESS_NAME: b""}
+        for name, data in files.items():
             staging.shards.write(name, data)
 
     def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
-        """Rename the hidden folder; see `Publication.commit`."""
-        del release
-        _sweep(staging.shards, manifest)
-        staging.shards.level_times()
-        staging.shards.move_to(self.output)
+        """Make the release appear; see `Publication.commit`."""
+        number, hidden = read_number(release), staging.shards
+        shards = [shard.name for shard in manifest.shards]
+        if number:
+            hidden.level_times()
+            for name in (*shards, *(number_name(name, number) for name in DOCUMENTS)):
+                hidden.move_to(self.output, name)
+            self._create_manifest(number, manifest)
+            return
+        # a worker or a driver that was killed may have left files half written
+        for name in set(hidden.names()) - {*shards, META, SUCCESS_NAME}:
+            hidden.remove(name)
+        for name in hidden.child(META).names():
+            if f"{META}/{name}" not in (*DOCUMENTS, MANIFEST_NAME):
+                hidden.child(META).remove(name)
+        hidden.level_times()
+        hidden.move_to(self.output)
 
     def finish(self) -> None:
-        """Do nothing: the rename was the last act."""
-
-    def undo(self, release: str, run_id: str) -> None:
-        """Do nothing: an unfinished run writes into its hidden folder alone; see `Publication.undo`."""
-
-
-class ManifestFolder(_OwnFolder):
-    """A folder in a store: shards are written once, where they will stay, and the manifest, which is created once, commits them."""
-
-    def make_staging(self, run_id: str, folder: Folder, actions: Folder) -> Staging:
-        """Return the output with names of the run's own; see `Publication.make_staging`."""
-        del folder
-        return stage_in_place(self.output, actions, run_id)
-
-    def is_free(self, run_id: str | None) -> bool:
-        """Return whether there is nothing but the run's shards and documents; see `Publication.is_free`."""
-        return not self.output.is_file() and all(
-            name == META or is_shard_of(run_id, name) for name in self.output.names()
-        )
-
-    def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
-        """Write the documents, unless a release is here; see `Publication.stage`."""
-        del manifest
-        for name, data in documents.items():
-            if staging.shards.put_new(name, data):
-                continue
-            if Manifest.read(self.output) is not None:
-                raise _other_release(self.output)
-            staging.shards.write(name, data)  # in place of one that a run left which was aborted
-
-    def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
-        """Create the manifest; see `Publication.commit`."""
-        del release, staging
-        if not self.output.put_new(MANIFEST_NAME, manifest.to_bytes()):
-            raise _other_release(self.output)
-        if count_missing(self.output, [manifest]):  # aborted while this driver slept
-            self.output.remove(MANIFEST_NAME)
-            raise busy(self.output)
-        self.output.write(SUCCESS_NAME, b"")
-
-    def finish(self) -> None:
-        """Write the file that comes after the manifest."""
-        if not self.output.exists(SUCCESS_NAME):
+        """Write what was left out; see `Publication.finish`."""
+        if self.series is not None:
             self.output.write(SUCCESS_NAME, b"")
 
     def undo(self, release: str, run_id: str) -> None:
-        """Remove the run's shards and its documents; see `Publication.undo`."""
-        del release
-        if Manifest.read(self.output) is None:
-            remove_shards(self.output, run_id)
-            for name in DOCUMENTS:
+        """Remove what a run has written; see `Publication.undo`."""
+        del run_id
+        number = read_number(release)
+        if not number or self._read_manifest(number) is not None:
+            return  # of a first release, all is in the hidden folder
+        for name in self.output.names():
+            if name.endswith(f"-r{number:05d}.parquet"):
                 self.output.remove(name)
+        self._remove_documents(number)
 
 
-def _other_release(output: Folder) -> OutputError:
-    return OutputError(
-        "another run has released into this output", output.url, "choose another output.path"
-    )
+class StoreFolder(_Folder):
+    """A folder in a store: shards are written where they stay, and a manifest, created once, commits."""
 
+    def make_staging(self, run_id: str, hidden: Folder, actions: Folder) -> Staging:
+        """Return where a run stages; see `Publication.make_staging`."""
+        del hidden
+        return Staging(shards=self.output, actions=actions, run=run_id[:NAME_DIGITS])
 
-def stage_in_place(output: Folder, actions: Folder, run_id: str) -> Staging:
-    """Return a staging in the output itself, whose names are the run's own."""
-    return Staging(shards=output, actions=actions, run=run_id[:NAME_DIGITS])
+    def is_free(self, run_id: str | None) -> bool:
+        """Return whether a release fits; see `Publication.is_free`."""
+        names = self.output.names()
+        known = all(name == META or _is_shard_of(run_id, name) for name in names)
+        return bool(self.count()) or (not self.output.is_file() and known)
 
+    def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
+        """Write documents and manifest; see `Publication.stage`."""
+        del manifest
+        number = self.count()
+        for name, data in documents.items():
+            if number == 0 and staging.shards.put_new(name, data):
+                continue
+            if number == 0 and self._read_manifest(0) is not None:
+                raise self._other_release(0)
+            # also in place of one that a run left which was aborted
+            staging.shards.write(number_name(name, number), data)
 
-def find_in_folder(output: Folder, release: str) -> Manifest | None:
-    """Return the manifest of a release that has a folder for itself, or None."""
-    manifest = Manifest.read(output)
-    if manifest is not None and manifest.job != release:
-        raise OutputError("this output holds another job's release", output.url, SPENT_AGAIN)
-    return manifest
+    def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
+        """Make the release appear; see `Publication.commit`."""
+        del staging
+        number = read_number(release)
+        self._create_manifest(number, manifest)
+        if number == 0:
+            self.output.write(SUCCESS_NAME, b"")
 
+    def finish(self) -> None:
+        """Write what was left out; see `Publication.finish`."""
+        if self.series is not None or not self.output.exists(SUCCESS_NAME):
+            self.output.write(SUCCESS_NAME, b"")
 
-def is_shard_of(run_id: str | None, name: str) -> bool:
-    """Return whether a file is a shard that a run has written, or half written, where it will stay.
-
-    Parameters
-    ----------
-    run_id
-        The name of the run; None if there is no run.
-    """
-    return run_id is not None and name_when_whole(name).endswith(f"-{run_id[:NAME_DIGITS]}.parquet")
-
-
-def remove_shards(output: Folder, run_id: str, but: Collection[str] = ()) -> None:
-    """Remove the shards that a run has written, or half written, where they were to stay."""
-    for name in output.names():
-        if is_shard_of(run_id, name) and name not in but:
-            output.remove(name)
-
-
-def _sweep(publish: Folder, manifest: Manifest) -> None:
-    """Remove what a worker or a driver that was killed left half written, so that only the release is published."""
-    whole = {shard.name for shard in manifest.shards} | {META, SUCCESS_NAME}
-    for name in publish.names():
-        if name not in whole:
-            publish.remove(name)
-    for name in publish.child(META).names():
-        if f"{META}/{name}" not in (*DOCUMENTS, MANIFEST_NAME):
-            publish.child(META).remove(name)
+    def undo(self, release: str, run_id: str) -> None:
+        """Remove what a run has written; see `Publication.undo`."""
+        if self._read_manifest(number := read_number(release)) is None:
+            _remove_shards(self.output, run_id)
+            self._remove_documents(number)
 
 
 class TableLog(Protocol):
@@ -270,7 +299,7 @@ class TableLog(Protocol):
         """Return the number of the run that has committed a release, or None."""
 
     def count(self, name: Callable[[int], str]) -> int:
-        """Return how many releases of a series are committed."""
+        """Return how many releases of a series are committed, given the name of each by its number."""
 
     def check(self, types: pa.Schema, mode: Mode) -> None:
         """Check that these columns can be committed."""
@@ -283,97 +312,120 @@ class TableLog(Protocol):
         about: Mapping[str, str],
         mode: Mode,
     ) -> None:
-        """Make shards visible by one entry; nothing happens if the release is there."""
+        """Make shards visible by one entry that says `about` the release; nothing if it is there."""
 
 
-class PublishedTable:
-    """A table that releases are committed to.
-
-    Parameters
-    ----------
-    mode
-        Whether the table must not exist, its content stays, or is replaced.
-    """
+class Table(Publication):
+    """A table that has a log: files are written where they stay, and one entry makes them visible."""
 
     is_shared = True
 
-    def __init__(self, output: Folder, log: TableLog, mode: Mode) -> None:
-        self.output, self._log, self._mode = output, log, mode
+    def __init__(
+        self, output: Folder, log: TableLog, mode: Mode, series: str | None = None
+    ) -> None:
+        super().__init__(output, series)
+        self._log, self._mode = log, mode
 
-    def make_staging(self, run_id: str, folder: Folder, actions: Folder) -> Staging:
-        """Return the table's folder with names of the run's own; see `Publication.make_staging`."""
-        del folder
-        return stage_in_place(self.output, actions, run_id)
+    def count(self) -> int:
+        """Return how many releases there are; see `Publication.count`."""
+        series = self.series
+        return 0 if series is None else self._log.count(lambda number: name_release(series, number))
+
+    def make_staging(self, run_id: str, hidden: Folder, actions: Folder) -> Staging:
+        """Return where a run stages; see `Publication.make_staging`."""
+        del hidden
+        return Staging(shards=self.output, actions=actions, run=run_id[:NAME_DIGITS])
 
     def check(self, types: pa.Schema) -> None:
-        """Check the columns against the format and the table; see `Publication.check`."""
+        """Check the columns; see `Publication.check`."""
         self._log.check(types, self._mode)
 
     def find(self, release: str) -> Manifest | None:
-        """Return the manifest that the log's entry names; see `Publication.find`."""
+        """Return the manifest; see `Publication.find`."""
         run = self._log.find(release)
         if run is None:
             return None
-        name = _name(MANIFEST_NAME, run)
+        name = _name_file(MANIFEST_NAME, run)
         manifest = Manifest.read(self.output, name)
         if manifest is None:
-            raise OutputError(
-                "this table holds the release, but its manifest is gone",
-                f"{self.output.url}/{name}",
-                "restore it",
-            )
+            what = "this table holds the release, but its manifest is gone"
+            raise OutputError(what, f"{self.output.url}/{name}", "restore it")
         return manifest
 
     def read_card(self, release: str) -> bytes:
         """Return the card; see `Publication.read_card`."""
-        run = self._log.find(release)
-        return self.output.read(_name(CARD_NAME, run or 0), replaced=True)
+        run = self._log.find(release) or 0
+        return self.output.read(_name_file(CARD_NAME, run), replaced=True)
 
     def is_free(self, run_id: str | None) -> bool:
-        """Return whether there is no table, or one that may be changed; see `Publication.is_free`."""
+        """Return whether a release fits; see `Publication.is_free`."""
         if self._log.exists():
             return self._mode != "error"
-        known = {META, self._log.folder_name}
+        known, names = {META, self._log.folder_name}, self.output.names()
         return not self.output.is_file() and all(
-            name in known or is_shard_of(run_id, name) for name in self.output.names()
+            name in known or _is_shard_of(run_id, name) for name in names
         )
 
     def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
-        """Write documents and manifest under names of the run's own; see `Publication.stage`."""
+        """Write documents and manifest; see `Publication.stage`."""
         if self.output.is_local:  # what a worker or a driver that was killed left half written
-            remove_shards(self.output, staging.run, {shard.name for shard in manifest.shards})
-        for name, data in documents.items():
+            _remove_shards(self.output, staging.run, {shard.name for shard in manifest.shards})
+        for name, data in (*documents.items(), (MANIFEST_NAME, manifest.to_bytes())):
             staging.shards.write(staging.place(name), data)
-        staging.shards.write(staging.place(MANIFEST_NAME), manifest.to_bytes())
 
     def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
-        """Write the entry of the log; see `Publication.commit`."""
+        """Make the release appear; see `Publication.commit`."""
         types = read_schema(self.output, manifest.shards[0].name).remove_metadata()
         self.output.level_times(staging.place(".parquet"))
-        about = {
-            "dpdask.card": staging.place(CARD_NAME),
-            "dpdask.card_sha256": manifest.card_sha256,
-        }
-        self._log.commit(
-            Transaction(release, int(staging.run, 16)), manifest.shards, types, about, self._mode
-        )
+        card, run = staging.place(CARD_NAME), int(staging.run, 16)
+        about = {"dpdask.card": card, "dpdask.card_sha256": manifest.card_sha256}
+        self._log.commit(Transaction(release, run), manifest.shards, types, about, self._mode)
+        if self.series is not None and self._log.find(release) != run:
+            what = "another run has released these rows into this table"
+            raise OutputError(what, self.output.url, "run the job again")
 
     def finish(self) -> None:
         """Do nothing: the entry was the last act."""
 
     def undo(self, release: str, run_id: str) -> None:
-        """Remove the run's shards, documents and manifest; see `Publication.undo`."""
+        """Remove what a run has written; see `Publication.undo`."""
         run = int(run_id[:NAME_DIGITS], 16)
-        if self._log.find(release) == run:
-            return
-        remove_shards(self.output, run_id)
-        for name in (*DOCUMENTS, MANIFEST_NAME):
-            self.output.remove(_name(name, run))
+        if self._log.find(release) != run:
+            _remove_shards(self.output, run_id)
+            for name in (*DOCUMENTS, MANIFEST_NAME):
+                self.output.remove(_name_file(name, run))
 
 
-def _name(name: str, run: int) -> str:
+def _name_file(name: str, run: int) -> str:
     """Return the name of a run's file, given the number by which the log knows the run."""
     return add_run(name, f"{run:0{NAME_DIGITS}x}")
+
+
+def _is_shard_of(run_id: str | None, name: str) -> bool:
+    """Return whether a file is a shard that a run has written, or half written, where it will stay."""
+    whole = name_when_whole(name)
+    return run_id is not None and whole.endswith(f"-{run_id[:NAME_DIGITS]}.parquet")
+
+
+def _remove_shards(output: Folder, run_id: str, but: Collection[str] = ()) -> None:
+    for name in output.names():
+        if _is_shard_of(run_id, name) and name not in but:
+            output.remove(name)
+
+
+def name_release(series: str, number: int) -> str:
+    """Return the name of a release of a growing table."""
+    return f"{series} {number}"
+
+
+def read_number(release: str) -> int:
+    """Return the number in the name of a release; 0 if its table does not grow."""
+    return int(release.partition(" ")[2] or 0)
+
+
+def number_name(name: str, number: int) -> str:
+    """Return the name of a numbered release's file; the first release has the names of any other."""
+    return name if number == 0 else add_run(name, f"{number:05d}")
 
 
 class Target(Document):
@@ -415,12 +467,12 @@ class Target(Document):
             if key not in usual or value != usual[key].default
         }
 
-    def open(self, output: Folder) -> Publication:
-        """Return what publishes into a folder in this way."""
+    def open(self, output: Folder, series: str | None = None) -> Publication:
+        """Return what publishes into a folder; `series` is the digest of a job whose table grows."""
         log = self.open_log(output)
         if log is not None:
-            return PublishedTable(output, log, self.mode)
-        return RenamedFolder(output) if output.is_local else ManifestFolder(output)
+            return Table(output, log, "append" if series else self.mode, series)
+        return LocalFolder(output, series) if output.is_local else StoreFolder(output, series)
 
     def open_log(self, output: Folder) -> TableLog | None:
         """Return the log of the table in a folder; None if plain files are written there."""

@@ -25,11 +25,10 @@ from dpdask.io.files import Files
 from dpdask.io.footer import Ranges
 from dpdask.io.fragments import InputTable, row_group_ranges
 from dpdask.io.storage import Folder
-from dpdask.jobs.growing import GrowingState, plan_growing
-from dpdask.jobs.growing_table import name_release, open_growing
-from dpdask.jobs.output import Publication
+from dpdask.jobs.growing import Growth
+from dpdask.jobs.output import name_release
 from dpdask.jobs.spec import Job, raises_in_keys
-from dpdask.jobs.state import Progressed, RunState
+from dpdask.jobs.state import RunState, name_run, open_job_run
 from dpdask.jobs.tables import JobTable, open_table, opens_stores
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.expectations import (
@@ -360,17 +359,16 @@ def plan_job(job: Job) -> Plan:
 
     Any error that a run would end with, other than these, is in `Plan.refusal`.
     """
-    state: RunState
+    growth = Growth(job) if job.file.growing else None
     series = None
-    if job.file.growing:
-        job, state, opened, series = plan_growing(job)
-    else:
-        state = RunState(
-            Folder(job.output_url),
-            None if job.ledger is None else job.ledger.url,
-            job.file.output.target,
-        )
+    if growth is None:
+        state = open_job_run(job)
         opened = open_table(job, state.folder)
+    else:
+        state = growth.state
+        unfinished = None if state.is_committed() else state.find_unfinished(job.digest)
+        opened = growth.open_next(unfinished)
+        job, series = growth.extend(opened.table), growth.describe_plan(opened)
     is_finished, refusal = _foresee(job, state, opened)
     table, mechanism = opened.table, opened.mechanism
     private = {name: job.schema.columns[name] for name in job.schema.privatised}
@@ -438,17 +436,17 @@ def _foresee(job: Job, state: RunState, opened: JobTable) -> tuple[bool, DpdaskE
 
 def _check_run(job: Job, state: RunState, opened: JobTable) -> bool:
     """Check what a run would check before it reads a row, in the same order, and change nothing; return whether it is finished."""
-    if isinstance(state, GrowingState):
-        finished = state.number > 0 and not opened.table.fragments
+    if job.file.growing:
+        finished = state.publication.count() > 0 and not opened.table.fragments
     else:
         names = job.name_releases(opened.table.fingerprint if job.may_repeat else "")
         finished = state.find_release(names.find(state.publication)) is not None
     if not finished:
         unfinished = state.find_unfinished(job.digest)
-        job.account.check_room(None if unfinished is None else unfinished.run_id)
+        job.account.check_room(name_run(unfinished))
         opened.check(job, state.publication)
         state.check()
-        find_resumed(job, state, opened.table)
+        state.find_resumed(job, opened.table)
         if not job.account.is_strict:  # else the refusal is counted, so it is the run's
             opened.check_copies()
     return finished
@@ -462,36 +460,6 @@ def _is_charged(job: Job, state: RunState) -> bool:
             *("intend", "draw", "commit"),
         )
     return False
-
-
-def find_resumed(job: Job, state: RunState, table: InputTable) -> Progressed | None:
-    """Return the unfinished run that a run goes on with, or None if it begins anew; nothing is changed."""
-    reached, left = state.read(), state.read_unfinished()
-    if left is not None and state.is_committed():
-        if left.job != job.digest:
-            raise OutputError(
-                "a run of another job has published here and is not finished",
-                job.file.output.path,
-                "run that job again first",
-            )
-        return None
-    if reached is None or (
-        reached.job == job.digest and job.account.read().find_kind(reached.run_id) == "refuse"
-    ):
-        return None
-    if reached.job != job.digest:
-        raise OutputError(
-            "a run of another job is staged for this output",
-            job.file.output.path,
-            "`dpdask abort` it, or choose another output.path",
-        )
-    if reached.input != table.fingerprint:
-        raise InputError(
-            "the input changed since the run began",
-            job.file.input.path,
-            "restore it and run again, or `dpdask abort` the run",
-        )
-    return reached
 
 
 def _describe_commit(job: Job) -> str:
@@ -612,16 +580,12 @@ def audit_job(job: Job, *, n_runs: int = 20_000) -> dict[str, Any]:
 
 def _card(job: Job, fingerprint: str) -> dict[str, Any] | None:
     """Return the card of a finished job's own release of the input, or None if there is none or it was changed."""
-    output, target = Folder(job.output_url), job.file.output.target
-    publication: Publication = target.open(output)
-    if job.file.growing:
-        publication = open_growing(target, output, job.digest)
+    publication = job.open_output()
     try:
-        release = (
-            name_release(job.digest, 0)
-            if job.file.growing
-            else job.name_releases(fingerprint).find(publication)
-        )
+        if job.file.growing:
+            release = name_release(job.digest, 0)
+        else:
+            release = job.name_releases(fingerprint).find(publication)
         manifest = publication.find(release)
         data = b"" if manifest is None else publication.read_card(release)
         return (

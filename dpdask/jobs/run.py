@@ -1,4 +1,7 @@
-"""A run as a resumable state machine (docs/explanation/design.md, The life of a run): run it again after a crash and it writes the same bytes."""
+"""A run as a resumable state machine: run it again after a crash and it writes the same bytes.
+
+See docs/explanation/design.md, The life of a run.
+"""
 
 from __future__ import annotations
 
@@ -24,53 +27,82 @@ from dpdask.engine.write import (
 )
 from dpdask.errors import BudgetError, DpdaskError, InputError, OutputError, TemporaryError
 from dpdask.io.files import LOG_FOLDERS
-from dpdask.io.fragment import Fragment
-from dpdask.io.shards import CARD_NAME, MANIFEST_NAME, Manifest, count_missing, list_manifests
-from dpdask.io.storage import Folder
-from dpdask.jobs.growing import (
-    GrowingState,
-    make_job_card,
-    open_state,
-    run_growing,
-    write_documents,
+from dpdask.io.shards import (
+    CARD_NAME,
+    CROISSANT_NAME,
+    MANIFEST_NAME,
+    PAGE_NAME,
+    Manifest,
+    count_missing,
+    list_manifests,
 )
-from dpdask.jobs.plan import expect, find_resumed, list_sorted_warnings
+from dpdask.io.storage import Folder
+from dpdask.jobs.growing import Growth, Next
+from dpdask.jobs.output import name_release
+from dpdask.jobs.plan import expect, list_sorted_warnings
+from dpdask.jobs.records import busy
 from dpdask.jobs.run_keys import Name, ReleaseNames, forget_unused
 from dpdask.jobs.spec import Job, raises_in_keys
-from dpdask.jobs.state import Progressed, RunState, charge, finish, is_undrawn, record_draw
+from dpdask.jobs.state import (
+    RunRecord,
+    RunState,
+    charge,
+    finish,
+    is_undrawn,
+    name_run,
+    open_job_run,
+    open_output_run,
+    record_draw,
+)
 from dpdask.jobs.tables import JobTable, open_table, opens_stores
+from dpdask.mechanisms.card import (
+    Card,
+    EarlierRelease,
+    LedgerPosition,
+    ReleaseName,
+    make_card,
+)
 from dpdask.mechanisms.mechanism import Mechanism
+from dpdask.page import make_croissant, make_page
 from dpdask.steps import step
+
+CountRows = Callable[[int | None, int | None], None]
+_MOST_EARLIER = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What a run ended with."""
 
-    # `released`, or `already released` when a finished job is run again; `nothing new` if a growing
-    # table has no new rows.
+    # `already released` when a finished job is run again; `nothing new` of a growing table.
     status: Literal["released", "already released", "nothing new"]
-    output: str  # the output's URL, and the committed shards
+    output: str
+    # The committed shards.
     manifest: Manifest
-    # The warnings of the plan, and those that follow from the rows: see `Mechanism.warn_of_release`
-    # and `list_sorted_warnings`.
+    # Those of the plan, and those that follow from the rows.
     warnings: tuple[str, ...] = ()
-    # What is printed on the steward's terminal only: exact, and covered by no ε. Empty if the job
-    # was already finished.
+    # For the steward's terminal only: exact, and covered by no ε.
     told: Told = field(default_factory=Told)
-    # One line on how good the release is, from the release alone; empty if the job was already
-    # finished.
+    # One line on how good the release is, from the release alone.
     quality: str = ""
-    # The mechanism as it was run, which differs among the releases of a growing table; None if the
-    # job was already finished.
+    # The mechanism as it was run, which differs among the releases of a growing table.
     mechanism: Mechanism | None = None
-    # The run's name in the ledger, empty if the job was already finished; the name by which the
-    # output knows the release.
+    # The run's name in the ledger. This and the three before are empty if nothing was done.
     run_id: str = ""
+    # The name by which the output knows the release.
     release: str = ""
 
 
-CountRows = Callable[[int | None, int | None], None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    """A job that this driver runs, and whom it tells how far it is."""
+
+    job: Job
+    state: RunState
+    opened: JobTable
+    name: Name
+    growth: Growth | None
+    progress: Progress | None
 
 
 @raises_in_keys
@@ -82,231 +114,259 @@ def run_job(
 
     Parameters
     ----------
+    job
+        The job.
     progress, count_rows
-        Called with (stage, done, total); before, with the numbers of rows that are read and
-        written, where they are known and public.
+        Called with (stage, done, total); before, with the numbers of rows that are read and written,
+        where they are known and public.
+
+    Raises
+    ------
+    BudgetError
+        If the dataset's budget does not allow the job; checked before a row is read, and again before
+        noise is drawn.
+    SpecError, DataError
+        If the job or its data are wrong; nothing is kept, so a corrected job starts afresh. Nothing is
+        kept either of a run that failed before its first noise, unless what failed may pass and its
+        driver has kept counts of a long pass.
+    InputError
+        If the input is missing, or changed since the run began; what is staged is kept.
+    OutputError
+        If the output already exists and was not written by this run.
+    TemporaryError
+        If something failed that may pass; what is staged is kept.
+
+    Before a row is read or anything is charged, each worker of a cluster is asked what it has and can
+    do: see `check_workers`.
 
     Privacy
     -------
-    Row noise is a function of the run key; central noise is saved beside it as soon as it is drawn.
-    So a second run repeats the first one's draws and releases nothing new. The key is removed at
-    the commit. A refusal after rows were read reveals something exact about them that no ε covers:
-    the ledger records it, and charges it if the dataset is strict. Errors and warnings are for the
-    steward only.
+    Row noise is a function of the run key; central noise is saved beside it as soon as it is drawn. So
+    a second run repeats the first one's draws and releases nothing new. The key is removed at the
+    commit. A refusal after rows were read reveals something exact about them that no ε covers: the
+    ledger records it, and charges it if the dataset is strict. Errors and warnings are for the steward
+    only.
     """
     if job.file.growing:
-        nothing = Outcome(
-            status="nothing new",
-            output=job.output_url,
-            manifest=Manifest(job=job.digest, shards=(), card_sha256=""),
-        )
-        return run_growing(
-            job,
-            lambda *release: _run_locked(*release, progress=progress, count_rows=count_rows),
-            lambda table: replace(nothing, warnings=table.left_out),
-        )
-    state = RunState(
-        Folder(job.output_url),
-        None if job.ledger is None else job.ledger.url,
-        job.file.output.target,
-    )
+        return _run_growing(job, progress, count_rows)
+    state = open_job_run(job)
     opened = open_table(job, state.folder) if job.may_repeat else None
     names = job.name_releases("" if opened is None else opened.table.fingerprint)
-    finished = _find_finished(job, state, names.find(state.publication))
+    finished = _find_finished(job, state, names)
     if finished is not None:
         state.sweep()
         return finished
-    finished = _check_room(job, state, names)
-    if finished is not None:
-        return finished
+    before = state.find_unfinished(job.digest)
+    try:
+        job.account.check_room(name_run(before))
+    except BudgetError:
+        finished, now = _find_finished(job, state, names), state.find_unfinished(job.digest)
+        if finished is not None:
+            return finished  # another driver has just released the job
+        if now is None or (before is not None and now.run_id == before.run_id):
+            raise
+        job.account.check_room(now.run_id)  # another driver has charged the job since
     opened = opened or open_table(job, state.folder)
     opened.check(job, state.publication)
     with state.lock():
-        finished = _find_finished(job, state, names.find(state.publication))
+        finished = _find_finished(job, state, names)
         if finished is not None:
             state.remove_rest()
             return finished
-        return _run_locked(job, state, opened, names.make, progress=progress, count_rows=count_rows)
-
-
-def _run_locked(
-    job: Job,
-    state: RunState,
-    opened: JobTable,
-    name: Name,
-    *,
-    progress: Progress | None,
-    count_rows: CountRows | None,
-) -> Outcome:
-    """Run a job whose output this driver has for itself."""
-    expected = expect(job, opened)
-    if count_rows is not None:
-        count_rows(opened.public_rows, expected.n_rows)
-    _check_cluster(state, opened)
-    try:
-        outcome = _advance(job, state, opened, name, progress)
-        return replace(
-            outcome, warnings=tuple(dict.fromkeys((*expected.warnings, *outcome.warnings)))
+        attempt = _Attempt(
+            job=job, state=state, opened=opened, name=names.make, growth=None, progress=progress
         )
-    except DpdaskError as error:
-        _fail(job, state, error)
-        raise
+        return _run_locked(attempt, count_rows)
 
 
-@step("checking the workers")
-def _check_cluster(state: RunState, opened: JobTable) -> None:
-    """Check the workers; if they cannot do the work, leave no trace of a run that has not begun."""
-    try:
-        place = Folder(
-            state.folder.url
-        )  # no secret lies there yet, and nothing is asked of who owns it
-        check_workers(
-            opened.table.fragments, output=place, secrets=place if state.output.is_local else None
+def _run_growing(job: Job, progress: Progress | None, count_rows: CountRows | None) -> Outcome:
+    """Finish an unfinished release of a growing table, and release the rows that are new."""
+    outcome = None
+    while True:
+        growth = Growth(job)
+        state = growth.state
+        if state.folder.exists():
+            with state.lock():
+                growth.tidy()
+        number, unfinished = growth.number, state.find_unfinished(job.digest)
+        opened = growth.open_next(unfinished)
+        if number and not opened.table.fragments:
+            nothing = Manifest(job=job.digest, shards=(), card_sha256="")
+            left_out = opened.table.left_out
+            return outcome or Outcome(
+                status="nothing new", output=job.output_url, manifest=nothing, warnings=left_out
+            )
+        following = growth.extend(opened.table)
+        following.account.check_room(name_run(unfinished))
+        opened.check(job, state.publication)
+        release = name_release(job.digest, number)
+        attempt = _Attempt(
+            job=following,
+            state=state,
+            opened=opened,
+            name=lambda _, release=release: release,  # type: ignore[misc]  # bound now
+            growth=growth,
+            progress=progress,
         )
-    except DpdaskError:
-        if state.read() is None:
-            state.remove()
-        raise
+        with state.lock():
+            if (number, unfinished) != (growth.number, state.find_unfinished(job.digest)):
+                raise busy(state.output)
+            outcome = _run_locked(attempt, count_rows)
+        if unfinished is None:
+            return outcome
 
 
-def _find_finished(job: Job, state: RunState, release: str) -> Outcome | None:
-    """Return the outcome of a committed run of this job, cleaning up what its driver could not."""
+def _find_finished(job: Job, state: RunState, names: ReleaseNames) -> Outcome | None:
+    """Return the outcome of a committed run of this job, cleaning up what its driver could not.
+
+    An `OutputError` if the output is something else.
+    """
+    release = names.find(state.publication)
     manifest = state.find_release(release)
     if manifest is None:
         return None
     state.publication.finish()
     if state.is_left_by(release):
-        with suppress(
-            InputError, OutputError
-        ):  # of another version, or its key is elsewhere: the release stands all the same
-            state.read()  # raises one of these
+        # a run of another version, or one whose key is elsewhere: the release stands all the same
+        with suppress(InputError, OutputError):
+            state.read()
             finish(job, state)
     n_missing = _count_missing(state.output, [manifest])
-    what = f"missing shards: {n_missing} of {len(manifest.shards)}; restore them from a copy: a new run would spend ε again"
+    missing = f"missing shards: {n_missing} of {len(manifest.shards)}"
+    warning = f"{missing}; restore them from a copy: a new run would spend ε again"
     return Outcome(
         status="already released",
         output=job.output_url,
         manifest=manifest,
-        warnings=(what,) if n_missing else (),
+        warnings=(warning,) if n_missing else (),
         release=release,
     )
 
 
-def _check_room(job: Job, state: RunState, names: ReleaseNames) -> Outcome | None:
-    """Check that the budget allows the job, or that its unfinished run is charged; return its outcome if another driver has just released it."""
-    before = state.find_unfinished(job.digest)
-    try:
-        job.account.check_room(None if before is None else before.run_id)
-    except BudgetError:
-        finished, now = (
-            _find_finished(job, state, names.find(state.publication)),
-            state.find_unfinished(job.digest),
-        )
-        if finished is not None:
-            return finished
-        if now is None or (before is not None and now.run_id == before.run_id):
+def _run_locked(attempt: _Attempt, count_rows: CountRows | None) -> Outcome:
+    """Run a job whose output this driver has for itself."""
+    job, state, opened = attempt.job, attempt.state, attempt.opened
+    expected = expect(job, opened)
+    if count_rows is not None:
+        count_rows(opened.public_rows, expected.n_rows)
+    with step("checking the workers"):
+        try:
+            # no secret lies there yet, and nothing is asked of who owns it
+            place = Folder(state.folder.url)
+            secrets = place if state.output.is_local else None
+            check_workers(opened.table.fragments, output=place, secrets=secrets)
+        except DpdaskError:
+            if state.read() is None:
+                state.remove()  # no trace of a run that has not begun
             raise
-        job.account.check_room(now.run_id)  # another driver has charged the job since
-    return None
+    try:
+        outcome = _advance(attempt)
+    except DpdaskError as error:
+        _fail(job, state, error)
+        raise
+    return replace(outcome, warnings=tuple(dict.fromkeys((*expected.warnings, *outcome.warnings))))
 
 
 def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
-    """After a failure, keep what a second run can resume from, remove the rest, and update the ledger."""
+    """Keep what a second run can resume from, remove the rest, and update the ledger."""
     if isinstance(error, OutputError) or state.is_committed():
-        return  # the state belongs to another run; or the release is published, and only the ledger's commit is missing
+        return  # another run's state; or the release is published, and the ledger's commit is missing
     if not state.holds_run():
         return  # another driver has taken the run over
     drawn = not is_undrawn(job, state)
     settlement = settle(error, drawn=drawn, strict=job.account.is_strict)
-    if settlement == "keep" or (
-        settlement == "void" and isinstance(error, TemporaryError) and state.has_counts()
-    ):
+    may_pass = isinstance(error, TemporaryError) and settlement == "void"
+    if settlement == "keep" or (may_pass and state.has_counts()):
         return
     reached = state.find_unfinished(job.digest)
     if reached is not None and settlement == "refuse":
         job.account.refuse(reached.run_id, reached.sample, drawn=drawn)
     elif reached is not None and settlement == "void":
         job.account.void(reached.run_id)
-    state.remove(None if reached is None else reached.run_id)
+    state.remove(name_run(reached))
 
 
-def _advance(
-    job: Job, state: RunState, opened: JobTable, name: Name, progress: Progress | None
-) -> Outcome:
-    table = opened.table
-    reached = find_resumed(job, state, table)
-    if (
-        reached is None and state.is_committed()
-    ):  # a release that the ledger does not know, of an earlier input
-        finish(job, state)
-    elif reached is None and state.read() is not None:
-        state.remove()  # as the driver that refused its rows was about to do
+def _advance(attempt: _Attempt) -> Outcome:
+    """Begin a run, or go on with the one that is there, and bring it to its end."""
+    job, state, opened = attempt.job, attempt.state, attempt.opened
+    table, growth = opened.table, attempt.growth
+    reached = state.find_resumed(job, table)
     if reached is None:
-        ids = tuple(fragment.id for fragment in table.fragments) if job.file.growing else ()
-        holdout = job.account.find_holdout(opened.sample_place, opened.hide_sample)
-        seed, version = job.file.insecure_seed, table.version if job.file.growing else None
+        if state.is_committed():  # a release that the ledger does not know, of an earlier input
+            finish(job, state)
+        elif state.read() is not None:
+            state.remove()  # as the driver that refused its rows was about to do
         reached = state.open(
-            job.digest, name, table.fingerprint, seed, holdout, fragments=ids, input_version=version
+            job.digest,
+            attempt.name,
+            table.fingerprint,
+            job.file.insecure_seed,
+            job.account.find_holdout(opened.sample_place, opened.hide_sample),
+            fragments=tuple(fragment.id for fragment in table.fragments) if growth else (),
+            input_version=table.version if growth else None,
         )
-    if isinstance(state, GrowingState):
-        job = state.place(job, reached, table)
+    following = None if growth is None else growth.prepare(reached, table)
     with state.share_key(reached.run_id):
-        return _release(
-            job,
-            state,
-            replace(opened, work=replace(opened.work, secrets=state.secrets(reached.run_id))),
-            reached,
-            progress,
+        work = replace(opened.work, secrets=state.secrets(reached.run_id))
+        begun = replace(
+            attempt,
+            job=job if following is None else following.job,
+            opened=replace(opened, work=work),
         )
+        return _release(begun, reached, following)
 
 
-def _release(
-    job: Job, state: RunState, opened: JobTable, reached: Progressed, progress: Progress | None
-) -> Outcome:
+def _release(attempt: _Attempt, reached: RunRecord, following: Next | None) -> Outcome:
     """Bring a run from where it is to its end."""
+    job, state, opened = attempt.job, attempt.state, attempt.opened
     strict = job.account.is_strict
     if reached.stage == "opened":
         if strict:
-            charge(
-                job, state, reached
-            )  # rows are read from here on, and a refusal costs as much as a release
+            # rows are read from here on, and a refusal costs as much as a release
+            charge(job, state, reached)
         opened.check_copies()
-        reached = _fit(job, state, opened, reached, progress)
+        reached = _fit(attempt, reached)
     else:
-        charge(
-            job, state, reached
-        )  # already charged, unless the job got its ledger, or another one, since then
+        # already charged, unless the job got its ledger, or another one, since then
+        charge(job, state, reached)
     record_draw(job, reached)
-    staged = _write(job, opened, reached.fitted, state.staging(reached.run_id), progress)
+    fitted, staging = reached.fitted, state.staging(reached.run_id)
+    staged = _write(job, opened, fitted, staging, attempt.progress)
     with step("publishing"):
-        release = load(opened.work.secrets, reached.release_sha256, opened.mechanism.release_type)
-        card = make_job_card(job, state, opened, reached, release)
+        kind = opened.mechanism.release_type
+        release = load(opened.work.secrets, fitted.release_sha256, kind)
+        card = make_job_card(job, opened, reached, release)
+        if following is not None:
+            card = following.describe(card)
         content = card.to_bytes()
-        manifest = Manifest(
-            job=job.digest, shards=staged.shards, card_sha256=hashlib.sha256(content).hexdigest()
-        )
+        sha256 = hashlib.sha256(content).hexdigest()
+        manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=sha256)
         quality = opened.mechanism.description.quality(release)
-        doubts = _warn_of_release(opened, reached.fitted, release)
-        documents, faults = write_documents(card, manifest, state.staging(reached.run_id).shards)
+        doubts = _warn_of_release(opened, fitted, release)
+        # page and metadata are functions of what is published. The budget is spent by now, so no
+        # failure to make them may fail the release
+        page, faults = make_page(card, manifest, staging.shards)
+        croissant, further = make_croissant(card, manifest, staging.shards)
+        documents = {PAGE_NAME: page, CROISSANT_NAME: croissant, CARD_NAME: content}
         job.name_releases(reached.input).keep(reached.release, state.keys.read(reached.run_id))
-        state.publish(reached, manifest, {**documents, CARD_NAME: content})
-        state.remove_key(
-            reached.run_id
-        )  # now, for a ledger that cannot be reached would keep it beside the output
-        job.account.commit(reached.run_id, reached.release_sha256)
+        if attempt.growth is not None and following is not None:
+            attempt.growth.publish(following, reached, manifest, documents)
+        else:
+            state.publish(reached, manifest, documents)
+        # now, for a ledger that cannot be reached would keep it beside the output
+        state.remove_key(reached.run_id)
+        job.account.commit(reached.run_id, fitted.release_sha256)
         state.remove(reached.run_id)
-    counted = Told(changed={name: count for name, count in reached.fitted.changed.items() if count})
-    told = Told() if strict else counted.merge(staged.told)  # with a strict ledger, nobody is told
-    warnings = (
-        *(() if strict else doubts),
-        *list_sorted_warnings(job, told, len(manifest.shards)),
-        *faults,
-    )
+    told = Told()
+    if not strict:  # with a strict ledger, nobody is told
+        counted = {name: count for name, count in fitted.changed.items() if count}
+        told = Told(changed=counted).merge(staged.told)
+    sorted_ = list_sorted_warnings(job, told, len(manifest.shards))
     return Outcome(
         status="released",
         output=job.output_url,
         manifest=manifest,
-        warnings=warnings,
+        warnings=(*(() if strict else doubts), *sorted_, *faults, *further),
         told=told,
         quality=quality,
         mechanism=opened.mechanism,
@@ -316,36 +376,32 @@ def _release(
 
 
 def _warn_of_release(opened: JobTable, fitted: Fitted, release: Any) -> tuple[str, ...]:
-    """Return the warnings of a fitted release; with a unit also those of the plan, by the rows that its bound has left."""
+    """Return the warnings of a fitted release; with a unit also the plan's, by the rows it left."""
     mechanism, columns = opened.mechanism, opened.work.columns
     counted = opened.work.unit is not None and mechanism.releases_rows
     late = mechanism.description.cautions(columns, sum(fitted.n_released)) if counted else ()
     return (*late, *mechanism.description.warnings(release, columns))
 
 
-def _fit(
-    job: Job, state: RunState, opened: JobTable, reached: Progressed, progress: Progress | None
-) -> Progressed:
-    """Bring a run over its barrier: charged before any noise, and recorded once the fitted release is written."""
-    mechanism, work = opened.mechanism, opened.work.with_keys()
+def _fit(attempt: _Attempt, reached: RunRecord) -> RunRecord:
+    """Bring a run over its barrier: charged before any noise, recorded once its fit is written."""
+    job, state, opened, progress = attempt.job, attempt.state, attempt.opened, attempt.progress
+    work = opened.work.with_keys()
 
-    def charge_run() -> (
-        None
-    ):  # from here on the run stays charged, unless nobody saw anything of it
+    def charge_run() -> None:  # from here on the run stays charged, unless nobody saw any of it
         charge(job, state, reached)
 
-    kept = state.find_fitted() if isinstance(state, GrowingState) else None
+    kept = None if attempt.growth is None else attempt.growth.find_fitted()
     if kept is not None:
         fitted = carry_on(opened.source, work, kept, charge_run, progress)
     else:
-        insecure = job.file.insecure_seed is not None
         fitted, _ = fit(
-            mechanism,
+            opened.mechanism,
             opened.source,
             work,
             charge_run,
             public=opened.public_table(),
-            insecure=insecure,
+            insecure=job.file.insecure_seed is not None,
             progress=progress,
         )
     reached = reached.with_fitted(fitted)
@@ -361,25 +417,63 @@ def _write(
     work = opened.with_bounds(fitted).with_keys()
     tasks: Sequence[Task]
     if mechanism.releases_rows:
-        fragments, written = (
-            _seal(opened.table.fragments, fitted.seals),
-            mechanism.find_written(work.released),
-        )
-        tasks = lay_out_rows(
-            fragments, fitted.n_released, output.rows_per_shard, written, output.order, work.key()
-        )
+        fragments, written = opened.table.fragments, mechanism.find_written(work.released)
+        if fitted.seals:  # which the pass before left
+            pairs = zip(fragments, fitted.seals, strict=True)
+            fragments = tuple(replace(fragment, seal=seal) for fragment, seal in pairs)
+        most = output.rows_per_shard
+        tasks = lay_out_rows(fragments, fitted.n_released, most, written, output.order, work.key())
     else:
         tasks = list_record_tasks(fitted.n_released[0], output.rows_per_shard)
-    return write_all(tasks, work, fitted.release_sha256, mechanism.release_type, staging, progress)
+    kind = mechanism.release_type
+    return write_all(tasks, work, fitted.release_sha256, kind, staging, progress)
 
 
-def _seal(fragments: tuple[Fragment, ...], seals: tuple[bytes, ...]) -> tuple[Fragment, ...]:
-    """Return the fragments with the seals that the pass before left, if it left any."""
-    return (
-        tuple(replace(fragment, seal=seal) for fragment, seal in zip(fragments, seals, strict=True))
-        if seals
-        else fragments
+def make_job_card(job: Job, opened: JobTable, reached: RunRecord, release: Any) -> Card:
+    """Return the release card of a run: the same run, the same card.
+
+    Privacy
+    -------
+    A card of noise from a seed has no name, time or place in a ledger: the same job gives the same
+    bytes.
+    """
+    insecure = job.file.insecure_seed is not None
+    section = opened.mechanism.description.section(
+        release,
+        opened.work.columns,
+        n_rows=opened.public_rows,
+        n_released=sum(reached.fitted.n_released),
+        order=job.file.output.order,
     )
+    card = opened.tell_version(make_card(section, name=job.file.name, insecure=insecure))
+    roles = {name: column.role for name, column in job.schema.columns.items()}
+    changes: dict[str, Any] = {"dropped": [name for name, role in roles.items() if role == "drop"]}
+    if job.file.about is not None:
+        changes["about"] = job.file.about
+    position = None if insecure else job.account.find_position(reached.run_id)
+    if not insecure:
+        changes["release"] = ReleaseName(id=reached.run_id, time=reached.began)
+    if position is not None and job.ledger is not None:
+        earlier = [
+            EarlierRelease(
+                id=entry.run_id.partition(" ")[0],
+                epsilon=entry.charge.epsilon,
+                delta=entry.charge.delta,
+            )
+            for entry in position.earlier
+        ]
+        changes["ledger"] = LedgerPosition(
+            dataset=job.ledger.dataset,
+            entry=position.entry.digest,
+            epsilon=position.epsilon if position.epsilon < float("inf") else None,
+            delta=position.delta,
+            epsilon_limit=position.epsilon_limit,
+            delta_limit=position.delta_limit,
+            n_earlier=len(earlier),
+            earlier=earlier[-_MOST_EARLIER:],
+        )
+    coverage = job.account.coverage_until(reached.run_id)
+    return card.model_copy(update=changes).with_dataset(coverage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,68 +481,61 @@ class Status:
     """The state of an output."""
 
     stage: Literal["absent", "opened", "fitted", "staged", "released"]
+    # Shards released, or staged so far.
     n_shards: int
     n_releases: int = 0
-    # How many of the released shards are gone; 0 for a table, whose files may be rewritten by
-    # others, and during a run.
+    # How many released shards are gone; 0 for a table, and during a run.
     n_missing: int = 0
 
 
 def status(output_url: str) -> Status:
     """Return the state of an output: of its unfinished run, or of what was released into it."""
-    state = open_state(Folder(output_url))
-    found = state.read_unfinished()
-    if found is not None and not state.is_committed():
-        released = list_manifests(state.output, state.staging(found.run_id).place(MANIFEST_NAME))
+    state = open_output_run(Folder(output_url))
+    left = state.read_unfinished()
+    if left is not None and not state.is_committed():
+        mine = state.staging(left.run_id).place(MANIFEST_NAME)
         return Status(
-            stage=found.stage, n_shards=state.count_staged(found.run_id), n_releases=len(released)
+            stage=left.stage,
+            n_shards=state.count_staged(left.run_id),
+            n_releases=len(list_manifests(state.output, mine)),
         )
     released = list_manifests(state.output)
-    n_shards = sum(len(manifest.shards) for manifest in released)
-    n_missing = _count_missing(state.output, released)
     return Status(
         stage="released" if released else "absent",
-        n_shards=n_shards,
+        n_shards=sum(len(manifest.shards) for manifest in released),
         n_releases=len(released),
-        n_missing=n_missing,
+        n_missing=_count_missing(state.output, released),
     )
 
 
 def _count_missing(output: Folder, released: Sequence[Manifest]) -> int:
-    """Return how many released shards a folder lacks; 0 for a table, whose files may be rewritten by others."""
+    """Return how many released shards a folder lacks; 0 for a table, which others may rewrite."""
     return 0 if set(LOG_FOLDERS) & set(output.names()) else count_missing(output, released)
 
 
 def abort(output_url: str, ledger_url: str | None = None) -> bool:
-    """Remove an unfinished run: its key, its fitted release, its staged shards. Return whether there was one.
+    """Remove an unfinished run: its key, its fitted release, its shards. Return whether one was there.
 
-    What a growing table has released, and what it keeps for its next release, stays.
-
-    Parameters
-    ----------
-    ledger_url
-        The ledger that the run is charged to; needed if it keeps the run's key: that of a run whose
-        output is in a store.
+    What a growing table has released, and what it keeps for its next release, stays. The ledger is
+    needed if it keeps the run's key: that of a run whose output is in a store. A `SpecError` if the
+    key is elsewhere; an `OutputError` if the output is released; a `TemporaryError` if a driver is at
+    work on it.
     """
-    state = open_state(Folder(output_url), ledger_url)
+    state = open_output_run(Folder(output_url), ledger_url)
+    released = "this output is released already"
     if not state.folder.exists():
-        if isinstance(state, GrowingState):
+        if state.publication.series is not None:
             state.remove_rest()
         elif list_manifests(state.output):
-            raise OutputError(
-                "this output is released already",
-                output_url,
-                "to release again, remove the folder yourself; a new run spends ε again",
-            )
+            hint = "to release again, remove the folder yourself; a new run spends ε again"
+            raise OutputError(released, output_url, hint)
         return False
     if state.is_broken():
         state.remove_broken()
         return True
     with state.lock():
         if state.is_committed():
-            raise OutputError(
-                "this output is released already", output_url, "run the job again to finish it"
-            )
+            raise OutputError(released, output_url, "run the job again to finish it")
         state.remove()
         forget_unused(state.output, ledger_url)
     return True
@@ -457,4 +544,4 @@ def abort(output_url: str, ledger_url: str | None = None) -> bool:
 @opens_stores
 def abort_job(job: Job) -> bool:
     """Remove a job's unfinished run, with the key that its ledger keeps; see `abort`."""
-    return abort(job.output_url, None if job.ledger is None else job.ledger.url)
+    return abort(job.output_url, job.ledger_url)

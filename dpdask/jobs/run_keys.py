@@ -165,6 +165,11 @@ def find_keys(folder: Folder, ledger_url: str | None) -> RunKeys:
     """Return where the keys of an output's runs are kept."""
     if folder.is_local:
         return FolderKeys(folder)
+    return find_remote_keys(ledger_url)
+
+
+def find_remote_keys(ledger_url: str | None) -> RunKeys:
+    """Return where keys are kept that may not lie in a store."""
     return HostKeys() if ledger_url is None else LedgerKeys(ledger_url)
 
 
@@ -326,11 +331,7 @@ class ReleaseNames:
         """Return the keys of a place; of a new one, the ledger's if there is one."""
         if self._output.is_local:
             return FolderKeys(self._folder)
-        return (
-            LedgerKeys(self._ledger_url)
-            if self._ledger_url is not None and place.startswith(LEDGER)
-            else HostKeys()
-        )
+        return find_remote_keys(self._ledger_url if place.startswith(LEDGER) else None)
 
 
 def forget_unused(output: Folder, ledger_url: str | None) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 
 from dpdask.engine.work import RELEASE_NAME
 from dpdask.errors import InputError, OutputError, say_count
-from dpdask.io.encrypted import decrypt, encrypt, hide
+from dpdask.io.encrypted import count_missing_digits, decrypt, encrypt, hide
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable
 from dpdask.io.storage import Folder
 from dpdask.jobs.output import Target
-from dpdask.jobs.run_keys import HostKeys, LedgerKeys, RunKeys, check_run_id, say_place
+from dpdask.jobs.run_keys import check_run_id, find_remote_keys, say_place
 from dpdask.mechanisms.card import Card
 from dpdask.privacy import Budget, UnitColumn
 from dpdask.privacy.events import extend_head
@@ -27,7 +27,6 @@ from dpdask.privacy.rounding import round_up_sum
 
 _ABOUT = "series.json"
 _FORMAT = 1
-_DIGITS = 20  # the most of a file's size
 _PERSON = b"dpdask kept"
 _HINT = "restore it from a backup, or start a new output, which is charged anew"
 
@@ -86,7 +85,8 @@ class Kept:
     def to_bytes(self) -> bytes:
         """Return the record as JSON, whose length does not depend on how large the files are: that tells of their rows."""
         data = json.dumps({"format": _FORMAT, **asdict(self)}).encode()
-        return data.ljust(len(data) + sum(_DIGITS - len(str(file.n_bytes)) for file in self.files))
+        missing = count_missing_digits(file.n_bytes for file in self.files)
+        return data.ljust(len(data) + missing)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Kept:
@@ -121,13 +121,9 @@ class KeptFolder:
         self.folder = hide(output, ".dpdask-series")
         self._output, self._ledger_url = output, ledger_url
 
-    def exists(self) -> bool:
-        """Return whether a series was begun here."""
-        return self.folder.exists(_ABOUT)
-
     def read_job(self) -> tuple[str, Target] | None:
         """Return the digest of the job that began the series, and how it publishes; None if no series was begun here."""
-        if not self.exists():
+        if not self.folder.exists(_ABOUT):
             return None
         about = self._read_about()
         return about["job"], Target.model_validate(about["target"])
@@ -138,7 +134,7 @@ class KeptFolder:
         """Keep the fitted release of the first run. Doing it twice writes the same bytes."""
         place = ""
         if not self._output.is_local:
-            keys = self._find_keys()
+            keys = find_remote_keys(self._ledger_url)
             place = keys.place
             keys.write(series_id, blake2b(run_key, digest_size=32, person=_PERSON).digest())
         self.folder.create()
@@ -182,11 +178,8 @@ class KeptFolder:
         """Remove the folder, and the key of what lies in a store."""
         if not self._output.is_local:
             with suppress(InputError):
-                self._find_keys().remove(self._key_name())
+                find_remote_keys(self._ledger_url).remove(self._key_name())
         self.folder.remove()
-
-    def _find_keys(self) -> RunKeys:
-        return HostKeys() if self._ledger_url is None else LedgerKeys(self._ledger_url)
 
     def _read_about(self) -> dict[str, Any]:
         try:
@@ -205,7 +198,7 @@ class KeptFolder:
 
     def _key_name(self) -> str:
         about = self._read_about()
-        if about["key"] != self._find_keys().place:
+        if about["key"] != find_remote_keys(self._ledger_url).place:
             where = say_place(str(about["key"]))
             raise InputError(
                 f"the key of this series is {where}, so it cannot go on here",
@@ -230,7 +223,7 @@ class KeptFolder:
             raise self._lost() from None
 
     def _read_key(self) -> bytes:
-        key = self._find_keys().read(self._key_name())
+        key = find_remote_keys(self._ledger_url).read(self._key_name())
         if key is None:
             raise self._lost()
         return key

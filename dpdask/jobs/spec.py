@@ -42,7 +42,7 @@ from dpdask.io.filesystems import Options, by_root, check_options
 from dpdask.io.fragments import takes_in
 from dpdask.io.iceberg import Iceberg
 from dpdask.io.storage import Folder, absolute_url
-from dpdask.jobs.output import Catalog, Output
+from dpdask.jobs.output import Catalog, Output, Publication
 from dpdask.jobs.run_keys import ReleaseNames
 from dpdask.mechanisms.card import About
 from dpdask.mechanisms.mechanism import Spec
@@ -356,11 +356,23 @@ class Job:
         """Whether the job, run again on another input, makes another release in the same output."""
         return self.file.output.mode != "error" and not self.file.growing
 
+    @property
+    def ledger_url(self) -> str | None:
+        """The URL of the ledger that the job is charged to, if any."""
+        return None if self.ledger is None else self.ledger.url
+
+    def open_output(self) -> Publication:
+        """Return what publishes the job's releases."""
+        series = self.digest if self.file.growing else None
+        return self.file.output.target.open(Folder(self.output_url), series)
+
     def name_releases(self, fingerprint: str) -> ReleaseNames:
         """Return the names by which the output knows the job's releases."""
-        ledger = None if self.ledger is None else self.ledger.url
         return ReleaseNames(
-            self.digest, fingerprint if self.may_repeat else None, Folder(self.output_url), ledger
+            self.digest,
+            fingerprint if self.may_repeat else None,
+            Folder(self.output_url),
+            self.ledger_url,
         )
 
 

@@ -1,4 +1,7 @@
-"""The state of a run, beside its output: what was fitted, what is staged, and on a file system the run key; gone when the run is committed."""
+"""The state of a run, in a hidden folder beside its output until the commit: records, keys, secrets.
+
+The functions at the end tell the ledger of it: before noise is drawn, when it was, at the commit.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,26 @@ import json
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from dpdask.engine.cluster import forget_everywhere, share_key, withdraw_key
 from dpdask.engine.fit import Fitted
 from dpdask.engine.work import HOLDOUT_NAME, NOISY_NAME, RELEASE_NAME, has_counts
 from dpdask.engine.write import Staging
 from dpdask.errors import SPENT_AGAIN, InputError, OutputError, SpecError, TemporaryError
-from dpdask.io.encrypted import EncryptedFolder, PrivateFolder, commit, decrypt, encrypt, hide
+from dpdask.io.encrypted import (
+    EncryptedFolder,
+    PrivateFolder,
+    commit,
+    count_missing_digits,
+    decrypt,
+    encrypt,
+    hide,
+)
+from dpdask.io.fragments import InputTable
 from dpdask.io.shards import META, Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.output import Target
@@ -30,6 +42,7 @@ from dpdask.jobs.records import (
     unreadable,
 )
 from dpdask.jobs.run_keys import Name, check_run_id, find_keys, say_place
+from dpdask.jobs.series import KeptFolder
 from dpdask.jobs.spec import Job
 from dpdask.streams import STREAM_FORMAT, RunKey
 from dpdask.version import __version__
@@ -38,58 +51,8 @@ Stage = Literal["opened", "fitted", "staged"]
 _ABOUT = ("format", "version", "streams", "key", "target")
 _PUBLIC = ("run_id", "job", "release", "stage")
 _PRIVATE = "private"
-_DIGITS = 20  # the most of a number of rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progressed:
-    """What a run has reached, as its state file tells it."""
-
-    run_id: str  # names the run in a ledger; random, and reveals nothing about the key
-    job: str
-    release: str  # the name of the release in its output
-    input: str
-    # `opened`: the key exists. `fitted`: the release is written. `staged`: all shards are staged.
-    stage: Stage
-    release_sha256: str = ""  # SHA-256 of the fitted release, from the stage `fitted` on
-    # SHA-256 of the units' bounds, from the stage `fitted` on, if the unit is not the row.
-    bounds_sha256: str = ""
-    # The released rows of each fragment or writing task, from `fitted` on. Private: never
-    # published.
-    n_released: tuple[int, ...] = field(default=(), repr=False)
-    # The seals of the fragments, in hexadecimal digits, from `fitted` on, if they were counted.
-    # Private.
-    seals: tuple[str, ...] = field(default=(), repr=False)
-    sample: str = ""  # the name of the draw of the hold-out
-    # The ids of the fragments that are released and the version in which the table had them, if it
-    # grows.
-    fragments: tuple[str, ...] = field(default=(), repr=False)
-    input_version: int | None = None
-    began: str = ""  # when the run began, in UTC (ISO 8601)
-    changed: Mapping[str, int] = field(default_factory=dict, repr=False)
-
-    @property
-    def fitted(self) -> Fitted:
-        """What the barrier left, from `fitted` on."""
-        return Fitted(
-            release_sha256=self.release_sha256,
-            bounds_sha256=self.bounds_sha256,
-            n_released=self.n_released,
-            seals=tuple(map(bytes.fromhex, self.seals)),
-            changed=self.changed,
-        )
-
-    def with_fitted(self, fitted: Fitted) -> Progressed:
-        """Return the record of a run whose barrier is behind it."""
-        return replace(
-            self,
-            stage="fitted",
-            release_sha256=fitted.release_sha256,
-            bounds_sha256=fitted.bounds_sha256,
-            n_released=fitted.n_released,
-            seals=tuple(seal.hex() for seal in fitted.seals),
-            changed=fitted.changed,
-        )
+_FITTED = ("release_sha256", "bounds_sha256", "n_released")
+_UNFITTED = Fitted(release_sha256="", n_released=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,67 +63,144 @@ class Unfinished:
     job: str
     release: str
     stage: Stage
+    # How the run publishes.
     target: Target
 
 
-class RunState:
-    """The hidden folder beside an output that holds its run until the commit: records, keys, and what is private.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """What a run has reached, as its newest record tells it."""
 
-    Parameters
-    ----------
-    ledger_url
-        The ledger that the job is charged to, if any: it keeps the keys of runs whose output is in
-        a store.
-    target
-        How the output is published; if it is None, as the unfinished run does it, or as plain
-        files.
+    # Names the run in a ledger; random, and reveals nothing about the key.
+    run_id: str
+    # The job's digest.
+    job: str
+    # The name of the release in its output.
+    release: str
+    # The input's fingerprint.
+    input: str
+    # `opened`: the key exists. `fitted`: the release is written. `staged`: all shards are staged.
+    stage: Stage
+    # What the barrier left, from the stage `fitted` on; `changed` is in no file.
+    fitted: Fitted = _UNFITTED
+    # The name of the draw of the hold-out.
+    sample: str = ""
+    # The ids of the fragments that are released, if the table grows.
+    fragments: tuple[str, ...] = field(default=(), repr=False)
+    # The version in which a growing table had them.
+    input_version: int | None = None
+    # When the run began, in UTC (ISO 8601).
+    began: str = ""
+
+    def with_fitted(self, fitted: Fitted) -> RunRecord:
+        """Return the record of a run whose barrier is behind it."""
+        return replace(self, stage="fitted", fitted=fitted)
+
+    def to_content(self) -> dict[str, Any]:
+        """Return the record as JSON holds it."""
+        content = {name: getattr(self, name) for name in self.__slots__ if name != "fitted"}
+        content |= {name: getattr(self.fitted, name) for name in _FITTED}
+        return content | {"seals": [seal.hex() for seal in self.fitted.seals]}
+
+    @classmethod
+    def of_content(cls, content: Mapping[str, Any]) -> RunRecord:
+        """Return the record that `to_content` gave."""
+        values = dict(content)
+        seals, n_released = map(bytes.fromhex, values.pop("seals")), tuple(values.pop("n_released"))
+        fitted = {name: values.pop(name) for name in _FITTED if name != "n_released"}
+        values["fitted"] = Fitted(**fitted, n_released=n_released, seals=tuple(seals))
+        return cls(**{**values, "fragments": tuple(values["fragments"])})
+
+
+def name_run(record: RunRecord | Unfinished | None) -> str | None:
+    """Return the name of the run of a record, if there is one."""
+    return None if record is None else record.run_id
+
+
+class RunState:
+    """The hidden folder beside an output that holds its run until the commit.
+
+    The target says how the output is published: without it, as the unfinished run does, or as plain
+    files. The ledger keeps the keys of runs whose output is in a store. `series` is the digest of a
+    job whose table grows.
 
     Privacy
     -------
-    On a file system, whoever can read this folder can undo the noise, so it is created for this
-    user alone. In a store, its private files are encrypted with the run key, which is not in the
-    store.
+    On a file system, whoever can read this folder can undo the noise, so it is created for this user
+    alone. In a store, its private files are encrypted with the run key, which is not in the store.
     """
 
+    _records_first: bool  # whether a run records that all is staged before it touches the output
+
+    def __new__(cls, output: Folder, *_: Any) -> Self:
+        """Return a run on a file system, or in a store."""
+        return super().__new__(LocalRun if output.is_local else StoreRun)  # type: ignore[return-value]
+
     def __init__(
-        self, output: Folder, ledger_url: str | None = None, target: Target | None = None
+        self,
+        output: Folder,
+        ledger_url: str | None = None,
+        target: Target | None = None,
+        series: str | None = None,
     ) -> None:
-        self.output = output
-        self.folder = hide(output, ".dpdask")
+        self.output, self.folder = output, hide(output, ".dpdask")
         self._commitment = ""  # of the run's key, once this process knows it
         self.keys = find_keys(self.folder, ledger_url)
-        private = self.folder if isinstance(self.folder, PrivateFolder) else None
-        self._records: RunRecords = (
-            NumberedRecords(self.folder, output)
-            if private is None
-            else LockedRecord(private, output)
-        )
+        self._records = self._open_records()
         if target is None:
-            found = self._read_unfinished()
-            target = Target() if found is None else found.target
-        self._target = target
-        self.publication = target.open(output)
+            left = self.peek()
+            target = Target() if left is None else left.target
+        self.target, self.publication = target, target.open(output, series)
+        self.kept = KeptFolder(output, ledger_url)
 
     def secrets(self, run_id: str) -> Folder:
         """Return the folder of a run's private files, as tasks are told of it."""
-        if isinstance(self.folder, PrivateFolder):
-            return replace(self.folder, commitment=self._commitment)
-        return EncryptedFolder(f"{self.folder.url}/{run_id}", run_id, self._commitment)
+        raise NotImplementedError
+
+    def share_key(self, run_id: str) -> AbstractContextManager[None]:
+        """Let this process and the workers hold the key of a run whose files it encrypts."""
+        raise NotImplementedError
+
+    def remove_key(self, run_id: str | None) -> None:
+        """Remove the keys of a run, so that what is left can undo no noise; None if none is named."""
+        raise NotImplementedError
+
+    def _open_records(self) -> RunRecords:
+        raise NotImplementedError
+
+    def _reserve(self, run_id: str, job: str, release: str) -> None:
+        """Record the name of a run before its key exists."""
+
+    def _conceal(self, reached: RunRecord) -> dict[str, Any]:
+        """Return a record's content as it is kept."""
+        return reached.to_content()
+
+    def _reveal(self, content: dict[str, Any], key: bytes) -> dict[str, Any]:
+        del key
+        return content
 
     def staging(self, run_id: str) -> Staging:
         """Return where a run stages what it will publish, and where it records what is staged."""
-        return self.publication.make_staging(
-            run_id, self.secrets(run_id), self.secrets(run_id).child(f"actions-{run_id}")
-        )
+        secrets = self.secrets(run_id)
+        return self.publication.make_staging(run_id, secrets, secrets.child(f"actions-{run_id}"))
 
-    def read(self) -> Progressed | None:
-        """Return what the run has reached, or None if there is no run."""
+    def read(self) -> RunRecord | None:
+        """Return what the run has reached, or None if there is no run.
+
+        An `OutputError` if the record is of another version; an `InputError` if the run's key is
+        elsewhere, so that the run cannot go on here.
+        """
         content = self._records.read()
         if content is None:
             return None
-        place = self._check_versions(content)
-        if place != self.keys.place:
-            what = f"the key of this output's unfinished run is {say_place(place)}"
+        if content.get("format") != STATE_FORMAT or not {*_ABOUT, *_PUBLIC} <= set(content):
+            raise unreadable(self.folder)
+        if (content["version"], content["streams"]) != (__version__, STREAM_FORMAT):
+            begun = f"was begun by dpdask {content['version']}, and this is {__version__}"
+            hint = "go on with that version, or `dpdask abort` it and run again"
+            raise OutputError(f"the unfinished run of this output {begun}", self.folder.url, hint)
+        if content["key"] != self.keys.place:
+            what = f"the key of this output's unfinished run is {say_place(str(content['key']))}"
             raise InputError(what, self.output.url, "run the job there, or abort it there")
         try:
             key = self.keys.read(check_run_id(str(content["run_id"])))
@@ -168,35 +208,44 @@ class RunState:
                 return None  # the rest of a run that was being removed, or one that had only a name
             self._commitment = commit(key)
             values = {name: value for name, value in content.items() if name not in _ABOUT}
-            if not self.output.is_local:
-                values |= json.loads(decrypt(key, _PRIVATE, base64.b64decode(values.pop(_PRIVATE))))
-            return Progressed(
-                **{
-                    **values,
-                    **{name: tuple(values[name]) for name in ("n_released", "seals", "fragments")},
-                }
-            )
+            return RunRecord.of_content(self._reveal(values, key))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise unreadable(self.folder) from None
 
-    def _check_versions(self, content: Mapping[str, Any]) -> str:
-        """Return the place of the run's key, after checking that this version of the package can go on with the run."""
-        if content.get("format") != STATE_FORMAT or not {*_ABOUT, *_PUBLIC} <= set(content):
-            raise unreadable(self.folder)
-        if (content["version"], content["streams"]) != (__version__, STREAM_FORMAT):
-            what = f"the unfinished run of this output was begun by dpdask {content['version']}, and this is {__version__}"
-            raise OutputError(
-                what, self.folder.url, "go on with that version, or `dpdask abort` it and run again"
-            )
-        return str(content["key"])
-
-    def find_unfinished(self, job: str) -> Progressed | None:
-        """Return the state of the unfinished run of the job with this digest, or None."""
+    def find_unfinished(self, job: str) -> RunRecord | None:
+        """Return the record of the unfinished run of the job with this digest, or None."""
         reached = self.read()
         return reached if reached is not None and reached.job == job else None
 
+    def find_resumed(self, job: Job, table: InputTable) -> RunRecord | None:
+        """Return the unfinished run that a run goes on with, or None if it begins anew.
+
+        Nothing is changed. An `OutputError` if a run of another job is in the way, an `InputError` if
+        the input changed since the run began.
+        """
+        reached, left, where = self.read(), self.read_unfinished(), job.file.output.path
+        if left is not None and self.is_committed():
+            if left.job != job.digest:
+                what = "a run of another job has published here and is not finished"
+                raise OutputError(what, where, "run that job again first")
+            return None
+        if reached is None:
+            return None
+        if reached.job != job.digest:
+            hint = "`dpdask abort` it, or choose another output.path"
+            raise OutputError("a run of another job is staged for this output", where, hint)
+        if job.account.was_refused(reached.run_id):
+            return None
+        if reached.input != table.fingerprint:
+            hint = "restore it and run again, or `dpdask abort` the run"
+            raise InputError("the input changed since the run began", job.file.input.path, hint)
+        return reached
+
     def read_unfinished(self) -> Unfinished | None:
-        """Return what the record of the unfinished run tells, for which no key is needed; None if there is no run."""
+        """Return what the record of the unfinished run tells, for which no key is needed.
+
+        None if there is no run; an `OutputError` if the record is of another version.
+        """
         content = self._records.read()
         if content is None:
             return None
@@ -204,51 +253,25 @@ class RunState:
             check_run_id(str(content["run_id"]))
             if content["stage"] not in get_args(Stage):
                 raise ValueError
-            return Unfinished(
-                **{name: content[name] for name in _PUBLIC},
-                target=Target.model_validate(content["target"]),
-            )
+            target = Target.model_validate(content["target"])
+            return Unfinished(**{name: content[name] for name in _PUBLIC}, target=target)
         except (KeyError, ValueError):
             raise unreadable(self.folder) from None
 
-    def _read_unfinished(self) -> Unfinished | None:
+    def peek(self) -> Unfinished | None:
         """Return the same; None also if the record cannot be read."""
         with suppress(OutputError):
             return self.read_unfinished()
         return None
 
-    def write(self, reached: Progressed) -> None:
-        """Record what the run has reached."""
-        content = {
-            name: value
-            for name, value in asdict(replace(reached, changed={})).items()
-            if name != "changed"
-        }
-        if not self.output.is_local:
-            key = self.keys.read(reached.run_id)
-            if key is None:
-                raise busy(self.output)  # another driver took the run over, and ended it
-            private = {name: content.pop(name) for name in list(content) if name not in _PUBLIC}
-            data = json.dumps(private).encode()
-            n_bytes = len(data) + sum(
-                _DIGITS - len(str(n)) for n in reached.n_released
-            )  # whatever the numbers are
-            content[_PRIVATE] = base64.b64encode(encrypt(key, _PRIVATE, data, n_bytes)).decode()
-        self._write(content)
+    def write(self, reached: RunRecord) -> None:
+        """Record what the run has reached; `TemporaryError` if another driver has taken it over."""
+        self._write(self._conceal(reached))
 
     def _write(self, content: Mapping[str, Any]) -> None:
-        about = {
-            "format": STATE_FORMAT,
-            "version": __version__,
-            "streams": STREAM_FORMAT,
-            "key": self.keys.place,
-        }
-        self._records.write({**about, "target": self._target.model_dump(mode="json"), **content})
-
-    @property
-    def number(self) -> int:
-        """The number of the next release of a growing table; 0 for other jobs."""
-        return 0
+        about = {"format": STATE_FORMAT, "version": __version__, "streams": STREAM_FORMAT}
+        place = {"key": self.keys.place, "target": self.target.model_dump(mode="json")}
+        self._records.write({**about, **place, **content})
 
     def open(
         self,
@@ -260,36 +283,20 @@ class RunState:
         *,
         fragments: tuple[str, ...] = (),
         input_version: int | None = None,
-    ) -> Progressed:
+    ) -> RunRecord:
         """Begin a run: its folder, its keys, its first record.
 
-        Parameters
-        ----------
-        seed
-            Makes the run key, for tests; None for a fresh one.
-        holdout
-            The key and the name of a hold-out that several runs share; if None, the run key chooses
-            the run's own hold-out.
+        The seed makes the run key, for tests. `holdout` is the key and the name of a hold-out that
+        several runs share; without it, the run key chooses the run's own.
         """
-        self._records.begin()  # first: it fails if another driver has the run, and its key, by now
-        before = None if self.output.is_local else self._read_unfinished()
-        if before is not None:
-            self.keys.remove(before.run_id)
-        key = (RunKey.fresh() if seed is None else RunKey.insecure(seed, self.number)).reveal()
+        # first, what an interrupted removal left, which holds the noise of another key; it fails if
+        # another driver has the run, and its key, by now
+        self._records.begin()
+        number = self.publication.count()
+        key = (RunKey.fresh() if seed is None else RunKey.insecure(seed, number)).reveal()
         run_id, release = uuid.uuid4().hex, name(key)
         self._commitment = commit(key)
-        if (
-            not self.output.is_local
-        ):  # the name before the key, so that no key is left that nothing names
-            self._write(
-                {
-                    "run_id": run_id,
-                    "job": job,
-                    "release": release,
-                    "stage": "opened",
-                    _PRIVATE: None,
-                }
-            )
+        self._reserve(run_id, job, release)
         self.keys.write(run_id, key)
         if holdout is not None:
             with self.share_key(run_id):
@@ -298,150 +305,116 @@ class RunState:
             staging = self.staging(run_id)
             for folder in (staging.shards, staging.shards.child(META), staging.actions):
                 folder.create()
-        sample = f"run {run_id}" if holdout is None else holdout[1]
-        began = datetime.now(UTC).isoformat(timespec="seconds")
-        reached = Progressed(
-            run_id=run_id, job=job, release=release, input=fingerprint, stage="opened"
-        )
-        reached = replace(
-            reached, sample=sample, fragments=fragments, input_version=input_version, began=began
+        reached = RunRecord(
+            run_id=run_id,
+            job=job,
+            release=release,
+            input=fingerprint,
+            stage="opened",
+            sample=f"run {run_id}" if holdout is None else holdout[1],
+            fragments=fragments,
+            input_version=input_version,
+            began=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         self.write(reached)
         return reached
 
-    @contextmanager
-    def share_key(self, run_id: str) -> Iterator[None]:
-        """Let this process and the workers hold the key of a run whose private files are encrypted, until the block ends."""
-        if self.output.is_local:
-            yield
-            return
-        key = self.keys.read(run_id)
-        if key is None:
-            raise InputError(
-                "the key of the run is gone",
-                self.output.url,
-                "`dpdask abort` the run and begin again",
-            )
-        with share_key(run_id, key):
-            yield
-
     def publish(
-        self, reached: Progressed, manifest: Manifest, documents: Mapping[str, bytes]
+        self, reached: RunRecord, manifest: Manifest, documents: Mapping[str, bytes]
     ) -> None:
-        """Stage the rest of a release, record that all is staged, and make it appear by one atomic act."""
+        """Stage the rest of a release, record that, and make it appear by one atomic act.
+
+        An `OutputError` if another run has published here, a `TemporaryError` if another driver has
+        taken the run over.
+        """
         staging, staged = self.staging(reached.run_id), replace(reached, stage="staged")
-        if not self.output.is_local:
-            self.write(
-                staged
-            )  # first: a driver that lost the run while it slept writes nothing into the output
+        if self._records_first:
+            self.write(staged)
         self.publication.stage(staging, manifest, documents)
-        if self.output.is_local:
+        if not self._records_first:
             self.write(staged)
         self.publication.commit(reached.release, staging, manifest)
 
     def find_release(self, release: str) -> Manifest | None:
-        """Return the manifest of a release that is committed in this output, or None if it can be made here."""
+        """Return the manifest of a release that is committed here, or None if it can be made here.
+
+        An `OutputError` if the output holds something else.
+        """
         for _ in range(2):  # another driver may commit or abort between the two questions
-            manifest = self.publication.find(release)
-            found = self._read_unfinished()
-            if manifest is not None or self.publication.is_free(
-                None if found is None else found.run_id
-            ):
+            manifest, left = self.publication.find(release), self.peek()
+            if manifest is not None or self.publication.is_free(name_run(left)):
                 return manifest
         if self.is_broken():
             raise unreadable(self.folder)
-        raise OutputError(
-            "this output already exists and was not written by this run",
-            self.output.url,
-            SPENT_AGAIN,
-        )
+        what = "this output already exists and was not written by this run"
+        raise OutputError(what, self.output.url, SPENT_AGAIN)
 
     def is_left_by(self, release: str) -> bool:
-        """Return whether a hidden folder is there that the run of this release has left, or one without a run beside an output of its own."""
-        found = self._read_unfinished()
-        if found is None:
+        """Return whether the run of this release has left a hidden folder, or one is without a run."""
+        left = self.peek()
+        if left is None:
             return not self.publication.is_shared and self.folder.exists()
-        return found.release == release
+        return left.release == release
 
     def is_committed(self) -> bool:
         """Return whether what the unfinished run was to release is released."""
-        found = self._read_unfinished()
-        return found is not None and self.publication.find(found.release) is not None
+        left = self.peek()
+        return left is not None and self.publication.find(left.release) is not None
 
     def has_counts(self) -> bool:
-        """Return whether the unfinished run keeps counts of a pass, from which a second driver goes on."""
-        found = self._read_unfinished()
-        return found is not None and has_counts(self.secrets(found.run_id))
+        """Return whether the unfinished run keeps counts, from which a second driver goes on."""
+        left = self.peek()
+        return left is not None and has_counts(self.secrets(left.run_id))
 
     def count_staged(self, run_id: str) -> int:
         """Return how many shards a run has staged."""
         staging = self.staging(run_id)
         return sum(name.endswith(staging.place(".parquet")) for name in staging.shards.names())
 
-    def remove_key(self, run_id: str | None) -> None:
-        """Remove the keys of a run, None if no record names it: what is left can undo no noise. A `SpecError` if they are elsewhere."""
-        if self.output.is_local:
-            self.keys.remove("")
-            self.folder.remove(HOLDOUT_NAME)
-        elif run_id is not None:
-            record = self._records.read() or {}  # none if another driver has just ended the run
-            if record.get("run_id") == run_id and record["key"] != self.keys.place:
-                hint = "abort it there, or name the job: `dpdask abort --job JOB`"
-                raise SpecError(
-                    f"the key of this run is {say_place(str(record['key']))}", self.output.url, hint
-                )
-            self.keys.remove(run_id)
-            withdraw_key(run_id)  # a driver that was killed may have left it with the cluster
-
     def remove(self, run_id: str | None = None) -> None:
-        """Remove the run: the key first, so that anything left behind is useless; then clear the memory of the driver and the workers.
+        """Remove the run, and what it has written into the output, unless that is released.
 
-        What the run has written into the output is removed too, unless it is released.
-
-        Parameters
-        ----------
-        run_id
-            The name of the run: if another one is there by now, in a store, it is left alone. None
-            for any.
+        The key goes first, so that anything left behind is useless; last, the memory of the driver
+        and the workers is cleared. Another run than that of the given name is left alone.
         """
-        found = self._read_unfinished()  # a record that cannot be read names no key of a store
-        if (
-            not self.output.is_local
-            and run_id is not None
-            and (found is None or found.run_id != run_id)
-        ):
-            forget_everywhere()
-            return
-        self.remove_key(None if found is None else found.run_id)
-        if found is not None:
-            found.target.open(self.output).undo(found.release, found.run_id)
-        self._records.clear()
+        left = self.peek()  # a record that cannot be read names no key of a store
+        if self.publication.series is not None and not self.holds_run():
+            return  # it is another driver's now
+        if self._removes(left, run_id):
+            self.remove_key(name_run(left))
+            if left is not None:
+                series = left.job if " " in left.release else None
+                left.target.open(self.output, series).undo(left.release, left.run_id)
+            self._records.clear()
+            self._remove_kept()
         forget_everywhere()
 
+    def _removes(self, left: Unfinished | None, run_id: str | None) -> bool:
+        del left, run_id
+        return True
+
+    def _remove_kept(self) -> None:
+        """Remove what a series keeps, if its first release was not made."""
+        if self.publication.series is not None and not self.publication.count():
+            self.kept.remove()
+
     def is_broken(self) -> bool:
-        """Return whether the records of a run in a store cannot be read: they are of another version, or somebody has changed them."""
-        try:
-            self.read_unfinished()
-        except OutputError:
-            return not self.output.is_local
+        """Return whether the records of a run in a store cannot be read."""
         return False
 
     def remove_broken(self) -> None:
-        """Remove a run in a store whose records cannot be read, with every key that they name and that is here."""
-        for name in self.folder.names():
-            if name.startswith("run"):
-                for run_id in re.findall(rb'"run_id": "([0-9a-f]{32})"', self.folder.read(name)):
-                    self.keys.remove(run_id.decode())
-        self.folder.remove()
+        """Remove such a run, with every key that its records name and that is here."""
 
     def remove_rest(self) -> None:
         """Remove a hidden folder without a run; the caller holds the lock."""
-        if self.folder.exists() and self.read_unfinished() is None:
-            self.remove()
+        if self.read_unfinished() is None:
+            if self.folder.exists():
+                self.remove()
+            self._remove_kept()
 
     def sweep(self) -> None:
-        """Remove a hidden folder without a run, as a driver leaves it that is killed while it removes its run; not if one is at work."""
-        with suppress(OutputError, TemporaryError):
+        """Remove such a folder, which a driver leaves that is killed while it removes its run."""
+        with suppress(OutputError, TemporaryError):  # or one is at work
             if self.folder.exists() and self.read_unfinished() is None:
                 with self.lock():
                     self.remove_rest()
@@ -459,48 +432,177 @@ class RunState:
         return self._records.lock()  # type: ignore[no-any-return]  # of either class
 
 
+class LocalRun(RunState):
+    """A run on a file system: a record that is replaced under a lock, and a key in the folder."""
+
+    folder: PrivateFolder
+    _records_first = False
+
+    def secrets(self, run_id: str) -> Folder:
+        """Return the folder of private files; see `RunState.secrets`."""
+        del run_id
+        return replace(self.folder, commitment=self._commitment)
+
+    def share_key(self, run_id: str) -> AbstractContextManager[None]:
+        """Share the key; see `RunState.share_key`."""
+        del run_id
+        return nullcontext()
+
+    def remove_key(self, run_id: str | None) -> None:
+        """Remove the keys; see `RunState.remove_key`."""
+        del run_id
+        self.keys.remove("")
+        self.folder.remove(HOLDOUT_NAME)
+
+    def _open_records(self) -> RunRecords:
+        return LockedRecord(self.folder, self.output)
+
+
+class StoreRun(RunState):
+    """A run in a store: numbered records with an encrypted part, and a key that is kept elsewhere."""
+
+    _records_first = (
+        True  # a driver that lost the run while it slept writes nothing into the output
+    )
+
+    def secrets(self, run_id: str) -> Folder:
+        """Return the folder of private files; see `RunState.secrets`."""
+        return EncryptedFolder(f"{self.folder.url}/{run_id}", run_id, self._commitment)
+
+    @contextmanager
+    def share_key(self, run_id: str) -> Iterator[None]:
+        """Share the key; see `RunState.share_key`."""
+        key = self.keys.read(run_id)
+        if key is None:
+            hint = "`dpdask abort` the run and begin again"
+            raise InputError("the key of the run is gone", self.output.url, hint)
+        with share_key(run_id, key):
+            yield
+
+    def remove_key(self, run_id: str | None) -> None:
+        """Remove the keys; see `RunState.remove_key`."""
+        if run_id is None:
+            return
+        record = self._records.read() or {}  # none if another driver has just ended the run
+        if record.get("run_id") == run_id and record["key"] != self.keys.place:
+            hint = "abort it there, or name the job: `dpdask abort --job JOB`"
+            what = f"the key of this run is {say_place(str(record['key']))}"
+            raise SpecError(what, self.output.url, hint)
+        self.keys.remove(run_id)
+        withdraw_key(run_id)  # a driver that was killed may have left it with the cluster
+
+    def is_broken(self) -> bool:
+        """Return whether the records cannot be read."""
+        try:
+            self.read_unfinished()
+        except OutputError:
+            return True
+        return False
+
+    def remove_broken(self) -> None:
+        """Remove such a run; see `RunState.remove_broken`."""
+        for name in self.folder.names():
+            if name.startswith("run"):
+                for run_id in re.findall(rb'"run_id": "([0-9a-f]{32})"', self.folder.read(name)):
+                    self.keys.remove(run_id.decode())
+        self.folder.remove()
+
+    def _open_records(self) -> RunRecords:
+        return NumberedRecords(self.folder, self.output)
+
+    def _reserve(self, run_id: str, job: str, release: str) -> None:
+        before = self.peek()
+        if before is not None:
+            self.keys.remove(before.run_id)  # which an earlier attempt left, and never used
+        # the name before the key, so that no key is left that nothing names
+        about = {"run_id": run_id, "job": job, "release": release, "stage": "opened"}
+        self._write({**about, _PRIVATE: None})
+
+    def _conceal(self, reached: RunRecord) -> dict[str, Any]:
+        key = self.keys.read(reached.run_id)
+        if key is None:
+            raise busy(self.output)  # another driver took the run over, and ended it
+        content = reached.to_content()
+        public = {name: content.pop(name) for name in _PUBLIC}
+        data = json.dumps(content).encode()
+        # a length that does not tell how large the numbers are
+        n_bytes = len(data) + count_missing_digits(reached.fitted.n_released)
+        sealed = encrypt(key, _PRIVATE, data, n_bytes)
+        return {**public, _PRIVATE: base64.b64encode(sealed).decode()}
+
+    def _reveal(self, content: dict[str, Any], key: bytes) -> dict[str, Any]:
+        sealed = base64.b64decode(content.pop(_PRIVATE))
+        revealed: dict[str, Any] = json.loads(decrypt(key, _PRIVATE, sealed))
+        return content | revealed
+
+    def _removes(self, left: Unfinished | None, run_id: str | None) -> bool:
+        return run_id is None or (left is not None and left.run_id == run_id)
+
+
+def open_job_run(job: Job) -> RunState:
+    """Return the state of a job's output."""
+    series = job.digest if job.file.growing else None
+    return RunState(Folder(job.output_url), job.ledger_url, job.file.output.target, series)
+
+
+def open_output_run(output: Folder, ledger_url: str | None = None) -> RunState:
+    """Return the state of an output whose job is not known."""
+    series, target = KeptFolder(output, ledger_url).read_job() or (None, None)
+    return RunState(output, ledger_url, target, series)
+
+
+# ---- what the ledger is told
+
+
 def is_undrawn(job: Job, state: RunState) -> bool:
-    """Return whether this job's run holds no noise yet, so that nothing is lost with it, and nobody can have seen any."""
+    """Return whether this job's run holds no noise yet, so that nobody can have seen any."""
     reached = state.read()
     if reached is None:
         return True
-    drawn = any(state.secrets(reached.run_id).exists(name) for name in (NOISY_NAME, RELEASE_NAME))
+    secrets = state.secrets(reached.run_id)
+    drawn = any(secrets.exists(name) for name in (NOISY_NAME, RELEASE_NAME))
     return reached.stage == "opened" and reached.job == job.digest and not drawn
 
 
-def charge(job: Job, state: RunState, reached: Progressed) -> None:
-    """Charge the run."""
+def charge(job: Job, state: RunState, reached: RunRecord) -> None:
+    """Charge the run.
+
+    An `InputError` if noise was drawn and the ledger is not the same as before: the noise is kept
+    until the ledger is restored. An `OutputError` if the run has drawn its noise in another copy of
+    its folder: to resume from this one would draw it a second time.
+    """
     try:
         entry = job.account.intend(reached.run_id, reached.sample)
     except SpecError as error:
         if is_undrawn(job, state):
             raise
-        raise InputError(
-            error.what, error.where, "restore the ledger and run again, or `dpdask abort` the run"
-        ) from None
+        hint = "restore the ledger and run again, or `dpdask abort` the run"
+        raise InputError(error.what, error.where, hint) from None
     if entry is None or entry.kind == "intend":
         return
-    if reached.stage == "opened" or entry.release not in ("", reached.release_sha256):
+    if reached.stage == "opened" or entry.release not in ("", reached.fitted.release_sha256):
         raise _copy_error(job)
 
 
-def record_draw(job: Job, reached: Progressed) -> None:
+def record_draw(job: Job, reached: RunRecord) -> None:
     """Tell the ledger which noise was drawn, before anything of it is released."""
     try:
-        job.account.record_draw(reached.run_id, reached.release_sha256)
+        job.account.record_draw(reached.run_id, reached.fitted.release_sha256)
     except SpecError:
         raise _copy_error(job) from None
 
 
 def finish(job: Job, state: RunState) -> None:
-    """Bring a run whose release is published to its end: its key is removed, the ledger is told, and the rest is removed."""
+    """End a run whose release is published: its key goes, the ledger is told, the rest goes."""
     left = state.read_unfinished()
     if left is not None and left.job == job.digest:
         state.remove_key(left.run_id)
         job.account.commit(left.run_id)
-    state.remove(None if left is None else left.run_id)
+    state.remove(name_run(left))
 
 
 def _copy_error(job: Job) -> OutputError:
-    what = "this run has already drawn its noise; its hidden folder is an old copy, and resuming from it would draw new noise without a new charge"
-    return OutputError(what, job.file.output.path, "`dpdask abort` it; a new run is charged again")
+    drawn = "this run has already drawn its noise; its hidden folder is an old copy"
+    what = f"{drawn}, and resuming from it would draw new noise without a new charge"
+    hint = "`dpdask abort` it; a new run is charged again"
+    return OutputError(what, job.file.output.path, hint)

@@ -16,8 +16,7 @@ from e2e.helpers import charging_entries, run_here, write_job
 from dpdask.engine.account import open_ledger
 from dpdask.io.shards import Manifest
 from dpdask.io.storage import Folder
-from dpdask.jobs.growing_table import name_release, open_growing
-from dpdask.jobs.output import Target
+from dpdask.jobs.output import Target, name_release
 from dpdask.jobs.run import Outcome
 from dpdask.jobs.series import KeptFolder
 
@@ -94,7 +93,7 @@ def manifests(output: Path | Folder) -> list[Manifest]:
     """Return the manifests of a series, in order."""
     folder = output if isinstance(output, Folder) else Folder(f"file://{output}")
     job, target = KeptFolder(folder, None).read_job() or ("", Target())
-    publication = open_growing(target, folder, job)
+    publication = target.open(folder, job)
     found = [publication.find(name_release(job, number)) for number in range(publication.count())]
     return [manifest for manifest in found if manifest is not None]
 

@@ -53,8 +53,7 @@ from dpdask.engine.account import Account, open_ledger
 from dpdask.errors import BudgetError, DataError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.storage import Folder
 from dpdask.jobs import growing
-from dpdask.jobs.growing import GrowingState
-from dpdask.jobs.growing_table import GrowingFolder
+from dpdask.jobs.output import LocalFolder
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort, status
 from dpdask.jobs.series import KeptFolder
@@ -178,18 +177,18 @@ def dying(point: str) -> Iterator[None]:
 
 
 POINTS: dict[str, tuple[tuple[Any, str], bool, int]] = {
-    "opened": ((GrowingState, "open"), True, 1),
+    "opened": ((RunState, "open"), True, 1),
     "intended": ((Account, "intend"), True, 1),
     "fitted": ((RunState, "write"), True, 2),
     "some-shards": ((write, "write_shards"), True, 1),
     "kept": ((KeptFolder, "write"), True, 1),
-    "before-commit": ((GrowingFolder, "commit"), False, 1),
+    "before-commit": ((LocalFolder, "commit"), False, 1),
     "half-moved": ((Path, "replace"), True, 2),
     "card-written": ((Folder, "put_new"), False, 1),
     "manifest-written": ((Folder, "put_new"), True, 1),
     "uncommitted": ((Account, "commit"), False, 1),
     "committed": ((Account, "commit"), True, 1),
-    "removed": ((GrowingState, "remove"), True, 1),
+    "removed": ((RunState, "remove"), True, 1),
 }
 
 

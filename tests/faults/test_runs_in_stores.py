@@ -18,7 +18,7 @@ from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.shards import Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs import records, state
-from dpdask.jobs.output import ManifestFolder
+from dpdask.jobs.output import StoreFolder
 from dpdask.jobs.run import abort, abort_job
 from dpdask.privacy.ledger import KeyTable
 
@@ -132,7 +132,7 @@ def test_a_driver_that_was_taken_over_stops_and_changes_nothing(
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     write, taken = state.RunState.write, []
 
-    def sleeping(self: state.RunState, reached: state.Progressed) -> None:
+    def sleeping(self: state.RunState, reached: state.RunRecord) -> None:
         if reached.stage == "fitted" and not taken:
             taken.append("by another driver")
             time.sleep(0.5)
@@ -241,9 +241,9 @@ def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
 
 MOMENTS = {
     "before it publishes": (state.RunState, "publish"),
-    "before the card": (ManifestFolder, "stage"),
+    "before the card": (StoreFolder, "stage"),
 }
-MOMENTS["before the manifest"] = (ManifestFolder, "commit")
+MOMENTS["before the manifest"] = (StoreFolder, "commit")
 
 
 @pytest.mark.few(1)
@@ -288,7 +288,7 @@ def test_a_driver_that_comes_late_leaves_the_key_of_another(
     open_run, write = state.RunState.open, state.RunState.write
     secrets: list[bytes] = []
 
-    def stopping(self: state.RunState, reached: state.Progressed) -> None:
+    def stopping(self: state.RunState, reached: state.RunRecord) -> None:
         write(self, reached)
         if reached.stage == "fitted":
             raise KeyboardInterrupt

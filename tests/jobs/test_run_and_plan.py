@@ -1,6 +1,5 @@
 """Runs on a file system without renames, the state of a run, status and abort, and the plan's numbers."""
 
-import dataclasses
 import json
 import stat
 from pathlib import Path
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from dpdask.engine.fit import Fitted
 from dpdask.errors import DataError, OutputError, SpecError, TemporaryError
 from dpdask.io.shards import MANIFEST_NAME, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
@@ -195,8 +195,8 @@ def test_a_state_comes_back_private(tmp_path):
         assert state.read() is None
         opened = state.open("job", lambda _: "job", "input", None)
         assert (opened.stage, state.read()) == ("opened", opened)
-        fitted = dataclasses.replace(
-            opened, stage="fitted", release_sha256="ab", bounds_sha256="cd", n_released=(3, 0, 2)
+        fitted = opened.with_fitted(
+            Fitted(release_sha256="ab", bounds_sha256="cd", n_released=(3, 0, 2))
         )
         state.write(fitted)
         assert state.read() == fitted

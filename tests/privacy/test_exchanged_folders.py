@@ -23,7 +23,7 @@ from dpdask.errors import DpdaskError, OutputError
 from dpdask.io.encrypted import PrivateFolder
 from dpdask.jobs.run import run_job
 from dpdask.jobs.run_keys import FolderKeys, HostKeys
-from dpdask.jobs.state import RunState
+from dpdask.jobs.state import LocalRun, RunState
 
 STRANGER = 65534
 KEY = hashlib.sha256(b"the attacker's").digest()
@@ -96,7 +96,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "staged": (write, "stage"),
     "recorded": (RunState, "write"),
     "published": (RunState, "publish"),
-    "forgotten": (RunState, "remove_key"),
+    "forgotten": (LocalRun, "remove_key"),
 }
 
 

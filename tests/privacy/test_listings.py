@@ -20,13 +20,14 @@ from privacy.test_neighbours import CASES, SOLVED, placed
 from services.stores import forget_file_systems
 
 from dpdask.engine import compute, scan
+from dpdask.engine.fit import Fitted
 from dpdask.engine.write import Staging, Told, stage
 from dpdask.io.encrypted import EncryptedFolder, drop_key, hold_key
 from dpdask.io.fragments import discover
 from dpdask.io.storage import Folder
 from dpdask.jobs.run_keys import HostKeys
 from dpdask.jobs.series import Kept, KeptFile
-from dpdask.jobs.state import Progressed, RunState
+from dpdask.jobs.state import RunRecord, RunState
 from dpdask.schema import Schema
 from dpdask.stats.ranks import ColumnOrder
 
@@ -192,13 +193,13 @@ def test_the_records_of_a_run_are_of_one_length_whatever_they_count() -> None:
     def size_of_record(counts: tuple[int, ...]) -> int:
         with state.lock():
             state.write(
-                Progressed(
+                RunRecord(
                     run_id=run_id,
                     job="j",
                     release="r",
                     input="i",
                     stage="fitted",
-                    n_released=counts,
+                    fitted=Fitted(release_sha256="", n_released=counts),
                 )
             )
             names = [name for name in state.folder.names() if name.startswith("run-")]
