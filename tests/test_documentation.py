@@ -445,8 +445,8 @@ def test_licence_is_whole():
 # written apart, so that this file may be searched too; a home of `somebody` is an example
 PLACES = re.compile(
     r"(?<![\w.~*$}\])/-])(?:file://)?/(?:"
-     "work|root|tmp|home|opt|mnt|Users"
-     r")/(?!somebody\b)[\w.-]+"
+    "work|root|tmp|home|opt|mnt|Users"
+    r")/(?!somebody\b)[\w.-]+"
 )
 HOSTS = re.compile(
     "|".join(

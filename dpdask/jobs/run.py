@@ -450,7 +450,8 @@ def make_job_card(job: Job, opened: JobTable, reached: RunRecord, release: Any) 
     changes: dict[str, Any] = {"dropped": [name for name, role in roles.items() if role == "drop"]}
     if job.file.about is not None:
         changes["about"] = job.file.about
-    position = None if insecure else job.account.find_position(reached.run_id)
+    book = job.account.read()
+    position = None if insecure else book.find_position(reached.run_id)
     if not insecure:
         changes["release"] = ReleaseName(id=reached.run_id, time=reached.began)
     if position is not None and job.ledger is not None:
@@ -472,8 +473,7 @@ def make_job_card(job: Job, opened: JobTable, reached: RunRecord, release: Any) 
             n_earlier=len(earlier),
             earlier=earlier[-_MOST_EARLIER:],
         )
-    coverage = job.account.coverage_until(reached.run_id)
-    return card.model_copy(update=changes).with_dataset(coverage)
+    return card.model_copy(update=changes).with_dataset(book.coverage_until(reached.run_id))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -234,7 +234,7 @@ class RunState:
         if reached.job != job.digest:
             hint = "`dpdask abort` it, or choose another output.path"
             raise OutputError("a run of another job is staged for this output", where, hint)
-        if job.account.was_refused(reached.run_id):
+        if job.account.read().find_kind(reached.run_id) == "refuse":
             return None
         if reached.input != table.fingerprint:
             hint = "restore it and run again, or `dpdask abort` the run"
