@@ -255,7 +255,7 @@ class Description(ABC):
         """Return the mechanism's part of the card, given the public number of rows and that of released rows, where they are known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: cached properties need a `__dict__`
 class Mechanism(ABC):
     """A specification with the schema and the budget that it runs under."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
@@ -131,7 +132,7 @@ class CopulaMechanism(NoisyTables):
     nobody: ClassVar[str] = "synthetic records"
     release_type: ClassVar[type[FittedCopula]] = FittedCopula
 
-    @property
+    @cached_property
     def noise(self) -> MarginalNoise:
         """The noise of every table; it depends on no data."""
         weights, n = self.spec.weights, len(self.schema.privatised)

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
@@ -155,7 +156,7 @@ class DipMechanism(Mechanism):
         """Where the reference distribution comes from."""
         return self.spec.reference
 
-    @property
+    @cached_property
     def spending(self) -> Spending:
         """How ε is divided between the reference and the columns of a row.
 
@@ -182,7 +183,7 @@ class DipMechanism(Mechanism):
         """What one row's release may cost over all columns, rounded up."""
         return round_up_sum(self.spending.row.values())
 
-    @property
+    @cached_property
     def measurements(self) -> dict[str, DiscreteLaplace]:
         """The noisy histogram of each column, if there are any."""
         return self.reference.events(
@@ -194,7 +195,7 @@ class DipMechanism(Mechanism):
         """Whether rows that share a number are released over the gap below it: where the reference is made of rows and not of noisy counts."""
         return self.reference.kind in ("holdout", "public", "chain")
 
-    @property
+    @cached_property
     def event(self) -> Composed:
         """A noisy histogram of each column, if there is one, and the rows' own releases."""
         return Composed(events=(*self.measurements.values(), self.row_event(self.row_total)))

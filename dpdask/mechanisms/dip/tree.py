@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -565,7 +565,7 @@ class TreeMechanism(DipMechanism):
         """Check that tables and rows compose to the budget; levels take any ε."""
         _ = self.noise
 
-    @property
+    @cached_property
     def noise(self) -> MarginalNoise:
         """The noise of every table."""
         n, rows = len(self.schema.privatised), self.row_event(self.row_total)
@@ -592,7 +592,7 @@ class TreeMechanism(DipMechanism):
     def _adaptive(self) -> tuple[str, ...]:
         return list_adaptive(self.schema, self.reference.bins)
 
-    @property
+    @cached_property
     def event(self) -> Composed:
         """The noise of every table, and the rows' own releases."""
         rows = self.row_event(self.row_total)

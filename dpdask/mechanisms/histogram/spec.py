@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pyarrow as pa
@@ -205,7 +206,7 @@ class HistogramMechanism(NoisyCounts):
                 what, "`bins`", "give numbers of cells, or set `adjacency` to replace-one"
             )
 
-    @property
+    @cached_property
     def noise(self) -> HistogramPlan:
         """The noise of every cell, and the threshold; it depends on no data."""
         return histogram.plan(

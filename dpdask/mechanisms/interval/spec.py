@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -127,7 +127,7 @@ class RandomRangesMechanism(Mechanism):
         for name, design in designs.items():
             _check_tables(name, design, columns[name])
 
-    @property
+    @cached_property
     def designs(self) -> dict[str, Design]:
         """The design of each private column, in the schema's order; their ε sum to the budget's at most.
 

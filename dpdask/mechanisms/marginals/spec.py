@@ -7,6 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pyarrow as pa
@@ -363,7 +364,7 @@ class MarginalsMechanism(NoisyTables):
             what = f"there must be one weight for each table, not {len(weights)} for {len(cliques)}"
             raise SpecError(what, "`weights`", f"give {len(cliques)}")
 
-    @property
+    @cached_property
     def noise(self) -> MarginalNoise:
         """The noise of every table; it depends on no data."""
         weights = self.spec.weights or (1.0,) * len(self.spec.cliques)
