@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,36 +80,22 @@ def range_randomiser(
     """
     where = f"column {column!r}"
     if (perturbation is not None) != isinstance(design, IntervalDifferential):
-        hint = (
-            "fit its `perturb` to the column's codec first"
-            if perturbation is None
-            else "use the design interval-differential"
-        )
-        raise SpecError(
-            "an interval-differential design, and no other, needs a fitted perturbation",
-            where,
-            hint,
-        )
+        mend = "fit its `perturb` to the column's codec first, or use another design"
+        what = "an interval-differential design, and no other, needs a fitted perturbation"
+        raise SpecError(what, where, mend)
+    cut = partial(partition, where=where, lattice=lattice, reference=design.reference)
     step: Step
     if isinstance(design, Progressive):
         step = _narrowing(design, where, lattice)
     elif isinstance(design, Selective):
         step = _selection(design, where, lattice)
     elif isinstance(design, Ensemble):
-        step = Union(
-            steps=[
-                partition(part, where, lattice=lattice, reference=design.reference)
-                for part in design.of
-            ]
-        )
+        step = Union(steps=[cut(part) for part in design.of])
     elif isinstance(design, IntervalDifferential):
         assert perturbation is not None
-        step = Perturbed(
-            perturbation=perturbation,
-            step=partition(design.of, where, lattice=lattice, reference=design.reference),
-        )
+        step = Perturbed(perturbation=perturbation, step=cut(design.of))
     else:
-        step = partition(design, where, lattice=lattice)
+        step = cut(design)
     return RangeRandomiser(column=column, step=step, nulls=design.nulls == "public")
 
 
@@ -142,7 +129,7 @@ def can_inform(mechanism: RangeRandomiser, low: float, high: float) -> bool:
 
 
 def partition(
-    design: Partitioning, where: str, *, lattice: bool, reference: ScipyDistribution | None = None
+    design: Partitioning, *, where: str, lattice: bool, reference: ScipyDistribution | None = None
 ) -> Partition:
     """Return the partition of a design that cuts the line once.
 
@@ -151,54 +138,33 @@ def partition(
     reference
         What stands in for a reference that the design leaves out.
     """
-    reference = design.reference or reference
-    n = design.n_cuts
-    acceptable = _acceptable(design)
-    ring = isinstance(design, Ring)
+    reference, anchors = design.reference or reference, design.anchors
+    n, ring = design.n_cuts, isinstance(design, Ring)
+    intervals: Sequence[tuple[float, float]] = ()
+    exact = np.zeros(n + 1, dtype=np.bool_)
+    if isinstance(design, Canonical):
+        intervals = design.acceptable
+        exact[[k - 1 for k in design.exact_ranges]] = True
+    low, high = np.array(intervals, dtype=np.float64).reshape(-1, 2).T.copy()
+    acceptable = Acceptable(low, high, exact)
+    make = partial(Partition, acceptable=acceptable, ring=ring, lattice=lattice)
     if design.at_least is not None:
         public = _public(reference, where, lattice, continuous=True)
         if lattice:
-            raise SpecError(
-                "whole numbers cannot be cut into ranges of a given least coverage",
-                where,
-                "give anchors",
-            )
+            what = "whole numbers cannot be cut into ranges of a given least coverage"
+            raise SpecError(what, where, "give anchors")
         spacing = min(design.at_least + 2.0 * TABLE_ERROR, 1.0 / design.n_ranges)
-        return Partition(
-            distribution=table(public.distribution, public.where),
-            centres=np.zeros(n),
-            acceptable=acceptable,
-            spacing=spacing,
-            ring=ring,
-        )
-    anchors = design.anchors
+        distribution = table(public.distribution, public.where)
+        return make(distribution=distribution, centres=np.zeros(n), spacing=spacing)
     if not isinstance(anchors, CoverageAnchors):
         assert anchors is not None
-        return Partition(
-            distribution=_cuts(anchors, reference, where),
-            centres=np.zeros(n),
-            acceptable=acceptable,
-            ring=ring,
-            lattice=lattice,
-        )
-    if not (
-        len(acceptable.low) or acceptable.ranges.any() or 1.0 / design.n_ranges < anchors.coverage
-    ):
-        raise _unattainable(anchors.coverage, 1.0 / design.n_ranges, 1.0, where)
+        return make(distribution=_cuts(anchors, reference, where), centres=np.zeros(n))
+    least = 1.0 / design.n_ranges
+    if not (intervals or exact.any() or least < anchors.coverage):
+        raise _unattainable(anchors.coverage, least, 1.0, where)
     public = _public(anchors.reference or reference, where, lattice)
-    return _of_coverage(anchors, public, acceptable, n, where, ring=ring)
-
-
-def _acceptable(design: Partitioning) -> Acceptable:
-    intervals = design.acceptable if isinstance(design, Canonical) else ()
-    ranges = np.zeros(design.n_cuts + 1, dtype=np.bool_)
-    if isinstance(design, Canonical):
-        ranges[[k - 1 for k in design.exact_ranges]] = True
-    return Acceptable(
-        np.array([low for low, _ in intervals], dtype=np.float64),
-        np.array([high for _, high in intervals], dtype=np.float64),
-        ranges,
-    )
+    shares = np.array([0.25, 0.75]) if ring else np.arange(1, n + 1) / (n + 1)
+    return _of_coverage(anchors, public, shares, make, where)
 
 
 def _public(
@@ -207,9 +173,8 @@ def _public(
     if reference is None:
         raise SpecError("this design needs a public reference", where, "add `reference: {name: …}`")
     place = f"reference of {where}"
-    return PublicReference(
-        distribution=reference.freeze(place, discrete=not continuous), lattice=lattice, where=place
-    )
+    distribution = reference.freeze(place, discrete=not continuous)
+    return PublicReference(distribution=distribution, lattice=lattice, where=place)
 
 
 def _cuts(
@@ -242,11 +207,8 @@ def optimal(distribution: Any, functional: str, where: str) -> Quantiles:
     """
     x = table(distribution, where, short=False).x
     if functional == "log" and not x[0] > 0:
-        raise SpecError(
-            "the logarithm needs a reference on positive numbers",
-            where,
-            "choose another functional or reference",
-        )
+        what = "the logarithm needs a reference on positive numbers"
+        raise SpecError(what, where, "choose another functional or reference")
 
     def density(u: Floats) -> Floats:
         spread: Floats = np.sqrt(np.asarray(distribution.cdf(u)) * np.asarray(distribution.sf(u)))
@@ -254,23 +216,14 @@ def optimal(distribution: Any, functional: str, where: str) -> Quantiles:
 
     fine = np.interp(np.arange((len(x) - 1) * _FINER + 1) / _FINER, np.arange(len(x)), x)
     with np.errstate(over="ignore", invalid="ignore"):
-        masses = (
-            np.diff(fine)
-            / 6.0
-            * (
-                density(fine[:-1])
-                + 4.0 * density(fine[:-1] + np.diff(fine) / 2.0)
-                + density(fine[1:])
-            )
-        )
+        first, width = fine[:-1], np.diff(fine)
+        inside = 4.0 * density(first + width / 2.0)
+        masses = width / 6.0 * (density(first) + inside + density(fine[1:]))
         total, cells = float(masses.sum()), masses.reshape(-1, _FINER).sum(axis=1)
     beyond = _remainder(cells[0], cells[1]) + _remainder(cells[-1], cells[-2])
     if not (math.isfinite(total) and total > 0 and beyond <= _REMAINDER * total):
-        raise SpecError(
-            f"the optimal anchors for {functional} have no density: the reference's tails are too wide",
-            where,
-            "choose a lighter reference",
-        )
+        what = f"the optimal anchors for {functional} have no density: the reference's tails are too wide"
+        raise SpecError(what, where, "choose a lighter reference")
     cumulative = np.concatenate([[0.0], np.cumsum(masses)]) / total
     return Quantiles(np.maximum.accumulate(np.interp(LEVELS, cumulative, fine)), LEVELS)
 
@@ -286,11 +239,9 @@ def _remainder(last: float, before: float) -> float:
 def _of_coverage(
     anchors: CoverageAnchors,
     public: PublicReference,
-    acceptable: Acceptable,
-    n: int,
+    shares: Floats,
+    make: Callable[..., Partition],
     where: str,
-    *,
-    ring: bool,
 ) -> Partition:
     """Return the partition whose expected coverage is the target: anchors about the reference's quantiles, spread by bisection.
 
@@ -301,22 +252,14 @@ def _of_coverage(
     family = table(anchors.family.freeze(f"anchors of {where}"), f"anchors of {where}")
     middle = np.interp(0.5, family.p, family.x)
     quartiles = np.interp([0.25, 0.75], family.p, family.x)
-    shares = np.array([0.25, 0.75]) if ring else np.arange(1, n + 1) / (n + 1)
     spread = public.quantile(np.array([0.25, 0.75]))
     unit = (float(spread[1] - spread[0]) or 1.0) / float(quartiles[1] - quartiles[0])
-    centres = public.quantile(shares) + (
-        0.5 if public.is_discrete else 0.0
-    )  # between two values, not on one
+    # between two values, not on one
+    centres = public.quantile(shares) + (0.5 if public.is_discrete else 0.0)
 
     def scaled(logarithm: float) -> Partition:
         distribution = Quantiles((family.x - middle) * (unit * math.exp(logarithm)), family.p)
-        return Partition(
-            distribution=distribution,
-            centres=centres,
-            acceptable=acceptable,
-            ring=ring,
-            lattice=public.lattice,
-        )
+        return make(distribution=distribution, centres=centres)
 
     low, high = math.log(_SCALES[0]), math.log(_SCALES[1])
     least, most = step_coverage(scaled(low), public), step_coverage(scaled(high), public)
@@ -331,20 +274,16 @@ def _of_coverage(
             return found
         low, high = (centre, high) if reached < anchors.coverage else (low, centre)
     if abs(reached - anchors.coverage) > _REACHED:
-        raise SpecError(
-            f"a coverage of {anchors.coverage:g} cannot be reached, because the reference has jumps; {reached:.4g} is near",
-            where,
-            "choose a coverage that can be reached",
-        )
+        what = f"a coverage of {anchors.coverage:g} cannot be reached, because the reference has jumps; {reached:.4g} is near"
+        raise SpecError(what, where, "choose a coverage that can be reached")
     return found
 
 
 def _unattainable(target: float, least: float, most: float, where: str) -> SpecError:
-    return SpecError(
-        f"anchors of this design reach coverages between {least:.4g} and {most:.4g}, not {target:g}",
-        where,
-        "choose a coverage in between",
+    what = (
+        f"anchors of this design reach coverages between {least:.4g} and {most:.4g}, not {target:g}"
     )
+    return SpecError(what, where, "choose a coverage in between")
 
 
 def _narrowing(design: Progressive, where: str, lattice: bool) -> Narrowing:
@@ -354,9 +293,8 @@ def _narrowing(design: Progressive, where: str, lattice: bool) -> Narrowing:
         tau = Quantiles(np.clip(distribution.x, 0.0, 1.0), distribution.p)
     else:
         tau = Quantiles(np.full(2, float(design.tau)), np.array([0.0, 1.0]))
-    distribution = _cuts(design.anchors, design.reference, where)
     return Narrowing(
-        distribution=distribution,
+        distribution=_cuts(design.anchors, design.reference, where),
         tau=tau,
         cdf=public.steps(),
         rounds=design.rounds,
@@ -367,26 +305,15 @@ def _narrowing(design: Progressive, where: str, lattice: bool) -> Narrowing:
 
 def _selection(design: Selective, where: str, lattice: bool) -> Selection:
     public = _public(design.reference or design.of.reference, where, lattice)
-    step = partition(design.of, where, lattice=lattice, reference=design.reference)
+    step = partition(design.of, where=where, lattice=lattice, reference=design.reference)
     selection = Selection(step=step, cdf=public.steps(), tau=design.tau, rho=1.0)
     lower, upper = quasi_run(step, public)
     reach = float(selection.is_wide(lower, upper).mean()) - _RUN_ERROR
     if reach <= 0:
-        raise SpecError(
-            f"no range of this design has a coverage of {design.tau:g}",
-            where,
-            "choose a lower tau, or wider ranges",
-        )
+        what = f"no range of this design has a coverage of {design.tau:g}"
+        raise SpecError(what, where, "choose a lower tau, or wider ranges")
     if design.rho is not None and design.rho > reach:
         what = f"rho {design.rho:g} is not ignorable: a row without a range would show that its range was narrow"
-        raise SpecError(
-            what,
-            where,
-            f"choose at most {math.floor(reach * 1000) / 1000:g}, the probability of a coverage of {design.tau:g}",
-        )
-    return Selection(
-        step=step,
-        cdf=selection.cdf,
-        tau=design.tau,
-        rho=reach if design.rho is None else float(design.rho),
-    )
+        mend = f"choose at most {math.floor(reach * 1000) / 1000:g}, the probability of a coverage of {design.tau:g}"
+        raise SpecError(what, where, mend)
+    return replace(selection, rho=reach if design.rho is None else float(design.rho))
