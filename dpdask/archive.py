@@ -23,9 +23,8 @@ from dpdask.errors import DpdaskError, InputError
 from dpdask.version import __version__
 
 T = TypeVar("T")
-Contents = tuple[
-    Mapping[str, Any], Mapping[str, Any]
-]  # a header and arrays, as `Archive.pack` takes them
+Json = dict[str, Any]  # what JSON holds: a part of a header or of a card
+Contents = tuple[Mapping[str, Any], Mapping[str, Any]]  # a header and arrays, for `Archive.pack`
 
 _HEADER = "header"
 _DATE = "date of a level"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
@@ -270,6 +271,7 @@ class ValueCodec:
 
 
 Codec = LevelCodec | ValueCodec
+Codecs = Mapping[str, Codec]  # of each privatised column
 
 
 def codec_for(name: str, column: Column, type_: pa.DataType) -> Codec:

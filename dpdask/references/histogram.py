@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from dpdask.archive import Archive, Archived, Contents
 from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cells, cut_columns, ends, not_cut
-from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.codec import Codecs, LevelCodec, ValueCodec
 from dpdask.errors import DataError, InputError
 from dpdask.kernels import projections as simplex
 from dpdask.kernels.jit import Ints as Counts
@@ -93,7 +93,7 @@ class Histogram(ReferenceBase):
     )
     is_measured_by_column: ClassVar[bool] = True
 
-    def cells(self, codecs: Mapping[str, Codec]) -> dict[str, Cells]:
+    def cells(self, codecs: Codecs) -> dict[str, Cells]:
         """Return the public cells in which columns are counted."""
         return {
             name: make_grid(codec) if self.bins == "adaptive" else cells(codec, self.bins)
@@ -117,7 +117,7 @@ class Histogram(ReferenceBase):
             for name, epsilon in epsilons.items()
         }
 
-    def sizes(self, codecs: Mapping[str, Codec]) -> dict[str, int]:
+    def sizes(self, codecs: Codecs) -> dict[str, int]:
         """Return how many noisy counts each column has; see `ReferenceBase.sizes`."""
         sizes = {}
         for name, own in self.cells(codecs).items():
@@ -147,7 +147,7 @@ class Histogram(ReferenceBase):
     def draw(
         self,
         counts: ColumnCounts,
-        codecs: Mapping[str, Codec],
+        codecs: Codecs,
         events: Mapping[str, DiscreteLaplace],
         noise: Noise,
     ) -> NoisyHistograms:
@@ -161,7 +161,7 @@ class Histogram(ReferenceBase):
             noisy[name] = perturb(exact, events[name], rng=noise(f"reference/{name}"))
         return NoisyHistograms(counts=noisy, events=events, n_rows=n_rows)
 
-    def distributions(self, counts: Any, codecs: Mapping[str, Codec]) -> Mapping[str, Distribution]:
+    def distributions(self, counts: Any, codecs: Codecs) -> Mapping[str, Distribution]:
         """Return the distribution that each noisy histogram describes; see `ReferenceBase.distributions`."""
         return {
             name: self._distribution(own, counts.counts[name], counts.events[name], counts.n_rows)
@@ -406,7 +406,7 @@ def _bins_of(name: str, bins: Bins) -> Literal["adaptive"] | int | tuple[float, 
 
 
 def warn_of_far_cells(
-    codecs: Mapping[str, Codec], bins: Mapping[str, str | int | tuple[float, ...]] | str | int
+    codecs: Codecs, bins: Mapping[str, str | int | tuple[float, ...]] | str | int
 ) -> tuple[str, ...]:
     """Return a warning for each column whose first or last declared cell is more than ten times as wide as all its others together."""
     said = []
@@ -425,7 +425,7 @@ def warn_of_far_cells(
 
 
 def cut_with_found(
-    codecs: Mapping[str, Codec],
+    codecs: Codecs,
     bins: Bins,
     found: Found | None,
     parameter: str = "bins",
@@ -507,7 +507,7 @@ class Tree(ReferenceBase):
         del unit
         check_bins(self.bins, schema, "reference.bins")
 
-    def cells(self, codecs: Mapping[str, Codec], found: Found | None = None) -> dict[str, Cells]:
+    def cells(self, codecs: Codecs, found: Found | None = None) -> dict[str, Cells]:
         """Return the public cells in which columns are counted.
 
         Parameters

@@ -13,7 +13,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from dpdask.archive import Archived
 from dpdask.cells import Cells
-from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.codec import Codec, Codecs, LevelCodec, ValueCodec
 from dpdask.documents import Document
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import cdf as ecdf
@@ -50,7 +50,7 @@ class ColumnCounts:
 class ColumnStatistic:
     """The distribution of each column by itself."""
 
-    codecs: Mapping[str, Codec]
+    codecs: Codecs
     # The public cells of the columns that are counted in them.
     cells: Mapping[str, Cells] = field(default_factory=dict)
 
@@ -243,17 +243,17 @@ class ReferenceBase(Document):
     def check(self, schema: Schema, unit: UnitColumn | None) -> None:
         """Check the columns that are named here against the schema."""
 
-    def cells(self, codecs: Mapping[str, Codec]) -> dict[str, Cells]:
+    def cells(self, codecs: Codecs) -> dict[str, Cells]:
         """Return the public cells in which columns are counted; none if they are not counted in cells."""
         del codecs
         return {}
 
-    def sizes(self, codecs: Mapping[str, Codec]) -> dict[str, int]:
+    def sizes(self, codecs: Codecs) -> dict[str, int]:
         """Return how many noisy counts each column has; none if they have no noise of their own."""
         del codecs
         return {}
 
-    def check_codecs(self, codecs: Mapping[str, Codec]) -> None:
+    def check_codecs(self, codecs: Codecs) -> None:
         """Check the declarations against the columns."""
 
     def check_counts(self, counts: ColumnCounts) -> None:
@@ -262,7 +262,7 @@ class ReferenceBase(Document):
     def draw(
         self,
         counts: ColumnCounts,
-        codecs: Mapping[str, Codec],
+        codecs: Codecs,
         events: Mapping[str, DiscreteLaplace],
         noise: Noise,
     ) -> Archived | None:
@@ -277,7 +277,7 @@ class ReferenceBase(Document):
         del counts, codecs, events, noise
         return None
 
-    def distributions(self, counts: Any, codecs: Mapping[str, Codec]) -> Mapping[str, Distribution]:
+    def distributions(self, counts: Any, codecs: Codecs) -> Mapping[str, Distribution]:
         """Return the reference distribution of each column.
 
         Parameters
@@ -288,9 +288,7 @@ class ReferenceBase(Document):
         """
         return {name: from_statistic(codec, counts.columns[name]) for name, codec in codecs.items()}
 
-    def statistic(
-        self, codecs: Mapping[str, Codec]
-    ) -> ColumnStatistic | RecordStatistic | TableStatistic:
+    def statistic(self, codecs: Codecs) -> ColumnStatistic | RecordStatistic | TableStatistic:
         """Return the statistic that is counted over the reference rows."""
         return ColumnStatistic(codecs=codecs, cells=self.cells(codecs))
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.codec import Codec, Codecs, LevelCodec, ValueCodec
 from dpdask.documents import Document, suggest
 from dpdask.errors import SpecError
 from dpdask.privacy import UnitColumn
@@ -215,11 +215,11 @@ class Known(ReferenceBase):
         counted = (f"survey: read {columns}; count the rows",) if uncounted else ()
         return (*counted, FIT.replace("the reference", "the declared reference"))
 
-    def check_codecs(self, codecs: Mapping[str, Codec]) -> None:
+    def check_codecs(self, codecs: Codecs) -> None:
         """Check that each declared distribution fits its column; see `ReferenceBase.check_codecs`."""
         self.distributions(None, codecs)
 
-    def distributions(self, counts: Any, codecs: Mapping[str, Codec]) -> Mapping[str, Distribution]:
+    def distributions(self, counts: Any, codecs: Codecs) -> Mapping[str, Distribution]:
         """Return the declared distribution of each column; nothing is counted.
 
         For the parameters see `ReferenceBase.distributions`.
@@ -410,7 +410,7 @@ class Chain(TableReference):
         """The column of the groups, if there is one."""
         return () if self.by is None else (self.by,)
 
-    def statistic(self, codecs: Mapping[str, Codec]) -> RecordStatistic:
+    def statistic(self, codecs: Codecs) -> RecordStatistic:
         """Return the distinct records of the reference rows."""
         return RecordStatistic(codecs=codecs, by=self.by, max_records=self.max_records)
 

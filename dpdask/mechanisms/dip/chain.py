@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.archive import Archive, Contents
-from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.archive import Archive, Contents, Json
+from dpdask.codec import Codec, Codecs, LevelCodec, ValueCodec
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
 from dpdask.mechanisms.dip.randomisers import (
@@ -96,7 +96,7 @@ class ChainRelease(RandomisedRows):
         object.__setattr__(self, "slots", kernel.find_slots(self.trie))
 
     def randomise(
-        self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]
+        self, batch: pa.RecordBatch, codecs: Codecs, rngs: Mapping[str, Rng]
     ) -> pa.RecordBatch:
         """Return the batch with every privatised column randomised and the others untouched; see `RowRelease.randomise`."""
         own = (
@@ -159,7 +159,7 @@ class ChainRelease(RandomisedRows):
 
 def fit_chain(
     records: Records,
-    codecs: Mapping[str, Codec],
+    codecs: Codecs,
     epsilons: Mapping[str, float],
     channel: ChannelKind = "laplace",
     *,
@@ -290,7 +290,7 @@ class RecordsMechanism(DipMechanism):
             min_rows=reference.min_rows,
         )
 
-    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, Json]:
         """Return what is claimed and found for the released channels or the ranks; see `Mechanism.audit`."""
         del columns
         found = fit_ranks(self.spending.row, self.spec.channel)
@@ -321,10 +321,10 @@ class RecordsDescription(DipDescription):
                 )
         return tuple(found)
 
-    def describe_joint(self, release: ChainRelease) -> dict[str, Any]:
+    def describe_joint(self, release: ChainRelease) -> Json:
         """Return what the card says about the columns' joint distribution."""
         reference = self.mechanism.reference
-        found: dict[str, Any] = {
+        found: Json = {
             "columns": "chain",
             "joint": reference.joint,
             "order": list(release.columns),
@@ -341,9 +341,7 @@ class RecordsDescription(DipDescription):
             }
         return found | {"warnings": list(reference.warnings())}
 
-    def describe_columns(
-        self, release: ChainRelease, columns: Columns
-    ) -> dict[str, dict[str, Any]]:
+    def describe_columns(self, release: ChainRelease, columns: Columns) -> dict[str, Json]:
         """Return how ranks given the columns before are randomised; see `DipMechanism.describe_columns`."""
         del columns
         return {

@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from dpdask.archive import Archive, Archived, Contents
+from dpdask.archive import Archive, Archived, Contents, Json
 from dpdask.channels import (
     check_values,
     costs,
     measure_attenuation,
 )
-from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.codec import Codec, Codecs, LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.mechanisms.dip.randomisers import (
     ColumnMechanism,
@@ -60,7 +60,7 @@ class DipRelease(RandomisedRows):
     columns: Mapping[str, ColumnMechanism]
 
     def randomise(
-        self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]
+        self, batch: pa.RecordBatch, codecs: Codecs, rngs: Mapping[str, Rng]
     ) -> pa.RecordBatch:
         """Return the batch with every privatised column randomised and the others untouched; see `RowRelease.randomise`."""
         arrays = list(batch.columns)
@@ -144,7 +144,7 @@ class ColumnsMechanism(DipMechanism):
             self.spec.cost,
         )
 
-    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, Json]:
         """Return what is claimed and found: of the released channels, the declared distribution, or a uniform one; see `Mechanism.audit`."""
         found = self.audit_card(card)
         if found:
@@ -200,12 +200,12 @@ class ColumnsDescription(DipDescription):
                 found += warn_of_spread(name, x[1:], x[:-1], np.diff(c), lattice=codec.lattice)
         return tuple(found)
 
-    def describe_joint(self, release: DipRelease) -> dict[str, Any]:
+    def describe_joint(self, release: DipRelease) -> Json:
         """Return what the card says about the columns' joint distribution."""
         del release
         return {"columns": "independent", "joint": self.mechanism.reference.joint}
 
-    def describe_columns(self, release: DipRelease, columns: Columns) -> dict[str, dict[str, Any]]:
+    def describe_columns(self, release: DipRelease, columns: Columns) -> dict[str, Json]:
         """Return what the card says about each fitted column; see `DipMechanism.describe_columns`.
 
         With the channel optimal-unbiased, `attenuation` gives c, m and the bound on the bias
@@ -238,7 +238,7 @@ def _uniform(codec: Codec) -> Distribution:
 
 def fit_dip(
     distributions: Mapping[str, Distribution],
-    codecs: Mapping[str, Codec],
+    codecs: Codecs,
     epsilons: Mapping[str, float],
     channel: ChannelKind = "laplace",
     given_costs: Mapping[str, Cost] | None = None,

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dpdask.archive import Json
 from dpdask.channels import (
     LevelChannel,
     calibrate,
@@ -95,7 +96,7 @@ class _ByNoise:
         return rank_kernel.words_per_row(self.noise)
 
     @property
-    def shown_noise(self) -> dict[str, Any]:
+    def shown_noise(self) -> Json:
         """What a card shows of the noise."""
         return {"ranks": self.noise.n_cells, "alpha_log": -self.noise.rate}
 
@@ -114,7 +115,7 @@ class LevelMechanism(_ByChannel):
         return codec.decode(self.sample(codes, words(rng, len(codes))))
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> Json:
         """What a card shows of it."""
         return {"channel": self.channel.matrix.tolist()}
 
@@ -157,7 +158,7 @@ class RankMechanism(_ByNoise):
         )
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> Json:
         """What a card shows of it."""
         return _show(self.distribution) | self.shown_noise
 
@@ -195,7 +196,7 @@ class BinMechanism(_ByChannel):
         return bins_kernel.draw_values(released, drawn[:, 2], x, c, edges, lattice=lattice)
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> Json:
         """What a card shows of it."""
         matrix = self.channel.matrix.tolist()
         return _show(self.distribution) | {"rank_edges": self.edges.tolist(), "channel": matrix}
@@ -221,7 +222,7 @@ def _randomise_numbers(
     return codec.decode(*mechanism.draw(values, is_null, drawn, lattice=codec.lattice))
 
 
-def _show(reference: RankDistribution) -> dict[str, Any]:
+def _show(reference: RankDistribution) -> Json:
     error = max(2.0**-15, reference.rank_error)
     return {"reference": {"knots_at_most": 2**16, "rank_error_at_most": error, **reference.kept}}
 
@@ -308,7 +309,7 @@ class LaplaceRanks(_ByNoise):
     """Noise on the ranks of a column given the columns before it."""
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> Json:
         """What a card shows of it."""
         return self.shown_noise
 
@@ -335,7 +336,7 @@ class BinnedRanks(_ByChannel):
     n_words: ClassVar[int] = 3  # the first one places a row among its ties
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> Json:
         """What a card shows of it."""
         matrix = self.channel.matrix.tolist()
         return {"rank_bins": len(matrix), "rank_channel": matrix}
@@ -394,12 +395,12 @@ def _randomise_ranks(epsilon: float, *, optimally: bool) -> RankRandomiser:
 
 def write_randomisers(
     columns: Mapping[str, ColumnMechanism | RankRandomiser],
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+) -> tuple[list[Json], Json]:
     """Return the columns' parts of an archive's header, and its arrays; in a chain they have no kind."""
-    header: list[dict[str, Any]] = []
-    arrays: dict[str, Any] = {}
+    header: list[Json] = []
+    arrays: Json = {}
     for index, (name, each) in enumerate(columns.items()):
-        column: dict[str, Any] = {"name": name}
+        column: Json = {"name": name}
         if isinstance(each, RankMechanism | BinMechanism):
             reference = each.distribution
             column |= {"rank_error": reference.rank_error, "kept": dict(reference.kept)}
@@ -418,14 +419,12 @@ def write_randomisers(
     return header, arrays
 
 
-def read_randomisers(
-    columns: Sequence[Mapping[str, Any]], arrays: Mapping[str, Any]
-) -> dict[str, Any]:
+def read_randomisers(columns: Sequence[Mapping[str, Any]], arrays: Mapping[str, Any]) -> Json:
     """Return the randomiser of each column from what `write_randomisers` returned."""
-    found: dict[str, Any] = {}
+    found: Json = {}
     for index, column in enumerate(columns):
         kind, weights = column.get("kind"), arrays[f"{index}_weights"]
-        parts: dict[str, Any] = {}
+        parts: Json = {}
         if "noise" in column:
             parts["noise"] = rank_kernel.RankNoise(weights=weights, **column["noise"])
         else:

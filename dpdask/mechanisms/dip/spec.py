@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
+from dpdask.archive import Json
 from dpdask.codec import Codec, LevelCodec
 from dpdask.documents import suggest
 from dpdask.errors import SpecError
@@ -251,7 +252,7 @@ class DipMechanism(Mechanism):
         """Return what is counted over the reference rows."""
         return self.reference.statistic(columns.codecs)
 
-    def accounting(self, release: Any) -> dict[str, Any]:
+    def accounting(self, release: Any) -> Json:
         """Return what was spent, for the card: never more than was promised, because every part was rounded down."""
         spending = self.spending
         exact = sum(map(Fraction, spending.reference.values()), Fraction(0))
@@ -264,7 +265,7 @@ class DipMechanism(Mechanism):
             "events": to_dict(self.event),
         }
 
-    def audit_card(self, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    def audit_card(self, card: Mapping[str, Any] | None) -> dict[str, Json]:
         """Return the audit of a finished job's own channels, from its card; empty if there is none, or it shows no channels."""
         if card is None or "columns" not in card:
             return {}
@@ -277,9 +278,7 @@ class DipMechanism(Mechanism):
             exact[name] = within_digits(channel_epsilon(read_weights(drawn)), claimed)
         return list_audit(claims, exact, "the released channel")
 
-    def audit_columns(
-        self, mechanisms: Mapping[str, Any], reference: str
-    ) -> dict[str, dict[str, Any]]:
+    def audit_columns(self, mechanisms: Mapping[str, Any], reference: str) -> dict[str, Json]:
         """Return the audit of fitted columns: of the noise on their ranks, or of their channels."""
         exact = {name: each.exact_epsilon for name, each in mechanisms.items()}
         return list_audit(self.spending.row, exact, reference)
@@ -292,7 +291,7 @@ class DipMechanism(Mechanism):
 
 def list_audit(
     claims: Mapping[str, float], exact: Mapping[str, float], reference: str
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Json]:
     """Return what is claimed of each column and what holds, for the reference that is named."""
     return {
         name: {"claimed": claim, "epsilon_exact": exact[name], "reference": reference}
@@ -407,7 +406,7 @@ class DipDescription(Description):
             guarantee=guarantee,
         )
 
-    def _describe_all(self, release: Any, columns: Columns) -> dict[str, dict[str, Any]]:
+    def _describe_all(self, release: Any, columns: Columns) -> dict[str, Json]:
         own, parts = self.describe_columns(release, columns), self.mechanism.spending.row
         shown = {
             name: {
@@ -421,11 +420,11 @@ class DipDescription(Description):
         return shown | {name: {"role": "kept"} for name in self.mechanism.schema.kept}
 
     @abstractmethod
-    def describe_joint(self, release: Any) -> dict[str, Any]:
+    def describe_joint(self, release: Any) -> Json:
         """Return what the card says about the columns' joint distribution."""
 
     @abstractmethod
-    def describe_columns(self, release: Any, columns: Columns) -> dict[str, dict[str, Any]]:
+    def describe_columns(self, release: Any, columns: Columns) -> dict[str, Json]:
         """Return what the card says about each fitted column, beside its domain and its part of ε."""
 
     def quality(self, release: Any) -> str:
@@ -444,7 +443,7 @@ class DipDescription(Description):
         return None
 
 
-def _describe_domain(schema: Schema, codec: Codec) -> dict[str, Any]:
+def _describe_domain(schema: Schema, codec: Codec) -> Json:
     """Return what the card says about a column's public domain."""
     declared = schema.columns[codec.name]
     outside = {"kind": declared.kind, "outside": declared.outside_in_words}

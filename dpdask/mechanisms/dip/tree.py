@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.archive import Archive, Contents
+from dpdask.archive import Archive, Contents, Json
 from dpdask.cells import Cells, FoundBins
 from dpdask.channels import LevelChannel, calibrate, costs, laplace, optimal
 from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS
-from dpdask.codec import Codec, LevelCodec
+from dpdask.codec import Codec, Codecs, LevelCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels.channel import TOTAL_BITS
@@ -173,7 +173,7 @@ class TreeRelease(RandomisedRows):
         )
 
     def randomise(
-        self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]
+        self, batch: pa.RecordBatch, codecs: Codecs, rngs: Mapping[str, Rng]
     ) -> pa.RecordBatch:
         """Return the batch with every privatised column randomised and the others untouched; see `RowRelease.randomise`."""
         arrays = list(batch.columns)
@@ -288,7 +288,7 @@ def fit_tree_noise(
 
 def scale_noise(noise: MarginalNoise, factor: float) -> MarginalNoise:
     """Return the noise of a tree's tables with all scales multiplied by a factor."""
-    scaled: dict[str, Any] = {}
+    scaled: Json = {}
     for part in ("one_way", "pairs", "chosen", "cells"):
         event = getattr(noise, part)
         if event is not None:
@@ -630,7 +630,7 @@ class TreeMechanism(DipMechanism):
             counts, self.cells(columns), self.spending.row, self.spec.channel, self.spec.cost
         )
 
-    def accounting(self, release: TreeRelease) -> dict[str, Any]:
+    def accounting(self, release: TreeRelease) -> Json:
         """Return what was spent, for the card: never more than was promised."""
         if self.continued:
             return DipMechanism.accounting(self, release)
@@ -645,7 +645,7 @@ class TreeMechanism(DipMechanism):
             "events": to_dict(self.event),
         }
 
-    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, Json]:
         """Return what is claimed and found, also of a whole row: of the released channels, or those of a simulated table; see `Mechanism.audit`."""
         channels, source = _read_channels(card), "the released channels"
         if not channels:
@@ -676,7 +676,7 @@ class TreeDescription(DipDescription):
         """What is done, in a few words."""
         return f"{DipDescription.how.fget(self)} along a tree of noisy tables"  # type: ignore[attr-defined]  # a property
 
-    def describe_joint(self, release: TreeRelease) -> dict[str, Any]:
+    def describe_joint(self, release: TreeRelease) -> Json:
         """Return what the card says about the columns' joint distribution."""
         return {
             "columns": "tree",
@@ -684,11 +684,11 @@ class TreeDescription(DipDescription):
             "edges": [list(edge) for edge in release.edges],
         }
 
-    def describe_columns(self, release: TreeRelease, columns: Columns) -> dict[str, dict[str, Any]]:
+    def describe_columns(self, release: TreeRelease, columns: Columns) -> dict[str, Json]:
         """Return each column's parent, exact ε*, cells and channels; see `DipMechanism.describe_columns`."""
         del columns
         shown = sum(column.weights.size for column in release.columns.values()) <= MAX_SHOWN
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, Json] = {}
         for name, column in release.columns.items():
             found[name] = {
                 "parent": column.parent,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from dpdask.archive import Archive, Archived, Contents
-from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
+from dpdask.codec import Codec, Codecs, LevelCodec, ValueCodec, codec_for
 from dpdask.errors import SpecError
 from dpdask.mechanisms.dip.columns import DipRelease
 from dpdask.mechanisms.dip.randomisers import ColumnMechanism, LevelMechanism
@@ -159,7 +159,7 @@ class IntervalRelease(Archived):
 
     @classmethod
     def of(
-        cls, designs: Mapping[str, Design], codecs: Mapping[str, Codec], *, coverage: bool = False
+        cls, designs: Mapping[str, Design], codecs: Codecs, *, coverage: bool = False
     ) -> IntervalRelease:
         """Return the release of some columns; every distribution is tabulated and every perturbation fitted, so that whatever is wrong shows."""
         lattice = {name: is_lattice(codec) for name, codec in codecs.items()}
@@ -197,7 +197,7 @@ class IntervalRelease(Archived):
         """Return the columns that are written, given the released columns of the table."""
         return make_released_schema(released, list(self.designs), coverage=self.coverage)
 
-    def few_valued(self, codecs: Mapping[str, Codec]) -> list[str]:
+    def few_valued(self, codecs: Codecs) -> list[str]:
         """Return the ends of columns with few whole values: anchors are whole there too."""
         return [
             end
@@ -207,7 +207,7 @@ class IntervalRelease(Archived):
         ]
 
     def randomise(
-        self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]
+        self, batch: pa.RecordBatch, codecs: Codecs, rngs: Mapping[str, Rng]
     ) -> pa.RecordBatch:
         """Return the batch with two columns of ends for each private one, and of coverage if it is released; the others untouched.
 

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from dpdask.codec import Codec
+from dpdask.archive import Json
+from dpdask.codec import Codec, Codecs
 from dpdask.documents import check_all, suggest
 from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON as MAX_RANK_EPSILON
@@ -182,7 +183,7 @@ class RandomRangesMechanism(Mechanism):
     def _fit(self, columns: Columns) -> IntervalRelease:
         return IntervalRelease.of(self.designs, columns.codecs, coverage=self.spec.coverage)
 
-    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, Json]:
         """Return for each perturbed column its `claimed` ε, its exact ε* and its `reference`."""
         del card
         claims = self.spending.row
@@ -484,7 +485,7 @@ def interval_section(
     *,
     release: IntervalRelease,
     schema: Schema,
-    codecs: Mapping[str, Codec],
+    codecs: Codecs,
     budget: Budget | None = None,
     order: RowOrder = "keep",
 ) -> Section:
@@ -496,7 +497,7 @@ def interval_section(
     """
     designs, perturbed = release.designs, list(release.perturbations)
     drawn, guarantee = "the anchors are", {}
-    accounting: dict[str, Any] = {
+    accounting: Json = {
         "epsilon_exact": None,
         "composition": "there is no ε; what several releases of the same rows tell adds up at most",
     }
@@ -531,12 +532,10 @@ def interval_section(
     )
 
 
-def _describe(
-    name: str, release: IntervalRelease, schema: Schema, codec: Codec | None
-) -> dict[str, Any]:
+def _describe(name: str, release: IntervalRelease, schema: Schema, codec: Codec | None) -> Json:
     """Return what the card says about a column."""
     design, declared = release.designs[name], schema.columns[name]
-    found: dict[str, Any] = {
+    found: Json = {
         "role": "privatised",
         "kind": declared.kind,
         "released_as": list(name_released(name, coverage=release.coverage)),
