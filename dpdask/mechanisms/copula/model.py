@@ -15,7 +15,7 @@ from dpdask.kernels import decode as decode_kernel
 from dpdask.kernels import raking as raking_kernel
 from dpdask.kernels.hashing import permutation
 from dpdask.mechanisms.columns import CHUNK_ROWS
-from dpdask.mechanisms.marginals.denoise import Denoised, PairGroup, stack_tables
+from dpdask.mechanisms.marginals.denoise import Denoised, PairGroup
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
 from dpdask.privacy import noise
 from dpdask.privacy.noise import deviation
@@ -224,7 +224,7 @@ def _strength(sigma: float) -> float:
 
 def _missed(group: PairGroup, found: Ints, n_sampled: int, factor: float) -> Floats:
     scale = group.tables[0].sum() / n_sampled
-    shown = stack_tables(found, group.starts, group.tables.shape[1:])
+    shown = group.stack(found)
     explained = factor * np.sqrt(group.sigma**2 + scale**2 * shown)
     missed: Floats = np.maximum(np.abs(scale * shown - group.tables) - explained, 0.0).sum(
         axis=(1, 2)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.kernels import marginals as tables_kernel
-from dpdask.kernels import projections as simplex
+from dpdask.kernels import marginals as kernel
+from dpdask.kernels import projections
 from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure_chosen, pair_cells
 from dpdask.privacy.noise import deviation
 from dpdask.stats import Clique, Domain, MarginalCounts
@@ -17,6 +19,7 @@ from dpdask.steps import step
 from dpdask.streams import Rng
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 _CHANCE = 2.0  # standard deviations, the usual 95 %
 MEAN_OF_NOISE = math.sqrt(2.0 / math.pi)  # of the absolute value, in standard deviations
@@ -27,16 +30,21 @@ _DOUBT = 0.5  # standard deviations of a cell's noise: three cells in five are f
 class PairGroup:
     """All pairs of attributes with tables of one shape (m, n) and one size of noise."""
 
-    first: NDArray[np.int64]  # int64 arrays of shape (k,): the attributes of each pair
-    second: NDArray[np.int64]
-    # Int64 array of shape (k,): where each table begins among all two-way tables.
-    starts: NDArray[np.int64]
-    tables: Floats  # float64 array of shape (k, m, n): the denoised counts
-    # Bool array of that shape: where the departure from independence is more than noise.
+    first: Ints  # of shape (k,): the attributes of each pair
+    second: Ints
+    starts: Ints  # of shape (k,): where each table begins among all two-way tables
+    tables: Floats  # of shape (k, m, n): the denoised counts
+    # of that shape: where the departure from independence is more than noise
     significant: NDArray[np.bool_]
-    # Bool array of shape (k,): which tables depart from independence by more than noise does.
+    # of shape (k,): which tables depart from independence by more than noise does
     dependent: NDArray[np.bool_]
     sigma: float  # the standard deviation of the noise in a cell of the noisy tables
+
+    def stack(self, flat: NDArray[Any]) -> Floats:
+        """Return the group's tables from all two-way tables, one after another."""
+        cells = np.arange(math.prod(self.tables.shape[1:]))
+        stacked: Floats = flat[self.starts[:, None] + cells].reshape(self.tables.shape)
+        return stacked.astype(np.float64)
 
     def shrink_towards_independence(self, wanted: Floats) -> Floats:
         """Return wanted counts moved towards independence by half of sigma, and not beyond: float64 of shape (k, m, n).
@@ -61,16 +69,12 @@ class PairGroup:
         A difference that the sample's own chance explains (two standard deviations of a count) is
         left alone.
         """
-        rows, columns = (
-            self.tables.sum(axis=2, keepdims=True),
-            self.tables.sum(axis=1, keepdims=True),
+        rows, columns, total = (
+            self.tables.sum(axis=axis, keepdims=True) for axis in (2, 1, (1, 2))
         )
-        total = self.tables.sum(axis=(1, 2), keepdims=True)
-        shown = stack_tables(found, self.starts, self.tables.shape[1:])
-        missing = self.tables - shown * (total / n_sampled)
-        missing[
-            np.abs(missing) <= _CHANCE * np.sqrt(np.maximum(shown, 1.0)) * (total / n_sampled)
-        ] = 0.0
+        shown, scale = self.stack(found), total / n_sampled
+        missing = self.tables - shown * scale
+        missing[np.abs(missing) <= _CHANCE * np.sqrt(np.maximum(shown, 1.0)) * scale] = 0.0
         lower, upper = np.maximum(rows + columns - total, 0.0), np.minimum(rows, columns)
         moved: Floats = np.minimum(np.maximum(wanted + gain * missing, lower), upper)
         return moved
@@ -95,17 +99,6 @@ class Denoised:
                 table: Floats = group.tables[place[0]]
                 return table if first < second else table.T
         raise KeyError((first, second))
-
-
-def stack_tables(
-    flat: NDArray[np.float64] | NDArray[np.int64], starts: NDArray[np.int64], shape: tuple[int, ...]
-) -> Floats:
-    """Return the tables of one shape that begin at `starts` in a flat array, as a float64 stack."""
-    m, n = shape
-    result: Floats = (
-        flat[starts[:, None] + np.arange(m * n)].reshape(len(starts), m, n).astype(np.float64)
-    )
-    return result
 
 
 @step("fitting: the noisy tables")
@@ -139,43 +132,24 @@ def denoise(
     Donoho and Johnstone, Ideal spatial adaptation by wavelet shrinkage (1994), section 2.1, for the
     rule.
     """
-    pairs, deviations = average_pairs(noisy)
-    layout = _groups(noisy.domain, deviations)
-    one_way = _margins(noisy, pairs, layout, consistency=consistency)
+    observed = _group_pairs(noisy)
+    with_pairs = consistency or noisy.noise.one_way is None
+    one_way = _average_margins(noisy, observed if with_pairs else [])
     groups = []
-    for first, second, starts, shape, sigma in layout:
-        rows, columns = (np.stack([one_way[a] for a in side]) for side in (first, second))
-        observed = stack_tables(pairs, starts, shape)
-        believed = (
-            tables_kernel.estimate(observed, rows, columns, noisy.n_rows, sigma)
-            if shrinkage
-            else observed
+    for group in observed:
+        rows, columns = (
+            np.stack([one_way[a] for a in side]) for side in (group.first, group.second)
         )
-        believed = tables_kernel.rake(believed, rows, columns)
-        departure = np.abs(believed - tables_kernel.independence(rows, columns, noisy.n_rows))
-        kept = departure > sigma if significance else np.ones(departure.shape, dtype=bool)
-        told = (
-            tables_kernel.tell_dependence(observed, rows, columns, noisy.n_rows, sigma)
-            if shrinkage
-            else np.ones(len(first), dtype=bool)
-        )
-        groups.append(
-            PairGroup(
-                first=first,
-                second=second,
-                starts=starts,
-                tables=believed,
-                significant=kept,
-                dependent=told,
-                sigma=sigma,
-            )
-        )
+        known = rows, columns, noisy.n_rows
+        believed, dependent, significant = group.tables, group.dependent, group.significant
+        if shrinkage:
+            believed = kernel.estimate(group.tables, *known, group.sigma)
+            dependent = kernel.tell_dependence(group.tables, *known, group.sigma)
+        believed = kernel.rake(believed, rows, columns)
+        if significance:
+            significant = np.abs(believed - kernel.independence(*known)) > group.sigma
+        groups.append(replace(group, tables=believed, dependent=dependent, significant=significant))
     return Denoised(domain=noisy.domain, n_rows=noisy.n_rows, one_way=one_way, groups=tuple(groups))
-
-
-_Layout = list[
-    tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], tuple[int, int], float]
-]
 
 
 def average_pairs(noisy: NoisyMarginals) -> tuple[Floats, Floats]:
@@ -190,73 +164,71 @@ def average_pairs(noisy: NoisyMarginals) -> tuple[Floats, Floats]:
         float64 array of shape (n_pairs,): the standard deviation of the noise in a cell; infinite
         where a pair was not measured.
     """
-    domain, cells = noisy.domain, pair_cells(noisy.domain)
+    domain, cells, event = noisy.domain, pair_cells(noisy.domain), noisy.noise.pairs
     starts, n = np.concatenate([[0], np.cumsum(cells)]), domain.n_attributes
-    measured = noisy.noise.pairs is not None
-    tables = noisy.pairs.astype(np.float64) if measured else np.zeros(starts[-1])
-    precisions = np.full(
-        len(cells), deviation(noisy.noise.pairs) ** -2.0 if noisy.noise.pairs is not None else 0.0
-    )
+    tables = np.zeros(starts[-1]) if event is None else noisy.pairs.astype(np.float64)
+    precisions = np.full(len(cells), 0.0 if event is None else deviation(event) ** -2.0)
     for clique, table in noisy.cliques.items():
         if len(clique) == 2:
             a, b = sorted(domain.positions(clique))
             place = a * n - a * (a + 1) // 2 + b - a - 1
             again = table if domain.position(clique[0]) == a else table.T
-            part, precision = (
-                slice(starts[place], starts[place + 1]),
-                deviation(noisy.noise_of(clique)) ** -2.0,
-            )
-            tables[part] = (precisions[place] * tables[part] + precision * again.ravel()) / (
-                precisions[place] + precision
-            )
+            part, one = slice(starts[place], starts[place + 1]), precisions[place]
+            precision = deviation(noisy.noise_of(clique)) ** -2.0
+            tables[part] = (one * tables[part] + precision * again.ravel()) / (one + precision)
             precisions[place] += precision
     with np.errstate(divide="ignore"):
         deviations: Floats = precisions**-0.5
     return tables, deviations
 
 
-def _groups(domain: Domain, deviations: Floats) -> _Layout:
-    """Return the measured pairs by shape and noise: their attributes and where their tables begin."""
+def _group_pairs(noisy: NoisyMarginals) -> list[PairGroup]:
+    """Return the measured pairs as they are, by shape and noise."""
+    pairs, deviations = average_pairs(noisy)
     places = np.flatnonzero(np.isfinite(deviations))
     if not len(places):
         return []
-    sizes = np.array(domain.sizes, dtype=np.int64)
+    sizes, cells = np.array(noisy.domain.sizes, dtype=np.int64), pair_cells(noisy.domain)
     first, second = (side.astype(np.int64)[places] for side in np.triu_indices(len(sizes), k=1))
-    starts = np.concatenate([[0], np.cumsum(pair_cells(domain))[:-1]])[places]
-    noises, of = np.unique(deviations[places], return_inverse=True)
+    starts = (np.cumsum(cells) - cells)[places]
+    sigmas, of = np.unique(deviations[places], return_inverse=True)
     kinds, members = np.unique(
         np.stack([sizes[first], sizes[second], of], axis=1), axis=0, return_inverse=True
     )
     order = np.argsort(members, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(members[order])) + 1)
-    return [
-        (first[part], second[part], starts[part], (int(m), int(n)), float(noises[noise]))
-        for (m, n, noise), part in zip(kinds, parts, strict=True)
-    ]
+    groups = []
+    for (m, n, sigma), part in zip(kinds, parts, strict=True):
+        shape = (len(part), int(m), int(n))
+        group = PairGroup(
+            first=first[part],
+            second=second[part],
+            starts=starts[part],
+            tables=np.empty(shape),
+            significant=np.ones(shape, dtype=bool),
+            dependent=np.ones(len(part), dtype=bool),
+            sigma=float(sigmas[sigma]),
+        )
+        groups.append(replace(group, tables=group.stack(pairs)))
+    return groups
 
 
-def _margins(
-    noisy: NoisyMarginals, pairs: Floats, layout: _Layout, *, consistency: bool
-) -> tuple[Floats, ...]:
-    sizes = noisy.domain.sizes
-    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
-    total, weight = np.zeros(sum(sizes)), np.zeros(sum(sizes))
+def _average_margins(noisy: NoisyMarginals, groups: Sequence[PairGroup]) -> tuple[Floats, ...]:
+    """Return each attribute's counts: its own table and the sums of these, by inverse variance."""
+    sizes = np.array(noisy.domain.sizes, dtype=np.int64)
+    starts = np.cumsum(sizes) - sizes
+    total, weight = np.zeros(sizes.sum()), np.zeros(sizes.sum())
     if noisy.noise.one_way is not None:
         weight += deviation(noisy.noise.one_way) ** -2.0
         total += weight * noisy.one_way
-    for first, second, begins, (m, n), sigma in (
-        layout if consistency or noisy.noise.one_way is None else ()
-    ):
-        tables = stack_tables(pairs, begins, (m, n))
-        for side, axis, length, other in ((first, 2, m, n), (second, 1, n, m)):
-            cells = starts[side][:, None] + np.arange(length)
-            np.add.at(total, cells, tables.sum(axis=axis) * (sigma**-2.0 / other))
-            np.add.at(weight, cells, sigma**-2.0 / other)
-    means = total / weight
-    return tuple(
-        simplex.project(means[start : start + size], noisy.n_rows)
-        for start, size in zip(starts, sizes, strict=True)
-    )
+    for group in groups:
+        _, m, n = group.tables.shape
+        for side, axis, length, other in ((group.first, 2, m, n), (group.second, 1, n, m)):
+            cells, precision = starts[side][:, None] + np.arange(length), group.sigma**-2.0 / other
+            np.add.at(total, cells, group.tables.sum(axis=axis) * precision)
+            np.add.at(weight, cells, precision)
+    means = np.split(total / weight, starts[1:])
+    return tuple(projections.project(mean, noisy.n_rows) for mean in means)
 
 
 def choose_pairs(noisy: NoisyMarginals, n: int, target: str | None = None) -> tuple[Clique, ...]:
@@ -271,22 +243,16 @@ def choose_pairs(noisy: NoisyMarginals, n: int, target: str | None = None) -> tu
     cleaned, names = denoise(noisy), noisy.domain.names
     gains = []
     for group in cleaned.groups:
-        independent = tables_kernel.independence(
-            group.tables.sum(axis=2), group.tables.sum(axis=1), cleaned.n_rows
-        )
+        rows, columns = group.tables.sum(axis=2), group.tables.sum(axis=1)
+        independent = kernel.independence(rows, columns, cleaned.n_rows)
         departures = np.abs(group.tables - independent).sum(axis=(1, 2))
         most = MEAN_OF_NOISE * group.sigma * group.tables[0].size
         gains.append(np.minimum(departures, most))
-    first, second = (
-        np.concatenate([getattr(group, side) for group in cleaned.groups])
-        for side in ("first", "second")
-    )
-    others = (
-        np.ones(len(first), dtype=bool)
-        if target is None
-        else (first != names.index(target)) & (second != names.index(target))
-    )
-    best = np.lexsort((second, first, -np.concatenate(gains), others))[:n]
+    first = np.concatenate([group.first for group in cleaned.groups])
+    second = np.concatenate([group.second for group in cleaned.groups])
+    place = -1 if target is None else names.index(target)
+    is_other = (first != place) & (second != place)
+    best = np.lexsort((second, first, -np.concatenate(gains), is_other))[:n]
     return tuple((names[a], names[b]) for a, b in zip(first[best], second[best], strict=True))
 
 
@@ -322,21 +288,18 @@ def dependence_tree(cleaned: Denoised) -> list[tuple[int, int]]:
     n = cleaned.domain.n_attributes
     shared = np.zeros((n, n))
     for group in cleaned.groups:
-        told = np.where(
-            group.dependent, tables_kernel.mutual_information(group.tables), 0.0
-        )  # the rest may be noise
-        shared[group.first, group.second] = shared[group.second, group.first] = told
+        # the rest may be noise
+        mutual = np.where(group.dependent, kernel.mutual_information(group.tables), 0.0)
+        shared[group.first, group.second] = shared[group.second, group.first] = mutual
     shared[shared < 1e-12] = 0.0  # independence, up to rounding
     best, parent, outside = shared.sum(axis=1), np.full(n, -1), np.ones(n, dtype=bool)
     tree: list[tuple[int, int]] = []
     near = np.zeros(n)
     while outside.any():
-        candidates = np.where(outside, near, -1.0)
-        attribute = (
-            int(np.argmax(candidates))
-            if candidates.max() > 0.0
-            else int(np.argmax(np.where(outside, best, -1.0)))
-        )
+        scores = np.where(outside, near, -1.0)
+        if scores.max() <= 0.0:  # what is left depends on nothing before
+            scores = np.where(outside, best, -1.0)
+        attribute = int(np.argmax(scores))
         tree.append((attribute, int(parent[attribute])))
         outside[attribute] = False
         closer = outside & (shared[attribute] > near)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -31,14 +32,8 @@ from dpdask.streams import Rng
 
 _NORMAL_95 = 1.959963984540054
 _SHARE_OF_CHOSEN, _SHARE_OF_TRIPLES, _SHARE_OF_SCORES = 0.4, 0.15, 0.05
-_SHARED = (
-    "one_way",
-    "pairs",
-    "chosen",
-    "scores",
-    "triples",
-    "cells",
-)  # the events of several tables
+# the events of several tables, in the order in which they are charged but for declared tables
+_SHARED = ("cells", "one_way", "pairs", "chosen", "scores", "triples")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,21 +49,13 @@ class MarginalNoise:
     beforehand. Composition over all tables: by `accountant`.
     """
 
-    # The noise of each attribute's own table, and of each two-way table; None if these are not
-    # measured.
-    one_way: CentralEvent | None
-    pairs: CentralEvent | None
-    cliques: Mapping[Clique, CentralEvent] = field(default_factory=dict)
-    # The noise of the tables that are chosen after the others were drawn, at most `chosen.count`;
-    # None if none are chosen.
-    chosen: CentralEvent | None = None
-    # The noise of the scores by which three-way tables are chosen; None if none are chosen.
-    scores: CentralEvent | None = None
-    # The noise of the three-way tables that are chosen by their scores, at most `triples.count`;
-    # None if none are chosen.
-    triples: CentralEvent | None = None
-    # The noise of the fine counts from which cells are found; None if no cells are found.
-    cells: CentralEvent | None = None
+    one_way: CentralEvent | None  # of each attribute's own table
+    pairs: CentralEvent | None  # of each two-way table
+    cliques: Mapping[Clique, CentralEvent] = field(default_factory=dict)  # of declared tables
+    chosen: CentralEvent | None = None  # of the pairs that are measured again, `count` at most
+    scores: CentralEvent | None = None  # of the scores by which three-way tables are chosen
+    triples: CentralEvent | None = None  # of the three-way tables, `count` at most
+    cells: CentralEvent | None = None  # of the fine counts from which cells are found
 
     @property
     def event(self) -> Composed:
@@ -84,42 +71,35 @@ class MarginalNoise:
         )
         return Composed(events=tuple(event for event in events if event is not None))
 
-    def of_chosen(self, clique: Clique) -> CentralEvent | None:
-        """Return the noise of all chosen tables with the clique's number of columns; None if no such tables are chosen."""
-        return {2: self.chosen, 3: self.triples}.get(len(clique))
+    def of_chosen(self, n_columns: int) -> CentralEvent | None:
+        """Return the noise of chosen tables of so many columns; None if none are chosen."""
+        return {2: self.chosen, 3: self.triples}.get(n_columns)
 
     def check_paid(self, chosen: Sequence[Clique]) -> None:
-        """Check that chosen tables are distinct, are not declared ones, and are not more than the events pay for."""
-        columns = {frozenset(clique) for clique in chosen}
-        if len(columns) < len(chosen) or columns & {frozenset(clique) for clique in self.cliques}:
+        """Check that chosen tables are distinct and not declared, and not more than are paid for."""
+        columns = [frozenset(clique) for clique in (*self.cliques, *chosen)]
+        if len(set(columns)) < len(columns):
             raise ValueError("a table is chosen twice")
-        for n_columns in {len(clique) for clique in chosen}:
-            own = [clique for clique in chosen if len(clique) == n_columns]
-            event = self.of_chosen(own[0])
-            if len(own) > (0 if event is None else event.count):
+        for n_columns, n_chosen in Counter(map(len, chosen)).items():
+            event = self.of_chosen(n_columns)
+            if event is None or n_chosen > event.count:
                 raise ValueError("more tables are chosen than are paid for")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the noise as a mapping that JSON can hold."""
-        own = {
-            name: None if getattr(self, name) is None else to_dict(getattr(self, name))
-            for name in _SHARED
-        }
-        return {
-            **own,
-            "cliques": [[list(clique), to_dict(event)] for clique, event in self.cliques.items()],
-        }
+        shared = {name: getattr(self, name) for name in _SHARED}
+        written = {name: event and to_dict(event) for name, event in shared.items()}
+        cliques = [[list(clique), to_dict(event)] for clique, event in self.cliques.items()]
+        return {**written, "cliques": cliques}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return the noise that a mapping from `to_dict` holds."""
-        own = {
+        shared = {
             name: None if data[name] is None else central_from_dict(data[name]) for name in _SHARED
         }
-        return cls(
-            **own,
-            cliques={tuple(clique): central_from_dict(event) for clique, event in data["cliques"]},
-        )
+        cliques = {tuple(clique): central_from_dict(event) for clique, event in data["cliques"]}
+        return cls(**shared, cliques=cliques)
 
 
 def margin_95(event: CentralEvent) -> float:
@@ -127,11 +107,8 @@ def margin_95(event: CentralEvent) -> float:
     if isinstance(event, DiscreteGaussian):
         return _NORMAL_95 * event.sigma + 1.0
     # Pr(|e| >= j) = 2 α^j / (1 + α), α = exp(-1 / scale)
-    return max(
-        0.0,
-        math.ceil(event.scale * math.log(2.0 / (0.05 * (1.0 + math.exp(-1.0 / event.scale)))))
-        - 1.0,
-    )
+    alpha = math.exp(-1.0 / event.scale)
+    return max(0.0, math.ceil(event.scale * math.log(2.0 / (0.05 * (1.0 + alpha)))) - 1.0)
 
 
 def plan_noise(
@@ -165,42 +142,43 @@ def plan_noise(
         The number of columns whose cells are found. Their fine counts get a twentieth of all
         weight, or a tenth for Laplace noise.
     """
-    chosen = dict(cliques or {})
+    declared = dict(cliques or {})
+    n_pairs = n_attributes * (n_attributes - 1) // 2
     rows = budget.unit_column.max_rows if budget.unit_column is not None else 1
-    counted = (
-        (one_way, n_attributes),
-        (pairs, n_attributes * (n_attributes - 1) // 2),
-        *((weight, 1) for weight in chosen.values()),
-    )
-    if not any(weight > 0 and count for weight, count in counted):
-        raise SpecError(
-            "there is no table to measure", "`weights`", "give at least one table a weight above 0"
-        )
-    others = sum(weight * count for weight, count in counted)
-    further = (weigh(others, _SHARE_OF_CHOSEN, n_chosen), n_chosen)
-    others = (others + further[0] * n_chosen) / (
-        1.0 - (_SHARE_OF_TRIPLES + _SHARE_OF_SCORES if n_triples else 0.0)
-    )
-    triples = (others * _SHARE_OF_TRIPLES / n_triples if n_triples else 0.0, n_triples)
-    scores = (others * _SHARE_OF_SCORES if n_triples else 0.0, n_scores)
-    cells = share_of_cells(others, n_found, budget.delta)
-    tables = tuple((weight, count, 0) for weight, count in (cells, *counted, further))
-    wanted = (*tables, (scores[0], 1, scores[1]), (*triples, 0))
-    fine, own, two, *named, again, scored, of_three = _plan(
-        budget.epsilon, budget.delta, budget.adjacency, rows, wanted
-    )
-    declared = {
-        clique: event for clique, event in zip(chosen, named, strict=True) if event is not None
-    }
+    drafts: dict[str | Clique, CentralEvent] = {}
+
+    def add(table: str | Clique, weight: float, count: int) -> None:
+        if weight > 0 and count:
+            drafts[table] = draft(budget.delta, budget.adjacency, rows, weight, count)
+
+    add("one_way", one_way, n_attributes)
+    add("pairs", pairs, n_pairs)
+    for clique, weight in declared.items():
+        add(clique, weight, 1)
+    if not drafts:
+        hint = "give at least one table a weight above 0"
+        raise SpecError("there is no table to measure", "`weights`", hint)
+    others = sum((one_way * n_attributes, pairs * n_pairs, *declared.values()))
+    again = weigh(others, _SHARE_OF_CHOSEN, n_chosen)
+    add("chosen", again, n_chosen)
+    others += again * n_chosen
+    if n_triples:
+        others /= 1.0 - (_SHARE_OF_TRIPLES + _SHARE_OF_SCORES)
+        weight = others * _SHARE_OF_SCORES
+        drafts["scores"] = draft_scores(budget.adjacency, rows, weight, n_scores)
+        add("triples", others * _SHARE_OF_TRIPLES / n_triples, n_triples)
+    add("cells", *share_of_cells(others, n_found, budget.delta))
+    if "cells" in drafts:  # the last digits of a price depend on the order in which it is charged
+        drafts = {"cells": drafts.pop("cells"), **drafts}
+    scaled = _scale(tuple(drafts.values()), budget.epsilon, budget.delta)
+    events = dict(zip(drafts, scaled, strict=True))
     return MarginalNoise(
-        cells=fine,
-        one_way=own,
-        pairs=two,
-        cliques=declared,
-        chosen=again,
-        scores=scored,
-        triples=of_three,
+        **{name: events.get(name) for name in _SHARED},
+        cliques={clique: events[clique] for clique in declared if clique in events},
     )
+
+
+_scale = functools.lru_cache(maxsize=64)(scale_events)
 
 
 def weigh(others: float, share: float, count: int) -> float:
@@ -227,44 +205,16 @@ def share_of_cells(others: float, n_found: int, delta: float) -> tuple[float, in
     return weigh(others, 0.05 if delta > 0 else 0.1, n_vectors), n_vectors
 
 
-@functools.lru_cache(maxsize=64)
-def _plan(
-    epsilon: float,
-    delta: float,
-    adjacency: Adjacency,
-    rows: int,
-    wanted: tuple[tuple[float, int, int], ...],
-) -> tuple[CentralEvent | None, ...]:
-    """Return the events of (weight, count, number of scores), or None for those that are left out.
-
-    `wanted` has the order of `MarginalNoise.event`, because the last digits of a price depend on
-    the order.
-    """
-    drafts = [
-        None
-        if not (weight > 0 and count)
-        else draft_scores(adjacency, rows, weight, n)
-        if n
-        else draft(delta, adjacency, rows, weight, count)
-        for weight, count, n in wanted
-    ]
-    found = iter(scale_events([each for each in drafts if each is not None], epsilon, delta))
-    return tuple(next(found) if each is not None else None for each in drafts)
-
-
 def draft(delta: float, adjacency: Adjacency, rows: int, weight: float, count: int) -> CentralEvent:
     """Return the event of some tables of one weight, up to the factor that all noise has in common."""
-    replaced = adjacency == "replace-one"
+    n_changed = 2 if adjacency == "replace-one" else 1  # cells of a table that a row changes by 1
     if delta > 0:
-        sensitivity = rows * (math.nextafter(math.sqrt(2.0), 2.0) if replaced else 1.0)
+        norm = math.nextafter(math.sqrt(2.0), 2.0) if n_changed == 2 else 1.0
         return DiscreteGaussian(
-            sigma=1.0 / math.sqrt(weight), sensitivity=sensitivity, adjacency=adjacency, count=count
+            sigma=1.0 / math.sqrt(weight), sensitivity=rows * norm, adjacency=adjacency, count=count
         )
     return DiscreteLaplace(
-        scale=1.0 / weight,
-        sensitivity=rows * (2 if replaced else 1),
-        adjacency=adjacency,
-        count=count,
+        scale=1.0 / weight, sensitivity=rows * n_changed, adjacency=adjacency, count=count
     )
 
 
@@ -283,11 +233,9 @@ def draft_scores(adjacency: Adjacency, rows: int, weight: float, n: int) -> Disc
     McKenna, Mullins, Sheldon and Miklau, AIM: an adaptive and iterative mechanism for
     differentially private synthetic data (2022), for scores of this kind.
     """
-    replaced = adjacency == "replace-one"
-    sensitivity = math.nextafter(math.sqrt(n * (rows * (2 if replaced else 1)) ** 2), math.inf)
-    unit = rows * (
-        math.sqrt(2.0) if replaced else 1.0
-    )  # of one table: a weight costs scores what it costs tables
+    n_changed = 2 if adjacency == "replace-one" else 1
+    sensitivity = math.nextafter(math.sqrt(n * (rows * n_changed) ** 2), math.inf)
+    unit = rows * math.sqrt(n_changed)  # of one table: a weight costs scores what it costs tables
     return DiscreteGaussian(
         sigma=sensitivity / unit / math.sqrt(weight), sensitivity=sensitivity, adjacency=adjacency
     )
@@ -309,18 +257,15 @@ class NoisyMarginals(Archived):
         kind="noisy-tables", format=4, noun="file of noisy tables", is_compressed=True
     )
 
-    domain: Domain  # the attributes and their numbers of levels
-    # The number of rows: exact where it is public (replace-one), otherwise estimated from the noisy
-    # tables.
-    n_rows: float
+    domain: Domain
+    n_rows: float  # exact where it is public (replace-one), otherwise estimated from noisy tables
     noise: MarginalNoise
-    # Int64 array, the attributes' tables one after the other; empty if they were not measured.
+    # int64: the attributes' tables one after the other, and two-way tables in the domain's order of
+    # pairs; empty if they were not measured
     one_way: Counts
-    # Int64 array, the two-way tables in the domain's order of pairs; empty if they were not
-    # measured.
     pairs: Counts
-    # The further tables, int64 arrays of their shapes: first those of `noise.cliques`, then the
-    # chosen ones. A pair among the chosen ones was measured twice.
+    # int64 of their shapes: first the tables of `noise.cliques`, then the chosen ones. A pair among
+    # the chosen ones was measured twice.
     cliques: Mapping[Clique, Counts]
 
     def table(self, clique: Clique) -> Counts:
@@ -329,44 +274,31 @@ class NoisyMarginals(Archived):
         The clique's attributes may come in any order; the table's axes come in the same. For a pair
         that was measured twice, the second measurement is returned.
         """
-        self._check(clique)
-        chosen = self._find_clique(clique)
-        if chosen is not None:
-            return self.cliques[chosen].transpose([chosen.index(name) for name in clique])
-        if len(clique) == 1 and self.one_way.size:
-            place = self.domain.position(clique[0])
-            start = sum(self.domain.sizes[:place])
-            return self.one_way[start : start + self.domain.sizes[place]]
-        if len(clique) == 2 and self.pairs.size:
-            first, second = (self.domain.position(name) for name in clique)
-            if first > second:
-                return self.table(clique[::-1]).T
-            sizes = self.domain.sizes
-            start = sum(sizes[a] * sum(sizes[a + 1 :]) for a in range(first)) + sizes[first] * sum(
-                sizes[first + 1 : second]
-            )
-            return self.pairs[start : start + sizes[first] * sizes[second]].reshape(
-                sizes[first], sizes[second]
-            )
-        raise KeyError(clique)
+        self._find_noise(clique)
+        counts = MarginalCounts(self.domain, 0, self.one_way, self.pairs, self.cliques)
+        return counts.table(clique)
 
     def margin(self, clique: Clique) -> float:
         """Return the half-width, in counts, of a 95 % interval for one cell of a measured table."""
-        self._check(clique)
-        chosen = self._find_clique(clique)
-        if chosen is not None:
-            return margin_95(self.noise_of(chosen))
-        event = {1: self.noise.one_way, 2: self.noise.pairs}.get(len(clique))
-        if event is None:
-            raise KeyError(clique)
-        return margin_95(event)
+        return margin_95(self._find_noise(clique))
+
+    def _find_noise(self, clique: Clique) -> CentralEvent:
+        """Return the noise of a measured table, whose attributes may come in any order."""
+        names = set(clique)
+        if len(names) == len(clique) and names <= set(self.domain.names):
+            for known in self.cliques:
+                if set(known) == names:
+                    return self.noise_of(known)
+            event = {1: self.noise.one_way, 2: self.noise.pairs}.get(len(clique))
+            if event is not None:
+                return event
+        raise KeyError(clique)
 
     def noise_of(self, clique: Clique) -> CentralEvent:
         """Return the noise of one of `cliques`, a declared or a chosen one."""
-        declared = self.noise.cliques.get(clique)
-        if declared is not None:
-            return declared
-        event = self.noise.of_chosen(clique)
+        if clique in self.noise.cliques:
+            return self.noise.cliques[clique]
+        event = self.noise.of_chosen(len(clique))
         assert event is not None, "no such table is chosen"
         return replace(event, count=1)
 
@@ -378,11 +310,11 @@ class NoisyMarginals(Archived):
     def check(self, domain: Domain, noise: MarginalNoise) -> None:
         """Check that these are the tables that a run would draw now, and not those of another version."""
         if self.domain != domain or self.noise != noise:
-            raise InputError(
+            what, hint = (
                 "these were written by another version of dpdask",
-                "the run's noisy tables",
-                "resume with that version, or `dpdask abort` the run",
+                "resume with that version",
             )
+            raise InputError(what, "the run's noisy tables", f"{hint}, or `dpdask abort` the run")
 
     def _contents(self) -> Contents:
         header = {
@@ -392,50 +324,33 @@ class NoisyMarginals(Archived):
             "noise": self.noise.to_dict(),
             "chosen": self.chosen,
         }
-        cliques = (*self.noise.cliques, *self.chosen)
-        tables = {f"clique_{place}": self.cliques[clique] for place, clique in enumerate(cliques)}
+        tables = {f"clique_{place}": table for place, table in enumerate(self.cliques.values())}
         return header, {"one_way": self.one_way, "pairs": self.pairs, **tables}
 
     @classmethod
     def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
         noise, domain = MarginalNoise.from_dict(header["noise"]), Domain.from_header(header)
-        one_way, pairs = arrays["one_way"], arrays["pairs"]
-        _check_table(one_way, (0 if noise.one_way is None else sum(domain.sizes),))
-        _check_table(pairs, (0 if noise.pairs is None else int(pair_cells(domain).sum()),))
         chosen = [tuple(clique) for clique in header["chosen"]]
         noise.check_paid(chosen)
-        cliques = {
-            clique: arrays[f"clique_{place}"]
-            for place, clique in enumerate((*noise.cliques, *chosen))
+        n_pairs = 0 if noise.pairs is None else int(pair_cells(domain).sum())
+        shapes: dict[str, tuple[int, ...]] = {
+            "one_way": (0 if noise.one_way is None else sum(domain.sizes),),
+            "pairs": (n_pairs,),
         }
-        for clique, table in cliques.items():
-            _check_table(table, domain.shape_of(clique))
+        cliques = (*noise.cliques, *chosen)
+        shapes |= {f"clique_{n}": domain.shape_of(clique) for n, clique in enumerate(cliques)}
+        for name, shape in shapes.items():
+            if arrays[name].dtype != np.int64 or arrays[name].shape != shape:
+                raise ValueError("a table has another shape than the domain gives it")
         check_n_rows(header["n_rows"])
         return cls(
             domain=domain,
             n_rows=header["n_rows"],
             noise=noise,
-            one_way=one_way,
-            pairs=pairs,
-            cliques=cliques,
+            one_way=arrays["one_way"],
+            pairs=arrays["pairs"],
+            cliques={clique: arrays[f"clique_{n}"] for n, clique in enumerate(cliques)},
         )
-
-    def _check(self, clique: Clique) -> None:
-        if len(set(clique)) != len(clique) or not set(clique) <= set(self.domain.names):
-            raise KeyError(clique)
-
-    def _find_clique(self, clique: Clique) -> Clique | None:
-        """Return the further table of these attributes: in this order, or else in another."""
-        return (
-            clique
-            if clique in self.cliques
-            else next((chosen for chosen in self.cliques if set(chosen) == set(clique)), None)
-        )
-
-
-def _check_table(table: NDArray[Any], shape: tuple[int, ...]) -> None:
-    if table.dtype != np.int64 or table.shape != shape:
-        raise ValueError("a table has another shape than the domain gives it")
 
 
 def check_n_rows(n_rows: object) -> None:
@@ -460,32 +375,28 @@ def measure(
     -------
     Unit, sensitivity, event: `MarginalNoise`. Protected: every row counted.
     """
-    domain = counts.domain
-    none = np.zeros(0, dtype=np.int64)
-    noisy_one = (
-        noise.perturb(counts.one_way, planned.one_way, rng=rng)
-        if planned.one_way is not None
-        else none
+
+    def perturb(table: Counts, event: CentralEvent | None) -> Counts:
+        if event is None:
+            return np.zeros(0, dtype=np.int64)
+        return noise.perturb(table, event, rng=rng)
+
+    one_way, pairs = (
+        perturb(counts.one_way, planned.one_way),
+        perturb(counts.pairs, planned.pairs),
     )
-    noisy_pairs = (
-        noise.perturb(counts.pairs, planned.pairs, rng=rng) if planned.pairs is not None else none
-    )
-    further = {
-        clique: noise.perturb(counts.table(clique), event, rng=rng)
-        for clique, event in planned.cliques.items()
+    cliques = {
+        clique: perturb(counts.table(clique), event) for clique, event in planned.cliques.items()
     }
-    total = (
-        float(counts.n_rows)
-        if n_rows_public
-        else _total(domain, planned, noisy_one, noisy_pairs, further)
-    )
     return NoisyMarginals(
-        domain=domain,
-        n_rows=total,
+        domain=counts.domain,
+        n_rows=float(counts.n_rows)
+        if n_rows_public
+        else _total(counts.domain, planned, one_way, pairs, cliques),
         noise=planned,
-        one_way=noisy_one,
-        pairs=noisy_pairs,
-        cliques=further,
+        one_way=one_way,
+        pairs=pairs,
+        cliques=cliques,
     )
 
 
@@ -522,30 +433,23 @@ def _total(
     pairs: Counts,
     cliques: Mapping[Clique, Counts],
 ) -> float:
-    """Return the number of rows from the noisy tables alone, each table's sum weighted by its inverse variance; at least 1."""
-    sums: list[tuple[float, float]] = []
-    if planned.one_way is not None:
-        starts = np.concatenate([[0], np.cumsum(domain.sizes)[:-1]])
-        sums += zip(
-            np.add.reduceat(one_way, starts),
-            deviation(planned.one_way) ** 2 * np.array(domain.sizes),
-            strict=True,
-        )
-    if planned.pairs is not None:
-        cells = pair_cells(domain)
-        sums += zip(
-            np.add.reduceat(pairs, np.concatenate([[0], np.cumsum(cells)[:-1]])),
-            deviation(planned.pairs) ** 2 * cells,
-            strict=True,
-        )
-    sums += [
-        (float(table.sum()), deviation(planned.cliques[clique]) ** 2 * table.size)
-        for clique, table in cliques.items()
+    """Return the number of rows by the tables' sums, weighted by inverse variance; at least 1."""
+    tables = [
+        (one_way, planned.one_way, np.array(domain.sizes)),
+        (pairs, planned.pairs, pair_cells(domain)),
+        *(
+            (table.ravel(), planned.cliques[clique], np.array([table.size]))
+            for clique, table in cliques.items()
+        ),
     ]
-    weights = np.array([1.0 / variance for _, variance in sums])
-    return max(
-        1.0, float(np.dot(weights, np.array([float(value) for value, _ in sums])) / weights.sum())
-    )
+    sums, weights = [], []
+    for flat, event, sizes in tables:
+        if event is not None:
+            sums.append(np.add.reduceat(flat, np.cumsum(sizes) - sizes))
+            weights.append(1.0 / (deviation(event) ** 2 * sizes))
+    weight = np.concatenate(weights)
+    total = np.dot(weight, np.concatenate(sums).astype(np.float64)) / weight.sum()
+    return max(1.0, float(total))
 
 
 def pair_cells(domain: Domain) -> NDArray[np.int64]:
