@@ -6,6 +6,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,6 +43,84 @@ _UNBOUNDED = (
 _UNMOVED = "resamples of the ranges do not vary, since the anchors lie too far apart, so no standard error is given"
 _FEW_ENDS = 200  # ranges
 _STILL = 1e-9  # of the numbers: resamples that differ by less differ by rounding alone
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranges:
+    """The ranges of a column, or of the rows of one group."""
+
+    lower: Floats
+    upper: Floats
+    bounds: tuple[float, float] | None  # declared, in the numbers of the ranges
+
+    def count(self) -> RangeCounts:
+        """Return the counts of the ranges, with finer knots where their mass is."""
+        return count_ranges(self.lower, self.upper, _N_KNOTS, bounds=self.bounds)
+
+    def widen(self, counts: RangeCounts) -> tuple[float, float] | None:
+        """Return the declared bounds, so wide that they hold all anchors."""
+        if self.bounds is None:
+            return None
+        low, high = self.bounds
+        return min(low, float(counts.knots[0])), max(high, float(counts.knots[-1]))
+
+    def fit(
+        self,
+        support: tuple[float, float] | None = None,
+        knots: Sequence[float] | None = None,
+    ) -> NPMLE:
+        if knots is None:
+            counts = self.count()
+        else:
+            try:
+                # a list of ends may have repeats
+                places = np.unique(np.asarray(knots, dtype=np.float64))
+            except (TypeError, ValueError):
+                what = "knots are numbers, those of the ranges' ends"
+                use = "write them as in knots=[0, 10, 100, 1000]"
+                raise SpecError(what, "npmle", use) from None
+            counts = RangeCounts.of_batch(places, self.lower, self.upper)
+        support = support or self.widen(counts)
+        return npmle(counts, support=support, place="middle" if support else "right")
+
+    def is_thin(self, estimate: NPMLE) -> bool:
+        """Return whether few ranges end where nine tenths of the mass lie."""
+        low, high = _find_middle(estimate)
+        ends = np.stack([self.lower, self.upper])
+        return bool(((ends >= low) & (ends <= high)).any(axis=0).sum() < _FEW_ENDS)
+
+    def doubt(self, estimate: NPMLE, support: tuple[float, float]) -> float:
+        """Return how far more mass beyond the outermost knots may move the mean, from there: as much as the ranges nearest to them allow.
+
+        Of the rows that say whether their value is above an anchor beyond t, those that do are at
+        least the share of values beyond all anchors; two standard deviations and the rule of three
+        are added. The best t is taken.
+        """
+        total = 0.0
+        knots = estimate.knots
+        for low, high, end, knot, places in (
+            (self.lower, self.upper, support[1], knots[-1], estimate.left),
+            (-self.upper, -self.lower, -support[0], -knots[0], -estimate.right),
+        ):
+            if end <= knot:
+                continue
+            beyond = float(estimate.masses[places >= knot].sum())
+            above, below = (np.sort(side[np.isfinite(side)])[::-1] for side in (low, high))
+            ends, bounds = np.sort(np.append(above, below)), []
+            for size in _NEAREST:
+                t = ends[-min(size, len(ends))]
+                n_above, n = (above >= t).sum(), (ends >= t).sum()
+                share = n_above / n
+                most = share + 2.0 * np.sqrt(share * (1.0 - share) / n) + 3.0 / n
+                bounds.append(max(0.0, most - beyond) * (end - knot))
+            total += min(bounds)
+        return float(total)
+
+
+def _find_middle(estimate: NPMLE) -> tuple[float, float]:
+    """Return the ends of what nine tenths of the mass lie in."""
+    low, high = np.searchsorted(np.cumsum(estimate.masses), [0.05, 0.95])
+    return float(estimate.left[low]), float(estimate.right[min(high, len(estimate.right) - 1)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -87,82 +166,99 @@ class OpenedRanges(KeptColumns):
         grouped, q = self._is_kept(*others), options.get("q", 0.5)
         match question:
             case "mean" if grouped and options.get("values") is None:
-                return lambda: self._for_each(lambda rows: self._mean(first, rows), first, *others)
+                return lambda: self._for_each(self._mean, first, *others)
             case "quantile" if grouped and (not others or isinstance(q, float)):
-                return lambda: self._for_each(
-                    lambda rows: self._quantile_of(first, rows, q), first, *others
-                )
+                return lambda: self._for_each(partial(self._quantile_of, q=q), first, *others)
             case "histogram":
                 return lambda: self._histogram_of(first, options["bins"])
             case "slope":
                 return lambda: self._slope(first, others)
             case "npmle":
-                return lambda: self._fit(first, self._ranges(first), **options)
+                return lambda: self._ranges(first, self._rows(first)).fit(**options)
             case "regress":
                 return lambda: _regress(options["estimator"], first, *self._pairs(first, others))
         raise self._refusal(question, *names)
 
     def _for_each(
-        self, find: Callable[[pd.DataFrame], Result], column: str, by: str | None = None
+        self, find: Callable[[str, _Ranges], Result], column: str, by: str | None = None
     ) -> Result:
         """Return what is estimated from a column's ranges, or from those of each group; a group whose ranges tell too little has NaN."""
         if by is None:
-            return find(self._ranges(column))
-        parts, left_out = {}, False
-        for level, rows in self._ranges(column, by).groupby(by, sort=True):
+            return find(column, self._ranges(column, self._rows(column)))
+        parts, limits = {}, []
+        for level, rows in self._rows(column, by).groupby(by, sort=True):
             try:
-                parts[level] = find(rows)
+                parts[level] = find(column, self._ranges(column, rows))
             except SpecError:
-                parts[level], left_out = (
-                    Result(estimate=np.nan, standard_error=np.nan, bias_bound=np.nan),
-                    True,
-                )
-        if any(
-            part.standard_error is not None and not np.isnan(part.standard_error)
-            for part in parts.values()
-        ):
-            parts = {
-                level: replace(part, standard_error=np.nan) if part.standard_error is None else part
-                for level, part in parts.items()
-            }
+                parts[level] = Result(estimate=np.nan, standard_error=np.nan, bias_bound=np.nan)
+                limits = [_TOLD_TOO_LITTLE]
+        errors = [part.standard_error for part in parts.values()]
+        if any(error is not None and not np.isnan(error) for error in errors):
+            for level, part in parts.items():
+                if part.standard_error is None:
+                    parts[level] = replace(part, standard_error=np.nan)
         found = Result.gather(list(parts.values()), pd.Index(list(parts), name=by))
-        return replace(found, limits=(*found.limits, _TOLD_TOO_LITTLE)) if left_out else found
+        return replace(found, limits=(*found.limits, *limits))
+
+    def _mean(self, column: str, ranges: _Ranges) -> Result:
+        counts = ranges.count()
+        support = ranges.widen(counts)
+        # any stream: this is post-processing
+        rng = stream(RunKey.insecure(0), "analysis/resample", column).seed_generator()
+        found = bootstrap(
+            counts,
+            lambda estimate: estimate.moment(1),
+            _REPEATS,
+            rng=rng,
+            support=support,
+            place="middle" if support else "right",
+        )
+        limits, bias, error = [*self._limits(column)], None, None
+        if support is None:
+            limits.append(_UNBOUNDED)
+        else:
+            estimate = npmle(counts, support=support, place="middle")
+            bias = float(estimate.masses @ (estimate.right - estimate.left)) / 2.0
+            bias += ranges.doubt(estimate, support)
+            # a date of 0 means nothing
+            if bias > abs(found.value) / 2.0 and not self._is_of_dates(column):
+                limits.append(_FAR)
+        if found.standard_error > _STILL * max(abs(found.value), float(np.ptp(counts.knots))):
+            error = found.standard_error
+        else:
+            limits.append(_UNMOVED)
+        return Result(
+            estimate=found.value, standard_error=error, bias_bound=bias, limits=tuple(limits)
+        )
 
     def _histogram_of(self, column: str, bins: int | Sequence[float]) -> Result:
-        edges, rows = self._edges(column, bins), self._ranges(column)
-        fitted = self._fit(column, rows)
+        edges, rows = self._edges(column, bins), self._rows(column)
+        ranges = self._ranges(column, rows)
+        fitted = ranges.fit()
         index = pd.IntervalIndex.from_breaks(edges, closed="right", name=column)
-        thin = [_THIN] if self._is_thin(column, rows, fitted) else []
-        limits = (
-            _SLOW,
-            *thin,
-            *([WITHOUT_NULLS] if len(rows) < self.n_rows else []),
-            *self._limits(column),
-        )
         estimate = pd.Series(len(rows) * np.diff(fitted.cdf(edges)), index)
-        return Result(estimate=estimate, standard_error=None, bias_bound=None, limits=limits)
+        limits = [_THIN] if ranges.is_thin(fitted) else []
+        if len(rows) < self.n_rows:
+            limits.append(WITHOUT_NULLS)
+        return self._without_error(column, estimate, limits)
 
-    def _quantile_of(self, column: str, rows: pd.DataFrame, q: float | Sequence[float]) -> Result:
-        estimate = self._fit(column, rows)
-        quantiles = estimate.quantile(np.atleast_1d(np.array(q)))
-        value = (
-            float(quantiles[0])
-            if isinstance(q, float)
-            else pd.Series(quantiles, pd.Index(q, name="q"))
-        )
-        coarse = (
-            [_COARSE]
-            if _is_coarse(estimate, quantiles)
-            else [_THIN]
-            if self._is_thin(column, rows, estimate)
-            else []
-        )
-        return Result(
-            estimate=value,
-            standard_error=None,
-            bias_bound=None,
-            limits=(_SLOW, *coarse, *self._limits(column)),
-        )
+    def _quantile_of(self, column: str, ranges: _Ranges, *, q: float | Sequence[float]) -> Result:
+        fitted = ranges.fit()
+        quantiles = fitted.quantile(np.atleast_1d(np.array(q)))
+        low, high = _find_middle(fitted)
+        places = np.minimum(np.searchsorted(fitted.points, quantiles), len(fitted.points) - 1)
+        limits = []
+        if ((fitted.right - fitted.left)[places] > (high - low) / 2.0).any():
+            limits.append(_COARSE)
+        elif ranges.is_thin(fitted):
+            limits.append(_THIN)
+        several = None if isinstance(q, float) else pd.Index(q, name="q")
+        value = float(quantiles[0]) if several is None else pd.Series(quantiles, several)
+        return self._without_error(column, value, limits)
+
+    def _without_error(self, column: str, estimate: Any, limits: Sequence[str]) -> Result:
+        limits = (_SLOW, *limits, *self._limits(column))
+        return Result(estimate=estimate, standard_error=None, bias_bound=None, limits=limits)
 
     def _slope(self, response: str, features: Sequence[str]) -> Result:
         """Return the slopes of `regress`, with a jackknife's errors, of 10 groups of rows.
@@ -172,140 +268,39 @@ class OpenedRanges(KeptColumns):
         Wu, Jackknife, bootstrap and other resampling methods in regression analysis (1986).
         """
         X, ends = self._pairs(response, features)
-        group = np.arange(len(X)) % _GROUPS
         if len(X) < 2 * _GROUPS:
-            raise SpecError(
-                f"slopes need at least {2 * _GROUPS} rows", f"slope({response})", "use more rows"
-            )
+            what = f"slopes need at least {2 * _GROUPS} rows"
+            raise SpecError(what, f"slope({response})", "use more rows")
+        group = np.arange(len(X)) % _GROUPS
+        samples = [group >= 0, *(group != k for k in range(_GROUPS))]
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "interval regression did not converge"
-            )  # `limits` says it once
-            whole, *parts = (
-                _regress(None, response, X[chosen], ends[chosen])
-                for chosen in (group >= 0, *(group != k for k in range(_GROUPS)))
-            )
-        n_failed = sum(not each.converged_ for each in (whole, *parts))
-        error = np.sqrt(
-            (_GROUPS - 1) * np.array([part.estimator_.coef_ for part in parts]).var(axis=0)
-        )
-        failed = (
-            [
+            # `limits` says it once
+            warnings.filterwarnings("ignore", "interval regression did not converge")
+            fits = [_regress(None, response, X[chosen], ends[chosen]) for chosen in samples]
+        whole, *parts = (fit.estimator_.coef_ for fit in fits)
+        limits = ["the response is taken to have normal errors of one variance"]
+        if n_failed := sum(not fit.converged_ for fit in fits):
+            limits.append(
                 f"the fit did not converge in {n_failed} of {_GROUPS + 1} samples: the ranges tell too little for slopes"
-            ]
-            if n_failed
-            else []
-        )
-        limits = (
-            "the response is taken to have normal errors of one variance",
-            *failed,
-            *self._limits(response),
-        )
-        estimate, error = (pd.Series(part, X.columns) for part in (whole.estimator_.coef_, error))
-        return Result(estimate=estimate, standard_error=error, bias_bound=None, limits=limits)
-
-    def _mean(self, column: str, rows: pd.DataFrame) -> Result:
-        counts = self._count(column, rows)
-        support = self._support(column, counts)
-        rng = stream(
-            RunKey.insecure(0), "analysis/resample", column
-        ).seed_generator()  # any stream: this is post-processing
-        found = bootstrap(
-            counts,
-            lambda estimate: estimate.moment(1),
-            _REPEATS,
-            rng=rng,
-            support=support,
-            place="middle" if support else "right",
-        )
-        bias = None
-        if support is not None:
-            estimate = npmle(counts, support=support, place="middle")
-            bias = float(estimate.masses @ (estimate.right - estimate.left)) / 2.0 + self._doubt(
-                column, rows, estimate, support
             )
-        size = max(abs(found.value), float(np.ptp(counts.knots)))
-        error = found.standard_error if found.standard_error > _STILL * size else None
-        is_of_dates = (
-            microseconds_of(self._column(column).get("numbers")) is not None
-        )  # whose 0 means nothing
-        limits = (
-            [_UNBOUNDED]
-            if bias is None
-            else [_FAR]
-            if bias > abs(found.value) / 2.0 and not is_of_dates
-            else []
-        )
-        limits += [_UNMOVED] if error is None else []
         return Result(
-            estimate=found.value,
-            standard_error=error,
-            bias_bound=bias,
-            limits=(*self._limits(column), *limits),
+            estimate=pd.Series(whole, X.columns),
+            standard_error=pd.Series(np.sqrt((_GROUPS - 1) * np.var(parts, axis=0)), X.columns),
+            bias_bound=None,
+            limits=(*limits, *self._limits(response)),
         )
 
     def _ends(self, name: str) -> list[str]:
         released: list[str] = self._column(name)["released_as"]
         return released[:2]
 
-    def _ranges(self, name: str, *others: str) -> pd.DataFrame:
+    def _rows(self, name: str, *others: str) -> pd.DataFrame:
         """Return a column's ranges, with other columns; rows that miss one of them are left out."""
         return self.to_pandas([*others, *self._ends(name)]).dropna()
 
-    def _count(self, name: str, rows: pd.DataFrame) -> RangeCounts:
-        """Return the counts of a column's ranges, with finer knots where their mass is."""
-        return count_ranges(*self._two_ends(name, rows), _N_KNOTS, bounds=self._bounds_of(name))
-
-    def _two_ends(self, name: str, rows: pd.DataFrame) -> tuple[Floats, Floats]:
+    def _ranges(self, name: str, rows: pd.DataFrame) -> _Ranges:
         lower, upper = (rows[end].to_numpy(dtype=np.float64) for end in self._ends(name))
-        return lower, upper
-
-    def _is_thin(self, name: str, rows: pd.DataFrame, estimate: NPMLE) -> bool:
-        """Return whether few ranges end where nine tenths of the mass lie."""
-        low, high = np.searchsorted(np.cumsum(estimate.masses), [0.05, 0.95])
-        ends = np.stack(self._two_ends(name, rows))
-        inside = (ends >= estimate.left[low]) & (
-            ends <= estimate.right[min(high, len(estimate.right) - 1)]
-        )
-        return bool(inside.any(axis=0).sum() < _FEW_ENDS)
-
-    def _doubt(
-        self, name: str, rows: pd.DataFrame, estimate: NPMLE, support: tuple[float, float]
-    ) -> float:
-        """Return how far more mass beyond the outermost knots may move the mean, from there: as much as the ranges nearest to them allow.
-
-        Of the rows that say whether their value is above an anchor beyond t, those that do are at
-        least the share of values beyond all anchors; two standard deviations and the rule of three
-        are added. The best t is taken.
-        """
-        lower, upper = self._two_ends(name, rows)
-        total = 0.0
-        for low, high, end, knot in (
-            (lower, upper, support[1], estimate.knots[-1]),
-            (-upper, -lower, -support[0], -estimate.knots[0]),
-        ):
-            if end <= knot:
-                continue
-            beyond = float(
-                estimate.masses[
-                    (estimate.left if end == support[1] else -estimate.right) >= knot
-                ].sum()
-            )
-            above, below = (
-                np.sort(low[np.isfinite(low)])[::-1],
-                np.sort(high[np.isfinite(high)])[::-1],
-            )
-            bounds = []
-            for size in _NEAREST:
-                t = np.sort(np.append(above, below))[-min(size, len(above) + len(below))]
-                n_above, n = (above >= t).sum(), (above >= t).sum() + (below >= t).sum()
-                share = n_above / n
-                bounds.append(
-                    max(0.0, share + 2.0 * np.sqrt(share * (1.0 - share) / n) + 3.0 / n - beyond)
-                    * (end - knot)
-                )
-            total += min(bounds)
-        return float(total)
+        return _Ranges(lower, upper, self._bounds_of(name))
 
     def _bounds_of(self, name: str) -> tuple[float, float] | None:
         """Return the declared bounds of a column in the numbers of its ranges; None if there are none, or its card does not tell which numbers."""
@@ -321,43 +316,15 @@ class OpenedRanges(KeptColumns):
         )
         return low, high
 
-    def _support(self, name: str, counts: RangeCounts) -> tuple[float, float] | None:
-        """Return the declared bounds, so wide that they hold all anchors."""
-        bounds, knots = self._bounds_of(name), counts.knots
-        return (
-            None
-            if bounds is None
-            else (min(bounds[0], float(knots[0])), max(bounds[1], float(knots[-1])))
-        )
-
-    def _fit(
-        self,
-        name: str,
-        rows: pd.DataFrame,
-        support: tuple[float, float] | None = None,
-        knots: Sequence[float] | None = None,
-    ) -> NPMLE:
-        counts = (
-            self._count(name, rows)
-            if knots is None
-            else RangeCounts.of_batch(_check_knots(knots), *self._two_ends(name, rows))
-        )
-        support = support or self._support(name, counts)
-        return npmle(counts, support=support, place="middle" if support else "right")
-
     def _pairs(self, response: str, features: Sequence[str]) -> tuple[pd.DataFrame, Floats]:
         """Return the features, an indicator for each level of a text but the first, and the ranges of the rows that have all of them."""
-        rows = self._ranges(response, *features)
-        return pd.get_dummies(rows[list(features)], drop_first=True, dtype=float), rows[
-            self._ends(response)
-        ].to_numpy(dtype=np.float64)
+        rows = self._rows(response, *features)
+        X = pd.get_dummies(rows[list(features)], drop_first=True, dtype=float)
+        return X, rows[self._ends(response)].to_numpy(dtype=np.float64)
 
     def _limits(self, name: str) -> tuple[str, ...]:
-        return (
-            (_PERTURBED,)
-            if name in (self.content["guarantee"].get("epsilon_private") or ())
-            else ()
-        )
+        perturbed = self.content["guarantee"].get("epsilon_private") or ()
+        return (_PERTURBED,) if name in perturbed else ()
 
 
 def _regress(estimator: Any, response: str, X: pd.DataFrame, ends: Floats) -> Any:
@@ -365,38 +332,11 @@ def _regress(estimator: Any, response: str, X: pd.DataFrame, ends: Floats) -> An
     try:
         module = importlib.import_module("dpdask.inference.interval_regression")
     except ModuleNotFoundError:
-        raise SpecError(
-            "interval regression needs scikit-learn", "regress", "install dpdask[inference]"
-        ) from None
+        use = "install dpdask[inference]"
+        raise SpecError("interval regression needs scikit-learn", "regress", use) from None
     try:
         return module.IntervalRegressor(estimator).fit(X, ends)
     except module.UnidentifiedError:
-        raise SpecError(
-            "the ranges tell too little for a regression",
-            f"column {response!r}",
-            "release ranges with anchors where values are",
-        ) from None
-
-
-def _is_coarse(estimate: NPMLE, quantiles: Floats) -> bool:
-    """Return whether an interval that a quantile lies in is over half as wide as what nine tenths of the mass lie in."""
-    low, high = np.searchsorted(np.cumsum(estimate.masses), [0.05, 0.95])
-    places = np.minimum(np.searchsorted(estimate.points, quantiles), len(estimate.points) - 1)
-    return bool(
-        (
-            (estimate.right - estimate.left)[places]
-            > (estimate.right[high] - estimate.left[low]) / 2.0
-        ).any()
-    )
-
-
-def _check_knots(knots: Sequence[float]) -> Floats:
-    """Return knots as an increasing array without repeats, as a list of ends may have them."""
-    try:
-        return np.unique(np.asarray(knots, dtype=np.float64))
-    except (TypeError, ValueError):
-        raise SpecError(
-            "knots are numbers, those of the ranges' ends",
-            "npmle",
-            "write them as in knots=[0, 10, 100, 1000]",
-        ) from None
+        what = "the ranges tell too little for a regression"
+        use = "release ranges with anchors where values are"
+        raise SpecError(what, f"column {response!r}", use) from None
