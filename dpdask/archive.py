@@ -105,7 +105,7 @@ class Archive:
                     self.kind,
                     self.format,
                 ):
-                    return build(header, _Members(members))
+                    return build(header, members)
         except MemoryError:
             raise  # Arrow's, too: the file may be right
         except _UNREADABLE:
@@ -125,21 +125,6 @@ def _check_sizes(members: zipfile.ZipFile) -> None:
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)
         if math.prod(shape) * dtype.itemsize >= member.file_size:
             raise ValueError
-
-
-class _Members(dict[str, Any]):
-    """The arrays of an archive, read when they are asked for: members that nobody asks for are not inflated."""
-
-    def __init__(self, members: Any) -> None:
-        self._members = members
-
-    def __missing__(self, name: str) -> Any:
-        self[name] = found = self._members[name]
-        return found
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return an array, or the default if there is none of that name."""
-        return self[name] if name in self._members else default
 
 
 class Archived:

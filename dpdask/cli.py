@@ -19,12 +19,10 @@ import click
 from dpdask.errors import DpdaskError, InternalError, UsageError, say_count
 from dpdask.startup import collect_rarely, keep_folder_out
 from dpdask.steps import step
-from dpdask.terminal.echo import echo, echo_json, keep_streams
-from dpdask.terminal.waiting import show_step
+from dpdask.terminal.echo import echo, echo_json, keep_streams, show_step
 from dpdask.version import __version__
 
 if TYPE_CHECKING:
-    from dpdask.engine.write import Told
     from dpdask.jobs.run import Outcome
     from dpdask.jobs.spec import Job
     from dpdask.mechanisms.mechanism import Mechanism
@@ -166,9 +164,8 @@ def validate(job: str, settings: dict[str, str]) -> None:
     """Check a job and its schema; read no data."""
     with show_step("reading the job"):
         from dpdask.connect import check_cluster
-        from dpdask.jobs.spec import load_job
 
-        checked = load_job(job, settings)
+        checked = _load(job, settings)
         check_cluster(checked.cluster)
     echo(f"{checked.file.name}: valid; privatises {', '.join(checked.schema.privatised)}")
 
@@ -182,13 +179,12 @@ def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
     with show_step("planning"):
         from dpdask.connect import check_cluster
         from dpdask.jobs.plan import plan_job
-        from dpdask.jobs.spec import load_job
 
-        loaded = load_job(job, settings)
+        loaded = _load(job, settings)
         warned = check_cluster(loaded.cluster)
         planned = plan_job(loaded)
     planned = replace(planned, warnings=(*warned, *planned.warnings))
-    echo_json(planned.to_dict()) if as_json else echo(str(planned))
+    _show(as_json, planned.to_dict(), str(planned))
     if planned.refusal is not None:
         raise planned.refusal
 
@@ -225,11 +221,22 @@ def run(
         "unprotected": mechanism.description.unprotected,
         "insecure": loaded.file.insecure_seed is not None,
     }
-    if as_json:
-        echo_json(result)
-        return
-    echo(_outcome_text(loaded, mechanism, result))
-    _tell(outcome.told)
+    _show(as_json, result, _outcome_text(loaded, mechanism, result))
+    if not as_json and sys.stderr.isatty():
+        # exact counts of the private table, so that they are not logged or passed on
+        changed = "values were outside its domain and were changed as the schema says"
+        for name, count in outcome.told.changed.items():
+            echo(f"  private   column {name!r}: {count:,} {changed}", err=True)
+
+
+def _load(job: str, settings: dict[str, str] | None = None) -> Job:
+    from dpdask.jobs.spec import load_job
+
+    return load_job(job, settings)
+
+
+def _show(as_json: bool, result: dict[str, Any], text: str) -> None:
+    echo_json(result) if as_json else echo(text)
 
 
 def _run(
@@ -239,9 +246,8 @@ def _run(
         from dpdask.connect import check_cluster
         from dpdask.jobs.lineage import report_lineage
         from dpdask.jobs.run import run_job
-        from dpdask.jobs.spec import load_job
 
-        loaded = load_job(job, settings)
+        loaded = _load(job, settings)
         warned = check_cluster(loaded.cluster, scheduler)
     for warning in warned:  # before the run: afterwards would be too late
         _warn(warning)
@@ -284,21 +290,17 @@ def status(out: str | None, job: str | None, as_json: bool) -> None:
     """Show the state of an output: absent, opened, fitted, staged or released."""
     from dpdask.io.storage import absolute_url
     from dpdask.jobs import run as runner
-    from dpdask.jobs.spec import load_job
 
     _check_one("status OUT", out, job)
-    found = runner.status(absolute_url(str(out)) if job is None else load_job(job).output_url)
-    sizes = [
-        f", {say_count(n, what)}"
-        for n, what in ((found.n_shards, "shard"), (found.n_releases, "release"))
-        if n > (what == "release")
-    ]
-    sizes += (
-        [f"; missing shards: {found.n_missing}; restore them from a copy"]
-        if found.n_missing
-        else []
-    )
-    echo_json(asdict(found)) if as_json else echo(f"{out or job}: {found.stage}" + "".join(sizes))
+    found = runner.status(absolute_url(str(out)) if job is None else _load(job).output_url)
+    text = f"{out or job}: {found.stage}"
+    if found.n_shards:
+        text += f", {say_count(found.n_shards, 'shard')}"
+    if found.n_releases > 1:
+        text += f", {say_count(found.n_releases, 'release')}"
+    if found.n_missing:
+        text += f"; missing shards: {found.n_missing}; restore them from a copy"
+    _show(as_json, asdict(found), text)
 
 
 @cli.command()
@@ -312,16 +314,11 @@ def abort(out: str | None, job: str | None) -> None:
     """Remove an unfinished run: its key and everything staged."""
     from dpdask.io.storage import absolute_url
     from dpdask.jobs import run as runner
-    from dpdask.jobs.spec import load_job
 
     _check_one("abort OUT", out, job)
-    removed = (
-        runner.abort(absolute_url(str(out))) if job is None else runner.abort_job(load_job(job))
-    )
-    echo(
-        f"{out or job}: "
-        + ("the unfinished run is removed" if removed else "there is no unfinished run")
-    )
+    removed = runner.abort(absolute_url(str(out))) if job is None else runner.abort_job(_load(job))
+    done = "the unfinished run is removed" if removed else "there is no unfinished run"
+    echo(f"{out or job}: {done}")
 
 
 def _check_one(usage: str, out: str | None, job: str | None) -> None:
@@ -349,11 +346,10 @@ def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> Non
     """Compute the exact ε* of every channel, and a lower bound on the ε of noisy counts; read footers only."""
     with show_step("auditing"):
         from dpdask.jobs.plan import audit_job
-        from dpdask.jobs.spec import load_job
         from dpdask.terminal.texts import describe_audit
 
-        found = audit_job(load_job(job, settings), n_runs=n_runs)
-    echo_json(found) if as_json else echo(describe_audit(found))
+        found = audit_job(_load(job, settings), n_runs=n_runs)
+    _show(as_json, found, describe_audit(found))
     if not found["sound"]:
         raise InternalError(
             "the audit found more ε than is claimed",
@@ -402,12 +398,11 @@ def report(
     )
     with show_step("comparing with the original"):
         from dpdask.evaluation.report import Original, write_report
-        from dpdask.jobs.spec import load_job
 
         if job is None:
             path = write_report(str(out), str(original), to, target=target, n_rows=n_rows)
         else:
-            loaded = load_job(job)
+            loaded = _load(job)
             table = Original(
                 url=loaded.input_url,
                 schema=loaded.schema,
@@ -470,7 +465,7 @@ def ledger_show(url: str, dataset: str, as_json: bool) -> None:
     from dpdask.terminal.texts import describe_ledger
 
     book = open_ledger(url).show(dataset)
-    echo_json(book.to_dict()) if as_json else echo(describe_ledger(book))
+    _show(as_json, book.to_dict(), describe_ledger(book))
 
 
 @ledger.command("verify")
@@ -606,16 +601,6 @@ def _outcome_text(job: Job, mechanism: Mechanism, result: dict[str, Any]) -> str
         *([f"  quality   {result['quality']}"] if result["quality"] else []),
     ]
     return "\n".join(lines)
-
-
-def _tell(told: Told) -> None:
-    """Print exact counts of the private table, on a terminal only, so that they are not logged or passed on."""
-    if sys.stderr.isatty():
-        for name, count in told.changed.items():
-            echo(
-                f"  private   column {name!r}: {count:,} values were outside its domain and were changed as the schema says",
-                err=True,
-            )
 
 
 def _warn(warning: str) -> None:

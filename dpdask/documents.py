@@ -21,33 +21,24 @@ from dpdask.errors import CombinedSpecError, SpecError
 def list_known_keys(model: type[BaseModel], path: Sequence[str], data: Any) -> list[str]:
     """Return the keys that are known at a path inside a model.
 
-    Parameters
-    ----------
-    path
-        The keys that lead there; names in a mapping and positions in a list lead no deeper.
-    data
-        The document's values. Where models of several kinds may stand, the one whose kind they name
-        is meant.
+    Names in a mapping and positions in a list lead no deeper. Where models of several kinds may
+    stand, the one whose kind the data names is meant.
     """
-    return [
-        field.alias or name
-        for each in _find_models(model, path, data)
-        for name, field in each.model_fields.items()
-    ]
+    models = _find_models(model, path, data)
+    return [field.alias or name for each in models for name, field in each.model_fields.items()]
 
 
 def list_required_keys(model: type[BaseModel], path: Sequence[str], data: Any) -> list[str]:
-    """Return the required keys of the mapping that may stand at a path inside a model; none if no mapping may."""
+    """Return the required keys of the mapping that may stand at a path; none if no mapping may."""
     *parent, last = path or ("",)
-    around = _find_models(model, parent, data)
-    fields = [each.model_fields[last] for each in around if last in each.model_fields]
-    inner = (
-        [each for field in fields for each in models_in(field.annotation)] if fields else around
-    )  # a name in a mapping
+    models = _find_models(model, parent, data)
+    fields = [each.model_fields[last] for each in models if last in each.model_fields]
+    if fields:  # else a name in a mapping
+        models = [inner for field in fields for inner in models_in(field.annotation)]
+    found = models[0].model_fields if models else {}
     return [
         field.alias or name
-        for each in inner[:1]
-        for name, field in each.model_fields.items()
+        for name, field in found.items()
         if field.is_required() or name == "kind"
     ]
 
@@ -63,24 +54,21 @@ def _find_models(model: type[BaseModel], path: Sequence[str], data: Any) -> list
     """Return the models that may stand at a path inside a model."""
     models = [model]
     for key in path:
-        data = (
-            data[int(key)]
-            if isinstance(data, list | tuple)
-            else next(value for name, value in data.items() if str(name) == key)
-        )
+        if isinstance(data, list | tuple):
+            data = data[int(key)]
+        else:
+            data = next(value for name, value in data.items() if str(name) == key)
         fields = [each.model_fields[key] for each in models if key in each.model_fields]
         models = [inner for field in fields for inner in models_in(field.annotation)] or models
-        models = [each for each in models if _is_named(each, data)] or models
+        tags = {data.get("kind"), data.get("design")} if isinstance(data, Mapping) else set()
+        models = [each for each in models if tags & _list_tags(each)] or models
     return models
 
 
-def _is_named(model: type[BaseModel], data: Any) -> bool:
-    tags = (
-        (tag, model.model_fields[tag]) for tag in ("kind", "design") if tag in model.model_fields
-    )
-    return isinstance(data, Mapping) and any(
-        data.get(tag) in getattr(field.annotation, "__args__", ()) for tag, field in tags
-    )
+def _list_tags(model: type[BaseModel]) -> set[Any]:
+    """Return the kinds of a model."""
+    fields = [model.model_fields.get(tag) for tag in ("kind", "design")]
+    return {tag for field in fields for tag in getattr(field and field.annotation, "__args__", ())}
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -144,7 +132,10 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C, wh
 
 
 class _StrictLoader(_Loader):  # type: ignore[misc]  # one of two
-    """A safe loader that reads `1e-5` as a number, and refuses a key given twice and a value that is not as it looks: YAML takes both in silence."""
+    """A safe loader that reads `1e-5` as a number, and refuses what YAML takes in silence.
+
+    That is a key given twice, and a value that is not as it looks.
+    """
 
     def get_single_node(self) -> Any:
         root = super().get_single_node()
@@ -155,22 +146,12 @@ class _StrictLoader(_Loader):  # type: ignore[misc]  # one of two
 
     def check_look(self, node: yaml.Node) -> None:
         """Refuse a value that YAML reads as another than a person does: 0100 as 64, 1:30 as 90, no as false, and 08, beside 7, as a text."""
-        if isinstance(node, yaml.SequenceNode) and any(
-            inner.tag != _TAG + "str" for inner in node.value
-        ):
+        text = _TAG + "str"
+        if isinstance(node, yaml.SequenceNode) and {inner.tag for inner in node.value} - {text}:
             for inner in node.value:
-                if (
-                    inner.tag == _TAG + "str"
-                    and not inner.style
-                    and _ODD_TEXT.fullmatch(inner.value)
-                ):
-                    raise _describe_look(
-                        inner,
-                        "a text",
-                        ""
-                        if "o" in inner.value
-                        else ", or write the number without the leading zero",
-                    )
+                if inner.tag == text and not inner.style and _ODD_TEXT.fullmatch(inner.value):
+                    zero = ", or write the number without the leading zero"
+                    raise _describe_look(inner, "a text", "" if "o" in inner.value else zero)
         if not isinstance(node, yaml.ScalarNode):
             return
         if node.tag in (_TAG + "merge", _TAG + "value"):  # << and = are no values
@@ -185,18 +166,15 @@ class _StrictLoader(_Loader):  # type: ignore[misc]  # one of two
 
 def _describe_look(node: yaml.ScalarNode, read: str, otherwise: str) -> SpecError:
     shown = node.value if _may_show(node.value) else "this value"
-    return SpecError(
-        f"YAML reads {shown} as {read}",
-        f"line {node.start_mark.line + 1}",
-        f"put it in quotes{otherwise}",
-    )
+    where = f"line {node.start_mark.line + 1}"
+    return SpecError(f"YAML reads {shown} as {read}", where, f"put it in quotes{otherwise}")
 
 
 def _write_plain(value: Any) -> str:
     """Return a value as YAML shows it."""
-    return (
-        value.isoformat() if isinstance(value, date) else str(value).lower().replace("inf", ".inf")
-    )
+    if isinstance(value, date):
+        return value.isoformat()
+    return str(value).lower().replace("inf", ".inf")
 
 
 def _looks_like(value: Any, text: str) -> bool:
@@ -209,16 +187,18 @@ def _looks_like(value: Any, text: str) -> bool:
         return bool(_DECIMAL.fullmatch(text)) and Decimal(text) == Decimal(repr(value))
     if isinstance(value, date):
         try:
-            return type(value).fromisoformat(text) == value and not re.search(
-                r"\.\d{7}", text
-            )  # more digits are cut off
+            is_whole = not re.search(r"\.\d{7}", text)  # more digits are cut off
+            return is_whole and type(value).fromisoformat(text) == value
         except ValueError:
             return False
     return True
 
 
 def _check_depth(text: str) -> None:
-    """Check that a YAML document is not nested deeply, and no value in itself: the loader in C recurses as deeply, and would end the process."""
+    """Check that a YAML document is not nested deeply, and no value in itself.
+
+    The loader in C recurses as deeply, and would end the process.
+    """
     around: list[str | None] = []  # the anchors of the values that are open
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -228,9 +208,8 @@ def _check_depth(text: str) -> None:
         elif isinstance(event, yaml.AliasEvent) and event.anchor in around:
             raise SpecError("a value contains itself", None, f"remove the alias *{event.anchor}")
         if len(around) > _DEEPEST:
-            raise SpecError(
-                "the values are nested too deeply", None, "remove some of the brackets or indents"
-            )
+            hint = "remove some of the brackets or indents"
+            raise SpecError("the values are nested too deeply", None, hint)
 
 
 def _check_keys(root: Any) -> Iterator[yaml.Node]:
@@ -247,18 +226,14 @@ def _check_keys(root: Any) -> Iterator[yaml.Node]:
         seen: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             line = f"line {key.start_mark.line + 1}"
-            if key.tag not in (
-                _TAG + "str",
-                _TAG + "merge",
-            ):  # 1, no, 2020-01-01 and [a] are no names
+            # 1, no, 2020-01-01 and [a] are no names
+            if key.tag not in (_TAG + "str", _TAG + "merge"):
                 raise SpecError("a key is not a text", line, "put it in quotes")
             if key.value in seen:
                 raise SpecError(f"the key {key.value!r} is repeated", line, "remove one of the two")
             seen.add(key.value)
-        values = (
-            [value for _, value in node.value] if isinstance(node, yaml.MappingNode) else node.value
-        )
-        waiting += reversed(values)
+        is_mapping = isinstance(node, yaml.MappingNode)
+        waiting += reversed([value for _, value in node.value] if is_mapping else node.value)
 
 
 _StrictLoader.add_implicit_resolver(
@@ -272,9 +247,8 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """Return the mapping that a YAML text holds."""
     data = parse_value(text, where)
     if not isinstance(data, dict):
-        raise SpecError(
-            "a mapping of names to values is expected", where, "begin with `key: value` lines"
-        )
+        hint = "begin with `key: value` lines"
+        raise SpecError("a mapping of names to values is expected", where, hint)
     return data
 
 
@@ -285,68 +259,38 @@ def parse_value(text: str, where: str) -> Any:
     """
     try:
         _check_depth(text)
-        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+        return _StrictLoader(text).get_single_data()
     except yaml.YAMLError as error:
         raise _describe_invalid(error, text, where) from None
     except ValueError:  # raised for 2020-02-30
-        place = ", ".join(filter(None, (where, _find_unreadable(text))))
-        raise SpecError(
-            "a value cannot be read",
-            place,
-            "correct a date that does not exist, or a number that is too long",
-        ) from None
+        reader, place = _StrictLoader(""), where
+        for line, keys, node in _walk(_StrictLoader(text).get_single_node()):
+            try:
+                reader.construct_object(node) if isinstance(node, yaml.ScalarNode) else None
+            except ValueError:
+                at = f"line {line}" if "\n" in text.strip() else ""
+                place = ", ".join(filter(None, (where, at, ".".join(keys))))
+                break
+        hint = "correct a date that does not exist, or a number that is too long"
+        raise SpecError("a value cannot be read", place, hint) from None
     except SpecError as error:
         raise error.at(where) from None
 
 
-def _find_unreadable(text: str) -> str:
-    """Return where the first value stands that YAML cannot read: the line, if there are several, and the dotted key."""
-    waiting: list[tuple[int, tuple[str, ...], Any]] = [
-        (1, (), yaml.compose(text, Loader=_StrictLoader))
-    ]
-    while waiting:
-        line, keys, node = waiting.pop()
-        waiting += reversed([(at, (*keys, key), inner) for at, key, inner in _children(node)])
-        try:
-            if isinstance(node, yaml.ScalarNode):
-                _StrictLoader("").construct_object(node)
-        except ValueError:
-            return ", ".join(
-                filter(None, (f"line {line}" if "\n" in text.strip() else "", ".".join(keys)))
-            )
-    return ""
-
-
 def _describe_invalid(error: yaml.YAMLError, text: str, where: str) -> SpecError:
     """Return the problem of a text that is not YAML: its lines, and what often is the cause."""
-    marks = [
-        mark
-        for mark in (getattr(error, "context_mark", None), getattr(error, "problem_mark", None))
-        if mark is not None
-    ]
-    lines = sorted({mark.line for mark in marks})
-    place = (
-        f", line{'s' * (len(lines) > 1)} {' to '.join(str(line + 1) for line in lines)}"
-        if lines
-        else ""
-    )
+    marks = [getattr(error, name, None) for name in ("context_mark", "problem_mark")]
+    lines = sorted({mark.line for mark in marks if mark is not None})
+    if lines:
+        where += f", line{'s' * (len(lines) > 1)} {' to '.join(str(at + 1) for at in lines)}"
+    rows, hint = text.splitlines(), "correct its indentation or quoting"
     if any(
-        "\t" in line[: len(line) - len(line.lstrip())]
-        for at in lines
-        for line in text.splitlines()[at : at + 1]
+        "\t" in row[: len(row) - len(row.lstrip())] for at in lines for row in rows[at : at + 1]
     ):
-        return SpecError(
-            "this is not valid YAML", f"{where}{place}", "indent with blanks, not with a tab"
-        )
-    if "flow" in str(getattr(error, "context", "")):
-        return SpecError(
-            "this is not valid YAML",
-            f"{where}{place}",
-            "close the bracket, or write the missing comma",
-        )
-    return SpecError(
-        "this is not valid YAML", f"{where}{place}", "correct its indentation or quoting"
-    )
+        hint = "indent with blanks, not with a tab"
+    elif "flow" in str(getattr(error, "context", "")):
+        hint = "close the bracket, or write the missing comma"
+    return SpecError("this is not valid YAML", where, hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +314,7 @@ class Text:
         return f"{self.name}, line {line}" if line else self.name
 
     def _find_line(self, keys: Sequence[str]) -> int:
-        node = yaml.compose(self.content, Loader=_StrictLoader) if self.content and keys else None
+        node = _StrictLoader(self.content).get_single_node() if self.content and keys else None
         line = 0
         for key in keys:
             found = [(at, inner) for at, name, inner in _children(node) if name == key]
@@ -380,20 +324,23 @@ class Text:
         return line
 
     def list_todos(self) -> list[SpecError]:
-        """Return an error for each mapping, such as a column, with values that are still TODO: `dpdask init` leaves what only people know."""
-        node = yaml.compose(self.content, Loader=_StrictLoader) if "TODO" in self.content else None
-        found: dict[tuple[str, ...], list[str]] = {}
-        for *parent, key in () if node is None else _find_todos(node):
-            found.setdefault(tuple(parent), []).append(key)
-        return [self._describe_todos(parent, keys) for parent, keys in found.items()]
+        """Return an error for each mapping, such as a column, with values that are still TODO.
 
-    def _describe_todos(self, parent: tuple[str, ...], keys: Sequence[str]) -> SpecError:
-        *most, last = keys
-        what = f"{', '.join(most)} and {last} are still TODO" if most else "this is still TODO"
-        where = self.locate(parent if most else (*parent, last))
-        return SpecError(
-            what, where, f"replace TODO by a value, or remove the key{'s' if most else ''}"
-        )
+        `dpdask init` leaves what only people know. A TODO in quotes is a text.
+        """
+        if "TODO" not in self.content:
+            return []
+        found: dict[tuple[str, ...], list[str]] = {}
+        for _, keys, node in _walk(_StrictLoader(self.content).get_single_node()):
+            if isinstance(node, yaml.ScalarNode) and node.value == "TODO" and not node.style:
+                found.setdefault(keys[:-1], []).append(keys[-1])
+        errors = []
+        for parent, (*most, last) in found.items():
+            several = f"{', '.join(most)} and {last} are still TODO"
+            where = self.locate(parent if most else (*parent, last))
+            hint = f"replace TODO by a value, or remove the key{'s' if most else ''}"
+            errors.append(SpecError(several if most else "this is still TODO", where, hint))
+        return errors
 
 
 def read_text(path: str | Path, what: str, hint: str) -> Text:
@@ -421,12 +368,13 @@ def _children(node: yaml.Node | None) -> Iterator[tuple[int, str, yaml.Node]]:
         )
 
 
-def _find_todos(node: yaml.Node, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the keys that lead to each TODO; one in quotes is a text."""
-    if isinstance(node, yaml.ScalarNode) and node.value == "TODO" and node.style in (None, ""):
-        yield keys
-    for _, key, inner in _children(node):
-        yield from _find_todos(inner, (*keys, key))
+def _walk(
+    node: yaml.Node | None, keys: tuple[str, ...] = (), line: int = 1
+) -> Iterator[tuple[int, tuple[str, ...], yaml.Node | None]]:
+    """Yield the line, the keys and the node of a value and of all that are in it."""
+    yield line, keys, node
+    for at, key, inner in _children(node):
+        yield from _walk(inner, (*keys, key), at)
 
 
 def validate(model: type[Model], data: Mapping[str, Any], where: str | Text) -> Model:
@@ -434,9 +382,8 @@ def validate(model: type[Model], data: Mapping[str, Any], where: str | Text) -> 
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise join_errors(
-            _list_problems(error, model, data, Text(where) if isinstance(where, str) else where)
-        ) from None
+        text = Text(where) if isinstance(where, str) else where
+        raise join_errors(_list_problems(error, model, data, text)) from None
 
 
 def join_errors(errors: Sequence[SpecError]) -> SpecError:
@@ -478,48 +425,29 @@ def _list_problems(
 ) -> list[SpecError]:
     """Return a problem for each place of a document that is wrong, in the order of the issues."""
     problems: dict[tuple[str, ...], SpecError] = {}
-    answered: set[tuple[str, ...]] = (
-        set()
-    )  # missing keys that stand there under a name that is nearly theirs
+    # missing keys that stand there under a name that is nearly theirs
+    answered: set[tuple[str, ...]] = set()
     for issue in _without_other_members(error.errors(include_url=False), data):
-        keys = _place(issue["loc"], data)
-        if issue["type"] in ("missing", "union_tag_not_found"):
-            missing = (
-                *keys,
-                str(issue["loc"][-1])
-                if issue["type"] == "missing"
-                else issue["ctx"]["discriminator"].strip("'"),
-            )
-            problems.setdefault(
-                missing,
-                SpecError(
-                    f"the key {'.'.join(missing)!r} is missing", text.find_line(keys), "add it"
-                ),
-            )
-        elif issue["type"] == "extra_forbidden":
-            known = [
-                name for name in list_known_keys(model, keys[:-1], data) if name != keys[-1]
-            ]  # that of another kind may have the name
+        keys, kind, where = _place(issue["loc"], data), issue["type"], None
+        if kind in ("missing", "union_tag_not_found"):
+            last = issue["loc"][-1] if kind == "missing" else issue["ctx"]["discriminator"]
+            missing = (*keys, str(last).strip("'"))
+            where = text.find_line(keys)
+            lacking = SpecError(f"the key {'.'.join(missing)!r} is missing", where, "add it")
+            problems.setdefault(missing, lacking)
+        elif kind == "extra_forbidden":
+            # that of another kind may have the name
+            known = [each for each in list_known_keys(model, keys[:-1], data) if each != keys[-1]]
             near = difflib.get_close_matches(keys[-1], known, n=1, cutoff=_NEAR_KEY)
             answered.update((*keys[:-1], name) for name in near)
-            hint = (
-                f"did you mean {near[0]!r}?"
-                if near
-                else f"the keys here are {', '.join(dict.fromkeys(known))}"
-                if known
-                else None
-            )
-            shown = keys if all(map(_may_show, keys)) else []
-            problems[tuple(keys)] = SpecError(
-                f"unknown key {'.'.join(shown)!r}" if shown else "unknown key",
-                text.find_line(keys),
-                hint,
-            )
+            hint = f"the keys here are {', '.join(dict.fromkeys(known))}" if known else None
+            hint = f"did you mean {near[0]!r}?" if near else hint
+            shown = f" {'.'.join(keys)!r}" if all(map(_may_show, keys)) else ""
+            unknown = SpecError(f"unknown key{shown}", text.find_line(keys), hint)
+            problems[tuple(keys)] = unknown
         else:
-            problems.setdefault(
-                tuple(keys),
-                _describe_wrong(issue, keys, text, list_required_keys(model, keys, data)),
-            )
+            wrong = _describe_wrong(issue, keys, text, list_required_keys(model, keys, data))
+            problems.setdefault(tuple(keys), wrong)
     return [problem for place, problem in problems.items() if place not in answered]
 
 
@@ -529,18 +457,14 @@ def _describe_wrong(
     """Return the problem of a value that is there, and wrong; `inside` are the keys of the mapping that may stand there."""
     context, given = issue.get("ctx", {}), issue["input"]
     if issue["type"] == "union_tag_invalid":
-        key, kinds = (
-            context["discriminator"].strip("'"),
-            re.findall(r"'([^']*)'", context["expected_tags"]),
-        )
+        key = context["discriminator"].strip("'")
+        kinds = re.findall(r"'([^']*)'", context["expected_tags"])
         hint = suggest(context["tag"].lower(), kinds, f"take one of {', '.join(kinds)}")
         shown = f"{key} {context['tag']!r}" if _may_show(context["tag"]) else f"such {key}"
         return SpecError(f"there is no {shown} here", text.locate([*keys, key]), hint)
-    message = (
-        _EXPECTED[issue["type"]].format(**context)
-        if issue["type"] in _EXPECTED
-        else issue["msg"].removeprefix("Value error, ")
-    )
+    message = issue["msg"].removeprefix("Value error, ")
+    if issue["type"] in _EXPECTED:
+        message = _EXPECTED[issue["type"]].format(**context)
     what, semicolon, mend = message.partition("; ")
     shown = str(given).lower() if isinstance(given, bool) else repr(given)
     if isinstance(given, bool | int | float | str) and _may_show(shown) and shown not in message:
@@ -556,30 +480,20 @@ def _may_show(text: str) -> bool:
 def _mend_type(issue: Any, keys: Sequence[str], inside: Sequence[str]) -> str | None:
     """Return how a value of the wrong type is written, where that can be told."""
     kind, given = issue["type"], issue["input"]
-    if isinstance(given, str) and kind in (
-        "literal_error",
-        "model_type",
-        "model_attributes_type",
-        "dict_type",
-    ):
-        if "{" in str(keys[-1:]):
-            return "write a blank after the colon"
-        choices = re.findall(r"'([^']*)'", issue.get("ctx", {}).get("expected", ""))
-        fits = inside and _may_show(given) and (inside[0] != "kind" or given.isidentifier())
-        return suggest(given, choices, "") or (
-            f"write {{{inside[0]}: {given}{', …' if len(inside) > 1 else ''}}}" if fits else None
-        )
-    if (
-        isinstance(given, str)
-        and kind in ("float_type", "int_type")
-        and re.fullmatch(r"[-+.\d]+(e[-+]?\d+)?", given, re.IGNORECASE)
-    ):
-        return "write it without quotes"
-    return (
-        "put it in quotes"
-        if kind == "string_type" and isinstance(given, bool | int | float | date)
-        else None
-    )
+    if isinstance(given, str):
+        if kind in ("literal_error", "model_type", "model_attributes_type", "dict_type"):
+            if "{" in str(keys[-1:]):
+                return "write a blank after the colon"
+            choices = re.findall(r"'([^']*)'", issue.get("ctx", {}).get("expected", ""))
+            more = ", …" if len(inside) > 1 else ""
+            fits = inside and _may_show(given) and (inside[0] != "kind" or given.isidentifier())
+            written = f"write {{{inside[0]}: {given}{more}}}" if fits else None
+            return suggest(given, choices, "") or written
+        is_number = re.fullmatch(r"[-+.\d]+(e[-+]?\d+)?", given, re.IGNORECASE)
+        if kind in ("float_type", "int_type") and is_number:
+            return "write it without quotes"
+    quotable = kind == "string_type" and isinstance(given, bool | int | float | date)
+    return "put it in quotes" if quotable else None
 
 
 def _without_other_members(issues: Sequence[Any], data: Any) -> list[Any]:
@@ -613,21 +527,15 @@ def _place(location: Sequence[str | int], data: Any) -> list[str]:
     keys: list[str] = []
     tagged = False
     for part in location:
-        if not tagged and _is_tag(
-            part, data
-        ):  # `address` may be the kind of a cluster and one of its keys: the kind comes first
-            tagged = True
-            continue
-        inside = (
-            part in data
-            if isinstance(data, Mapping)
-            else isinstance(data, list | tuple) and isinstance(part, int) and part < len(data)
-        )
+        # `address` may be the kind of a cluster and one of its keys: the kind comes first
+        if isinstance(data, Mapping):
+            if not tagged and part in (data.get("kind"), data.get("design")):
+                tagged = True
+                continue
+            inside = part in data
+        else:
+            inside = isinstance(data, list | tuple) and part in range(len(data))
         if inside:
             keys.append(str(part))
             data, tagged = data[part], False
     return keys
-
-
-def _is_tag(part: str | int, data: Any) -> bool:
-    return isinstance(data, Mapping) and part in (data.get("kind"), data.get("design"))

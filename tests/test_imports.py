@@ -46,12 +46,10 @@ COMMAND_LINE = {
     "dpdask",
     "dpdask.cli",
     "dpdask.errors",
-    "dpdask.plurals",
     "dpdask.startup",
     "dpdask.steps",
     "dpdask.terminal",
     "dpdask.terminal.echo",
-    "dpdask.terminal.waiting",
     "dpdask.version",
 }
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dpdask.errors import DpdaskError, InternalError, SpecError
@@ -25,19 +25,16 @@ from dpdask.jobs.spec import Job
 from dpdask.version import __version__
 
 if TYPE_CHECKING:
-    from openlineage.client import OpenLineageClient
     from openlineage.client.event_v2 import RunEvent
 
 PATIENCE = 5.0  # seconds that the end of a run waits for its events
 _INTERRUPTED = 130
 _PRODUCER = f"pkg:pypi/dpdask@{__version__}"
 _AZURE = ("abfs", "abfss")  # their container stands where other URLs have a user
-_CONFIG = {
-    "facets": {"source_code_location": {"disabled": True}}
-}  # the URL of a repository may hold a token
+# the URL of a repository may hold a token
+_CONFIG = {"facets": {"source_code_location": {"disabled": True}}}
 
-Args = ParamSpec("Args")
-State = Literal["START", "COMPLETE", "FAIL", "ABORT"]
+Ended = Outcome | BaseException | None  # of a run that only starts
 
 
 @contextmanager
@@ -53,22 +50,21 @@ def report_lineage(job: Job, warn: Callable[[str], None]) -> Iterator[Callable[[
     if job.file.lineage is None:
         yield lambda outcome: outcome
         return
-    sender = _Sender()
-    events = _Events(job, job.file.lineage.namespace)
-    sender.send(events.make, "START", _now())
-    ended = False
+    sender = _Sender(job, job.file.lineage.namespace)
+    sender.send(None)
+    completed = False
 
     def complete(outcome: Outcome) -> Outcome:
-        nonlocal ended
-        ended = True
-        sender.send(events.make_complete, outcome, _now())
+        nonlocal completed
+        completed = True
+        sender.send(outcome)
         return outcome
 
     try:
         yield complete
     except BaseException as error:
-        if not ended:
-            sender.send(events.make_failure, *_name_failure(error), _now())
+        if not completed:
+            sender.send(error)
         raise
     finally:
         fault = sender.close()
@@ -76,152 +72,113 @@ def report_lineage(job: Job, warn: Callable[[str], None]) -> Iterator[Callable[[
             warn(f"lineage: OpenLineage events could not be sent ({fault})")
 
 
-class _Events:
-    """Makes the events of one attempt to run a job."""
+class _Sender:
+    """Makes and sends events in the background: whatever goes wrong with them, no run fails or waits."""
 
     def __init__(self, job: Job, namespace: str) -> None:
-        from openlineage.client.uuid import generate_new_uuid
+        try:
+            from openlineage.client import OpenLineageClient
+            from openlineage.client.uuid import generate_new_uuid
+        except ImportError:
+            hint = "install dpdask[openlineage], or remove the key"
+            raise SpecError("OpenLineage's client is not installed", "lineage", hint) from None
+        # its messages quote URLs
+        logging.getLogger("openlineage").addHandler(logging.NullHandler())
+        self._job, self._namespace, self._id = job, namespace, str(generate_new_uuid())
+        self._ends: SimpleQueue[tuple[Ended, str] | None] = SimpleQueue()
+        self._fault, self._open = "", partial(OpenLineageClient, config=_CONFIG)
+        self._thread = Thread(target=self._send_all, daemon=True)
+        self._thread.start()
 
-        self._job, self._namespace = job, namespace
-        self._id = str(generate_new_uuid())
+    def send(self, ended: Ended) -> None:
+        """Make an event of now and send it, after those before it."""
+        self._ends.put((ended, datetime.now(UTC).isoformat()))
 
-    def make(self, state: State, at: str, **facets: Any) -> RunEvent:
-        """Return an event, with facets of the run."""
+    def close(self) -> str:
+        """Wait a few seconds for the events; return what went wrong with the last that failed."""
+        self._ends.put(None)
+        self._thread.join(PATIENCE)
+        return self._fault or ("no answer" if self._thread.is_alive() else "")
+
+    def _send_all(self) -> None:
+        from openlineage.client.serde import Serde
+
+        try:
+            client = self._open()
+            while (each := self._ends.get()) is not None:
+                try:
+                    event = self._make_event(*each)
+                    # it writes to a logger, which shows nothing in a command
+                    if client.transport.kind == "console":
+                        sys.stderr.write(f"{Serde.to_json(event)}\n")
+                    else:
+                        client.emit(event)
+                except Exception as error:
+                    self._fault = type(error).__name__
+            client.close(PATIENCE)
+        except Exception as error:
+            self._fault = type(error).__name__
+
+    def _make_event(self, ended: Ended, at: str) -> RunEvent:
         from openlineage.client import event_v2 as ol
-        from openlineage.client.facet_v2 import job_type_job, processing_engine_run
+        from openlineage.client.facet_v2 import error_message_run, job_type_job
+        from openlineage.client.facet_v2 import processing_engine_run as engine
 
-        engine = processing_engine_run.ProcessingEngineRunFacet(version=__version__, name="dpdask")
-        kind = job_type_job.JobTypeJobFacet(
+        job, state = self._job, "START"
+        source = ol.InputDataset(*name_dataset(job.input_url))
+        output = ol.OutputDataset(*name_dataset(job.output_url))
+        version = engine.ProcessingEngineRunFacet(version=__version__, name="dpdask")
+        facets: dict[str, Any] = {"processing_engine": version}
+        if isinstance(ended, Outcome):
+            state = "COMPLETE"
+            about = {"status": ended.status, "run": ended.run_id}
+            facets["dpdask_outcome"] = _facet("Outcome", **about)
+            if ended.release:  # else nothing was new in a growing table
+                self._describe_release(ended, source, output)
+        elif ended is not None:
+            # a library's class says nothing more than a defect does
+            kind = type(ended) if isinstance(ended, DpdaskError) else InternalError
+            state, name, code = "FAIL", kind.__name__, kind.exit_code
+            if isinstance(ended, KeyboardInterrupt):
+                state, name, code = "ABORT", "Interrupted", _INTERRUPTED
+            facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(
+                message=f"{name}, exit code {code}", programmingLanguage="PYTHON"
+            )
+            failed = {"status": "failed", "error": name, "exitCode": code}
+            facets["dpdask_outcome"] = _facet("Outcome", **failed)
+        about_job = job_type_job.JobTypeJobFacet(
             processingType="BATCH", integration="DPDASK", jobType="JOB"
         )
         return ol.RunEvent(
             eventType=ol.RunState[state],
             eventTime=at,
-            run=ol.Run(runId=self._id, facets={"processing_engine": engine, **facets}),
+            run=ol.Run(runId=self._id, facets=facets),
             job=ol.Job(
-                namespace=self._namespace, name=self._job.file.name, facets={"jobType": kind}
+                namespace=self._namespace, name=job.file.name, facets={"jobType": about_job}
             ),
-            inputs=[ol.InputDataset(*name_dataset(self._job.input_url))],
-            outputs=[ol.OutputDataset(*name_dataset(self._job.output_url))],
+            inputs=[source],
+            outputs=[output],
             producer=_PRODUCER,
         )
 
-    def make_complete(self, outcome: Outcome, at: str) -> RunEvent:
-        """Return the event of a run that released, or found its release: the card, and the size of what is published."""
-        from openlineage.client.facet_v2 import (
-            dataset_version_dataset,
-            output_statistics_output_dataset,
-        )
+    def _describe_release(self, outcome: Outcome, source: Any, output: Any) -> None:
+        """Put the card of a release, and the size of what is published, into an event."""
+        from openlineage.client.facet_v2 import dataset_version_dataset as versions
+        from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
 
         shards = outcome.manifest.shards
-        size = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+        size = statistics.OutputStatisticsOutputDatasetFacet(
             rowCount=outcome.manifest.n_rows,
             size=sum(shard.n_bytes for shard in shards),
             fileCount=len(shards),
         )
-        event = self.make(
-            "COMPLETE",
-            at,
-            dpdask_outcome=_facet("Outcome", status=outcome.status, run=outcome.run_id),
-        )
-        assert event.inputs
-        assert event.outputs
-        source, output = event.inputs[0], event.outputs[0]
-        if self._job.file.growing and not outcome.release:
-            return event  # nothing was new
         output.outputFacets = {"outputStatistics": size}
         with suppress(DpdaskError):  # a card that cannot be read just now
             card = json.loads(self._job.open_output().read_card(outcome.release))
             output.facets = {"dpdask_releaseCard": _facet("ReleaseCard", card=card)}
             if "input" in card:
-                source.facets = {
-                    "version": dataset_version_dataset.DatasetVersionDatasetFacet(
-                        str(card["input"]["version"])
-                    )
-                }
-        return event
-
-    def make_failure(self, name: str, code: int, at: str) -> RunEvent:
-        """Return the event of a run that failed, with the exit code and the class of the error."""
-        from openlineage.client.facet_v2 import error_message_run
-
-        message = error_message_run.ErrorMessageRunFacet(
-            message=f"{name}, exit code {code}", programmingLanguage="PYTHON"
-        )
-        outcome = _facet("Outcome", status="failed", error=name, exitCode=code)
-        return self.make(
-            "ABORT" if code == _INTERRUPTED else "FAIL",
-            at,
-            errorMessage=message,
-            dpdask_outcome=outcome,
-        )
-
-
-class _Sender:
-    """Makes and sends events one after the other, in the background: whatever goes wrong with them, no run fails or waits for long."""
-
-    def __init__(self) -> None:
-        try:
-            from openlineage.client import OpenLineageClient
-        except ImportError:
-            raise SpecError(
-                "OpenLineage's client is not installed",
-                "lineage",
-                "install dpdask[openlineage], or remove the key",
-            ) from None
-        logging.getLogger("openlineage").addHandler(
-            logging.NullHandler()
-        )  # its messages quote URLs
-        self._events: SimpleQueue[Callable[[], RunEvent] | None] = SimpleQueue()
-        self._fault = ""
-        self._open = partial(OpenLineageClient, config=_CONFIG)
-        self._thread = Thread(target=self._send_all, daemon=True)
-        self._thread.start()
-
-    def send(self, make: Callable[Args, RunEvent], *args: Args.args, **given: Args.kwargs) -> None:
-        """Make an event and send it, after those before it."""
-        self._events.put(partial(make, *args, **given))
-
-    def close(self) -> str:
-        """Wait a few seconds for the events, and return what went wrong with the last that failed; empty if all were sent."""
-        self._events.put(None)
-        self._thread.join(PATIENCE)
-        return self._fault or ("no answer" if self._thread.is_alive() else "")
-
-    def _send_all(self) -> None:
-        try:
-            client = self._open()
-            for make in iter(self._events.get, None):
-                self._send(client, make)
-            client.close(PATIENCE)
-        except Exception as error:
-            self._fault = type(error).__name__
-
-    def _send(self, client: OpenLineageClient, make: Callable[[], RunEvent]) -> None:
-        from openlineage.client.serde import Serde
-
-        try:
-            event = make()
-            if (
-                client.transport.kind == "console"
-            ):  # it writes to a logger, which shows nothing in a command
-                sys.stderr.write(f"{Serde.to_json(event)}\n")
-            else:
-                client.emit(event)
-        except Exception as error:
-            self._fault = type(error).__name__
-
-
-def _name_failure(error: BaseException) -> tuple[str, int]:
-    """Return the class of an error of this package, and its exit code; a library's class says nothing more than a defect does."""
-    if isinstance(error, KeyboardInterrupt):
-        return "Interrupted", _INTERRUPTED
-    kind = type(error) if isinstance(error, DpdaskError) else InternalError
-    return kind.__name__, kind.exit_code
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat()
+                version = versions.DatasetVersionDatasetFacet(str(card["input"]["version"]))
+                source.facets = {"version": version}
 
 
 def _facet(name: str, **content: Any) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, Protocol, Self
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, Self
 
 import pyarrow as pa
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -23,7 +23,6 @@ from dpdask.io.shards import (
     SUCCESS_NAME,
     Manifest,
     Mode,
-    Shard,
     Transaction,
     count_missing,
 )
@@ -287,41 +286,13 @@ class StoreFolder(_Folder):
             self._remove_documents(number)
 
 
-class TableLog(Protocol):
-    """The log of a table, in a format that many engines read."""
-
-    folder_name: str  # where the format keeps its own files in the table's folder
-
-    def exists(self) -> bool:
-        """Return whether there is a table."""
-
-    def find(self, release: str) -> int | None:
-        """Return the number of the run that has committed a release, or None."""
-
-    def count(self, name: Callable[[int], str]) -> int:
-        """Return how many releases of a series are committed, given the name of each by its number."""
-
-    def check(self, types: pa.Schema, mode: Mode) -> None:
-        """Check that these columns can be committed."""
-
-    def commit(
-        self,
-        transaction: Transaction,
-        shards: Sequence[Shard],
-        types: pa.Schema,
-        about: Mapping[str, str],
-        mode: Mode,
-    ) -> None:
-        """Make shards visible by one entry that says `about` the release; nothing if it is there."""
-
-
 class Table(Publication):
     """A table that has a log: files are written where they stay, and one entry makes them visible."""
 
     is_shared = True
 
     def __init__(
-        self, output: Folder, log: TableLog, mode: Mode, series: str | None = None
+        self, output: Folder, log: DeltaLog | IcebergLog, mode: Mode, series: str | None = None
     ) -> None:
         super().__init__(output, series)
         self._log, self._mode = log, mode
@@ -474,7 +445,7 @@ class Target(Document):
             return Table(output, log, "append" if series else self.mode, series)
         return LocalFolder(output, series) if output.is_local else StoreFolder(output, series)
 
-    def open_log(self, output: Folder) -> TableLog | None:
+    def open_log(self, output: Folder) -> DeltaLog | IcebergLog | None:
         """Return the log of the table in a folder; None if plain files are written there."""
         if self.format == "delta":
             return DeltaLog(output)

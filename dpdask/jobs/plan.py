@@ -124,32 +124,26 @@ COMPILING_SECONDS = 20  # the first time on a machine, beside all that
 _ADAPTIVE_LEVELS = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Duration:
-    """About how long a run takes."""
-
-    stages: tuple[float, ...]  # the whole seconds of each stage, at least 1: what is shown adds up
-    n_workers: int
-
-    @property
-    def seconds(self) -> float:
-        """The seconds of all stages."""
-        return sum(self.stages)
-
-
 def expect_duration(
     job: Job, opened: JobTable, stages: tuple[str, ...], n_records: int | None
-) -> Duration | None:
-    """Return about how long a run takes once its workers are there; None if their number is not known.
+) -> tuple[tuple[float, ...], int | None]:
+    """Return about how many seconds each stage takes, at least 1, and on how many workers.
+
+    What is shown adds up. Nothing is known if the number of workers is not.
 
     Parameters
     ----------
     n_records
         How many records are written, if no row is and that is known.
     """
-    n_workers = _count_workers(job)
+    n_workers: int | None = getattr(job.cluster, "workers", None)
+    if isinstance(job.cluster, Synchronous):
+        n_workers = 1
+    elif isinstance(job.cluster, Threads | Local):
+        n_threads = job.cluster.threads_per_worker if isinstance(job.cluster, Local) else 1
+        n_workers = (n_workers or os.cpu_count() or 1) * n_threads
     if n_workers is None:
-        return None
+        return (), None
     table, work = opened.table, opened.work
     n_fragments = max(1, len(table.fragments))
     at_once = min(n_workers, n_fragments)
@@ -172,21 +166,7 @@ def expect_duration(
         write = n_written * n_levels / _RECORD_LEVELS / min(n_workers, n_shards)
     named = {"fit": fit, "write": write, "commit": _PAGE_SECONDS + _STAGED_SECONDS * n_fragments}
     seconds = (named.get(stage.partition(":")[0], read) for stage in stages)
-    return Duration(
-        stages=tuple(float(max(1, round(each))) for each in seconds), n_workers=n_workers
-    )
-
-
-def _count_workers(job: Job) -> int | None:
-    cluster = job.cluster
-    if isinstance(cluster, Synchronous):
-        return 1
-    if isinstance(cluster, Threads):
-        return cluster.workers or os.cpu_count() or 1
-    if isinstance(cluster, Local):
-        return (cluster.workers or os.cpu_count() or 1) * cluster.threads_per_worker
-    n_workers: int | None = getattr(cluster, "workers", None)
-    return n_workers
+    return tuple(float(max(1, round(each))) for each in seconds), n_workers
 
 
 _CONTINUED = (
@@ -270,50 +250,42 @@ class Plan:
 
     def __repr__(self) -> str:
         rows = "an unknown number of rows" if self.n_rows is None else say_count(self.n_rows, "row")
-        released = ""
+        size = f"{self.n_bytes / 1e6:,.1f} MB, {say_count(self.n_fragments, 'fragment')}"
+        files = f"{say_count(self.n_files, 'file')} of {_FORMATS[self.input_format]}"
+        version = "" if self.input_version is None else f" {self.input_version}"
+        takes, outside, released = [], [], ""
+        if self.n_workers:
+            seconds, workers = sum(self.seconds), say_count(self.n_workers, "worker")
+            took = f"roughly {describe_seconds(seconds)} on {workers}, once they have started"
+            compiles = f"compiles for about {COMPILING_SECONDS} s more"
+            takes = [f"  takes     {took}; the first run on a machine {compiles}"]
+        # a line for each column whose values may be changed, and one for those that are refused
+        for name, treatment in self.outside.items():
+            clipped = treatment == "clip" and name in self.date_bounds
+            span = f" to {'..'.join(self.date_bounds[name])}" if clipped else ""
+            outside.append(f"  outside   {name}: {treatment}{span}")
+        if self.refusing:
+            refusing = list_names(self.refusing, 8)
+            outside.append(f"  outside   {refusing}: refuse (one such value stops the run)")
         if self.released_rows is not None and self.n_shards is not None:
-            released = f"about {say_count(self.released_rows, 'row')} in at most {say_count(self.n_shards, 'shard')}, "
+            shards = say_count(self.n_shards, "shard")
+            released = f"about {say_count(self.released_rows, 'row')} in at most {shards}, "
+        table = _TABLES.get(self.output_format)
+        place = "" if table is None else f", {_MODES[self.output_mode].format(table=table)}"
+        done = "; it is finished: a run changes nothing" if self.is_finished else ""
+        kept, dropped = (", ".join(each) or "nothing" for each in (self.kept, self.dropped))
         lines = [
             self.name + (" (INSECURE: seeded)" if self.insecure else ""),
-            f"  input     {rows}, {self.n_bytes / 1e6:,.1f} MB, {say_count(self.n_fragments, 'fragment')}, {self._describe_input()}",
+            f"  input     {rows}, {size}, {files}{version}",
             *_describe_series(self.series),
-            *([f"  takes     {self._describe_duration(self.n_workers)}"] if self.n_workers else []),
+            *takes,
             *describe_steps(self),
-            *self._describe_outside(),
-            f"  kept      {', '.join(self.kept) or 'nothing'}; dropped: {', '.join(self.dropped) or 'nothing'}",
-            f"  output    {released}{self.output}{self._describe_table()}{'; it is finished: a run changes nothing' if self.is_finished else ''}",
+            *outside,
+            f"  kept      {kept}; dropped: {dropped}",
+            f"  output    {released}{self.output}{place}{done}",
             *describe_promise(self),
         ]
         return "\n".join(lines)
-
-    def _describe_duration(self, n_workers: int) -> str:
-        took = f"roughly {describe_seconds(sum(self.seconds))} on {say_count(n_workers, 'worker')}, once they have started"
-        return f"{took}; the first run on a machine compiles for about {COMPILING_SECONDS} s more"
-
-    def _describe_input(self) -> str:
-        version = "" if self.input_version is None else f" {self.input_version}"
-        return f"{say_count(self.n_files, 'file')} of {_FORMATS[self.input_format]}{version}"
-
-    def _describe_outside(self) -> list[str]:
-        """Return a line for each column whose values may be changed, and one for those in which a value is refused."""
-        spans = {
-            name: f" to {low}..{high}"
-            for name, (low, high) in self.date_bounds.items()
-            if self.outside.get(name) == "clip"
-        }
-        lines = [
-            f"  outside   {name}: {outside}{spans.get(name, '')}"
-            for name, outside in self.outside.items()
-        ]
-        if self.refusing:
-            lines.append(
-                f"  outside   {list_names(self.refusing, 8)}: refuse (one such value stops the run)"
-            )
-        return lines
-
-    def _describe_table(self) -> str:
-        table = _TABLES.get(self.output_format)
-        return "" if table is None else f", {_MODES[self.output_mode].format(table=table)}"
 
 
 def _warn_of_full_charge(job: Job, ledger: dict[str, Any] | None) -> tuple[str, ...]:
@@ -374,7 +346,7 @@ def plan_job(job: Job) -> Plan:
     private = {name: job.schema.columns[name] for name in job.schema.privatised}
     expected = expect(job, opened)
     stages = (*expected.stages, _describe_commit(job))
-    duration = expect_duration(job, opened, stages, expected.n_rows)
+    seconds, n_workers = expect_duration(job, opened, stages, expected.n_rows)
     spends = not is_finished and not _is_charged(job, state)
     fits = not spends or not isinstance(refusal, BudgetError)
     ledger = job.account.describe_balances(
@@ -389,8 +361,8 @@ def plan_job(job: Job) -> Plan:
         input_format=table.format,
         input_version=table.version,
         stages=stages,
-        seconds=() if duration is None else duration.stages,
-        n_workers=None if duration is None else duration.n_workers,
+        seconds=seconds,
+        n_workers=n_workers,
         noise=list_noise(mechanism.event),
         epsilons=dict(mechanism.spending.row),
         reference_epsilons=dict(mechanism.spending.reference),
@@ -487,9 +459,17 @@ def expect(job: Job, opened: JobTable) -> Expected:
         else mechanism.description.stages(work.columns, uncounted=table.n_rows is None)
     )
     stages = (*work.unit_stages, *own)
-    n_rows, n_shards = (
-        _count_rows(job, opened) if mechanism.releases_rows else _count_records(job, opened)
-    )
+    n_rows, n_shards, output = table.n_rows, None, job.file.output
+    if not mechanism.releases_rows:
+        n_rows = mechanism.description.n_expected(opened.public_rows)
+        n_shards = None if n_rows is None else -(-n_rows // output.rows_per_shard)
+    elif n_rows is not None:
+        written = mechanism.find_written(work.released)
+        most = limit_shard_rows(written, output.rows_per_shard, output.order)
+        # how many rows the units have decides, and no footer tells
+        fraction = None if work.unit is not None else work.fraction
+        n_shards = most_shards(n_rows, fraction, len(table.fragments), most)
+        n_rows = None if work.unit is not None else round(n_rows * (1 - (fraction or 0.0)))
     cautions = mechanism.description.cautions(opened.work.columns, opened.public_rows)
     warnings = (
         *table.left_out,
@@ -519,27 +499,6 @@ def _warn_of_repeats(job: Job) -> tuple[str, ...]:
         return ()
     again = f"each run on another version of the input releases all its rows once more, for ε = {job.epsilon!r} again"
     return (f"output.mode {job.file.output.mode}: {again}; without a ledger nothing adds it up",)
-
-
-def _count_records(job: Job, opened: JobTable) -> tuple[int | None, int | None]:
-    n_rows = opened.mechanism.description.n_expected(opened.public_rows)
-    return n_rows, None if n_rows is None else -(-n_rows // job.file.output.rows_per_shard)
-
-
-def _count_rows(job: Job, opened: JobTable) -> tuple[int | None, int | None]:
-    n_rows, work = opened.table.n_rows, opened.work
-    if n_rows is None:
-        return None, None
-    per_shard = limit_shard_rows(
-        opened.mechanism.find_written(work.released),
-        job.file.output.rows_per_shard,
-        job.file.output.order,
-    )
-    fraction = (
-        None if work.unit is not None else work.fraction
-    )  # how many rows the units have decides, and no footer tells
-    n_shards = most_shards(n_rows, fraction, len(opened.table.fragments), per_shard)
-    return (None if work.unit is not None else round(n_rows * (1 - (fraction or 0.0)))), n_shards
 
 
 def most_shards(n_rows: int, fraction: float | None, n_fragments: int, per_shard: int) -> int:

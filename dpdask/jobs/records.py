@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dpdask.errors import DpdaskError, InputError, MissingError, OutputError, TemporaryError
 from dpdask.io.encrypted import LOCK, PrivateFolder
@@ -35,31 +35,6 @@ LEASE_SECONDS = 30.0
 Content = dict[str, Any]
 
 
-class RunRecords(Protocol):
-    """The records of one output's unfinished run."""
-
-    def read(self) -> Content | None:
-        """Return the newest record's content, or None."""
-
-    def write(self, content: Content) -> None:
-        """Write the next record."""
-
-    def check(self) -> None:
-        """Check that there can be a run, as far as that can be seen without writing."""
-
-    def lock(self) -> Any:
-        """Return a context manager in which this driver alone has the run."""
-
-    def holds(self) -> bool:
-        """Return whether this driver still has the run; False also if a store does not answer."""
-
-    def begin(self) -> None:
-        """Start the records of a new run, after those of an old one were removed."""
-
-    def clear(self) -> None:
-        """Remove the folder with all that is in it."""
-
-
 def busy(output: Folder) -> TemporaryError:
     """Return the error of a driver that does not have the run, or has it no more."""
     return TemporaryError("another run is writing this output", output.url, "wait for it to end")
@@ -73,11 +48,11 @@ class LockedRecord:
         self._locked = False
 
     def read(self) -> Content | None:
-        """Return the record; see `RunRecords.read`."""
+        """Return the record, or None."""
         return _parse(self._folder, RECORD) if self._folder.exists(RECORD) else None
 
     def write(self, content: Content) -> None:
-        """Replace the record; see `RunRecords.write`."""
+        """Replace the record."""
         self._folder.write(RECORD, _dump(content), private=True)
 
     def holds(self) -> bool:
@@ -98,7 +73,7 @@ class LockedRecord:
             self._folder.remove()
 
     def check(self) -> None:
-        """Check the folder; see `RunRecords.check`."""
+        """Check that there can be a run, as far as that can be seen without writing."""
         self._check_names(self._folder.names())
         self._folder.check_creatable()
 
@@ -170,16 +145,16 @@ class NumberedRecords:
         self._held: _Newest | None = None
 
     def read(self) -> Content | None:
-        """Return the content of the newest record that has one; see `RunRecords.read`."""
+        """Return the content of the newest record that has one; or None."""
         newest = self._find_newest()
         return None if newest is None else newest.content
 
     def write(self, content: Content) -> None:
-        """Create the next record; see `RunRecords.write`."""
+        """Create the next record; `TemporaryError` if another driver has the run."""
         self._append(content, self._me)
 
     def holds(self) -> bool:
-        """Return whether the newest record is still this driver's; see `RunRecords.holds`."""
+        """Return whether the newest record is still this driver's; False also if a store does not answer."""
         held, newest = self._held, None
         with suppress(DpdaskError):
             newest = self._find_newest()
@@ -340,6 +315,9 @@ class NumberedRecords:
         for name in self._folder.names():
             if name.startswith((f"run-{chain}-", "beat-")):
                 self._folder.remove(name)
+
+
+RunRecords = LockedRecord | NumberedRecords
 
 
 def _record_name(chain: str, number: int) -> str:

@@ -530,8 +530,7 @@ def abort(output_url: str, ledger_url: str | None = None) -> bool:
             hint = "to release again, remove the folder yourself; a new run spends ε again"
             raise OutputError(released, output_url, hint)
         return False
-    if state.is_broken():
-        state.remove_broken()
+    if state.remove_broken():
         return True
     with state.lock():
         if state.is_committed():

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
-from typing import Protocol
 
 from dpdask.errors import DpdaskError, InputError, OutputError
 from dpdask.io.encrypted import KEY_NAME, PrivateFolder, check_key, commit, hide
@@ -27,43 +26,26 @@ from dpdask.streams import RunKey
 LEDGER = "ledger"
 
 
-class RunKeys(Protocol):
-    """A place for the keys of unfinished runs."""
-
-    @property
-    def place(self) -> str:
-        """The place's name in the record of a run: a run goes on only where its key is."""
-
-    def write(self, run_id: str, secret: bytes) -> None:
-        """Keep a run's key."""
-
-    def read(self, run_id: str) -> bytes | None:
-        """Return a run's key, or None if it is not here."""
-
-    def remove(self, run_id: str) -> None:
-        """Remove a run's key; nothing happens if it is not here."""
-
-
 class FolderKeys:
     """The key in the run's own hidden folder, on a file system: mode 0600, and gone when it is removed."""
 
-    place = "folder"
+    place = "folder"  # in the record of a run, which goes on only where its key is
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
 
     def write(self, run_id: str, secret: bytes) -> None:
-        """Write the key; see `RunKeys.write`."""
+        """Keep a run's key."""
         del run_id
         check_key(self._folder.claim(KEY_NAME, secret), commit(secret), self._folder.url)
 
     def read(self, run_id: str) -> bytes | None:
-        """Return the key; see `RunKeys.read`."""
+        """Return a run's key, or None if it is not here."""
         del run_id
         return self._folder.read(KEY_NAME) if self._folder.exists(KEY_NAME) else None
 
     def remove(self, run_id: str) -> None:
-        """Remove the key; see `RunKeys.remove`."""
+        """Remove a run's key, if it is here."""
         del run_id
         self._folder.remove(KEY_NAME)
 
@@ -82,16 +64,16 @@ class HostKeys:
         return f"host {self._folder.claim('name', uuid.uuid4().hex.encode()).decode()}"
 
     def write(self, run_id: str, secret: bytes) -> None:
-        """Write the key; see `RunKeys.write`."""
+        """Keep a run's key."""
         self._make()
         self._folder.write(check_run_id(run_id), secret, private=True)
 
     def read(self, run_id: str) -> bytes | None:
-        """Return the key; see `RunKeys.read`."""
+        """Return a run's key, or None if it is not here."""
         return self._folder.read(run_id) if self._folder.exists(check_run_id(run_id)) else None
 
     def remove(self, run_id: str) -> None:
-        """Remove the key; see `RunKeys.remove`."""
+        """Remove a run's key, if it is here."""
         self._folder.remove(check_run_id(run_id))
 
     def find_secret(self) -> bytes:
@@ -138,16 +120,19 @@ class LedgerKeys:
         return f"{LEDGER} {self._table.find_name()}"
 
     def write(self, run_id: str, secret: bytes) -> None:
-        """Write the key; see `RunKeys.write`."""
+        """Keep a run's key."""
         self._table.write(run_id, secret)
 
     def read(self, run_id: str) -> bytes | None:
-        """Return the key; see `RunKeys.read`."""
+        """Return a run's key, or None if it is not here."""
         return self._table.read(run_id)
 
     def remove(self, run_id: str) -> None:
-        """Remove the key; see `RunKeys.remove`."""
+        """Remove a run's key, if it is here."""
         self._table.remove(run_id)
+
+
+RunKeys = FolderKeys | HostKeys | LedgerKeys
 
 
 def check_run_id(run_id: str) -> str:
@@ -212,12 +197,8 @@ class ReleaseNames:
     def __init__(
         self, job: str, fingerprint: str | None, output: Folder, ledger_url: str | None
     ) -> None:
-        self._job, self._fingerprint, self._output, self._ledger_url = (
-            job,
-            fingerprint,
-            output,
-            ledger_url,
-        )
+        self._job, self._fingerprint = job, fingerprint
+        self._output, self._ledger_url = output, ledger_url
         self._about = f"{META}/names-{job[:_DIGITS]}.json"
         self._folder = hide(output, f".dpdask-names-{job[:_DIGITS]}")
 
@@ -246,9 +227,9 @@ class ReleaseNames:
         run_key
             The key of the run; it decides if the job has released nothing here yet.
         """
-        return (
-            self._job if self._fingerprint is None else self._name(self._read() or _derive(run_key))
-        )
+        if self._fingerprint is None:
+            return self._job
+        return self._name(self._read() or _derive(run_key))
 
     def keep(self, release: str, run_key: bytes | None) -> None:
         """Keep the key of the names, before a release is published. Doing it twice changes nothing.
@@ -269,13 +250,10 @@ class ReleaseNames:
                 self._folder.create()
             keys.write(name, key or _derive(run_key))
             about = {"format": _FORMAT, "id": name, "key": keys.place}
-            if (
-                not self._output.put_new(self._about, json.dumps(about).encode())
-                and not self._output.is_local
-            ):
-                keys.remove(
-                    name
-                )  # another driver was faster; beside a local output there is one key, and one driver at a time
+            made = self._output.put_new(self._about, json.dumps(about).encode())
+            # beside a local output there is one key, and one driver at a time
+            if not made and not self._output.is_local:
+                keys.remove(name)  # another driver was faster
         if self._name(self._read() or b"") != release:
             raise busy(self._output)
 
@@ -294,9 +272,8 @@ class ReleaseNames:
     def _read(self) -> bytes | None:
         """Return the key, or None if the job has released nothing here."""
         if not self._output.exists(self._about):
-            return (
-                self._find_keys().read("") if self._output.is_local else None
-            )  # the file beside the shards may be lost
+            # the file beside the shards may be lost
+            return self._find_keys().read("") if self._output.is_local else None
         name, place = self._read_about()
         keys = self._find_keys(place)
         if keys.place != place:

@@ -11,7 +11,7 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, Self, get_args
 
@@ -51,7 +51,6 @@ Stage = Literal["opened", "fitted", "staged"]
 _ABOUT = ("format", "version", "streams", "key", "target")
 _PUBLIC = ("run_id", "job", "release", "stage")
 _PRIVATE = "private"
-_FITTED = ("release_sha256", "bounds_sha256", "n_released")
 _UNFITTED = Fitted(release_sha256="", n_released=())
 
 
@@ -98,18 +97,22 @@ class RunRecord:
 
     def to_content(self) -> dict[str, Any]:
         """Return the record as JSON holds it."""
-        content = {name: getattr(self, name) for name in self.__slots__ if name != "fitted"}
-        content |= {name: getattr(self.fitted, name) for name in _FITTED}
+        content: dict[str, Any] = asdict(replace(self, fitted=replace(self.fitted, changed={})))
+        content |= content.pop("fitted")
+        del content["changed"]
         return content | {"seals": [seal.hex() for seal in self.fitted.seals]}
 
     @classmethod
     def of_content(cls, content: Mapping[str, Any]) -> RunRecord:
         """Return the record that `to_content` gave."""
         values = dict(content)
-        seals, n_released = map(bytes.fromhex, values.pop("seals")), tuple(values.pop("n_released"))
-        fitted = {name: values.pop(name) for name in _FITTED if name != "n_released"}
-        values["fitted"] = Fitted(**fitted, n_released=n_released, seals=tuple(seals))
-        return cls(**{**values, "fragments": tuple(values["fragments"])})
+        fitted = Fitted(
+            release_sha256=values.pop("release_sha256"),
+            bounds_sha256=values.pop("bounds_sha256"),
+            n_released=tuple(values.pop("n_released")),
+            seals=tuple(map(bytes.fromhex, values.pop("seals"))),
+        )
+        return cls(**values | {"fitted": fitted, "fragments": tuple(values["fragments"])})
 
 
 def name_run(record: RunRecord | Unfinished | None) -> str | None:
@@ -344,8 +347,7 @@ class RunState:
             manifest, left = self.publication.find(release), self.peek()
             if manifest is not None or self.publication.is_free(name_run(left)):
                 return manifest
-        if self.is_broken():
-            raise unreadable(self.folder)
+        self.read_unfinished()  # an error of its own, if the record of a run cannot be read
         what = "this output already exists and was not written by this run"
         raise OutputError(what, self.output.url, SPENT_AGAIN)
 
@@ -380,7 +382,7 @@ class RunState:
         left = self.peek()  # a record that cannot be read names no key of a store
         if self.publication.series is not None and not self.holds_run():
             return  # it is another driver's now
-        if self._removes(left, run_id):
+        if run_id is None or run_id == name_run(left):
             self.remove_key(name_run(left))
             if left is not None:
                 series = left.job if " " in left.release else None
@@ -389,21 +391,14 @@ class RunState:
             self._remove_kept()
         forget_everywhere()
 
-    def _removes(self, left: Unfinished | None, run_id: str | None) -> bool:
-        del left, run_id
-        return True
-
     def _remove_kept(self) -> None:
         """Remove what a series keeps, if its first release was not made."""
         if self.publication.series is not None and not self.publication.count():
             self.kept.remove()
 
-    def is_broken(self) -> bool:
-        """Return whether the records of a run in a store cannot be read."""
+    def remove_broken(self) -> bool:
+        """Remove a run in a store whose records cannot be read, and return whether that is one."""
         return False
-
-    def remove_broken(self) -> None:
-        """Remove such a run, with every key that its records name and that is here."""
 
     def remove_rest(self) -> None:
         """Remove a hidden folder without a run; the caller holds the lock."""
@@ -420,16 +415,16 @@ class RunState:
                     self.remove_rest()
 
     def holds_run(self) -> bool:
-        """Return whether the run is still this driver's; see `RunRecords.holds`."""
+        """Return whether the run is still this driver's."""
         return self._records.holds()
 
     def check(self) -> None:
-        """Check that there can be a run; see `RunRecords.check`."""
+        """Check that there can be a run, as far as that can be seen without writing."""
         self._records.check()
 
     def lock(self) -> AbstractContextManager[None]:
-        """Keep other drivers away from the run; see `RunRecords.lock`."""
-        return self._records.lock()  # type: ignore[no-any-return]  # of either class
+        """Keep other drivers away from the run until the block ends."""
+        return self._records.lock()
 
 
 class LocalRun(RunState):
@@ -491,21 +486,19 @@ class StoreRun(RunState):
         self.keys.remove(run_id)
         withdraw_key(run_id)  # a driver that was killed may have left it with the cluster
 
-    def is_broken(self) -> bool:
-        """Return whether the records cannot be read."""
+    def remove_broken(self) -> bool:
+        """Remove a run whose records cannot be read, with every key that they name and that is here."""
         try:
             self.read_unfinished()
         except OutputError:
+            for name in self.folder.names():
+                if name.startswith("run"):
+                    data = self.folder.read(name)
+                    for run_id in re.findall(rb'"run_id": "([0-9a-f]{32})"', data):
+                        self.keys.remove(run_id.decode())
+            self.folder.remove()
             return True
         return False
-
-    def remove_broken(self) -> None:
-        """Remove such a run; see `RunState.remove_broken`."""
-        for name in self.folder.names():
-            if name.startswith("run"):
-                for run_id in re.findall(rb'"run_id": "([0-9a-f]{32})"', self.folder.read(name)):
-                    self.keys.remove(run_id.decode())
-        self.folder.remove()
 
     def _open_records(self) -> RunRecords:
         return NumberedRecords(self.folder, self.output)
@@ -534,9 +527,6 @@ class StoreRun(RunState):
         sealed = base64.b64decode(content.pop(_PRIVATE))
         revealed: dict[str, Any] = json.loads(decrypt(key, _PRIVATE, sealed))
         return content | revealed
-
-    def _removes(self, left: Unfinished | None, run_id: str | None) -> bool:
-        return run_id is None or (left is not None and left.run_id == run_id)
 
 
 def open_job_run(job: Job) -> RunState:

@@ -13,12 +13,11 @@ from mechanisms.contract import PRIVACY, MechanismContract
 
 from dpdask.archive import Archive, Archived, Contents
 from dpdask.errors import InputError
-from dpdask.estimators.estimator import Estimator, make_budget
+from dpdask.estimators.estimator import Estimator
 from dpdask.mechanisms import guidance, registry
 from dpdask.mechanisms.card import Section, noisy_counts_section
 from dpdask.mechanisms.guidance import Guidance, no_margin
 from dpdask.mechanisms.mechanism import Columns, NoisyCounts, NoisyCountsDescription, Spec
-from dpdask.privacy import Budget
 from dpdask.privacy.events import Composed, DiscreteLaplace, to_dict
 from dpdask.privacy.noise import laplace_scale, perturb
 from dpdask.references.reference import ColumnCounts, ColumnStatistic
@@ -180,13 +179,11 @@ GUIDANCE = Guidance(
 class Toy(Estimator):
     """The noisy number of rows of a frame."""
 
+    spec_class: ClassVar[type[Spec]] = ToySpec
+
     factor: int = 1
-
-    def _spec(self) -> tuple[type[ToySpec], dict[str, Any]]:
-        return ToySpec, {"factor": self.factor}
-
-    def _budget(self) -> Budget:
-        return make_budget(PRIVACY["epsilon"], adjacency="add-remove")
+    epsilon: float = PRIVACY["epsilon"]
+    adjacency: str = "add-remove"
 
 
 @pytest.fixture(autouse=True, scope="module")

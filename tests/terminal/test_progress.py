@@ -20,8 +20,8 @@ import dpdask
 from dpdask.kernels.jit import jit
 from dpdask.steps import LOG, step
 from dpdask.terminal import progress as module
+from dpdask.terminal.echo import show_step
 from dpdask.terminal.progress import Lines, Report, StageShown, describe_stage, show_progress
-from dpdask.terminal.waiting import show_step
 
 # a margin for a busy machine is added: Python and rich must start, and no process is scheduled exactly
 FIRST_SECONDS = 2.0 + 4.0
@@ -38,10 +38,10 @@ def slowed(function, seconds):
     return slow
 
 def run(*args):  # imports what it slows only when lines are shown, as the command does
-    from dpdask.engine import shuffle
+    from dpdask.engine import write
     from dpdask.mechanisms.dip.columns import ColumnsMechanism
 
-    shuffle.filter_rows = slowed(shuffle.filter_rows, 0.5)
+    write.filter_rows = slowed(write.filter_rows, 0.5)
     ColumnsMechanism.fit = slowed(ColumnsMechanism.fit, 3.0)
     return plain(*args)
 
