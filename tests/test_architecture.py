@@ -326,7 +326,7 @@ def public_functions(source: Source) -> Iterator[tuple[str, ast.FunctionDef]]:
 
 def is_public(source: Source) -> bool:
     """Whether users import from this module: the names of `dpdask`, opened releases, `inference`, `local`."""
-    inside = {"mechanisms.copula.fit"}  # of which users import the options alone
+    inside = {"engine.account", "mechanisms.copula.fit"}  # of which users import one class
     return source.module in {*dpdask._MODULES, "analysis.opened"} - inside or source.room in {
         "inference",
         "local",
