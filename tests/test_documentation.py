@@ -311,7 +311,7 @@ def test_broken_links_are_found():
 
 def test_the_index_lists_every_page_once():
     listed = re.findall(
-        r"^- \[[^]]+\]\(((?:tutorials|how-to|reference|explanation)/[^)#]+)\)",
+        r"^- \[[^]]+\]\(((?:tutorials|how-to|reference|explanation|releases)/[^)#]+)\)",
         page("README"),
         re.MULTILINE,
     )

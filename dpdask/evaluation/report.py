@@ -166,21 +166,21 @@ def write_report(
     columns = list(card["columns"])
 
     def rng(name: str) -> Generator:
-        return stream(RunKey.insecure(_SEED), f"report/{name}", "").seed_generator()
+        return stream(RunKey.insecure(_SEED), name, "").seed_generator()
 
     with step("reading the original", logging.DEBUG):
         if isinstance(original, str):
-            private = read_original(original, columns, n_rows, rng("original"))
+            private = read_original(original, columns, n_rows, rng("report/original"))
         else:
             table = original.find_table(card.get("input", {}).get("version"))
-            private = read_input(table, columns, n_rows, rng("original"))
+            private = read_input(table, columns, n_rows, rng("report/original"))
     with step("reading the release", logging.DEBUG):
         folder, shards = release.folder, release.shards
-        public = read_released(folder, shards, columns, n_rows, rng("release"))
+        public = read_released(folder, shards, columns, n_rows, rng("report/release"))
     comparing = "comparing, and predicting the target" if target else "comparing columns and pairs"
     with step(comparing, logging.DEBUG):
         real, given, left_out = code_sides(private, public, card["columns"])
-        found = compare_sides(real, given, target=target, rng=rng("compare"))
+        found = compare_sides(real, given, target=target, rng=rng("report/compare"))
     page = render_report(card, real, given, found, left_out)
     try:  # a new file that only this user may read
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
