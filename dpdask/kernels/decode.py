@@ -1,7 +1,7 @@
 """From latent variables to levels: one level for each row and attribute, in the counts that the model gives.
 
 An attribute's levels have one latent variable and one offset each; a row takes the level of the
-largest sum. Singles belong to groups of rows (the value of the attribute's parent in the tree).
+largest sum. Offsets belong to groups of rows (the value of the attribute's parent in the tree).
 Within a block of rows every group gets each level as often as its probabilities say, up to a
 rounding that is drawn once: rows that the rounding leaves over move to the level that costs them
 the least.
@@ -358,16 +358,22 @@ def _find_near(
 @jit
 def _move(
     rows: Ints,
-    chosen: Shorts,
-    seconds: Shorts,
+    goals: Ints,
     groups: Shorts,
+    chosen: Shorts,
     counts: Ints,
     quota: Ints,
+    anywhere: bool,
 ) -> None:
-    """Move rows in their order to their second best level, as long as their own has too many and the other too few."""
-    for row in rows:
-        group, old, new = groups[row], chosen[row], seconds[row]
-        if counts[group, old] > quota[group, old] and counts[group, new] < quota[group, new]:
+    """Move rows in their order to their goals, or to where there is most room: from levels that have too many, to levels that have too few."""
+    for place in range(len(rows)):
+        row, new = rows[place], goals[place]
+        group, old = groups[row], chosen[row]
+        if counts[group, old] <= quota[group, old]:
+            continue
+        if anywhere:
+            new = np.argmax(quota[group] - counts[group])
+        if counts[group, new] < quota[group, new]:
             chosen[row] = new
             counts[group, old] -= 1
             counts[group, new] += 1
@@ -393,19 +399,9 @@ def _exchange(
         if len(found) > n_best:
             cheap = costs <= np.partition(costs, n_best)[n_best]
             found, costs = found[cheap], costs[cheap]
-        _move(found[np.argsort(costs, kind="stable")], chosen, seconds, groups, counts, quota)
+        found = found[np.argsort(costs, kind="stable")]
+        _move(found, seconds[found].astype(np.int64), groups, chosen, counts, quota, False)
     return left
-
-
-@jit
-def _crowd(rows: Ints, chosen: Shorts, full: Flags) -> Ints:
-    """Return the rows whose level has too many."""
-    crowd = np.empty(len(rows), dtype=np.int64)
-    n = 0
-    for row in rows:
-        crowd[n] = row
-        n += full[chosen[row]]
-    return crowd[:n]
 
 
 @jit
@@ -442,65 +438,37 @@ def _find_goals(
     return best, others
 
 
-@jit
-def _fill(
-    rows: Ints,
-    goals: Ints,
-    quota: Ints,
-    chosen: Shorts,
-    counts: Ints,
-    anywhere: bool,
-) -> None:
-    """Move rows of one group in their order to their goals, or to where there is most room; only from levels that have too many."""
-    for place in range(len(rows)):
-        row, new = rows[place], goals[place]
-        old = chosen[row]
-        if counts[old] <= quota[old]:
-            continue
-        if anywhere:
-            new = np.argmax(quota - counts)
-        if counts[new] < quota[new]:
-            chosen[row] = new
-            counts[old] -= 1
-            counts[new] += 1
-
-
 def _settle(
     utilities: Singles,
     offsets: Singles,
     rows: Ints,
+    groups: Shorts,
     quota: Ints,
     chosen: Shorts,
     counts: Ints,
 ) -> None:
     """Move rows of one group from levels that have too many to levels that have too few, the cheapest moves first."""
+    group = groups[rows[0]]
     for attempt in range(_ROUNDS + 1):
-        surplus = int(np.maximum(counts - quota, 0).sum())
+        over = counts[group] - quota[group]
+        surplus = int(np.maximum(over, 0).sum())
         if surplus == 0:
             return
-        crowd = _crowd(rows, chosen, counts > quota)
-        costs, goals = _find_goals(utilities, offsets, crowd, counts < quota, chosen)
-        # all moves of a round are among the cheapest of their levels; a few more than needed, for those whose goal is full
+        crowd = rows[(over > 0)[chosen[rows]]]
+        costs, goals = _find_goals(utilities, offsets[group], crowd, over < 0, chosen)
+        # all moves of a round are among the cheapest of their levels; a few more than needed, for
+        # those whose goal is full
         n_best = min(len(crowd), 4 * surplus + 16) if attempt < _ROUNDS else len(crowd)
         near = np.flatnonzero(costs <= np.partition(costs, n_best - 1)[n_best - 1])
         near = near[np.argsort(costs[near], kind="stable")]
         # whatever is left at last goes where there is room
-        _fill(crowd[near], goals[near], quota, chosen, counts, attempt == _ROUNDS)
+        _move(crowd[near], goals[near], groups, chosen, counts, quota, attempt == _ROUNDS)
 
 
-@jit
-def _rows_by_group(groups: Shorts, n_groups: int) -> tuple[Ints, Ints]:
-    """Return the rows sorted by group, in order, and where each group begins."""
-    starts = np.zeros(n_groups + 1, dtype=np.int64)
-    for group in groups:
-        starts[group + 1] += 1
-    starts = np.cumsum(starts)
-    filled = starts.copy()
-    order = np.empty(len(groups), dtype=np.int64)
-    for row in range(len(groups)):
-        order[filled[groups[row]]] = row
-        filled[groups[row]] += 1
-    return order, starts
+def _rows_by_group(groups: Shorts, n_groups: int) -> list[Ints]:
+    """Return the rows of each group, in order."""
+    ends = np.cumsum(np.bincount(groups, minlength=n_groups))
+    return np.split(np.argsort(groups, kind="stable"), ends[:-1])
 
 
 def decode(
@@ -530,16 +498,9 @@ def decode(
     quota = quotas(probabilities, counts.sum(axis=1), uniforms)
     left = _exchange(chosen, seconds, gaps, groups, counts, quota)
     if left.any():
-        order, starts = _rows_by_group(groups, len(offsets))
+        by_group = _rows_by_group(groups, len(offsets))
         for group in np.flatnonzero(left):
-            _settle(
-                utilities,
-                offsets[group],
-                order[starts[group] : starts[group + 1]],
-                quota[group],
-                chosen,
-                counts[group],
-            )
+            _settle(utilities, offsets, by_group[group], groups, quota, chosen, counts)
     return chosen
 
 
@@ -598,10 +559,8 @@ def calibrate_groups(
     start: Singles,
 ) -> Singles:
     """Return `calibrate` for every group of rows; a group without rows keeps its first offsets."""
-    order, starts = _rows_by_group(groups, len(probabilities))
     offsets = start.copy()
-    for group in range(len(probabilities)):
-        rows = order[starts[group] : starts[group + 1]]
+    for group, rows in enumerate(_rows_by_group(groups, len(probabilities))):
         if len(rows):
             offsets[group] = calibrate(
                 utilities.take(rows, axis=1), probabilities[group], start[group]

@@ -1,4 +1,4 @@
-"""Singles at which a pool of records meets two- and three-way tables, and records drawn from the pool by their weights.
+"""Weights at which a pool of records meets two- and three-way tables, and records drawn from the pool by their weights.
 
 The arithmetic is additions, multiplications and divisions in a fixed order: the same pool and
 tables give the same bits on every machine, so that a task that runs twice draws the same records.

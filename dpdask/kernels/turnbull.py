@@ -6,11 +6,13 @@ or, where left > right, the ring of the cells 0 ... right and left ... last.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from scipy import linalg, sparse
+from threadpoolctl import threadpool_limits
 
 from dpdask.kernels.jit import Flags, Floats, Ints, jit
 from dpdask.kernels.projections import case_one
@@ -24,7 +26,6 @@ _BEYOND = 0.1  # of the tolerance: how far Newton goes, so that there is room fo
 # of an atom's slack: the masses that may be zeros, as many as there is room for
 _ZEROS = (1.0, 1e-2, 1e-4, 1e-6)
 _TO_BOUNDARY = 0.995
-_TILE = 48  # OpenBLAS multiplies, and factors, square matrices of up to 63 in the calling thread
 _BACKTRACKS = 40
 
 
@@ -102,10 +103,6 @@ def npmle(
     centre of all solutions is approached. Ranges that all have one end open are Case I data, which
     pooling solves.
 
-    The Cholesky is made of products of small tiles, which a BLAS library does in one thread.
-    Threads of one on busy cores wait for each other in turns: scipy's took ten times longer with
-    two threads than with one.
-
     References
     ----------
     Turnbull, The empirical distribution function with arbitrarily grouped, censored and truncated
@@ -126,7 +123,10 @@ def npmle(
     elif n_atoms > MAX_ATOMS:
         raise ValueError(f"{n_atoms} maximal intersections are above {MAX_ATOMS}")
     else:
-        masses, n_iterations = _interior(ranges, n_atoms, _BEYOND * tolerance)
+        # threads of a BLAS library on busy cores wait for each other in turns: one is faster, and
+        # sums in one order
+        with threadpool_limits(1, user_api="blas"):
+            masses, n_iterations = _interior(ranges, n_atoms, _BEYOND * tolerance)
         masses = _empty(ranges, masses, tolerance)
     gradient, likelihood = _gradient(ranges, masses)
     return Solution(
@@ -177,27 +177,18 @@ def _pool(ranges: _Ranges, size: int, n_rows: int) -> Floats:
 def _gradient(ranges: _Ranges, masses: Floats) -> tuple[Floats, float]:
     """Return Σ_i s_i 1{j in i} / P_i for each atom j, and Σ_i s_i log P_i."""
     slope = np.zeros(len(masses) + 1)
-    likelihood, base = _add_slopes(
-        ranges.start, ranges.stop, ranges.ring, ranges.share, _prefix(masses), slope
-    )
+    likelihood, base = _add_slopes(ranges, _prefix(masses), slope)
     gradient: Floats = np.cumsum(slope)[:-1] + base
     return gradient, likelihood
 
 
 def _prefix(masses: Floats) -> Floats:
-    prefix: Floats = np.concatenate([[0.0], np.cumsum(masses)])
-    return prefix
+    return np.concatenate([[0.0], np.cumsum(masses)])
 
 
 @jit
-def _add_slopes(
-    start: Ints,
-    stop: Ints,
-    ring: Flags,
-    share: Floats,
-    prefix: Floats,
-    slope: Floats,
-) -> tuple[float, float]:
+def _add_slopes(ranges: _Ranges, prefix: Floats, slope: Floats) -> tuple[float, float]:
+    start, stop, ring, share = ranges
     likelihood, base, total = 0.0, 0.0, prefix[-1]
     for i in range(len(start)):
         probability = prefix[stop[i]] - prefix[start[i]]
@@ -217,58 +208,37 @@ def _add_slopes(
 
 
 @jit
-def _add_curvature(
-    start: Ints,
-    stop: Ints,
-    ring: Flags,
-    share: Floats,
-    prefix: Floats,
-    inner: Floats,
-    outer: Floats,
-) -> float:
-    """Add s/P² at (first, last) atom of each range to `inner`, and of each ring's gap to `outer`; return the rings' sum."""
-    base, total = 0.0, prefix[-1]
+def _hessian(ranges: _Ranges, prefix: Floats, slack: Floats, root: Floats, matrix: Floats) -> None:
+    """Overwrite the upper triangle of `matrix` with √p_j H_jk √p_k + 1{j = k} z_j."""
+    start, stop, ring, share = ranges
+    size, base, total = len(root), 0.0, prefix[-1]
+    outer = np.zeros(size + 1)  # Σ s/P² over the rings whose gap holds an atom
+    for j in range(size):
+        for k in range(size):
+            matrix[j, k] = 0.0
     for i in range(len(start)):
         probability = prefix[stop[i]] - prefix[start[i]]
         if ring[i]:
             probability = total - probability
         weight = share[i] / (probability * probability)
-        inner[start[i], stop[i] - 1] += weight
+        matrix[start[i], stop[i] - 1] += weight
         if ring[i]:
             base += weight
             outer[start[i]] += weight
             outer[stop[i]] -= weight
-    return base
-
-
-@jit
-def _finish_curvature(
-    inner: Floats, outer: Floats, base: float, root: Floats, slack: Floats
-) -> None:
-    """Turn the weights at (first, last) into √p_j H_jk √p_k + 1{j = k} z_j, for j <= k, in place."""
-    size = len(root)
     for j in range(1, size):
+        outer[j] += outer[j - 1]
         for k in range(size):
-            inner[j, k] += inner[j - 1, k]
+            matrix[j, k] += matrix[j - 1, k]
     for j in range(size):
         running = 0.0
         for k in range(size - 1, j - 1, -1):
-            running += inner[j, k]  # of ranges that start at j or before and end at k or after
-            inner[j, k] = running
+            running += matrix[j, k]  # of ranges that start at j or before and end at k or after
+            matrix[j, k] = running
     for j in range(size):
         for k in range(j, size):
-            inner[j, k] = (inner[j, k] + base - outer[j] - outer[k]) * root[j] * root[k]
-        inner[j, j] += slack[j]
-
-
-def _hessian(ranges: _Ranges, masses: Floats, slack: Floats, root: Floats, matrix: Floats) -> None:
-    """Overwrite the upper triangle of `matrix` with that of D H D + diag(z), D = diag(√p)."""
-    matrix.fill(0.0)
-    outer = np.zeros(len(masses) + 1)
-    base = _add_curvature(
-        ranges.start, ranges.stop, ranges.ring, ranges.share, _prefix(masses), matrix, outer
-    )
-    _finish_curvature(matrix, np.cumsum(outer), base, root, slack)
+            matrix[j, k] = (matrix[j, k] + base - outer[j] - outer[k]) * root[j] * root[k]
+        matrix[j, j] += slack[j]
 
 
 def _interior(ranges: _Ranges, size: int, tolerance: float) -> tuple[Floats, int]:
@@ -277,20 +247,27 @@ def _interior(ranges: _Ranges, size: int, tolerance: float) -> tuple[Floats, int
     for _ in range(_EM_STEPS):
         masses *= _gradient(ranges, masses)[0]
     masses = np.maximum(masses, 1e-3 / size)
-    padded = -(-size // _TILE) * _TILE
-    slack, matrix, centring = np.full(size, 0.1), np.zeros((padded, padded)), 0.3
+    slack, matrix, centring = np.full(size, 0.1), np.zeros((size, size)), 0.3
     for iteration in range(_NEWTON_STEPS):
         gradient, likelihood = _gradient(ranges, masses)
         if gradient.max() * masses.sum() - 1.0 <= tolerance:
             return masses / masses.sum(), iteration
         target = max(centring * float(masses @ slack) / size, 0.05 * tolerance / size)
         root = np.sqrt(masses)
-        _hessian(ranges, masses, slack, root, matrix)
+        _hessian(ranges, _prefix(masses), slack, root, matrix)
         ascent = gradient - 1.0 + target / masses
         move = root * _solve_step(matrix, root * ascent)
         slack_move = (target - masses * slack - slack * move) / masses
+        # a step at which the likelihood with its barrier is higher, up to rounding
         height = likelihood - masses.sum() + target * np.log(masses).sum()
-        step = _line_search(ranges, masses, move, target, height, float(ascent @ move))
+        height -= 1e-13 * (1.0 + abs(height))
+        step, slope = min(1.0, _TO_BOUNDARY * _longest(masses, move)), float(ascent @ move)
+        for _ in range(_BACKTRACKS):
+            tried = masses + step * move
+            value = _gradient(ranges, tried)[1] - tried.sum() + target * np.log(tried).sum()
+            if value >= height + 1e-4 * step * slope:
+                break
+            step *= 0.5
         slack = slack + min(1.0, _TO_BOUNDARY * _longest(slack, slack_move)) * slack_move
         masses = masses + step * move
         centring = 0.1 if step > 0.9 else 0.5
@@ -298,59 +275,21 @@ def _interior(ranges: _Ranges, size: int, tolerance: float) -> tuple[Floats, int
 
 
 def _solve_step(matrix: Floats, right: Floats) -> Floats:
-    """Return matrix⁻¹ right of a positive semidefinite matrix given by its upper triangle, slightly lifted if it is singular.
-
-    The matrix may be larger, a multiple of the tile: what lies beyond the right side is
-    overwritten.
-    """
-    size = len(right)
-    diagonal = np.diag(matrix)[:size].copy()
-    whole = np.concatenate([right, np.zeros(len(matrix) - size)])
+    """Return matrix⁻¹ right of a positive semidefinite matrix given by its upper triangle, slightly lifted if it is singular."""
+    diagonal = np.diag(matrix).copy()
     for lift in (0.0, 1e-13, 1e-10, 1e-7):
-        np.fill_diagonal(
-            matrix, np.concatenate([diagonal * (1.0 + lift) + lift, np.ones(len(matrix) - size)])
-        )
-        try:
-            factor = _factor(matrix)
-        except np.linalg.LinAlgError:
-            continue
-        solution: Floats = linalg.cho_solve((factor, False), whole, check_finite=False)[:size]
-        return solution
+        np.fill_diagonal(matrix, diagonal * (1.0 + lift) + lift)
+        with suppress(np.linalg.LinAlgError):
+            factor = linalg.cho_factor(matrix, check_finite=False)
+            solution: Floats = linalg.cho_solve(factor, right, check_finite=False)
+            return solution
     return right / np.maximum(diagonal, 1e-300)
-
-
-def _factor(matrix: Floats) -> Floats:
-    """Return U, whose upper triangle has UᵀU = matrix, of which the upper triangle of tiles is read; LinAlgError if it is singular."""
-    factor = matrix.copy()
-    n_tiles = len(matrix) // _TILE
-    tiles = factor.reshape(n_tiles, _TILE, n_tiles, _TILE).swapaxes(1, 2)
-    for k in range(n_tiles):
-        lower = np.linalg.cholesky(tiles[k, k].T)
-        tiles[k, k] = lower.T
-        tiles[k, k + 1 :] = np.linalg.inv(lower) @ tiles[k, k + 1 :]
-        for i in range(k + 1, n_tiles):
-            tiles[i, i:] -= tiles[k, i].T @ tiles[k, i:]
-    return factor
 
 
 def _longest(values: Floats, move: Floats) -> float:
     """Return how far positive values can move before one is 0, at most infinitely far."""
     falling = move < 0
     return float(np.min(values[falling] / -move[falling], initial=np.inf))
-
-
-def _line_search(
-    ranges: _Ranges, masses: Floats, move: Floats, target: float, height: float, slope: float
-) -> float:
-    """Return a step at which the likelihood with its barrier is higher, up to rounding."""
-    step = min(1.0, _TO_BOUNDARY * _longest(masses, move))
-    for _ in range(_BACKTRACKS):
-        tried = masses + step * move
-        value = _gradient(ranges, tried)[1] - tried.sum() + target * np.log(tried).sum()
-        if value >= height + 1e-4 * step * slope - 1e-13 * (1.0 + abs(height)):
-            return step
-        step *= 0.5
-    return step
 
 
 def _empty(ranges: _Ranges, masses: Floats, tolerance: float) -> Floats:

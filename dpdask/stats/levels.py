@@ -1,4 +1,4 @@
-"""Ints of a level column."""
+"""Counts of a level column."""
 
 from __future__ import annotations
 

@@ -468,7 +468,7 @@ class TableStatistic:
 
 
 class TableCounter:
-    """Ints the tables of one task into the same arrays."""
+    """Counts the tables of one task into the same arrays."""
 
     def __init__(self, statistic: TableStatistic) -> None:
         self._cells, self._domain = statistic.cells, statistic.domain
