@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy import uint64
 from numpy.typing import NDArray
 
 from dpdask.kernels.cdf import UNIT, interpolate, origin
@@ -275,37 +276,37 @@ def _find_ranks(values: Floats, nodes: Ints, words: Words, trie: Trie, ranks: Fl
     """Find the ranks of some rows, and replace their nodes by the children; see `ranks_of`. A call for few rows makes no arrays: they cost time."""
     keys, cumulative, first = trie.keys, trie.cumulative, trie.first
     for row in range(len(values)):
-        value, node = values[row], np.uint64(nodes[row])
-        start, end = np.uint64(first[node]), np.uint64(first[node + np.uint64(1)])
+        value, node = values[row], uint64(nodes[row])
+        start, end = uint64(first[node]), uint64(first[node + uint64(1)])
         child = _first_key(value, keys, start, end)
-        below = cumulative[child - np.uint64(1)] if child > start else 0
+        below = cumulative[child - uint64(1)] if child > start else 0
         is_key = child < end and keys[child] == value
         ties = cumulative[child] - below if is_key else 0
-        uniform = (words[row] >> np.uint64(11)) * UNIT
-        ranks[row] = (below + uniform * (ties + 1)) / (cumulative[end - np.uint64(1)] + 1)
+        uniform = (words[row] >> uint64(11)) * UNIT
+        ranks[row] = (below + uniform * (ties + 1)) / (cumulative[end - uint64(1)] + 1)
         nodes[row] = child if is_key else _nearest(value, int(child), int(start), int(end), trie)
 
 
 @jit
-def _first_key(value: float, keys: Floats, start: np.uint64, end: np.uint64) -> np.uint64:
+def _first_key(value: float, keys: Floats, start: uint64, end: uint64) -> uint64:
     """Return the first of the sorted siblings start..end-1 whose key is not below a value, or `end`.
 
     Levels count up from 0, so a level stands at most as far from the first sibling as their codes
     are apart, and there if none is missing. Other values are searched for, without a branch that
     depends on them: nobody can predict it.
     """
-    one = np.uint64(1)
+    one = uint64(1)
     apart = value - keys[start]
     if 0.0 <= apart < end - start:
-        place = start + np.uint64(np.int64(apart))
+        place = start + uint64(np.int64(apart))
         if keys[place] == value:
             return place
     size = end - start
     while size > one:
         half = size >> one
-        start += half * np.uint64(keys[start + half - one] < value)
+        start += half * uint64(keys[start + half - one] < value)
         size -= half
-    return start + np.uint64(keys[start] < value)
+    return start + uint64(keys[start] < value)
 
 
 @jit
@@ -368,17 +369,17 @@ def _find_values(
         trie.lows,
         trie.cumulative,
         trie.first,
-        np.uint64(1),
+        uint64(1),
     )
     for row in range(len(ranks)):
-        node = np.uint64(nodes[row])
-        start, end = np.uint64(first[node]), np.uint64(first[node + one])
+        node = uint64(nodes[row])
+        start, end = uint64(first[node]), uint64(first[node + one])
         assert end > start  # the released path is that of a record
         target, size = ranks[row] * cumulative[end - one], end - start
-        whole, slot = np.int64(target), min(np.uint64(np.int64(ranks[row] * size)), size - one)
-        child = start + np.uint64(slots[start + slot])
+        whole, slot = np.int64(target), min(uint64(np.int64(ranks[row] * size)), size - one)
+        child = start + uint64(slots[start + slot])
         # most need one step or none: no branch for it, since nobody can predict which
-        child = min(child + np.uint64(cumulative[child] <= whole), end - one)
+        child = min(child + uint64(cumulative[child] <= whole), end - one)
         while child + one < end and cumulative[child] <= whole:
             child += one
         values[row], nodes[row] = keys[child], child

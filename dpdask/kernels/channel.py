@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
+from numpy import uint64
 from numpy.typing import NDArray
 
 from dpdask.kernels.jit import Flags, Floats, Int32s, Ints, Shorts, Words, jit
@@ -41,13 +42,13 @@ def find_codes(values: NDArray[np.floating], levels: Floats, codes: Int32s) -> t
             found = (value - low) * scale + 0.5
             inside = (found >= 0.0) & (found < n_levels)  # NaN is not
             # unsigned: numba would look for places counted from the end
-            place = np.uint64(np.int64(found if inside else 0.0))
+            place = uint64(np.int64(found if inside else 0.0))
             n_others += levels[place] != value
             out[row] = codes[place]
     else:
         for row in range(len(values)):
             value = np.float64(values[row])
-            place = np.uint64(min(int(np.searchsorted(levels, value)), n_levels - 1))
+            place = uint64(min(int(np.searchsorted(levels, value)), n_levels - 1))
             n_others += levels[place] != value
             out[row] = codes[place]
     return out, n_others == 0
@@ -100,7 +101,7 @@ def uniform_laplace_quantile(c: Floats, b: float) -> Floats:
 def _search_quantiles(c: Floats, b: float) -> Floats:
     """Return G⁻¹(c) where it is in [0, 1], by bisection."""
     factor = b * math.exp(-1 / (2 * b))
-    out = np.empty(len(c), dtype=np.float64)
+    out = np.empty(len(c))
     for i in range(len(c)):
         low, high = 0.0, 1.0
         for _ in range(60):
@@ -149,8 +150,7 @@ def laplace_channel(probabilities: Floats, b: float, target: Floats | None = Non
     left, right = np.minimum(q_high, c_low), np.maximum(q_low, c_high)
     mass += _rectangle(c_low - left, np.maximum(left - q_low, 0.0), c_high - c_low, b)
     mass += _rectangle(right - c_high, np.maximum(q_high - right, 0.0), c_high - c_low, b)
-    channel: Floats = mass / (c_high - c_low)
-    return channel
+    return mass / (c_high - c_low)
 
 
 def _cumulative(probabilities: Floats) -> Floats:
@@ -161,8 +161,7 @@ def _cumulative(probabilities: Floats) -> Floats:
 
 def _rectangle(gap: Floats | float, width: Floats, height: Floats, b: float) -> Floats:
     """Return the integral of the Laplace(b) density of q - c over a rectangle that lies `gap` off the diagonal."""
-    result: Floats = b / 2 * np.exp(-gap / b) * np.expm1(-width / b) * np.expm1(-height / b)
-    return result
+    return b / 2 * np.exp(-gap / b) * np.expm1(-width / b) * np.expm1(-height / b)
 
 
 def _square(width: Floats, b: float) -> Floats:
@@ -178,11 +177,11 @@ def integer_weights(channel: Floats) -> Words:
         raise ValueError("a channel has a negative probability, or one that is no number")
     total = 1 << TOTAL_BITS
     scaled = channel / channel.sum(axis=1, keepdims=True)
-    weights: Words = np.floor(scaled * float(total)).astype(np.uint64)
+    weights: Words = np.floor(scaled * float(total)).astype(uint64)
     rows = np.arange(len(weights))
     largest = np.argmax(weights, axis=1)
     # modulo 2**64, so also when it is negative
-    weights[rows, largest] += np.uint64(total) - weights.sum(axis=1, dtype=np.uint64)
+    weights[rows, largest] += uint64(total) - weights.sum(axis=1, dtype=uint64)
     return weights
 
 
@@ -266,17 +265,17 @@ def alias_tables(weights: Words) -> tuple[Words, Shorts]:
     """
     rows, s = weights.shape
     bits = max(1, (s - 1).bit_length())
-    padded = np.zeros((rows, 1 << bits), dtype=np.uint64)
+    padded = np.zeros((rows, 1 << bits), dtype=uint64)
     if s == 1:
         return padded, np.zeros(padded.shape, dtype=np.uint16)
     padded[:, :s] = weights
     aliases = np.zeros(padded.shape, dtype=np.uint16)
-    _fill_alias(padded, aliases, np.uint64(1 << (TOTAL_BITS - bits)))
+    _fill_alias(padded, aliases, uint64(1 << (TOTAL_BITS - bits)))
     return padded, aliases
 
 
 @jit
-def _fill_alias(thresholds: Words, aliases: Shorts, capacity: np.uint64) -> None:
+def _fill_alias(thresholds: Words, aliases: Shorts, capacity: uint64) -> None:
     rows, cells = thresholds.shape
     small = np.empty(cells, dtype=np.int64)
     large = np.empty(cells, dtype=np.int64)
@@ -322,18 +321,18 @@ def index_bits(thresholds: Words) -> int:
 
 @jit
 def draw(
-    word: np.uint64,
+    word: uint64,
     row: int,
     bits: int,
     thresholds: Words,
     aliases: Shorts,
 ) -> int:
     """Return the output level that a uniform word draws from one row of the tables; `bits` is `index_bits` of them."""
-    rest = word >> np.uint64(1)
-    cell = np.int64(rest & np.uint64(thresholds.shape[1] - 1))
+    rest = word >> uint64(1)
+    cell = np.int64(rest & uint64(thresholds.shape[1] - 1))
     # read in any case: a branch that nobody can predict costs more
     alias = np.int64(aliases[row, cell])
-    return int(cell if (rest >> np.uint64(bits)) < thresholds[row, cell] else alias)
+    return int(cell if (rest >> uint64(bits)) < thresholds[row, cell] else alias)
 
 
 _TOP_BITS = 16
@@ -354,9 +353,9 @@ class GivenTables(NamedTuple):
 def make_given_tables(weights: Words) -> GivenTables:
     """Return the tables to draw from; `weights` is a uint64 array of shape (n_parent_levels, n_levels, n_levels)."""
     thresholds, aliases = alias_tables(weights.reshape(-1, weights.shape[2]))
-    shift = np.uint64(TOTAL_BITS - _TOP_BITS - index_bits(thresholds))
+    shift = uint64(TOTAL_BITS - _TOP_BITS - index_bits(thresholds))
     # a threshold that no word reaches has a bit more
-    highest = np.minimum(thresholds >> shift, np.uint64(2**_TOP_BITS - 1)).astype(np.uint32)
+    highest = np.minimum(thresholds >> shift, uint64(2**_TOP_BITS - 1)).astype(np.uint32)
     return GivenTables((highest << np.uint32(_TOP_BITS)) | aliases, thresholds, aliases)
 
 
@@ -384,18 +383,18 @@ def sample_given(
     """
     packed, thresholds, aliases = tables
     bits = index_bits(thresholds)
-    cells, shift = np.uint64(thresholds.shape[1] - 1), np.uint64(TOTAL_BITS - _TOP_BITS)
+    cells, shift = uint64(thresholds.shape[1] - 1), uint64(TOTAL_BITS - _TOP_BITS)
     out = np.empty(len(own), dtype=np.uint16)
     for i in range(len(own)):
         row = np.int64(parents[i]) * n_levels + own[i]
-        rest = words[i] >> np.uint64(1)
+        rest = words[i] >> uint64(1)
         cell = np.int64(rest & cells)
-        entry = np.uint64(packed[row, cell])
-        highest, threshold = rest >> shift, entry >> np.uint64(_TOP_BITS)
+        entry = uint64(packed[row, cell])
+        highest, threshold = rest >> shift, entry >> uint64(_TOP_BITS)
         if highest == threshold:
             out[i] = draw(words[i], row, bits, thresholds, aliases)
         else:
-            out[i] = np.uint64(cell) if highest < threshold else entry & np.uint64(2**_TOP_BITS - 1)
+            out[i] = uint64(cell) if highest < threshold else entry & uint64(2**_TOP_BITS - 1)
     return out
 
 

@@ -496,8 +496,7 @@ def _hessian(point: _Spectrum) -> tuple[Callable[[Floats], Floats], Floats]:
 def _positive_part(point: _Spectrum) -> Floats:
     kept = point.values > 0
     scaled = point.vectors[:, kept] * np.sqrt(point.values[kept])
-    result: Floats = scaled @ scaled.T
-    return result
+    return scaled @ scaled.T
 
 
 def _unit_diagonal(matrix: Floats) -> Floats:

@@ -14,6 +14,7 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]  # llvmlite ships no types; numba brings it
 from numba import types
 from numba.extending import intrinsic
+from numpy import uint64
 from numpy.typing import NDArray
 
 from dpdask.kernels import projections as simplex
@@ -181,8 +182,8 @@ def _matches_code(_context: Any, codes: Any, _start: Any, _level: Any) -> Any:
     return types.uint64(codes, types.intp, codes.dtype), build
 
 
-_popcount: Callable[[np.uint64], np.uint64] = intrinsic(_popcount_code)
-_matches: Callable[[Codes, int, np.uint8 | np.uint16], np.uint64] = intrinsic(_matches_code)
+_popcount: Callable[[uint64], uint64] = intrinsic(_popcount_code)
+_matches: Callable[[Codes, int, np.uint8 | np.uint16], uint64] = intrinsic(_matches_code)
 
 
 @jit
@@ -190,7 +191,7 @@ def _count_pairs(codes: Codes, layout: PairLayout, plan: _Plan, out: Ints) -> No
     n_rows = codes.shape[1]
     n_bits = len(plan.bit_from)
     padded = (n_bits + 3) // 4 * 4  # whole tiles
-    bits = np.zeros((padded, BLOCK_WORDS), dtype=np.uint64)
+    bits = np.zeros((padded, BLOCK_WORDS), dtype=uint64)
     ones = np.zeros(n_bits, dtype=np.int64)
     both = np.zeros((padded, padded), dtype=np.uint32)
     keys = np.zeros(BLOCK_ROWS, dtype=np.uint16)
@@ -212,14 +213,14 @@ def _pack(codes: Codes, start: int, stop: int, plan: _Plan, bits: Words, ones: I
         for row in range(plan.first_bit[position], plan.first_bit[position + 1]):
             level = column.dtype.type(row - plan.first_bit[position] + 1)
             words = bits[row]
-            found = np.uint64(0)
+            found = uint64(0)
             for word in range(whole):
                 words[word] = _matches(column, start + 64 * word, level)
                 found += _popcount(words[word])
             if start + 64 * whole < stop:
-                last = np.uint64(0)
+                last = uint64(0)
                 for bit in range(stop - start - 64 * whole):
-                    last |= np.uint64(column[start + 64 * whole + bit] == level) << np.uint64(bit)
+                    last |= uint64(column[start + 64 * whole + bit] == level) << uint64(bit)
                 words[whole] = last
                 found += _popcount(last)
             ones[row] += np.int64(found)
@@ -243,7 +244,7 @@ def _intersect_tile(bits: Words, i: int, j: int, n_words: int, both: NDArray[np.
     """Count 2 x 4 intersections at once, so that a word is loaded once for several of them."""
     a0, a1 = bits[i], bits[i + 1]
     b0, b1, b2, b3 = bits[j], bits[j + 1], bits[j + 2], bits[j + 3]
-    n00 = n01 = n02 = n03 = n10 = n11 = n12 = n13 = np.uint64(0)
+    n00 = n01 = n02 = n03 = n10 = n11 = n12 = n13 = uint64(0)
     for word in range(n_words):
         x, y = a0[word], a1[word]
         p, q, r, s = b0[word], b1[word], b2[word], b3[word]
@@ -341,15 +342,15 @@ def _tally(
     for row in range(n_rows):  # apart from the counting, so that it is vectorised
         keys[row] = np.uint16(np.uint16(first[row]) * np.uint16(width) + np.uint16(second[row]))
     t0, t1, t2, t3 = tables[0], tables[1], tables[2], tables[3]
-    quads = keys.view(np.uint64)
-    mask = np.uint64(0xFFFF)
+    quads = keys.view(uint64)
+    mask = uint64(0xFFFF)
     for quad in range(n_rows // 4):
         # one load for four keys; which of them meets which table is all the same
         four = quads[quad]
         t0[four & mask] += np.uint16(1)
-        t1[(four >> np.uint64(16)) & mask] += np.uint16(1)
-        t2[(four >> np.uint64(32)) & mask] += np.uint16(1)
-        t3[four >> np.uint64(48)] += np.uint16(1)
+        t1[(four >> uint64(16)) & mask] += np.uint16(1)
+        t2[(four >> uint64(32)) & mask] += np.uint16(1)
+        t3[four >> uint64(48)] += np.uint16(1)
     for row in range(n_rows // 4 * 4, n_rows):
         t0[keys[row]] += np.uint16(1)
     for cell in range(len(out)):
@@ -362,23 +363,23 @@ def _tally(
 @jit
 def _tally_directly(first: Codes, second: Codes, width: int, out: Ints) -> None:
     """Count cells where they are kept: private tables of so many would cost more than they save."""
-    columns = np.uint64(width)
+    columns = uint64(width)
     for row in range(len(first)):
-        out[np.uint64(first[row]) * columns + np.uint64(second[row])] += 1
+        out[uint64(first[row]) * columns + uint64(second[row])] += 1
 
 
 @jit
 def _count_clique(codes: Codes, sizes: Ints, clique: Ints, out: Ints) -> None:
     n_rows = codes.shape[1]
-    keys = np.empty(BLOCK_ROWS, dtype=np.uint64)
+    keys = np.empty(BLOCK_ROWS, dtype=uint64)
     for start in range(0, n_rows, BLOCK_ROWS):
         stop = min(start + BLOCK_ROWS, n_rows)
         keys[:] = 0
         for attribute in clique:
-            size = np.uint64(sizes[attribute])
+            size = uint64(sizes[attribute])
             column = codes[attribute, start:stop]
             for row in range(stop - start):
-                keys[row] = keys[row] * size + np.uint64(column[row])
+                keys[row] = keys[row] * size + uint64(column[row])
         for row in range(stop - start):
             out[keys[row]] += 1
 
@@ -588,5 +589,5 @@ def mutual_information(tables: Floats) -> Floats:
     ratio = np.divide(
         share, independent, out=np.ones_like(share), where=(share > 0.0) & (independent > 0.0)
     )
-    information: Floats = np.maximum((share * np.log(ratio)).sum(axis=(1, 2)), 0.0)
-    return information
+    information: Floats = (share * np.log(ratio)).sum(axis=(1, 2))
+    return np.maximum(information, 0.0)

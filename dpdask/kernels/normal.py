@@ -77,7 +77,7 @@ def tetrachoric(h: ArrayLike, k: ArrayLike, p: ArrayLike, *, n_threads: int = 1)
         raise ValueError(
             "a tetrachoric correlation needs cuts, finite probabilities and at least one thread"
         )
-    x, y, q, out = x.ravel(), y.ravel(), q.ravel(), np.empty(q.size, dtype=np.float64)
+    x, y, q, out = x.ravel(), y.ravel(), q.ravel(), np.empty(q.size)
     chunks = [slice(start, start + _CHUNK) for start in range(0, out.size, _CHUNK)]
     # a thread costs more than a small table
     with ThreadPoolExecutor(n_threads) if len(chunks) > 1 else nullcontext() as pool:

@@ -111,5 +111,4 @@ def case_one(anchors: Floats, below_counts: Counts, counts: Counts) -> Floats:
         )
     asked = counts > 0
     fitted = isotonic(below_counts[asked] / counts[asked], counts[asked].astype(np.float64))
-    cdf: Floats = np.concatenate([[0.0], fitted])[np.cumsum(asked)]
-    return cdf
+    return np.concatenate([[0.0], fitted])[np.cumsum(asked)]

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy import uint64
 
 from dpdask.kernels.cdf import UNIT, guide, own_ranks, values_at
 from dpdask.kernels.channel import TOTAL_BITS, alias_tables, integer_weights
@@ -164,7 +165,7 @@ class Draws(NamedTuple):
     n_cells: int
     rate: float
     margin: int
-    sign: np.uint64
+    sign: uint64
     thresholds: Words
     aliases: Shorts
     # Powers of α by two look-ups and a product: α^k is coarse[k // 256] · fine[k % 256]; `coarse`
@@ -176,7 +177,7 @@ class Draws(NamedTuple):
 def make_draws(noise: RankNoise, tables: Tables) -> Draws:
     """Return what noise is drawn from."""
     powers = _powers(noise.rate, noise.n_cells + noise.margin)
-    return Draws(noise.n_cells, noise.rate, noise.margin, np.uint64(noise.sign), *tables, *powers)
+    return Draws(noise.n_cells, noise.rate, noise.margin, uint64(noise.sign), *tables, *powers)
 
 
 @lru_cache(maxsize=16)
@@ -218,7 +219,7 @@ class Room(NamedTuple):
 def make_room() -> Room:
     """Return the room that `disturb_block` needs."""
     near, far = np.empty(TOGETHER), np.empty(TOGETHER)
-    return Room(np.empty(TOGETHER, np.uint64), np.empty(TOGETHER, np.int64), near, far)
+    return Room(np.empty(TOGETHER, uint64), np.empty(TOGETHER, np.int64), near, far)
 
 
 @jit
@@ -226,7 +227,7 @@ def disturb_block(ranks: Floats, words: Words, draws: Draws, room: Room, out: Fl
     """Find the noisy ranks of at most `TOGETHER` rows; `out` is changed, and may be `ranks`."""
     magnitudes, noisy, near, far = room
     n_cells, rate, margin, n_digits = draws.n_cells, draws.rate, draws.margin, len(draws.thresholds)
-    one, byte, low_byte, last = np.uint64(1), np.uint64(8), np.uint64(255), n_cells - 1
+    one, byte, low_byte, last = uint64(1), uint64(8), uint64(255), n_cells - 1
     # a number from the digits' tables, the most significant digit first
     magnitudes[: len(words)] = 0
     for place in range(n_digits):
@@ -236,8 +237,8 @@ def disturb_block(ranks: Floats, words: Words, draws: Draws, room: Room, out: Fl
         for row in range(len(drawn)):
             word = drawn[row] >> one
             entry = word & low_byte
-            alias = np.uint64(aliases[entry])
-            chosen = alias + (entry - alias) * np.uint64((word >> byte) < thresholds[entry])
+            alias = uint64(aliases[entry])
+            chosen = alias + (entry - alias) * uint64((word >> byte) < thresholds[entry])
             magnitudes[row] = (magnitudes[row] << byte) + chosen
     # the noisy rank w in whole numbers, clamped: -1 - magnitude is added where the sign is negative
     signs, places = words[:, n_digits + 1], words[:, n_digits + 2]
@@ -253,7 +254,7 @@ def disturb_block(ranks: Floats, words: Words, draws: Draws, room: Room, out: Fl
         w = noisy[row]
         beyond = max(-1 - w, w - n_cells)  # how far outside; negative inside
         inside = int(beyond < 0)
-        low, high = np.uint64(beyond + (w - beyond) * inside), np.uint64((last - w) * inside)
+        low, high = uint64(beyond + (w - beyond) * inside), uint64((last - w) * inside)
         if tabulated:
             near[row] = coarse[low >> byte] * fine[low & low_byte]
             far[row] = coarse[high >> byte] * fine[high & low_byte]
@@ -275,5 +276,5 @@ def disturb_block(ranks: Floats, words: Words, draws: Draws, room: Room, out: Fl
         above = (w + 1 + k * (near_power * a - far_power)) * step if is_inside else above
         below = 0.0 if w == -margin else below
         above = 1.0 if w == last + margin else above
-        uniform = ((places[row] >> np.uint64(11)) + 0.5) * UNIT
+        uniform = ((places[row] >> uint64(11)) + 0.5) * UNIT
         out[row] = below + (above - below) * uniform

@@ -152,8 +152,7 @@ class _Table:
 
     @property
     def _grades(self) -> Ints:
-        grades: Ints = self._entries[: self._n, -2].astype(np.int64)
-        return grades
+        return self._entries[: self._n, -2].astype(np.int64)
 
     def _leave_out(self, least: int) -> None:
         """Leave out the entries of a lower grade."""
@@ -177,8 +176,7 @@ def numbers(codec: Codec, array: pa.Array, rows: Ints | slice = _ALL) -> Floats:
     if isinstance(codec, LevelCodec):
         return encode(codec, array)[rows].astype(np.float64)
     values, is_null = codec.encode(array)
-    result: Floats = np.where(is_null[rows], -np.inf, values[rows] + 0.0)  # one zero
-    return result
+    return np.where(is_null[rows], -np.inf, values[rows] + 0.0)  # one zero
 
 
 def from_numbers(codec: Codec, values: Floats) -> pa.Array:
