@@ -63,8 +63,8 @@ def widen(one: pa.DataType, other: pa.DataType, *, lake: bool = False) -> pa.Dat
         digits = scale + max(one.precision - one.scale, other.precision - other.scale)
         decimal = pa.decimal256 if digits > 38 else pa.decimal128
         return decimal(digits, scale) if digits <= 76 else None
-    layout = _find_layout(one)
-    if layout is not None and layout == _find_layout(other):
+    layout = find_layout(one)
+    if layout is not None and layout == find_layout(other):
         return _LARGE[layout] if _LARGE[layout] in (one, other) else layout
     widen_more = _widen_nested if pa.types.is_nested(one) else _widen_times
     return widen_more(one, other, lake)
@@ -121,13 +121,13 @@ def _find_storage(type_: pa.DataType) -> pa.DataType:
     return type_.value_type if pa.types.is_dictionary(type_) else type_
 
 
-def _find_layout(type_: pa.DataType) -> pa.DataType | None:
+def find_layout(type_: pa.DataType, *, views: bool = True) -> pa.DataType | None:
     """Return the plain type of texts or of bytes, whose offsets may be laid out in several ways."""
     for kind, plain in (("string", pa.string()), ("binary", pa.binary())):
-        names = (f"is_{kind}", f"is_large_{kind}", f"is_{kind}_view")
+        names = (f"is_{kind}", f"is_large_{kind}", *([f"is_{kind}_view"] if views else []))
         if any(getattr(pa.types, name)(type_) for name in names):
             return plain
-    return pa.binary() if pa.types.is_fixed_size_binary(type_) else None
+    return pa.binary() if views and pa.types.is_fixed_size_binary(type_) else None
 
 
 def _list_fields(type_: pa.DataType) -> list[pa.Field]:
@@ -148,7 +148,7 @@ def _shape(type_: pa.DataType) -> object:
         return is_struct, pa.types.is_map(type_), fields
     if pa.types.is_fixed_size_binary(type_):
         return type_
-    return pa.types.is_timestamp(type_) or _find_layout(type_) or type_
+    return pa.types.is_timestamp(type_) or find_layout(type_) or type_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

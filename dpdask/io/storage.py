@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import filecmp
 import io
@@ -11,7 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -27,45 +26,6 @@ from dpdask.io.objects import (
     replace_file,
     settle_file,
 )
-
-_STEP_BYTES = 2**20
-_START_WRITING = 2  # SYNC_FILE_RANGE_WRITE
-
-
-def _find_hint() -> Callable[[int, int, int, int], int] | None:
-    """Return Linux's `sync_file_range`, or None where there is none."""
-    try:
-        hint = ctypes.CDLL(None).sync_file_range
-    except (OSError, AttributeError, TypeError):  # another system or C library
-        return None
-    hint.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    return hint
-
-
-_hint = _find_hint()
-
-
-class LocalFile(io.FileIO):
-    """A new file; each MiB is handed to the disk at once, where the system can be told to.
-
-    Only `os.fsync` makes sure that the file is on the disk, and only it reports that the disk
-    failed.
-    """
-
-    _written = _handed_over = 0
-
-    def write(self, data: Any) -> int:
-        """Write bytes, as `io.FileIO` does."""
-        n_bytes = super().write(data)
-        self._written += n_bytes or 0
-        waiting = self._written - self._handed_over
-        if waiting >= _STEP_BYTES and _hint is not None:
-            _hint(
-                self.fileno(), self._handed_over, waiting, _START_WRITING
-            )  # an error is no harm: the file is written later
-            self._handed_over = self._written
-        return n_bytes
-
 
 _REMOVALS = 10
 _COMPARED_BYTES = 2**26
@@ -128,28 +88,14 @@ class Folder:
         """Return whether the folder, or a file in it, exists; a store that does not answer raises."""
 
         def look(fs: Any, path: str) -> bool:
-            fs.invalidate_cache()
-            if self.is_local:
-                return bool(fs.exists(path))
-            try:
-                fs.info(path)  # the `exists` of many file systems returns False on any failure
-            except FileNotFoundError:
-                return False
-            return True
+            # the `exists` of many remote file systems returns False on any failure
+            return bool(fs.exists(path) if self.is_local else _find_info(fs, path))
 
         return self._call(name, look)
 
     def is_file(self) -> bool:
         """Return whether there is a file where the folder should be."""
-
-        def look(fs: Any, path: str) -> bool:
-            fs.invalidate_cache()
-            try:
-                return bool(fs.info(path)["type"] == "file")
-            except (FileNotFoundError, NotADirectoryError):
-                return False
-
-        return self._call("", look)
+        return self._call("", lambda fs, path: _find_info(fs, path).get("type") == "file")
 
     def names(self) -> list[str]:
         """Return the names of the folder's direct contents, sorted; none if the folder does not exist."""
@@ -160,13 +106,8 @@ class Folder:
                 found = fs.ls(path, detail=False)
             except (FileNotFoundError, NotADirectoryError):
                 return []
-            return sorted(
-                {
-                    str(entry).rstrip("/").rpartition("/")[2]
-                    for entry in found
-                    if str(entry).rstrip("/") != path.rstrip("/")
-                }
-            )
+            there = (str(entry).rstrip("/") for entry in found)
+            return sorted({each.rpartition("/")[2] for each in there if each != path.rstrip("/")})
 
         return self._call("", look)
 
@@ -176,7 +117,7 @@ class Folder:
         Object stores have no folders, so nothing is created there, neither a bucket.
         """
         if self.url.partition("://")[0] in KINDS:
-            return
+            return None
         with self._at() as url:
             fs, path = open_filesystem(url)
 
@@ -188,24 +129,18 @@ class Folder:
 
             with storage_faults(path, writing=True):
                 try:
-                    try:
-                        make()
-                    except (
-                        FileNotFoundError,
-                        FileExistsError,
-                    ):  # another driver may have removed it just now
-                        make()
+                    # another driver may remove it just now
+                    with suppress(FileNotFoundError, FileExistsError):
+                        return make()
+                    make()
                 except (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError):
                     raise _no_folder(path) from None
 
     def check_creatable(self) -> None:
         """Check that `create` would work, as far as that can be seen without writing; see there."""
         if self.is_local:
-            there = next(
-                each
-                for each in (self.local_path, *self.local_path.parents)
-                if os.path.lexists(each)
-            )
+            places = (self.local_path, *self.local_path.parents)
+            there = next(filter(os.path.lexists, places))
             if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
                 raise _no_folder(str(self.local_path))
 
@@ -249,9 +184,8 @@ class Folder:
             try:
                 if self.is_local:
                     folder = path.rpartition("/")[0]
-                    if (
-                        private and "/" in name
-                    ):  # not this folder itself: once a run has removed it, no task makes it again
+                    # not this folder itself: once a run has removed it, no task makes it again
+                    if private and "/" in name:
                         Path(folder).mkdir(0o700, exist_ok=True)
                     else:
                         fs.makedirs(folder, exist_ok=True)
@@ -260,7 +194,8 @@ class Folder:
                 else:
                     create_file(fs, path, data)
             except Exception as error:
-                # the store may have written the file although its answer was lost, also in a library's own second attempt
+                # the store may have written the file although its answer was lost, also in a
+                # library's own second attempt
                 if classify(error) not in (Fault.EXISTS, Fault.BUSY):
                     raise
                 try:
@@ -276,12 +211,12 @@ class Folder:
     def open_replacement(self, name: str, mode: int = 0o666) -> Iterator[IO[bytes]]:
         """Open a file to write; it appears under its name when the block succeeds, and not at all otherwise."""
         if not self.is_local:
-            # whole, in one call: an fsspec transaction is its file system's, and of two files open in it one would be lost
+            # whole, in one call: an fsspec transaction is its file system's, and of two files open
+            # in it one would be lost
             remote = io.BytesIO()
             yield remote
-            self._call(
-                name, lambda fs, path: replace_file(fs, path, remote.getvalue()), writing=True
-            )
+            data = remote.getvalue()
+            self._call(name, lambda fs, path: replace_file(fs, path, data), writing=True)
             return
         with self._at() as url:
             _, path = Folder(url)._resolve(name)
@@ -302,11 +237,8 @@ class Folder:
             `OutputError`.
         """
         _, path = self._resolve(name)
-        other = other or OutputError(
-            "a file with other content is there",
-            path,
-            "choose another output, or `dpdask abort` the run that wrote it",
-        )
+        hint = "choose another output, or `dpdask abort` the run that wrote it"
+        other = other or OutputError("a file with other content is there", path, hint)
         if not self.is_local:
             remote = io.BytesIO()
             yield remote
@@ -321,12 +253,9 @@ class Folder:
                 if not filecmp.cmp(temporary, target, shallow=False):
                     raise other from None
 
-        with (
-            self._at() as url,
-            storage_faults(path, writing=True),
-            _temporary(Folder(url)._resolve(name)[1], 0o666, publish) as file,
-        ):
-            yield file
+        with self._at() as url, storage_faults(path, writing=True), ExitStack() as stack:
+            target = Folder(url)._resolve(name)[1]
+            yield stack.enter_context(_temporary(target, 0o666, publish))
 
     def open(self, name: str) -> IO[bytes]:
         """Open a file to read."""
@@ -341,16 +270,15 @@ class Folder:
                 fs.invalidate_cache()
                 if not fs.exists(path):
                     return
-                with suppress(
-                    FileNotFoundError
-                ):  # another driver, or a worker believed lost, uses the same files
+                # another driver, or a worker believed lost, uses the same files
+                with suppress(FileNotFoundError):
                     remove_file(fs, path, recursive=not name)
                     return
 
         self._call(name, remove, writing=True)
 
     def level_times(self, ending: str = "") -> None:
-        """Give all files with this ending the same modification time, where it can be set: in a store they follow the order of writing."""
+        """Give all files with this ending the same time of change; in a store it cannot be set."""
         if self.is_local:
             now = time.time()
             with self._at() as url:
@@ -378,18 +306,26 @@ def name_when_whole(name: str) -> str:
 
 @contextmanager
 def _temporary(path: str, mode: int, publish: Callable[[Path, str], None]) -> Iterator[IO[bytes]]:
-    """Open a file beside a local path; when the block succeeds and the file is on the disk, publish it as the path."""
+    """Open a file beside a local path; it is published once the block succeeds and it is on the disk."""
     temporary = Path(f"{path}.{uuid.uuid4().hex}.tmp")
     try:
-        with io.BufferedWriter(
-            LocalFile(temporary, "xb", opener=lambda path, flags: os.open(path, flags, mode))
-        ) as file:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(descriptor)
         publish(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _find_info(fs: Any, path: str) -> dict[str, Any]:
+    """Return what a file system tells of a path; nothing if nothing is there."""
+    fs.invalidate_cache()
+    try:
+        return dict(fs.info(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
 
 
 def _holds(fs: Any, path: str, data: bytes) -> bool:
@@ -399,15 +335,13 @@ def _holds(fs: Any, path: str, data: bytes) -> bool:
     if fs.info(path)["size"] != len(data):
         return False
     view = memoryview(data)
-    places = range(0, len(data), _COMPARED_BYTES)
-    return all(
-        fs.cat_file(path, start=at, end=min(at + _COMPARED_BYTES, len(data)))
-        == view[at : at + _COMPARED_BYTES]
-        for at in places
-    )
+    for at in range(0, len(data), _COMPARED_BYTES):
+        end = min(at + _COMPARED_BYTES, len(data))
+        if fs.cat_file(path, start=at, end=end) != view[at:end]:
+            return False
+    return True
 
 
 def _no_folder(path: str) -> OutputError:
-    return OutputError(
-        "no folder can be made here", path, "check output.path, and that this user may write there"
-    )
+    hint = "check output.path, and that this user may write there"
+    return OutputError("no folder can be made here", path, hint)

@@ -12,8 +12,6 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from dpdask.documents import Document
 from dpdask.engine.write import Staging, add_run
 from dpdask.errors import SPENT_AGAIN, DataError, OutputError
-from dpdask.io.delta_log import DeltaLog
-from dpdask.io.iceberg_log import IcebergLog
 from dpdask.io.parquet import read_schema
 from dpdask.io.shards import (
     CARD_NAME,
@@ -27,6 +25,7 @@ from dpdask.io.shards import (
     count_missing,
 )
 from dpdask.io.storage import Folder, name_when_whole
+from dpdask.io.table_logs import DeltaLog, IcebergLog
 from dpdask.jobs.records import busy
 from dpdask.privacy.rounding import RowOrder
 

@@ -33,8 +33,8 @@ from pyiceberg.catalog import Catalog, load_catalog
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, OutputError, SpecError
-from dpdask.io.delta_log import DeltaLog
 from dpdask.io.shards import Transaction, count_committed
+from dpdask.io.table_logs import DeltaLog
 from dpdask.jobs.plan import audit_job, plan_job
 from dpdask.jobs.run import abort, status
 

@@ -15,6 +15,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from dpdask.io.delta_log import DeltaLog
+from dpdask.io.iceberg_log import IcebergLog
 from e2e.helpers import (
     LEVELS,
     call_cli,
@@ -34,8 +36,6 @@ from pyiceberg.exceptions import CommitFailedException
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, MissingError, OutputError, SpecError, TemporaryError
 from dpdask.io import delta_log, filesystems
-from dpdask.io.delta_log import DeltaLog
-from dpdask.io.iceberg_log import IcebergLog
 from dpdask.io.shards import Shard, Transaction, list_manifests
 from dpdask.io.storage import Folder
 from dpdask.jobs import run_keys as naming
