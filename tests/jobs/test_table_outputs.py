@@ -15,8 +15,6 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dpdask.io.delta_log import DeltaLog
-from dpdask.io.iceberg_log import IcebergLog
 from e2e.helpers import (
     LEVELS,
     call_cli,
@@ -35,9 +33,10 @@ from pyiceberg.exceptions import CommitFailedException
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, MissingError, OutputError, SpecError, TemporaryError
-from dpdask.io import delta_log, filesystems
+from dpdask.io import filesystems, table_logs
 from dpdask.io.shards import Shard, Transaction, list_manifests
 from dpdask.io.storage import Folder
+from dpdask.io.table_logs import DeltaLog, IcebergLog
 from dpdask.jobs import run_keys as naming
 from dpdask.jobs.plan import audit_job, plan_job
 from dpdask.jobs.run import abort, status
@@ -571,7 +570,7 @@ def test_names_that_delta_or_spark_refuse_are_refused_at_each_depth(names, out):
 
 
 def test_a_checkpoint_follows_many_entries_and_is_read(out, monkeypatch):
-    monkeypatch.setattr(delta_log, "_CHECKPOINT_INTERVAL", 3)
+    monkeypatch.setattr(table_logs, "_CHECKPOINT_INTERVAL", 3)
     for number in range(5):
         commit_shards(Folder(out.as_uri()), f"r{number}", mode="append")
     log = out / "_delta_log"

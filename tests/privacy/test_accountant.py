@@ -304,7 +304,15 @@ def test_what_a_refusal_costs_covers_its_event(adjacency: Any) -> None:
         cost, limit = rng.uniform(1e-4, 0.01), rng.uniform(1.1, 9.0)
         event = Composed(events=(laplace(1.0 / cost, adjacency=adjacency),), unit="row")
         exact = epsilon([event], 0.0)
-        book = Book(name="people", epsilon=limit, delta=0.0, created="", head="", entries=())
+        book = Book(
+            dataset="people",
+            epsilon=limit,
+            delta=0.0,
+            created="",
+            head="",
+            entries=(),
+            compose=compose,
+        )
         priced = book.price_refusal(charge(exact, 0.0, to_dict(event)))
         assert priced.epsilon == limit / 100
         assert accountant._is_believed(priced)
