@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.codec import Codec, ValueCodec
 from dpdask.documents import suggest
 from dpdask.errors import SpecError
 
@@ -51,7 +51,7 @@ class Cells:
 
     def index(self, array: pa.Array) -> NDArray[np.intp]:
         """Return the cell of each value."""
-        if isinstance(self.codec, LevelCodec):
+        if self.codec.has_levels:
             return self.codec.encode(array).astype(np.intp)
         values, is_null = self.codec.encode(array)
         atoms = np.array(self.codec.atoms)
@@ -67,7 +67,6 @@ class Cells:
     @property
     def firsts(self) -> Floats:
         """The first value of each cell of the line, float64: what `cells` takes to make the same cells again."""
-        assert isinstance(self.codec, ValueCodec)
         return self.edges[:-1] + 1.0 if self.codec.lattice else ends(self.codec, self.edges)[0]
 
     @property
@@ -88,7 +87,7 @@ class Cells:
         words
             uint64 array of the same shape, uniform; not looked at where a cell is a single value.
         """
-        if isinstance(self.codec, LevelCodec):
+        if self.codec.has_levels:
             return self.codec.decode(
                 codes if self.possible.all() else np.flatnonzero(self.possible)[codes]
             )
@@ -137,7 +136,7 @@ class Cells:
 
         Null is `null`, or where that is a level itself, `(null)`.
         """
-        if isinstance(self.codec, LevelCodec):
+        if self.codec.has_levels:
             levels = [
                 None if level is None else str(level) for level in self.codec.levels.to_pylist()
             ]
@@ -167,7 +166,7 @@ class Cells:
 
     def _values(self, numbers: Floats) -> list[object]:
         """Return numbers as the column's own values."""
-        assert not isinstance(self.codec, LevelCodec)
+        assert not self.codec.has_levels
         values: list[object] = self.codec.decode(
             numbers, np.zeros(len(numbers), dtype=np.bool_)
         ).to_pylist()
@@ -216,7 +215,7 @@ def cells(codec: Codec, bins: int | Sequence[float] | FoundBins) -> Cells:
         each cell, increasing and within the bounds; what lies before the first of them is a cell
         too. Or cells that were found. Not looked at for levels.
     """
-    if isinstance(codec, LevelCodec):
+    if codec.has_levels:
         return Cells(
             codec=codec, edges=np.empty(0), possible=np.ones(codec.n_levels, dtype=np.bool_)
         )
@@ -264,14 +263,14 @@ def _even(codec: ValueCodec, bounds: tuple[float, float], bins: int) -> Floats:
     return cuts
 
 
-def _check_type(codec: ValueCodec, values: Floats) -> Floats:
+def _check_type(codec: Codec, values: Floats) -> Floats:
     """Return the numbers of a floating column's own type that are nearest; infinity where it has none."""
     with np.errstate(over="ignore"):
         nearest: Floats = values.astype(codec.type.to_pandas_dtype()).astype(np.float64)
     return nearest
 
 
-def step(codec: ValueCodec, values: Floats, towards: float) -> Floats:
+def step(codec: Codec, values: Floats, towards: float) -> Floats:
     """Return the next numbers of a floating column's own type, float64; beyond its greatest the next ones of float64."""
     kind = codec.type.to_pandas_dtype()
     with np.errstate(over="ignore"):
@@ -279,7 +278,7 @@ def step(codec: ValueCodec, values: Floats, towards: float) -> Floats:
     return np.where(np.isinf(following), np.nextafter(values, towards), following)
 
 
-def ends(codec: ValueCodec, edges: Floats) -> tuple[Floats, Floats]:
+def ends(codec: Codec, edges: Floats) -> tuple[Floats, Floats]:
     """Return the first and the last value of each line cell of a floating column, atoms left out; crossed if there is none."""
     nearest, is_atom = _check_type(codec, edges), np.isin(edges, np.array(codec.atoms))
     first = np.where(nearest <= edges, step(codec, nearest, np.inf), nearest)[:-1]
@@ -342,10 +341,10 @@ def cut_columns(
     """
     given = {} if isinstance(bins, int) else bins
     for name in given:
-        if name not in codecs or isinstance(codecs[name], LevelCodec):
+        if name not in codecs or codecs[name].has_levels:
             raise not_cut(
                 name,
-                [other for other, codec in codecs.items() if not isinstance(codec, LevelCodec)],
+                [other for other, codec in codecs.items() if not codec.has_levels],
                 parameter,
             )
     usual = bins if isinstance(bins, int) else DEFAULT_BINS

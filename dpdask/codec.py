@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
+from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +37,10 @@ _YEARS = 1500, 2500  # in days, 1974 to 1976
 class LevelCodec:
     """The codec of a discrete or categorical column: values <-> codes 0..n_levels-1."""
 
+    has_levels: ClassVar[Literal[True]] = True
+    bounds: ClassVar[None] = None
+    atoms: ClassVar[tuple[()]] = ()
+    lattice: ClassVar[bool] = False
     name: str
     # The public levels in the column's own Arrow type, in the schema's order; when null is a level
     # it stands first.
@@ -44,6 +49,16 @@ class LevelCodec:
     # The code that replaces every value outside the levels: the code of null or of another level.
     # None: such values are refused.
     instead: int | None = None
+
+    @property
+    def type(self) -> pa.DataType:
+        """The column's Arrow type."""
+        return self.levels.type
+
+    @property
+    def nulls(self) -> bool:
+        """Whether null is a level."""
+        return bool(self.levels.null_count)
 
     @property
     def n_levels(self) -> int:
@@ -58,13 +73,13 @@ class LevelCodec:
         array
             The values, of the column's type or a dictionary of it.
         """
-        array = _plain(array, self.name, self.levels.type)
+        array = _plain(array, self.name, self.type)
         run = self._in_run(array)
         if run is not None:
             return run
         codes = self._look_up(array)
         if codes.null_count:
-            if array.null_count and not self.levels.null_count:
+            if array.null_count and not self.nulls:
                 raise _refuse(self.name, "a null", "declare `nulls: level`, or fill it")
             if self.instead is None:
                 raise _refuse(
@@ -79,36 +94,32 @@ class LevelCodec:
         """Return how many values `encode` changes because they are not among the levels; 0 if it refuses them."""
         if self.instead is None:
             return 0
-        array = _plain(array, self.name, self.levels.type)
+        array = _plain(array, self.name, self.type)
         if self._in_run(array) is not None:
             return 0
-        return int(self._look_up(array).null_count) - (
-            0 if self.levels.null_count else int(array.null_count)
-        )
+        return int(self._look_up(array).null_count) - (0 if self.nulls else int(array.null_count))
 
     def decode(self, codes: NDArray[np.integer]) -> pa.Array:
         """Return the values of `codes`, in the column's Arrow type."""
         first = self._first_of_run()
         if first is not None:
             values = np.add(codes, first, dtype=np.int64) if first else np.asarray(codes)
-            return pa.array(
-                values.astype(self.levels.type.to_pandas_dtype()), type=self.levels.type
-            )
+            return pa.array(values.astype(self.type.to_pandas_dtype()), type=self.type)
         if self.numbers is not None:
             return pa.array(self.numbers[codes])
-        return _comparable(self.levels).take(pa.array(codes)).cast(self.levels.type)
+        return _comparable(self.levels).take(pa.array(codes)).cast(self.type)
 
     @property
     def numbers(self) -> NDArray[np.floating] | None:
         """The levels if they are floats without null, else None; one zero instead of 0.0 and -0.0."""
-        if self.levels.type not in (pa.float32(), pa.float64()) or self.levels.null_count:
+        if self.type not in (pa.float32(), pa.float64()) or self.nulls:
             return None
-        found: NDArray[np.floating] = self.levels.to_numpy() + self.levels.type.to_pandas_dtype()(0)
+        found: NDArray[np.floating] = self.levels.to_numpy() + self.type.to_pandas_dtype()(0)
         return found
 
     def _first_of_run(self) -> int | None:
         """Return the first level if the levels are neighbouring whole numbers, in order, without null: then no value is looked up."""
-        if not pa.types.is_integer(self.levels.type) or self.levels.null_count:
+        if not pa.types.is_integer(self.type) or self.nulls:
             return None
         first = int(self.levels[0].as_py())
         if first > np.iinfo(np.int64).max - len(self.levels):  # differences are computed in int64
@@ -144,6 +155,8 @@ class LevelCodec:
 class ValueCodec:
     """The codec of a continuous or mixed column: values <-> float64 numbers and a null mask."""
 
+    has_levels: ClassVar[Literal[False]] = False
+    ordered: ClassVar[bool] = True
     name: str
     # The column's Arrow type. Dates become days since 1970, times their own unit since 1970;
     # nanoseconds are cut to microseconds, which float64 still counts exactly.
@@ -271,6 +284,7 @@ class ValueCodec:
 
 
 Codec = LevelCodec | ValueCodec
+"""Both have a name, type, nulls, bounds, atoms, lattice and order; `has_levels` tells them apart."""
 Codecs = Mapping[str, Codec]  # of each privatised column
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.codec import Codec, ValueCodec
 from dpdask.errors import OutputError, SpecError
 from dpdask.estimators.release import Release
 from dpdask.kernels.channel import TOTAL_BITS
@@ -168,14 +168,14 @@ def _guarantee(epsilon: float) -> str:
 def _column(declared: Column, codec: Codec, mechanism: ColumnMechanism) -> dict[str, Any]:
     common = {"kind": declared.kind, "epsilon": mechanism.epsilon}
     if isinstance(mechanism, LevelMechanism):
-        assert isinstance(codec, LevelCodec)
+        assert codec.has_levels
         assert declared.levels is not None
         nulls = [None] if codec.levels.null_count else []
         whole = pa.types.is_integer(codec.levels.type)
         return common | {
             "levels": nulls + [_plain(level, whole=whole) for level in declared.levels]
         }
-    assert isinstance(codec, ValueCodec)
+    assert not codec.has_levels
     common |= _reference(codec, mechanism.distribution)
     if isinstance(mechanism, BinMechanism):
         return common | {"edges": mechanism.edges.tolist()}

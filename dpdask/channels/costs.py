@@ -72,7 +72,7 @@ def level_cost(
 
 def level_values(codec: Codec) -> Floats:
     """Return the values of a column's levels, whose mean the channel optimal-unbiased keeps; dates and times count from 1970-01-01."""
-    if not isinstance(codec, LevelCodec) or not codec.ordered or codec.levels.null_count:
+    if not codec.has_levels or not codec.ordered or codec.levels.null_count:
         what = "the channel optimal-unbiased takes levels that are numbers or dates, without null"
         raise SpecError(
             what, f"column {codec.name!r}", "declare such levels, or set `channel` to optimal"
@@ -104,7 +104,7 @@ def _value_cost(levels: pa.Array) -> Floats:
 
 def check_cost(codec: Codec, cost: str | Sequence[Sequence[float]]) -> None:
     """Check that a column can have a cost."""
-    if isinstance(codec, LevelCodec):
+    if codec.has_levels:
         level_cost(codec, np.full(codec.n_levels, 1.0 / codec.n_levels), cost)
     elif cost != "rank":
         raise SpecError(

@@ -10,7 +10,6 @@ import pandas as pd
 import pyarrow as pa
 from dask import delayed
 
-from dpdask.codec import LevelCodec
 from dpdask.engine.compute import guard, task_prefix
 from dpdask.engine.scan import Chooser, filter_rows
 from dpdask.engine.source import LISTS, Frame, FramePart, FrameSource, check_index, find_meta
@@ -120,15 +119,13 @@ def _make_published_meta(meta: pd.DataFrame, work: TableWork) -> pd.DataFrame:
     released = meta[work.released.names].copy()
     for name in released.columns:
         codec, dtype = work.codecs.get(name), released[name].dtype
-        if isinstance(codec, LevelCodec) and isinstance(dtype, pd.CategoricalDtype):
+        if codec is not None and codec.has_levels and isinstance(dtype, pd.CategoricalDtype):
             levels = codec.levels.drop_null().to_pandas()
             dtype = pd.CategoricalDtype(levels, ordered=codec.ordered)
             released[name] = released[name].astype(dtype)
             continue
         plain = _find_plain_dtype(dtype)
-        if isinstance(codec, LevelCodec):
-            plain = _nullable(plain) if codec.levels.null_count else plain
-        elif codec is not None and codec.nulls:
+        if codec is not None and codec.nulls:
             plain = _nullable(plain)
         released[name] = _uncover(released[name].astype(plain))
     # whether pandas has type hints depends on what is installed

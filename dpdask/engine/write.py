@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.codec import LevelCodec
 from dpdask.engine.compute import Progress, guard, make_stage, run_stage
 from dpdask.engine.scan import Chooser, filter_rows, take_values
 from dpdask.engine.source import FilePart
@@ -92,7 +91,7 @@ class Teller:
         self._codecs = columns.codecs
         self._ranks: dict[str, NDArray[np.int64]] = {}
         for name, codec in columns.codecs.items():
-            if isinstance(codec, LevelCodec):
+            if codec.has_levels:
                 # of each code, in the natural order of the levels, by which files are sorted
                 levels = codec.levels.to_pylist()
                 known = sorted(level for level in levels if level is not None)
@@ -120,7 +119,7 @@ class Teller:
     def _numbers(self, name: str, array: pa.Array) -> NDArray[Any]:
         """Return a column's non-null values as numbers in the same order: texts as their rank among the levels."""
         codec = self._codecs.get(name)
-        if isinstance(codec, LevelCodec):
+        if codec is not None and codec.has_levels:
             ranks = self._ranks[name][codec.encode(array)]
             return ranks[ranks >= 0]
         if codec is not None:

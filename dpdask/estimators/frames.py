@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from dpdask.codec import Codec, LevelCodec
+from dpdask.codec import Codec
 from dpdask.engine.lazy import check_kept_dtype
 from dpdask.engine.source import Frame, check_index, find_meta, find_types
 from dpdask.engine.work import TableWork, make_table_work
@@ -50,7 +50,7 @@ def find_order_warnings(frame: Frame, work: TableWork) -> list[str]:
 
 def _in_order(column: pd.Series, codec: Codec) -> bool:
     """Return whether a column is sorted (for levels: whether equal levels are contiguous); False if all its values are equal."""
-    if isinstance(codec, LevelCodec):
+    if codec.has_levels:
         codes, levels = pd.factorize(column)
         n_runs = 1 + int(np.count_nonzero(np.diff(codes)))
         return n_runs > 1 and n_runs == len(levels) + bool((codes < 0).any())

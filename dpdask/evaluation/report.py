@@ -28,7 +28,7 @@ from dpdask.io.files import TableFormat
 from dpdask.io.fragments import InputTable, discover, takes_in
 from dpdask.io.iceberg import Iceberg
 from dpdask.io.storage import absolute_url
-from dpdask.mechanisms.card import Card, Guarantee, say_date
+from dpdask.mechanisms.card import DAYS, Card, Guarantee, say_date
 from dpdask.mechanisms.guidance import find_guidance
 from dpdask.schema import Schema
 from dpdask.steps import step
@@ -102,7 +102,7 @@ def _draw(name: str, original: Side, released: Side) -> dict[str, Any]:
         ]
         is_date = name in original.dates
         first, last = (
-            (say_date(end, "days") if is_date else None) or f"{end:.6g}"
+            (say_date(end, DAYS) if is_date else None) or f"{end:.6g}"
             for end in edges[[0, -1]].tolist()
         )
         caption = f"{first} to {last}; values beyond are in the outermost bars"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dpdask.codec import LevelCodec, codec_for
+from dpdask.codec import codec_for
 from dpdask.documents import parse_value, parse_yaml, suggest
 from dpdask.errors import DataError, OutputError, SpecError
 from dpdask.io.files import FoundColumn
@@ -198,7 +198,7 @@ def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> list[Line]:
             }
         )
         codec = codec_for("x", read.columns["x"], type_)
-        if not isinstance(codec, LevelCodec) or codec.levels.to_pylist() != (
+        if not codec.has_levels or codec.levels.to_pylist() != (
             sorted(levels) if ordered else levels
         ):
             raise ValueError("other levels")

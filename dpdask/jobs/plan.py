@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from dpdask.codec import LevelCodec
 from dpdask.connect.spec import Local, Synchronous, Threads
 from dpdask.engine.write import Told, limit_shard_rows
 from dpdask.errors import (
@@ -149,7 +148,7 @@ def expect_duration(
     at_once = min(n_workers, n_fragments)
     n_bytes = sum(fragment.n_bytes_decoded or fragment.n_bytes for fragment in table.fragments)
     n_levels = sum(
-        codec.n_levels if isinstance(codec, LevelCodec) else _ADAPTIVE_LEVELS
+        codec.n_levels if codec.has_levels else _ADAPTIVE_LEVELS
         for codec in work.columns.codecs.values()
     )
     read = (

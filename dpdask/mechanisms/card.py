@@ -10,7 +10,7 @@ import datetime as dt
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Literal, Self
@@ -19,7 +19,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpdask.cells import Cells
-from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.codec import Codec, ValueCodec
 from dpdask.documents import Document
 from dpdask.errors import InputError
 from dpdask.privacy import COVERED, Budget, UnitColumn, list_cautions, noisy_counts_text
@@ -269,11 +269,17 @@ class Terms(CardPart):
 CARD_FORMAT: Literal[2] = 2
 SEEDED = "INSECURE: the noise is reproducible from a seed, so this release protects nobody. "
 OWN_NUMBERS = "the column's own"
-_MICROSECONDS = {
-    "days": 86_400_000_000,
-    "seconds": 1_000_000,
-    "milliseconds": 1_000,
-    "microseconds": 1,
+_UNITS = {
+    "s": "seconds",
+    "ms": "milliseconds",
+    "us": "microseconds",
+    "ns": "microseconds, nanoseconds cut off,",
+}
+DAYS = "days since 1970-01-01"
+_MICROSECONDS = {DAYS: 86_400_000_000} | {
+    f"{unit} since 1970-01-01{zone}": steps
+    for unit, steps in zip(_UNITS.values(), (1_000_000, 1_000, 1, 1), strict=True)
+    for zone in ("", " UTC")
 }
 _LIBRARIES = ("cryptography", "numpy", "opendp", "pyarrow", "scipy")
 _EPSILON_BATCHES = "a row in k batches is protected by k·ε, not by ε"
@@ -336,7 +342,8 @@ class Card(CardPart):
 
     def to_bytes(self) -> bytes:
         """Return the card as canonical JSON: the same release, the same bytes."""
-        return (_write_json(self.to_dict(), "\n") + "\n").encode()
+        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+        return f"{text}\n".encode()
 
     @property
     def has_holdout(self) -> bool:
@@ -347,39 +354,25 @@ class Card(CardPart):
     @classmethod
     def read(cls, data: bytes | Mapping[str, Any], where: str) -> Self:
         """Return a card from outside."""
+        what, hint = "this is not a release card", "give a release card as it was written"
         try:
             content = json.loads(data) if isinstance(data, bytes) else data
         except (ValueError, RecursionError):
-            raise InputError(
-                "this is not JSON", where, "give a release card as it was written"
-            ) from None
+            raise InputError("this is not JSON", where, hint) from None
         if not isinstance(content, Mapping) or "format" not in content:
-            raise InputError(
-                "this is not a release card", where, "give a release card as it was written"
-            )
-        found = content["format"]
-        if type(found) is not int or found != CARD_FORMAT:
-            which = (
-                f"format {found}"
-                if type(found) is int and abs(found) < 10**6
-                else "an unknown format"
-            )
-            raise InputError(
-                f"this card has {which}, not {CARD_FORMAT}",
-                where,
-                "read it with the version of dpdask that wrote it",
-            )
+            raise InputError(what, where, hint)
+        number = content["format"]
+        if type(number) is not int or number != CARD_FORMAT:
+            is_number = type(number) is int and abs(number) < 10**6
+            other = f"format {number}" if is_number else "an unknown format"
+            hint = "read it with the version of dpdask that wrote it"
+            raise InputError(f"this card has {other}, not {CARD_FORMAT}", where, hint)
         try:
             return cls.model_validate(dict(content))
         except ValidationError as error:
-            place = ".".join(
-                str(key) for key in error.errors(include_url=False, include_input=False)[0]["loc"]
-            )
-            raise InputError(
-                f"this is not a release card: {place!r} is missing, unknown or wrong",
-                where,
-                "give the card as it was written",
-            ) from None
+            loc = error.errors(include_url=False, include_input=False)[0]["loc"]
+            what = f"{what}: {'.'.join(map(str, loc))!r} is missing, unknown or wrong"
+            raise InputError(what, where, "give the card as it was written") from None
 
     def with_batches(
         self, names: Sequence[str | None], *, epsilon: bool, ranges: bool = False
@@ -393,10 +386,8 @@ class Card(CardPart):
         epsilon, ranges
             Whether a batch releases values that have an ε, and ranges that have none.
         """
-        told = "; ".join(
-            text for text, holds in ((_EPSILON_BATCHES, epsilon), (_RANGE_BATCHES, ranges)) if holds
-        )
-        text = f"Each batch is a separate release with its own noise: {told}."
+        costs = [*([_EPSILON_BATCHES] if epsilon else []), *([_RANGE_BATCHES] if ranges else [])]
+        text = f"Each batch is a separate release with its own noise: {'; '.join(costs)}."
         changes: dict[str, Any] = {"batches": BatchNames(names=list(names), text=text)}
         if len(names) > 1:
             changes["guarantee"] = self.guarantee.model_copy(
@@ -518,7 +509,7 @@ def _describe_column(schema: Schema, column: Cells) -> dict[str, Any]:
         "cells": column.size,
         "nulls": declared.nulls,
     }
-    if isinstance(column.codec, LevelCodec):
+    if column.codec.has_levels:
         return common | {"levels": column.codec.levels.to_pylist()}
     return (
         common
@@ -538,39 +529,21 @@ def tell_domain(column: Column, codec: ValueCodec) -> dict[str, Any]:
 
 def tell_numbers(codec: Codec) -> dict[str, str]:
     """Return which numbers a card has in place of a column's dates or times, as `numbers`; nothing for a column of numbers."""
-    type_ = codec.type if isinstance(codec, ValueCodec) else codec.levels.type
-    if pa.types.is_date(type_):
-        return {"numbers": "days since 1970-01-01"}
-    if pa.types.is_timestamp(type_):
-        units = {
-            "s": "seconds",
-            "ms": "milliseconds",
-            "us": "microseconds",
-            "ns": "microseconds, nanoseconds cut off,",
-        }
-        return {"numbers": f"{units[type_.unit]} since 1970-01-01" + (" UTC" if type_.tz else "")}
+    if pa.types.is_date(codec.type):
+        return {"numbers": DAYS}
+    if pa.types.is_timestamp(codec.type):
+        zone = " UTC" if codec.type.tz else ""
+        return {"numbers": f"{_UNITS[codec.type.unit]} since 1970-01-01{zone}"}
     return {}
 
 
 def microseconds_of(numbers: str | None) -> int | None:
-    """Return how long one of a card's numbers for dates is; None if a column's numbers are not those of dates.
-
-    Parameters
-    ----------
-    numbers
-        Which numbers stand for the column's dates, as `tell_numbers` writes it.
-    """
-    return _MICROSECONDS.get(str(numbers).partition(" ")[0].rstrip(","))
+    """Return how long one of a card's numbers for dates is, named as by `tell_numbers`; None if they are not those of dates."""
+    return _MICROSECONDS.get(numbers or "")
 
 
 def say_date(number: object, numbers: str | None) -> str | None:
-    """Return a number of a card as a date, or as a time in whole seconds; None if the column's numbers are not those of dates.
-
-    Parameters
-    ----------
-    numbers
-        Which numbers stand for the column's dates, as `tell_numbers` writes it.
-    """
+    """Return a number of a card as a date, or as a time in whole seconds; None if the column's numbers are not those of dates."""
     microseconds = microseconds_of(numbers)
     if microseconds is None or not isinstance(number, int | float):
         return None
@@ -586,53 +559,11 @@ def plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        are_finite = {float}.issuperset(map(type, value)) and all(
-            map(math.isfinite, value)
-        )  # channels are most of a card
-        return list(value) if are_finite else [plain(inner) for inner in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return value if isinstance(value, bool | int | str | None) else str(value)
-
-
-def _write_json(value: object, line: str) -> str:
-    """Return what `json.dumps` writes with an indent of 1, in two thirds of its time: a list of plain values is written at once.
-
-    Parameters
-    ----------
-    line
-        The end of a line and the indent of this value.
-    """
-    inner = line + " "
-    if isinstance(value, dict) and value:
-        return (
-            "{"
-            + inner
-            + ("," + inner).join(
-                f"{_encoder('')(str(key))}: {_write_json(item, inner)}"
-                for key, item in value.items()
-            )
-            + line
-            + "}"
-        )
-    if isinstance(value, list | tuple) and value:
-        if not {dict, list, tuple}.isdisjoint(map(type, value)):
-            return (
-                "["
-                + inner
-                + ("," + inner).join(_write_json(item, inner) for item in value)
-                + line
-                + "]"
-            )
-        return "[" + inner + _encoder("," + inner)(value)[1:-1] + line + "]"
-    return _encoder("")(value)
-
-
-@functools.cache
-def _encoder(separator: str) -> Callable[[object], str]:
-    return json.JSONEncoder(
-        ensure_ascii=False, allow_nan=False, separators=(separator, ": ")
-    ).encode
+        # channels are most of a card: lists of finite numbers are taken as they are
+        numbers = {float}.issuperset(map(type, value)) and all(map(math.isfinite, value))
+        return list(value) if numbers else [plain(inner) for inner in value]
+    is_plain = math.isfinite(value) if isinstance(value, float) else isinstance(value, int | None)
+    return value if is_plain else str(value)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cells
-from dpdask.codec import Codec, LevelCodec, codec_for
+from dpdask.codec import Codec, codec_for
 from dpdask.kernels.marginals import MAX_LEVELS
 from dpdask.references.hierarchy import make_grid
 from dpdask.references.histogram import Bins as GivenBins
@@ -66,8 +66,8 @@ def _from_header(written: Any, codec: Codec) -> int | Sequence[float] | FoundBin
     """Return the bins that `_to_header` wrote."""
     if isinstance(written, list) or (type(written) is int and 1 <= written <= MAX_LEVELS):
         return written
-    if not isinstance(written, dict) or isinstance(codec, LevelCodec):
-        raise ValueError("the bins are neither a number of cells, their first values, nor found")  # noqa: TRY004 - wrong content
+    if not isinstance(written, dict) or codec.has_levels:
+        raise ValueError("the bins are neither a number of cells, their first values, nor found")
     grid, cuts = make_grid(codec), np.array(written["cuts"])
     n_fine = len(grid.edges) - 1
     data = zlib.decompressobj().decompress(base64.b64decode(written["masses"]), 4 * n_fine + 1)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dpdask.cells import DEFAULT_BINS, Cells, cells
 from dpdask.channels import calibrate, costs, laplace, optimal
-from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.codec import Codec, ValueCodec
 from dpdask.errors import DpdaskError, SpecError, list_names, say_count
 from dpdask.kernels import rank as rank_kernel
 from dpdask.mechanisms.card import say_date, tell_numbers
@@ -61,7 +61,7 @@ Floats = NDArray[np.float64]
 def estimate_kept(codec: Codec, epsilon: float, channel: str) -> float | None:
     """Return how much of a column's values a released row keeps, in [0, 1], if all levels or ranks are equally frequent."""
     try:
-        if isinstance(codec, LevelCodec):
+        if codec.has_levels:
             return (
                 1.0
                 if codec.n_levels < 2
@@ -118,7 +118,7 @@ def describe_kept(
     for name, epsilon in epsilons.items():
         kept = estimate_kept(codecs[name], epsilon, channel)
         if kept is not None:
-            category = isinstance(codecs[name], LevelCodec) and not codecs[name].ordered  # type: ignore[union-attr]  # a level codec
+            category = not codecs[name].ordered
             what = (
                 "share of a row's values kept beyond chance"
                 if category
@@ -182,7 +182,7 @@ def describe_wide_cells(columns: Mapping[str, Cells], bins: Bins) -> tuple[str, 
     wide = {}
     for name, column in columns.items():
         declared = bins.get(name) if isinstance(bins, Mapping) else bins
-        if isinstance(declared, int) and not isinstance(column.codec, LevelCodec):
+        if isinstance(declared, int) and not column.codec.has_levels:
             width, single = float(np.diff(column.edges).max()), float(column.codec.lattice)
             share = width / float(np.ptp(column.edges))
             if width > single and share > _WIDE:
@@ -198,7 +198,7 @@ def describe_wide_cells(columns: Mapping[str, Cells], bins: Bins) -> tuple[str, 
 
 def describe_spread(codecs: Mapping[str, Codec]) -> tuple[str, ...]:
     """Return what becomes of rows that share a number, where the reference is made of rows; nothing if no column holds numbers without levels."""
-    names = [name for name, codec in codecs.items() if not isinstance(codec, LevelCodec)]
+    names = [name for name, codec in codecs.items() if not codec.has_levels]
     return (
         (
             f"{list_names(names, 5)}: rows that share a value are released over the gap below it, unless it is one of the `atoms`",
@@ -276,11 +276,7 @@ class CellSearch:
 
     def statistic(self, columns: Columns) -> ColumnStatistic:
         """Return what is counted: every column, since all rows are checked before the first noise."""
-        cut = {
-            name: codec
-            for name, codec in columns.codecs.items()
-            if not isinstance(codec, LevelCodec)
-        }
+        cut = {name: codec for name, codec in columns.codecs.items() if not codec.has_levels}
         return ColumnStatistic(
             codecs=columns.codecs,
             cells={
@@ -445,7 +441,7 @@ def _list_dated(
 ) -> Iterator[tuple[str, ValueCodec, Callable[[float], str]]]:
     """Yield each column of dates or times, its codec, and what writes a number of it as a date."""
     for name, codec in codecs.items():
-        if isinstance(codec, ValueCodec) and (numbers := tell_numbers(codec).get("numbers")):
+        if not codec.has_levels and (numbers := tell_numbers(codec).get("numbers")):
             yield name, codec, partial(_say_date, numbers)
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pydantic import BeforeValidator
 
 from dpdask.archive import Archived
-from dpdask.codec import Codec, LevelCodec, codec_for
+from dpdask.codec import Codec, codec_for
 from dpdask.documents import Document, check_all, suggest
 from dpdask.errors import DataError, SpecError
 from dpdask.mechanisms.card import Section
@@ -123,7 +123,7 @@ class RandomisedRows(Archived):
 
     def few_valued(self, codecs: Mapping[str, Codec]) -> list[str]:
         """Return which of them have few distinct values."""
-        return [name for name, codec in codecs.items() if isinstance(codec, LevelCodec)]
+        return [name for name, codec in codecs.items() if codec.has_levels]
 
     def streams(self, key: RunKey, fragment_id: str) -> dict[str, Stream]:
         """Return the random stream of each column on one fragment, at its start; see `RowRelease.streams`."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.cells import Cells, FoundBins, cells, cells_of_edges, step
-from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.codec import Codec, ValueCodec
 from dpdask.kernels import projections as simplex
 from dpdask.privacy.events import CentralEvent
 from dpdask.privacy.noise import deviation
@@ -48,7 +48,7 @@ def make_grid(codec: Codec) -> Cells:
     SpecError
         If a continuous or mixed column has no bounds.
     """
-    if isinstance(codec, LevelCodec):
+    if codec.has_levels:
         return cells(codec, 1)
     return make_hierarchy(codec).cells
 

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from dpdask.archive import Archive, Archived, Contents
 from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cells, cut_columns, ends, not_cut
-from dpdask.codec import Codecs, LevelCodec, ValueCodec
+from dpdask.codec import Codecs
 from dpdask.errors import DataError, InputError
 from dpdask.kernels import projections as simplex
 from dpdask.kernels.jit import Ints as Counts
@@ -127,7 +127,7 @@ class Histogram(ReferenceBase):
 
     def _find_hierarchy(self, own: Cells) -> Hierarchy | None:
         """Return the levels in which cells are counted; None: they are counted alone."""
-        adaptive = self.bins == "adaptive" and isinstance(own.codec, ValueCodec)
+        adaptive = self.bins == "adaptive" and not own.codec.has_levels
         return make_hierarchy(own.codec) if adaptive else None
 
     def stages(self, columns: str, *, uncounted: bool) -> tuple[str, ...]:
@@ -266,7 +266,7 @@ def distribution_of(cells: Cells, noisy: Counts, n_rows: int | None) -> Distribu
     probabilities = np.zeros(cells.n_cells)
     probabilities[cells.possible] = simplex.project(noisy.astype(np.float64), float(total)) / total
     probabilities /= probabilities.sum()
-    if isinstance(cells.codec, LevelCodec):
+    if cells.codec.has_levels:
         return LevelDistribution(probabilities)
     return _continuous(cells, probabilities)
 
@@ -284,7 +284,6 @@ def _mark_frequent(
     wide, and gets no jump.
     """
     codec, edges = cells.codec, cells.edges
-    assert isinstance(codec, ValueCodec)
     if codec.lattice:
         return found
     line = probabilities[cells.n_cells - len(edges) + 1 :]
@@ -316,7 +315,6 @@ def _simplest(low: float, high: float) -> float:
 def _continuous(cells: Cells, probabilities: Floats) -> RankDistribution:
     """Return the cdf with a knot at every edge, and two more where the edge is an atom: before its jump, and after."""
     codec, edges = cells.codec, cells.edges
-    assert isinstance(codec, ValueCodec)
     offset = int(codec.nulls)
     atoms = np.array(codec.atoms)
     line = probabilities[offset + len(atoms) :]
@@ -412,7 +410,7 @@ def warn_of_far_cells(
     said = []
     for name, codec in codecs.items():
         own = bins.get(name) if isinstance(bins, Mapping) else bins
-        if isinstance(codec, LevelCodec) or not isinstance(own, tuple):
+        if codec.has_levels or not isinstance(own, tuple):
             continue
         widths = np.diff(cells(codec, own).edges)
         for place, width in {"first": widths[0], "last": widths[-1]}.items():
@@ -449,7 +447,7 @@ def cut_with_found(
     if isinstance(bins, dict):
         given = dict.fromkeys(bins, 1)  # strange names are refused
     for name, codec in codecs.items():
-        if not isinstance(codec, LevelCodec):
+        if not codec.has_levels:
             own = _bins_of(name, bins)
             most = 2 * n_bins + 1 + 2 * len(codec.atoms)  # an atom is a cell, and may cut one
             given[name] = own if own != "adaptive" else most if found is None else found[name]

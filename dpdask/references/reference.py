@@ -73,7 +73,7 @@ class ColumnStatistic:
         if name in self.cells:
             return CellCounts, self.cells[name]
         codec = self.codecs[name]
-        return LevelCounts if isinstance(codec, LevelCodec) else RankSummary, codec
+        return LevelCounts if codec.has_levels else RankSummary, codec
 
     def _count(self, batch: pa.RecordBatch, chosen: Chosen | None, _: Streams) -> ColumnCounts:
         counted = {}
@@ -121,7 +121,7 @@ def from_statistic(codec: Codec, statistic: LevelCounts | RankSummary) -> Distri
         )
     if isinstance(statistic, LevelCounts):
         return LevelDistribution(statistic.counts / statistic.n_rows)
-    assert isinstance(codec, ValueCodec)
+    assert not codec.has_levels
     if statistic.n_nulls == statistic.n_rows:
         raise DataError(
             "every row of the reference is null", where, "give the column the role drop"

@@ -230,7 +230,7 @@ class Known(ReferenceBase):
     def distribution(self, codec: Codec) -> Distribution:
         """Return the declared distribution of a column."""
         known = self._get(codec.name)
-        if isinstance(codec, LevelCodec):
+        if codec.has_levels:
             return _of_levels(codec, known)
         return _of_values(codec, known)
 

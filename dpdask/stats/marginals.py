@@ -13,7 +13,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.cells import Cells
-from dpdask.codec import LevelCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import marginals as kernel
 from dpdask.kernels.jit import Ints, jit
@@ -405,11 +404,7 @@ def encode(
     )
     for place, (name, column) in enumerate(cells.items()):
         array = batch.column(name)
-        found = (
-            column.codec.encode(array)
-            if isinstance(column.codec, LevelCodec)
-            else column.codes(array)
-        )
+        found = column.codec.encode(array) if column.codec.has_levels else column.codes(array)
         codes[place] = found if every else found[chosen]
     return codes
 

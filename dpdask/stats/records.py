@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.codec import Codec, LevelCodec
+from dpdask.codec import Codec
 from dpdask.errors import DataError
 from dpdask.kernels import hashing as kernel
 from dpdask.kernels.hashing import siphash
@@ -173,7 +173,7 @@ class _Table:
 
 def numbers(codec: Codec, array: pa.Array, rows: Ints | slice = _ALL) -> Floats:
     """Return a column's values as sortable numbers, in a new array: a level's code, a number itself, and -inf for a null on a line."""
-    if isinstance(codec, LevelCodec):
+    if codec.has_levels:
         return encode(codec, array)[rows].astype(np.float64)
     values, is_null = codec.encode(array)
     return np.where(is_null[rows], -np.inf, values[rows] + 0.0)  # one zero
@@ -183,7 +183,7 @@ def from_numbers(codec: Codec, values: Floats) -> pa.Array:
     """Return the values that `numbers` stand for, in the column's Arrow type."""
     return (
         codec.decode(values.astype(np.int32))
-        if isinstance(codec, LevelCodec)
+        if codec.has_levels
         else codec.decode(values, values == -np.inf)
     )
 

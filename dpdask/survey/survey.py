@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from dpdask.codec import Codec, LevelCodec, codec_for
+from dpdask.codec import Codec, codec_for
 from dpdask.documents import Document, validate
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import CoveredContent, make_card
@@ -442,7 +442,7 @@ def _make_key(key: RunKey | None, seed: int | None, *, is_progressive: bool) -> 
 def _ask(name: str, wording: Wording, release: IntervalRelease, codec: Codec) -> Question:
     step, where = release.columns[name].step, f"column {name!r}"
     assert isinstance(step, Partition | Narrowing)
-    if isinstance(codec, LevelCodec):
+    if codec.has_levels:
         type_, levels = codec.levels.type, np.sort(to_numbers(codec, codec.levels)[0])
         bounds = (float(levels[0]), float(levels[-1]))
     else:

@@ -15,7 +15,6 @@ import pytest
 
 import dpdask
 from dpdask.errors import InputError
-from dpdask.mechanisms import card
 from dpdask.mechanisms.card import (
     Card,
     CoveredRows,
@@ -101,25 +100,6 @@ def test_plain_values_are_what_json_has() -> None:
         "a": [1, 2.5, "inf", "-inf", "nan"],
         "b": [None, True, "x", "2026-01-02"],
     }
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {},
-        [],
-        {"a": [], "b": {}},
-        {'ä\n"': [1, 2.5, None, True, "x, y"]},
-        [[0.1, 1e22], []],
-        [{"a": 1}, 2, ["é"]],
-        {1: {"k": [[-0.0]]}},
-        "s",
-    ],
-)
-def test_a_card_is_written_as_json_writes_it(value: Any) -> None:
-    assert card._write_json(value, "\n") == json.dumps(value, indent=1, ensure_ascii=False)
-    with pytest.raises(ValueError, match="Out of range"):
-        card._write_json({"a": [1.0, value, math.inf]}, "\n")
 
 
 def test_batches_and_the_dataset_are_told() -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Contents, Json
-from dpdask.codec import Codec, Codecs, LevelCodec, ValueCodec
+from dpdask.codec import Codec, Codecs
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
 from dpdask.mechanisms.dip.randomisers import (
@@ -109,7 +109,7 @@ class ChainRelease(RandomisedRows):
             position, codec = batch.schema.get_field_index(name), codecs[name]
             values, lattice = (
                 numbers(codec, batch.column(position)),
-                isinstance(codec, ValueCodec) and codec.lattice,
+                codec.lattice,
             )
             for start in range(0, batch.num_rows, _TOGETHER):
                 rows = slice(start, min(start + _TOGETHER, batch.num_rows))
@@ -198,7 +198,7 @@ def fit_chain(
 
 
 def _grid(codec: Codec, column: Floats) -> tuple[Floats, Floats] | None:
-    if isinstance(codec, LevelCodec):
+    if codec.has_levels:
         return None
     return kernel.grid(
         column,
@@ -315,7 +315,7 @@ class RecordsDescription(DipDescription):
         found: list[str] = []
         for place, name in enumerate(release.columns):
             codec = columns.codecs[name]
-            if isinstance(codec, ValueCodec):
+            if not codec.has_levels:
                 found += warn_of_spread(
                     name, *kernel.find_cells(release.trie, place), lattice=codec.lattice
                 )

@@ -15,7 +15,7 @@ from dpdask.channels import (
     costs,
     measure_attenuation,
 )
-from dpdask.codec import Codec, Codecs, LevelCodec, ValueCodec
+from dpdask.codec import Codec, Codecs
 from dpdask.errors import SpecError
 from dpdask.mechanisms.dip.randomisers import (
     ColumnMechanism,
@@ -195,7 +195,7 @@ class ColumnsDescription(DipDescription):
         found: list[str] = []
         for name, mechanism in release.columns.items() if self.mechanism.spreads else ():
             codec = columns.codecs[name]
-            if mechanism.distribution is not None and isinstance(codec, ValueCodec):
+            if mechanism.distribution is not None and not codec.has_levels:
                 x, c = mechanism.distribution.x, mechanism.distribution.c
                 found += warn_of_spread(name, x[1:], x[:-1], np.diff(c), lattice=codec.lattice)
         return tuple(found)
@@ -228,7 +228,7 @@ class ColumnsDescription(DipDescription):
 
 
 def _uniform(codec: Codec) -> Distribution:
-    if isinstance(codec, LevelCodec):
+    if codec.has_levels:
         return LevelDistribution(np.full(codec.n_levels, 1.0 / codec.n_levels))
     low, high = codec.bounds or (0.0, float(_N_KNOTS))
     return RankDistribution(

@@ -20,7 +20,7 @@ from dpdask.channels import (
     optimal,
     optimal_unbiased,
 )
-from dpdask.codec import Codec, LevelCodec
+from dpdask.codec import Codec
 from dpdask.errors import SpecError, list_names
 from dpdask.kernels import cdf as bins_kernel
 from dpdask.kernels import chain as chain_kernel
@@ -266,7 +266,7 @@ def fit_column(
     """Return the randomiser that spends a column's ε; see `fit_dip`."""
     where = f"column {codec.name!r}"
     if isinstance(distribution, LevelDistribution):
-        assert isinstance(codec, LevelCodec)
+        assert codec.has_levels
         shares, ordered = distribution.probabilities, codec.ordered
         if channel in ("laplace", "laplace-calibrated"):
             make = laplace if channel == "laplace" else calibrate

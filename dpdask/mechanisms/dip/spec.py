@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field
 
 from dpdask.archive import Json
-from dpdask.codec import Codec, LevelCodec
+from dpdask.codec import Codec
 from dpdask.documents import suggest
 from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON, MIN_EPSILON
@@ -447,6 +447,6 @@ def _describe_domain(schema: Schema, codec: Codec) -> Json:
     """Return what the card says about a column's public domain."""
     declared = schema.columns[codec.name]
     outside = {"kind": declared.kind, "outside": declared.outside_in_words}
-    if isinstance(codec, LevelCodec):
+    if codec.has_levels:
         return {"levels": codec.levels.to_pylist()} | outside
     return tell_domain(declared, codec) | {"nulls": declared.nulls} | tell_numbers(codec) | outside

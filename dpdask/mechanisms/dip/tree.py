@@ -15,7 +15,7 @@ from dpdask.archive import Archive, Contents, Json
 from dpdask.cells import Cells, FoundBins
 from dpdask.channels import LevelChannel, calibrate, costs, laplace, optimal
 from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS
-from dpdask.codec import Codec, Codecs, LevelCodec
+from dpdask.codec import Codec, Codecs
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels.channel import TOTAL_BITS
@@ -105,7 +105,7 @@ class TreeColumn:
 
         One word a row, two where cells have an inside.
         """
-        if isinstance(codec, LevelCodec):
+        if codec.has_levels:
             own = codec.encode(array)
             released = self._sample(parents, own, words(rng, len(own)))
             return codec.decode(released), released
@@ -498,7 +498,7 @@ def _fit_channels(
 ) -> list[LevelChannel]:
     """Return the channel of each released parent level b: from own[:, b] to table[b]."""
     codec, order = column.codec, _in_order(column)
-    ordered = not isinstance(codec, LevelCodec) or codec.ordered
+    ordered = codec.ordered
     shares = own.sum(axis=1)
     minimised = None
     if channel == "optimal":
@@ -527,7 +527,7 @@ def _in_order(column: Cells) -> NDArray[np.intp]:
 
     An atom stands after the cell that it ends.
     """
-    if isinstance(column.codec, LevelCodec):
+    if column.codec.has_levels:
         return np.arange(column.size)
     nulls, atoms = int(column.codec.nulls), np.array(column.codec.atoms)
     ends = np.concatenate([np.full(nulls, -np.inf), atoms, column.edges[1:]])[column.possible]
@@ -538,7 +538,7 @@ def _in_order(column: Cells) -> NDArray[np.intp]:
 def _cost(column: Cells, probabilities: Floats, cost: Cost | None) -> Floats:
     """Return what the optimal channel minimises, for the cells in the order of `_in_order`."""
     codec = column.codec
-    if isinstance(codec, LevelCodec):
+    if codec.has_levels:
         usual: Cost = "value" if codec.ordered else "zero-one"
         return costs.level_cost(codec, probabilities, cost or usual)
     if cost not in (None, "rank"):

@@ -11,7 +11,7 @@ import scipy  # its modules are imported when they are first used, and `special`
 from numpy.typing import NDArray
 
 from dpdask.cells import Cells, FoundBins
-from dpdask.codec import LevelCodec, ValueCodec
+from dpdask.codec import ValueCodec
 from dpdask.errors import SpecError
 from dpdask.kernels.marginals import MAX_LEVELS
 
@@ -109,7 +109,6 @@ def line_moments(column: Cells) -> tuple[Floats, Floats, Floats, Floats]:
         inside others they are uniform.
     """
     codec = column.codec
-    assert isinstance(codec, ValueCodec)
     most = float(np.abs(column.edges).max())
     unit = (
         1.0 if codec.lattice or 1e-100 < most < 1e100 else math.ldexp(1.0, math.frexp(most)[1])
@@ -161,7 +160,7 @@ def centres(column: Cells, line: WholeLine | None = None) -> pa.Array:
         cell.
     """
     codec = column.codec
-    if isinstance(codec, LevelCodec):
+    if codec.has_levels:
         return codec.decode(np.arange(codec.n_levels))
     middle = line.middles(column.edges) if line is not None else line_moments(column)[0]
     values = np.concatenate([np.zeros(int(codec.nulls)), codec.atoms, middle])[column.possible]

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents
 from dpdask.cells import Cells
-from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.mechanisms.columns import (
     CHUNK_ROWS,
@@ -136,7 +135,6 @@ class _Line:
 
 def _line(column: Cells) -> _Line:
     codec = column.codec
-    assert isinstance(codec, ValueCodec)
     if codec.bounds is None:
         raise SpecError(
             "the points of cells on the whole line cannot be spread",
@@ -164,7 +162,7 @@ def _line(column: Cells) -> _Line:
 def _pairs(column: Cells) -> pa.Array:
     """Return the two points of each possible cell, one after the other; of a single value, twice that."""
     codec = column.codec
-    assert isinstance(codec, ValueCodec)
+    assert not codec.has_levels
     line = _line(column)
     singles = np.repeat(np.concatenate([np.zeros(int(codec.nulls)), codec.atoms]), 2)
     values = np.concatenate([singles, np.column_stack([line.lower, line.upper]).ravel()])
@@ -353,7 +351,7 @@ class FittedHistogram(Archived):
 
         frame: pd.DataFrame = self.cell_rows(0, self.n_points).to_pandas()
         for name, column in self.cells().items():
-            if isinstance(column.codec, LevelCodec):
+            if column.codec.has_levels:
                 levels = column.codec.levels.drop_null().to_pandas()
                 if not pd.api.types.is_numeric_dtype(levels.dtype) or pd.api.types.is_bool_dtype(
                     levels.dtype

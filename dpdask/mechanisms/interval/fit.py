@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.codec import Codec, LevelCodec
+from dpdask.codec import Codec
 from dpdask.errors import SpecError
 from dpdask.kernels.ranges import LEVELS, TABLE_ERROR, Acceptable, Quantiles
 from dpdask.mechanisms.dip.randomisers import ColumnMechanism, fit_column
@@ -110,7 +110,7 @@ def fit_perturbation(perturb: Perturb, codec: Codec) -> ColumnMechanism:
     """
     # only for the fit, which encodes nothing
     present: Codec
-    if isinstance(codec, LevelCodec):
+    if codec.has_levels:
         present = replace(codec, levels=codec.levels.drop_null(), instead=None)
     else:
         present = replace(codec, nulls=False, outside="refuse")

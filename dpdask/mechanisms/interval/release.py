@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from dpdask.archive import Archive, Archived, Contents
-from dpdask.codec import Codec, Codecs, LevelCodec, ValueCodec, codec_for
+from dpdask.codec import Codec, Codecs, codec_for
 from dpdask.errors import SpecError
 from dpdask.mechanisms.dip.columns import DipRelease
 from dpdask.mechanisms.dip.randomisers import ColumnMechanism, LevelMechanism
@@ -61,7 +61,7 @@ def make_released_schema(
 
 def is_lattice(codec: Codec) -> bool:
     """Return whether a column's values are whole numbers: integers, dates, times."""
-    type_ = codec.type if isinstance(codec, ValueCodec) else codec.levels.type
+    type_ = codec.type
     return not pa.types.is_floating(type_)
 
 
@@ -73,11 +73,11 @@ def to_numbers(codec: Codec, array: pa.Array) -> tuple[Floats, NDArray[np.bool_]
     DataError
         If a value violates the schema, or is no number that float64 holds.
     """
-    if isinstance(codec, ValueCodec):
+    if not codec.has_levels:
         return codec.encode(array)
     column = Column(role="privatise", kind="continuous", nulls="level")
     line = codec_for(codec.name, column, codec.levels.type)
-    assert isinstance(line, ValueCodec)
+    assert not line.has_levels
     levels, is_null = line.encode(codec.levels)
     codes = encode(codec, array)
     return levels[codes], is_null[codes]
@@ -202,7 +202,7 @@ class IntervalRelease(Archived):
         return [
             end
             for name, codec in codecs.items()
-            if isinstance(codec, LevelCodec) and is_lattice(codec)
+            if codec.has_levels and is_lattice(codec)
             for end in ends_of(name)
         ]
 
@@ -276,14 +276,14 @@ def write_design(design: Design) -> str:
 
 def _level_numbers(codec: Codec) -> Floats:
     """Return the levels of a column as numbers, without null; of other columns none."""
-    if isinstance(codec, ValueCodec):
+    if not codec.has_levels:
         return np.zeros(0)
     return to_numbers(codec, codec.levels.drop_null())[0]
 
 
 def find_ends(codec: Codec) -> tuple[float, float] | None:
     """Return the least and the greatest value of a column's domain, as numbers; None if it has no bounds."""
-    if isinstance(codec, ValueCodec):
+    if not codec.has_levels:
         return codec.bounds
     levels = _level_numbers(codec)
     return float(levels.min()), float(levels.max())
