@@ -137,34 +137,34 @@ class Hierarchy:
         noise = deviation(event)
         own, (upper, middle, leaves), (spreads, deviations) = self._average(noisy, noise)
         counts, spread = upper[self._there], spreads[self._there]
-        kept, around = find_kept(counts, spread) or (slice(len(counts)), [])
-        counts[around] -= _EDGE * spread[around]
-        top = np.concatenate([own, counts[kept]])
+        support, borders = find_support(counts, spread) or (slice(len(counts)), [])
+        counts[borders] -= _EDGE * spread[borders]
+        top = np.concatenate([own, counts[support]])
         total = max(1.0, float(top.sum())) if n_rows is None else float(n_rows)
         first = simplex.project(top, total)
         masses = np.zeros(self._side)
-        masses[self._there[kept]] = first[self._n_singles :]
+        masses[self._there[support]] = first[self._n_singles :]
         masses = _share(masses, middle, deviations, self._n_leaves.sum(axis=2))
         masses = _share(masses, leaves, np.full(leaves.shape, noise), self._n_leaves)
         n_line = self.cells.n_cells - self._n_singles
         return np.concatenate([first[: self._n_singles], masses.ravel()[:n_line]])
 
-    def describe_kept(self, noisy: Counts, event: CentralEvent) -> dict[str, Any]:
+    def describe_support(self, noisy: Counts, event: CentralEvent) -> dict[str, Any]:
         """Return where `estimate` may put rows, and what the counts say of those beyond, for a card.
 
         Nothing, if no block stands out from noise: then rows may be anywhere.
         """
         _, (upper, *_), (spreads, _) = self._average(noisy, deviation(event))
         there, counts, spread = self._there, upper[self._there], spreads[self._there]
-        found = find_kept(counts, spread)
+        found = find_support(counts, spread)
         if found is None:
             return {}
-        kept, _ = found
+        support, _ = found
         edges, size = self.cells.edges, self._side**2
-        first = max(float(edges[there[kept.start] * size]), float(self.cells.firsts[0])) + 0.0
-        last = float(edges[min((int(there[kept][-1]) + 1) * size, len(edges) - 1)])
+        first = max(float(edges[there[support.start] * size]), float(self.cells.firsts[0])) + 0.0
+        last = float(edges[min((int(there[support][-1]) + 1) * size, len(edges) - 1)])
         beyond = {}
-        sides = {"below": slice(0, kept.start), "above": slice(kept.stop, len(counts))}
+        sides = {"below": slice(0, support.start), "above": slice(support.stop, len(counts))}
         for name, side in sides.items():
             if len(counts[side]):
                 beyond[name] = {
@@ -192,13 +192,13 @@ class Hierarchy:
         upper, middle, leaves = levels
         leaves = np.where(self._n_leaves > 0, leaves, 0.0)
         n_leaves = self._n_leaves
-        middle, factors = _average(middle, leaves, np.ones_like(leaves), n_leaves > 0)
-        upper, spreads = _average(upper, middle, factors, n_leaves.sum(axis=2) > 0)
+        middle, factors = _combine(middle, leaves, np.ones_like(leaves), n_leaves > 0)
+        upper, spreads = _combine(upper, middle, factors, n_leaves.sum(axis=2) > 0)
         deviations = noise * np.sqrt(spreads), noise * np.sqrt(factors)
         return own, (upper, middle, leaves), deviations
 
 
-def _average(
+def _combine(
     own: Floats, children: Floats, factors: Floats, present: NDArray[np.bool_]
 ) -> tuple[Floats, Floats]:
     """Return counts averaged with the sums of their children, and the variances' factors."""
@@ -209,7 +209,7 @@ def _average(
     return averaged, np.where(below > 0, 1.0 / (1.0 + weight), 1.0)
 
 
-def find_kept(counts: Floats, deviations: Floats) -> tuple[slice, list[int]] | None:
+def find_support(counts: Floats, deviations: Floats) -> tuple[slice, list[int]] | None:
     """Return which blocks may have rows, and the outermost of them; None if none has more than noise.
 
     From the block with most rows outwards, blocks are kept as far as some have more than noise,

@@ -163,20 +163,18 @@ class Histogram(ReferenceBase):
 
     def distributions(self, counts: Any, codecs: Codecs) -> Mapping[str, Distribution]:
         """Return the distribution that each noisy histogram describes; see `ReferenceBase.distributions`."""
-        return {
-            name: self._distribution(own, counts.counts[name], counts.events[name], counts.n_rows)
-            for name, own in self.cells(codecs).items()
-        }
-
-    def _distribution(
-        self, own: Cells, noisy: Counts, event: CentralEvent, n_rows: int
-    ) -> Distribution:
-        hierarchy = self._find_hierarchy(own)
-        if hierarchy is None:
-            return distribution_of(own, noisy, n_rows)
-        probabilities = hierarchy.estimate(noisy, event, n_rows) / n_rows
-        found = _mark_frequent(own, probabilities, _continuous(own, probabilities))
-        return replace(found, kept=hierarchy.describe_kept(noisy, event))
+        found: dict[str, Distribution] = {}
+        n_rows = counts.n_rows
+        for name, own in self.cells(codecs).items():
+            noisy, hierarchy = counts.counts[name], self._find_hierarchy(own)
+            if hierarchy is None:
+                found[name] = distribution_of(own, noisy, n_rows)
+                continue
+            event = counts.events[name]
+            shares = hierarchy.estimate(noisy, event, n_rows) / n_rows
+            marked = _mark_frequent(own, shares, _continuous(own, shares))
+            found[name] = replace(marked, support=hierarchy.describe_support(noisy, event))
+        return found
 
     def split(self, epsilon: float) -> tuple[float, float]:
         """Return the ε of the reference and of the row's own release; see `ReferenceBase.split`."""

@@ -103,8 +103,8 @@ class RankDistribution:
     c: NDArray[np.float64]
     rank_error: float  # by how much the cdf may differ from that of the rows it was made of
     # Of noisy counts, where rows may be and how many the counts put beyond, as a card has it:
-    # `Hierarchy.describe_kept`.
-    kept: Mapping[str, Any] = field(default_factory=dict)
+    # `Hierarchy.describe_support`.
+    support: Mapping[str, Any] = field(default_factory=dict)
 
 
 Distribution = LevelDistribution | RankDistribution

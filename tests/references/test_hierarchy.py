@@ -206,19 +206,19 @@ def test_what_may_lie_beyond_the_kept_blocks_is_told():
     hierarchy = Hierarchy(make_grid(codec_of((-1e9, 1e9))))
     values = np.append(np.random.default_rng(2).uniform(1.0, 1000.0, 100_000), [1e8] * 5)
     exact = hierarchy.count(CellCounts.of_batch(hierarchy.cells, pa.array(values)))
-    told = hierarchy.describe_kept(exact, NOISE)
+    told = hierarchy.describe_support(exact, NOISE)
     assert told["kept"][0] < 1.0
     assert 1000.0 < told["kept"][1] < 1e8
     assert (told["beyond"]["below"]["count"], told["beyond"]["above"]["count"]) == (0.0, 5.0)
     off = []
     for seed in range(100):
-        side = hierarchy.describe_kept(
+        side = hierarchy.describe_support(
             perturb(exact, NOISE, rng=stream(RunKey.insecure(seed), "h", "")), NOISE
         )["beyond"]["above"]
         off.append((side["count"] - 5.0) / side["standard_deviation"])
     assert 0.7 < np.std(off) < 1.3
     assert (
-        hierarchy.describe_kept(np.zeros(hierarchy.size, dtype=np.int64), NOISE) == {}
+        hierarchy.describe_support(np.zeros(hierarchy.size, dtype=np.int64), NOISE) == {}
     )  # no block stands out: rows may be anywhere
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Contents, Json
-from dpdask.codec import Codec, Codecs
+from dpdask.codec import Codecs
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
 from dpdask.mechanisms.dip.randomisers import (
@@ -35,9 +35,8 @@ Words = NDArray[np.uint64]
 _TOGETHER = 2**15  # rows whose words are drawn at once: they stay near the processor
 
 
-@dataclass(
-    frozen=True, slots=True, kw_only=True, eq=False, repr=False
-)  # the key and the trie are secret
+# no repr: the key and the trie are secret
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Groups:
     """Which groups have a reference of their own."""
 
@@ -99,30 +98,20 @@ class ChainRelease(RandomisedRows):
         self, batch: pa.RecordBatch, codecs: Codecs, rngs: Mapping[str, Rng]
     ) -> pa.RecordBatch:
         """Return the batch with every privatised column randomised and the others untouched; see `RowRelease.randomise`."""
-        own = (
-            np.zeros(batch.num_rows, dtype=np.int64)
-            if self.groups is None
-            else self.groups.roots(batch.column(self.groups.column))
-        )
-        released, arrays = own.copy(), list(batch.columns)
+        groups, n_rows, arrays = self.groups, batch.num_rows, list(batch.columns)
+        own = np.zeros(n_rows, dtype=np.int64)
+        if groups is not None:
+            own = groups.roots(batch.column(groups.column))
+        released = own.copy()
         for name, mechanism in self.columns.items():
             position, codec = batch.schema.get_field_index(name), codecs[name]
-            values, lattice = (
-                numbers(codec, batch.column(position)),
-                codec.lattice,
-            )
-            for start in range(0, batch.num_rows, _TOGETHER):
-                rows = slice(start, min(start + _TOGETHER, batch.num_rows))
+            values = numbers(codec, arrays[position])
+            lattice = codec.lattice
+            for start in range(0, n_rows, _TOGETHER):
+                rows = slice(start, min(start + _TOGETHER, n_rows))
                 drawn = words(rngs[name], rows.stop - start, mechanism.n_words)
-                mechanism.release(
-                    values[rows],
-                    own[rows],
-                    released[rows],
-                    drawn,
-                    self.trie,
-                    self.slots,
-                    lattice=lattice,
-                )
+                parts = values[rows], own[rows], released[rows], drawn
+                mechanism.release(*parts, self.trie, self.slots, lattice=lattice)
             arrays[position] = from_numbers(codec, values)
         return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
@@ -138,21 +127,20 @@ class ChainRelease(RandomisedRows):
         arrays = self.trie._asdict() | arrays
         groups = None
         if self.groups is not None:
-            groups = {
-                key: getattr(self.groups, key) for key in ("column", "pooled_groups", "pooled_rows")
-            }
+            public = ("column", "pooled_groups", "pooled_rows")
+            groups = {key: getattr(self.groups, key) for key in public}
             arrays |= {"group_key": self.groups.key, "group_hashes": self.groups.hashes}
         return {"least_grade": self.least_grade, "columns": columns, "groups": groups}, arrays
 
     @classmethod
     def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
         groups = header["groups"]
+        if groups is not None:
+            groups = Groups(**groups, key=arrays["group_key"], hashes=arrays["group_hashes"])
         return cls(
             columns=read_randomisers(header["columns"], arrays),
             trie=kernel.Trie(**{name: arrays[name] for name in kernel.Trie._fields}),
-            groups=None
-            if groups is None
-            else Groups(**groups, key=arrays["group_key"], hashes=arrays["group_hashes"]),
+            groups=groups,
             least_grade=header["least_grade"],
         )
 
@@ -185,10 +173,15 @@ def fit_chain(
     """
     mechanisms = fit_ranks({name: epsilons[name] for name in order}, channel)
     places = {name: place + (by is not None) for place, name in enumerate(codecs)}
-    columns = [
-        np.ascontiguousarray(records.keys[:, places[name]]).view(np.float64) for name in order
-    ]
-    grids = [_grid(codecs[name], column) for name, column in zip(order, columns, strict=True)]
+    columns, grids = [], []
+    for name in order:
+        column = np.ascontiguousarray(records.keys[:, places[name]]).view(np.float64)
+        columns.append(column)
+        codec, grid = codecs[name], None
+        if not codec.has_levels:
+            low, step = codec.bounds[0] if codec.bounds else None, 1.0 if codec.lattice else None
+            grid = kernel.grid(column, np.array(codec.atoms), low, step)
+        grids.append(grid)
     groups, own = None, np.zeros(len(records.counts), dtype=np.int64)
     if by is not None:
         assert group_key is not None
@@ -197,31 +190,18 @@ def fit_chain(
     return ChainRelease(columns=mechanisms, trie=trie, groups=groups, least_grade=records.least)
 
 
-def _grid(codec: Codec, column: Floats) -> tuple[Floats, Floats] | None:
-    if codec.has_levels:
-        return None
-    return kernel.grid(
-        column,
-        np.array(codec.atoms),
-        codec.bounds[0] if codec.bounds else None,
-        1.0 if codec.lattice else None,
-    )
-
-
 def _groups(
     records: Records, by: str, key: Words, min_rows: int
 ) -> tuple[Groups, NDArray[np.int64]]:
     """Return the groups, and for each record the number of its group, counted from 1, or 0 where it has none."""
     hashed = np.ascontiguousarray(records.keys[:, 0])
-    first = np.flatnonzero(
-        np.diff(hashed, prepend=~hashed[:1])
-    )  # records of one group often stand together: fewer are sorted
+    # records of one group often stand together: fewer are sorted
+    first = np.flatnonzero(np.diff(hashed, prepend=~hashed[:1]))
     hashes, numbers = np.unique(hashed[first], return_inverse=True)
     sizes = np.bincount(numbers, weights=np.add.reduceat(records.counts, first))
     large = sizes >= min_rows
-    own = np.repeat(
-        np.where(large, np.cumsum(large), 0)[numbers], np.diff(first, append=len(hashed))
-    )
+    roots = np.where(large, np.cumsum(large), 0)
+    own = np.repeat(roots[numbers], np.diff(first, append=len(hashed)))
     groups = Groups(
         column=by,
         key=key,
@@ -248,9 +228,8 @@ class RecordsMechanism(DipMechanism):
         DipMechanism.check_parameters(self)
         for name, cost in (self.spec.cost or {}).items():
             if cost != "rank":
-                raise SpecError(
-                    "the cost of a column in a chain is always rank", f"`cost.{name}`", "remove it"
-                )
+                what = "the cost of a column in a chain is always rank"
+                raise SpecError(what, f"`cost.{name}`", "remove it")
 
     def is_by_rank(self, name: str) -> bool:
         """Return True: levels have ranks, too."""
@@ -260,21 +239,15 @@ class RecordsMechanism(DipMechanism):
         """Check that the groups' column holds plain values; see `Mechanism.check`."""
         for name in self.also_read:
             if pa.types.is_nested(columns.types.field(name).type):
-                raise SpecError(
-                    "the groups' column must be a kept column of plain values",
-                    f"`reference.by` {name!r}",
-                    "name another, or remove it",
-                )
+                what = "the groups' column must be a kept column of plain values"
+                raise SpecError(what, f"`reference.by` {name!r}", "name another, or remove it")
 
     def check_counts(self, counts: Records, columns: Columns) -> None:
         """Check that there are at least two reference rows; see `Mechanism.check_counts`."""
         del columns
         if counts.n_rows < 2:
-            raise DataError(
-                "the reference has fewer than 2 rows",
-                "`reference`",
-                "enlarge its fraction, or the table it comes from",
-            )
+            mend = "enlarge its fraction, or the table it comes from"
+            raise DataError("the reference has fewer than 2 rows", "`reference`", mend)
 
     def fit(self, counts: Records, columns: Columns, key: RunKey) -> ChainRelease:
         """Return the fitted release; see `Mechanism.fit`."""
@@ -294,9 +267,8 @@ class RecordsMechanism(DipMechanism):
         """Return what is claimed and found for the released channels or the ranks; see `Mechanism.audit`."""
         del columns
         found = fit_ranks(self.spending.row, self.spec.channel)
-        return self.audit_card(card) or self.audit_columns(
-            found, "ranks, which are randomised alike for every reference"
-        )
+        source = "ranks, which are randomised alike for every reference"
+        return self.audit_card(card) or self.audit_columns(found, source)
 
     @property
     def description(self) -> RecordsDescription:
@@ -316,35 +288,25 @@ class RecordsDescription(DipDescription):
         for place, name in enumerate(release.columns):
             codec = columns.codecs[name]
             if not codec.has_levels:
-                found += warn_of_spread(
-                    name, *kernel.find_cells(release.trie, place), lattice=codec.lattice
-                )
+                cells = kernel.find_cells(release.trie, place)
+                found += warn_of_spread(name, *cells, lattice=codec.lattice)
         return tuple(found)
 
     def describe_joint(self, release: ChainRelease) -> Json:
         """Return what the card says about the columns' joint distribution."""
-        reference = self.mechanism.reference
+        reference, groups = self.mechanism.reference, release.groups
         found: Json = {
             "columns": "chain",
             "joint": reference.joint,
             "order": list(release.columns),
+            # of the reference's rows: a keyed sample, if their records were too many
+            "reference_share": 2.0**-release.least_grade,
         }
-        found["reference_share"] = (
-            2.0**-release.least_grade
-        )  # of the reference's rows: a keyed sample, if their records were too many
-        if release.groups is not None:
-            pooled = {"groups": release.groups.pooled_groups, "rows": release.groups.pooled_rows}
-            found["by"] = {"column": release.groups.column, "min_rows": reference.min_rows}
-            found["by"] |= {
-                f"pooled_percent_of_reference_{what}": round(100 * share)
-                for what, share in pooled.items()
+        if groups is not None:
+            found["by"] = {
+                "column": groups.column,
+                "min_rows": reference.min_rows,
+                "pooled_percent_of_reference_groups": round(100 * groups.pooled_groups),
+                "pooled_percent_of_reference_rows": round(100 * groups.pooled_rows),
             }
         return found | {"warnings": list(reference.warnings())}
-
-    def describe_columns(self, release: ChainRelease, columns: Columns) -> dict[str, Json]:
-        """Return how ranks given the columns before are randomised; see `DipMechanism.describe_columns`."""
-        del columns
-        return {
-            name: {"epsilon_exact": each.epsilon, **each.shown}
-            for name, each in release.columns.items()
-        }

@@ -112,11 +112,8 @@ class ColumnsMechanism(DipMechanism):
             for name, described in self.description.describe_columns(fitted, columns).items():
                 if "attenuation" not in described:
                     what = "an unbiased channel keeps nothing of its values, or the declared distribution has one level only"
-                    raise SpecError(
-                        what,
-                        f"column {name!r}",
-                        "take a larger ε, fewer or nearer levels, or the channel optimal",
-                    )
+                    mend = "take a larger ε, fewer or nearer levels, or the channel optimal"
+                    raise SpecError(what, f"column {name!r}", mend)
 
     def check_counts(self, counts: ColumnCounts, columns: Columns) -> None:
         """Check that the reference rows make a distribution of each column; see `Mechanism.check_counts`."""
@@ -136,35 +133,25 @@ class ColumnsMechanism(DipMechanism):
     def fit(self, counts: Any, columns: Columns, key: RunKey) -> DipRelease:
         """Return the fitted release; see `Mechanism.fit`."""
         del key
-        return fit_dip(
-            self.reference.distributions(counts, columns.codecs),
-            columns.codecs,
-            self.spending.row,
-            self.spec.channel,
-            self.spec.cost,
-        )
+        return self._fit(self.reference.distributions(counts, columns.codecs), columns.codecs)
+
+    def _fit(self, references: Mapping[str, Distribution], codecs: Codecs) -> DipRelease:
+        spec = self.spec
+        return fit_dip(references, codecs, self.spending.row, spec.channel, spec.cost)
 
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, Json]:
         """Return what is claimed and found: of the released channels, the declared distribution, or a uniform one; see `Mechanism.audit`."""
         found = self.audit_card(card)
         if found:
             return found
+        codecs = columns.codecs
         if self.reference.rows == "none":
-            references, source = (
-                self.reference.distributions(None, columns.codecs),
-                "the declared distribution",
-            )
+            references = self.reference.distributions(None, codecs)
+            source = "the declared distribution"
         else:
-            references, source = (
-                {name: _uniform(codec) for name, codec in columns.codecs.items()},
-                "a uniform stand-in",
-            )
-        return self.audit_columns(
-            fit_dip(
-                references, columns.codecs, self.spending.row, self.spec.channel, self.spec.cost
-            ).columns,
-            source,
-        )
+            references = {name: _uniform(codec) for name, codec in codecs.items()}
+            source = "a uniform stand-in"
+        return self.audit_columns(self._fit(references, codecs).columns, source)
 
     @property
     def description(self) -> ColumnsDescription:
@@ -213,10 +200,7 @@ class ColumnsDescription(DipDescription):
         which stand beside them. It is absent where the reference leaves nothing of the mean, as
         with a single level.
         """
-        found = {
-            name: {"epsilon_exact": mechanism.epsilon, **mechanism.shown}
-            for name, mechanism in release.columns.items()
-        }
+        found = DipDescription.describe_columns(self, release, columns)
         if self.mechanism.spec.channel == "optimal-unbiased":
             for name, mechanism in release.columns.items():
                 assert isinstance(mechanism, LevelMechanism)

@@ -224,7 +224,7 @@ def _randomise_numbers(
 
 def _show(reference: RankDistribution) -> Json:
     error = max(2.0**-15, reference.rank_error)
-    return {"reference": {"knots_at_most": 2**16, "rank_error_at_most": error, **reference.kept}}
+    return {"reference": {"knots_at_most": 2**16, "rank_error_at_most": error, **reference.support}}
 
 
 def _solve_shares(channel: LevelChannel) -> Floats:
@@ -247,7 +247,7 @@ def doubt_bounds(reference: RankDistribution | None) -> list[str]:
         where = "at its upper bound or next to it: check that it is not too low"
         return [f"has {100 * at_end:.0f} % of its values {where}"]
     # a cell of whole numbers may hold one of them, such as 0
-    wide = reference.rank_error if reference.kept else 1.0
+    wide = reference.rank_error if reference.support else 1.0
     widest = min(wide, float(np.diff(c)[np.diff(x) > 0.0].max(initial=0.0))) / values
     if widest >= _MANY_IN_CELL:
         where = "in one cell of the reference, over which they are spread evenly"
@@ -403,7 +403,7 @@ def write_randomisers(
         column: Json = {"name": name}
         if isinstance(each, RankMechanism | BinMechanism):
             reference = each.distribution
-            column |= {"rank_error": reference.rank_error, "kept": dict(reference.kept)}
+            column |= {"rank_error": reference.rank_error, "kept": dict(reference.support)}
             arrays |= {f"{index}_x": reference.x, f"{index}_c": reference.c}
         if isinstance(each, ColumnMechanism):
             column["kind"] = each.kind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Self, cast
@@ -333,13 +333,6 @@ def measure_tree(
     return measure_chosen(noisy, counts, chosen, rng=rng)
 
 
-def find_tree(noisy: NoisyMarginals) -> list[tuple[str, str | None]]:
-    """Return (column, parent) for each column, each after its parent; those without one first."""
-    parents = {child: parent for parent, child in noisy.cliques}
-    roots = [name for name in noisy.domain.names if name not in parents]
-    return [*((name, None) for name in roots), *parents.items()]
-
-
 def clean_tables(
     noisy: NoisyMarginals,
 ) -> tuple[Mapping[str, Floats], Mapping[Clique, Floats]]:
@@ -422,7 +415,10 @@ def fit_tree(
     Σ_b V(k, b) T[b][k, j] is used for the column's own children.
     """
     check_tree(cells, channel, given_costs)
-    tree, tables = find_tree(noisy), _conditionals(noisy)
+    tables, names = _conditionals(noisy), noisy.domain.names
+    parents = {child: parent for parent, child in noisy.cliques}
+    # each column after its parent, those without one first
+    tree = [*((name, None) for name in names if name not in parents), *parents.items()]
     solved = {name: np.ones(len(table), dtype=np.bool_) for name, table in tables.items()}
     if channel == "optimal":
         solved = _choose_solved(tree, tables)
@@ -465,7 +461,7 @@ def _conditionals(noisy: NoisyMarginals) -> dict[str, Floats]:
 
 
 def _choose_solved(
-    tree: list[tuple[str, str | None]], tables: Mapping[str, Floats]
+    tree: Sequence[tuple[str, str | None]], tables: Mapping[str, Floats]
 ) -> dict[str, NDArray[np.bool_]]:
     """Return which parent levels' programs are solved: the most frequent, as the work allows."""
     shares: dict[str | None, Floats] = {None: np.ones(1)}
@@ -647,8 +643,16 @@ class TreeMechanism(DipMechanism):
 
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, Json]:
         """Return what is claimed and found, also of a whole row: of the released channels, or those of a simulated table; see `Mechanism.audit`."""
-        channels, source = _read_channels(card), "the released channels"
-        if not channels:
+        channels: Channels = {}
+        shown = (card or {}).get("columns", {})
+        private = {name: each for name, each in shown.items() if each["role"] == "privatised"}
+        source = "the released channels"
+        if all("channels" in each for each in private.values()):
+            channels = {
+                name: (each["parent"], read_weights(each["channels"]))
+                for name, each in private.items()
+            }
+        if not channels:  # not released, or too many to be shown
             cells, source = self.cells(columns), "a simulated table"
             rng = stream(RunKey.insecure(0), "audit/noise", "")
             noisy = measure_tree(_simulate(domain_of(cells)), self.noise, rng=rng)
@@ -731,17 +735,6 @@ class TreeDescription(DipDescription):
             sizes = {name: cells.size for name, cells in bound.cells(columns).items()}
             found += list_noisy_tables(measured, sizes, n_rows)
         return tuple(found)
-
-
-def _read_channels(card: Mapping[str, Any] | None) -> Channels:
-    """Return the channels that a finished job's card shows; empty if it is not released, or they are too many to be shown."""
-    shown = {}
-    for name, column in ({} if card is None else card.get("columns", {})).items():
-        if column["role"] == "privatised":
-            if "channels" not in column:
-                return {}
-            shown[name] = (column["parent"], read_weights(column["channels"]))
-    return shown
 
 
 def _simulate(domain: Domain) -> MarginalCounts:

@@ -136,6 +136,11 @@ class _Column(Document):
     @property
     def public_reference(self) -> ScipyDistribution | None:
         """Its own reference, or that of the design or of the anchors inside; None without one."""
+        inside = getattr(self, "of", getattr(self, "anchors", None))
+        if isinstance(inside, _Column):
+            return self.reference or inside.public_reference
+        if isinstance(inside, OptimalAnchors | CoverageAnchors):
+            return self.reference or inside.reference
         return self.reference
 
     @property
@@ -148,16 +153,14 @@ class _Column(Document):
     def unprotected(self) -> str:
         """What it does not protect, in words."""
         nulls = ["which values are missing"] if self.nulls == "public" else []
-        return "; ".join(["that the value lies in its released range", *self.revealed, *nulls])
+        return "; ".join([self.always_revealed, *self.revealed, *nulls])
+
+    always_revealed: ClassVar[str] = "that the value lies in its released range"
 
     @property
     def revealed(self) -> tuple[str, ...]:
         """What it reveals apart from the released range, each thing once."""
         return ()
-
-
-def _find_reference(anchors: object) -> ScipyDistribution | None:
-    return anchors.reference if isinstance(anchors, OptimalAnchors | CoverageAnchors) else None
 
 
 class _Anchored(_Column):
@@ -171,11 +174,6 @@ class _Anchored(_Column):
     `at_least` and 1 - `at_least` such ranges (but for a ring's) say nothing about the
     distribution: see (6) in the paper.
     """
-
-    @property
-    def public_reference(self) -> ScipyDistribution | None:
-        """Its own reference, or that of the anchors."""
-        return self.reference or _find_reference(self.anchors)
 
     @property
     def n_cuts(self) -> int:
@@ -304,11 +302,6 @@ class Progressive(_Column):
     """
 
     @property
-    def public_reference(self) -> ScipyDistribution | None:
-        """Its own reference, or that of the anchors."""
-        return self.reference or _find_reference(self.anchors)
-
-    @property
     def revealed(self) -> tuple[str, ...]:
         """What stopping as published tells."""
         stops = "by stopping where its own next range would be too narrow"
@@ -328,11 +321,6 @@ class Selective(_Column):
     """The coin's probability: at most Pr(coverage >= tau), so that a row without a range more
     likely than not lost the coin (Proposition 2). Left out: that probability.
     """
-
-    @property
-    def public_reference(self) -> ScipyDistribution | None:
-        """Its own reference, or that of the design inside."""
-        return self.reference or self.of.public_reference
 
     @property
     def revealed(self) -> tuple[str, ...]:
@@ -398,11 +386,6 @@ class IntervalDifferential(_Column):
     """The design of the range."""
 
     @property
-    def public_reference(self) -> ScipyDistribution | None:
-        """Its own reference, or that of the design of the range."""
-        return self.reference or self.of.public_reference
-
-    @property
     def cut(self) -> Partitioning:
         """The design of the range, with the reference that stands in for its own."""
         reference = self.of.reference or self.reference
@@ -413,13 +396,9 @@ class IntervalDifferential(_Column):
         """What it protects, in words."""
         return "the value, by the ε of its perturbation"
 
-    @property
-    def unprotected(self) -> str:
-        """What it does not protect, in words."""
-        says = "what the range says of the perturbed value"
-        nulls = ["which values are missing"] if self.nulls == "public" else []
-        bounded = f"{says}; its ε bounds what that says of the value"
-        return "; ".join([bounded, *self.revealed, *nulls])
+    always_revealed: ClassVar[str] = (
+        "what the range says of the perturbed value; its ε bounds what that says of the value"
+    )
 
     @property
     def revealed(self) -> tuple[str, ...]:

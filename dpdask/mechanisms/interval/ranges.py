@@ -20,7 +20,6 @@ Bools = NDArray[np.bool_]
 Words = NDArray[np.uint64]
 Interval = tuple[float, float]
 
-MECHANISM_ID = "interval"
 _CHUNK = 2**13  # rows at a time: their words and anchors stay in the cache
 
 

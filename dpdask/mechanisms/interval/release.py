@@ -13,21 +13,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from dpdask.archive import Archive, Archived, Contents
+from dpdask.archive import Archive, Contents
 from dpdask.codec import Codec, Codecs, codec_for
 from dpdask.errors import SpecError
 from dpdask.mechanisms.dip.columns import DipRelease
 from dpdask.mechanisms.dip.randomisers import ColumnMechanism, LevelMechanism
 from dpdask.mechanisms.interval.design import Design, IntervalDifferential
 from dpdask.mechanisms.interval.fit import can_inform, fit_perturbation, range_randomiser
-from dpdask.mechanisms.interval.ranges import (
-    MECHANISM_ID,
-    RangeRandomiser,
-    compute_released_coverages,
-)
+from dpdask.mechanisms.interval.ranges import RangeRandomiser, compute_released_coverages
+from dpdask.mechanisms.mechanism import RandomisedRows
+from dpdask.privacy.rounding import round_up_sum
 from dpdask.schema import Column
 from dpdask.stats.levels import encode
-from dpdask.streams import Rng, RunKey, Stream, stream
+from dpdask.streams import Rng
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
@@ -124,7 +122,7 @@ class DipPerturbation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class IntervalRelease(Archived):
+class IntervalRelease(RandomisedRows):
     """The interval mechanism of each private column.
 
     Privacy
@@ -139,6 +137,7 @@ class IntervalRelease(Archived):
     """
 
     archive: ClassVar[Archive] = Archive(kind="interval", format=3, noun="file of designs")
+    mechanism_id: ClassVar[str] = "interval"
 
     designs: Mapping[str, Design]  # by column, as the user wrote them: public
     lattice: Mapping[str, bool]  # whether a column's values are whole numbers
@@ -185,13 +184,7 @@ class IntervalRelease(Archived):
     @property
     def epsilon(self) -> float:
         """An upper bound on the ε that a released row has cost by its perturbed columns; 0 without them."""
-        return self._fitted.epsilon
-
-    @property
-    def _fitted(self) -> DipRelease:
-        return DipRelease(
-            columns={name: each.mechanism for name, each in self.perturbations.items()}
-        )
+        return round_up_sum(each.epsilon for each in self.perturbations.values())
 
     def types(self, released: pa.Schema) -> pa.Schema:
         """Return the columns that are written, given the released columns of the table."""
@@ -231,10 +224,6 @@ class IntervalRelease(Archived):
             arrays += [pa.array(made, mask=mask) for made in released]
         return pa.RecordBatch.from_arrays(arrays, names=self.types(batch.schema).names)
 
-    def streams(self, key: RunKey, fragment_id: str) -> dict[str, Stream]:
-        """Return the random stream of each column on one fragment, at its start."""
-        return {name: stream(key, f"{MECHANISM_ID}/{name}", fragment_id) for name in self.designs}
-
     def _contents(self) -> Contents:
         """Return what the bytes hold: designs and what is fitted to what they declare, so public."""
         columns, levels = [], {}
@@ -244,7 +233,8 @@ class IntervalRelease(Archived):
             perturbation = self.perturbations.get(name)
             if perturbation is not None and len(perturbation.levels):
                 levels[f"{index}_levels"] = perturbation.levels
-        fitted = np.frombuffer(self._fitted.to_bytes(), dtype=np.uint8)
+        mechanisms = {name: each.mechanism for name, each in self.perturbations.items()}
+        fitted = np.frombuffer(DipRelease(columns=mechanisms).to_bytes(), dtype=np.uint8)
         return {"columns": columns, "coverage": self.coverage}, {"perturbations": fitted, **levels}
 
     @classmethod
