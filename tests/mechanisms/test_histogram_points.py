@@ -16,7 +16,7 @@ from dpdask.cells import Cells, FoundBins, cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, least_squares
-from dpdask.mechanisms.histogram.cells import WholeLine, centres
+from dpdask.mechanisms.histogram.cells import centres
 from dpdask.mechanisms.histogram.noise import NoisyHistogram, plan
 from dpdask.mechanisms.histogram.release import points_per_cell, spread
 from dpdask.privacy import Budget
@@ -211,6 +211,3 @@ def test_what_cannot_be_spread_is_refused():
     assert points_per_cell(columns, "centre") == 1
     with pytest.raises(SpecError, match="7 columns are cut"):
         points_per_cell(columns, "spread")
-    line = {"x": WholeLine(bins=4).cells(floats(bounds=None))}
-    with pytest.raises(SpecError, match="whole line"):
-        points([1, 2, 3, 4], line)

@@ -18,9 +18,7 @@ from dpdask.errors import SpecError
 from dpdask.mechanisms.histogram import noise as histogram
 from dpdask.mechanisms.histogram import noise as sparse
 from dpdask.mechanisms.histogram.cells import (
-    WholeLine,
     affordable_bins,
-    bandwidth,
     bins_by_rule,
     centres,
     largest_noise,
@@ -300,15 +298,10 @@ def test_sizes_are_refused_before_any_noise():
 
 def test_bandwidths_are_the_papers():
     n = 250_070
-    assert bandwidth(n, 2, thresholded=False) == pytest.approx((math.sqrt(math.log(n)) / n) ** 0.5)
-    assert bandwidth(n, 2, thresholded=True) == pytest.approx((math.log(n) / n) ** (1 / 3))
     assert bins_by_rule(n, 2, thresholded=False) == 266
     assert bins_by_rule(n, 2, thresholded=True) == 27
     assert bins_by_rule(1e18, 1, thresholded=False) == 65536
     assert bins_by_rule(2, 5, thresholded=True) == 1
-    for wrong in ((1, 1), (math.inf, 1), (100, 0)):
-        with pytest.raises(SpecError, match="at least 2 rows"):
-            bandwidth(*wrong, thresholded=True)
 
 
 def test_the_paper_own_histogram_is_let_pass_at_one_and_warned_of_at_a_tenth():
@@ -393,28 +386,6 @@ def test_centres_of_every_kind_of_cell():
     ]
     null_level = LevelCodec(name="t", levels=pa.array([None, 3, 4]), ordered=True)
     assert centres(cells(null_level, 1)).to_pylist() == [None, 3, 4]
-
-
-def test_the_whole_line_is_cut_where_the_logistic_is_even():
-    line, codec = WholeLine(bins=50, location=3.0, scale=2.0), floats(bounds=None)
-    column = line.cells(codec)
-    z = np.random.default_rng(0).logistic(3.0, 2.0, 20_000)
-    counts = np.bincount(column.codes(pa.array(np.append(z, [-1e6, 1e6]))), minlength=50)
-    assert stats.chisquare(counts).pvalue > ALPHA
-    assert (counts[0], counts[-1]) > (1, 1)
-    middles = centres(column, line).to_numpy()
-    assert line.to_unit(middles) == pytest.approx((np.arange(50) + 0.5) / 50)
-    assert line.from_unit(line.to_unit(z)) == pytest.approx(z)
-    assert np.isfinite(column.draw(np.arange(50), np.zeros(50, dtype=np.uint64)).to_numpy()).all()
-    whole = WholeLine(bins=20, scale=1000.0).cells(floats(type=pa.int64(), bounds=None))
-    assert (whole.edges == np.round(whole.edges)).all()
-    nullable = line.cells(floats(bounds=None, nulls=True))
-    assert centres(nullable, line).to_pylist()[:1] == [None]
-    for wrong in ({"bins": 1}, {"bins": 5, "scale": 0.0}, {"bins": 5, "location": math.nan}):
-        with pytest.raises(SpecError, match="whole line"):
-            WholeLine(**wrong)  # what is tested
-    with pytest.raises(SpecError, match="without bounds"):
-        line.cells(floats())
 
 
 def test_redrawn_histograms_add_the_same_noise_again():

@@ -14,11 +14,9 @@ from pydantic import Field
 
 from dpdask.documents import Document
 from dpdask.errors import InternalError
-from dpdask.kernels import correlation as correlation_kernel
-from dpdask.kernels import correlation as latent_kernel
-from dpdask.kernels import decode as decode_kernel
-from dpdask.kernels import marginals as marginals_kernel
-from dpdask.kernels import normal as normal_kernel
+from dpdask.kernels import correlation as latent
+from dpdask.kernels import decode, normal
+from dpdask.kernels import marginals as kernel
 from dpdask.kernels.hashing import permutation
 from dpdask.mechanisms.columns import CHUNK_ROWS
 from dpdask.mechanisms.copula import model as raking
@@ -127,33 +125,29 @@ def fit_copula(
         shrinkage=options.shrinkage,
         significance=options.significance,
     )
-    tree = (
-        dependence_tree(cleaned)
-        if options.tree
-        else [(attribute, -1) for attribute in range(noisy.domain.n_attributes)]
-    )
+    tree = [(attribute, -1) for attribute in range(noisy.domain.n_attributes)]
+    if options.tree:
+        tree = dependence_tree(cleaned)
     fit = _Fit(cleaned, tree)
     wanted = [group.tables for group in cleaned.groups]
     model, report, codes = fit.model(wanted, rng)
-    sizes, n_refinements = np.array(noisy.domain.sizes, dtype=np.int64), options.refinements
+    sizes = np.array(noisy.domain.sizes, dtype=np.int64)
     room = raking.MOST_TABLES - sum(len(clique) == 3 for clique in noisy.cliques)
-    raked = records == "raked" and sum(len(group.first) for group in cleaned.groups) <= room
-    if raked or all(len(levels) <= 2 for levels in fit.levels) or report.n_latents > _MOST_REFINED:
-        n_refinements = (
-            0  # every pair is met already: by raking, or by thresholds of single latent variables
-        )
-    for _ in range(n_refinements):
-        found = marginals_kernel.count_pairs(codes, sizes)
-        wanted = [
-            group.correct(tables, found, codes.shape[1], _REFINEMENT_GAIN)
-            for group, tables in zip(cleaned.groups, wanted, strict=True)
-        ]
-        model, report, codes = fit.model(wanted, rng)
+    # raking meets every pair, as do thresholds of single latent variables
+    is_raked = records == "raked" and sum(map(len, wanted)) <= room
+    is_met = is_raked or all(len(levels) <= 2 for levels in fit.levels)
+    if not is_met and report.n_latents <= _MOST_REFINED:
+        for _ in range(options.refinements):
+            found = kernel.count_pairs(codes, sizes)
+            wanted = [
+                group.correct(tables, found, codes.shape[1], _REFINEMENT_GAIN)
+                for group, tables in zip(cleaned.groups, wanted, strict=True)
+            ]
+            model, report, codes = fit.model(wanted, rng)
     if records == "copula" or noisy.noise.pairs is None:
         return model, report
-    targets = raking.choose_targets(
-        cleaned, marginals_kernel.count_pairs(codes, sizes), codes.shape[1], noisy
-    )
+    found = kernel.count_pairs(codes, sizes)
+    targets = raking.choose_targets(cleaned, found, codes.shape[1], noisy)
     return replace(model, targets=targets), report
 
 
@@ -164,21 +158,18 @@ class _Fit:
         self.cleaned, self.tree = cleaned, tree
         shares = [counts / cleaned.n_rows for counts in cleaned.one_way]
         self.levels = [np.flatnonzero(share > _EMPTY).astype(np.uint16) for share in shares]
-        self._latent = np.full(
-            sum(cleaned.domain.sizes), -1, dtype=np.int64
-        )  # of each level: its variable, or none
-        self._starts = np.concatenate([[0], np.cumsum(cleaned.domain.sizes)[:-1]])
-        n = 0
+        # of each level: its latent variable, or none
+        self._latent = np.full(sum(cleaned.domain.sizes), -1, dtype=np.int64)
+        self._starts = np.cumsum(cleaned.domain.sizes) - cleaned.domain.sizes
+        self._n_latents = 0
         for attribute, _ in tree:
-            count = n_latents_of(len(self.levels[attribute]))
-            self._latent[
-                self._starts[attribute]
-                + self.levels[attribute][len(self.levels[attribute]) - count :]
-            ] = np.arange(n, n + count)
-            n += count
-        self._n_latents = n
+            levels = self.levels[attribute]
+            numbers = self._n_latents + np.arange(n_latents_of(len(levels)))
+            of_latents = levels[len(levels) - len(numbers) :]
+            self._latent[self._starts[attribute] + of_latents] = numbers
+            self._n_latents += len(numbers)
         self._offsets: dict[int, NDArray[np.float32]] = {}
-        self._cuts = normal_kernel.normal_quantile(
+        self._cuts = normal.normal_quantile(
             1.0 - np.clip(np.concatenate(shares), 1e-12, 1.0 - 1e-12)
         )
 
@@ -187,34 +178,22 @@ class _Fit:
         matrix, kept = self._correlations(wanted)
         firsts, order = self._arrange(matrix)
         matrix = matrix[np.ix_(order, order)]
-        nearest = (
-            correlation_kernel.nearest_correlation(matrix, floor=_FLOOR, tolerance=1e-6)
-            if self._n_latents
-            else None
-        )
         factor = np.zeros((0, 0), dtype=np.float32)
-        if nearest is not None:
-            factor = latent_kernel.thin(correlation_kernel.cholesky(nearest.matrix)).astype(
-                np.float32
+        n = self._n_latents
+        report = FitReport(n_latents=n, kept_share=kept, moved=0.0, n_iterations=0, residual=0.0)
+        if n:
+            nearest = latent.nearest_correlation(matrix, floor=_FLOOR, tolerance=1e-6)
+            factor = latent.thin(latent.cholesky(nearest.matrix)).astype(np.float32)
+            report = replace(
+                report,
+                moved=nearest.distance / n,
+                n_iterations=nearest.n_iterations,
+                residual=nearest.residual,
             )
         nodes, codes = self._calibrate(factor, firsts, rng)
-        report = FitReport(
-            n_latents=self._n_latents,
-            kept_share=kept,
-            moved=nearest.distance / self._n_latents if nearest is not None else 0.0,
-            n_iterations=nearest.n_iterations if nearest is not None else 0,
-            residual=nearest.residual if nearest is not None else 0.0,
-        )
-        return (
-            CopulaModel(
-                domain=self.cleaned.domain,
-                n_rows=self.cleaned.n_rows,
-                nodes=tuple(nodes),
-                factor=factor,
-            ),
-            report,
-            codes,
-        )
+        domain, n_rows = self.cleaned.domain, self.cleaned.n_rows
+        model = CopulaModel(domain=domain, n_rows=n_rows, nodes=tuple(nodes), factor=factor)
+        return model, report, codes
 
     @step("fitting: correlations")
     def _correlations(self, wanted: list[Floats]) -> tuple[Floats, float]:
@@ -224,16 +203,15 @@ class _Fit:
             _, m, n = tables.shape
             rows = self._starts[group.first][:, None] + np.arange(m)
             columns = self._starts[group.second][:, None] + np.arange(n)
-            i, j = np.broadcast_arrays(
-                self._latent[rows][:, :, None], self._latent[columns][:, None, :]
+            latents, cuts = (
+                np.broadcast_arrays(of[rows][:, :, None], of[columns][:, None, :])
+                for of in (self._latent, self._cuts)
             )
+            (i, j), (h, k) = latents, cuts
             possible = (i >= 0) & (j >= 0)
             kept = possible & group.significant
-            h, k = np.broadcast_arrays(
-                self._cuts[rows][:, :, None], self._cuts[columns][:, None, :]
-            )
             met = group.shrink_towards_independence(tables)[kept] / self.cleaned.n_rows
-            values = normal_kernel.tetrachoric(h[kept], k[kept], met, n_threads=os.cpu_count() or 1)
+            values = normal.tetrachoric(h[kept], k[kept], met, n_threads=os.cpu_count() or 1)
             matrix[i[kept], j[kept]] = matrix[j[kept], i[kept]] = values
             n_cells, n_kept = n_cells + int(possible.sum()), n_kept + int(kept.sum())
         return matrix, n_kept / max(1, n_cells)
@@ -247,22 +225,20 @@ class _Fit:
         counts = np.array([n_latents_of(len(self.levels[attribute])) for attribute, _ in self.tree])
         starts = np.concatenate([[0], np.cumsum(counts)])
         strengths = np.concatenate([[0.0], np.cumsum((matrix**2).sum(axis=1) - 1.0)])
-        ranked = np.argsort(
-            (strengths[starts[1:]] - strengths[starts[:-1]]) / np.maximum(counts, 1), kind="stable"
-        )
+        means = np.diff(strengths[starts]) / np.maximum(counts, 1)
+        ranked = np.argsort(means, kind="stable")
         firsts = np.zeros(len(counts), dtype=np.int64)
         firsts[ranked] = np.cumsum(counts[ranked]) - counts[ranked]
-        return firsts.tolist(), np.concatenate(
-            [np.arange(starts[place], starts[place + 1]) for place in ranked]
-        )
+        order = [np.arange(starts[place], starts[place + 1]) for place in ranked]
+        return firsts.tolist(), np.concatenate(order)
 
     @step("fitting: the calibration of levels")
     def _calibrate(
         self, factor: NDArray[np.float32], firsts: list[int], rng: Rng
     ) -> tuple[list[Node], Codes]:
         n = CHUNK_ROWS
-        drawn = latent_kernel.room_for(self._n_latents, n)
-        draw_latents(latent_kernel.pack(factor), n, rng, drawn)
+        drawn = latent.room_for(self._n_latents, n)
+        draw_latents(latent.pack(factor), n, rng, drawn)
         place = {attribute: index for index, (attribute, _) in enumerate(self.tree)}
         nodes: list[Node] = []
         found: list[NDArray[np.uint16]] = []
@@ -270,47 +246,27 @@ class _Fit:
         for first, (attribute, parent) in zip(firsts, self.tree, strict=True):
             levels = self.levels[attribute]
             probabilities = self._conditionals(attribute, parent)
+            offsets = self._offsets.get(attribute)  # calibration begins at what it found last
+            if offsets is None:
+                shares = np.clip(probabilities, 1e-7, 1.0 - 1e-7)
+                offsets = normal.normal_quantile(shares).astype(np.float32)
             draft = Node(
                 attribute=attribute,
                 parent=place[parent] if parent >= 0 else -1,
                 levels=levels,
                 first=first,
                 probabilities=probabilities,
-                offsets=self._begin(attribute, probabilities),
+                offsets=offsets,
             )
             groups = np.zeros(n, dtype=np.uint16) if draft.parent < 0 else found[draft.parent]
             utilities = draft.utilities(drawn)
-            node = Node(
-                attribute=attribute,
-                parent=draft.parent,
-                levels=levels,
-                first=draft.first,
-                probabilities=probabilities,
-                offsets=decode_kernel.calibrate_groups(
-                    utilities, probabilities, groups, draft.offsets
-                ),
-            )
-            nodes.append(node)
-            self._offsets[attribute] = node.offsets
-            found.append(
-                decode_kernel.decode(
-                    utilities,
-                    node.offsets,
-                    probabilities,
-                    groups,
-                    draw_uniforms(rng, len(probabilities)),
-                )
-            )
+            offsets = decode.calibrate_groups(utilities, probabilities, groups, offsets)
+            nodes.append(replace(draft, offsets=offsets))
+            self._offsets[attribute] = offsets
+            uniforms = draw_uniforms(rng, len(probabilities))
+            found.append(decode.decode(utilities, offsets, probabilities, groups, uniforms))
             codes[attribute] = levels[found[-1]]
         return nodes, codes
-
-    def _begin(self, attribute: int, probabilities: Floats) -> NDArray[np.float32]:
-        """Return where calibration begins: at what it found last, or at the normal quantiles of the probabilities."""
-        if attribute not in self._offsets:
-            self._offsets[attribute] = normal_kernel.normal_quantile(
-                np.clip(probabilities, 1e-7, 1.0 - 1e-7)
-            ).astype(np.float32)
-        return self._offsets[attribute]
 
     def _conditionals(self, attribute: int, parent: int) -> Floats:
         """Return the probabilities of an attribute's levels given each level of its parent, shape (n_groups, n_levels)."""
@@ -318,9 +274,8 @@ class _Fit:
         share: Floats = (own / own.sum()).reshape(1, -1)
         if parent < 0:
             return share
-        table = self.cleaned.table(parent, attribute)[
-            np.ix_(self.levels[parent], self.levels[attribute])
-        ]
+        cells = np.ix_(self.levels[parent], self.levels[attribute])
+        table = self.cleaned.table(parent, attribute)[cells]
         sums = table.sum(axis=1, keepdims=True)
         found: Floats = np.where(sums > 0.0, table / np.where(sums > 0.0, sums, 1.0), share)
         return found
@@ -331,9 +286,8 @@ MOST_CANDIDATES = 512  # tables that a pass over the rows counts, and whose scor
 
 def count_candidates(n_columns: int, target: str | None) -> int:
     """Return the largest number of three-way tables that get a score; it sets the noise of the scores."""
-    return min(
-        MOST_CANDIDATES, math.comb(n_columns, 3) if target is None else math.comb(n_columns - 1, 2)
-    )
+    n_tables = math.comb(n_columns, 3) if target is None else math.comb(n_columns - 1, 2)
+    return min(MOST_CANDIDATES, n_tables)
 
 
 def list_candidates(domain: Domain, target: str | None) -> tuple[Clique, ...]:
@@ -346,24 +300,20 @@ def list_candidates(domain: Domain, target: str | None) -> tuple[Clique, ...]:
     """
     rng = stream(RunKey.insecure(0), "copula/candidates", "")  # public: the same order in every run
     mixed = permutation(words(rng, domain.n_attributes))
-    columns = [
-        int(place)
-        for place in mixed[np.argsort(np.array(domain.sizes)[mixed], kind="stable")]
-        if domain.names[place] != target
-    ]
+    by_size = mixed[np.argsort(np.array(domain.sizes)[mixed], kind="stable")].tolist()
+    columns = [place for place in by_size if domain.names[place] != target]
+    fixed = () if target is None else (domain.position(target),)
+    n_others = 3 - len(fixed)
     n_looked = next(
-        (n for n in range(len(columns)) if math.comb(n, 2 if target else 3) >= 4 * MOST_CANDIDATES),
+        (n for n in range(len(columns)) if math.comb(n, n_others) >= 4 * MOST_CANDIDATES),
         len(columns),
     )
-    fixed = () if target is None else (domain.position(target),)
     every = [
         tuple(sorted((*fixed, *others)))
-        for others in itertools.combinations(columns[:n_looked], 3 - len(fixed))
+        for others in itertools.combinations(columns[:n_looked], n_others)
     ]
-    sizes = np.array(
-        [math.prod(domain.sizes[place] for place in places) for places in every], dtype=np.int64
-    )
-    order = permutation(words(rng, len(every)))
+    cells = [math.prod(domain.sizes[place] for place in places) for places in every]
+    sizes, order = np.array(cells, dtype=np.int64), permutation(words(rng, len(every)))
     smallest = order[np.argsort(sizes[order], kind="stable")][:MOST_CANDIDATES]
     return tuple(
         tuple(domain.names[place] for place in every[found])
@@ -402,58 +352,40 @@ def choose_triples(
     planned = first.noise
     if planned.scores is None or planned.triples is None:
         raise InternalError("three-way tables are chosen that nobody pays for", None, "report it")
-    of_one_table = planned.triples.sensitivity * (
-        math.sqrt(2.0) if planned.scores.adjacency == "replace-one" else 1.0
-    )  # and so of one score
-    if len(counts.cliques) > round((planned.scores.sensitivity / of_one_table) ** 2) or any(
-        len(clique) == 3 for clique in first.chosen
-    ):
-        raise InternalError(
-            "more three-way tables have scores than are paid for", None, "report it"
-        )
-    expected = _expect(first, tuple(counts.cliques), options)
-    exact = np.array(
-        [np.abs(table - expected[clique]).sum() for clique, table in counts.cliques.items()],
-        dtype=np.int64,
-    )
-    scores = noise.perturb(exact, planned.scores, rng=rng)
-    explained = (
-        MEAN_OF_NOISE
-        * deviation(planned.triples)
-        * np.array([len(table) for table in counts.cliques.values()])
-    )
+    # what a row changes in a score, as in one table
+    step_ = math.sqrt(2.0) if planned.scores.adjacency == "replace-one" else 1.0
+    most = round((planned.scores.sensitivity / (planned.triples.sensitivity * step_)) ** 2)
+    cliques = tuple(counts.cliques)
+    if len(cliques) > most or any(len(clique) == 3 for clique in first.chosen):
+        what = "more three-way tables have scores than are paid for"
+        raise InternalError(what, None, "report it")
+    expected, tables = _expect(first, cliques, options), counts.cliques
+    exact = [np.abs(tables[clique] - expected[clique]).sum() for clique in cliques]
+    scores = noise.perturb(np.array(exact, dtype=np.int64), planned.scores, rng=rng)
+    sizes = np.array([len(tables[clique]) for clique in cliques])
+    explained = MEAN_OF_NOISE * deviation(planned.triples) * sizes
     explained += math.sqrt(2.0 * math.log(max(len(scores), 1))) * deviation(planned.scores)
     gains = scores - explained
-    cliques = list(counts.cliques)
-    return tuple(
-        cliques[place]
-        for place in np.argsort(-gains, kind="stable")[: planned.triples.count]
-        if gains[place] > 0.0
-    )
+    best = np.argsort(-gains, kind="stable")[: planned.triples.count]
+    return tuple(cliques[place] for place in best if gains[place] > 0.0)
 
 
 def _expect(
     first: NoisyMarginals, cliques: tuple[Clique, ...], options: CopulaOptions | None
 ) -> dict[Clique, NDArray[np.int64]]:
     """Return the expected tables, in whole rows, of records that match the two-way tables: a function of the noisy tables alone."""
-    rng = stream(
-        RunKey.insecure(0), "copula/expected", ""
-    )  # no secret: it decides only which sample stands for the model
+    # no secret: it decides only which sample stands for the model
+    rng = stream(RunKey.insecure(0), "copula/expected", "")
     model, _ = fit_copula(first, rng, options)
-    n = model.block_rows
+    domain, n = first.domain, model.block_rows
     pool = model.sample(n, rng)
-    weights = (
-        np.full(n, first.n_rows / n)
-        if model.targets is None
-        else model.targets.weigh(pool, first.domain, rng)
-    )
+    weights = np.full(n, first.n_rows / n)
+    if model.targets is not None:
+        weights = model.targets.weigh(pool, domain, rng)
     found = {}
     for clique in cliques:
-        cells = np.ravel_multi_index(
-            tuple(pool[list(first.domain.positions(clique))].astype(np.intp)),
-            first.domain.shape_of(clique),
-        )
-        found[clique] = np.rint(
-            np.bincount(cells, weights=weights, minlength=first.domain.size_of(clique))
-        ).astype(np.int64)
+        codes = tuple(pool[list(domain.positions(clique))].astype(np.intp))
+        cells = np.ravel_multi_index(codes, domain.shape_of(clique))
+        table = np.bincount(cells, weights=weights, minlength=domain.size_of(clique))
+        found[clique] = np.rint(table).astype(np.int64)
     return found

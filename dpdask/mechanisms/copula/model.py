@@ -63,40 +63,29 @@ class Targets:
     def check(self, domain: Domain) -> None:
         """Check targets from outside: raking indexes by their numbers without a check."""
         tables, counts, strengths = self.tables, self.counts, self.strengths
-        if (
-            tables.dtype != np.int64
-            or tables.ndim != 2
-            or tables.shape[1] != 3
-            or not 1 <= len(tables) <= MOST_TABLES
-        ):
-            raise ValueError("the raked tables are not pairs or triples, or are too many")
-        of_three = tables[:, 2] >= 0
-        if (
-            (tables[:, :2] < 0).any()
-            or (tables[:, 2] < -1).any()
-            or (tables >= domain.n_attributes).any()
-        ):
+        if tables.dtype != np.int64 or tables.ndim != 2 or tables.shape[1] != 3:
+            raise ValueError("the raked tables are not pairs or triples")
+        if not 1 <= len(tables) <= MOST_TABLES or not self.total > 0.0:
+            raise ValueError("too many tables, or none, or no rows to rake to")
+        first, second, third = tables.T
+        of_three = third >= 0
+        if (tables < [0, 0, -1]).any() or (tables >= domain.n_attributes).any():
             raise ValueError("a raked table is none of the domain's")
-        if (tables[:, 0] >= tables[:, 1]).any() or (
-            of_three & (tables[:, 1] >= tables[:, 2])
-        ).any():
+        if (first >= second).any() or (of_three & (second >= third)).any():
             raise ValueError("a raked table's attributes do not rise")
         if len(np.unique(tables, axis=0)) != len(tables):
             raise ValueError("a table is raked twice")
-        if not self.total > 0.0:
-            raise ValueError("no rows to rake to")
-        if (_cells(tables[of_three], domain) > MOST_CELLS).any():
+        cells = _count_cells(tables, domain)
+        if (cells[of_three] > MOST_CELLS).any():
             raise ValueError("a raked three-way table has too many cells")
-        if counts.dtype != np.float64 or counts.shape != (int(_cells(tables, domain).sum()),):
+        if counts.dtype != np.float64 or counts.shape != (int(cells.sum()),):
             raise ValueError("the raked tables have other cells than the domain")
-        least = np.repeat(np.where(of_three, -noise.MAX_COUNT, 0), _cells(tables, domain))
-        if not (np.isfinite(counts) & (counts >= least) & (counts <= noise.MAX_COUNT)).all():
+        least = np.repeat(np.where(of_three, -noise.MAX_COUNT, 0), cells)
+        if not ((counts >= least) & (counts <= noise.MAX_COUNT)).all():  # nor NaN
             raise ValueError("a raked table holds something else than counts")
-        if (
-            strengths.dtype != np.float64
-            or strengths.shape != (len(tables),)
-            or not ((strengths > 0.0) & (strengths <= _FIRMNESS)).all()
-        ):
+        if strengths.dtype != np.float64 or strengths.shape != (len(tables),):
+            raise ValueError("there is not one strength for each raked table")
+        if not ((strengths > 0.0) & (strengths <= _FIRMNESS)).all():
             raise ValueError("no noise asks for such raking")
 
     def n_pool(self, n: int, n_latents: int) -> int:
@@ -118,13 +107,18 @@ class Targets:
             A stream: it decides the order in which tables are visited.
         """
         sizes = np.array(domain.sizes, dtype=np.int64)
-        cells = _cells(self.tables, domain)
-        starts = np.concatenate([[0], np.cumsum(cells)[:-1]]).astype(np.int64)
-        order = np.concatenate(
-            [permutation(words(rng, len(self.tables))) for _ in range(self.n_sweeps)]
-        ).astype(np.int64)
+        cells = _count_cells(self.tables, domain)
+        visits = [permutation(words(rng, len(self.tables))) for _ in range(self.n_sweeps)]
+        order = np.concatenate(visits).astype(np.int64)
         return raking_kernel.rake(
-            pool, sizes, self.tables, starts, self.counts, self.total, self.strengths, order
+            pool,
+            sizes,
+            self.tables,
+            np.cumsum(cells) - cells,
+            self.counts,
+            self.total,
+            self.strengths,
+            order,
         )
 
     def redraw(self, pool: Codes, n: int, domain: Domain, walk: list[int], rng: Rng) -> Codes:
@@ -180,63 +174,51 @@ def choose_targets(
     triples = [(clique, table) for clique, table in noisy.cliques.items() if len(clique) == 3]
     if not cleaned.groups:
         return None
-    pairs = np.concatenate(
-        [np.stack([group.first, group.second], axis=1) for group in cleaned.groups]
-    )
-    best = np.arange(len(pairs))
-    room = MOST_TABLES - len(triples)
-    if len(pairs) > room:
+    first = np.concatenate([group.first for group in cleaned.groups])
+    second = np.concatenate([group.second for group in cleaned.groups])
+    best, room = np.arange(len(first)), MOST_TABLES - len(triples)
+    if len(best) > room:
         factor = math.sqrt(2.0 * math.log(len(found)))
-        missed = np.concatenate(
-            [_missed(group, found, n_sampled, factor) for group in cleaned.groups]
-        )
+        parts = [_missed(group, found, n_sampled, factor) for group in cleaned.groups]
+        missed = np.concatenate(parts)
         best = np.argsort(-missed, kind="stable")[: min(room, np.count_nonzero(missed))]
     if not len(best) and not triples:
         return None
-    best = best[np.lexsort((pairs[best, 1], pairs[best, 0]))]
-    lengths = [len(group.first) for group in cleaned.groups]
-    owners, firsts = (
-        np.repeat(np.arange(len(lengths)), lengths),
-        np.concatenate([[0], np.cumsum(lengths)[:-1]]),
-    )
-    counts = [
-        cleaned.groups[owners[place]].tables[place - firsts[owners[place]]].ravel()
-        for place in best
-    ]
-    strengths = [_strength(cleaned.groups[owners[place]].sigma) for place in best]
-    tables = np.insert(pairs[best], 2, -1, axis=1)
+    best = best[np.lexsort((second[best], first[best]))]
+    lengths = np.array([len(group.first) for group in cleaned.groups])
+    owners, places = np.repeat(np.arange(len(lengths)), lengths), np.arange(len(first))
+    places -= np.repeat(np.cumsum(lengths) - lengths, lengths)  # in the group
+    counts, sigmas = [], []
+    for pair in best:
+        group = cleaned.groups[owners[pair]]
+        counts.append(group.tables[places[pair]].ravel())
+        sigmas.append(group.sigma)
+    tables = np.stack([first[best], second[best], np.full(len(best), -1)], axis=1)
     for clique, table in triples:
         positions = np.array(cleaned.domain.positions(clique))
         tables = np.append(tables, np.sort(positions)[None], axis=0)
         counts.append(table.transpose(np.argsort(positions)).ravel().astype(np.float64))
-        strengths.append(_strength(deviation(noisy.noise_of(clique))))
+        sigmas.append(deviation(noisy.noise_of(clique)))
     return Targets(
         total=cleaned.n_rows,
         tables=tables,
         counts=np.concatenate(counts),
-        strengths=np.array(strengths),
+        strengths=np.array([_FIRMNESS / max(sigma, 1.0) ** 2 for sigma in sigmas]),
     )
-
-
-def _strength(sigma: float) -> float:
-    return _FIRMNESS / max(sigma, 1.0) ** 2
 
 
 def _missed(group: PairGroup, found: Ints, n_sampled: int, factor: float) -> Floats:
     scale = group.tables[0].sum() / n_sampled
     shown = group.stack(found)
     explained = factor * np.sqrt(group.sigma**2 + scale**2 * shown)
-    missed: Floats = np.maximum(np.abs(scale * shown - group.tables) - explained, 0.0).sum(
-        axis=(1, 2)
-    )
-    return missed
+    missed = np.maximum(np.abs(scale * shown - group.tables) - explained, 0.0)
+    total: Floats = missed.sum(axis=(1, 2))
+    return total
 
 
-def _cells(tables: Ints, domain: Domain) -> Ints:
+def _count_cells(tables: Ints, domain: Domain) -> Ints:
     """Return how many cells each table has."""
-    sizes = np.array(
-        (*domain.sizes, 1), dtype=np.int64
-    )  # the last one stands for no third attribute
+    sizes = np.array((*domain.sizes, 1), dtype=np.int64)  # the last one: no third attribute
     cells: Ints = sizes[tables].prod(axis=1)
     return cells
 

@@ -137,10 +137,7 @@ class FittedCopula(Archived):
             "noisy": np.frombuffer(self.noisy.to_bytes(), dtype=np.uint8),
             "factor": model.factor[np.tril_indices(model.n_latents)],
             "nodes": np.array(
-                [
-                    [node.attribute, node.parent, node.first, *node.probabilities.shape]
-                    for node in model.nodes
-                ],
+                [(n.attribute, n.parent, n.first, *n.probabilities.shape) for n in model.nodes],
                 dtype=np.int64,
             ),
             "levels": _join([node.levels for node in model.nodes], np.uint16),
@@ -159,23 +156,19 @@ class FittedCopula(Archived):
     def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
         noisy = NoisyMarginals.from_bytes(arrays["noisy"].tobytes(), "the copula's tables")
         schema, types, bins = columns_from_header(header, noisy.domain)
-        _check_arrays(arrays)
         check_latents(noisy.domain)
-        nodes, report = _nodes(arrays), FitReport(**header["report"])
-        _check_nodes(nodes, noisy.domain)
-        n_latents = sum(node.n_latents for node in nodes)
-        if (
-            len(arrays["factor"]) != n_latents * (n_latents + 1) // 2
-            or report.n_latents != n_latents
-        ):
+        nodes, report = _read_nodes(arrays, noisy.domain), FitReport(**header["report"])
+        n_latents, triangle = sum(node.n_latents for node in nodes), arrays["factor"]
+        n_entries = n_latents * (n_latents + 1) // 2
+        if len(triangle) != n_entries or report.n_latents != n_latents:
             raise ValueError("the factor is of another model")
-        if not all(
-            type(number) in (int, float) and math.isfinite(number)
-            for number in asdict(report).values()
-        ):
-            raise ValueError("the report holds something else than numbers")
+        if (np.abs(triangle) > _MAX_FACTOR).any():
+            raise ValueError("the factor does not give correlations")
+        for number in asdict(report).values():
+            if type(number) not in (int, float) or not math.isfinite(number):
+                raise ValueError("the report holds something else than numbers")
         factor = np.zeros((n_latents, n_latents), dtype=np.float32)
-        factor[np.tril_indices(n_latents)] = arrays["factor"]
+        factor[np.tril_indices(n_latents)] = triangle
         targets = None
         if header["raked"]:
             targets = Targets(
@@ -191,84 +184,68 @@ class FittedCopula(Archived):
         return cls(schema=schema, types=types, bins=bins, noisy=noisy, model=model, report=report)
 
 
-def _check_arrays(arrays: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the arrays have the types of `_contents` and numbers that a fit can give."""
-    for name, dtype in (
-        ("factor", np.float32),
-        ("levels", np.uint16),
-        ("probabilities", np.float64),
-        ("offsets", np.float32),
-    ):
-        if (
-            arrays[name].dtype != dtype
-            or arrays[name].ndim != 1
-            or not np.isfinite(arrays[name]).all()
-        ):
+_TYPES = {
+    "factor": np.float32,
+    "levels": np.uint16,
+    "probabilities": np.float64,
+    "offsets": np.float32,
+}
+
+
+def _read_nodes(arrays: Mapping[str, Any], domain: Domain) -> tuple[Node, ...]:
+    """Return the nodes, or raise ValueError: sampling indexes by their numbers without a check."""
+    for name, dtype in _TYPES.items():
+        array = arrays[name]
+        if array.dtype != dtype or array.ndim != 1 or not np.isfinite(array).all():
             raise ValueError("an array has another type, or a number is not finite")
-    if (
-        arrays["nodes"].dtype != np.int64
-        or arrays["nodes"].ndim != 2
-        or (np.abs(arrays["factor"]) > _MAX_FACTOR).any()
-    ):
-        raise ValueError(
-            "the tree is not a table of whole numbers, or the factor does not give correlations"
+    if arrays["nodes"].dtype != np.int64 or arrays["nodes"].ndim != 2:
+        raise ValueError("the tree is not a table of whole numbers")
+    nodes: list[Node] = []
+    level = cell = 0
+    for attribute, parent, first, n_groups, n_levels in arrays["nodes"].tolist():
+        if n_groups < 1 or n_levels < 1:
+            raise ValueError("a node has no group or no level")
+        if not -1 <= parent < len(nodes) or not 0 <= attribute < domain.n_attributes:
+            raise ValueError("a node comes before its parent, or is of no attribute")
+        if n_groups != (1 if parent < 0 else len(nodes[parent].levels)):
+            raise ValueError("a node has other groups than its parent has levels")
+        end = cell + n_groups * n_levels
+        levels = arrays["levels"][level : level + n_levels]
+        probabilities = arrays["probabilities"][cell:end].reshape(n_groups, n_levels)
+        if len(levels) < n_levels:
+            raise ValueError("the arrays are of other nodes")
+        if not (levels[1:] > levels[:-1]).all() or levels[-1] >= domain.sizes[attribute]:
+            raise ValueError("a node's levels are not increasing, or outside the domain")
+        off = np.abs(probabilities.sum(axis=1) - 1.0)
+        if (probabilities < 0.0).any() or (off > _ROUNDING).any():
+            raise ValueError("a node's probabilities do not sum to 1")
+        node = Node(
+            attribute=attribute,
+            parent=parent,
+            levels=levels,
+            first=first,
+            probabilities=probabilities,
+            offsets=arrays["offsets"][cell:end].reshape(n_groups, n_levels),
         )
-
-
-def _check_nodes(nodes: Sequence[Node], domain: Domain) -> None:
-    """Raise ValueError unless the nodes are a tree of the domain's attributes: sampling indexes by their numbers without a check."""
+        nodes.append(node)
+        level, cell = level + n_levels, end
+    if [level, cell, cell] != [
+        len(arrays[name]) for name in ("levels", "probabilities", "offsets")
+    ]:
+        raise ValueError("the arrays are of other nodes")
     if sorted(node.attribute for node in nodes) != list(range(domain.n_attributes)):
         raise ValueError("the nodes are not one for each attribute")
-    for place, node in enumerate(nodes):
-        if not -1 <= node.parent < place:
-            raise ValueError("a node comes before its parent")
-        if len(node.probabilities) != (1 if node.parent < 0 else len(nodes[node.parent].levels)):
-            raise ValueError("a node has other groups than its parent has levels")
-        if (
-            not (node.levels[1:] > node.levels[:-1]).all()
-            or node.levels[-1] >= domain.sizes[node.attribute]
-        ):
-            raise ValueError("a node's levels are not increasing, or outside the domain")
-        if (node.probabilities < 0.0).any() or (
-            np.abs(node.probabilities.sum(axis=1) - 1.0) > _ROUNDING
-        ).any():
-            raise ValueError("a node's probabilities do not sum to 1")
-    first = 0
+    n_latents = 0
     for node in sorted(nodes, key=_by_latents):
-        if node.first != first:
+        if node.first != n_latents:
             raise ValueError("the latent variables of a node are those of another, or of none")
-        first += node.n_latents
+        n_latents += node.n_latents
+    return tuple(nodes)
 
 
 def _by_latents(node: Node) -> tuple[int, int]:
     """Return what puts nodes in the order of their latent variables; a node without any comes before the one with the same first."""
     return node.first, node.n_latents
-
-
-def _nodes(arrays: Mapping[str, Any]) -> tuple[Node, ...]:
-    """Return the nodes; ValueError if they take more or less than the arrays hold."""
-    nodes = []
-    level = cell = 0
-    for attribute, parent, first, n_groups, n_levels in arrays["nodes"].tolist():
-        if n_groups < 1 or n_levels < 1:
-            raise ValueError("a node has no group or no level")
-        end = cell + n_groups * n_levels
-        nodes.append(
-            Node(
-                attribute=attribute,
-                parent=parent,
-                levels=arrays["levels"][level : level + n_levels],
-                first=first,
-                probabilities=arrays["probabilities"][cell:end].reshape(n_groups, n_levels),
-                offsets=arrays["offsets"][cell:end].reshape(n_groups, n_levels),
-            )
-        )
-        level, cell = level + n_levels, end
-    if (level, cell, cell) != tuple(
-        len(arrays[name]) for name in ("levels", "probabilities", "offsets")
-    ):
-        raise ValueError("the arrays are of other nodes")
-    return tuple(nodes)
 
 
 def _join(parts: Sequence[Any], dtype: Any) -> Any:

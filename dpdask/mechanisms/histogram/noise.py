@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from decimal import Context, Decimal
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Self, cast, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from dpdask.privacy import Budget, noise
 from dpdask.privacy.accountant import epsilon, scale_events
 from dpdask.privacy.events import Composed, DiscreteLaplace, central_from_dict, to_dict
 from dpdask.stats.marginals import Domain, JointCounts, codes_of, merge_cells, n_cells
-from dpdask.streams import Rng, RunKey, Stream, stream, words
+from dpdask.streams import Rng, RunKey, stream, words
 
 Counts = NDArray[np.int64]
 
@@ -37,28 +37,9 @@ def compute_tail(scale: float, cut: int) -> float:
     return math.exp(-cut / scale) / (1.0 + math.exp(-1.0 / scale))
 
 
-def least_cut(n_cells: int, scale: float, most: float) -> int:
-    """Return the least threshold, at least 1, that at most `most` of `n_cells` empty cells are expected to reach by noise alone.
-
-    Parameters
-    ----------
-    most
-        The most cells that may be expected to reach the threshold.
-    """
-    cut = max(1, math.ceil(scale * (math.log(n_cells / most) - math.log1p(math.exp(-1.0 / scale)))))
-    while n_cells * compute_tail(scale, cut) > most:  # correct for rounding
-        cut += 1
-    return cut
-
-
 def compute_excess_mean(scale: float) -> float:
     """Return E(e - cut | e >= cut) = α / (1 - α), for any cut at least 0."""
     return 1.0 / math.expm1(1.0 / scale)
-
-
-def open_secure_stream() -> Stream:
-    """Return a stream under a fresh key of the operating system that nobody keeps."""
-    return stream(RunKey.fresh(), "histogram", "empty cells")
 
 
 def draw_kept(
@@ -100,25 +81,25 @@ def draw_kept(
     Cormode, Procopiuc, Srivastava and Tran, Differentially private summaries for sparse data
     (2012), section 4, with exact draws in place of floating-point ones (Mironov 2012).
     """
-    source = open_secure_stream() if rng is None else rng
+    # secure: under a fresh key of the operating system that nobody keeps
+    source = stream(RunKey.fresh(), "histogram", "empty cells") if rng is None else rng
     n_empty = n_cells - len(keys)
     ranks = _raise_counts(n_empty, scale, cut, source)
     # the r-th empty cell stands behind all occupied ones that have at most r empty cells before them
     empty = ranks + np.searchsorted(keys - np.arange(len(keys)), ranks, side="right")
     alone = np.ones(len(keys), dtype=np.bool_)
-    together = [np.empty(0, dtype=np.int64)]
+    raised = [np.empty(0, dtype=np.int64)]
     for count in np.flatnonzero(np.bincount(counts[counts < min(cut, _MAX_GROUPS)]) >= _GROUP):
         group = np.flatnonzero(counts == count)
         alone[group] = False
-        together.append(keys[group[_raise_counts(len(group), scale, cut - int(count), source)]])
+        raised.append(keys[group[_raise_counts(len(group), scale, cut - int(count), source)]])
     noisy = noise.discrete_laplace(counts[alone], scale, rng=rng)
-    place = np.concatenate([*together, keys[alone][noisy >= cut]])
-    n_together = len(place) - int((noisy >= cut).sum())
-    weight = np.concatenate([cut + _geometric(n_together, scale, rng=rng), noisy[noisy >= cut]])
+    reach, together = noisy >= cut, np.concatenate(raised)
+    place = np.concatenate([together, keys[alone][reach]])
+    weight = np.concatenate([cut + _geometric(len(together), scale, rng=rng), noisy[reach]])
     order = np.argsort(place)
-    return merge_cells(
-        empty, cut + _geometric(len(empty), scale, rng=rng), place[order], weight[order]
-    )
+    of_empty = cut + _geometric(len(empty), scale, rng=rng)
+    return merge_cells(empty, of_empty, place[order], weight[order])
 
 
 def _raise_counts(n: int, scale: float, least: int, rng: Rng) -> Counts:
@@ -152,7 +133,20 @@ def draw_binomial(n_trials: int, scale: float, cut: int, *, rng: Rng) -> int:
         weight = ((weight * k) << _ODDS) // ((n_trials - k + 1) * ratio)
         down.append(weight)
         k -= 1
-    return k + _choose_cells(down[::-1] + up, rng)
+    # one of them, with probability proportional to its weight, exactly
+    weights = down[::-1] + up
+    total = sum(weights)
+    n_bits = total.bit_length()
+    n_words = n_bits // 64 + 1
+    drawn: int = total
+    while drawn >= total:
+        drawn = int.from_bytes(words(rng, n_words).tobytes(), "little") >> (64 * n_words - n_bits)
+    for weight in weights:
+        drawn -= weight
+        if drawn < 0:
+            break
+        k += 1
+    return k
 
 
 @lru_cache(maxsize=128)
@@ -161,21 +155,6 @@ def _odds(scale: float, cut: int) -> Decimal:
     exact = Decimal(scale)
     alpha, power = (_DIGITS.exp(_DIGITS.divide(Decimal(-j), exact)) for j in (1, cut))
     return _DIGITS.divide(power, _DIGITS.subtract(_DIGITS.add(Decimal(1), alpha), power))
-
-
-def _choose_cells(weights: list[int], rng: Rng) -> int:
-    """Return an index with probability proportional to its weight, exactly."""
-    total = sum(weights)
-    n_bits = total.bit_length()
-    n_words = n_bits // 64 + 1
-    drawn: int = total
-    while drawn >= total:
-        drawn = int.from_bytes(words(rng, n_words).tobytes(), "little") >> (64 * n_words - n_bits)
-    for index, weight in enumerate(weights):
-        drawn -= weight
-        if drawn < 0:
-            return index
-    raise AssertionError("the weights sum to their total")
 
 
 def draw_uniform_below(rng: Rng, n: int, bound: int) -> Counts:
@@ -227,8 +206,7 @@ class HistogramPlan:
     """
 
     cells: DiscreteLaplace
-    # The noise of the number of rows, which the enhanced threshold needs; None where that number is
-    # public or not needed.
+    # of the number of rows, which the enhanced threshold needs; None where it is public
     total: DiscreteLaplace | None
     # `none`: n̂ itself, which may be negative (Algorithm 1). `positive`: max(n̂, 0) (Algorithm 1').
     # `enhanced`: n̂·1{n̂ >= A·log n/ε} (section 4.2). If n is private, the `enhanced` threshold is
@@ -236,34 +214,22 @@ class HistogramPlan:
     # held: see `draw`.
     threshold: Threshold
     factor: float
-    # ε in the threshold's formula, and how many rows of one unit are counted; this number
-    # multiplies the threshold, as it does the noise.
-    epsilon: float
-    rows: int
-    # The noise of the fine counts that cells are found from; None if no cells are found.
-    fine: DiscreteLaplace | None = None
+    epsilon: float  # in the threshold's formula
+    rows: int  # of one unit: they multiply the threshold, as they do the noise
+    fine: DiscreteLaplace | None = None  # of the fine counts that cells are found from, if they are
 
     def __post_init__(self) -> None:
-        positive = all(
-            isinstance(number, int | float) and 0 < number < math.inf
-            for number in (self.factor, self.epsilon)
-        )
-        if (
-            self.threshold not in get_args(Threshold)
-            or not positive
-            or type(self.rows) is not int
-            or self.rows < 1
-        ):
-            raise ValueError("no such threshold, or its factor, ε or rows are not positive")
+        for number in (self.factor, self.epsilon):
+            if not isinstance(number, int | float) or not 0 < number < math.inf:
+                raise ValueError("the threshold's factor or ε is not positive")
+        if self.threshold not in get_args(Threshold) or type(self.rows) is not int or self.rows < 1:
+            raise ValueError("no such threshold, or no rows of a unit")
 
     @property
     def event(self) -> Composed:
         """What will happen."""
-        return Composed(
-            events=tuple(
-                event for event in (self.fine, self.cells, self.total) if event is not None
-            )
-        )
+        events = (self.fine, self.cells, self.total)
+        return Composed(events=tuple(event for event in events if event is not None))
 
     @property
     def n_rows_private(self) -> bool:
@@ -282,9 +248,8 @@ class HistogramPlan:
             return None
         if self.threshold == "positive":
             return 1
-        return max(
-            1, math.ceil(self.factor * self.rows * math.log(max(2.0, n_rows)) / self.epsilon)
-        )
+        log_n = math.log(max(2.0, n_rows))
+        return max(1, math.ceil(self.factor * self.rows * log_n / self.epsilon))
 
 
 @lru_cache(maxsize=64)
@@ -302,17 +267,17 @@ def plan(
     n_found
         The number of columns whose cells are found; their fine counts have a tenth of ε.
     """
-    if not 0 < factor < math.inf:
-        raise SpecError(
-            "the threshold's factor must be positive and finite", "`factor`", "the paper's is 0.5"
-        )
     rows = budget.unit_column.max_rows if budget.unit_column is not None else 1
     replaced = budget.adjacency == "replace-one"
-    counted = threshold == "enhanced" and not replaced
-    shares = [(1.0, 1), *([(TOTAL_SHARE, 1)] if counted else [])]
-    shares += [share_of_cells(sum(share for share, _ in shares), n_found, 0.0)] if n_found else []
-    # if a δ makes it cheaper: what cells lose and what others gain are two vectors, each with noise of its own (see DiscreteLaplace)
+    # if a δ makes it cheaper: what cells lose and what others gain are two vectors, each with noise
+    # of its own (see DiscreteLaplace)
     n_vectors, n_changed = (2, 1) if replaced and budget.delta > 0 else (1, 2 if replaced else 1)
+    shares = {"cells": (1.0, 1)}
+    if threshold == "enhanced" and not replaced:
+        shares["total"] = (TOTAL_SHARE, 1)
+    if n_found:
+        others = sum(share for share, _ in shares.values())
+        shares["fine"] = share_of_cells(others, n_found, 0.0)
     drafts = [
         DiscreteLaplace(
             scale=1.0 / share,
@@ -320,14 +285,12 @@ def plan(
             adjacency=budget.adjacency,
             count=n_vectors * count,
         )
-        for share, count in shares
+        for share, count in shares.values()
     ]
-    found = cast("tuple[DiscreteLaplace, ...]", scale_events(drafts, budget.epsilon, budget.delta))
-    total, fine = found[1] if counted else None, found[-1] if n_found else None
+    scaled = scale_events(drafts, budget.epsilon, budget.delta)
+    events: dict[str, Any] = dict(zip(shares, scaled, strict=True))
     return HistogramPlan(
-        cells=found[0],
-        fine=fine,
-        total=total,
+        **{"total": None, **events},
         threshold=threshold,
         factor=factor,
         epsilon=budget.epsilon,
@@ -348,16 +311,12 @@ class NoisyHistogram(Archived):
         kind="noisy-histogram", format=3, noun="noisy histogram", is_compressed=True
     )
 
-    domain: Domain  # the attributes and their numbers of levels
+    domain: Domain
     plan: HistogramPlan
-    # The number of rows: exact where it is public (replace-one), the noisy one if it was measured,
-    # otherwise None.
-    n_rows: float | None
+    n_rows: float | None  # exact where it is public, else as it was measured, if it was
     cut: int | None  # the least count that was kept; None if all were
-    # Int64 array, increasing: the cells whose weight is not 0, as `stats.joint.keys_of` numbers
-    # them. All others have weight 0.
-    keys: Counts
-    weights: Counts  # int64 array of that shape: n̂ after the threshold
+    keys: Counts  # increasing: the cells whose weight is not 0, as `keys_of` numbers them
+    weights: Counts  # of that shape: n̂ after the threshold
 
     @property
     def total(self) -> int:
@@ -383,41 +342,26 @@ class NoisyHistogram(Archived):
     def check_positive(self) -> None:
         """Check that there is something to sample."""
         if not self.is_positive:
+            what = "no cell has a positive weight: noise and threshold left nothing to sample"
             hint = "lower `bins`, raise `epsilon`, or take another `threshold`"
-            raise SpecError(
-                "no cell has a positive weight: noise and threshold left nothing to sample",
-                "the perturbed histogram",
-                hint,
-            )
+            raise SpecError(what, "the perturbed histogram", hint)
 
     def redraw(self, rng: Rng) -> NoisyHistogram:
         """Return this histogram with the same noise once more, cut at the same threshold: for a parametric bootstrap, free."""
-        return _perturb(
-            JointCounts(self.domain, self.keys, self.weights), self.plan, self.n_rows, self.cut, rng
-        )
+        counts = JointCounts(self.domain, self.keys, self.weights)
+        return _perturb(counts, self.plan, self.n_rows, self.cut, rng)
 
     def check(self, domain: Domain, planned: HistogramPlan) -> None:
         """Check that this is the histogram that a run would draw now, and not one of another version."""
         if self.domain != domain or self.plan != planned:
+            what, hint = "this was written by another version of dpdask", "resume with that version"
             raise InputError(
-                "this was written by another version of dpdask",
-                "the run's noisy histogram",
-                "resume with that version, or `dpdask abort` the run",
+                what, "the run's noisy histogram", f"{hint}, or `dpdask abort` the run"
             )
 
     def _contents(self) -> Contents:
-        planned = self.plan
-        events = {
-            name: None if event is None else to_dict(event)
-            for name in _EVENTS
-            for event in [getattr(planned, name)]
-        }
-        plan_ = {
-            "threshold": planned.threshold,
-            "factor": planned.factor,
-            "epsilon": planned.epsilon,
-            "rows": planned.rows,
-        }
+        plan_ = asdict(self.plan)
+        events = {name: plan_.pop(name) and to_dict(getattr(self.plan, name)) for name in _EVENTS}
         header = {
             "names": self.domain.names,
             "sizes": self.domain.sizes,
@@ -441,44 +385,23 @@ class NoisyHistogram(Archived):
         if len(laplace) < len(events):
             raise ValueError("the noise is not discrete Laplace")
         planned = HistogramPlan(**{"total": None, **laplace, **header["plan"]})
-        domain, n_rows, cut, keys, weights = (
-            Domain.from_header(header),
-            header["n_rows"],
-            header["cut"],
-            arrays["keys"],
-            arrays["weights"],
-        )
+        domain, n_rows, cut = Domain.from_header(header), header["n_rows"], header["cut"]
+        keys, weights = arrays["keys"], arrays["weights"]
         if n_rows is not None:
             check_n_rows(n_rows)
         if (cut is None) != (planned.threshold == "none") or (
             cut is not None and not (type(cut) is int and cut >= 1)
         ):
             raise ValueError("the cut is not the threshold's")
-        _check_cells(domain, keys, weights, cut)
+        if not keys.dtype == weights.dtype == np.int64 or keys.ndim != 1:
+            raise ValueError("the cells and their weights are not whole numbers")
+        inside = (keys >= 0) & (keys < n_cells(domain))
+        if not inside.all() or not (keys[1:] > keys[:-1]).all() or keys.shape != weights.shape:
+            raise ValueError("the cells are not increasing, outside the domain, or too few")
+        is_cut = (weights == 0) if cut is None else (weights == 0) | (weights < cut)
+        if is_cut.any() or np.abs(weights.astype(np.float64)).sum() >= _MAX_TOTAL:
+            raise ValueError("the weights are not above the threshold, or too large to sample")
         return cls(domain=domain, plan=planned, n_rows=n_rows, cut=cut, keys=keys, weights=weights)
-
-
-def _check_cells(
-    domain: Domain, keys: NDArray[Any], weights: NDArray[Any], cut: int | None
-) -> None:
-    """Raise ValueError unless these are distinct cells of the domain, in order, with the weights that a threshold leaves."""
-    if (
-        keys.dtype != np.int64
-        or weights.dtype != np.int64
-        or keys.ndim != 1
-        or keys.shape != weights.shape
-    ):
-        raise ValueError("the cells and their weights are not whole numbers, or differ in number")
-    if not (keys[1:] > keys[:-1]).all() or (
-        len(keys) and not 0 <= keys[0] <= keys[-1] < n_cells(domain)
-    ):
-        raise ValueError("the cells are not increasing, or outside the domain")
-    if (
-        (weights == 0).any()
-        or (cut is not None and (weights < cut).any())
-        or np.abs(weights.astype(np.float64)).sum() >= _MAX_TOTAL
-    ):
-        raise ValueError("the weights are not above the threshold, or too large to sample")
 
 
 def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Rng | None = None) -> NoisyHistogram:
@@ -515,9 +438,8 @@ def draw(counts: JointCounts, planned: HistogramPlan, *, rng: Rng | None = None)
     if planned.cells.adjacency == "replace-one":
         n_rows = float(counts.n_rows)
     elif planned.total is not None:
-        n_rows = float(
-            noise.perturb(np.array([counts.n_rows], dtype=np.int64), planned.total, rng=rng)[0]
-        )
+        counted = np.array([counts.n_rows], dtype=np.int64)
+        n_rows = float(noise.perturb(counted, planned.total, rng=rng)[0])
     cut = planned.cut(0.0 if n_rows is None else n_rows)
     if cut is not None:
         cut = max(cut, least_threshold(counts.domain, planned))
@@ -528,7 +450,12 @@ def least_threshold(domain: Domain, planned: HistogramPlan) -> int:
     """Return the least threshold if the number of rows is private and the threshold depends on it; else 1."""
     if planned.total is None:
         return 1
-    return least_cut(n_cells(domain), planned.cells.scale, MAX_SPARSE)
+    n, scale = n_cells(domain), planned.cells.scale
+    cut = math.ceil(scale * (math.log(n / MAX_SPARSE) - math.log1p(math.exp(-1.0 / scale))))
+    cut = max(1, cut)
+    while n * compute_tail(scale, cut) > MAX_SPARSE:  # correct for rounding
+        cut += 1
+    return cut
 
 
 def check_size(domain: Domain, planned: HistogramPlan, n_rows: float) -> None:
@@ -548,12 +475,9 @@ def _is_sparse(n: int, planned: HistogramPlan, cut: int | None) -> bool:
     where = "the joint histogram"
     if cut is None or n <= DENSE_CELLS:
         if n > MAX_DENSE_CELLS:
-            hint = "lower `bins`, or take the `threshold` enhanced, which draws no noise for most empty cells"
-            raise SpecError(
-                f"has {n:,} cells; noise can be drawn for at most {MAX_DENSE_CELLS:,} cells",
-                where,
-                hint,
-            )
+            what = f"has {n:,} cells; noise can be drawn for at most {MAX_DENSE_CELLS:,} cells"
+            hint = "lower `bins`, or take the `threshold` enhanced, which draws no noise for most"
+            raise SpecError(what, where, f"{hint} empty cells")
         return False
     expected = n * compute_tail(planned.cells.scale, cut)
     if expected > MAX_SPARSE:

@@ -22,14 +22,21 @@ from dpdask.mechanisms.columns import (
     cut_released,
     draw_records,
 )
-from dpdask.mechanisms.histogram.cells import centres, line_moments
+from dpdask.mechanisms.histogram.cells import centres, decode_points, line_moments
 from dpdask.mechanisms.histogram.noise import NoisyHistogram
 from dpdask.privacy.events import Composed
 from dpdask.schema import Schema
 from dpdask.streams import Rng, RunKey, stream
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Floats = NDArray[np.float64]
 Points = Literal["centre", "spread"]
+Output = Literal["cells", "rows"]
+
+WEIGHT = "weight"
+_RECORDS = "histogram/records"
 
 MAX_CUT = 6
 """Cut columns of which the points may be spread: they double the rows each."""
@@ -39,7 +46,7 @@ def points_per_cell(cells: Mapping[str, Cells], points: Points) -> int:
     """Return how many points stand for each cell: 1, or 2 for each column that is cut, multiplied."""
     if points == "centre":
         return 1
-    n_cut = len(_cut(cells))
+    n_cut = sum(len(column.edges) > 0 for column in cells.values())
     if n_cut > MAX_CUT:
         what = f"{n_cut} columns are cut, so that 2**{n_cut} points would stand for each cell; the limit is {MAX_CUT} cut columns"
         raise SpecError(what, "points", "take the centres, or declare levels")
@@ -54,7 +61,7 @@ def spread(
     Parameters
     ----------
     cells
-        The cells of each attribute, in the domain's order; none on the whole line.
+        The cells of each attribute, in the domain's order.
     start, stop
         Which of the cells listed, in the order of their keys.
 
@@ -97,119 +104,84 @@ def spread(
     M-estimators (2011), section 4.1, for the centres.
     """
     per_cell = points_per_cell(cells, "spread")
-    codes = histogram.codes_at(start, stop)
+    codes = histogram.codes_at(start, stop).astype(np.int64)
     weights = histogram.weights[start:stop].astype(np.float64)[:, None]
     values: dict[str, pa.Array] = {}
-    cut, place = _cut(cells), 0
+    n_points = per_cell
     for axis, (name, column) in enumerate(cells.items()):
-        code = np.repeat(codes[axis].astype(np.int64), per_cell)
-        if name not in cut:
+        code = np.repeat(codes[axis], per_cell)
+        if not len(column.edges):
             values[name] = centres(column).take(pa.array(code))
             continue
-        place += 1
-        upper = (np.arange(len(code)) >> (len(cut) - place)) & 1
-        values[name] = _pairs(column).take(pa.array(2 * code + upper))
-        share = _upper_shares(histogram, axis, column, codes[axis].astype(np.int64), start, stop)
-        sides = np.column_stack([1.0 - share, share])
-        weights = (weights[:, :, None] * sides[:, None, :]).reshape(
-            len(weights), 2 * weights.shape[1]
-        )
+        n_points //= 2  # of the columns that follow
+        line = _Line.of(column)
+        is_upper = np.arange(len(code)) // n_points % 2
+        values[name] = line.values.take(pa.array(2 * code + is_upper))
+        share = _share_weights(histogram, axis, line, codes[axis], slice(start, stop))
+        sides = np.column_stack([1.0 - share, share])[:, None, :]
+        weights = (weights[:, :, None] * sides).reshape(len(weights), 2 * weights.shape[1])
     return values, weights.ravel()
-
-
-def _cut(cells: Mapping[str, Cells]) -> list[str]:
-    return [name for name, column in cells.items() if len(column.edges)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """The two points of each possible cell of the line, where they are in the middle of it, and how they share its weight."""
+    """The possible cells of a cut column's line, and the two points of each of the column's cells."""
 
+    values: pa.Array  # the lower and the upper point of each cell; of a single value, twice that
+    n_singles: int  # cells before the line: null and atoms
     means: Floats
     masses: Floats
-    lower: Floats
-    upper: Floats
-    share: Floats
+    share: Floats  # of a cell's weight, the upper point's where the density is even
     deviations: Floats
 
-
-def _line(column: Cells) -> _Line:
-    codec = column.codec
-    if codec.bounds is None:
-        raise SpecError(
-            "the points of cells on the whole line cannot be spread",
-            f"column {codec.name!r}",
-            "take the centres",
+    @classmethod
+    def of(cls, column: Cells) -> _Line:
+        """Return Gauss's points, which have the first three moments of each cell."""
+        codec = column.codec
+        assert codec.bounds is not None
+        means, masses, deviations, skewness = (
+            each[column.possible[-len(each) :]] for each in line_moments(column)
         )
-    means, masses, deviations, skewness = (
-        each[column.possible[-len(each) :]] for each in line_moments(column)
-    )
-    root = np.sqrt(skewness**2 + 4.0)
-    lower, upper = (
-        np.clip(means + deviations * (skewness + side * root) / 2.0, *codec.bounds)
-        for side in (-1.0, 1.0)
-    )  # Gauss's points: outside by rounding alone
-    return _Line(
-        means=means,
-        masses=masses,
-        lower=lower,
-        upper=upper,
-        share=0.5 - skewness / (2.0 * root),
-        deviations=deviations / root,
-    )
+        root = np.sqrt(skewness**2 + 4.0)
+        lower, upper = (means + deviations * (skewness + side * root) / 2.0 for side in (-1.0, 1.0))
+        # outside the bounds by rounding alone
+        pairs = np.clip(np.column_stack([lower, upper]).ravel(), *codec.bounds)
+        singles = np.repeat(np.concatenate([np.zeros(int(codec.nulls)), codec.atoms]), 2)
+        return cls(
+            values=decode_points(codec, np.concatenate([singles, pairs]), 2 * int(codec.nulls)),
+            n_singles=len(singles) // 2,
+            means=means,
+            masses=masses,
+            share=0.5 - skewness / (2.0 * root),
+            deviations=deviations / root,
+        )
 
 
-def _pairs(column: Cells) -> pa.Array:
-    """Return the two points of each possible cell, one after the other; of a single value, twice that."""
-    codec = column.codec
-    assert not codec.has_levels
-    line = _line(column)
-    singles = np.repeat(np.concatenate([np.zeros(int(codec.nulls)), codec.atoms]), 2)
-    values = np.concatenate([singles, np.column_stack([line.lower, line.upper]).ravel()])
-    is_null = np.zeros(len(values), dtype=np.bool_)
-    is_null[: 2 * int(codec.nulls)] = True
-    if pa.types.is_integer(codec.type) or pa.types.is_floating(codec.type):
-        return pa.array(values, type=pa.float64(), mask=is_null)
-    return codec.decode(np.rint(values), is_null)
-
-
-def _upper_shares(
-    histogram: NoisyHistogram,
-    axis: int,
-    column: Cells,
-    codes: NDArray[np.int64],
-    start: int,
-    stop: int,
+def _share_weights(
+    histogram: NoisyHistogram, axis: int, line: _Line, codes: NDArray[np.int64], part: slice
 ) -> Floats:
     """Return the share of each cell's weight that its upper point along an axis has, within 0 to 1; half of it for single values."""
-    line = _line(column)
-    n_line, singles = len(line.means), column.size - len(line.means)
-    inside = np.flatnonzero(codes >= singles)
-    shares = np.full(stop - start, 0.5)
-    here = codes[inside] - singles
+    inside, n_line = np.flatnonzero(codes >= line.n_singles), len(line.means)
+    here = codes[inside] - line.n_singles
+    shares = np.full(len(codes), 0.5)
     shares[inside] = line.share[here]
     if n_line < 2:
         return shares
     stride = math.prod(histogram.domain.sizes[axis + 1 :])
     first = np.clip(here - 1, 0, max(0, n_line - 3))
     neighbours = [first + k for k in range(min(3, n_line))]
-    own = histogram.keys[start:stop][inside]
+    keys, weights = histogram.keys[part][inside], histogram.weights[part][inside]
     x = [line.means[cell] for cell in neighbours]
     with np.errstate(all="ignore"):
         density = [
-            _weights_at(histogram, own + (cell - here) * stride) / line.masses[cell]
+            _weights_at(histogram, keys + (cell - here) * stride) / line.masses[cell]
             for cell in neighbours
         ]
         slope = (density[1] - density[0]) / (x[1] - x[0])
         if n_line > 2:
             bend = ((density[2] - density[1]) / (x[2] - x[1]) - slope) / (x[2] - x[0])
             slope += bend * (2.0 * line.means[here] - x[0] - x[1])
-        tilt = (
-            slope
-            * line.masses[here]
-            * line.deviations[here]
-            / histogram.weights[start:stop][inside]
-        )
+        tilt = slope * line.masses[here] * line.deviations[here] / weights
     tilt[~np.isfinite(tilt)] = 0.0  # of cells that float64 hardly tells apart, a slope is not known
     shares[inside] = np.clip(shares[inside] + tilt, 0.0, 1.0)
     return shares
@@ -221,29 +193,14 @@ def _weights_at(histogram: NoisyHistogram, keys: NDArray[np.int64]) -> Floats:
     return np.where(histogram.keys[place] == keys, histogram.weights[place], 0).astype(np.float64)
 
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-Output = Literal["cells", "rows"]
-
-WEIGHT = "weight"
-_RECORDS = "histogram/records"
-
-
 def type_points(released: pa.Schema, schema: Schema) -> pa.Schema:
     """Return the columns in which points with weights are written; numbers of cells of the line are middles, as float64."""
-    numbers = {
-        each.name
-        for each in released
-        if pa.types.is_integer(each.type) or pa.types.is_floating(each.type)
-    }
-    cut = {name for name in numbers if not schema.columns[name].has_levels}
-    return pa.schema(
-        [
-            *((each.name, pa.float64() if each.name in cut else each.type) for each in released),
-            (WEIGHT, pa.float64()),
-        ]
-    )
+    types = {each.name: each.type for each in released}
+    for name, type_ in types.items():
+        is_number = pa.types.is_integer(type_) or pa.types.is_floating(type_)
+        if is_number and not schema.columns[name].has_levels:
+            types[name] = pa.float64()
+    return pa.schema({**types, WEIGHT: pa.float64()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
