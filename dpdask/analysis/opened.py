@@ -1,13 +1,15 @@
-"""An opened release: its table, its card, and the questions that any release may be asked; each kind of release answers some of them."""
+"""`dpdask.open`, and an opened release: its table, its card, and the questions that any release may be asked; each kind of release answers some of them."""
 
 from __future__ import annotations
 
 import copy
 import difflib
+import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
@@ -18,20 +20,43 @@ from scipy import special
 
 from dpdask.engine.lazy import read_frame, read_shards
 from dpdask.engine.source import Frame
-from dpdask.errors import SpecError
+from dpdask.errors import InputError, SpecError
 from dpdask.inference.m_estimators import WeightedSample
+from dpdask.io.filesystems import by_root, check_options, set_options
 from dpdask.io.parquet import read_schema
-from dpdask.io.storage import Folder
-from dpdask.mechanisms.card import microseconds_of, say_date
+from dpdask.io.shards import CARD_NAME, MANIFEST_NAME, META, Manifest
+from dpdask.io.storage import Folder, absolute_url
+from dpdask.mechanisms.card import Card, microseconds_of, say_date
+from dpdask.mechanisms.guidance import find_guidance
 from dpdask.privacy.rounding import write_digits
 
 if TYPE_CHECKING:  # it imports kernels, which no release but ranges needs
     from dpdask.inference import NPMLE
 
 Floats = NDArray[np.float64]
-
-
+QUESTIONS = (
+    "mean",
+    "share",
+    "histogram",
+    "quantile",
+    "crosstab",
+    "slope",
+    "npmle",
+    "regress",
+    "fit",
+)
+OF_NUMBERS = ("mean", "histogram", "quantile", "slope", "fit")
+OF_SEVERAL = ("crosstab", "slope", "regress", "fit")
+_N_BINS = 20
 _SHOWN = 12
+# by the shape of a release, its class, whose module is imported when it is asked for
+_KINDS = {
+    "rows": ("rows", "OpenedRows"),
+    "records": ("points", "OpenedRecords"),
+    "cells": ("cells", "OpenedCells"),
+    "tables": ("cells", "OpenedTables"),
+    "ranges": ("ranges", "OpenedRanges"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -188,22 +213,6 @@ class Result:
         elif not by_ranks:
             parts.append("unbiased")
         return f"{estimate} ({', '.join(parts)})"
-
-
-QUESTIONS = (
-    "mean",
-    "share",
-    "histogram",
-    "quantile",
-    "crosstab",
-    "slope",
-    "npmle",
-    "regress",
-    "fit",
-)
-OF_NUMBERS = ("mean", "histogram", "quantile", "slope", "fit")
-OF_SEVERAL = ("crosstab", "slope", "regress", "fit")
-_N_BINS = 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -572,3 +581,81 @@ class OpenedRelease:
 def _suggest(name: object, names: Iterable[str]) -> str | None:
     near = difflib.get_close_matches(str(name), names, n=1)
     return f"did you mean {near[0]!r}?" if near else None
+
+
+def open(  # noqa: A001 - `dpdask.open`, as `Image.open`
+    path: str, *, card: str | None = None, storage: Mapping[str, Mapping[str, Any]] | None = None
+) -> OpenedRelease:
+    """Return a release from its output folder, ready for analysis; it reads the card and the manifest, and no row.
+
+    Parameters
+    ----------
+    path
+        The output folder of a job, a path or any fsspec URL.
+    card
+        The name of the release's card in the folder `_dpdask`, such as `release-00001.json`, if
+        there are several releases.
+    storage
+        How its store is opened, as the `storage` of a job; the environment decides if not given.
+        The options hold for all later calls in this process that use the same bucket.
+
+    Raises
+    ------
+    InputError
+        If there is no release, or no such card, or the card is another's.
+    SpecError
+        If the folder holds several releases, each with its own card, and none is named.
+
+    Examples
+    --------
+    >>> import dpdask
+    >>> try:
+    ...     dpdask.open("out/nothing-here")
+    ... except dpdask.InputError as error:
+    ...     print(error.what)
+    there is no finished release here
+    """
+    url = absolute_url(str(path))
+    if storage is not None:
+        set_options(by_root(check_options(dict(storage)), [url]))
+    folder = Folder(url)
+    manifest, read = _read(folder, str(path), card)
+    shape = find_guidance(read).shape(read)
+    if shape not in _KINDS:
+        what = f"releases of the mechanism {read.mechanism.kind!r} cannot be opened"
+        raise SpecError(what, str(path), "read the Parquet files")
+    module, name = _KINDS[shape]
+    kind: type[OpenedRelease] = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+    shards = tuple(shard.name for shard in manifest.shards)
+    return kind(folder=folder, shards=shards, n_rows=manifest.n_rows, content=read.to_dict())
+
+
+def _read(folder: Folder, path: str, card: str | None) -> tuple[Manifest, Card]:
+    """Return the manifest and the card of a release in a folder: of the only one, or of that whose card has this name."""
+    prefix, _, suffix = MANIFEST_NAME.removeprefix(f"{META}/").partition(".")
+    names = [
+        name
+        for name in folder.child(META).names()
+        if name.startswith(prefix) and name.endswith(f".{suffix}")
+    ]
+    if not names:
+        use = "give the output folder of a job; `dpdask status` shows its state"
+        raise InputError("there is no finished release here", path, use)
+    start = CARD_NAME.removesuffix(".json").removeprefix(f"{META}/")
+    cards = {start + name.removeprefix(prefix): name for name in names}
+    listed = f"its cards are {', '.join(sorted(cards)[:3])}{', …' if len(cards) > 3 else ''}"
+    if card is not None and card not in cards:
+        raise InputError(f"there is no release with the card {card!r} here", path, listed)
+    if card is None and len(names) > 1:
+        raise SpecError(
+            f"this folder holds {len(names):,} releases, each with its own card and its own noise",
+            path,
+            f"open one after the other, `dpdask.open(…, card=…)`, and combine estimates by release; {listed}",
+        )
+    chosen = card or next(iter(cards))
+    manifest, where = Manifest.read(folder, f"{META}/{cards[chosen]}"), f"{META}/{chosen}"
+    data = folder.read(where, replaced=True)
+    if manifest is None or sha256(data).hexdigest() != manifest.card_sha256:
+        what = "this card is not the one that the manifest names"
+        raise InputError(what, f"{path}/{where}", "copy the whole folder again")
+    return manifest, Card.read(data, f"{path}/{where}")

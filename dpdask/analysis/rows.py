@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -20,8 +20,10 @@ from dpdask.analysis.points import (
     read_as_python,
 )
 from dpdask.errors import SpecError
-from dpdask.inference.debias import ReleasedColumn
 from dpdask.inference.tallies import Estimate, Frame, Outcomes, outcome_counts
+
+if TYPE_CHECKING:
+    from dpdask.inference.debias import ReleasedColumn
 
 Floats = NDArray[np.float64]
 _IN_MEMORY = 5_000_000  # rows; more are counted by Dask
@@ -159,10 +161,15 @@ class OpenedRows(KeptColumns):
     def _correct(
         self, name: str, estimate: Callable[[ReleasedColumn, Frame], Estimate], *kept: str
     ) -> Result:
-        released = ReleasedColumn.from_card(self.content, name)
+        released = self._read_channel(name)
         rows = self._rows([*released.outcomes.columns, *kept])
         with read_as_python(name, *kept):
             return self._result(estimate(released, rows))
+
+    def _read_channel(self, name: str) -> ReleasedColumn:
+        from dpdask.inference.debias import ReleasedColumn  # many questions need no channel
+
+        return ReleasedColumn.from_card(self.content, name)
 
     def _correct_mean(self, name: str, numbers: Floats, by: str | None = None) -> Result:
         if by is None:
@@ -196,7 +203,7 @@ class OpenedRows(KeptColumns):
 
     def _crosstab_private(self, first: str, second: str) -> Result:
         """Return the table of two columns with noise of their own: of the pair, the channel is the Kronecker product of the two."""
-        one, two = (ReleasedColumn.from_card(self.content, name) for name in (first, second))
+        one, two = map(self._read_channel, (first, second))
         sizes, where = (len(one.levels), len(two.levels)), f"crosstab({first}, {second})"
         n_pairs = math.prod(sizes)
         if n_pairs > _MOST_PAIRS:
@@ -207,8 +214,8 @@ class OpenedRows(KeptColumns):
             Outcomes(columns=(first, second), levels=(one.levels, two.levels)),
         )
         channel = np.kron(one.matrix, two.matrix).astype(np.float64)
-        pair = ReleasedColumn(
-            name=f"{first} × {second}", levels=tuple(range(n_pairs)), matrix=channel
+        pair = replace(
+            one, name=f"{first} × {second}", levels=tuple(range(n_pairs)), matrix=channel
         )
         found = self._result(pair.distribution(counts))
         lost = (

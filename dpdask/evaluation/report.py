@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from dpdask.analysis.opening import open as open_release
+from dpdask.analysis.opened import open as open_release
 from dpdask.errors import OutputError, SpecError
 from dpdask.evaluation.measures import Comparison, compare_sides
 from dpdask.evaluation.samples import (
