@@ -22,9 +22,8 @@ from dpdask.jobs.series import (
     select,
     sum_series,
 )
-from dpdask.jobs.spec import Job
+from dpdask.jobs.spec import Job, JobTable, check_apart, discover_public, open_table
 from dpdask.jobs.state import RunRecord, finish, name_run, open_job_run
-from dpdask.jobs.tables import JobTable, check_apart, discover_public, open_table
 from dpdask.mechanisms.card import Card
 from dpdask.privacy.events import Series, derive_salt, name_series
 

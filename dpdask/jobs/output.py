@@ -1,4 +1,10 @@
-"""Where a release goes, and how it appears there: by a rename, a manifest, or an entry of a log."""
+"""Where a release goes, and how it appears there: by a rename, a manifest, or an entry of a log.
+
+An output (`LocalFolder`, `StoreFolder` or `Table`) says where a run stages, and has the one act that
+makes a release appear. What a run stages has names of its own: a task of an aborted run that is still
+at work somewhere can never write into the next run's release. `series` is the digest of a job whose
+table grows: its releases are numbered.
+"""
 
 from __future__ import annotations
 
@@ -60,62 +66,13 @@ class Catalog(Document):
 NAME_DIGITS = 12  # of a run's name, in the names of its files
 
 
-class Publication:
-    """An output of the releases of one job: where a run stages, and the one act that makes each appear.
-
-    What a run stages has names of its own: a task of an aborted run that is still at work somewhere
-    can never write into the next run's release. `series` is the digest of a job whose table grows: its
-    releases are numbered.
-    """
+class _Folder:
+    """A folder that the releases of one job have for themselves, each with its own manifest."""
 
     is_shared = False  # whether the output may hold releases of other jobs
 
     def __init__(self, output: Folder, series: str | None = None) -> None:
         self.output, self.series = output, series
-
-    def count(self) -> int:
-        """Return how many releases the series has, which is the number of the next one; else 0."""
-        raise NotImplementedError
-
-    def make_staging(self, run_id: str, hidden: Folder, actions: Folder) -> Staging:
-        """Return where a run stages what it will publish, and where its tasks record that."""
-        raise NotImplementedError
-
-    def check(self, types: pa.Schema) -> None:
-        """Check that the output can hold these columns; nothing is charged yet."""
-        raise NotImplementedError
-
-    def find(self, release: str) -> Manifest | None:
-        """Return the manifest of a release that is committed in this output, or None."""
-        raise NotImplementedError
-
-    def read_card(self, release: str) -> bytes:
-        """Return the card of a committed release."""
-        raise NotImplementedError
-
-    def is_free(self, run_id: str | None) -> bool:
-        """Return whether a release fits beside what is here and what an unfinished run has written."""
-        raise NotImplementedError
-
-    def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
-        """Write documents, by their names of `DOCUMENTS`, and manifest; nobody sees them yet."""
-        raise NotImplementedError
-
-    def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
-        """Make a staged release appear by one atomic act, unless it has appeared already."""
-        raise NotImplementedError
-
-    def finish(self) -> None:
-        """Write what an interrupted driver left out after the commit."""
-        raise NotImplementedError
-
-    def undo(self, release: str, run_id: str) -> None:
-        """Remove what a run has written into the output, unless its release is committed."""
-        raise NotImplementedError
-
-
-class _Folder(Publication):
-    """A folder that the releases of one job have for themselves, each with its own manifest."""
 
     def count(self) -> int:
         if self.series is None:
@@ -184,18 +141,18 @@ class LocalFolder(_Folder):
     """
 
     def make_staging(self, run_id: str, hidden: Folder, actions: Folder) -> Staging:
-        """Return where a run stages; see `Publication.make_staging`."""
+        """Return where a run stages what it will publish, and where its tasks record that."""
         number = self.count()  # the shards of the first release end in plain numbers
         run = f"r{number:05d}" if number else ""
         return Staging(shards=hidden.child(f"publish-{run_id}"), actions=actions, run=run)
 
     def is_free(self, run_id: str | None) -> bool:
-        """Return whether a release fits; see `Publication.is_free`."""
+        """Return whether a release fits beside what is here and what an unfinished run has written."""
         del run_id
         return bool(self.count()) or (not self.output.is_file() and not self.output.names())
 
     def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
-        """Write documents and manifest; see `Publication.stage`."""
+        """Write documents and manifest; nobody sees them yet."""
         number = self.count()
         files = {number_name(name, number): data for name, data in documents.items()}
         if not number:
@@ -204,7 +161,7 @@ class LocalFolder(_Folder):
             staging.shards.write(name, data)
 
     def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
-        """Make the release appear; see `Publication.commit`."""
+        """Make a staged release appear by one atomic act, unless it has appeared already."""
         number, hidden = read_number(release), staging.shards
         shards = [shard.name for shard in manifest.shards]
         if number:
@@ -223,12 +180,12 @@ class LocalFolder(_Folder):
         hidden.move_to(self.output)
 
     def finish(self) -> None:
-        """Write what was left out; see `Publication.finish`."""
+        """Write what an interrupted driver left out after the commit."""
         if self.series is not None:
             self.output.write(SUCCESS_NAME, b"")
 
     def undo(self, release: str, run_id: str) -> None:
-        """Remove what a run has written; see `Publication.undo`."""
+        """Remove what a run has written into the output, unless its release is committed."""
         del run_id
         number = read_number(release)
         if not number or self._read_manifest(number) is not None:
@@ -243,18 +200,18 @@ class StoreFolder(_Folder):
     """A folder in a store: shards are written where they stay, and a manifest, created once, commits."""
 
     def make_staging(self, run_id: str, hidden: Folder, actions: Folder) -> Staging:
-        """Return where a run stages; see `Publication.make_staging`."""
+        """Return where a run stages what it will publish, and where its tasks record that."""
         del hidden
         return Staging(shards=self.output, actions=actions, run=run_id[:NAME_DIGITS])
 
     def is_free(self, run_id: str | None) -> bool:
-        """Return whether a release fits; see `Publication.is_free`."""
+        """Return whether a release fits beside what is here and what an unfinished run has written."""
         names = self.output.names()
         known = all(name == META or _is_shard_of(run_id, name) for name in names)
         return bool(self.count()) or (not self.output.is_file() and known)
 
     def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
-        """Write documents and manifest; see `Publication.stage`."""
+        """Write documents and manifest; nobody sees them yet."""
         del manifest
         number = self.count()
         for name, data in documents.items():
@@ -266,7 +223,7 @@ class StoreFolder(_Folder):
             staging.shards.write(number_name(name, number), data)
 
     def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
-        """Make the release appear; see `Publication.commit`."""
+        """Make a staged release appear by one atomic act, unless it has appeared already."""
         del staging
         number = read_number(release)
         self._create_manifest(number, manifest)
@@ -274,18 +231,18 @@ class StoreFolder(_Folder):
             self.output.write(SUCCESS_NAME, b"")
 
     def finish(self) -> None:
-        """Write what was left out; see `Publication.finish`."""
+        """Write what an interrupted driver left out after the commit."""
         if self.series is not None or not self.output.exists(SUCCESS_NAME):
             self.output.write(SUCCESS_NAME, b"")
 
     def undo(self, release: str, run_id: str) -> None:
-        """Remove what a run has written; see `Publication.undo`."""
+        """Remove what a run has written into the output, unless its release is committed."""
         if self._read_manifest(number := read_number(release)) is None:
             _remove_shards(self.output, run_id)
             self._remove_documents(number)
 
 
-class Table(Publication):
+class Table:
     """A table that has a log: files are written where they stay, and one entry makes them visible."""
 
     is_shared = True
@@ -293,25 +250,25 @@ class Table(Publication):
     def __init__(
         self, output: Folder, log: DeltaLog | IcebergLog, mode: Mode, series: str | None = None
     ) -> None:
-        super().__init__(output, series)
+        self.output, self.series = output, series
         self._log, self._mode = log, mode
 
     def count(self) -> int:
-        """Return how many releases there are; see `Publication.count`."""
+        """Return how many releases the series has, which is the number of the next one; else 0."""
         series = self.series
         return 0 if series is None else self._log.count(lambda number: name_release(series, number))
 
     def make_staging(self, run_id: str, hidden: Folder, actions: Folder) -> Staging:
-        """Return where a run stages; see `Publication.make_staging`."""
+        """Return where a run stages what it will publish, and where its tasks record that."""
         del hidden
         return Staging(shards=self.output, actions=actions, run=run_id[:NAME_DIGITS])
 
     def check(self, types: pa.Schema) -> None:
-        """Check the columns; see `Publication.check`."""
+        """Check that the output can hold these columns; nothing is charged yet."""
         self._log.check(types, self._mode)
 
     def find(self, release: str) -> Manifest | None:
-        """Return the manifest; see `Publication.find`."""
+        """Return the manifest of a release that is committed in this output, or None."""
         run = self._log.find(release)
         if run is None:
             return None
@@ -323,12 +280,12 @@ class Table(Publication):
         return manifest
 
     def read_card(self, release: str) -> bytes:
-        """Return the card; see `Publication.read_card`."""
+        """Return the card of a committed release."""
         run = self._log.find(release) or 0
         return self.output.read(_name_file(CARD_NAME, run), replaced=True)
 
     def is_free(self, run_id: str | None) -> bool:
-        """Return whether a release fits; see `Publication.is_free`."""
+        """Return whether a release fits beside what is here and what an unfinished run has written."""
         if self._log.exists():
             return self._mode != "error"
         known, names = {META, self._log.folder_name}, self.output.names()
@@ -337,14 +294,14 @@ class Table(Publication):
         )
 
     def stage(self, staging: Staging, manifest: Manifest, documents: Mapping[str, bytes]) -> None:
-        """Write documents and manifest; see `Publication.stage`."""
+        """Write documents and manifest; nobody sees them yet."""
         if self.output.is_local:  # what a worker or a driver that was killed left half written
             _remove_shards(self.output, staging.run, {shard.name for shard in manifest.shards})
         for name, data in (*documents.items(), (MANIFEST_NAME, manifest.to_bytes())):
             staging.shards.write(staging.place(name), data)
 
     def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
-        """Make the release appear; see `Publication.commit`."""
+        """Make a staged release appear by one atomic act, unless it has appeared already."""
         types = read_schema(self.output, manifest.shards[0].name).remove_metadata()
         self.output.level_times(staging.place(".parquet"))
         card, run = staging.place(CARD_NAME), int(staging.run, 16)
@@ -358,12 +315,15 @@ class Table(Publication):
         """Do nothing: the entry was the last act."""
 
     def undo(self, release: str, run_id: str) -> None:
-        """Remove what a run has written; see `Publication.undo`."""
+        """Remove what a run has written into the output, unless its release is committed."""
         run = int(run_id[:NAME_DIGITS], 16)
         if self._log.find(release) != run:
             _remove_shards(self.output, run_id)
             for name in (*DOCUMENTS, MANIFEST_NAME):
                 self.output.remove(_name_file(name, run))
+
+
+Publication = LocalFolder | StoreFolder | Table
 
 
 def _name_file(name: str, run: int) -> str:

@@ -26,9 +26,8 @@ from dpdask.io.fragments import InputTable, row_group_ranges
 from dpdask.io.storage import Folder
 from dpdask.jobs.growing import Growth
 from dpdask.jobs.output import name_release
-from dpdask.jobs.spec import Job, raises_in_keys
+from dpdask.jobs.spec import Job, JobTable, open_table, opens_stores, raises_in_keys
 from dpdask.jobs.state import RunState, name_run, open_job_run
-from dpdask.jobs.tables import JobTable, open_table, opens_stores
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.expectations import (
     describe_promise,
@@ -38,7 +37,7 @@ from dpdask.mechanisms.expectations import (
     tell_date_bounds,
     warn_of_number_bounds,
 )
-from dpdask.mechanisms.mechanism import Mechanism, audit_mechanism
+from dpdask.mechanisms.mechanism import audit_mechanism
 from dpdask.stats.ranks import ColumnOrder
 
 
@@ -287,40 +286,18 @@ class Plan:
         return "\n".join(lines)
 
 
-def _warn_of_full_charge(job: Job, ledger: dict[str, Any] | None) -> tuple[str, ...]:
-    """Return a warning if a later release of a growing table is charged although its unit is the row."""
-    budget = job.mechanism.budget
-    if (
-        not job.mechanism.continued
-        or ledger is None
-        or budget is None
-        or budget.unit != "row"
-        or ledger["after"] <= ledger["before"]
-    ):
-        return ()
-    why = "a release was aborted after its noise was drawn, the series was continued from a copy, or the ledger does not know the series"
-    return (f"this release is charged in full: {why}",)
-
-
 def _describe_series(series: dict[str, Any] | None) -> list[str]:
     if series is None:
         return []
-    releases, rows = (
-        say_count(series["releases"], "release"),
-        say_count(series["released_rows"], "row"),
-    )
-    before = f"{releases} with {rows} of {say_count(series['released_files'], 'file')}"
-    new = (
-        say_count(series["new_files"], "new file")
-        if series["new_files"]
-        else "nothing new: a run changes nothing"
-    )
-    cost = (
-        ""
-        if series["epsilon"] is None
-        else f"; this one costs a unit ε {series['epsilon']:.6g}, all together {series['series_epsilon']:.6g}"
-    )
-    return [f"  series    {before}; {new}{cost}"]
+    releases = say_count(series["releases"], "release")
+    rows, files = (say_count(series[f"released_{each}s"], each) for each in ("row", "file"))
+    new, cost = "nothing new: a run changes nothing", ""
+    if series["new_files"]:
+        new = say_count(series["new_files"], "new file")
+    if series["epsilon"] is not None:
+        together = f"all together {series['series_epsilon']:.6g}"
+        cost = f"; this one costs a unit ε {series['epsilon']:.6g}, {together}"
+    return [f"  series    {releases} with {rows} of {files}; {new}{cost}"]
 
 
 @raises_in_keys
@@ -344,13 +321,28 @@ def plan_job(job: Job) -> Plan:
     table, mechanism = opened.table, opened.mechanism
     private = {name: job.schema.columns[name] for name in job.schema.privatised}
     expected = expect(job, opened)
-    stages = (*expected.stages, _describe_commit(job))
+    written = _TABLES.get(job.file.output.format)
+    appear = "all shards appear at once" + (f" in one version of {written}" if written else "")
+    commit = f"commit: {appear}, with manifest and release card; the run key is destroyed"
+    stages = (*expected.stages, commit)
     seconds, n_workers = expect_duration(job, opened, stages, expected.n_rows)
-    spends = not is_finished and not _is_charged(job, state)
+    spends = not is_finished
+    with suppress(DpdaskError):
+        unfinished = state.find_unfinished(job.digest)
+        charged = ("intend", "draw", "commit")
+        if unfinished is not None and job.account.read().find_kind(unfinished.run_id) in charged:
+            spends = False
     fits = not spends or not isinstance(refusal, BudgetError)
     ledger = job.account.describe_balances(
         opened.sample_place, opened.hide_sample, spends=spends, fits=fits
     )
+    warnings = [*warn_of_number_bounds(job.schema, opened.work.codecs), *expected.warnings]
+    if not job.account.is_strict:
+        warnings += list_footer_warnings(job, table)
+    row = mechanism.budget is not None and mechanism.budget.unit == "row"
+    if mechanism.continued and row and ledger is not None and ledger["after"] > ledger["before"]:
+        why = "a release was aborted after its noise was drawn, the series was continued from a copy, or the ledger does not know the series"
+        warnings.insert(0, f"this release is charged in full: {why}")
     return Plan(
         name=job.file.name,
         n_fragments=len(table.fragments),
@@ -384,12 +376,7 @@ def plan_job(job: Job) -> Plan:
         refusal=refusal,
         is_finished=is_finished,
         insecure=job.file.insecure_seed is not None,
-        warnings=(
-            *_warn_of_full_charge(job, ledger),
-            *warn_of_number_bounds(job.schema, opened.work.codecs),
-            *expected.warnings,
-            *(() if job.account.is_strict else list_footer_warnings(job, table)),
-        ),
+        warnings=tuple(warnings),
         expectations=mechanism.description.expectations(opened.work.columns),
         series=series,
     )
@@ -423,22 +410,6 @@ def _check_run(job: Job, state: RunState, opened: JobTable) -> bool:
     return finished
 
 
-def _is_charged(job: Job, state: RunState) -> bool:
-    """Return whether the run that would go on is charged already."""
-    with suppress(DpdaskError):
-        unfinished = state.find_unfinished(job.digest)
-        return unfinished is not None and job.account.read().find_kind(unfinished.run_id) in (
-            *("intend", "draw", "commit"),
-        )
-    return False
-
-
-def _describe_commit(job: Job) -> str:
-    table = _TABLES.get(job.file.output.format)
-    version = "" if table is None else f" in one version of {table}"
-    return f"commit: all shards appear at once{version}, with manifest and release card; the run key is destroyed"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
     """What a run would do, as far as footers tell."""
@@ -470,34 +441,19 @@ def expect(job: Job, opened: JobTable) -> Expected:
         n_shards = most_shards(n_rows, fraction, len(table.fragments), most)
         n_rows = None if work.unit is not None else round(n_rows * (1 - (fraction or 0.0)))
     cautions = mechanism.description.cautions(opened.work.columns, opened.public_rows)
-    warnings = (
-        *table.left_out,
-        *_tell_of_public(job, mechanism),
-        *cautions,
-        *list_partition_warnings(job, table),
-        *_warn_of_repeats(job),
-    )
-    return Expected(stages=stages, n_rows=n_rows, n_shards=n_shards, warnings=warnings)
-
-
-def _tell_of_public(job: Job, mechanism: Mechanism) -> tuple[str, ...]:
-    """Return what lies beside the files of a public table and is not read."""
+    warnings = [*table.left_out]
     public = mechanism.public_table
     if public is not None and not mechanism.continued and public.format != "delta":
-        with suppress(
-            DpdaskError
-        ):  # it is told when the table is read; a run that was fitted needs it no more
+        # it is told when the table is read; a run that was fitted needs it no more
+        with suppress(DpdaskError):
             left_out = Files(public.format).list_files(str(public.path), job.schema).left_out
-            return tuple(f"public table: {each}" for each in left_out)
-    return ()
-
-
-def _warn_of_repeats(job: Job) -> tuple[str, ...]:
-    """Return a warning if further runs release the same rows again, and nothing keeps count of what they cost."""
-    if not job.may_repeat or job.ledger is not None or job.epsilon is None:
-        return ()
-    again = f"each run on another version of the input releases all its rows once more, for ε = {job.epsilon!r} again"
-    return (f"output.mode {job.file.output.mode}: {again}; without a ledger nothing adds it up",)
+            warnings += [f"public table: {each}" for each in left_out]
+    warnings += [*cautions, *list_partition_warnings(job, table)]
+    if job.may_repeat and job.ledger is None and job.epsilon is not None:
+        again = f"each run on another version of the input releases all its rows once more, for ε = {job.epsilon!r} again"
+        repeats = f"{again}; without a ledger nothing adds it up"
+        warnings.append(f"output.mode {output.mode}: {repeats}")
+    return Expected(stages=stages, n_rows=n_rows, n_shards=n_shards, warnings=tuple(warnings))
 
 
 def most_shards(n_rows: int, fraction: float | None, n_fragments: int, per_shard: int) -> int:

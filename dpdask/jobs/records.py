@@ -182,7 +182,9 @@ class NumberedRecords:
             return
         self._held = None
         self._remove_all_but_chain()
-        self._remove_records(str(first.get("chain")))
+        for name in self._folder.names():
+            if name.startswith((f"run-{first.get('chain')}-", "beat-")):
+                self._folder.remove(name)
         again = _parse(self._folder, RECORD)
         if again is not None and again.get("chain") == first.get("chain"):
             self._folder.remove(RECORD)
@@ -200,7 +202,10 @@ class NumberedRecords:
             ended.set()
             beat.join()
             with suppress(Exception):  # else the next driver waits
-                self._let_go()
+                if self._held is not None:  # let the next driver go on at once
+                    self._append(self._held.content, None)
+                self._held = None
+                self._folder.remove(f"beat-{self._me['id']}")
 
     def _acquire(self) -> None:
         newest = self._find_newest()
@@ -213,11 +218,8 @@ class NumberedRecords:
                 raise busy(self._output)
             self._held = _Newest(number=0, chain=chain, owner=self._me, content=None)
             return
-        if (
-            newest.owner is not None
-            and not _has_ended(newest.owner)
-            and self._is_alive(str(newest.owner["id"]))
-        ):
+        owner = newest.owner
+        if owner is not None and not _has_ended(owner) and self._is_alive(str(owner["id"])):
             raise busy(self._output)
         self._held = newest
         self._append(newest.content, self._me)
@@ -252,13 +254,6 @@ class NumberedRecords:
                 self._folder.write(f"beat-{self._me['id']}", str(number).encode())
             number += 1
             ended.wait(BEAT_SECONDS)
-
-    def _let_go(self) -> None:
-        """Let the next driver go on at once, if the run is still this driver's and was not removed."""
-        if self._held is not None:
-            self._append(self._held.content, None)
-        self._held = None
-        self._folder.remove(f"beat-{self._me['id']}")
 
     def _append(self, content: Content | None, owner: Content | None) -> None:
         held = self._held
@@ -303,18 +298,10 @@ class NumberedRecords:
     def _remove_all_but_chain(self) -> None:
         first = _parse(self._folder, RECORD)
         chain = None if first is None else f"run-{first.get('chain')}-"
+        kept = {RECORD, f"beat-{self._me['id']}"}
         for name in self._folder.names():
-            if (
-                name != RECORD
-                and not (chain is not None and name.startswith(chain))
-                and name != f"beat-{self._me['id']}"
-            ):
+            if name not in kept and (chain is None or not name.startswith(chain)):
                 self._folder.child(name).remove()
-
-    def _remove_records(self, chain: str) -> None:
-        for name in self._folder.names():
-            if name.startswith((f"run-{chain}-", "beat-")):
-                self._folder.remove(name)
 
 
 RunRecords = LockedRecord | NumberedRecords
@@ -359,15 +346,15 @@ def _identify_process() -> dict[str, Any]:
         return {
             "machine": blake2b(place.encode(), digest_size=16).hexdigest(),
             "pid": os.getpid(),
-            "started": _find_start(os.getpid()),
+            "started": _read_stat(os.getpid())[19],
         }
     except OSError:
         return {"machine": None}
 
 
-def _find_start(pid: int) -> str:
-    """Return when a process started, in the system's ticks."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+def _read_stat(pid: int) -> list[str]:
+    """Return what the system tells of a process: first its state, and 19 fields later its start."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _has_ended(owner: Content) -> bool:
@@ -376,12 +363,9 @@ def _has_ended(owner: Content) -> bool:
     if mine["machine"] is None or owner.get("machine") != mine["machine"]:
         return False
     try:
-        return _find_start(int(owner["pid"])) != owner["started"] or _is_zombie(int(owner["pid"]))
+        stat = _read_stat(int(owner["pid"]))
+        return stat[19] != owner["started"] or stat[0] in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
         return True
     except (OSError, ValueError, KeyError, IndexError):
         return False
-
-
-def _is_zombie(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")

@@ -42,7 +42,7 @@ from dpdask.jobs.output import name_release
 from dpdask.jobs.plan import expect, list_sorted_warnings
 from dpdask.jobs.records import busy
 from dpdask.jobs.run_keys import Name, ReleaseNames, forget_unused
-from dpdask.jobs.spec import Job, raises_in_keys
+from dpdask.jobs.spec import Job, JobTable, open_table, opens_stores, raises_in_keys
 from dpdask.jobs.state import (
     RunRecord,
     RunState,
@@ -54,7 +54,6 @@ from dpdask.jobs.state import (
     open_output_run,
     record_draw,
 )
-from dpdask.jobs.tables import JobTable, open_table, opens_stores
 from dpdask.mechanisms.card import (
     Card,
     EarlierRelease,
@@ -342,7 +341,11 @@ def _release(attempt: _Attempt, reached: RunRecord, following: Next | None) -> O
         sha256 = hashlib.sha256(content).hexdigest()
         manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=sha256)
         quality = opened.mechanism.description.quality(release)
-        doubts = _warn_of_release(opened, fitted, release)
+        doubts = opened.mechanism.description.warnings(release, opened.work.columns)
+        if opened.work.unit is not None and opened.mechanism.releases_rows:
+            # those of the plan, by the rows that the bound of units has left
+            n_rows = sum(fitted.n_released)
+            doubts = (*opened.mechanism.description.cautions(opened.work.columns, n_rows), *doubts)
         # page and metadata are functions of what is published. The budget is spent by now, so no
         # failure to make them may fail the release
         page, faults = make_page(card, manifest, staging.shards)
@@ -373,14 +376,6 @@ def _release(attempt: _Attempt, reached: RunRecord, following: Next | None) -> O
         run_id=reached.run_id,
         release=reached.release,
     )
-
-
-def _warn_of_release(opened: JobTable, fitted: Fitted, release: Any) -> tuple[str, ...]:
-    """Return the warnings of a fitted release; with a unit also the plan's, by the rows it left."""
-    mechanism, columns = opened.mechanism, opened.work.columns
-    counted = opened.work.unit is not None and mechanism.releases_rows
-    late = mechanism.description.cautions(columns, sum(fitted.n_released)) if counted else ()
-    return (*late, *mechanism.description.warnings(release, columns))
 
 
 def _fit(attempt: _Attempt, reached: RunRecord) -> RunRecord:

@@ -1,17 +1,17 @@
-"""The job file: what to release, from where, to where, with what promise."""
+"""The job file: what to release, from where, to where, with what promise; and the table it names."""
 
 from __future__ import annotations
 
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 from pydantic import (
     Field,
@@ -33,24 +33,31 @@ from dpdask.documents import (
     read_text,
     validate,
 )
-from dpdask.engine.account import Account, LedgerPlace
-from dpdask.errors import CombinedSpecError, DpdaskError, SpecError
+from dpdask.engine.account import Account, Hide, LedgerPlace
+from dpdask.engine.cluster import share_options
+from dpdask.engine.fit import Fitted, PublicTable
+from dpdask.engine.source import FileSource
+from dpdask.engine.work import TableWork, make_public_work, make_table_work
+from dpdask.errors import CombinedSpecError, DataError, DpdaskError, SpecError
 from dpdask.io.csv import is_csv
 from dpdask.io.delta import Delta
 from dpdask.io.files import Files, TableFormat
 from dpdask.io.filesystems import Options, by_root, check_options
-from dpdask.io.fragments import takes_in
+from dpdask.io.fragment import Fragment
+from dpdask.io.fragments import InputTable, check_copies, discover, find_copies, takes_in
 from dpdask.io.iceberg import Iceberg
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.jobs.output import Catalog, Output, Publication
-from dpdask.jobs.run_keys import ReleaseNames
-from dpdask.mechanisms.card import About
-from dpdask.mechanisms.mechanism import Spec
+from dpdask.jobs.run_keys import ReleaseNames, hide_name
+from dpdask.mechanisms.card import About, Card, InputVersion
+from dpdask.mechanisms.mechanism import Mechanism, Spec
 from dpdask.mechanisms.registry import bind, parameters, spec_union
 from dpdask.privacy import Budget
 from dpdask.privacy.events import Series
 from dpdask.privacy.rounding import RowOrder
+from dpdask.references.reference import TableReference
 from dpdask.schema import Schema
+from dpdask.steps import step
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -220,7 +227,10 @@ class Job:
                 "output.path",
                 "choose another folder",
             )
-        self._check_bucket()
+        place, _, rest = self.output_url.partition("://")
+        if place in _BUCKETS and "/" not in rest:
+            what = "a bucket itself cannot be the output: the run's state lies beside it"
+            raise SpecError(what, "output.path", "name a folder in it")
         check_seed(file)
         schema.check_privatised(file.schema_path)
         if file.input.format == "csv" or (file.input.format == "files" and is_csv(file.input.path)):
@@ -278,15 +288,6 @@ class Job:
         job = copy(self)
         job.series, job.mechanism = series, replace(self.mechanism, continued=continued)
         return job
-
-    def _check_bucket(self) -> None:
-        place, _, rest = self.output_url.partition("://")
-        if place in _BUCKETS and "/" not in rest:
-            raise SpecError(
-                "a bucket itself cannot be the output: the run's state lies beside it",
-                "output.path",
-                "name a folder in it",
-            )
 
     def _place(self, parameter: str, path: str, base: Path) -> str:
         """Return the URL of a public table; it is an input too, so the output may not lie in it."""
@@ -415,22 +416,19 @@ def load_job(path: str | Path, settings: Mapping[str, str] | None = None) -> Job
     for key, value in (settings or {}).items():
         _set(data, key, value)
     schema_text = _name_schema(data, path.parent)
-    file, schema = check_all(
-        lambda: _check_file(data, text), lambda: Schema.from_text(schema_text())
-    )
+
+    def check_file() -> JobFile:
+        if todos := text.list_todos():
+            raise join_errors(todos)
+        file = validate(job_file_type(), data, text)
+        check_promise(file, text.name)
+        return file
+
+    file, schema = check_all(check_file, lambda: Schema.from_text(schema_text()))
     try:
         return Job(file, schema, path.parent.resolve())
     except SpecError as error:
         raise _find_line(error, text, schema_text()) from None
-
-
-def _check_file(data: Mapping[str, Any], text: Text) -> JobFile:
-    todos = text.list_todos()
-    if todos:
-        raise join_errors(todos)
-    file = validate(job_file_type(), data, text)
-    check_promise(file, text.name)
-    return file
 
 
 def _name_schema(data: Mapping[str, Any], base: Path) -> Callable[[], Text]:
@@ -472,3 +470,157 @@ def _set(data: dict[str, Any], key: str, value: str) -> None:
             )
         data = inner
     data[last] = parse_value(value, f"--set {key}")
+
+
+def opens_stores(
+    function: Callable[Concatenate[Job, Args], Result],
+) -> Callable[Concatenate[Job, Args], Result]:
+    """Return a function of a job that opens the job's stores with its options, here and on the workers."""
+
+    @functools.wraps(function)
+    def opening(job: Job, *args: Args.args, **kwargs: Args.kwargs) -> Result:
+        with share_options(job.stores):
+            return function(job, *args, **kwargs)
+
+    return opening  # type: ignore[return-value]  # `wraps` takes the first argument for a named one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTable:
+    """A job's input, as its file names and footers tell it, checked against the mechanism."""
+
+    table: InputTable
+    mechanism: Mechanism  # the job's, with its parameters that depend on the number of rows fixed
+    work: TableWork
+    source: FileSource  # the input as the engine reads it
+
+    @property
+    def public_rows(self) -> int | None:
+        """The number of rows if it is public and known."""
+        return None if self.mechanism.n_rows_private else self.table.n_rows
+
+    @property
+    def sample_place(self) -> str:
+        """What the choice of held-out rows depends on beside its key: the unit and its type, or the positions of the rows."""
+        return self.work.unit_place or "\n".join(fragment.id for fragment in self.table.fragments)
+
+    @property
+    def hide_sample(self) -> Hide | None:
+        """A function that hides a hold-out's name where files' digests choose its rows; None for units, whose names depend on the schema alone."""
+        return hide_name if self.work.unit is None else None
+
+    def public_table(self) -> PublicTable | None:
+        """Return the public table whose rows are counted, if there is one."""
+        public = self.mechanism.public_table
+        if public is None:
+            return None
+        path = str(public.path)
+        found = discover_public(public, self.mechanism.schema)
+        check_apart(found, {each.version for each in self.table.fragments})
+        check_copies(found.fragments, apart=found.schema.names)
+        private = {fragment.url for fragment in self.table.fragments}
+        if any(
+            other.url in private
+            for _, other in find_copies(
+                _strip(found.fragments), _strip(self.table.fragments), apart=()
+            )
+        ):
+            raise _refuse_shared()
+        return PublicTable(
+            source=FileSource(found.fragments, path), work=make_public_work(self.work, found.schema)
+        )
+
+    def tell_version(self, card: Card) -> Card:
+        """Return the card with the input's version, if the input is a Delta or Iceberg table."""
+        table = self.table
+        if table.version is None:
+            return card
+        return card.model_copy(
+            update={
+                "input": InputVersion.model_validate(
+                    {"format": table.format, "version": table.version}
+                )
+            }
+        )
+
+    def check_copies(self) -> None:
+        """Check that no file is a copy of another one; values of folders that nothing is made of tell no files apart."""
+        check_copies(
+            self.table.fragments,
+            self.table.released,
+            apart={*self.work.released.names, *self.work.unit_columns},
+        )
+
+    def check(self, job: Job, publication: Publication) -> None:
+        """Check that there is something to release, and that the output can hold it."""
+        if self.public_rows == 0:
+            raise DataError(
+                "the table has no rows", job.file.input.path, "check the job's input.path"
+            )
+        publication.check(self.mechanism.find_written(self.work.released))
+
+    def with_bounds(self, fitted: Fitted) -> TableWork:
+        """Return the work with the units' bounds that the barrier left."""
+        unit = self.work.unit
+        return (
+            self.work
+            if unit is None
+            else replace(self.work, unit=replace(unit, bounds_sha256=fitted.bounds_sha256))
+        )
+
+
+def discover_public(public: TableReference, schema: Schema) -> InputTable:
+    """Return a public table, from its file names, footers and metadata alone."""
+    return discover(
+        str(public.path),
+        schema,
+        Delta(public.version) if public.format == "delta" else Files(public.format),
+    )
+
+
+def check_apart(public: InputTable, versions: Set[str]) -> None:
+    """Check that a public table shares no file with the private one; no row is read."""
+    if {each.version for each in public.fragments} & versions:
+        raise _refuse_shared()
+
+
+def _refuse_shared() -> SpecError:
+    what = "the public table shares a file with the private one, so protected rows would be their own reference"
+    return SpecError(what, "`reference.path`", "name another table")
+
+
+def _strip(fragments: Sequence[Fragment]) -> list[Fragment]:
+    """Return fragments without the values of partition columns."""
+    return [replace(fragment, constants=()) for fragment in fragments]
+
+
+@step("looking at the input")
+def open_table(
+    job: Job, secrets: Folder, choose: Callable[[InputTable], InputTable] | None = None
+) -> JobTable:
+    """Return a job's input with its mechanism; no row is read.
+
+    Parameters
+    ----------
+    choose
+        Returns the part of the table that is released; all of it if None.
+    """
+    table = discover(
+        job.input_url, job.schema, job.file.input.table_format, growing=job.file.growing
+    )
+    if takes_in(
+        table.location, job.output_url
+    ):  # only its catalog knows where an Iceberg table lies
+        raise SpecError("the output lies inside the input", "output.path", "choose another folder")
+    if choose is not None:
+        table = choose(table)
+    mechanism = job.mechanism.with_rows(
+        lambda: None if job.mechanism.n_rows_private else table.n_rows
+    )
+    work = make_table_work(mechanism, table.schema, secrets)
+    return JobTable(
+        table=table,
+        mechanism=mechanism,
+        work=work,
+        source=FileSource(table.fragments, job.file.input.path),
+    )

@@ -15,70 +15,47 @@ from dpdask.privacy.rounding import shorten
 def describe_audit(found: Mapping[str, Any]) -> str:
     """Return what an audit found, a line for each column and each measurement."""
     sound = "sound" if found["sound"] else "NOT SOUND: an ε is above its claim"
-    sound = sound if found["columns"] or found["measurements"] else "nothing to audit: it has no ε"
-    columns = (
-        f"  {name}: ε* = {column['epsilon_exact']!r} of {column['claimed']!r} claimed, for {column['reference']}"
-        for name, column in (*found["columns"].items(), *_row(found))
-    )
-    measurements = (
-        f"  histogram noise of {_size_text(one)}: at least ε = {one['lower_bound']:.4g} (99.9999 % confidence) of {one['claimed']!r} claimed"
-        for one in found["measurements"]
-    )
-    return "\n".join([f"{found['name']}: {sound}", *columns, *measurements])
-
-
-def _row(found: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    return [] if found["row"] is None else [("a whole row", found["row"])]
-
-
-def _size_text(measurement: Mapping[str, Any]) -> str:
-    return (
-        f"scale {measurement['scale']:.6g}"
-        if "scale" in measurement
-        else f"σ {measurement['sigma']:.6g}"
-    )
+    if not (found["columns"] or found["measurements"]):
+        sound = "nothing to audit: it has no ε"
+    rows = {} if found["row"] is None else {"a whole row": found["row"]}
+    lines = [f"{found['name']}: {sound}"]
+    for name, column in {**found["columns"], **rows}.items():
+        claimed = f"of {column['claimed']!r} claimed, for {column['reference']}"
+        lines.append(f"  {name}: ε* = {column['epsilon_exact']!r} {claimed}")
+    for one in found["measurements"]:
+        size = f"scale {one['scale']:.6g}" if "scale" in one else f"σ {one['sigma']:.6g}"
+        bound = f"at least ε = {one['lower_bound']:.4g} (99.9999 % confidence)"
+        lines.append(f"  histogram noise of {size}: {bound} of {one['claimed']!r} claimed")
+    return "\n".join(lines)
 
 
 def describe_ledger(summary: Book) -> str:
     """Return what a dataset's releases spent, what is left, and its entries."""
     balance = summary.balance
     used, left = shorten(balance.epsilon_spent, up=True), shorten(balance.epsilon_left, up=False)
-    spent = f"ε {used} of {balance.epsilon_limit!r} spent by {say_count(balance.n_runs, 'run')}, {left} left"
-    entries = (
-        f"  {entry.sequence:>4} {entry.recorded} {entry.kind:<6} ε {shorten(entry.charge.epsilon, up=True)} δ {entry.charge.delta!r} {entry.run_id}"
-        + (
-            f", series {entry.charge.event['series']['id']}"
-            if "series" in entry.charge.event
-            else ""
-        )
-        for entry in summary.entries
-    )
-    lines = [
-        f"{summary.dataset}: {spent}; δ {shorten(balance.delta_spent, up=True)} of {balance.delta_limit!r}",
-        *_attacker_lines(balance, add_remove=_is_add_remove(summary)),
-        *_refusal_lines(balance),
-        *entries,
-        f"  head {summary.head}",
-    ]
-    return "\n".join(lines)
-
-
-def _refusal_lines(balance: Balance) -> list[str]:
-    if not balance.n_refused:
-        return []
-    runs = say_count(balance.n_refused, "run")
-    exact = "a refusal reveals an exact answer, and no bound on an attacker covers it"
-    return [f"  {runs} read rows and refused them; {balance.n_refusals_charged} charged; {exact}"]
-
-
-def _is_add_remove(summary: Book) -> bool:
-    """Return whether a charge that counts is of add-remove; a dataset has one adjacency."""
+    runs = say_count(balance.n_runs, "run")
+    spent = f"ε {used} of {balance.epsilon_limit!r} spent by {runs}, {left} left"
+    delta = f"δ {shorten(balance.delta_spent, up=True)} of {balance.delta_limit!r}"
+    # a dataset has one adjacency, that of its charges that count
     newest = {entry.run_id: entry for entry in summary.entries if entry.kind not in NO_RUN}
-    return any(
-        hides_presence(from_dict(entry.charge.event))
-        for entry in newest.values()
-        if entry.counts and entry.charge.event
-    )
+    events = [each.charge.event for each in newest.values() if each.counts and each.charge.event]
+    add_remove = any(hides_presence(from_dict(event)) for event in events)
+    lines = [
+        f"{summary.dataset}: {spent}; {delta}",
+        *_attacker_lines(balance, add_remove=add_remove),
+    ]
+    if balance.n_refused:
+        refused = say_count(balance.n_refused, "run")
+        exact = "a refusal reveals an exact answer, and no bound on an attacker covers it"
+        charged = f"{balance.n_refusals_charged} charged; {exact}"
+        lines.append(f"  {refused} read rows and refused them; {charged}")
+    for entry in summary.entries:
+        cost = f"ε {shorten(entry.charge.epsilon, up=True)} δ {entry.charge.delta!r}"
+        event = entry.charge.event
+        series = f", series {event['series']['id']}" if "series" in event else ""
+        start = f"  {entry.sequence:>4} {entry.recorded} {entry.kind:<6}"
+        lines.append(f"{start} {cost} {entry.run_id}{series}")
+    return "\n".join([*lines, f"  head {summary.head}"])
 
 
 def _attacker_lines(balance: Balance, *, add_remove: bool) -> list[str]:

@@ -24,8 +24,8 @@ from dpdask.io import fragments
 from dpdask.jobs import run
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort
+from dpdask.jobs.spec import JobTable
 from dpdask.jobs.state import RunState
-from dpdask.jobs.tables import JobTable
 from dpdask.privacy.events import Composed, Coverage, DiscreteLaplace, to_dict
 from dpdask.privacy.ledger import Charge, Ledger
 from dpdask.privacy.ledger_entries import Balance

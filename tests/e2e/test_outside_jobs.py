@@ -26,9 +26,8 @@ from dpdask.codec import codec_for
 from dpdask.engine.account import open_ledger
 from dpdask.engine.fit import fit
 from dpdask.io.storage import Folder
-from dpdask.jobs.spec import load_job
+from dpdask.jobs.spec import load_job, open_table
 from dpdask.jobs.state import RunState
-from dpdask.jobs.tables import open_table
 from dpdask.privacy.ledger import Charge
 from dpdask.schema import Column
 

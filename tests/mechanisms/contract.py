@@ -30,8 +30,8 @@ from dpdask.jobs import run as run_module
 from dpdask.jobs import spec
 from dpdask.jobs.plan import audit_job, plan_job
 from dpdask.jobs.run import run_job
+from dpdask.jobs.spec import open_table
 from dpdask.jobs.state import RunState
-from dpdask.jobs.tables import open_table
 from dpdask.mechanisms.card import Card
 from dpdask.mechanisms.guidance import find_guidance
 from dpdask.mechanisms.mechanism import Mechanism
