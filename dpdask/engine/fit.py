@@ -127,9 +127,10 @@ def fit(
             mechanism = mechanism.with_found(search.find(drawn, columns))
             drawn, counts, number = None, None, number + 1
     with step("fitting"):
-        release = mechanism.fit(counts if drawn is None else drawn, work.columns, work.key())
+        key = work.key()
+        release = mechanism.fit(counts if drawn is None else drawn, work.columns, key)
     # the ledger records the digest, and a reference of held-out rows holds their values
-    secret = words(stream(work.key(), "fit/salt", ""), 2).tobytes()
+    secret = words(stream(key, "fit/salt", ""), 2).tobytes()
     sha256 = keep(work.secrets, RELEASE_NAME, salt(release.to_bytes(), secret))
     work.remove_counts(number)
     if not mechanism.releases_rows:

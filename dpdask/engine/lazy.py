@@ -86,6 +86,7 @@ def _transform_part(
     release_type: type[Any],
     meta: pd.DataFrame,
 ) -> pd.DataFrame:
+    work = work.hold_keys()
     key = work.key()  # first: once the key is gone, nothing else is read or written
     check_index(rows.index, meta.index.names)
     [batch] = part.read(rows, work, released=True)

@@ -157,14 +157,14 @@ class PrivateFolder(Folder):
                     return descriptor
                 os.close(descriptor)
         path = Folder(place).local_path
-        with storage_faults(str(path)):
-            try:
-                descriptor = os.open(path, _FOLDER)
-            except OSError as error:
-                if error.errno in _OTHERS and os.path.lexists(path):
-                    raise self._unsafe("is a link or belongs to another user") from None
-                if error.errno in (errno.ENOENT, *_OTHERS):
-                    return None
+        try:
+            descriptor = os.open(path, _FOLDER)
+        except OSError as error:
+            if error.errno in _OTHERS and os.path.lexists(path):
+                raise self._unsafe("is a link or belongs to another user") from None
+            if error.errno in (errno.ENOENT, *_OTHERS):
+                return None
+            with storage_faults(str(path)):
                 raise
         try:
             if not self._holds_key(descriptor):
@@ -178,19 +178,21 @@ class PrivateFolder(Folder):
         """Return whether a folder holds the key of the commitment; False if it holds none, or there is no commitment yet."""
         if not self.commitment:
             return False
-        with storage_faults(self.url):
+        try:
+            file = os.open(
+                *(KEY_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC),
+                dir_fd=descriptor,
+            )
             try:
-                file = os.open(
-                    KEY_NAME,
-                    os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
-                    dir_fd=descriptor,
-                )
-            except FileNotFoundError:
-                return False
-            try:
-                check_key(os.read(file, _KEY_BYTES), self.commitment, self.url)
+                found = os.read(file, _KEY_BYTES)
             finally:
                 os.close(file)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            with storage_faults(self.url):
+                raise
+        check_key(found, self.commitment, self.url)
         return True
 
     def _check_owner(self, descriptor: int) -> None:

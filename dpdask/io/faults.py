@@ -124,7 +124,7 @@ def storage_faults(where: str, *, writing: bool = False) -> Iterator[None]:
         fault = classify(error)
         if fault is None:
             raise
-        raise _line(fault, error, where, writing=writing) from None
+        raise explain(fault, error, where, writing=writing) from None
 
 
 @contextmanager
@@ -161,7 +161,8 @@ def report_change(where: str) -> InputError:
     )
 
 
-def _line(fault: Fault, error: Exception, where: str, *, writing: bool) -> DpdaskError:
+def explain(fault: Fault, error: Exception, where: str, *, writing: bool = False) -> DpdaskError:
+    """Return the error of one line that a failure becomes."""
     where = mask(where)
     if fault is Fault.SHORT:
         return report_change(where)

@@ -15,7 +15,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from dpdask.errors import SpecError
-from dpdask.io.faults import Fault, classify, storage_faults
+from dpdask.io.faults import Fault, classify, explain
 
 Options = Mapping[str, Any]
 
@@ -236,22 +236,23 @@ def call_storage(url: str, call: Callable[[Any, str], T], *, writing: bool = Fal
     attempt = 0
     while True:
         fs, path = open_filesystem(url)
-        with storage_faults(path, writing=writing):
-            try:
-                return call(fs, path)
-            except Exception as error:
-                fault = classify(error)
-                if fault is Fault.REFUSED and not renewed and not is_local(fs):
-                    renewed = True
-                    if open_filesystem(url)[0] is fs:  # else another thread has done so
-                        type(fs).clear_instance_cache()
-                elif fault is Fault.BUSY and attempt < _TRIES - 1:
-                    # twice as long each time, and not at the same moment as other processes
-                    jitter = uuid.uuid4().int % 1000 / 1000
-                    time.sleep(_FIRST_WAIT_SECONDS * 2**attempt * (0.5 + jitter))
-                    attempt += 1
-                else:
-                    raise
+        try:
+            return call(fs, path)
+        except Exception as error:
+            fault = classify(error)
+            if fault is None:
+                raise
+            if fault is Fault.REFUSED and not renewed and not is_local(fs):
+                renewed = True
+                if open_filesystem(url)[0] is fs:  # else another thread has done so
+                    type(fs).clear_instance_cache()
+            elif fault is Fault.BUSY and attempt < _TRIES - 1:
+                # twice as long each time, and not at the same moment as other processes
+                jitter = uuid.uuid4().int % 1000 / 1000
+                time.sleep(_FIRST_WAIT_SECONDS * 2**attempt * (0.5 + jitter))
+                attempt += 1
+            else:
+                raise explain(fault, error, path, writing=writing) from None
 
 
 def protocols(fs: Any) -> set[str]:
