@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -19,58 +19,49 @@ from scipy.special import ndtri
 
 from dpdask.errors import OutputError, UsageError
 
-SEEDS: Final = (0, (1 << 64) - 1)
+Floats = NDArray[np.float64]
+Singles = NDArray[np.float32]
+Ints = NDArray[np.int64]
 
 
-def check_ranges(ranges: Mapping[str, tuple[int, int, int]]) -> None:
-    """Check that each named value lies in its closed range.
-
-    Parameters
-    ----------
-    ranges
-        The value, the least and the largest possible one, of each argument by its name.
-    """
-    for name, (value, low, high) in ranges.items():
+def _check(
+    out: str, n_rows: int, seed: int, rows_per_file: int, **ranges: tuple[int, int, int]
+) -> None:
+    """Check that each number lies in its closed range, and that the place is a path."""
+    common = {"n_rows": (n_rows, 1, 1 << 53), "seed": (seed, 0, (1 << 64) - 1)}
+    common["rows_per_file"] = (rows_per_file, 1, 1 << 26)  # pyarrow splits longer row groups
+    for name, (value, low, high) in (common | ranges).items():
         if not low <= value <= high:
             raise UsageError(f"{value} is not in {low}..{high}", name, "give one that is")
-
-
-def check_local(out: str) -> None:
-    """Check that a place is a path, not a URL."""
     if "://" in out:
         raise UsageError("simulated tables are written to local folders only", out, "give a path")
 
 
-def claim(out: str) -> Path:
+def _claim(out: str) -> Path:
     """Return the output folder, made with its parents."""
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         occupied = next(folder.iterdir(), None) is not None
     except OSError as error:
-        raise OutputError(
-            f"is not a folder that can be made or read ({type(error).__name__})",
-            out,
-            "choose another",
-        ) from error
+        what = f"is not a folder that can be made or read ({type(error).__name__})"
+        raise OutputError(what, out, "choose another") from error
     if occupied:
         raise OutputError("exists and is not empty", out, "choose another folder, or delete it")
     return folder
 
 
 @contextmanager
-def stage(path: Path) -> Iterator[Path]:
+def _stage(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside `path`; the file written there is renamed to `path` at the end, and removed on failure."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        raise OutputError(
-            f"cannot be written ({type(error).__name__})",
-            str(path),
-            "delete the folder, make room, run again",
-        ) from error
+        what = f"cannot be written ({type(error).__name__})"
+        hint = "delete the folder, make room, run again"
+        raise OutputError(what, str(path), hint) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -84,7 +75,6 @@ _MAX_ATTRIBUTES = 10_000
 _MAX_MEAN_LEVELS = (
     64  # the largest attribute then has some 350: int16 holds it, and the schema allows 2,048
 )
-_MAX_ROWS_PER_FILE = 1 << 26
 _FEW_LEVELS = 12  # attributes with more levels are ages, years, counts: their order has a meaning
 _SKEW = (0.3, 2.5)  # exponents of Zipf's law, from nearly even to nearly constant
 _ONE = 1 << 32
@@ -140,18 +130,14 @@ def _sizes(n_attributes: int, n_levels: int) -> list[int]:
     ]
 
 
-def _table(
-    relation: _Relation, n_parent: int, base: NDArray[np.float64], rng: Generator
-) -> NDArray[np.float64]:
+def _table(relation: _Relation, n_parent: int, base: Floats, rng: Generator) -> Floats:
     """Probability of each level given each level of the parent: a distribution without the parent, mixed with a peak that moves with it."""
     least, most, exclusive = relation.value
     n = len(base)
     weight = rng.uniform(least, most)
     centre = (np.arange(n_parent) + 0.5) / n_parent * n
     peak = np.exp(-np.abs(np.arange(n) + 0.5 - centre[:, None]) / max(0.5, n / 20))
-    table: NDArray[np.float64] = (1 - weight) * base + weight * peak / peak.sum(
-        axis=1, keepdims=True
-    )
+    table: Floats = (1 - weight) * base + weight * peak / peak.sum(axis=1, keepdims=True)
     if exclusive:  # impossible pairs, as children are not married: the parent's first third of levels occurs with the first third only
         table[: -(-n_parent // 3), -(-n // 3) :] = 0
     table /= table.sum(axis=1, keepdims=True)
@@ -194,27 +180,18 @@ def _draw_levels(
 _draw: Callable[..., None] = numba.njit(nogil=True)(_draw_levels)
 
 
-def _codes(
-    model: list[_Attribute], n_rows: int, rng: Generator, type_: type[np.signedinteger]
-) -> NDArray[np.signedinteger]:
-    """Levels of `n_rows` rows, of shape (attributes, rows)."""
-    codes = np.zeros((len(model), n_rows), type_)
-    for out, attribute in zip(codes, model, strict=True):
-        uniform = rng.integers(0, _ONE - 1, n_rows, dtype=np.uint32, endpoint=True)
-        # attribute 0 is its own parent, still all zeros
-        _draw(uniform, codes[attribute.parent], attribute.edges, out)
-    return codes
-
-
 def _blocks(
     model: list[_Attribute], schema: pa.Schema, n_rows: int, seed: int
 ) -> Iterator[pa.Table]:
     """The rows, one block at a time."""
     for number, first in enumerate(range(0, n_rows, _BLOCK_ROWS)):
+        n = min(_BLOCK_ROWS, n_rows - first)
         rng = Generator(PCG64(SeedSequence([seed, number])))
-        codes = _codes(
-            model, min(_BLOCK_ROWS, n_rows - first), rng, schema.types[0].to_pandas_dtype()
-        )
+        codes = np.zeros((len(model), n), schema.types[0].to_pandas_dtype())
+        for out, attribute in zip(codes, model, strict=True):
+            uniform = rng.integers(0, _ONE - 1, n, dtype=np.uint32, endpoint=True)
+            # attribute 0 is its own parent, still all zeros
+            _draw(uniform, codes[attribute.parent], attribute.edges, out)
         yield pa.table(list(codes), schema=schema)
 
 
@@ -227,15 +204,6 @@ def _schema_text(names: list[str], sizes: list[int]) -> str:
     )
     head = "# A simulated census: every attribute's levels are the whole numbers from 0."
     return "\n".join([head, "columns:", *lines, ""])
-
-
-def _schema_place(out: str) -> Path:
-    """Beside the folder, which a job reads whole: `<out>-schema.yaml`."""
-    folder = Path(out).resolve()
-    place = folder.with_name(f"{folder.name}-schema.yaml")
-    if place.exists():
-        raise OutputError("exists", str(place), "choose another folder, or delete it")
-    return place
 
 
 def simulate_census(
@@ -293,18 +261,14 @@ def simulate_census(
     """
     if n_levels is None:
         n_levels = max(2, n_attributes * CENSUS_LEVELS // CENSUS_ATTRIBUTES)
-    check_ranges(
-        {
-            "n_rows": (n_rows, 1, 1 << 53),
-            "n_attributes": (n_attributes, 1, _MAX_ATTRIBUTES),
-            "n_levels": (n_levels, 2 * n_attributes, _MAX_MEAN_LEVELS * n_attributes),
-            "seed": (seed, *SEEDS),
-            "rows_per_file": (rows_per_file, 1, _MAX_ROWS_PER_FILE),
-        }
-    )
-    check_local(out)
-    place = _schema_place(out)
-    folder = claim(out)
+    most = _MAX_MEAN_LEVELS * n_attributes
+    attributes, levels = (n_attributes, 1, _MAX_ATTRIBUTES), (n_levels, 2 * n_attributes, most)
+    _check(out, n_rows, seed, rows_per_file, n_attributes=attributes, n_levels=levels)
+    place = Path(out).resolve()  # the schema stands beside the folder, which a job reads whole
+    place = place.with_name(f"{place.name}-schema.yaml")
+    if place.exists():
+        raise OutputError("exists", str(place), "choose another folder, or delete it")
+    folder = _claim(out)
     sizes = _sizes(n_attributes, n_levels)
     digits = max(2, len(str(n_attributes - 1)))
     names = [f"a{number:0{digits}}" for number in range(n_attributes)]
@@ -318,7 +282,7 @@ def simulate_census(
         path = folder / f"people-{number:05d}.parquet"
         # the dictionary packs a value into as many bits as its levels need: nothing is left to compress, and no file is read faster
         with (
-            stage(path) as temporary,
+            _stage(path) as temporary,
             pq.ParquetWriter(temporary, schema, compression="none", store_schema=False) as writer,
         ):
             while n_left:
@@ -329,7 +293,7 @@ def simulate_census(
         bytes_ += path.stat().st_size
         if on_file is not None:
             on_file(number + 1, n_files)
-    with stage(place) as temporary:
+    with _stage(place) as temporary:
         temporary.write_text(_schema_text(names, sizes), encoding="utf-8")
     return {
         "rows": n_rows,
@@ -379,15 +343,15 @@ _SCHEMA = pa.schema(
 class _Population:
     """What is fixed for a whole table: users in order of id, movies in order of popularity; the residual completes the variance to 1."""
 
-    user_ends: NDArray[np.int64]  # the row at which each user's ratings end
-    user_effects: NDArray[np.float32]
-    user_starts: NDArray[np.int64]  # the second from which each user rates
+    user_ends: Ints  # the row at which each user's ratings end
+    user_effects: Singles
+    user_starts: Ints  # the second from which each user rates
     movie_ids: NDArray[np.int32]
-    movie_effects: NDArray[np.float32]
+    movie_effects: Singles
     residual_std: np.float32
 
 
-def _activity(n_rows: int, n_users: int, rng: Generator) -> NDArray[np.int64]:
+def _activity(n_rows: int, n_users: int, rng: Generator) -> Ints:
     """Ratings per user: at least 1 each, `n_rows` in sum, in the proportions of 20 + lognormal at stratified quantiles."""
     quantiles = ndtri((rng.permutation(n_users) + 0.5) / n_users)
     share = _MIN_ACTIVITY - 1 + _MEDIAN_EXCESS * np.exp(_EXCESS_SIGMA * quantiles)
@@ -397,24 +361,20 @@ def _activity(n_rows: int, n_users: int, rng: Generator) -> NDArray[np.int64]:
     return 1 + np.ediff1d(spare, to_begin=spare[0])
 
 
-def _movie_rank(uniform: NDArray[np.float64], n_movies: int) -> NDArray[np.int64]:
+def _movie_rank(uniform: Floats, n_movies: int) -> Ints:
     """Rank (0 is the most popular) at quantiles of a discretised Zipf-Mandelbrot law cut at `n_movies`, by inversion."""
     tail: float = (1 + n_movies / _ZIPF_OFFSET) ** (1 - _ZIPF_EXPONENT)
-    place: NDArray[np.float64] = _ZIPF_OFFSET * (
-        (1 - uniform * (1 - tail)) ** (1 / (1 - _ZIPF_EXPONENT)) - 1
-    )
+    place: Floats = _ZIPF_OFFSET * ((1 - uniform * (1 - tail)) ** (1 / (1 - _ZIPF_EXPONENT)) - 1)
     return place.clip(max=n_movies - 1).astype(np.int64)
 
 
-def _movie_shares(n_movies: int) -> NDArray[np.float64]:
+def _movie_shares(n_movies: int) -> Floats:
     """Probability of each rank under the distribution of `_movie_rank`."""
     beyond = np.power(1 + np.arange(n_movies + 1) / _ZIPF_OFFSET, 1 - _ZIPF_EXPONENT)
     return np.diff(-beyond / (1 - beyond[-1]))
 
 
-def _effects(
-    shares: NDArray[np.float64], variance: float, rng: Generator
-) -> tuple[NDArray[np.float32], float]:
+def _effects(shares: Floats, variance: float, rng: Generator) -> tuple[Singles, float]:
     """Effects that are N(0, `variance`) when weighted by `shares`, in random order, and the weighted variance reached.
 
     Weighted normal scores, not free draws: a movie with 0.3 % of the ratings would otherwise move
@@ -447,15 +407,6 @@ def _population(n_rows: int, n_users: int, n_movies: int, seed: int) -> _Populat
     )
 
 
-def _ratings(latent: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Ratings 0.5, 1, ..., 5 of standard normal latents: the published frequencies, as thresholds at their normal quantiles."""
-    cumulative = np.cumsum(ML25M_RATING_COUNTS)
-    level = np.ones(len(latent), np.uint8)
-    for threshold in ndtri(cumulative[:-1] / cumulative[-1]).astype(np.float32):
-        level += latent > threshold
-    return level * np.float32(0.5)
-
-
 def _rows(population: _Population, first: int, last: int, rng: Generator) -> pa.Table:
     """Rows `first` to `last` (not included) of the table, sorted by user."""
     n, ends = last - first, population.user_ends
@@ -469,6 +420,10 @@ def _rows(population: _Population, first: int, last: int, rng: Generator) -> pa.
     latent = rng.standard_normal(n, dtype=np.float32) * population.residual_std
     latent += population.movie_effects[rank]
     latent += np.repeat(population.user_effects[users], per_user)
+    # the published frequencies, as thresholds at their normal quantiles
+    level, cumulative = np.ones(n, np.uint8), np.cumsum(ML25M_RATING_COUNTS)
+    for threshold in ndtri(cumulative[:-1] / cumulative[-1]).astype(np.float32):
+        level += latent > threshold
     start = np.repeat(population.user_starts[users], per_user)
     elapsed = rng.random(n)
     for _ in range(3):  # the 8th power: most of a user's ratings come soon, some years later
@@ -476,25 +431,10 @@ def _rows(population: _Population, first: int, last: int, rng: Generator) -> pa.
     columns = {
         "userId": np.repeat(np.arange(users.start + 1, users.stop + 1, dtype=np.int32), per_user),
         "movieId": population.movie_ids[rank],
-        "rating": _ratings(latent),
+        "rating": level * np.float32(0.5),
         "timestamp": start + (elapsed * (_LAST_SECOND - start)).astype(np.int64),
     }
     return pa.table(columns, schema=_SCHEMA)
-
-
-def _write(table: pa.Table, path: Path) -> int:
-    """Write one file and return its bytes."""
-    with stage(path) as temporary:
-        repetitive = table.column_names[:3]  # a dictionary of the timestamps would only cost time
-        pq.write_table(
-            table,
-            temporary,
-            compression="zstd",
-            row_group_size=len(table),
-            use_dictionary=repetitive,
-            store_schema=False,
-        )
-        return temporary.stat().st_size
 
 
 def simulate_movielens(
@@ -560,15 +500,9 @@ def simulate_movielens(
         n_users = max(1, n_rows * ML25M_USERS // ML25M_ROWS)
     if n_movies is None:
         n_movies = round(ML25M_MOVIES * (min(max(n_rows, 1), ML25M_ROWS) / ML25M_ROWS) ** 0.6)
-    ranges = {
-        "n_rows": (n_rows, 1, 1 << 53),
-        "n_users": (n_users, 1, min(n_rows, _INT32_MAX)),
-        "n_movies": (n_movies, 1, _INT32_MAX),
-    }
-    ranges |= {"seed": (seed, *SEEDS), "rows_per_file": (rows_per_file, 1, _MAX_ROWS_PER_FILE)}
-    check_ranges(ranges)
-    check_local(out)
-    folder = claim(out)
+    users, movies = (n_users, 1, min(n_rows, _INT32_MAX)), (n_movies, 1, _INT32_MAX)
+    _check(out, n_rows, seed, rows_per_file, n_users=users, n_movies=movies)
+    folder = _claim(out)
     population = _population(n_rows, n_users, n_movies, seed)
     n_files = -(-n_rows // rows_per_file)
     rated = np.zeros(n_movies + 1, np.bool_)
@@ -579,7 +513,17 @@ def simulate_movielens(
             population, number * rows_per_file, min(n_rows, (number + 1) * rows_per_file), rng
         )
         rated[table["movieId"].to_numpy()] = True
-        bytes_ += _write(table, folder / f"ratings-{number:05d}.parquet")
+        path = folder / f"ratings-{number:05d}.parquet"
+        with _stage(path) as temporary:
+            pq.write_table(
+                table,
+                temporary,
+                compression="zstd",
+                row_group_size=len(table),
+                use_dictionary=table.column_names[:3],  # one of the timestamps would only cost time
+                store_schema=False,
+            )
+        bytes_ += path.stat().st_size
         if on_file is not None:
             on_file(number + 1, n_files)
     return {

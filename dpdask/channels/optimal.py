@@ -61,8 +61,6 @@ def optimal(
     order one however rare a level is: minimise Σ P_k Q_j cost[k, j] R[k, j] subject to Σ_j Q_j R[k,
     j] = 1, Σ_k P_k R[k, j] = 1, and t_j <= R[k, j] <= exp(ε) t_j.
     """
-    check_program(probabilities, target, epsilon)
-    _check_cost(cost, len(probabilities))
     margins = Margins.of(probabilities, target)
     if max(len(margins.rows), len(margins.columns)) > MAX_OPTIMAL_LEVELS:
         raise SpecError(
@@ -85,33 +83,6 @@ def optimal(
 
 def _expect_cost(channel: LevelChannel, probabilities: Floats, cost: Floats) -> float:
     return float((probabilities[:, None] * channel.matrix * cost).sum())
-
-
-def check_program(probabilities: Floats, target: Floats | None, epsilon: float) -> None:
-    """Check the distributions and ε of a program."""
-    for distribution in (probabilities, *(() if target is None else (target,))):
-        wrong = (
-            len(distribution) != len(probabilities)
-            or not np.isfinite(distribution).all()
-            or (distribution < 0).any()
-        )
-        if wrong or abs(distribution.sum() - 1) > 1e-9:
-            raise SpecError(
-                "the reference must be probabilities that sum to 1",
-                "channel optimal",
-                "correct the reference",
-            )
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise SpecError("ε must be positive and finite", "channel optimal", "correct `epsilon`")
-
-
-def _check_cost(cost: Floats, n_levels: int) -> None:
-    if cost.shape != (n_levels, n_levels) or not np.isfinite(cost).all() or (cost < 0).any():
-        raise SpecError(
-            "the cost must be a finite, non-negative matrix with one row and column per level",
-            "channel optimal",
-            "correct the cost",
-        )
 
 
 @lru_cache(maxsize=64)

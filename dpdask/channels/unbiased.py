@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdask.channels.laplace import LevelChannel, Margins
-from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS, check_program, constrain, solve_program
+from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS, constrain, solve_program
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as kernel
 from dpdask.kernels.jit import Floats, Words
@@ -61,11 +61,6 @@ def optimal_unbiased(probabilities: Floats, epsilon: float, values: Floats) -> L
     m)/c has the variance var(Z)/c² under P, so the largest c is the best; it is also the
     correlation of Z and Z̃, and its squared cost is the least.
     """
-    check_program(probabilities, None, epsilon)
-    if values.shape != probabilities.shape:
-        raise SpecError(
-            "there must be a value for each level", "channel optimal-unbiased", "correct the levels"
-        )
     check_values(values)
     margins = Margins.of(probabilities, None)
     small = (
