@@ -23,10 +23,9 @@ from dpdask.evaluation.samples import (
     read_released,
 )
 from dpdask.html import read_style, render_page
-from dpdask.io.delta import Delta
 from dpdask.io.files import TableFormat
 from dpdask.io.fragments import InputTable, discover, takes_in
-from dpdask.io.iceberg import Iceberg
+from dpdask.io.lakes import Delta, Iceberg
 from dpdask.io.storage import absolute_url
 from dpdask.mechanisms.card import DAYS, Card, Guarantee, say_date
 from dpdask.mechanisms.guidance import find_guidance

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dpdask.errors import DpdaskError, MissingError, OutputError, SpecError, TemporaryError
+from dpdask.errors import MissingError, OutputError, SpecError, TemporaryError
 from dpdask.io.faults import storage_faults
 from dpdask.io.fragment import UTC, find_layout
+from dpdask.io.lakes import catalog_faults, load_catalog
 from dpdask.io.shards import Mode, Shard, Transaction, count_committed
 from dpdask.io.storage import Folder, absolute_url
 
@@ -388,7 +389,6 @@ def _to_delta(type_: pa.DataType) -> pa.DataType | None:
 
 # ---- Iceberg
 
-_ACCESS = {"py-io-impl": "dpdask.io.iceberg_files.StoreFiles"}
 _RETRIES = "commit.retry.num-retries"
 _RELEASE = "dpdask.release."
 _NEWEST_FORMAT = 2
@@ -504,47 +504,19 @@ class IcebergLog(TableLog):
 
     def _load_catalog(self) -> Catalog:
         try:
-            from pyiceberg.catalog import load_catalog
-            from pyiceberg.exceptions import NotInstalledError
+            import pyiceberg.catalog  # noqa: F401 - what follows needs it
         except ImportError:
             what = "an Iceberg table needs the package pyiceberg, which is not installed"
             raise SpecError(what, "output.format", "install dpdask[iceberg]") from None
         with self._faults():
-            try:
-                return load_catalog(**{**_ACCESS, **self._properties})
-            except (ValueError, NotInstalledError):
-                what = "the catalog cannot be opened as it is given"
-                hint = "check it, and the variables PYICEBERG_CATALOG__… of the environment"
-                raise SpecError(what, "output.catalog", hint) from None
+            return load_catalog(self._properties, "output.catalog", "it")
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
         """Turn what a catalog raises into one line; a refused commit is passed on."""
-        from pyiceberg.exceptions import (
-            CommitFailedException,
-            ForbiddenError,
-            OAuthError,
-            TableAlreadyExistsError,
-            UnauthorizedError,
-        )
-
-        try:
-            with storage_faults(self._folder.url, writing=True):
-                yield
-        except (DpdaskError, CommitFailedException, TableAlreadyExistsError):
-            raise
-        except (UnauthorizedError, ForbiddenError, OAuthError):
-            raise OutputError(
-                "the catalog denies access",
-                self._name,
-                "give its credentials as variables of the environment",
-            ) from None
-        except Exception as error:  # each kind of catalog has its own
-            raise TemporaryError(
-                f"the catalog failed ({type(error).__name__})",
-                self._name,
-                "check its address, and run again to resume",
-            ) from None
+        storage = storage_faults(self._folder.url, writing=True)
+        with storage, catalog_faults(self._name, OutputError, _RETRY):
+            yield
 
 
 def _to_iceberg(type_: pa.DataType) -> pa.DataType | None:

@@ -40,12 +40,11 @@ from dpdask.engine.source import FileSource
 from dpdask.engine.work import TableWork, make_public_work, make_table_work
 from dpdask.errors import CombinedSpecError, DataError, DpdaskError, SpecError
 from dpdask.io.csv import is_csv
-from dpdask.io.delta import Delta
 from dpdask.io.files import Files, TableFormat
 from dpdask.io.filesystems import Options, by_root, check_options
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable, check_copies, discover, find_copies, takes_in
-from dpdask.io.iceberg import Iceberg
+from dpdask.io.lakes import Delta, Iceberg
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.jobs.output import Catalog, Output, Publication
 from dpdask.jobs.run_keys import ReleaseNames, hide_name

@@ -14,9 +14,9 @@ from services.stores import in_environment
 
 from dpdask.errors import InputError, SpecError
 from dpdask.io import filesystems
-from dpdask.io.delta import find_options
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.fragments import discover, read_batches
+from dpdask.io.lakes import find_options
 from dpdask.io.shards import MANIFEST_NAME, list_manifests
 from dpdask.io.storage import Folder
 from dpdask.jobs.plan import plan_job

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from lakes.tables import commit, delete_rows, deletion_vector, live_files, log_of
 
 from dpdask.errors import DataError, InputError, SpecError
-from dpdask.io.delta import Delta
 from dpdask.io.fragment import count_deleted, pack, unpack
 from dpdask.io.fragments import InputTable, discover, read_batches, row_group_ranges
+from dpdask.io.lakes import Delta
 from dpdask.io.storage import absolute_url
 from dpdask.schema import Schema
 

@@ -15,7 +15,7 @@ from pyiceberg.types import LongType
 
 from dpdask.errors import DataError, InputError, SpecError, TemporaryError
 from dpdask.io.fragments import InputTable, discover, read_batches
-from dpdask.io.iceberg import Iceberg
+from dpdask.io.lakes import Iceberg
 from dpdask.io.storage import absolute_url
 from dpdask.schema import Schema
 
