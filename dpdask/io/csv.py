@@ -37,6 +37,11 @@ _BATCH_ROWS = 2**17
 _ALIKE_BYTES = 2**14
 _LF, _CR = b"\n\r"
 _HEXADECIMAL, _FINITE = r"^\s*[-+]?0[xX]", r"\d"
+_HEADER = "begin the file with the names of its columns, separated by commas"
+_NO_HEADER = "this CSV file has no readable header line"
+_FILE = "a CSV file"
+_QUOTES = "close each quote on the line on which it was opened, or convert the file to Parquet"
+_STAMPS = ("ETag", "etag", "mtime", "updated", "last_modified", "LastModified")
 _GZIP = b"\x1f\x8b"  # which begins no text
 BAD_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
 
@@ -53,44 +58,37 @@ def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[Versions, pa
     names = read_names(fs, path, name)
     if not set(names) & set(schema.columns):
         line = names[0] if len(names) == 1 else ""
-        found = next(
-            (sign for sign in _SEPARATORS if set(_split(line, sign)) & set(schema.columns)), None
-        )
+        separators = (sign for sign in _SEPARATORS if set(_split(line, sign)) & set(schema.columns))
+        found = next(separators, None)
         if found is not None:
             raise _refuse_separator(found, name)
-        raise DataError(
-            "its first line names no declared column",
-            name,
-            "begin the file with the names of its columns, separated by commas",
-        )
+        raise DataError("its first line names no declared column", name, _HEADER)
     schema.check_header(names, name)
-    types = pa.schema([pa.field(column, _type_of(column, schema)) for column in names])
-    unread = next((field for field in types if not _is_read(field.type)), None)
-    if unread is not None:
-        raise SpecError(
-            f"CSV files cannot be read as {unread.type}",
-            f"column {unread.name!r}",
-            "declare another `type`",
-        )
+    declared = schema.columns
+    types = pa.schema(
+        [(each, csv_type(declared[each]) if each in declared else pa.string()) for each in names]
+    )
+    for field in types:
+        if not _is_read(field.type):
+            what = f"CSV files cannot be read as {field.type}"
+            raise SpecError(what, f"column {field.name!r}", "declare another `type`")
     return versions, types
 
 
 @functools.cache
 def _is_read(type_: pa.DataType) -> bool:
     """Return whether Arrow reads a type from texts."""
+    convert = pa_csv.ConvertOptions(column_types={"x": type_})
     try:
-        pa_csv.read_csv(
-            io.BytesIO(b"x\n"), convert_options=pa_csv.ConvertOptions(column_types={"x": type_})
-        )
+        pa_csv.read_csv(io.BytesIO(b"x\n"), convert_options=convert)
     except pa.ArrowException:
         return False
     return True
 
 
 def _refuse_gzip(name: str) -> InputError:
-    return InputError(
-        "this file cannot be decompressed: it is truncated or corrupt", name, "write it again"
-    )
+    what = "this file cannot be decompressed: it is truncated or corrupt"
+    return InputError(what, name, "write it again")
 
 
 def read_names(fs: Any, path: str, name: str) -> list[str]:
@@ -100,33 +98,23 @@ def read_names(fs: Any, path: str, name: str) -> list[str]:
             header = file.readline(_SAMPLE_BYTES)
         names = _split(header.decode("utf-8-sig"), ",")
     except UnicodeDecodeError:
-        encoding = (
-            "UTF-16" if header[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "not UTF-8"
-        )
-        raise InputError(
-            f"this CSV file has no readable header line: its encoding is {encoding}",
-            name,
-            "write it in UTF-8",
-        ) from None
+        is_utf_16 = header[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        what = f"{_NO_HEADER}: its encoding is {'UTF-16' if is_utf_16 else 'not UTF-8'}"
+        raise InputError(what, name, "write it in UTF-8") from None
     except BAD_GZIP:
         raise _refuse_gzip(name) from None
     except standard_csv.Error:
         names = []
     if not names:
-        raise InputError(
-            "this CSV file has no readable header line",
-            name,
-            "write it in UTF-8 with its column names first",
-        )
+        raise InputError(_NO_HEADER, name, "write it in UTF-8 with its column names first")
     return names
 
 
 def digest(url: str) -> bytes | None:
-    """Return the SHA-256 of a file's text, whether or not it is compressed; None if it has no rows, or cannot be decompressed."""
+    """Return the SHA-256 of a file's text, decompressed; None if it has no rows, or is corrupt."""
     try:
-        with io.TextIOWrapper(
-            open_url(url), encoding="latin-1"
-        ) as lines:  # every byte is a letter, and every end of a line is known
+        # every byte is a letter, and every end of a line is known
+        with io.TextIOWrapper(open_url(url), encoding="latin-1") as lines:
             is_single = len(_split(next(lines, ""), ",")) == 1
             if not any(is_single or line.strip("\n") for line in lines):
                 return None
@@ -137,14 +125,12 @@ def digest(url: str) -> bytes | None:
 
 
 def check_names(names: Sequence[str], name: str) -> None:
-    """Check that the fields of a first line are names of columns, before they are shown: without a header they are a row."""
+    """Check that a first line has names of columns, before they are shown: it may be a row."""
     found = next((sign for sign in _SEPARATORS if len(names) == 1 and sign in names[0]), None)
     fields = _split(names[0], found) if found is not None else names
     if len(set(names)) < len(names) or any(map(_is_value, fields)):
         what = "its first line looks like a row: a field is empty, repeated, a number or a date"
-        raise DataError(
-            what, name, "begin the file with the names of its columns, separated by commas"
-        )
+        raise DataError(what, name, _HEADER)
     if found is not None:
         raise _refuse_separator(found, name)
 
@@ -155,7 +141,7 @@ def _refuse_separator(found: str, name: str) -> DataError:
 
 
 def _is_value(field: str) -> bool:
-    """Return whether a text is empty, an address, stands for no value or a truth value, or has digits and no letters but those of dates."""
+    """Return whether a text is empty, an address, no value, a truth value, a number or a date."""
     if "@" in field or field.strip().lower() in _VALUES:
         return True
     bare = re.sub(r"(?<=\d)[eETZ](?=[-+\d]|$)", "", field.strip())
@@ -164,10 +150,6 @@ def _is_value(field: str) -> bool:
 
 def _split(line: str, separator: str) -> list[str]:
     return next(standard_csv.reader(io.StringIO(line), delimiter=separator), [])
-
-
-def _type_of(name: str, schema: Schema) -> pa.DataType:
-    return csv_type(schema.columns[name]) if name in schema.columns else pa.string()
 
 
 def csv_type(column: Column) -> pa.DataType:
@@ -181,9 +163,8 @@ def csv_type(column: Column) -> pa.DataType:
         declared = (*(column.bounds or ()), *(column.atoms or ()))
         if any(isinstance(value, dt.datetime) for value in declared):
             return pa.timestamp("us")
-        return (
-            pa.date32() if any(isinstance(value, dt.date) for value in declared) else pa.float64()
-        )
+        has_dates = any(isinstance(value, dt.date) for value in declared)
+        return pa.date32() if has_dates else pa.float64()
     domain = column.levels or ("",)
     if isinstance(domain[0], bool):
         return pa.bool_()
@@ -209,25 +190,20 @@ def read_batches(
     )
     read = pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)
     single = len(types) - len(fragment.constants) == 1
-    parse = pa_csv.ParseOptions(
-        ignore_empty_lines=not single
-    )  # of one column, an empty line is a row
+    ragged: list[pa_csv.InvalidRow] = []
+
+    def note(row: Any) -> str:
+        ragged.append(row)
+        return "error"
+
+    # of one column, an empty line is a row
+    parse = pa_csv.ParseOptions(ignore_empty_lines=not single, invalid_row_handler=note)
+    row_bytes = sum(estimate_width(types.field(name).type) for name in columns)
+    n_rows = max(1, min(_BATCH_ROWS, int(_BLOCK_BYTES / row_bytes)))
     try:
         with _open(fs, path) as file:
             text = _Text(file)
-            n_rows = max(
-                1,
-                min(
-                    _BATCH_ROWS,
-                    int(
-                        _BLOCK_BYTES
-                        / sum(estimate_width(types.field(name).type) for name in columns)
-                    ),
-                ),
-            )
-            with pa_csv.open_csv(
-                text, read_options=read, parse_options=parse, convert_options=convert
-            ) as reader:
+            with pa_csv.open_csv(text, read, parse, convert) as reader:
                 yield from _regroup(text.check(reader), n_rows)
             text.check_lines(empty_count=single)
         if text.is_odd:
@@ -236,7 +212,7 @@ def read_batches(
         raise _refuse_gzip(fragment.name) from None
     except pa.ArrowException as error:
         if text.has_rows:
-            raise _describe(str(error), types) from None
+            raise _describe(str(error), ragged, types) from None
 
 
 class _Text(io.RawIOBase):
@@ -257,16 +233,11 @@ class _Text(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(size)
         if data:
-            text = np.frombuffer(
-                self._last + data, dtype=np.uint8
-            )  # the byte before tells what its first one begins
+            # the byte before tells what its first one begins
+            text = np.frombuffer(self._last + data, dtype=np.uint8)
             ends, returns = (np.flatnonzero(text == sign) for sign in b"\n\r")
-            self._n_ends += (
-                len(ends)
-                + len(returns)
-                - int((text[ends[ends > 0] - 1] == _CR).sum())
-                - int(text[0] in b"\n\r")
-            )
+            pairs = int((text[ends[ends > 0] - 1] == _CR).sum()) + int(text[0] in b"\n\r")
+            self._n_ends += len(ends) + len(returns) - pairs
             after = np.concatenate([ends, returns]) + 1
             self._n_filled += int((~np.isin(text[after[after < len(text)]], [_LF, _CR])).sum())
             crosses = np.flatnonzero((text[1:] | 0x20) == ord("x"))
@@ -275,15 +246,12 @@ class _Text(io.RawIOBase):
         return data
 
     def check(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches, and count their rows; infinite numbers may be texts that a float cannot hold."""
+        """Yield the batches, and count their rows; infinite numbers may be texts beyond a float."""
         for batch in batches:
             self._n_rows += batch.num_rows
-            sums = [
-                pc.sum(column).as_py()
-                for column in batch.columns
-                if pa.types.is_floating(column.type)
-            ]
-            self.is_odd = self.is_odd or not all(map(math.isfinite, filter(None, sums)))
+            floats = (each for each in batch.columns if pa.types.is_floating(each.type))
+            sums = filter(None, (pc.sum(column).as_py() for column in floats))
+            self.is_odd = self.is_odd or not all(map(math.isfinite, sums))
             yield batch
 
     @property
@@ -293,55 +261,50 @@ class _Text(io.RawIOBase):
 
     def check_lines(self, *, empty_count: bool) -> None:
         """Check that each line was a row, but the header."""
-        n_lines = (
-            self._n_ends + (self._last not in (b"\n", b"\r")) if empty_count else self._n_filled
-        )
+        n_lines = self._n_filled
+        if empty_count:
+            n_lines = self._n_ends + (self._last not in (b"\n", b"\r"))
         if self._n_rows != n_lines - 1:
-            what = "a quoted field goes on over the end of its line"
-            raise DataError(
-                what,
-                "a CSV file",
-                "close each quote on the line on which it was opened, or convert the file to Parquet",
-            )
+            raise DataError("a quoted field goes on over the end of its line", _FILE, _QUOTES)
 
 
 def _check_numbers(fs: Any, path: str, fields: Sequence[pa.Field]) -> None:
-    """Refuse texts that Arrow reads as other numbers: 0xFF as -1, and 1e400 as infinite. The file is read again, since such texts are rare."""
-    wrong = {field.name: _HEXADECIMAL for field in fields if pa.types.is_integer(field.type)}
-    wrong |= {field.name: _FINITE for field in fields if pa.types.is_floating(field.type)}
+    """Refuse texts that Arrow reads as other numbers: 0xFF as -1, and 1e400 as infinite.
+
+    The file is read again, since such texts are rare.
+    """
     types = {field.name: field.type for field in fields}
-    convert = pa_csv.ConvertOptions(
-        column_types=dict.fromkeys(wrong, pa.string()), include_columns=list(wrong)
-    )
-    with (
-        _open(fs, path) as file,
-        pa_csv.open_csv(
-            file, pa_csv.ReadOptions(use_threads=False), convert_options=convert
-        ) as reader,
-    ):
-        for batch in reader if wrong else ():
+    wrong = {name: _HEXADECIMAL for name, type_ in types.items() if pa.types.is_integer(type_)}
+    wrong |= {name: _FINITE for name, type_ in types.items() if pa.types.is_floating(type_)}
+    if not wrong:
+        return
+    texts = dict.fromkeys(wrong, pa.string())
+    convert = pa_csv.ConvertOptions(column_types=texts, include_columns=list(wrong))
+    read = pa_csv.ReadOptions(use_threads=False)
+    with _open(fs, path) as file, pa_csv.open_csv(file, read, convert_options=convert) as reader:
+        for batch in reader:
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                texts = column.filter(pc.match_substring_regex(column, wrong[name]))
-                if pa.types.is_floating(types[name]):
-                    texts = texts.filter(pc.is_inf(texts.cast(types[name])))
-                if texts.drop_null():
-                    raise DataError(
-                        f"a number is in hexadecimal, or too large for {types[name]}",
-                        f"column {name!r}",
-                        "correct it",
-                    )
+                type_ = types[name]
+                odd = column.filter(pc.match_substring_regex(column, wrong[name]))
+                if pa.types.is_floating(type_):
+                    odd = odd.filter(pc.is_inf(odd.cast(type_)))
+                if odd.drop_null():
+                    what = f"a number is in hexadecimal, or too large for {type_}"
+                    raise DataError(what, f"column {name!r}", "correct it")
 
 
 def _regroup(batches: Iterable[pa.RecordBatch], n_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield rows in batches of the same number; where the blocks of a text end depends on the length of each value, private ones too."""
+    """Yield rows in batches of the same number.
+
+    Where the blocks of a text end depends on the length of each value, private ones too.
+    """
     held: list[pa.RecordBatch] = []
     n_held = 0
     for batch in batches:
-        start = 0
-        while start < batch.num_rows:
-            part = batch.slice(start, n_rows - n_held)
+        while batch.num_rows:
+            part = batch.slice(0, n_rows - n_held)
             held.append(part)
-            start, n_held = start + part.num_rows, n_held + part.num_rows
+            batch, n_held = batch.slice(part.num_rows), n_held + part.num_rows
             if n_held == n_rows:
                 yield from _join(held)
                 held, n_held = [], 0
@@ -350,39 +313,32 @@ def _regroup(batches: Iterable[pa.RecordBatch], n_rows: int) -> Iterator[pa.Reco
 
 
 def _join(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    return (
-        batches
-        if len(batches) == 1
-        else pa.Table.from_batches(batches).combine_chunks().to_batches()
-    )
+    if len(batches) == 1:
+        return batches
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()  # type: ignore[no-any-return]  # untyped
 
 
-def _describe(message: str, types: pa.Schema) -> DataError:
-    """Return the error of a line, or of a value, which Arrow's message holds: only numbers are taken from it.
+def _describe(message: str, ragged: Sequence[Any], types: pa.Schema) -> DataError:
+    """Return the error of a line, or of a value: only numbers are taken from Arrow's message.
 
     A line that cannot be split or decoded is named. Where a value of another type stands is not
     told.
     """
     line = re.search(r"Row #(\d+)", message)
     here = f"line {line[1]}" if line else "a line"
-    if fields := re.match(r"CSV parse error: Row #\d+: Expected (\d+) columns, got (\d+)", message):
+    for row in ragged:
+        n_fields, n_columns = row.actual_columns, row.expected_columns
+        what = f"{here} has {n_fields} fields, separated by commas, and the header has {n_columns}"
         hint = "correct the line, or put fields that hold commas in quotes"
-        return DataError(
-            f"{here} has {fields[2]} fields, separated by commas, and the header has {fields[1]}",
-            "a CSV file",
-            hint,
-        )
+        return DataError(what, _FILE, hint)
     number = re.match(r"In CSV column #(\d+)", message)
-    column = f"column {types.names[int(number[1])]!r}" if number else "a CSV file"
+    column = f"column {types.names[int(number[1])]!r}" if number else _FILE
     if message.endswith("invalid UTF8 data"):
         return DataError(f"a text in {here} is not in UTF-8", column, "convert the file to UTF-8")
     if number is None:
-        hint = "close each quote on the line on which it was opened, or convert the file to Parquet"
-        return DataError("a line cannot be split into fields", column, hint)
-    type_ = types.field(int(number[1])).type
-    return DataError(
-        f"a value cannot be read as {type_}", column, "correct the file, or the schema's `type`"
-    )
+        return DataError("a line cannot be split into fields", column, _QUOTES)
+    what = f"a value cannot be read as {types.field(int(number[1])).type}"
+    return DataError(what, column, "correct the file, or the schema's `type`")
 
 
 def _open(fs: Any, path: str) -> IO[bytes]:
@@ -412,16 +368,10 @@ def _versions(fs: Any, path: str) -> Versions:
         fs.invalidate_cache()
         info = fs.info(path)
         size = int(info["size"])
-        head, tail = (
-            fs.cat_file(path, start=0, end=min(size, _SAMPLE_BYTES)),
-            fs.cat_file(path, start=max(0, size - _SAMPLE_BYTES), end=size),
-        )
+        head = fs.cat_file(path, start=0, end=min(size, _SAMPLE_BYTES))
+        tail = fs.cat_file(path, start=max(0, size - _SAMPLE_BYTES), end=size)
         content = blake2b(size.to_bytes(8, "little") + head + tail, digest_size=16).hexdigest()
-        stamp = [
-            str(info.get(key))
-            for key in ("ETag", "etag", "mtime", "updated", "last_modified", "LastModified")
-            if key in info
-        ]
+        stamp = [str(info.get(key)) for key in _STAMPS if key in info]
         version = blake2b(f"{content} {stamp}".encode(), digest_size=16).hexdigest()
         return Versions(content, version, blake2b(_unpack(head), digest_size=16).hexdigest(), size)
 
@@ -429,7 +379,7 @@ def _versions(fs: Any, path: str) -> Versions:
 
 
 def _unpack(head: bytes) -> bytes:
-    """Return the beginning of a text, whose file's first bytes may be compressed, in one member or several."""
+    """Return the beginning of a text, which may be compressed, in one member or several."""
     if not head.startswith(_GZIP):
         return head[:_ALIKE_BYTES]
     text = b""
