@@ -375,7 +375,14 @@ def nearest_correlation(
         return NearestCorrelation(matrix=given, distance=0.0, residual=0.0, n_iterations=0)
     shifted = given - floor * np.eye(len(given))
     point, n_iterations, residual = _minimise(shifted, 1 - floor, tolerance)
-    found = _unit_diagonal(_positive_part(point) + floor * np.eye(len(given)))
+    kept = point.values > 0
+    scaled = point.vectors[:, kept] * np.sqrt(point.values[kept])
+    found = scaled @ scaled.T + floor * np.eye(len(given))
+    # a diagonal of exactly 1, symmetric to the last bit, entries within [-1, 1]
+    scale = 1.0 / np.sqrt(np.diagonal(found))
+    found = found * scale[:, None] * scale
+    found = np.clip((found + found.T) / 2, -1.0, 1.0)
+    np.fill_diagonal(found, 1.0)
     return NearestCorrelation(
         matrix=found,
         distance=float(np.linalg.norm(found - given)),
@@ -491,18 +498,3 @@ def _hessian(point: _Spectrum) -> tuple[Callable[[Floats], Floats], Floats]:
     near2, far2 = np.square(near), np.square(far)
     total = near2.sum(axis=1) ** 2 + 2.0 * np.einsum("ik,ik->i", near2, far2 @ share.T)
     return products, (1.0 - total if flipped else total) + _RIDGE
-
-
-def _positive_part(point: _Spectrum) -> Floats:
-    kept = point.values > 0
-    scaled = point.vectors[:, kept] * np.sqrt(point.values[kept])
-    return scaled @ scaled.T
-
-
-def _unit_diagonal(matrix: Floats) -> Floats:
-    """Return the matrix scaled to a diagonal of exactly 1, symmetric to the last bit, its entries within [-1, 1]."""
-    scale = 1.0 / np.sqrt(np.diagonal(matrix))
-    scaled = matrix * scale[:, None] * scale
-    result: Floats = np.clip((scaled + scaled.T) / 2, -1.0, 1.0)
-    np.fill_diagonal(result, 1.0)
-    return result

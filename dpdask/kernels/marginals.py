@@ -83,7 +83,7 @@ def count_pairs(codes: Codes, sizes: Ints, out: Ints | None = None) -> Ints:
         int64 array of the tables' length, to which the counts are added in place; new zeros if
         None.
     """
-    _check(codes, sizes, range(len(sizes)))
+    check_codes(codes, sizes, range(len(sizes)))
     layout = pair_layout(sizes)
     out = _check_out(out, int(layout.groups[-1]))
     if len(sizes) > 1:
@@ -102,7 +102,7 @@ def count_clique(codes: Codes, sizes: Ints, clique: Sequence[int], out: Ints | N
         int64 array of the table's length, to which the counts are added in place; new zeros if
         None.
     """
-    _check(codes, sizes, clique)
+    check_codes(codes, sizes, clique)
     if len(clique) == 0:
         raise ValueError("a clique has at least one attribute")
     positions = np.asarray(clique, dtype=np.int64)
@@ -111,7 +111,7 @@ def count_clique(codes: Codes, sizes: Ints, clique: Sequence[int], out: Ints | N
     return out
 
 
-def _check(codes: Codes, sizes: Ints, attributes: Sequence[int]) -> None:
+def check_codes(codes: Codes, sizes: Ints, attributes: Sequence[int]) -> None:
     """Check the arguments of the compiled loops, which check no bounds."""
     if codes.ndim != 2 or codes.dtype not in (np.uint8, np.uint16) or not codes.flags.c_contiguous:
         raise ValueError(
@@ -560,26 +560,17 @@ def rake(tables: Floats, rows: Floats, columns: Floats) -> Floats:
     )
     left = np.arange(len(tables))
     for _ in range(_RAKING_STEPS):
-        part = _rake_once(result[left], rows[left], columns[left])
+        part = result[left]
+        for wanted, axis in ((columns[left], 1), (rows[left], 2)):
+            found = part.sum(axis=axis)
+            factors = np.divide(wanted, found, out=np.zeros_like(wanted), where=found > 0.0)
+            part = part * np.expand_dims(factors, axis)
         result[left] = part
         missed = np.abs(part.sum(axis=1) - columns[left]).max(axis=1)
         left = left[missed > _RAKING_TOLERANCE * total[left]]
         if not len(left):
             break
     return result
-
-
-def _rake_once(tables: Floats, rows: Floats, columns: Floats) -> Floats:
-    found = tables.sum(axis=1)
-    tables = (
-        tables
-        * np.divide(columns, found, out=np.zeros_like(columns), where=found > 0.0)[:, None, :]
-    )
-    found = tables.sum(axis=2)
-    scaled: Floats = (
-        tables * np.divide(rows, found, out=np.zeros_like(rows), where=found > 0.0)[:, :, None]
-    )
-    return scaled
 
 
 def mutual_information(tables: Floats) -> Floats:

@@ -72,12 +72,14 @@ def tetrachoric(h: ArrayLike, k: ArrayLike, p: ArrayLike, *, n_threads: int = 1)
     Pearson, On the correlation of characters not quantitatively measurable (1900); Genz (2004) for
     the orthant.
     """
-    x, y, q = _broadcast(h, k, p)
+    arrays = (np.asarray(each, dtype=np.float64) for each in (h, k, p))
+    x, y, q = np.broadcast_arrays(*arrays)
     if np.isnan(x).any() or np.isnan(y).any() or not np.isfinite(q).all() or n_threads < 1:
         raise ValueError(
             "a tetrachoric correlation needs cuts, finite probabilities and at least one thread"
         )
-    x, y, q, out = x.ravel(), y.ravel(), q.ravel(), np.empty(q.size)
+    shape, out = q.shape, np.empty(q.size)
+    x, y, q = x.ravel(), y.ravel(), q.ravel()
     chunks = [slice(start, start + _CHUNK) for start in range(0, out.size, _CHUNK)]
     # a thread costs more than a small table
     with ThreadPoolExecutor(n_threads) if len(chunks) > 1 else nullcontext() as pool:
@@ -86,11 +88,7 @@ def tetrachoric(h: ArrayLike, k: ArrayLike, p: ArrayLike, *, n_threads: int = 1)
                 lambda part: _correlations(x[part], y[part], q[part], out[part]), chunks
             )
         )
-    return out.reshape(np.broadcast_shapes(np.shape(h), np.shape(k), np.shape(p)))
-
-
-def _broadcast(*arrays: ArrayLike) -> tuple[Floats, ...]:
-    return np.broadcast_arrays(*(np.asarray(array, dtype=np.float64) for array in arrays))
+    return out.reshape(shape)
 
 
 @jit
@@ -284,17 +282,22 @@ def truncate(distribution: NoiseFamily, lower: ArrayLike, upper: ArrayLike) -> T
     """
     form = _form_of(distribution)
     low, high = (np.array(end, dtype=np.float64) for end in np.broadcast_arrays(lower, upper))
-    _check(low, high)
+    if np.isnan(low).any() or np.isnan(high).any():
+        raise ValueError("an end of a range is NaN")
+    if (low == math.inf).any() or (high == -math.inf).any():
+        raise ValueError("a range is empty: its lower end is inf or its upper end is -inf")
     shape, low, high = low.shape, low.ravel(), high.ravel()
     ring = low > high
     first = _intervals(form, np.where(ring, -math.inf, low), high)
     if ring.any():
-        left, right = (
-            (part[ring] for part in first),
-            _intervals(form, low[ring], np.full(int(ring.sum()), math.inf)),
-        )
-        for whole, part in zip(first, _union(Truncated(*left), right), strict=True):
-            whole[ring] = part
+        # two disjoint intervals of positive probability
+        left = Truncated(*(part[ring] for part in first))
+        right = _intervals(form, low[ring], np.full(int(ring.sum()), math.inf))
+        total = np.logaddexp(left.log_probability, right.log_probability)
+        share, rest = (np.exp(side.log_probability - total) for side in (left, right))
+        first.log_probability[ring] = np.minimum(total, 0.0)
+        first.mean[ring] = share * left.mean + rest * right.mean
+        first.square[ring] = share * left.square + rest * right.square
     return Truncated(*(part.reshape(shape) for part in first))
 
 
@@ -386,13 +389,6 @@ def _form_of(distribution: str) -> _Form:
     return _FORMS[distribution]
 
 
-def _check(low: Floats, high: Floats) -> None:
-    if np.isnan(low).any() or np.isnan(high).any():
-        raise ValueError("an end of a range is NaN")
-    if (low == math.inf).any() or (high == -math.inf).any():
-        raise ValueError("a range is empty: its lower end is inf or its upper end is -inf")
-
-
 def _intervals(form: _Form, low: Floats, high: Floats) -> Truncated:
     """Return the moments on intervals low <= high, arrays of shape (n,)."""
     flip = low < -high
@@ -451,15 +447,4 @@ def _across(form: _Form, a: Floats, b: Floats) -> Truncated:
     inside = 1 - outside
     return Truncated(
         np.log1p(-outside), (near[1] - far[1]) / inside, (form.variance - near[2] - far[2]) / inside
-    )
-
-
-def _union(left: Truncated, right: Truncated) -> Truncated:
-    """Return the moments on the union of two disjoint ranges of positive probability."""
-    total = np.logaddexp(left.log_probability, right.log_probability)
-    share = np.exp(left.log_probability - total)
-    rest = np.exp(right.log_probability - total)
-    return Truncated(
-        np.minimum(total, 0.0),
-        *(share * x + rest * y for x, y in ((left.mean, right.mean), (left.square, right.square))),
     )

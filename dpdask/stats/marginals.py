@@ -10,13 +10,12 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from dpdask.cells import Cells
 from dpdask.errors import SpecError
 from dpdask.kernels import marginals as kernel
 from dpdask.kernels.jit import Ints, jit
-from dpdask.kernels.marginals import MAX_LEVELS
+from dpdask.kernels.marginals import MAX_LEVELS, Codes
 from dpdask.stats.statistic import Chosen, FoldCounter
 from dpdask.streams import Streams
 
@@ -121,7 +120,7 @@ class MarginalCounts:
     def of_codes(
         cls,
         domain: Domain,
-        codes: kernel.Codes,
+        codes: Codes,
         cliques: Iterable[Clique] = (),
         *,
         two_way: bool = True,
@@ -205,7 +204,7 @@ class MarginalCounter:
             clique: np.zeros(self._domain.size_of(clique), dtype=np.int64) for clique in cliques
         }
 
-    def add(self, codes: kernel.Codes) -> None:
+    def add(self, codes: Codes) -> None:
         """Count the rows of a batch.
 
         Parameters
@@ -226,7 +225,13 @@ class MarginalCounter:
     def result(self) -> MarginalCounts:
         """Return the marginals of all batches, arrays and all; the counter starts again from no rows."""
         if self._derives_one_way:
-            self._sum_one_way()
+            sizes, groups = self._domain.sizes, kernel.pair_layout(self._sizes).groups
+            parts = self._split(self._one_way)
+            for position, (size, after) in enumerate(pairwise(sizes)):
+                start = groups[position]
+                table = self._pairs[start : start + size * after].reshape(size, after)
+                parts[position][:] = table.sum(axis=1)
+            parts[-1][:] = table.sum(axis=0)
         result = MarginalCounts(
             self._domain, self._n_rows, self._one_way, self._pairs, self._cliques
         )
@@ -237,15 +242,6 @@ class MarginalCounter:
     def _derives_one_way(self) -> bool:
         """Whether the pairs' tables hold the one-way counts as their sums: counting them again would take a pass."""
         return self._two_way and self._domain.n_attributes > 1
-
-    def _sum_one_way(self) -> None:
-        sizes, groups = self._domain.sizes, kernel.pair_layout(self._sizes).groups
-        parts = self._split(self._one_way)
-        for position, (size, after) in enumerate(pairwise(sizes)):
-            start = groups[position]
-            table = self._pairs[start : start + size * after].reshape(size, after)
-            parts[position][:] = table.sum(axis=1)
-        parts[-1][:] = table.sum(axis=0)
 
     def _split(self, one_way: Ints) -> list[Ints]:
         """Return views of each attribute's counts."""
@@ -274,17 +270,8 @@ def keys_of(domain: Domain, codes: Codes) -> Ints:
         uint8 or uint16 array of shape (n_attributes, n_rows), row a below the domain's sizes[a].
     """
     n_cells(domain)
-    if (
-        codes.ndim != 2
-        or codes.dtype not in (np.uint8, np.uint16)
-        or len(codes) != domain.n_attributes
-    ):
-        raise ValueError(
-            f"codes are a uint8 or uint16 matrix of {domain.n_attributes} rows, not {codes.dtype} of shape {codes.shape}"
-        )
-    for column, name, size in zip(codes, domain.names, domain.sizes, strict=True):
-        if column.max(initial=0) >= size:  # the code itself is private and stays out of the message
-            raise ValueError(f"attribute {name!r} has a code that is not below its {size} levels")
+    sizes = np.array(domain.sizes, dtype=np.int64)
+    kernel.check_codes(codes, sizes, range(domain.n_attributes))
     keys = np.zeros(codes.shape[1], dtype=np.int64)
     for column, size in zip(codes, domain.sizes, strict=True):
         keys *= size
@@ -377,8 +364,6 @@ MAX_CELLS = 2**27  # a gigabyte of counts; each worker holds a few such
 _MAX_TABLE = 2**24
 LARGE_CELLS = 2**20
 LARGE_ROWS = 2**19
-
-Codes = NDArray[np.uint8] | NDArray[np.uint16]
 
 
 def domain_of(cells: Mapping[str, Cells]) -> Domain:

@@ -145,33 +145,29 @@ class TreeFold(Generic[Value]):
     """Merges a stream of values as a tree with fan-in 8 would, holding few of them at a time."""
 
     def __init__(self, levels: list[list[Value]] | None = None) -> None:
-        self._levels: list[list[Value]] = levels or [[]]
-
-    @property
-    def levels(self) -> list[list[Value]]:
-        """The values that are held: those of one level are merged of equally many."""
-        return self._levels
+        # the values that are held: those of one level are merged of equally many
+        self.levels: list[list[Value]] = levels or [[]]
 
     def add(self, value: Value) -> None:
         """Take the next value."""
         level = 0
-        self._levels[0].append(value)
-        while len(self._levels[level]) == FAN_IN:
-            merged = _merge(self._levels[level])
-            self._levels[level] = []
+        self.levels[0].append(value)
+        while len(self.levels[level]) == FAN_IN:
+            merged = _merge(self.levels[level])
+            self.levels[level] = []
             level += 1
-            if level == len(self._levels):
-                self._levels.append([])
-            self._levels[level].append(merged)
+            if level == len(self.levels):
+                self.levels.append([])
+            self.levels[level].append(merged)
 
     def result(self) -> Value:
         """Return all values merged, in their order; there must be at least one. What is left in several levels is merged in one call."""
-        return _merge([value for level in reversed(self._levels) for value in level])
+        return _merge([value for level in reversed(self.levels) for value in level])
 
     def tree(self) -> Value:
         """Return the value at the root of the tree with fan-in 8 over all values; a merge that rounds rounds at the tree's own nodes."""
         rest: list[Value] = []
-        for level in self._levels:
+        for level in self.levels:
             rest = [_merge([*level, *rest])] if level or rest else []
         return rest[0]
 
