@@ -37,8 +37,7 @@ from dpdask.engine.work import TableWork, keep, read_kept
 from dpdask.errors import DataError, InputError, TemporaryError
 from dpdask.io.encrypted import BOUNDS_NAME, EncryptedFile
 from dpdask.io.storage import Folder
-from dpdask.kernels.hashing import siphash
-from dpdask.kernels.rows import keep_chosen, take_at
+from dpdask.kernels.hashing import keep_chosen, siphash, take_at
 from dpdask.stats.bounding import UnitBounds, UnitRows
 from dpdask.stats.statistic import (
     FAN_IN,

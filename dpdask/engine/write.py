@@ -27,7 +27,7 @@ from dpdask.io.storage import Folder
 from dpdask.kernels.hashing import permutation
 from dpdask.mechanisms.mechanism import Columns, RecordRelease, RowRelease
 from dpdask.privacy.rounding import RowOrder
-from dpdask.stats.ranks import ColumnOrder
+from dpdask.stats.univariate import ColumnOrder
 from dpdask.streams import Rng, RunKey, stream, words
 from dpdask.versions import Stamp
 

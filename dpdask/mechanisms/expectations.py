@@ -36,7 +36,7 @@ from dpdask.references.hierarchy import Hierarchy, find_bins, make_grid
 from dpdask.references.histogram import Bins, Found, NoisyHistograms
 from dpdask.references.reference import ColumnCounts, ColumnStatistic
 from dpdask.schema import Schema
-from dpdask.stats.levels import CellCounts
+from dpdask.stats.univariate import CellCounts
 from dpdask.streams import Noise, RunKey, stream, words
 
 LITTLE = 0.1

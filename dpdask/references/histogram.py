@@ -40,7 +40,7 @@ from dpdask.references.reference import (
     Structure,
 )
 from dpdask.schema import Column, Schema
-from dpdask.stats.levels import CellCounts
+from dpdask.stats.univariate import CellCounts
 from dpdask.streams import Noise
 
 MAX_BINS = 2**15

@@ -20,11 +20,10 @@ from dpdask.kernels import cdf as ecdf
 from dpdask.privacy import UnitColumn
 from dpdask.privacy.events import Adjacency, DiscreteLaplace, Fate, Uncovered
 from dpdask.schema import Column, Schema
-from dpdask.stats.levels import CellCounts, LevelCounts
 from dpdask.stats.marginals import LARGE_CELLS, LARGE_ROWS, TableStatistic
-from dpdask.stats.ranks import MAX_KNOTS, MAX_RANK_ERROR, RankSummary
 from dpdask.stats.records import RecordStatistic
 from dpdask.stats.statistic import Chosen, FoldCounter
+from dpdask.stats.univariate import MAX_KNOTS, MAX_RANK_ERROR, CellCounts, LevelCounts, RankSummary
 from dpdask.streams import Noise, Streams
 
 Counted = LevelCounts | RankSummary | CellCounts

@@ -4,8 +4,7 @@ They are computed on workers and merged in a tree. They are private: nothing of 
 but through a mechanism.
 """
 
-from dpdask.stats.levels import LevelCounts
 from dpdask.stats.marginals import Clique, Domain, MarginalCounter, MarginalCounts
-from dpdask.stats.ranks import RankSummary
+from dpdask.stats.univariate import LevelCounts, RankSummary
 
 __all__ = ["Clique", "Domain", "LevelCounts", "MarginalCounter", "MarginalCounts", "RankSummary"]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dpdask.archive import Archive, Archived, Contents
-from dpdask.kernels import rows as kernel
+from dpdask.kernels import hashing as kernel
 from dpdask.kernels.jit import Flags, Words
 
 

@@ -29,7 +29,7 @@ from dpdask.jobs.run_keys import HostKeys
 from dpdask.jobs.series import Kept, KeptFile
 from dpdask.jobs.state import RunRecord, RunState
 from dpdask.schema import Schema
-from dpdask.stats.ranks import ColumnOrder
+from dpdask.stats.univariate import ColumnOrder
 
 KEY = b"k" * 32
 Listing = set[tuple[str, int]]

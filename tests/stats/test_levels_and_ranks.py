@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import DataError
-from dpdask.stats import LevelCounts, RankSummary, ranks
+from dpdask.stats import LevelCounts, RankSummary, univariate
 
 LEVELS = LevelCodec(name="level", levels=pa.array([None, 1, 2, 3], type=pa.int64()), ordered=True)
 MIXED = ValueCodec(
@@ -143,7 +143,7 @@ def measured_error(summary, everything):
 
 @pytest.mark.parametrize("shape", ["real", "sorted", "tied", "heavy"])
 def test_the_rank_error_of_a_compressed_tree_stays_within_what_it_states(shape, monkeypatch):
-    monkeypatch.setattr(ranks, "MAX_POINTS", 512)
+    monkeypatch.setattr(univariate, "MAX_POINTS", 512)
     rng = np.random.default_rng(3)
     rows = rng.lognormal(size=200 * 700)
     if shape == "sorted":
@@ -167,10 +167,13 @@ def test_the_rank_error_of_many_rows_is_below_2_to_the_minus_15():
     summary = RankSummary.identity(PLAIN).merge(
         *(RankSummary.of_batch(PLAIN, pa.array(batch)) for batch in batches)
     )
-    assert len(summary.values) <= ranks.MAX_POINTS
-    cut = summary.compress(ranks.MAX_KNOTS)
-    assert len(cut.values) <= ranks.MAX_KNOTS
+    assert len(summary.values) <= univariate.MAX_POINTS
+    cut = summary.compress(univariate.MAX_KNOTS)
+    assert len(cut.values) <= univariate.MAX_KNOTS
     everything = np.concatenate(batches)
     assert (
-        0 < measured_error(cut, everything) <= cut.error <= ranks.MAX_RANK_ERROR * len(everything)
+        0
+        < measured_error(cut, everything)
+        <= cut.error
+        <= univariate.MAX_RANK_ERROR * len(everything)
     )

@@ -31,7 +31,7 @@ from dpdask.mechanisms.expectations import correlate_ranks
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon
 from dpdask.references import Distribution, LevelDistribution, RankDistribution
 from dpdask.schema import Column
-from dpdask.stats.levels import encode
+from dpdask.stats.univariate import encode
 from dpdask.streams import Rng, words
 
 Bools = NDArray[np.bool_]

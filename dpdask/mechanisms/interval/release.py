@@ -24,7 +24,7 @@ from dpdask.mechanisms.interval.ranges import RangeRandomiser, compute_released_
 from dpdask.mechanisms.mechanism import RandomisedRows
 from dpdask.privacy.rounding import round_up_sum
 from dpdask.schema import Column
-from dpdask.stats.levels import encode
+from dpdask.stats.univariate import encode
 from dpdask.streams import Rng
 
 Floats = NDArray[np.float64]
