@@ -14,8 +14,8 @@ from dpdask.archive import Archived
 from dpdask.codec import Codec, codec_for
 from dpdask.engine.cluster import remember
 from dpdask.errors import DataError, InputError, MissingError, SpecError
-from dpdask.io.encrypted import KEY_NAME, EncryptedFile, EncryptedFolder, PrivateFolder
-from dpdask.io.storage import Folder
+from dpdask.io.encrypted import EncryptedFile, EncryptedFolder
+from dpdask.io.storage import KEY_NAME, Folder, PrivateFolder
 from dpdask.mechanisms.mechanism import Columns, Mechanism
 from dpdask.privacy import UnitColumn
 from dpdask.schema import Schema

@@ -25,8 +25,7 @@ from dpdask.engine.lazy import check_kept_dtype
 from dpdask.engine.source import Frame, check_index, find_meta, find_types
 from dpdask.engine.work import TableWork, make_table_work
 from dpdask.errors import DataError, DpdaskError, SpecError
-from dpdask.io.encrypted import KEY_NAME, PrivateFolder, check_key, commit
-from dpdask.io.storage import Folder, absolute_url
+from dpdask.io.storage import KEY_NAME, Folder, PrivateFolder, absolute_url, check_key, commit
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.schema import Schema
 

@@ -28,9 +28,8 @@ from dpdask.estimators.frames import (
     open_secrets,
 )
 from dpdask.html import make_html_table
-from dpdask.io.encrypted import KEY_NAME
 from dpdask.io.shards import CARD, load_release, save_release
-from dpdask.io.storage import Folder, absolute_url
+from dpdask.io.storage import KEY_NAME, Folder, absolute_url
 from dpdask.mechanisms.card import Card, RowCount, make_card
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.privacy.accountant import epsilon

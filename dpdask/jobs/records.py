@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from dpdask.errors import DpdaskError, InputError, MissingError, OutputError, TemporaryError
-from dpdask.io.encrypted import LOCK, PrivateFolder
 from dpdask.io.faults import storage_faults
-from dpdask.io.storage import Folder
+from dpdask.io.storage import LOCK, Folder, PrivateFolder
 
 STATE_FORMAT = 2
 RECORD = "run.json"

@@ -14,10 +14,10 @@ from typing import Any
 
 from dpdask.engine.work import RELEASE_NAME
 from dpdask.errors import InputError, OutputError, say_count
-from dpdask.io.encrypted import count_missing_digits, decrypt, encrypt, hide
+from dpdask.io.encrypted import count_missing_digits, decrypt, encrypt
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable
-from dpdask.io.storage import Folder
+from dpdask.io.storage import Folder, hide
 from dpdask.jobs.output import Target
 from dpdask.jobs.run_keys import check_run_id, find_remote_keys, say_place
 from dpdask.mechanisms.card import Card

@@ -20,18 +20,10 @@ from dpdask.engine.fit import Fitted
 from dpdask.engine.work import HOLDOUT_NAME, NOISY_NAME, RELEASE_NAME, has_counts
 from dpdask.engine.write import Staging
 from dpdask.errors import SPENT_AGAIN, InputError, OutputError, SpecError, TemporaryError
-from dpdask.io.encrypted import (
-    EncryptedFolder,
-    PrivateFolder,
-    commit,
-    count_missing_digits,
-    decrypt,
-    encrypt,
-    hide,
-)
+from dpdask.io.encrypted import EncryptedFolder, count_missing_digits, decrypt, encrypt
 from dpdask.io.fragments import InputTable
 from dpdask.io.shards import META, Manifest
-from dpdask.io.storage import Folder
+from dpdask.io.storage import Folder, PrivateFolder, commit, hide
 from dpdask.jobs.output import Target
 from dpdask.jobs.records import (
     STATE_FORMAT,

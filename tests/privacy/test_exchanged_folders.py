@@ -20,7 +20,7 @@ from e2e.helpers import call_cli, digests, error_line, hidden, lake, load, run_h
 import dpdask
 from dpdask.engine import fit, write
 from dpdask.errors import DpdaskError, OutputError
-from dpdask.io.encrypted import PrivateFolder
+from dpdask.io.storage import PrivateFolder
 from dpdask.jobs.run import run_job
 from dpdask.jobs.run_keys import FolderKeys, HostKeys
 from dpdask.jobs.state import LocalRun, RunState
