@@ -8,7 +8,6 @@ import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import accumulate
 from unicodedata import east_asian_width
 
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dpdask.html import render_page
 from dpdask.mechanisms.card import Card, ColumnPart
 from dpdask.mechanisms.expectations import LITTLE, correlate_ranks
 from dpdask.page.histograms import (
@@ -33,7 +33,6 @@ _TICK, _BELOW = 4, 40  # the length of a tick, and the height of the axis with i
 _LONGEST = 28
 _MOST_NUMBERS, _MOST_LABELS, _MOST_TICKS = 7, 16, 6
 _LEGEND = 64  # the width of the legend of colours
-_INK, _BAR, _RULE = "#1b1f24", "#4a7ab5", "#8a3b12"
 _BLUES = np.array([[247, 251, 255], [198, 219, 239], [107, 174, 214], [33, 113, 181], [8, 48, 107]])
 
 Numbers = NDArray[np.float64]
@@ -42,82 +41,64 @@ Numbers = NDArray[np.float64]
 def draw_histogram(histogram: ReleasedHistogram) -> str:
     """Return the address of an image of a histogram: a bar for each level or cell, with its margin."""
     labels = [shorten(bar.label) for bar in histogram.bars]
-    left, top, bottom = _EDGE + _find_width(labels) + 2 * _TICK, _EDGE, _EDGE + _LINE * len(labels)
-    ends = [
-        (100 * max(0.0, bar.share - (bar.margin or 0.0)), 100 * (bar.share + (bar.margin or 0.0)))
-        for bar in histogram.bars
-    ]
-    most = max(high for _, high in ends) or 1.0
+    left, bottom = _EDGE + _find_width(labels) + 2 * _TICK, _EDGE + _LINE * len(labels)
+    margins = [bar.margin or 0.0 for bar in histogram.bars]
+    most = (
+        max(
+            100 * (bar.share + bar.margin) if bar.margin else 100 * bar.share
+            for bar in histogram.bars
+        )
+        or 1.0
+    )
     scale = (_WIDTH - left - 2 * _EDGE) / most
-    parts = []
-    for place, (bar, (low, high)) in enumerate(zip(histogram.bars, ends, strict=True)):
-        y = top + _LINE * (place + 0.5)
-        parts += [
-            f'<rect x="{left:.1f}" y="{y - 0.4 * _LINE:.1f}" width="{100 * bar.share * scale:.1f}" height="{0.8 * _LINE:.1f}" fill="{_BAR}"/>',
-            *_write(labels[place], left - 2 * _TICK, y, "end"),
-            *_draw_line(left - _TICK, y, left, y),
-        ]
+    bars = []
+    for place, (bar, margin) in enumerate(zip(histogram.bars, margins, strict=True)):
+        ends = None
         if bar.margin is not None:
-            reach = (left + low * scale, left + high * scale)
-            parts += [
-                *_draw_line(reach[0], y, reach[1], y, _RULE),
-                *(line for end in reach for line in _draw_line(end, y - 3, end, y + 3, _RULE)),
-            ]
-    for tick in _list_ticks(most):
-        x = left + tick * scale
-        parts += [
-            *_draw_line(x, bottom, x, bottom + _TICK),
-            *_write(f"{tick:g}", x, bottom + 3 * _TICK, "middle"),
-        ]
-    parts += [
-        *_draw_line(left, top, left, bottom),
-        *_draw_line(left, bottom, _WIDTH - _EDGE, bottom),
-    ]
-    parts += _write("share in %", (left + _WIDTH - _EDGE) / 2, bottom + _BELOW - 12, "middle")
-    return _close(parts, bottom + _BELOW)
+            low, high = max(0.0, bar.share - margin), bar.share + margin
+            ends = (left + 100 * low * scale, left + 100 * high * scale)
+        y = _EDGE + _LINE * (place + 0.5)
+        bars.append(
+            {"label": labels[place], "y": y, "width": 100 * bar.share * scale, "ends": ends}
+        )
+    ticks = [(left + tick * scale, f"{tick:g}") for tick in _list_ticks(most)]
+    return _draw("histogram.svg", bottom + _BELOW, left=left, bottom=bottom, bars=bars, ticks=ticks)
 
 
 def draw_table(
     table: Numbers, labels: Sequence[str], *, across: str, down: str, most: float
 ) -> str:
     """Return the address of an image of a table of numbers, as colours."""
-    shown = range(0, len(labels), -(-len(labels) // _MOST_LABELS))
-    texts = {place: shorten(labels[place]) for place in shown}
+    texts = {
+        place: shorten(labels[place])
+        for place in range(0, len(labels), -(-len(labels) // _MOST_LABELS))
+    }
     margin = _EDGE + _find_width(texts.values()) + 2 * _TICK
-    left, top = margin + (_LINE if down else 0), _EDGE
+    left = margin + (_LINE if down else 0)
     size = _WIDTH - left - _LEGEND
-    cell, right, bottom = size / len(labels), left + size, top + size
-    parts = [_paint(table / (most or 1.0), left, top, size, size)]
-    if len(labels) <= _MOST_NUMBERS:
-        for (row, column), value in np.ndenumerate(table):
-            ink = "#ffffff" if value > 0.55 * most else _INK
-            parts += _write(
-                f"{value:.2f}",
-                left + cell * (column + 0.5),
-                top + cell * (row + 0.5),
-                "middle",
-                ink,
-            )
-    for place, text in texts.items():
-        at = cell * (place + 0.5)
-        parts += [
-            *_draw_line(left - _TICK, top + at, left, top + at),
-            *_write(text, left - 2 * _TICK, top + at, "end"),
-        ]
-        parts += _draw_line(left + at, bottom, left + at, bottom + _TICK)
-        parts += _write(text, left + at, bottom + 2 * _TICK, "end", turned=True)
-    parts += _write(across, left + size / 2, bottom + margin, "middle") + _write(
-        down, _EDGE + _LINE / 2, top + size / 2, "middle", turned=True
+    return _draw(
+        "table.svg",
+        _EDGE + size + margin + (_LINE if across else 0),
+        left=left,
+        size=size,
+        cell=size / len(labels),
+        margin=margin,
+        across=across,
+        down=down,
+        numbers=table.tolist() if len(labels) <= _MOST_NUMBERS else [],
+        most=most,
+        texts=texts,
+        picture=_paint(table / (most or 1.0)),
+        legend=_paint(np.linspace(1.0, 0.0, 64)[:, None]),
+        ticks=[(size * tick / (most or 1.0), f"{tick:g}") for tick in _list_ticks(most)],
     )
-    legend = right + 2 * _EDGE
-    parts.append(_paint(np.linspace(1.0, 0.0, 64)[:, None], legend, top, _EDGE, size))
-    for tick in _list_ticks(most):
-        y = bottom - size * tick / (most or 1.0)
-        parts += [
-            *_draw_line(legend + _EDGE, y, legend + _EDGE + _TICK, y),
-            *_write(f"{tick:g}", legend + _EDGE + 2 * _TICK, y, "start"),
-        ]
-    return _close(parts, bottom + margin + (_LINE if across else 0))
+
+
+def _draw(template: str, height: float, **values: object) -> str:
+    """Return the address of an image that a template draws."""
+    sizes = {"width": _WIDTH, "edge": _EDGE, "line": _LINE, "tick": _TICK, "below": _BELOW}
+    drawn = render_page(__package__, template, {}, {**sizes, "height": height, **values})
+    return _address("image/svg+xml", drawn.encode())
 
 
 def shorten(text: str) -> str:
@@ -146,21 +127,8 @@ def _list_ticks(most: float) -> list[float]:
     return [step * place for place in range(math.floor(most / step * (1.0 + 1e-9)) + 1)]
 
 
-def _draw_line(x1: float, y1: float, x2: float, y2: float, colour: str = _INK) -> list[str]:
-    return [f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke="{colour}"/>']
-
-
-def _write(
-    text: str, x: float, y: float, anchor: str, colour: str = _INK, *, turned: bool = False
-) -> list[str]:
-    """Return a text in the middle of a line; a turned one is read from below."""
-    turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
-    place = f'x="{x:.1f}" y="{y:.1f}" dy="0.35em" text-anchor="{anchor}" fill="{colour}"{turn}'
-    return [f"<text {place}>{escape(text)}</text>"] if text else []
-
-
-def _paint(shares: Numbers, x: float, y: float, width: float, height: float) -> str:
-    """Return an image with a pixel for each number in [0, 1]."""
+def _paint(shares: Numbers) -> str:
+    """Return the address of an image with a pixel for each number in [0, 1]."""
     anchors = np.linspace(0.0, 1.0, len(_BLUES))
     pixels = (
         np.stack([np.interp(shares, anchors, channel) for channel in _BLUES.T], axis=-1)
@@ -176,16 +144,7 @@ def _paint(shares: Numbers, x: float, y: float, width: float, height: float) -> 
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         for kind, data in chunks
     )
-    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" preserveAspectRatio="none" style="image-rendering: pixelated"'
-    return f'<image {place} href="{_address("image/png", png)}"/>'
-
-
-def _close(parts: Sequence[str], height: float) -> str:
-    """Return the address of an image with these parts."""
-    size = f'width="{_WIDTH}" height="{height:.0f}" viewBox="0 0 {_WIDTH} {height:.0f}"'
-    style = 'font-family="sans-serif" font-size="12" fill="none"'
-    drawn = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n<rect width="100%" height="100%" fill="#ffffff"/>\n'
-    return _address("image/svg+xml", "\n".join((drawn + parts[0], *parts[1:], "</svg>\n")).encode())
+    return _address("image/png", png)
 
 
 def _address(kind: str, data: bytes) -> str:
