@@ -107,14 +107,14 @@ class OpenedCells(OpenedPoints):
     def _points(self, *names: str) -> Points:
         cells, dates = self._read_cells()
         weights = cells[_WEIGHT].to_numpy(dtype=np.float64)
-        cell, n_rows = self._number_cells(cells), self.content["n_rows"]["value"]
+        cell, n_rows = self._number_cells(cells), self._count_rows(weights)
         lost, limits = 0.0, [_WIDTHS]
         if self._cut is not None:
             lost = self._count_lost(
                 np.bincount(cell, weights=weights).astype(np.float64), self._cut
             )
             limits.append(f"{self._left_out}: {_BOUNDS_HOLD}")
-        n_rows, deviation = n_rows or float(weights.sum()), self._noise["standard_deviation"]
+        deviation = self._noise["standard_deviation"]
 
         def noise(chosen: Sequence[str]) -> NoisyCells:
             frame, listed, others = self._count_cells(cells, cell, chosen)
@@ -122,15 +122,10 @@ class OpenedCells(OpenedPoints):
                 listed = listed + others * self._moment_above(self._cut, 2) / deviation**2
             return NoisyCells(frame=frame, variance=(deviation / n_rows) ** 2, sizes=listed)
 
-        frame = cells[list(names)]
-        return Points(
-            frame=frame,
-            weights=weights,
-            n_rows=n_rows,
-            sampling=1.0 / n_rows,
-            levels=self._level_map(names),
-            ends=self._cell_ends(frame),
-            bounds=self._bounds(names),
+        return self._make_points(
+            cells[list(names)],
+            weights,
+            n_rows,
             noise=noise,
             lost=lost / n_rows,
             limits=tuple(limits),
@@ -268,27 +263,19 @@ class OpenedTables(OpenedPoints):
         if len(weights) != len(cells):
             what = "does not have the cells that its card says"
             raise InputError(what, f"table {label!r}", "copy the whole folder again")
-        frame = cells[list(names)]
-        n_rows = self.content["n_rows"]["value"] or float(weights.sum())
+        frame, n_rows = cells[list(names)], self._count_rows(weights)
         deviation = self.content["accounting"]["noise"][label]["standard_deviation"]
         noisy = NoisyCells(frame=frame, variance=(deviation / n_rows) ** 2)
-        ends = self._cell_ends(frame)
-        return Points(
-            frame=frame,
-            weights=weights,
-            n_rows=n_rows,
-            sampling=1.0 / n_rows,
-            levels=self._level_map(names),
-            ends=ends,
-            bounds=self._bounds(names),
+        scales = {name: DateScale.of_card(self._column(name)) for name in names}
+        found = self._make_points(
+            frame,
+            weights,
+            n_rows,
             noise=lambda _: noisy,
-            limits=("values of a range count as its middle",) if ends else (),
-            dates={
-                name: scale
-                for name in names
-                if (scale := DateScale.of_card(self._column(name))) is not None
-            },
+            dates={name: scale for name, scale in scales.items() if scale is not None},
         )
+        limits = ("values of a range count as its middle",) if found.ends else ()
+        return replace(found, limits=limits)
 
     def _find_table(self, names: Sequence[str]) -> list[str]:
         """Return the table with the fewest cells that has all columns."""

@@ -649,14 +649,29 @@ class OpenedPoints(OpenedRelease):
     def _bounds(self, names: Sequence[str]) -> dict[str, tuple[float, float]]:
         return {name: bounds for name in names if (bounds := self._bounds_of(name)) is not None}
 
-    def _cell_ends(self, frame: pd.DataFrame) -> dict[str, tuple[Floats, Floats]]:
-        """Return the least and the greatest value of each point's cell, by column with edges."""
+    def _make_points(
+        self, frame: pd.DataFrame, weights: Floats, n_rows: float, **more: Any
+    ) -> Points:
+        """Return points of which the card says the levels, the bounds and the cells."""
         columns = {name: self._column(name) for name in frame.columns}
-        return {
+        ends = {
             name: cell_ends(column, frame[name])
             for name, column in columns.items()
             if "edges" in column
         }
+        return Points(
+            frame=frame,
+            weights=weights,
+            n_rows=n_rows,
+            levels=self._level_map(list(columns)),
+            ends=ends,
+            bounds=self._bounds(list(columns)),
+            **{"sampling": 1.0 / n_rows, **more},
+        )
+
+    def _count_rows(self, weights: Floats) -> float:
+        """Return the number of rows that the card gives, or the weights do."""
+        return self.content["n_rows"]["value"] or float(weights.sum())
 
     def _list_cells(self, names: Sequence[str]) -> pd.DataFrame:
         """Return a point of each cell of some columns' table, in the order of the card."""
@@ -729,33 +744,25 @@ class OpenedRecords(OpenedPoints):
     }
 
     def _points(self, *names: str) -> Points:
-        frame = self.to_pandas(names)
-        n_rows = self.content["n_rows"]["value"] or float(self.n_rows)
-        noise = self.content["accounting"]["noise"]
+        frame, weights = self.to_pandas(names), np.ones(self.n_rows)
+        n_rows, noise = self._count_rows(weights), self.content["accounting"]["noise"]
 
         def find_noise(chosen: Sequence[str]) -> NoisyCells:
             """Return the cells of the noisy table of one or two columns."""
-            table = self._list_cells(chosen)
-            if (
-                "cells" in noise
-            ):  # a cell of these columns is a sum over the cells of the others that are listed
-                deviation = noise["cells"]["standard_deviation"]
-                n_added = max(1.0, self.content["mechanism"]["cells_listed"] / len(table))
+            table, kind, n_added = self._list_cells(chosen), "cells", 1.0
+            if "cells" not in noise:
+                kind = "one_way" if len(chosen) == 1 else "two_way"
             else:
-                deviation, n_added = (
-                    noise["one_way" if len(chosen) == 1 else "two_way"]["standard_deviation"],
-                    1.0,
-                )
-            return NoisyCells(frame=table, variance=n_added * (deviation / n_rows) ** 2)
+                # a cell of these columns is a sum over the cells of the others that are listed
+                n_added = max(1.0, self.content["mechanism"]["cells_listed"] / len(table))
+            variance = n_added * (noise[kind]["standard_deviation"] / n_rows) ** 2
+            return NoisyCells(frame=table, variance=variance)
 
-        return Points(
-            frame=frame,
-            weights=np.ones(self.n_rows),
-            n_rows=n_rows,
+        return self._make_points(
+            frame,
+            weights,
+            n_rows,
             sampling=1.0 / n_rows + 1.0 / self.n_rows,
-            levels=self._level_map(names),
-            ends=self._cell_ends(frame),
-            bounds=self._bounds(names),
             noise=find_noise,
             biased=len(names) > 1 or "cells" in noise,  # a model, or cells that were left out
             limits=_RECORDS,

@@ -333,7 +333,7 @@ def _by_pld(counted: Mapping[Atom, int], delta: float, rough: float) -> float:
     if resolved <= 0 or not rough < _MAX_ROUGH or too_little:
         return math.inf
     # it imports most of scipy, which only a composition needs
-    from dp_accounting.pld import privacy_loss_distribution as pld  # type: ignore[import-untyped]
+    from dp_accounting.pld import privacy_loss_distribution as pld  # type: ignore[import-untyped]  # no types
 
     step = max(_MIN_STEP, _GRID * rough)
     how: dict[str, Any] = {"value_discretization_interval": step, "use_connect_dots": True}

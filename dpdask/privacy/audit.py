@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from decimal import Decimal
+from typing import NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -34,16 +34,11 @@ Floats = NDArray[np.float64]
 Measure = Callable[[Counts], Counts]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseAudit:
-    """The result of many runs on two neighbouring inputs, beside the claim."""
+class NoiseAudit(NamedTuple):
+    """The claimed ε of many runs on two neighbouring inputs, and a bound that the true ε is not below."""
 
     claimed: float
-    # With probability at least `confidence` over the audit's own runs, the true ε is not below it.
     lower_bound: float
-    delta: float
-    confidence: float
-    n_runs: int  # runs on each of the two inputs
 
 
 def channel_epsilon(weights: NDArray[np.uint64]) -> float:
@@ -157,9 +152,7 @@ def audit_event(
     left, right = (np.tile(counts.astype(np.int64), event.count) for counts in pair)
     runs = measure if measure is not None else lambda counts: perturb(counts, event, rng=rng)
     bound = lower_bound(runs, left, right, delta=delta, n_runs=n_runs, confidence=confidence)
-    return NoiseAudit(
-        claimed=claimed, lower_bound=bound, delta=delta, confidence=confidence, n_runs=n_runs
-    )
+    return NoiseAudit(claimed, bound)
 
 
 def lower_bound(

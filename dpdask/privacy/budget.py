@@ -164,16 +164,7 @@ def guarantee_text(
 
 
 def noisy_counts_text(budget: Budget) -> str:
-    """Return `central_guarantee_text` of a release computed from noisy counts of all rows: their number is exact under replace-one."""
-    return central_guarantee_text(
-        budget, COVERED, UNCOVERED, n_rows_public=budget.adjacency == "replace-one"
-    )
-
-
-def central_guarantee_text(
-    budget: Budget, protected: str, unprotected: str, *, n_rows_public: bool
-) -> str:
-    """Return the promise, in words, of a release that is computed from noisy statistics alone.
+    """Return the promise, in words, of a release that is computed from noisy counts of all rows alone: their number is exact under replace-one.
 
     Notes
     -----
@@ -183,31 +174,22 @@ def central_guarantee_text(
     2014, after Theorem 2.2). Under add-remove, a test of one value against another is bounded by
     `bound_values`.
     """
-    replaced = budget.adjacency == "replace-one"
-    if n_rows_public and not replaced:
-        raise SpecError(
-            "add-remove hides how many rows there are, so they cannot be published",
-            "`adjacency`",
-            "set it to replace-one",
-        )
     unit = budget.unit_column
     one, who, tested, it, are = "one row", "one row", "a row", "it", "is"
     if unit is not None:
         one = f"the rows of one {unit.column}, of which at most {unit.max_rows} are used"
         who, tested, it, are = f"one {unit.column}", f"a {unit.column}'s rows", "they", "are"
     other = "had one value rather than another"
-    if replaced:
-        neighbours, count = f"{who}'s values change", "is public"
+    if budget.adjacency == "replace-one":
+        neighbours, count = f"{who}'s values change", "is published as it is"
         attacker = _attacker_text(budget, f"{tested} {other}")
     else:
         neighbours, count = f"{who} is present or absent", "is private"
         attacker = _attacker_text(budget, f"{tested} {are} there", f"{it} {other}")
-    if n_rows_public:
-        count = "is published as it is"
     return (
         "Everything that is released is computed from noisy statistics, which are "
         f"{_parameters_text(budget, f': {neighbours}', one)}. "
-        f"Protected: {protected}. Not protected: {unprotected}. "
+        f"Protected: {COVERED}. Not protected: {UNCOVERED}. "
         f"The number of rows {count}; {_several_text(budget, 'rows')}. {attacker}"
     )
 

@@ -478,7 +478,7 @@ def _wrong(name: str, expected: str) -> SpecError:
 
 def _check_positive(name: str, value: object) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    number = float(value) if is_number else math.nan  # type: ignore[arg-type]
+    number = float(value) if is_number else math.nan  # type: ignore[arg-type]  # it is a number
     if not 0.0 < number < math.inf:
         raise _wrong(name, "a positive, finite number")
 

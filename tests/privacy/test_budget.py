@@ -13,9 +13,9 @@ from dpdask.privacy import (
     Budget,
     UnitColumn,
     attacker_power,
-    central_guarantee_text,
     guarantee_text,
     list_cautions,
+    noisy_counts_text,
     split_epsilon,
 )
 
@@ -185,32 +185,28 @@ def test_the_guarantee_says_who_is_not_covered_in_the_same_breath():
     assert "at most 14.6 %;" in text  # 5 % · e + 1 %, rounded up
 
 
-def central(*, n_rows_public: bool = False, **budget: object) -> str:
-    return central_guarantee_text(
-        validate(Budget, budget, "job.yaml"), "all rows", "nobody", n_rows_public=n_rows_public
-    )
+def central(**budget: object) -> str:
+    return noisy_counts_text(validate(Budget, budget, "job.yaml"))
 
 
 def test_a_central_guarantee_says_all_of_the_promise():
-    assert central(epsilon=1.0, delta=2.0**-30, n_rows_public=True) == (
+    assert central(epsilon=1.0, delta=2.0**-30) == (
         "Everything that is released is computed from noisy statistics, which are ε = 1 differentially private "
-        "(δ = 9.32e-10, replace-one: one row's values change, unit: one row). Protected: all rows. Not protected: nobody. "
+        "(δ = 9.32e-10, replace-one: one row's values change, unit: one row). "
+        "Protected: every row of the table. Not protected: none; everything that is released comes from noisy counts of all rows. "
         "The number of rows is published as it is; a person with k rows is protected by k·ε and k·exp((k-1)·ε)·δ. "
         "An attacker who tests whether a row had one value rather than another, at a false-alarm rate of 5 %, "
         "detects it with probability at most 13.6 %; blind guessing detects 5 %."
     )
     assert central(epsilon=3.0, adjacency="add-remove") == (
         "Everything that is released is computed from noisy statistics, which are ε = 3 differentially private "
-        "(δ = 0, add-remove: one row is present or absent, unit: one row). Protected: all rows. Not protected: nobody. "
+        "(δ = 0, add-remove: one row is present or absent, unit: one row). "
+        "Protected: every row of the table. Not protected: none; everything that is released comes from noisy counts of all rows. "
         "The number of rows is private; a person with k rows is protected by k·ε. "
         "An attacker who tests whether a row is there, at a false-alarm rate of 5 %, detects it with probability at most 95.3 %, "
         "and one who tests whether it had one value rather than another (counted twice: 2ε) with probability at most 99.8 %; "
         "blind guessing detects 5 %. This is hardly any protection."
     )
-    assert "The number of rows is public;" in central(epsilon=1.0)
-    with pytest.raises(SpecError, match="cannot be published") as caught:
-        central(epsilon=1.0, adjacency="add-remove", n_rows_public=True)
-    assert caught.value.where == "`adjacency`"
 
 
 def test_a_central_guarantee_of_a_unit_names_the_unit_and_its_bound():
