@@ -86,12 +86,8 @@ class DateScale:
         unit = np.datetime_data(found.dtype)[0]
         if unit == "ns":
             found, unit = found.astype("datetime64[us]"), "us"
-        numbers: Floats = np.where(
-            np.isnat(found),
-            np.nan,
-            found.astype(np.int64) / (self.microseconds / _MICROSECONDS[unit]),
-        )  # years may be far
-        return numbers
+        numbers = found.astype(np.int64) / (self.microseconds / _MICROSECONDS[unit])
+        return np.where(np.isnat(found), np.nan, numbers)
 
     def to_dates(self, numbers: Floats) -> pd.DatetimeIndex:
         """Return numbers as dates."""

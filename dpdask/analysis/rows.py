@@ -354,9 +354,8 @@ class OpenedRows(KeptColumns):
         n_columns = sum(
             column["role"] == "privatised" for column in self.content["columns"].values()
         )
-        drawn = [
-            deviation for _, deviation in self._counts[-min(n_columns, 3) :]
-        ]  # one-way tables, all pairs if more than one, edges
+        # one-way tables, all pairs if more than one, edges
+        drawn = [deviation for _, deviation in self._counts[-min(n_columns, 3) :]]
         return (
             drawn[0]
             if len(names) == 1
@@ -368,80 +367,62 @@ class OpenedRows(KeptColumns):
         private = [name for name in names if not self._is_kept(name)]
         if not private:
             return super(OpenedRows, self)._points(*names)
-        columns = {name: self._column(name) for name in private}
-        reference = self.content["mechanism"]["reference"]["kind"]
-        noisy, levels = reference in _COUNTED, self._level_map(private)
-        deviation, rank_noise = None, {}
-        if (
-            len(levels) == len(names) <= 2
-        ):  # a point for each level, or pair of levels, with its number of released rows
-            frame = self._list_cells(names).astype(object)
-            counts = outcome_counts(
-                self._rows(names), Outcomes(columns=tuple(names), levels=tuple(levels.values()))
-            )
+        levels, cells, rank_noise = self._level_map(private), None, {}
+        if len(levels) == len(names) <= 2:
+            # a point for each level, or pair of levels, with its number of released rows
+            outcomes = Outcomes(columns=tuple(names), levels=tuple(levels.values()))
             points = Points(
-                frame=frame,
-                weights=counts,
+                frame=self._list_cells(names).astype(object),
+                weights=outcome_counts(self._rows(names), outcomes),
                 n_rows=float(self.n_rows),
-                sampling=1.0 / self.n_rows,
+                sampling=1.0,
                 levels=levels,
                 limits=self._limits_of_units(),
             )
-            deviation = self._find_deviation(names)
+            if (deviation := self._find_deviation(names)) is not None:
+                cells = NoisyCells(frame=points.frame, variance=(deviation / self.n_rows) ** 2)
         else:
             points = super(OpenedRows, self)._points(*names)
-        cells = (
-            None
-            if deviation is None
-            else NoisyCells(frame=points.frame, variance=(deviation / self.n_rows) ** 2)
-        )
-        if reference == "histogram" and names[0] not in levels:
+        reference = self.content["mechanism"]["reference"]["kind"]
+        counted, has_numbers = reference in _COUNTED, len(levels) < len(private)
+        if not counted:
+            limits = [_REFERENCE, _SPREAD] if has_numbers else [_REFERENCE]
+        elif cells is not None:
+            limits = [_TOLD_REFERENCE]
+        elif reference == "histogram" and names[0] not in levels:
+            limits = [_NOISY_RANKS]
             # the share of a range: its two ends take a count each from every vector of counts
-            most = max(math.sqrt(2.0 * count) * own for count, own in self._counts)
+            most = max(math.sqrt(2.0 * count) * deviation for count, deviation in self._counts)
             rank_noise = {names[0]: most / self.n_rows}
-        told = (
-            _REFERENCE
-            if not noisy
-            else _TOLD_REFERENCE
-            if cells is not None
-            else _NOISY_RANKS
-            if rank_noise
-            else _NOISY_REFERENCE
-        )
-        has_numbers = len(levels) < len(private)
-        spread, in_cells = has_numbers and not noisy, has_numbers and noisy and len(private) > 1
+        else:
+            limits = [_NOISY_REFERENCE]
+        if has_numbers and counted and len(private) > 1:
+            limits.append(_CELLS)
+        references = {name: self._column(name).get("reference", {}) for name in private}
+        # the rows that may lie beyond the blocks that a noisy reference kept
+        lost = [
+            sum(
+                max(0.0, side["count"] + _SURE * side["standard_deviation"])
+                for side in each.get("beyond", {}).values()
+            )
+            for each in references.values()
+        ]
+        kept = any("kept" in each for each in references.values())
         return replace(
             points,
-            levels={name: own for name, own in points.levels.items() if name not in private}
+            levels={name: points.levels[name] for name in points.levels if name not in private}
             | dict(levels),
             sampling=1.0 / self.n_rows + 1.0 / (self._n_reference or math.inf),
             rank_errors={
-                name: column["reference"]["rank_error_at_most"]
-                for name, column in columns.items()
-                if "reference" in column
+                name: each["rank_error_at_most"] for name, each in references.items() if each
             },
             bounds=self._bounds(names),
             noise=None if cells is None else lambda _: cells,
             rank_noise=rank_noise,
-            lost=max(map(self._find_lost, columns.values())),
-            biased=noisy
-            and cells is None
-            and not any("kept" in column.get("reference", ()) for column in columns.values()),
-            spread=spread,
-            limits=(
-                told,
-                *([_CELLS] if in_cells else []),
-                *([_SPREAD] if spread else []),
-                *points.limits,
-            ),
-        )
-
-    def _find_lost(self, column: Mapping[str, Any]) -> float:
-        """Return what share of the rows may lie beyond the blocks that a noisy reference kept."""
-        beyond = column.get("reference", {}).get("beyond", {}).values()
-        return float(
-            sum(max(0.0, side["count"] + _SURE * side["standard_deviation"]) for side in beyond)
-            / self.n_rows
+            lost=max(lost) / self.n_rows,
+            biased=counted and cells is None and not kept,
+            spread=has_numbers and not counted,
+            limits=(*limits, *points.limits),
         )
 
 

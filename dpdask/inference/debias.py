@@ -20,7 +20,6 @@ from dpdask.inference.pseudo_values import (
     PseudoValues,
     balance,
     balance_groups,
-    count_determined,
     estimate_prior,
     invert,
     nearest_probabilities,
@@ -88,10 +87,11 @@ def regress_kept_on(
         from zero.
     """
     g, h = first.g[0].ravel(), second.g[0].ravel()
+    # the constant and the covariates; the response stands last
     q, y = (
         found.n_columns - 1,
         found.n_columns - 1,
-    )  # the constant and the covariates; the response stands last
+    )
     by_level, n_levels = found.products, found.products[0, 0]
     gram = by_level[:q, :q].sum(axis=2)
     _refuse_collinear(gram)
@@ -583,7 +583,10 @@ class ReleasedColumn:
         limit, strata = self.max_condition or MAX_CONDITION, self._strata()
         found = invert(strata, f, limit)
         if found.bias[0] and not approximate:
-            used, of = count_determined(strata, limit)
+            # of the stratum that tells least
+            used, of = min(
+                (int((each.singular >= 1 / limit).sum()), len(each.singular)) for each in strata
+            )
             raise SpecError(
                 f"its channel determines only {used} of {of} directions (condition number above {limit:.0e}), and this estimate needs the others",
                 f"column {self.name!r}",

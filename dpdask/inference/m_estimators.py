@@ -73,9 +73,8 @@ def cell_widths(card: Mapping[str, Any], features: pd.DataFrame, weights: Floats
                 "use the frame that the card was written for",
             )
         cell = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
-        step = (
-            column["bounds"][0] - edges[0]
-        )  # of whole numbers: k of them have the variance (k² - 1) step² / 12
+        # of whole numbers: k of them have the variance (k² - 1) step² / 12
+        step = column["bounds"][0] - edges[0]
         width = np.sqrt(np.maximum(np.diff(edges) ** 2 - step**2, 0.0))
         own = np.where(np.isin(x, np.array(column["atoms"], dtype=np.float64)), 0.0, width[cell])
         mean = weights @ x / weights.sum()
@@ -351,9 +350,8 @@ def huber(sample: WeightedSample, *, threshold: float = 1.35, intercept: bool = 
     """
     _refuse_negative(sample.weights, "huber")
     scale = float(np.sqrt(np.cov(sample.response, aweights=sample.weights))) or 1.0
-    scaled = replace(
-        sample, response=sample.response / scale
-    )  # its convergence is told in absolute terms
+    # its convergence is told in absolute terms
+    scaled = replace(sample, response=sample.response / scale)
     settings = {"epsilon": threshold, "alpha": 0.0, "max_iter": 2000, "tol": 1e-8}
     return scale * _fit_weighted("HuberRegressor", settings, scaled, intercept=intercept)
 
@@ -467,9 +465,8 @@ def minimise(contrast: Contrast, points: Floats, weights: Floats, start: Floats)
     x, w = points[used], weights[used] / weights.sum()
 
     def objective(theta: Floats) -> tuple[float, Floats]:
-        if (
-            not np.abs(theta).max(initial=0.0) < _FAR
-        ):  # else the search runs away until infinities cancel
+        # else the search runs away until infinities cancel
+        if not np.abs(theta).max(initial=0.0) < _FAR:
             raise _ill_posed(weights, "no minimum of the objective was reached", "the contrast")
         m, gradient = contrast(x, theta)
         if np.shape(m) != (len(x),) or np.shape(gradient) != (len(x), len(theta)):
@@ -553,10 +550,11 @@ def _fit_weighted(
     )
     z, centre, spread = _standardise(sample, intercept=intercept)
     with warnings.catch_warnings():
+        # what does not converge, or meets a singular Hessian, is no estimate
         for kind in (
             UserWarning,
             RuntimeWarning,
-        ):  # what does not converge, or meets a singular Hessian, is no estimate
+        ):
             warnings.simplefilter("error", kind)
         try:
             model = getattr(models, name)(fit_intercept=intercept, **settings)

@@ -61,9 +61,8 @@ class Directions:
         rows, columns = np.flatnonzero(prior > 0), np.flatnonzero(prior @ matrix > 0)
         root, out = np.sqrt(prior[rows]), np.sqrt((prior @ matrix)[columns])
         whitened = root[:, None] * matrix[np.ix_(rows, columns)] / out
-        left, values, right = np.linalg.svd(
-            whitened + np.outer(root, out)
-        )  # which doubles the first, so that it is the constant
+        # which doubles the first, so that it is the constant
+        left, values, right = np.linalg.svd(whitened + np.outer(root, out))
         values[0] = 1.0
         n, r = len(values), len(rows)
         own, released, singular = np.zeros((len(prior), r)), np.zeros((len(prior), r)), np.zeros(r)
@@ -135,21 +134,6 @@ class PseudoValues:
     g: Floats
     bias: Floats
     shared: Floats
-
-
-def count_determined(strata: Sequence[Directions], max_condition: float) -> tuple[int, int]:
-    """Return how many directions are inverted, and how many there are; of the stratum that tells least.
-
-    Parameters
-    ----------
-    strata
-        The directions of each channel.
-    max_condition
-        Directions whose singular value lies below 1/max_condition are not inverted.
-    """
-    return min(
-        (int((each.singular >= 1 / max_condition).sum()), len(each.singular)) for each in strata
-    )
 
 
 def invert(strata: Sequence[Directions], f: Floats, max_condition: float) -> PseudoValues:
@@ -251,18 +235,18 @@ def balance_groups(
     n_groups, n_strata, s = table.shape
     sizes = table.sum(axis=2)
     parts = [_stratum(each, f, table[:, place]) for place, each in enumerate(strata)]
-    spread = _fit_spread(parts, sizes, along=along)
+    spread = _fit_spread(parts, along=along)
     share = sizes / np.maximum(sizes.sum(axis=1, keepdims=True), 1.0)
     g, bias, shared = np.zeros((n_groups, n_strata, s)), np.zeros(n_groups), np.zeros(n_groups)
     for place, (each, part) in enumerate(zip(strata, parts, strict=True)):
-        weights = part.predict(sizes[:, place], *spread)
+        weights = part.predict(*spread)
         rest = part.shared_weights - weights
         g[:, place] = weights @ each.released.T + (part.constant + rest @ part.centre)[:, None]
         bias += share[:, place] * each.bias(g[:, place], f)
         shared += (
             share[:, place] ** 2
             * ((rest**2 + 2 * weights * rest) @ part.variance)
-            / max(float(part.n_rows), 1.0)
+            / max(float(part.sizes.sum()), 1.0)
         )
     return PseudoValues(g=g, bias=bias, shared=shared)
 
@@ -319,32 +303,26 @@ class _Stratum:
     variance: Floats  # of one row's released coordinates
     offsets: Floats  # of each group's released coordinates from the centre, (groups, r)
     shared_weights: Floats  # of the released coordinates of all rows, in the average of all rows
-    n_rows: float
+    sizes: Floats  # of the groups, in rows
 
-    def predict(self, sizes: Floats, tau: float, kappa: float) -> Floats:
+    def predict(self, tau: float, kappa: float) -> Floats:
         """Return the weights of each group's released coordinates, (groups, r)."""
-        drawn = self.variance / np.maximum(sizes, 1.0)[:, None]
+        drawn = self.variance / np.maximum(self.sizes, 1.0)[:, None]
         noisy = self.singular**2 * tau + drawn + 1e-300
         scaled = self.slope / noisy  # what is seen has the covariance diag(noisy) + κ·slope slopeᵀ
-        weights: Floats = (
-            self.length * (tau + kappa) * scaled / (1.0 + kappa * (scaled @ self.slope))[:, None]
-        )
-        own = self.slope * drawn
-        weights += self.length * (
-            own / noisy
-            - scaled
-            * (kappa * ((own / noisy) @ self.slope) / (1.0 + kappa * (scaled @ self.slope)))[
-                :, None
-            ]
-        )
-        return weights
+        total = 1.0 + kappa * (scaled @ self.slope)
+        own = self.slope * drawn / noisy
+        along = ((tau + kappa) - kappa * (own @ self.slope)) / total
+        return self.length * (along[:, None] * scaled + own)
 
-    def likelihood(self, sizes: Floats, tau: float, kappa: float) -> float:
+    def likelihood(self, tau: float, kappa: float) -> float:
         """Return the logarithm of the normal likelihood of the groups' offsets, up to a constant."""
-        here = sizes > 0
+        here = self.sizes > 0
         used = self.singular > 1 / MAX_CONDITION
         used[0] = False
-        noisy = self.singular[used] ** 2 * tau + self.variance[used] / sizes[here, None] + 1e-300
+        noisy = (
+            self.singular[used] ** 2 * tau + self.variance[used] / self.sizes[here, None] + 1e-300
+        )
         offsets, slope = self.offsets[np.ix_(here, used)], self.slope[used]
         q, r = (slope**2 / noisy).sum(axis=1), (offsets * slope / noisy).sum(axis=1)
         terms = (
@@ -373,20 +351,17 @@ def _stratum(directions: Directions, f: Floats, counts: Floats) -> _Stratum:
         variance=counts.sum(axis=0) @ (v - centre) ** 2 / max(n_rows, 1.0),
         offsets=counts @ v / np.maximum(sizes, 1.0)[:, None] - centre,
         shared_weights=phi * _invert_softly(directions.singular, n_rows),
-        n_rows=n_rows,
+        sizes=sizes,
     )
 
 
-def _fit_spread(parts: Sequence[_Stratum], sizes: Floats, *, along: bool) -> tuple[float, float]:
+def _fit_spread(parts: Sequence[_Stratum], *, along: bool) -> tuple[float, float]:
     """Return τ and κ of the largest likelihood: on a grid of factors 4, then between its points."""
-    step = -(-sizes.size // _MOST_CELLS)
-    chosen = [
-        (replace(part, offsets=part.offsets[::step]), sizes[::step, place])
-        for place, part in enumerate(parts)
-    ]
+    step = -(-sum(len(part.sizes) for part in parts) // _MOST_CELLS)
+    some = [replace(each, offsets=each.offsets[::step], sizes=each.sizes[::step]) for each in parts]
 
     def likelihood(at: tuple[float, float]) -> float:
-        return sum(part.likelihood(own, *at) for part, own in chosen)
+        return sum(part.likelihood(*at) for part in some)
 
     grid = [4.0**-k for k in range(8)]
     tau, kappa = max(

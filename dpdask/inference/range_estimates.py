@@ -114,9 +114,8 @@ class NPMLE:
                 "quantile",
                 "give fractions, not percentages",
             )
-        position = np.searchsorted(
-            np.cumsum(self.masses), wanted - 1e-12, side="left"
-        )  # a sum may miss q by its rounding
+        # a sum may miss q by its rounding
+        position = np.searchsorted(np.cumsum(self.masses), wanted - 1e-12, side="left")
         found: Floats = self.points[np.minimum(position, len(self.points) - 1)]
         return found
 

@@ -37,9 +37,8 @@ def _reduce(reduction: Any) -> Any:
 
 def level_key(value: object) -> float | str | None:
     """Return what a level of the card and a value of a frame are compared by: a number by its value, others by their text."""
-    if (
-        value is None or value is pd.NaT or value is pd.NA or value != value
-    ):  # NaN alone differs from itself
+    # NaN alone differs from itself
+    if value is None or value is pd.NaT or value is pd.NA or value != value:
         return None
     if isinstance(value, bool | int | float | np.bool_ | np.number):
         return float(value)
@@ -146,9 +145,8 @@ def outcome_counts(counts: Any, outcomes: Outcomes) -> Floats:
         If counts are negative, not finite, of the wrong number, all zero, or of a value that is no
         level.
     """
-    if getattr(counts, "ndim", 1) == 2 and hasattr(
-        counts, "groupby"
-    ):  # a Dask series too has `columns`
+    # a Dask series too has `columns`
+    if getattr(counts, "ndim", 1) == 2 and hasattr(counts, "groupby"):
         counts = counts.groupby(list(outcomes.columns), **_GROUPING).size()
     counts = _reduce(counts)
     if isinstance(counts, Mapping):

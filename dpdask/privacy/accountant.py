@@ -235,17 +235,15 @@ def _least_scale(
     low = _shorten(high / 1.25)
     while cost(low) <= epsilon:
         low, high = _shorten(low / 1.25), low
-    points = [
-        (math.log(scale), _compare(cost(scale), epsilon)) for scale in (low, high)
-    ]  # cost is nearly a power of the scale
+    # cost is nearly a power of the scale
+    points = [(math.log(scale), _compare(cost(scale), epsilon)) for scale in (low, high)]
     number = 0
     while _shorten(low, 1) < high:
         number += 1
         (x0, y0), (x1, y1) = points
         guess = x1 - y1 * (x1 - x0) / (y1 - y0) if y1 != y0 else math.inf
-        guess += math.copysign(
-            _TOLERANCE / 4.0, y1 or -1.0
-        )  # beyond the root, so that it is soon between two near scales
+        # beyond the root, so that it is soon between two near scales
+        guess += math.copysign(_TOLERANCE / 4.0, y1 or -1.0)
         if not math.log(low) < guess < math.log(high) or number % 4 == 0:
             guess = (math.log(low) + math.log(high)) / 2.0
         scale = min(max(_shorten(math.exp(guess)), _shorten(low, 1)), _shorten(high, -1))

@@ -22,9 +22,8 @@ from dpdask.privacy import accountant
 from dpdask.privacy.events import CentralEvent, DiscreteGaussian
 from dpdask.privacy.noise import perturb
 
-MAX_ENUMERATED = (
-    2**22
-)  # noise values; below, the rank mechanism's ε* is found by looking at every outcome
+# noise values; below, the rank mechanism's ε* is found by looking at every outcome
+MAX_ENUMERATED = 2**22
 _N_THRESHOLDS = 256
 _DIGITS = 1e-9  # relative: what 53 bits of a probability can change in an ε
 _SLACK = 1e-12  # of logarithms of whole numbers below 2**63, summed over at most 8 digits
@@ -77,9 +76,8 @@ def rank_epsilon(noise: RankNoise) -> float:
     single, tail = _digit_distributions(noise, values)
     up, down = math.log(noise.sign), math.log(2**TOTAL_BITS - noise.sign)
     with np.errstate(divide="ignore"):
-        log_single = np.concatenate(
-            [(np.log(single[:-2]) + down)[::-1], np.log(single[:-1]) + up]
-        )  # e = -(n-2) .. n-2
+        # e = -(n-2) .. n-2
+        log_single = np.concatenate([(np.log(single[:-2]) + down)[::-1], np.log(single[:-1]) + up])
         log_tails = np.log(tail[[noise.margin - 1, n_values - 2, noise.margin, n_values - 1]])
     if not np.isfinite(log_single).all() or not np.isfinite(log_tails).all():
         return math.inf
@@ -139,9 +137,8 @@ def audit_event(
     if isinstance(event, DiscreteGaussian) and event.adjacency == "replace-one":
         moved = event.sensitivity / math.sqrt(2)
     whole = math.floor(moved * (1.0 + 1e-9))
-    if (
-        whole == 0
-    ):  # replace-one, sensitivity 1: one count of a pair, the other one is an event of its own
+    # replace-one, sensitivity 1: one count of a pair, the other one is an event of its own
+    if whole == 0:
         pair = np.array([1]), np.array([0])
     else:
         pair = (

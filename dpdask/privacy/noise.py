@@ -23,9 +23,8 @@ from dpdask.privacy.rounding import round_up
 from dpdask.streams import Rng, words
 
 MAX_COUNT = 2**53
-MAX_SCALE = (
-    2.0**48
-)  # noise beyond 2**62 then has probability exp(-2**14): a saturated count never happens
+# noise beyond 2**62 then has probability exp(-2**14): a saturated count never happens
+MAX_SCALE = 2.0**48
 _CHUNK = 2**14
 
 Counts = NDArray[np.int64]
