@@ -24,7 +24,6 @@ import pytest
 import yaml
 from distributed import LocalCluster
 
-import dpdask
 from dpdask.cli import main
 from dpdask.engine import scan, write
 from dpdask.engine import scan as units
@@ -180,14 +179,6 @@ def run_here(job: Path, progress: Progress | None = None, **settings: Any) -> Ou
     """Run a job in this process, without threads."""
     with dask.config.set(scheduler="synchronous"):
         return run_job(load(job, **settings), progress)
-
-
-def open_once(folder: Path, name: str, input_: Path, **changes: Any) -> Any:
-    """Return the opened release of a job in `folder`; the job runs if it did not yet. `changes` are those of `write_job`."""
-    output = folder / name
-    if not output.exists():
-        run_here(write_job(folder / f"job-{name}", input_, output, **changes))
-    return dpdask.open(str(output))
 
 
 def processes(workers: int) -> LocalCluster:
