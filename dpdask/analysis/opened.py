@@ -114,9 +114,12 @@ class Result:
             low, high = zip(*(find(deviations) for find in finders), strict=True)
             return pd.Series(low, index), pd.Series(high, index)
 
-        own = find_ends if len(finders) == len(parts) else None
         return cls(
-            estimate=estimate, standard_error=error, bias_bound=bias, limits=limits, find_ends=own
+            estimate=estimate,
+            standard_error=error,
+            bias_bound=bias,
+            limits=limits,
+            find_ends=find_ends if len(finders) == len(parts) else None,
         )
 
     def interval(self, confidence: float = 0.95, *, ignore_bias: bool = False) -> tuple[Any, Any]:

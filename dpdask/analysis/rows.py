@@ -295,28 +295,20 @@ class OpenedRows(KeptColumns):
 
     def _no_dependence(self, question: str, *names: str) -> SpecError:
         """Return the refusal of a question about how columns depend on each other, with the reason of the first that answers none."""
+        where = f"{question}({', '.join(names)})"
         for name in names:
             parent = self._column(name).get("parent")
-            if parent is not None and self._levels(name) is not None:
-                what = f"along the tree the noise of {name!r} depends on the released {parent!r}"
-                why = (
-                    ", which has no levels"
-                    if self._levels(parent) is None
-                    else ", so only its table with this column is kept"
-                )
-                use = (
-                    f"declare levels of {parent!r}"
-                    if self._levels(parent) is None
-                    else f"ask for {parent!r} in place of the other column"
-                )
-                return SpecError(
-                    what + why,
-                    f"{question}({', '.join(names)})",
-                    f"{use}, or release with the mechanism `copula`",
-                )
-        return SpecError(
-            _KEPT_DISTRIBUTION, f"{question}({', '.join(names)})", self.refusals["crosstab"][1]
-        )
+            if parent is None or self._levels(name) is None:
+                continue
+            what = f"along the tree the noise of {name!r} depends on the released {parent!r}"
+            if self._levels(parent) is None:
+                why, use = "which has no levels", f"declare levels of {parent!r}"
+            else:
+                why = "so only its table with this column is kept"
+                use = f"ask for {parent!r} in place of the other column"
+            use = f"{use}, or release with the mechanism `copula`"
+            return SpecError(f"{what}, {why}", where, use)
+        return SpecError(_KEPT_DISTRIBUTION, where, self.refusals["crosstab"][1])
 
     @property
     def _n_reference(self) -> float | None:
@@ -325,8 +317,9 @@ class OpenedRows(KeptColumns):
         if reference["kind"] in _COUNTED:
             return float(self.n_rows) if self._counts else None
         fraction = reference.get("fraction")
-        own = fraction is not None and self.content["guarantee"]["unprotected"]["fraction"] > 0.0
-        return self.n_rows * fraction / (1.0 - fraction) if own else None
+        if fraction is None or not self.content["guarantee"]["unprotected"]["fraction"] > 0.0:
+            return None
+        return float(self.n_rows * fraction / (1.0 - fraction))
 
     @property
     def _counts(self) -> list[tuple[int, float]]:
