@@ -27,6 +27,12 @@ P90_FUNCTION_LINES = 40
 MAX_COLUMNS = 100  # of 95 % of the lines: the formatter leaves long texts as they are
 MAX_ENGINE_ARROWS = 30
 MAX_MECHANISM_FILES = 8
+MECHANISMS = {
+    "dip",
+    "copula",
+    "marginals",
+    "interval",
+}  # and `histogram`, which is also a reference
 
 # A room is a package or module directly inside dpdask. Everybody may import the base; the base knows only what stands before it.
 _TOOLS = ("version", "errors", "startup", "steps", "html", "versions")
@@ -362,6 +368,32 @@ def participles(source: Source) -> Iterator[str]:
             yield f"{name}:{node.lineno}: a function is a verb, not a participle"
 
 
+def asked_kinds(source: Source) -> Iterator[str]:
+    """A mechanism brings its words: outside `mechanisms`, nothing compares a kind with that of a mechanism."""
+    if source.room == "mechanisms":
+        return
+    for node in ast.walk(source.tree):
+        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        named = {
+            each.value
+            for side in sides
+            for each in ast.walk(side)
+            if isinstance(each, ast.Constant)
+        }
+        if named & MECHANISMS or ("histogram" in named and "mechanism" in ast.unparse(node)):
+            yield f"{source.module}:{node.lineno}: {ast.unparse(node)}; ask the mechanism's guidance"
+
+
+def read_texts(source: Source) -> Iterator[str]:
+    """Text is output: only the JSON Schemas are made from docstrings."""
+    for node in ast.walk(source.tree):
+        name = (
+            _dotted(node).rpartition(".")[2] if isinstance(node, ast.Name | ast.Attribute) else ""
+        )
+        if name in ("__doc__", "getdoc", "getsource", "cleandoc") and source.room != "schemas":
+            yield f"{source.module}:{node.lineno}: {name} is text for people"
+
+
 RULES = [
     wrong_arrows,
     stray_dask,
@@ -372,6 +404,8 @@ RULES = [
     undocumented_parameters,
     participles,
     unreasoned,
+    asked_kinds,
+    read_texts,
 ]
 
 
@@ -480,6 +514,10 @@ BAD = [
     ),
     (participles, "io.x", "def composed(): ..."),
     (participles, "io.x", "class C:\n    def kept_rows(self): ..."),
+    (asked_kinds, "page.x", "if card.mechanism.kind == 'dip': pass"),
+    (asked_kinds, "page.x", "x = card['mechanism']['kind'] in ('histogram', 'rows')"),
+    (read_texts, "jobs.x", "x = inspect.getdoc(y)"),
+    (read_texts, "jobs.x", "x = y.__doc__"),
     (unreasoned, "x", "x = 1  # type: ignore"),
     (unreasoned, "x", "x = 1  # type: ignore[arg-type]"),
     (unreasoned, "x", "x = 1  # noqa"),
@@ -551,6 +589,8 @@ GOOD = [
         "x",
         "x = 1  # type: ignore[arg-type]  # pyarrow is untyped\ny = 2  # noqa: S506 - a SafeLoader",
     ),
+    (asked_kinds, "analysis.x", "x = reference.kind == 'histogram'"),
+    (read_texts, "schemas.x", "x = inspect.getdoc(y)"),
     (unreasoned, "x", 's = "# noqa"'),
 ]
 
