@@ -390,10 +390,3 @@ def test_an_empty_line_of_one_column_is_a_row(end, packed, tmp_path):
         66,
         "is a copy of b.csv",
     )
-
-
-def test_an_empty_line_between_rows_of_several_columns_is_none(tmp_path):
-    source = lake(tmp_path / "in", [40], csv=True)
-    lines = (source / "part.0.csv").read_text().splitlines()
-    (source / "part.0.csv").write_text("\n\n".join(lines) + "\n\n")
-    assert run(job_on(tmp_path, source))["rows"] == 40

@@ -256,14 +256,6 @@ def test_a_table_that_lies_in_no_order_is_not_warned_of(tmp_path):
     assert run_here(job).warnings == ()
 
 
-def test_one_shard_tells_no_place_but_a_kept_number_does(tmp_path):
-    assert run_here(income_job(tmp_path / "one", incomes(tmp_path / "one" / "in"))).warnings == ()
-    [warning] = run_here(
-        income_job(tmp_path / "two", incomes(tmp_path / "two" / "in", numbered=True))
-    ).warnings
-    assert warning.startswith("the kept column 'who' is sorted")
-
-
 def test_categories_are_sorted_as_files_are_and_a_constant_is_not(tmp_path):
     columns = {
         "kind": {
