@@ -10,7 +10,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,7 +19,7 @@ import click
 from dpdask.errors import DpdaskError, InternalError, UsageError, say_count
 from dpdask.startup import collect_rarely, keep_folder_out
 from dpdask.steps import step
-from dpdask.terminal.echo import echo, echo_json, keep_streams, show_step
+from dpdask.terminal.echo import echo, echo_json, keep_streams
 from dpdask.version import __version__
 
 if TYPE_CHECKING:
@@ -83,6 +83,21 @@ def _fail(ctx: click.Context, line: str, code: int) -> NoReturn:
 @click.version_option(__version__)
 def cli(debug: bool) -> None:  # `debug` is read by the group, which catches what its verbs raise
     """Release privacy-protected versions of tables: read Parquet, CSV, Delta or Iceberg; write Parquet, Delta or Iceberg."""
+
+
+@contextmanager
+def show_step(name: str) -> Iterator[None]:
+    """Show a step, and the steps inside it, on a terminal until the block ends; in a log nothing.
+
+    Print results after the block: while lines move, what is printed goes to stderr with them.
+    """
+    moves = (
+        sys.stderr is not None and sys.stderr.isatty()
+    )  # a program without a console has no stderr
+    if moves:
+        from dpdask.terminal.progress import show_progress
+    with show_progress("bars") if moves else nullcontext(), step(name, logging.DEBUG):
+        yield
 
 
 def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Where a release goes, and how it appears there: by a rename, a manifest, or an entry of a log.
 
-An output (`LocalFolder`, `StoreFolder` or `LakeTable`) says where a run stages, and has the one act that
+An output (`LocalFolder`, `StoreFolder` or `PublishedTable`) says where a run stages, and has the one act that
 makes a release appear. What a run stages has names of its own: a task of an aborted run that is still
 at work somewhere can never write into the next run's release. `series` is the digest of a job whose
 table grows: its releases are numbered.
@@ -242,7 +242,7 @@ class StoreFolder(_Folder):
             self._remove_documents(number)
 
 
-class LakeTable:
+class PublishedTable:
     """A table that has a log: files are written where they stay, and one entry makes them visible."""
 
     is_shared = True
@@ -323,7 +323,7 @@ class LakeTable:
                 self.output.remove(_name_file(name, run))
 
 
-Publication = LocalFolder | StoreFolder | LakeTable
+Publication = LocalFolder | StoreFolder | PublishedTable
 
 
 def _name_file(name: str, run: int) -> str:
@@ -401,7 +401,7 @@ class Target(Document):
         """Return what publishes into a folder; `series` is the digest of a job whose table grows."""
         log = self.open_log(output)
         if log is not None:
-            return LakeTable(output, log, "append" if series else self.mode, series)
+            return PublishedTable(output, log, "append" if series else self.mode, series)
         return LocalFolder(output, series) if output.is_local else StoreFolder(output, series)
 
     def open_log(self, output: Folder) -> DeltaLog | IcebergLog | None:

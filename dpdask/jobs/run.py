@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from dpdask.connect.probe import check_workers
@@ -203,7 +204,7 @@ def _run_growing(job: Job, progress: Progress | None, count_rows: CountRows | No
             job=following,
             state=state,
             opened=opened,
-            name=lambda _, release=release: release,  # type: ignore[misc]  # bound now
+            name=partial(_name_now, release),
             growth=growth,
             progress=progress,
         )
@@ -213,6 +214,10 @@ def _run_growing(job: Job, progress: Progress | None, count_rows: CountRows | No
             outcome = _run_locked(attempt, count_rows)
         if unfinished is None:
             return outcome
+
+
+def _name_now(release: str, _: bytes) -> str:
+    return release
 
 
 def _find_finished(job: Job, state: RunState, names: ReleaseNames) -> Outcome | None:

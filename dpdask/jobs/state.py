@@ -129,7 +129,7 @@ class RunState:
 
     def __new__(cls, output: Folder, *_: Any) -> Self:
         """Return a run on a file system, or in a store."""
-        return super().__new__(LocalRun if output.is_local else StoreRun)  # type: ignore[return-value]  # a subclass
+        return super().__new__(LocalRun if output.is_local else StoreRun)  # type: ignore[return-value]  # of one of the two
 
     def __init__(
         self,

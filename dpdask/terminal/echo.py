@@ -5,16 +5,12 @@ from __future__ import annotations
 import codecs
 import io
 import json
-import logging
 import os
 import select
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
-
-from dpdask.steps import step
 
 # all of Unicode's category Cc but the newline, escaped as in JSON, so that what is JSON stays the same
 _ESCAPED = {
@@ -116,18 +112,3 @@ def echo_json(value: Any, *, err: bool = False) -> None:
     stream = sys.stderr if err else sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
     echo(json.dumps(value, ensure_ascii=codecs.lookup(encoding).name != "utf-8"), err=err)
-
-
-@contextmanager
-def show_step(name: str) -> Iterator[None]:
-    """Show a step, and the steps inside it, on a terminal until the block ends; in a log nothing.
-
-    Print results after the block: while lines move, what is printed goes to stderr with them.
-    """
-    moves = (
-        sys.stderr is not None and sys.stderr.isatty()
-    )  # a program without a console has no stderr
-    if moves:
-        from dpdask.terminal.progress import show_progress
-    with show_progress("bars") if moves else nullcontext(), step(name, logging.DEBUG):
-        yield

@@ -17,10 +17,10 @@ import pytest
 from e2e.bad_input import job
 
 import dpdask
+from dpdask.cli import show_step
 from dpdask.kernels.jit import jit
 from dpdask.steps import LOG, step
 from dpdask.terminal import progress as module
-from dpdask.terminal.echo import show_step
 from dpdask.terminal.progress import Lines, Report, StageShown, describe_stage, show_progress
 
 # a margin for a busy machine is added: Python and rich must start, and no process is scheduled exactly
