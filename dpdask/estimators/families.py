@@ -294,7 +294,13 @@ class HistogramRelease(Release):
 
     @classmethod
     def from_fit(cls, rows: Rows, fitted: FittedHistogram, sha256: str, **given: Any) -> Self:
-        """Return the release that a fit made: `cells` lists its cells, and `sample` draws rows."""
+        """Return the release that a fit made: `cells` lists its cells, and `sample` draws rows.
+
+        Parameters
+        ----------
+        rows, fitted, sha256, given
+            As for `Release.from_fit`.
+        """
         return super().from_fit(rows, replace(fitted, output="rows"), sha256, **given)
 
     @property
