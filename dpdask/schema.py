@@ -226,31 +226,33 @@ class Column(Document):
             raise ValueError("atoms must lie within the bounds")
 
     def _check_outside(self) -> None:
-        if self.outside == "clip" and self.bounds is None:
-            raise ValueError(
-                f"`outside: clip` needs bounds to clip to; {'declare `other: <level>`' if self.has_levels else 'declare bounds'}"
-            )
-        if self.outside == "null" and self.nulls != "level":
-            raise ValueError(
-                "`outside: null` needs `nulls: level`: otherwise the nulls would be refused"
-            )
-        if self.outside == "other" and self.other is None:
-            raise ValueError(
-                "`outside: other` needs the level that replaces other values: declare `other: <level>`"
-            )
-        if self.other is not None and self.outside != "other":
-            raise ValueError(
-                f"`other` belongs to `outside: other`, and this column has `outside: {self.outside}`"
-            )
-        if self.other is not None and self.levels is None:
-            raise ValueError(
-                f"a {self.kind} column takes no other level; clip its values to bounds"
-            )
-        if self.other is not None and not any(
-            self.other == level and _is_truth(self.other) == _is_truth(level)
+        outside, other = self.outside, self.other
+        mend = "declare `other: <level>`" if self.has_levels else "declare bounds"
+        is_level = any(
+            other == level and isinstance(other, bool) == isinstance(level, bool)  # 1 == True
             for level in self.levels or ()
-        ):
-            raise ValueError("`other` must be one of the levels: add it to them")
+        )
+        wrong = {
+            f"`outside: clip` needs bounds to clip to; {mend}": (
+                outside == "clip" and self.bounds is None
+            ),
+            "`outside: null` needs `nulls: level`: otherwise the nulls would be refused": (
+                outside == "null" and self.nulls != "level"
+            ),
+            "`outside: other` needs the level that replaces other values: declare `other: <level>`": (
+                outside == "other" and other is None
+            ),
+            f"`other` belongs to `outside: other`, and this column has `outside: {outside}`": (
+                other is not None and outside != "other"
+            ),
+            f"a {self.kind} column takes no other level; clip its values to bounds": (
+                other is not None and self.levels is None
+            ),
+            "`other` must be one of the levels: add it to them": other is not None and not is_level,
+        }
+        for what, holds in wrong.items():
+            if holds:
+                raise ValueError(what)
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Yield what differs from the defaults, and of many levels the first and the last."""
@@ -319,10 +321,6 @@ def _position(value: Bound) -> float:
         return value
     moment = value if isinstance(value, dt.datetime) else dt.datetime.combine(value, dt.time())
     return (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp()
-
-
-def _is_truth(level: Level) -> bool:
-    return isinstance(level, bool)  # 1 == True
 
 
 def _say_level(level: Level) -> str:

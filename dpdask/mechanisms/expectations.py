@@ -6,9 +6,8 @@ import datetime as dt
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpdask.cells import DEFAULT_BINS, Cells, cells
 from dpdask.channels import calibrate, costs, laplace, optimal
-from dpdask.codec import Codec, ValueCodec
+from dpdask.codec import Codec
 from dpdask.errors import DpdaskError, SpecError, list_names, say_count
 from dpdask.kernels import rank as rank_kernel
 from dpdask.mechanisms.card import say_date, tell_numbers
@@ -385,29 +384,17 @@ class Planned(Protocol):
 
 def describe_steps(planned: Planned) -> list[str]:
     """Return lines on what is done, about how long it takes, and what it costs."""
-    stages = [stage.partition(": ") for stage in planned.stages]
-    durations = (
-        ["", *map(describe_seconds, planned.seconds)]
-        if planned.seconds
-        else [""] * (len(stages) + 1)
-    )
+    names, _, texts = zip(*(stage.partition(": ") for stage in planned.stages), strict=True)
+    times = [describe_seconds(each) for each in planned.seconds] or [""] * len(names)
     head = ("stage", "about" if planned.seconds else "", "what is done")
-    columns = dict.fromkeys((*planned.epsilons, *planned.reference_epsilons))
+    of_rows, of_counts = planned.epsilons, planned.reference_epsilons
     costs = [
-        (name, _show(planned.epsilons.get(name)), _show(planned.reference_epsilons.get(name)))
-        for name in columns
+        (name, *(f"{of[name]:.6g}" if name in of else "" for of in (of_rows, of_counts)))
+        for name in dict.fromkeys((*of_rows, *of_counts))
     ]
     noise = [(each["on"], f"{each['sigma']:.3g}", each["kind"]) for each in planned.noise]
     return [
-        *_tabulate(
-            [
-                head,
-                *(
-                    (name, seconds, words)
-                    for (name, _, words), seconds in zip(stages, durations[1:], strict=True)
-                ),
-            ]
-        ),
+        *_tabulate([head, *zip(names, times, texts, strict=True)]),
         *_tabulate([("column", "ε of a row", "ε of its counts"), *costs] if costs else []),
         *_tabulate([("noise on", "σ", "drawn as"), *noise] if noise else []),
         *(_describe_ledger(planned.ledger) if costs or noise else []),
@@ -429,42 +416,25 @@ def list_noise(event: Event) -> tuple[dict[str, Any], ...]:
 
 def tell_date_bounds(codecs: Mapping[str, Codec]) -> dict[str, tuple[str, str]]:
     """Return the bounds of each column of dates or times, as dates."""
-    return {
-        name: (say(codec.bounds[0]), say(codec.bounds[1]))
-        for name, codec, say in _list_dated(codecs)
-        if codec.bounds is not None
-    }
-
-
-def _list_dated(
-    codecs: Mapping[str, Codec],
-) -> Iterator[tuple[str, ValueCodec, Callable[[float], str]]]:
-    """Yield each column of dates or times, its codec, and what writes a number of it as a date."""
+    found = {}
     for name, codec in codecs.items():
-        if not codec.has_levels and (numbers := tell_numbers(codec).get("numbers")):
-            yield name, codec, partial(_say_date, numbers)
-
-
-def _say_date(numbers: str, number: float) -> str:
-    return say_date(number, numbers) or f"{number:g}"
+        numbers = tell_numbers(codec).get("numbers")
+        if numbers is not None and codec.bounds is not None:
+            low, high = (say_date(bound, numbers) or f"{bound:g}" for bound in codec.bounds)
+            found[name] = (low, high)
+    return found
 
 
 def warn_of_number_bounds(schema: Schema, codecs: Mapping[str, Codec]) -> tuple[str, ...]:
     """Return a warning for each column of dates or times whose bounds are declared by numbers: it says which dates they are."""
     warnings = []
-    for name, codec, say in _list_dated(codecs):
+    for name, (low, high) in tell_date_bounds(codecs).items():
         declared = schema.columns[name].bounds
-        if (
-            declared is not None
-            and codec.bounds is not None
-            and not isinstance(declared[0], dt.date)
-        ):
-            low, high = map(say, codec.bounds)
-            counts = tell_numbers(codec)["numbers"]
+        if declared is not None and not isinstance(declared[0], dt.date):
+            counts = tell_numbers(codecs[name])["numbers"]
             what = f"its bounds {declared[0]:g} and {declared[1]:g} count {counts}, so they are {low} and {high}"
-            warnings.append(
-                f"column {name!r}: {what}; write dates, such as 2000-01-31, if others are meant"
-            )
+            hint = "write dates, such as 2000-01-31, if others are meant"
+            warnings.append(f"column {name!r}: {what}; {hint}")
     return tuple(warnings)
 
 
@@ -475,11 +445,7 @@ def describe_seconds(seconds: float) -> str:
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{round(seconds / 3600)} h"
 
 
-def _show(epsilon: float | None) -> str:
-    return "" if epsilon is None else f"{epsilon:.6g}"
-
-
-def _tabulate(rows: list[tuple[str, str, str]]) -> list[str]:
+def _tabulate(rows: list[tuple[str, ...]]) -> list[str]:
     """Return rows as lines with columns of equal width; the first is as wide as the labels of other lines."""
     widths = [max([9 * (place == 0), *(len(row[place]) for row in rows)]) for place in range(2)]
     return [

@@ -24,7 +24,6 @@ from dpdask.mechanisms.card import Section
 from dpdask.privacy import COVERED, UNCOVERED, Budget, delta_warnings, noisy_counts_text
 from dpdask.privacy.audit import audit_event
 from dpdask.privacy.events import (
-    CentralEvent,
     Composed,
     DiscreteLaplace,
     LocalRelease,
@@ -290,12 +289,8 @@ class Mechanism(ABC):
                 f"`unit.column` {unit.column!r}",
                 hint,
             )
-        check_all(
-            *(
-                partial(_check_type, name, self.schema.columns[name])
-                for name in self.schema.privatised
-            )
-        )
+        columns = self.schema.columns
+        check_all(*(partial(_check_type, each, columns[each]) for each in self.schema.privatised))
         self.check_parameters()
 
     @property
@@ -484,28 +479,18 @@ def audit_mechanism(
     """
     found = mechanism.audit(columns, card)
     delta = 0.0 if mechanism.budget is None else mechanism.budget.delta
-    measurements = [
-        _audit(event, delta, n_runs)
-        for event in leaves(mechanism.event)
-        if not isinstance(event, LocalRelease)
-    ]
+    measurements: list[dict[str, Any]] = []
+    for event in leaves(mechanism.event):
+        if not isinstance(event, LocalRelease):
+            audited = audit_event(event, delta=delta, n_runs=n_runs, confidence=CONFIDENCE)
+            name = "scale" if isinstance(event, DiscreteLaplace) else "sigma"
+            noise = {name: getattr(event, name)}
+            bounds = {"claimed": audited.claimed, "lower_bound": audited.lower_bound}
+            measurements.append({**noise, "sensitivity": event.sensitivity, **bounds})
     sound = all(part["epsilon_exact"] <= part["claimed"] for part in found.values())
+    sound = sound and all(each["lower_bound"] <= each["claimed"] for each in measurements)
     row = found.pop(WHOLE_ROW, None)
-    sound = sound and all(
-        measurement["lower_bound"] <= measurement["claimed"] for measurement in measurements
-    )
     return {"columns": found, "row": row, "measurements": measurements, "sound": sound}
-
-
-def _audit(event: CentralEvent, delta: float, n_runs: int) -> dict[str, Any]:
-    found = audit_event(event, delta=delta, n_runs=n_runs, confidence=CONFIDENCE)
-    noise = {"scale": event.scale} if isinstance(event, DiscreteLaplace) else {"sigma": event.sigma}
-    return {
-        **noise,
-        "sensitivity": event.sensitivity,
-        "claimed": found.claimed,
-        "lower_bound": found.lower_bound,
-    }
 
 
 def _as_records_wanted(value: object) -> object:
@@ -548,18 +533,6 @@ class NoisyCounts(Mechanism):
         for event in leaves(self.event):  # it cannot be planned for every budget
             if not isinstance(event, LocalRelease):
                 check_scale(event.scale if isinstance(event, DiscreteLaplace) else event.sigma)
-
-    @abstractmethod
-    def draw(self, counts: Any, columns: Columns, noise: Noise) -> Archived:
-        """Draw the noise on the driver and return the noisy counts; see `Mechanism.draw`."""
-
-    @abstractmethod
-    def read_drawn(self, data: bytes, columns: Columns) -> Archived:
-        """Return noisy counts that an earlier driver kept; see `Mechanism.read_drawn`."""
-
-    @abstractmethod
-    def n_records(self, release: Any) -> int:
-        """Return how many records a job writes; see `Mechanism.n_records`."""
 
     def check_spec(self) -> None:
         """Check the mechanism's own parameters, which need no table."""
