@@ -62,23 +62,13 @@ TABLE = pa.schema(
 # ---- what a schema may declare
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        {"role": "keep"},
-        {"role": "drop", "type": "int32"},
-        privatised("discrete", levels=[1, 2.5, 4]),
-        privatised("discrete", levels=[DAY, dt.date(2020, 1, 2)]),
+def test_as_many_levels_as_may_be_and_any_sequence_of_them_are_accepted():
+    for column in (
         privatised("discrete", levels=list(range(MAX_LEVELS))),
-        privatised("categorical", levels=["b", "a", ""], nulls="level"),
         privatised("categorical", levels=(2, 1)),
-        privatised("continuous", bounds=[0, 1.5]),
-        privatised("mixed", atoms=[0], bounds=[0, 10]),
-        privatised("mixed", atoms=[DAY], bounds=[0, 1], type="date32"),
-    ],
-)
-def test_sensible_columns_are_accepted(column):
-    assert declare(**column).columns["x"].role == column["role"]
+        {"role": "drop", "type": "int32"},
+    ):
+        assert declare(**column).columns["x"].role == column["role"]
 
 
 LIST, ONE_TYPE, TWO_NUMBERS, MISORDERED = (
