@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
@@ -245,33 +245,20 @@ class CopulaMechanism(NoisyTables):
 
     def statistic(self, columns: Columns) -> TableStatistic:
         """Return what is counted: the table of each column and of each pair, or in the round that chooses triples, all candidates."""
-        found = NoisyTables.statistic(self, columns)
-        return (
-            found
-            if self.first is None
-            else replace(
-                found, cliques=list_candidates(found.domain, self.spec.target), two_way=False
-            )
-        )
-
-    @property
-    def counted(self) -> dict[str, Any]:
-        """The table of each column and of each pair of columns."""
-        return {"two_way": True}
+        statistic = TableStatistic(cells=self.cells(columns), two_way=True)
+        if self.first is None:
+            return statistic
+        candidates = list_candidates(statistic.domain, self.spec.target)
+        return replace(statistic, cliques=candidates, two_way=False)
 
     def fit(self, counts: NoisyMarginals, columns: Columns, key: RunKey) -> FittedCopula:
         """Return the copula that fits the noisy tables; see `Mechanism.fit`."""
-        model, report = fit_copula(
-            counts,
-            stream(key, "copula/calibration", ""),
-            self.spec.options,
-            records=self.spec.records,
-        )
-        bins = self.bins_of(columns)
+        rng, spec = stream(key, "copula/calibration", ""), self.spec
+        model, report = fit_copula(counts, rng, spec.options, records=spec.records)
         return FittedCopula(
             schema=self.schema,
             types=columns.types,
-            bins=bins,
+            bins=self.bins_of(columns),
             noisy=counts,
             model=model,
             report=report,
@@ -300,47 +287,52 @@ class CopulaDescription(NoisyTablesDescription):
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
         """Return what a steward should consider before a run."""
-        said, target, n = (
-            NoisyTablesDescription.cautions(self, columns, n_rows),
-            self.mechanism.spec.target,
-            len(self.mechanism.schema.privatised),
-        )
-        sizes = self.mechanism.sizes(columns)
-        if self.mechanism.n_triples and not list_candidates(
-            Domain(names=tuple(sizes), sizes=tuple(sizes.values())), target
-        ):
-            what = f"Probably no three-way table will have at most {MOST_CELLS:,} cells, so the share of `triples` is spent for nothing"
-            said = (*said, f"{what}. Set `triples` to 0, or declare fewer `bins`.")
-        if target is not None and not self.mechanism.n_triples:
-            why = (
-                "the budget has no δ"
-                if self.mechanism.budget.delta == 0
-                else "no three-way tables are measured"
+        asked, said = self.mechanism, NoisyTablesDescription.cautions(self, columns, n_rows)
+        target, n, sizes = asked.spec.target, len(asked.schema.privatised), asked.sizes(columns)
+        domain = Domain(names=tuple(sizes), sizes=tuple(sizes.values()))
+        if asked.n_triples and not list_candidates(domain, target):
+            said += (
+                (
+                    f"Probably no three-way table will have at most {MOST_CELLS:,} cells, so the share"
+                    " of `triples` is spent for nothing. Set `triples` to 0, or declare fewer `bins`."
+                ),
             )
-            said = (*said, f"The target {target} changes little: {why}.")
+        if target is not None and not asked.n_triples:
+            without_delta = asked.budget.delta == 0
+            why = "the budget has no δ" if without_delta else "no three-way tables are measured"
+            said += (f"The target {target} changes little: {why}.",)
         left_out = math.comb(n - 1, 2) if target is not None else math.comb(n, 3)
-        if self.mechanism.n_triples and left_out > MOST_CANDIDATES:
-            what = f"Only {MOST_CANDIDATES} of {left_out:,} three-way tables can be chosen, those of the columns with the fewest cells"
-            said = (*said, f"{what}. Drop columns, or name a `target`.")
+        if asked.n_triples and left_out > MOST_CANDIDATES:
+            said += (
+                (
+                    f"Only {MOST_CANDIDATES} of {left_out:,} three-way tables can be chosen, those of"
+                    " the columns with the fewest cells. Drop columns, or name a `target`."
+                ),
+            )
         return said
 
     def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
         """Return what a run does, in words."""
         del columns, uncounted
-        n, again = len(self.mechanism.schema.privatised), self.mechanism.n_measured_again
+        asked = self.mechanism
+        n, again, n_triples = len(asked.schema.privatised), asked.n_measured_again, asked.n_triples
         twice = f", and a second time to those of {again:,} chosen pairs" if again else ""
-        n_scores = count_candidates(n, self.mechanism.spec.target)
-        what = f"choose: read {n} columns once more; count at most {n_scores:,} three-way tables, score them with noise"
-        chosen = (
-            (f"{what}, measure at most {self.mechanism.n_triples:,} that stand out",)
-            if self.mechanism.n_triples
-            else ()
+        choose = (
+            f"choose: read {n} columns once more; count at most"
+            f" {count_candidates(n, asked.spec.target):,} three-way tables, score them with noise,"
+            f" measure at most {n_triples:,} that stand out"
         )
         return (
-            *self.mechanism.search_stages,
-            f"tabulate: read {n} columns once; count {n} one-way and {n * (n - 1) // 2} two-way tables, merged in a tree",
-            *chosen,
-            f"fit: add noise to every table{twice}; fit the copula to the noisy tables on the driver, and write it once",
+            *asked.search_stages,
+            (
+                f"tabulate: read {n} columns once; count {n} one-way and {n * (n - 1) // 2} two-way"
+                " tables, merged in a tree"
+            ),
+            *([choose] if n_triples else []),
+            (
+                f"fit: add noise to every table{twice}; fit the copula to the noisy tables on the"
+                " driver, and write it once"
+            ),
             "write: sample synthetic records and stage their shards",
         )
 
@@ -375,17 +367,20 @@ class CopulaDescription(NoisyTablesDescription):
         """
         del columns, n_rows, order
         report, noisy, cells = release.report, release.noisy, release.cells()
+        model, names = release.model, release.model.domain.names
+        attributes = [names[node.attribute] for node in model.nodes]
         mechanism = {
             "kind": "copula",
             "records": n_released,
             "bins": describe_bins(release.bins, cells),
-            "tree": _list_parents(release),
+            "tree": [  # of each attribute its parent, in the order of decoding
+                [name, attributes[node.parent] if node.parent >= 0 else None]
+                for name, node in zip(attributes, model.nodes, strict=True)
+            ],
             "measured_again": [list(clique) for clique in noisy.chosen if len(clique) == 2],
             "three_way": [list(clique) for clique in noisy.chosen if len(clique) == 3],
             "latent_variables": report.n_latents,
-            "raked_tables": 0
-            if release.model.targets is None
-            else len(release.model.targets.tables),
+            "raked_tables": 0 if model.targets is None else len(model.targets.tables),
             "significant_share": report.kept_share,
             "nearest_correlation": {
                 "rms_distance": report.moved,
@@ -402,12 +397,3 @@ class CopulaDescription(NoisyTablesDescription):
             accounting=accounting,
             n_rows=noisy.n_rows,
         )
-
-
-def _list_parents(fitted: FittedCopula) -> list[list[str | None]]:
-    """Return [attribute, parent] for each attribute, in the order of decoding."""
-    names, nodes = fitted.model.domain.names, fitted.model.nodes
-    return [
-        [names[node.attribute], names[nodes[node.parent].attribute] if node.parent >= 0 else None]
-        for node in nodes
-    ]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import pyarrow as pa
 from pydantic import BeforeValidator, Field
@@ -53,7 +53,6 @@ from dpdask.mechanisms.mechanism import (
     Spec,
     no_rows,
 )
-from dpdask.privacy import Budget
 from dpdask.privacy.events import Composed, DiscreteLaplace, to_dict
 from dpdask.privacy.noise import deviation
 from dpdask.privacy.rounding import RowOrder, write_digits
@@ -71,65 +70,9 @@ from dpdask.stats import Domain
 from dpdask.stats.marginals import JointCounts, JointStatistic, domain_of, n_cells
 from dpdask.streams import Noise, RunKey
 
-
-def histogram_section(budget: Budget, fitted: FittedHistogram, n_released: int | None) -> Section:
-    """Return what the card says about a perturbed histogram.
-
-    Parameters
-    ----------
-    n_released
-        How many cells or synthetic rows were released, or None before any are.
-
-    Privacy
-    -------
-    Holds parameters, the public domain, and sums of released weights. The number of rows is exact
-    under replace-one; under add-remove it is the noisy one, or null where none was measured.
-    """
-    histogram = fitted.histogram
-    planned = histogram.plan
-    output = None if n_released is None else fitted.output
-    mechanism = {
-        "kind": "histogram",
-        "output": output,
-        "records": n_released if output == "rows" else None,
-        "points": None if output == "rows" else fitted.points,
-        "bins": describe_bins(fitted.bins, fitted.cells()),
-        "found": [name for name, bins in fitted.bins.items() if isinstance(bins, FoundBins)],
-        "threshold": planned.threshold,
-        "factor": planned.factor if planned.threshold == "enhanced" else None,
-        "cut": histogram.cut,
-        "cells": n_cells(histogram.domain),
-        "cells_listed": len(histogram.keys),
-        "total_weight": histogram.total,
-    }
-    noises = {"cells": planned.cells, "n_rows": planned.total, "fine_counts": planned.fine}
-    accounting = {
-        "composition": "the smallest of three upper bounds (a sum, concentrated privacy, a privacy loss distribution), over all counts",
-        "epsilon_exact": compute_spent(planned, budget),
-        "noise": {key: _noise(event) for key, event in noises.items() if event is not None},
-        "events": to_dict(planned.event),
-    }
-    return noisy_counts_section(
-        budget=budget,
-        mechanism=mechanism,
-        schema=fitted.schema,
-        cells=fitted.cells(),
-        accounting=accounting,
-        n_rows=histogram.n_rows,
-    )
-
-
-def _noise(event: DiscreteLaplace) -> dict[str, Any]:
-    return {
-        "law": "discrete Laplace",
-        "scale": event.scale,
-        "standard_deviation": deviation(event),
-        "margin_95": margin_95(event),
-    }
-
-
 _SPURIOUS = 0.05
-_MANY_ROWS = 1e18  # if the number of rows is unknown or private: gives the highest enhanced threshold, so nothing feasible is refused
+# if the number of rows is unknown or private: the highest threshold, so nothing feasible is refused
+_MANY_ROWS = 1e18
 
 
 def _as_bins(value: object) -> object:
@@ -186,17 +129,12 @@ class HistogramMechanism(NoisyCounts):
         spec = self.spec
         if spec.output == "cells":
             if WEIGHT in self.schema.privatised:
-                raise SpecError(
-                    "this name is reserved for a column of the released cells",
-                    f"column {WEIGHT!r}",
-                    "rename it, or drop it",
-                )
+                what = "this name is reserved for a column of the released cells"
+                raise SpecError(what, f"column {WEIGHT!r}", "rename it, or drop it")
             if spec.n_rows != "input":
-                raise SpecError(
-                    "the number of records can be chosen for synthetic rows only, but `output` is cells",
-                    "`n_rows`",
-                    "remove it, or set `output` to rows",
-                )
+                what = "the number of records can be chosen for synthetic rows only"
+                hint = "remove it, or set `output` to rows"
+                raise SpecError(f"{what}, but `output` is cells", "`n_rows`", hint)
         elif spec.points == "spread":
             what = "synthetic rows lie anywhere in their cells, so `points` does not apply"
             raise SpecError(what, "`points`", "remove it, or set `output` to cells")
@@ -387,17 +325,19 @@ class HistogramDescription(NoisyCountsDescription):
     def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
         """Return what a run does, in words."""
         del uncounted
-        size = (
-            ""
-            if self.mechanism.awaits_rows or self.mechanism.search
-            else f" of {n_cells(domain_of(self.mechanism.cells(columns))):,} cells"
-        )
+        asked, search, size = self.mechanism, self.mechanism.search, ""
+        if not (asked.awaits_rows or search):
+            size = f" of {n_cells(domain_of(asked.cells(columns))):,} cells"
+        n, spec = len(asked.schema.privatised), asked.spec
         return (
-            *(() if self.mechanism.search is None else (self.mechanism.search.stage,)),
-            f"tabulate: read {len(self.mechanism.schema.privatised)} columns once; count their joint histogram{size}, merged in a tree",
-            f"fit: add noise to every cell, with the threshold {self.mechanism.spec.threshold}, on the driver, and write the cells once",
+            *(() if search is None else (search.stage,)),
+            f"tabulate: read {n} columns once; count their joint histogram{size}, merged in a tree",
+            (
+                f"fit: add noise to every cell, with the threshold {spec.threshold}, on the driver, and"
+                " write the cells once"
+            ),
             "write: draw synthetic rows and stage their shards"
-            if self.mechanism.spec.output == "rows"
+            if spec.output == "rows"
             else "write: the cells with a weight, one row a point",
         )
 
@@ -474,9 +414,56 @@ class HistogramDescription(NoisyCountsDescription):
         n_released: int | None,
         order: RowOrder,
     ) -> Section:
-        """Return the histogram's part of the release card."""
+        """Return the histogram's part of the release card.
+
+        Privacy
+        -------
+        Holds parameters, the public domain, and sums of released weights. The number of rows is
+        exact under replace-one; under add-remove it is the noisy one, or null where none was
+        measured.
+        """
         del columns, n_rows, order
-        return histogram_section(self.mechanism.budget, release, n_released)
+        noisy, cells, output = release.histogram, release.cells(), release.output
+        planned, is_rows = noisy.plan, n_released is not None and output == "rows"
+        mechanism = {
+            "kind": "histogram",
+            "output": None if n_released is None else output,
+            "records": n_released if is_rows else None,
+            "points": None if is_rows else release.points,
+            "bins": describe_bins(release.bins, cells),
+            "found": [name for name, bins in release.bins.items() if isinstance(bins, FoundBins)],
+            "threshold": planned.threshold,
+            "factor": planned.factor if planned.threshold == "enhanced" else None,
+            "cut": noisy.cut,
+            "cells": n_cells(noisy.domain),
+            "cells_listed": len(noisy.keys),
+            "total_weight": noisy.total,
+        }
+        noises = {"cells": planned.cells, "n_rows": planned.total, "fine_counts": planned.fine}
+        accounting = {
+            "composition": "the smallest of three upper bounds (a sum, concentrated privacy, a"
+            " privacy loss distribution), over all counts",
+            "epsilon_exact": compute_spent(planned, self.mechanism.budget),
+            "noise": {
+                key: {
+                    "law": "discrete Laplace",
+                    "scale": event.scale,
+                    "standard_deviation": deviation(event),
+                    "margin_95": margin_95(event),
+                }
+                for key, event in noises.items()
+                if event is not None
+            },
+            "events": to_dict(planned.event),
+        }
+        return noisy_counts_section(
+            budget=self.mechanism.budget,
+            mechanism=mechanism,
+            schema=release.schema,
+            cells=cells,
+            accounting=accounting,
+            n_rows=noisy.n_rows,
+        )
 
 
 def list_warnings(

@@ -73,26 +73,17 @@ class MarginalTables(Archived):
 
     def to_frame(self, clique: Clique) -> pd.DataFrame:
         """Return one noisy table as a frame: the labels of each of its columns, `count`, and `margin_95`."""
-        counts, labels = (
-            self.table(clique),
-            {name: column.labels() for name, column in self.cells().items()},
-        )
-        rows = _rows_of(clique, counts, self.margin(clique), labels, np.arange(counts.size))
-        frame: pd.DataFrame = pa.table(
-            {name: rows[name] for name in (*clique, COUNT, MARGIN)}
-        ).to_pandas()
+        counts = self.table(clique)
+        rows = self._make_rows(clique, counts, self._labels(), np.arange(counts.size))
+        table = pa.table({name: rows[name] for name in (*clique, COUNT, MARGIN)})
+        frame: pd.DataFrame = table.to_pandas()
         return frame
 
     def _check_clique(self, clique: Clique) -> Clique:
-        if not any(
-            len(clique) == len(known) and set(clique) == set(known) for known in self.noisy.cliques
-        ):
+        if sorted(clique) not in map(sorted, self.noisy.cliques):
             tables = ", ".join(" x ".join(known) for known in self.noisy.cliques)
-            raise SpecError(
-                f"there is no table of the columns {list(clique)}",
-                "the noisy tables",
-                f"ask for one of {tables}",
-            )
+            what = f"there is no table of the columns {list(clique)}"
+            raise SpecError(what, "the noisy tables", f"ask for one of {tables}")
         return clique
 
     @property
@@ -113,11 +104,8 @@ class MarginalTables(Archived):
     def n_drawn(self, wanted: int | None) -> int:
         """Return how many rows are written: one for each cell."""
         if wanted is not None:
-            raise SpecError(
-                "tables are no sample, so no number of rows can be chosen",
-                "n_rows",
-                "leave it out to get every cell",
-            )
+            what = "tables are no sample, so no number of rows can be chosen"
+            raise SpecError(what, "n_rows", "leave it out to get every cell")
         return self.n_cells
 
     def batches(
@@ -128,20 +116,37 @@ class MarginalTables(Archived):
         A column that is not of the table is null; the level null is the text `null`.
         """
         del n_total, key, part
-        labels, types, first = (
-            {name: column.labels() for name, column in self.cells().items()},
-            self.types,
-            0,
-        )
+        types, labels, first = self.types, self._labels(), 0
         for clique, counts in self.noisy.cliques.items():
             places = np.arange(max(start, first), min(start + n_rows, first + counts.size)) - first
             first += counts.size
             if len(places):
-                rows = _rows_of(clique, counts, self.noisy.margin(clique), labels, places)
-                arrays = [
-                    rows.get(name, pa.nulls(len(places), pa.string())) for name in types.names
-                ]
+                rows = self._make_rows(clique, counts, labels, places)
+                null = pa.nulls(len(places), pa.string())
+                arrays = [rows.get(name, null) for name in types.names]
                 yield pa.RecordBatch.from_arrays(arrays, schema=types)
+
+    def _labels(self) -> dict[str, list[str]]:
+        return {name: column.labels() for name, column in self.cells().items()}
+
+    def _make_rows(
+        self,
+        clique: Clique,
+        counts: NDArray[np.int64],
+        labels: Mapping[str, list[str]],
+        places: NDArray[np.int64],
+    ) -> dict[str, pa.Array]:
+        """Return some cells of a table, by their places in it, as columns."""
+        codes = np.unravel_index(places, counts.shape)
+        return {
+            TABLE: pa.array([" x ".join(clique)] * len(places)),
+            **{
+                name: pa.array(labels[name]).take(pa.array(code))
+                for name, code in zip(clique, codes, strict=True)
+            },
+            COUNT: pa.array(counts.ravel()[places]),
+            MARGIN: pa.array([self.noisy.margin(clique)] * len(places)),
+        }
 
     def _contents(self) -> Contents:
         return columns_to_header(self.schema, self.columns, self.bins), {
@@ -153,23 +158,3 @@ class MarginalTables(Archived):
         noisy = NoisyMarginals.from_bytes(arrays["noisy"].tobytes(), "the noisy tables")
         schema, columns, bins = columns_from_header(header, noisy.domain)
         return cls(schema=schema, columns=columns, bins=bins, noisy=noisy)
-
-
-def _rows_of(
-    clique: Clique,
-    counts: NDArray[np.int64],
-    margin: float,
-    labels: Mapping[str, list[str]],
-    places: NDArray[np.int64],
-) -> dict[str, pa.Array]:
-    """Return some cells of a table, by their places in it, as columns."""
-    codes = np.unravel_index(places, counts.shape)
-    return {
-        TABLE: pa.array([" x ".join(clique)] * len(places)),
-        **{
-            name: pa.array(labels[name]).take(pa.array(code))
-            for name, code in zip(clique, codes, strict=True)
-        },
-        COUNT: pa.array(counts.ravel()[places]),
-        MARGIN: pa.array([margin] * len(places)),
-    }

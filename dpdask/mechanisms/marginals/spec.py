@@ -91,21 +91,10 @@ class NoisyTables(NoisyCounts):
     @property
     def cell_search(self) -> CellSearch | None:
         """What finds the cells of columns in a first round; None if there are none to find, or they are found."""
-        event = None if self.found is not None else self.noise.cells
-        return (
-            None
-            if event is None
-            else CellSearch(names=self.adaptive, event=event, n_rows_public=not self.n_rows_private)
-        )
-
-    @property
-    @abstractmethod
-    def counted(self) -> dict[str, Any]:
-        """Which tables are counted: `cliques` and `two_way` of `TableStatistic`."""
-
-    def statistic(self, columns: Columns) -> TableStatistic:
-        """Return what is counted: the tables."""
-        return TableStatistic(cells=self.cells(columns), **self.counted)
+        event = self.noise.cells
+        if event is None or self.found is not None:
+            return None
+        return CellSearch(names=self.adaptive, event=event, n_rows_public=not self.n_rows_private)
 
     @property
     def event(self) -> Composed:
@@ -125,9 +114,8 @@ class NoisyTables(NoisyCounts):
     def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
         """Draw the noise of every table and return the noisy tables; see `Mechanism.draw`."""
         del columns
-        return measure(
-            counts, self.noise, n_rows_public=not self.n_rows_private, rng=noise("marginals/noise")
-        )
+        rng = noise("marginals/noise")
+        return measure(counts, self.noise, n_rows_public=not self.n_rows_private, rng=rng)
 
     @property
     def search_stages(self) -> tuple[str, ...]:
@@ -161,62 +149,47 @@ class NoisyTablesDescription(NoisyCountsDescription):
 
     def expectations(self, columns: Columns) -> tuple[str, ...]:
         """Return how far the counts of the tables may be off."""
-        noise, sizes = self.mechanism.noise, self.mechanism.sizes(columns)
-        named = {"a one-way table": noise.one_way, "a two-way table": noise.pairs}
-        named |= {
+        asked = self.mechanism
+        noise, sizes, search = asked.noise, asked.sizes(columns), asked.cell_search
+        named = {
+            "a one-way table": noise.one_way,
+            "a two-way table": noise.pairs,
             "the second measurement of a two-way table": noise.chosen,
             "a chosen three-way table": noise.triples,
         }
-        named |= {
-            f"the table {' x '.join(clique)}, of {math.prod(sizes[name] for name in clique):,} cells,": noise.cliques[
-                clique
-            ]
-            for clique in noise.cliques
-        }
+        for clique, event in noise.cliques.items():
+            n_cells = math.prod(sizes[name] for name in clique)
+            named[f"the table {' x '.join(clique)}, of {n_cells:,} cells,"] = event
         found = [
             f"a count of {table} is off by at most {margin_95(event):,.3g} with probability 0.95"
             for table, event in named.items()
             if event is not None
         ]
-        found += describe_wide_cells(self.mechanism.cells(columns), self.mechanism.bins)
-        if self.mechanism.n_rows_private:  # then nothing can warn of too few
+        found += describe_wide_cells(asked.cells(columns), asked.bins)
+        if asked.n_rows_private:  # then nothing can warn of too few
             needed = sorted(count_needed_rows(noise, sizes).values())
             few = write_digits(needed[len(needed) // 2])
             found.append(
-                f"with fewer than about {few} rows, the average cell of half of the tables holds fewer rows than the σ of its noise"
+                f"with fewer than about {few} rows, the average cell of half of the tables holds"
+                " fewer rows than the σ of its noise"
             )
-        return (
-            *found,
-            *(
-                ()
-                if self.mechanism.cell_search is None
-                else self.mechanism.cell_search.expectations
-            ),
-        )
+        return (*found, *(() if search is None else search.expectations))
 
     def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
         """Return what a steward should consider before a run: δ, far cells, tables whose cells are too fine."""
-        found = (
-            *NoisyCountsDescription.cautions(self, columns, n_rows),
-            *warn_of_far_cells(columns.codecs, self.mechanism.bins),
-        )
+        asked, of_delta = self.mechanism, NoisyCountsDescription.cautions(self, columns, n_rows)
+        found = (*of_delta, *warn_of_far_cells(columns.codecs, asked.bins))
         if not n_rows:
             return found
-        return (
-            *found,
-            *list_noisy_tables(self.mechanism.noise, self.mechanism.sizes(columns), n_rows),
-        )
+        return (*found, *list_noisy_tables(asked.noise, asked.sizes(columns), n_rows))
 
 
 def count_needed_rows(noise: MarginalNoise, sizes: Mapping[str, int]) -> dict[Clique, float]:
     """Return for each table the number of rows at which a cell has as many on average as the noise's standard deviation."""
     tables = dict(noise.cliques)
-    tables |= {(name,): noise.one_way for name in sizes} if noise.one_way is not None else {}
-    tables |= (
-        dict.fromkeys(itertools.combinations(sizes, 2), noise.pairs)
-        if noise.pairs is not None
-        else {}
-    )
+    for n, event in ((1, noise.one_way), (2, noise.pairs)):
+        if event is not None:
+            tables |= dict.fromkeys(itertools.combinations(sizes, n), event)
     return {
         table: deviation(event) * math.prod(sizes[name] for name in table)
         for table, event in tables.items()
@@ -231,33 +204,14 @@ def list_noisy_tables(
     noisy = [table for table, needed in tables.items() if needed > n_rows]
     if not noisy:
         return ()
-    named = ", ".join(" x ".join(table) for table in noisy[:3]) + (
-        f" and {len(noisy) - 3:,} more" if len(noisy) > 3 else ""
-    )
-    what = f"The cells of {len(noisy):,} of {len(tables):,} tables are too fine, with fewer rows on average than the noise of a count: {named}"
+    named = ", ".join(" x ".join(table) for table in noisy[:3])
+    more = f" and {len(noisy) - 3:,} more" if len(noisy) > 3 else ""
     return (
-        f"{what}. Even strong dependence may come out weak there, or not at all. Take fewer cells or columns, or spend more ε.",
-    )
-
-
-def marginals_section(budget: Budget, tables: MarginalTables) -> Section:
-    """Return what the card says about noisy tables.
-
-    Privacy
-    -------
-    Holds parameters and the public domain. Nothing exact; under add-remove the number of rows is
-    the noisy tables' own estimate.
-    """
-    noisy = tables.noisy
-    mechanism = {"kind": "marginals", "cliques": list(noisy.cliques)}
-    accounting = tables_accounting(noisy, budget)
-    return noisy_counts_section(
-        budget=budget,
-        mechanism=mechanism,
-        schema=tables.schema,
-        cells=tables.cells(),
-        accounting=accounting,
-        n_rows=noisy.n_rows,
+        (
+            f"The cells of {len(noisy):,} of {len(tables):,} tables are too fine, with fewer rows on"
+            f" average than the noise of a count: {named}{more}. Even strong dependence may come out"
+            " weak there, or not at all. Take fewer cells or columns, or spend more ε."
+        ),
     )
 
 
@@ -268,9 +222,10 @@ def tables_accounting(noisy: NoisyMarginals, budget: Budget) -> dict[str, Any]:
         "fine_counts": noise.cells,
         "one_way": noise.one_way,
         "two_way": noise.pairs,
+        "measured_again": noise.chosen,
+        "three_way": noise.triples,
+        **{" x ".join(clique): event for clique, event in noise.cliques.items()},
     }
-    named |= {"measured_again": noise.chosen, "three_way": noise.triples}
-    named |= {" x ".join(clique): event for clique, event in noise.cliques.items()}
     return {
         "composition": "the smallest of three upper bounds (a sum, concentrated privacy, a privacy loss distribution), over all tables",
         "epsilon_exact": compute_spent(noise, budget),
@@ -289,9 +244,8 @@ def _as_cliques(value: object) -> object:
         or not value
         or not all(isinstance(clique, list | tuple) and clique for clique in value)
     ):
-        raise ValueError(
-            "a list of tables is expected, each a list of columns, such as [[age], [age, income]]"
-        )
+        what = "a list of tables is expected, each a list of columns"
+        raise ValueError(f"{what}, such as [[age], [age, income]]")
     if any(type(name) is not str for clique in value for name in clique):
         raise ValueError("a table is a list of columns' names")
     return tuple(tuple(clique) for clique in value)
@@ -338,27 +292,19 @@ class MarginalsMechanism(NoisyTables):
 
     def check_spec(self) -> None:
         """Check the parameters of the tables."""
-        cliques, weights = self.spec.cliques, self.spec.weights
+        cliques, weights, names = self.spec.cliques, self.spec.weights, self.schema.privatised
         seen: set[frozenset[str]] = set()
         for clique in cliques:
             for name in clique:
-                if name not in self.schema.privatised:
-                    hint = suggest(
-                        name, self.schema.privatised, "correct its name, or its role in the schema"
-                    )
+                if name not in names:
+                    hint = suggest(name, names, "correct its name, or its role in the schema")
                     raise SpecError("is not a privatised column", f"`cliques`, {name!r}", hint)
                 if name in (TABLE, COUNT, MARGIN):
-                    raise SpecError(
-                        "this name is reserved for a column of the released tables",
-                        f"column {name!r}",
-                        "rename it",
-                    )
+                    what = "this name is reserved for a column of the released tables"
+                    raise SpecError(what, f"column {name!r}", "rename it")
             if len(set(clique)) < len(clique) or frozenset(clique) in seen:
-                raise SpecError(
-                    "a column or a table is repeated",
-                    f"`cliques`, {' x '.join(clique)}",
-                    "remove one of the two",
-                )
+                what, where = "a column or a table is repeated", f"`cliques`, {' x '.join(clique)}"
+                raise SpecError(what, where, "remove one of the two")
             seen.add(frozenset(clique))
         if weights is not None and len(weights) != len(cliques):
             what = f"there must be one weight for each table, not {len(weights)} for {len(cliques)}"
@@ -387,10 +333,10 @@ class MarginalsMechanism(NoisyTables):
         """Check the bins and the tables' sizes."""
         self.statistic(columns).check_size()
 
-    @property
-    def counted(self) -> dict[str, Any]:
-        """The tables."""
-        return {"cliques": self.spec.cliques, "two_way": False}
+    def statistic(self, columns: Columns) -> TableStatistic:
+        """Return what is counted: the declared tables."""
+        cells = self.cells(columns)
+        return TableStatistic(cells=cells, cliques=self.spec.cliques, two_way=False)
 
     def find_written(self, released: pa.Schema) -> pa.Schema:
         """Return the columns that are written: those of the tables, whatever the types of the table's own."""
@@ -427,20 +373,25 @@ class MarginalsDescription(NoisyTablesDescription):
     def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
         """Return what a run does, in words."""
         del columns, uncounted
+        asked = self.mechanism
+        n_columns, n_tables = len(asked.schema.privatised), len(asked.spec.cliques)
         return (
-            *self.mechanism.search_stages,
-            f"tabulate: read {len(self.mechanism.schema.privatised)} columns once; count {len(self.mechanism.spec.cliques)} tables, merged in a tree",
+            *asked.search_stages,
+            f"tabulate: read {n_columns} columns once; count {n_tables} tables, merged in a tree",
             "fit: add noise to every cell on the driver, and write the tables once",
             "write: the noisy tables, one row a cell",
         )
 
     def quality(self, release: MarginalTables) -> str:
         """Return which part of the counts exceeds its margin of error; see `Mechanism.quality`."""
-        tables = release.noisy.cliques
+        noisy = release.noisy
         above = sum(
-            int((counts > release.noisy.margin(clique)).sum()) for clique, counts in tables.items()
+            int((counts > noisy.margin(clique)).sum()) for clique, counts in noisy.cliques.items()
         )
-        return f"{above:,} of {release.n_cells:,} counts are larger than what noise alone gives with probability 0.95"
+        return (
+            f"{above:,} of {release.n_cells:,} counts are larger than what noise alone gives with"
+            " probability 0.95"
+        )
 
     def section(
         self,
@@ -451,9 +402,23 @@ class MarginalsDescription(NoisyTablesDescription):
         n_released: int | None,
         order: RowOrder,
     ) -> Section:
-        """Return the tables' part of the release card."""
+        """Return the tables' part of the release card.
+
+        Privacy
+        -------
+        Holds parameters and the public domain. Nothing exact; under add-remove the number of rows
+        is the noisy tables' own estimate.
+        """
         del columns, n_rows, n_released, order
-        return marginals_section(self.mechanism.budget, release)
+        noisy, budget = release.noisy, self.mechanism.budget
+        return noisy_counts_section(
+            budget=budget,
+            mechanism={"kind": "marginals", "cliques": list(noisy.cliques)},
+            schema=release.schema,
+            cells=release.cells(),
+            accounting=tables_accounting(noisy, budget),
+            n_rows=noisy.n_rows,
+        )
 
     def n_expected(self, n_rows: int | None) -> int | None:
         """Return that it is not known before; see `Description.n_expected`."""
