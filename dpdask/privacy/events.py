@@ -357,6 +357,10 @@ _KINDS: dict[str, type[LocalRelease | DiscreteLaplace | DiscreteGaussian]] = {
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _COMPOSED = "composed"
+_KEYS = {
+    kind: {field.name for field in fields(_KINDS.get(kind, Composed))}
+    for kind in (*_KINDS, _COMPOSED)
+}
 
 
 def leaves(event: Event) -> Iterator[LocalRelease | DiscreteLaplace | DiscreteGaussian]:
@@ -432,10 +436,10 @@ def from_dict(data: Mapping[str, Any]) -> Event:
         raise SpecError(f"the event's format is not {FORMAT}", "event", later)
     values = {key: value for key, value in data.items() if key not in ("format", "kind")}
     kind = data.get("kind")
-    if not isinstance(kind, str) or kind not in (*_KINDS, _COMPOSED):
+    if not isinstance(kind, str) or kind not in _KEYS:
         raise SpecError("the event's kind is unknown", "event", later)
-    names = {field.name for field in fields(_KINDS.get(kind, Composed))}
-    if set(values) != names and not (kind == _COMPOSED and {"events"} <= set(values) <= names):
+    names = set(values)
+    if names != _KEYS[kind] and not (kind == _COMPOSED and {"events"} <= names <= _KEYS[kind]):
         what = f"an event of kind {kind!r} has other keys"
         raise SpecError(what, "event", "correct the file it comes from")
     if kind != _COMPOSED:
