@@ -497,10 +497,9 @@ class OpenedRelease:
         """Return whether a column answers a question, alone or with some other column, by asking."""
         asked: list[tuple[str, ...]] = [(name,)]
         if question in OF_SEVERAL:
-            others = [other for other in self.content["columns"] if other != name]
-            asked = [(name, other) for other in others] + (
-                [] if question == "regress" else [(other, name) for other in others]
-            )
+            asked = [(name, other) for other in self._partners(name)]
+        if question == "slope":
+            asked += [names[::-1] for names in asked]
         for names in asked:
             if question in OF_NUMBERS and not all(map(self._has_numbers, names)):
                 continue
@@ -508,6 +507,36 @@ class OpenedRelease:
                 self._plan(question, names)
                 return True
         return False
+
+    def _partners(self, name: str) -> list[str]:
+        """Return the columns of the tables that a column is in, and two of each other sort.
+
+        Columns of one sort are answered alike: to ask all pairs of many columns would take long.
+        """
+        mechanism = self.content["mechanism"]
+        tables = [*mechanism.get("edges", ()), *mechanism.get("cliques", ())]
+        partners = [other for table in tables if name in table for other in table]
+        partners += [mechanism.get("reference", {}).get("by"), *self._sorts]
+        columns = self.content["columns"]
+        return [other for other in dict.fromkeys(partners) if other in columns and other != name]
+
+    @cached_property
+    def _sorts(self) -> list[str]:
+        sorts: dict[tuple[Any, ...], list[str]] = {}
+        for name, column in self.content["columns"].items():
+            sort = (
+                *sorted(column),
+                column["role"],
+                column.get("kind"),
+                column.get("parent") is None,
+            )
+            sort += (
+                None in (self._levels(name) or ()),
+                self._has_numbers(name),
+                self._is_of_dates(name),
+            )
+            sorts.setdefault(sort, []).append(name)
+        return [name for names in sorts.values() for name in names[:2]]
 
     def _refusal(self, question: str, *names: str) -> SpecError:
         """Return what says why a question is not answered, and what to use."""
