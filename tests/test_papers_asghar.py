@@ -23,7 +23,6 @@ from pipelines.papers.asghar_copula import (
 from pipelines.papers.asghar_utility import (
     Answers,
     ErrorProfile,
-    UtilityReport,
     compare,
     compare_answers,
     errors_of_answers,
@@ -155,19 +154,6 @@ def test_profiles_of_known_errors():
         5.0,
         5.0,
     )  # at least 95 % of two queries are both
-
-
-def test_a_report_reads_as_the_tables_do():
-    one_way = ErrorProfile(average=(92.2, 107.4, 106.0), maximum=(389.0, 482.0, 773.0))
-    two_way = ErrorProfile(average=(0.724, 8.23, 19.96), maximum=(10.0, 62.4, 808.0))
-    report = UtilityReport(
-        one_way=one_way, two_way=two_way, three_way=None, mean_total_variation=0.04163
-    )
-    assert str(one_way) == "92/389 · 107/482 · 106/773"
-    assert (
-        report.to_markdown_row("dpc")
-        == "| dpc | 92/389 · 107/482 · 106/773 | 0.72/10 · 8.2/62 · 20.0/808 | – | 0.0416 |"
-    )
 
 
 @pytest.mark.parametrize("sizes", [(3,), (3, 2), (3, 2, 2)])

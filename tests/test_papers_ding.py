@@ -90,14 +90,6 @@ def test_tradeoff_and_wrong_noise(capsys, monkeypatch):
     assert capsys.readouterr().out.count("Figure 1") == 4
 
 
-def test_example_2_errs_as_laplace_noise_of_twice_the_scale():
-    rng = np.random.default_rng(3)
-    for b, alpha in ding_figures.PAIRS:
-        one = ding_figures.pair(rng, b, alpha, 400)
-        assert one.interval.mean() == pytest.approx(one.twice.mean(), rel=0.25)
-        assert one.interval.mean() > 1.4 * one.laplace.mean()
-
-
 def test_figures_are_drawn(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="figures need the extra dpdask[papers]")
     monkeypatch.setattr(ding_regression, "SCALES", (0.1, 0.3))

@@ -11,7 +11,6 @@ import pytest
 
 from pipelines.movielens.recommender import Table as Ratings
 from pipelines.papers.dip import (
-    common,
     summary,
     table2,
     table4,
@@ -96,22 +95,6 @@ def test_one_replicate_of_tables_2_and_6_keeps_the_order_of_methods():
     assert found["NP"] < found["laplace 0.35"] < found["NLRM"] < found["NOPM"]
 
 
-def test_table_8_measures_divergence_and_regresses():
-    p = np.array([0.1, 0.5, 0.9])
-    assert table8.divergence(p, p) == 0
-    assert table8.divergence(np.array([0.5]), np.array([0.25])) == pytest.approx(
-        100 * (0.5 * math.log(2) + 0.5 * math.log(2 / 3))
-    )
-    rng = np.random.default_rng(7)
-    table = rng.integers(0, 2, (20_000, 10)).astype(float)
-    table[:, -1] = rng.random(20_000) < 1 / (1 + np.exp(-(table[:, 0] - 0.5)))
-    coefficients, intercept = table8.regressed(table)
-    assert coefficients[0] == pytest.approx(1, abs=0.15)
-    assert intercept == pytest.approx(-0.5, abs=0.2)
-    table[:, -1] = 0
-    assert table8.regressed(table) is None
-
-
 def test_table_8_on_the_bank_s_rows():
     file = DATA / "bank_additional_full.parquet"
     if not file.exists():
@@ -189,25 +172,3 @@ def test_the_summary_is_made_of_kept_tables(tmp_path):
     assert "### Table 0: a trial" in text
     assert "| [Table 0](#table-0-a-trial) | a trial | 1 | 0 | 0 | 0 |" in text
     assert "Left out, for want of its data: table8." in text
-
-
-def test_table_3_is_a_digest_of_the_others():
-    rows = [
-        Row(setting="salaries", method=method, epsilon=epsilon, ours=Cell(1.0, 0.1, 4))
-        for epsilon in (1.0, 2.0)
-        for method in ("DIP, 15 % held out", "DIP, 25 % held out", "LRM")
-    ]
-    digest = summary.table_3({"table7": Table(name="", title="", unit="", rows=rows)})
-    assert [(row.method, row.epsilon) for row in digest.rows] == [
-        ("DIP, 25 % held out", 1.0),
-        ("LRM", 1.0),
-    ]
-
-
-def test_a_script_prints_and_keeps_its_table(tmp_path, capsys):
-    options = common.parser("a trial", 5).parse_args(["--json", str(tmp_path / "t.json")])
-    common.report(options, small)
-    assert "### Table 0" in capsys.readouterr().out
-    assert Table.from_json((tmp_path / "t.json").read_text(encoding="utf-8")).name == "Table 0"
-    with pytest.raises(SystemExit):
-        common.report(common.parser("a trial", 5).parse_args(["--replicates", "0"]), small)

@@ -64,12 +64,6 @@ def test_the_orthant_agrees_with_quadrature(r):
         assert abs(exact(h, k, r) - float(upper_orthant(h, k, r))) <= 1e-15
 
 
-def test_arguments_broadcast():
-    assert tetrachoric(np.zeros((3, 1)), np.zeros(4), 0.2).shape == (3, 4)
-    assert tetrachoric(0.0, 0.0, 0.25).shape == ()
-    assert tetrachoric([], 0.0, 0.1, n_threads=2).shape == (0,)
-
-
 @pytest.mark.parametrize("x", [-37.0, -8.0, -1.0, 0.0, 2.5, 8.0])
 def test_the_normal_cdf_keeps_its_relative_accuracy(x):
     assert_allclose(normal_cdf(x), float(mpmath.ncdf(x)), rtol=1e-12)
