@@ -104,7 +104,7 @@ class Slurm(_Started):
 
     kind: Literal["slurm"] = "slurm"
     threads_per_worker: int = Field(default=1, ge=1)
-    """What each asks SLURM for, such as `4GB`."""
+    """The threads of each worker, and the processors that it asks SLURM for."""
     memory: str
     """What each asks SLURM for, such as `4GB`."""
     walltime: str = "01:00:00"

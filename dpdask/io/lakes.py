@@ -370,6 +370,9 @@ class Iceberg:
                 except (NoSuchTableError, NoSuchNamespaceError):
                     what = "the catalog has no such table"
                     raise InputError(what, url, "check input.path") from None
+                except ValueError:  # such as a name that the catalog cannot split
+                    what = "the catalog takes no such name"
+                    raise SpecError(what, url, "check input.path") from None
         current = table.metadata.current_snapshot_id if self.snapshot is None else self.snapshot
         if current is not None and table.snapshot_by_id(current) is None:
             hint = "name a snapshot that the table still has"
