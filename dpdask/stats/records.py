@@ -137,16 +137,11 @@ class _Table:
     def parts(self) -> dict[str, Any]:
         """Return the fields of the records."""
         entries = self._entries[: self._n]
-        keys, grades, counts = (
-            entries[:, :-2].copy(),
-            self._grades.astype(np.uint8),
-            entries[:, -1].astype(np.int64),
-        )
         return {
             "max_records": self._max_records,
-            "keys": keys,
-            "grades": grades,
-            "counts": counts,
+            "keys": entries[:, :-2].copy(),
+            "grades": self._grades.astype(np.uint8),
+            "counts": entries[:, -1].astype(np.int64),
             "least": self._least,
         }
 
