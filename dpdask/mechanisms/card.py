@@ -40,6 +40,11 @@ class OpenCardPart(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
 
+    @property
+    def details(self) -> dict[str, Any]:
+        """What the mechanism gives."""
+        return self.model_extra or {}
+
 
 class CoveredRows(CardPart):
     """Which rows the promise covers, or does not cover: in words, and as a fraction of the rows or of the units."""
@@ -348,7 +353,7 @@ class Card(CardPart):
     @property
     def has_holdout(self) -> bool:
         """Whether the reference was made of rows that no ε covers: of this table, or of the first release of a growing one."""
-        reference = (self.mechanism.model_extra or {}).get("reference")
+        reference = self.mechanism.details.get("reference")
         return bool(isinstance(reference, Mapping) and reference.get("fraction"))
 
     @classmethod

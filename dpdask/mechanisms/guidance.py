@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_UP, Context, Decimal
 from importlib import import_module
-from typing import Any, Literal
+from typing import Literal
 
 from dpdask.errors import list_names
 from dpdask.mechanisms.card import OWN_NUMBERS, Card
@@ -87,11 +87,6 @@ def find_guidance(card: Card) -> Guidance:
 # what several mechanisms say
 
 
-def details(card: Card) -> dict[str, Any]:
-    """Return what a mechanism says on its card beside its kind."""
-    return card.mechanism.model_extra or {}
-
-
 def no_margin(_: float) -> None:
     """Return that a share's margin is not known."""
 
@@ -106,7 +101,7 @@ def list_numeric(card: Card) -> list[str]:
     return [
         name
         for name, part in card.columns.items()
-        if part.role == "privatised" and "levels" not in (part.model_extra or {})
+        if part.role == "privatised" and "levels" not in part.details
     ]
 
 
@@ -119,7 +114,7 @@ def ask_columns(
     remark: str = "  # with its standard error",
 ) -> list[str]:
     """Return a question about a column of numbers, rather than of dates, and one about a column of levels."""
-    units = {name: (part.model_extra or {}).get("numbers") for name, part in card.columns.items()}
+    units = {name: part.details.get("numbers") for name, part in card.columns.items()}
     asked = [
         json.dumps(name, ensure_ascii=False)
         for name in sorted(
@@ -129,7 +124,7 @@ def ask_columns(
     of_levels = [
         name
         for name, part in card.columns.items()
-        if part.role == "privatised" and "levels" in (part.model_extra or {})
+        if part.role == "privatised" and "levels" in part.details
     ][:1]
     return [
         *(f"quantile({name}, 0.5){remark}" for name in asked if numbers),
@@ -145,7 +140,7 @@ def vary(share: float, n_rows: float | None) -> float:
 
 def counts_margin(card: Card, name: str, n_read: int | None, n_cells: float = 1.0) -> Margin:
     """Return the margin of a share that is a sum of noisy counts, and of records drawn from them."""
-    noise = (card.accounting.model_extra or {}).get("noise", {})
+    noise = card.accounting.details.get("noise", {})
     n_rows = None if card.n_rows is None else card.n_rows.value
     if not n_rows or n_rows <= 0 or name not in noise:
         return no_margin
@@ -172,7 +167,7 @@ def warn_of_means(card: Card) -> list[str]:
 
 def describe_smallest(card: Card, reason: str = ": the noise of a count is as large.") -> list[str]:
     """Return a sentence on the smallest count that can be distinguished from noise."""
-    noise = (card.accounting.model_extra or {}).get("noise", {})
+    noise = card.accounting.details.get("noise", {})
     margins = [each["margin_95"] for name, each in noise.items() if name != "fine_counts"]
     if not margins:
         return []

@@ -115,13 +115,13 @@ def count_histogram(column: str, sample: Sample, card: Card) -> ReleasedHistogra
     total = float(weights.sum())
     if total <= 0.0:
         return None
-    told = card.columns[column].model_extra or {}
+    stated = card.columns[column].details
     counted = (
-        _count_levels(values, told["levels"], weights)
-        if "levels" in told
-        else _count_cells(values, told, weights)
+        _count_levels(values, stated["levels"], weights)
+        if "levels" in stated
+        else _count_cells(values, stated, weights)
     )
-    kept = _join_rare(counted) if "levels" in told else counted
+    kept = _join_rare(counted) if "levels" in stated else counted
     margin = find_guidance(card).margin(column, card, sample.rows.num_rows, sample.n_rows)
     bars = tuple(
         Bar(label=label, share=count / total, margin=margin(count / total)) for label, count in kept
@@ -205,16 +205,16 @@ def read_numbers(values: pa.Array) -> Floats:
 
 
 def _count_cells(
-    values: pa.Array, told: dict[str, Any], weights: Floats
+    values: pa.Array, stated: dict[str, Any], weights: Floats
 ) -> list[tuple[str, float]]:
     numbers = read_numbers(values)
     missing = np.isnan(numbers)
-    atoms = [float(atom) for atom in told.get("atoms", ())][: MAX_BARS // 2]
+    atoms = [float(atom) for atom in stated.get("atoms", ())][: MAX_BARS // 2]
     found = [
         (say_number(atom, values.type), float(weights[numbers == atom].sum())) for atom in atoms
     ]
     rest = ~missing & ~np.isin(numbers, atoms)
-    declared, bounds = told.get("edges", told.get("cell_edges")), told.get("bounds")
+    declared, bounds = stated.get("edges", stated.get("cell_edges")), stated.get("bounds")
     whole = pa.types.is_integer(values.type) or pa.types.is_temporal(values.type)
     whole = whole or bool(
         declared and bounds and float(declared[0]) == float(bounds[0]) - 1.0

@@ -278,8 +278,8 @@ class ChannelView:
             float(self._shares @ np.diag(self.matrix)),
             float(self._shares @ self._shares),
         )
-        told = f"{self.column}: a row keeps its value in {100 * kept:.1f} % of the cases"
-        return f"{told}; values drawn apart from it would agree in {100 * chance:.1f} %."
+        stated = f"{self.column}: a row keeps its value in {100 * kept:.1f} % of the cases"
+        return f"{stated}; values drawn apart from it would agree in {100 * chance:.1f} %."
 
     @property
     def kept(self) -> float:
@@ -327,8 +327,8 @@ def describe_kept(card: Card) -> tuple[list[str], list[str]]:
 
 def _has_rank_noise(card: Card, part: ColumnPart) -> bool:
     """Return whether noise was added to a column's ranks in the whole table; those of a chain are ranks among rows alike."""
-    chained = (card.mechanism.model_extra or {}).get("reference", {}).get("kind") == "chain"
-    return "ranks" in (part.model_extra or {}) and part.epsilon is not None and not chained
+    chained = card.mechanism.details.get("reference", {}).get("kind") == "chain"
+    return "ranks" in part.details and part.epsilon is not None and not chained
 
 
 def _say_correlation(column: str, correlation: float) -> str:
@@ -336,26 +336,26 @@ def _say_correlation(column: str, correlation: float) -> str:
 
 
 def _read(column: str, part: ColumnPart) -> ChannelView | None:
-    told = part.model_extra or {}
-    several = told.get("channels", ())
-    entries = told.get(
+    stated = part.details
+    several = stated.get("channels", ())
+    entries = stated.get(
         "channel", several[0] if len(several) == 1 else None
     )  # several: one for each level of another column
-    if not isinstance(entries, list) or ("parent" in told and told["parent"] is not None):
+    if not isinstance(entries, list) or ("parent" in stated and stated["parent"] is not None):
         return None
     matrix = np.array(entries, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         return None
-    levels = [label_level(level) for level in told.get("levels", ())]
-    of_ranks = "rank_edges" in told
+    levels = [label_level(level) for level in stated.get("levels", ())]
+    of_ranks = "rank_edges" in stated
     if not of_ranks and len(levels) == len(matrix) - 1:
         levels.append(MISSING)
     if of_ranks:
-        levels = [f"{100 * rank:.0f} %" for rank in told["rank_edges"][1:]]
+        levels = [f"{100 * rank:.0f} %" for rank in stated["rank_edges"][1:]]
     if len(levels) != len(matrix):
         levels = [str(place + 1) for place in range(len(matrix))]
     is_ordered = of_ranks or (
-        part.kind == "discrete" and len(told.get("levels", ())) == len(matrix)
+        part.kind == "discrete" and len(stated.get("levels", ())) == len(matrix)
     )
     return ChannelView(
         column=column, labels=tuple(levels), matrix=matrix, of_ranks=of_ranks, is_ordered=is_ordered

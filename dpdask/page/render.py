@@ -221,12 +221,12 @@ def describe_gain(card: Card) -> str:
         "it is there": "is in the table",
         "one value rather than another": f"has one value rather than another{whole}",
     }
-    told = [
+    gains = [
         f"that {whose} {statements[what]} becomes one of at most {bound_belief(0.5, loss)}"
         for what, (loss, _) in losses.items()
     ]
     apart = ", apart from δ" if card.guarantee.delta else ""
-    return f"To someone who knows everything else, a belief of 50 % {', and one of 50 % '.join(told)}{apart}."
+    return f"To someone who knows everything else, a belief of 50 % {', and one of 50 % '.join(gains)}{apart}."
 
 
 def describe_again(card: Card) -> str:
@@ -291,7 +291,7 @@ def list_uses(card: Card) -> tuple[list[str], list[str]]:
 
 def list_spent(card: Card) -> Iterator[tuple[str, str]]:
     """Yield what was computed with noise, and how much noise or ε that was."""
-    accounting = card.accounting.model_extra or {}
+    accounting = card.accounting.details
     counted, laws = accounting.get("epsilon_reference", {}), []
     for event in _flatten(card.accounting.events or {}):
         if event.get("kind") == "discrete-laplace":
@@ -342,7 +342,7 @@ def _say_number(value: float | None) -> str:
 
 def _describe_column(name: str, card: Card) -> Content:
     part = card.columns[name]
-    stated = part.model_extra or {}
+    stated = part.details
     levels, bounds = stated.get("levels"), stated.get("bounds")
     if levels is not None:
         some = ", ".join(map(label_level, levels[:8]))
@@ -395,7 +395,7 @@ def _count(card: Card, manifest: Manifest, shards: Folder) -> Content:
 def _coverages(card: Card) -> dict[str, str]:
     """Return, by private column, the released column that holds the coverage of its ranges."""
     released = {
-        name: (part.model_extra or {}).get("released_as", [])
+        name: part.details.get("released_as", [])
         for name, part in list(card.columns.items())[:MAX_COLUMNS]
     }
     return {name: made[2] for name, made in released.items() if len(made) == 3}

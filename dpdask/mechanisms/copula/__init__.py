@@ -8,14 +8,16 @@ from dpdask.mechanisms.guidance import (
     ask_columns,
     counts_margin,
     describe_smallest,
-    details,
     name_count,
     warn_of_means,
 )
 
 
 def _uses(card: Card) -> tuple[list[str], list[str]]:
-    share, three = details(card).get("significant_share"), details(card).get("three_way") or []
+    share, three = (
+        card.mechanism.details.get("significant_share"),
+        card.mechanism.details.get("three_way") or [],
+    )
     weak = (
         f"Weak correlations: {100 * (share or 0.0):.3g} % of the fitted correlations stand out from noise. The others, weak or absent in the table, "
         "were set close to 0."

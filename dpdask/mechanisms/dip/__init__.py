@@ -12,7 +12,6 @@ from dpdask.mechanisms.guidance import (
     Margin,
     ask_columns,
     bound_belief,
-    details,
     list_cliques,
     list_numeric,
     name_count,
@@ -37,7 +36,7 @@ _NOT_IN_MARGINS = {
 
 
 def _reference(card: Card) -> str:
-    return str(details(card).get("reference", {}).get("kind", ""))
+    return str(card.mechanism.details.get("reference", {}).get("kind", ""))
 
 
 def _uses(card: Card) -> tuple[list[str], list[str]]:
@@ -48,8 +47,8 @@ def _uses(card: Card) -> tuple[list[str], list[str]]:
         "Statements about a single row or person: its values are random.",
         *(warn_of_means(card) if noisy else ()),
     ]
-    if details(card).get("columns") == "tree":
-        pairs = details(card).get("edges", [])
+    if card.mechanism.details.get("columns") == "tree":
+        pairs = card.mechanism.details.get("edges", [])
         good.append(
             f"The tables of the {len(pairs)} pairs of columns along the tree: {list_cliques(pairs)}."
         )
@@ -88,18 +87,22 @@ def _uses(card: Card) -> tuple[list[str], list[str]]:
 
 def _attenuates(card: Card) -> bool:
     """Return whether several columns were randomised, each on its own."""
-    apart = details(card).get("columns") != "tree" and _reference(card) != "chain"
+    apart = card.mechanism.details.get("columns") != "tree" and _reference(card) != "chain"
     return apart and sum(bool(part.epsilon) for part in card.columns.values()) > 1
 
 
 def _margin(column: str, card: Card, n_read: int, n_rows: int) -> Margin:
     """Return the margin of rows that were randomised one by one: the rows' noise, and that of the reference where it is known."""
-    accounting, kind = card.accounting.model_extra or {}, _reference(card)
-    has_levels = "levels" in (card.columns[column].model_extra or {})
+    accounting, kind = card.accounting.details, _reference(card)
+    has_levels = "levels" in card.columns[column].details
     if card.columns[column].epsilon is None or (not has_levels and kind in _NOISY):
         return no_margin  # bars are not the cells that were counted
     counted = accounting.get("epsilon_reference", {}).get(column) if has_levels else None
-    fraction = details(card)["reference"].get("fraction") if kind in ("holdout", "chain") else None
+    fraction = (
+        card.mechanism.details["reference"].get("fraction")
+        if kind in ("holdout", "chain")
+        else None
+    )
     n_held_out = None if fraction is None else n_rows * fraction / (1.0 - fraction)
     noise = (
         0.0

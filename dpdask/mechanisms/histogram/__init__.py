@@ -9,7 +9,6 @@ from dpdask.mechanisms.guidance import (
     ask_columns,
     counts_margin,
     describe_smallest,
-    details,
     name_count,
     warn_of_means,
 )
@@ -18,7 +17,7 @@ _IN_A_CELL = ", even in a single cell: the noise of its count is as large. In a 
 
 
 def _uses(card: Card) -> tuple[list[str], list[str]]:
-    stated = details(card)
+    stated = card.mechanism.details
     cut = stated.get("cut")
     rare = (
         "hold mostly noise"
@@ -41,16 +40,16 @@ def _uses(card: Card) -> tuple[list[str], list[str]]:
 
 
 def _margin(column: str, card: Card, _n_read: int, _n_rows: int) -> Margin:
-    stated = details(card)
+    stated = card.mechanism.details
     n_cells = stated.get("cells", 1) / max(
-        1, (card.columns[column].model_extra or {}).get("cells", 1)
+        1, card.columns[column].details.get("cells", 1)
     )  # of the joint histogram, in one bar
     return counts_margin(card, "cells", stated.get("records"), n_cells)
 
 
 GUIDANCE = Guidance(
     title="A joint histogram with noisy weights",
-    shape=lambda card: "cells" if details(card).get("output") == "cells" else "records",
+    shape=lambda card: "cells" if card.mechanism.details.get("output") == "cells" else "records",
     uses=_uses,
     questions=ask_columns,
     margins=lambda _: (

@@ -7,9 +7,7 @@ from dpdask.mechanisms.guidance import Guidance, ask_columns, name_count, no_mar
 
 
 def _uses(card: Card) -> tuple[list[str], list[str]]:
-    coverages = {
-        name: (part.model_extra or {}).get("mean_coverage") for name, part in card.columns.items()
-    }
+    coverages = {name: part.details.get("mean_coverage") for name, part in card.columns.items()}
     return [
         "Distributions and regressions by methods for ranges (interval-censored data), such as dpdask's npmle and interval regression.",
         *(

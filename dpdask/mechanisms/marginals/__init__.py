@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 from dpdask.mechanisms.card import Card
-from dpdask.mechanisms.guidance import Guidance, describe_smallest, details, list_cliques, no_margin
+from dpdask.mechanisms.guidance import Guidance, describe_smallest, list_cliques, no_margin
 
 
 def _ask(card: Card) -> list[str]:
     return [
         f"{'crosstab' if len(clique) > 1 else 'share'}({', '.join(json.dumps(name, ensure_ascii=False) for name in clique[:2])})"
-        for clique in details(card).get("cliques", [])[:1]
+        for clique in card.mechanism.details.get("cliques", [])[:1]
     ]
 
 
@@ -20,7 +20,7 @@ GUIDANCE = Guidance(
     shape=lambda _: "tables",
     uses=lambda card: (
         [
-            f"The counts of these tables, each with its margin of error: {list_cliques(details(card).get('cliques', []))}."
+            f"The counts of these tables, each with its margin of error: {list_cliques(card.mechanism.details.get('cliques', []))}."
         ],
         ["Any other table or statistic: nothing else is released.", *describe_smallest(card)],
     ),
