@@ -714,10 +714,11 @@ class TreeDescription(DipDescription):
         spent = f"ε = {bound.table_epsilon:.6g}" + (", and all of δ" if bound.budget.delta else "")
         looks = "; a first look at all pairs chooses the tree, a second one measures its pairs"
         rows = "a row" if per_unit == 1 else f"each of {per_unit} rows"
+        channels = f"the channels of each column, given its parent on the tree ({rows}: ε = {bound.row_total:.6g})"
         return (
             *(() if bound.search is None else (bound.search.stage,)),
             f"survey: read {', '.join(names)} once; count {n} one-way and {n * (n - 1) // 2} two-way tables of all rows, merged in a tree",
-            f"fit: noise on the tables ({spent}){looks if n > 2 else ''}; the channels of each column, given its parent on the tree ({rows}: ε = {bound.row_total:.6g}); on the driver, written once",
+            f"fit: noise on the tables ({spent}){looks if n > 2 else ''}; {channels}; on the driver, written once",
             "write: randomise each fragment and stage its shards",
         )
 
