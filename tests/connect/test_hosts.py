@@ -80,8 +80,12 @@ def address(tls: dict[str, str]) -> Iterator[str]:
         "dashboard_address": None,
     }
     security = Security(**files, require_encryption=True)
+    # the client of a worker in this process sets Dask's scheduler, and resets it after the job's
+    before = dict(dask.config.config)
     with LocalCluster(n_workers=1, threads_per_worker=1, security=security, **options) as cluster:
         yield cluster.scheduler_address
+    dask.config.config.clear()
+    dask.config.config.update(before)
 
 
 @pytest.fixture(scope="module")
