@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         PerturbedHistogram,
     )
     from dpdask.estimators.release import Release
-    from dpdask.evaluation.tables import exact_marginals
+    from dpdask.evaluation.measures import exact_marginals
     from dpdask.mechanisms.copula.fit import CopulaOptions
     from dpdask.page import write_page
     from dpdask.privacy import UnitColumn
@@ -100,7 +100,7 @@ _MODULES = {
         "PerturbedHistogram",
     ),
     "estimators.release": ("Release",),
-    "evaluation.tables": ("exact_marginals",),
+    "evaluation.measures": ("exact_marginals",),
     "mechanisms.copula.fit": ("CopulaOptions",),
     "page": ("write_page",),
     "privacy": ("UnitColumn",),

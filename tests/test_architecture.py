@@ -21,8 +21,8 @@ import dpdask
 
 PACKAGE = Path(__file__).parents[1] / "dpdask"
 
-MAX_FILE_LINES = 900
-MAX_FUNCTION_LINES = 86
+MAX_FILE_LINES = 800
+MAX_FUNCTION_LINES = 81
 P90_FUNCTION_LINES = 40
 MAX_COLUMNS = 100  # of 95 % of the lines: the formatter leaves long texts as they are
 MAX_ENGINE_ARROWS = 30
@@ -332,7 +332,8 @@ def public_functions(source: Source) -> Iterator[tuple[str, ast.FunctionDef]]:
 
 def is_public(source: Source) -> bool:
     """Whether users import from this module: the names of `dpdask`, opened releases, `inference`, `local`."""
-    inside = {"engine.account", "mechanisms.copula.fit"}  # of which users import one class
+    # of which users import one name
+    inside = {"engine.account", "evaluation.measures", "mechanisms.copula.fit"}
     return source.module in {*dpdask._MODULES, "analysis.opened"} - inside or source.room in {
         "inference",
         "local",
@@ -458,12 +459,12 @@ BAD = [
     (wrong_arrows, "mechanisms.x", "from dpdask.io import Folder"),
     (wrong_arrows, "mechanisms.x", "from dpdask.engine.work import TableWork"),
     (wrong_arrows, "stats.x", "from dpdask.references import Holdout"),
-    (wrong_arrows, "mechanisms.card", "from dpdask.evaluation.tables import exact_marginals"),
+    (wrong_arrows, "mechanisms.card", "from dpdask.evaluation.measures import exact_marginals"),
     (wrong_arrows, "evaluation.tables", "from dpdask.jobs.run import run_job"),
-    (wrong_arrows, "engine.x", "from dpdask.evaluation.tables import exact_marginals"),
+    (wrong_arrows, "engine.x", "from dpdask.evaluation.measures import exact_marginals"),
     (wrong_arrows, "archive", "from dpdask.schema import Schema"),
     (wrong_arrows, "estimators.dip", "from dpdask.jobs.spec import Job"),
-    (wrong_arrows, "estimators.dip", "from dpdask.evaluation.tables import exact_marginals"),
+    (wrong_arrows, "estimators.dip", "from dpdask.evaluation.measures import exact_marginals"),
     (wrong_arrows, "engine.x", "from dpdask.jobs.spec import Job"),
     (wrong_arrows, "engine.x", "from dpdask.inference import debias"),
     (wrong_arrows, "engine.x", "from dpdask.estimators.families import DIP"),

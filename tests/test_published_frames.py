@@ -17,7 +17,7 @@ from distributed import Client, LocalCluster
 from e2e.helpers import lake, load, processes, write_job
 
 import dpdask
-from dpdask.engine import cluster as engine_cluster
+from dpdask.engine import compute as engine_cluster
 from dpdask.io.parquet import FOOTERS
 from dpdask.jobs.run import run_job
 

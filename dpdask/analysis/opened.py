@@ -28,7 +28,7 @@ from dpdask.io.shards import CARD_NAME, MANIFEST_NAME, META, Manifest
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms.card import Card, microseconds_of, say_date
 from dpdask.mechanisms.guidance import find_guidance
-from dpdask.privacy.rounding import write_digits
+from dpdask.privacy.events import write_digits
 
 if TYPE_CHECKING:  # it imports kernels, which no release but ranges needs
     from dpdask.inference import NPMLE

@@ -10,9 +10,17 @@ import dask
 import dask.local
 import dask.threaded
 
-from dpdask.connect.address import check_address, open_address, replace_scheduler
-from dpdask.connect.spec import Address, Cluster, Local, Synchronous, Threads
-from dpdask.engine.cluster import INSECURE_KEY, PATIENCE_KEY
+from dpdask.connect.spec import (
+    Address,
+    Cluster,
+    Local,
+    Synchronous,
+    Threads,
+    check_address,
+    open_address,
+    replace_scheduler,
+)
+from dpdask.engine.compute import INSECURE_KEY, PATIENCE_KEY
 
 
 def check_cluster(cluster: Cluster, scheduler: str | None = None) -> tuple[str, ...]:

@@ -21,14 +21,17 @@ import yaml
 from distributed import Nanny, Worker
 from distributed.spill import AnyKeyFile, SpillBuffer
 
-from dpdask.connect.address import (
+from dpdask.connect.spec import (
+    Gateway,
+    Kubernetes,
+    Local,
+    Slurm,
     hide_user,
     import_extra,
     make_security,
     open_client,
     silence_dask,
 )
-from dpdask.connect.spec import Gateway, Kubernetes, Local, Slurm
 from dpdask.errors import OutputError, SpecError, TemporaryError
 from dpdask.startup import collect_rarely
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import dask
 
-from dpdask.connect.address import hide_user, is_exposed
-from dpdask.engine.cluster import INSECURE_KEY, LONELY_SECONDS, PATIENCE_KEY, find_client
+from dpdask.connect.spec import hide_user, is_exposed
+from dpdask.engine.compute import INSECURE_KEY, LONELY_SECONDS, PATIENCE_KEY, find_client
 from dpdask.errors import DpdaskError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.fragment import Fragment
 from dpdask.io.storage import Folder

@@ -21,7 +21,6 @@ from dask._task_spec import DataNode, List, Task, TaskRef
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive
-from dpdask.engine.cluster import remember
 from dpdask.engine.compute import (
     Progress,
     Stage,
@@ -29,6 +28,7 @@ from dpdask.engine.compute import (
     guard,
     make_stage,
     make_whole_stage,
+    remember,
     run_stage,
     task_prefix,
 )

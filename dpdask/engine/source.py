@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from dpdask.engine.work import TableWork
 from dpdask.errors import DataError, SpecError
-from dpdask.io.faults import report_change
+from dpdask.io.filesystems import report_change
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import read_batches
 from dpdask.schema import Column, Schema

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dpdask.archive import Archived
 from dpdask.codec import Codec, codec_for
-from dpdask.engine.cluster import remember
+from dpdask.engine.compute import remember
 from dpdask.errors import DataError, InputError, MissingError, SpecError
 from dpdask.io.encrypted import EncryptedFile, EncryptedFolder
 from dpdask.io.storage import KEY_NAME, Folder, PrivateFolder

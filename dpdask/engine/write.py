@@ -20,14 +20,14 @@ from dpdask.engine.scan import Chooser, filter_rows, take_values
 from dpdask.engine.source import FilePart
 from dpdask.engine.work import TableWork, load
 from dpdask.errors import InputError
-from dpdask.io.faults import report_change
+from dpdask.io.filesystems import report_change
 from dpdask.io.fragment import Fragment, estimate_width
 from dpdask.io.shards import Shard, ShardWriter, number_key
 from dpdask.io.storage import Folder
 from dpdask.kernels.hashing import permutation
 from dpdask.mechanisms.mechanism import Columns, RecordRelease, RowRelease
-from dpdask.privacy.rounding import RowOrder
-from dpdask.stats.univariate import ColumnOrder
+from dpdask.privacy.events import RowOrder
+from dpdask.stats.statistic import ColumnOrder
 from dpdask.streams import Rng, RunKey, stream, words
 from dpdask.versions import Stamp
 

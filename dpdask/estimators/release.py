@@ -15,7 +15,7 @@ import pandas as pd
 
 from dpdask.archive import Archived
 from dpdask.engine.account import Account
-from dpdask.engine.cluster import forget_everywhere
+from dpdask.engine.compute import forget_everywhere
 from dpdask.engine.lazy import sample_frame, transform_frame
 from dpdask.engine.source import Frame, FrameSource, find_meta, identify
 from dpdask.engine.work import RELEASE_NAME, TableWork, keep, load

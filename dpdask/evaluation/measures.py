@@ -1,20 +1,10 @@
-"""How close a release is to its original: columns, pairs, rare levels and prediction. CONFIDENTIAL.
-
-Scores are those of SDMetrics, within 0 to 1, and 1 is alike. Each stands beside that of independent
-columns, which keep no dependence, and that of a resample of the original, which no release can be
-expected to beat. Standard errors are those of drawing both tables' rows, by the delta method.
-
-References
-----------
-SDMetrics (DataCebo), documentation of KSComplement, TVComplement, CorrelationSimilarity and
-ContingencySimilarity; of its quality report for pairs of a number and a category.
-"""
+"""How close a release is to its original: similarity of columns, pairs and tables, and prediction. CONFIDENTIAL."""
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -23,8 +13,18 @@ import numpy as np
 from numpy.random import Generator
 from threadpoolctl import threadpool_limits
 
+from dpdask.cells import DEFAULT_BINS, cut_columns
+from dpdask.codec import codec_for
+from dpdask.engine.scan import scan
+from dpdask.engine.source import Frame, FrameSource, find_meta, find_types
+from dpdask.engine.work import TableWork
 from dpdask.errors import SpecError
+from dpdask.estimators.frames import check_objects, close_secrets, declare_counted, open_secrets
 from dpdask.evaluation.samples import Codes, Floats, Side
+from dpdask.references.histogram import as_fixed_bins
+from dpdask.schema import Schema
+from dpdask.stats import Clique, MarginalCounts
+from dpdask.stats.marginals import TableStatistic
 
 RARE = 0.01
 _N_RARE, _N_WORST = 20, 20
@@ -362,3 +362,88 @@ def _score_number(y: Floats, predicted: Floats) -> Score:
     r2 = 1.0 - float(squares.mean() / spread.mean())
     influence = (squares - (1.0 - r2) * spread) / spread.mean()
     return Score(value=r2, standard_error=float(influence.std() / math.sqrt(len(y))))
+
+
+def exact_marginals(
+    frame: Frame,
+    schema: Schema,
+    cliques: Iterable[Sequence[str]] | None = None,
+    *,
+    bins: int | Mapping[str, int | Sequence[float]] = DEFAULT_BINS,
+) -> MarginalCounts:
+    """Return the EXACT contingency tables of a frame, in one pass. They are private: only for those who may see the rows.
+
+    Parameters
+    ----------
+    frame
+        A Dask or pandas frame.
+    schema
+        The declared columns; the privatised ones are counted.
+    cliques
+        The tables, each a tuple of columns; by default every column and every pair of columns.
+    bins
+        How continuous and mixed columns are cut: a number of cells of equal width, or for each
+        column such a number or a list of the first value of each cell.
+
+    Returns
+    -------
+    MarginalCounts
+        `.table(("age", "sex"))` is an int64 array with an axis for each column: levels in the
+        schema's order, null first.
+
+    Raises
+    ------
+    DataError, SpecError
+        If the frame violates the schema, or a table is too large to hold.
+
+    Privacy
+    -------
+    None: the counts are exact. `dpdask.Marginals` releases tables with noise.
+
+    Examples
+    --------
+    >>> import pandas as pd, dpdask
+    >>> schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}})
+    >>> dpdask.exact_marginals(pd.DataFrame({"x": [0, 1, 1]}), schema).table(("x",)).tolist()
+    [1, 2]
+    """
+    place = open_secrets(None)
+    try:
+        declared = declare_counted(find_meta(frame), schema)
+        types = find_types(frame, declared)
+        check_objects(frame, types, declared)
+        released = declared.select_released(types)
+        codecs = {
+            name: codec_for(name, declared.columns[name], released.field(name).type)
+            for name in declared.privatised
+        }
+        try:
+            fixed: Any = as_fixed_bins(bins)
+        except ValueError as error:
+            raise SpecError(str(error), "`bins`", "correct them") from None
+        cells = cut_columns(codecs, fixed)
+        chosen = _check_cliques(cliques or (), cells)
+        statistic = TableStatistic(cells=cells, cliques=chosen, two_way=cliques is None)
+        statistic.check_size()
+        work = TableWork(
+            types=types, released=released, codecs=codecs, fraction=None, secrets=place
+        )
+        return scan(FrameSource(frame, "frame"), work, statistic, "tabulate").value
+    finally:
+        close_secrets(place)
+
+
+def _check_cliques(
+    cliques: Iterable[Sequence[str]], columns: Collection[str]
+) -> tuple[Clique, ...]:
+    chosen = []
+    for clique in cliques:
+        if isinstance(clique, str) or not clique or len(set(clique)) < len(clique):
+            what = "a table is a tuple of one or more different columns"
+            raise SpecError(what, f"`cliques`, {clique!r}", "correct it")
+        for name in clique:
+            if name not in columns:
+                hint = "correct its name, or its role in the schema"
+                raise SpecError("is not a privatised column", f"`cliques`, {name!r}", hint)
+        chosen.append(tuple(clique))
+    return tuple(chosen)

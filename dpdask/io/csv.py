@@ -23,10 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from dpdask.errors import DataError, InputError, SpecError
-from dpdask.io.faults import report_change
-from dpdask.io.filesystems import call_storage
+from dpdask.io.filesystems import call_storage, open_remote, report_change
 from dpdask.io.fragment import Fragment, estimate_width
-from dpdask.io.objects import open_remote
 from dpdask.schema import Column, Schema, arrow_type
 
 _SAMPLE_BYTES = 2**16

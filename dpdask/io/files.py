@@ -18,10 +18,18 @@ import pyarrow as pa
 from dpdask.errors import DataError, InputError, MissingError, SpecError, say_count
 from dpdask.io import csv, parquet
 from dpdask.io.csv import csv_type
-from dpdask.io.faults import Fault, classify, mask, storage_faults
-from dpdask.io.filesystems import call_storage, open_filesystem, protocols
+from dpdask.io.filesystems import (
+    Fault,
+    call_storage,
+    classify,
+    find_files,
+    is_glob,
+    mask,
+    open_filesystem,
+    protocols,
+    storage_faults,
+)
 from dpdask.io.footer import Footer, find_ranges
-from dpdask.io.objects import find_files, is_glob
 from dpdask.schema import Schema
 
 LOG_FOLDERS = ("_delta_log", "metadata")  # of Delta and Iceberg tables

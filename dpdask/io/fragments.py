@@ -27,9 +27,15 @@ from fsspec.utils import glob_translate
 
 from dpdask.errors import DataError, InputError
 from dpdask.io import csv, parquet
-from dpdask.io.faults import mask, storage_faults
 from dpdask.io.files import DataFile, Files, Listing, TableFormat, check_agreement, find_columns
-from dpdask.io.filesystems import call_storage, open_filesystem
+from dpdask.io.filesystems import (
+    call_storage,
+    is_glob,
+    mask,
+    open_filesystem,
+    open_remote,
+    storage_faults,
+)
 from dpdask.io.footer import Footer, Ranges, find_ranges
 from dpdask.io.fragment import (
     Fragment,
@@ -41,7 +47,6 @@ from dpdask.io.fragment import (
     unpack,
     widen,
 )
-from dpdask.io.objects import is_glob, open_remote
 from dpdask.schema import Schema
 
 _THREADS = 16

@@ -19,9 +19,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dpdask.errors import DataError, DpdaskError, InputError, SpecError, TemporaryError
-from dpdask.io.faults import classify, metadata_faults, storage_faults
 from dpdask.io.files import DataFile, FoundColumn, Listing, TableField, natural
-from dpdask.io.filesystems import KINDS, open_filesystem, resolve_options
+from dpdask.io.filesystems import (
+    KINDS,
+    classify,
+    metadata_faults,
+    open_filesystem,
+    resolve_options,
+    storage_faults,
+)
 from dpdask.io.fragment import find_layout, pack
 from dpdask.io.parquet import open_parquet
 from dpdask.io.storage import Folder, absolute_url

@@ -20,8 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpdask.errors import DataError, InputError
-from dpdask.io.faults import report_change, storage_faults
-from dpdask.io.filesystems import call_storage
+from dpdask.io.filesystems import (
+    RemoteFile,
+    call_storage,
+    read_ranges,
+    report_change,
+    storage_faults,
+)
 from dpdask.io.footer import (
     INT96,
     TAIL_BYTES,
@@ -33,7 +38,6 @@ from dpdask.io.footer import (
     refuse_corrupt,
 )
 from dpdask.io.fragment import Fragment, Layout, estimate_width, has_width
-from dpdask.io.objects import RemoteFile, read_ranges
 from dpdask.io.storage import Folder
 
 BATCH_ROWS = 2**17

@@ -18,15 +18,19 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from dpdask.errors import DpdaskError, MissingError, OutputError
-from dpdask.io.faults import Fault, classify, storage_faults
-from dpdask.io.filesystems import KINDS, call_storage, open_filesystem
-from dpdask.io.objects import (
+from dpdask.io.filesystems import (
+    KINDS,
+    Fault,
+    call_storage,
+    classify,
     create_file,
+    open_filesystem,
     open_remote,
     read_file,
     remove_file,
     replace_file,
     settle_file,
+    storage_faults,
 )
 
 _REMOVALS = 10

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dpdask.errors import MissingError, OutputError, SpecError, TemporaryError
-from dpdask.io.faults import storage_faults
+from dpdask.io.filesystems import storage_faults
 from dpdask.io.fragment import UTC, find_layout
 from dpdask.io.lakes import catalog_faults, load_catalog
 from dpdask.io.shards import Mode, Shard, Transaction, count_committed

@@ -33,7 +33,7 @@ from dpdask.io.shards import (
 from dpdask.io.storage import Folder, name_when_whole
 from dpdask.io.table_logs import DeltaLog, IcebergLog
 from dpdask.jobs.records import busy
-from dpdask.privacy.rounding import RowOrder
+from dpdask.privacy.events import RowOrder
 
 
 class Catalog(Document):

@@ -38,7 +38,7 @@ from dpdask.mechanisms.expectations import (
     warn_of_number_bounds,
 )
 from dpdask.mechanisms.mechanism import audit_mechanism
-from dpdask.stats.univariate import ColumnOrder
+from dpdask.stats.statistic import ColumnOrder
 
 
 def list_sorted_warnings(job: Job, told: Told, n_shards: int) -> tuple[str, ...]:

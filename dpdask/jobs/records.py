@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dpdask.errors import DpdaskError, InputError, MissingError, OutputError, TemporaryError
-from dpdask.io.faults import storage_faults
+from dpdask.io.filesystems import storage_faults
 from dpdask.io.storage import LOCK, Folder, PrivateFolder
 
 STATE_FORMAT = 2

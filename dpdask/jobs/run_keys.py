@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from dpdask.errors import DpdaskError, InputError, OutputError
-from dpdask.io.faults import storage_faults
+from dpdask.io.filesystems import storage_faults
 from dpdask.io.shards import META, list_manifests
 from dpdask.io.storage import KEY_NAME, Folder, PrivateFolder, check_key, commit, hide
 from dpdask.jobs.output import Publication

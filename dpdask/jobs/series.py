@@ -22,8 +22,7 @@ from dpdask.jobs.output import Target
 from dpdask.jobs.run_keys import check_run_id, find_remote_keys, say_place
 from dpdask.mechanisms.card import Card
 from dpdask.privacy import Budget, UnitColumn
-from dpdask.privacy.events import extend_head
-from dpdask.privacy.rounding import round_up_sum
+from dpdask.privacy.events import extend_head, round_up_sum
 
 _ABOUT = "series.json"
 _FORMAT = 1

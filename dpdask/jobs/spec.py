@@ -34,7 +34,7 @@ from dpdask.documents import (
     validate,
 )
 from dpdask.engine.account import Account, Hide, LedgerPlace
-from dpdask.engine.cluster import share_options
+from dpdask.engine.compute import share_options
 from dpdask.engine.fit import Fitted, PublicTable
 from dpdask.engine.source import FileSource
 from dpdask.engine.work import TableWork, make_public_work, make_table_work
@@ -52,8 +52,7 @@ from dpdask.mechanisms.card import About, Card, InputVersion
 from dpdask.mechanisms.mechanism import Mechanism, Spec
 from dpdask.mechanisms.registry import bind, parameters, spec_union
 from dpdask.privacy import Budget
-from dpdask.privacy.events import Series
-from dpdask.privacy.rounding import RowOrder
+from dpdask.privacy.events import RowOrder, Series
 from dpdask.references.reference import TableReference
 from dpdask.schema import Schema
 from dpdask.steps import step

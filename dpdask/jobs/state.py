@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, Self, get_args
 
-from dpdask.engine.cluster import forget_everywhere, share_key, withdraw_key
+from dpdask.engine.compute import forget_everywhere, share_key, withdraw_key
 from dpdask.engine.fit import Fitted
 from dpdask.engine.work import HOLDOUT_NAME, NOISY_NAME, RELEASE_NAME, has_counts
 from dpdask.engine.write import Staging

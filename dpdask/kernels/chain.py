@@ -16,9 +16,8 @@ import numpy as np
 from numpy import uint64
 from numpy.typing import NDArray
 
-from dpdask.kernels.cdf import UNIT, interpolate, origin
 from dpdask.kernels.jit import Flags, Floats, Ints, Words, jit
-from dpdask.kernels.rank import TOGETHER, Draws, disturb_block, make_room
+from dpdask.kernels.rank import TOGETHER, UNIT, Draws, disturb_block, interpolate, make_room, origin
 
 Slots = NDArray[np.uint32]
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpdask.kernels.cdf import UNIT, first_knot, guide, uniforms
 from dpdask.kernels.jit import Flags, Floats, Words, jit
+from dpdask.kernels.rank import UNIT, first_knot, guide, uniforms
 
 N_CELLS = 2**14
 TABLE_ERROR = 1.0 / N_CELLS

@@ -28,14 +28,15 @@ from dpdask.privacy.events import (
     Event,
     LocalRelease,
     leaves,
+    shorten,
+    write_digits,
 )
 from dpdask.privacy.noise import deviation, perturb
-from dpdask.privacy.rounding import shorten, write_digits
 from dpdask.references.hierarchy import Hierarchy, find_bins, make_grid
 from dpdask.references.histogram import Bins, Found, NoisyHistograms
 from dpdask.references.reference import ColumnCounts, ColumnStatistic
 from dpdask.schema import Schema
-from dpdask.stats.univariate import CellCounts
+from dpdask.stats.statistic import CellCounts
 from dpdask.streams import Noise, RunKey, stream, words
 
 LITTLE = 0.1

@@ -13,7 +13,7 @@ from typing import Literal
 from dpdask.errors import list_names
 from dpdask.mechanisms.card import OWN_NUMBERS, Card
 from dpdask.privacy.budget import percent_above
-from dpdask.privacy.rounding import write_digits
+from dpdask.privacy.events import write_digits
 
 Shape = Literal["rows", "records", "cells", "tables", "ranges", "other"]
 Margin = Callable[[float], float | None]

@@ -27,11 +27,12 @@ from dpdask.privacy.events import (
     Composed,
     DiscreteLaplace,
     LocalRelease,
+    RowOrder,
     Uncovered,
     leaves,
+    round_up_sum,
 )
 from dpdask.privacy.noise import check_scale
-from dpdask.privacy.rounding import RowOrder, round_up_sum
 from dpdask.references.histogram import check_bins
 from dpdask.references.reference import TableReference
 from dpdask.schema import Column, Schema, arrow_type

@@ -26,9 +26,11 @@ from dpdask.privacy.events import (
     LocalRelease,
     from_dict,
     leaves,
+    round_down,
+    round_up,
+    round_up_sum,
     units,
 )
-from dpdask.privacy.rounding import round_down, round_up, round_up_sum
 
 _GRID = 1e-4  # the PLD's step relative to ε: connected dots err by its square
 _MIN_STEP = 1e-7

@@ -13,8 +13,7 @@ from pydantic import AfterValidator, Field, PlainSerializer
 
 from dpdask.documents import Document
 from dpdask.errors import SpecError, quote_names
-from dpdask.privacy.events import Adjacency
-from dpdask.privacy.rounding import RowOrder, describe_published, round_down
+from dpdask.privacy.events import Adjacency, RowOrder, describe_published, round_down
 
 MAX_EPSILON = 100.0
 

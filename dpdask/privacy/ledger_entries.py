@@ -12,8 +12,15 @@ from fractions import Fraction
 from typing import Any, Literal, get_args
 
 from dpdask.errors import DataError, SpecError
-from dpdask.privacy.events import Coverage, add_cost, count_series, coverage_of, leave_series
-from dpdask.privacy.rounding import round_down, round_up_sum
+from dpdask.privacy.events import (
+    Coverage,
+    add_cost,
+    count_series,
+    coverage_of,
+    leave_series,
+    round_down,
+    round_up_sum,
+)
 
 Kind = Literal["intend", "draw", "commit", "void", "refuse", "strict", "hold-out"]
 NO_RUN = ("strict", "hold-out")

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
-from dpdask.privacy.events import CentralEvent, DiscreteGaussian, DiscreteLaplace
-from dpdask.privacy.rounding import round_up
+from dpdask.privacy.events import CentralEvent, DiscreteGaussian, DiscreteLaplace, round_up
 from dpdask.streams import Rng, words
 
 MAX_COUNT = 2**53

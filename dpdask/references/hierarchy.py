@@ -16,7 +16,7 @@ from dpdask.codec import Codec, ValueCodec
 from dpdask.kernels import projections as simplex
 from dpdask.privacy.events import CentralEvent
 from dpdask.privacy.noise import deviation
-from dpdask.stats.univariate import CellCounts
+from dpdask.stats.statistic import CellCounts
 
 N_LEVELS = 3
 MANY = 5.0  # standard deviations

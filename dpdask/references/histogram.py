@@ -25,10 +25,10 @@ from dpdask.privacy.events import (
     CentralEvent,
     DiscreteLaplace,
     central_from_dict,
+    round_down,
     to_dict,
 )
 from dpdask.privacy.noise import laplace_scale, perturb
-from dpdask.privacy.rounding import round_down
 from dpdask.references.hierarchy import N_LEVELS, Hierarchy, make_grid, make_hierarchy
 from dpdask.references.reference import (
     FIT,
@@ -40,7 +40,7 @@ from dpdask.references.reference import (
     Structure,
 )
 from dpdask.schema import Column, Schema
-from dpdask.stats.univariate import CellCounts
+from dpdask.stats.statistic import CellCounts
 from dpdask.streams import Noise
 
 MAX_BINS = 2**15

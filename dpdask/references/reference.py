@@ -16,14 +16,21 @@ from dpdask.cells import Cells
 from dpdask.codec import Codec, Codecs, LevelCodec, ValueCodec
 from dpdask.documents import Document
 from dpdask.errors import DataError, SpecError
-from dpdask.kernels import cdf as ecdf
+from dpdask.kernels import rank as ecdf
 from dpdask.privacy import UnitColumn
 from dpdask.privacy.events import Adjacency, DiscreteLaplace, Fate, Uncovered
 from dpdask.schema import Column, Schema
 from dpdask.stats.marginals import LARGE_CELLS, LARGE_ROWS, TableStatistic
 from dpdask.stats.records import RecordStatistic
-from dpdask.stats.statistic import Chosen, FoldCounter
-from dpdask.stats.univariate import MAX_KNOTS, MAX_RANK_ERROR, CellCounts, LevelCounts, RankSummary
+from dpdask.stats.statistic import (
+    MAX_KNOTS,
+    MAX_RANK_ERROR,
+    CellCounts,
+    Chosen,
+    FoldCounter,
+    LevelCounts,
+    RankSummary,
+)
 from dpdask.streams import Noise, Streams
 
 Counted = LevelCounts | RankSummary | CellCounts

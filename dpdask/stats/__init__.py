@@ -5,6 +5,6 @@ but through a mechanism.
 """
 
 from dpdask.stats.marginals import Clique, Domain, MarginalCounter, MarginalCounts
-from dpdask.stats.univariate import LevelCounts, RankSummary
+from dpdask.stats.statistic import LevelCounts, RankSummary
 
 __all__ = ["Clique", "Domain", "LevelCounts", "MarginalCounter", "MarginalCounts", "RankSummary"]

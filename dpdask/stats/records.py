@@ -15,8 +15,7 @@ from dpdask.errors import DataError
 from dpdask.kernels import hashing as kernel
 from dpdask.kernels.hashing import siphash
 from dpdask.kernels.jit import Floats, Ints, Words
-from dpdask.stats.statistic import Chosen, as_words
-from dpdask.stats.univariate import encode
+from dpdask.stats.statistic import Chosen, as_words, encode
 from dpdask.streams import RunKey, Streams, stream, words
 
 MAX_RECORDS = 2**22

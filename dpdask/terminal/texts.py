@@ -7,9 +7,8 @@ from typing import Any
 
 from dpdask.errors import say_count
 from dpdask.privacy import attacker_power, bound_values, percent_above
-from dpdask.privacy.events import from_dict, hides_presence
+from dpdask.privacy.events import from_dict, hides_presence, shorten
 from dpdask.privacy.ledger_entries import NO_RUN, Balance, Book
-from dpdask.privacy.rounding import shorten
 
 
 def describe_audit(found: Mapping[str, Any]) -> str:

@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from distributed import Client
 
-from dpdask.engine.cluster import WINDOW
+from dpdask.engine.compute import WINDOW
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import load_job
 

@@ -38,7 +38,7 @@ from dpdask.codec import LevelCodec
 from dpdask.inference import ReleasedColumn
 from dpdask.privacy.noise import perturb
 from dpdask.references.histogram import distribution_of, histogram_event
-from dpdask.stats.univariate import CellCounts
+from dpdask.stats.statistic import CellCounts
 
 RATINGS = np.arange(1.0, 6.0)
 N_FACTORS, SWEEPS, BIAS_SWEEPS = 8, 8, 6

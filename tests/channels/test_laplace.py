@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpdask.channels import laplace
 from dpdask.channels.laplace import calibrate, find_scale
-from dpdask.engine.cluster import forget_here
+from dpdask.engine.compute import forget_here
 from dpdask.kernels.channel import exact_epsilon, laplace_channel
 
 TOTAL = 2**63

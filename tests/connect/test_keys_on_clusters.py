@@ -22,11 +22,10 @@ from distributed.utils import get_ip
 from e2e.helpers import lake, load, run_each, write_job
 
 from dpdask.connect import check_cluster, open_cluster
-from dpdask.connect.address import import_extra, is_exposed
 from dpdask.connect.private import slurm_options
-from dpdask.connect.spec import Address, Slurm
-from dpdask.engine import cluster
-from dpdask.engine.cluster import INSECURE_KEY, share_key, share_options, withdraw_key
+from dpdask.connect.spec import Address, Slurm, import_extra, is_exposed
+from dpdask.engine import compute as cluster
+from dpdask.engine.compute import INSECURE_KEY, share_key, share_options, withdraw_key
 from dpdask.errors import SpecError, TemporaryError
 from dpdask.io.encrypted import EncryptedFolder
 from dpdask.io.storage import Folder

@@ -21,7 +21,7 @@ from dpdask.io.shards import MANIFEST_NAME, list_manifests
 from dpdask.io.storage import Folder
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
-from dpdask.page.histograms import MAX_PARTS
+from dpdask.page.pictures import MAX_PARTS
 
 N_FRAGMENTS = 6
 

@@ -18,7 +18,7 @@ from dpdask.engine.account import open_ledger
 from dpdask.engine.write import Told
 from dpdask.errors import TemporaryError
 from dpdask.io.storage import Folder
-from dpdask.stats.univariate import ColumnOrder
+from dpdask.stats.statistic import ColumnOrder
 
 SCHEMA: dict[str, Any] = {
     "who": {"role": "keep", "type": "int64"},

@@ -373,8 +373,8 @@ def test_worker_logs_hold_no_private_count(
 def test_a_cluster_without_workers_ends_in_75_instead_of_hanging(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dpdask.engine.cluster.LONELY_SECONDS", 0.5)
-    monkeypatch.setattr("dpdask.engine.cluster._POLL_SECONDS", 0.2)
+    monkeypatch.setattr("dpdask.engine.compute.LONELY_SECONDS", 0.5)
+    monkeypatch.setattr("dpdask.engine.compute._POLL_SECONDS", 0.2)
     options = {
         "host": "127.0.0.1",
         "dashboard_address": "127.0.0.1:0",

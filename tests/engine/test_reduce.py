@@ -11,9 +11,9 @@ from dask import threaded
 from dask._task_spec import DataNode
 from distributed import Client
 
-from dpdask.engine import cluster, compute
-from dpdask.engine.cluster import Window
-from dpdask.engine.compute import add_tree, make_stage, run_stage
+from dpdask.engine import compute
+from dpdask.engine import compute as cluster
+from dpdask.engine.compute import Window, add_tree, make_stage, run_stage
 from dpdask.errors import DataError
 from dpdask.stats.statistic import FAN_IN, TreeFold
 

@@ -13,7 +13,7 @@ import pytest
 
 from dpdask.errors import DataError, InputError, OutputError, TemporaryError
 from dpdask.io import filesystems
-from dpdask.io.faults import storage_faults
+from dpdask.io.filesystems import storage_faults
 from dpdask.io.shards import MANIFEST_FORMAT, MANIFEST_NAME, Manifest, Shard
 from dpdask.io.storage import Folder, PrivateFolder
 

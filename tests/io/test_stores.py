@@ -17,7 +17,7 @@ from services.stores import in_environment
 
 from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
 from dpdask.io import filesystems, parquet
-from dpdask.io import objects as versions
+from dpdask.io import filesystems as versions
 from dpdask.io.filesystems import open_filesystem
 from dpdask.io.footer import TAIL_BYTES
 from dpdask.io.fragments import discover, read_batches

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from dpdask.kernels import cdf as bins
-from dpdask.kernels import cdf as ecdf
+from dpdask.kernels import rank as bins
+from dpdask.kernels import rank as ecdf
 
 
 def reference(atoms=(), null=0.0):

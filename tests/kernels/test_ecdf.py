@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.kernels import cdf as ecdf
+from dpdask.kernels import rank as ecdf
 
 NOTHING = np.empty(0)
 

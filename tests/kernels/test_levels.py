@@ -8,7 +8,7 @@ import pytest
 
 from dpdask.codec import LevelCodec
 from dpdask.kernels.channel import find_codes
-from dpdask.stats.univariate import encode
+from dpdask.stats.statistic import encode
 
 STARS = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]
 

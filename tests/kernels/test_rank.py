@@ -14,11 +14,11 @@ from hypothesis.extra import numpy as hnp
 from kernels.rank_cells import cell_interval
 from scipy import stats
 
-from dpdask.kernels import cdf as cdf_kernel
-from dpdask.kernels import cdf as ecdf
 from dpdask.kernels import rank
-from dpdask.kernels.cdf import first_knot
-from dpdask.kernels.cdf import guide as guide_of
+from dpdask.kernels import rank as cdf_kernel
+from dpdask.kernels import rank as ecdf
+from dpdask.kernels.rank import first_knot
+from dpdask.kernels.rank import guide as guide_of
 
 ALPHA = 1e-9
 NOTHING = np.empty(0)

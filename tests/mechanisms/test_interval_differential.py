@@ -33,8 +33,7 @@ from dpdask.mechanisms.interval.release import (
 from dpdask.mechanisms.interval.spec import IntervalSpec, RandomRangesMechanism, check_designs
 from dpdask.mechanisms.mechanism import Spending
 from dpdask.privacy import Budget
-from dpdask.privacy.events import Composed, LocalRelease
-from dpdask.privacy.rounding import round_up_sum
+from dpdask.privacy.events import Composed, LocalRelease, round_up_sum
 from dpdask.schema import Column, Schema
 from dpdask.streams import RunKey, stream, words
 

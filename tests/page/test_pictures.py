@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpdask.page import pictures
-from dpdask.page.histograms import Bar, ReleasedHistogram
+from dpdask.page.pictures import Bar, ReleasedHistogram
 
 SVG = "{http://www.w3.org/2000/svg}"
 

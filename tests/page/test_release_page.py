@@ -22,10 +22,16 @@ from dpdask.html import read_style
 from dpdask.io.shards import CROISSANT_NAME, PAGE_NAME, ROW_GROUP_ROWS, Shard
 from dpdask.mechanisms.card import Card, ColumnPart, LedgerPosition
 from dpdask.mechanisms.guidance import bound_belief, round_up
-from dpdask.page import histograms as sample
 from dpdask.page import make_croissant, make_page, render
-from dpdask.page.histograms import ReleasedHistogram, Sample, count_histogram
-from dpdask.page.pictures import ChannelView, associate, describe_kept
+from dpdask.page import pictures as sample
+from dpdask.page.pictures import (
+    ChannelView,
+    ReleasedHistogram,
+    Sample,
+    associate,
+    count_histogram,
+    describe_kept,
+)
 
 
 @pytest.fixture(scope="module")

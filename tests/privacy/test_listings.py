@@ -29,7 +29,7 @@ from dpdask.jobs.run_keys import HostKeys
 from dpdask.jobs.series import Kept, KeptFile
 from dpdask.jobs.state import RunRecord, RunState
 from dpdask.schema import Schema
-from dpdask.stats.univariate import ColumnOrder
+from dpdask.stats.statistic import ColumnOrder
 
 KEY = b"k" * 32
 Listing = set[tuple[str, int]]

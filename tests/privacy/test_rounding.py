@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.privacy.rounding import round_down, round_up, round_up_sum, shorten, write_digits
+from dpdask.privacy.events import round_down, round_up, round_up_sum, shorten, write_digits
 
 POSITIVE = st.floats(min_value=1e-300, max_value=1e300)
 

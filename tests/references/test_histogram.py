@@ -21,8 +21,8 @@ from dpdask.cells import Cells, cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.documents import validate
 from dpdask.errors import DataError, SpecError
-from dpdask.kernels import cdf as cdf_kernel
-from dpdask.kernels.cdf import guide as guide_of
+from dpdask.kernels import rank as cdf_kernel
+from dpdask.kernels.rank import guide as guide_of
 from dpdask.privacy import noise
 from dpdask.privacy.accountant import epsilon as paid
 from dpdask.references import LevelDistribution, RankDistribution

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import DataError
-from dpdask.stats import LevelCounts, RankSummary, univariate
+from dpdask.stats import LevelCounts, RankSummary
+from dpdask.stats import statistic as univariate
 
 LEVELS = LevelCodec(name="level", levels=pa.array([None, 1, 2, 3], type=pa.int64()), ordered=True)
 MIXED = ValueCodec(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.stats.univariate import ColumnOrder
+from dpdask.stats.statistic import ColumnOrder
 
 VALUES = st.lists(st.integers(0, 4), max_size=6)
 PARTS = VALUES.map(lambda values: ColumnOrder.of_batch(np.array(values)))

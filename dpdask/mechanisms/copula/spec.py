@@ -34,7 +34,7 @@ from dpdask.mechanisms.marginals.noise import (
 )
 from dpdask.mechanisms.marginals.spec import NoisyTables, NoisyTablesDescription, tables_accounting
 from dpdask.mechanisms.mechanism import Columns, RecordsWanted, Search, Spec
-from dpdask.privacy.rounding import RowOrder
+from dpdask.privacy.events import RowOrder
 from dpdask.references.histogram import Bins, Found
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.marginals import TableStatistic

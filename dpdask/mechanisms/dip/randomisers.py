@@ -22,16 +22,16 @@ from dpdask.channels import (
 )
 from dpdask.codec import Codec
 from dpdask.errors import SpecError, list_names
-from dpdask.kernels import cdf as bins_kernel
 from dpdask.kernels import chain as chain_kernel
 from dpdask.kernels import channel as channel_kernel
+from dpdask.kernels import rank as bins_kernel
 from dpdask.kernels import rank as rank_kernel
 from dpdask.mechanisms.dip.spec import N_BINS, ChannelKind, Cost
 from dpdask.mechanisms.expectations import correlate_ranks
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon
 from dpdask.references import Distribution, LevelDistribution, RankDistribution
 from dpdask.schema import Column
-from dpdask.stats.univariate import encode
+from dpdask.stats.statistic import encode
 from dpdask.streams import Rng, words
 
 Bools = NDArray[np.bool_]

@@ -29,8 +29,18 @@ from dpdask.mechanisms.expectations import (
 from dpdask.mechanisms.mechanism import Columns, Description, Mechanism, Spec, Spending
 from dpdask.privacy import Budget, guarantee_text, split_epsilon
 from dpdask.privacy.audit import channel_epsilon, read_weights, within_digits
-from dpdask.privacy.events import Composed, DiscreteLaplace, LocalRelease, Uncovered, to_dict
-from dpdask.privacy.rounding import RowOrder, order_text, round_down, round_up, round_up_sum
+from dpdask.privacy.events import (
+    Composed,
+    DiscreteLaplace,
+    LocalRelease,
+    RowOrder,
+    Uncovered,
+    order_text,
+    round_down,
+    round_up,
+    round_up_sum,
+    to_dict,
+)
 from dpdask.references import Chain, Histogram, Holdout, Known, Public, Tree
 from dpdask.references.reference import TableReference
 from dpdask.schema import Schema

@@ -43,8 +43,7 @@ from dpdask.privacy import Budget, delta_warnings
 from dpdask.privacy.accountant import epsilon as least_epsilon
 from dpdask.privacy.accountant import scale_events
 from dpdask.privacy.audit import channel_epsilon, read_weights, within_digits
-from dpdask.privacy.events import Composed, LocalRelease, to_dict
-from dpdask.privacy.rounding import round_up_sum
+from dpdask.privacy.events import Composed, LocalRelease, round_up_sum, to_dict
 from dpdask.references import Tree
 from dpdask.references.histogram import Found, list_adaptive, warn_of_far_cells
 from dpdask.stats import Clique, Domain, MarginalCounts

@@ -53,9 +53,8 @@ from dpdask.mechanisms.mechanism import (
     Spec,
     no_rows,
 )
-from dpdask.privacy.events import Composed, DiscreteLaplace, to_dict
+from dpdask.privacy.events import Composed, DiscreteLaplace, RowOrder, to_dict, write_digits
 from dpdask.privacy.noise import deviation
-from dpdask.privacy.rounding import RowOrder, write_digits
 from dpdask.references.hierarchy import MANY
 from dpdask.references.histogram import (
     Bins,

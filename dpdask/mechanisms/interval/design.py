@@ -23,8 +23,7 @@ from pydantic import (
 from dpdask.documents import Document
 from dpdask.mechanisms.dip.spec import ChannelKind
 from dpdask.privacy.budget import MAX_EPSILON
-from dpdask.privacy.events import LocalRelease
-from dpdask.privacy.rounding import round_up_sum
+from dpdask.privacy.events import LocalRelease, round_up_sum
 from dpdask.references.sources import PARAMETERS, KnownColumn, freeze
 
 

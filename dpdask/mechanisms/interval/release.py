@@ -22,9 +22,9 @@ from dpdask.mechanisms.interval.design import Design, IntervalDifferential
 from dpdask.mechanisms.interval.fit import can_inform, fit_perturbation, range_randomiser
 from dpdask.mechanisms.interval.ranges import RangeRandomiser, compute_released_coverages
 from dpdask.mechanisms.mechanism import RandomisedRows
-from dpdask.privacy.rounding import round_up_sum
+from dpdask.privacy.events import round_up_sum
 from dpdask.schema import Column
-from dpdask.stats.univariate import encode
+from dpdask.stats.statistic import encode
 from dpdask.streams import Rng
 
 Floats = NDArray[np.float64]

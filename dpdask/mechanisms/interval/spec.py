@@ -47,8 +47,14 @@ from dpdask.mechanisms.interval.release import (
 from dpdask.mechanisms.mechanism import Columns, Description, Mechanism, Spec, Spending
 from dpdask.privacy import Budget, guarantee_text, split_epsilon
 from dpdask.privacy.budget import MAX_EPSILON
-from dpdask.privacy.events import Composed, to_dict
-from dpdask.privacy.rounding import RowOrder, describe_published, order_text, write_digits
+from dpdask.privacy.events import (
+    Composed,
+    RowOrder,
+    describe_published,
+    order_text,
+    to_dict,
+    write_digits,
+)
 from dpdask.references.reference import ColumnStatistic
 from dpdask.schema import Column, Schema, arrow_type
 from dpdask.streams import RunKey

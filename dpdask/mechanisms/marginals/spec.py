@@ -37,9 +37,8 @@ from dpdask.mechanisms.mechanism import (
     no_rows,
 )
 from dpdask.privacy import Budget
-from dpdask.privacy.events import CentralEvent, Composed, to_dict
+from dpdask.privacy.events import CentralEvent, Composed, RowOrder, to_dict, write_digits
 from dpdask.privacy.noise import deviation
-from dpdask.privacy.rounding import RowOrder, write_digits
 from dpdask.references.histogram import (
     Bins,
     Found,

@@ -19,7 +19,7 @@ from dpdask.privacy.noise import perturb
 from dpdask.references import Distribution, Known, RankDistribution, from_statistic
 from dpdask.references.histogram import distribution_of, histogram_event
 from dpdask.references.sources import KnownColumn
-from dpdask.stats.univariate import CellCounts, LevelCounts, RankSummary
+from dpdask.stats.statistic import CellCounts, LevelCounts, RankSummary
 from dpdask.streams import RunKey, stream
 
 Array = Any
