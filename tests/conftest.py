@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -18,10 +17,9 @@ import dask
 import psutil
 import pytest
 from botocore.loaders import JSONFileLoader
-from distributed import LocalCluster
 from distributed.utils import get_mp_context
 from e2e.helpers import processes, spare_the_disk
-from faults.drivers import Drivers, serving
+from faults.drivers import serving
 from hypothesis import settings
 from services.browser import browser  # noqa: F401  # a fixture
 from services.stores import (  # noqa: F401  # fixtures
@@ -59,7 +57,7 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
-def has_room(folder: Path, n_bytes: int) -> bool:
+def has_room(folder, n_bytes):
     """Return whether a file system in memory can be written, may hold programs, and has room."""
     if (
         not (folder.is_dir() and os.access(folder, os.W_OK))
@@ -70,7 +68,7 @@ def has_room(folder: Path, n_bytes: int) -> bool:
     return system.f_bavail * system.f_frsize >= n_bytes and not system.f_flag & os.ST_NOEXEC
 
 
-def free_memory(folder: Path, process: int) -> None:
+def free_memory(folder, process):
     """Remove what the tests left in memory, but the folders of failed ones."""
     if os.getpid() != process:
         return
@@ -94,7 +92,7 @@ gc.disable()  # what is imported and collected stays: to look for garbage in it 
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection():
     """Keep what thousands of tests hold out of every later collection of garbage."""
     try:
         return (yield)
@@ -104,13 +102,13 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure():
     """Let the interpreter collect all of it at its end: some libraries report what is left."""
     atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Leave out, by default, what is the same with other parameters."""
     with_few: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -129,7 +127,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.more)
 
 
-def choose_few(cases: Sequence[Mapping[str, object]], n_cases: int | None = None) -> set[int]:
+def choose_few(cases, n_cases=None):
     """Return the numbers of the cases of a test that are in the default set.
 
     Parameters
@@ -151,7 +149,7 @@ def choose_few(cases: Sequence[Mapping[str, object]], n_cases: int | None = None
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _services_are_described_once() -> Iterator[None]:
+def _services_are_described_once():
     """Let all clients of a process share the descriptions of Amazon's services: to read them is most of opening a file system."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JSONFileLoader, "load_file", functools.cache(JSONFileLoader.load_file))
@@ -159,14 +157,14 @@ def _services_are_described_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_waiting_for_the_disk() -> Iterator[None]:
+def _no_waiting_for_the_disk():
     with pytest.MonkeyPatch.context() as patch:
         spare_the_disk(patch.setattr)
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _keys_in_tmp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _keys_in_tmp(tmp_path_factory):
     """The keys of unfinished runs whose output is in a store lie in the user's own folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
@@ -174,13 +172,13 @@ def _keys_in_tmp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _dask_in_tmp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _dask_in_tmp(tmp_path_factory):
     with dask.config.set({"temporary-directory": str(tmp_path_factory.mktemp("dask"))}):
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _workers_are_forked() -> Iterator[None]:
+def _workers_are_forked():
     """Fork the workers of this process's clusters from one that has imported dpdask, which is most of what a worker costs.
 
     Its environment is that of the first cluster: whoever changes it for workers lets them spawn, as users do.
@@ -191,26 +189,26 @@ def _workers_are_forked() -> Iterator[None]:
 
 
 @pytest.fixture
-def seeded_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
+def seeded_ledgers(monkeypatch):
     """Let a ledger be charged for noise from a seed, which no user may: so that the bytes of two runs can be compared."""
     monkeypatch.setattr(spec, "check_seed", lambda _: None)
 
 
 @pytest.fixture(scope="session")
-def two_workers() -> Iterator[LocalCluster]:
+def two_workers():
     """Two worker processes for all who only compute on them; whoever kills, scales or configures workers starts their own."""
     with processes(2) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
-def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
+def drivers(tmp_path_factory):
     """Drivers that can be killed; importing once is most of a small run."""
     yield from serving(tmp_path_factory.mktemp("drivers"))
 
 
 @pytest.fixture(scope="session")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+def shelf(tmp_path_factory):
     """Small tables and finished releases that all tests share; see `tests/shelf.py`."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shelf"

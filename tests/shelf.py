@@ -13,7 +13,7 @@ import datetime as dt
 import fcntl
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -36,11 +36,11 @@ DROP = {"role": "drop"}
 KEEP = {"role": "keep"}
 
 
-def dip(reference: Mapping[str, Any], channel: str) -> dict[str, Any]:
+def dip(reference, channel):
     return {"kind": "dip", "reference": reference, "channel": channel}
 
 
-def but(columns: Mapping[str, Any], **roles: Any) -> dict[str, Any]:
+def but(columns, **roles):
     """Return columns, some of them changed."""
     return {**columns, **roles}
 
@@ -64,7 +64,7 @@ HOMES_PRIVATE = but(
 
 
 @cache
-def homes(n_rows: int = 20_000) -> pd.DataFrame:
+def homes(n_rows=20_000):
     n, rng = 20_000, np.random.default_rng(5)
     town = rng.choice(TOWNS, n, p=[0.5, 0.3, 0.2])
     years = rng.integers(1, 9, n)
@@ -95,7 +95,7 @@ LEVELS: dict[str, Any] = {
 
 
 @cache
-def levels() -> pd.DataFrame:
+def levels():
     n, rng = 6_000, np.random.default_rng(11)
     table = {"side": rng.choice(["l", "r"], n)}
     before = rng.choice(5, n, p=LEVEL_SHARES)
@@ -125,7 +125,7 @@ RIDES_PRIVATE = but(RIDES, firm=DROP, seen=DROP)
 
 
 @cache
-def rides() -> pd.DataFrame:
+def rides():
     n, rng = 4_000, np.random.default_rng(3)
     when = (FIRST + pd.to_timedelta(np.minimum(rng.exponential(30.0, n), 360.0), unit="D")).astype(
         "datetime64[ms]"
@@ -266,7 +266,7 @@ class Shelf:
     folder: Path
 
     @contextmanager
-    def _making(self, name: str) -> Iterator[Path | None]:
+    def _making(self, name):
         """Give the folder to make something in, or None if it is there: of several processes one makes it, and the others wait."""
         place, done = self.folder / name, self.folder / f"{name}.done"
         if done.exists():
@@ -282,7 +282,7 @@ class Shelf:
             yield place
             done.touch()
 
-    def lake(self, table: str) -> Path:
+    def lake(self, table):
         """Return the folder of a table in Parquet files."""
         with self._making(table) as folder:
             if folder and table == "hostile":
@@ -293,14 +293,14 @@ class Shelf:
         return self.folder / table
 
     @property
-    def recorded_lakes(self) -> dict[str, Path]:
+    def recorded_lakes(self):
         """The tables of the recorded jobs: private ones as Parquet and CSV, and a public one."""
         with self._making("recorded") as folder:
             if folder:
                 recorded.write_lakes(folder)
         return {name: self.folder / "recorded" / name for name in ("parquet", "csv", "public")}
 
-    def job(self, name: str, folder: Path, **changes: Any) -> Path:
+    def job(self, name, folder, **changes):
         """Write the job of a release into a folder, its output `out` there, and return its path; `changes` are those of `write_job`."""
         if name in recorded.JOBS:
             return recorded.write_recorded(name, self.recorded_lakes, folder, **changes)
@@ -312,22 +312,22 @@ class Shelf:
             **{"schema": schema, "output__rows_per_shard": 6_000, **keys, **changes},
         )
 
-    def release(self, name: str) -> Path:
+    def release(self, name):
         """Return the folder of a finished release, to be read only."""
         with self._making(name) as folder:
             if folder:
                 run_here(self.job(name, folder))
         return self.folder / name / "out"
 
-    def copy(self, name: str, folder: Path) -> Path:
+    def copy(self, name, folder):
         """Return a copy of a release, at a path that does not exist yet, to be altered."""
         return Path(shutil.copytree(self.release(name), folder))
 
-    def opened(self, name: str) -> Any:
+    def opened(self, name):
         """Return a release as `dpdask.open` gives it."""
         return dpdask.open(str(self.release(name)))
 
-    def card(self, name: str) -> dict[str, Any]:
+    def card(self, name):
         """Return a release's card, which may be altered."""
         found: dict[str, Any] = json.loads(
             (self.release(name) / "_dpdask" / "release.json").read_text(encoding="utf-8")

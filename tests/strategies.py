@@ -58,7 +58,7 @@ class ColumnCase:
     refused: list[pa.Array]
 
     @property
-    def type(self) -> pa.DataType:
+    def type(self):
         return (
             self.array.type.value_type
             if pa.types.is_dictionary(self.array.type)
@@ -75,7 +75,7 @@ class TableCase:
     columns: dict[str, ColumnCase]
 
 
-def as_array(values: list[Any], type_: pa.DataType) -> pa.Array:
+def as_array(values, type_):
     """Return Python numbers, texts, dates or truths (None is null) as an Arrow array; whole numbers become times by their own unit."""
     if pa.types.is_decimal(type_):
         return pa.array(
@@ -94,7 +94,7 @@ def as_array(values: list[Any], type_: pa.DataType) -> pa.Array:
     return pa.array(values, type=type_)
 
 
-def _level_values(type_: pa.DataType) -> st.SearchStrategy[Any]:
+def _level_values(type_):
     if pa.types.is_boolean(type_):
         return st.booleans()
     if type_ in TEXTS:
@@ -106,14 +106,14 @@ def _level_values(type_: pa.DataType) -> st.SearchStrategy[Any]:
     return st.integers(-200, 200).map(lambda quarters: quarters / 4)
 
 
-def _not_null_refusals(values: list[Any], type_: pa.DataType, nulls: str) -> list[pa.Array]:
+def _not_null_refusals(values, type_, nulls):
     wrong = pa.int16() if type_ != pa.int16() else pa.string()
     refused = [pa.nulls(2, wrong), pa.array([b"wrong"]), pa.array([b"wrong"]).dictionary_encode()]
     return refused if nulls == "level" else [*refused, as_array([*values, None], type_)]
 
 
 @st.composite
-def level_columns(draw: st.DrawFn, n_rows: int) -> ColumnCase:
+def level_columns(draw, n_rows):
     """Draw a discrete or categorical column."""
     type_ = draw(st.sampled_from(LEVEL_TYPES))
     levels = draw(st.lists(_level_values(type_), min_size=1, max_size=6, unique=True))
@@ -153,7 +153,7 @@ def level_columns(draw: st.DrawFn, n_rows: int) -> ColumnCase:
     )
 
 
-def _range(type_: pa.DataType) -> tuple[int, int]:
+def _range(type_):
     """Return whole numbers, well inside the type, that a column may take; of a time, in its own unit (of ns: microseconds)."""
     if pa.types.is_integer(type_):
         low, high = (
@@ -167,7 +167,7 @@ def _range(type_: pa.DataType) -> tuple[int, int]:
     return (-1000, 1000) if pa.types.is_floating(type_) else (-(10**10), 10**10)
 
 
-def _as_stored(values: list[Any], type_: pa.DataType) -> pa.Array:
+def _as_stored(values, type_):
     nanoseconds = pa.types.is_timestamp(type_) and type_.unit == "ns"
     return as_array(
         [value * 1000 if nanoseconds and value is not None else value for value in values], type_
@@ -175,7 +175,7 @@ def _as_stored(values: list[Any], type_: pa.DataType) -> pa.Array:
 
 
 @st.composite
-def value_columns(draw: st.DrawFn, n_rows: int) -> ColumnCase:
+def value_columns(draw, n_rows):
     """Draw a continuous or mixed column."""
     type_ = draw(st.sampled_from(VALUE_TYPES))
     low, high = _range(type_)
@@ -221,7 +221,7 @@ def value_columns(draw: st.DrawFn, n_rows: int) -> ColumnCase:
 
 
 @st.composite
-def mixed_tables(draw: st.DrawFn, max_columns: int = 4, max_rows: int = 8) -> TableCase:
+def mixed_tables(draw, max_columns=4, max_rows=8):
     """Draw a schema of privatised, kept and dropped columns, and a table that it accepts, in any order of columns."""
     n_rows = draw(st.integers(0, max_rows))
     drawn = draw(
@@ -244,7 +244,7 @@ def mixed_tables(draw: st.DrawFn, max_columns: int = 4, max_rows: int = 8) -> Ta
     )
 
 
-def zeros_and_a_tail(seed: int, n_rows: int = 50_000, share: float = 0.96) -> np.ndarray:
+def zeros_and_a_tail(seed, n_rows=50_000, share=0.96):
     """Return whole numbers: that share of them 0, the rest log-normal up to 100,000."""
     rng = np.random.default_rng(seed)
     return np.where(

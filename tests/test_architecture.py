@@ -10,7 +10,6 @@ import io
 import re
 import runpy
 import tokenize
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -112,22 +111,22 @@ class Source:
     text: str
 
     @property
-    def room(self) -> str:
+    def room(self):
         return self.module.split(".")[0]
 
     @property
-    def tree(self) -> ast.Module:
+    def tree(self):
         return parsed(self.text)
 
 
 @cache
-def parsed(text: str) -> ast.Module:
+def parsed(text):
     """Return the tree of a source, which every rule reads and none changes."""
     return ast.parse(text)
 
 
 @cache
-def sources() -> list[Source]:
+def sources():
     files = sorted(PACKAGE.rglob("*.py"))
     return [
         Source(
@@ -138,7 +137,7 @@ def sources() -> list[Source]:
     ]
 
 
-def imports(source: Source) -> Iterator[tuple[str, int]]:
+def imports(source):
     """Every imported module, wherever the import stands; `from a import b` gives both a and a.b."""
     package = ["dpdask", *source.module.split(".")[:-1]]
     for node in ast.walk(source.tree):
@@ -151,7 +150,7 @@ def imports(source: Source) -> Iterator[tuple[str, int]]:
             yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def ours(source: Source) -> Iterator[tuple[str, int]]:
+def ours(source):
     """The imported modules of this package, without its name: `kernels.channel`; names inside a module are cut by the room alone."""
     known = set(MAY_IMPORT) | set(BASE)
     for name, line in imports(source):
@@ -164,7 +163,7 @@ def ours(source: Source) -> Iterator[tuple[str, int]]:
             yield (inner if inner.split(".")[0] in known else "__init__"), line
 
 
-def wrong_arrows(source: Source) -> Iterator[str]:
+def wrong_arrows(source):
     room = source.room
     if room not in MAY_IMPORT and room not in BASE:
         yield f"{source.module}: a room that this test does not know; give it its arrows"
@@ -176,19 +175,19 @@ def wrong_arrows(source: Source) -> Iterator[str]:
             yield f"{source.module}:{line}: {room} may not import {name}"
 
 
-def stray_dask(source: Source) -> Iterator[str]:
+def stray_dask(source):
     for name, line in imports(source):
         if name.split(".")[0] in ("dask", "distributed") and source.room not in DASK_ROOMS:
             yield f"{source.module}:{line}: only {' and '.join(sorted(DASK_ROOMS))} import {name}"
 
 
-def _dotted(node: ast.AST) -> str:
+def _dotted(node):
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def stray_randomness(source: Source) -> Iterator[str]:
+def stray_randomness(source):
     """Randomness has one door: streams. Elsewhere a Generator may be named (a type), not made."""
     if source.room == "streams":
         return
@@ -232,7 +231,7 @@ def stray_randomness(source: Source) -> Iterator[str]:
             yield f"{source.module}:{node.lineno}: what protects somebody is drawn from words"
 
 
-def banned_calls(source: Source) -> Iterator[str]:
+def banned_calls(source):
     for name, line in imports(source):
         if name.split(".")[0] in ("pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"):
             yield f"{source.module}:{line}: {name} runs what it reads"
@@ -257,7 +256,7 @@ def banned_calls(source: Source) -> Iterator[str]:
             yield f"{source.module}:{node.lineno}: {last} is made outside connect"
 
 
-def functions(source: Source) -> Iterator[tuple[str, int, int]]:
+def functions(source):
     """Name, line and length of every function: its lines without its docstring."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -274,7 +273,7 @@ def functions(source: Source) -> Iterator[tuple[str, int, int]]:
             )
 
 
-def too_long(source: Source) -> Iterator[str]:
+def too_long(source):
     n_lines = len(source.text.splitlines())
     if n_lines > MAX_FILE_LINES:
         yield f"{source.module}: {n_lines} lines, at most {MAX_FILE_LINES}"
@@ -283,8 +282,8 @@ def too_long(source: Source) -> Iterator[str]:
             yield f"{source.module}:{line}: {name} has {length} lines, at most {MAX_FUNCTION_LINES}"
 
 
-def undocumented(source: Source) -> Iterator[str]:
-    def visit(node: ast.Module | ast.ClassDef, name: str) -> Iterator[str]:
+def undocumented(source):
+    def visit(node, name):
         if ast.get_docstring(node) is None:
             yield f"{name}: no docstring"
         for child in node.body:
@@ -300,7 +299,7 @@ def undocumented(source: Source) -> Iterator[str]:
     yield from visit(source.tree, source.module)
 
 
-def unreasoned(source: Source) -> Iterator[str]:
+def unreasoned(source):
     """Silenced checkers: `# type: ignore[code]  # reason`, `# noqa: CODE - reason`."""
     for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
         if token.type != tokenize.COMMENT:
@@ -316,10 +315,10 @@ def unreasoned(source: Source) -> Iterator[str]:
             yield f"{source.module}:{token.start[0]}: {comment} gives no code or no reason"
 
 
-def public_functions(source: Source) -> Iterator[tuple[str, ast.FunctionDef]]:
+def public_functions(source):
     """The public functions and methods, by their names with those of their classes."""
 
-    def visit(node: ast.Module | ast.ClassDef, name: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+    def visit(node, name):
         for child in node.body:
             if isinstance(child, ast.ClassDef | ast.FunctionDef) and not child.name.startswith("_"):
                 if isinstance(child, ast.FunctionDef):
@@ -330,7 +329,7 @@ def public_functions(source: Source) -> Iterator[tuple[str, ast.FunctionDef]]:
     yield from visit(source.tree, source.module)
 
 
-def is_public(source: Source) -> bool:
+def is_public(source):
     """Whether users import from this module: the names of `dpdask`, opened releases, `inference`, `local`."""
     # of which users import one name
     inside = {"engine.account", "evaluation.measures", "mechanisms.copula.fit"}
@@ -340,7 +339,7 @@ def is_public(source: Source) -> bool:
     }
 
 
-def undocumented_parameters(source: Source) -> Iterator[str]:
+def undocumented_parameters(source):
     """Of what users import: two or more parameters stand in a section of their own, or the docstring refers to `see other`."""
     if not is_public(source):
         return
@@ -361,7 +360,7 @@ def undocumented_parameters(source: Source) -> Iterator[str]:
             yield f"{name}:{node.lineno}: its parameters are not documented"
 
 
-def participles(source: Source) -> Iterator[str]:
+def participles(source):
     """Functions are verbs: `compose`, not `composed`. Properties are not functions here; `split_epsilon` and `is_released` are verbs."""
     for name, node in public_functions(source):
         is_property = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
@@ -369,7 +368,7 @@ def participles(source: Source) -> Iterator[str]:
             yield f"{name}:{node.lineno}: a function is a verb, not a participle"
 
 
-def asked_kinds(source: Source) -> Iterator[str]:
+def asked_kinds(source):
     """A mechanism brings its words: outside `mechanisms`, nothing compares a kind with that of a mechanism."""
     if source.room == "mechanisms":
         return
@@ -385,7 +384,7 @@ def asked_kinds(source: Source) -> Iterator[str]:
             yield f"{source.module}:{node.lineno}: {ast.unparse(node)}; ask the mechanism's guidance"
 
 
-def read_texts(source: Source) -> Iterator[str]:
+def read_texts(source):
     """Text is output: only the JSON Schemas are made from docstrings."""
     for node in ast.walk(source.tree):
         name = (
@@ -440,7 +439,7 @@ def test_the_picture_of_the_rooms_is_drawn_from_the_code():
 
 
 def test_the_arrows_have_no_cycle():
-    def reach(room: str, seen: tuple[str, ...]) -> None:
+    def reach(room, seen):
         assert room not in seen, " -> ".join([*seen, room])
         for inner in MAY_IMPORT.get(room, set()):
             reach(inner, (*seen, room))
@@ -610,7 +609,7 @@ def test_a_rule_lets_good_sources_pass(rule, module, text):
     assert list(rule(Source(module, text))) == []
 
 
-def module_graph() -> dict[str, set[str]]:
+def module_graph():
     """Which module imports which, by their places below the package."""
     known = {source.module.removesuffix(".__init__"): source for source in sources()}
     graph: dict[str, set[str]] = {}
@@ -624,7 +623,7 @@ def module_graph() -> dict[str, set[str]]:
     return graph
 
 
-def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+def cycles(graph):
     """Modules that import each other, directly or not."""
     reached: dict[str, set[str]] = {}
     for start in graph:

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from scipy import stats
 
 import dpdask
@@ -49,19 +49,19 @@ FITTED: list[dpdask.DIP] = [
 IDS = ["histogram", "holdout", "unit", "chain"]
 
 
-def rows(n: int = 4000, seed: int = 0) -> pd.DataFrame:
+def rows(n=4000, seed=0):
     rng = np.random.default_rng(seed)
     return pd.DataFrame({"user": np.arange(n), "rating": rng.choice(LEVELS, n)})
 
 
-def public_rows() -> pd.DataFrame:
+def public_rows():
     return rows(500, seed=9)
 
 
 Transform = Callable[..., Any]
 
 
-def any_frame(kind: str) -> tuple[Any, Transform]:
+def any_frame(kind):
     """A release that any frame may come to, and how frames come to it."""
     if kind in ("known", "chain"):
         release = dpdask.DIP(
@@ -77,7 +77,7 @@ def any_frame(kind: str) -> tuple[Any, Transform]:
 KINDS = ["known", "chain", "perturbed"]
 
 
-def values(frame: Any) -> list[tuple[Any, ...]]:
+def values(frame):
     """The released private columns, as rows in order."""
     found = frame.compute(scheduler="synchronous") if isinstance(frame, dd.DataFrame) else frame
     return list(
@@ -85,7 +85,7 @@ def values(frame: Any) -> list[tuple[Any, ...]]:
     )
 
 
-def views(frame: dd.DataFrame, table: pd.DataFrame) -> dict[str, Any]:
+def views(frame, table):
     """The same rows, as other frames."""
     return {
         "persist": frame.persist(scheduler="synchronous"),
@@ -99,7 +99,7 @@ def views(frame: dd.DataFrame, table: pd.DataFrame) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore:the chain republishes")
 @pytest.mark.parametrize("dip", FITTED, ids=IDS)
-def test_a_fitted_release_covers_one_frame_object(dip: dpdask.DIP) -> None:
+def test_a_fitted_release_covers_one_frame_object(dip):
     table = rows()
     frame = dd.from_pandas(table, npartitions=4)
     release = dip.fit(frame)
@@ -129,7 +129,7 @@ def test_a_fitted_release_covers_one_frame_object(dip: dpdask.DIP) -> None:
 
 @pytest.mark.filterwarnings("ignore:the chain republishes")
 @pytest.mark.parametrize("dip", FITTED, ids=IDS)
-def test_a_fitted_pandas_frame_is_one_object_with_its_rows(dip: dpdask.DIP) -> None:
+def test_a_fitted_pandas_frame_is_one_object_with_its_rows(dip):
     table = rows()
     release = dip.fit(table)
     pd.testing.assert_frame_equal(release.transform(table), release.transform(table))
@@ -142,7 +142,7 @@ def test_a_fitted_pandas_frame_is_one_object_with_its_rows(dip: dpdask.DIP) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_frames_without_a_name_are_one_frame(kind: str) -> None:
+def test_frames_without_a_name_are_one_frame(kind):
     _, transform = any_frame(kind)
     table = rows()
     frame = dd.from_pandas(table, npartitions=4)
@@ -157,7 +157,7 @@ def test_frames_without_a_name_are_one_frame(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_batches_of_equal_rows_have_independent_noise(kind: str) -> None:
+def test_batches_of_equal_rows_have_independent_noise(kind):
     """A frame of one value alone: what is released is noise, which must neither repeat nor follow from another batch's."""
     _, transform = any_frame(kind)
     one = [
@@ -173,7 +173,7 @@ def test_batches_of_equal_rows_have_independent_noise(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_is_one_frame_with_its_rows(kind: str) -> None:
+def test_a_batch_is_one_frame_with_its_rows(kind):
     _, transform = any_frame(kind)
     table = rows(300)
     first = values(transform(table, batch="2026-11"))
@@ -196,7 +196,7 @@ def test_a_batch_is_one_frame_with_its_rows(kind: str) -> None:
     assert values(lazy) == before
 
 
-def test_a_stream_belongs_to_a_column_s_name() -> None:
+def test_a_stream_belongs_to_a_column_s_name():
     columns = {
         name: {"role": "privatise", "kind": "discrete", "levels": LEVELS} for name in ("a", "b")
     }
@@ -247,7 +247,7 @@ CONTENTS: dict[
 
 
 @pytest.mark.parametrize("dtype", CONTENTS)
-def test_the_noise_of_a_frame_meets_one_content_in_every_dtype(dtype: str) -> None:
+def test_the_noise_of_a_frame_meets_one_content_in_every_dtype(dtype):
     domain, values, others = CONTENTS[dtype]
     declared = dpdask.Schema.from_dict(
         {"columns": {"x": {"role": "privatise", "nulls": "level", **domain}}}
@@ -262,7 +262,7 @@ def test_the_noise_of_a_frame_meets_one_content_in_every_dtype(dtype: str) -> No
     table = pd.DataFrame({"x": pd.Series(values * 20, dtype=dtype)})
     content = {"x": table["x"]}
 
-    def read(_: int) -> pd.DataFrame:
+    def read(_):
         return pd.DataFrame(content)
 
     with dask.config.set({"dataframe.convert-string": False}):  # objects stay objects
@@ -284,7 +284,7 @@ def test_the_noise_of_a_frame_meets_one_content_in_every_dtype(dtype: str) -> No
 @pytest.mark.parametrize(
     "unit", ["row", dpdask.UnitColumn(column="who", max_rows=2)], ids=["row", "person"]
 )
-def test_a_seal_sees_the_order_of_rows_whose_private_values_are_equal(unit: Any) -> None:
+def test_a_seal_sees_the_order_of_rows_whose_private_values_are_equal(unit):
     """As of an unstable sort: a row in another place would meet another row's noise, though no private value moved."""
     declared = {
         "rating": SCHEMA.columns["rating"].model_dump(exclude_none=True),
@@ -332,7 +332,7 @@ def test_a_seal_sees_the_order_of_rows_whose_private_values_are_equal(unit: Any)
                     release.transform(frame)
 
 
-def test_kept_columns_of_lists_and_a_change_of_their_chunks_are_no_change() -> None:
+def test_kept_columns_of_lists_and_a_change_of_their_chunks_are_no_change():
     declared = {
         "rating": {"role": "privatise", "kind": "discrete", "levels": LEVELS},
         "lists": {"role": "keep"},
@@ -354,7 +354,7 @@ def test_kept_columns_of_lists_and_a_change_of_their_chunks_are_no_change() -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_card_lists_the_batches_and_what_they_cost(kind: str) -> None:
+def test_the_card_lists_the_batches_and_what_they_cost(kind):
     release, transform = any_frame(kind)
     assert release.card["batches"]["names"] == []
     one = release.card["guarantee"]["text"]
@@ -367,7 +367,7 @@ def test_the_card_lists_the_batches_and_what_they_cost(kind: str) -> None:
     assert card["guarantee"]["text"] == f"{one} {card['batches']['text']}"
 
 
-def test_a_batch_has_a_name() -> None:
+def test_a_batch_has_a_name():
     release, transform = any_frame("known")
     for batch in ("", "a ", "a\nb", "x" * 101, 7, "\ud800"):
         with pytest.raises(dpdask.SpecError, match="a text of 1 to 100 printable characters"):
@@ -376,7 +376,7 @@ def test_a_batch_has_a_name() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_name_meets_another_s_streams(kind: str) -> None:
+def test_no_name_meets_another_s_streams(kind):
     release, transform = any_frame(kind)
     table = rows(500)
     names = [None, "frame", "public table", "batch frame", "frame:0", "0"]
@@ -385,7 +385,7 @@ def test_no_name_meets_another_s_streams(kind: str) -> None:
     assert release.card["batches"]["names"] == names
 
 
-def test_the_public_table_is_never_private_input() -> None:
+def test_the_public_table_is_never_private_input():
     table = public_rows()
     release = dpdask.DIP(SCHEMA, epsilon=1.0, reference=dpdask.Public()).fit(table)
     for frame in (table, table.copy(), public_rows()):
@@ -397,7 +397,7 @@ def test_the_public_table_is_never_private_input() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_copies_cannot_take_a_batch_again(kind: str) -> None:
+def test_copies_cannot_take_a_batch_again(kind):
     """Whatever becomes of the object: a batch stays the frame's that was first given."""
     release, transform = any_frame(kind)
     table, other = rows(200), rows(200, seed=1)
@@ -418,7 +418,7 @@ def test_copies_cannot_take_a_batch_again(kind: str) -> None:
     assert release.card["batches"]["names"] == loaded.card["batches"]["names"] == ["x", "y"]
 
 
-def _in_a_fork(release: Any, frames: list[pd.DataFrame], answers: Any) -> None:
+def _in_a_fork(release, frames, answers):
     for frame, batch in zip(frames, ("x", "x", "y"), strict=True):
         try:
             answers.put(values(release.transform(frame, batch=batch)))
@@ -427,7 +427,7 @@ def _in_a_fork(release: Any, frames: list[pd.DataFrame], answers: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_process_is_a_copy() -> None:
+def test_a_forked_process_is_a_copy():
     release, transform = any_frame("known")
     table, other = rows(50), rows(50, seed=1)
     transform(table, batch="x")
@@ -444,11 +444,11 @@ def test_a_forked_process_is_a_copy() -> None:
         transform(other, batch="y")
 
 
-def test_of_many_threads_one_frame_comes_first() -> None:
+def test_of_many_threads_one_frame_comes_first():
     release, transform = any_frame("known")
     together, found = threading.Barrier(8), []
 
-    def try_it(number: int) -> None:
+    def try_it(number):
         table = rows(20, seed=number)
         together.wait()
         for batch in ("x", f"own {number}"):
@@ -470,12 +470,12 @@ def test_of_many_threads_one_frame_comes_first() -> None:
 
 
 @pytest.fixture(scope="module")
-def client(two_workers: LocalCluster) -> Any:
+def client(two_workers):
     with Client(two_workers) as found:
         yield found
 
 
-def test_any_scheduler_and_worker_the_same_bytes(client: Client) -> None:
+def test_any_scheduler_and_worker_the_same_bytes(client):
     table = rows()
     for dip in FITTED[:3]:
         frame = dd.from_pandas(table, npartitions=5)
@@ -488,7 +488,7 @@ def test_any_scheduler_and_worker_the_same_bytes(client: Client) -> None:
             release.transform(frame.persist())
 
 
-def test_a_release_that_travels_to_workers_covers_one_partition_at_most(client: Client) -> None:
+def test_a_release_that_travels_to_workers_covers_one_partition_at_most(client):
     """`map_partitions(release.transform)` would give every partition the streams of the one frame."""
     release = dpdask.DIP(SCHEMA, epsilon=1.0, reference=KNOWN).fit(rows())
     frame = dd.from_pandas(rows(), npartitions=4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpdask.cells import Cells, FoundBins, cells
+from dpdask.cells import FoundBins, cells
 from dpdask.codec import LevelCodec, ValueCodec, codec_for
 from dpdask.errors import SpecError
 from dpdask.schema import Column
@@ -24,7 +23,7 @@ INT, DAY, MICRO, F32 = pa.int32(), pa.date32(), pa.timestamp("us", tz="UTC"), pa
 MIXED = Column(role="privatise", kind="mixed", bounds=(0.0, 10.0), atoms=(0.0, 6.0), nulls="level")
 
 
-def value_codec(**changes: Any) -> ValueCodec:
+def value_codec(**changes):
     return ValueCodec(
         **{
             "name": "v",
@@ -37,7 +36,7 @@ def value_codec(**changes: Any) -> ValueCodec:
     )
 
 
-def level_codec(levels: list[Any], type_: pa.DataType | None = None) -> LevelCodec:
+def level_codec(levels, type_=None):
     return LevelCodec(name="v", levels=pa.array(levels, type_), ordered=True)
 
 
@@ -74,7 +73,7 @@ CUT = {name: grid for name, grid in GRIDS.items() if len(grid.edges)}
 LINES = pytest.mark.parametrize("grid", CUT.values(), ids=CUT.keys())
 
 
-def crossed(grid: Cells, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def crossed(grid, words):
     """Every code with every word."""
     return np.repeat(np.arange(grid.size), len(words)), np.tile(words, grid.size)
 
@@ -259,7 +258,7 @@ def test_draws_are_uniform_inside_a_cell(name):
         assert stats.kstest(share, "uniform").pvalue > ALPHA
 
 
-def test_a_found_cell_of_one_floating_number_gives_that_number_alone() -> None:
+def test_a_found_cell_of_one_floating_number_gives_that_number_alone():
     """Between 0 and its neighbour below lies no number: neither that neighbour nor -0.0 may be drawn."""
     edges = np.array([-1.0, -np.nextafter(0.0, 1.0), 0.0, 1.0])
     found = FoundBins(cuts=np.array([-1.0, 1.0]), edges=edges, masses=np.array([0.2, 0.6, 0.2]))

@@ -8,8 +8,6 @@ import re
 import shutil
 import sqlite3
 import unicodedata
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import click
@@ -18,7 +16,7 @@ import pyarrow as pa
 import pytest
 import yaml
 from click.testing import CliRunner
-from e2e.bad_input import COLUMNS, KNOWN, Ended, command, files, job, table
+from e2e.bad_input import COLUMNS, KNOWN, command, files, job, table
 
 import dpdask
 from dpdask.cli import cli
@@ -30,11 +28,11 @@ from dpdask.streams import RunKey, stream
 from dpdask.version import __version__
 
 
-def progress(ended: Ended) -> list[dict[str, Any]]:
+def progress(ended):
     return [json.loads(line) for line in ended.err.splitlines()]
 
 
-def words(folder: Path, verb: str, *more: str) -> list[str]:
+def words(folder, verb, *more):
     return [*job(folder, verb=verb), *more]
 
 
@@ -209,9 +207,7 @@ def test_plan_shows_the_bounds_of_dates_as_dates(tmp_path):
     assert [each for each in planned.warnings if "its bounds" in each] == [warning]
 
 
-def with_ledger(
-    folder: Path, verb: str = "run", epsilon: str = "1", dataset: str = "ratings", **changed: Any
-) -> list[str]:
+def with_ledger(folder, verb="run", epsilon="1", dataset="ratings", **changed):
     url = f"sqlite:///{folder / 'ledger.db'}"
     return [
         *job(folder, verb=verb, ledger={"url": url, "dataset": dataset}, **changed),
@@ -220,7 +216,7 @@ def with_ledger(
     ]
 
 
-def ledger(folder: Path, verb: str, *more: str, dataset: str = "ratings") -> Ended:
+def ledger(folder, verb, *more, dataset="ratings"):
     return command(
         "ledger", verb, "--url", f"sqlite:///{folder / 'ledger.db'}", "--dataset", dataset, *more
     )
@@ -636,7 +632,7 @@ def test_settings_change_what_they_name(tmp_path):
 def test_status_and_abort(tmp_path):
     given, out = words(tmp_path, "run"), str(tmp_path / "out")
 
-    def state() -> dict[str, Any]:
+    def state():
         return json.loads(command("status", out, "--json").out)
 
     assert state() == {"stage": "absent", "n_shards": 0, "n_releases": 0, "n_missing": 0}
@@ -815,7 +811,7 @@ def test_it_is_a_verb_of_dask_by_its_name():
 )
 def test_dask_dpdask_ends_with_the_same_codes(given, code):
     @click.group()
-    def dask_() -> None:
+    def dask_():
         pass
 
     dask_.add_command(cli)

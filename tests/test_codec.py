@@ -6,15 +6,14 @@ import datetime as dt
 import pickle
 import traceback
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
-from strategies import TIMES, VALUE_TYPES, TableCase, as_array, mixed_tables
+from strategies import TIMES, VALUE_TYPES, as_array, mixed_tables
 
-from dpdask.codec import Codec, LevelCodec, codec_for
+from dpdask.codec import LevelCodec, codec_for
 from dpdask.errors import DataError, SpecError
 from dpdask.schema import Column
 
@@ -32,7 +31,7 @@ DATES = dt.date(2020, 1, 1), dt.date(2020, 1, 2)
 MOMENTS = {unit: pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")}
 
 
-def make(type_: pa.DataType, **declared: Any) -> Any:
+def make(type_, **declared):
     kind = (
         "categorical"
         if "levels" in declared
@@ -45,7 +44,7 @@ def make(type_: pa.DataType, **declared: Any) -> Any:
     )
 
 
-def refusal(call: Any, *args: Any, **named: Any) -> DataError:
+def refusal(call, *args, **named):
     with pytest.raises(DataError) as caught:
         call(*args, **named)
     error = caught.value
@@ -56,7 +55,7 @@ def refusal(call: Any, *args: Any, **named: Any) -> DataError:
     return error
 
 
-def decoded(codec: Codec, encoded: Any) -> pa.Array:
+def decoded(codec, encoded):
     return codec.decode(encoded) if isinstance(codec, LevelCodec) else codec.decode(*encoded)
 
 
@@ -69,8 +68,8 @@ def decoded(codec: Codec, encoded: Any) -> pa.Array:
 )
 @given(mixed_tables())
 def test_what_a_schema_accepts_comes_back_unchanged_and_everything_else_is_refused(
-    case: TableCase,
-) -> None:
+    case,
+):
     released = case.schema.select_released(case.table.schema)
     assert released.names == [name for name in case.table.column_names if name != "dropped"]
     for name, column in case.columns.items():
@@ -159,9 +158,7 @@ THREE_SECONDS = dt.datetime(1970, 1, 1, 0, 0, 3, tzinfo=dt.UTC)
         ),
     ],
 )
-def test_values_are_encoded_as_what_they_are(
-    codec: Codec, array: pa.Array, expected: list[float]
-) -> None:
+def test_values_are_encoded_as_what_they_are(codec, array, expected):
     encoded = codec.encode(array)
     assert (encoded if isinstance(codec, LevelCodec) else encoded[0]).tolist() == expected
     back = decoded(codec, encoded)
@@ -169,7 +166,7 @@ def test_values_are_encoded_as_what_they_are(
     assert "-0.0" not in map(str, back.to_pylist())
 
 
-def test_bounds_and_atoms_are_the_files_own_float32() -> None:
+def test_bounds_and_atoms_are_the_files_own_float32():
     assert (BOUNDS_OF_F32.bounds, BOUNDS_OF_F32.atoms) == ((0.0, TENTH), (TENTH,))
 
 
@@ -233,9 +230,7 @@ OUTSIDE, NULL, BEYOND = "holds a value outside its", "holds a null", "beyond ±2
         ),
     ],
 )
-def test_other_values_are_refused_without_a_data_value(
-    codec: Codec, array: pa.Array, what: str
-) -> None:
+def test_other_values_are_refused_without_a_data_value(codec, array, what):
     error = refusal(codec.encode, array)
     assert what in error.what
     assert error.__context__ is None
@@ -308,9 +303,7 @@ NO_FIT, QUOTES = "do not fit its type", "write them without quotes, or correct t
     ],
     ids=str,
 )
-def test_domains_that_do_not_fit_the_columns_type_are_refused(
-    type_: pa.DataType, declared: dict[str, Any], what: str
-) -> None:
+def test_domains_that_do_not_fit_the_columns_type_are_refused(type_, declared, what):
     assert what in refusal(make, type_, **declared).what
 
 
@@ -326,9 +319,7 @@ def test_domains_that_do_not_fit_the_columns_type_are_refused(
         ([0.5], INT, "correct the schema, or the file's type"),
     ],
 )
-def test_levels_that_only_quotes_make_wrong_are_answered_so(
-    levels: list[Any], type_: pa.DataType, hint: str
-) -> None:
+def test_levels_that_only_quotes_make_wrong_are_answered_so(levels, type_, hint):
     error = refusal(make, type_, levels=levels)
     assert (error.hint, NO_FIT in error.what) == (hint, True)
 
@@ -336,9 +327,7 @@ def test_levels_that_only_quotes_make_wrong_are_answered_so(
 @pytest.mark.parametrize(
     ("bounds", "mend"), [(None, "or declare bounds"), ([0, 100], "or declare `outside: clip`")]
 )
-def test_a_number_beyond_what_is_exact_is_answered_with_what_is_not_declared_yet(
-    bounds: Any, mend: str
-) -> None:
+def test_a_number_beyond_what_is_exact_is_answered_with_what_is_not_declared_yet(bounds, mend):
     assert refusal(make(UNSIGNED, bounds=bounds).encode, pa.array([2**60], UNSIGNED)).hint.endswith(
         mend
     )
@@ -376,9 +365,7 @@ CORRECT = "correct the file's type"
     ],
     ids=str,
 )
-def test_bounds_reach_as_far_as_numbers_are_exact_and_dates_exist(
-    type_: pa.DataType, inside: Any, beyond: Any, mend: str
-) -> None:
+def test_bounds_reach_as_far_as_numbers_are_exact_and_dates_exist(type_, inside, beyond, mend):
     codec = make(type_, bounds=inside)
     assert (codec.least, codec.greatest) == codec.bounds or not pa.types.is_integer(type_)
     ends = codec.decode(np.array(codec.bounds), np.zeros(2, dtype=bool))
@@ -390,7 +377,7 @@ def test_bounds_reach_as_far_as_numbers_are_exact_and_dates_exist(
 
 
 @pytest.mark.parametrize("bound", [2**53 + 1, -(2**53) - 1, 10**20 + 1])
-def test_whole_bounds_that_float64_would_change_are_refused(bound: int) -> None:
+def test_whole_bounds_that_float64_would_change_are_refused(bound):
     for bounds in ([0, bound], [bound, 0]):
         with pytest.raises(
             SpecError,
@@ -399,7 +386,7 @@ def test_whole_bounds_that_float64_would_change_are_refused(bound: int) -> None:
             Column(role="privatise", kind="continuous", bounds=bounds)
 
 
-def test_atoms_of_times_are_declared_as_dates_and_only_floats_are_off_the_lattice() -> None:
+def test_atoms_of_times_are_declared_as_dates_and_only_floats_are_off_the_lattice():
     for type_ in TIMES:
         codec = make(type_, atoms=[DATES[0]])
         assert codec.atoms == tuple(codec.encode(as_array([DATES[0]], type_))[0])
@@ -411,7 +398,7 @@ def test_atoms_of_times_are_declared_as_dates_and_only_floats_are_off_the_lattic
 
 
 @pytest.mark.parametrize("type_", [F32, FLOAT, pa.int32(), MOMENTS["ns"]], ids=str)
-def test_nothing_lies_under_a_released_null(type_: pa.DataType) -> None:
+def test_nothing_lies_under_a_released_null(type_):
     released = make(type_, nulls="level").decode(np.array([1815.0, 7.0]), np.array([True, False]))
     assert released.null_count == 1
     assert not np.frombuffer(released.buffers()[1], dtype=np.uint8)[: type_.bit_width // 8].any()

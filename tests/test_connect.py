@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from pathlib import Path
 from urllib.error import HTTPError
 
 import dask
@@ -137,7 +136,7 @@ def test_an_address_must_be_given():
         pass
 
 
-def unused() -> str:
+def unused():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"tcp://127.0.0.1:{free.getsockname()[1]}"
@@ -253,11 +252,11 @@ def test_a_scheduler_that_asks_for_certificates_needs_no_word(address):
     assert check_cluster(Address(address=address)) == ()
 
 
-def modes(folder: Path) -> dict[str, int]:
+def modes(folder):
     return {path.name: path.stat().st_mode & 0o777 for path in folder.rglob("*")}
 
 
-def spill(number: int, folder: str) -> np.ndarray:
+def spill(number, folder):
     Folder(absolute_url(folder)).write(f"part-{number}", b"released")
     return np.full(100_000, float(number))
 

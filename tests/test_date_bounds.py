@@ -10,14 +10,14 @@ from dpdask.codec import ValueCodec, codec_for
 from dpdask.documents import parse_yaml
 from dpdask.errors import DataError, SpecError
 from dpdask.io.csv import csv_type
-from dpdask.schema import Column, Schema
+from dpdask.schema import Schema
 
 DAYS = "[2020-01-01, 2024-12-31]"
 START = dt.datetime(2020, 6, 1)  # noqa: DTZ001 - of a column without a zone
 TIMES = "[2020-01-01 06:00:00, 2024-12-31 12:00:00.5]"
 
 
-def column(bounds: str, **more: object) -> Column:
+def column(bounds, **more):
     data = parse_yaml(
         f"columns: {{x: {{role: privatise, kind: continuous, bounds: {bounds}}}}}", "schema.yaml"
     )
@@ -25,7 +25,7 @@ def column(bounds: str, **more: object) -> Column:
     return Schema.from_dict(data).columns["x"]
 
 
-def codec(bounds: str, type_: pa.DataType) -> ValueCodec:
+def codec(bounds, type_):
     made = codec_for("x", column(bounds), type_)
     assert isinstance(made, ValueCodec)
     return made

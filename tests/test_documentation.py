@@ -37,7 +37,7 @@ BUILT = {
 }
 
 
-def page(name: str) -> str:
+def page(name):
     """The text of a page of docs/."""
     return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
 
@@ -49,18 +49,18 @@ DESIGN, EXIT_CODES, JOB = (
 )
 
 
-def blocks(language: str, text: str) -> list[str]:
+def blocks(language, text):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def rows(heading: str, text: str) -> list[str]:
+def rows(heading, text):
     """The first cells of the table whose head begins with `heading`."""
     table = re.search(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
     assert table is not None
     return [line.split("|")[1].strip() for line in table[1].splitlines()]
 
 
-def tracked() -> list[Path]:
+def tracked():
     """The repository's files; where there is no git, all but what is built."""
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -82,7 +82,7 @@ def tracked() -> list[Path]:
     ]
 
 
-def texts() -> dict[Path, str]:
+def texts():
     """The repository's files that are text, by their paths."""
     found = {}
     for path in tracked():
@@ -118,7 +118,7 @@ def test_the_examples_of_docstrings_run(path):
     assert not found.failed
 
 
-def with_options(text: str) -> str:
+def with_options(text):
     """A job with its commented keys in force."""
     return re.sub(r"^( *)# (\w+: \{)", r"\1\2", text, flags=re.MULTILINE)
 
@@ -187,7 +187,7 @@ def test_pipelines_have_jobs():
     assert any(path.name == "job.yaml" for path in YAML_FILES)
 
 
-def verbs(group: click.Group) -> set[str]:
+def verbs(group):
     named = dict(group.commands)
     inner = {
         f"{name} {verb}"
@@ -275,17 +275,17 @@ DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in tracked() if path.suf
 EXPLANATIONS = [name for name in DOCUMENTS if name.startswith("docs/")]
 
 
-def headings(text: str) -> list[str]:
+def headings(text):
     prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     return re.findall(r"^#+ (.+?) *$", prose, re.MULTILINE)
 
 
-def anchor(heading: str) -> str:
+def anchor(heading):
     """The name that GitHub gives a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def broken_links(text: str, folder: Path) -> list[str]:
+def broken_links(text, folder):
     found = []
     for target, part in re.findall(r"\]\((?!\w+://)([^)#\s]*)(?:#([^)\s]*))?\)", text):
         path = folder / target if target else None
@@ -355,7 +355,7 @@ def test_examples_of_the_explanations_run(document, text, tmp_path, monkeypatch)
     exec(compile(text, document, "exec"), {"__name__": "example"})
 
 
-def wrong_references(text: str) -> list[str]:
+def wrong_references(text):
     """The documents, and the headings after a comma (`docs/explanation/math.md, Channels`), that a text names and that do not exist."""
     found = []
     for name, rest in re.findall(r"\b(docs/[\w/.-]*\w)([^\n]*(?:\n[^\n]*)?)", text):

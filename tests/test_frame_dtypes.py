@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -71,23 +69,23 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @pytest.fixture(autouse=True)
-def _here() -> Iterator[None]:
+def _here():
     with dask.config.set(scheduler="synchronous"):
         yield
 
 
-def declare(column: dict[str, Any], **more: Any) -> dpdask.Schema:
+def declare(column, **more):
     return dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", **column}, **more}})
 
 
-def known_as(frame: Any) -> dict[str, str]:
+def known_as(frame):
     found: dict[str, str] = frame.dtypes.astype(str).to_dict()
     return found
 
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["pandas", "dask"])
 @pytest.mark.parametrize("name", TYPED)
-def test_transformed_rows_have_the_dtypes_of_the_frame(name: str, lazy: bool) -> None:
+def test_transformed_rows_have_the_dtypes_of_the_frame(name, lazy):
     values, column = TYPED[name]
     table = pd.DataFrame({"x": values, "kept": values})
     frame = dd.from_pandas(table, npartitions=2) if lazy else table
@@ -101,7 +99,7 @@ def test_transformed_rows_have_the_dtypes_of_the_frame(name: str, lazy: bool) ->
 
 @pytest.mark.parametrize("name", TYPED)
 @pytest.mark.parametrize(("kind", "lazy"), [("copula", True), ("histogram", False)])
-def test_records_have_the_dtypes_of_the_frame(kind: str, name: str, lazy: bool) -> None:
+def test_records_have_the_dtypes_of_the_frame(kind, name, lazy):
     values, column = TYPED[name]
     estimator = (dpdask.GaussianCopula if kind == "copula" else dpdask.PerturbedHistogram)(
         declare(column), epsilon=8.0, bins=4
@@ -116,7 +114,7 @@ def test_records_have_the_dtypes_of_the_frame(kind: str, name: str, lazy: bool) 
 
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # of Dask's to_parquet
 @pytest.mark.parametrize("name", ["date32", "decimal"])
-def test_records_are_written_with_the_type_of_the_table(name: str, tmp_path: Path) -> None:
+def test_records_are_written_with_the_type_of_the_table(name, tmp_path):
     values, column = TYPED[name]
     release = dpdask.GaussianCopula(declare(column), epsilon=8.0, bins=4).fit(
         pd.DataFrame({"x": values})
@@ -133,7 +131,7 @@ def test_records_are_written_with_the_type_of_the_table(name: str, tmp_path: Pat
     )
 
 
-def test_a_published_table_is_read_lazily_with_its_types(tmp_path: Path) -> None:
+def test_a_published_table_is_read_lazily_with_its_types(tmp_path):
     table = pa.table(
         {
             "day": pa.array(DATES),
@@ -156,13 +154,13 @@ def test_a_published_table_is_read_lazily_with_its_types(tmp_path: Path) -> None
 # ---- columns of Python objects, as pandas makes them of dates
 
 
-def objects(values: list[Any]) -> pd.DataFrame:
+def objects(values):
     return pd.DataFrame(
         {"x": pd.Series(values, dtype=object), "kept": pd.Series(values, dtype=object)}
     )
 
 
-def dip(column: dict[str, Any], **given: Any) -> dpdask.DIP:
+def dip(column, **given):
     return dpdask.DIP(
         declare(column, kept={"role": "keep"}), epsilon=2.0, reference=dpdask.Histogram(), **given
     )
@@ -171,7 +169,7 @@ def dip(column: dict[str, Any], **given: Any) -> dpdask.DIP:
 @pytest.mark.parametrize(
     "values", [DATES, [None, *DATES[1:]], [None] * N], ids=["dates", "a null first", "nulls only"]
 )
-def test_dates_that_pandas_holds_as_objects_are_dates(values: list[Any]) -> None:
+def test_dates_that_pandas_holds_as_objects_are_dates(values):
     table = objects(values)
     column = {"kind": "continuous", "bounds": SPAN, **NULLABLE}
     with dip(column).fit(table) as release:
@@ -185,7 +183,7 @@ def test_dates_that_pandas_holds_as_objects_are_dates(values: list[Any]) -> None
     assert released["kept"].equals(table["kept"])
 
 
-def test_truth_values_beside_nulls_are_objects_too() -> None:
+def test_truth_values_beside_nulls_are_objects_too():
     table = objects([None, True, False, True] * 100)
     column = {"kind": "categorical", "levels": [False, True], **NULLABLE}
     with dip(column).fit(table) as release:
@@ -231,13 +229,13 @@ CONVERT = r"; convert it before `fit`, by astype\(\{'x': 'date32\[pyarrow\]'\}\)
         "a text among dates",
     ],
 )
-def test_objects_that_are_no_dates_are_refused(values: list[Any], message: str) -> None:
+def test_objects_that_are_no_dates_are_refused(values, message):
     with pytest.raises(dpdask.DataError, match=message) as caught:
         dip({"kind": "continuous", "bounds": SPAN}).fit(objects(values))
     assert "planted-secret" not in str(caught.value)
 
 
-def test_dask_is_told_how_to_keep_dates() -> None:
+def test_dask_is_told_how_to_keep_dates():
     table, made = objects(DATES), dip({"kind": "continuous", "bounds": SPAN})
     with pytest.raises(
         dpdask.DataError, match=f"{TEXTS}, as Dask makes of Python's dates{CONVERT}"
@@ -267,9 +265,7 @@ def test_dask_is_told_how_to_keep_dates() -> None:
     ],
     ids=["whole", "bounds", "texts"],
 )
-def test_a_column_of_nulls_alone_has_the_type_that_is_declared(
-    column: dict[str, Any], types: set[type]
-) -> None:
+def test_a_column_of_nulls_alone_has_the_type_that_is_declared(column, types):
     """pandas knows no type of it; texts were assumed, and the error advised to put the declared numbers in quotes."""
     table = objects([None] * N)
     with dip({**column, **NULLABLE}).fit(table) as release:
@@ -279,7 +275,7 @@ def test_a_column_of_nulls_alone_has_the_type_that_is_declared(
     assert set(released["x"].dropna()) <= set(column.get("levels", released["x"].dropna()))
 
 
-def test_a_private_column_of_views_is_refused_before_it_is_counted() -> None:
+def test_a_private_column_of_views_is_refused_before_it_is_counted():
     """Arrow takes no rows of a view, which came out where the rows were transformed, after ε was spent. Dask holds no views."""
     column = {"kind": "categorical", "levels": ["a", "b"]}
     view = pd.Series(pd.arrays.ArrowExtensionArray(pa.array(["a", "b"] * 200, pa.string_view())))

@@ -4,9 +4,6 @@ import datetime as dt
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import dask
@@ -24,16 +21,16 @@ LEVELS = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]
 class CountingScheduler:
     """Counts how often a graph is computed."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.computes = 0
 
-    def __call__(self, graph: object, keys: object, **options: object) -> object:
+    def __call__(self, graph, keys, **options):
         self.computes += 1
         return dask.get(graph, keys, **options)
 
 
 @pytest.fixture
-def schema() -> dpdask.Schema:
+def schema():
     return dpdask.Schema.from_dict(
         {
             "columns": {
@@ -54,7 +51,7 @@ def schema() -> dpdask.Schema:
 
 
 @pytest.fixture
-def table() -> pd.DataFrame:
+def table():
     rng = np.random.default_rng(5)
     n = 4000
     return pd.DataFrame(
@@ -74,18 +71,16 @@ def table() -> pd.DataFrame:
 
 
 @pytest.fixture
-def frame(table: pd.DataFrame) -> dd.DataFrame:
+def frame(table):
     return dd.from_pandas(table, npartitions=5)
 
 
 @pytest.fixture
-def holdout(schema: dpdask.Schema) -> dpdask.DIP:
+def holdout(schema):
     return dpdask.DIP(schema, epsilon=4.0, reference=dpdask.Holdout(fraction=0.25))
 
 
-def test_fit_computes_once_and_transform_not_at_all(
-    holdout: dpdask.DIP, frame: dd.DataFrame
-) -> None:
+def test_fit_computes_once_and_transform_not_at_all(holdout, frame):
     counting = CountingScheduler()
     with dask.config.set(scheduler=counting):
         release = holdout.fit(frame)
@@ -96,9 +91,7 @@ def test_fit_computes_once_and_transform_not_at_all(
         assert counting.computes == 2
 
 
-def test_rows_keep_index_order_dtypes_and_kept_columns(
-    holdout: dpdask.DIP, frame: dd.DataFrame, table: pd.DataFrame
-) -> None:
+def test_rows_keep_index_order_dtypes_and_kept_columns(holdout, frame, table):
     lazy = holdout.fit(frame).transform(frame)
     released = lazy.compute()
     assert list(released.columns) == ["user", "rating", "price", "count", "colour"]
@@ -113,9 +106,7 @@ def test_rows_keep_index_order_dtypes_and_kept_columns(
     assert lazy.divisions == frame.divisions
 
 
-def test_about_a_quarter_is_held_out_and_values_change(
-    holdout: dpdask.DIP, frame: dd.DataFrame, table: pd.DataFrame
-) -> None:
+def test_about_a_quarter_is_held_out_and_values_change(holdout, frame, table):
     released = holdout.fit(frame).transform(frame).compute()
     assert 2800 < len(released) < 3200  # 7 standard deviations around 3000
     original = table.loc[released.index]
@@ -124,9 +115,7 @@ def test_about_a_quarter_is_held_out_and_values_change(
     assert np.corrcoef(released["price"].rank(), original["price"].rank())[0, 1] > 0.1
 
 
-def test_recomputing_selecting_and_slicing_repeat_the_same_noise(
-    holdout: dpdask.DIP, frame: dd.DataFrame
-) -> None:
+def test_recomputing_selecting_and_slicing_repeat_the_same_noise(holdout, frame):
     lazy = holdout.fit(frame).transform(frame)
     whole = lazy.compute()
     pd.testing.assert_frame_equal(lazy.compute(), whole)
@@ -136,9 +125,7 @@ def test_recomputing_selecting_and_slicing_repeat_the_same_noise(
     pd.testing.assert_frame_equal(lazy.persist().compute(), whole)
 
 
-def test_a_partition_keeps_its_noise_when_dask_would_join_files(
-    schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path
-) -> None:
+def test_a_partition_keeps_its_noise_when_dask_would_join_files(schema, table, tmp_path):
     for number in range(20):
         table.iloc[number * 200 : (number + 1) * 200].to_parquet(
             tmp_path / f"part.{number}.parquet"
@@ -153,9 +140,7 @@ def test_a_partition_keeps_its_noise_when_dask_would_join_files(
     assert len(whole) == len(set(whole["user"]))
 
 
-def test_an_index_is_published_only_if_it_is_row_numbers_or_declared(
-    schema: dpdask.Schema, table: pd.DataFrame
-) -> None:
+def test_an_index_is_published_only_if_it_is_row_numbers_or_declared(schema, table):
     public = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public())
     for index in (
         table["rating"].rename("secret"),
@@ -171,13 +156,13 @@ def test_an_index_is_published_only_if_it_is_row_numbers_or_declared(
     assert released.attrs == {}
 
 
-def test_a_private_category_never_brings_its_values_along(table: pd.DataFrame) -> None:
+def test_a_private_category_never_brings_its_values_along(table):
     columns = {"price": {"role": "privatise", "kind": "continuous"}}
     prices = table[["price"]].astype("category")
     assert of_public(prices, columns)["price"].dtype == np.float64
 
 
-def of_public(table: pd.DataFrame, columns: dict[str, Any]) -> pd.DataFrame:
+def of_public(table, columns):
     """The release of a table whose public table is the same, in another order."""
     dip = dpdask.DIP(
         dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0, reference=dpdask.Public()
@@ -185,7 +170,7 @@ def of_public(table: pd.DataFrame, columns: dict[str, Any]) -> pd.DataFrame:
     return dip.fit(table.iloc[::-1]).transform(table)
 
 
-def test_whole_numbers_beyond_2_to_the_53_come_out_exactly() -> None:
+def test_whole_numbers_beyond_2_to_the_53_come_out_exactly():
     levels = [2**60 + 1, 2**60 + 3, 2**60 + 5]
     columns = {"n": {"role": "privatise", "kind": "discrete", "levels": levels, "nulls": "level"}}
     released = of_public(
@@ -194,9 +179,7 @@ def test_whole_numbers_beyond_2_to_the_53_come_out_exactly() -> None:
     assert set(released["n"].dropna()) == set(levels)
 
 
-def test_a_seed_repeats_the_noise_and_says_that_it_protects_nobody(
-    schema: dpdask.Schema, table: pd.DataFrame
-) -> None:
+def test_a_seed_repeats_the_noise_and_says_that_it_protects_nobody(schema, table):
     seeded, other = (
         dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public(), insecure_seed=3),
         table.iloc[::-1],
@@ -208,7 +191,7 @@ def test_a_seed_repeats_the_noise_and_says_that_it_protects_nobody(
     assert seeded.fit(table).card["guarantee"]["text"].startswith("INSECURE")
 
 
-def test_two_columns_with_the_same_values_get_different_noise() -> None:
+def test_two_columns_with_the_same_values_get_different_noise():
     columns = {
         name: {"role": "privatise", "kind": "discrete", "levels": list(range(10))}
         for name in ("a", "b")
@@ -218,9 +201,7 @@ def test_two_columns_with_the_same_values_get_different_noise() -> None:
     assert 0.05 < (released["a"] == released["b"]).mean() < 0.2
 
 
-def test_the_run_key_is_private_never_in_the_graph_and_destroyed_by_close(
-    holdout: dpdask.DIP, frame: dd.DataFrame, tmp_path: Path
-) -> None:
+def test_the_run_key_is_private_never_in_the_graph_and_destroyed_by_close(holdout, frame, tmp_path):
     release = holdout.fit(frame, secrets=str(tmp_path))
     [folder] = tmp_path.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -235,7 +216,7 @@ def test_the_run_key_is_private_never_in_the_graph_and_destroyed_by_close(
         lazy.compute()
 
 
-def test_a_forked_process_that_ends_leaves_its_parent_the_key(tmp_path: Path) -> None:
+def test_a_forked_process_that_ends_leaves_its_parent_the_key(tmp_path):
     """Servers fork their workers after they have prepared everything, and the workers come and go."""
     script = f"""
 import os, sys
@@ -255,16 +236,14 @@ print(folder.names())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_run_key_may_not_lie_in_a_store(holdout: dpdask.DIP, frame: dd.DataFrame) -> None:
+def test_the_run_key_may_not_lie_in_a_store(holdout, frame):
     for place in ("memory://lake/private", "s3://lake/private"):
         with pytest.raises(dpdask.SpecError, match="may not lie in one"):
             holdout.fit(frame, secrets=place)
     assert not fsspec.filesystem("memory").exists("/lake")
 
 
-def test_values_that_do_not_fit_are_refused_without_being_shown(
-    schema: dpdask.Schema, table: pd.DataFrame
-) -> None:
+def test_values_that_do_not_fit_are_refused_without_being_shown(schema, table):
     public = dpdask.DIP(schema, epsilon=1.0, reference=dpdask.Public())
     wrong = table.astype({"rating": object})
     wrong.iloc[7, 1] = "planted-secret"
@@ -291,9 +270,7 @@ def test_values_that_do_not_fit_are_refused_without_being_shown(
         ),
     ],
 )
-def test_wrong_parameters_are_refused(
-    schema: dpdask.Schema, changes: dict[str, object], message: str
-) -> None:
+def test_wrong_parameters_are_refused(schema, changes, message):
     right: dict[str, object] = {
         "schema": schema,
         "epsilon": 1.0,
@@ -303,7 +280,7 @@ def test_wrong_parameters_are_refused(
         dpdask.DIP(**{**right, **changes})  # type: ignore[arg-type]  # wrong on purpose
 
 
-def test_a_declared_distribution_of_dates_counts_days() -> None:
+def test_a_declared_distribution_of_dates_counts_days():
     schema = dpdask.Schema.from_dict(
         {"columns": {"x": {"role": "privatise", "kind": "continuous"}}}
     )
@@ -319,6 +296,6 @@ def test_a_declared_distribution_of_dates_counts_days() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _synchronous() -> Iterator[None]:
+def _synchronous():
     with dask.config.set(scheduler=None):
         yield

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -40,18 +38,18 @@ BINS = {"size": 4, "price": 6}
 
 
 @pytest.fixture(autouse=True)
-def _no_scheduler() -> Iterator[None]:
+def _no_scheduler():
     with dask.config.set(scheduler="synchronous"):
         yield
 
 
 @pytest.fixture(scope="module")
-def schema() -> dpdask.Schema:
+def schema():
     return dpdask.Schema.from_dict({"columns": COLUMNS})
 
 
 @pytest.fixture(scope="module")
-def table() -> pd.DataFrame:
+def table():
     rng = np.random.default_rng(3)
     size, town = rng.uniform(0, 10, N_ROWS), rng.choice(["a", "b", None], N_ROWS, p=[0.5, 0.4, 0.1])
     rooms = rng.integers(1, 4, N_ROWS).astype(np.int32)
@@ -61,18 +59,18 @@ def table() -> pd.DataFrame:
     )
 
 
-def fitted(schema: dpdask.Schema, frame: Any, **changed: Any) -> dpdask.HistogramRelease:
+def fitted(schema, frame, **changed):
     given = {"epsilon": 4.0, "bins": BINS, "insecure_seed": 1, **changed}
     return dpdask.PerturbedHistogram(schema, **given).fit(frame)
 
 
 @pytest.fixture(scope="module")
-def release(schema: dpdask.Schema, table: pd.DataFrame) -> dpdask.HistogramRelease:
+def release(schema, table):
     with dask.config.set(scheduler="synchronous"):
         return fitted(schema, table)
 
 
-def exact(table: pd.DataFrame) -> pd.Series:
+def exact(table):
     cells = table.assign(
         size=np.ceil(table["size"] / 2.5).clip(1, 4) * 2.5 - 1.25,
         price=(np.ceil(table["price"] * 0.06).clip(1, 6) - 0.5) / 0.06,
@@ -84,7 +82,7 @@ def exact(table: pd.DataFrame) -> pd.Series:
     )
 
 
-def test_cells_are_near_the_truth(release: dpdask.HistogramRelease, table: pd.DataFrame) -> None:
+def test_cells_are_near_the_truth(release, table):
     cells = release.cells
     assert list(cells.columns) == [*NAMES, "weight"]
     assert list(cells["town"].cat.categories) == ["a", "b", "nobody"]
@@ -99,18 +97,14 @@ def test_cells_are_near_the_truth(release: dpdask.HistogramRelease, table: pd.Da
     assert missed.max() < release.card["mechanism"]["cut"] + 10
 
 
-def test_dask_counts_what_pandas_counts(
-    release: dpdask.HistogramRelease, schema: dpdask.Schema, table: pd.DataFrame
-) -> None:
+def test_dask_counts_what_pandas_counts(release, schema, table):
     found = fitted(schema, dd.from_pandas(table, npartitions=5))
     pd.testing.assert_frame_equal(found.cells, release.cells)
     assert found.card == release.card
     assert found.sha256 == release.sha256
 
 
-def test_rows_are_valid_lazy_and_decided_by_their_seed(
-    release: dpdask.HistogramRelease, schema: dpdask.Schema
-) -> None:
+def test_rows_are_valid_lazy_and_decided_by_their_seed(release, schema):
     lazy = release.sample(rows_per_partition=1500, seed=2)
     rows = lazy.compute()
     assert len(rows) == N_ROWS
@@ -131,9 +125,7 @@ def test_rows_are_valid_lazy_and_decided_by_their_seed(
     assert abs((rows["town"] == "b").mean() - share["b"]) < 0.04
 
 
-def test_the_card_and_the_noise(
-    release: dpdask.HistogramRelease, schema: dpdask.Schema, table: pd.DataFrame
-) -> None:
+def test_the_card_and_the_noise(release, schema, table):
     card = release.card
     assert card["mechanism"]["cells"] == 4 * 4 * 3 * 6
     assert (card["mechanism"]["threshold"], card["mechanism"]["cut"]) == ("enhanced", 2)
@@ -148,7 +140,7 @@ def test_the_card_and_the_noise(
     assert not secret[0].cells["weight"].equals(secret[1].cells["weight"])
 
 
-def test_units_and_add_remove(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_units_and_add_remove(schema, table):
     found = fitted(
         schema,
         table,
@@ -166,15 +158,15 @@ def test_units_and_add_remove(schema: dpdask.Schema, table: pd.DataFrame) -> Non
     assert abs(len(plain.sample()) - N_ROWS) < 200
 
 
-def test_the_rule(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_the_rule(schema, table):
     with pytest.warns(UserWarning, match="few cells stand out"):
         found = fitted(schema, dd.from_pandas(table, npartitions=3), bins="rule")
     bins = round((math.log(N_ROWS) / N_ROWS) ** (-1 / 3))
     assert found.card["mechanism"]["bins"] == {"size": bins, "price": bins}
 
 
-def test_the_rule_s_plan_counts_no_rows(schema: dpdask.Schema, table: pd.DataFrame) -> None:
-    def never(part: pd.DataFrame) -> pd.DataFrame:
+def test_the_rule_s_plan_counts_no_rows(schema, table):
+    def never(part):
         raise AssertionError
 
     lazy = dd.from_pandas(table, npartitions=3).map_partitions(never, meta=table.head(0))
@@ -189,9 +181,7 @@ def test_the_rule_s_plan_counts_no_rows(schema: dpdask.Schema, table: pd.DataFra
     assert estimator.audit(lazy, n_runs=500)["sound"]
 
 
-def test_spread_points_keep_the_cells_weights_and_the_variance(
-    release: dpdask.HistogramRelease, table: pd.DataFrame
-) -> None:
+def test_spread_points_keep_the_cells_weights_and_the_variance(release, table):
     spread, truth = release.with_points("spread"), table["size"].var()
     points, keys = spread.cells, np.repeat(np.arange(len(release.cells)), 4)
     assert points.groupby(keys)["weight"].sum().to_numpy() == pytest.approx(
@@ -216,9 +206,7 @@ def test_spread_points_keep_the_cells_weights_and_the_variance(
         release.with_points("mean")  # type: ignore[arg-type]  # what is tested
 
 
-def test_no_key_and_no_row_is_in_what_is_saved(
-    schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path
-) -> None:
+def test_no_key_and_no_row_is_in_what_is_saved(schema, table, tmp_path):
     release = fitted(schema, table.assign(price=12.34567891), insecure_seed=None)
     release.save(str(tmp_path / "saved"))
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
@@ -248,9 +236,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changed", "words"), REFUSED, ids=[words[:20] for _, words in REFUSED])
-def test_refusals(
-    changed: dict[str, Any], words: str, schema: dpdask.Schema, table: pd.DataFrame
-) -> None:
+def test_refusals(changed, words, schema, table):
     with pytest.raises(dpdask.SpecError, match=words):
         fitted(schema, table, **changed)
 
@@ -263,12 +249,12 @@ def test_refusals(
         ({"weight": COLUMNS["size"]}, "this name is reserved for a column of the released cells"),
     ],
 )
-def test_schemas_that_do_not_do(columns: dict[str, Any], words: str) -> None:
+def test_schemas_that_do_not_do(columns, words):
     with pytest.raises(dpdask.SpecError, match=words):
         dpdask.PerturbedHistogram(dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0)
 
 
-def test_data_that_do_not_do(schema: dpdask.Schema, table: pd.DataFrame) -> None:
+def test_data_that_do_not_do(schema, table):
     with pytest.raises(
         dpdask.DataError, match=r"^frame: the table has no rows; give it some rows$"
     ):
@@ -288,12 +274,12 @@ def test_data_that_do_not_do(schema: dpdask.Schema, table: pd.DataFrame) -> None
 @pytest.mark.parametrize(
     "given", [{"n_rows": 0}, {"n_rows": 1.5}, {"rows_per_partition": 0}, {"seed": -1}]
 )
-def test_numbers_out_of_range(given: dict[str, Any], release: dpdask.HistogramRelease) -> None:
+def test_numbers_out_of_range(given, release):
     with pytest.raises(dpdask.SpecError, match=next(iter(given))):
         release.sample(**given)
 
 
-def test_the_papers_comparison_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_papers_comparison_runs(capsys):
     table = lei_housing.simulated(np.random.default_rng(0)).head(40_000)
     assert table["price"].between(1e5, 9e5).all()
     assert np.abs(lei_housing.fit(table.assign(weight=1.0))[1] / lei_housing.OLS[1] - 1) < 0.1

@@ -10,7 +10,6 @@ import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
 
 import click
 import cloudpickle
@@ -54,7 +53,7 @@ COMMAND_LINE = {
 }
 
 
-def loaded(code: str, *arguments: str | Path) -> set[str]:
+def loaded(code, *arguments):
     """The modules of a fresh Python that has run some code."""
     report = "\nprint('\\nmodules', *sys.modules)"
     done = subprocess.run(
@@ -68,11 +67,11 @@ def loaded(code: str, *arguments: str | Path) -> set[str]:
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 
-def of(modules: set[str], package: str) -> set[str]:
+def of(modules, package):
     return {name for name in modules if name == package or name.startswith(f"{package}.")}
 
 
-def verb(*words: str | Path) -> set[str]:
+def verb(*words):
     """The modules that the command line has loaded when a verb ends well; several verbs are told apart by a `;`."""
     one_after_the_other = "for words in ' '.join(sys.argv[1:]).split(' ; '):\n    assert not cli(words.split(), standalone_mode=False)"
     return loaded(f"from dpdask.cli import cli\n{one_after_the_other}", *words)
@@ -180,10 +179,10 @@ def test_a_worker_of_a_frame_loads_no_library_of_the_driver(tmp_path, monkeypatc
     check_worker(lambda: dip.fit(pd.DataFrame({"x": [0, 1] * 50})), tmp_path, monkeypatch)
 
 
-def check_worker(fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_worker(fit, tmp_path, monkeypatch):
     """Check what a fresh Python loads to unpickle the first tasks."""
 
-    def see(_: str, nodes: dict[Any, Any]) -> None:
+    def see(_, nodes):
         (tmp_path / "tasks").write_bytes(cloudpickle.dumps(nodes))
         raise _StopError
 

@@ -37,28 +37,22 @@ DESIGNS: dict[str, Any] = {
 }
 
 
-def mechanism(
-    columns: dict[str, Any] = COLUMNS, designs: dict[str, Any] = DESIGNS, **options: Any
-) -> dpdask.IntervalMechanism:
+def mechanism(columns=COLUMNS, designs=DESIGNS, **options):
     return dpdask.IntervalMechanism(
         dpdask.Schema.from_dict({"columns": columns}), columns=designs, **options
     )
 
 
-def fitted(
-    frame: Any, columns: dict[str, Any] = COLUMNS, designs: dict[str, Any] = DESIGNS, **options: Any
-) -> dpdask.Release:
+def fitted(frame, columns=COLUMNS, designs=DESIGNS, **options):
     return mechanism(columns, designs, **options).fit(frame)
 
 
-def transformed(
-    frame: Any, columns: dict[str, Any] = COLUMNS, designs: dict[str, Any] = DESIGNS, **options: Any
-) -> Any:
+def transformed(frame, columns=COLUMNS, designs=DESIGNS, **options):
     return fitted(frame, columns, designs, **options).transform(frame)
 
 
 @pytest.fixture
-def table() -> pd.DataFrame:
+def table():
     rng, n = np.random.default_rng(5), 3000
     price = rng.normal(20, 5, n)
     price[::7] = np.nan
@@ -73,7 +67,7 @@ def table() -> pd.DataFrame:
     )
 
 
-def check(released: pd.DataFrame, table: pd.DataFrame) -> None:
+def check(released, table):
     assert list(released.columns) == [
         "user",
         "rating_lower",
@@ -94,11 +88,11 @@ def check(released: pd.DataFrame, table: pd.DataFrame) -> None:
         assert (inside | is_null).all()
 
 
-def test_pandas_at_once_and_dask_lazily(table: pd.DataFrame) -> None:
+def test_pandas_at_once_and_dask_lazily(table):
     check(transformed(table), table)
     frame = dd.from_pandas(table, npartitions=3)
 
-    def refuse(*_: Any, **__: Any) -> Any:
+    def refuse(*_, **__):
         raise AssertionError("something was computed")
 
     with dask.config.set(scheduler=refuse):
@@ -108,7 +102,7 @@ def test_pandas_at_once_and_dask_lazily(table: pd.DataFrame) -> None:
         check(lazy.compute(), table)
 
 
-def test_the_card_is_json_without_an_epsilon(table: pd.DataFrame) -> None:
+def test_the_card_is_json_without_an_epsilon(table):
     card = fitted(table).card
     json.dumps(card, allow_nan=False)
     assert card["guarantee"]["epsilon"] is None
@@ -117,7 +111,7 @@ def test_the_card_is_json_without_an_epsilon(table: pd.DataFrame) -> None:
     assert "which values are missing" in card["columns"]["price"]["unprotected"]
 
 
-def test_whole_numbers_have_a_mean_coverage_of_their_own() -> None:
+def test_whole_numbers_have_a_mean_coverage_of_their_own():
     anchors = {"name": "uniform", "loc": 0, "scale": 2}
     designs = {"price": {"design": "case1", "anchors": anchors, "reference": anchors}}
     price = {"role": "privatise", "kind": "continuous", "bounds": [0, 10], "outside": "refuse"}
@@ -131,7 +125,7 @@ def test_whole_numbers_have_a_mean_coverage_of_their_own() -> None:
         )
 
 
-def test_what_does_not_fit_is_refused(table: pd.DataFrame) -> None:
+def test_what_does_not_fit_is_refused(table):
     for designs, message in (
         ({"rating": DESIGNS["rating"]}, r"column 'price': has no design; add it to `?columns`?"),
         ({**DESIGNS, "rating": {"design": "case2", "anchor": {}}}, "did you mean 'anchors'"),
@@ -156,7 +150,7 @@ PERTURBED: dict[str, Any] = {
 }
 
 
-def test_a_perturbed_column_has_an_epsilon_and_the_other_none(table: pd.DataFrame) -> None:
+def test_a_perturbed_column_has_an_epsilon_and_the_other_none(table):
     made = mechanism(designs={**DESIGNS, "rating": PERTURBED})
     assert made.mechanism.budget == Budget(epsilon=2.0)
     assert mechanism().mechanism.budget is None
@@ -186,7 +180,7 @@ def test_a_perturbed_column_has_an_epsilon_and_the_other_none(table: pd.DataFram
     )
 
 
-def test_coverage_is_a_third_column_where_there_is_a_reference(table: pd.DataFrame) -> None:
+def test_coverage_is_a_third_column_where_there_is_a_reference(table):
     with pytest.raises(
         dpdask.SpecError, match=r"column 'rating': coverage needs a public reference"
     ):
@@ -213,7 +207,7 @@ def test_coverage_is_a_third_column_where_there_is_a_reference(table: pd.DataFra
     assert made.card["columns"]["price"]["released_as"] == names[-3:]
 
 
-def test_a_budget_that_no_card_can_promise_is_refused() -> None:
+def test_a_budget_that_no_card_can_promise_is_refused():
     dear = {**PERTURBED, "perturb": {**PERTURBED["perturb"], "epsilon": 60.0}}
     columns = {**COLUMNS, "stars": {"role": "privatise", "kind": "discrete", "levels": LEVELS}}
     with pytest.raises(
@@ -279,7 +273,7 @@ EVERY: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_the_page_on_ranges_names_each_design_that_tells_where_inside_a_value_lies() -> None:
+def test_the_page_on_ranges_names_each_design_that_tells_where_inside_a_value_lies():
     norm: dict[str, Any] = {"name": "norm", "loc": 0, "scale": 1}
     inner = {"design": "case2", "anchors": norm}
     designs: dict[str, dict[str, Any]] = {
@@ -319,9 +313,7 @@ def test_the_page_on_ranges_names_each_design_that_tells_where_inside_a_value_li
 @pytest.mark.parametrize(
     ("design", "says"), EVERY, ids=lambda given: given["design"] if isinstance(given, dict) else ""
 )
-def test_what_a_design_does_not_protect_is_said_once_also_of_a_release_from_its_bytes(
-    design: dict[str, Any], says: str
-) -> None:
+def test_what_a_design_does_not_protect_is_said_once_also_of_a_release_from_its_bytes(design, says):
     document = IntervalSpec.model_validate({"columns": {"y": design}}).columns["y"]
     perturbed = design["design"] == "interval-differential"
     assert (document.protected, document.unprotected) == (
@@ -346,9 +338,7 @@ def test_what_a_design_does_not_protect_is_said_once_also_of_a_release_from_its_
     ],
     ids=lambda design: design["design"],
 )
-def test_nulls_are_decided_by_the_outer_design_alone(
-    design: dict[str, Any], table: pd.DataFrame
-) -> None:
+def test_nulls_are_decided_by_the_outer_design_alone(design, table):
     *others, last = design["of"] if isinstance(design["of"], list) else [design["of"]]
     said = {**last, "nulls": "public"}
     with pytest.raises(

@@ -20,11 +20,11 @@ FILES = sorted(
 )
 
 
-def read(name: Any) -> dict[str, Any]:
+def read(name):
     return dict(json.loads(find_file(name).read_text(encoding="utf-8")))
 
 
-def as_json(value: Any) -> Any:
+def as_json(value):
     """Return what YAML gave as JSON has it: dates as texts."""
     return json.loads(json.dumps(value, default=str))
 

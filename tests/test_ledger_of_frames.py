@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import dask
@@ -20,7 +17,7 @@ from dpdask.engine import fit as engine_fit
 from dpdask.engine.account import Account, open_ledger
 from dpdask.engine.scan import Chooser
 from dpdask.errors import InternalError
-from dpdask.privacy.ledger_entries import Charge, Entry
+from dpdask.privacy.ledger_entries import Charge
 
 CHARGED = [name for name in estimators() if name != "interval"]
 OF_BATCHES = ("dip known", "perturbed interval")
@@ -31,24 +28,24 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @pytest.fixture(autouse=True)
-def _here() -> Iterator[None]:
+def _here():
     with dask.config.set(scheduler="synchronous"):
         yield
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> dpdask.LedgerPlace:
+def place(tmp_path):
     """A dataset with a budget of ε 2."""
     return made(tmp_path, 2.0)
 
 
-def made(folder: Path, epsilon: float, *, strict: bool = False) -> dpdask.LedgerPlace:
+def made(folder, epsilon, *, strict=False):
     place = dpdask.LedgerPlace(url=f"sqlite:///{folder / 'ledger.db'}", dataset="people")
     open_ledger(place.url).init(place.dataset, epsilon, strict=strict)
     return place
 
 
-def entries(place: dpdask.LedgerPlace) -> list[Entry]:
+def entries(place):
     return [
         entry
         for entry in open_ledger(place.url).show(place.dataset).entries
@@ -56,22 +53,20 @@ def entries(place: dpdask.LedgerPlace) -> list[Entry]:
     ]
 
 
-def kinds(place: dpdask.LedgerPlace) -> list[str]:
+def kinds(place):
     return [entry.kind for entry in entries(place)]
 
 
-def spent(place: dpdask.LedgerPlace) -> float:
+def spent(place):
     return open_ledger(place.url).read_balance(place.dataset).epsilon_spent
 
 
-def draws(
-    monkeypatch: pytest.MonkeyPatch, place: dpdask.LedgerPlace
-) -> list[tuple[str, str, list[str]]]:
+def draws(monkeypatch, place):
     """What `engine.fit` keeps from now on: name, digest, and the ledger's entries at that moment."""
     seen: list[tuple[str, str, list[str]]] = []
     keep = engine_fit.keep
 
-    def watched(folder: Any, name: str, data: bytes) -> str:
+    def watched(folder, name, data):
         at_that_time = kinds(place)
         sha256 = keep(folder, name, data)
         seen.append((name, sha256, at_that_time))
@@ -84,9 +79,7 @@ def draws(
 @pytest.mark.few(6)
 @pytest.mark.parametrize("name", CHARGED)
 @pytest.mark.parametrize("lazy", [False, True], ids=["pandas", "dask"])
-def test_a_release_is_charged_once_before_its_noise(
-    name: str, lazy: bool, place: dpdask.LedgerPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_is_charged_once_before_its_noise(name, lazy, place, monkeypatch):
     estimator, table = estimators()[name], rows()
     frame = dd.from_pandas(table, npartitions=2) if lazy else table
     seen = draws(monkeypatch, place)
@@ -110,9 +103,7 @@ def test_a_release_is_charged_once_before_its_noise(
 
 
 @pytest.mark.parametrize("name", ["dip known", "copula"])
-def test_without_room_nothing_is_drawn(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_room_nothing_is_drawn(name, tmp_path, monkeypatch):
     place = made(tmp_path, 0.25)
     seen = draws(monkeypatch, place)
     with pytest.raises(dpdask.BudgetError, match=r"asks for ε .* are left of ε 0\.25") as caught:
@@ -123,14 +114,12 @@ def test_without_room_nothing_is_drawn(
     assert not (tmp_path / "work").exists()  # nor is a key
 
 
-def test_a_budget_that_another_release_took_meanwhile(
-    place: dpdask.LedgerPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_that_another_release_took_meanwhile(place, tmp_path, monkeypatch):
     """There was room before the rows were read, and none when the noise was to be drawn."""
     estimator = dpdask.GaussianCopula(schema(), epsilon=1.5, bins=4)
     scan, seen = engine_fit.scan, draws(monkeypatch, place)
 
-    def slow(*given: Any, **options: Any) -> Any:
+    def slow(*given, **options):
         found = scan(*given, **options)
         monkeypatch.setattr(engine_fit, "scan", scan)
         dpdask.GaussianCopula(schema(), epsilon=1.5, bins=4).fit(rows(seed=1), ledger=place)
@@ -147,7 +136,7 @@ def test_a_budget_that_another_release_took_meanwhile(
 
 
 @pytest.mark.parametrize("name", OF_BATCHES)
-def test_each_batch_is_charged_once(name: str, tmp_path: Path) -> None:
+def test_each_batch_is_charged_once(name, tmp_path):
     estimator = estimators()[name]
     epsilon = estimator.mechanism.budget.epsilon
     place = made(tmp_path, 2 * epsilon)
@@ -174,9 +163,7 @@ def test_each_batch_is_charged_once(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strict", [False, True], ids=["lenient", "strict"])
 @pytest.mark.parametrize("name", ["dip units", "histogram"])
-def test_a_refused_frame_is_recorded_if_rows_were_read(
-    name: str, strict: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_frame_is_recorded_if_rows_were_read(name, strict, tmp_path, monkeypatch):
     place = made(tmp_path, 3.0, strict=strict)
     wrong = rows()
     wrong.loc[7, "rating"] = 9.0
@@ -187,7 +174,7 @@ def test_a_refused_frame_is_recorded_if_rows_were_read(
         with pytest.raises(dpdask.DataError, match="'rating'"):
             estimators()[name].fit(frame, ledger=place, secrets=str(tmp_path / "work"))
 
-    def broken(*_: Any) -> None:
+    def broken(*_):
         raise ZeroDivisionError
 
     monkeypatch.setattr(Chooser, "split", broken)
@@ -216,7 +203,7 @@ TINY = dpdask.DIP(
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["lenient", "strict"])
-def test_a_refused_batch_is_recorded_and_can_be_tried_again(strict: bool, tmp_path: Path) -> None:
+def test_a_refused_batch_is_recorded_and_can_be_tried_again(strict, tmp_path):
     place = made(tmp_path, 1.0, strict=strict)
     release = TINY.fit(pd.DataFrame({"x": ["a", "b"]}, dtype=object), ledger=place)
     wrong = pd.DataFrame({"x": ["a", "b", "other"]}, dtype=object)
@@ -237,7 +224,7 @@ def test_a_refused_batch_is_recorded_and_can_be_tried_again(strict: bool, tmp_pa
     assert release.card["batches"]["names"] == [None, "2026-11"]
 
 
-def test_a_refusal_that_could_not_be_paid_for_reads_no_row(tmp_path: Path) -> None:
+def test_a_refusal_that_could_not_be_paid_for_reads_no_row(tmp_path):
     place = made(tmp_path, 1.0, strict=True)
     release = TINY.fit(pd.DataFrame({"x": ["a", "b"]}), ledger=place)
     open_ledger(place.url).intend(place.dataset, "rest", Charge(epsilon=0.995))
@@ -249,9 +236,7 @@ def test_a_refusal_that_could_not_be_paid_for_reads_no_row(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["lenient", "strict"])
-def test_rows_that_are_read_after_the_commit_cost_at_least_a_refusal(
-    strict: bool, tmp_path: Path
-) -> None:
+def test_rows_that_are_read_after_the_commit_cost_at_least_a_refusal(strict, tmp_path):
     place = made(tmp_path, 1.0, strict=strict)
     frame = dd.from_pandas(pd.DataFrame({"x": ["a", "b", "other"]}), npartitions=1)
     lazy = TINY.fit(frame, ledger=place).transform(frame)
@@ -260,7 +245,7 @@ def test_rows_that_are_read_after_the_commit_cost_at_least_a_refusal(
         lazy.compute()
 
 
-def test_values_that_a_fit_does_not_read_cost_at_least_a_refusal(tmp_path: Path) -> None:
+def test_values_that_a_fit_does_not_read_cost_at_least_a_refusal(tmp_path):
     """A declared reference needs the units alone, so the values are refused after the commit."""
     place = made(tmp_path, 1.0, strict=True)
     columns = {"x": REFUSING.columns["x"].model_dump(exclude_none=True), "user": {"role": "keep"}}
@@ -276,14 +261,14 @@ def test_values_that_a_fit_does_not_read_cost_at_least_a_refusal(tmp_path: Path)
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, ValueError, dpdask.TemporaryError])
 def test_any_failure_leaves_no_key(
-    failure: type[BaseException],
-    place: dpdask.LedgerPlace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    failure,
+    place,
+    tmp_path,
+    monkeypatch,
+):
     """The noise may have been drawn, so the run stays charged, but where our own error says that none was."""
 
-    def failing(*_: Any, **__: Any) -> Any:
+    def failing(*_, **__):
         raise failure("the entropy is gone")
 
     monkeypatch.setattr(dpdask.mechanisms.copula.spec.CopulaMechanism, "draw", failing)
@@ -295,9 +280,7 @@ def test_any_failure_leaves_no_key(
     assert kinds(place) == (["intend", "void"] if failure is dpdask.TemporaryError else ["intend"])
 
 
-def test_a_relative_ledger_is_that_of_the_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_ledger_is_that_of_the_fit(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     here, elsewhere = made(tmp_path, 1.0), made(tmp_path / "elsewhere", 1.0)
     monkeypatch.chdir(tmp_path)
@@ -311,7 +294,7 @@ def test_a_relative_ledger_is_that_of_the_fit(
     assert kinds(elsewhere) == []
 
 
-def test_no_repr_shows_a_password(place: dpdask.LedgerPlace) -> None:
+def test_no_repr_shows_a_password(place):
     for url in (
         "postgresql://me:se/cr?et@host/base",
         "postgresql://host/base?user=me&password=se/cr?et",
@@ -328,7 +311,7 @@ def test_no_repr_shows_a_password(place: dpdask.LedgerPlace) -> None:
 
 
 @pytest.mark.parametrize("name", ["dip known", "marginals"])
-def test_a_plan_tells_the_balance_and_writes_nothing(name: str, tmp_path: Path) -> None:
+def test_a_plan_tells_the_balance_and_writes_nothing(name, tmp_path):
     estimator = estimators()[name]
     epsilon = estimator.mechanism.budget.epsilon
     place, table = made(tmp_path, 1.5 * epsilon), rows()
@@ -352,7 +335,7 @@ def test_a_plan_tells_the_balance_and_writes_nothing(name: str, tmp_path: Path) 
     assert again["after"] > again["limit"]
 
 
-def test_a_hold_out_leaves_rows_without_an_epsilon(place: dpdask.LedgerPlace) -> None:
+def test_a_hold_out_leaves_rows_without_an_epsilon(place):
     release = estimators()["dip holdout"].fit(rows(), ledger=place)
     assert release.card["dataset"]["uncovered_fraction"] == pytest.approx(0.25)
     copula = dpdask.GaussianCopula(schema(), epsilon=0.5, bins=4)
@@ -362,7 +345,7 @@ def test_a_hold_out_leaves_rows_without_an_epsilon(place: dpdask.LedgerPlace) ->
     assert "dataset" not in copula.fit(rows()).card
 
 
-def test_units_are_held_out_once_for_a_dataset(place: dpdask.LedgerPlace) -> None:
+def test_units_are_held_out_once_for_a_dataset(place):
     """Two releases that hold out units leave the same ones without ε."""
     table, unit = (
         rows().assign(user=lambda frame: frame.index % 100),
@@ -381,7 +364,7 @@ def test_units_are_held_out_once_for_a_dataset(place: dpdask.LedgerPlace) -> Non
     assert apart[0] != apart[1]
 
 
-def test_what_cannot_be_charged(place: dpdask.LedgerPlace, tmp_path: Path) -> None:
+def test_what_cannot_be_charged(place, tmp_path):
     table = rows()
     for verb in ("fit", "plan"):
         with pytest.raises(
@@ -407,13 +390,13 @@ def test_what_cannot_be_charged(place: dpdask.LedgerPlace, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "given", [{"url": ""}, {"dataset": ""}, {"dataset": None}, {"url": 3}, {"key": "x"}]
 )
-def test_a_ledger_s_place_is_checked(given: dict[str, Any]) -> None:
+def test_a_ledger_s_place_is_checked(given):
     with pytest.raises(dpdask.SpecError, match=next(iter(given))):
         dpdask.LedgerPlace(**{"url": "sqlite:///ledger.db", "dataset": "people", **given})
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["lenient", "strict"])
-def test_only_a_lenient_dataset_is_told_of_a_sorted_column(strict: bool, tmp_path: Path) -> None:
+def test_only_a_lenient_dataset_is_told_of_a_sorted_column(strict, tmp_path):
     place = made(tmp_path, 2.0, strict=strict)
     schema = dpdask.Schema.from_dict(
         {"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}}

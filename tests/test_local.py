@@ -10,7 +10,6 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
 from fractions import Fraction
 from itertools import accumulate, count
 from pathlib import Path
@@ -61,7 +60,7 @@ SCHEMA = {
 EPSILON = 18.0
 
 
-def public_table(n: int = 30_000) -> pd.DataFrame:
+def public_table(n=30_000):
     rng = np.random.default_rng(3)
     income = np.where(
         rng.random(n) < 0.3, rng.choice([0.0, 0.1], n), np.round(rng.lognormal(1, 1, n), 2) + 0.5
@@ -83,7 +82,7 @@ def public_table(n: int = 30_000) -> pd.DataFrame:
     ).assign(load=lambda table: table["load"].mask(table.index % 7 == 0))
 
 
-def fitted(channel: str) -> dpdask.Release:
+def fitted(channel):
     schema = dpdask.Schema.from_dict({"columns": SCHEMA})
     return dpdask.DIP(schema, epsilon=EPSILON, reference=dpdask.Public(), channel=channel).fit(
         public_table()
@@ -91,24 +90,24 @@ def fitted(channel: str) -> dpdask.Release:
 
 
 @pytest.fixture(scope="module")
-def releases() -> dict[str, dpdask.Release]:
+def releases():
     return {channel: fitted(channel) for channel in CHANNELS}
 
 
 @pytest.fixture(scope="module")
-def texts(releases: dict[str, dpdask.Release]) -> dict[str, str]:
+def texts(releases):
     return {channel: local.export(release) for channel, release in releases.items()}
 
 
-def mechanism_of(release: dpdask.Release, name: str) -> Any:
+def mechanism_of(release, name):
     return release.rows.load(release.sha256).columns[name]
 
 
-def scripted(monkeypatch: pytest.MonkeyPatch, numbers: list[tuple[int, int]]) -> None:
+def scripted(monkeypatch, numbers):
     """Let the example draw these (bound, number), in this order and with these bounds alone."""
     left = iter(numbers)
 
-    def below(bound: int) -> int:
+    def below(bound):
         expected, number = next(left)
         assert bound == expected
         return number
@@ -116,16 +115,16 @@ def scripted(monkeypatch: pytest.MonkeyPatch, numbers: list[tuple[int, int]]) ->
     monkeypatch.setattr(apply, "randbelow", below)
 
 
-def seeded(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def seeded(monkeypatch, seed):
     monkeypatch.setattr(apply, "randbelow", random.Random(seed).randrange)
 
 
 def assert_draws_exactly(
-    monkeypatch: pytest.MonkeyPatch,
-    weights: list[int],
-    outcomes: list[Any],
-    draw: Callable[[], Any],
-) -> None:
+    monkeypatch,
+    weights,
+    outcomes,
+    draw,
+):
     """Check the outcome of the first and the last number of every outcome: as it never falls with the number, its law is the weights'."""
     assert sum(weights) == 2**63
     for weight, last, outcome in zip(weights, accumulate(weights), outcomes, strict=True):
@@ -170,7 +169,7 @@ def test_noise_on_ranks_is_drawn_by_exactly_the_library_s_tables(
         )
 
 
-def knots(column: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+def knots(column):
     return np.array(column["x"], dtype=np.float64), np.array(column["c"])
 
 
@@ -214,7 +213,7 @@ def test_the_claimed_epsilon_is_that_of_the_tables(texts, channel):
 BATCHES = count()
 
 
-def library_answers(release: dpdask.Release, name: str, value: float | None, n: int) -> np.ndarray:
+def library_answers(release, name, value, n):
     table = public_table().iloc[:1].loc[[0] * n].reset_index(drop=True)
     table["user"] = np.arange(n)
     table[name] = pd.array([value] * n, dtype=table[name].dtype)
@@ -274,7 +273,7 @@ def test_knots_are_few_and_their_error_is_the_stated_one(releases, texts, name):
     assert (told["kept"] < told["fitted"]) == (name in ("price", "income"))
 
 
-def right_continuous(x: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def right_continuous(x, c):
     """Return the knots with a jump as a rise just before it, for np.interp."""
     jumps = np.append(np.diff(x) == 0, False)
     return np.where(jumps, np.nextafter(x, -np.inf), x), c
@@ -320,7 +319,7 @@ def test_a_known_reference_is_exported_whole():
     assert json.dumps(apply.read(text, "level")["levels"]) == "[1, 2]"
 
 
-def small(reference: Any, **options: Any) -> dpdask.Release:
+def small(reference, **options):
     schema = dpdask.Schema.from_dict(
         {"columns": {"stars": SCHEMA["stars"], "user": {"role": "keep"}}}
     )
@@ -373,7 +372,7 @@ def test_a_file_is_written_once(tmp_path):
         local.export(release)
 
 
-def run_alone(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_alone(*arguments):
     """Run the example by itself: no environment, no user's and no site's packages."""
     command = [sys.executable, "-I", "-S", str(FOLDER / "apply.py"), *arguments]
     return subprocess.run(
@@ -386,7 +385,7 @@ def run_alone(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def file(texts: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> str:
+def file(texts, tmp_path_factory):
     path = tmp_path_factory.mktemp("local") / "channels.json"
     path.write_text(texts["optimal"], encoding="utf-8")
     return str(path)
@@ -406,7 +405,7 @@ def test_the_example_runs_without_any_package(file, name, value, pattern):
     assert re.fullmatch(rf"({pattern})\n", done.stdout)
 
 
-def run_inside(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
+def run_inside(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["apply.py", *arguments])
     with pytest.raises(SystemExit) as caught:
         runpy.run_path(str(FOLDER / "apply.py"), run_name="__main__")

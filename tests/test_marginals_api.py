@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -34,18 +32,18 @@ N_ROWS = 2000
 
 
 @pytest.fixture(autouse=True)
-def _here() -> Iterator[None]:
+def _here():
     with dask.config.set(scheduler="synchronous"):
         yield
 
 
 @pytest.fixture(scope="module")
-def schema() -> dpdask.Schema:
+def schema():
     return dpdask.Schema.from_dict({"columns": COLUMNS})
 
 
 @pytest.fixture(scope="module")
-def table() -> pd.DataFrame:
+def table():
     rng = np.random.default_rng(2)
     rating = rng.choice(LEVELS, N_ROWS)
     colour = rng.choice(["red", "blue", None], N_ROWS, p=[0.5, 0.3, 0.2])
@@ -59,13 +57,11 @@ def table() -> pd.DataFrame:
     )
 
 
-def marginals(schema: dpdask.Schema, **changed: Any) -> dpdask.Marginals:
+def marginals(schema, **changed):
     return dpdask.Marginals(schema, **{"epsilon": 2.0, "cliques": CLIQUES, "bins": 4, **changed})
 
 
-def test_the_tables_are_those_of_the_job_of_the_same_seed(
-    schema: dpdask.Schema, table: pd.DataFrame, tmp_path: Path
-) -> None:
+def test_the_tables_are_those_of_the_job_of_the_same_seed(schema, table, tmp_path):
     (tmp_path / "in").mkdir()
     table.to_parquet(tmp_path / "in" / "part.parquet")
     mechanism = {"kind": "marginals", "cliques": CLIQUES, "bins": 4}
@@ -96,9 +92,7 @@ def test_the_tables_are_those_of_the_job_of_the_same_seed(
             release.sample(3)
 
 
-def test_the_noise_is_there_and_within_its_margin(
-    schema: dpdask.Schema, table: pd.DataFrame
-) -> None:
+def test_the_noise_is_there_and_within_its_margin(schema, table):
     exact = dpdask.exact_marginals(table, schema, [tuple(clique) for clique in CLIQUES], bins=4)
     releases = [marginals(schema).fit(table) for _ in range(2)]
     for clique in CLIQUES:
@@ -113,9 +107,7 @@ def test_the_noise_is_there_and_within_its_margin(
     assert listed["count"].tolist() == releases[0].table(["colour", "price"]).ravel().tolist()
 
 
-def test_units_have_larger_noise_and_weights_divide_the_budget(
-    schema: dpdask.Schema, table: pd.DataFrame
-) -> None:
+def test_units_have_larger_noise_and_weights_divide_the_budget(schema, table):
     unit = dpdask.UnitColumn(column="user", max_rows=3)
     bounded = marginals(schema, unit=unit).fit(dd.from_pandas(table, npartitions=3))
     plain = marginals(schema).fit(table)
@@ -126,9 +118,7 @@ def test_units_have_larger_noise_and_weights_divide_the_budget(
     assert bounded.card["n_rows"] == {"value": 3 * N_ROWS // 4, "exact": True}
 
 
-def test_a_single_name_is_the_table_of_that_column(
-    schema: dpdask.Schema, table: pd.DataFrame
-) -> None:
+def test_a_single_name_is_the_table_of_that_column(schema, table):
     release = marginals(schema).fit(table)
     np.testing.assert_array_equal(release.table("rating"), release.table(["rating"]))
     assert release.margin("rating") == release.margin(["rating"])
@@ -141,7 +131,7 @@ def test_a_single_name_is_the_table_of_that_column(
             ask(["price"])
 
 
-def test_an_estimator_is_immutable_and_compared_by_its_parameters(schema: dpdask.Schema) -> None:
+def test_an_estimator_is_immutable_and_compared_by_its_parameters(schema):
     made = marginals(schema)
     assert made == marginals(schema)
     assert dataclasses.replace(made, epsilon=1.0).mechanism.budget.epsilon == 1.0

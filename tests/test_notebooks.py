@@ -48,7 +48,7 @@ def records() -> int:
 """
 
 
-def schema(**columns: object) -> dpdask.Schema:
+def schema(**columns):
     return dpdask.Schema.from_dict({"columns": columns})
 
 
@@ -65,19 +65,19 @@ SMALL = schema(
 
 
 class Parser(HTMLParser):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.tags: list[str] = []
         self.texts: list[str] = []
 
-    def handle_starttag(self, tag: str, attrs: object) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.texts.append(data)
 
 
-def parse(shown: object) -> Parser:
+def parse(shown):
     parser = Parser()
     parser.feed(shown._repr_html_())  # type: ignore[attr-defined]
     assert set(parser.tags) <= TAGS

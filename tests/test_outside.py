@@ -20,7 +20,7 @@ LEVELS = {"role": "privatise", "kind": "categorical", "levels": ["a", "b", "rest
 NAN, INF = float("nan"), float("inf")
 
 
-def column(**declared) -> Column:
+def column(**declared):
     return Schema.from_dict({"columns": {"x": declared}}).columns["x"]
 
 

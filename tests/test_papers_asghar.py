@@ -1,7 +1,6 @@
 """The errors of a synthetic table against loops over its rows, and the paper's comparisons: copulas without a decoder, and its noise."""
 
 from itertools import combinations, product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +55,7 @@ def table(n_rows, seed, sizes=SIZES, dtype=np.uint8):
     ).astype(dtype)
 
 
-def brute(codes, *dummies: int, all_dummies=DUMMIES):
+def brute(codes, *dummies, all_dummies=DUMMIES):
     """Rows that have all the dummies, one by one."""
     return sum(
         all(int(row[all_dummies[d][0]]) == all_dummies[d][1] for d in dummies) for row in codes.T
@@ -91,7 +90,7 @@ def test_counts_agree_with_loops(dtype):
 def test_errors_agree_with_loops_and_scale_the_released_counts():
     original, released = table(90, 1), table(40, 2)
 
-    def error(*dummies: int):
+    def error(*dummies):
         return abs(brute(original, *dummies) - 90 / 40 * brute(released, *dummies))
 
     queries = three_way_queries(SIZES, n_queries=30, rng=rng(7))
@@ -110,7 +109,7 @@ def test_errors_agree_with_loops_and_scale_the_released_counts():
 def test_total_variation_agrees_with_loops():
     original, released = table(90, 1), table(40, 2)
 
-    def variation(*attributes: int):
+    def variation(*attributes):
         cells = product(
             *([d for d, (a, _) in enumerate(DUMMIES) if a == attribute] for attribute in attributes)
         )
@@ -335,7 +334,7 @@ def test_laplace_answers_have_the_scale_and_are_clipped_on_demand():
     assert clipped.min() == 0
 
 
-def refused(message, call, *arguments: Any, **more: Any):
+def refused(message, call, *arguments, **more):
     with pytest.raises(ValueError, match=message):
         call(*arguments, **more)
 

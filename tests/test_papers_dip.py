@@ -28,7 +28,7 @@ DATA = Path(os.environ.get("DPDASK_DATA", Path(table8.__file__).parents[3] / "da
 FAR = 4.5  # combined standard errors; some 60 comparisons, seeds fixed
 
 
-def of(rows, *methods: str):
+def of(rows, *methods):
     return [row for row in rows if row.method in methods]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,7 +124,7 @@ PROMISE = ("epsilon", "delta", "adjacency", "unit")
 SCHEMAS = {"dip": COLUMNS, "interval": refusing(NUMBERS)}
 
 
-def job_of(kind: str, changes: dict[str, Any], folder: Path) -> Any:
+def job_of(kind, changes, folder):
     """Load a job with wrong parameters."""
     (folder / "in").mkdir()
     promised = {"epsilon": 1.0, "delta": 0, "adjacency": "replace-one", "unit": "row"} | {
@@ -149,7 +148,7 @@ def job_of(kind: str, changes: dict[str, Any], folder: Path) -> Any:
     )
 
 
-def python_of(kind: str, changes: dict[str, Any]) -> Any:
+def python_of(kind, changes):
     """Construct a Python class with the same wrong parameters."""
     schema = Schema.from_dict({"columns": SCHEMAS.get(kind, COUNTED)})
     given = {**DEFAULTS[kind], **changes}
@@ -170,15 +169,13 @@ def python_of(kind: str, changes: dict[str, Any]) -> Any:
     return (dpdask.Marginals if kind == "marginals" else dpdask.PerturbedHistogram)(schema, **given)
 
 
-def words(text: str | None) -> str:
+def words(text):
     """Return what a message says without the file or class in front of the parameter."""
     return (name_keys(text) or "").replace("`", "").replace("mechanism.reference.", "")
 
 
 @pytest.mark.parametrize(("kind", "changes"), CASES, ids=lambda value: str(value)[:70])
-def test_a_job_and_a_python_class_refuse_the_same(
-    kind: str, changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_job_and_a_python_class_refuse_the_same(kind, changes, tmp_path):
     with pytest.raises(SpecError) as by_job:
         job_of(kind, changes, tmp_path)
     with pytest.raises(SpecError) as by_class:

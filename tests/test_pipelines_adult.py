@@ -20,7 +20,7 @@ DATA = Path(os.environ.get("DPDASK_DATA", PIPELINES.parent / "data"))  # where t
 REAL = {"adult": "adult.parquet", "acs": "nist_acs_national_2019.parquet"}
 
 
-def small(path: Path, n: int = 600, seed: int = 1) -> str:
+def small(path, n=600, seed=1):
     """Write a table that fits Adult's schema; a level or a number depends on a trait that all columns share."""
     rng = np.random.default_rng(seed)
     job = load_job(PIPELINES / "adult/job.yaml")
@@ -38,12 +38,12 @@ def small(path: Path, n: int = 600, seed: int = 1) -> str:
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory) -> str:
+def table(tmp_path_factory):
     return small(tmp_path_factory.mktemp("adult") / "adult.parquet")
 
 
 @pytest.fixture(scope="module")
-def rows(table, tmp_path_factory) -> dict[str, dict]:
+def rows(table, tmp_path_factory):
     path = tmp_path_factory.mktemp("json") / "rows.json"
     compare.main(
         ["--input", table, "--seeds", "1", "--seed", "3", "--queries", "200", "--json", str(path)]
@@ -90,7 +90,7 @@ def test_rows_stand_as_their_noise_says(rows):
 
 
 def test_a_seed_gives_the_same_errors_and_none_gives_others(table, capsys):
-    def errors(*seed: str) -> list[str]:
+    def errors(*seed):
         compare.main(
             [
                 "--input",

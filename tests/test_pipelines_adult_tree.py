@@ -16,7 +16,7 @@ FOLDER = Path(tree.__file__).parent
 DATA = Path(os.environ.get("DPDASK_DATA", FOLDER.parents[1] / "data"))
 
 
-def figures(printed: str) -> list[list[str]]:
+def figures(printed):
     return [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in printed.splitlines()
@@ -37,7 +37,7 @@ def test_a_small_table_is_released_and_a_seed_repeats_it(tmp_path, capsys):
     path = tmp_path / "adult.parquet"
     pd.DataFrame(columns).to_parquet(path)
 
-    def rows(*more: str) -> list[list[str]]:
+    def rows(*more):
         tree.main(
             ["--input", str(path), "--runs", "1", "--channels", "laplace", "--deltas", "0", *more]
         )

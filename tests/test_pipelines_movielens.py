@@ -16,11 +16,11 @@ pytestmark = pytest.mark.more
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[dict[str, float | str]]:
+def rows():
     return correlations.table()
 
 
-def of(rows: list[dict[str, float | str]], kind: str) -> np.ndarray:
+def of(rows, kind):
     return np.array([row["correlation"] for row in rows if row["channel"] == kind])
 
 
@@ -34,9 +34,7 @@ def test_correlations_reproduce_the_measured_ones(rows):
     assert all(row["epsilon_exact"] <= row["epsilon"] for row in rows)
 
 
-def made(
-    n_users: int = 150, n_movies: int = 60, share: float = 0.5, seed: int = 3
-) -> recommender.Table:
+def made(n_users=150, n_movies=60, share=0.5, seed=3):
     """Return whole ratings of mean, biases and two factors."""
     rng = np.random.default_rng(seed)
     users, movies = np.nonzero(rng.random((n_users, n_movies)) < share)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -27,7 +26,7 @@ cluster: {kind: threads}
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Path:
+def job(tmp_path):
     """A job on four columns, each mostly a copy of the one before it, and a column that the job drops."""
     rng, n = np.random.default_rng(2), 8000
     columns = {"a": rng.integers(0, LEVELS, n)}
@@ -45,7 +44,7 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "job.yaml"
 
 
-def compare(job: Path, *options: str) -> dict[str, object]:
+def compare(job, *options):
     folder = job.parent
     said = folder / "peers.json"
     where = [

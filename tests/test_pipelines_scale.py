@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from pipelines.benchmarks import scale
 pytestmark = pytest.mark.more
 
 
-def run_of(n: int, driver: float, scheduler: float) -> dict[str, Any]:
+def run_of(n, driver, scheduler):
     found = {
         "fragments": n,
         "driver_ms_each": driver,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -13,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from e2e.helpers import lake, load, processes, write_job
 
 import dpdask
@@ -27,15 +26,15 @@ REFUSED = r"its index would be published, but is neither row numbers \(a RangeIn
 PLANTED = "planted-secret-name"
 
 
-def schema(**columns: Any) -> dpdask.Schema:
+def schema(**columns):
     return dpdask.Schema.from_dict({"columns": {"rating": RATING, **columns}})
 
 
-def dip(reference: Any, **columns: Any) -> dpdask.DIP:
+def dip(reference, **columns):
     return dpdask.DIP(schema(**columns), epsilon=2.0, reference=reference)
 
 
-def ranges(**columns: Any) -> dpdask.IntervalMechanism:
+def ranges(**columns):
     return dpdask.IntervalMechanism(
         schema(**columns),
         columns={
@@ -44,14 +43,14 @@ def ranges(**columns: Any) -> dpdask.IntervalMechanism:
     )
 
 
-def rows(n: int = 600, index: Any = None) -> pd.DataFrame:
+def rows(n=600, index=None):
     return pd.DataFrame(
         {"rating": np.random.default_rng(3).choice([1, 2, 3, 4, 5], n)}, index=index
     )
 
 
 @pytest.fixture(scope="module")
-def client(two_workers: LocalCluster) -> Any:
+def client(two_workers):
     with Client(two_workers) as found:
         yield found
 
@@ -60,7 +59,7 @@ NUMBERS = 123_456_789 + 7919 * np.random.default_rng(0).permutation(600)  # as o
 
 
 @pytest.mark.parametrize("reference", [KNOWN, dpdask.Histogram()], ids=lambda each: each.kind)
-def test_an_index_that_nobody_declared_is_refused(reference: Any) -> None:
+def test_an_index_that_nobody_declared_is_refused(reference):
     table = rows(index=pd.Index(NUMBERS))
     for frame in (table, rows()[rows()["rating"] > 2], rows().sample(frac=1, random_state=1)):
         with pytest.raises(dpdask.DataError, match=REFUSED) as caught:
@@ -78,12 +77,12 @@ def test_an_index_that_nobody_declared_is_refused(reference: Any) -> None:
     assert set(found.index) <= set(NUMBERS)
 
 
-def lazily(frame: Any) -> Any:
+def lazily(frame):
     return dip(KNOWN).fit(frame).transform(frame)
 
 
 @pytest.mark.more
-def test_every_partition_s_own_index_is_looked_at(client: Client) -> None:
+def test_every_partition_s_own_index_is_looked_at(client):
     """The empty frame that stands for a Dask frame says nothing of the partitions' indices."""
     whole = dd.from_pandas(rows(), npartitions=3)
     hidden = whole.map_partitions(lambda part: part.set_axis(NUMBERS[: len(part)]), meta=rows(0))
@@ -108,7 +107,7 @@ def test_every_partition_s_own_index_is_looked_at(client: Client) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # Dask's own, while it reads Parquet
-def test_the_usual_ways_to_a_dask_frame_are_usable(tmp_path: Path) -> None:
+def test_the_usual_ways_to_a_dask_frame_are_usable(tmp_path):
     for name, index in (("pandas", None), ("plain", False)):
         (tmp_path / name).mkdir()
         for number in range(3):
@@ -130,7 +129,7 @@ def test_the_usual_ways_to_a_dask_frame_are_usable(tmp_path: Path) -> None:
             assert len(dip(dpdask.Histogram()).fit(each).transform(each)) == len(each)
 
 
-def people(n: int = 600) -> pd.DataFrame:
+def people(n=600):
     """Everybody's name is a category of its own, but for some that stand many times."""
     return rows(n).assign(name=pd.Categorical([f"{PLANTED}-{number:04d}" for number in range(n)]))
 
@@ -138,7 +137,7 @@ def people(n: int = 600) -> pd.DataFrame:
 KEPT = {"role": "keep"}
 
 
-def carried(frame: Any) -> set[int]:
+def carried(frame):
     """The numbers of the people whose names a frame carries, wherever."""
     data = cloudpickle.dumps(frame)
     return {number for number in range(600) if f"{PLANTED}-{number:04d}".encode() in data}
@@ -147,9 +146,7 @@ def carried(frame: Any) -> set[int]:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", ["category", "dictionary", "index"])
 @pytest.mark.parametrize("bounded", [False, True], ids=["holdout", "unit"])
-def test_categories_of_rows_that_are_not_released_do_not_come_along(
-    bounded: bool, dtype: str, client: Client
-) -> None:
+def test_categories_of_rows_that_are_not_released_do_not_come_along(bounded, dtype, client):
     table = people().assign(user=np.arange(600) % 100)
     if dtype == "dictionary":
         table["name"] = (
@@ -196,7 +193,7 @@ OBJECTS: dict[str, Any] = {
 }
 
 
-def nested(kind: str) -> Any:
+def nested(kind):
     """A kept column whose cells hold dictionaries or the like of everybody's names."""
     names = [f"{PLANTED}-{number:04d}" for number in range(600)]
     ends, words = pa.array(range(601), pa.int32()), pa.array(names).dictionary_encode()
@@ -223,7 +220,7 @@ def nested(kind: str) -> Any:
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["list", "fixed", "map", "deep", "view", "runs", *OBJECTS])
-def test_kept_values_that_hold_those_of_other_rows_are_refused(kind: str, tmp_path: Path) -> None:
+def test_kept_values_that_hold_those_of_other_rows_are_refused(kind, tmp_path):
     table = rows().assign(name=nested(kind))
     table = (
         table.head(100).copy() if kind in OBJECTS else table
@@ -257,11 +254,11 @@ def test_kept_values_that_hold_those_of_other_rows_are_refused(kind: str, tmp_pa
         dip(KNOWN, name=KEPT).fit(lazy).transform(lazy).compute()
 
 
-def lazily_kept(frame: Any) -> Any:
+def lazily_kept(frame):
     return dip(KNOWN, name=KEPT).fit(frame).transform(frame)
 
 
-def test_kept_cells_of_plain_collections_are_released() -> None:
+def test_kept_cells_of_plain_collections_are_released():
     cells = [[number, ("a", {"b": {number}})] for number in range(600)]
     assert lazily_kept(rows().assign(name=pd.Series(cells, dtype=object)))["name"].tolist() == cells
     cell: Any = 0
@@ -272,7 +269,7 @@ def test_kept_cells_of_plain_collections_are_released() -> None:
 
 
 @pytest.mark.parametrize("kind", ["str", "list", "struct"])
-def test_kept_values_are_copied_from_beside_those_that_are_not_released(kind: str) -> None:
+def test_kept_values_are_copied_from_beside_those_that_are_not_released(kind):
     """A slice of an Arrow array is a view: what is written of it, and what lies in memory, may hold its neighbours."""
     make: Any = {
         "str": lambda name: name,
@@ -309,9 +306,7 @@ def test_kept_values_are_copied_from_beside_those_that_are_not_released(kind: st
     ],
     ids=["uint8", "bool", "float64", "datetime", "interval"],
 )
-def test_kept_categories_become_plain_values_nulls_included(
-    categories: Any, dtype: str | None
-) -> None:
+def test_kept_categories_become_plain_values_nulls_included(categories, dtype):
     codes = np.random.default_rng(1).integers(-1, len(categories), 600)
     table = rows().assign(name=pd.Categorical.from_codes(codes, categories=pd.Index(categories)))
     found = lazily_kept(table)["name"]
@@ -324,7 +319,7 @@ def test_kept_categories_become_plain_values_nulls_included(
     )
 
 
-def test_unknown_categories_are_texts_or_refused() -> None:
+def test_unknown_categories_are_texts_or_refused():
     texts = dd.from_pandas(people().astype({"name": str}), npartitions=2).astype(
         {"name": "category"}
     )
@@ -359,7 +354,7 @@ PRIVATE: dict[str, Any] = {
 }
 
 
-def shuffled(n: int = 300) -> pd.DataFrame:
+def shuffled(n=300):
     rng = np.random.default_rng(4)
     columns = {
         "rating": rng.choice([1, 2, 3, 4, 5], n),
@@ -371,7 +366,7 @@ def shuffled(n: int = 300) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("name", "ascending"), [("rating", True), ("colour", False), ("price", False)]
 )
-def test_a_table_sorted_by_a_private_column_is_warned_of(name: str, ascending: bool) -> None:
+def test_a_table_sorted_by_a_private_column_is_warned_of(name, ascending):
     table = shuffled().sort_values(name, ascending=ascending, ignore_index=True)
     made = dpdask.Schema.from_dict({"columns": PRIVATE})
     told = (
@@ -388,7 +383,7 @@ def test_a_table_sorted_by_a_private_column_is_warned_of(name: str, ascending: b
             intervals.transform(table[["rating"]])
 
 
-def test_other_tables_are_not_warned_of() -> None:
+def test_other_tables_are_not_warned_of():
     """Warnings are errors here: shuffled rows, a constant column, few rows, and a public table in order."""
     made = dpdask.DIP(
         dpdask.Schema.from_dict({"columns": PRIVATE}), epsilon=2.0, reference=dpdask.Public()
@@ -399,7 +394,7 @@ def test_other_tables_are_not_warned_of() -> None:
     release.transform(shuffled(9).sort_values("price", ignore_index=True), batch="few")
 
 
-def held() -> dict[str, int]:
+def held():
     """What this process's caches hold; runs on workers."""
     lru = [cache for cache in engine_cluster._CACHES if cache is not FOOTERS]
     return {cache.__name__: cache.cache_info().currsize for cache in lru} | {
@@ -407,7 +402,7 @@ def held() -> dict[str, int]:
     }
 
 
-def test_a_job_leaves_the_workers_memory_at_its_commit(client: Client, tmp_path: Path) -> None:
+def test_a_job_leaves_the_workers_memory_at_its_commit(client, tmp_path):
     job = write_job(
         tmp_path,
         lake(tmp_path / "in", [900, 900, 900]),
@@ -416,7 +411,7 @@ def test_a_job_leaves_the_workers_memory_at_its_commit(client: Client, tmp_path:
     )
     seen: list[int] = []
 
-    def look(stage: str, done: int, total: int) -> None:
+    def look(stage, done, total):
         if stage == "write" and done == total:
             seen.extend(found["load"] for found in client.run(held).values())
 
@@ -426,7 +421,7 @@ def test_a_job_leaves_the_workers_memory_at_its_commit(client: Client, tmp_path:
     assert all(not any(found.values()) for found in [held(), *client.run(held).values()])
 
 
-def test_closed_frames_leave_the_workers_memory(client: Client) -> None:
+def test_closed_frames_leave_the_workers_memory(client):
     table = rows().assign(user=np.arange(600) % 100)
     frame = dd.from_pandas(table, npartitions=4)
     made = dpdask.DIP(
@@ -452,13 +447,13 @@ def test_closed_frames_leave_the_workers_memory(client: Client) -> None:
     assert all(not any(found.values()) for found in [held(), *client.run(held).values()])
 
 
-def test_a_cluster_that_has_gone_away_is_let_go(tmp_path: Path) -> None:
+def test_a_cluster_that_has_gone_away_is_let_go(tmp_path):
     cluster = processes(1)
     with Client(cluster) as gone:
         gone.wait_for_workers(1)
         release = dip(dpdask.Histogram()).fit(dd.from_pandas(rows(), npartitions=2))
 
-        def leave(stage: str, done: int, total: int) -> None:
+        def leave(stage, done, total):
             if stage == "write" and done == total:
                 cluster.close()
 
@@ -470,7 +465,7 @@ def test_a_cluster_that_has_gone_away_is_let_go(tmp_path: Path) -> None:
     assert not any(held().values())
 
 
-def test_whole_numbers_whose_null_is_a_level_come_back_with_their_nulls(tmp_path: Path) -> None:
+def test_whole_numbers_whose_null_is_a_level_come_back_with_their_nulls(tmp_path):
     """`dd.read_parquet` says int64, and its partitions hold floats where there are nulls."""
     pq.write_table(
         pa.table({"x": pa.array([1, 2, None, 4] * 500, pa.int64())}), tmp_path / "a.parquet"
@@ -494,7 +489,7 @@ def test_whole_numbers_whose_null_is_a_level_come_back_with_their_nulls(tmp_path
     assert 200 < released["x"].isna().sum() < 900
 
 
-def test_private_texts_in_several_chunks_are_released() -> None:
+def test_private_texts_in_several_chunks_are_released():
     table = pd.concat([pd.DataFrame({"k": ["a", "b"] * 500})] * 2, ignore_index=True)
     schema = dpdask.Schema.from_dict(
         {"columns": {"k": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]}}}
@@ -510,7 +505,7 @@ SECRET = b"\x01pq7" * 8
 N_COVERED = 12
 
 
-def cover(array: pa.Array) -> pa.Array:
+def cover(array):
     """Put a null over the row of the secret, as a mask does, and leave what is in the buffers."""
     if isinstance(array.type, pa.BaseExtensionType):
         return array.type.wrap_array(cover(array.storage))
@@ -529,7 +524,7 @@ def cover(array: pa.Array) -> pa.Array:
     )
 
 
-def bare(type_: pa.DataType, first: bytes = SECRET) -> pa.Array:
+def bare(type_, first=SECRET):
     """A column whose second row has the bytes of the secret."""
     if isinstance(type_, pa.BaseExtensionType):
         return type_.wrap_array(bare(type_.storage_type))
@@ -607,7 +602,7 @@ COVERED: dict[str, Any] = {
 
 @pytest.mark.few(12)
 @pytest.mark.parametrize("kind", COVERED)
-def test_what_lies_behind_a_null_of_a_kept_column_is_not_released(kind: str) -> None:
+def test_what_lies_behind_a_null_of_a_kept_column_is_not_released(kind):
     given = COVERED[kind]
     table = rows(N_COVERED).assign(
         name=given
@@ -635,7 +630,7 @@ def test_what_lies_behind_a_null_of_a_kept_column_is_not_released(kind: str) -> 
 
 
 @pytest.mark.parametrize("dtype", ["Int64", "Float64", "int64[pyarrow]", "double[pyarrow]"])
-def test_what_lies_behind_a_null_of_a_private_column_decides_nothing(dtype: str) -> None:
+def test_what_lies_behind_a_null_of_a_private_column_decides_nothing(dtype):
     column = {"role": "privatise", "kind": "continuous", "bounds": [0, 10], "nulls": "level"}
     released = []
     for secret in (SECRET[:8], SECRET[8:16][::-1]):

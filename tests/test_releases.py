@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,11 +46,11 @@ KNOWN = dpdask.Known(
 )
 
 
-def schema(columns: dict[str, Any] = COLUMNS) -> dpdask.Schema:
+def schema(columns=COLUMNS):
     return dpdask.Schema.from_dict({"columns": columns})
 
 
-def rows(n: int = 600, seed: int = 0) -> pd.DataFrame:
+def rows(n=600, seed=0):
     rng = np.random.default_rng(seed)
     return pd.DataFrame(
         {
@@ -62,7 +61,7 @@ def rows(n: int = 600, seed: int = 0) -> pd.DataFrame:
     )
 
 
-def estimators(**more: Any) -> dict[str, Any]:
+def estimators(**more):
     """Every Python class, and `DIP` by each kind of reference."""
     unit = {"unit": dpdask.UnitColumn(column="user", max_rows=2), **more}
     return {
@@ -98,18 +97,18 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @pytest.fixture(autouse=True)
-def _here() -> Iterator[None]:
+def _here():
     with dask.config.set(scheduler="synchronous"):
         yield
 
 
-def files(folder: Path) -> list[str]:
+def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_release_does_what_its_kind_does_until_it_is_closed(name: str, tmp_path: Path) -> None:
+def test_a_release_does_what_its_kind_does_until_it_is_closed(name, tmp_path):
     table = rows()
     with estimators()[name].fit(table, secrets=str(tmp_path)) as release:
         assert isinstance(release, dpdask.Release)
@@ -157,7 +156,7 @@ NO_FRAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_no_frame_is_refused_in_one_line(name: str) -> None:
+def test_what_is_no_frame_is_refused_in_one_line(name):
     estimator = estimators()[name]
     for given, message in NO_FRAMES:
         for method in (estimator.fit, estimator.plan, estimator.audit):
@@ -169,7 +168,7 @@ def test_what_is_no_frame_is_refused_in_one_line(name: str) -> None:
                 release.transform(given)
 
 
-def test_a_ledger_is_a_place() -> None:
+def test_a_ledger_is_a_place():
     estimator = estimators()["copula"]
     message = r"`ledger`: a LedgerPlace is expected, not a str; give dpdask\.LedgerPlace\(url=\"sqlite:///ledger.db\", dataset=\"…\"\)$"
     for method in (estimator.fit, estimator.plan):
@@ -178,7 +177,7 @@ def test_a_ledger_is_a_place() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_repr_is_short_and_shows_neither_values_nor_places(name: str, tmp_path: Path) -> None:
+def test_a_repr_is_short_and_shows_neither_values_nor_places(name, tmp_path):
     estimator, table = estimators()[name], rows()
     release = estimator.fit(table, secrets=str(tmp_path))
     shown = repr(release)
@@ -200,7 +199,7 @@ def test_a_repr_is_short_and_shows_neither_values_nor_places(name: str, tmp_path
 
 
 @pytest.mark.parametrize("name", OF_ROWS)
-def test_a_release_of_rows_carries_no_private_value(name: str) -> None:
+def test_a_release_of_rows_carries_no_private_value(name):
     table = rows()
     release = estimators()[name].fit(table)
     lazy = (
@@ -235,8 +234,8 @@ CARDS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", OF_RECORDS)
 def test_a_saved_release_is_loaded_as_it_was_and_nothing_else_is_and_none_is_saved_over_another(
-    name: str, tmp_path: Path
-) -> None:
+    name, tmp_path
+):
     release = estimators()[name].fit(rows())
     with pytest.raises(dpdask.InputError, match=release.file):
         type(release).load(str(tmp_path))
@@ -292,7 +291,7 @@ def test_a_saved_release_is_loaded_as_it_was_and_nothing_else_is_and_none_is_sav
         (tmp_path / left).unlink()
 
 
-def test_noise_that_has_no_price_is_refused(tmp_path: Path) -> None:
+def test_noise_that_has_no_price_is_refused(tmp_path):
     release = estimators()["marginals"].fit(rows())
     fitted, card = release.fitted, release.card
     event = DiscreteGaussian(sigma=1e200, sensitivity=1.0, adjacency="replace-one")
@@ -305,7 +304,7 @@ def test_noise_that_has_no_price_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["copula", "histogram"])
-def test_more_records_than_a_graph_holds_are_refused(name: str) -> None:
+def test_more_records_than_a_graph_holds_are_refused(name):
     release = estimators()[name].fit(rows())
     with pytest.raises(
         dpdask.SpecError,
@@ -315,14 +314,14 @@ def test_more_records_than_a_graph_holds_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_fit_that_fails_leaves_nothing(name: str, tmp_path: Path) -> None:
+def test_a_fit_that_fails_leaves_nothing(name, tmp_path):
     with pytest.raises(dpdask.DataError):
         estimators()[name].fit(rows().drop(columns="price"), secrets=str(tmp_path))
     assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_fit_computes_once_at_most(name: str) -> None:
+def test_fit_computes_once_at_most(name):
     counting = CountingScheduler()
     frame = dd.from_pandas(rows(), npartitions=3)
     with dask.config.set(scheduler=counting):
@@ -336,11 +335,11 @@ def test_fit_computes_once_at_most(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("lazy", [False, True], ids=["pandas", "dask"])
-def test_a_plan_computes_nothing_and_says_what_the_card_will(name: str, lazy: bool) -> None:
+def test_a_plan_computes_nothing_and_says_what_the_card_will(name, lazy):
     estimator, table = estimators()[name], rows()
     frame = dd.from_pandas(table, npartitions=2) if lazy else table
 
-    def refuse(*_: Any, **__: Any) -> Any:
+    def refuse(*_, **__):
         raise AssertionError("something was computed")
 
     with dask.config.set(scheduler=refuse):
@@ -366,7 +365,7 @@ def test_a_plan_computes_nothing_and_says_what_the_card_will(name: str, lazy: bo
     assert estimator.plan(frame) == plan
 
 
-def test_a_plan_warns_of_what_fit_will_warn() -> None:
+def test_a_plan_warns_of_what_fit_will_warn():
     table = rows(100)
     for estimator in (
         dpdask.GaussianCopula(schema(), epsilon=1.0, delta=0.01, bins=4),
@@ -384,7 +383,7 @@ def test_a_plan_warns_of_what_fit_will_warn() -> None:
             estimator.fit(dd.from_pandas(table, npartitions=2))
 
 
-def test_a_plan_refuses_what_fit_refuses_before_it_reads_a_row() -> None:
+def test_a_plan_refuses_what_fit_refuses_before_it_reads_a_row():
     table = rows()
     for name, estimator in estimators().items():
         for frame, words in (
@@ -401,11 +400,11 @@ def test_a_plan_refuses_what_fit_refuses_before_it_reads_a_row() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_audit_is_sound_and_reads_no_row(name: str) -> None:
+def test_an_audit_is_sound_and_reads_no_row(name):
     estimator = estimators()[name]
     frame = dd.from_pandas(rows(), npartitions=2)
 
-    def refuse(*_: Any, **__: Any) -> Any:
+    def refuse(*_, **__):
         raise AssertionError("something was computed")
 
     with dask.config.set(scheduler=refuse):

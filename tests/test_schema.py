@@ -1,19 +1,18 @@
 import datetime as dt
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
-from strategies import TableCase, mixed_tables
+from strategies import mixed_tables
 
 from dpdask.documents import Text
-from dpdask.errors import DataError, DpdaskError, SpecError
+from dpdask.errors import DataError, SpecError
 from dpdask.schema import MAX_LEVELS, Schema
 
 DAY = dt.date(2020, 1, 1)
 
 
-def refusal(kind: type[DpdaskError], call, *args) -> DpdaskError:
+def refusal(kind, call, *args):
     with pytest.raises(kind) as caught:
         call(*args)
     error = caught.value
@@ -24,17 +23,17 @@ def refusal(kind: type[DpdaskError], call, *args) -> DpdaskError:
     return error
 
 
-def declare(**column: Any) -> Schema:
+def declare(**column):
     return Schema.from_dict({"columns": {"x": column}}, "schema.yaml")
 
 
-def refused(**column: Any) -> str:
+def refused(**column):
     error = refusal(SpecError, lambda: declare(**column))
     assert "x" in str(error)
     return str(error)
 
 
-def privatised(kind: str, **column: Any) -> dict[str, Any]:
+def privatised(kind, **column):
     return {"role": "privatise", "kind": kind, **column}
 
 
@@ -79,11 +78,11 @@ LIST, ONE_TYPE, TWO_NUMBERS, MISORDERED = (
 )
 
 
-def levels(*cases: tuple[Any, str]) -> list[tuple[dict[str, Any], str]]:
+def levels(*cases):
     return [(privatised("categorical", levels=each), message) for each, message in cases]
 
 
-def ordered(*cases: tuple[list[Any], str]) -> list[tuple[dict[str, Any], str]]:
+def ordered(*cases):
     return [
         (privatised(kind, **{key: each}), message)
         for each, message in cases
@@ -91,7 +90,7 @@ def ordered(*cases: tuple[list[Any], str]) -> list[tuple[dict[str, Any], str]]:
     ]
 
 
-def bounds(message: str, *cases: Any) -> list[tuple[dict[str, Any], str]]:
+def bounds(message, *cases):
     return [(privatised("continuous", bounds=each), message) for each in cases]
 
 
@@ -360,7 +359,7 @@ def test_of_many_columns_that_are_missing_some_are_named():
     suppress_health_check=list(HealthCheck),
 )
 @given(mixed_tables())
-def test_any_table_that_lacks_a_column_or_has_one_too_many_is_refused(case: TableCase):
+def test_any_table_that_lacks_a_column_or_has_one_too_many_is_refused(case):
     table = case.table.schema
     names = [*case.columns, "kept"]
     assert sorted(case.schema.select_released(table).names) == sorted(names)

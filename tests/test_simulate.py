@@ -339,7 +339,7 @@ def test_an_occupied_output_is_refused_and_left_alone(tmp_path, simulate, mine, 
 def test_a_failed_write_is_an_output_error_and_leaves_no_partial_file(
     tmp_path, simulate, monkeypatch
 ):
-    def full_disk(*_: object, **__: object):
+    def full_disk(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pq.ParquetWriter, "write_table", full_disk)

@@ -7,7 +7,6 @@ import json
 import re
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -65,7 +64,7 @@ PROGRESSIVE = {
 }
 
 
-def schema(type_: str | None = "int64", **more: Any) -> dpdask.Schema:
+def schema(type_="int64", **more):
     column = {
         "role": "privatise",
         "kind": "continuous",
@@ -76,13 +75,13 @@ def schema(type_: str | None = "int64", **more: Any) -> dpdask.Schema:
 
 
 def survey(
-    design: dict[str, Any],
+    design,
     *,
-    seed: int | None = 3,
-    wording: Any = WORDING,
-    columns: dpdask.Schema | None = None,
-    **more: Any,
-) -> Survey:
+    seed=3,
+    wording=WORDING,
+    columns=None,
+    **more,
+):
     seed = None if design["design"] == "progressive" else seed
     return Survey(
         columns or schema(),
@@ -92,9 +91,7 @@ def survey(
     )
 
 
-def truthful(
-    made: Survey, design: dict[str, Any], respondents: list[str], values: np.ndarray
-) -> list[dict[str, Any]]:
+def truthful(made, design, respondents, values):
     """What people would answer who read their questions' anchors and know their values."""
     accepted, told = design.get("acceptable", []), design.get("exact_ranges", [])
     answers = []
@@ -113,7 +110,7 @@ def truthful(
     return answers
 
 
-def people(n: int, seed: int = 1) -> tuple[list[str], np.ndarray]:
+def people(n, seed=1):
     values = np.floor(stats.lognorm(s=0.6, scale=40_000).rvs(n, random_state=seed))
     return [f"p{i}" for i in range(n)], values
 
@@ -272,7 +269,7 @@ def test_the_card_says_what_respondents_decide():
         assert "true of every row" not in text
 
 
-def rounded(anchors: dict[str, Any], decimals: int, **more: Any) -> Survey:
+def rounded(anchors, decimals, **more):
     design = {
         "design": "case1",
         "reference": {"name": "uniform", "loc": 0, "scale": 2},
@@ -432,7 +429,7 @@ def test_questions_are_words():
 SECRET = 31_337
 
 
-def refused(made: Survey, match: str, *answers: Any) -> None:
+def refused(made, match, *answers):
     """Check that answers are refused in one line that shows nothing of them."""
     with pytest.raises(dpdask.DataError, match=match) as caught:
         made.ingest(list(answers))
@@ -441,7 +438,7 @@ def refused(made: Survey, match: str, *answers: Any) -> None:
     assert caught.value.__context__ is None or str(SECRET) not in str(caught.value.__context__)
 
 
-def saved(made: Survey, lower: Any, upper: Any, **more: Any) -> dict[str, Any]:
+def saved(made, lower, upper, **more):
     ends = {"income_lower": lower, "income_upper": upper}
     return {"format": 1, "survey": made.id, **ends, **more}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from collections.abc import Iterator
 
 import cloudpickle
 import dask
@@ -39,18 +38,18 @@ RELEASED = [name for name in COLUMNS if name != "user"]
 
 
 @pytest.fixture(autouse=True)
-def _no_scheduler() -> Iterator[None]:
+def _no_scheduler():
     with dask.config.set(scheduler=None):
         yield
 
 
 @pytest.fixture(scope="module")
-def schema() -> dpdask.Schema:
+def schema():
     return dpdask.Schema.from_dict({"columns": COLUMNS})
 
 
 @pytest.fixture(scope="module")
-def table() -> pd.DataFrame:
+def table():
     rng = np.random.default_rng(5)
     n = N_ROWS
     rating = rng.choice(LEVELS, n).astype(np.float32)
@@ -73,21 +72,21 @@ def table() -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def frame(table: pd.DataFrame) -> dd.DataFrame:
+def frame(table):
     return dd.from_pandas(table, npartitions=5)
 
 
 @pytest.fixture(scope="module")
-def copula(schema: dpdask.Schema) -> dpdask.GaussianCopula:
+def copula(schema):
     return dpdask.GaussianCopula(schema, epsilon=8.0, delta=1e-6, bins=6)
 
 
 @pytest.fixture(scope="module")
-def release(copula: dpdask.GaussianCopula, table: pd.DataFrame) -> dpdask.CopulaRelease:
+def release(copula, table):
     return dataclasses.replace(copula, insecure_seed=7).fit(table)
 
 
-def check_valid(records: pd.DataFrame, release: dpdask.CopulaRelease) -> None:
+def check_valid(records, release):
     """Check that every value lies in its declared domain."""
     types = release.fitted.types
     assert list(records.columns) == types.names

@@ -41,12 +41,12 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
-def start(script: str, place: Path) -> subprocess.Popen[str]:
+def start(script, place):
     environment = {
         **os.environ,
         "TMPDIR": str(place),
@@ -61,16 +61,16 @@ def start(script: str, place: Path) -> subprocess.Popen[str]:
     )
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def said(process):
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
-def keys(place: Path) -> set[Path]:
+def keys(place):
     return set(place.rglob("run.key"))
 
 
-def n_open(place: Path) -> int:
+def n_open(place):
     """How many files under a folder this process has open, removed ones too; other tests' threads may open and close files elsewhere."""
     opened = 0
     for link in Path("/proc/self/fd").iterdir():
@@ -79,7 +79,7 @@ def n_open(place: Path) -> int:
     return opened
 
 
-def fit() -> dpdask.Release:
+def fit():
     known = dpdask.Known(columns={"x": {"probabilities": [0.5, 0.5]}})
     return dpdask.DIP(dpdask.Schema.from_dict(SCHEMA), epsilon=1.0, reference=known).fit(
         pd.DataFrame({"x": [0, 1] * 50})
@@ -87,7 +87,7 @@ def fit() -> dpdask.Release:
 
 
 @pytest.mark.more
-def test_a_key_that_a_killed_process_left_goes_with_the_next_fit(place: Path) -> None:
+def test_a_key_that_a_killed_process_left_goes_with_the_next_fit(place):
     living = start(FIT, place)
     assert said(living) == "ready"
     [kept] = keys(place)
@@ -105,7 +105,7 @@ def test_a_key_that_a_killed_process_left_goes_with_the_next_fit(place: Path) ->
     assert list(place.iterdir()) == []
 
 
-def test_a_forked_child_holds_the_folder_of_its_parent(place: Path) -> None:
+def test_a_forked_child_holds_the_folder_of_its_parent(place):
     with start(FORK, place) as parent:
         child = int(said(parent))
         parent.kill()
@@ -119,7 +119,7 @@ def test_a_forked_child_holds_the_folder_of_its_parent(place: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_only_this_user_s_own_folders_of_this_machine_are_removed(place: Path) -> None:
+def test_only_this_user_s_own_folders_of_this_machine_are_removed(place):
     others = [
         place / "dpdask-fit-another.host-abc",
         place / f"{temporary._PREFIX}open",
@@ -143,7 +143,7 @@ def test_only_this_user_s_own_folders_of_this_machine_are_removed(place: Path) -
     assert set(place.iterdir()) == {others[0], *others[2:], link}
 
 
-def test_a_folder_whose_group_is_inherited_is_removed_too(place: Path) -> None:
+def test_a_folder_whose_group_is_inherited_is_removed_too(place):
     left = place / f"{temporary._PREFIX}left"
     left.mkdir()
     left.chmod(0o2700)
@@ -151,7 +151,7 @@ def test_a_folder_whose_group_is_inherited_is_removed_too(place: Path) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_the_lock_of_a_folder_that_somebody_removed_is_let_go(place: Path) -> None:
+def test_the_lock_of_a_folder_that_somebody_removed_is_let_go(place):
     first = open_secrets(None)
     [home] = place.iterdir()
     shutil.rmtree(home)
@@ -163,7 +163,7 @@ def test_the_lock_of_a_folder_that_somebody_removed_is_let_go(place: Path) -> No
     assert list(place.iterdir()) == []
 
 
-def test_many_releases_need_one_lock_and_the_last_one_frees_it(place: Path) -> None:
+def test_many_releases_need_one_lock_and_the_last_one_frees_it(place):
     folders = [open_secrets(None) for _ in range(20)]
     assert n_open(place) == 1
     [home] = place.iterdir()

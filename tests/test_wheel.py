@@ -66,7 +66,7 @@ def test_the_lowest_versions_that_are_tested_are_those_that_are_declared():
     }
 
 
-def find_python(version: str) -> str:
+def find_python(version):
     """The program of a version of Python; the test is skipped if it is not here."""
     given = os.environ.get("DPDASK_TEST_PYTHONS", "").split(":")
     for program in filter(None, [sys.executable, *given, shutil.which(f"python{version}")]):
@@ -78,7 +78,7 @@ def find_python(version: str) -> str:
     pytest.skip(f"Python {version} is not here")
 
 
-def run(*command: object, cwd: Path = ROOT, **variables: str) -> str:
+def run(*command, cwd=ROOT, **variables):
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -92,7 +92,7 @@ def run(*command: object, cwd: Path = ROOT, **variables: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def wheels(tmp_path_factory):
     """Two wheels of one tree."""
     folders = [tmp_path_factory.mktemp("wheel") for _ in range(2)]
     for folder in folders:

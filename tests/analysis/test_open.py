@@ -22,7 +22,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from shelf import FIRST, LEVEL_NAMES, LEVEL_SHARES, LEVEL_STAYS, TOWNS, Shelf, homes, rides
+from shelf import FIRST, LEVEL_NAMES, LEVEL_SHARES, LEVEL_STAYS, TOWNS, homes, rides
 
 import dpdask
 from dpdask.analysis.opened import Result
@@ -42,27 +42,27 @@ DATES = [FIRST, "2026-02-01", pd.Timestamp("2026-03-01").date()]
 Truth = Callable[[pd.DataFrame], Any]
 
 
-def mean(column: str, by: str | None = None) -> Truth:
+def mean(column, by=None):
     return lambda rows: rows[column].mean() if by is None else rows.groupby(by)[column].mean()
 
 
-def shares(column: str) -> Truth:
+def shares(column):
     return lambda rows: rows[column].value_counts(normalize=True).sort_index()
 
 
-def counts(first: str, second: str) -> Truth:
+def counts(first, second):
     return lambda rows: pd.crosstab(rows[first], rows[second])
 
 
-def quantile(column: str, q: float = 0.5) -> Truth:
+def quantile(column, q=0.5):
     return lambda rows: rows[column].quantile(q)
 
 
-def slope(response: str, feature: str) -> Truth:
+def slope(response, feature):
     return lambda rows: [np.polyfit(rows[feature], rows[response], 1)[0]]
 
 
-def least_over_60(sample: Any) -> Any:
+def least_over_60(sample):
     """Return a logistic regression of having more than 4 years on the price."""
     return logistic(
         type(sample)(
@@ -74,7 +74,7 @@ def least_over_60(sample: Any) -> Any:
     )
 
 
-def least_over_60_of(rows: pd.DataFrame) -> Any:
+def least_over_60_of(rows):
     return least_over_60(
         WeightedSample(
             features=rows[["price"]].to_numpy(),
@@ -123,7 +123,7 @@ CORRECTED: list[tuple[str, tuple[Any, ...], Truth, float]] = [
 ]
 
 
-def named(table: list[Any]) -> list[Any]:
+def named(table):
     """Return cases that are called by their release and question."""
     return [
         pytest.param(*case, id=f"{case[0]}: {case[1][0]} {number}")
@@ -131,13 +131,13 @@ def named(table: list[Any]) -> list[Any]:
     ]
 
 
-def ask(opened: Any, question: str, *words: Any) -> Result:
+def ask(opened, question, *words):
     if question == "mean" and len(words) == 2:
         return opened.mean(words[0], by=words[1])
     return getattr(opened, question)(*words)
 
 
-def agrees(found: Result, truth: Any, at_most: float) -> None:
+def agrees(found, truth, at_most):
     """Check that the truth lies within some standard errors and the bias, and that the standard error is as small as it should be."""
     estimate, error, true = (
         np.asarray(part, dtype=float) for part in (found.estimate, found.standard_error, truth)
@@ -149,9 +149,7 @@ def agrees(found: Result, truth: Any, at_most: float) -> None:
 
 
 @pytest.mark.parametrize(("name", "question", "truth", "at_most"), named(ASKED + CORRECTED))
-def test_answers_are_right_within_their_errors(
-    shelf: Shelf, name: str, question: tuple[Any, ...], truth: Truth, at_most: float
-) -> None:
+def test_answers_are_right_within_their_errors(shelf, name, question, truth, at_most):
     opened = shelf.opened(f"homes, {name}")
     rows = homes(5_000) if name == "interval" else homes()
     scale = (
@@ -174,7 +172,7 @@ def test_answers_are_right_within_their_errors(
         assert (np.abs(plain - true) > 4.0 * np.asarray(found.standard_error)).any()
 
 
-def test_ranges_have_a_distribution_and_an_estimator(shelf: Shelf) -> None:
+def test_ranges_have_a_distribution_and_an_estimator(shelf):
     opened = shelf.opened("homes, interval")
     assert isinstance(opened.npmle("price"), NPMLE)
     median = opened.quantile("price")
@@ -187,7 +185,7 @@ def test_ranges_have_a_distribution_and_an_estimator(shelf: Shelf) -> None:
     )
 
 
-def test_records_know_the_noise_of_their_tables(shelf: Shelf) -> None:
+def test_records_know_the_noise_of_their_tables(shelf):
     opened = shelf.opened("homes, copula")
     plain = float(opened.to_pandas()["rating"].std() / np.sqrt(opened.n_rows))
     assert opened.mean("rating").standard_error > 1.4 * plain  # an error that knows of no noise
@@ -208,7 +206,7 @@ def test_records_know_the_noise_of_their_tables(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize("name", ["holdout", "histogram", "tree"])
-def test_shares_and_means_of_all_rows_are_the_released_ones(shelf: Shelf, name: str) -> None:
+def test_shares_and_means_of_all_rows_are_the_released_ones(shelf, name):
     """With errors that are neither too small nor too large."""
     opened = shelf.opened(f"levels, {name}")
     rows, z, plain = opened.to_pandas(), [], []
@@ -236,7 +234,7 @@ def test_shares_and_means_of_all_rows_are_the_released_ones(shelf: Shelf, name: 
     )  # without the noise of the counts they would be too small
 
 
-def test_tables_along_a_tree_hold_the_noise_of_their_counts(shelf: Shelf) -> None:
+def test_tables_along_a_tree_hold_the_noise_of_their_counts(shelf):
     opened, z = shelf.opened("levels, tree"), []
     for one, two in opened.card["mechanism"]["edges"]:
         stay = LEVEL_STAYS ** abs(int(one[1:]) - int(two[1:]))
@@ -253,7 +251,7 @@ def test_tables_along_a_tree_hold_the_noise_of_their_counts(shelf: Shelf) -> Non
 
 
 @pytest.mark.parametrize("name", ["levels, histogram", "levels, holdout"])
-def test_later_releases_of_a_growing_table_are_corrected(shelf: Shelf, name: str) -> None:
+def test_later_releases_of_a_growing_table_are_corrected(shelf, name):
     """Their reference is made of earlier rows: their cards tell of no noise of counts, and of no held-out rows."""
     first, content = shelf.opened(name), shelf.card(name)
     content["accounting"]["events"]["events"] = content["accounting"]["events"]["events"][-1:]
@@ -263,7 +261,7 @@ def test_later_releases_of_a_growing_table_are_corrected(shelf: Shelf, name: str
     agrees(found, LEVEL_SHARES, 1.0)
 
 
-def test_what_a_channel_leaves_too_little_of_is_refused_or_has_no_error(shelf: Shelf) -> None:
+def test_what_a_channel_leaves_too_little_of_is_refused_or_has_no_error(shelf):
     with pytest.raises(
         dpdask.SpecError, match="the bound on the bias is larger than the estimate in"
     ):
@@ -281,7 +279,7 @@ def test_what_a_channel_leaves_too_little_of_is_refused_or_has_no_error(shelf: S
 
 @pytest.mark.parametrize("name", DATED)
 @pytest.mark.parametrize("column", ["when", "day"])
-def test_dates_go_in_and_come_out(shelf: Shelf, name: str, column: str) -> None:
+def test_dates_go_in_and_come_out(shelf, name, column):
     opened = shelf.opened(name)
     if column not in opened.card["columns"]:
         return
@@ -321,7 +319,7 @@ def test_dates_go_in_and_come_out(shelf: Shelf, name: str, column: str) -> None:
         opened.histogram(column, bins=[1, 2])
 
 
-def test_kept_dates_are_dates(shelf: Shelf) -> None:
+def test_kept_dates_are_dates(shelf):
     opened, rows = shelf.opened("rides, tree"), rides()
     assert abs(opened.mean("seen").estimate - rows["seen"].mean()) < pd.Timedelta(milliseconds=1)
     groups = opened.mean("seen", by="firm")
@@ -334,7 +332,7 @@ def test_kept_dates_are_dates(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize("name", DATED)
-def test_means_leave_nulls_out(shelf: Shelf, name: str) -> None:
+def test_means_leave_nulls_out(shelf, name):
     opened, riders = shelf.opened(name), rides()["riders"]
     found = opened.mean("riders")
     agrees(found, riders.mean(), 0.2)
@@ -354,7 +352,7 @@ def test_means_leave_nulls_out(shelf: Shelf, name: str) -> None:
     ids=["numbers", "dates"],
 )
 @pytest.mark.parametrize("weight", [0.0, -1.0])
-def test_rows_that_weigh_nothing_have_no_mean(values: list[Any], weight: float) -> None:
+def test_rows_that_weigh_nothing_have_no_mean(values, weight):
     """Noise may weigh them less than nothing, and all other rows are null."""
     frame = pd.DataFrame({"x": pd.Series(values), "g": ["a", "a", "a"]})
     given = {
@@ -374,7 +372,7 @@ def test_rows_that_weigh_nothing_have_no_mean(values: list[Any], weight: float) 
     repr(points.mean("x", by="g"))
 
 
-def test_bounds_of_ranges_are_dates_of_all_years() -> None:
+def test_bounds_of_ranges_are_dates_of_all_years():
     assert count_since_1970("9999-12-31", 86_400_000_000, last=True) == 2_932_896
     assert count_since_1970("9999-12-31", 1_000, last=True) == 253_402_300_799_999
     assert count_since_1970("0001-01-01 01:00:00+01:00", 1_000_000, last=False) == -62_135_596_800
@@ -384,12 +382,12 @@ def test_bounds_of_ranges_are_dates_of_all_years() -> None:
 
 
 @pytest.mark.parametrize("name", [*OPENED, *DATED, "levels, tree"])
-def test_a_question_is_offered_where_it_is_answered(shelf: Shelf, name: str) -> None:
+def test_a_question_is_offered_where_it_is_answered(shelf, name):
     """A column of dates explains nothing."""
     opened = shelf.opened(name)
 
     @cache
-    def is_answered(question: str, words: tuple[Any, ...]) -> bool:
+    def is_answered(question, words):
         try:
             return isinstance(getattr(opened, question)(*words), Result | NPMLE)
         except dpdask.SpecError:
@@ -487,16 +485,14 @@ REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
 
 
 @pytest.mark.parametrize(("name", "question", "words"), named(REFUSED))
-def test_what_is_not_supported_is_one_line(
-    shelf: Shelf, name: str, question: tuple[Any, ...], words: str
-) -> None:
+def test_what_is_not_supported_is_one_line(shelf, name, question, words):
     with pytest.raises(dpdask.SpecError) as refused:
         ask(shelf.opened(name), *question)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_groups_of_what_has_none_are_refused_with_what_to_ask(shelf: Shelf) -> None:
+def test_groups_of_what_has_none_are_refused_with_what_to_ask(shelf):
     opened = shelf.opened("rides, holdout")
     with pytest.raises(dpdask.SpecError, match="takes no groups"):
         opened.quantile("when", 0.5, by="firm")
@@ -507,7 +503,7 @@ def test_groups_of_what_has_none_are_refused_with_what_to_ask(shelf: Shelf) -> N
 # ---- the folder
 
 
-def test_the_table_the_card_and_the_columns(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_the_card_and_the_columns(shelf, monkeypatch):
     opened = shelf.opened("homes, dip")
     assert repr(opened).startswith("OpenedRows(dip, ")
     assert len(repr(opened)) < 120
@@ -533,7 +529,7 @@ def test_the_table_the_card_and_the_columns(shelf: Shelf, monkeypatch: pytest.Mo
         pd.testing.assert_series_equal(opened.mean("rating", by="town").estimate, groups.estimate)
 
 
-def test_results_are_short_and_widen_by_their_bias() -> None:
+def test_results_are_short_and_widen_by_their_bias():
     found = Result(estimate=3.0, standard_error=0.5, bias_bound=0.25)
     assert repr(found) == "3 (standard error 0.5, bias at most 0.25)"
     assert found.interval() == pytest.approx((3 - 0.98 - 0.25, 3 + 0.98 + 0.25), abs=1e-3)
@@ -551,11 +547,11 @@ def test_results_are_short_and_widen_by_their_bias() -> None:
 
 
 def test_the_documentation_runs(
-    shelf: Shelf,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    shelf,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     """Every block of the page runs, one after the other, on releases of these names."""
     (tmp_path / "out").mkdir()
     for end, name in {
@@ -578,10 +574,8 @@ def test_the_documentation_runs(
     assert 0.0 < names["share_below_50"] < 1.0
 
 
-def test_folders_that_hold_no_release_or_another_one_are_refused(
-    shelf: Shelf, tmp_path: Path
-) -> None:
-    def alter(name: str, change: Callable[[Any], Any]) -> Path:
+def test_folders_that_hold_no_release_or_another_one_are_refused(shelf, tmp_path):
+    def alter(name, change):
         copy = shelf.copy("homes, tables", tmp_path / f"copy-{name}")
         path = copy / "_dpdask" / name
         path.write_text(json.dumps(change(json.loads(path.read_text()))))
@@ -608,7 +602,7 @@ def test_folders_that_hold_no_release_or_another_one_are_refused(
         dpdask.open(str(copy))
 
 
-def test_a_release_in_a_store_is_opened_by_its_url(shelf: Shelf) -> None:
+def test_a_release_in_a_store_is_opened_by_its_url(shelf):
     fsspec.filesystem("memory").put(
         str(shelf.release("homes, tables")), "/opened/tables", recursive=True
     )

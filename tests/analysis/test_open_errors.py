@@ -37,15 +37,15 @@ class AtHand:
 
     table: pd.DataFrame
 
-    def to_pandas(self, columns: Any = None) -> pd.DataFrame:
+    def to_pandas(self, columns=None):
         return self.table if columns is None else self.table[list(columns)]
 
     @property
-    def _types(self) -> pa.Schema:
+    def _types(self):
         return pa.Schema.from_pandas(self.table)
 
 
-def at_hand(kind: type, table: pd.DataFrame, content: Any) -> Any:
+def at_hand(kind, table, content):
     found = type(kind.__name__, (AtHand, kind), {})(
         folder=None, shards=(), n_rows=len(table), content=content
     )
@@ -53,7 +53,7 @@ def at_hand(kind: type, table: pd.DataFrame, content: Any) -> Any:
     return found
 
 
-def sales(seed: int, n: int = 3000) -> pd.DataFrame:
+def sales(seed, n=3000):
     rng = np.random.default_rng(seed)
     size = rng.binomial(79, 0.4, n)
     price = (3.0 * size + 60.0 + rng.gamma(2.0, 40.0, n)).clip(0.0, 1000.0)
@@ -62,7 +62,7 @@ def sales(seed: int, n: int = 3000) -> pd.DataFrame:
     )
 
 
-def opened(seed: int) -> Any:
+def opened(seed):
     schema = dpdask.Schema.from_dict({"columns": COLUMNS})
     bins = {"price": EDGES, "size": SIZES}
     release: Any = dpdask.PerturbedHistogram(
@@ -72,7 +72,7 @@ def opened(seed: int) -> Any:
 
 
 @pytest.fixture(scope="module")
-def draws() -> list[Any]:
+def draws():
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", UserWarning
@@ -80,7 +80,7 @@ def draws() -> list[Any]:
         return [opened(seed) for seed in range(REPEATS)]
 
 
-def test_errors_hold_the_noise_of_cells_that_were_left_out(draws: list[Any]) -> None:
+def test_errors_hold_the_noise_of_cells_that_were_left_out(draws):
     """Over tables and noise, the mean of a small group varies as its standard error says: empty cells that noise lists are a part of it."""
     found = [each.mean("price", by="town") for each in draws]
     estimates = np.array([each.estimate.to_numpy() for each in found])
@@ -91,7 +91,7 @@ def test_errors_hold_the_noise_of_cells_that_were_left_out(draws: list[Any]) -> 
         assert 0.6 * low < squares < high, TOWNS[k]
 
 
-def test_bounds_hold_the_rows_of_cells_that_were_left_out(draws: list[Any]) -> None:
+def test_bounds_hold_the_rows_of_cells_that_were_left_out(draws):
     truth = pd.Series([0.8, 0.16, 0.04], TOWNS)
     found = [each.share("town") for each in draws]
     for each in found:
@@ -104,7 +104,7 @@ def test_bounds_hold_the_rows_of_cells_that_were_left_out(draws: list[Any]) -> N
     assert np.mean([each.bias_bound.max() for each in found]) < 0.5
 
 
-def test_edges_of_cells_split_none_of_them(draws: list[Any]) -> None:
+def test_edges_of_cells_split_none_of_them(draws):
     whole, inside = (
         draws[0].histogram("price", [*EDGES, 1000.0]),
         draws[0].histogram("price", [0.0, 150.0, 1000.0]),
@@ -120,7 +120,7 @@ def test_edges_of_cells_split_none_of_them(draws: list[Any]) -> None:
     assert any("the point of a cell" in limit for limit in draws[0].quantile("price", 0.5).limits)
 
 
-def test_a_redraw_lists_as_many_empty_cells_as_the_noise_does(draws: list[Any]) -> None:
+def test_a_redraw_lists_as_many_empty_cells_as_the_noise_does(draws):
     """Their expected weight is that of the part of a cell's discrete Laplace noise which reaches the cut, for each cell that is not listed."""
     sold = draws[0]
     cells = sold.to_pandas()
@@ -143,7 +143,7 @@ def test_a_redraw_lists_as_many_empty_cells_as_the_noise_does(draws: list[Any]) 
 # ---- ranges
 
 
-def asked(seed: int, n: int = 4000) -> Any:
+def asked(seed, n=4000):
     rng = np.random.default_rng(seed)
     value, anchor = rng.exponential(1000.0, n).clip(0.0, 5000.0), rng.uniform(0.0, 2500.0, n)
     above = value > anchor
@@ -169,7 +169,7 @@ def asked(seed: int, n: int = 4000) -> Any:
     return at_hand(OpenedRanges, table, content)
 
 
-def test_the_bound_on_the_mean_holds_values_beyond_the_last_anchor() -> None:
+def test_the_bound_on_the_mean_holds_values_beyond_the_last_anchor():
     """About 8 % of the values lie where no anchor reaches: neither their mean nor their place is known."""
     true = 1000.0 * (1.0 - np.exp(-5.0))
     for seed in range(3):
@@ -179,7 +179,7 @@ def test_the_bound_on_the_mean_holds_values_beyond_the_last_anchor() -> None:
         assert asked(seed).npmle("value").cdf(2510.0) == pytest.approx(1.0 - np.exp(-2.5), abs=0.1)
 
 
-def test_few_ranges_that_end_among_the_values_are_said_to_be_few() -> None:
+def test_few_ranges_that_end_among_the_values_are_said_to_be_few():
     value = np.random.default_rng(1).uniform(0.0, 95.0, 4_000)
     for farthest, few in ((5_000.0, True), (190.0, False)):
         release = asked_of(value, farthest, OWN)
@@ -194,7 +194,7 @@ def test_few_ranges_that_end_among_the_values_are_said_to_be_few() -> None:
         ] == [few] * 3
 
 
-def test_rows_without_a_range_are_not_counted() -> None:
+def test_rows_without_a_range_are_not_counted():
     release = asked(9)
     release.table.loc[:999, ["low", "high"]] = np.nan
     found = release.histogram("value", [-1.0, 1000.0, 5000.0])
@@ -205,7 +205,7 @@ def test_rows_without_a_range_are_not_counted() -> None:
     )
 
 
-def with_years(farthest: float) -> Any:
+def with_years(farthest):
     """Return ranges of 250 values up to 5, beside a kept column that tells nothing of them."""
     rng = np.random.default_rng(3)
     release = asked_of(rng.uniform(0.0, 5.0, 250), farthest, OWN)
@@ -214,7 +214,7 @@ def with_years(farthest: float) -> Any:
     return release
 
 
-def test_slopes_of_ranges_that_tell_too_little_say_so() -> None:
+def test_slopes_of_ranges_that_tell_too_little_say_so():
     assert not any(
         "did not converge" in limit for limit in with_years(5.0).slope("value", "years").limits
     )
@@ -227,7 +227,7 @@ def test_slopes_of_ranges_that_tell_too_little_say_so() -> None:
             ask("value", "years")
 
 
-def test_ranges_have_groups_of_kept_columns() -> None:
+def test_ranges_have_groups_of_kept_columns():
     release = asked(9)
     means, medians = release.mean("value", by="town"), release.quantile("value", 0.5, by="town")
     assert means.estimate.index.tolist() == medians.estimate.index.tolist() == ["A", "B"]
@@ -238,9 +238,7 @@ def test_ranges_have_groups_of_kept_columns() -> None:
         release.quantile("value", [0.1, 0.2], by="town")
 
 
-def asked_of(
-    value: Any, farthest: float, column: dict[str, Any], seed: int = 0, step: float = 0.0
-) -> Any:
+def asked_of(value, farthest, column, seed=0, step=0.0):
     """Return opened ranges of values, with two anchors a row that are spread evenly from 0; they are rounded up to a step, if one is given."""
     rng = np.random.default_rng(seed)
     u, v = np.sort(rng.uniform(0.0, farthest, (len(value), 2)), axis=1).T
@@ -263,7 +261,7 @@ def asked_of(
 OWN = {"bounds": [0.0, 5e7], "numbers": "the column's own"}
 
 
-def test_anchors_over_far_more_than_the_values_leave_what_the_ranges_tell() -> None:
+def test_anchors_over_far_more_than_the_values_leave_what_the_ranges_tell():
     """Of 200,000 anchors 12 lie below 3,000: quantiles of the anchors begin at 160,000."""
     for seed in range(3):
         value = np.exp(np.random.default_rng(seed).normal(7.6, 1.1, 100_000))
@@ -282,7 +280,7 @@ def test_anchors_over_far_more_than_the_values_leave_what_the_ranges_tell() -> N
         release.npmle("value", knots=["far"])
 
 
-def test_limits_of_ranges_do_not_advise_what_is_as_uncertain() -> None:
+def test_limits_of_ranges_do_not_advise_what_is_as_uncertain():
     release = asked_of(np.random.default_rng(1).uniform(0.0, 1e-3, 2_000), 5e7, OWN)
     mean, median = release.mean("value"), release.quantile("value")
     assert mean.bias_bound > mean.estimate
@@ -304,7 +302,7 @@ def test_limits_of_ranges_do_not_advise_what_is_as_uncertain() -> None:
     assert any("gives no bounds" in limit for limit in unbounded.limits)
 
 
-def test_resamples_that_do_not_vary_give_no_standard_error() -> None:
+def test_resamples_that_do_not_vary_give_no_standard_error():
     """No anchor lies among the values, and many rows have the least one, so that all resamples are alike."""
     value, step = np.random.default_rng(2).uniform(0.0, 1e-3, 2_000), 5e6
     release = asked_of(value, 5e7, OWN, step=step)
@@ -335,9 +333,7 @@ def test_resamples_that_do_not_vary_give_no_standard_error() -> None:
         ),
     ],
 )
-def test_the_mean_of_ranges_of_dates_has_a_bound(
-    numbers: str, unit: float, bounds: list[str]
-) -> None:
+def test_the_mean_of_ranges_of_dates_has_a_bound(numbers, unit, bounds):
     """Their anchors reach half of the bounds, which cards have as texts."""
     value = np.random.default_rng(4).uniform(0.0, 25_000.0, 1_000)
     found, same = (
@@ -356,7 +352,7 @@ def test_the_mean_of_ranges_of_dates_has_a_bound(
     assert counts.estimate.index[-1].right == pytest.approx(29_585.0 * unit)
 
 
-def test_texts_explain_ranges_and_dates_and_unknown_groups_are_refused() -> None:
+def test_texts_explain_ranges_and_dates_and_unknown_groups_are_refused():
     release = asked(10)
     assert release.slope("value", "town").estimate.index.tolist() == ["town_B"]
     with pytest.raises(dpdask.SpecError, match="holds dates"):
@@ -367,7 +363,7 @@ def test_texts_explain_ranges_and_dates_and_unknown_groups_are_refused() -> None
 
 
 @pytest.mark.parametrize("far", [1e3, 1e5])
-def test_the_error_of_a_mean_of_noisy_ranks_is_that_of_the_released_range(far: float) -> None:
+def test_the_error_of_a_mean_of_noisy_ranks_is_that_of_the_released_range(far):
     """It is at most the noise of the counts times the range: more than the estimates vary, and no multiple of bounds that are far too wide."""
     schema = dpdask.Schema.from_dict(
         {"columns": {"price": {"role": "privatise", "kind": "continuous", "bounds": [0.0, far]}}}
@@ -401,9 +397,7 @@ def test_the_error_of_a_mean_of_noisy_ranks_is_that_of_the_released_range(far: f
         ),
     ],
 )
-def test_a_tail_is_kept_and_what_may_lie_beyond_is_in_the_intervals(
-    type_: str, factor: int, repeats: int
-) -> None:
+def test_a_tail_is_kept_and_what_may_lie_beyond_is_in_the_intervals(type_, factor, repeats):
     """At exact bounds 1,800 of 2,000 rows were in the wrong range, and a mean of 387 was told as 9 ± 2."""
     many = np.concatenate([zeros_and_a_tail(seed) for seed in range(1000, 1020)])
     edges = [0.0, 1.0, 1e3, 5e3, 2e4, 1e5 * factor]
@@ -447,7 +441,7 @@ def test_a_tail_is_kept_and_what_may_lie_beyond_is_in_the_intervals(
     assert np.median(widths) < 2500.0
 
 
-def test_rows_that_may_lie_beyond_move_the_mean_of_few_values_by_more() -> None:
+def test_rows_that_may_lie_beyond_move_the_mean_of_few_values_by_more():
     """They are counted among all rows, and the mean is of those with a value."""
     some = Points(
         frame=pd.DataFrame({"x": [1.0, 2.0, 3.0]}),
@@ -468,7 +462,7 @@ def test_rows_that_may_lie_beyond_move_the_mean_of_few_values_by_more() -> None:
     assert (other.bias_bound, other.standard_error) == (pytest.approx(3.0), pytest.approx(1.0))
 
 
-def test_levels_that_the_reference_does_not_hold_are_spoken_of() -> None:
+def test_levels_that_the_reference_does_not_hold_are_spoken_of():
     """Nothing prints `0 ± 0`: their standard error is not known."""
     rows = at_hand(OpenedRows, pd.DataFrame({"x": range(10)}), {"guarantee": {"unit": "row"}})
     for last in (0.0, 0.2):
@@ -482,9 +476,7 @@ def test_levels_that_the_reference_does_not_hold_are_spoken_of() -> None:
 
 
 @pytest.mark.parametrize(("share", "noise"), [(1.0, 0.0), (0.3, 15.0), (0.03, 0.0)])
-def test_estimates_among_the_rows_with_a_value_have_the_error_of_a_ratio(
-    share: float, noise: float
-) -> None:
+def test_estimates_among_the_rows_with_a_value_have_the_error_of_a_ratio(share, noise):
     """Quantiles and slopes: without the share of these rows in it, their error would be up to six times too small."""
     n, edges, rng = 20_000, np.arange(41.0), np.random.default_rng(5)
     frame = pd.DataFrame({"x": [np.nan, *(edges[:-1] + 0.5)], "z": [np.nan, *np.sin(edges[:-1])]})
@@ -522,7 +514,7 @@ def test_estimates_among_the_rows_with_a_value_have_the_error_of_a_ratio(
 
 
 @pytest.mark.parametrize("kind", ["mean", "quantile"])
-def test_nothing_prints_an_error_of_zero(kind: str) -> None:
+def test_nothing_prints_an_error_of_zero(kind):
     """Neither of equal values, nor of a quantile whose neighbours are all equal."""
     frame = pd.DataFrame(
         {

@@ -6,16 +6,15 @@ import hashlib
 
 from dpdask.engine.compute import guard
 from dpdask.io import encrypted
-from dpdask.io.encrypted import EncryptedFolder
 
 
 @guard
-def digest_key(folder: EncryptedFolder, number: int) -> str:
+def digest_key(folder, number):
     """Return the SHA-256 of a run's key, which the task's process must get; the number makes a task of its own."""
     assert folder.read("bounds.npz") == folder.key[::-1]  # the bounds of units come in the same way
     return hashlib.sha256(folder.key + bytes(number)).hexdigest()
 
 
-def held() -> list[str]:
+def held():
     """Return the names of the runs whose keys this process holds."""
     return sorted(encrypted._held, reverse=True)

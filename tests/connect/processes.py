@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -20,15 +19,13 @@ worker.main(sys.argv[1:])
 """
 
 
-def python_path(*first: Path) -> dict[str, str]:
+def python_path(*first):
     """An environment in which modules are found in some folders first."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*first, ROOT)))}
 
 
 @contextlib.contextmanager
-def running(
-    words: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
+def running(words, log, environment=None):
     """Start a process and end it."""
     with (
         log.open("wb") as out,
@@ -47,9 +44,7 @@ def running(
 
 
 @contextlib.contextmanager
-def scheduler(
-    folder: Path, *options: str, prefix: Sequence[str] = ()
-) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def scheduler(folder, *options, prefix=()):
     """Start a scheduler on the loopback, or where `options` say; yield its process and its address."""
     file = folder / "scheduler.json"
     words = [
@@ -69,7 +64,7 @@ def scheduler(
         yield process, wait_for_address(file, folder / "scheduler.log")
 
 
-def wait_for_address(file: Path, log: Path) -> str:
+def wait_for_address(file, log):
     for _ in range(600):
         with contextlib.suppress(FileNotFoundError, ValueError):
             return str(json.loads(file.read_text())["address"])
@@ -77,17 +72,17 @@ def wait_for_address(file: Path, log: Path) -> str:
     raise AssertionError(log.read_text())
 
 
-def worker_words(address: str, *options: str) -> list[str]:
+def worker_words(address, *options):
     """The command line of a worker without a nanny: one process, which ends when it is killed."""
     return [sys.executable, "-m", "distributed.cli.dask_worker", *worker_options(address, *options)]
 
 
-def worker_options(address: str, *options: str) -> list[str]:
+def worker_options(address, *options):
     # dead workers are given up after five minutes: less kills those that a busy machine is slow with
     return [address, "--nthreads", "1", "--no-nanny", *QUIET, *options]
 
 
-def hide_dpdask(folder: Path) -> Path:
+def hide_dpdask(folder):
     """Make a folder for PYTHONPATH with which Python finds no dpdask: an environment that has Dask alone."""
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -31,7 +29,7 @@ SLURM = {"kind": "slurm", "workers": 2, "memory": "4GB"}
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     return lake(tmp_path_factory.mktemp("lake") / "in", [40])
 
 
@@ -118,7 +116,7 @@ def test_what_is_no_cluster_is_refused_in_one_line(block, says, source, tmp_path
 
 
 def test_paths_are_relative_to_the_jobs_folder(source, tmp_path):
-    def placed(block: dict[str, Any]) -> Any:
+    def placed(block):
         return load(write_job(tmp_path, source, tmp_path / "out", cluster=block)).cluster
 
     tls = Tls(

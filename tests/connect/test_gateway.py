@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from connect.processes import python_path
 from e2e.helpers import digests, error_line, lake, run_cli, run_here, write_job
@@ -11,7 +9,7 @@ from services import gateway
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(tmp_path_factory):
     if gateway.why_not():
         pytest.skip(gateway.why_not())
     with gateway.running(tmp_path_factory.mktemp("gateway"), python_path()) as found:

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from dpdask.io.shards import Manifest
 MOST = 60.0  # seconds
 
 
-def make_certificates(folder: Path, *options: str) -> dict[str, str]:
+def make_certificates(folder, *options):
     """Make certificates as the documents say; return a client's block."""
     subprocess.run(
         [sys.executable, str(ROOT / "cluster/tls/make_certificates.py"), str(folder), *options],
@@ -40,7 +39,7 @@ def make_certificates(folder: Path, *options: str) -> dict[str, str]:
     }
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(folder):
     """The environment of a scheduler or a worker with the certificates in a folder."""
     # workers are given up after five minutes of silence, as by default: less kills those that a busy machine is slow with
     return {
@@ -51,7 +50,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def tls(tmp_path_factory):
     return make_certificates(
         tmp_path_factory.mktemp("tls") / "tls",
         "--host",
@@ -64,7 +63,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def address(tls: dict[str, str]) -> Iterator[str]:
+def address(tls):
     """A scheduler with TLS on the loopback, and a worker, both in this process."""
     files = {"tls_ca_file": tls["ca"]}
     for role in ("client", "scheduler", "worker"):
@@ -89,7 +88,7 @@ def address(tls: dict[str, str]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def other(tmp_path_factory):
     """The certificates of another authority."""
     return make_certificates(tmp_path_factory.mktemp("tls") / "other")
 
@@ -144,7 +143,7 @@ def test_a_job_with_its_certificate(tls, address, tmp_path):
     assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
 
 
-def upload(source: Path, beside: str) -> str:
+def upload(source, beside):
     """Copy a folder into the bucket of a URL, and return where it is."""
     fs, path = open_filesystem(beside)
     bucket = path.partition("/")[0]

@@ -8,7 +8,6 @@ import hashlib
 import multiprocessing
 import os
 import subprocess
-from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,13 +38,13 @@ PREFIX = ("env", f"PYTHONPATH={WITH_TESTS['PYTHONPATH']}")
 
 
 @pytest.fixture
-def in_process() -> Iterator[Client]:
+def in_process():
     with in_process_cluster("127.0.0.1") as client:
         yield client
 
 
 @contextmanager
-def in_process_cluster(host: str) -> Iterator[Client]:
+def in_process_cluster(host):
     """One worker, which shares this process's memory, behind TCP without TLS."""
     options: dict[str, Any] = {
         "host": host,
@@ -61,7 +60,7 @@ def in_process_cluster(host: str) -> Iterator[Client]:
 
 
 @pytest.fixture
-def memory_store() -> Iterator[str]:
+def memory_store():
     yield "memory://keys/out"
     for file in fsspec.filesystem("memory").find("/keys"):
         fsspec.filesystem("memory").rm_file(file)
@@ -70,7 +69,7 @@ def memory_store() -> Iterator[str]:
 BOUNDS = f"{RUN}/bounds.npz"
 
 
-def forms(key: bytes) -> set[bytes]:
+def forms(key):
     """A key as a log may show it."""
     return {
         key,
@@ -83,7 +82,7 @@ def forms(key: bytes) -> set[bytes]:
     }
 
 
-def digests_of(key: bytes, n_tasks: int) -> list[str]:
+def digests_of(key, n_tasks):
     return [hashlib.sha256(key + bytes(number)).hexdigest() for number in range(n_tasks)]
 
 
@@ -130,7 +129,7 @@ def test_no_log_holds_the_key_and_a_late_worker_without_dpdask_ends_alone(tmp_pa
     ] == []
 
 
-def share_and_die(address: str, key: bytes) -> None:
+def share_and_die(address, key):
     with (
         Client(address, set_as_default=False) as client,
         dask.config.set(scheduler=client),
@@ -182,7 +181,7 @@ def test_the_end_of_a_run_withdraws_its_key(in_process, memory_store):
     assert in_process.get_metadata(name) is None
 
 
-def broken(*_: Any, **__: Any) -> None:
+def broken(*_, **__):
     raise OSError("tcp://secret")
 
 

@@ -24,7 +24,7 @@ BLOCK = Kubernetes(manifest=str(FOLDER / "cluster.yaml"), namespace="dpdask", wo
 MANIFESTS = sorted(path for path in FOLDER.glob("*.yaml") if path.name != "cluster.yaml")
 
 
-def is_valid(*paths: Path) -> bool:
+def is_valid(*paths):
     """Whether Kubernetes knows every key of the resources in files."""
     words = [
         str(Path(sys.executable).parent / "kubernetes-validate"),
@@ -41,7 +41,7 @@ def test_kubernetes_knows_every_key(tmp_path):
     assert not is_valid(tmp_path / "wrong.yaml")
 
 
-def resource_type() -> dict[str, Any]:
+def resource_type():
     """The schema of a DaskCluster, as the operator installs it."""
     chart = (
         importlib.resources.files("dask_kubernetes")
@@ -52,7 +52,7 @@ def resource_type() -> dict[str, Any]:
     return schema
 
 
-def strict(schema: Any) -> Any:
+def strict(schema):
     """A schema that refuses keys that it does not name: the API server would drop them in silence."""
     if isinstance(schema, list):
         return [strict(each) for each in schema]

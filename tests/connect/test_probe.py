@@ -9,11 +9,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import dask
@@ -55,12 +53,12 @@ LEAST = 60.0  # seconds
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     return lake(tmp_path_factory.mktemp("lake") / "in", [400] * 4)
 
 
 @pytest.fixture
-def open_folder(tmp_path: Path) -> Iterator[Path]:
+def open_folder(tmp_path):
     """A folder that everybody can enter, unlike pytest's."""
     folder = Path("/tmp") / f"dpdask-test-{os.getpid()}-{tmp_path.name}"
     folder.mkdir(mode=0o755)
@@ -68,18 +66,18 @@ def open_folder(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def wait_for(address: str, workers: int) -> None:
+def wait_for(address, workers):
     with Client(address, set_as_default=False) as client:
         client.wait_for_workers(workers, timeout=120)
 
 
 def refused(
-    job: Path,
-    folder: Path,
-    address: str,
-    source: Path,
-    run: Callable[..., CompletedProcess[str]] = call_cli,
-) -> tuple[int, str]:
+    job,
+    folder,
+    address,
+    source,
+    run=call_cli,
+):
     """Run a job with a ledger on a scheduler; return its exit code and its line, after checking that nothing was charged or left."""
     url = f"sqlite:///{folder}/ledger.db"
     assert (
@@ -101,7 +99,7 @@ def refused(
     return ended.returncode, error_line(ended)
 
 
-def other_version(folder: Path) -> Path:
+def other_version(folder):
     """Copy the package with another version."""
     shutil.copytree(ROOT / "dpdask", folder / "dpdask")
     (folder / "dpdask" / "version.py").write_text('"""Another."""\n\n__version__ = "0.0.9"\n')
@@ -239,7 +237,7 @@ def test_a_worker_that_joins_later_with_another_version_refuses(source, tmp_path
         right = stack.enter_context(running(worker_words(address), tmp_path / "worker-0.log"))
         client.wait_for_workers(1)
 
-        def replace_the_worker(stage: str, done: int, total: int) -> None:
+        def replace_the_worker(stage, done, total):
             if (stage, done) == ("survey", total) and right.poll() is None:
                 stack.enter_context(
                     running(
@@ -283,7 +281,7 @@ def test_an_adaptive_cluster_starts_with_no_worker(source, tmp_path):
     assert digests(tmp_path / "out") == digests(tmp_path / "out-quiet")
 
 
-def answer_late(libraries: tuple[str, ...]) -> dict[str, str | None]:
+def answer_late(libraries):
     import time
 
     from dpdask.versions import find_versions
@@ -296,7 +294,7 @@ def answer_late(libraries: tuple[str, ...]) -> dict[str, str | None]:
 def test_an_adaptive_cluster_keeps_a_worker_that_is_asked(tmp_path, monkeypatch):
     hold = probe._held
 
-    def hold_late(client: Client) -> AbstractContextManager[None]:
+    def hold_late(client):
         time.sleep(1)  # on a busy machine, the first worker is idle for so long
         assert len(client.scheduler_info(n_workers=-1)["workers"]) == 1
         return hold(client)
@@ -331,7 +329,7 @@ def test_a_scheduler_that_is_lost_while_workers_are_asked_is_temporary(tmp_path,
             == {}
         )
 
-        def lose(_: Client) -> None:
+        def lose(_):
             cluster.sync(cluster.scheduler.close)
             raise TemporaryError("no worker answers")
 

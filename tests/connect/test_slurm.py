@@ -8,9 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -27,7 +25,7 @@ BLOCK = {**yaml.safe_load(TEXT)["cluster"], "workers": 2, "memory": "1GB"}  # th
 
 
 @pytest.fixture(scope="module")
-def environment() -> Iterator[dict[str, str]]:
+def environment():
     folder = Path(
         tempfile.mkdtemp(prefix="dpdask-slurm-")
     )  # munge takes only short paths that everybody may enter
@@ -37,9 +35,7 @@ def environment() -> Iterator[dict[str, str]]:
     shutil.rmtree(folder)
 
 
-def run(
-    job: Path, environment: dict[str, str], strike: Any = None
-) -> subprocess.CompletedProcess[str]:
+def run(job, environment, strike=None):
     """Run a job; call `strike` once, while shards are written."""
     said = []
     with subprocess.Popen(
@@ -64,7 +60,7 @@ def run(
         )
 
 
-def jobs(environment: dict[str, str]) -> list[str]:
+def jobs(environment):
     """The SLURM jobs that run or wait."""
     return slurm.ask("squeue", "-h", "-o", "%i", environment=environment).split()
 
@@ -87,7 +83,7 @@ def test_the_same_bytes(block, cancelled, environment, tmp_path):
     )
     found: list[str] = []
 
-    def strike() -> None:
+    def strike():
         check_private(job.parent)
         found.extend(jobs(environment))
         for number in found[:cancelled]:
@@ -110,7 +106,7 @@ def test_the_same_bytes(block, cancelled, environment, tmp_path):
     }  # no certificate, log or script is left
 
 
-def check_private(folder: Path) -> None:
+def check_private(folder):
     """Check that the run's certificates are for this user alone, and that no key stands in a script's or a worker's command line."""
     [shared] = folder.glob(".dpdask-slurm-*")
     assert shared.stat().st_mode & 0o777 == 0o700

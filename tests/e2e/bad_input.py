@@ -11,7 +11,7 @@ import gzip
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,30 +89,30 @@ class Ended:
     err: str
 
     @property
-    def lines(self) -> list[str]:
+    def lines(self):
         """The lines of stderr without the JSON lines of progress and warnings."""
         return [line for line in self.err.splitlines() if not _is_json(line)]
 
 
-def _is_json(line: str) -> bool:
+def _is_json(line):
     try:
         return bool(set(json.loads(line)) & {"stage", "step", "warning"})
     except (ValueError, TypeError):
         return False
 
 
-def command(*words: str) -> Ended:
+def command(*words):
     """Run the command line in this process."""
     ended = call_cli(*words)
     return Ended(code=ended.returncode, out=ended.stdout, err=ended.stderr)
 
 
-def files(folder: Path) -> dict[str, str]:
+def files(folder):
     """Return the digest of every file below a folder, hidden ones too; of a folder its name alone."""
     return {str(path.relative_to(folder)): "" for path in folder.rglob("*")} | digests(folder)
 
 
-def execute(case: Case, folder: Path) -> tuple[Ended, dict[str, str], dict[str, str]]:
+def execute(case, folder):
     """Return how a case ended, and the files before and after."""
     env = {key: value.format(folder=folder) for key, value in case.env.items()}
     with mock.patch.dict(os.environ, env), dask.config.set(dict(case.config)):
@@ -121,7 +121,7 @@ def execute(case: Case, folder: Path) -> tuple[Ended, dict[str, str], dict[str, 
         return command(*words), before, files(folder)
 
 
-def table(n_rows: int = N_ROWS, seed: int = 1, **changed: Any) -> pa.Table:
+def table(n_rows=N_ROWS, seed=1, **changed):
     """Return rows as the schema declares them, with columns changed, added, or (None) left out."""
     rng = np.random.default_rng(seed)
     columns: dict[str, Any] = {
@@ -134,13 +134,13 @@ def table(n_rows: int = N_ROWS, seed: int = 1, **changed: Any) -> pa.Table:
 
 
 def job(
-    folder: Path,
-    parts: Mapping[str, pa.Table] | None = None,
-    *words: str,
-    columns: Any = COLUMNS,
-    verb: str = "run",
-    **changed: Any,
-) -> Words:
+    folder,
+    parts=None,
+    *words,
+    columns=COLUMNS,
+    verb="run",
+    **changed,
+):
     """Write a job, its schema and its table, and return the words that run it. `a__b=c` changes the job's key a.b."""
     if parts is None:
         parts = {"part-0.parquet": table(), "part-1.parquet": table(seed=2)}
@@ -157,7 +157,7 @@ def job(
     return [verb, str(folder / "job.yaml"), *words]
 
 
-def change(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def change(base, changes):
     """Return a mapping with keys changed, which have dots between levels; None removes a key."""
     changed = copy.deepcopy(dict(base))
     for key, value in changes.items():
@@ -171,7 +171,7 @@ def change(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return changed
 
 
-def make_table(entry: Mapping[str, Any]) -> pa.Table:
+def make_table(entry):
     """Return a case's table.
 
     It has `rows` rows; `every` names columns of one value, `line` columns of numbers between bounds,
@@ -191,7 +191,7 @@ def make_table(entry: Mapping[str, Any]) -> pa.Table:
     return table(n_rows, **columns)
 
 
-def prepare(entry: Mapping[str, Any], folder: Path) -> Words:
+def prepare(entry, folder):
     """Write a case's files and return the command's words."""
     parts = {"part-0.parquet": table(seed=2)}
     if "value" in entry or entry.get("file") == "part-1.parquet":  # beside good rows
@@ -222,37 +222,37 @@ def prepare(entry: Mapping[str, Any], folder: Path) -> Words:
     )
 
 
-def _only_csv(folder: Path, *texts: str) -> None:
+def _only_csv(folder, *texts):
     _no_files(folder)
     for index, text in enumerate(texts):
         data = text.replace("{header}", HEADER).replace("{lines}", LINES).encode("latin-1")
         (folder / "data" / f"part-{index}.csv").write_bytes(data)
 
 
-def _no_files(folder: Path) -> None:
+def _no_files(folder):
     for path in (folder / "data").iterdir():
         path.unlink()
 
 
-def _no_row_groups(folder: Path, name: str = "a.parquet") -> None:
+def _no_row_groups(folder, name="a.parquet"):
     _no_files(folder)
     pq.ParquetWriter(folder / "data" / name, table().schema).close()
 
 
-def _empty_files(folder: Path) -> None:
+def _empty_files(folder):
     _no_row_groups(folder, "c.parquet")
     for name, part in (("b", table()), ("d", table(0)), ("e", table(seed=2))):
         pq.write_table(part, folder / "data" / f"{name}.parquet")
 
 
-def _twice(folder: Path) -> None:
+def _twice(folder):
     good = table()
     names = [*good.column_names, "rating"]
     twice = pa.Table.from_arrays([*good.columns, good["rating"]], names=names)
     pq.write_table(twice, folder / "data" / "part-0.parquet")
 
 
-def _truncated_gzip(folder: Path) -> None:
+def _truncated_gzip(folder):
     _no_files(folder)
     lines = (
         f"{row},{row % 3 + 1},{row * 0.001:.3f},{row * 7919 % 104729}\n" for row in range(50_000)
@@ -261,10 +261,10 @@ def _truncated_gzip(folder: Path) -> None:
     (folder / "data" / "part.csv.gz").write_bytes(data[: len(data) // 2])
 
 
-def _edited(edit: Callable[[bytes], bytes], **written: Any) -> Callable[[Path], None]:
+def _edited(edit, **written):
     """Return a maker that damages the second file after it was written."""
 
-    def make(folder: Path) -> None:
+    def make(folder):
         path = folder / "data" / "part-1.parquet"
         pq.write_table(table(seed=2), path, row_group_size=100, **written)
         path.write_bytes(edit(path.read_bytes()))
@@ -272,53 +272,53 @@ def _edited(edit: Callable[[bytes], bytes], **written: Any) -> Callable[[Path], 
     return make
 
 
-def _page_overwritten(data: bytes) -> bytes:
+def _page_overwritten(data):
     column = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(1).column(2)
     start = column.dictionary_page_offset or column.data_page_offset
     return data[:start] + b"\xff" * 64 + data[start + 64 :]
 
 
-def bit_flipped(data: bytes) -> bytes:
+def bit_flipped(data):
     column = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(1).column(0)
     place = column.data_page_offset + column.total_compressed_size - 20
     return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 
 
-def _crash(folder: Path) -> None:
+def _crash(folder):
     failing = mock.patch("dpdask.jobs.run.write_all", side_effect=TemporaryError("crash"))
     with failing, contextlib.suppress(TemporaryError):
         run_job(load_job(folder / "job.yaml"))
     assert (folder / ".out.dpdask" / "release.npz").exists()
 
 
-def crashed(folder: Path) -> Words:
+def crashed(folder):
     """Return the words of a job whose first run stopped after it was fitted."""
     words = job(folder)
     _crash(folder)
     return words
 
 
-def _changed(folder: Path) -> None:
+def _changed(folder):
     _crash(folder)
     pq.write_table(table(seed=3), folder / "data" / "part-1.parquet")
 
 
-def _lost(folder: Path) -> None:
+def _lost(folder):
     _crash(folder)
     (folder / "data" / "part-1.parquet").unlink()
 
 
-def _released(folder: Path) -> None:
+def _released(folder):
     assert command("run", str(folder / "job.yaml")).code == 0
 
 
-def _one_held_out(folder: Path) -> Words:
+def _one_held_out(folder):
     _no_files(folder)
     pq.write_table(table(2), folder / "data" / "part-0.parquet")
     found = discover(f"file://{folder}/data", Schema.from_dict({"columns": COLUMNS}))
     [fragment] = found.fragments
 
-    def holds_one(seed: int) -> bool:
+    def holds_one(seed):
         held = holdout_mask(stream(RunKey.insecure(seed), "holdout", fragment.id), 2, 0.5)
         return bool(held.sum() == 1)
 
@@ -326,14 +326,14 @@ def _one_held_out(folder: Path) -> Words:
     return ["--set", f"insecure_seed={seed}"]
 
 
-def _levels(folder: Path) -> None:
+def _levels(folder):
     levels = {"role": "privatise", "kind": "discrete", "levels": list(range(10_000))}
     columns = change(COLUMNS, {"rating": levels, "userId.role": "drop", "price": {"role": "drop"}})
     (folder / "schema.yaml").write_text(yaml.safe_dump({"columns": columns}))
 
 
-def _written(name: str, text: str) -> Callable[[Path], None]:
-    def make(folder: Path) -> None:
+def _written(name, text):
+    def make(folder):
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_text(text)
 
@@ -377,7 +377,7 @@ MAKERS: dict[str, Callable[[Path], Words | None]] = {
 }
 
 
-def _read_cases() -> Iterator[Case]:
+def _read_cases():
     groups = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     for group, cases in groups.items():
         base = cases.pop("base", {})

@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 Job = tuple[Path, list[Path]]
 
 
-def make_job(folder: Path, source: Path | str, table: pa.Table = TABLE, **changes: Any) -> Path:
+def make_job(folder, source, table=TABLE, **changes):
     schema = {name: PRIVATE.get(name, {"role": "keep"}) for name in table.column_names}
     options = {"mechanism__reference": {"kind": "histogram"}, **changes}
     return write_job(
@@ -80,16 +80,14 @@ def make_job(folder: Path, source: Path | str, table: pa.Table = TABLE, **change
     )
 
 
-def write_files(
-    folder: Path, settings: dict[str, Any], table: pa.Table = NESTED, **changes: Any
-) -> Job:
+def write_files(folder, settings, table=NESTED, **changes):
     (folder / "in").mkdir()
     path = folder / "in" / "rows.parquet"
     pq.write_table(table, path, row_group_size=20, **settings)
     return make_job(folder, folder / "in", table, **changes), [path]
 
 
-def write_public(folder: Path) -> Job:
+def write_public(folder):
     (folder / "public").mkdir()
     pq.write_table(TABLE.select(["r", "amount"]).slice(1), folder / "public" / "rows.parquet")
     job, _ = write_files(
@@ -98,14 +96,14 @@ def write_public(folder: Path) -> Job:
     return job, [folder / "public" / "rows.parquet"]
 
 
-def write_delta(folder: Path) -> Job:
+def write_delta(folder):
     write_deltalake(folder / "in", TABLE)
     return make_job(folder, folder / "in", input__format="delta"), sorted(
         (folder / "in").rglob("*.json")
     )
 
 
-def write_iceberg(folder: Path) -> Job:
+def write_iceberg(folder):
     catalog = SqlCatalog(
         "lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/in"
     )
@@ -120,7 +118,7 @@ def write_iceberg(folder: Path) -> Job:
     ]
 
 
-def write_release(folder: Path) -> Job:
+def write_release(folder):
     job, _ = write_files(folder, {}, TABLE.drop_columns(["list", "event"]))
     assert call_cli("run", job).returncode == 0
     return job, sorted((folder / "out").glob("*.parquet"))
@@ -138,7 +136,7 @@ KINDS: dict[str, Callable[[Path], Job]] = {
 }
 
 
-def find_part(raw: bytes, part: str) -> range:
+def find_part(raw, part):
     """Return the places of a Parquet file's footer, of its pages, or of all of a file."""
     start = len(raw) - 8 - int.from_bytes(raw[-8:-4], "little")
     return {"footer": range(start, len(raw)), "pages": range(4, start), "file": range(len(raw))}[
@@ -146,7 +144,7 @@ def find_part(raw: bytes, part: str) -> range:
     ]
 
 
-def call_all(kind: str, job: Path, out: Path) -> Iterator[tuple[str, int, str]]:
+def call_all(kind, job, out):
     """Yield each call with its exit code, and what it says."""
     if kind == "release":
         (out.parent / "report.html").unlink(missing_ok=True)
@@ -170,7 +168,7 @@ def call_all(kind: str, job: Path, out: Path) -> Iterator[tuple[str, int, str]]:
         )
 
 
-def main(kind: str, part: str, n: int) -> None:
+def main(kind, part, n):
     """Change a bit `n` times, and end with what went wrong."""
     wrong: list[str] = []
     draw = random.Random(f"{kind} {part}")

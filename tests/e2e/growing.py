@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,8 @@ from deltalake import write_deltalake
 from e2e.helpers import charging_entries, run_here, write_job
 
 from dpdask.engine.account import open_ledger
-from dpdask.io.shards import Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.output import Target, name_release
-from dpdask.jobs.run import Outcome
 from dpdask.jobs.series import KeptFolder
 
 SCHEMA: dict[str, Any] = {
@@ -32,7 +29,7 @@ BY_USER = {"column": "user", "max_rows": 2}
 N = 120
 
 
-def add_day(source: Path, day: int, *, n_rows: int = N, name: str | None = None) -> Path:
+def add_day(source, day, *, n_rows=N, name=None):
     """Add the file of a day."""
     source.mkdir(exist_ok=True)
     path = source / (name or f"day-{day:02d}.parquet")
@@ -40,7 +37,7 @@ def add_day(source: Path, day: int, *, n_rows: int = N, name: str | None = None)
     return path
 
 
-def add_version(source: Path, day: int) -> None:
+def add_version(source, day):
     """Append the rows of a day to a Delta table, as one file and one version."""
     properties = {"delta.enableDeletionVectors": "true"}
     write_deltalake(
@@ -51,7 +48,7 @@ def add_version(source: Path, day: int) -> None:
     )
 
 
-def rows_of(day: int, n_rows: int = N) -> pa.Table:
+def rows_of(day, n_rows=N):
     """Return the rows of a day: every day has the same private values."""
     return pa.table(
         {
@@ -62,7 +59,7 @@ def rows_of(day: int, n_rows: int = N) -> pa.Table:
     )
 
 
-def job(folder: Path, source: Path, reference: dict[str, Any] = KNOWN, **changed: Any) -> Path:
+def job(folder, source, reference=KNOWN, **changed):
     given = {
         "privacy__epsilon": 1.0,
         "mechanism__reference": reference,
@@ -73,23 +70,23 @@ def job(folder: Path, source: Path, reference: dict[str, Any] = KNOWN, **changed
     return write_job(folder, source, folder / "out", **given)
 
 
-def at(url: str) -> dict[str, str]:
+def at(url):
     return {"url": url, "dataset": "people"}
 
 
-def spent(url: str) -> float:
+def spent(url):
     return open_ledger(url).read_balance("people").epsilon_spent
 
 
-def kinds(url: str) -> list[str]:
+def kinds(url):
     return [entry.kind for entry in charging_entries(url, "people")]
 
 
-def kept(output: Path) -> Path:
+def kept(output):
     return output.parent / f".{output.name}.dpdask-series"
 
 
-def manifests(output: Path | Folder) -> list[Manifest]:
+def manifests(output):
     """Return the manifests of a series, in order."""
     folder = output if isinstance(output, Folder) else Folder(f"file://{output}")
     job, target = KeptFolder(folder, None).read_job() or ("", Target())
@@ -98,7 +95,7 @@ def manifests(output: Path | Folder) -> list[Manifest]:
     return [manifest for manifest in found if manifest is not None]
 
 
-def read_log(out: Path) -> list[set[str]]:
+def read_log(out):
     """Return the files that each entry of a Delta log adds."""
     entries = [
         path.read_text().splitlines() for path in sorted((out / "_delta_log").glob("*.json"))
@@ -109,12 +106,12 @@ def read_log(out: Path) -> list[set[str]]:
     ]
 
 
-def list_digests(found: list[Manifest]) -> list[list[str]]:
+def list_digests(found):
     """Return the digests of each release: of its card and of its shards."""
     return [[each.card_sha256, *(shard.sha256 for shard in each.shards)] for each in found]
 
 
-def released(output: Path) -> pa.Table:
+def released(output):
     """Return the table as any reader of Parquet folders sees it."""
     return (
         ds.dataset(output, format="parquet", exclude_invalid_files=False)
@@ -123,7 +120,7 @@ def released(output: Path) -> pa.Table:
     )
 
 
-def grow(made: Path, source: Path, days: range) -> list[Outcome]:
+def grow(made, source, days):
     outcomes = []
     for day in days:
         add_day(source, day)

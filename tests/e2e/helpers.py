@@ -9,9 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -20,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
-import pytest
 import yaml
 from distributed import LocalCluster
 
@@ -28,11 +25,10 @@ from dpdask.cli import main
 from dpdask.engine import scan, write
 from dpdask.engine import scan as units
 from dpdask.engine.account import open_ledger
-from dpdask.engine.compute import Progress, Stage, make_stage, run_stage
-from dpdask.jobs.run import Outcome, run_job
-from dpdask.jobs.spec import Job, load_job
+from dpdask.engine.compute import make_stage, run_stage
+from dpdask.jobs.run import run_job
+from dpdask.jobs.spec import load_job
 from dpdask.privacy import ledger as ledger_tables
-from dpdask.privacy.ledger_entries import Entry
 
 SEED = 7
 LEVELS = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]
@@ -72,7 +68,7 @@ KNOWN: dict[str, Any] = {
 }
 
 
-def refusing(schema: Mapping[str, Any]) -> dict[str, Any]:
+def refusing(schema):
     """Return a schema that refuses values outside bounds, as interval jobs need: a range holds the value itself."""
     return {
         name: column | ({"outside": "refuse"} if "bounds" in column else {})
@@ -80,9 +76,7 @@ def refusing(schema: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def mixed_table(
-    n_rows: int, rng: np.random.Generator, schema: Mapping[str, Any] = MIXED_SCHEMA
-) -> pa.Table:
+def mixed_table(n_rows, rng, schema=MIXED_SCHEMA):
     """Return rows with one column of every kind, or those of them that a schema names."""
     amount = rng.uniform(0.0, 100.0, n_rows)
     amount[rng.random(n_rows) < 0.3] = 0.0
@@ -101,14 +95,14 @@ def mixed_table(
 
 
 def lake(
-    folder: Path,
-    rows: list[int],
+    folder,
+    rows,
     *,
-    row_group: int = 400,
-    schema: Mapping[str, Any] = MIXED_SCHEMA,
-    seed: int = 1,
-    csv: bool = False,
-) -> Path:
+    row_group=400,
+    schema=MIXED_SCHEMA,
+    seed=1,
+    csv=False,
+):
     """Write one file per entry of `rows`, its row groups of `row_group` rows."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
@@ -122,13 +116,13 @@ def lake(
 
 
 def write_job(
-    folder: Path,
-    input_: Path,
-    output: Path,
+    folder,
+    input_,
+    output,
     *,
-    schema: Mapping[str, Any] = MIXED_SCHEMA,
-    **changes: Any,
-) -> Path:
+    schema=MIXED_SCHEMA,
+    **changes,
+):
     """Write a job and its schema into `folder` and return the job's path; `changes` are dotted keys with `__` for the dot."""
     folder.mkdir(parents=True, exist_ok=True)
     job: dict[str, Any] = {
@@ -159,10 +153,10 @@ waits_for_the_disk = (
 )  # what an SQLite ledger does where tests do not spare the disk
 
 
-def spare_the_disk(put: Callable[[Any, str, Any], None]) -> None:
+def spare_the_disk(put):
     """Let no write wait for the disk: tests kill processes, not machines. `put` is `setattr`, or that of a monkeypatch."""
 
-    def on_connect(connection: Any, _: object) -> None:
+    def on_connect(connection, _):
         connection.isolation_level = None
         connection.execute("PRAGMA synchronous=OFF")
 
@@ -170,18 +164,18 @@ def spare_the_disk(put: Callable[[Any, str, Any], None]) -> None:
     put(ledger_tables, "_on_connect", on_connect)
 
 
-def load(job: Path, **settings: Any) -> Job:
+def load(job, **settings):
     """Return the job of a file, with keys changed (`output__path=…`)."""
     return load_job(job, {key.replace("__", "."): str(value) for key, value in settings.items()})
 
 
-def run_here(job: Path, progress: Progress | None = None, **settings: Any) -> Outcome:
+def run_here(job, progress=None, **settings):
     """Run a job in this process, without threads."""
     with dask.config.set(scheduler="synchronous"):
         return run_job(load(job, **settings), progress)
 
 
-def processes(workers: int) -> LocalCluster:
+def processes(workers):
     """Return a cluster of worker processes, on free ports of this machine alone (a second cluster on 8787 would warn)."""
     quiet = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
     # Dask gives a killed worker up for good unless it is back after 15 s, which a busy machine may not manage
@@ -195,12 +189,12 @@ def processes(workers: int) -> LocalCluster:
         )
 
 
-def command(*arguments: str | Path) -> list[str]:
+def command(*arguments):
     """Return the command line's words."""
     return [sys.executable, "-c", "from dpdask.cli import main; main()", *map(str, arguments)]
 
 
-def run_cli(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def run_cli(*arguments, timeout=120):
     """Run the command line in its own process."""
     return subprocess.run(
         command(*arguments),
@@ -215,11 +209,11 @@ def run_cli(*arguments: str | Path, timeout: float = 120) -> subprocess.Complete
 class Terminal(io.StringIO):
     """Says that it is one."""
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
-def call_cli(*arguments: str | Path, terminal: bool = False) -> subprocess.CompletedProcess[str]:
+def call_cli(*arguments, terminal=False):
     """Run the command line in this process, its stderr a terminal or not: `run_cli` for all that does not depend on the process."""
     words, out, err = (
         ["dpdask", *map(str, arguments)],
@@ -245,7 +239,7 @@ def call_cli(*arguments: str | Path, terminal: bool = False) -> subprocess.Compl
     )
 
 
-def charging_entries(url: str, dataset: str) -> list[Entry]:
+def charging_entries(url, dataset):
     """Return the entries of a dataset's chain that charge a run or close it, without those that say what was drawn."""
     return [
         entry
@@ -254,7 +248,7 @@ def charging_entries(url: str, dataset: str) -> list[Entry]:
     ]
 
 
-def digests(output: Path) -> dict[str, str]:
+def digests(output):
     """Return the sha256 of every file below a folder, by its path."""
     files = (path for path in sorted(output.rglob("*")) if path.is_file())
     return {
@@ -263,12 +257,12 @@ def digests(output: Path) -> dict[str, str]:
     }
 
 
-def hidden(output: Path) -> Path:
+def hidden(output):
     """Return the folder of an output's unfinished run."""
     return output.parent / f".{output.name}.dpdask"
 
 
-def error_line(result: subprocess.CompletedProcess[str]) -> str:
+def error_line(result):
     """Return the one line of error, after checking that there is no more than one and no traceback."""
     lines = [line for line in result.stderr.splitlines() if not line.startswith("{")]
     assert len(lines) == 1, result.stderr
@@ -276,39 +270,37 @@ def error_line(result: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
-def holds_number(text: str, number: int) -> bool:
+def holds_number(text, number):
     """Tell whether a text holds a whole number as a word, with or without commas; digits of hashes, identifiers and fractions are not words."""
     return (
         re.search(rf"(?<![\w.])(?:{number}|(?<!\d,){number:,})(?!\w|\.\d*[1-9])", text) is not None
     )
 
 
-def apply(argument: Any, function: Callable[[Any], Any]) -> list[Any]:
+def apply(argument, function):
     """Run a function as one task; it is what the tasks share."""
     return [function(argument)]
 
 
-def join(parts: list[list[Any]]) -> list[Any]:
+def join(parts):
     return [each for part in parts for each in part]
 
 
 def run_each(
-    stage: str,
-    function: Callable[[Any], Any],
-    arguments: Sequence[Any],
-    progress: Progress | None = None,
-) -> list[Any]:
+    stage,
+    function,
+    arguments,
+    progress=None,
+):
     """Return what a function returns for each argument, computed by tasks."""
     made = make_stage(stage, apply, [(argument,) for argument in arguments], function, join)
     return join([part for parts in run_stage(made, progress) for part in parts])
 
 
-def spy_on_stages(
-    see: Callable[[str, dict[Any, Any]], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def spy_on_stages(see, monkeypatch):
     """Show the name and the tasks of each stage before it runs."""
 
-    def run(stage: Stage, progress: Progress | None = None) -> Iterator[list[Any]]:
+    def run(stage, progress=None):
         batches = list(stage.batches)
         see(
             stage.name,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -32,7 +30,7 @@ TYPES = {name: pa.type_for_alias(column["type"]) for name, column in SCHEMA.item
 # ---- the input
 
 
-def mixed(row: int, salt: int) -> int:
+def mixed(row, salt):
     """Return 32 bits of a row by integer arithmetic alone: the same with any version of any library."""
     found = (row * 2654435761 + salt * 40503) % 2**32
     found = (found ^ found >> 15) * 2246822519 % 2**32
@@ -40,7 +38,7 @@ def mixed(row: int, salt: int) -> int:
     return found ^ found >> 16
 
 
-def row_of(row: int) -> dict[str, Any]:
+def row_of(row):
     """Return one row; genre, price and amount depend on the rating, and a few prices lie outside the declared bounds."""
     bits = [mixed(row, salt) for salt in range(10)]
     level = min(bits[0] % 10, bits[1] % 10)
@@ -64,7 +62,7 @@ def row_of(row: int) -> dict[str, Any]:
     }
 
 
-def write_lake(folder: Path, sizes: list[int], *, first: int = 0, csv: bool = False) -> Path:
+def write_lake(folder, sizes, *, first=0, csv=False):
     """Write one file per size, from the row `first` on."""
     folder.mkdir(parents=True)
     for number, size in enumerate(sizes):
@@ -92,7 +90,7 @@ def write_lake(folder: Path, sizes: list[int], *, first: int = 0, csv: bool = Fa
     return folder
 
 
-def write_lakes(base: Path) -> dict[str, Path]:
+def write_lakes(base):
     """Write the private table as Parquet and as CSV, and the public one."""
     return {
         "parquet": write_lake(base / "parquet", SIZES),
@@ -124,11 +122,11 @@ WEIGHTS = {
 }
 
 
-def dip(reference: Mapping[str, Any], channel: str = "laplace", **more: Any) -> dict[str, Any]:
+def dip(reference, channel="laplace", **more):
     return {"kind": "dip", "reference": reference, "channel": channel, **more}
 
 
-def drop(*names: str) -> dict[str, Any]:
+def drop(*names):
     """Return the schema with these columns dropped."""
     return {
         name: {"role": "drop", "type": column["type"]} if name in names else column
@@ -136,11 +134,11 @@ def drop(*names: str) -> dict[str, Any]:
     }
 
 
-def uniform(scale: float) -> dict[str, Any]:
+def uniform(scale):
     return {"name": "uniform", "loc": 0, "scale": scale}
 
 
-def perturbed(name: str, epsilon: float, of: dict[str, Any], channel: str) -> dict[str, Any]:
+def perturbed(name, epsilon, of, channel):
     reference = {"kind": "known", **KNOWN["columns"][name]}
     return {
         "design": "interval-differential",
@@ -327,14 +325,14 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-def with_path(job: Any, path: str) -> Any:
+def with_path(job, path):
     """Return a job with the public table's path in its place."""
     if isinstance(job, dict):
         return {key: with_path(value, path) for key, value in job.items()}
     return path if job == PUBLIC else job
 
 
-def write_recorded(name: str, lakes: Mapping[str, Path], folder: Path, **changes: Any) -> Path:
+def write_recorded(name, lakes, folder, **changes):
     """Write a job by its name into a folder, its output `out` there, and return its path."""
     job = {"schema": SCHEMA, **JOBS[name]}
     source = lakes[job.pop("input", "parquet")]
@@ -343,7 +341,7 @@ def write_recorded(name: str, lakes: Mapping[str, Path], folder: Path, **changes
     )
 
 
-def run_recorded(name: str, lakes: Mapping[str, Path], folder: Path) -> Path:
+def run_recorded(name, lakes, folder):
     """Run a job by its name and return its output."""
     run_here(write_recorded(name, lakes, folder))
     return folder / "out"

@@ -4,12 +4,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 from unittest import mock
 
 import pyarrow.dataset as pads
 import pytest
-from e2e.bad_input import CASES, SECRETS, Case, Ended, bit_flipped, command, crashed, execute, files
+from e2e.bad_input import CASES, SECRETS, Ended, bit_flipped, command, crashed, execute, files
 
 from dpdask.codec import codec_for
 from dpdask.jobs.spec import load_job
@@ -17,11 +16,11 @@ from dpdask.jobs.spec import load_job
 BY_NAME = {case.name: case for case in CASES}
 
 
-def ids(case: Case) -> str:
+def ids(case):
     return case.name.replace(" ", "-")
 
 
-def check_line(case: Case, ended: Ended) -> None:
+def check_line(case, ended):
     [line] = ended.lines
     assert line.startswith("dpdask: ")
     assert re.search(case.says, line), line
@@ -29,7 +28,7 @@ def check_line(case: Case, ended: Ended) -> None:
     assert not ended.out
 
 
-def check_case(case: Case, folder: Path) -> None:
+def check_case(case, folder):
     """Assert that what is wrong is said in one line and leaves nothing, and that what is odd works and leaves no state."""
     ended, before, after = execute(case, folder)
     assert ended.code == case.code, ended.err

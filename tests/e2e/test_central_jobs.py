@@ -6,9 +6,6 @@ import datetime as dt
 import itertools
 import json
 import math
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import dask
 import duckdb
@@ -59,35 +56,35 @@ each_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS.values(), ids=M
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     return lake(tmp_path_factory.mktemp("source") / "in", SIZES, schema=SCHEMA)
 
 
 @pytest.fixture(autouse=True)
-def _here() -> Iterator[None]:
+def _here():
     with dask.config.set(scheduler="synchronous"):
         yield
 
 
-def job(folder: Path, source: Path, mechanism: dict[str, Any] = COPULA, **changed: Any) -> Path:
+def job(folder, source, mechanism=COPULA, **changed):
     given = {"schema": SCHEMA, "mechanism": mechanism, "privacy__delta": DELTA, **changed}
     return write_job(folder / "job", source, folder / "out", **given)
 
 
-def run(folder: Path, source: Path, mechanism: dict[str, Any] = COPULA, **changed: Any) -> pa.Table:
+def run(folder, source, mechanism=COPULA, **changed):
     run_here(job(folder, source, mechanism, **changed))
     return read(folder / "out")
 
 
-def read(folder: Path) -> pa.Table:
+def read(folder):
     return pads.dataset(folder, exclude_invalid_files=False).to_table()
 
 
-def card(folder: Path) -> dict[str, Any]:
+def card(folder):
     return json.loads((folder / "out/_dpdask/release.json").read_text())
 
 
-def check_valid(records: pa.Table, source: pa.Table, columns: dict[str, Any]) -> None:
+def check_valid(records, source, columns):
     """Check that records have the source's types and order of columns, and no value outside the domains."""
     schema = Schema.from_dict({"columns": columns})
     expected = schema.select_released(source.schema)
@@ -146,7 +143,7 @@ EVERY_TYPE = {
 EVERY_TYPE = {name: {"role": "privatise", **column} for name, column in EVERY_TYPE.items()}
 
 
-def every_type(n_rows: int) -> pa.Table:
+def every_type(n_rows):
     rng = np.random.default_rng(4)
     missing = rng.random(n_rows) < 0.2
     single = np.where(rng.random(n_rows) < 0.3, 0.1, rng.uniform(0, 0.7, n_rows))
@@ -253,7 +250,7 @@ def test_a_cell_is_near_its_count(source, tmp_path):
     cells = run(tmp_path, source, mechanism, schema=schema, privacy__epsilon=1.0, privacy__delta=0)
     columns = ["rating", "genre", "price"]
 
-    def by_cell(frame: pd.DataFrame) -> pd.DataFrame:
+    def by_cell(frame):
         price = np.ceil(frame["price"] * 5).clip(1, 5).astype(int)
         return frame.assign(genre=frame["genre"].fillna("null"), price=price)
 
@@ -275,7 +272,7 @@ def test_no_cell_that_stands_out_is_an_empty_table(source, tmp_path):
     assert cells.column_names == [*PRIVATISED, "weight"]
 
 
-def count_exactly(source: Path, clique: list[str]) -> pd.Series:
+def count_exactly(source, clique):
     """Return the exact counts by label, with pandas."""
     frame = read(source).to_pandas()
     labels = pd.DataFrame(index=frame.index)
@@ -318,7 +315,7 @@ def test_tables_are_labelled_and_near_the_truth(source, tmp_path):
 # ---- the same bytes
 
 
-def rewritten(folder: Path, source: Path, sizes: list[int], row_group: int) -> Path:
+def rewritten(folder, source, sizes, row_group):
     """Write the same rows in other files and row groups."""
     folder.mkdir(parents=True)
     files = sorted(source.iterdir(), key=lambda path: int(path.name.split(".")[1]))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from pathlib import Path
-from typing import Any
 
 import dask
 import dask.dataframe as dd
@@ -36,7 +34,7 @@ SCHEMA = {
 }
 
 
-def people(n_rows: int = 6000, seed: int = 3) -> pd.DataFrame:
+def people(n_rows=6000, seed=3):
     """Return rows whose columns depend on one another, and on a kept user: even ones have their own habits."""
     rng = np.random.default_rng(seed)
     user = rng.integers(0, 20, n_rows)
@@ -49,7 +47,7 @@ def people(n_rows: int = 6000, seed: int = 3) -> pd.DataFrame:
     return pd.DataFrame({"user": user, "a": a, "b": b, "c": a + 0.2 * rng.normal(size=n_rows)})
 
 
-def written(folder: Path, rows: pd.DataFrame, n_files: int = 3) -> Path:
+def written(folder, rows, n_files=3):
     folder.mkdir(parents=True)
     for number, part in enumerate(np.array_split(np.arange(len(rows)), n_files)):
         pq.write_table(
@@ -60,28 +58,28 @@ def written(folder: Path, rows: pd.DataFrame, n_files: int = 3) -> Path:
     return folder
 
 
-def released(folder: Path, source: Path, **changed: Any) -> pd.DataFrame:
+def released(folder, source, **changed):
     run_here(
         write_job(folder, source, folder / "out", schema=SCHEMA, privacy__epsilon=1.5, **changed)
     )
     return pads.dataset(folder / "out", exclude_invalid_files=False).to_table().to_pandas()
 
 
-def card_of(folder: Path) -> dict[str, Any]:
+def card_of(folder):
     return json.loads((folder / "out" / "_dpdask" / "release.json").read_text())
 
 
-def joint(rows: pd.DataFrame, *names: str) -> pd.Series:
+def joint(rows, *names):
     rounded = rows.assign(b=rows["b"].fillna("null"), c=np.round(rows["c"]).clip(0, 2).astype(int))
     return rounded.groupby(list(names)).size()
 
 
-def same_distribution(one: pd.DataFrame, other: pd.DataFrame, *names: str) -> float:
+def same_distribution(one, other, *names):
     counted = pd.concat([joint(one, *names), joint(other, *names)], axis=1).fillna(0)
     return float(stats.chi2_contingency(counted.loc[counted.sum(axis=1) > 40].T).pvalue)
 
 
-def within(rows: pd.DataFrame) -> float:
+def within(rows):
     """How strongly c follows a."""
     return float(np.corrcoef(rows["a"], rows["c"])[0, 1])
 
@@ -376,9 +374,7 @@ def test_a_job_is_refused_in_one_line(name, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def _case(
-    name: str, code: int, says: str, rows: Any = None, columns: Any = COLUMNS, **reference: Any
-) -> Case:
+def _case(name, code, says, rows=None, columns=COLUMNS, **reference):
     parts = None if rows is None else {"a.parquet": rows}
     return Case(
         name=name,
@@ -390,8 +386,8 @@ def _case(
     )
 
 
-def _public(name: str, code: int, says: str, public: pa.Table) -> Case:
-    def prepare(folder: Path) -> list[str]:
+def _public(name, code, says, public):
+    def prepare(folder):
         words = bad_job(
             folder, mechanism__reference={"kind": "chain", "path": "public.parquet", "by": "userId"}
         )
@@ -468,7 +464,7 @@ def test_what_is_wrong_is_said_in_one_line_and_what_is_odd_works(case, tmp_path)
 # ---- frames
 
 
-def dip(reference: Any, **changed: Any) -> dpdask.DIP:
+def dip(reference, **changed):
     given = {"epsilon": 1.5, "insecure_seed": 7, **changed}
     return dpdask.DIP(dpdask.Schema.from_dict({"columns": SCHEMA}), reference=reference, **given)
 

@@ -6,7 +6,6 @@ import math
 import re
 import subprocess
 import sys
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -15,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from e2e.bad_input import Ended, command
+from e2e.bad_input import command
 from e2e.helpers import spy_on_stages
 
 from dpdask.io import shards as shards_module
@@ -41,7 +40,7 @@ SCHEMA = {
 }
 
 
-def dictionary(values: list[str], unused: str) -> pa.Array:
+def dictionary(values, unused):
     """Return values as a dictionary in which one more category stands and is never used."""
     categories = [unused, *sorted(set(values))]
     return pa.DictionaryArray.from_arrays(
@@ -49,7 +48,7 @@ def dictionary(values: list[str], unused: str) -> pa.Array:
     )
 
 
-def lake(folder: Path, outside: bool = False) -> Path:
+def lake(folder, outside=False):
     """Write files full of secrets: categories, metadata of three kinds, a pandas index, a dropped column, one row each in `id`."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(5)
@@ -79,7 +78,7 @@ def lake(folder: Path, outside: bool = False) -> Path:
     return folder
 
 
-def write_job(folder: Path, source: str, **cluster: object) -> list[str]:
+def write_job(folder, source, **cluster):
     (folder / "schema.yaml").write_text(yaml.safe_dump({"columns": SCHEMA}, sort_keys=False))
     job = {
         "name": "clean",
@@ -94,7 +93,7 @@ def write_job(folder: Path, source: str, **cluster: object) -> list[str]:
     return ["run", str(folder / "job.yaml")]
 
 
-def everything(path: Path) -> bytes:
+def everything(path):
     """Return a file's bytes, and, of a Parquet file, its footer and every page decompressed, dictionaries apart."""
     data = path.read_bytes()
     if path.suffix != ".parquet":
@@ -123,7 +122,7 @@ def everything(path: Path) -> bytes:
     return data + "\n".join(texts).encode()
 
 
-def forms(secret: str) -> list[bytes]:
+def forms(secret):
     """Return a secret as it might be written: plain, wide, in hexadecimal, in Base64."""
     plain = secret.encode()
     return [
@@ -134,12 +133,12 @@ def forms(secret: str) -> list[bytes]:
     ]
 
 
-def holds(data: bytes, *secrets: str) -> list[str]:
+def holds(data, *secrets):
     return [secret for secret in secrets if any(form in data for form in forms(secret))]
 
 
 @pytest.fixture(scope="module")
-def released(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+def released(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clean")
     lake(folder / FOLDER)
     with pytest.MonkeyPatch.context() as patch:
@@ -149,14 +148,14 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     return folder, ended
 
 
-def shards(folder: Path) -> list[Path]:
+def shards(folder):
     return sorted(folder.glob("part-*.parquet"))
 
 
 # ---- footers
 
 
-def assert_plain(schema: pa.Schema) -> None:
+def assert_plain(schema):
     assert schema.metadata is None
     assert all(set(field.metadata or {}) <= {b"PARQUET:field_id"} for field in schema)
     assert not any(pa.types.is_dictionary(field.type) for field in schema)

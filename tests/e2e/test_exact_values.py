@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -33,12 +32,12 @@ RATING = {"role": "privatise", "kind": "discrete", "levels": [1, 2]}
 KNOWN = {"kind": "known", "columns": {"r": {"probabilities": [0.5, 0.5]}}}
 
 
-def counts(type_: pa.DataType, *values: int) -> pa.Array:
+def counts(type_, *values):
     """Return an array of a type that counts something, from its counts."""
     return pa.array(values, pa.int32() if type_.bit_width == 32 else pa.int64()).view(type_)
 
 
-def ends(type_: pa.DataType, room: int = 1) -> pa.Array:
+def ends(type_, room=1):
     """Return the ends of the counts of a type, or what is left of them if it has less room."""
     most = 2 ** (type_.bit_width - 1) // room
     return counts(type_, -most, most - 1)
@@ -102,7 +101,7 @@ MICRO = {name: TIMES[name] for name in ("timestamp[us] None", "timestamp[us] UTC
 OLD = {name: counts(array.type, OLDEST, 2**63 - 1) for name, array in MICRO.items()}
 
 
-def nested(leaf: pa.Array) -> dict[str, pa.Array]:
+def nested(leaf):
     """Return lists, structs and maps of values, some of them null."""
     keys, starts = pa.array(["a", "b"]), pa.array([0, 1, 2], pa.int32())
     return {
@@ -179,7 +178,7 @@ NOT_PRIVATE = {
 }
 
 
-def make(source: str) -> tuple[pa.Table, dict[str, Any], dict[str, Any]]:
+def make(source):
     """Return a table of what a source can hold, its schema, and a distribution of its private columns."""
     private = {
         f"private {name}": levels
@@ -202,9 +201,7 @@ def make(source: str) -> tuple[pa.Table, dict[str, Any], dict[str, Any]]:
     )
 
 
-def job_of(
-    folder: Path, table: pa.Table, source: str, schema: dict[str, Any], **changes: Any
-) -> Path:
+def job_of(folder, table, source, schema, **changes):
     """Write a table as a source, and a job that releases it with so large an ε that private values stay as they are."""
     place: dict[str, Any] = {
         "path": str(folder / "in"),
@@ -239,7 +236,7 @@ def job_of(
     )
 
 
-def list_changed(found: Any, given: pa.Table) -> list[str]:
+def list_changed(found, given):
     """Return the columns that did not come out as they went in; only the layout of their values may differ."""
     changed = []
     for name in given.column_names:
@@ -294,7 +291,7 @@ CATEGORIES = {
 }
 
 
-def release_frame(column: Any, *, lazy: bool) -> pd.Series:
+def release_frame(column, *, lazy):
     """Return a kept column, which is the index too, as a release has it."""
     given = pd.DataFrame({"c": column, "r": [1] * len(column)}).set_index(
         pd.Index(column, name="i")
@@ -343,7 +340,7 @@ def test_dtypes_that_cannot_be_released_exactly_are_refused(column, says):
 # ---- what a type cannot hold
 
 
-def refuse(job: Path, folder: Path) -> str:
+def refuse(job, folder):
     """Run a job whose input is refused, and return its line."""
     result = call_cli("run", job)
     assert result.returncode == 65, result.stderr
@@ -467,7 +464,7 @@ WIDENED: dict[str, tuple[pa.Array, pa.Array, str]] = {
 }
 
 
-def write_files(folder: Path, *arrays: pa.Array, **changes: Any) -> Path:
+def write_files(folder, *arrays, **changes):
     """Write each array as the column of a file, and a job that keeps it."""
     (folder / "in").mkdir(parents=True)
     for number, array in enumerate(arrays):
@@ -590,7 +587,7 @@ def test_files_of_a_lake_widen_by_the_same_rule(source, name, tmp_path):
     )
 
 
-def make_lake(folder: Path, source: str, wide: pa.Array, narrow: pa.Array) -> Path:
+def make_lake(folder, source, wide, narrow):
     """Make a table of one file, put other values of another type into the file, and write a job that keeps them."""
     table = pa.table({"c": wide, "r": [1, 2]})
     job = job_of(

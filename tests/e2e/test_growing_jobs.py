@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,13 +62,13 @@ from dpdask.page.render import describe_gain
 
 
 @pytest.fixture(autouse=True)
-def _here() -> Iterator[None]:
+def _here():
     with dask.config.set(scheduler="synchronous"):
         yield
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     made = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(made).init("people", 100.0)
     return made
@@ -150,12 +149,12 @@ def test_a_reference_that_counts_is_charged_once(tmp_path, url):
 
 
 @contextmanager
-def dying(point: str) -> Iterator[None]:
+def dying(point):
     """Let the driver die once, before or after the n-th call of a function, and expect it to."""
     (owner, name), after, nth = POINTS[point]
     function, calls = getattr(owner, name), [0]
 
-    def struck(*args: Any, **kwargs: Any) -> Any:
+    def struck(*args, **kwargs):
         if (
             name == "put_new"
             and "manifest" not in args[1]
@@ -260,7 +259,7 @@ def test_a_release_that_another_driver_made_in_between_is_not_made_again(tmp_pat
     add_day(source, 1)
     check_room, ran = Account.check_room, []
 
-    def slow(*args: Any) -> Any:
+    def slow(*args):
         if not ran:
             ran.append(True)
             ran.append(run_here(made))
@@ -279,7 +278,7 @@ def test_files_are_checked_against_those_that_were_released(tmp_path, url):
     grow(made, source, range(3))
     before, entries = digests(out), len(open_ledger(url).show("people").entries)
 
-    def refuse(match: str, error: type[Exception] = InputError) -> None:
+    def refuse(match, error=InputError):
         with pytest.raises(error, match=match):
             run_here(made)
         with pytest.raises(error, match=match):
@@ -650,7 +649,7 @@ def test_the_public_table_is_no_new_file(tmp_path, monkeypatch):
     (source / "day-02.parquet").unlink()
     add_day(source, 2)
 
-    def refused(*_: Any) -> Any:
+    def refused(*_):
         raise InputError("permission denied", "public")
 
     with monkeypatch.context() as patch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,25 +44,23 @@ DELETED = "the table has deleted or restored rows of this file since it was rele
 
 
 @pytest.fixture(autouse=True)
-def _here() -> Iterator[None]:
+def _here():
     with dask.config.set(scheduler="synchronous"):
         yield
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     made = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(made).init("people", 100.0)
     return made
 
 
-def from_delta(
-    folder: Path, source: Path, reference: dict[str, Any] = KNOWN, **changed: Any
-) -> Path:
+def from_delta(folder, source, reference=KNOWN, **changed):
     return job(folder, source, reference, input={"path": str(source), "format": "delta"}, **changed)
 
 
-def card_of(out: Path, number: int) -> dict[str, Any]:
+def card_of(out, number):
     name = "release.json" if number == 0 else f"release-{number:05d}.json"
     return Card.read((out / "_dpdask" / name).read_bytes(), name).to_dict()
 
@@ -88,34 +86,34 @@ def test_each_run_releases_the_new_files_of_the_newest_version(unit, tmp_path, u
     assert released(out).num_rows == sum(manifest.n_rows for manifest in manifests(out))
 
 
-def compact(source: Path) -> None:
+def compact(source):
     assert DeltaTable(source).optimize.compact()["numFilesAdded"] == 1
 
 
-def replace(source: Path) -> None:
+def replace(source):
     write_deltalake(source, rows_of(7), mode="overwrite")
 
 
-def delete_copying(source: Path) -> None:
+def delete_copying(source):
     DeltaTable(source).delete("day = 1 and user < 10")
 
 
-def delete_first(source: Path) -> None:
+def delete_first(source):
     delete_rows(source, {sorted(live_files(source))[0]: [0, 1]})
 
 
-def list_again(source: Path) -> None:
+def list_again(source):
     """Say of a file that was released that it has no row, and then that it has all."""
     delete_rows(source, {sorted(live_files(source))[0]: list(range(N))})
 
 
-def copy_a_file(source: Path) -> None:
+def copy_a_file(source):
     path, added = next(iter(live_files(source).items()))
     (source / "copy.parquet").write_bytes((source / path).read_bytes())
     commit(source, {"add": {**added, "path": "copy.parquet"}})
 
 
-def rename_a_column(source: Path) -> None:
+def rename_a_column(source):
     metadata = next(
         json.loads(line)["metaData"]
         for line in log_of(source, 0).read_text().splitlines()
@@ -177,7 +175,7 @@ def test_changes_of_what_was_released_are_refused(change, error, says, tmp_path,
     assert not hidden(out).exists()
 
 
-def add_file(source: Path) -> None:
+def add_file(source):
     """Append a file by hand: deltalake does not write to all tables of these tests."""
     pq.write_table(rows_of(9), source / "new.parquet")
     commit(
@@ -228,7 +226,7 @@ def test_a_fixed_version_does_not_grow(input_, says, tmp_path):
     assert says in error_line(result)
 
 
-def from_iceberg(folder: Path, warehouse: Path, **changed: Any) -> Path:
+def from_iceberg(folder, warehouse, **changed):
     catalog = {
         "name": "lake",
         "type": "sql",
@@ -276,7 +274,7 @@ def test_iceberg_tables_grow_by_snapshots(tmp_path, url, seeded_ledgers):
             each(made)
 
 
-def files_of(table: Any) -> list[str]:
+def files_of(table):
     return [task.file.file_path for task in table.scan().plan_files()]
 
 

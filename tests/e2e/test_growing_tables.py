@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import dask
 import deltalake
@@ -29,7 +26,7 @@ from e2e.growing import (
 )
 from e2e.helpers import call_cli, digests, error_line, hidden, load, run_here
 from e2e.test_growing_jobs import dying
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import load_catalog
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, OutputError, SpecError
@@ -42,26 +39,26 @@ DELTA = {"output__format": "delta"}
 
 
 @pytest.fixture(autouse=True)
-def _here() -> Iterator[None]:
+def _here():
     with dask.config.set(scheduler="synchronous"):
         yield
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     made = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(made).init("people", 100.0)
     return made
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Catalog:
+def catalog(tmp_path):
     found = load_catalog(**at_warehouse(tmp_path))
     found.create_namespace("db")
     return found
 
 
-def at_warehouse(folder: Path) -> dict[str, str]:
+def at_warehouse(folder):
     return {
         "name": "lake",
         "type": "sql",
@@ -70,7 +67,7 @@ def at_warehouse(folder: Path) -> dict[str, str]:
     }
 
 
-def iceberg(folder: Path, name: str) -> dict[str, Any]:
+def iceberg(folder, name):
     return {
         "output__format": "iceberg",
         "output__table": f"db.{name}",
@@ -189,7 +186,7 @@ def test_rows_that_another_run_has_released_are_not_released_again(tmp_path, mon
     add_day(source, 1)
     commit = DeltaLog.commit
 
-    def come_second(log: DeltaLog, transaction: Transaction, *rest: Any) -> None:
+    def come_second(log, transaction, *rest):
         commit(log, Transaction(transaction.release, 1), *rest)
         commit(log, transaction, *rest)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,26 +23,26 @@ from dpdask.references import histogram
 HISTOGRAM = {"kind": "histogram", "share": 0.25, "bins": 64}
 
 
-def job(folder: Path, source: Path, **changed: Any) -> Path:
+def job(folder, source, **changed):
     return write_job(
         folder / "job", source, folder / "out", **{"mechanism__reference": HISTOGRAM, **changed}
     )
 
 
-def card(folder: Path) -> dict[str, Any]:
+def card(folder):
     return json.loads((folder / "out/_dpdask/release.json").read_text())
 
 
-def read(folder: Path) -> pa.Table:
+def read(folder):
     return pads.dataset(folder, exclude_invalid_files=False, ignore_prefixes=["_", "."]).to_table()
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     return lake(tmp_path_factory.mktemp("source") / "in", [150, 90, 1200, 300])
 
 
-def write_table(folder: Path, **columns: np.ndarray) -> Path:
+def write_table(folder, **columns):
     (folder / "in").mkdir()
     pq.write_table(pa.table(columns), folder / "in" / "a.parquet")
     return folder / "in"
@@ -68,7 +66,7 @@ def test_the_noise_drawn_is_the_noise_in_the_card(source, tmp_path, monkeypatch)
     drawn = []
     perturb = histogram.perturb
 
-    def spy(counts: np.ndarray, event: Any, **rest: Any) -> np.ndarray:
+    def spy(counts, event, **rest):
         drawn.append((event, int(counts.sum())))
         return perturb(counts, event, **rest)
 

@@ -32,9 +32,7 @@ COLUMN = {
 HISTOGRAM = {"kind": "histogram"}
 
 
-def job_on(
-    tmp_path: Path, source: Path, schema: dict[str, Any] | None = None, **changes: Any
-) -> Path:
+def job_on(tmp_path, source, schema=None, **changes):
     shown = {} if schema is None else {"schema": schema}
     return write_job(
         tmp_path / "job",
@@ -44,7 +42,7 @@ def job_on(
     )
 
 
-def run(job: Path) -> dict[str, Any]:
+def run(job):
     """Run a job and return what is printed, after checking that `plan` warns of the same files."""
     planned, ended = call_cli("plan", job, "--json"), call_cli("run", job, "--json")
     assert (planned.returncode, ended.returncode) == (0, 0), planned.stderr + ended.stderr
@@ -53,11 +51,11 @@ def run(job: Path) -> dict[str, Any]:
     return dict(result)
 
 
-def told(result: dict[str, Any]) -> list[str]:
+def told(result):
     return [warning for warning in result["warnings"] if "not read: " in warning]
 
 
-def refuse(job: Path, code: int, *said: str) -> None:
+def refuse(job, code, *said):
     """Check that `plan` and `run` refuse a job in one line, and that nothing is left of it."""
     for verb in ("plan", "run"):
         ended = call_cli(verb, job)
@@ -67,8 +65,8 @@ def refuse(job: Path, code: int, *said: str) -> None:
     assert not hidden(job.parent.parent / "out").exists()
 
 
-def pack(level: int, *, parts: int = 1) -> Callable[[Path, Path], object]:
-    def write(first: Path, other: Path) -> None:
+def pack(level, *, parts=1):
+    def write(first, other):
         lines = first.read_bytes().splitlines(keepends=True)
         step = -(-len(lines) // parts)
         other.write_bytes(
@@ -81,7 +79,7 @@ def pack(level: int, *, parts: int = 1) -> Callable[[Path, Path], object]:
     return write
 
 
-def link_folder(first: Path, other: Path) -> None:
+def link_folder(first, other):
     (first.parent.parent / "elsewhere").mkdir()
     shutil.copy(first, first.parent.parent / "elsewhere")
     other.symlink_to(first.parent.parent / "elsewhere")

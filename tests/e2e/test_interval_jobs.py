@@ -5,9 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import signal
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import dask
 import numpy as np
@@ -43,7 +40,7 @@ SCHEMA = {**refusing(MIXED_SCHEMA), "genre": {"role": "drop", "type": "string"}}
 UNIT = {"name": "uniform", "loc": 0, "scale": 1}
 
 
-def uniform(scale: float) -> dict[str, Any]:
+def uniform(scale):
     return {"name": "uniform", "loc": 0, "scale": scale}
 
 
@@ -68,17 +65,17 @@ SIZES = [150, 90, 1700, 40, 300]
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     return lake(tmp_path_factory.mktemp("source") / "in", SIZES, schema=SCHEMA)
 
 
 @pytest.fixture(autouse=True)
-def _here() -> Iterator[None]:
+def _here():
     with dask.config.set(scheduler="synchronous"):
         yield
 
 
-def job(folder: Path, source: Path, designs: dict[str, Any] = DESIGNS, **changed: Any) -> Path:
+def job(folder, source, designs=DESIGNS, **changed):
     given = {
         "schema": SCHEMA,
         "mechanism": {"kind": "interval", "columns": designs},
@@ -89,22 +86,22 @@ def job(folder: Path, source: Path, designs: dict[str, Any] = DESIGNS, **changed
     return write_job(folder / "job", source, folder / "out", **given)
 
 
-def run(folder: Path, source: Path, designs: dict[str, Any] = DESIGNS, **changed: Any) -> pa.Table:
+def run(folder, source, designs=DESIGNS, **changed):
     run_here(
         job(folder, source, designs, **{"output__order": "keep", **changed})
     )  # rows are compared with their originals
     return read(folder / "out")
 
 
-def read(folder: Path) -> pa.Table:
+def read(folder):
     return pads.dataset(folder, exclude_invalid_files=False).to_table()
 
 
-def card(folder: Path) -> dict[str, Any]:
+def card(folder):
     return json.loads((folder / "out" / "_dpdask" / "release.json").read_text())
 
 
-def ranges(released: pa.Table, name: str) -> Ranges:
+def ranges(released, name):
     lower, upper = (released[f"{name}_{end}"].to_numpy() for end in ("lower", "upper"))
     is_null = np.asarray(released[f"{name}_lower"].is_null().to_numpy())
     return Ranges(lower=lower.astype(float), upper=upper.astype(float), is_null=is_null)
@@ -114,7 +111,7 @@ def ranges(released: pa.Table, name: str) -> Ranges:
 
 
 @pytest.fixture(scope="module")
-def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain(source, tmp_path_factory):
     """The folder of the job with nothing changed."""
     folder = tmp_path_factory.mktemp("plain")
     run(folder, source)
@@ -368,7 +365,7 @@ def test_a_value_outside_its_bounds_is_refused_without_showing_it(source, tmp_pa
 # ---- perturbed columns: an ε for those and for no other
 
 
-def perturbed(name: str, epsilon: float, of: dict[str, Any], **more: Any) -> dict[str, Any]:
+def perturbed(name, epsilon, of, **more):
     reference = {"kind": "known", **KNOWN["columns"][name]}
     return {
         "design": "interval-differential",
@@ -396,9 +393,7 @@ PERTURBED = {
 }
 
 
-def perturbing(
-    folder: Path, source: Path, designs: dict[str, Any] = PERTURBED, **changed: Any
-) -> Path:
+def perturbing(folder, source, designs=PERTURBED, **changed):
     return job(
         folder, source, designs, **{"schema": NARROW, "privacy": {"epsilon": 2.0}, **changed}
     )

@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,7 +39,7 @@ COPULA = {"kind": "copula", "n_rows": "input"}
 WITH_VECTORS = {"delta.enableDeletionVectors": "true"}
 
 
-def rows(n_rows: int = N_ROWS, start: int = 0) -> pa.Table:
+def rows(n_rows=N_ROWS, start=0):
     """Return rows that `id` numbers."""
     rng = np.random.default_rng(start)
     return pa.table(
@@ -53,14 +52,14 @@ def rows(n_rows: int = N_ROWS, start: int = 0) -> pa.Table:
     )
 
 
-def hive(folder: Path, table: pa.Table, *keys: str) -> Path:
+def hive(folder, table, *keys):
     pads.write_dataset(
         table, folder, format="parquet", partitioning=list(keys), partitioning_flavor="hive"
     )
     return folder
 
 
-def job(folder: Path, source: Path | str, out: str = "out", **changed: Any) -> Path:
+def job(folder, source, out="out", **changed):
     return write_job(
         folder / "job",
         Path(source),
@@ -69,17 +68,17 @@ def job(folder: Path, source: Path | str, out: str = "out", **changed: Any) -> P
     )
 
 
-def released(folder: Path) -> pa.Table:
+def released(folder):
     return pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("part-*.parquet"))])
 
 
-def card(folder: Path) -> dict[str, Any]:
+def card(folder):
     data = (folder / "_dpdask" / "release.json").read_bytes()
     return Card.read(data, "card").to_dict()
 
 
 @contextlib.contextmanager
-def crashing() -> Iterator[None]:
+def crashing():
     """Let a run stop after its rows were read and its shards staged."""
     with (
         mock.patch("dpdask.jobs.run.make_job_card", side_effect=TemporaryError("crash")),
@@ -185,7 +184,7 @@ def test_a_cluster_never_logs_the_values_of_folders(tmp_path, two_workers):
 # ---- Delta
 
 
-def delta(folder: Path) -> tuple[Path, set[int]]:
+def delta(folder):
     """Write a table with deleted rows of every kind, and return it with the ids of those that are left.
 
     The deleted rows have ratings that the schema refuses, so whoever reads one of them fails.

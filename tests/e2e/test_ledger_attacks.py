@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -22,7 +20,6 @@ from dpdask.errors import BudgetError, DataError, OutputError
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort
 from dpdask.jobs.state import RunState
-from dpdask.privacy.ledger import Ledger
 
 SCHEMA: dict[str, Any] = {
     "who": {"role": "keep"},
@@ -36,24 +33,24 @@ N = 1000
 
 
 @pytest.fixture(autouse=True)
-def _here() -> Iterator[None]:
+def _here():
     with dask.config.set(scheduler="synchronous"):
         yield
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     return written(tmp_path / "in", pa.int64())
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     made = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(made).init("people", 100.0)
     return made
 
 
-def written(folder: Path, user: pa.DataType, last: int = 5) -> Path:
+def written(folder, user, last=5):
     folder.mkdir()
     who = np.arange(N)
     r = np.where(who == N - 1, last, who % 5 + 1)
@@ -65,7 +62,7 @@ def written(folder: Path, user: pa.DataType, last: int = 5) -> Path:
     return folder
 
 
-def job(folder: Path, source: Path, url: str, **changed: Any) -> Path:
+def job(folder, source, url, **changed):
     given = {
         "privacy__epsilon": 1.0,
         "ledger": {"url": url, "dataset": "people"},
@@ -75,26 +72,24 @@ def job(folder: Path, source: Path, url: str, **changed: Any) -> Path:
     return write_job(folder, source, folder / "out", **given)
 
 
-def ledger(url: str) -> Ledger:
+def ledger(url):
     return open_ledger(url)
 
 
-def kinds(url: str, dataset: str = "people") -> list[str]:
+def kinds(url, dataset="people"):
     return [entry.kind for entry in charging_entries(url, dataset)]
 
 
-def copied_when_opened(
-    made: Path, out: Path, to: Path, monkeypatch: pytest.MonkeyPatch, dying_at: str | None = None
-) -> None:
+def copied_when_opened(made, out, to, monkeypatch, dying_at=None):
     """Run a job whose hidden folder is copied when it was opened; maybe it dies between its publication and the ledger's commit."""
     write = RunState.write
 
-    def copying(self: RunState, reached: Any) -> None:
+    def copying(self, reached):
         write(self, reached)
         if reached.stage == "opened":
             shutil.copytree(hidden(out), to)
 
-    def dying(*_: Any) -> None:
+    def dying(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -107,9 +102,7 @@ def copied_when_opened(
             run_here(made)
 
 
-def test_units_of_another_type_are_other_samples_and_both_count(
-    tmp_path: Path, source: Path, url: str
-) -> None:
+def test_units_of_another_type_are_other_samples_and_both_count(tmp_path, source, url):
     unit = {"column": "user", "max_rows": 4}
     held: list[set[int]] = []
     for name, type_ in (("whole", pa.int64()), ("real", pa.float64()), ("text", pa.string())):
@@ -123,8 +116,8 @@ def test_units_of_another_type_are_other_samples_and_both_count(
 
 @pytest.mark.parametrize("then", ["nothing", "the input grew", "a value is bad"])
 def test_a_restored_folder_of_a_published_release_draws_no_second_noise_and_gives_no_charge_back(
-    then: str, tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    then, tmp_path, source, url, monkeypatch
+):
     made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
     copied_when_opened(made, out, tmp_path / "backup", monkeypatch, dying_at="commit")
     shutil.rmtree(hidden(out))
@@ -150,9 +143,7 @@ def test_a_restored_folder_of_a_published_release_draws_no_second_noise_and_give
     assert ledger(url).read_balance("people").epsilon_spent == pytest.approx(1.0)
 
 
-def test_two_copies_of_a_run_release_one_noise(
-    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_copies_of_a_run_release_one_noise(tmp_path, source, url, monkeypatch):
     made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
     copied_when_opened(made, out, tmp_path / ".out2.dpdask", monkeypatch)
     with pytest.raises(OutputError, match="this run has already drawn its noise"):
@@ -161,14 +152,12 @@ def test_two_copies_of_a_run_release_one_noise(
     assert kinds(url) == ["intend", "commit"]
 
 
-def test_a_copy_that_draws_at_the_same_time_releases_nothing(
-    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_that_draws_at_the_same_time_releases_nothing(tmp_path, source, url, monkeypatch):
     """Both are past their charge; the ledger takes the first draw, and the second one is refused."""
     made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
     draw, other = Account.record_draw, []
 
-    def overtaken(given: Account, run_id: str, sha256: str) -> None:
+    def overtaken(given, run_id, sha256):
         if not other:
             other.append(sha256)
             ledger(url).draw("people", run_id, "0" * 64)
@@ -186,8 +175,8 @@ def test_a_copy_that_draws_at_the_same_time_releases_nothing(
     ids=["before", "after"],
 )
 def test_a_refusal_of_a_strict_dataset_costs_at_least_a_hundredth_of_it(
-    reference: dict[str, Any], steps: list[str], tmp_path: Path, url: str
-) -> None:
+    reference, steps, tmp_path, url
+):
     """A declared reference reads no row before its noise is drawn, so rows are refused while they are written."""
     ledger(url).init("strict", 1.0, strict=True)
     bad = written(tmp_path / "bad", pa.int64(), last=9)
@@ -218,9 +207,7 @@ def test_a_refusal_of_a_strict_dataset_costs_at_least_a_hundredth_of_it(
     )
 
 
-def test_columns_without_epsilon_are_named_wherever_an_attacker_is_bounded(
-    tmp_path: Path, source: Path, url: str
-) -> None:
+def test_columns_without_epsilon_are_named_wherever_an_attacker_is_bounded(tmp_path, source, url):
     anchors = {"name": "uniform", "loc": 0, "scale": 6}
     perturb = {"epsilon": 0.1, "reference": {"kind": "known", "probabilities": [0.2] * 5}}
     designs = {
@@ -261,18 +248,14 @@ def test_columns_without_epsilon_are_named_wherever_an_attacker_is_bounded(
     ] == ["who"]
 
 
-def test_times_of_files_tell_nothing_of_the_order_of_writing(
-    tmp_path: Path, source: Path, url: str
-) -> None:
+def test_times_of_files_tell_nothing_of_the_order_of_writing(tmp_path, source, url):
     run_here(job(tmp_path, source, url, mechanism__reference=KNOWN, output__rows_per_shard=100))
     found = {path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.parquet")}
     assert len(list((tmp_path / "out").glob("*.parquet"))) >= 8
     assert len(found) == 1
 
 
-def test_a_published_run_is_not_aborted_but_finished(
-    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_published_run_is_not_aborted_but_finished(tmp_path, source, url, monkeypatch):
     made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
     copied_when_opened(made, out, tmp_path / "backup", monkeypatch, dying_at="commit")
     with pytest.raises(OutputError, match="run the job again to finish it"):
@@ -283,13 +266,13 @@ def test_a_published_run_is_not_aborted_but_finished(
 
 
 def test_a_crash_after_a_refusal_was_recorded_leaves_nothing_that_is_stuck(
-    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, source, url, monkeypatch
+):
     bad = written(tmp_path / "bad", pa.int64(), last=9)
     made = job(tmp_path, bad, url, mechanism__reference=KNOWN)
     refuse = Account.refuse
 
-    def dying(*given: Any, **rest: Any) -> None:
+    def dying(*given, **rest):
         refuse(*given, **rest)
         raise KeyboardInterrupt
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -22,7 +20,6 @@ from e2e.helpers import (
     run_here,
     write_job,
 )
-from faults.drivers import Drivers
 from pyarrow import parquet as pq
 
 from dpdask.engine import fit
@@ -36,7 +33,6 @@ from dpdask.jobs.run import abort
 from dpdask.mechanisms.dip import columns
 from dpdask.mechanisms.dip.columns import ColumnsMechanism
 from dpdask.privacy.events import to_dict
-from dpdask.privacy.ledger_entries import Balance
 from dpdask.references import histogram
 
 HISTOGRAM = {"kind": "histogram"}
@@ -49,35 +45,35 @@ STEPS = (
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     return lake(tmp_path_factory.mktemp("source") / "in", [150, 90, 900, 40], schema=RATINGS_SCHEMA)
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(tmp_path):
     return tmp_path / "lake" / "out"
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     made = f"sqlite:///{tmp_path / 'ledger.db'}"
     assert open_ledger(made).init("ratings", LIMIT)
     return made
 
 
 @pytest.fixture
-def job(source: Path, tmp_path: Path, out: Path, url: str) -> Path:
+def job(source, tmp_path, out, url):
     """A job of ε 4: all that its dataset has."""
     return written(tmp_path, source, out, url)
 
 
 @pytest.fixture(autouse=True)
-def _here() -> Iterator[None]:
+def _here():
     with dask.config.set(scheduler="synchronous"):
         yield
 
 
-def written(folder: Path, source: Path, out: Path, url: str, **changed: Any) -> Path:
+def written(folder, source, out, url, **changed):
     place = {"url": url, "dataset": "ratings"}
     given = {
         "schema": RATINGS_SCHEMA,
@@ -88,7 +84,7 @@ def written(folder: Path, source: Path, out: Path, url: str, **changed: Any) -> 
     return write_job(folder / "job", source, out, **given)
 
 
-def kinds(url: str) -> list[str]:
+def kinds(url):
     """Return the kinds of a whole chain's entries; all are of one run, unless they are said to be of more."""
     ledger = open_ledger(url)
     entries = ledger.show("ratings").entries
@@ -96,11 +92,11 @@ def kinds(url: str) -> list[str]:
     return [entry.kind for entry in charging_entries(url, "ratings")]
 
 
-def runs(url: str) -> set[str]:
+def runs(url):
     return {entry.run_id for entry in open_ledger(url).show("ratings").entries}
 
 
-def balance(url: str) -> Balance:
+def balance(url):
     return open_ledger(url).read_balance("ratings")
 
 
@@ -111,19 +107,19 @@ def balance(url: str) -> Balance:
     "reference", [HISTOGRAM, {"kind": "holdout", "fraction": 0.25}], ids=["histogram", "holdout"]
 )
 def test_it_is_charged_before_anything_is_drawn(
-    reference: dict[str, Any],
-    tmp_path: Path,
-    source: Path,
-    out: Path,
-    url: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    reference,
+    tmp_path,
+    source,
+    out,
+    url,
+    monkeypatch,
+):
     seen: list[str] = []
 
-    def watched(owner: Any, name: str) -> None:
+    def watched(owner, name):
         function = getattr(owner, name)
 
-        def charged(*given: Any, **rest: Any) -> Any:
+        def charged(*given, **rest):
             seen.append(name)
             assert kinds(url) == ["intend"], name
             return function(*given, **rest)
@@ -157,10 +153,8 @@ def test_it_is_charged_before_anything_is_drawn(
     assert LIMIT * (1 - 1e-12) <= balance(url).epsilon_spent <= LIMIT
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_drawn(
-    job: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def drawn(*_: Any, **__: Any) -> Any:
+def test_what_does_not_fit_is_refused_before_anything_is_drawn(job, out, url, monkeypatch):
+    def drawn(*_, **__):
         raise AssertionError("noise was drawn")
 
     for owner, name in STEPS:
@@ -178,7 +172,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_drawn(
     assert kinds(url) == ["intend", "commit"]
 
 
-def test_the_ledger_is_no_part_of_the_jobs_digest(job: Path) -> None:
+def test_the_ledger_is_no_part_of_the_jobs_digest(job):
     assert (
         load(job).digest
         == load(job, ledger="null").digest
@@ -186,7 +180,7 @@ def test_the_ledger_is_no_part_of_the_jobs_digest(job: Path) -> None:
     )
 
 
-def test_a_relative_ledger_lies_beside_the_job(tmp_path: Path, source: Path, out: Path) -> None:
+def test_a_relative_ledger_lies_beside_the_job(tmp_path, source, out):
     made = load(written(tmp_path, source, out, "sqlite:///deep/ledger.db"))
     assert made.ledger is not None
     assert made.ledger.url == f"sqlite:///{(tmp_path / 'job').resolve()}/deep/ledger.db"
@@ -209,13 +203,11 @@ PLACES: dict[str, tuple[Any, str, str]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_only_a_run_that_kept_no_noise_gets_its_charge_back(
-    place: str, job: Path, out: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_run_that_kept_no_noise_gets_its_charge_back(place, job, out, url, monkeypatch):
     owner, name, of = PLACES[place]
     function = getattr(owner, name)
 
-    def wrong(*given: Any, **rest: Any) -> Any:
+    def wrong(*given, **rest):
         assert kinds(url) == ["intend"]
         if of and of not in given:
             return function(*given, **rest)
@@ -239,7 +231,7 @@ def test_only_a_run_that_kept_no_noise_gets_its_charge_back(
             run_here(job)
 
 
-def test_an_aborted_run_stays_charged(job: Path, out: Path, url: str, drivers: Drivers) -> None:
+def test_an_aborted_run_stays_charged(job, out, url, drivers):
     drivers.run("run", job, point="some-shards")
     assert abort(out.as_uri())
     assert kinds(url) == ["intend"]
@@ -247,9 +239,7 @@ def test_an_aborted_run_stays_charged(job: Path, out: Path, url: str, drivers: D
         run_here(job)
 
 
-def test_an_input_that_changed_keeps_the_charge(
-    job: Path, tmp_path: Path, source: Path, out: Path, url: str, drivers: Drivers
-) -> None:
+def test_an_input_that_changed_keeps_the_charge(job, tmp_path, source, out, url, drivers):
     mine = shutil.copytree(source, tmp_path / "in")
     made = written(tmp_path, mine, out, url)
     drivers.run("run", made, point="some-shards")
@@ -264,9 +254,7 @@ def test_an_input_that_changed_keeps_the_charge(
 # ---- a ledger that comes, goes or changes between a crash and the resume
 
 
-def test_a_ledger_that_a_job_gets_later_can_refuse_it(
-    job: Path, out: Path, url: str, drivers: Drivers
-) -> None:
+def test_a_ledger_that_a_job_gets_later_can_refuse_it(job, out, url, drivers):
     open_ledger(url).init("small", 1.0)
     drivers.run("run", job, "--set", "ledger=null", point="staged")
     assert kinds(url) == []
@@ -278,9 +266,7 @@ def test_a_ledger_that_a_job_gets_later_can_refuse_it(
     assert kinds(url) == ["intend", "commit"]
 
 
-def test_a_tampered_ledger_releases_nothing(
-    job: Path, out: Path, url: str, drivers: Drivers
-) -> None:
+def test_a_tampered_ledger_releases_nothing(job, out, url, drivers):
     drivers.run("run", job, point="fitted")
     engine = sa.create_engine(url)
     with engine.begin() as connection:
@@ -301,14 +287,14 @@ def test_a_tampered_ledger_releases_nothing(
     ids=["once", "growing"],
 )
 def test_no_key_waits_beside_a_release_for_the_ledger(
-    reference: dict[str, Any],
-    growing: bool,
-    tmp_path: Path,
-    source: Path,
-    out: Path,
-    url: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    reference,
+    growing,
+    tmp_path,
+    source,
+    out,
+    url,
+    monkeypatch,
+):
     job = written(
         tmp_path,
         source,
@@ -318,7 +304,7 @@ def test_no_key_waits_beside_a_release_for_the_ledger(
         **({"growing": True} if growing else {}),
     )
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise TemporaryError("the ledger is busy")
 
     with monkeypatch.context() as patch:
@@ -338,8 +324,8 @@ def test_no_key_waits_beside_a_release_for_the_ledger(
 
 
 def test_a_release_that_the_ledger_does_not_know_is_committed_by_the_next_run(
-    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, url, monkeypatch
+):
     """The rows of the next run of a job that appends are others, so it does not find the release as its own."""
     open_ledger(url).init("appended", 100.0)
     source, out = lake(tmp_path / "in", [150], schema=RATINGS_SCHEMA), tmp_path / "lake" / "out"
@@ -353,7 +339,7 @@ def test_a_release_that_the_ledger_does_not_know_is_committed_by_the_next_run(
         for name, epsilon in (("one", 4.0), ("two", 2.0))
     )
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise TemporaryError("the ledger is busy")
 
     with monkeypatch.context() as patch:

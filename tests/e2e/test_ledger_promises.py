@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,7 @@ from dpdask.jobs.run import abort
 from dpdask.jobs.spec import JobTable
 from dpdask.jobs.state import RunState
 from dpdask.privacy.events import Composed, Coverage, DiscreteLaplace, to_dict
-from dpdask.privacy.ledger import Charge, Ledger
-from dpdask.privacy.ledger_entries import Balance
+from dpdask.privacy.ledger import Charge
 
 SCHEMA: dict[str, Any] = {
     "who": {"role": "keep"},
@@ -41,13 +39,13 @@ N = 1000
 
 
 @pytest.fixture(autouse=True)
-def _here() -> Iterator[None]:
+def _here():
     with dask.config.set(scheduler="synchronous"):
         yield
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("source") / "in"
     folder.mkdir()
     for part in range(2):
@@ -59,13 +57,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     made = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(made).init("people", 100.0)
     return made
 
 
-def job(folder: Path, source: Path, url: str, **changed: Any) -> Path:
+def job(folder, source, url, **changed):
     given = {
         "privacy__epsilon": 1.0,
         "ledger": {"url": url, "dataset": "people"},
@@ -75,33 +73,31 @@ def job(folder: Path, source: Path, url: str, **changed: Any) -> Path:
     return write_job(folder, source, folder / "out", **given)
 
 
-def ledger(url: str) -> Ledger:
+def ledger(url):
     return open_ledger(url)
 
 
-def balance(url: str) -> Balance:
+def balance(url):
     return ledger(url).read_balance("people")
 
 
-def kinds(url: str) -> list[str]:
+def kinds(url):
     ledger(url).verify("people")
     return [entry.kind for entry in charging_entries(url, "people")]
 
 
-def held_out(folder: Path) -> set[int]:
+def held_out(folder):
     return set(range(N)) - set(pq.read_table(folder / "out")["who"].to_pylist())
 
 
-def card(folder: Path) -> dict[str, Any]:
+def card(folder):
     return json.loads((folder / "out" / "_dpdask" / "release.json").read_text())
 
 
 # ---- whom no ε covers
 
 
-def test_all_jobs_of_a_dataset_hold_out_the_same_rows(
-    tmp_path: Path, source: Path, url: str
-) -> None:
+def test_all_jobs_of_a_dataset_hold_out_the_same_rows(tmp_path, source, url):
     found = []
     for number, reference in enumerate([HOLDOUT, CHAIN, HOLDOUT]):
         run_here(job(tmp_path / str(number), source, url, mechanism__reference=reference))
@@ -115,9 +111,7 @@ def test_all_jobs_of_a_dataset_hold_out_the_same_rows(
     assert balance(url).coverage.uncovered == 0.25
 
 
-def test_another_dataset_and_no_dataset_hold_out_other_rows(
-    tmp_path: Path, source: Path, url: str
-) -> None:
+def test_another_dataset_and_no_dataset_hold_out_other_rows(tmp_path, source, url):
     ledger(url).init("other", 10.0)
     places: list[Any] = [
         {"url": url, "dataset": "people"},
@@ -141,9 +135,7 @@ def test_another_dataset_and_no_dataset_hold_out_other_rows(
     assert len(set(found)) == 4
 
 
-def test_units_are_held_out_alike_wherever_their_rows_lie(
-    tmp_path: Path, source: Path, url: str
-) -> None:
+def test_units_are_held_out_alike_wherever_their_rows_lie(tmp_path, source, url):
     other = tmp_path / "other"
     other.mkdir()
     whole = pq.read_table(source)
@@ -155,7 +147,7 @@ def test_units_are_held_out_alike_wherever_their_rows_lie(
     assert balance(url).coverage.uncovered == 0.25
 
 
-def samples(url: str) -> list[str]:
+def samples(url):
     return [
         each["sample"]
         for entry in ledger(url).show("people").entries
@@ -165,9 +157,7 @@ def samples(url: str) -> list[str]:
 
 
 @pytest.mark.parametrize("state", ["mine", "another machine's", "none"])
-def test_the_name_of_a_hold_out_is_no_test_of_guesses(
-    state: str, tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_name_of_a_hold_out_is_no_test_of_guesses(state, tmp_path, source, url, monkeypatch):
     """Who reads the whole database, and knows all rows but one, must not be able to compute the name for each value of the last one."""
     run_here(job(tmp_path / "a", source, url, mechanism__reference=HOLDOUT))
     if state != "mine":
@@ -183,9 +173,7 @@ def test_the_name_of_a_hold_out_is_no_test_of_guesses(
     assert len(set(drawn)) == 2  # of the same held-out rows: each has a secret of its run in it
 
 
-def test_a_name_that_the_ledger_holds_stays(
-    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_the_ledger_holds_stays(tmp_path, source, url, monkeypatch):
     """Versions before 0.3.0 wrote the digest itself: the same rows are not counted a second time."""
     with monkeypatch.context() as patch:
         patch.setattr(JobTable, "hide_sample", None)
@@ -195,9 +183,7 @@ def test_a_name_that_the_ledger_holds_stays(
     assert balance(url).coverage == Coverage(uncovered=0.25, republished=0.25)
 
 
-def test_rows_at_other_places_are_another_sample_and_both_count(
-    tmp_path: Path, source: Path, url: str
-) -> None:
+def test_rows_at_other_places_are_another_sample_and_both_count(tmp_path, source, url):
     other = tmp_path / "other"
     other.mkdir()
     pq.write_table(pq.read_table(source), other / "all.parquet")
@@ -206,9 +192,7 @@ def test_rows_at_other_places_are_another_sample_and_both_count(
     assert balance(url).coverage.uncovered == 0.5
 
 
-def test_the_ledger_the_plan_and_the_card_say_whom_no_epsilon_covers(
-    tmp_path: Path, source: Path, url: str
-) -> None:
+def test_the_ledger_the_plan_and_the_card_say_whom_no_epsilon_covers(tmp_path, source, url):
     run_here(job(tmp_path / "first", source, url, mechanism__reference=HISTOGRAM))
     shown = call_cli("ledger", "show", "--url", url, "--dataset", "people").stdout
     assert (
@@ -246,7 +230,7 @@ def test_the_ledger_the_plan_and_the_card_say_whom_no_epsilon_covers(
     )
 
 
-def test_values_under_add_remove_count_twice(url: str) -> None:
+def test_values_under_add_remove_count_twice(url):
     event = to_dict(
         Composed(
             events=(DiscreteLaplace(scale=1.0, sensitivity=1, adjacency="add-remove"),),
@@ -263,9 +247,7 @@ def test_values_under_add_remove_count_twice(url: str) -> None:
     )
 
 
-def test_runs_of_an_earlier_version_are_not_vouched_for(
-    tmp_path: Path, source: Path, url: str
-) -> None:
+def test_runs_of_an_earlier_version_are_not_vouched_for(tmp_path, source, url):
     old = {
         "format": 1,
         "kind": "composed",
@@ -279,12 +261,12 @@ def test_runs_of_an_earlier_version_are_not_vouched_for(
 
 
 def test_a_card_written_again_after_a_crash_is_the_same_whatever_came_between(
-    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, source, url, monkeypatch
+):
     first = job(tmp_path / "first", source, url, mechanism__reference=HISTOGRAM)
     cards: list[bytes] = []
 
-    def crash(self: Any, target: Any) -> None:
+    def crash(self, target):
         cards.append(
             (
                 hidden(tmp_path / "first" / "out")
@@ -307,7 +289,7 @@ def test_a_card_written_again_after_a_crash_is_the_same_whatever_came_between(
 # ---- one charge, one draw
 
 
-def test_a_seed_is_charged_to_no_ledger(tmp_path: Path, source: Path, url: str) -> None:
+def test_a_seed_is_charged_to_no_ledger(tmp_path, source, url):
     made = job(tmp_path, source, url, mechanism__reference=HISTOGRAM, insecure_seed=7)
     ended = call_cli("run", made)
     assert ended.returncode == 64
@@ -320,14 +302,14 @@ def test_a_seed_is_charged_to_no_ledger(tmp_path: Path, source: Path, url: str) 
 
 @pytest.mark.parametrize("stage", ["opened", "fitted"])
 def test_a_hidden_folder_that_is_restored_after_the_commit_draws_no_second_noise(
-    stage: str, tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    stage, tmp_path, source, url, monkeypatch
+):
     made, out = job(tmp_path, source, url, mechanism__reference=HISTOGRAM), tmp_path / "out"
     place: Any = Account if stage == "opened" else run
     name = "intend" if stage == "opened" else "write_all"
     function = getattr(place, name)
 
-    def copying(*given: Any, **rest: Any) -> Any:
+    def copying(*given, **rest):
         shutil.copytree(hidden(out), tmp_path / "backup")
         return function(*given, **rest)
 
@@ -366,13 +348,11 @@ def test_a_hidden_folder_that_is_restored_after_the_commit_draws_no_second_noise
         ]
 
 
-def test_histogram_noise_is_kept_the_moment_it_is_drawn(
-    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_histogram_noise_is_kept_the_moment_it_is_drawn(tmp_path, source, url, monkeypatch):
     made = job(tmp_path, source, url, mechanism__reference=HISTOGRAM)
     drawn: list[bytes] = []
 
-    def dying(*_: Any, **__: Any) -> None:
+    def dying(*_, **__):
         drawn.append((hidden(tmp_path / "out") / "noisy.npz").read_bytes())
         raise KeyboardInterrupt
 
@@ -389,7 +369,7 @@ def test_histogram_noise_is_kept_the_moment_it_is_drawn(
 # ---- refusals are no free questions
 
 
-def bad(folder: Path, source: Path) -> Path:
+def bad(folder, source):
     """Copy a source, with one value outside the levels."""
     mine = Path(shutil.copytree(source, folder / "bad"))
     table = pq.read_table(mine / "1.parquet").to_pandas()
@@ -399,11 +379,11 @@ def bad(folder: Path, source: Path) -> Path:
 
 
 def test_a_budget_that_cannot_pay_is_refused_before_a_row_is_read(
-    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, source, url, monkeypatch
+):
     ledger(url).intend("people", "spent", Charge(epsilon=100.0))
 
-    def read(*_: Any, **__: Any) -> Any:
+    def read(*_, **__):
         raise AssertionError("a row was read")
 
     for owner, name in (
@@ -417,9 +397,7 @@ def test_a_budget_that_cannot_pay_is_refused_before_a_row_is_read(
     assert kinds(url) == ["intend"]
 
 
-def test_a_refusal_that_read_rows_is_recorded_and_costs_nothing(
-    tmp_path: Path, source: Path, url: str
-) -> None:
+def test_a_refusal_that_read_rows_is_recorded_and_costs_nothing(tmp_path, source, url):
     made = job(tmp_path, bad(tmp_path, source), url, mechanism__reference=HOLDOUT)
     for asked in range(1, 3):
         with pytest.raises(DataError, match="a value outside its levels"):
@@ -440,12 +418,12 @@ def test_a_refusal_that_read_rows_is_recorded_and_costs_nothing(
 
 
 def test_a_failure_that_may_pass_is_charged_once_by_a_strict_ledger(
-    tmp_path: Path, source: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, source, url, monkeypatch
+):
     ledger(url).init("people", 100.0, strict=True)
     made = job(tmp_path, source, url, mechanism__reference=HOLDOUT)
 
-    def lost(*_: Any, **__: Any) -> Any:
+    def lost(*_, **__):
         raise TemporaryError("the cluster lost its scheduler or its workers")
 
     with monkeypatch.context() as patched:

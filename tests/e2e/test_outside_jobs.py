@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -95,12 +93,12 @@ MECHANISMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def _here() -> Iterator[None]:
+def _here():
     with dask.config.set(scheduler="synchronous"):
         yield
 
 
-def table(*, outside: bool = True) -> pa.Table:
+def table(*, outside=True):
     rng = np.random.default_rng(5)
     columns: dict[str, list[Any]] = {
         "who": list(range(N_ROWS)),
@@ -126,7 +124,7 @@ def table(*, outside: bool = True) -> pa.Table:
     return pa.table(columns)
 
 
-def write(folder: Path, mechanism: dict[str, Any], **changed: Any) -> Path:
+def write(folder, mechanism, **changed):
     (folder / "in").mkdir(parents=True)
     pq.write_table(table().slice(0, 120), folder / "in" / "a.parquet", row_group_size=50)
     pq.write_table(table().slice(120), folder / "in" / "b.parquet", row_group_size=50)
@@ -147,7 +145,7 @@ def write(folder: Path, mechanism: dict[str, Any], **changed: Any) -> Path:
     return folder / "job.yaml"
 
 
-def check_inside(frame: pd.DataFrame) -> None:
+def check_inside(frame):
     assert set(frame["level"]) <= {1, 2, 3}
     assert set(frame["word"].dropna()) <= {"a", "b"}
     assert frame["number"].between(5, 10).all()
@@ -285,12 +283,12 @@ SURE_COPULA = {"epsilon": 40.0, "delta": 1e-9}
 
 
 def write_ends(
-    folder: Path,
-    values: pa.Array,
-    declared: dict[str, Any],
-    mechanism: dict[str, Any],
-    privacy: dict[str, Any],
-) -> Path:
+    folder,
+    values,
+    declared,
+    mechanism,
+    privacy,
+):
     path = write(folder, mechanism, privacy=privacy)
     for old in (folder / "in").iterdir():
         old.unlink()
@@ -301,7 +299,7 @@ def write_ends(
     return path
 
 
-def check_told(path: Path) -> Any:
+def check_told(path):
     """Run a job, and return what `dpdask.open` gives; its page has statistics, and a report can be made."""
     ended = command("run", str(path))
     assert ended.code == 0, ended.err

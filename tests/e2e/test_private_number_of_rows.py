@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -17,7 +15,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from e2e.bad_input import Ended, command
+from e2e.bad_input import command
 
 import dpdask
 from dpdask.errors import DataError
@@ -43,7 +41,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
 UNIT = {"column": "who", "max_rows": 2}
 
 
-def rows(n: int) -> pa.Table:
+def rows(n):
     return pa.table(
         {
             "who": pa.array(np.arange(n) // 2, pa.int64()),
@@ -55,14 +53,14 @@ def rows(n: int) -> pa.Table:
 
 
 def write(
-    folder: Path,
-    table: pa.Table,
-    mechanism: Mapping[str, Any],
+    folder,
+    table,
+    mechanism,
     *,
-    delta: float = 0.0,
-    unit: Any = "row",
-    epsilon: float = 1.0,
-) -> Path:
+    delta=0.0,
+    unit="row",
+    epsilon=1.0,
+):
     folder.mkdir(parents=True)
     pq.write_table(table, folder / "t.parquet")
     (folder / "schema.yaml").write_text(yaml.safe_dump({"columns": COLUMNS}))
@@ -79,7 +77,7 @@ def write(
     return folder / "job.yaml"
 
 
-def shown(folder: Path, ended: Ended) -> tuple[Any, ...]:
+def shown(folder, ended):
     """Return what must not depend on a row: the exit code, the messages, the names of the files."""
     names = tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*")))
     out = re.sub(
@@ -97,7 +95,7 @@ def shown(folder: Path, ended: Ended) -> tuple[Any, ...]:
 )
 @pytest.mark.parametrize("unit", ["row", UNIT], ids=["row", "unit"])
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_neighbours_end_alike(name: str, unit: Any, seeds: range, tmp_path: Path) -> None:
+def test_neighbours_end_alike(name, unit, seeds, tmp_path):
     seen: dict[tuple[float, bool], set[tuple[Any, ...]]] = {}
     for seed in seeds:
         for n in (0, 1, 40, 41):
@@ -114,7 +112,7 @@ def test_neighbours_end_alike(name: str, unit: Any, seeds: range, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_plans_of_neighbours_differ_by_the_number_of_rows_alone(name: str, tmp_path: Path) -> None:
+def test_plans_of_neighbours_differ_by_the_number_of_rows_alone(name, tmp_path):
     plans = []
     for n in (0, 5001):
         plan = plan_job(
@@ -131,7 +129,7 @@ def test_plans_of_neighbours_differ_by_the_number_of_rows_alone(name: str, tmp_p
     assert plans[0] == plans[1]
 
 
-def _n_released(folder: Path, n: int, name: str, seed: int) -> int:
+def _n_released(folder, n, name, seed):
     # a noise of its own for each table, or the seeds would pair the runs
     job = load_job(
         write(folder, rows(n), MECHANISMS[name]), {"insecure_seed": str(1000 * n + seed)}
@@ -140,7 +138,7 @@ def _n_released(folder: Path, n: int, name: str, seed: int) -> int:
         return run_job(job).manifest.n_rows
 
 
-def test_an_empty_table_may_be_released_as_no_rows_or_some(tmp_path: Path) -> None:
+def test_an_empty_table_may_be_released_as_no_rows_or_some(tmp_path):
     kinds: Counter[bool] = Counter()
     for seed in range(12):
         folder = tmp_path / str(seed)
@@ -153,7 +151,7 @@ def test_an_empty_table_may_be_released_as_no_rows_or_some(tmp_path: Path) -> No
     assert kinds[False] > 0
 
 
-def test_under_replace_one_an_empty_table_is_refused(tmp_path: Path) -> None:
+def test_under_replace_one_an_empty_table_is_refused(tmp_path):
     for name, mechanism in MECHANISMS.items():
         job = write(tmp_path / name, rows(0), mechanism)
         ended = command("run", str(job), "--set", "privacy.adjacency=replace-one")
@@ -168,7 +166,7 @@ UNIFORM = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1.0]}
 
 
 @pytest.mark.more
-def test_a_sparse_histogram_is_never_refused_by_its_number_of_rows(tmp_path: Path) -> None:
+def test_a_sparse_histogram_is_never_refused_by_its_number_of_rows(tmp_path):
     """5000**3 cells at ε = 8: by the formula's threshold noise raises 42 million at few rows, 14 thousand at many."""
     for n in (0, 3000, 4000):
         job = write(
@@ -201,7 +199,7 @@ SCHEMA = dpdask.Schema.from_dict({"columns": COLUMNS})
     "unit", ["row", dpdask.UnitColumn(column="who", max_rows=2)], ids=["row", "unit"]
 )
 @pytest.mark.parametrize("make", [dpdask.GaussianCopula, dpdask.PerturbedHistogram])
-def test_frames_of_few_rows_and_of_none(make: Any, unit: Any) -> None:
+def test_frames_of_few_rows_and_of_none(make, unit):
     for n in (0, 1):
         for seed in range(2):
             release = make(
@@ -219,7 +217,7 @@ def test_frames_of_few_rows_and_of_none(make: Any, unit: Any) -> None:
         make(SCHEMA, epsilon=1.0, bins=3, unit=unit).fit(rows(0).to_pandas())
 
 
-def test_a_histogram_of_no_positive_weight_has_no_rows() -> None:
+def test_a_histogram_of_no_positive_weight_has_no_rows():
     made = dpdask.PerturbedHistogram(
         SCHEMA, epsilon=1.0, adjacency="add-remove", bins=3, factor=1e6, insecure_seed=1
     )

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings(
 )  # Dask's own reader, on pandas 3.1
 
 
-def release(folder: Path, **settings: object) -> Path:
+def release(folder, **settings):
     out = folder / "out"
     changed = {
         "input.path": folder / "ratings",
@@ -48,7 +48,7 @@ def release(folder: Path, **settings: object) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readers")
     simulate_movielens(
         str(folder / "ratings"), n_rows=N_ROWS, rows_per_file=3_000
@@ -57,12 +57,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def holdout(folder: Path) -> Path:
+def holdout(folder):
     return release(folder, **{"output.rows_per_shard": 7_000})
 
 
 @pytest.fixture(scope="module")
-def public(folder: Path) -> tuple[pa.Table, pa.Table, dict]:
+def public(folder):
     """A release of all rows in the order of the input, under a public table of the same rows, so that the distribution is known exactly."""
     (folder / "public").mkdir()
     same = folder / "public" / "table.parquet"
@@ -80,20 +80,20 @@ def public(folder: Path) -> tuple[pa.Table, pa.Table, dict]:
     )
 
 
-def by_pandas(out: Path) -> pd.DataFrame:
+def by_pandas(out):
     return pd.read_parquet(out)
 
 
-def by_dask(out: Path) -> pd.DataFrame:
+def by_dask(out):
     return dd.read_parquet(out).compute().reset_index(drop=True)
 
 
-def by_duckdb(out: Path) -> pd.DataFrame:
+def by_duckdb(out):
     with duckdb.connect() as connection:
         return connection.sql(f"SELECT * FROM read_parquet('{out}/*.parquet')").df()
 
 
-def by_polars(out: Path) -> pd.DataFrame:
+def by_polars(out):
     frame = pl.read_parquet(f"{out}/*.parquet")
     return pd.DataFrame({name: frame[name].to_numpy() for name in frame.columns})
 
@@ -210,7 +210,7 @@ def test_released_rows_are_a_subsequence_of_the_input(folder, holdout):
 # ---- the distribution
 
 
-def counts(table: pa.Table) -> np.ndarray:
+def counts(table):
     return np.array(
         [np.count_nonzero(table.column("rating").to_numpy() == level) for level in LEVELS]
     )

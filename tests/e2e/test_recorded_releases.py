@@ -24,9 +24,7 @@ import argparse
 import hashlib
 import json
 import tempfile
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import dask
 import pyarrow as pa
@@ -40,7 +38,7 @@ RECORDED = Path(__file__).with_name("recorded_releases.json")
 # ---- what is compared
 
 
-def depends_on_pyarrow(name: str) -> bool:
+def depends_on_pyarrow(name):
     """Return whether a job releases rows of Parquet files, whose footers name their writer."""
     return (
         JOBS[name]["mechanism"]["kind"] in ("dip", "interval")
@@ -48,7 +46,7 @@ def depends_on_pyarrow(name: str) -> bool:
     )
 
 
-def content(output: Path, exact: Collection[str]) -> dict[str, Any]:
+def content(output, exact):
     """Return the rows of each shard and the digest of each column; floats are rounded but those of the columns `exact`."""
     shards = [pq.read_table(path) for path in sorted(output.glob("*.parquet"))]
     whole = pa.concat_tables(shards)
@@ -61,10 +59,10 @@ def content(output: Path, exact: Collection[str]) -> dict[str, Any]:
     }
 
 
-def digest(column: pa.ChunkedArray, *, exact: bool) -> str:
+def digest(column, *, exact):
     """Return a digest of a column's values in order."""
 
-    def written(value: Any) -> Any:
+    def written(value):
         if isinstance(value, float):
             return value.hex() if exact else f"{value:.8e}"
         return value if value is None or isinstance(value, int | str) else str(value)
@@ -74,7 +72,7 @@ def digest(column: pa.ChunkedArray, *, exact: bool) -> str:
     ).hexdigest()[:32]
 
 
-def content_of(name: str, output: Path) -> dict[str, Any]:
+def content_of(name, output):
     """Return the content of a job's output."""
     schema = JOBS[name].get("schema", SCHEMA)
     return content(
@@ -87,7 +85,7 @@ def content_of(name: str, output: Path) -> dict[str, Any]:
     )
 
 
-def card_of(output: Path) -> dict[str, Any]:
+def card_of(output):
     """Return a release card without the versions of libraries."""
     card = json.loads((output / "_dpdask" / "release.json").read_text(encoding="utf-8"))
     return {key: value for key, value in card.items() if key != "versions"}
@@ -97,7 +95,7 @@ def card_of(output: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def recorded() -> dict[str, Any]:
+def recorded():
     return json.loads(RECORDED.read_text(encoding="utf-8"))
 
 
@@ -162,7 +160,7 @@ def test_a_digest_tells_values_apart(one, other):
 # ---- recording
 
 
-def record(names: list[str], cards: Path | None) -> None:
+def record(names, cards):
     """Run jobs, all if none is named, and write what they release; other jobs' records stay."""
     unknown = [name for name in names if name not in JOBS]
     if unknown:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from e2e.helpers import HOLDOUT, MIXED_SCHEMA, digests, hidden, lake, run_here, write_job
@@ -34,17 +32,17 @@ CASES = [
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def often(monkeypatch):
     """Keep counts after each window, and have several windows in a small table."""
     monkeypatch.setattr(scan, "KEEP_SECONDS", 0.0)
     monkeypatch.setattr(scan, "_KEEP_SHARE", 1e9)
     monkeypatch.setattr(compute, "_LARGEST_BATCH", 8)
 
 
-def interrupt_at(place: int) -> Any:
+def interrupt_at(place):
     """Return a progress that stops the first counting pass at a task."""
 
-    def interrupt(name: str, done: int, _: int) -> None:
+    def interrupt(name, done, _):
         if name != "units" and done == place:
             raise TemporaryError("crash")
 
@@ -64,7 +62,7 @@ def test_counts_are_resumed(mechanism, schema, changes, tmp_path):
     assert kept.stat().st_mode & 0o077 == 0
     steps: list[tuple[str, int, int]] = []
 
-    def watch(name: str, done: int, total: int) -> None:
+    def watch(name, done, total):
         steps.append((name, done, total))
         assert name != "write" or not kept.exists()
 
@@ -83,7 +81,7 @@ def test_counts_that_are_not_the_runs_own_are_counted_again(harm, tmp_path):
     job = write_job(tmp_path, lake(tmp_path / "in", [100] * 20, row_group=100), tmp_path / "out")
     kept = hidden(tmp_path / "out") / "counts-0"
 
-    def crash() -> bytes:
+    def crash():
         with pytest.raises(TemporaryError):
             run_here(job, interrupt_at(18), cluster="{kind: synchronous}")
         return kept.read_bytes()
@@ -114,7 +112,7 @@ def test_counts_that_are_not_the_runs_own_are_counted_again(harm, tmp_path):
     assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
 
 
-def is_uniform(data: bytes) -> bool:
+def is_uniform(data):
     """Return whether all bytes are about as frequent, as those of an encrypted file are."""
     frequencies = np.bincount(np.frombuffer(data, dtype=np.uint8), minlength=256)
     return bool(np.ptp(frequencies) < 16 * np.sqrt(len(data) / 256))
@@ -177,7 +175,7 @@ def test_a_pass_does_without_what_it_cannot_keep(tmp_path, monkeypatch):
     )
     tried: list[str] = []
 
-    def fail(file: EncryptedFile, *_: Any) -> None:
+    def fail(file, *_):
         tried.append(file.name)
         raise TemporaryError("no space left on the device")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,7 @@ HISTOGRAM = {"kind": "histogram", "bins": 16}
 ROWS = 3000
 
 
-def level_lake(folder: Path, sizes: list[int], first: int = 0) -> Path:
+def level_lake(folder, sizes, first=0):
     """Write rows that are made by arithmetic alone, so that they are the same with any version of any library."""
     folder.mkdir(parents=True)
     for number, size in enumerate(sizes):
@@ -107,18 +106,18 @@ def test_kept_rows_are_what_they_always_were(kind, channel, tmp_path):
     assert in_order(kept) == in_order(shuffled)  # the noise is the same, row by row
 
 
-def in_order(table: pa.Table) -> list[tuple[Any, ...]]:
+def in_order(table):
     return sorted(zip(*(column.to_pylist() for column in table.columns), strict=True), key=repr)
 
 
 def incomes(
-    folder: Path,
-    rows: int = ROWS,
+    folder,
+    rows=ROWS,
     *,
-    row_group: int | None = None,
-    numbered: bool = False,
-    sort: bool = True,
-) -> Path:
+    row_group=None,
+    numbered=False,
+    sort=True,
+):
     """Write a table that lies sorted by its private column; the rows' ids say nothing of their place, unless they number it."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -133,7 +132,7 @@ def incomes(
     return folder
 
 
-def income_job(folder: Path, source: Path, **changed: Any) -> Path:
+def income_job(folder, source, **changed):
     mechanism = {"kind": "dip", "channel": "laplace", "reference": HISTOGRAM}
     options = {
         "schema": INCOME_SCHEMA,
@@ -145,7 +144,7 @@ def income_job(folder: Path, source: Path, **changed: Any) -> Path:
     return write_job(folder, source, folder / "out", **options)
 
 
-def errors(source: Path, output: Path) -> tuple[float, float]:
+def errors(source, output):
     """Return the median relative errors of the released values, and of an attacker who takes the i-th row's for the i-th smallest."""
     truth = pq.read_table(source)
     true = dict(zip(truth["who"].to_pylist(), truth["income"].to_pylist(), strict=True))
@@ -292,7 +291,7 @@ def test_a_resumed_run_still_knows_what_to_tell(tmp_path, monkeypatch):
     source = incomes(tmp_path / "in", row_group=1000)
     job = income_job(tmp_path, source, output__rows_per_shard=1000)
 
-    def crash(*_: object) -> None:
+    def crash(*_):
         raise TemporaryError("crash")
 
     with monkeypatch.context() as struck:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import dask
 import pyarrow.parquet as pq
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from e2e.helpers import (
     HOLDOUT,
     KNOWN,
@@ -35,7 +33,7 @@ ROWS = [150, 90, 1700, 40, 300, 30, 20, 900]  # fragments far below, near and fa
 
 
 @pytest.fixture(scope="module")
-def lakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def lakes(tmp_path_factory):
     base = tmp_path_factory.mktemp("lakes")
     return {
         "parquet": lake(base / "parquet", ROWS, row_group=1200),
@@ -44,7 +42,7 @@ def lakes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def reference(kind: str, lakes: dict[str, Path]) -> dict[str, Any]:
+def reference(kind, lakes):
     public = str(lakes["public"])
     chain = {
         "kind": "chain",
@@ -65,7 +63,7 @@ def reference(kind: str, lakes: dict[str, Path]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
+def cluster():
     with processes(1) as started:
         yield started
 
@@ -89,13 +87,11 @@ FEW = [
 
 
 @pytest.fixture(scope="module")
-def expected(
-    lakes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str, str], dict[str, str]]:
+def expected(lakes, tmp_path_factory):
     """Return what the synchronous scheduler publishes, by case."""
 
     @functools.cache
-    def published(format_: str, kind: str) -> dict[str, str]:
+    def published(format_, kind):
         base = tmp_path_factory.mktemp("expected")
         run_here(
             write_job(
@@ -116,9 +112,7 @@ def expected(
         for case in CASES
     ],
 )
-def test_threads(
-    case: tuple[str, str], lakes: dict[str, Path], expected: Any, tmp_path: Path
-) -> None:
+def test_threads(case, lakes, expected, tmp_path):
     job = load(
         write_job(
             tmp_path,
@@ -133,13 +127,13 @@ def test_threads(
 
 
 def check_on(
-    cluster: LocalCluster,
-    workers: int,
-    cases: list[tuple[str, str]],
-    lakes: dict[str, Path],
-    expected: Any,
-    folder: Path,
-) -> None:
+    cluster,
+    workers,
+    cases,
+    lakes,
+    expected,
+    folder,
+):
     with Client(cluster) as client:
         client.wait_for_workers(workers)
         for case in cases:
@@ -154,22 +148,18 @@ def check_on(
             assert digests(out) == expected(*case)
 
 
-def test_two_processes(
-    two_workers: LocalCluster, lakes: dict[str, Path], expected: Any, tmp_path: Path
-) -> None:
+def test_two_processes(two_workers, lakes, expected, tmp_path):
     check_on(two_workers, 2, FEW[:3], lakes, expected, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_any_number_of_processes(
-    workers: int, cluster: LocalCluster, lakes: dict[str, Path], expected: Any, tmp_path: Path
-) -> None:
+def test_any_number_of_processes(workers, cluster, lakes, expected, tmp_path):
     cluster.scale(workers)
     check_on(cluster, workers, CASES, lakes, expected, tmp_path)
 
 
-def test_the_lake_is_cut_and_joined(lakes: dict[str, Path], expected: Any, tmp_path: Path) -> None:
+def test_the_lake_is_cut_and_joined(lakes, expected, tmp_path):
     fragments = discover(
         str(lakes["parquet"]), load(write_job(tmp_path, lakes["parquet"], tmp_path / "out")).schema
     ).fragments
@@ -179,9 +169,7 @@ def test_the_lake_is_cut_and_joined(lakes: dict[str, Path], expected: Any, tmp_p
     assert sum(name.endswith(".parquet") for name in expected("parquet", "holdout")) >= 5
 
 
-def test_the_place_of_input_and_output_changes_only_the_job_digest(
-    lakes: dict[str, Path], expected: Any, tmp_path: Path
-) -> None:
+def test_the_place_of_input_and_output_changes_only_the_job_digest(lakes, expected, tmp_path):
     moved = tmp_path / "moved"
     moved.symlink_to(lakes["parquet"])
     run_here(write_job(tmp_path, moved, tmp_path / "out"))
@@ -189,7 +177,7 @@ def test_the_place_of_input_and_output_changes_only_the_job_digest(
     assert {name for name in there if there[name] != here[name]} <= {"_dpdask/manifest.json"}
 
 
-def test_without_a_seed_two_runs_differ(lakes: dict[str, Path], tmp_path: Path) -> None:
+def test_without_a_seed_two_runs_differ(lakes, tmp_path):
     job = write_job(tmp_path, lakes["parquet"], tmp_path / "out", insecure_seed=None)
     found = []
     for name in ("one", "two"):
@@ -204,7 +192,7 @@ def test_without_a_seed_two_runs_differ(lakes: dict[str, Path], tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_at_scale(tmp_path: Path) -> None:
+def test_at_scale(tmp_path):
     source = lake(tmp_path / "in", [60_000] * 20, row_group=25_000, schema=RATINGS_SCHEMA)
     options: dict[str, Any] = {"schema": RATINGS_SCHEMA, "output__rows_per_shard": 40_000}
     found = set()

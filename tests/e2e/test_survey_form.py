@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +16,6 @@ from dpdask.streams import RunKey, stream, words
 from dpdask.survey import Survey
 
 selenium = pytest.importorskip("selenium", reason="no selenium: install the extra dpdask[test]")
-from selenium import webdriver  # noqa: E402 - after the skip
 from selenium.webdriver.common.by import By  # noqa: E402 - after the skip
 
 TINY = 1e-8  # the chance that a right page fails one comparison
@@ -62,7 +58,7 @@ DESIGNS = {
 VALUES = stats.lognorm(s=0.6, scale=40_000).rvs(8000, random_state=2)
 
 
-def survey(type_: str, design: dict[str, Any], **more: Any) -> Survey:
+def survey(type_, design, **more):
     schema = dpdask.Schema.from_dict(
         {"columns": {"income": {"role": "privatise", "kind": "continuous", "type": type_}}}
     )
@@ -74,34 +70,34 @@ def survey(type_: str, design: dict[str, Any], **more: Any) -> Survey:
 
 
 @pytest.fixture
-def seeded(browser: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
+def seeded(browser):
     script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": SEEDED})
     yield browser
     browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
 
 
-def open_form(browser: webdriver.Chrome, folder: Path, made: Survey, **options: Any) -> None:
+def open_form(browser, folder, made, **options):
     path = folder / "form.html"
     path.write_text(made.form(title="A survey", **options), encoding="utf-8")
     browser.get(path.as_uri())
 
 
-def by(browser: webdriver.Chrome, id_: str) -> Any:
+def by(browser, id_):
     return browser.find_element(By.ID, id_)
 
 
-def is_shown(browser: webdriver.Chrome, id_: str) -> bool:
+def is_shown(browser, id_):
     return bool(by(browser, id_).is_displayed())
 
 
-def asked(browser: webdriver.Chrome) -> float:
+def asked(browser):
     text = by(browser, "question").text
     assert text.startswith("Is your income at most ")
     assert text.endswith(" euro?")
     return float(text.split()[5].replace(",", ""))
 
 
-def save(browser: webdriver.Chrome, folder: Path) -> bytes:
+def save(browser, folder):
     browser.execute_cdp_cmd(
         "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)}
     )
@@ -191,11 +187,11 @@ def test_respondents_choose_their_own_tau(seeded, tmp_path):
 
 
 def narrowed(
-    browser: webdriver.Chrome,
-    values: np.ndarray,
-    source: str = "narrowing.draw(asked)",
-    **more: Any,
-) -> np.ndarray:
+    browser,
+    values,
+    source="narrowing.draw(asked)",
+    **more,
+):
     """The ranges of values whose owners answer every question that the page asks; infinite ends do not travel as JSON."""
     script = """
     const [values, shares, changed] = arguments;
@@ -234,7 +230,7 @@ def test_the_page_narrows_as_the_library_to_the_last_bit(browser, tmp_path, name
     assert len(np.unique(lower)) > 10
 
 
-def differ(found: np.ndarray, other: np.ndarray) -> bool:
+def differ(found, other):
     """Whether two samples of ranges have different distributions, by the Kolmogorov-Smirnov test of three of their features."""
     distribution = stats.lognorm(s=0.6, scale=40_000)
     ranks = [distribution.cdf(ranges) for ranges in (found, other)]
@@ -247,7 +243,7 @@ def test_the_page_s_draws_have_the_library_s_distribution(seeded, tmp_path):
     open_form(seeded, tmp_path, made)
     values = np.floor(VALUES)
 
-    def library(design: dict[str, Any]) -> np.ndarray:
+    def library(design):
         column = IntervalSpec.model_validate({"columns": {"income": design}}).columns["income"]
         step = range_randomiser("income", column, lattice=True).step
         many = np.tile(values, 4)

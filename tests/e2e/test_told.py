@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ TOLD = {"income": "4,711 values were outside", "kind": "1,237 values were outsid
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Path:
+def job(tmp_path):
     rng = np.random.default_rng(5)
     income = rng.uniform(1, 999, N_ROWS)
     income[:TOO_RICH] = 5e6
@@ -60,7 +59,7 @@ def job(tmp_path: Path) -> Path:
     )
 
 
-def nowhere(text: str) -> bool:
+def nowhere(text):
     return not any(holds_number(text, number) for number in (TOO_RICH, STRANGE))
 
 
@@ -112,7 +111,7 @@ def test_json_tells_nobody_even_on_a_terminal(job):
 
 
 def test_a_resumed_run_tells_what_the_first_one_counted(job, tmp_path, monkeypatch):
-    def crash(*_: object) -> None:
+    def crash(*_):
         raise TemporaryError("crash")
 
     with monkeypatch.context() as struck:
@@ -133,7 +132,7 @@ def test_only_released_rows_are_counted(job, tmp_path):
     assert clean.told.changed == {}
 
 
-def clean_copy(folder: Path) -> Path:
+def clean_copy(folder):
     table = pq.read_table(folder / "in")
     inside = np.minimum(table["income"].to_numpy(), 1000.0)
     kind = [kind if kind == "a" else "b" for kind in table["kind"].to_pylist()]

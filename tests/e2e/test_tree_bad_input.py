@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -90,7 +87,7 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tree")
     pq.write_table(table(), folder / "a.parquet")
     return folder
@@ -106,7 +103,7 @@ def test_a_job_is_refused_in_one_line(name, source, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def _case(name: str, code: int, says: str, rows: Any = None, **changed: Any) -> Case:
+def _case(name, code, says, rows=None, **changed):
     parts = None if rows is None else {"a.parquet": rows}
     given = {"mechanism__reference": {"kind": "tree"} | changed.pop("tree", {}), **changed}
     return Case(

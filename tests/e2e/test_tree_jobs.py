@@ -7,8 +7,6 @@ import json
 import math
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import dask
 import dask.dataframe as dd
@@ -53,7 +51,7 @@ PRIVATE = ("a", "b", "c", "d", "e")
 N_ROWS = 12_000
 
 
-def people(n_rows: int = N_ROWS, seed: int = 3) -> pd.DataFrame:
+def people(n_rows=N_ROWS, seed=3):
     """Return rows with one column of every kind: b, c and d follow a, and e stands alone."""
     rng = np.random.default_rng(seed)
     a = rng.choice(3, n_rows, p=[0.5, 0.2, 0.3])
@@ -72,18 +70,18 @@ def people(n_rows: int = N_ROWS, seed: int = 3) -> pd.DataFrame:
     )
 
 
-def arrow(rows: pd.DataFrame) -> pa.Table:
+def arrow(rows):
     return pa.Table.from_pandas(rows, preserve_index=False)
 
 
-def written(folder: Path, rows: pd.DataFrame, n_files: int = 3) -> Path:
+def written(folder, rows, n_files=3):
     folder.mkdir(parents=True)
     for number, part in enumerate(np.array_split(np.arange(len(rows)), n_files)):
         pq.write_table(arrow(rows.iloc[part]), folder / f"{number}.parquet", row_group_size=1500)
     return folder
 
 
-def job(folder: Path, source: Path, **changed: Any) -> Path:
+def job(folder, source, **changed):
     given = {
         "schema": SCHEMA,
         "privacy__epsilon": 3.0,
@@ -94,20 +92,20 @@ def job(folder: Path, source: Path, **changed: Any) -> Path:
     return write_job(folder, source, folder / "out", **given)
 
 
-def out(folder: Path) -> pd.DataFrame:
+def out(folder):
     return pads.dataset(folder / "out", exclude_invalid_files=False).to_table().to_pandas()
 
 
-def card_of(folder: Path) -> dict[str, Any]:
+def card_of(folder):
     return json.loads((folder / "out" / "_dpdask" / "release.json").read_text())
 
 
-def released(folder: Path, source: Path, **changed: Any) -> pd.DataFrame:
+def released(folder, source, **changed):
     run_here(job(folder, source, **changed))
     return out(folder)
 
 
-def cell(rows: pd.DataFrame, name: str) -> pd.Series:
+def cell(rows, name):
     """Return the public cells of a column, those of the job."""
     values = rows[name]
     if name == "c":
@@ -125,7 +123,7 @@ def cell(rows: pd.DataFrame, name: str) -> pd.Series:
     return values.sub(18) // 8 if name == "e" else values.fillna("null") if name == "b" else values
 
 
-def variation(one: pd.DataFrame, other: pd.DataFrame, *names: str) -> float:
+def variation(one, other, *names):
     """Return the total variation between two tables' counts of some columns."""
     parts = [
         pd.concat([cell(rows, name).rename(name) for name in names], axis=1).value_counts(
@@ -137,7 +135,7 @@ def variation(one: pd.DataFrame, other: pd.DataFrame, *names: str) -> float:
     return float(np.abs(counted.iloc[:, 0] - counted.iloc[:, 1]).sum() / 2)
 
 
-def chance(rows: pd.DataFrame, *names: str) -> float:
+def chance(rows, *names):
     """Return about the most variation that a second sample of the same distribution has: E + 6 standard deviations, with room for noisy tables."""
     p = (
         pd.concat([cell(rows, name).rename(name) for name in names], axis=1)
@@ -149,12 +147,12 @@ def chance(rows: pd.DataFrame, *names: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     return written(tmp_path_factory.mktemp("tree") / "in", people())
 
 
 @pytest.fixture(scope="module")
-def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain(source, tmp_path_factory):
     """Return the folder of the job with nothing changed, whose release is there to be read."""
     folder = tmp_path_factory.mktemp("plain")
     run_here(job(folder, source))
@@ -338,7 +336,7 @@ def test_the_plan_the_card_and_the_audit_say_the_same(source, tmp_path):
     assert card["columns"]["b"]["levels"] == [None, "x", "y"]
 
 
-def private(card: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def private(card):
     return [
         (name, column) for name, column in card["columns"].items() if column["role"] == "privatised"
     ]
@@ -410,7 +408,7 @@ def test_channels_that_are_too_many_are_not_shown(source, tmp_path, monkeypatch)
 # ---- frames
 
 
-def dip(**changed: Any) -> dpdask.DIP:
+def dip(**changed):
     given = {
         "epsilon": 3.0,
         "reference": dpdask.Tree(bins=TREE["bins"]),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -19,7 +17,6 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 from e2e.helpers import HOLDOUT, LEVELS, digests, hidden, load, run_here, write_job
-from faults.drivers import Drivers
 
 import dpdask
 from dpdask.engine import scan
@@ -38,7 +35,7 @@ UNIT = {"column": "userId", "max_rows": MAX_ROWS}
 HISTOGRAM = {"kind": "histogram"}
 
 
-def users(n_rows: int = N_ROWS) -> pd.DataFrame:
+def users(n_rows=N_ROWS):
     """Return ratings of users from one row to hundreds, scattered over the table; `time` names the row."""
     rng = np.random.default_rng(11)
     user = np.minimum(rng.zipf(1.4, n_rows), 200)
@@ -47,7 +44,7 @@ def users(n_rows: int = N_ROWS) -> pd.DataFrame:
     )
 
 
-def written(folder: Path, table: pd.DataFrame, sizes: list[int], row_group: int = 10_000) -> Path:
+def written(folder, table, sizes, row_group=10_000):
     folder.mkdir(parents=True)
     start = 0
     for number, size in enumerate(sizes):
@@ -61,7 +58,7 @@ def written(folder: Path, table: pd.DataFrame, sizes: list[int], row_group: int 
     return folder
 
 
-def job(folder: Path, source: Path, **changed: Any) -> Path:
+def job(folder, source, **changed):
     return write_job(
         folder / "job",
         source,
@@ -70,15 +67,13 @@ def job(folder: Path, source: Path, **changed: Any) -> Path:
     )
 
 
-def released(folder: Path, source: Path, **changed: Any) -> pd.DataFrame:
+def released(folder, source, **changed):
     run_here(job(folder, source, **changed))
     return pads.dataset(folder / "out", exclude_invalid_files=False).to_table().to_pandas()
 
 
 @pytest.mark.parametrize("reference", [HISTOGRAM, HOLDOUT], ids=["histogram", "holdout"])
-def test_the_same_rows_however_the_lake_is_written(
-    reference: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_same_rows_however_the_lake_is_written(reference, tmp_path):
     table, same = (
         users(),
         pd.DataFrame({"userId": [1] * 50 + [2] * 3, "time": [0] * 53, "rating": [1.0] * 53}),
@@ -109,7 +104,7 @@ def test_the_same_rows_however_the_lake_is_written(
         assert found.groupby("userId").size().to_dict() == {1: MAX_ROWS, 2: 3}
 
 
-def test_a_user_has_all_rows_or_max_rows_or_none(tmp_path: Path) -> None:
+def test_a_user_has_all_rows_or_max_rows_or_none(tmp_path):
     table = users()
     source = written(tmp_path / "in", table, [400, 1100])
     given = table.groupby("userId").size()
@@ -127,13 +122,11 @@ def test_a_user_has_all_rows_or_max_rows_or_none(tmp_path: Path) -> None:
     assert set(other["time"]) != set(whole["time"])  # the hash is keyed
 
 
-def test_no_user_is_both_held_out_and_released(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_user_is_both_held_out_and_released(tmp_path, monkeypatch):
     seen: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
     class Spy(Chooser):
-        def split(self, batch: Any) -> Any:
+        def split(self, batch):
             kept, shaping = super().split(batch)
             assert shaping is not None
             seen.append((batch.column("userId").to_numpy(), kept, shaping))
@@ -149,7 +142,7 @@ def test_no_user_is_both_held_out_and_released(
     )  # the reference is bounded too
 
 
-def test_the_units_column_may_be_dropped(tmp_path: Path) -> None:
+def test_the_units_column_may_be_dropped(tmp_path):
     source = written(tmp_path / "in", users(), [700, 800], 300)
     kept = released(tmp_path / "kept", source)
     found = released(tmp_path / "drop", source, schema=SCHEMA | {"userId": {"role": "drop"}})
@@ -167,7 +160,7 @@ def test_the_units_column_may_be_dropped(tmp_path: Path) -> None:
     ],
     ids=["dictionary", "float", "uint64", "timestamp"],
 )
-def test_units_of_any_type(ids: Any, tmp_path: Path) -> None:
+def test_units_of_any_type(ids, tmp_path):
     table = users(600)
     columns = pa.Table.from_pandas(table, preserve_index=False).set_column(
         0, "userId", ids(table["userId"].to_numpy())
@@ -185,7 +178,7 @@ def test_units_of_any_type(ids: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["keep", "drop"])
-def test_a_row_without_a_unit_is_refused(role: str, tmp_path: Path) -> None:
+def test_a_row_without_a_unit_is_refused(role, tmp_path):
     table = users().astype({"userId": "Int64"})
     table.loc[900, "userId"] = pd.NA
     source = written(tmp_path / "in", table, [700, 800])
@@ -199,7 +192,7 @@ def test_a_row_without_a_unit_is_refused(role: str, tmp_path: Path) -> None:
     assert not hidden(tmp_path / "out").exists()
 
 
-def test_the_card_says_who_the_unit_is_and_what_a_row_gets(tmp_path: Path) -> None:
+def test_the_card_says_who_the_unit_is_and_what_a_row_gets(tmp_path):
     source = written(tmp_path / "in", users(), [1500])
     planned = plan_job(load(job(tmp_path, source)))
     assert planned.epsilons["rating"] * MAX_ROWS <= 4.0
@@ -216,12 +209,12 @@ def test_the_card_says_who_the_unit_is_and_what_a_row_gets(tmp_path: Path) -> No
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     return written(tmp_path_factory.mktemp("units") / "in", users(), [500, 300, 700], 200)
 
 
 @pytest.fixture(scope="module")
-def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def quiet(source, tmp_path_factory):
     base = tmp_path_factory.mktemp("quiet")
     run_here(job(base, source, mechanism__reference=HISTOGRAM, output__rows_per_shard=60))
     return digests(base / "out")
@@ -230,8 +223,8 @@ def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 @pytest.mark.few(2)
 @pytest.mark.parametrize("point", ["bounded", "surveying", "fitted", "some-shards", "staged"])
 def test_a_killed_run_goes_on_with_the_same_bounds_to_the_same_bytes(
-    point: str, source: Path, quiet: dict[str, str], drivers: Drivers, tmp_path: Path
-) -> None:
+    point, source, quiet, drivers, tmp_path
+):
     made = job(tmp_path, source, mechanism__reference=HISTOGRAM, output__rows_per_shard=60)
     assert drivers.run("run", made, point=point)[0] == -signal.SIGKILL
     bounds = hidden(tmp_path / "out") / "bounds.npz"
@@ -246,8 +239,8 @@ def test_a_killed_run_goes_on_with_the_same_bounds_to_the_same_bytes(
 
 @pytest.mark.parametrize("stage", ["units", "write"])
 def test_in_a_store_the_bounds_are_in_memory_and_an_interrupted_run_goes_on(
-    stage: str, source: Path, quiet: dict[str, str], tmp_path: Path
-) -> None:
+    stage, source, quiet, tmp_path
+):
     made = job(
         tmp_path,
         source,
@@ -257,7 +250,7 @@ def test_in_a_store_the_bounds_are_in_memory_and_an_interrupted_run_goes_on(
     )
     stages: list[str] = []
 
-    def interrupt(name: str, done: int, _: int) -> None:
+    def interrupt(name, done, _):
         stages.append(name)
         if done and name == stage:
             raise TemporaryError("crash")
@@ -276,9 +269,7 @@ def test_in_a_store_the_bounds_are_in_memory_and_an_interrupted_run_goes_on(
     assert stage in stages
 
 
-def test_bounds_that_are_not_those_written_are_refused(
-    source: Path, drivers: Drivers, tmp_path: Path
-) -> None:
+def test_bounds_that_are_not_those_written_are_refused(source, drivers, tmp_path):
     made = job(tmp_path, source, mechanism__reference=HISTOGRAM)
     drivers.run("run", made, point="fitted")
     path = hidden(tmp_path / "out") / "bounds.npz"
@@ -292,12 +283,12 @@ def test_bounds_that_are_not_those_written_are_refused(
 
 
 @pytest.fixture
-def _frames() -> Iterator[None]:
+def _frames():
     with dask.config.set(scheduler="synchronous"):
         yield
 
 
-def fitted(frame: Any, reference: dpdask.Histogram | dpdask.Holdout, **changed: Any) -> Any:
+def fitted(frame, reference, **changed):
     given = {
         "unit": dpdask.UnitColumn(column="userId", max_rows=MAX_ROWS),
         "insecure_seed": 7,
@@ -318,7 +309,7 @@ def fitted(frame: Any, reference: dpdask.Histogram | dpdask.Holdout, **changed: 
 @pytest.mark.parametrize(
     "reference", [dpdask.Histogram(), dpdask.Holdout(fraction=0.25)], ids=["histogram", "holdout"]
 )
-def test_frames_are_bounded_alike(reference: Any, source: Path, tmp_path: Path) -> None:
+def test_frames_are_bounded_alike(reference, source, tmp_path):
     table = users()
     given = table.groupby("userId").size()
     chosen = []
@@ -339,7 +330,7 @@ def test_frames_are_bounded_alike(reference: Any, source: Path, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("_frames")
-def test_frames_with_wrong_units_are_refused() -> None:
+def test_frames_with_wrong_units_are_refused():
     table = users()
     with pytest.raises(dpdask.DataError, match="holds a null"):
         fitted(table.astype({"userId": "Int64"}).mask(table["time"] == 5), dpdask.Histogram())

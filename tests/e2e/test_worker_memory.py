@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -21,7 +19,7 @@ PRIVATE = {"role": "privatise", "kind": "discrete", "levels": LEVELS}
 
 
 @pytest.fixture(scope="module")
-def small_worker() -> Iterator[LocalCluster]:
+def small_worker():
     options: dict[str, Any] = {
         "dashboard_address": "127.0.0.1:0",
         "scheduler_kwargs": {"dashboard": False},
@@ -38,7 +36,7 @@ def small_worker() -> Iterator[LocalCluster]:
         yield cluster
 
 
-def long_texts() -> pa.Table:
+def long_texts():
     letters = np.random.default_rng(1).integers(97, 123, (300_000, 1000), dtype=np.uint8)
     return pa.table(
         {
@@ -48,11 +46,11 @@ def long_texts() -> pa.Table:
     )
 
 
-def repeated_texts() -> pa.Table:
+def repeated_texts():
     return pa.table({"text": pa.array(["y" * 1000] * 300_000), "x": np.arange(300_000) % 100})
 
 
-def many_columns() -> pa.Table:
+def many_columns():
     rng = np.random.default_rng(2)
     return pa.table(
         {f"c{place}": rng.integers(0, 100, 131_072).astype(np.int8) for place in range(2000)}
@@ -62,9 +60,7 @@ def many_columns() -> pa.Table:
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["shuffled", "keep"])
 @pytest.mark.parametrize("make", [long_texts, repeated_texts, many_columns])
-def test_a_worker_of_one_gibibyte_releases_a_large_row_group(
-    make: Any, order: str, small_worker: LocalCluster, tmp_path: Path
-) -> None:
+def test_a_worker_of_one_gibibyte_releases_a_large_row_group(make, order, small_worker, tmp_path):
     rows = make()
     pq.write_table(rows, tmp_path / "in.parquet", row_group_size=len(rows))
     schema: dict[str, Any] = {name: {"role": "keep"} for name in rows.schema.names} | {

@@ -13,12 +13,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import dask
 import numpy as np
@@ -51,12 +49,12 @@ SECRET = "4711.25"
 
 
 @guard
-def unforeseen(value: str) -> None:
+def unforeseen(value):
     pa.array([value]).cast(pa.int64())  # Arrow's message quotes the value
 
 
 @guard
-def foreseen(value: str) -> None:
+def foreseen(value):
     try:
         float(value + "x")
     except ValueError:
@@ -64,31 +62,31 @@ def foreseen(value: str) -> None:
 
 
 @guard
-def no_memory_for(parts: list[FilePart]) -> None:
+def no_memory_for(parts):
     raise MemoryError(SECRET, parts)
 
 
 @guard
-def double(number: int) -> int:
+def double(number):
     return 2 * number
 
 
-def read_then(function: Callable[[str], Any], path: str) -> Any:
+def read_then(function, path):
     return function(Path(path).read_text())
 
 
-def sleep_long(_: int) -> None:
+def sleep_long(_):
     time.sleep(30)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
+def cluster():
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}), processes(2) as started:
         yield started
 
 
 @contextmanager
-def scheduler(name: str, cluster: LocalCluster | None) -> Iterator[None]:
+def scheduler(name, cluster):
     with (
         Client(cluster) if name == "cluster" else nullcontext(),
         dask.config.set({} if name == "cluster" else {"scheduler": name}),
@@ -99,7 +97,7 @@ def scheduler(name: str, cluster: LocalCluster | None) -> Iterator[None]:
 SCHEDULERS = ["threads", "cluster"]
 
 
-def everything(error: BaseException) -> str:
+def everything(error):
     """Return all that an error and what hangs on it can show."""
     whole = "".join(traceback.format_exception(error, chain=True)) + repr(error.args)
     for other in (error.__context__, error.__cause__):
@@ -113,12 +111,12 @@ def everything(error: BaseException) -> str:
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_an_unforeseen_failure_is_told_by_type_and_place(
-    name: str,
-    cluster: LocalCluster,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    name,
+    cluster,
+    tmp_path,
+    capfd,
+    caplog,
+):
     with pytest.raises(
         pa.ArrowInvalid, match=SECRET
     ):  # Arrow quotes the value, or this would prove nothing
@@ -139,9 +137,7 @@ def test_an_unforeseen_failure_is_told_by_type_and_place(
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_foreseen_failure_arrives_as_it_is(
-    name: str, cluster: LocalCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_foreseen_failure_arrives_as_it_is(name, cluster, tmp_path, capfd):
     (tmp_path / "value").write_text(SECRET)
     with scheduler(name, cluster), pytest.raises(DataError) as caught:
         run_each("test", functools.partial(read_then, foreseen), [str(tmp_path / "value")])
@@ -149,7 +145,7 @@ def test_a_foreseen_failure_arrives_as_it_is(
     assert SECRET not in everything(caught.value) + "".join(capfd.readouterr())
 
 
-def large_part() -> FilePart:
+def large_part():
     sizes = {"n_rows": 10, "n_bytes": 1000, "n_bytes_decoded": 3 * 2**30}
     return FilePart(
         Fragment(
@@ -164,7 +160,7 @@ def large_part() -> FilePart:
     )
 
 
-def test_an_error_of_memory_names_the_fragment_its_size_and_the_hint() -> None:
+def test_an_error_of_memory_names_the_fragment_its_size_and_the_hint():
     with pytest.raises(TemporaryError) as caught:
         no_memory_for([large_part()])
     line = "part.parquet, row group 2: a worker ran out of memory: this fragment has 3.00 GiB; give workers more memory or fewer threads, "
@@ -175,24 +171,22 @@ def test_an_error_of_memory_names_the_fragment_its_size_and_the_hint() -> None:
 class LostFuture:
     """A future as distributed leaves it when the scheduler is gone: it has no exception, and `result` raises None."""
 
-    def __init__(self, key: str, status: str) -> None:
+    def __init__(self, key, status):
         self.key, self.status = key, status
 
-    def add_done_callback(self, call: Callable[[Any], None]) -> None:
+    def add_done_callback(self, call):
         call(self)
 
-    def exception(self, timeout: float) -> None:
+    def exception(self, timeout):
         assert timeout
 
-    def result(self, timeout: float) -> None:
+    def result(self, timeout):
         assert timeout
         raise TypeError("exceptions must derive from BaseException")
 
 
 @pytest.mark.parametrize("status", ["error", "cancelled", "lost", "pending"])
-def test_a_future_without_an_exception_is_a_lost_scheduler(
-    status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_future_without_an_exception_is_a_lost_scheduler(status, monkeypatch):
     client = SimpleNamespace(
         get=lambda _, keys, **__: [LostFuture(key, status) for key in keys], cancel=lambda _: None
     )
@@ -205,13 +199,11 @@ def test_a_future_without_an_exception_is_a_lost_scheduler(
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["by its nanny", "by the system"])
-def test_a_worker_that_dies_of_memory_is_told_so(
-    stopped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_dies_of_memory_is_told_so(stopped, monkeypatch):
     stage = make_stage("write", apply, [(large_part(),)], double, join)
 
     class KilledFuture(LostFuture):
-        def exception(self, timeout: float) -> KilledWorker:  # type: ignore[override]
+        def exception(self, timeout):  # type: ignore[override]
             assert timeout
             return KilledWorker(
                 self.key, SimpleNamespace(memory_limit=2**30, address="tcp://10.0.0.1:1"), 3
@@ -231,7 +223,7 @@ def test_a_worker_that_dies_of_memory_is_told_so(
     assert "10.0.0.1" not in text
 
 
-def eat(_: int) -> None:
+def eat(_):
     time.sleep(1.0)  # the nanny looks from time to time
     held = []
     for _ in range(100):
@@ -240,7 +232,7 @@ def eat(_: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_its_nanny_stops_for_memory() -> None:
+def test_a_worker_that_its_nanny_stops_for_memory():
     options = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "memory_limit": "900MiB"}
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
@@ -251,19 +243,19 @@ def test_a_worker_that_its_nanny_stops_for_memory() -> None:
         run_each("test", eat, [1])
 
 
-def count_threads(_: int) -> list[int]:
+def count_threads(_):
     return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_blas_has_one_thread_in_tasks(name: str, cluster: LocalCluster) -> None:
+def test_blas_has_one_thread_in_tasks(name, cluster):
     with scheduler(name, cluster), threadpool_limits(2):
         [found] = run_each("test", guard(count_threads), [1])
     assert found
     assert set(found) == {1}
 
 
-def test_blas_has_one_thread_in_the_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blas_has_one_thread_in_the_fit(tmp_path, monkeypatch):
     found: list[int] = []
     inner = engine_fit.keep  # what was fitted is kept before the fit ends
     monkeypatch.setattr(
@@ -275,9 +267,7 @@ def test_blas_has_one_thread_in_the_fit(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_results_keep_their_order_and_progress_is_complete(
-    name: str, cluster: LocalCluster
-) -> None:
+def test_results_keep_their_order_and_progress_is_complete(name, cluster):
     seen: list[tuple[str, int, int]] = []
     with scheduler(name, cluster):
         assert run_each("test", double, range(40), lambda *step: seen.append(step)) == [
@@ -287,7 +277,7 @@ def test_results_keep_their_order_and_progress_is_complete(
     assert run_each("test", double, [], lambda *_: pytest.fail("no step was done")) == []
 
 
-def test_workers_lost_too_often(cluster: LocalCluster) -> None:
+def test_workers_lost_too_often(cluster):
     with (
         Client(cluster),
         pytest.raises(TemporaryError, match="lost its scheduler or its workers") as caught,
@@ -296,7 +286,7 @@ def test_workers_lost_too_often(cluster: LocalCluster) -> None:
     assert caught.value.where == "test"
 
 
-def test_a_cluster_that_goes_away() -> None:
+def test_a_cluster_that_goes_away():
     with processes(1) as going, Client(going):
         closing = threading.Timer(1.0, going.close)
         closing.start()
@@ -305,9 +295,7 @@ def test_a_cluster_that_goes_away() -> None:
         closing.join()
 
 
-def test_task_names_tell_stages_and_numbers_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_task_names_tell_stages_and_numbers_only(tmp_path, monkeypatch):
     names: set[str] = set()
     spy_on_stages(lambda _, nodes: names.update(nodes), monkeypatch)
     public = {"kind": "public", "path": str(lake(tmp_path / "public", [300] * 9, seed=2))}
@@ -327,7 +315,7 @@ def test_task_names_tell_stages_and_numbers_only(
         ), name
 
 
-def test_two_jobs_on_one_scheduler_do_not_mix(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_two_jobs_on_one_scheduler_do_not_mix(cluster, tmp_path):
     source = lake(tmp_path / "in", [300] * 6)
     jobs = {
         f"out{epsilon}": write_job(
@@ -342,14 +330,12 @@ def test_two_jobs_on_one_scheduler_do_not_mix(cluster: LocalCluster, tmp_path: P
         assert digests(tmp_path / name) == digests(tmp_path / f"quiet-{name}")
 
 
-def test_worker_logs_hold_no_private_count(
-    cluster: LocalCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_worker_logs_hold_no_private_count(cluster, tmp_path, capfd):
     source = lake(tmp_path / "in", [1234] * 3, row_group=1234)
     job = write_job(tmp_path, source, tmp_path / "out")
     counts: list[int] = []
 
-    def spoil(stage: str, done: int, total: int) -> None:
+    def spoil(stage, done, total):
         if stage == "survey" and done == total:
             victim = sorted(source.iterdir())[-1]
             victim.write_bytes(next(lake(tmp_path / "other", [50]).iterdir()).read_bytes())
@@ -371,8 +357,8 @@ def test_worker_logs_hold_no_private_count(
 
 
 def test_a_cluster_without_workers_ends_in_75_instead_of_hanging(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr("dpdask.engine.compute.LONELY_SECONDS", 0.5)
     monkeypatch.setattr("dpdask.engine.compute._POLL_SECONDS", 0.2)
     options = {
@@ -410,7 +396,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.more
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
-def test_what_a_task_frees_the_next_one_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_task_frees_the_next_one_uses(monkeypatch):
     for name in ("GLIBC_TUNABLES", "LD_PRELOAD", "MALLOC_MMAP_THRESHOLD_"):
         monkeypatch.delenv(name, raising=False)
     found = []

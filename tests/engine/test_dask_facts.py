@@ -6,9 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import dask
 import dask.dataframe as dd
@@ -30,26 +28,26 @@ LOCK = threading.Lock()
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
+def cluster():
     with dask.config.set({"distributed.scheduler.allowed-failures": 100}), processes(2) as started:
         yield started
 
 
-def noisy_reference(_: pd.DataFrame) -> pd.DataFrame:
+def noisy_reference(_):
     with LOCK:
         CALLS["noise"] += 1
     return pd.DataFrame({"r": [np.random.default_rng().random()]})
 
 
-def take_reference(part: pd.DataFrame, reference: pd.DataFrame) -> pd.DataFrame:
+def take_reference(part, reference):
     return part.assign(r=reference["r"].iloc[0])
 
 
-def add_noise(part: pd.DataFrame) -> pd.DataFrame:
+def add_noise(part):
     return part + np.random.default_rng().random(part.shape)
 
 
-def test_1_fusion_redraws_central_noise() -> None:
+def test_1_fusion_redraws_central_noise():
     CALLS["noise"] = 0
     noisy = dd.from_pandas(FRAME, npartitions=1).map_partitions(
         noisy_reference, meta=pd.DataFrame({"r": [0.0]})
@@ -61,11 +59,11 @@ def test_1_fusion_redraws_central_noise() -> None:
         assert persisted["r"].compute().nunique() == 8
 
 
-def test_1_ours_fits_once_on_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_1_ours_fits_once_on_the_driver(tmp_path, monkeypatch):
     fits = []
     fit = columns.fit_dip
 
-    def counted(*args: Any) -> Any:
+    def counted(*args):
         fits.append((os.getpid(), threading.current_thread() is threading.main_thread()))
         return fit(*args)
 
@@ -75,11 +73,11 @@ def test_1_ours_fits_once_on_the_driver(tmp_path: Path, monkeypatch: pytest.Monk
     assert fits == [(os.getpid(), True)]
 
 
-def kill_one(cluster: LocalCluster) -> None:
+def kill_one(cluster):
     os.kill(next(nanny.pid for nanny in cluster.workers.values() if nanny.pid), signal.SIGKILL)
 
 
-def test_2_a_lost_worker_redraws_unseeded_noise(cluster: LocalCluster) -> None:
+def test_2_a_lost_worker_redraws_unseeded_noise(cluster):
     with Client(cluster) as client:
         client.wait_for_workers(2)
         parts = [
@@ -96,7 +94,7 @@ def test_2_a_lost_worker_redraws_unseeded_noise(cluster: LocalCluster) -> None:
     assert 1 <= sum(one != other for one, other in zip(before, after, strict=True)) <= 8
 
 
-def test_2_ours_draws_the_same(cluster: LocalCluster) -> None:
+def test_2_ours_draws_the_same(cluster):
     schema = dpdask.Schema.from_dict(
         {
             "columns": {
@@ -117,22 +115,22 @@ def test_2_ours_draws_the_same(cluster: LocalCluster) -> None:
     pd.testing.assert_frame_equal(before, after)
 
 
-def test_3_same_code_same_token_same_noise() -> None:
+def test_3_same_code_same_token_same_noise():
     rows = dd.from_pandas(FRAME, npartitions=4)
     one, other = (rows.map_partitions(add_noise, meta=FRAME) for _ in range(2))
     with dask.config.set(scheduler="synchronous"):
         assert (one - other).compute().to_numpy().max() == 0.0
 
 
-def test_4_read_parquet_joins_files(tmp_path: Path) -> None:
+def test_4_read_parquet_joins_files(tmp_path):
     twenty = lake(tmp_path / "in", [50] * 20)
     assert (dd.read_parquet(twenty)["rating"] + 1).optimize().npartitions == 4
     with dask.config.set({"optimization.tune.active": False}):
         assert (dd.read_parquet(twenty)["rating"] + 1).optimize().npartitions == 20
 
 
-def test_4_a_partition_number_is_no_identity() -> None:
-    def number(part: pd.DataFrame, partition_info: dict[str, int] | None = None) -> pd.DataFrame:
+def test_4_a_partition_number_is_no_identity():
+    def number(part, partition_info=None):
         return part.assign(number=-1 if partition_info is None else partition_info["number"])
 
     whole = dd.from_pandas(FRAME, npartitions=8)
@@ -145,7 +143,7 @@ def test_4_a_partition_number_is_no_identity() -> None:
         }
 
 
-def test_5_a_broadcast_decays() -> None:
+def test_5_a_broadcast_decays():
     quiet = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
     threads = LocalCluster(
         n_workers=4,
@@ -168,7 +166,7 @@ def test_5_a_broadcast_decays() -> None:
         assert len(holders) == 1
 
 
-def test_5_ours_hands_out_paths() -> None:
+def test_5_ours_hands_out_paths():
     assert [
         path
         for path in Path(dpdask.__file__).parent.rglob("*.py")

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pickle
 import stat
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -27,7 +24,7 @@ RUN, HOLDOUT = bytes(range(32)), bytes(range(32, 64))
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> TableWork:
+def work(tmp_path):
     secrets = Folder(f"file://{tmp_path}")
     secrets.write(KEY_NAME, RUN, private=True)
     secrets.write(HOLDOUT_NAME, HOLDOUT, private=True)
@@ -37,9 +34,7 @@ def work(tmp_path: Path) -> TableWork:
 
 
 @pytest.mark.parametrize(("kept_holdout", "expected"), [(False, RUN), (True, HOLDOUT)])
-def test_held_keys_are_those_of_the_files_and_need_them_no_more(
-    work: TableWork, *, kept_holdout: bool, expected: bytes
-) -> None:
+def test_held_keys_are_those_of_the_files_and_need_them_no_more(work, *, kept_holdout, expected):
     work = replace(work, kept_holdout=kept_holdout)
     assert (work.key().reveal(), work.holdout_key().reveal()) == (RUN, expected)
     held = work.hold_keys()
@@ -68,9 +63,7 @@ class Rows:
     number: int = 0
     n_rows: int | None = None
 
-    def read(
-        self, rows: Any, work: TableWork, *, released: bool, seals: list[bytes] | None = None
-    ) -> Iterator[pa.RecordBatch]:
+    def read(self, rows, work, *, released, seals=None):
         del rows, released, seals
         READ.append((self.id, work.key().reveal()))
         if self.takes_key:
@@ -81,7 +74,7 @@ class Rows:
 READ: list[tuple[str, bytes]] = []
 
 
-def scan_of(secrets: Folder) -> Scan:
+def scan_of(secrets):
     schema = dpdask.Schema.from_dict(
         {"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}}
     )
@@ -96,9 +89,7 @@ def scan_of(secrets: Folder) -> Scan:
     return Scan(work=work, statistic=ColumnStatistic(codecs=work.codecs), released=False)
 
 
-def test_a_task_reads_its_key_once_for_each_part(
-    work: TableWork, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_reads_its_key_once_for_each_part(work, monkeypatch):
     READ.clear()
     opened: list[str] = []
     read = Folder.read
@@ -113,7 +104,7 @@ def test_a_task_reads_its_key_once_for_each_part(
     assert opened == [KEY_NAME] * 3
 
 
-def test_a_task_whose_key_is_taken_away_stops_at_the_next_part(work: TableWork) -> None:
+def test_a_task_whose_key_is_taken_away_stops_at_the_next_part(work):
     READ.clear()
     parts = [
         Rows("a", work.secrets),
@@ -126,7 +117,7 @@ def test_a_task_whose_key_is_taken_away_stops_at_the_next_part(work: TableWork) 
     assert [name for name, _ in READ] == ["a", "b"]
 
 
-def test_what_a_removed_run_claims_is_not_made_again(work: TableWork) -> None:
+def test_what_a_removed_run_claims_is_not_made_again(work):
     assert work.secrets.claim("chosen/a", b"1") == b"1"
     assert stat.S_IMODE((work.secrets.local_path / "chosen").stat().st_mode) == 0o700
     assert work.secrets.claim("chosen/a", b"2") == b"1"
@@ -136,7 +127,7 @@ def test_what_a_removed_run_claims_is_not_made_again(work: TableWork) -> None:
     assert not work.secrets.exists()
 
 
-def test_keys_that_are_in_memory_are_not_held(work: TableWork) -> None:
+def test_keys_that_are_in_memory_are_not_held(work):
     """They can be withdrawn there at any time."""
     hold_key("run", RUN)
     try:
@@ -149,7 +140,7 @@ def test_keys_that_are_in_memory_are_not_held(work: TableWork) -> None:
         held.key()
 
 
-def test_another_key_than_that_of_the_commitment_is_refused(work: TableWork) -> None:
+def test_another_key_than_that_of_the_commitment_is_refused(work):
     """Wherever it is: in a file, or in memory for a run in a store."""
     hold_key("run", RUN)
     try:

@@ -18,22 +18,22 @@ from dpdask.errors import DataError
 from dpdask.stats.statistic import FAN_IN, TreeFold
 
 
-def nest(nodes: list[object]) -> tuple[object, ...]:
+def nest(nodes):
     return tuple(nodes)
 
 
-def leaves_of(node: object) -> list[int]:
+def leaves_of(node):
     return [node] if isinstance(node, int) else [leaf for part in node for leaf in leaves_of(part)]  # type: ignore[union-attr]
 
 
-def depth(node: object) -> int:
+def depth(node):
     if isinstance(node, int):
         return 0
     assert 1 <= len(node) <= FAN_IN  # type: ignore[arg-type]
     return 1 + max(map(depth, node))  # type: ignore[call-overload]
 
 
-def tree(n_leaves: int) -> object:
+def tree(n_leaves):
     nodes: dict[Any, Any] = {
         f"leaf-{index}": DataNode(f"leaf-{index}", index) for index in range(n_leaves)
     }
@@ -42,7 +42,7 @@ def tree(n_leaves: int) -> object:
 
 
 @pytest.mark.parametrize("n_leaves", [1, 8, 9, 64, 65, 513])
-def test_order_and_shape(n_leaves: int) -> None:
+def test_order_and_shape(n_leaves):
     found = tree(n_leaves)
     assert leaves_of(found) == list(range(n_leaves))
     expected, width = 1, -(-n_leaves // FAN_IN)
@@ -57,25 +57,25 @@ class Rounded:
 
     total: float
 
-    def merge(self, *others: Rounded) -> Rounded:
+    def merge(self, *others):
         return Rounded(sum((other.total for other in others), self.total))
 
 
-def leaf(number: int, scale: float) -> Rounded:
+def leaf(number, scale):
     return Rounded(scale * number)
 
 
-def merge(parts: list[Rounded]) -> Rounded:
+def merge(parts):
     return parts[0].merge(*parts[1:])
 
 
-def whole_tree(values: list[Rounded]) -> Rounded:
+def whole_tree(values):
     while len(values) > 1:
         values = [merge(values[start : start + FAN_IN]) for start in range(0, len(values), FAN_IN)]
     return values[0]
 
 
-def fold_stage(n_leaves: int) -> Rounded:
+def fold_stage(n_leaves):
     fold = TreeFold[Rounded]()
     for found in run_stage(
         make_stage(
@@ -88,7 +88,7 @@ def fold_stage(n_leaves: int) -> Rounded:
 
 
 @pytest.mark.parametrize("n_leaves", [1, 73, 1000])
-def test_batches_are_branches_of_one_tree(n_leaves: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_branches_of_one_tree(n_leaves, monkeypatch):
     monkeypatch.setattr(compute, "_LARGEST_BATCH", 64)
     expected = whole_tree([leaf(number, 0.1) for number in range(n_leaves)])
     for scheduler in ("synchronous", "threads"):
@@ -97,15 +97,15 @@ def test_batches_are_branches_of_one_tree(n_leaves: int, monkeypatch: pytest.Mon
 
 
 def test_a_cluster_has_a_window_of_tasks_and_the_driver_few_results(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(cluster, "WINDOW", 600)
     monkeypatch.setattr(compute, "_LARGEST_BATCH", FAN_IN**2)
     running: list[int] = []
     waiting: list[int] = []
     submit = Window._submit
 
-    def watch(window: Window) -> None:
+    def watch(window):
         submit(window)
         running.append(window._n_running)
         waiting.append(len(window._results))
@@ -118,12 +118,12 @@ def test_a_cluster_has_a_window_of_tasks_and_the_driver_few_results(
     assert max(waiting) < 8
 
 
-def refuse(number: int, shared: object) -> int:
+def refuse(number, shared):
     raise DataError("wrong", f"{number} {shared}", None)
 
 
 @pytest.mark.more
-def test_a_stage_that_fails_leaves_the_client_connected() -> None:
+def test_a_stage_that_fails_leaves_the_client_connected():
     """The scheduler ends the connection of a client that cancels a task on which others depend."""
     with Client(
         processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None

@@ -30,9 +30,7 @@ class Part:
         ([], None, []),
     ],
 )
-def test_a_task_counts_enough_rows(
-    sizes: list[int | None], rows_per_task: int | None, expected: list[int]
-) -> None:
+def test_a_task_counts_enough_rows(sizes, rows_per_task, expected):
     parts = [(Part(number, size), None) for number, size in enumerate(sizes)]
     groups = _groups(parts, rows_per_task)  # type: ignore[arg-type]  # of a part only the rows count
     assert [len(group) for group in groups] == expected

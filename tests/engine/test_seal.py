@@ -59,9 +59,7 @@ COLUMNS = {name: pa.array(values * 20, type_) for name, (values, type_) in VALUE
 ROWS = pa.record_batch(list(COLUMNS.values()), names=list(COLUMNS))
 
 
-def seal(
-    rows: pa.RecordBatch, ends: list[int], columns: list[str] | None = None, key: bytes = KEY
-) -> bytes:
+def seal(rows, ends, columns=None, key=KEY):
     found = Seal(columns or rows.schema.names, key)
     for start, end in zip([0, *ends], [*ends, rows.num_rows], strict=True):
         found.add(rows.slice(start, end - start))
@@ -69,20 +67,20 @@ def seal(
 
 
 @given(st.lists(st.integers(0, 100), max_size=5))
-def test_the_digest_does_not_depend_on_batches(ends: list[int]) -> None:
+def test_the_digest_does_not_depend_on_batches(ends):
     assert seal(ROWS, sorted(ends)) == seal(ROWS, [])
 
 
-def test_large_columns_are_taken_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_columns_are_taken_in_slices(monkeypatch):
     """OpenSSL takes less than 2 GiB at once."""
     whole, tag = seal(ROWS, []), Seal._tag
     lengths: list[int] = []
 
     class Watched:
-        def __init__(self, inner: Any) -> None:
+        def __init__(self, inner):
             self.inner = inner
 
-        def authenticate_additional_data(self, data: Any) -> None:
+        def authenticate_additional_data(self, data):
             lengths.append(len(data))
             self.inner.authenticate_additional_data(data)
 
@@ -93,7 +91,7 @@ def test_large_columns_are_taken_in_slices(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("name", [name for name in COLUMNS if name != "nothing"])
-def test_any_other_value_order_or_null_has_another_digest(name: str) -> None:
+def test_any_other_value_order_or_null_has_another_digest(name):
     array = COLUMNS[name].dictionary_decode() if name == "level" else COLUMNS[name]
     values = array.to_pylist()
     others = [
@@ -110,7 +108,7 @@ def test_any_other_value_order_or_null_has_another_digest(name: str) -> None:
     assert len(digests) == len(contents) > 3
 
 
-def test_texts_that_run_together_names_types_and_keys_count() -> None:
+def test_texts_that_run_together_names_types_and_keys_count():
     rows = pa.record_batch({"x": ["ab", "c"], "y": [1, 2]})
     others = [
         pa.record_batch({"x": ["a", "bc"], "y": [1, 2]}),
@@ -129,7 +127,7 @@ def test_texts_that_run_together_names_types_and_keys_count() -> None:
 # ---- kept columns of frames
 
 
-def kept(values: Any) -> bytes | None:
+def kept(values):
     content = find_content(values)
     return None if content is None else seal(pa.record_batch([content], names=["x"]), [])
 
@@ -159,7 +157,7 @@ KEPT: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", KEPT)
 @pytest.mark.parametrize("index", [False, True], ids=["column", "index"])
-def test_another_order_of_kept_values_is_another_seal(name: str, index: bool) -> None:
+def test_another_order_of_kept_values_is_another_seal(name, index):
     column = pd.Series(KEPT[name])
     first, again, other = (
         pd.Index(each) if index else each
@@ -168,7 +166,7 @@ def test_another_order_of_kept_values_is_another_seal(name: str, index: bool) ->
     assert kept(first) == kept(again) != kept(other)
 
 
-def test_categories_in_another_order_are_the_same_values() -> None:
+def test_categories_in_another_order_are_the_same_values():
     for name in ("categorical", "categorical periods", "mixed categorical"):
         column = pd.Series(KEPT[name]).mask(ORDINALS == 7)
         assert (
@@ -180,8 +178,8 @@ def test_categories_in_another_order_are_the_same_values() -> None:
 
 
 def test_columns_of_periods_intervals_and_categories_take_no_python_objects(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(pd.util, "hash_array", None)  # which goes value by value
     for name in (
         "period",
@@ -208,6 +206,6 @@ class Thing:
         lambda: {"a": 1},
     ],
 )
-def test_what_may_look_changed_in_another_process_is_not_sealed(make: Any) -> None:
+def test_what_may_look_changed_in_another_process_is_not_sealed(make):
     assert find_content(pd.Series([make() for _ in range(3)], dtype=object)) is None
     assert find_content(pd.Series([1, "a", make()], dtype=object)) is None

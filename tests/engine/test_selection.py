@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,7 +27,7 @@ VIEWS = {
 }
 
 
-def test_views_are_selected_like_plain_columns() -> None:
+def test_views_are_selected_like_plain_columns():
     batch = pa.record_batch(VIEWS)
     chosen = np.array([True, False, True, False, True])
     for rows in (batch, pa.concat_batches([batch, batch]).slice(5, 5)):
@@ -48,7 +46,7 @@ def test_views_are_selected_like_plain_columns() -> None:
 
 
 @pytest.mark.parametrize("order", ["shuffled", "keep"])
-def test_a_job_releases_kept_and_private_columns_of_views(order: str, tmp_path: Path) -> None:
+def test_a_job_releases_kept_and_private_columns_of_views(order, tmp_path):
     n = 900
     names = [f"name {number} that is too long for a view" for number in range(n)]
     table = pa.table(

@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +24,7 @@ KEY = RunKey.insecure(3)
 TYPES = pa.schema([("x", pa.int64()), ("text", pa.string())])
 
 
-def fragments(n: int) -> tuple[Fragment, ...]:
+def fragments(n):
     common = {"url": "file:///in", "name": "in", "format": "parquet", "n_bytes": 1, "version": "v"}
     return tuple(
         Fragment(id=f"{number:032x}", row_group=number, n_rows=10, number=number, **common)
@@ -33,7 +32,7 @@ def fragments(n: int) -> tuple[Fragment, ...]:
     )
 
 
-def task(window: int | None, first: int = 0) -> RowTask:
+def task(window, first=0):
     return RowTask(
         fragments=fragments(first + 1)[first:],
         n_released=(1,),
@@ -43,7 +42,7 @@ def task(window: int | None, first: int = 0) -> RowTask:
     )
 
 
-def batches(n_rows: int, cuts: list[int]) -> list[pa.RecordBatch]:
+def batches(n_rows, cuts):
     whole = pa.record_batch(
         [pa.array(range(n_rows)), pa.array([f"row {row}" for row in range(n_rows)])], TYPES
     )
@@ -51,16 +50,14 @@ def batches(n_rows: int, cuts: list[int]) -> list[pa.RecordBatch]:
     return [whole.slice(start, end - start) for start, end in itertools.pairwise(ends)]
 
 
-def order(found: list[pa.RecordBatch]) -> list[int]:
+def order(found):
     rows = pa.Table.from_batches(found, TYPES)
     assert rows["text"].to_pylist() == [f"row {row}" for row in rows["x"].to_pylist()]
     return rows["x"].to_pylist()  # type: ignore[no-any-return]  # pyarrow is untyped
 
 
 @given(st.integers(0, 60), st.lists(st.integers(0, 60)), st.integers(1, 70))
-def test_windows_are_shuffled_alike_however_rows_are_cut(
-    n_rows: int, cuts: list[int], window: int
-) -> None:
+def test_windows_are_shuffled_alike_however_rows_are_cut(n_rows, cuts, window):
     found = order(list(shuffle_rows(batches(n_rows, cuts), task(window), KEY)))
     assert found == order(list(shuffle_rows(batches(n_rows, []), task(window), KEY)))
     for start in range(0, n_rows, window):
@@ -69,7 +66,7 @@ def test_windows_are_shuffled_alike_however_rows_are_cut(
         )
 
 
-def test_each_task_and_each_window_has_an_order_of_its_own() -> None:
+def test_each_task_and_each_window_has_an_order_of_its_own():
     as_they_come = batches(100, [7, 50])
     assert list(shuffle_rows(as_they_come, task(None), KEY)) == as_they_come
     first, second = (
@@ -80,14 +77,14 @@ def test_each_task_and_each_window_has_an_order_of_its_own() -> None:
     assert first != order(list(shuffle_rows(batches(200, []), task(100), RunKey.insecure(4))))
 
 
-def test_long_texts_end_a_window_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_texts_end_a_window_early(monkeypatch):
     monkeypatch.setattr(shuffle, "HELD_BYTES", 2000)
     found = order(list(shuffle_rows(batches(1000, list(range(0, 1000, 50))), task(1000), KEY)))
     assert sorted(found) == list(range(1000))
     assert max(abs(place - row) for place, row in enumerate(found)) < 200
 
 
-def test_shards_numbers_are_a_keyed_permutation_over_the_release() -> None:
+def test_shards_numbers_are_a_keyed_permutation_over_the_release():
     sizes = (10, 10, 25, 10, 4, 3, 2, 10, 10, 10)
     tasks = lay_out_rows(fragments(10), sizes, 10, TYPES, "shuffled", KEY)
     kept = lay_out_rows(fragments(10), sizes, 10, TYPES, "keep", KEY)
@@ -103,7 +100,7 @@ def test_shards_numbers_are_a_keyed_permutation_over_the_release() -> None:
     assert {one.window for one in tasks} == {shuffle.WINDOW_ROWS // 10 * 10}  # whole shards
 
 
-def test_wide_rows_make_smaller_shards() -> None:
+def test_wide_rows_make_smaller_shards():
     wide = pa.schema([(f"x{number}", pa.float64()) for number in range(2000)])
     n_rows = limit_shard_rows(wide, 1_000_000, "shuffled")
     assert (

@@ -184,7 +184,7 @@ def test_dates_and_their_bounds_are_days(type_, numbers):
 # ---- comparison
 
 
-def make_side(rng: np.random.Generator, n: int) -> Side:
+def make_side(rng, n):
     a = rng.choice(3, n, p=[0.6, 0.395, 0.005])
     b = np.where(a == 1, 1, rng.integers(0, 3, n))  # a = 1 never meets b = 0 or b = 2
     x = 2.0 * b + rng.normal(size=n)
@@ -233,7 +233,7 @@ def test_numbers_are_predicted_too_and_targets_are_checked(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def outputs(tmp_path_factory):
     """A folder with a table as Parquet and as CSV, and its release."""
     folder = tmp_path_factory.mktemp("report")
     rng = np.random.default_rng(6)

@@ -18,7 +18,6 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import adlfs  # noqa: F401  # with the next: importing them is most of what a driver does whose output is in a store
 import s3fs  # noqa: F401
@@ -51,19 +50,19 @@ MECHANISMS = (
 )
 
 
-def kill() -> None:
+def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def interrupt() -> None:
+def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def disconnect() -> None:
+def disconnect():
     raise ConnectionResetError
 
 
-def pause() -> None:
+def pause():
     (Path(os.environ["DRIVER_SIGN"])).touch()
     time.sleep(120)
 
@@ -77,18 +76,18 @@ STRIKES: dict[str, Strike] = {
 
 
 def at(
-    owner: Any,
-    name: str,
-    strike: Strike,
+    owner,
+    name,
+    strike,
     *,
-    after: bool = True,
-    nth: int = 1,
-    when: Callable[..., bool] = lambda *_: True,
-) -> None:
+    after=True,
+    nth=1,
+    when=lambda *_: True,
+):
     """Strike before or after the n-th call of a function whose arguments fit."""
     function, calls = getattr(owner, name), [0]
 
-    def patched(*args: Any, **kwargs: Any) -> Any:
+    def patched(*args, **kwargs):
         calls[0] += bool(when(*args))
         due = calls[0] == nth and when(*args)
         if due and not after:
@@ -101,37 +100,37 @@ def at(
     setattr(owner, name, patched)
 
 
-def in_mechanisms(name: str, strike: Strike, *, after: bool = True) -> None:
+def in_mechanisms(name, strike, *, after=True):
     """Strike before or after a method of the mechanism that runs."""
     for owner in MECHANISMS:
         at(owner, name, strike, after=after)
 
 
-def named(suffix: str) -> Callable[..., bool]:
+def named(suffix):
     return lambda _folder, name="", *_: str(name).endswith(suffix)
 
 
-def published(what: str) -> Callable[..., bool]:
+def published(what):
     return lambda _folder, name="", *_: (
         re.fullmatch(rf"_dpdask/{what}(-\w+)?\.json", str(name)) is not None
     )
 
 
-def in_log(folder: Folder, *_: Any) -> bool:
+def in_log(folder, *_):
     return folder.url.endswith("/_delta_log")
 
 
-def reached(stage: str) -> Callable[..., bool]:
+def reached(stage):
     return lambda _state, progressed, *_: progressed.stage == stage
 
 
-def keep_counts_soon(strike: Strike) -> None:
+def keep_counts_soon(strike):
     """Strike when the counts of a pass are kept, which short passes do not wait for."""
     scan.KEEP_SECONDS = 0.0
     at(EncryptedFile, "write", strike)
 
 
-def later_manifest(_folder: Folder, name: str = "", *_: Any) -> bool:
+def later_manifest(_folder, name="", *_):
     return "manifest-" in str(name)
 
 
@@ -190,7 +189,7 @@ POINTS: dict[str, Callable[[Strike], None]] = {
 }
 
 
-def obey(request: dict[str, Any]) -> None:
+def obey(request):
     """Run the command line, struck as requested, or a program, in this process."""
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
@@ -211,12 +210,12 @@ def obey(request: dict[str, Any]) -> None:
     cli.main()
 
 
-def answer(content: dict[str, Any]) -> None:
+def answer(content):
     sys.stdout.write(json.dumps(content) + "\n")
     sys.stdout.flush()
 
 
-def warm_up() -> None:
+def warm_up():
     """Run a job of rows and one of records, so that no fork has to import, and to load compiled kernels, for itself."""
     schema = {**MIXED_SCHEMA, "userId": {"role": "drop", "type": "int64"}}
     with tempfile.TemporaryDirectory() as name:
@@ -236,7 +235,7 @@ def warm_up() -> None:
     gc.freeze()  # or every fork copies all pages when it collects
 
 
-def serve() -> None:
+def serve():
     """Fork for each request, as often as it says, or wait for what was forked; a process with one thread may."""
     for line in sys.stdin:
         assert threading.active_count() == 1
@@ -254,7 +253,7 @@ def serve() -> None:
             answer({"children": [fork(request) for _ in range(request["times"])]})
 
 
-def fork(request: dict[str, Any]) -> int:
+def fork(request):
     """Obey a request in a child of this process, and return its number."""
     child = os.fork()
     if child:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -22,21 +22,21 @@ class Drivers:
     without what Python does at its end.
     """
 
-    def __init__(self, server: subprocess.Popen[str], folder: Path) -> None:
+    def __init__(self, server, folder):
         self._server, self._out, self._err = server, folder / "out", folder / "err"
         self._children: list[int] = []
 
     def start(
         self,
-        *arguments: Words,
-        point: str | None = None,
-        strike: str = "kill",
-        sign: Path | None = None,
-        environment: Environment = None,
-        times: int = 1,
-        program: str | None = None,
-        cwd: Path | None = None,
-    ) -> int:
+        *arguments,
+        point=None,
+        strike="kill",
+        sign=None,
+        environment=None,
+        times=1,
+        program=None,
+        cwd=None,
+    ):
         """Start the command line, and return the number of its process."""
         self._out.unlink(missing_ok=True)
         self._err.unlink(missing_ok=True)
@@ -51,7 +51,7 @@ class Drivers:
         self._children = self._ask({**given, **struck, **place})["children"]
         return self._children[0]
 
-    def wait(self) -> tuple[int, str]:
+    def wait(self):
         """Return the exit code and what was printed but for lines of progress."""
         ended = self._end()
         return ended.returncode, "\n".join(
@@ -60,58 +60,56 @@ class Drivers:
 
     def run(
         self,
-        *arguments: Words,
-        point: str | None = None,
-        strike: str = "kill",
-        environment: Environment = None,
-    ) -> tuple[int, str]:
+        *arguments,
+        point=None,
+        strike="kill",
+        environment=None,
+    ):
         self.start(*arguments, point=point, strike=strike, environment=environment)
         return self.wait()
 
-    def call(
-        self, *arguments: Words, environment: Environment = None, cwd: Path | None = None
-    ) -> CompletedProcess[str]:
+    def call(self, *arguments, environment=None, cwd=None):
         """Run the command line."""
         self.start(*arguments, environment=environment, cwd=cwd)
         return self._end()
 
     def python(
         self,
-        program: str,
-        *arguments: Words,
-        environment: Environment = None,
-        cwd: Path | None = None,
-    ) -> CompletedProcess[str]:
+        program,
+        *arguments,
+        environment=None,
+        cwd=None,
+    ):
         """Run a program, as `python -c` would where everything is imported already."""
         self.start(*arguments, program=program, environment=environment, cwd=cwd)
         return self._end()
 
-    def race(self, times: int, *arguments: Words, environment: Environment = None) -> list[int]:
+    def race(self, times, *arguments, environment=None):
         """Run the same command in several processes at once, and return their exit codes."""
         self.start(*arguments, times=times, environment=environment)
         codes: list[int] = self._ask({"wait": self._children})["codes"]
         return codes
 
-    def _end(self) -> CompletedProcess[str]:
+    def _end(self):
         [code] = self._ask({"wait": self._children})["codes"]
         return CompletedProcess(
             [], code, *(path.read_text(errors="replace") for path in (self._out, self._err))
         )
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, request):
         assert self._server.stdin is not None
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
         return self.answer()
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self):
         """Return what the server says next."""
         assert self._server.stdout is not None
         answer: dict[str, Any] = json.loads(self._server.stdout.readline())
         return answer
 
 
-def serving(folder: Path) -> Iterator[Drivers]:
+def serving(folder):
     """Yield drivers of one server, which ends with them."""
     words = [sys.executable, "-m", "faults.driver"]
     tests = Path(__file__).parents[1]

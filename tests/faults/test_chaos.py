@@ -6,12 +6,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 
 import dask
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from distributed.chaos import KillWorker
 from e2e.helpers import RATINGS_SCHEMA, digests, hidden, lake, load, processes, run_here, write_job
 
@@ -19,7 +18,7 @@ from dpdask.jobs.run import run_job
 
 
 @pytest.fixture
-def cluster() -> Iterator[LocalCluster]:
+def cluster():
     # a LocalCluster closes for good the nanny of a worker that is away 15 s after any of its deaths, even if it came back in between
     patient = {
         "distributed.scheduler.allowed-failures": 100,
@@ -32,7 +31,7 @@ def cluster() -> Iterator[LocalCluster]:
         yield started
 
 
-def kill_one(cluster: LocalCluster, nth: int) -> bool:
+def kill_one(cluster, nth):
     """Kill a worker process that the scheduler knows and return whether there was one; its nanny starts another.
 
     One that is still starting is spared: it holds nothing, and the run would only take longer.
@@ -58,7 +57,7 @@ def test_results_that_are_lost_before_the_driver_takes_them_are_computed_again(t
     run_here(job, output__path=tmp_path / "quiet")
     lost: list[int] = []
 
-    def count(client: Client, status: str) -> int:
+    def count(client, status):
         """Wait until tasks of writing have a status; until none is pending, if it is `finished`."""
         until, found = time.monotonic() + 60, list[str]()
         while time.monotonic() < until:
@@ -74,7 +73,7 @@ def test_results_that_are_lost_before_the_driver_takes_them_are_computed_again(t
 
     with processes(1) as alone, Client(alone) as client:
 
-        def progress(stage: str, done: int, total: int) -> None:
+        def progress(stage, done, total):
             if stage == "write" and 0 < done < total and not lost:
                 lost.append(0)
                 count(
@@ -102,7 +101,7 @@ def test_killed_in_every_stage(cluster, tmp_path):
     kills: list[bool] = []
     sevenths = set()
 
-    def progress(stage: str, done: int, total: int) -> None:
+    def progress(stage, done, total):
         if (
             stage == "write" and 7 * done // total not in sevenths
         ):  # the driver takes several results at once, so it skips numbers
@@ -136,7 +135,7 @@ def test_workers_that_segfault(cluster, tmp_path):
     run_here(job, output__path=tmp_path / "quiet")
     seen: set[int] = set()
 
-    def progress(stage: str, done: int, total: int) -> None:
+    def progress(stage, done, total):
         seen.update(nanny.pid for nanny in cluster.workers.values() if nanny.pid)
         time.sleep(0.3)  # the workers are done long before: it is their results that die with them
 

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 from e2e.helpers import command, digests, hidden, lake, run_here, write_job
@@ -20,28 +19,28 @@ from dpdask.streams import RunKey
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     return lake(tmp_path_factory.mktemp("source") / "in", [150, 90, 1700, 40, 300, 700])
 
 
 @pytest.fixture(scope="module")
-def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def quiet(source, tmp_path_factory):
     base = tmp_path_factory.mktemp("quiet")
     run_here(write_job(base, source, base / "out"))
     return digests(base / "out")
 
 
 @pytest.fixture
-def job(source: Path, tmp_path: Path) -> Path:
+def job(source, tmp_path):
     return write_job(tmp_path / "job", source, tmp_path / "lake" / "out")
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(tmp_path):
     return tmp_path / "lake" / "out"
 
 
-def alone(out: Path) -> bool:
+def alone(out):
     return [path.name for path in out.parent.iterdir()] == [out.name]
 
 

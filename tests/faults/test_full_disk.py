@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from e2e.helpers import call_cli, digests, error_line, hidden, lake, run_cli, run_here, write_job
@@ -14,7 +12,7 @@ ROWS = [4000] * 8
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path):
     place = tmp_path / "disk"
     place.mkdir()
     try:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import dask
 import pytest
@@ -22,13 +20,13 @@ SUMMARY = "_dpdask/series.json"  # with a ledger too, its cards are the same: no
 
 
 @pytest.fixture(autouse=True)
-def _here() -> Iterator[None]:
+def _here():
     with dask.config.set(scheduler="synchronous"):
         yield
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     made = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(made).init("people", 100.0)
     return made

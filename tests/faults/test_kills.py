@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import signal
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ from conftest import choose_few
 from e2e.helpers import MIXED_SCHEMA, SEED, charging_entries, hidden, lake, run_here, write_job
 from faults.driver import MECHANISMS as DRAWING
 from faults.driver import POINTS
-from faults.drivers import Drivers
 from pyiceberg.catalog import load_catalog
-from services.stores import OpenStore, Store, everything_ever_written
+from services.stores import everything_ever_written
 
 from dpdask.engine.account import open_ledger
 from dpdask.io.shards import Manifest, list_manifests
@@ -90,7 +88,7 @@ LATE = ("committed", "removed", "half-removed", "run-cleared")
 EARLY = (*LOCAL, *REMOTE, "bounded", *BEFORE_CHARGE)
 
 
-def cases() -> list[Any]:
+def cases():
     """Return each mechanism, output and stage; by default as few as hold each mechanism at each local output, and each stage."""
     found = []
     for mechanism, output in product(MECHANISMS, OUTPUTS):
@@ -109,12 +107,12 @@ def cases() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     return lake(tmp_path_factory.mktemp("source") / "in", [150, 90, 1700, 40, 300])
 
 
 @pytest.fixture(scope="module")
-def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def quiet(source, tmp_path_factory):
     """The digests of the shards of runs that nobody disturbs."""
     found = {}
     for name, given in MECHANISMS.items():
@@ -132,13 +130,13 @@ class Run:
 
     def __init__(
         self,
-        mechanism: str,
-        output: str,
-        store: Store,
-        source: Path,
-        folder: Path,
-        drivers: Drivers,
-    ) -> None:
+        mechanism,
+        output,
+        store,
+        source,
+        folder,
+        drivers,
+    ):
         self.output, self.store, self.folder, self._drivers = output, store, store.folder, drivers
         self.ledger = {"url": f"sqlite:///{folder / 'ledger.db'}", "dataset": "people"}
         open_ledger(self.ledger["url"]).init("people", 30.0)
@@ -164,21 +162,21 @@ class Run:
             }
         self.job = write_job(folder / "job", source, folder, **given, **MECHANISMS[mechanism])
 
-    def kill(self, point: str) -> None:
+    def kill(self, point):
         assert (
             self._drivers.run("run", self.job, point=point, environment=self.around)[0]
             == -signal.SIGKILL
         ), point
 
-    def end(self) -> str:
+    def end(self):
         code, text = self._drivers.run("run", self.job, environment=self.around)
         assert code == 0
         return text
 
-    def kinds(self) -> list[str]:
+    def kinds(self):
         return [entry.kind for entry in charging_entries(**self.ledger)]
 
-    def check_released(self, quiet: list[str]) -> None:
+    def check_released(self, quiet):
         """Check that there is one release, of the right bytes, for one charge, and nothing else."""
         manifests = [
             manifest for manifest in (Manifest.read(self.folder),) if manifest
@@ -208,16 +206,16 @@ class Run:
 
 @pytest.fixture
 def start(
-    open_store: OpenStore,
-    source: Path,
-    drivers: Drivers,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Any]:
+    open_store,
+    source,
+    drivers,
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     opened = []
 
-    def begin(mechanism: str, output: str) -> Run:
+    def begin(mechanism, output):
         opened.append(
             open_store("radosgw", versioned=True) if "store" in output else open_store("local")
         )

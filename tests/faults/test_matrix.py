@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from e2e.helpers import SEED, charging_entries, lake, load, processes, run_here, write_job
 from faults.drivers import Drivers
 from pyiceberg.catalog import load_catalog
@@ -50,21 +50,21 @@ class Cell:
     catalog: dict[str, str]
 
     @property
-    def commit(self) -> str:
+    def commit(self):
         """A part of the path of the request that commits a release; of an Iceberg table it is the last one before."""
         return COMMITS[self.format]
 
-    def run(self, point: str | None = None, strike: str = "kill") -> int:
+    def run(self, point=None, strike="kill"):
         """Run the job in a process of its own, struck at a point, and return its exit code."""
         return self.drivers.run(
             "run", self.job, point=point, strike=strike, environment=self.environment
         )[0]
 
-    def end(self) -> None:
+    def end(self):
         """Run the job undisturbed, to its end."""
         assert self.run() == 0
 
-    def check(self) -> None:
+    def check(self):
         """Check that there is one release, of the right bytes, for one charge, and nothing else."""
         [manifest] = list_manifests(self.store.folder)
         assert [shard.sha256 for shard in manifest.shards] == self.quiet
@@ -85,10 +85,10 @@ class Cell:
         assert open_ledger(self.ledger["url"]).verify(self.ledger["dataset"])
 
 
-def kill_a_worker(cell: Cell) -> None:
+def kill_a_worker(cell):
     killed: list[int] = []
 
-    def progress(stage: str, done: int, _: int) -> None:
+    def progress(stage, done, _):
         if stage == "write" and done == 1 and not killed:
             killed.append(_kill_one(cluster))
 
@@ -97,17 +97,17 @@ def kill_a_worker(cell: Cell) -> None:
     assert killed
 
 
-def _kill_one(cluster: LocalCluster) -> int:
+def _kill_one(cluster):
     pid = next(nanny.pid for nanny in cluster.workers.values() if nanny.pid)
     os.kill(pid, signal.SIGKILL)
     return int(pid)
 
 
-def lose_all_workers(cell: Cell) -> None:
+def lose_all_workers(cell):
     """As SLURM does when it cancels a job: the driver ends with 75, or goes on with new workers."""
     closed: list[bool] = []
 
-    def progress(stage: str, done: int, _: int) -> None:
+    def progress(stage, done, _):
         if stage == "write" and done == 1 and not closed:
             closed.append(True)
             cluster.close()
@@ -123,7 +123,7 @@ def lose_all_workers(cell: Cell) -> None:
     cell.end()
 
 
-def start_a_second_driver(cell: Cell) -> None:
+def start_a_second_driver(cell):
     sign = cell.scratch / "sign"
     pid = cell.drivers.start(
         "run",
@@ -146,7 +146,7 @@ def start_a_second_driver(cell: Cell) -> None:
     cell.end()
 
 
-def refuse_the_commit(cell: Cell) -> None:
+def refuse_the_commit(cell):
     if cell.store.server is not None:
         cell.store.proxy.refuse_next(times=FOREVER, method="PUT", path=cell.commit)
         assert cell.run() == TemporaryError.exit_code
@@ -156,38 +156,38 @@ def refuse_the_commit(cell: Cell) -> None:
     cell.end()
 
 
-def lose_the_answer_of_the_commit(cell: Cell) -> None:
+def lose_the_answer_of_the_commit(cell):
     if cell.store.server is not None:
         cell.store.proxy.cut_response(times=2, method="PUT", path=cell.commit)
     assert cell.run("catalog-asked" if cell.format == "iceberg" else None, "disconnect") == 0
 
 
-def answer_that_the_store_is_busy(cell: Cell) -> None:
+def answer_that_the_store_is_busy(cell):
     cell.store.proxy.answer_next(503, times=2, method="PUT", path="part-0000")
     cell.store.proxy.answer_next(503, times=2, method="GET", path="part.")
     cell.end()
 
 
-def let_the_credentials_expire(cell: Cell) -> None:
+def let_the_credentials_expire(cell):
     cell.store.proxy.answer_next(403, times=FOREVER, method="PUT", path="part-00001")
     assert cell.run() in (InputError.exit_code, OutputError.exit_code)
     cell.store.proxy.forget()
     cell.end()
 
 
-def fill_the_store(cell: Cell) -> None:
+def fill_the_store(cell):
     cell.store.proxy.answer_next(507, times=FOREVER, method="PUT", path="part-00001")
     assert cell.run() == TemporaryError.exit_code
     cell.store.proxy.forget()
     cell.end()
 
 
-def delay_every_answer(cell: Cell) -> None:
+def delay_every_answer(cell):
     cell.store.proxy.delay_seconds = 0.1
     cell.end()
 
 
-def list_as_before(cell: Cell) -> None:
+def list_as_before(cell):
     """All listings up to the commit are stale, and one after the release: the driver may stop, but not take the run for another one."""
     assert cell.run("all-shards") == -signal.SIGKILL
     cell.store.proxy.list_as_before(times=FOREVER)
@@ -217,7 +217,7 @@ FAULTS = {**ANYWHERE, **IN_STORES}
 AT_CATALOGS = ("commit refused", "commit unanswered")
 
 
-def can_happen(fault: str, store: str, format_: str) -> bool:
+def can_happen(fault, store, format_):
     """Return whether a fault is one of this store, or of the catalog of this format."""
     return fault in ANYWHERE or store != "local" or (format_ == "iceberg" and fault in AT_CATALOGS)
 
@@ -245,12 +245,12 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     return lake(tmp_path_factory.mktemp("source") / "in", [150, 90, 700, 500])
 
 
 @pytest.fixture(scope="module")
-def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def quiet(source, tmp_path_factory):
     base = tmp_path_factory.mktemp("quiet")
     return [
         shard.sha256

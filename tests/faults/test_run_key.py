@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import dask
@@ -42,7 +40,7 @@ def test_the_key_is_in_no_graph(reference, scheduler, tmp_path, monkeypatch):
     )
     secrets, graphs = set(), []
 
-    def see(_: str, nodes: dict[Any, Any]) -> None:
+    def see(_, nodes):
         key = hidden(out) / "run.key"
         assert (key.stat().st_mode & 0o777, hidden(out).stat().st_mode & 0o777) == (0o600, 0o700)
         secrets.add(key.read_bytes())
@@ -63,7 +61,7 @@ def test_the_key_is_in_no_graph(reference, scheduler, tmp_path, monkeypatch):
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
-def spoil(what: str, file: Path) -> None:
+def spoil(what, file):
     table, data = pq.read_table(file), file.read_bytes()
     if what == "value":
         pq.write_table(table.set_column(1, "rating", pa.array([3.25] * table.num_rows)), file)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from e2e.helpers import charging_entries, lake, load, run_here, write_job
-from services.stores import OpenStore, Store, everything_ever_written
+from services.stores import everything_ever_written
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
@@ -24,12 +21,12 @@ from dpdask.privacy.ledger import KeyTable
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     return lake(tmp_path_factory.mktemp("source") / "in", [150, 90, 1200])
 
 
 @pytest.fixture(scope="module")
-def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def quiet(source, tmp_path_factory):
     base = tmp_path_factory.mktemp("quiet")
     return [
         shard.sha256 for shard in run_here(write_job(base, source, base / "out")).manifest.shards
@@ -37,27 +34,27 @@ def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(params=["versioned radosgw"])
-def store(request: pytest.FixtureRequest, open_store: OpenStore) -> Iterator[Store]:
+def store(request, open_store):
     *versioned, name = request.param.split()
     with open_store(name, versioned=bool(versioned)) as opened:
         yield opened
 
 
 @pytest.fixture(autouse=True)
-def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def keys(tmp_path, monkeypatch):
     """Return this test's own folder of keys."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "state" / "dpdask" / "keys"
 
 
-def make_ledger(folder: Path) -> dict[str, str]:
+def make_ledger(folder):
     folder.mkdir(exist_ok=True)
     url = f"sqlite:///{folder / 'ledger.db'}"
     open_ledger(url).init("ratings", 4.0)
     return {"url": url, "dataset": "ratings"}
 
 
-def environment(store: Store, tmp_path: Path) -> dict[str, str]:
+def environment(store, tmp_path):
     assert store.server is not None
     return {
         **store.server.environment(store.server.endpoint),
@@ -65,7 +62,7 @@ def environment(store: Store, tmp_path: Path) -> dict[str, str]:
     }
 
 
-def kept(keys: Path) -> list[bytes]:
+def kept(keys):
     return (
         [path.read_bytes() for path in keys.iterdir() if path.name != "name"]
         if keys.exists()
@@ -73,7 +70,7 @@ def kept(keys: Path) -> list[bytes]:
     )
 
 
-def check_released(folder: Folder, quiet: list[str], keys: Path) -> None:
+def check_released(folder, quiet, keys):
     manifest = Manifest.read(folder)
     assert manifest is not None
     assert [shard.sha256 for shard in manifest.shards] == quiet
@@ -132,7 +129,7 @@ def test_a_driver_that_was_taken_over_stops_and_changes_nothing(
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     write, taken = state.RunState.write, []
 
-    def sleeping(self: state.RunState, reached: state.RunRecord) -> None:
+    def sleeping(self, reached):
         if reached.stage == "fitted" and not taken:
             taken.append("by another driver")
             time.sleep(0.5)
@@ -232,7 +229,7 @@ def test_a_run_of_another_version_is_left_alone(
 
 
 @pytest.fixture
-def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_lease(monkeypatch):
     """Let every driver that was not just now at work be taken for one that sleeps."""
     monkeypatch.setattr(records, "BEAT_SECONDS", 3600.0)
     monkeypatch.setattr(records, "LEASE_SECONDS", 0.1)
@@ -256,7 +253,7 @@ def test_a_driver_that_wakes_up_publishes_nothing(
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
     slept: list[bytes] = []
 
-    def sleep() -> None:
+    def sleep():
         if not slept:
             slept.append(b"")
             assert abort(store.folder.url)
@@ -288,12 +285,12 @@ def test_a_driver_that_comes_late_leaves_the_key_of_another(
     open_run, write = state.RunState.open, state.RunState.write
     secrets: list[bytes] = []
 
-    def stopping(self: state.RunState, reached: state.RunRecord) -> None:
+    def stopping(self, reached):
         write(self, reached)
         if reached.stage == "fitted":
             raise KeyboardInterrupt
 
-    def late(self: state.RunState, *given: Any, **named: Any) -> Any:
+    def late(self, *given, **named):
         if not secrets:
             secrets.append(b"")
             with monkeypatch.context() as patch:
@@ -320,7 +317,7 @@ def test_a_store_that_refuses_for_a_moment_is_not_one_without_a_run(
     drivers.run("run", job, point="all-shards", environment=environment(store, tmp_path))
     read, left = Folder.read, [0]
 
-    def refusing(self: Folder, name: str, **given: bool) -> bytes:
+    def refusing(self, name, **given):
         if name == "run.json":
             left[0] -= 1
             if left[0] == 0:
@@ -413,7 +410,7 @@ def test_a_driver_whose_release_another_one_has_ended_ends_well(
     job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=place)
     publish, ended = state.RunState.publish, []
 
-    def publish_and_wait(self: state.RunState, *given: Any) -> None:
+    def publish_and_wait(self, *given):
         publish(self, *given)
         if not ended:
             ended.append("")

@@ -17,7 +17,7 @@ T = np.array([[0.6, 0.3, 0.1], [0.2, 0.6, 0.2], [0.1, 0.3, 0.6]])
 STRATA = np.stack([T, np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.1, 0.1, 0.8]])])
 
 
-def test_movie_means_are_closer_than_by_randomised_response_and_by_a_constant() -> None:
+def test_movie_means_are_closer_than_by_randomised_response_and_by_a_constant():
     found = means.measure(means.simulate(40_000, 2_000, np.random.default_rng(1)), repeats=1)
     for row, least in zip(found["rows"], (0.19, 0.40, 0.61, 0.76), strict=True):
         assert row["factor"] >= least
@@ -31,7 +31,7 @@ def test_movie_means_are_closer_than_by_randomised_response_and_by_a_constant() 
     )  # what the balance is for
 
 
-def risk(g: np.ndarray, f: np.ndarray, n: float, directions: Directions) -> float:
+def risk(g, f, n, directions):
     """Return squared bias and variance of an average of g over n rows, for coordinates of mean square 1 + 1/n."""
     off = directions.coordinates(T @ g - f)
     weights = directions.released.T @ (directions.prior @ T * g)
@@ -39,7 +39,7 @@ def risk(g: np.ndarray, f: np.ndarray, n: float, directions: Directions) -> floa
 
 
 @pytest.mark.parametrize("n", [3.0, 30.0])
-def test_the_balance_has_the_least_squared_bias_and_variance(n: float) -> None:
+def test_the_balance_has_the_least_squared_bias_and_variance(n):
     prior = np.linalg.matrix_power(T, 200)[0]
     directions, f = Directions.of(T, prior), np.array([0.0, 1.0, 5.0])
     centred = f - prior @ f
@@ -51,12 +51,12 @@ def test_the_balance_has_the_least_squared_bias_and_variance(n: float) -> None:
     assert least < risk(np.linalg.solve(T, centred), centred, n, directions)
 
 
-def test_no_bias_is_taken_where_it_costs_at_most_a_tenth_of_the_variance() -> None:
+def test_no_bias_is_taken_where_it_costs_at_most_a_tenth_of_the_variance():
     prior = np.linalg.matrix_power(T, 200)[0]
     directions, f = Directions.of(T, prior), np.array([0.0, 1.0, 5.0])
     f = f - prior @ f
 
-    def excess(n: float) -> float:
+    def excess(n):
         """The variance of the exact inverse over that of the best balance, whose averages are both 0."""
         soft = (n + 1) * directions.singular / (1 + n * directions.singular**2)
         g = directions.released[:, 1:] @ (directions.coordinates(f)[1:] * soft[1:])
@@ -70,7 +70,7 @@ def test_no_bias_is_taken_where_it_costs_at_most_a_tenth_of_the_variance() -> No
         assert (balance([directions], f, n * prior[None, :]).bias[0] == 0.0) == unbiased
 
 
-def test_groups_without_differences_are_pulled_together_and_others_are_not() -> None:
+def test_groups_without_differences_are_pulled_together_and_others_are_not():
     rng = np.random.default_rng(2)
     subject = ReleasedColumn(name="x", levels=(0, 1, 5), matrix=T)
     group = np.repeat(np.arange(200), 50)
@@ -96,7 +96,7 @@ def test_groups_without_differences_are_pulled_together_and_others_are_not() -> 
         np.testing.assert_allclose(shares.value.sum(axis=1), 1.0)
 
 
-def test_the_errors_of_groups_are_what_repeated_releases_show() -> None:
+def test_the_errors_of_groups_are_what_repeated_releases_show():
     rng = np.random.default_rng(3)
     subject = ReleasedColumn(name="x", levels=(0, 1, 5), matrix=T)
     group = np.repeat(np.arange(40), 60)
@@ -116,7 +116,7 @@ def test_the_errors_of_groups_are_what_repeated_releases_show() -> None:
     )
 
 
-def along_a_tree(n: int, rng: np.random.Generator) -> tuple[pd.DataFrame, np.ndarray]:
+def along_a_tree(n, rng):
     """Return a release whose channel depends on the released parent, which depends on the original value; and the original codes."""
     codes = rng.integers(0, 3, n)
     parent = (rng.random(n) < 0.2 + 0.3 * codes).astype(int)
@@ -133,7 +133,7 @@ def along_a_tree(n: int, rng: np.random.Generator) -> tuple[pd.DataFrame, np.nda
 
 
 @pytest.mark.parametrize("approximate", [False, True])
-def test_along_a_tree_each_released_parent_has_its_own_channel(approximate: bool) -> None:
+def test_along_a_tree_each_released_parent_has_its_own_channel(approximate):
     frame, codes = along_a_tree(60_000, np.random.default_rng(4))
     original = pd.Series(np.array([0.0, 1.0, 5.0])[codes])
     subject = ReleasedColumn(name="x", levels=(0, 1, 5), matrix=STRATA, parent=("p", ("a", "b")))
@@ -159,7 +159,7 @@ def test_along_a_tree_each_released_parent_has_its_own_channel(approximate: bool
     assert subject.transform_for().shape == (2, 3)
 
 
-def test_counts_of_a_tree_s_column_are_by_its_parent_too() -> None:
+def test_counts_of_a_tree_s_column_are_by_its_parent_too():
     frame, _ = along_a_tree(5000, np.random.default_rng(5))
     subject = ReleasedColumn(name="x", levels=(0, 1, 5), matrix=STRATA, parent=("p", ("a", "b")))
     by_both = subject.mean(frame.groupby(["p", "x"]).size())
@@ -186,7 +186,7 @@ COLUMNS = {
 }
 
 
-def test_the_card_of_a_tree_gives_unbiased_group_means() -> None:
+def test_the_card_of_a_tree_gives_unbiased_group_means():
     rng = np.random.default_rng(6)
     group = np.arange(40_000) % 2
     stars = np.where(rng.random(40_000) < 0.3 + 0.4 * group, 3, rng.integers(1, 4, 40_000))
@@ -215,7 +215,7 @@ def test_the_card_of_a_tree_gives_unbiased_group_means() -> None:
     assert len(parents) == 2
 
 
-def test_a_parent_that_is_cut_into_cells_is_refused_in_one_line() -> None:
+def test_a_parent_that_is_cut_into_cells_is_refused_in_one_line():
     rng = np.random.default_rng(7)
     columns = {
         "x": {"role": "privatise", "kind": "continuous", "bounds": [0, 1]},

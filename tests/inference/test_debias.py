@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from typing import Any
 
 import dask
 import dask.dataframe as dd
@@ -17,7 +16,7 @@ from scipy import stats
 
 from dpdask.channels import laplace
 from dpdask.errors import DataError, InputError, SpecError
-from dpdask.inference import MAX_CONDITION, Estimate, ReleasedColumn
+from dpdask.inference import MAX_CONDITION, ReleasedColumn
 from dpdask.mechanisms.card import CoveredRows, Section, make_card
 from dpdask.privacy import Budget
 
@@ -30,9 +29,7 @@ MERGED = np.array(
 )
 
 
-def card(
-    matrix: object, levels: tuple[object, ...] = LEVELS, name: str = "rating"
-) -> dict[str, object]:
+def card(matrix, levels=LEVELS, name="rating"):
     everybody = CoveredRows(who="every row", fraction=1.0, of="rows")
     section = Section(
         budget=Budget(epsilon=1.0),
@@ -50,23 +47,21 @@ def card(
     return make_card(section, name="test", insecure=True).to_dict()
 
 
-def column(
-    matrix: np.ndarray = T, levels: tuple[object, ...] = LEVELS, **options: object
-) -> ReleasedColumn:
+def column(matrix=T, levels=LEVELS, **options):
     return ReleasedColumn.from_card(card(matrix, levels), "rating", **options)
 
 
-def released(codes: np.ndarray, matrix: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def released(codes, matrix, rng):
     """Return released codes by inversion of each row's cumulative probabilities."""
     return (rng.random(len(codes))[:, None] > matrix.cumsum(axis=1)[codes, :-1]).sum(axis=1)
 
 
-def consistent(estimates: np.ndarray, truth: float) -> bool:
+def consistent(estimates, truth):
     """Return whether the mean of independent estimates passes a t-test of being the truth."""
     return bool(stats.ttest_1samp(estimates, truth).pvalue > ALPHA)
 
 
-def table(n: int, rng: np.random.Generator) -> pd.DataFrame:
+def table(n, rng):
     """Return original codes that depend on a group and a number, as a released table holds them."""
     group = rng.choice(["a", "b", "c"], n, p=[0.5, 0.3, 0.2])
     x = rng.gamma(2.0, 3.0, n) + 100.0
@@ -76,13 +71,13 @@ def table(n: int, rng: np.random.Generator) -> pd.DataFrame:
     return pd.DataFrame({"group": group, "x": x, "y": y, "code": codes})
 
 
-def release(frame: pd.DataFrame, matrix: np.ndarray, rng: np.random.Generator) -> pd.DataFrame:
+def release(frame, matrix, rng):
     return frame.drop(columns="code").assign(
         rating=np.array(LEVELS)[released(frame["code"].to_numpy(), matrix, rng)]
     )
 
 
-def ols(frame: pd.DataFrame, response: np.ndarray, covariates: list[np.ndarray]) -> np.ndarray:
+def ols(frame, response, covariates):
     return np.linalg.lstsq(
         np.column_stack([np.ones(len(frame)), *covariates]), response, rcond=None
     )[0][1:]
@@ -92,7 +87,7 @@ def ols(frame: pd.DataFrame, response: np.ndarray, covariates: list[np.ndarray])
 
 
 @st.composite
-def channels(draw: st.DrawFn) -> np.ndarray:
+def channels(draw):
     """Random invertible channels of 2 to 12 levels, with a diagonal share that bounds the condition number."""
     s = draw(st.integers(2, 12))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -104,7 +99,7 @@ def channels(draw: st.DrawFn) -> np.ndarray:
 
 @settings(deadline=None, max_examples=60)
 @given(matrix=channels(), seed=st.integers(0, 2**32))
-def test_transform_solves_t_g_equals_f_or_refuses(matrix: np.ndarray, seed: int) -> None:
+def test_transform_solves_t_g_equals_f_or_refuses(matrix, seed):
     f = np.random.default_rng(seed).normal(size=len(matrix))
     subject = column(matrix, tuple(range(len(matrix))))
     if (matrix.max(axis=0) == 0).any() or subject.condition_number > MAX_CONDITION / 2:
@@ -114,7 +109,7 @@ def test_transform_solves_t_g_equals_f_or_refuses(matrix: np.ndarray, seed: int)
     assert subject.correlations[0] == pytest.approx(1.0, abs=1e-6)
 
 
-def test_without_noise_every_estimate_is_the_plain_one() -> None:
+def test_without_noise_every_estimate_is_the_plain_one():
     rng = np.random.default_rng(1)
     original = table(3000, rng)
     frame = release(original, np.eye(4), rng)
@@ -160,8 +155,8 @@ def test_without_noise_every_estimate_is_the_plain_one() -> None:
 
 @pytest.mark.parametrize("n_runs", [40, pytest.param(120, marks=pytest.mark.slow)])
 def test_groups_crosstabs_and_slopes_are_unbiased_with_honest_errors_and_the_naive_ones_are_not(
-    n_runs: int,
-) -> None:
+    n_runs,
+):
     rng = np.random.default_rng(3)
     original = table(1500, rng)
     rating, x, y = (
@@ -204,14 +199,14 @@ def test_groups_crosstabs_and_slopes_are_unbiased_with_honest_errors_and_the_nai
             assert not consistent(naive, truth[name]), name
 
 
-def parts(found: Estimate) -> tuple[Any, Any]:
+def parts(found):
     return found.value, found.standard_error
 
 
 # --- standard errors ---
 
 
-def covers(estimate: Estimate, truth: object) -> np.ndarray:
+def covers(estimate, truth):
     low, high = estimate.interval(0.95)
     return np.atleast_1d(
         (np.asarray(low) <= np.asarray(truth)) & (np.asarray(truth) <= np.asarray(high))
@@ -222,9 +217,7 @@ def covers(estimate: Estimate, truth: object) -> np.ndarray:
     ("n", "low", "high"),
     [(250, 0.90, 0.995), pytest.param(1500, 0.92, 0.98, marks=pytest.mark.slow)],
 )
-def test_distributions_and_means_are_unbiased_and_their_intervals_cover(
-    n: int, low: float, high: float
-) -> None:
+def test_distributions_and_means_are_unbiased_and_their_intervals_cover(n, low, high):
     original = np.array([0.4, 0.2, 0.15, 0.25])
     draws = np.random.default_rng(4).multinomial(1000, original @ T, size=n)
     found = [
@@ -244,7 +237,7 @@ def test_distributions_and_means_are_unbiased_and_their_intervals_cover(
 # --- what the channel cannot tell ---
 
 
-def test_merged_levels_are_refused_unless_the_question_does_not_need_them() -> None:
+def test_merged_levels_are_refused_unless_the_question_does_not_need_them():
     subject = column(MERGED)
     assert subject.condition_number > MAX_CONDITION
     with pytest.raises(
@@ -258,7 +251,7 @@ def test_merged_levels_are_refused_unless_the_question_does_not_need_them() -> N
     assert subject.mean([1, 2, 3, 4], [1, 1, 0, 0], approximate=False).worst_bias == 0.0
 
 
-def test_approximate_reports_its_worst_bias_and_is_exact_in_the_reference_s_proportions() -> None:
+def test_approximate_reports_its_worst_bias_and_is_exact_in_the_reference_s_proportions():
     subject = column(MERGED, max_condition=MAX_CONDITION)
     reference = subject.reference
     original = reference * (
@@ -285,7 +278,7 @@ def test_approximate_reports_its_worst_bias_and_is_exact_in_the_reference_s_prop
     assert exact.condition_number > 10 >= coarse.condition_number
 
 
-def test_approximate_slopes_stay_within_their_worst_bias() -> None:
+def test_approximate_slopes_stay_within_their_worst_bias():
     rng = np.random.default_rng(7)
     original = table(60_000, rng)
     frame = release(original, MERGED, rng)
@@ -297,7 +290,7 @@ def test_approximate_slopes_stay_within_their_worst_bias() -> None:
     assert math.isinf(column(MERGED).slope(frame, response="y").worst_bias["rating"])
 
 
-def test_simplex_gives_probabilities_where_the_unbiased_estimate_leaves_them() -> None:
+def test_simplex_gives_probabilities_where_the_unbiased_estimate_leaves_them():
     counts = [90, 10, 20, 5]
     assert column().distribution(counts, approximate=False).value.min() < 0
     inside = column().distribution(counts, simplex=True, approximate=False).value
@@ -309,7 +302,7 @@ def test_simplex_gives_probabilities_where_the_unbiased_estimate_leaves_them() -
     )
 
 
-def test_what_has_no_error_says_none() -> None:
+def test_what_has_no_error_says_none():
     unseen = laplace(
         np.array([0.3, 0.0, 0.3, 0.4]), 4.0, ordered=True
     ).matrix  # the reference never saw a level: it is taken not to occur
@@ -327,7 +320,7 @@ def test_what_has_no_error_says_none() -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["pandas", "dask"])
-def test_a_slope_on_large_numbers_that_vary_little(lazy: bool) -> None:
+def test_a_slope_on_large_numbers_that_vary_little(lazy):
     """Seconds since 1970 within some minutes: their squares agree in nearly all digits."""
     rng = np.random.default_rng(9)
     frame = release(table(3000, rng), np.eye(4), rng)
@@ -347,7 +340,7 @@ def test_a_slope_on_large_numbers_that_vary_little(lazy: bool) -> None:
         column_.slope(given[2], covariates=["x"], approximate=False)
 
 
-def test_a_slope_on_a_column_that_is_all_noise_is_refused() -> None:
+def test_a_slope_on_a_column_that_is_all_noise_is_refused():
     rng = np.random.default_rng(8)
     weak = 0.02 * np.eye(4) + 0.98 * P[None, :]
     frame = release(table(300, rng), weak, rng)
@@ -358,7 +351,7 @@ def test_a_slope_on_a_column_that_is_all_noise_is_refused() -> None:
 # --- frames and inputs ---
 
 
-def test_dask_and_pandas_frames_give_the_same_estimates() -> None:
+def test_dask_and_pandas_frames_give_the_same_estimates():
     rng = np.random.default_rng(9)
     frame = release(table(2000, rng), T, rng)
     frame.loc[frame.index[:5], "x"] = np.nan
@@ -387,7 +380,7 @@ def test_dask_and_pandas_frames_give_the_same_estimates() -> None:
 
 
 @pytest.mark.parametrize("npartitions", [0, 2])
-def test_null_levels_dates_texts_and_categories_are_recognised(npartitions: int) -> None:
+def test_null_levels_dates_texts_and_categories_are_recognised(npartitions):
     third = np.full((3, 3), 0.1) + 0.7 * np.eye(3)
     for levels, values in (
         ((None, "a", "b"), pd.Series([None, "a", "b", "a"])),
@@ -414,7 +407,7 @@ def test_null_levels_dates_texts_and_categories_are_recognised(npartitions: int)
         np.testing.assert_allclose(shares, np.linalg.solve(third.T, [0.25, 0.5, 0.25]))
 
 
-def test_means_leave_out_nulls_and_levels_without_a_number() -> None:
+def test_means_leave_out_nulls_and_levels_without_a_number():
     third, levels = np.full((3, 3), 0.1) + 0.7 * np.eye(3), (None, 1, 3)
     frame = pd.DataFrame(
         {
@@ -485,7 +478,7 @@ def test_means_leave_out_nulls_and_levels_without_a_number() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(act, message: str) -> None:
+def test_what_cannot_be_is_refused(act, message):
     with pytest.raises(SpecError, match=message):
         act()
 
@@ -493,7 +486,7 @@ def test_what_cannot_be_is_refused(act, message: str) -> None:
 @pytest.mark.parametrize(
     "changed", [{"format": 999}, {"format": 1}, {"columns": []}, {"further": 1}]
 )
-def test_a_card_of_another_format_is_refused(changed: dict[str, object]) -> None:
+def test_a_card_of_another_format_is_refused(changed):
     with pytest.raises(InputError, match=r"^card: this"):
         ReleasedColumn.from_card(card(T) | changed, "rating")
 
@@ -509,7 +502,7 @@ def test_a_card_of_another_format_is_refused(changed: dict[str, object]) -> None
         pd.Series({1.0: 1, 9.75: 2}),
     ],
 )
-def test_counts_that_are_none_are_refused_without_a_value(counts: object) -> None:
+def test_counts_that_are_none_are_refused_without_a_value(counts):
     with pytest.raises(DataError) as refused:
         column().distribution(counts, approximate=False)
     assert "9.75" not in str(refused.value)

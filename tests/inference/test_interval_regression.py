@@ -27,9 +27,7 @@ SIGMA = 1.5
 NOISES = ["gaussian", "logistic"]
 
 
-def line(
-    rng: np.random.Generator, n: int, noise: str = "gaussian"
-) -> tuple[np.ndarray, np.ndarray]:
+def line(rng, n, noise="gaussian"):
     """X and Y = 3 + 2 X₁ - X₂ + ε."""
     X = rng.normal(size=(n, 2))
     standard = (
@@ -40,9 +38,7 @@ def line(
     return X, 3 + X @ SLOPES + SIGMA * standard
 
 
-def case_two(
-    rng: np.random.Generator, y: np.ndarray, centre: float = 3.0, scale: float = 3.0
-) -> np.ndarray:
+def case_two(rng, y, centre=3.0, scale=3.0):
     u, v = np.sort(rng.logistic(centre, scale, (len(y), 2)), axis=1).T
     return np.column_stack(
         [
@@ -52,19 +48,19 @@ def case_two(
     )
 
 
-def rings(rng: np.random.Generator, y: np.ndarray) -> np.ndarray:
+def rings(rng, y):
     """(u, v] where Y is inside, else the two outer ranges joined."""
     u, v = np.sort(rng.logistic(3, 3, (len(y), 2)), axis=1).T
     inside = (u < y) & (y <= v)
     return np.column_stack([np.where(inside, u, v), np.where(inside, v, u)])
 
 
-def midpoints(ranges: np.ndarray) -> np.ndarray:
+def midpoints(ranges):
     low = np.where(np.isinf(ranges[:, 0]), ranges[:, 1], ranges[:, 0])
     return (low + np.where(np.isinf(ranges[:, 1]), ranges[:, 0], ranges[:, 1])) / 2
 
 
-def t_values(slopes: np.ndarray) -> np.ndarray:
+def t_values(slopes):
     """How many standard errors the mean over replications lies from the truth, by slope."""
     return np.abs(slopes.mean(axis=0) - SLOPES) / (
         slopes.std(axis=0, ddof=1) / np.sqrt(len(slopes))

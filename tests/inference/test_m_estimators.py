@@ -18,7 +18,7 @@ linear = pytest.importorskip("sklearn.linear_model")
 api = pytest.importorskip("statsmodels.api")
 
 
-def glm(family: Any) -> Any:
+def glm(family):
     return lambda x, y: api.GLM(y, x, family=family).fit(tol=1e-13).params
 
 
@@ -30,7 +30,7 @@ FITS: dict[str, tuple[Any, Any, float]] = {
 }
 
 
-def sample(kind: str = "linear", n: int = 400, seed: int = 0) -> WeightedSample:
+def sample(kind="linear", n=400, seed=0):
     rng = np.random.default_rng(seed)
     x = np.column_stack([rng.normal(1500.0, 400.0, n), rng.integers(0, 3, n)])
     eta = 0.3 + 0.002 * (x[:, 0] - 1500.0) - 0.5 * x[:, 1]
@@ -42,12 +42,12 @@ def sample(kind: str = "linear", n: int = 400, seed: int = 0) -> WeightedSample:
     return WeightedSample(features=x, response=y, weights=rng.integers(0, 6, n).astype(float))
 
 
-def expanded(given: WeightedSample) -> tuple[np.ndarray, np.ndarray]:
+def expanded(given):
     times = given.weights.astype(int)
     return np.repeat(given.features, times, axis=0), np.repeat(given.response, times)
 
 
-def with_constant(x: np.ndarray) -> np.ndarray:
+def with_constant(x):
     return np.column_stack([np.ones(len(x)), x])
 
 
@@ -66,7 +66,7 @@ def test_quantile_regression_reaches_the_least_objective_of_the_expanded_rows(ta
     given = sample(n=150)
     x, y = expanded(given)
 
-    def objective(theta: np.ndarray) -> float:
+    def objective(theta):
         residual = y - with_constant(x) @ theta
         return float(np.sum(residual * (tau - (residual < 0))))
 
@@ -108,7 +108,7 @@ def test_a_quantile_with_negative_weights_is_the_global_minimum():
             )
 
 
-def logistic_contrast(points: np.ndarray, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def logistic_contrast(points, theta):
     x, y = with_constant(points[:, :-1]), points[:, -1]
     eta = x @ theta
     return np.logaddexp(0, eta) - y * eta, x * (1 / (1 + np.exp(-eta)) - y)[:, None]
@@ -141,7 +141,7 @@ def test_negative_weights_cancel_positive_ones():
         assert fit(double) == pytest.approx(fit(given), rel=1e-5)
 
 
-def refused(what: str) -> Any:
+def refused(what):
     return pytest.raises(SpecError, match=what)
 
 
@@ -251,7 +251,7 @@ def test_a_frame_gives_indicators_of_its_levels():
 # The bootstrap of the noise
 
 
-def grid(seed: int = 0) -> WeightedSample:
+def grid(seed=0):
     rng = np.random.default_rng(seed)
     x = rng.random(40_000)
     cells = np.histogram2d(

@@ -19,7 +19,7 @@ LINE: dict[str, Any] = {"role": "privatise", "kind": "continuous", "bounds": [0,
 
 
 @pytest.fixture(scope="module")
-def table() -> pd.DataFrame:
+def table():
     rng = np.random.default_rng(0)
     x = rng.normal(0.5, 0.15, N).clip(0, 1)
     z = (0.5 * x + rng.normal(0.25, 0.12, N)).clip(0, 1)
@@ -33,7 +33,7 @@ def table() -> pd.DataFrame:
     )
 
 
-def released(table: pd.DataFrame, *, seed: int = 1, **given: Any) -> dpdask.HistogramRelease:
+def released(table, *, seed=1, **given):
     columns = {name: LINE for name in table.columns if name != "kind"} | {
         "kind": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]}
     }
@@ -44,21 +44,19 @@ def released(table: pd.DataFrame, *, seed: int = 1, **given: Any) -> dpdask.Hist
     return release
 
 
-def slopes(release: dpdask.HistogramRelease, features: list[str], *, corrected: bool) -> np.ndarray:
+def slopes(release, features, *, corrected):
     sample = WeightedSample.of_frame(
         release.cells, "y", features, card=release.card if corrected else None
     )
     return least_squares(sample)[1:]
 
 
-def truth(table: pd.DataFrame, features: list[str]) -> np.ndarray:
+def truth(table, features):
     return least_squares(WeightedSample.of_frame(table.assign(weight=1.0), "y", features))[1:]
 
 
 @pytest.mark.parametrize("features", [["x"], ["x", "z", "kind"]])
-def test_slopes_from_five_cells_have_a_third_of_the_error(
-    table: pd.DataFrame, features: list[str]
-) -> None:
+def test_slopes_from_five_cells_have_a_third_of_the_error(table, features):
     release, true = released(table), truth(table, features)
     error, plain = (
         np.linalg.norm(slopes(release, features, corrected=corrected) - true)
@@ -68,7 +66,7 @@ def test_slopes_from_five_cells_have_a_third_of_the_error(
     assert error < plain / 3
 
 
-def test_the_size_of_the_correction_is_a_twelfth_of_the_squared_width(table: pd.DataFrame) -> None:
+def test_the_size_of_the_correction_is_a_twelfth_of_the_squared_width(table):
     release = released(table[["x", "y"]], epsilon=50.0)
     sample = WeightedSample.of_frame(release.cells, "y", ["x"], card=release.card)
     assert sample.widths is not None
@@ -81,8 +79,8 @@ def test_the_size_of_the_correction_is_a_twelfth_of_the_squared_width(table: pd.
 
 
 def test_levels_atoms_and_spread_points_are_not_corrected_and_whole_numbers_by_their_steps(
-    table: pd.DataFrame,
-) -> None:
+    table,
+):
     rng = np.random.default_rng(4)
     given = pd.DataFrame(
         {
@@ -119,7 +117,7 @@ def test_levels_atoms_and_spread_points_are_not_corrected_and_whole_numbers_by_t
     assert (by_kind.widths > 0).all(axis=0).tolist() == [True, False]
 
 
-def test_many_cells_without_a_threshold_are_not_corrected(table: pd.DataFrame) -> None:
+def test_many_cells_without_a_threshold_are_not_corrected(table):
     for bins, threshold, epsilon, applied in (
         (5, "none", 1.0, True),
         (60, "none", 0.1, False),
@@ -135,7 +133,7 @@ def test_many_cells_without_a_threshold_are_not_corrected(table: pd.DataFrame) -
         )  # type: ignore[union-attr]  # it is an array
 
 
-def test_a_correction_is_made_where_it_is_twice_what_noise_hides(table: pd.DataFrame) -> None:
+def test_a_correction_is_made_where_it_is_twice_what_noise_hides(table):
     """What noise hides does not depend on the scale of the weights; the correction is in proportion to it."""
     release = released(table[["x", "y"]])
     features, weights = release.cells[["x"]], release.cells["weight"].to_numpy(dtype=np.float64)
@@ -149,7 +147,7 @@ def test_a_correction_is_made_where_it_is_twice_what_noise_hides(table: pd.DataF
         assert cell_widths(release.card, features, factor * enough * weights).any() == corrected
 
 
-def test_a_slope_is_divided_by_the_spread_less_a_twelfth() -> None:
+def test_a_slope_is_divided_by_the_spread_less_a_twelfth():
     x, y = np.array([0.0, 1.0, 2.0, 4.0]), np.array([1.0, 0.0, 2.0, 5.0])
     sample = WeightedSample(
         features=x[:, None], response=y, weights=np.ones(4), widths=np.full((4, 1), 1.5)
@@ -158,7 +156,7 @@ def test_a_slope_is_divided_by_the_spread_less_a_twelfth() -> None:
     assert least_squares(sample)[1] == pytest.approx(common / (spread - 4 * 1.5**2 / 12), rel=1e-12)
 
 
-def test_cards_and_frames_that_do_not_fit_are_refused(table: pd.DataFrame) -> None:
+def test_cards_and_frames_that_do_not_fit_are_refused(table):
     release = released(table[["x", "y"]])
     frame = release.cells
     with pytest.raises(InputError, match="not a release card"):
@@ -180,7 +178,7 @@ def test_cards_and_frames_that_do_not_fit_are_refused(table: pd.DataFrame) -> No
         least_squares(replace(sample, widths=np.full(sample.features.shape, 2.0)))
 
 
-def test_the_benchmark_on_simulated_sales() -> None:
+def test_the_benchmark_on_simulated_sales():
     rng = np.random.default_rng(6)
     size = rng.lognormal(np.log(1360), 0.32, 8000)
     sales = pd.DataFrame(

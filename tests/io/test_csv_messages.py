@@ -2,8 +2,6 @@
 
 import datetime as dt
 import gzip
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -27,13 +25,13 @@ START = dt.datetime(2001, 1, 1, 3, 4, 5)  # noqa: DTZ001 - of a column without a
 ROWS = "".join(f"u{number},{number}\n" for number in range(50))
 
 
-def read(path: Path) -> None:
+def read(path):
     found = discover(str(path), SCHEMA)
     for fragment in found.fragments:
         pa.Table.from_batches(list(read_batches(fragment, ["user", "score"], found.schema)))
 
 
-def refuse(path: Path, content: str | bytes) -> str:
+def refuse(path, content):
     (path / "a.csv").write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises((DataError, InputError)) as caught:
         read(path)
@@ -76,7 +74,7 @@ def test_a_line_with_too_many_fields_is_named(tmp_path):
 DATED = {"kind": "continuous", "bounds": [dt.date(2000, 1, 1), dt.date(2030, 1, 1)]}
 
 
-def declare(**columns: dict[str, Any]) -> Schema:
+def declare(**columns):
     return Schema.from_dict(
         {"columns": {name: {"role": "privatise", **column} for name, column in columns.items()}}
     )
@@ -209,7 +207,7 @@ def test_every_line_is_a_row(end, last, single, long, tmp_path):
         }
     )
 
-    def count(lines: list[str]) -> int:
+    def count(lines):
         (tmp_path / "a.csv").write_bytes((end.join(lines) + (end if last else "")).encode())
         found = discover(str(tmp_path), schema)
         return sum(

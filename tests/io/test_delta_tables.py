@@ -8,7 +8,6 @@ import shutil
 import sys
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -23,7 +22,7 @@ from lakes.tables import commit, delete_rows, deletion_vector, live_files, log_o
 
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.io.fragment import count_deleted, pack, unpack
-from dpdask.io.fragments import InputTable, discover, read_batches, row_group_ranges
+from dpdask.io.fragments import discover, read_batches, row_group_ranges
 from dpdask.io.lakes import Delta
 from dpdask.io.storage import absolute_url
 from dpdask.schema import Schema
@@ -36,14 +35,14 @@ MAPPED = {
 }
 
 
-def found(folder: Path, version: int | None = None, **columns: Any) -> InputTable:
+def found(folder, version=None, **columns):
     declared = {"x": {"role": "keep"}, **columns}
     return discover(
         absolute_url(str(folder)), Schema.from_dict({"columns": declared}), Delta(version)
     )
 
 
-def read(table: InputTable, *columns: str) -> list[Any]:
+def read(table, *columns):
     names = list(columns or ["x"])
     rows = [
         tuple(row.values())
@@ -54,15 +53,15 @@ def read(table: InputTable, *columns: str) -> list[Any]:
     return sorted((row[0] if len(row) == 1 else row for row in rows), key=repr)
 
 
-def numbers(n: int, start: int = 0) -> pa.Table:
+def numbers(n, start=0):
     return pa.table({"x": pa.array(range(start, start + n), pa.int64())})
 
 
-def in_groups(n_rows: int) -> WriterProperties:
+def in_groups(n_rows):
     return WriterProperties(max_row_group_size=n_rows)
 
 
-def file_with(folder: Path, value: int) -> str:
+def file_with(folder, value):
     """Return the path of the file whose first row holds a value."""
     paths = [unquote(path) for path in live_files(folder)]
     return next(

@@ -6,7 +6,6 @@ import datetime as dt
 import random
 import re
 from decimal import Decimal
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -16,7 +15,7 @@ import pytest
 from dpdask import Schema
 from dpdask.io import footer, parquet
 from dpdask.io import fragments as ranges
-from dpdask.io.fragments import InputTable, discover, row_group_ranges
+from dpdask.io.fragments import discover, row_group_ranges
 
 ROWS = {
     "whole": pa.array([3, 1, 5, 4, None, None], pa.int32()),
@@ -40,7 +39,7 @@ ROWS = {
 }
 
 
-def table(folder: Path) -> InputTable:
+def table(folder):
     return discover(
         folder.as_uri(), Schema.from_dict({"columns": {name: {"role": "keep"} for name in ROWS}})
     )
@@ -131,7 +130,7 @@ def test_a_usual_column_chunk_is_found_as_it_is_read_field_by_field(settings, mo
     raw = raw[-int.from_bytes(raw[-8:-4], "little") - 8 :]
     assert len(usual.findall(raw)) == 3 * len(ROWS)
 
-    def read(data: bytes, pattern: re.Pattern[bytes]) -> object:
+    def read(data, pattern):
         monkeypatch.setattr(footer, "_compile_usual", lambda: pattern)
         try:
             return footer._read_groups(data, size - len(raw))

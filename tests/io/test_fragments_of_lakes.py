@@ -18,7 +18,7 @@ from dpdask.errors import InputError
 from dpdask.io import fragments, parquet
 from dpdask.io.csv import csv_type
 from dpdask.io.files import DataFile, Listing
-from dpdask.io.fragments import InputTable, discover, read_batches, takes_in
+from dpdask.io.fragments import discover, read_batches, takes_in
 from dpdask.io.parquet import BATCH_ROWS
 from dpdask.io.storage import absolute_url
 from dpdask.schema import Column, Schema
@@ -34,7 +34,7 @@ SCHEMA = Schema.from_dict(
 )
 
 
-def part(n_rows: int = 3, start: int = 0) -> pa.Table:
+def part(n_rows=3, start=0):
     return pa.table(
         {
             "id": range(start, start + n_rows),
@@ -44,25 +44,25 @@ def part(n_rows: int = 3, start: int = 0) -> pa.Table:
     )
 
 
-def write(path: Path, table: pa.Table | None = None, **options: object) -> Path:
+def write(path, table=None, **options):
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(part() if table is None else table, path, **options)
     return path
 
 
-def found(path: Path | str) -> InputTable:
+def found(path):
     return discover(absolute_url(str(path)), SCHEMA)
 
 
-def names(path: Path | str) -> list[str]:
+def names(path):
     return [fragment.name for fragment in found(path).fragments]
 
 
-def ids(path: Path | str) -> list[str]:
+def ids(path):
     return [fragment.id for fragment in found(path).fragments]
 
 
-def read(table: InputTable, columns: tuple[str, ...] = ("id",)) -> list[list]:
+def read(table, columns=("id",)):
     batches = [
         batch
         for fragment in table.fragments
@@ -506,7 +506,7 @@ PLACES = st.tuples(
 )
 
 
-def name_fragment(place: tuple, kind: str) -> str:
+def name_fragment(place, kind):
     name, digest, row_group, version, constants, deleted = place
     file = DataFile(url="", name=name, format="parquet", constants=constants)
     return fragments._id(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -16,24 +14,24 @@ from hypothesis import strategies as st
 from dpdask.errors import DataError, DpdaskError, InputError
 from dpdask.io.files import split_folders
 from dpdask.io.filesystems import mask
-from dpdask.io.fragments import InputTable, discover, read_batches, row_group_ranges
+from dpdask.io.fragments import discover, read_batches, row_group_ranges
 from dpdask.io.storage import absolute_url
 from dpdask.schema import Schema
 
 SECRET = "Zebulon"
 
 
-def write(path: Path, **columns: Any) -> None:
+def write(path, **columns):
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns or {"x": [1, 2, 3]}), path)
 
 
-def found(folder: Path | str, **columns: Any) -> InputTable:
+def found(folder, **columns):
     declared = {"x": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]}, **columns}
     return discover(absolute_url(str(folder)), Schema.from_dict({"columns": declared}))
 
 
-def read(table: InputTable, *columns: str) -> list[dict[str, Any]]:
+def read(table, *columns):
     return [
         row
         for part in table.fragments
@@ -42,7 +40,7 @@ def read(table: InputTable, *columns: str) -> list[dict[str, Any]]:
     ]
 
 
-def levels(*values: Any) -> dict[str, Any]:
+def levels(*values):
     return {"role": "privatise", "kind": "categorical", "levels": list(values), "nulls": "level"}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +13,7 @@ from lakes.tables import delete_equal, delete_positions, sql_catalog
 from pyiceberg.types import LongType
 
 from dpdask.errors import DataError, InputError, SpecError, TemporaryError
-from dpdask.io.fragments import InputTable, discover, read_batches
+from dpdask.io.fragments import discover, read_batches
 from dpdask.io.lakes import Iceberg
 from dpdask.io.storage import absolute_url
 from dpdask.schema import Schema
@@ -23,13 +22,11 @@ ROWS = pa.table({"x": pa.array([1, 2, 3, 4], pa.int64()), "s": ["a", "b", "a", N
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Any:
+def catalog(tmp_path):
     return sql_catalog(tmp_path / "warehouse")
 
 
-def created(
-    catalog: Any, rows: pa.Table = ROWS, *, by: str = "", name: str = "db.t", **properties: str
-) -> Any:
+def created(catalog, rows=ROWS, *, by="", name="db.t", **properties):
     table = catalog.create_table(name, schema=rows.schema, properties=properties)
     if by:
         with table.update_spec() as update:
@@ -38,7 +35,7 @@ def created(
     return table
 
 
-def found(table: Any, snapshot: int | None = None, **columns: Any) -> InputTable:
+def found(table, snapshot=None, **columns):
     """Return the table as its latest metadata file tells it."""
     declared = {"x": {"role": "keep"}, "s": {"role": "keep"}, **columns}
     return discover(
@@ -46,7 +43,7 @@ def found(table: Any, snapshot: int | None = None, **columns: Any) -> InputTable
     )
 
 
-def read(table: InputTable, *columns: str) -> list[Any]:
+def read(table, *columns):
     names = list(columns or ["x"])
     rows = [
         tuple(row.values())
@@ -57,7 +54,7 @@ def read(table: InputTable, *columns: str) -> list[Any]:
     return sorted((row[0] if len(row) == 1 else row for row in rows), key=repr)
 
 
-def files_of(table: Any) -> list[str]:
+def files_of(table):
     return sorted(task.file.file_path for task in table.scan().plan_files())
 
 

@@ -14,7 +14,7 @@ from dpdask.io.storage import Folder
 SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.string())])
 
 
-def batch(start: int, n_rows: int) -> pa.RecordBatch:
+def batch(start, n_rows):
     return pa.record_batch(
         {
             "id": range(start, start + n_rows),

@@ -97,7 +97,7 @@ def test_faults_become_one_line(raised, error, says):
 
 
 def test_a_file_that_cannot_be_written_is_an_output_error(tmp_path, monkeypatch):
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(*_, **__):
         raise PermissionError
 
     gone = Folder(f"file://{tmp_path}/gone")
@@ -120,7 +120,7 @@ def test_a_folder_that_is_removed_while_it_is_made_is_made_again(tmp_path, monke
     """As by a driver that ends: its hidden folder goes while another one makes sure that it is there."""
     mkdir, made = Path.mkdir, []
 
-    def make(path: Path, *arguments: object, **options: object) -> None:
+    def make(path, *arguments, **options):
         mkdir(path, *arguments, **options)
         made.append(path)
         if len(made) == 1:
@@ -140,7 +140,7 @@ def test_of_many_writers_one_creates_the_file(folder):
     for race in range(20):
         barrier = Barrier(4)
 
-        def put(number: int, race: int = race, barrier: Barrier = barrier) -> bool:
+        def put(number, race=race, barrier=barrier):
             barrier.wait(10)
             return folder.put_new(f"{race}", f"writer {number}".encode())
 

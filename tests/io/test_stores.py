@@ -54,7 +54,7 @@ def _race(folder):
     for race in range(RACES):
         barrier = Barrier(4)
 
-        def put(number: int, race: int = race, barrier: Barrier = barrier) -> bool:
+        def put(number, race=race, barrier=barrier):
             barrier.wait(10)
             return folder.put_new(f"race-{race}", f"thread {number}".encode())
 
@@ -179,7 +179,7 @@ def test_an_answer_that_is_lost_is_read_back(remote_store, impatient):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("fault", ["refused", 429, 500, 503])
 def test_what_a_busy_store_refuses_is_asked_again(remote_store, impatient, fault):
-    def fail() -> None:
+    def fail():
         if fault == "refused":
             remote_store.proxy.refuse_next(2)
         else:
@@ -460,7 +460,7 @@ def test_a_long_footer_is_fetched_again_only_if_the_file_changed(remote_store):
     """A store's mark of a file says whether it is the same; a shorter footer comes with the columns, by one request."""
     rows = pa.table({"x": range(700), "y": range(700)})
 
-    def write(rows: pa.Table) -> None:
+    def write(rows):
         pq.write_table(rows, file := io.BytesIO(), row_group_size=1)
         remote_store.folder.write("a.parquet", file.getvalue())
 

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from dpdask.mechanisms import mechanism as auditing
 from dpdask.mechanisms.dip import columns
 from dpdask.mechanisms.dip.columns import fit_dip
 from dpdask.privacy import audit, noise
-from dpdask.privacy.events import DiscreteLaplace
 from dpdask.streams import RunKey, stream
 
 CHANNELS = ["laplace", "laplace-calibrated", "optimal"]
@@ -33,18 +31,18 @@ KNOWN_HERE = {
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     return lake(tmp_path_factory.mktemp("source") / "in", [400, 300], schema=SCHEMA)
 
 
 @pytest.fixture(autouse=True)
-def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def _seeded(monkeypatch):
     """A bound at 99.9 % is wrong once in a thousand audits: not in these."""
     rng = stream(RunKey.insecure(5), "audit", "")
     monkeypatch.setattr(auditing, "audit_event", functools.partial(audit.audit_event, rng=rng))
 
 
-def job(folder: Path, source: Path, **changed: Any) -> Path:
+def job(folder, source, **changed):
     return write_job(folder / "job", source, folder / "out", **{"schema": SCHEMA, **changed})
 
 
@@ -136,7 +134,7 @@ def test_a_released_channel_that_is_too_weak_is_not_sound(source, tmp_path):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_a_fit_that_spends_more_than_its_part_is_not_sound(channel, source, tmp_path, monkeypatch):
-    def generous(references: Any, codecs: Any, epsilons: Any, *rest: Any) -> Any:
+    def generous(references, codecs, epsilons, *rest):
         return fit_dip(
             references, codecs, {name: 3 * epsilon for name, epsilon in epsilons.items()}, *rest
         )
@@ -150,7 +148,7 @@ def test_a_fit_that_spends_more_than_its_part_is_not_sound(channel, source, tmp_
 def test_a_fit_that_only_says_less_than_it_spends_is_not_sound(source, tmp_path, monkeypatch):
     """What a channel says of itself is not asked: ε* comes from the weights that are drawn from."""
 
-    def lying(references: Any, codecs: Any, epsilons: Any, *rest: Any) -> Any:
+    def lying(references, codecs, epsilons, *rest):
         fitted = fit_dip(
             references, codecs, {name: 3 * epsilon for name, epsilon in epsilons.items()}, *rest
         )
@@ -171,7 +169,7 @@ def test_a_fit_that_only_says_less_than_it_spends_is_not_sound(source, tmp_path,
 
 @pytest.mark.parametrize(("factor", "sound"), [(1.0, True), (0.25, False)])
 def test_noise_that_is_too_small_is_not_sound(factor, sound, source, tmp_path, monkeypatch):
-    def small(counts: Any, event: DiscreteLaplace, **rest: Any) -> Any:
+    def small(counts, event, **rest):
         return noise.discrete_laplace(counts, event.scale * factor, **rest)
 
     monkeypatch.setattr(audit, "perturb", small)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -18,7 +16,6 @@ from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import load_job
 from dpdask.mechanisms.dip.columns import ColumnsMechanism
 from dpdask.mechanisms.dip.spec import DipSpec
-from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget
 from dpdask.schema import Schema
@@ -28,7 +25,7 @@ SCHEMA = Schema.from_dict(
 )
 
 
-def bound(budget: Mapping[str, Any] | None = None, **changed: Any) -> Mechanism:
+def bound(budget=None, **changed):
     spec = DipSpec(**{"kind": "dip", "reference": HOLDOUT, **changed})
     return bind(spec, SCHEMA, Budget(**{"epsilon": 1.0, **(budget or {})}))
 

@@ -2,8 +2,6 @@
 
 import datetime as dt
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -56,12 +54,12 @@ TABLE = pa.table(
 )
 
 
-def draft(path: object, **more: Any) -> dict[str, dict[str, Any]]:
+def draft(path, **more):
     return dict(yaml.safe_load(draft_schema(Input(path=str(path), **more)))["columns"])
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     pq.write_table(TABLE, tmp_path / "part-0.parquet")
     return tmp_path / "part-0.parquet"
 
@@ -113,7 +111,7 @@ def test_only_the_footer_is_read_and_neither_values_nor_statistics_are_looked_at
     file.write_bytes(poisoned)
     asked: list[tuple[int, int]] = []
 
-    def spy(url: str, ranges: Any, size: int) -> list[bytes]:
+    def spy(url, ranges, size):
         asked.extend(ranges)
         return read_ranges(url, ranges, size)
 

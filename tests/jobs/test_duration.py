@@ -2,8 +2,6 @@
 
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 from e2e.bad_input import command, job
@@ -11,7 +9,7 @@ from e2e.bad_input import command, job
 from dpdask.mechanisms.expectations import describe_seconds
 
 
-def plan(folder: Path, **changed: Any) -> dict[str, Any]:
+def plan(folder, **changed):
     return dict(json.loads(command(*job(folder, verb="plan", **changed), "--json").out))
 
 

@@ -3,7 +3,7 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dpdask.engine.write import RowTask, lay_out
+from dpdask.engine.write import lay_out
 from dpdask.io.fragment import Fragment
 from dpdask.jobs.plan import most_shards
 
@@ -13,7 +13,7 @@ n_released = st.lists(
 per_shard = st.integers(1, 50) | st.just(10_000)
 
 
-def fragments(count: int) -> tuple[Fragment, ...]:
+def fragments(count):
     return tuple(
         Fragment(
             id=f"{i:032}",
@@ -29,7 +29,7 @@ def fragments(count: int) -> tuple[Fragment, ...]:
     )
 
 
-def shard_rows(works: list[RowTask]) -> list[int]:
+def shard_rows(works):
     """Return the rows of each shard as `write_shards` cuts them: full ones, then the rest."""
     sizes: list[int] = []
     for work in works:

@@ -9,9 +9,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +24,7 @@ SECRETS = re.compile(rf"hunter2|\b({ROWS[0]}|{ROWS[1]}|{sum(ROWS)})\b")
 
 
 @pytest.fixture(autouse=True)
-def _no_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _no_configuration(monkeypatch, tmp_path):
     """Keep the environment of whoever runs the tests out of them; the client itself adds to it."""
     for name in [name for name in os.environ if name.startswith("OPENLINEAGE")]:
         monkeypatch.delenv(name)
@@ -37,14 +35,14 @@ def _no_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Path:
+def job(tmp_path):
     return write_job(
         tmp_path, lake(tmp_path / "in", ROWS), tmp_path / "out", lineage={"namespace": "lake"}
     )
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def file(tmp_path, monkeypatch):
     """The file to which events go."""
     to = {"TYPE": "file", "LOG_FILE_PATH": str(tmp_path / "events.jsonl"), "APPEND": "true"}
     for key, value in to.items():
@@ -52,7 +50,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "events.jsonl"
 
 
-def read(file: Path) -> list[dict[str, Any]]:
+def read(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
@@ -148,7 +146,7 @@ def test_failures_of_others_are_internal_and_interrupts_are_aborts(job, file):
 class Receiver(HTTPServer):
     """Receives events on the loopback, and answers with one status."""
 
-    def __init__(self, status: int = 200) -> None:
+    def __init__(self, status=200):
         self.status, self.bodies, self.keys = status, list[dict[str, Any]](), list[str | None]()
         super().__init__(("127.0.0.1", 0), _Handler)
 
@@ -156,18 +154,18 @@ class Receiver(HTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: Receiver
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.server.keys.append(self.headers["Authorization"])
         self.send_response(self.server.status)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Be silent."""
 
 
 @pytest.fixture
-def receiver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+def receiver(request, monkeypatch):
     with Receiver(getattr(request, "param", 200)) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -189,7 +187,7 @@ def test_a_receiver_gets_the_events_and_its_key(job, receiver):
     assert not SECRETS.search(json.dumps(receiver.bodies) + told)
 
 
-def warned(stderr: str) -> list[str]:
+def warned(stderr):
     return [
         found["warning"] for line in stderr.splitlines() if "warning" in (found := json.loads(line))
     ]

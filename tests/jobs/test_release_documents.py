@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -22,18 +20,18 @@ ABOUT = {"issuer": "The office", "purpose": "Tests."}
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     return lake(tmp_path_factory.mktemp("source") / "in", [150, 90], schema=RATINGS_SCHEMA)
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path):
     made = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(made).init("ratings", 10.0)
     return made
 
 
-def write(folder: Path, source: Path, **changed: Any) -> Path:
+def write(folder, source, **changed):
     given = {
         "schema": RATINGS_SCHEMA,
         "mechanism__reference": {"kind": "histogram"},
@@ -43,11 +41,11 @@ def write(folder: Path, source: Path, **changed: Any) -> Path:
     return write_job(folder, source, folder / "out", **given)
 
 
-def charged(folder: Path, source: Path, url: str, **changed: Any) -> Path:
+def charged(folder, source, url, **changed):
     return write(folder, source, ledger={"url": url, "dataset": "ratings"}, **changed)
 
 
-def read_card(folder: Path) -> Card:
+def read_card(folder):
     return Card.read((folder / "out" / CARD_NAME).read_bytes(), CARD_NAME)
 
 

@@ -3,7 +3,6 @@
 import json
 import stat
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import dask
@@ -20,7 +19,7 @@ from dpdask.io.shards import MANIFEST_NAME, SUCCESS_NAME, Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort, run_job
-from dpdask.jobs.spec import Job, load_job
+from dpdask.jobs.spec import load_job
 from dpdask.jobs.state import RunState
 
 SCHEMA = """
@@ -51,7 +50,7 @@ def memory():
         fs.rm(name, recursive=True)
 
 
-def table(n_rows: int, seed: int = 1) -> pa.Table:
+def table(n_rows, seed=1):
     rng = np.random.default_rng(seed)
     return pa.table(
         {
@@ -63,7 +62,7 @@ def table(n_rows: int, seed: int = 1) -> pa.Table:
     )
 
 
-def job(folder: Path, **changed: Any) -> Job:
+def job(folder, **changed):
     data = {
         "name": "test",
         "input": {"path": "data"},
@@ -84,7 +83,7 @@ def job(folder: Path, **changed: Any) -> Job:
     return load_job(folder / "job.yaml")
 
 
-def crashing(place: str):
+def crashing(place):
     return mock.patch(place, side_effect=TemporaryError("crash"))
 
 

@@ -7,8 +7,6 @@ import json
 import shutil
 import stat
 import sys
-from pathlib import Path
-from typing import Any
 
 import deltalake
 import polars as pl
@@ -27,7 +25,7 @@ from e2e.helpers import (
     run_here,
     write_job,
 )
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 
@@ -74,20 +72,18 @@ def catalog(place):
     return found
 
 
-def write_delta(folder: Path, source: Path, out: Path, mode: str = "error", **changes: Any) -> Path:
+def write_delta(folder, source, out, mode="error", **changes):
     return write_job(folder, source, out, output__format="delta", output__mode=mode, **changes)
 
 
-def read_log(out: Path) -> list[list[dict[str, Any]]]:
+def read_log(out):
     return [
         [json.loads(line) for line in entry.read_text().splitlines()]
         for entry in sorted((out / "_delta_log").glob("*.json"))
     ]
 
 
-def commit_shards(
-    folder: Folder, release: str = "r", n_shards: int = 1, mode: Any = "append", rows: int = 10
-) -> None:
+def commit_shards(folder, release="r", n_shards=1, mode="append", rows=10):
     """Commit files that may not exist: the log does not care."""
     shards = [
         Shard(name=f"part-{place:05d}-{release}.parquet", n_rows=rows, n_bytes=100, sha256="")
@@ -96,20 +92,20 @@ def commit_shards(
     DeltaLog(folder).commit(Transaction(release, 7), shards, TYPES, {}, mode)
 
 
-def ledger_of(tmp_path: Path) -> dict[str, str]:
+def ledger_of(tmp_path):
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(url).init("ratings", 9.0)
     return {"url": url, "dataset": "ratings"}
 
 
 def write_iceberg(
-    folder: Path,
-    source: Path,
-    out: Path,
-    place: dict[str, str],
-    mode: str = "error",
-    **changes: Any,
-) -> Path:
+    folder,
+    source,
+    out,
+    place,
+    mode="error",
+    **changes,
+):
     return write_job(
         folder,
         source,
@@ -138,29 +134,29 @@ class Delta:
         ],
     )
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out):
         self.out = out
 
-    def write(self, folder: Path, source: Path, mode: str = "error", **changes: Any) -> Path:
+    def write(self, folder, source, mode="error", **changes):
         return write_delta(folder, source, self.out, mode, **changes)
 
-    def make(self, rows: pa.Table) -> None:
+    def make(self, rows):
         deltalake.write_deltalake(str(self.out), rows)
 
-    def read(self) -> pa.Table:
+    def read(self):
         return deltalake.DeltaTable(self.out).to_pyarrow_table()
 
-    def read_with_polars(self) -> pl.DataFrame:
+    def read_with_polars(self):
         return pl.read_delta(str(self.out))
 
-    def files(self) -> set[str]:
+    def files(self):
         return {uri.rpartition("/")[2] for uri in deltalake.DeltaTable(self.out).file_uris()}
 
-    def about(self) -> list[Any]:
+    def about(self):
         """What each commit says of itself, the newest first."""
         return deltalake.DeltaTable(self.out).history()
 
-    def forget(self) -> None:
+    def forget(self):
         """Let another program tidy up."""
         deltalake.DeltaTable(self.out).optimize.compact()
         deltalake.DeltaTable(self.out).create_checkpoint()
@@ -176,32 +172,32 @@ class Iceberg:
         [pa.uint32(), pa.float16(), pa.timestamp("ns"), pa.timestamp("us", "Europe/Berlin")],
     )
 
-    def __init__(self, out: Path, place: dict[str, str], catalog: Catalog) -> None:
+    def __init__(self, out, place, catalog):
         self.out, self.place, self.catalog = out, place, catalog
 
-    def write(self, folder: Path, source: Path, mode: str = "error", **changes: Any) -> Path:
+    def write(self, folder, source, mode="error", **changes):
         return write_iceberg(folder, source, self.out, self.place, mode, **changes)
 
-    def make(self, rows: pa.Table) -> None:
+    def make(self, rows):
         self.catalog.create_table(NAME, rows.schema, location=self.out.as_uri()).append(rows)
 
     @property
-    def table(self) -> Any:
+    def table(self):
         return self.catalog.load_table(NAME)
 
-    def read(self) -> pa.Table:
+    def read(self):
         return self.table.scan().to_arrow()
 
-    def read_with_polars(self) -> pl.DataFrame:
+    def read_with_polars(self):
         return pl.scan_iceberg(self.table, reader_override="pyiceberg").collect()
 
-    def files(self) -> set[str]:
+    def files(self):
         return {task.file.file_path.rpartition("/")[2] for task in self.table.scan().plan_files()}
 
-    def about(self) -> list[Any]:
+    def about(self):
         return [snapshot.summary for snapshot in reversed(self.table.snapshots())]
 
-    def forget(self) -> None:
+    def forget(self):
         self.table.append(self.read().slice(0, 1))
         self.table.maintenance.expire_snapshots().by_id(
             self.table.snapshots()[0].snapshot_id
@@ -310,7 +306,7 @@ def test_an_aborted_run_leaves_the_table_as_it_was(table, drivers, source, out, 
     assert not hidden(out).exists()
 
 
-def rows_with(folder: Path, *types: pa.DataType) -> dict[str, Any]:
+def rows_with(folder, *types):
     """Write rows with null columns of some types; return what a job says of them."""
     kept = {f"kept{number}": pa.nulls(40, type_) for number, type_ in enumerate(types)}
     pq.write_table(pa.table({**kept, "rating": LEVELS * 4}), folder / "rows.parquet")
@@ -478,7 +474,7 @@ def test_another_writer_that_is_faster_loses_nothing(source, out, tmp_path, monk
     rows = pl.read_delta(str(out)).to_arrow().slice(0, 5)
     put_new, others = Folder.put_new, []
 
-    def slow(self: Folder, name: str, data: bytes) -> bool:
+    def slow(self, name, data):
         if self.url.endswith("_delta_log") and not others:
             others.append(True)
             deltalake.write_deltalake(str(out), rows, mode="append")
@@ -497,7 +493,7 @@ def test_a_new_table_that_another_writer_makes_first_is_left_alone(
 ):
     put_new = Folder.put_new
 
-    def slow(self: Folder, name: str, data: bytes) -> bool:
+    def slow(self, name, data):
         if self.url.endswith("_delta_log"):
             monkeypatch.setattr(Folder, "put_new", put_new)
             deltalake.write_deltalake(str(out), pa.table({"x": [1]}))
@@ -583,7 +579,7 @@ def test_a_checkpoint_follows_many_entries_and_is_read(out, monkeypatch):
 
 
 def test_a_plan_warns_of_rows_that_are_released_again(source, out, tmp_path):
-    def warnings(folder: str, **changes: Any) -> list[str]:
+    def warnings(folder, **changes):
         job = load(write_delta(tmp_path / folder, source, out, **changes))
         return [warning for warning in plan_job(job).warnings if "without a ledger" in warning]
 
@@ -614,7 +610,7 @@ def test_a_log_whose_files_always_vanish_is_tried_later(open_store, monkeypatch)
         commit_shards(store.folder, "first", mode="append")
         read = Folder.read
 
-        def vanished(self: Folder, name: str, **given: bool) -> bytes:
+        def vanished(self, name, **given):
             if name.endswith("0.json"):
                 raise MissingError("this file does not exist", name)
             return read(self, name, **given)
@@ -637,13 +633,13 @@ def test_a_partitioned_table_is_refused(source, out, tmp_path):
 # ---- the names of releases
 
 
-def released_names(out: Path) -> list[str]:
+def released_names(out):
     return [
         action["txn"]["appId"] for entry in read_log(out) for action in entry if "txn" in action
     ]
 
 
-def add_file(source: Path) -> None:
+def add_file(source):
     pq.write_table(pq.read_table(source / "part.0.parquet").slice(50), source / "part.9.parquet")
 
 
@@ -771,7 +767,7 @@ def test_the_key_of_names_in_a_store_is_where_run_keys_are(
 def test_a_commit_whose_answer_is_lost_is_found(source, out, place, catalog, tmp_path, monkeypatch):
     commit_table, calls = SqlCatalog.commit_table, []
 
-    def cut(self: SqlCatalog, *arguments: Any) -> Any:
+    def cut(self, *arguments):
         calls.append(commit_table(self, *arguments))
         raise ConnectionResetError
 
@@ -789,7 +785,7 @@ def test_a_commit_that_is_refused_is_made_once(
     run_here(write_iceberg(tmp_path / "first", source, out, place))
     commit_table, refused = SqlCatalog.commit_table, []
 
-    def refuse(self: SqlCatalog, *arguments: Any) -> Any:
+    def refuse(self, *arguments):
         if not refused:
             refused.append(True)
             raise error
@@ -820,12 +816,12 @@ def test_two_writers_with_one_release_commit_once(mode, out, place, catalog, tmp
         catalog.create_table(NAME, types, location=out.as_uri())
     commit_table, slept = SqlCatalog.commit_table, []
 
-    def commit() -> None:
+    def commit():
         IcebergLog(Folder(out.as_uri()), NAME, place).commit(
             Transaction("r", 7), [shard], types, {}, mode
         )
 
-    def sleep(self: SqlCatalog, *arguments: Any) -> Any:
+    def sleep(self, *arguments):
         if not slept:
             slept.append(True)
             commit()

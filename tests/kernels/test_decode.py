@@ -21,7 +21,7 @@ def shares(rng, n_groups, n_levels):
     return raw / raw.sum(axis=1, keepdims=True)
 
 
-def normal(rng, *shape: int):
+def normal(rng, *shape):
     return rng.normal(size=shape).astype(np.float32)
 
 

@@ -18,11 +18,11 @@ _MAGIC = 1681511377
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
 
-def log_of(table: Path, version: int) -> Path:
+def log_of(table, version):
     return table / "_delta_log" / f"{version:020}.json"
 
 
-def live_files(table: Path) -> dict[str, dict[str, Any]]:
+def live_files(table):
     """Return the add actions of the latest version, by path."""
     found: dict[str, dict[str, Any]] = {}
     for version in range(len(list((table / "_delta_log").glob("*.json")))):
@@ -34,14 +34,14 @@ def live_files(table: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def commit(table: Path, *actions: dict[str, Any]) -> int:
+def commit(table, *actions):
     """Write one more version of a Delta table, and return its number."""
     version = len(list((table / "_delta_log").glob("*.json")))
     log_of(table, version).write_text("".join(json.dumps(action) + "\n" for action in actions))
     return version
 
 
-def delete_rows(table: Path, rows: dict[str, list[int]], *, inline: bool = False) -> int:
+def delete_rows(table, rows, *, inline=False):
     """Delete rows of files of a Delta table by deletion vectors, and return the new version; a file is named by a part of its path."""
     actions = []
     for part, positions in rows.items():
@@ -56,7 +56,7 @@ def delete_rows(table: Path, rows: dict[str, list[int]], *, inline: bool = False
     return commit(table, *actions)
 
 
-def deletion_vector(table: Path, positions: list[int], *, inline: bool = False) -> dict[str, Any]:
+def deletion_vector(table, positions, *, inline=False):
     """Write a deletion vector, and return its descriptor."""
     data = struct.pack("<I", _MAGIC) + BitMap64(positions).serialize()
     common = {"sizeInBytes": len(data), "cardinality": len(positions)}
@@ -72,7 +72,7 @@ def deletion_vector(table: Path, positions: list[int], *, inline: bool = False) 
     return {"storageType": "u", "pathOrInlineDv": _z85(name.bytes), "offset": 1, **common}
 
 
-def _z85(data: bytes) -> str:
+def _z85(data):
     text = ""
     for start in range(0, len(data), 4):
         value, digits = int.from_bytes(data[start : start + 4], "big"), ""
@@ -83,7 +83,7 @@ def _z85(data: bytes) -> str:
     return text
 
 
-def sql_catalog(folder: Path, name: str = "lake") -> Any:
+def sql_catalog(folder, name="lake"):
     """Return a catalog of Iceberg tables in a folder."""
     from pyiceberg.catalog.sql import SqlCatalog
 
@@ -93,7 +93,7 @@ def sql_catalog(folder: Path, name: str = "lake") -> Any:
     return catalog
 
 
-def delete_positions(table: Any, positions: dict[str, list[int]]) -> None:
+def delete_positions(table, positions):
     """Delete rows of an unpartitioned Iceberg table by a positional delete file, as engines that merge on read do."""
     deleted = [(path, position) for path, found in positions.items() for position in found]
     _commit_deletes(
@@ -108,12 +108,12 @@ def delete_positions(table: Any, positions: dict[str, list[int]]) -> None:
     )
 
 
-def delete_equal(table: Any, rows: pa.Table) -> None:
+def delete_equal(table, rows):
     """Delete rows of an unpartitioned Iceberg table by an equality delete file."""
     _commit_deletes(table, "EQUALITY_DELETES", rows)
 
 
-def _commit_deletes(table: Any, content: str, rows: pa.Table) -> None:
+def _commit_deletes(table, content, rows):
     """pyiceberg writes no delete files: let it append a data file, and call it and its manifest what they are."""
     from pyiceberg.manifest import (
         DataFile,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpdask.mechanisms.interval.ranges import Ranges
 
-
-def held_by(ranges: Ranges, values: np.ndarray) -> np.ndarray:
+def held_by(ranges, values):
     """Where the range contains the value: always, unless the value is perturbed or null."""
     above, below = ranges.lower < values, values <= ranges.upper
     inside = np.where(ranges.lower > ranges.upper, above | below, above & below)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape, unescape
-from pathlib import Path
 from typing import Any, ClassVar
 
 import dask
@@ -16,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from e2e.helpers import charging_entries, digests, hidden, load, run_here, write_job
 
 import dpdask
@@ -52,7 +51,7 @@ class Killed(BaseException):
     """Ends a run where no handler of the project catches it, as a killed process does."""
 
 
-def table() -> pd.DataFrame:
+def table():
     """Return the same rows every time."""
     numbers = range(N_ROWS)
     return pd.DataFrame(
@@ -65,11 +64,11 @@ def table() -> pd.DataFrame:
 
 
 @contextmanager
-def killed_at(owner: Any, name: str, *, after: bool, when: Callable[..., bool]) -> Iterator[None]:
+def killed_at(owner, name, *, after, when):
     """Kill what runs inside when a function is called, before or after its work."""
     original = getattr(owner, name)
 
-    def struck(*args: Any, **kwargs: Any) -> Any:
+    def struck(*args, **kwargs):
         if not when(*args, **kwargs):
             return original(*args, **kwargs)
         if after:
@@ -82,18 +81,18 @@ def killed_at(owner: Any, name: str, *, after: bool, when: Callable[..., bool]) 
             yield
 
 
-def watch(patch: pytest.MonkeyPatch, owner: Any, name: str, steps: list[str]) -> None:
+def watch(patch, owner, name, steps):
     """Note each call of a function, in order."""
     original = getattr(owner, name)
 
-    def noting(*args: Any, **kwargs: Any) -> Any:
+    def noting(*args, **kwargs):
         steps.append(name)
         return original(*args, **kwargs)
 
     patch.setattr(owner, name, noting)
 
 
-def _always(*_: Any, **__: Any) -> bool:
+def _always(*_, **__):
     return True
 
 
@@ -140,11 +139,11 @@ class MechanismContract:
     n_sampled: ClassVar[int | None] = 50
     kills: ClassVar[Sequence[str]] = ()
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls):
         turn = next(_TURNS)
         cls.kills = [list(KILLS)[(turn + step) % len(KILLS)] for step in (0, len(KILLS) // 2)]
 
-    def estimator(self, **changes: Any) -> Estimator:
+    def estimator(self, **changes):
         """Return the Python class with the case's parameters."""
         budget = (
             {}
@@ -154,7 +153,7 @@ class MechanismContract:
         schema = Schema.from_dict({"columns": changes.pop("columns", self.columns())})
         return self.python(schema, **{**budget, **self.given, **changes})
 
-    def columns(self) -> dict[str, Any]:
+    def columns(self):
         """Return the schema of the case."""
         return (
             {**self.schema, **KEPT}
@@ -162,15 +161,15 @@ class MechanismContract:
             else {**self.schema, "who": {"role": "drop", "type": "int64"}}
         )
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self):
         """Return the table of the case."""
         return table()[list(self.columns())]
 
     @property
-    def is_public(self) -> bool:
+    def is_public(self):
         return getattr(self.given.get("reference"), "kind", "") == "public"
 
-    def write(self, folder: Path, output: Path, **changes: Any) -> Path:
+    def write(self, folder, output, **changes):
         """Write the case's job with changes, and its small lake."""
         lake = folder.parent / "lake"
         if not lake.exists():
@@ -199,7 +198,7 @@ class MechanismContract:
         }
         return write_job(folder, lake, output, **{"schema": self.columns(), **job})
 
-    def ledger(self, tmp_path: Path, epsilon: float = 30.0) -> dict[str, str]:
+    def ledger(self, tmp_path, epsilon=30.0):
         """Return a ledger with a budget for the case."""
         if self.privacy is None:
             pytest.skip("this mechanism spends no budget")
@@ -210,8 +209,8 @@ class MechanismContract:
     # a job
 
     def test_a_job_is_the_same_on_every_scheduler_and_its_card_says_what_was_promised(
-        self, two_workers: LocalCluster, tmp_path: Path
-    ) -> None:
+        self, two_workers, tmp_path
+    ):
         loaded = load(self.write(tmp_path / "job", tmp_path / "out"))
         opened = open_table(loaded, Folder(loaded.output_url))
         expected = opened.mechanism.find_written(opened.work.released)
@@ -234,9 +233,7 @@ class MechanismContract:
             run_job(load(tmp_path / "job" / "job.yaml", output__path=tmp_path / "again"))
         assert digests(tmp_path / "again") == digests(tmp_path / "out")
 
-    def test_nothing_is_drawn_before_it_is_charged(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_nothing_is_drawn_before_it_is_charged(self, tmp_path, monkeypatch):
         place = self.ledger(tmp_path)
         job, steps = (
             self.write(tmp_path / "job", tmp_path / "out", ledger=place, insecure_seed=None),
@@ -252,9 +249,7 @@ class MechanismContract:
         assert order[0] == "intend"
         assert "fit" in order
 
-    def test_a_charge_that_is_refused_at_the_barrier_draws_nothing(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_charge_that_is_refused_at_the_barrier_draws_nothing(self, tmp_path, monkeypatch):
         place = self.ledger(tmp_path, epsilon=PRIVACY["epsilon"] / 2)
         job = self.write(tmp_path / "job", tmp_path / "out", ledger=place, insecure_seed=None)
         monkeypatch.setattr(
@@ -271,7 +266,7 @@ class MechanismContract:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def whole(cls, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    def whole(cls, tmp_path_factory):
         """A folder with what the case's job publishes if nothing kills it, and the ledger that it charged."""
         folder = tmp_path_factory.mktemp("whole")
         place = cls().ledger(folder)
@@ -284,11 +279,11 @@ class MechanismContract:
 
     def resume(
         self,
-        whole: tuple[Path, dict[str, str]],
-        out: Path,
-        killed: Any,
-        between: Callable[[], None] = lambda: None,
-    ) -> None:
+        whole,
+        out,
+        killed,
+        between=lambda: None,
+    ):
         """Kill a run, go on, and expect the bytes of the whole run at one charge."""
         folder, place = whole
         job, before = (
@@ -307,14 +302,10 @@ class MechanismContract:
 
     @pytest.mark.usefixtures("seeded_ledgers")
     @pytest.mark.parametrize("turn", [0, 1])
-    def test_a_killed_run_goes_on_to_the_same_bytes_at_one_charge(
-        self, turn: int, whole: tuple[Path, dict[str, str]], tmp_path: Path
-    ) -> None:
+    def test_a_killed_run_goes_on_to_the_same_bytes_at_one_charge(self, turn, whole, tmp_path):
         self.resume(whole, tmp_path / "out", KILLS[self.kills[turn]]())
 
-    def test_a_plan_and_an_audit_read_no_rows(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_plan_and_an_audit_read_no_rows(self, tmp_path, monkeypatch):
         job = load(self.write(tmp_path / "job", tmp_path / "out"))
         for module in ("dpdask.io.fragments", "dpdask.engine.source"):
             monkeypatch.setattr(f"{module}.read_batches", lambda *_: pytest.fail("rows were read"))
@@ -332,9 +323,7 @@ class MechanismContract:
         )
         assert central or self.releases_rows
 
-    def test_a_value_outside_the_domain_is_one_line_and_leaves_nothing(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_value_outside_the_domain_is_one_line_and_leaves_nothing(self, tmp_path):
         job = self.write(tmp_path / "job", tmp_path / "out")
         self.spoil(tmp_path)
         with pytest.raises(DataError) as refused:
@@ -343,7 +332,7 @@ class MechanismContract:
         assert "\n" not in str(refused.value)
         assert not (tmp_path / "out").exists()
 
-    def spoil(self, folder: Path) -> None:
+    def spoil(self, folder):
         """Put a value into the second file that is no level."""
         broken = self.frame()
         broken.loc[200, "level"] = 99
@@ -354,13 +343,13 @@ class MechanismContract:
 
     # Python
 
-    def draw(self, release: Any) -> Any:
+    def draw(self, release):
         """Return the released rows, or some records."""
         if self.releases_rows:
             return release.transform(self.frame_given)
         return release.sample(self.n_sampled, seed=1).compute(scheduler="synchronous")
 
-    def release(self, **given: Any) -> Any:
+    def release(self, **given):
         """Fit the case's Python class to the case's table."""
         self.frame_given = self.frame()
         with warnings.catch_warnings():
@@ -372,9 +361,7 @@ class MechanismContract:
                 **given,
             )
 
-    def test_python_charges_until_the_budget_ends_and_releases_what_it_promises(
-        self, tmp_path: Path
-    ) -> None:
+    def test_python_charges_until_the_budget_ends_and_releases_what_it_promises(self, tmp_path):
         ledger = (
             {}
             if self.privacy is None
@@ -394,7 +381,7 @@ class MechanismContract:
                 self.draw(release)
             assert charging_entries(ledger["ledger"].url, "people") == entries
 
-    def test_python_and_job_refuse_a_schema_without_private_columns(self, tmp_path: Path) -> None:
+    def test_python_and_job_refuse_a_schema_without_private_columns(self, tmp_path):
         columns: Mapping[str, Any] = {
             name: {"role": "drop", "type": column["type"]}
             for name, column in self.columns().items()

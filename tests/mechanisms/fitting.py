@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import pandas as pd
 import pyarrow as pa
 
-from dpdask.engine.fit import Fitted, fit
+from dpdask.engine.fit import fit
 from dpdask.engine.source import FrameSource, find_types
 from dpdask.engine.work import KEY_NAME, load, make_table_work
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.mechanism import Mechanism, RecordRelease
 from dpdask.streams import RunKey
 
 KEY = RunKey.insecure(3)
 
 
 def fit_frame(
-    mechanism: Mechanism,
-    frame: pd.DataFrame,
-    folder: Path,
-    charge: Callable[[], None] = lambda: None,
-) -> tuple[Fitted, Any]:
+    mechanism,
+    frame,
+    folder,
+    charge=lambda: None,
+):
     """What the barrier left, and the release as a worker reads it."""
     folder.mkdir(exist_ok=True)
     secrets = Folder(str(folder))
@@ -35,7 +29,7 @@ def fit_frame(
     return fitted, load(secrets, fitted.release_sha256, mechanism.release_type)
 
 
-def records_of(release: RecordRelease, *sizes: int) -> pa.Table:
+def records_of(release, *sizes):
     """The records of neighbouring parts of these sizes."""
     starts = [sum(sizes[:place]) for place in range(len(sizes))]
     parts = [

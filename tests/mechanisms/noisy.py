@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure
+from dpdask.mechanisms.marginals.noise import MarginalNoise, measure
 from dpdask.privacy.events import DiscreteGaussian
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.streams import RunKey, stream
@@ -15,24 +14,24 @@ from dpdask.streams import RunKey, stream
 KEY = RunKey.insecure(21)
 
 
-def keyed(name: str) -> Any:
+def keyed(name):
     """Return a stream of the tests' key."""
     return stream(KEY, "test", name)
 
 
-def named(*sizes: int) -> Domain:
+def named(*sizes):
     """Return a domain with the attributes c0, c1, …"""
     return Domain(names=tuple(f"c{place}" for place in range(len(sizes))), sizes=sizes)
 
 
-def gaussian(sigma: float, count: int = 1, sensitivity: float = 1.0) -> DiscreteGaussian:
+def gaussian(sigma, count=1, sensitivity=1.0):
     """Return noise under add-remove."""
     return DiscreteGaussian(
         sigma=sigma, sensitivity=sensitivity, adjacency="add-remove", count=count
     )
 
 
-def counts_of(domain: Domain, codes: np.ndarray, **options: Any) -> MarginalCounts:
+def counts_of(domain, codes, **options):
     """Return the exact tables of codes of any integer type."""
     return MarginalCounts.of_codes(
         domain, np.ascontiguousarray(codes.astype(domain.code_dtype)), **options
@@ -40,16 +39,16 @@ def counts_of(domain: Domain, codes: np.ndarray, **options: Any) -> MarginalCoun
 
 
 def noisy_of(
-    domain: Domain,
-    codes: np.ndarray,
-    sigma: float,
+    domain,
+    codes,
+    sigma,
     *,
-    name: str = "noise",
-    public: bool = True,
-    one_way: bool = True,
-    pairs: bool = True,
-    **more: Any,
-) -> NoisyMarginals:
+    name="noise",
+    public=True,
+    one_way=True,
+    pairs=True,
+    **more,
+):
     """Return tables with Gaussian noise of one σ."""
     n = domain.n_attributes
     planned = MarginalNoise(
@@ -60,12 +59,12 @@ def noisy_of(
     return measure(counts_of(domain, codes), planned, n_rows_public=public, rng=keyed(name))
 
 
-def variation(left: np.ndarray, right: np.ndarray) -> float:
+def variation(left, right):
     """Return the total variation between two tables of any totals."""
     return float(np.abs(left / left.sum() - right / right.sum()).sum() / 2)
 
 
-def variations(of: MarginalCounts, other: MarginalCounts) -> list[float]:
+def variations(of, other):
     """Return the total variation of each pair's tables."""
     pairs = itertools.combinations(of.domain.names, 2)
     return [variation(of.table(pair), other.table(pair)) for pair in pairs]

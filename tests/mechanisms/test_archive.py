@@ -10,7 +10,7 @@ import sys
 import tracemalloc
 import uuid
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
@@ -29,24 +29,24 @@ from dpdask.errors import InputError
 from dpdask.io.storage import Folder
 from dpdask.mechanisms.copula.fit import fit_copula
 from dpdask.mechanisms.copula.release import FittedCopula
-from dpdask.mechanisms.dip.chain import ChainRelease, fit_chain, group_hashes
+from dpdask.mechanisms.dip.chain import fit_chain, group_hashes
 from dpdask.mechanisms.dip.columns import DipRelease, fit_dip
 from dpdask.mechanisms.dip.spec import DipSpec
-from dpdask.mechanisms.dip.tree import TreeRelease, fit_tree, measure_tree
-from dpdask.mechanisms.histogram.noise import NoisyHistogram, draw, plan
+from dpdask.mechanisms.dip.tree import fit_tree, measure_tree
+from dpdask.mechanisms.histogram.noise import draw, plan
 from dpdask.mechanisms.histogram.release import FittedHistogram
 from dpdask.mechanisms.interval.release import IntervalRelease
 from dpdask.mechanisms.interval.spec import IntervalSpec
-from dpdask.mechanisms.marginals.noise import MarginalNoise, NoisyMarginals, measure, plan_noise
+from dpdask.mechanisms.marginals.noise import MarginalNoise, measure, plan_noise
 from dpdask.mechanisms.marginals.release import MarginalTables
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget
 from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace, to_dict
-from dpdask.references import Chain, Histogram, LevelDistribution, RankDistribution, Reference, Tree
+from dpdask.references import Chain, Histogram, LevelDistribution, RankDistribution, Tree
 from dpdask.references.histogram import NoisyHistograms
 from dpdask.schema import Schema
 from dpdask.stats import Domain, MarginalCounts
-from dpdask.stats.bounding import UnitBounds, UnitRows
+from dpdask.stats.bounding import UnitRows
 from dpdask.stats.marginals import JointCounts
 from dpdask.stats.records import numbers
 from dpdask.streams import RunKey, stream
@@ -72,23 +72,23 @@ CODECS: dict[str, Codec] = {
 LINE = RankDistribution(np.array([0.0, 0.5, 2.0]), np.array([0.0, 0.5, 1.0]), 0.25)
 
 
-def keyed(name: str) -> Any:
+def keyed(name):
     return stream(RunKey.insecure(3), "archive", name)
 
 
-def counts(cliques: Any = ()) -> MarginalCounts:
+def counts(cliques=()):
     rng = np.random.default_rng(1)
     codes = [rng.integers(0, size, 500) for size in DOMAIN.sizes]
     return MarginalCounts.of_codes(DOMAIN, np.stack(codes).astype(DOMAIN.code_dtype), cliques)
 
 
-def dip(channel: Any) -> DipRelease:
+def dip(channel):
     return fit_dip(
         {"a": LevelDistribution(np.full(4, 0.25)), "b": LINE}, CODECS, {"a": 1.0, "b": 2.0}, channel
     )
 
 
-def chain(channel: Any, by: str | None = None) -> ChainRelease:
+def chain(channel, by=None):
     columns = {"a": pa.array([0, 1, 2, 1, 0, 3]), "b": pa.array([0.5, 0.5, 1.5, 2.5, 3.5, 4.5])}
     key = np.array([3, 4], dtype=np.uint64)
     groups = [group_hashes("by", pa.array(["x", "x", "x", "y", "y", "z"]), key)] if by else []
@@ -102,7 +102,7 @@ def chain(channel: Any, by: str | None = None) -> ChainRelease:
     )
 
 
-def tree() -> TreeRelease:
+def tree():
     one, pairs = (
         DiscreteLaplace(scale=0.5, sensitivity=2, adjacency="replace-one", count=count)
         for count in (3, 3)
@@ -119,13 +119,13 @@ def tree() -> TreeRelease:
     )
 
 
-def codecs() -> dict[str, Codec]:
+def codecs():
     return {
         name: codec_for(name, SCHEMA.columns[name], TYPES.field(name).type) for name in TYPES.names
     }
 
 
-def noisy(delta: float = 0.0) -> NoisyMarginals:
+def noisy(delta=0.0):
     cliques = {("c", "a"): 1.0, ("a", "b", "c"): 2.0}
     planned = plan_noise(
         Budget(epsilon=1.0, delta=delta, adjacency="add-remove"), 3, cliques=cliques
@@ -133,7 +133,7 @@ def noisy(delta: float = 0.0) -> NoisyMarginals:
     return measure(counts(list(cliques)), planned, n_rows_public=False, rng=keyed("noisy"))
 
 
-def copula() -> FittedCopula:
+def copula():
     tables = noisy()
     model, report = fit_copula(tables, keyed("copula"))
     return FittedCopula(
@@ -141,14 +141,14 @@ def copula() -> FittedCopula:
     )
 
 
-def noisy_histogram(**given: Any) -> NoisyHistogram:
+def noisy_histogram(**given):
     joint = JointCounts(
         DOMAIN, np.array([0, 7, 30], dtype=np.int64), np.array([90, 50, 40], dtype=np.int64)
     )
     return draw(joint, plan(Budget(epsilon=1.0, delta=0.0, **given)), rng=keyed("histogram"))
 
 
-def histogram(output: Any = "cells", points: Any = "centre", **given: Any) -> FittedHistogram:
+def histogram(output="cells", points="centre", **given):
     return FittedHistogram(
         schema=SCHEMA,
         columns=TYPES,
@@ -159,11 +159,11 @@ def histogram(output: Any = "cells", points: Any = "centre", **given: Any) -> Fi
     )
 
 
-def tables() -> MarginalTables:
+def tables():
     return MarginalTables(schema=SCHEMA, columns=TYPES, bins=BINS, noisy=noisy())
 
 
-def interval() -> IntervalRelease:
+def interval():
     anchors = {"name": "uniform", "loc": 0, "scale": 10}
     levels = {"kind": "known", "probabilities": [0.1, 0.2, 0.3, 0.4]}
     line = {"kind": "known", "name": "uniform", "loc": 0, "scale": 10}
@@ -187,7 +187,7 @@ def interval() -> IntervalRelease:
     return IntervalRelease.of(designs, {**CODECS, "b": bounded, "plain": plain}, coverage=True)
 
 
-def histograms() -> NoisyHistograms:
+def histograms():
     events = {
         name: DiscreteLaplace(scale=scale, sensitivity=2, adjacency="replace-one")
         for name, scale in (("rating", 2.0), ("age", 3.5))
@@ -199,7 +199,7 @@ def histograms() -> NoisyHistograms:
     )
 
 
-def bounds() -> UnitBounds:
+def bounds():
     units = np.array([5, 5, 5, 9], dtype=np.uint64)
     return UnitRows.of_batch(
         1, units, np.arange(4, dtype=np.uint64), np.arange(4, dtype=np.uint64)
@@ -227,14 +227,14 @@ MADE: dict[str, Callable[[], Any]] = {
 
 
 @lru_cache
-def made(name: str) -> Any:
+def made(name):
     return MADE[name]()
 
 
 every = pytest.mark.parametrize("name", MADE)
 
 
-def changed(data: bytes, header: dict[str, Any] | bytes | None = None, **arrays: Any) -> bytes:
+def changed(data, header=None, **arrays):
     """The same file with another header, or with some of its keys changed, and with other arrays; None leaves one out."""
     with np.load(io.BytesIO(data), allow_pickle=False) as members:
         found = {name: members[name] for name in members.files} | arrays
@@ -249,11 +249,11 @@ def changed(data: bytes, header: dict[str, Any] | bytes | None = None, **arrays:
     return buffer.getvalue()
 
 
-def new_folder() -> Folder:
+def new_folder():
     return Folder(f"memory://archive/{uuid.uuid4().hex}")
 
 
-def refused(name: str, data: bytes) -> None:
+def refused(name, data):
     """It is refused by its class, with one line that names the file."""
     cls = type(made(name))
     expected = rf"^here\.npz: this is not a {cls.archive.noun} of format {cls.archive.format}, which dpdask .* reads; read it with the version .*$"
@@ -261,7 +261,7 @@ def refused(name: str, data: bytes) -> None:
         cls.from_bytes(data, "here.npz")
 
 
-def members(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+def members(data):
     """The header of an archive, and its arrays."""
     with np.load(io.BytesIO(data), allow_pickle=False) as found:
         arrays = {name: found[name] for name in found.files}
@@ -270,7 +270,7 @@ def members(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.mark.few(5)
 @every
-def test_it_comes_back_and_the_same_content_has_the_same_bytes(name: str) -> None:
+def test_it_comes_back_and_the_same_content_has_the_same_bytes(name):
     whole = made(name)
     data = whole.to_bytes()
     assert type(whole).from_bytes(data, "here.npz").to_bytes() == MADE[name]().to_bytes() == data
@@ -279,7 +279,7 @@ def test_it_comes_back_and_the_same_content_has_the_same_bytes(name: str) -> Non
 
 
 @every
-def test_an_archive_of_another_kind_or_format_or_without_a_part_is_refused(name: str) -> None:
+def test_an_archive_of_another_kind_or_format_or_without_a_part_is_refused(name):
     data, kind, own = made(name).to_bytes(), made(name).archive.kind, made(name).archive.format
     for format_ in (999, own - 1, None, str(own), float(own), True):
         refused(name, changed(data, {"format": format_}))
@@ -303,7 +303,7 @@ def test_an_archive_of_another_kind_or_format_or_without_a_part_is_refused(name:
             refused(name, changed(data, **{array: None}))
 
 
-def test_a_file_of_something_else_is_refused() -> None:
+def test_a_file_of_something_else_is_refused():
     data = made("tables").to_bytes()
     array, zipped, pickled = io.BytesIO(), io.BytesIO(), io.BytesIO()
     np.save(array, np.arange(3))
@@ -322,7 +322,7 @@ def test_a_file_of_something_else_is_refused() -> None:
         refused("tables", wrong)
 
 
-def test_no_flipped_byte_goes_unseen_or_ends_in_another_error() -> None:
+def test_no_flipped_byte_goes_unseen_or_ends_in_another_error():
     data = made("histogram").to_bytes()
     for place in range(0, len(data), 3):
         flipped = data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :]
@@ -338,8 +338,8 @@ ATTRIBUTE, PARENT, FIRST, N_GROUPS, N_LEVELS = range(5)  # the columns of a copu
 Change = Callable[[Any], Any]
 
 
-def at(place: Any, value: Any) -> Change:
-    def change(array: Any) -> Any:
+def at(place, value):
+    def change(array):
         array = array.copy()
         array[place] = array[value] if isinstance(value, tuple) else value
         return array
@@ -347,11 +347,11 @@ def at(place: Any, value: Any) -> Change:
     return change
 
 
-def cut(array: Any) -> Any:
+def cut(array):
     return array[:-1]
 
 
-def as_(type_: Any) -> Change:
+def as_(type_):
     return lambda array: array.astype(type_)
 
 
@@ -429,7 +429,7 @@ HOLDERS = {
 }  # archives in archives
 
 
-def flat(name: str, wrong: dict[str | tuple[str, ...], list[Change]]) -> Iterator[Any]:
+def flat(name, wrong):
     for arrays, changes in wrong.items():
         for number, change in enumerate(changes):
             yield pytest.param(
@@ -448,7 +448,7 @@ def flat(name: str, wrong: dict[str | tuple[str, ...], list[Change]]) -> Iterato
         *flat("noisy histogram", WRONG_HISTOGRAMS),
     ],
 )
-def test_wrong_numbers_are_refused(name: str, arrays: tuple[str, ...], change: Change) -> None:
+def test_wrong_numbers_are_refused(name, arrays, change):
     data = made(name).to_bytes()
     wrong = changed(data, **{array: change(members(data)[1][array]) for array in arrays})
     refused(name, wrong)
@@ -514,7 +514,7 @@ WRONG_HEADERS |= {
 
 
 @pytest.mark.parametrize("name", WRONG_HEADERS)
-def test_wrong_headers_are_refused(name: str) -> None:
+def test_wrong_headers_are_refused(name):
     data = made(name).to_bytes()
     header = members(data)[0]
     for key, values in WRONG_HEADERS[name].items():
@@ -530,7 +530,7 @@ def test_wrong_headers_are_refused(name: str) -> None:
                 )
 
 
-def test_a_saved_file_tells_the_released_columns_alone() -> None:
+def test_a_saved_file_tells_the_released_columns_alone():
     for name in ("copula", "histogram", "tables"):
         again = type(made(name)).from_bytes(made(name).to_bytes(), "here.npz")
         assert again.schema.columns == {
@@ -542,7 +542,7 @@ def test_a_saved_file_tells_the_released_columns_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "reference"), [("dip", Histogram()), ("chain", Chain(fraction=0.5)), ("tree", Tree())]
 )
-def test_the_mechanism_names_the_class_of_its_release(name: str, reference: Reference) -> None:
+def test_the_mechanism_names_the_class_of_its_release(name, reference):
     cls = bind(DipSpec(reference=reference), SCHEMA, Budget(epsilon=1.0)).release_type
     assert cls is type(made(name))
     folder = new_folder()
@@ -553,13 +553,13 @@ def test_the_mechanism_names_the_class_of_its_release(name: str, reference: Refe
 
 
 def test_a_machine_without_memory_is_not_taken_for_another_file(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """Who was told to abort and begin again would pay twice."""
     data = made("dip").to_bytes()
     for error in (MemoryError, pa.ArrowMemoryError):
 
-        def fail(*_: object, raised: type[Exception] = error) -> None:
+        def fail(*_, raised=error):
             raise raised
 
         monkeypatch.setattr(DipRelease, "_of_contents", fail)
@@ -567,7 +567,7 @@ def test_a_machine_without_memory_is_not_taken_for_another_file(
             DipRelease.from_bytes(data, "here.npz")
 
 
-def test_what_was_kept_first_stays() -> None:
+def test_what_was_kept_first_stays():
     """A driver that lost its run and wakes up late replaces nothing."""
     folder = new_folder()
     first, other = made("dip").to_bytes(), made("chain").to_bytes()
@@ -575,7 +575,7 @@ def test_what_was_kept_first_stays() -> None:
     assert folder.read(RELEASE_NAME) == first
 
 
-def test_a_size_that_no_member_has_is_refused_before_memory_is_asked_for() -> None:
+def test_a_size_that_no_member_has_is_refused_before_memory_is_asked_for():
     own = dip("optimal").to_bytes()
     with np.load(io.BytesIO(own), allow_pickle=False) as members:
         found = {name: members[name] for name in members.files}
@@ -593,7 +593,7 @@ def test_a_size_that_no_member_has_is_refused_before_memory_is_asked_for() -> No
         DipRelease.from_bytes(buffer.getvalue(), "here.npz")
 
 
-def test_a_member_that_nobody_asks_for_is_not_inflated() -> None:
+def test_a_member_that_nobody_asks_for_is_not_inflated():
     """A small file with a huge member of an unknown name would fill the memory of who loads it."""
     own = dip("optimal")
     buffer = io.BytesIO(own.to_bytes())
@@ -609,10 +609,10 @@ def test_a_member_that_nobody_asks_for_is_not_inflated() -> None:
 
 
 @pytest.fixture
-def threads_that_alternate() -> Iterator[None]:
+def threads_that_alternate():
     """Let threads take turns all the time, also while the garbage collector runs: Python code runs then, as that of finalizers does."""
 
-    def pause(*_: Any) -> None:
+    def pause(*_):
         for _ in range(200):
             pass
 
@@ -627,11 +627,11 @@ def threads_that_alternate() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("threads_that_alternate")
-def test_threads_read_at_once() -> None:
+def test_threads_read_at_once():
     archive = Archive(kind="toy", format=1, noun="toy")
     data = archive.pack({}, {f"a{number}": np.arange(3) for number in range(20)})
 
-    def read(_: int) -> int:
+    def read(_):
         return archive.unpack(
             data,
             "here",

@@ -6,7 +6,6 @@ import datetime as dt
 import json
 import math
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,7 @@ BUDGET = Budget(epsilon=2.0, delta=1e-6)
 SEED = 5
 
 
-def table(n_rows: int = 300) -> pd.DataFrame:
+def table(n_rows=300):
     rng = np.random.default_rng(1)
     days = [dt.date(2026, 1, 1 + each) for each in rng.integers(0, 2, n_rows)]
     return pd.DataFrame(
@@ -63,7 +62,7 @@ def table(n_rows: int = 300) -> pd.DataFrame:
     )
 
 
-def small(**changed: Any) -> Card:
+def small(**changed):
     rows = CoveredRows(who="every row", fraction=1.0, of="rows")
     parts: dict[str, Any] = {
         "budget": BUDGET,
@@ -80,7 +79,7 @@ def small(**changed: Any) -> Card:
     return make_card(Section(**parts | changed), name="test", insecure=False)
 
 
-def test_a_release_without_an_epsilon_says_so() -> None:
+def test_a_release_without_an_epsilon_says_so():
     found = small(budget=None).to_dict()["guarantee"]
     assert [found[key] for key in ("epsilon", "delta", "adjacency", "unit", "cautions")] == [
         None,
@@ -91,7 +90,7 @@ def test_a_release_without_an_epsilon_says_so() -> None:
     ]
 
 
-def test_plain_values_are_what_json_has() -> None:
+def test_plain_values_are_what_json_has():
     value = {
         "a": (1, 2.5, math.inf, -math.inf, math.nan),
         "b": [None, True, "x", dt.date(2026, 1, 2)],
@@ -102,7 +101,7 @@ def test_plain_values_are_what_json_has() -> None:
     }
 
 
-def test_batches_and_the_dataset_are_told() -> None:
+def test_batches_and_the_dataset_are_told():
     card = small()
     assert card.with_dataset(Coverage()) is card
     told = card.with_dataset(Coverage(uncovered=0.25, columns=("x",))).with_batches(
@@ -121,13 +120,13 @@ def test_batches_and_the_dataset_are_told() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"null", b"[]", b'"text"', b"\xff", b"{}", b"[" * 100_000, b'{"form": 2}']
 )
-def test_what_is_no_card_is_refused(data: bytes) -> None:
+def test_what_is_no_card_is_refused(data):
     with pytest.raises(InputError, match=r"^release\.json: this is no"):
         Card.read(data, "release.json")
 
 
 @pytest.mark.parametrize("format_", [999, 0, 1, "2", 2.0, True, None, [2], 10**50])
-def test_another_format_is_refused(format_: object) -> None:
+def test_another_format_is_refused(format_):
     with pytest.raises(InputError, match="this card has") as refused:
         Card.read(small().to_dict() | {"format": format_}, "release.json")
     assert len(str(refused.value)) < 150
@@ -147,7 +146,7 @@ def test_another_format_is_refused(format_: object) -> None:
         ("n_rows", {"value": math.nan, "exact": True}),
     ],
 )
-def test_a_card_with_a_wrong_part_is_refused(part: str, value: object) -> None:
+def test_a_card_with_a_wrong_part_is_refused(part, value):
     with pytest.raises(InputError, match=r"^release\.json: this is not a release card") as refused:
         Card.read(small().to_dict() | {part: value}, "release.json")
     assert "\n" not in str(refused.value)
@@ -162,9 +161,7 @@ def test_a_card_with_a_wrong_part_is_refused(part: str, value: object) -> None:
         partial(dpdask.Marginals, cliques=[["x", "day"]]),
     ],
 )
-def test_a_saved_release_with_a_card_of_another_format_is_refused(
-    kind: Any, tmp_path: Path
-) -> None:
+def test_a_saved_release_with_a_card_of_another_format_is_refused(kind, tmp_path):
     schema = Schema(columns={"x": SCHEMA.columns["x"], "day": SCHEMA.columns["day"]})
     release = kind(schema, epsilon=2.0, insecure_seed=SEED).fit(table()[["x", "day"]])
     release.save(str(tmp_path / "saved"))
@@ -178,7 +175,7 @@ def test_a_saved_release_with_a_card_of_another_format_is_refused(
         type(release).load(str(tmp_path / "saved"))
 
 
-def test_cautions_depend_on_public_rows_alone() -> None:
+def test_cautions_depend_on_public_rows_alone():
     budget = Budget(epsilon=1.0, delta=0.5, adjacency="add-remove")
     parts: dict[str, Any] = {
         "mechanism": {"kind": "test"},

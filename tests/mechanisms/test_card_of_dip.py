@@ -3,7 +3,6 @@
 import json
 import math
 from fractions import Fraction
-from typing import Any, Literal
 
 import dask.dataframe as dd
 import numpy as np
@@ -21,7 +20,7 @@ from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget, UnitColumn, split_epsilon
 from dpdask.privacy.accountant import epsilon as epsilon_of
 from dpdask.privacy.events import DiscreteLaplace, LocalRelease, from_dict, leaves
-from dpdask.references import Histogram, Holdout, Known, Public, Reference, from_statistic
+from dpdask.references import Histogram, Holdout, Known, Public, from_statistic
 from dpdask.schema import Schema
 from dpdask.stats import LevelCounts, RankSummary
 
@@ -53,17 +52,17 @@ HOLDOUT = Holdout(fraction=0.25)
 HELD_OUT_VALUE = 7.123456789
 
 
-def card(*given: Any, **named: Any) -> dict[str, Any]:
+def card(*given, **named):
     return json.loads(raw(*given, **named))
 
 
 def raw(
-    reference: Reference = HOLDOUT,
-    epsilon: float = 1.0,
-    insecure: bool = False,
-    release: Any = None,
-    unit: Literal["row"] | UnitColumn = "row",
-) -> bytes:
+    reference=HOLDOUT,
+    epsilon=1.0,
+    insecure=False,
+    release=None,
+    unit="row",
+):
     mechanism = bind(DipSpec(reference=reference), SCHEMA, Budget(epsilon=epsilon, unit=unit))
     if release is None:
         release = fit_dip(

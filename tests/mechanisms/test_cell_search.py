@@ -6,7 +6,6 @@ import base64
 import copy
 import math
 import zlib
-from typing import Any
 
 import dask
 import dask.dataframe as dd
@@ -18,10 +17,8 @@ from mechanisms.fitting import fit_frame, records_of
 import dpdask
 from dpdask.cells import FoundBins
 from dpdask.errors import DataError, DpdaskError, InputError
-from dpdask.estimators.estimator import Estimator
 from dpdask.mechanisms.columns import columns_from_header, columns_to_header
 from dpdask.mechanisms.copula.release import FittedCopula
-from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.privacy import UnitColumn, noise
 from dpdask.privacy.accountant import epsilon as paid
 from dpdask.privacy.events import DiscreteGaussian, leaves
@@ -41,7 +38,7 @@ SCHEMA = dpdask.Schema.from_dict({"columns": {**COLUMNS, "who": {"role": "drop",
 KEPT = dpdask.Schema.from_dict({"columns": {**COLUMNS, "who": {"role": "keep", "type": "int64"}}})
 
 
-def table(n: int = 40_000) -> pd.DataFrame:
+def table(n=40_000):
     """Return skewed numbers whose bounds are some ten thousand times too wide."""
     rng = np.random.default_rng(3)
     group = rng.integers(0, 3, n)
@@ -56,7 +53,7 @@ def table(n: int = 40_000) -> pd.DataFrame:
     )
 
 
-def estimator_of(kind: str, **given: Any) -> Estimator:
+def estimator_of(kind, **given):
     given = {"epsilon": 1.0, "delta": 1e-9, **given}
     if kind == "copula":
         return dpdask.GaussianCopula(SCHEMA, **given)
@@ -69,7 +66,7 @@ def estimator_of(kind: str, **given: Any) -> Estimator:
     return dpdask.DIP(KEPT, reference=dpdask.Tree(), **given)
 
 
-def mechanism_of(kind: str, **given: Any) -> Mechanism:
+def mechanism_of(kind, **given):
     return estimator_of(kind, **given).mechanism
 
 
@@ -105,7 +102,7 @@ def test_the_fine_counts_are_in_the_sum_and_their_noise_is_the_drawn_one(kind, g
     for name in ("discrete_gaussian", "discrete_laplace"):
         right = getattr(noise, name)
 
-        def spy(counts: Any, scale: float, *, right: Any = right, **rest: Any) -> Any:
+        def spy(counts, scale, *, right=right, **rest):
             drawn.append(scale)
             return right(counts, scale, **rest)
 
@@ -175,7 +172,7 @@ def test_a_tree_releases_skewed_numbers_inside_their_fine_cells(tmp_path):
 def test_a_frame_that_is_empty_in_the_second_pass_is_refused_in_one_line():
     reads = []
 
-    def part(_: str) -> pd.DataFrame:
+    def part(_):
         reads.append(1)
         return table(600) if len(reads) == 1 else table(600).head(0)
 
@@ -193,7 +190,7 @@ def test_a_frame_that_is_empty_in_the_second_pass_is_refused_in_one_line():
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> FittedCopula:
+def saved(tmp_path_factory):
     _, release = fit_frame(mechanism_of("copula"), table(2000), tmp_path_factory.mktemp("saved"))
     assert isinstance(release, FittedCopula)
     return release
@@ -210,7 +207,7 @@ def test_found_cells_come_back_from_a_file(saved):
     assert records_of(again, 500).equals(records_of(saved, 500))
 
 
-def _masses(values: np.ndarray) -> str:
+def _masses(values):
     return base64.b64encode(zlib.compress(values.astype("<f4").tobytes())).decode()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -37,12 +36,12 @@ SPECS = {"copula": CopulaSpec, "marginals": MarginalsSpec, "histogram": Histogra
 each_kind = pytest.mark.parametrize("kind", SPECS)
 
 
-def schema(**changes: Any) -> Schema:
+def schema(**changes):
     columns = COLUMNS | changes
     return Schema.from_dict({"columns": {name: each for name, each in columns.items() if each}})
 
 
-def columns_of(declared: Schema) -> Columns:
+def columns_of(declared):
     types = pa.schema([(name, TYPES.get(name, pa.float64())) for name in declared.privatised])
     codecs = {
         name: codec_for(name, declared.columns[name], types.field(name).type)
@@ -51,7 +50,7 @@ def columns_of(declared: Schema) -> Columns:
     return Columns(types=types, codecs=codecs)
 
 
-def mechanism(kind: str, *, columns: Schema | None = None, **given: Any) -> Any:
+def mechanism(kind, *, columns=None, **given):
     """Return a mechanism; `epsilon`, `delta` and `adjacency` are the budget's, the rest the spec's."""
     terms = {key: given.pop(key) for key in ("delta", "adjacency") if key in given}
     budget = Budget(epsilon=given.pop("epsilon", 2.0), **terms)
@@ -60,7 +59,7 @@ def mechanism(kind: str, *, columns: Schema | None = None, **given: Any) -> Any:
     return bind(validate(SPECS[kind], given, "job"), columns or schema(), budget)
 
 
-def table(n: int = 400) -> pd.DataFrame:
+def table(n=400):
     rng = np.random.default_rng(1)
     age = pd.array(rng.choice([20, 30, 40], n), dtype="Int64")
     age[: n // 4] = pd.NA
@@ -197,7 +196,7 @@ def test_what_does_not_fit_the_columns_is_refused_before_any_row_is_read(
         fit_frame(mechanism(kind, columns=schema(**changes), **given), frame, tmp_path)
 
 
-def told(section: Any) -> dict[str, Any]:
+def told(section):
     """Return the mechanism's part of a card."""
     return make_card(section, name="frame", insecure=True).to_dict()["mechanism"]
 

@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,10 +13,10 @@ import pytest
 from scipy import stats
 from stats.counting import records_of_rows
 
-from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import chain as kernel
-from dpdask.mechanisms.dip.chain import ChainRelease, RecordsMechanism, fit_chain, group_hashes
+from dpdask.mechanisms.dip.chain import RecordsMechanism, fit_chain, group_hashes
 from dpdask.mechanisms.dip.randomisers import BinnedRanks, LaplaceRanks
 from dpdask.mechanisms.dip.spec import N_BINS, DipSpec
 from dpdask.mechanisms.registry import bind
@@ -36,20 +35,20 @@ LOWEST, HIGHEST = np.uint64(0), np.uint64(2**64 - 1)
 Path = tuple[float, ...]
 
 
-def levels(name: str, n_levels: int) -> LevelCodec:
+def levels(name, n_levels):
     return LevelCodec(name=name, levels=pa.array(np.arange(n_levels)), ordered=True)
 
 
-def line(name: str) -> ValueCodec:
+def line(name):
     return ValueCodec(name=name, type=pa.float64(), bounds=None, atoms=(), nulls=False)
 
 
 def records_of(
-    columns: dict[str, np.ndarray],
-    codecs: dict[str, Codec],
-    counts: np.ndarray | None = None,
-    by: np.ndarray | None = None,
-) -> Records:
+    columns,
+    codecs,
+    counts=None,
+    by=None,
+):
     """The records of some columns, each row `counts` times, all of one grade."""
     keys = [
         numbers(codecs[name], pa.array(column)).view(np.uint64) for name, column in columns.items()
@@ -67,12 +66,12 @@ def records_of(
 
 
 def fitted(
-    records: Records,
-    codecs: dict[str, Codec],
-    epsilon: float = 1.0,
-    channel: Any = "optimal",
-    **options: Any,
-) -> ChainRelease:
+    records,
+    codecs,
+    epsilon=1.0,
+    channel="optimal",
+    **options,
+):
     options = {"order": tuple(codecs), **options}
     return fit_chain(records, codecs, dict.fromkeys(codecs, epsilon), channel, **options)
 
@@ -80,28 +79,26 @@ def fitted(
 # ---- the exact distribution
 
 
-def interval(value: float, node: int, release: ChainRelease) -> tuple[float, float, int]:
+def interval(value, node, release):
     (low, high), (child, _) = kernel.ranks_of(
         np.full(2, value), np.full(2, node), np.array([LOWEST, HIGHEST]), release.trie
     )
     return low, high, child
 
 
-def children(node: int, release: ChainRelease) -> list[tuple[int, float, float]]:
+def children(node, release):
     trie = release.trie
     start, end = trie.first[node], trie.first[node + 1]
     edges = np.concatenate([[0], trie.cumulative[start:end]]) / trie.cumulative[end - 1]
     return [(child, edges[child - start], edges[child - start + 1]) for child in range(start, end)]
 
 
-def overlap(edges: np.ndarray, low: float, high: float) -> np.ndarray:
+def overlap(edges, low, high):
     """Which share of (low, high) lies in each bin."""
     return np.diff(np.clip(edges, low, high)) / (high - low)
 
 
-def exact_distribution(
-    release: ChainRelease, row: Path, *, broken: bool = False, root: int = 0
-) -> dict[Path, float]:
+def exact_distribution(release, row, *, broken=False, root=0):
     """The distribution of the released row of levels; `broken` takes the rank given the released prefix too."""
     edges = np.linspace(0.0, 1.0, N_BINS + 1)
     states = {(): (root, root, 1.0)}
@@ -122,9 +119,7 @@ def exact_distribution(
     return {prefix: mass for prefix, (_, _, mass) in states.items()}
 
 
-def mixture(
-    release: ChainRelease, distribution: dict[Path, float], *, broken: bool = False
-) -> dict[Path, float]:
+def mixture(release, distribution, *, broken=False):
     """The distribution of the released row where rows follow `distribution`."""
     total = dict.fromkeys(distribution, 0.0)
     for row, mass in distribution.items():
@@ -133,16 +128,14 @@ def mixture(
     return total
 
 
-def three_columns() -> dict[Path, float]:
+def three_columns():
     rng = np.random.default_rng(4)
     paths = list(itertools.product([0.0, 1.0, 2.0], [0.0, 1.0], [0.0, 1.0, 2.0, 3.0]))
     masses = rng.dirichlet(np.full(len(paths), 0.4))
     return dict(zip(paths, masses, strict=True))
 
 
-def known(
-    distribution: dict[Path, float], order: tuple[int, ...], epsilon: float = 1.0
-) -> ChainRelease:
+def known(distribution, order, epsilon=1.0):
     """A release whose reference is as good as the distribution itself, its columns in some order."""
     rows = np.array(list(distribution))
     codecs = {
@@ -228,7 +221,7 @@ def test_what_is_drawn_is_the_exact_distribution():
 # ---- drawn
 
 
-def mixed(n: int, seed: int) -> pa.RecordBatch:
+def mixed(n, seed):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=n)
     amount = np.where(rng.random(n) < 0.3, 0.0, np.exp(x + rng.normal(size=n)))
@@ -258,24 +251,24 @@ MIXED = {
 }
 
 
-def mixed_release(channel: Any = "laplace", **options: Any) -> ChainRelease:
+def mixed_release(channel="laplace", **options):
     reference = mixed(5_000, 11)
     keys = [numbers(codec, reference.column(name)).view(np.uint64) for name, codec in MIXED.items()]
     return fitted(records_of_rows(keys, np.full(5_000, HIGHEST)), MIXED, 1.0, channel, **options)
 
 
 @functools.cache
-def usual_release() -> ChainRelease:
+def usual_release():
     return mixed_release()
 
 
 def released(
-    batch: pa.RecordBatch,
-    release: ChainRelease | None = None,
-    key: RunKey = KEY,
-    fragment: str = "f",
-    cuts: tuple[int, ...] = (),
-) -> pa.Table:
+    batch,
+    release=None,
+    key=KEY,
+    fragment="f",
+    cuts=(),
+):
     release = release or usual_release()
     rngs = release.streams(key, fragment)
     edges = [0, *cuts, batch.num_rows]
@@ -333,7 +326,7 @@ def test_the_epsilon_of_a_row_is_that_of_its_columns():
 # ---- groups
 
 
-def grouped(min_rows: int = 5) -> ChainRelease:
+def grouped(min_rows=5):
     group = np.repeat(["a", "b", "c"], [50, 5, 4])
     value = np.repeat([0, 1, 2], [50, 5, 4])
     codecs = {"v": levels("v", 3)}
@@ -414,7 +407,7 @@ def test_a_column_of_one_value_stays_that_value():
     assert all(1.5 <= value <= 2.5 for value in out.column("x").to_pylist())
 
 
-def bound(epsilon: float = 1.0, **given: Any) -> RecordsMechanism:
+def bound(epsilon=1.0, **given):
     schema = Schema.from_dict(
         {"columns": {"v": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2]}}}
     )
@@ -445,7 +438,7 @@ def test_what_the_tables_cannot_resolve_is_refused():
 # ---- the attack that the texts warn of
 
 
-def same_cell(rows: np.ndarray, held_out: np.ndarray) -> tuple[float, float]:
+def same_cell(rows, held_out):
     """Which share of rows lies in the grid cell of a hold-out record in every column at once, and which share of those records they show."""
 
     def cell(values):

@@ -9,7 +9,6 @@ import itertools
 import math
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -55,12 +54,12 @@ BUDGET = Budget(epsilon=1.0, delta=2.0**-30)
 NO_COLUMNS = Columns(types=None, codecs={})
 
 
-def schema_of(n: int, levels: int = 2) -> Schema:
+def schema_of(n, levels=2):
     column = {"role": "privatise", "kind": "discrete", "levels": list(range(levels))}
     return Schema.from_dict({"columns": {f"c{place}": column for place in range(n)}})
 
 
-def mechanism(n: int = 14, budget: Budget = BUDGET, **given: Any) -> CopulaMechanism:
+def mechanism(n=14, budget=BUDGET, **given):
     found = bind(CopulaSpec(**given), schema_of(n), budget)
     assert isinstance(found, CopulaMechanism)
     return found
@@ -137,7 +136,7 @@ STARTS = np.cumsum([0, *(SIXES.sizes[a] * SIXES.sizes[b] for a, b in PAIRS)])
 
 
 @cache
-def counted() -> MarginalCounts:
+def counted():
     """Tables of rows in which b follows a, d follows c; e and f follow nothing."""
     rng = np.random.default_rng(3)
     found = np.stack([rng.integers(0, size, N) for size in SIXES.sizes])
@@ -146,7 +145,7 @@ def counted() -> MarginalCounts:
     return MarginalCounts.of_codes(SIXES, found.astype(np.uint8))
 
 
-def looked(n_chosen: int = 4) -> NoisyMarginals:
+def looked(n_chosen=4):
     planned = MarginalNoise(
         one_way=gaussian(40.0, 6), pairs=gaussian(40.0, 15), chosen=gaussian(10.0, n_chosen)
     )
@@ -283,7 +282,7 @@ DOMAIN = Domain(names=tuple("abcde"), sizes=(2, 2, 2, 3, 2))
 TRIPLES = tuple(itertools.combinations("abcde", 3))
 
 
-def parity(n: int = 30_000) -> np.ndarray:
+def parity(n=30_000):
     """c is the parity of a and b, but for one row in twenty; no pair of columns shows it."""
     rng = np.random.default_rng(5)
     codes = np.stack([rng.integers(0, size, n) for size in DOMAIN.sizes])
@@ -291,9 +290,7 @@ def parity(n: int = 30_000) -> np.ndarray:
     return codes.astype(np.uint8)
 
 
-def searched(
-    codes: np.ndarray, sigma: float = 10.0, scores: float = 50.0, n_triples: int = 2
-) -> NoisyMarginals:
+def searched(codes, sigma=10.0, scores=50.0, n_triples=2):
     planned = MarginalNoise(
         one_way=gaussian(sigma, 5),
         pairs=gaussian(sigma, 10),
@@ -304,7 +301,7 @@ def searched(
     return measure(counts, planned, n_rows_public=True, rng=keyed("first"))
 
 
-def triples_of(codes: np.ndarray) -> MarginalCounts:
+def triples_of(codes):
     return MarginalCounts.of_codes(DOMAIN, np.ascontiguousarray(codes), TRIPLES, two_way=False)
 
 
@@ -317,7 +314,7 @@ def test_no_neighbour_changes_the_scores_by_more_than_is_paid_for_and_some_by_as
     spy = lambda exact, event, rng: seen.append(exact) or exact  # noqa: E731
     monkeypatch.setattr(triples_module.noise, "perturb", spy)
 
-    def score(rows: np.ndarray) -> np.ndarray:
+    def score(rows):
         choose_triples(first, triples_of(rows), rng=keyed("none"))
         return seen.pop()
 
@@ -405,7 +402,7 @@ def test_what_cannot_be_chosen_is_refused_before_any_row_is_read(given, budget, 
 def test_the_triple_that_no_pair_shows_is_chosen_unless_its_noise_is_larger_than_its_error():
     codes = parity()
 
-    def choose(**changes: Any) -> tuple[tuple[str, ...], ...]:
+    def choose(**changes):
         return choose_triples(searched(codes, **changes), triples_of(codes), rng=keyed("scores"))
 
     assert choose()[0] == ("a", "b", "c")
@@ -466,7 +463,7 @@ def test_records_have_a_parity_only_if_three_way_tables_are_measured():
     frame = pd.DataFrame({f"c{place}": row for place, row in enumerate(parity().astype(np.int64))})
     frame["c3"] %= 2
 
-    def share(**given: Any) -> float:
+    def share(**given):
         given = {"epsilon": 1.0, "delta": 2.0**-30, "insecure_seed": 3, **given}
         with dpdask.GaussianCopula(schema_of(5), **given).fit(frame) as release:
             drawn = release.sample(20_000, seed=1).compute()
@@ -505,7 +502,7 @@ def test_a_run_that_is_killed_between_its_three_rounds_draws_nothing_again(
     drawn = []
     perturb = noise.perturb
 
-    def count(counts: Any, event: Any, *, rng: Any = None) -> Any:
+    def count(counts, event, *, rng=None):
         drawn.append(len(np.ravel(counts)))
         return perturb(counts, event, rng=rng)
 
@@ -529,7 +526,7 @@ def test_a_target_that_changes_little_is_said_before_the_budget_is_spent():
     }
     columns = Columns(types=pa.schema([]), codecs=codecs)
 
-    def cautions(n: int = 12, budget: Budget = BUDGET, **given: Any) -> str:
+    def cautions(n=12, budget=BUDGET, **given):
         return " ".join(
             mechanism(n, budget, target="c3", **given).description.cautions(columns, None)
         )

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from e2e.helpers import charging_entries, refusing, run_here
 from mechanisms.contract import PRIVACY, SCHEMA, MechanismContract, killed_at
@@ -65,12 +63,12 @@ class _TwoRounds(MechanismContract):
     @pytest.mark.parametrize("kept", ["noisy.npz", "noisy-1.npz"])
     def test_a_run_that_is_killed_between_its_rounds_draws_neither_again(
         self,
-        kept: str,
-        whole: tuple[Path, dict[str, str]],
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        def forbid() -> None:
+        kept,
+        whole,
+        tmp_path,
+        monkeypatch,
+    ):
+        def forbid():
             for module in (cell_search, noise) if kept == "noisy-1.npz" else (cell_search,):
                 monkeypatch.setattr(
                     module,
@@ -85,7 +83,7 @@ class _TwoRounds(MechanismContract):
             forbid,
         )
 
-    def test_all_rows_are_checked_before_the_first_noise(self, tmp_path: Path) -> None:
+    def test_all_rows_are_checked_before_the_first_noise(self, tmp_path):
         """A wrong value of a column whose cells are not searched is found before anything is charged, not by the second pass."""
         place = self.ledger(tmp_path)
         job = self.write(tmp_path / "job", tmp_path / "out", ledger=place, insecure_seed=None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import pickle
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +14,11 @@ from mechanisms.noisy import KEY, counts_of, keyed, named, noisy_of, variation, 
 from dpdask.mechanisms.columns import CHUNK_ROWS
 from dpdask.mechanisms.copula import fit as copula_fit
 from dpdask.mechanisms.copula import model as raking
-from dpdask.mechanisms.copula.fit import CopulaOptions, FitReport, fit_copula
+from dpdask.mechanisms.copula.fit import CopulaOptions, fit_copula
 from dpdask.mechanisms.copula.model import BLOCK_ROWS, CopulaModel, n_latents_of
 from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.marginals.denoise import denoise
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, measure, plan_noise
+from dpdask.mechanisms.marginals.noise import measure, plan_noise
 from dpdask.privacy import Budget
 from dpdask.schema import Schema
 from dpdask.streams import RunKey
@@ -28,7 +27,7 @@ N = 60_000
 MIXED = (4, 2, 5, 3, 6, 2)
 
 
-def population(sizes: tuple[int, ...], n: int = N, common: float = 0.6) -> np.ndarray:
+def population(sizes, n=N, common=0.6):
     """Rows of coarse looks at one hidden number: every pair depends, and no tree explains them all."""
     rng = np.random.default_rng(0)
     hidden = rng.normal(size=n)
@@ -39,19 +38,19 @@ def population(sizes: tuple[int, ...], n: int = N, common: float = 0.6) -> np.nd
     return np.stack(codes).astype(np.uint8)
 
 
-def fitted_of(noisy: NoisyMarginals, **options: Any) -> tuple[CopulaModel, FitReport]:
+def fitted_of(noisy, **options):
     given = CopulaOptions(**options) if options else None
     return fit_copula(noisy, keyed("fit"), given, records="copula")
 
 
 @lru_cache
-def mixed() -> tuple[np.ndarray, NoisyMarginals, CopulaModel, FitReport]:
+def mixed():
     codes = population(MIXED)
     noisy = noisy_of(named(*MIXED), codes, 0.3)
     return codes, noisy, *fitted_of(noisy)
 
 
-def sampled(model: CopulaModel, n: int, name: str = "part") -> np.ndarray:
+def sampled(model, n, name="part"):
     """Records, after a look at whether each is valid."""
     records = model.sample(n, model.stream(KEY, name))
     assert records.dtype == model.domain.code_dtype
@@ -60,7 +59,7 @@ def sampled(model: CopulaModel, n: int, name: str = "part") -> np.ndarray:
     return records
 
 
-def edges_of(model: CopulaModel) -> set[frozenset[int]]:
+def edges_of(model):
     parents = [node for node in model.nodes if node.parent >= 0]
     return {frozenset((node.attribute, model.nodes[node.parent].attribute)) for node in parents}
 
@@ -269,7 +268,7 @@ def test_chunks_of_one_partition_differ():
 FIVES = (5,) * 6
 
 
-def loops() -> np.ndarray:
+def loops():
     """Rows in near-deterministic loops, which neither a tree nor a correlation matrix can hold."""
     rng = np.random.default_rng(1)
     a, b = rng.integers(0, 5, N), rng.integers(0, 5, N)
@@ -278,7 +277,7 @@ def loops() -> np.ndarray:
     return np.where(rng.random(codes.shape) < 0.1, rng.integers(0, 5, codes.shape), codes)
 
 
-def distances(noisy: NoisyMarginals, records: np.ndarray) -> np.ndarray:
+def distances(noisy, records):
     """The total variation between each pair's denoised table and the records'."""
     cleaned, found, names = denoise(noisy), counts_of(noisy.domain, records), noisy.domain.names
     pairs = itertools.combinations(range(len(names)), 2)
@@ -288,7 +287,7 @@ def distances(noisy: NoisyMarginals, records: np.ndarray) -> np.ndarray:
 
 
 @lru_cache
-def looped() -> tuple[NoisyMarginals, CopulaModel]:
+def looped():
     noisy = noisy_of(named(*FIVES), loops(), 20.0)
     return noisy, fit_copula(noisy, keyed("fit"))[0]
 

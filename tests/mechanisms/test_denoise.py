@@ -14,13 +14,12 @@ from scipy.sparse.csgraph import minimum_spanning_tree
 
 from dpdask.kernels.marginals import independence, mutual_information
 from dpdask.mechanisms.marginals.denoise import Denoised, PairGroup, denoise, dependence_tree
-from dpdask.stats import Domain
 
 # sizes like those of the census's fourteen columns
 ADULT = (16, 9, 40, 16, 16, 7, 15, 6, 5, 2, 20, 20, 20, 2)
 
 
-def chained(domain: Domain, n: int, keep: float, seed: int = 0) -> np.ndarray:
+def chained(domain, n, keep, seed=0):
     """Rows in which each attribute repeats the one before, scaled, with probability `keep`."""
     rng = np.random.default_rng(seed)
     rows = [rng.integers(0, domain.sizes[0], n)]
@@ -124,7 +123,7 @@ def test_no_pair_is_no_pair(pair):
 # ---- shrinkage and significance
 
 
-def distance(cleaned: Denoised, codes: np.ndarray) -> float:
+def distance(cleaned, codes):
     """The mean total variation of all pairs from the truth."""
     pairs = {
         (cleaned.domain.names[a], cleaned.domain.names[b]): cleaned.table(a, b)
@@ -169,7 +168,7 @@ def test_significant_is_what_departs_by_more_than_the_noise():
 # ---- the tree
 
 
-def group_of(pair: tuple[int, int], table: np.ndarray, start: int = 0) -> PairGroup:
+def group_of(pair, table, start=0):
     return PairGroup(
         first=np.array(pair[:1]),
         second=np.array(pair[1:]),
@@ -181,7 +180,7 @@ def group_of(pair: tuple[int, int], table: np.ndarray, start: int = 0) -> PairGr
     )
 
 
-def denoised_of(tables: dict[tuple[int, int], np.ndarray], *sizes: int) -> Denoised:
+def denoised_of(tables, *sizes):
     """Tables as they are, each a group of its own."""
     groups = tuple(group_of(pair, table) for pair, table in tables.items())
     one_way = tuple(np.full(size, 1 / size) for size in sizes)

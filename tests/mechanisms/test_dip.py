@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
@@ -15,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpdask.codec import Codec, LevelCodec, ValueCodec
+from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels.channel import exact_epsilon
-from dpdask.mechanisms.dip.columns import DipRelease, fit_dip
-from dpdask.references import Distribution, from_statistic
+from dpdask.mechanisms.dip.columns import fit_dip
+from dpdask.references import from_statistic
 from dpdask.stats import LevelCounts, RankSummary
 from dpdask.streams import RunKey
 
@@ -27,7 +26,7 @@ KEY = RunKey.insecure(7)
 N_ROWS = 400
 
 
-def table() -> pa.RecordBatch:
+def table():
     rng = np.random.default_rng(1)
     rating = rng.choice([0.5, 1.0, 4.0], p=[0.2, 0.3, 0.5], size=N_ROWS)
     income = np.where(rng.random(N_ROWS) < 0.4, 0.0, np.round(rng.lognormal(size=N_ROWS), 2) + 1)
@@ -63,7 +62,7 @@ CODECS = {
 EPSILONS = {"rating": 1.0, "twin": 1.0, "town": 0.7, "income": 2.0, "age": 0.1, "day": 3.0}
 
 
-def reference(batch: pa.RecordBatch, codecs: Mapping[str, Codec]) -> dict[str, Distribution]:
+def reference(batch, codecs):
     return {
         name: from_statistic(
             codec,
@@ -79,17 +78,17 @@ BATCH = table()
 
 
 @cache
-def fitted() -> DipRelease:
+def fitted():
     return fit_dip(reference(BATCH, CODECS), CODECS, EPSILONS)
 
 
 def randomised(
-    batch: pa.RecordBatch,
-    key: RunKey = KEY,
-    fragment: str = "f",
-    sizes: tuple[int, ...] = (),
-    release: DipRelease | None = None,
-) -> pa.Table:
+    batch,
+    key=KEY,
+    fragment="f",
+    sizes=(),
+    release=None,
+):
     """Return a fragment's release, its rows handed over in chunks of the given sizes and then the rest."""
     release = release or fitted()
     rngs = release.streams(key, fragment)

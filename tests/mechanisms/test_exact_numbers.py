@@ -26,21 +26,21 @@ from dpdask.mechanisms.marginals.noise import (
 )
 from dpdask.mechanisms.marginals.spec import list_noisy_tables
 from dpdask.privacy import Budget, UnitColumn
-from dpdask.privacy.events import Adjacency, CentralEvent, DiscreteGaussian, DiscreteLaplace
+from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace
 from dpdask.references.histogram import histogram_event
 from dpdask.stats import Domain
 
 DELTA = 1e-6
 
 
-def gaussian(sigma: float) -> DiscreteGaussian:
+def gaussian(sigma):
     return DiscreteGaussian(sigma=sigma, sensitivity=1.0, adjacency="add-remove")
 
 
 # ---- sensitivity
 
 
-def changes(adjacency: Adjacency, rows: int) -> list[np.ndarray]:
+def changes(adjacency, rows):
     """Return how one unit can change a histogram of three cells: every pair of what its rows are before and after."""
     own = [
         np.bincount(chosen, minlength=3)
@@ -56,9 +56,7 @@ def changes(adjacency: Adjacency, rows: int) -> list[np.ndarray]:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
-def test_the_declared_sensitivity_is_the_largest_change_of_a_histogram(
-    adjacency: Adjacency, rows: int
-) -> None:
+def test_the_declared_sensitivity_is_the_largest_change_of_a_histogram(adjacency, rows):
     unit: Any = "row" if rows == 1 else UnitColumn(column="who", max_rows=rows)
     budgets = [
         Budget(epsilon=1.0, delta=delta, adjacency=adjacency, unit=unit) for delta in (0.0, DELTA)
@@ -92,7 +90,7 @@ def test_the_declared_sensitivity_is_the_largest_change_of_a_histogram(
 # ---- shares of a budget
 
 
-def price(event: CentralEvent) -> float:
+def price(event):
     """Return what an event takes of a budget: with Laplace noise its ε, with Gaussian noise a multiple of the inverse variance."""
     noise = (
         event.sensitivity / event.scale
@@ -102,7 +100,7 @@ def price(event: CentralEvent) -> float:
     return float(event.count * noise)
 
 
-def shares(planned: Any) -> list[float]:
+def shares(planned):
     prices = [price(event) for event in planned.event.events]
     return [each / sum(prices) for each in prices]
 
@@ -110,7 +108,7 @@ def shares(planned: Any) -> list[float]:
 @pytest.mark.parametrize(
     ("delta", "share"), [(0.0, 0.1), (DELTA, 0.05)], ids=["laplace", "gaussian"]
 )
-def test_fine_counts_take_their_share_and_tables_the_rest(delta: float, share: float) -> None:
+def test_fine_counts_take_their_share_and_tables_the_rest(delta, share):
     n_found, budget = 3, Budget(epsilon=1.0, delta=delta)
     planned = plan_noise(budget, 4, one_way=2.0, pairs=1.0, cliques={("a",): 6.0}, n_found=n_found)
     assert [event.count for event in planned.event.events] == [3 * n_found, 4, 6, 1]
@@ -130,7 +128,7 @@ def test_fine_counts_take_their_share_and_tables_the_rest(delta: float, share: f
         assert sum(price(event) for event in planned.event.events) == pytest.approx(1.0, rel=1e-9)
 
 
-def test_references_split_epsilon_as_documented() -> None:
+def test_references_split_epsilon_as_documented():
     assert dpdask.Histogram().split(1.0) == pytest.approx((0.1, 0.9), rel=1e-12)
     assert dpdask.Tree().split(1.0) == pytest.approx((0.6, 0.4), rel=1e-12)
     budget = Budget(epsilon=1.0, delta=DELTA, adjacency="add-remove")
@@ -140,7 +138,7 @@ def test_references_split_epsilon_as_documented() -> None:
 
 
 @pytest.mark.parametrize(("scale", "n"), [(0.5, 1), (3.0, 7), (20.0, 1000)])
-def test_the_enhanced_threshold_is_the_formula_s(scale: float, n: int) -> None:
+def test_the_enhanced_threshold_is_the_formula_s(scale, n):
     budget = Budget(epsilon=1.0 / scale, unit=UnitColumn(column="who", max_rows=2))
     assert histogram_noise.plan(budget).cut(n) == max(
         1, math.ceil(0.5 * 2 * math.log(max(2, n)) * scale)
@@ -148,10 +146,10 @@ def test_the_enhanced_threshold_is_the_formula_s(scale: float, n: int) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.5, 3.0, 20.0, 155.0])
-def test_a_margin_is_the_least_that_noise_exceeds_with_a_twentieth(scale: float) -> None:
+def test_a_margin_is_the_least_that_noise_exceeds_with_a_twentieth(scale):
     m = int(margin_95(DiscreteLaplace(scale=scale, sensitivity=1, adjacency="add-remove")))
 
-    def beyond(count: int) -> float:
+    def beyond(count):
         return (
             2
             * math.tanh(0.5 / scale)
@@ -171,7 +169,7 @@ ONE_WAY = np.array([60, 40, 20, 30, 50])
 PAIRS = np.array([[20, 22, 24], [6, 8, 20]])
 
 
-def noisy_of(factor: int = 1, **changes: Any) -> NoisyMarginals:
+def noisy_of(factor=1, **changes):
     given = {"noise": NOISE, "cliques": {}, **changes}
     return NoisyMarginals(
         domain=SMALL,
@@ -182,7 +180,7 @@ def noisy_of(factor: int = 1, **changes: Any) -> NoisyMarginals:
     )
 
 
-def test_one_way_counts_are_means_by_inverse_variance() -> None:
+def test_one_way_counts_are_means_by_inverse_variance():
     """A sum of the pairs' table has as many times a cell's variance as it has cells."""
     found = denoise(noisy_of(), shrinkage=False, significance=False).one_way
     np.testing.assert_allclose(
@@ -197,7 +195,7 @@ def test_one_way_counts_are_means_by_inverse_variance() -> None:
     )
 
 
-def test_a_private_number_of_rows_is_the_mean_of_the_sums_by_inverse_variance() -> None:
+def test_a_private_number_of_rows_is_the_mean_of_the_sums_by_inverse_variance():
     one_way, pairs = np.array([60, 40, 20, 30, 80]), PAIRS + 1
     sums, variances = np.array([100, 130, 106]), np.array([2 * 9.0, 3 * 9.0, 6 * 4.0])
     expected = (sums / variances).sum() / (1 / variances).sum()
@@ -216,7 +214,7 @@ def test_a_private_number_of_rows_is_the_mean_of_the_sums_by_inverse_variance() 
 # ---- what is said before a run
 
 
-def test_tables_and_references_that_drown_are_told_at_their_thresholds() -> None:
+def test_tables_and_references_that_drown_are_told_at_their_thresholds():
     for n_rows, warned in ((1001, False), (999, True)):
         event = DiscreteLaplace(scale=20.0 / math.sqrt(2.0), sensitivity=1, adjacency="replace-one")
         assert (
@@ -230,12 +228,12 @@ def test_tables_and_references_that_drown_are_told_at_their_thresholds() -> None
 # ---- perturbed histograms, and what is told of them
 
 
-def told(n_cells: int, n_rows: float) -> list[str]:
+def told(n_cells, n_rows):
     planned = histogram_noise.plan(Budget(epsilon=1.0))  # of scale 2
     return histogram_spec.list_warnings(Domain(names=("x",), sizes=(n_cells,)), planned, n_rows)
 
 
-def test_cells_stand_out_at_three_times_the_largest_noise() -> None:
+def test_cells_stand_out_at_three_times_the_largest_noise():
     enough = 10 * 3.0 * 2.0 * math.log(10)
     for factor, few, bins in ((0.999, True, 9), (1.001, False, 10)):
         assert (
@@ -244,7 +242,7 @@ def test_cells_stand_out_at_three_times_the_largest_noise() -> None:
         assert affordable_bins(factor * enough, 1, 1, 2.0) == bins
 
 
-def test_spurious_cells_are_told_from_a_twentieth_of_the_rows() -> None:
+def test_spurious_cells_are_told_from_a_twentieth_of_the_rows():
     """The threshold for 1,000 rows is 4; noise reaches it with e⁻²/(1 + e^-½), and goes e^-½/(1 - e^-½) beyond on average."""
     a = math.exp(-0.5)
     edge = 0.05 * 1000 / (a**4 / (1 + a) * (4 + a / (1 - a)))

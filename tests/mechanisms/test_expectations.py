@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,11 +22,11 @@ from dpdask.mechanisms.expectations import LITTLE, estimate_kept, warn_of_spread
 N_ROWS = 40_000
 
 
-def levels(n: int, *, ordered: bool = True) -> LevelCodec:
+def levels(n, *, ordered=True):
     return LevelCodec(name="x", levels=pa.array(range(n)), ordered=ordered)
 
 
-def job_of(frame: pd.DataFrame, folder: Path, **given: Any) -> Path:
+def job_of(frame, folder, **given):
     (folder / "in").mkdir()
     frame.to_parquet(folder / "in" / "rows.parquet", index=False)
     return write_job(folder / "job", folder / "in", folder / "out", **given)
@@ -40,7 +39,7 @@ LINE = ValueCodec(name="x", type=pa.float64(), bounds=(0.0, 1.0), atoms=(), null
 @pytest.mark.parametrize("channel", ["laplace", "laplace-calibrated", "optimal"])
 @pytest.mark.parametrize("kind", ["levels", "categories", "line"])
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])
-def test_what_is_expected_is_what_a_release_keeps(channel: Any, kind: str, epsilon: float) -> None:
+def test_what_is_expected_is_what_a_release_keeps(channel, kind, epsilon):
     """Of even levels or ranks, by the released rows themselves; power both ways, since another ε is farther off."""
     n = 6 if kind != "line" else N_ROWS
     values = np.arange(N_ROWS) * 7919 % n
@@ -81,7 +80,7 @@ def test_what_is_expected_is_what_a_release_keeps(channel: Any, kind: str, epsil
     assert estimate_kept(codec, 2.0 * epsilon, channel) != pytest.approx(kept, abs=0.02)
 
 
-def wide(n_columns: int) -> tuple[dpdask.Schema, pd.DataFrame]:
+def wide(n_columns):
     column = {"role": "privatise", "kind": "discrete", "levels": list(range(8))}
     names = [f"c{place}" for place in range(n_columns)]
     frame = pd.DataFrame(
@@ -95,7 +94,7 @@ def wide(n_columns: int) -> tuple[dpdask.Schema, pd.DataFrame]:
     [dpdask.Histogram(), dpdask.Tree(), dpdask.Holdout(fraction=0.25)],
     ids=lambda each: each.kind,
 )
-def test_rows_of_many_columns_are_warned_of_and_those_of_one_are_not(reference: Any) -> None:
+def test_rows_of_many_columns_are_warned_of_and_those_of_one_are_not(reference):
     schema, frame = wide(14)
     with pytest.warns(UserWarning, match=r"almost nothing of c0, c1, c2, c3, c4 and 9 more"):
         dpdask.DIP(schema, epsilon=4.0, reference=reference).fit(frame)
@@ -106,7 +105,7 @@ def test_rows_of_many_columns_are_warned_of_and_those_of_one_are_not(reference: 
     assert float(sentence.rpartition(" ")[2]) > LITTLE
 
 
-def test_tables_that_drown_are_warned_of_and_others_are_not() -> None:
+def test_tables_that_drown_are_warned_of_and_others_are_not():
     schema, frame = wide(14)
     with pytest.warns(
         UserWarning,
@@ -138,7 +137,7 @@ MONEY = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 2_000_000.0]
         (20, ""),
     ],
 )
-def test_declared_cells_that_run_to_a_far_bound_are_warned_of(bins: Any, said: str) -> None:
+def test_declared_cells_that_run_to_a_far_bound_are_warned_of(bins, said):
     frame = pd.DataFrame({"x": np.linspace(0.0, 9000.0, 100)})
     schema = dpdask.Schema.from_dict({"columns": {"x": MONEY}})
     given: dict[str, Any] = {"epsilon": 50.0, "bins": {"x": bins}}
@@ -155,10 +154,10 @@ def test_declared_cells_that_run_to_a_far_bound_are_warned_of(bins: Any, said: s
 # ---- what is said at the end, from the release alone
 
 
-def test_the_quality_of_tables_records_and_cells_is_what_stood_out(tmp_path: Path) -> None:
+def test_the_quality_of_tables_records_and_cells_is_what_stood_out(tmp_path):
     schema, frame = wide(3)
 
-    def quality_of(estimator: Any, name: str) -> str:
+    def quality_of(estimator, name):
         return str(
             estimator.mechanism.description.quality(
                 fit_frame(estimator.mechanism, frame, tmp_path / name)[1]
@@ -187,7 +186,7 @@ def test_the_quality_of_tables_records_and_cells_is_what_stood_out(tmp_path: Pat
     )  # measured with a hundredth of ε
 
 
-def test_a_reference_that_is_mostly_noise_is_warned_of_and_one_that_is_not_is_not() -> None:
+def test_a_reference_that_is_mostly_noise_is_warned_of_and_one_that_is_not_is_not():
     columns = {
         name: {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e6]} for name in "abcdef"
     }
@@ -209,7 +208,7 @@ def test_a_reference_that_is_mostly_noise_is_warned_of_and_one_that_is_not_is_no
     )
 
 
-def test_with_a_private_number_of_rows_the_plan_says_how_many_a_histogram_needs() -> None:
+def test_with_a_private_number_of_rows_the_plan_says_how_many_a_histogram_needs():
     schema, frame = wide(3)
     for epsilon in (1.0, 100.0):
         given = {"epsilon": epsilon, "threshold": "positive"}
@@ -239,13 +238,13 @@ def test_with_a_private_number_of_rows_the_plan_says_how_many_a_histogram_needs(
 # ---- what is said of values that many rows share
 
 
-def spread(values: np.ndarray, *, lattice: bool = False) -> bool:
+def spread(values, *, lattice=False):
     keys, counts = np.unique(values, return_counts=True)
     lows = np.append(keys[0] - 1.0, keys[:-1])
     return bool(warn_of_spread("x", keys, lows, counts.astype(float), lattice=lattice))
 
 
-def test_shared_values_are_warned_of_if_gaps_are_wide() -> None:
+def test_shared_values_are_warned_of_if_gaps_are_wide():
     rng = np.random.default_rng(1)
     line = rng.normal(0.0, 1000.0, 20_000)
     assert not spread(line)
@@ -272,9 +271,7 @@ def test_shared_values_are_warned_of_if_gaps_are_wide() -> None:
         ({"kind": "histogram"}, False),
     ],
 )
-def test_a_run_warns_of_values_that_come_out_spread(
-    tmp_path: Path, reference: dict[str, Any], atoms: bool
-) -> None:
+def test_a_run_warns_of_values_that_come_out_spread(tmp_path, reference, atoms):
     rng = np.random.default_rng(2)
     income = np.where(rng.random(4_000) < 0.2, 0.0, rng.normal(30_000.0, 5_000.0, 4_000))
     column = {
@@ -309,7 +306,7 @@ def test_a_run_warns_of_values_that_come_out_spread(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_plan_says_what_becomes_of_shared_values(reference: Any, said: bool) -> None:
+def test_a_plan_says_what_becomes_of_shared_values(reference, said):
     line = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 9.0]}
     level = {"role": "privatise", "kind": "discrete", "levels": [0, 1]}
     schema = dpdask.Schema.from_dict({"columns": {"x": line, "n": level}})
@@ -331,8 +328,8 @@ def test_a_plan_says_what_becomes_of_shared_values(reference: Any, said: bool) -
 
 @pytest.mark.parametrize(("epsilon", "nulls"), [(0.03, "refuse"), (20.0, "level")])
 def test_the_quality_line_is_compared_with_chance_and_names_the_lost_levels(
-    epsilon: float, nulls: str, tmp_path: Path
-) -> None:
+    epsilon, nulls, tmp_path
+):
     levels = list("abcdefgh")
     frame = pd.DataFrame({"row": range(3000), "g": np.random.default_rng(1).choice(levels, 3000)})
     (tmp_path / "in").mkdir()
@@ -364,7 +361,7 @@ def test_the_quality_line_is_compared_with_chance_and_names_the_lost_levels(
     assert float(found[2]) - float(found[3]) < 5.0 or epsilon == 20.0
 
 
-def test_the_noise_is_compared_with_the_rows_that_a_unit_leaves(tmp_path: Path) -> None:
+def test_the_noise_is_compared_with_the_rows_that_a_unit_leaves(tmp_path):
     """A plan cannot know how many these are, and says how many it takes; a run counts them, and says what they suffer."""
     frame = pd.DataFrame(
         {"user": np.repeat(np.arange(500), 60), "x": np.tile(np.arange(60) % 4, 500)}
@@ -395,7 +392,7 @@ def test_the_noise_is_compared_with_the_rows_that_a_unit_leaves(tmp_path: Path) 
     assert share == pytest.approx(2.0 * needed / 2_000, rel=0.1)
 
 
-def test_the_quality_of_rows_is_what_they_kept(tmp_path: Path) -> None:
+def test_the_quality_of_rows_is_what_they_kept(tmp_path):
     level = np.random.default_rng(1).choice(4, N_ROWS, p=[0.1, 0.2, 0.3, 0.4])
     frame = pd.DataFrame(
         {"level": level, "line": np.random.default_rng(2).exponential(1.0, N_ROWS)}

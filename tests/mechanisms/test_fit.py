@@ -28,7 +28,7 @@ SCHEMA = dpdask.Schema.from_dict(
 
 
 @pytest.fixture(scope="module")
-def table() -> pd.DataFrame:
+def table():
     rng = np.random.default_rng(0)
     stars = pd.array(rng.choice([1, 2, 3, 4, 5], N, p=[0.1, 0.1, 0.2, 0.4, 0.2]), dtype="Int8")
     stars[rng.random(N) < 0.1] = pd.NA
@@ -43,7 +43,7 @@ def table() -> pd.DataFrame:
     )
 
 
-def fitted(table: pd.DataFrame, channel: str) -> tuple[dpdask.Release, pd.DataFrame]:
+def fitted(table, channel):
     dip = dpdask.DIP(
         SCHEMA, epsilon=8.0, reference=dpdask.Public(), channel=channel, insecure_seed=1
     )  # type: ignore[arg-type]  # parametrised
@@ -52,7 +52,7 @@ def fitted(table: pd.DataFrame, channel: str) -> tuple[dpdask.Release, pd.DataFr
 
 
 @pytest.mark.parametrize("channel", ["laplace", "laplace-calibrated", "optimal"])
-def test_every_channel_keeps_every_kind_of_distribution(table: pd.DataFrame, channel: str) -> None:
+def test_every_channel_keeps_every_kind_of_distribution(table, channel):
     release, released = fitted(table, channel)
     bound = 7 * np.sqrt(0.25 / N)  # seven standard deviations of a share
     for share in (
@@ -73,8 +73,8 @@ def test_every_channel_keeps_every_kind_of_distribution(table: pd.DataFrame, cha
 
 
 def test_optimal_disturbs_less_than_calibrated_and_calibrated_less_than_laplace(
-    table: pd.DataFrame,
-) -> None:
+    table,
+):
     _, laplace = fitted(table, "laplace")
     _, calibrated = fitted(table, "laplace-calibrated")
     _, optimal = fitted(table, "optimal")
@@ -98,16 +98,14 @@ def test_optimal_disturbs_less_than_calibrated_and_calibrated_less_than_laplace(
         ("optimal", {"colour": ((0.0, 1.0), (1.0, 0.0))}, "3 rows and columns"),
     ],
 )
-def test_costs_that_cannot_be_are_refused(
-    table: pd.DataFrame, channel: str, cost: dict[str, object], message: str
-) -> None:
+def test_costs_that_cannot_be_are_refused(table, channel, cost, message):
     with pytest.raises(SpecError, match=message):
         dpdask.DIP(SCHEMA, epsilon=8.0, reference=dpdask.Public(), channel=channel, cost=cost).fit(
             table
         )  # type: ignore[arg-type]  # wrong on purpose
 
 
-def test_another_cost_gives_another_channel(table: pd.DataFrame) -> None:
+def test_another_cost_gives_another_channel(table):
     default, other = (
         dpdask.DIP(SCHEMA, epsilon=8.0, reference=dpdask.Public(), channel="optimal", cost=cost)
         .fit(table)

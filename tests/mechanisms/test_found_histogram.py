@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,7 +37,7 @@ COLUMNS = {
 }
 
 
-def table(n: int = 40_000) -> pd.DataFrame:
+def table(n=40_000):
     """Return skewed numbers whose bounds are some ten thousand times too wide."""
     rng = np.random.default_rng(3)
     group = rng.integers(0, 3, n)
@@ -53,7 +52,7 @@ def table(n: int = 40_000) -> pd.DataFrame:
     )
 
 
-def estimator(*columns: str, **given: Any) -> dpdask.PerturbedHistogram:
+def estimator(*columns, **given):
     """Return the class for some of the columns."""
     schema = dpdask.Schema.from_dict(
         {
@@ -65,7 +64,7 @@ def estimator(*columns: str, **given: Any) -> dpdask.PerturbedHistogram:
     return dpdask.PerturbedHistogram(schema, **{"epsilon": 1.0, **given})
 
 
-def fit(*columns: str, n: int = 40_000, **given: Any) -> dpdask.HistogramRelease:
+def fit(*columns, n=40_000, **given):
     release = estimator(*columns, **{"insecure_seed": 1, **given}).fit(table(n))
     assert isinstance(release, dpdask.HistogramRelease)
     return release
@@ -156,7 +155,7 @@ def test_rows_and_cells_keep_skewed_numbers_under_bounds_that_are_far_too_wide()
 # ---- how many cells there are
 
 
-def sizes(release: dpdask.HistogramRelease) -> dict[str, int]:
+def sizes(release):
     domain = release.fitted.histogram.domain
     return dict(zip(domain.names, domain.sizes, strict=True))
 
@@ -245,7 +244,7 @@ def test_points_have_the_moments_of_the_fine_cells_and_lie_inside_their_cell():
     assert np.asarray(centres(column)) == pytest.approx(means)
 
 
-def _within(found: FoundBins, cell: int) -> np.ndarray:
+def _within(found, cell):
     return (found.edges[:-1] >= found.cuts[cell]) & (found.edges[1:] <= found.cuts[cell + 1])
 
 

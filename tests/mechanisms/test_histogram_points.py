@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 
-from dpdask.cells import Cells, FoundBins, cells
+from dpdask.cells import FoundBins, cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, least_squares
@@ -26,7 +25,7 @@ from dpdask.stats.marginals import Domain
 TOWN = LevelCodec(name="town", levels=pa.array(["A", "B"]), ordered=False)
 
 
-def floats(name: str = "x", **changes: Any) -> ValueCodec:
+def floats(name="x", **changes):
     return ValueCodec(
         **{
             "name": name,
@@ -39,7 +38,7 @@ def floats(name: str = "x", **changes: Any) -> ValueCodec:
     )
 
 
-def released(table: Any, columns: dict[str, Cells]) -> NoisyHistogram:
+def released(table, columns):
     """Return a histogram with the weights given, as if noise had made them."""
     weights = np.asarray(table, dtype=np.int64)
     assert weights.shape == tuple(column.size for column in columns.values())
@@ -51,7 +50,7 @@ def released(table: Any, columns: dict[str, Cells]) -> NoisyHistogram:
     )
 
 
-def points(table: Any, columns: dict[str, Cells]) -> pd.DataFrame:
+def points(table, columns):
     given = released(table, columns)
     values, weights = spread(given, columns, 0, len(given.keys))
     return pd.DataFrame({name: array.to_pandas() for name, array in values.items()}).assign(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +16,10 @@ from dpdask.codec import codec_for
 from dpdask.documents import validate
 from dpdask.errors import DataError, SpecError
 from dpdask.mechanisms.interval import release
-from dpdask.mechanisms.interval.design import Design, ScipyDistribution
+from dpdask.mechanisms.interval.design import ScipyDistribution
 from dpdask.mechanisms.interval.fit import range_randomiser
 from dpdask.mechanisms.interval.ranges import (
     Partition,
-    RangeRandomiser,
     Ranges,
     Selection,
     compute_released_coverages,
@@ -93,23 +91,23 @@ DESIGNS = {
 ACCEPTABLE = {"canonical": ((-0.2, 0.3), (1.0, 1.2)), "ensemble": ((0.0, 1.0),)}
 
 
-def document(design: dict[str, Any]) -> Design:
+def document(design):
     return validate(IntervalSpec, {"columns": {"income": design}}, "job").columns["income"]
 
 
-def mechanism(design: dict[str, Any], **more: Any) -> RangeRandomiser:
+def mechanism(design, **more):
     return range_randomiser("income", document(design), **more)
 
 
 @cache
-def designed(name: str) -> RangeRandomiser:
+def designed(name):
     return mechanism(DESIGNS[name])
 
 
 every_design = pytest.mark.parametrize("name", list(DESIGNS))
 
 
-def run(made: RangeRandomiser, values: np.ndarray, fragment: str = "a") -> Ranges:
+def run(made, values, fragment="a"):
     return made.randomise(
         values,
         np.zeros(len(values), dtype=bool),
@@ -117,7 +115,7 @@ def run(made: RangeRandomiser, values: np.ndarray, fragment: str = "a") -> Range
     )
 
 
-def normal(n: int, seed: int = 0) -> np.ndarray:
+def normal(n, seed=0):
     return np.random.default_rng(seed).normal(size=n)
 
 
@@ -202,19 +200,17 @@ def test_the_two_ranges_of_a_ring():
     assert upper.tolist() == [np.inf] * 3
 
 
-def fields(step: Any) -> dict[str, Any]:
+def fields(step):
     return {name: getattr(step, name) for name in type(step).__dataclass_fields__}
 
 
 # nothing but the range (Definition 1)
 
 
-def places(
-    released: Ranges, values: np.ndarray, accepted: tuple[tuple[float, float], ...] = ()
-) -> np.ndarray:
+def places(released, values, accepted=()):
     """Where inside its range each value lies, in probability of the prior: even on (0, 1) if the range tells nothing else."""
 
-    def mass(u: np.ndarray) -> np.ndarray:
+    def mass(u):
         inside = stats.norm.cdf(u)
         for low, high in accepted:
             inside = inside - (stats.norm.cdf(np.clip(u, low, high)) - stats.norm.cdf(low))
@@ -230,9 +226,7 @@ def places(
     return (place / np.where(told, 1.0, whole))[~told]
 
 
-def tells_more(
-    released: Ranges, values: np.ndarray, accepted: tuple[tuple[float, float], ...] = ()
-) -> bool:
+def tells_more(released, values, accepted=()):
     """Whether places inside the ranges are not even: overall, about the middle, and among narrow, medium and wide ranges."""
     found = places(released, values, accepted)
     ranges = Ranges(lower=released.lower, upper=released.upper, is_null=released.is_null)
@@ -505,7 +499,7 @@ def test_the_tables_of_many_columns_are_made_once(monkeypatch):
     made = IntervalRelease.of({name: document(DESIGNS["case1"]) for name in names}, codecs)
     batch = pa.RecordBatch.from_arrays([pa.array(normal(5))] * 200, schema=types)
 
-    def again(*_: object, **__: object) -> RangeRandomiser:
+    def again(*_, **__):
         raise AssertionError
 
     monkeypatch.setattr(release, "range_randomiser", again)

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +20,8 @@ from dpdask.documents import validate
 from dpdask.errors import SpecError
 from dpdask.kernels.channel import TOTAL_BITS
 from dpdask.mechanisms.dip.randomisers import BinMechanism, LevelMechanism, RankMechanism
-from dpdask.mechanisms.interval.design import Design, ScipyDistribution
+from dpdask.mechanisms.interval.design import ScipyDistribution
 from dpdask.mechanisms.interval.fit import fit_perturbation
-from dpdask.mechanisms.interval.ranges import Ranges
 from dpdask.mechanisms.interval.release import (
     DipPerturbation,
     IntervalRelease,
@@ -76,26 +74,26 @@ CODECS = {
 RATING_RANGE = {"design": "case1", "anchors": {"name": "uniform", "loc": 0, "scale": 6}}
 
 
-def designs(**columns: dict[str, Any]) -> dict[str, Design]:
+def designs(**columns):
     return dict(validate(IntervalSpec, {"columns": columns}, "job").columns)
 
 
-def perturbed(column: str, of: dict[str, Any], epsilon: float = 1.0, **more: Any) -> dict[str, Any]:
+def perturbed(column, of, epsilon=1.0, **more):
     perturb = {"epsilon": epsilon, "reference": KNOWN[column], **more}
     return {"design": "interval-differential", "perturb": perturb, "of": of}
 
 
-def release(column: str, of: dict[str, Any], epsilon: float = 1.0, **more: Any) -> IntervalRelease:
+def release(column, of, epsilon=1.0, **more):
     return IntervalRelease.of(
         designs(**{column: perturbed(column, of, epsilon, **more)}), {column: CODECS[column]}
     )
 
 
-def key(fragment: str = "a") -> np.random.Generator:
+def key(fragment="a"):
     return stream(RunKey.insecure(5), "interval/x", fragment)
 
 
-def run(made: IntervalRelease, values: np.ndarray, fragment: str = "a") -> Ranges:
+def run(made, values, fragment="a"):
     [mechanism] = made.columns.values()
     return mechanism.randomise(
         values.astype(np.float64), np.zeros(len(values), dtype=bool), key(fragment)
@@ -184,7 +182,7 @@ def test_a_null_of_levels_below_0_is_drawn_like_a_level_and_blanked():
 # the distribution of what is released
 
 
-def channel_of(made: IntervalRelease) -> list[list[Fraction]]:
+def channel_of(made):
     """Return Pr(level | level), exactly: it is drawn in whole numbers."""
     [perturbation] = made.perturbations.values()
     assert isinstance(perturbation.mechanism, LevelMechanism)
@@ -198,9 +196,7 @@ Outcome = tuple[float, float]
 ANCHORS = range(6)  # of RATING_RANGE
 
 
-def range_distribution(
-    level: int, anchors: range = ANCHORS, *, exact: bool = False
-) -> dict[Outcome, Fraction]:
+def range_distribution(level, anchors=ANCHORS, *, exact=False):
     """Return the distribution of case1's range of a level, all anchors being equally likely; `exact`: every level is told as it is."""
     distribution = {}
     for anchor in anchors:
@@ -215,9 +211,7 @@ def range_distribution(
     return distribution
 
 
-def composed(
-    channel: list[list[Fraction]], anchors: range = ANCHORS, *, exact: bool = False
-) -> list[dict[Outcome, Fraction]]:
+def composed(channel, anchors=ANCHORS, *, exact=False):
     """Return for each level the exact distribution of its released range."""
     distributions = []
     for row in channel:
@@ -229,7 +223,7 @@ def composed(
     return distributions
 
 
-def most_ratio(distributions: list[dict[Outcome, Fraction]]) -> Fraction:
+def most_ratio(distributions):
     outcomes = {ends for distribution in distributions for ends in distribution}
     return max(
         max(distribution.get(ends, Fraction(0)) for distribution in distributions)
@@ -259,7 +253,7 @@ def test_a_range_cannot_cost_more_than_the_perturbation(channel, epsilon):
         assert math.log(own) > 0.95 * epsilon  # nothing of it is wasted
 
 
-def fits(found: Ranges, distribution: dict[Outcome, Fraction]) -> float:
+def fits(found, distribution):
     """Return the p-value of released ranges under a distribution; 0 if a range is none of its."""
     seen = list(zip(found.lower.tolist(), found.upper.tolist(), strict=True))
     outcomes = sorted(distribution)
@@ -302,7 +296,7 @@ def test_ranges_of_numbers_have_the_law_of_the_reference_and_keep_epsilon(channe
     made = release("price", {"design": "case1", "anchors": UNIT}, 2.0, channel=channel)
     values, n = np.random.default_rng(8).random(60_000), 60_000
 
-    def anchor_given_below(found: Ranges) -> np.ndarray:
+    def anchor_given_below(found):
         return found.upper[
             np.isneginf(found.lower)
         ]  # of Ỹ even on (0, 1) and an even anchor: density 2u
@@ -374,7 +368,7 @@ def test_the_reference_that_a_design_names(design, expected):
 # the budget
 
 
-def two(first: float, second: float) -> dict[str, Design]:
+def two(first, second):
     pure = {"design": "case1", "anchors": UNIT}
     return designs(
         rating=perturbed("rating", RATING_RANGE, first),
@@ -383,7 +377,7 @@ def two(first: float, second: float) -> dict[str, Design]:
     )
 
 
-def bound(first: float, second: float, **budget: Any) -> RandomRangesMechanism:
+def bound(first, second, **budget):
     schema = Schema.from_dict(
         {"columns": {"id": {"role": "keep"}, "rating": RATING, "price": PRICE, "age": AGE}}
     )
@@ -477,7 +471,7 @@ def test_what_is_refused(column, changed, says):
     perturb = {} if changed is None else {"perturb": {**design["perturb"], **changed}}
     made = {key: value for key, value in design.items() if key != "perturb"} | perturb
 
-    def build() -> None:
+    def build():
         found = designs(**{column: made})
         check_designs(
             Schema.from_dict(

@@ -15,7 +15,6 @@ from dpdask.mechanisms.interval.fit import can_inform, optimal, range_randomiser
 from dpdask.mechanisms.interval.ranges import (
     Partition,
     PublicReference,
-    RangeRandomiser,
     coverage,
     coverages,
     table,
@@ -27,7 +26,7 @@ N01 = {"name": "norm"}
 CASE1 = {"design": "case1", "anchors": N01}
 
 
-def mechanism(design, **more) -> RangeRandomiser:
+def mechanism(design, **more):
     return range_randomiser(
         "income",
         validate(IntervalSpec, {"columns": {"income": design}}, "job").columns["income"],
@@ -35,7 +34,7 @@ def mechanism(design, **more) -> RangeRandomiser:
     )
 
 
-def refusal(design, **more) -> str:
+def refusal(design, **more):
     with pytest.raises(SpecError) as caught:
         mechanism(design, **more)
     return str(caught.value)
@@ -251,7 +250,7 @@ def test_a_coverage_on_whole_numbers():
 def test_the_optimal_density(functional, slope, distribution):
     """Theorem 2, by numerical integration."""
 
-    def density(u: float) -> float:
+    def density(u):
         return float(np.sqrt(distribution.cdf(u) * distribution.sf(u)) * slope(u))
 
     low, high = distribution.ppf(1e-16), distribution.isf(1e-16)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -33,9 +32,7 @@ NO_COLUMNS = Columns(types=pa.schema([]), codecs={})
 DESIGNS = {"price": CASE1, "rating": RATING}
 
 
-def perturbed(
-    epsilon: float = 1.0, reference: dict[str, Any] = UNIT, **more: Any
-) -> dict[str, Any]:
+def perturbed(epsilon=1.0, reference=UNIT, **more):
     return {
         "design": "interval-differential",
         "perturb": {"epsilon": epsilon, "reference": {"kind": "known", **reference}, **more},
@@ -44,11 +41,11 @@ def perturbed(
 
 
 def bound(
-    designs: dict[str, Any] = DESIGNS,
-    budget: dict[str, Any] | None = None,
-    schema: dict[str, Any] = COLUMNS,
-    **more: Any,
-) -> RandomRangesMechanism:
+    designs=DESIGNS,
+    budget=None,
+    schema=COLUMNS,
+    **more,
+):
     spec = validate(IntervalSpec, {"columns": designs, **more}, "interval")
     made = bind(
         spec,
@@ -59,11 +56,11 @@ def bound(
     return made
 
 
-def price(**changed: Any) -> dict[str, Any]:
+def price(**changed):
     return {"schema": {**COLUMNS, "price": {**PRICE, **changed}}}
 
 
-def design(of_price: dict[str, Any], **more: Any) -> dict[str, Any]:
+def design(of_price, **more):
     return {"designs": {**DESIGNS, "price": of_price}, **more}
 
 
@@ -336,7 +333,7 @@ def test_a_perturbed_column_spends_its_part():
     assert 0.4 < found["epsilon_exact"] <= 0.5
 
 
-def columns_of(made: RandomRangesMechanism, types: pa.Schema) -> Columns:
+def columns_of(made, types):
     codecs = {
         name: codec_for(name, made.schema.columns[name], types.field(name).type)
         for name in made.schema.privatised

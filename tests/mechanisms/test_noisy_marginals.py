@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from scipy import stats
 from dpdask.errors import SpecError
 from dpdask.mechanisms.marginals.noise import (
     MarginalNoise,
-    NoisyMarginals,
     compute_spent,
     margin_95,
     measure,
@@ -34,15 +31,15 @@ ALPHA = 1e-10
 DELTA = 2.0**-30
 
 
-def budget(epsilon: float = 1.0, delta: float = 0, **changes: Any) -> Budget:
+def budget(epsilon=1.0, delta=0, **changes):
     return Budget(epsilon=epsilon, delta=delta, **{"adjacency": "add-remove", **changes})
 
 
-def named(*sizes: int) -> Domain:
+def named(*sizes):
     return Domain(names=tuple("abcdefgh"[: len(sizes)]), sizes=sizes)
 
 
-def counts_of(domain: Domain, cliques: Any = (), n: int = 300) -> MarginalCounts:
+def counts_of(domain, cliques=(), n=300):
     rng = np.random.default_rng(0)
     codes = np.stack([rng.integers(0, size, n) for size in domain.sizes])
     return MarginalCounts.of_codes(domain, codes.astype(domain.code_dtype), cliques)
@@ -127,7 +124,7 @@ WIDE = Domain(names=("a", "b"), sizes=(20_000, 2))
 WIDE_CLIQUES = {("a",): 0.5, ("b", "a"): 3.0}
 
 
-def moments_of(event: dict[str, Any]) -> tuple[float, float]:
+def moments_of(event):
     """The variance and fourth moment of the distribution that an event's JSON tells of."""
     is_gaussian = event["kind"] == "discrete-gaussian"
     size = event["sigma" if is_gaussian else "scale"]
@@ -137,7 +134,7 @@ def moments_of(event: dict[str, Any]) -> tuple[float, float]:
     return float((x**2 * mass).sum()), float((x**4 * mass).sum())
 
 
-def agrees(drawn: np.ndarray, event: dict[str, Any]) -> bool:
+def agrees(drawn, event):
     """A two-sided test of the mean square of noise on empty tables."""
     variance, fourth = moments_of(event)
     error = math.sqrt((fourth - variance**2) / drawn.size)
@@ -145,19 +142,19 @@ def agrees(drawn: np.ndarray, event: dict[str, Any]) -> bool:
     return bool(2 * stats.norm.sf(abs(z)) > ALPHA)
 
 
-def drawn_groups(planned: MarginalNoise, rng: Any) -> list[np.ndarray]:
+def drawn_groups(planned, rng):
     """The noise of each group of tables, in the event's order: one-way, two-way, each clique."""
     empty = MarginalCounts.identity(WIDE, WIDE_CLIQUES)
     noisy = measure(empty, planned, n_rows_public=True, rng=rng)
     return [noisy.one_way, noisy.pairs, *(noisy.cliques[clique].ravel() for clique in WIDE_CLIQUES)]
 
 
-def events_of(planned: MarginalNoise) -> list[dict[str, Any]]:
+def events_of(planned):
     """The events as the ledger keeps them: JSON, and nothing of the objects it came from."""
     return list(json.loads(json.dumps(to_dict(planned.event)))["events"])
 
 
-def resized(event: dict[str, Any], factor: float) -> dict[str, Any]:
+def resized(event, factor):
     key = "sigma" if event["kind"] == "discrete-gaussian" else "scale"
     return {**event, key: event[key] * factor}
 
@@ -187,7 +184,7 @@ def test_every_cell_has_the_noise_that_its_event_says_and_neither_changes_alone(
         assert not any(agrees(*pair) for pair in zip(groups, changed, strict=True))
         with monkeypatch.context() as patch:  # the noise changed alone
 
-            def other(counts: Any, event: Any, *, rng: Any = None, factor: float = factor) -> Any:
+            def other(counts, event, *, rng=None, factor=factor):
                 return honest(counts, from_dict(resized(to_dict(event), factor)), rng=rng)
 
             patch.setattr(noise, "perturb", other)
@@ -210,13 +207,13 @@ def test_secure_noise_is_fresh_and_a_stream_repeats_itself():
 Rows = tuple[tuple[int, ...], ...]
 
 
-def replaced(rows: Rows, records: list[tuple[int, ...]], unit: int) -> Iterator[Rows]:
+def replaced(rows, records, unit):
     """All tables in which the first rows, those of the unit, have other values."""
     for others in itertools.combinations_with_replacement(records, unit):
         yield (*others, *rows[unit:])
 
 
-def removed(rows: Rows, records: list[tuple[int, ...]], unit: int) -> Iterator[Rows]:
+def removed(rows, records, unit):
     """All tables without some of the unit's rows."""
     yield from (rows[k:] for k in range(1, unit + 1))
 
@@ -241,7 +238,7 @@ def test_the_declared_sensitivity_is_the_largest_change_of_each_table(adjacency,
     records = list(itertools.product(*map(range, sizes)))
     clique = domain.names
 
-    def counted(rows: Rows) -> list[list[np.ndarray]]:
+    def counted(rows):
         codes = np.array(rows, dtype=np.uint8).reshape(len(rows), len(sizes)).T
         found = MarginalCounts.of_codes(domain, np.ascontiguousarray(codes), [clique])
         one_way = [found.table((name,)) for name in clique]
@@ -271,7 +268,7 @@ def test_the_declared_sensitivity_is_the_largest_change_of_each_table(adjacency,
 # ---- the tables
 
 
-def noisy_of(domain: Domain, cliques: Any = (), **options: Any) -> NoisyMarginals:
+def noisy_of(domain, cliques=(), **options):
     weights = dict.fromkeys(cliques, 2.0)
     planned = plan_noise(budget(4.0), domain.n_attributes, cliques=weights, **options)
     return measure(counts_of(domain, cliques), planned, n_rows_public=True, rng=keyed("tables"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,20 +31,20 @@ from dpdask.stats.marginals import Domain, JointCounts, codes_of
 ALPHA = 1e-9  # how often a right sampler may fail, per test
 
 
-def budget(epsilon: float = 1.0, delta: float = 0, **changes: Any) -> Budget:
+def budget(epsilon=1.0, delta=0, **changes):
     return Budget(epsilon=epsilon, delta=delta, **changes)
 
 
-def named(*sizes: int) -> Domain:
+def named(*sizes):
     return Domain(names=tuple("abcdefgh"[: len(sizes)]), sizes=sizes)
 
 
-def counts_of(domain: Domain, counts: dict[int, int]) -> JointCounts:
+def counts_of(domain, counts):
     keys = np.array(sorted(counts), dtype=np.int64)
     return JointCounts(domain, keys, np.array([counts[int(key)] for key in keys], dtype=np.int64))
 
 
-def table(release: NoisyHistogram) -> np.ndarray:
+def table(release):
     dense = np.zeros(math.prod(release.domain.sizes), dtype=np.int64)
     dense[release.keys] = release.weights
     return dense
@@ -101,7 +100,7 @@ def test_every_cell_gets_discrete_laplace_noise_of_its_scale(rng):
     noise[[7, 20_000]] -= [1000, 50]
     alpha = math.exp(-0.5)
 
-    def z(scale: float) -> float:
+    def z(scale):
         a = math.exp(-1 / scale)
         variance = 2 * a / (1 - a) ** 2
         return (float((noise.astype(float) ** 2).mean()) - variance) / (
@@ -120,13 +119,13 @@ COUNTS = {0: 1, 5: 2, 6: 3, 77: 8, 140: 1, 299: 30}
 
 
 def repeated(
-    path: Any,
-    times: int,
+    path,
+    times,
     *,
-    factor: float = 0.5,
-    epsilon: float = 0.7,
-    domain: Domain | None = None,
-) -> np.ndarray:
+    factor=0.5,
+    epsilon=0.7,
+    domain=None,
+):
     planned = plan(budget(epsilon), factor=factor)
     exact, rng = counts_of(domain or named(30, 10), COUNTS), keyed(f"{path} {factor} {epsilon}")
     with pytest.MonkeyPatch.context() as patch:
@@ -134,7 +133,7 @@ def repeated(
         return np.stack([table(histogram.draw(exact, planned, rng=rng)) for _ in range(times)])
 
 
-def agree(one: np.ndarray, other: np.ndarray) -> bool:
+def agree(one, other):
     """Two samples of tables: how many are listed, how often each cell is, and the values."""
     empty = np.ones(one.shape[1], dtype=bool)
     empty[list(COUNTS)] = False
@@ -329,7 +328,7 @@ def test_the_paper_own_histogram_is_let_pass_at_one_and_warned_of_at_a_tenth():
 # What analysts get
 
 
-def released(weights: dict[int, int], domain: Domain) -> NoisyHistogram:
+def released(weights, domain):
     keys = np.array(sorted(weights), dtype=np.int64)
     return NoisyHistogram(
         domain=domain,
@@ -341,7 +340,7 @@ def released(weights: dict[int, int], domain: Domain) -> NoisyHistogram:
     )
 
 
-def floats(name: str = "x", **changes: Any) -> ValueCodec:
+def floats(name="x", **changes):
     return ValueCodec(
         **{
             "name": name,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +16,11 @@ from dpdask.documents import validate
 from dpdask.errors import SpecError
 from dpdask.mechanisms.dip.columns import ColumnsMechanism, fit_dip
 from dpdask.mechanisms.dip.spec import DipSpec
-from dpdask.mechanisms.mechanism import Columns, Spending
+from dpdask.mechanisms.mechanism import Columns
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget, UnitColumn, accountant, noise
 from dpdask.privacy.events import DiscreteLaplace, LocalRelease
-from dpdask.references import Histogram, Holdout, Known, Reference
+from dpdask.references import Histogram, Holdout, Known
 from dpdask.references.reference import ColumnStatistic
 from dpdask.schema import Schema
 from dpdask.streams import RunKey, Streams
@@ -49,12 +48,12 @@ references = st.just(Holdout(fraction=0.25)) | st.builds(Histogram, share=st.flo
 
 
 def spend(
-    budget: Budget,
-    reference: Reference,
-    shares: Any = None,
-    schema: Schema = LEVELS,
-    channel: Any = "laplace",
-) -> ColumnsMechanism:
+    budget,
+    reference,
+    shares=None,
+    schema=LEVELS,
+    channel="laplace",
+):
     """Return the mechanism that spends a budget."""
     given = {"reference": reference, "weights": shares, "channel": channel}
     found = bind(validate(DipSpec, given, "job"), schema, budget)
@@ -62,16 +61,14 @@ def spend(
     return found
 
 
-def total(found: Spending) -> Fraction:
+def total(found):
     return sum(map(Fraction, found.reference.values()), Fraction(0)) + found.rows_per_unit * sum(
         map(Fraction, found.row.values()), Fraction(0)
     )
 
 
 @given(budgets, references, weights)
-def test_no_more_is_spent_than_is_promised(
-    budget: Budget, reference: Reference, shares: dict[str, float] | None
-) -> None:
+def test_no_more_is_spent_than_is_promised(budget, reference, shares):
     found = spend(budget, reference, shares).spending
     assert total(found) <= Fraction(budget.epsilon)
     assert math.isclose(total(found), budget.epsilon, rel_tol=1e-12)  # and no less
@@ -89,9 +86,7 @@ def test_no_more_is_spent_than_is_promised(
 
 
 @given(budgets, references, weights)
-def test_the_events_cost_what_is_promised(
-    budget: Budget, reference: Reference, shares: dict[str, float] | None
-) -> None:
+def test_the_events_cost_what_is_promised(budget, reference, shares):
     mechanism = spend(budget, reference, shares)
     found, event = mechanism.spending, mechanism.event
     *histograms, rows = event.events
@@ -121,7 +116,7 @@ def test_the_events_cost_what_is_promised(
         {"a": 1e-308, "b": 1e308, "c": 1e308},
     ],
 )
-def test_wrong_weights_are_refused(shares: dict[str, float]) -> None:
+def test_wrong_weights_are_refused(shares):
     with pytest.raises(SpecError, match="weights"):
         spend(Budget(epsilon=1.0), Histogram(), shares)
 
@@ -153,12 +148,12 @@ ARRAYS = {
 TABLE = Columns(types=pa.schema(TYPES), codecs=CODECS)
 
 
-def drawn_scales(mechanism: ColumnsMechanism) -> list[float]:
+def drawn_scales(mechanism):
     """Return the scale of the noise that the sampler itself is asked for, histogram by histogram."""
     scales: list[float] = []
     sample = noise.discrete_laplace
 
-    def spy(counts: Any, scale: float, **rest: Any) -> Any:
+    def spy(counts, scale, **rest):
         scales.append(scale)
         return sample(counts, scale, **rest)
 
@@ -172,7 +167,7 @@ def drawn_scales(mechanism: ColumnsMechanism) -> list[float]:
     return scales
 
 
-def accounted_is_drawn(budget: Budget) -> bool:
+def accounted_is_drawn(budget):
     """Return whether the scales accounted, and the sensitivity that they are for, are those drawn and those that the unit needs, and no more."""
     mechanism = spend(budget, Histogram(share=0.25), {"a": 1.0, "b": 2.0, "c": 3.0}, SCHEMA)
     found = mechanism.spending
@@ -200,13 +195,13 @@ BUDGETS = [Budget(epsilon=1.0), Budget(epsilon=0.3, unit=UnitColumn(column="user
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=["row", "user"])
-def test_the_accounted_scale_is_the_drawn_one(budget: Budget) -> None:
+def test_the_accounted_scale_is_the_drawn_one(budget):
     assert accounted_is_drawn(budget)
 
 
 @settings(max_examples=40)
 @given(budgets, st.sampled_from(["laplace", "laplace-calibrated", "optimal"]))
-def test_a_row_pays_no_more_than_its_event_says(budget: Budget, channel: Any) -> None:
+def test_a_row_pays_no_more_than_its_event_says(budget, channel):
     assume(budget.epsilon / (budget.unit_column.max_rows if budget.unit_column else 1) > 1e-4)
     known = Known.model_validate(
         {

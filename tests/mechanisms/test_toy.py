@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from mechanisms.contract import PRIVACY, MechanismContract
 
-from dpdask.archive import Archive, Archived, Contents
+from dpdask.archive import Archive, Archived
 from dpdask.errors import InputError
 from dpdask.estimators.estimator import Estimator
 from dpdask.mechanisms import guidance, registry
 from dpdask.mechanisms.card import Section, noisy_counts_section
 from dpdask.mechanisms.guidance import Guidance, no_margin
-from dpdask.mechanisms.mechanism import Columns, NoisyCounts, NoisyCountsDescription, Spec
+from dpdask.mechanisms.mechanism import NoisyCounts, NoisyCountsDescription, Spec
 from dpdask.privacy.events import Composed, DiscreteLaplace, to_dict
 from dpdask.privacy.noise import laplace_scale, perturb
-from dpdask.references.reference import ColumnCounts, ColumnStatistic
+from dpdask.references.reference import ColumnStatistic
 from dpdask.schema import Schema
-from dpdask.streams import Noise, RunKey
 
 
 class ToySpec(Spec):
@@ -44,19 +42,17 @@ class ToyRelease(Archived):
     types: ClassVar[pa.Schema] = pa.schema([("n", pa.int64())])
     few_valued: ClassVar[list[str]] = []
 
-    def n_drawn(self, wanted: int | None) -> int:
+    def n_drawn(self, wanted):
         return 1 if wanted is None else wanted
 
-    def batches(
-        self, start: int, n_rows: int, n_total: int, key: RunKey, part: str
-    ) -> Iterator[pa.RecordBatch]:
+    def batches(self, start, n_rows, n_total, key, part):
         yield pa.RecordBatch.from_pydict({"n": [self.n_rows] * n_rows}, schema=self.types)
 
-    def _contents(self) -> Contents:
+    def _contents(self):
         return {"n_rows": self.n_rows, "schema": self.schema.model_dump(exclude_none=True)}, {}
 
     @classmethod
-    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+    def _of_contents(cls, header, arrays):
         return cls(schema=Schema.from_dict(header["schema"]), n_rows=header["n_rows"])
 
 
@@ -68,7 +64,7 @@ class ToyMechanism(NoisyCounts):
     nobody: ClassVar[str] = "numbers"
 
     @property
-    def event(self) -> Composed:
+    def event(self):
         return Composed(
             events=(
                 DiscreteLaplace(
@@ -79,37 +75,37 @@ class ToyMechanism(NoisyCounts):
             )
         )
 
-    def find_written(self, released: pa.Schema) -> pa.Schema:
+    def find_written(self, released):
         return ToyRelease.types
 
-    def check(self, columns: Columns) -> None: ...
+    def check(self, columns): ...
 
-    def statistic(self, columns: Columns) -> ColumnStatistic:
+    def statistic(self, columns):
         return ColumnStatistic(codecs=columns.codecs)
 
-    def draw(self, counts: ColumnCounts, columns: Columns, noise: Noise) -> ToyRelease:
+    def draw(self, counts, columns, noise):
         exact = np.array([counts.columns["level"].n_rows], dtype=np.int64)
         noisy = perturb(exact, self.event.events[0], rng=noise("toy/noise"))
         return ToyRelease(schema=self.schema, n_rows=int(noisy[0]))
 
-    def read_drawn(self, data: bytes, columns: Columns) -> ToyRelease:
+    def read_drawn(self, data, columns):
         found = ToyRelease.from_bytes(data, "the run's noisy number")
         if found.schema != self.schema:
             raise InputError("this is another number", "noisy.npz", "`dpdask abort` the run")
         return found
 
-    def fit(self, counts: ToyRelease, columns: Columns, key: RunKey) -> ToyRelease:
+    def fit(self, counts, columns, key):
         return ToyRelease(schema=self.schema, n_rows=counts.n_rows * self.spec.factor)
 
     @property
-    def release_type(self) -> type[ToyRelease]:
+    def release_type(self):
         return ToyRelease
 
-    def n_records(self, release: ToyRelease) -> int:
+    def n_records(self, release):
         return release.n_drawn(None)
 
     @property
-    def description(self) -> ToyDescription:
+    def description(self):
         return ToyDescription(self)
 
 
@@ -120,22 +116,22 @@ class ToyDescription(NoisyCountsDescription):
     mechanism: ToyMechanism
 
     @property
-    def how(self) -> str:
+    def how(self):
         return "the noisy number of rows"
 
-    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
+    def stages(self, columns, *, uncounted):
         return ("tabulate: count the rows", "fit: noise on their number")
 
-    def expectations(self, columns: Columns) -> tuple[str, ...]:
+    def expectations(self, columns):
         return ("one number, off by less than 1 or so",)
 
-    def n_expected(self, n_rows: int | None) -> int | None:
+    def n_expected(self, n_rows):
         return 1
 
-    def quality(self, release: ToyRelease) -> str:
+    def quality(self, release):
         return f"about {release.n_rows:,}"
 
-    def section(self, release: ToyRelease, columns: Columns, **_: Any) -> Section:
+    def section(self, release, columns, **_):
         accounting = {
             "composition": "one event",
             "epsilon_exact": self.mechanism.budget.epsilon,
@@ -187,7 +183,7 @@ class Toy(Estimator):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _registered() -> Iterator[None]:
+def _registered():
     registry.register(ToySpec, lambda _: ToyMechanism, GUIDANCE)
     yield
     del registry._REGISTERED[ToySpec], guidance._registered["toy"]
@@ -200,5 +196,5 @@ class TestToy(MechanismContract):
     privacy: ClassVar[dict[str, Any] | None] = {**PRIVACY, "adjacency": "add-remove"}
     releases_rows = False
 
-    def estimator(self, **changes: Any) -> Estimator:
+    def estimator(self, **changes):
         return Toy(Schema.from_dict({"columns": changes.pop("columns", self.columns())}), factor=2)

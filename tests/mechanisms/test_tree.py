@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
 from fractions import Fraction
 
 import numpy as np
@@ -14,14 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpdask.cells import Cells, cells
+from dpdask.cells import cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
-from dpdask.mechanisms.dip.spec import ChannelKind, DipSpec
+from dpdask.mechanisms.dip.spec import DipSpec
 from dpdask.mechanisms.dip.tree import (
     MAX_WEIGHTS,
     TreeMechanism,
-    TreeRelease,
     check_tree,
     clean_tables,
     compose_events,
@@ -51,9 +49,7 @@ TINY = MarginalNoise(
 )
 
 
-def spend_tree(
-    budget: Budget, tree: Tree, columns: Iterable[str], weights: dict[str, float] | None = None
-) -> TreeMechanism:
+def spend_tree(budget, tree, columns, weights=None):
     """Return the mechanism that spends a budget on a tree of columns."""
     declared = {
         name: {"role": "privatise", "kind": "discrete", "levels": [0, 1]} for name in columns
@@ -64,14 +60,14 @@ def spend_tree(
     return found
 
 
-def level_cells(sizes: dict[str, int]) -> dict[str, Cells]:
+def level_cells(sizes):
     return {
         name: cells(LevelCodec(name=name, levels=pa.array(range(size)), ordered=name != "c"), 1)
         for name, size in sizes.items()
     }
 
 
-def chain(sizes: dict[str, int], seed: int = 5) -> tuple[np.ndarray, list[np.ndarray]]:
+def chain(sizes, seed=5):
     """Return the distribution of the first column, and of each further one given the one before: strong dependence, no zeros."""
     rng = np.random.default_rng(seed)
     n = list(sizes.values())
@@ -81,7 +77,7 @@ def chain(sizes: dict[str, int], seed: int = 5) -> tuple[np.ndarray, list[np.nda
     ]
 
 
-def chain_codes(sizes: dict[str, int], n: int, seed: int = 5) -> np.ndarray:
+def chain_codes(sizes, n, seed=5):
     first, steps = chain(sizes, seed)
     rng = np.random.default_rng(seed + 1)
     codes = [rng.choice(len(first), p=first, size=n)]
@@ -90,23 +86,23 @@ def chain_codes(sizes: dict[str, int], n: int, seed: int = 5) -> np.ndarray:
     return np.stack(codes).astype(np.uint8)
 
 
-def counted(sizes: dict[str, int], n: int = 20_000, seed: int = 5) -> MarginalCounts:
+def counted(sizes, n=20_000, seed=5):
     return MarginalCounts.of_codes(
         Domain(names=tuple(sizes), sizes=tuple(sizes.values())), chain_codes(sizes, n, seed)
     )
 
 
 def fitted(
-    channel: ChannelKind = "laplace",
-    epsilon: float = 1.0,
-    sizes: dict[str, int] = SIZES,
-    seed: int = 5,
-) -> TreeRelease:
+    channel="laplace",
+    epsilon=1.0,
+    sizes=SIZES,
+    seed=5,
+):
     noisy = measure_tree(counted(sizes, seed=seed), TINY, rng=stream(KEY, "test", ""))
     return fit_tree(noisy, level_cells(sizes), dict.fromkeys(sizes, epsilon), channel)
 
 
-def distribution(release: TreeRelease, row: dict[str, int]) -> dict[tuple[int, ...], Fraction]:
+def distribution(release, row):
     """Return the exact probability of every released row, in the order of the tree, given an own row."""
     found = {(): Fraction(1)}
     for place, (name, column) in enumerate(release.columns.items()):
@@ -123,7 +119,7 @@ def distribution(release: TreeRelease, row: dict[str, int]) -> dict[tuple[int, .
     return found
 
 
-def all_rows(release: TreeRelease) -> list[dict[str, int]]:
+def all_rows(release):
     names = list(release.columns)
     return [
         dict(zip(names, row, strict=True))
@@ -189,7 +185,7 @@ def test_rows_of_the_tree_are_released_with_its_very_pairs(channel):
     )  # what column by column would give
 
 
-def rows_of(codes: np.ndarray) -> pa.RecordBatch:
+def rows_of(codes):
     return pa.RecordBatch.from_pydict(
         {name: pa.array(part.astype(np.int64)) for name, part in zip(SIZES, codes, strict=True)}
     )
@@ -198,7 +194,7 @@ def rows_of(codes: np.ndarray) -> pa.RecordBatch:
 CODECS = {name: column.codec for name, column in level_cells(SIZES).items()}
 
 
-def released(release: TreeRelease, batch: pa.RecordBatch, cuts: tuple[int, ...] = ()) -> pa.Table:
+def released(release, batch, cuts=()):
     rngs = release.streams(KEY, "f")
     edges = [0, *cuts, batch.num_rows]
     parts = [
@@ -208,7 +204,7 @@ def released(release: TreeRelease, batch: pa.RecordBatch, cuts: tuple[int, ...] 
     return pa.Table.from_batches(parts).combine_chunks()
 
 
-def stacked(table: pa.Table) -> np.ndarray:
+def stacked(table):
     return np.stack([table[name].to_numpy() for name in SIZES])
 
 
@@ -224,7 +220,7 @@ def test_released_rows_follow_the_exact_law_and_no_other():
     )
     observed = np.bincount(keys, minlength=math.prod(SIZES.values()))
 
-    def fits(expected: dict[tuple[int, ...], Fraction]) -> bool:
+    def fits(expected):
         probabilities = np.array([float(value) for value in expected.values()])
         kept = probabilities * n > 5
         parts = np.append(probabilities[kept], probabilities[~kept].sum())
@@ -258,7 +254,7 @@ MIXED = {
 }
 
 
-def mixed_batch(n: int = 30_000, seed: int = 3) -> pa.RecordBatch:
+def mixed_batch(n=30_000, seed=3):
     rng = np.random.default_rng(seed)
     trait = rng.random(n)
     income = np.where(trait < 0.3, 0.0, np.where(trait < 0.5, 50.0, 100 * trait))
@@ -273,7 +269,7 @@ def mixed_batch(n: int = 30_000, seed: int = 3) -> pa.RecordBatch:
     )
 
 
-def fitted_mixed(channel: ChannelKind) -> tuple[TreeRelease, dict[str, Cells]]:
+def fitted_mixed(channel):
     cut = {name: cells(codec, 6) for name, codec in MIXED.items()}
     batch = mixed_batch()
     domain = Domain(names=tuple(cut), sizes=tuple(column.size for column in cut.values()))
@@ -299,7 +295,7 @@ def test_noise_on_ranks_goes_by_values_not_by_the_order_of_cells():
     )  # 50 lies between 0 and 100
 
 
-def sparse(seed: int, n: int) -> MarginalCounts:
+def sparse(seed, n):
     """Return tables of few rows: many empty cells, levels that nobody has."""
     rng = np.random.default_rng(seed)
     sizes = tuple(int(size) for size in rng.integers(1, 9, size=int(rng.integers(1, 5))))

@@ -1,7 +1,6 @@
 """The channel optimal-unbiased in releases: its card, its released means, and the columns and references that it does not take."""
 
 import datetime as dt
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,7 @@ DAYS = {
 }
 
 
-def dip(columns: dict[str, Any], **given: Any) -> dpdask.DIP:
+def dip(columns, **given):
     parameters = {
         "epsilon": 2.0,
         "reference": dpdask.Public(),

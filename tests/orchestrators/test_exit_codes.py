@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ MANY_SHARDS = ["--set", "output.rows_per_shard=10"]  # so that a driver writes f
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def command(tmp_path, monkeypatch):
     """This checkout's command line, as `DPDASK` names it."""
     script = tmp_path / "dpdask"
     plain = "from dpdask.page import pictures; pictures.is_installed = bool; from dpdask.cli import main; main()"  # pictures take most of the time
@@ -34,7 +33,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def job(command: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def job(command, tmp_path, monkeypatch):
     """A job of ε 4 on a dataset with ε 6."""
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     open_ledger(url).init("people", 6.0)
@@ -76,7 +75,7 @@ def test_a_wrong_job_is_given_up(setting, code, job):
 
 
 @pytest.fixture
-def stopped_driver(job: Path, command: Path) -> Iterator[subprocess.Popen[str]]:
+def stopped_driver(job, command):
     """A driver that holds the output's lock, and is stopped in the middle of its work."""
     with subprocess.Popen(
         [command, "run", job, *MANY_SHARDS],
@@ -112,7 +111,7 @@ def test_a_command_that_is_missing_or_killed_is_given_up(job, tmp_path, monkeypa
 
 @pytest.mark.more
 def test_a_task_that_is_stopped_stops_its_driver(job, tmp_path):
-    def stop(_: str) -> None:
+    def stop(_):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

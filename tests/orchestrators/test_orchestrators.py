@@ -14,11 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -47,7 +45,7 @@ class Ran:
     lines: list[str]
     seconds: float
 
-    def attempts(self, code: int) -> int:
+    def attempts(self, code):
         return sum(f"dpdask ended with exit code {code}" in line for line in self.lines)
 
 
@@ -60,7 +58,7 @@ class Orchestrator:
     home: Path
     variables: dict[str, str]
 
-    def run(self, job: Path, on_line: Callable[[str], object] = str) -> Ran:
+    def run(self, job, on_line=str):
         began, lines = time.monotonic(), []
         words = {
             "airflow": [self.python.with_name("airflow"), "dags", "test", "dpdask_release"],
@@ -86,7 +84,7 @@ class Orchestrator:
         )
         return ran
 
-    def start(self, words: list[Any], **variables: str) -> subprocess.Popen[str]:
+    def start(self, words, **variables):
         given = {
             "env": {**self.variables, **variables},
             "cwd": self.home,
@@ -97,7 +95,7 @@ class Orchestrator:
             [*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **given
         )
 
-    def read_metadata(self) -> Mapping[str, Any]:
+    def read_metadata(self):
         """Return what the orchestrator keeps of the last release."""
         if self.name == "dagster":
             done = subprocess.run(
@@ -125,12 +123,12 @@ class Orchestrator:
         return json.loads(json.loads(rows[-1][0]))[0]
 
 
-def query(file: Path, sql: str) -> list[Any]:
+def query(file, sql):
     with closing(sqlite3.connect(file)) as connection:
         return connection.execute(sql).fetchall()
 
 
-def make_environment(name: str, folder: Path) -> Path:
+def make_environment(name, folder):
     """Return the Python of an orchestrator's own environment, which is made where it is missing."""
     python = folder / name / "bin" / "python"
     if python.exists():
@@ -156,9 +154,7 @@ def make_environment(name: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module", params=["airflow", "dagster", "prefect"])
-def orchestrator(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Orchestrator:
+def orchestrator(request, tmp_path_factory):
     kept = os.environ.get("DPDASK_TEST_ORCHESTRATORS")
     python = make_environment(
         request.param, Path(kept) if kept else tmp_path_factory.mktemp("environments")
@@ -190,7 +186,7 @@ def orchestrator(
     return made
 
 
-def make_job(folder: Path, url: str, dataset: str) -> Path:
+def make_job(folder, url, dataset):
     """Return a job of ε 4, charged to a dataset."""
     return write_job(
         folder,
@@ -200,7 +196,7 @@ def make_job(folder: Path, url: str, dataset: str) -> Path:
     )
 
 
-def released_rows(folder: Path) -> int:
+def released_rows(folder):
     return int(json.loads((folder / "out" / "_dpdask" / "manifest.json").read_text())["rows"])
 
 
@@ -221,7 +217,7 @@ def test_a_release_shows_its_epsilon_the_budget_left_and_its_rows(orchestrator, 
 
 
 @pytest.fixture
-def absent_database(postgres: str, tmp_path: Path) -> Iterator[tuple[str, Path, Path]]:
+def absent_database(postgres, tmp_path):
     """A database's URL at a folder of sockets that is not there yet, that folder, and where it really is."""
     [sockets] = parse_qs(urlsplit(postgres).query).get("host", [""])
     if not sockets.startswith("/"):
@@ -238,7 +234,7 @@ def test_a_75_is_tried_again_until_it_succeeds(orchestrator, absent_database, po
     ledger = open_ledger(postgres)
     ledger.init(orchestrator.name, 4.0)
 
-    def heal(line: str) -> None:
+    def heal(line):
         if "dpdask ended with exit code 75" in line and not link.is_symlink():
             link.symlink_to(sockets)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,7 @@ SCHEMA: dict[str, Any] = {
 VOID = {"meta", "img", "br"}
 
 
-def write_table(folder: Path, n_rows: int = 600) -> Path:
+def write_table(folder, n_rows=600):
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(1)
     income = np.where(rng.random(n_rows) < 0.1, None, rng.gamma(2.0, 100.0, n_rows).clip(0, 1000))  # type: ignore[call-overload]  # of objects
@@ -65,7 +64,7 @@ def write_table(folder: Path, n_rows: int = 600) -> Path:
     return folder
 
 
-def release(folder: Path, **changed: Any) -> Path:
+def release(folder, **changed):
     """Release the table and return the output."""
     given = {
         "schema": SCHEMA,
@@ -78,7 +77,7 @@ def release(folder: Path, **changed: Any) -> Path:
     return folder / "out"
 
 
-def synthetic(folder: Path, **changed: Any) -> Path:
+def synthetic(folder, **changed):
     """Release synthetic records."""
     columns = {
         name: {"role": "drop"} if name == "group" else column for name, column in SCHEMA.items()
@@ -94,7 +93,7 @@ def synthetic(folder: Path, **changed: Any) -> Path:
     )
 
 
-def parts(output: Path) -> tuple[Card, Manifest, Folder]:
+def parts(output):
     """Return what a page is made from."""
     folder = Folder(f"file://{output}")
     manifest = Manifest.read(folder)
@@ -111,33 +110,33 @@ class Page(HTMLParser):
     open_: list[str] = field(default_factory=list)
     headings: list[int] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         super().__init__()
 
     @classmethod
-    def read(cls, data: bytes) -> Page:
+    def read(cls, data):
         page = cls()
         page.feed(data.decode())
         page.close()
         assert page.open_ == []
         return page
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open_.append(tag)
         if tag in ("h1", "h2", "h3"):
             self.headings.append(int(tag[1]))
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open_.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.texts.append(data)
 
     @property
-    def text(self) -> str:
+    def text(self):
         return " ".join(" ".join(self.texts).split())
 
-    def all(self, tag: str) -> list[dict[str, str | None]]:
+    def all(self, tag):
         return [attributes for name, attributes in self.tags if name == tag]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 from page.pages import parts, release, synthetic
 
@@ -28,9 +24,7 @@ return {
 
 
 @pytest.fixture(scope="module", params=MAKERS)
-def page(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Path]:
+def page(request, tmp_path_factory):
     output = MAKERS[request.param](tmp_path_factory.mktemp(request.param))
     data, faults = make_page(*parts(output))
     assert faults == ()
@@ -40,7 +34,7 @@ def page(
 
 
 @pytest.mark.few(1)
-def test_a_page_can_be_read(browser: Any, page: Path) -> None:
+def test_a_page_can_be_read(browser, page):
     browser.get_log("browser")
     for width in (1280, 390):
         browser.execute_cdp_cmd(
@@ -63,7 +57,7 @@ def test_a_page_can_be_read(browser: Any, page: Path) -> None:
     assert browser.get_log("browser") == []
 
 
-def test_numbers_are_on_paper(browser: Any, page: Path) -> None:
+def test_numbers_are_on_paper(browser, page):
     """What is folded on a screen is printed, and no command or code is cut."""
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     browser.get(page.as_uri())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -25,16 +24,16 @@ DAY: dict[str, Any] = {
 RANGES = {"design": "case1", "anchors": {"name": "uniform", "loc": 18262, "scale": 730}}
 
 
-def schema(**columns: Any) -> dpdask.Schema:
+def schema(**columns):
     return dpdask.Schema.from_dict({"columns": columns})
 
 
-def read_page(card: dict[str, Any], folder: Path) -> Page:
+def read_page(card, folder):
     dpdask.write_page(card, folder / "page.html")
     return Page.read((folder / "page.html").read_bytes())
 
 
-def test_a_frame_has_a_page(tmp_path: Path) -> None:
+def test_a_frame_has_a_page(tmp_path):
     frame = pd.DataFrame({"day": pd.date_range(*DAYS), "x": [0, 1] * 365 + [0]})
     columns = schema(day=DAY, x={"role": "privatise", "kind": "discrete", "levels": [0, 1]})
     fitted = dpdask.DIP(columns, epsilon=1.0, reference=dpdask.Histogram()).fit(
@@ -59,9 +58,7 @@ def test_a_frame_has_a_page(tmp_path: Path) -> None:
         dpdask.write_page({}, tmp_path / "other.html")
 
 
-def test_a_page_that_cannot_be_made_of_a_card_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_that_cannot_be_made_of_a_card_is_told(tmp_path, monkeypatch):
     survey = dpdask.Survey(
         schema(day={**DAY, "type": "date32"}),
         columns={"day": RANGES},
@@ -73,7 +70,7 @@ def test_a_page_that_cannot_be_made_of_a_card_is_told(
     assert survey.card["guarantee"]["text"] in page.text
 
 
-def test_a_saved_release_has_a_page(tmp_path: Path) -> None:
+def test_a_saved_release_has_a_page(tmp_path):
     columns = schema(x={"role": "privatise", "kind": "categorical", "levels": ["a", "b"]})
     tables = dpdask.Marginals(columns, epsilon=1.0, cliques=[["x"]]).fit(
         pd.DataFrame({"x": ["a", "b"] * 50})
@@ -86,7 +83,7 @@ def test_a_saved_release_has_a_page(tmp_path: Path) -> None:
     assert dpdask.MarginalsRelease.load(str(tmp_path / "saved")).margin("x") == tables.margin("x")
 
 
-def test_a_survey_has_a_page(tmp_path: Path) -> None:
+def test_a_survey_has_a_page(tmp_path):
     survey = dpdask.Survey(
         schema(day={**DAY, "type": "date32"}),
         columns={"day": RANGES},
@@ -98,7 +95,7 @@ def test_a_survey_has_a_page(tmp_path: Path) -> None:
     assert "2020-01-01 to 2021-12-31" in page.text
 
 
-def test_a_page_of_ranges_of_dates_shows_dates(tmp_path: Path) -> None:
+def test_a_page_of_ranges_of_dates_shows_dates(tmp_path):
     columns = {
         name: column if name == "day" else {"role": "drop"}
         for name, column in refusing(SCHEMA).items()

@@ -14,24 +14,24 @@ from dpdask.page.pictures import Bar, ReleasedHistogram
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def read(address: str, kind: str = "image/svg+xml") -> bytes:
+def read(address, kind="image/svg+xml"):
     head, _, data = address.partition(",")
     assert head == f"data:{kind};base64"
     return base64.b64decode(data)
 
 
-def histogram(*bars: tuple[str, float, float | None]) -> ReleasedHistogram:
+def histogram(*bars):
     return ReleasedHistogram(
         column="x",
         bars=tuple(Bar(label=label, share=share, margin=margin) for label, share, margin in bars),
     )
 
 
-def texts(drawn: ET.Element) -> list[str]:
+def texts(drawn):
     return [each.text or "" for each in drawn.iter(f"{SVG}text")]
 
 
-def test_bars_are_as_long_as_shares() -> None:
+def test_bars_are_as_long_as_shares():
     drawn = ET.fromstring(
         read(
             pictures.draw_histogram(histogram(("a", 0.5, 0.1), ("b", 0.25, None), ("c", 0.0, 0.05)))
@@ -48,7 +48,7 @@ def test_bars_are_as_long_as_shares() -> None:
     assert texts(drawn)[-1] == "share in %"
 
 
-def test_any_label_can_be_drawn() -> None:
+def test_any_label_can_be_drawn():
     hostile = ['<script>&"', "a\x00b\x0b\ud800", "\u65e5" * 40, "x" * 40, ""]
     drawn = ET.fromstring(
         read(pictures.draw_histogram(histogram(*((label, 0.2, 0.01) for label in hostile))))
@@ -64,7 +64,7 @@ def test_any_label_can_be_drawn() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 8, 50])
-def test_a_table_has_its_names_and_few_numbers(n: int) -> None:
+def test_a_table_has_its_names_and_few_numbers(n):
     table, names = np.linspace(0.0, 0.3, n * n).reshape(n, n), [f"v{place}" for place in range(n)]
     picture = pictures.draw_table(table, names, across="released", down="original", most=0.3)
     drawn = ET.fromstring(read(picture))

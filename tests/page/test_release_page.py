@@ -10,7 +10,6 @@ import subprocess
 from functools import partial
 from html import unescape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +25,6 @@ from dpdask.page import make_croissant, make_page, render
 from dpdask.page import pictures as sample
 from dpdask.page.pictures import (
     ChannelView,
-    ReleasedHistogram,
     Sample,
     associate,
     count_histogram,
@@ -35,23 +33,23 @@ from dpdask.page.pictures import (
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rows(tmp_path_factory):
     return release(tmp_path_factory.mktemp("rows"))
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def records(tmp_path_factory):
     return synthetic(tmp_path_factory.mktemp("records"))
 
 
-def read_page(output: Path) -> Page:
+def read_page(output):
     return Page.read((output / PAGE_NAME).read_bytes())
 
 
 # ---- what it says
 
 
-def test_a_page_of_rows_says_what_was_promised(rows: Path) -> None:
+def test_a_page_of_rows_says_what_was_promised(rows):
     text = read_page(rows).text
     card, manifest, _ = parts(rows)
     assert card.guarantee.text in text
@@ -91,7 +89,7 @@ def test_a_page_of_rows_says_what_was_promised(rows: Path) -> None:
     assert "vectors of counts" in text
 
 
-def test_a_page_of_records_says_what_they_are_not_good_for(records: Path) -> None:
+def test_a_page_of_records_says_what_they_are_not_good_for(records):
     text = read_page(records).text
     assert "no record is a person's" in text
     assert "no table of three columns was measured" in text
@@ -103,7 +101,7 @@ def test_a_page_of_records_says_what_they_are_not_good_for(records: Path) -> Non
     assert "δ 1e-6, about 1 in 1,000,000" in text
 
 
-def test_a_page_of_ranges_has_no_epsilon_and_counts_narrow_ranges(tmp_path: Path) -> None:
+def test_a_page_of_ranges_has_no_epsilon_and_counts_narrow_ranges(tmp_path):
     even = {"name": "uniform", "loc": 0, "scale": 1000}
     design = {"design": "case1", "anchors": even, "reference": even, "nulls": "public"}
     columns = {name: {"role": "drop"} for name in (EVIL, "day", "group", "name")}
@@ -117,7 +115,7 @@ def test_a_page_of_ranges_has_no_epsilon_and_counts_narrow_ranges(tmp_path: Path
     assert f"income: {100 * share:.1f} % of the released ranges hold less than a tenth" in text
 
 
-def test_a_page_of_tables_shows_their_counts(tmp_path: Path) -> None:
+def test_a_page_of_tables_shows_their_counts(tmp_path):
     columns = {
         name: {"role": "drop"} if name in ("group", "day", "income") else column
         for name, column in SCHEMA.items()
@@ -129,7 +127,7 @@ def test_a_page_of_tables_shows_their_counts(tmp_path: Path) -> None:
     assert "Margins hold the noise of each count" in text
 
 
-def attack(epsilon: float, level: float) -> tuple[float, float]:
+def attack(epsilon, level):
     """Return the power of the best test of a row's value on counts with Laplace noise, of two cells, and the most that the odds grow: exact."""
     noise = np.exp(-epsilon * np.abs(np.arange(-60, 61)))
     noise /= noise.sum()
@@ -144,7 +142,7 @@ def attack(epsilon: float, level: float) -> tuple[float, float]:
     return float(np.interp(level, alarms, found)), float((other[inside] / one[inside]).max())
 
 
-def test_no_attack_on_tables_is_better_than_their_page_says(tmp_path: Path) -> None:
+def test_no_attack_on_tables_is_better_than_their_page_says(tmp_path):
     """Under add-remove other values are two steps: ε alone would be less than the best attack reaches."""
     others = {name: {"role": "drop"} for name in ("income", "day", "group", "name")}
     asked = {
@@ -176,7 +174,7 @@ def test_no_attack_on_tables_is_better_than_their_page_says(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-3])
-def test_values_under_add_remove_are_told_at_twice_the_loss(delta: float) -> None:
+def test_values_under_add_remove_are_told_at_twice_the_loss(delta):
     losses = render.list_losses(1.0, delta, "add-remove")
     assert losses == {
         "it is there": (1.0, delta),
@@ -197,7 +195,7 @@ def test_values_under_add_remove_are_told_at_twice_the_loss(delta: float) -> Non
 
 
 @pytest.mark.parametrize("kind", ["rows", "records"])
-def test_its_python_runs(kind: str, request: pytest.FixtureRequest) -> None:
+def test_its_python_runs(kind, request):
     output = request.getfixturevalue(kind)
     snippet = render.write_snippet(parts(output)[0]).replace(
         "path/or/url/of/the/folder", str(output)
@@ -207,7 +205,7 @@ def test_its_python_runs(kind: str, request: pytest.FixtureRequest) -> None:
     exec(snippet, {})
 
 
-def test_means_are_recommended_only_without_noise_in_counts(rows: Path) -> None:
+def test_means_are_recommended_only_without_noise_in_counts(rows):
     card = parts(rows)[0]
     held_out = card.model_copy(
         update={
@@ -224,7 +222,7 @@ def test_means_are_recommended_only_without_noise_in_counts(rows: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["rows", "records"])
-def test_nothing_in_a_page_runs_or_loads(kind: str, request: pytest.FixtureRequest) -> None:
+def test_nothing_in_a_page_runs_or_loads(kind, request):
     data, faults = make_page(*parts(request.getfixturevalue(kind)))
     assert faults == ()
     page = Page.read(data)
@@ -252,7 +250,7 @@ def test_nothing_in_a_page_runs_or_loads(kind: str, request: pytest.FixtureReque
     assert make_page(*parts(request.getfixturevalue(kind)))[0] == data
 
 
-def test_a_page_is_read_by_those_who_listen(rows: Path) -> None:
+def test_a_page_is_read_by_those_who_listen(rows):
     page = read_page(rows)
     assert page.all("html")[0]["lang"] == "en"
     assert page.headings[0] == 1
@@ -269,7 +267,7 @@ def test_a_page_is_read_by_those_who_listen(rows: Path) -> None:
     assert page.all("a")[0]["class"] == "skip"
 
 
-def luminance(colour: str) -> float:
+def luminance(colour):
     parts_ = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     linear = [
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts_
@@ -277,7 +275,7 @@ def luminance(colour: str) -> float:
     return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
 
-def test_colours_can_be_told_apart() -> None:
+def test_colours_can_be_told_apart():
     """Contrast as WCAG 2 defines it, at least 4.5 for texts, in light, in dark and on paper."""
     style = read_style("dpdask.page", "release.css")
     themes = [
@@ -298,7 +296,7 @@ def test_colours_can_be_told_apart() -> None:
 # ---- it stays small, and never fails a release
 
 
-def test_a_page_shows_the_first_columns_and_shards(rows: Path) -> None:
+def test_a_page_shows_the_first_columns_and_shards(rows):
     card, manifest, folder = parts(rows)
     many = {f"c{number}": ColumnPart(role="privatised", kind="discrete") for number in range(70)}
     shards = tuple(
@@ -316,7 +314,7 @@ def test_a_page_shows_the_first_columns_and_shards(rows: Path) -> None:
     assert len(data) < 100_000
 
 
-def test_a_bounded_part_of_the_rows_is_read(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bounded_part_of_the_rows_is_read(rows, monkeypatch):
     card, manifest, folder = parts(rows)
     monkeypatch.setattr(sample, "MAX_ROWS", 40)
     found = sample.read_sample(folder, manifest, ["income", "nowhere"])
@@ -337,10 +335,8 @@ def test_a_bounded_part_of_the_rows_is_read(rows: Path, monkeypatch: pytest.Monk
     del card
 
 
-def test_a_page_that_cannot_be_drawn_does_not_fail_its_release(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
+def test_a_page_that_cannot_be_drawn_does_not_fail_its_release(tmp_path, monkeypatch):
+    def fail(*_):
         raise ZeroDivisionError("a value of the table")
 
     monkeypatch.setattr(render, "read_sample", fail)
@@ -358,7 +354,7 @@ def test_a_page_that_cannot_be_drawn_does_not_fail_its_release(
 # ---- its numbers
 
 
-def any_card(**extra: Any) -> Card:
+def any_card(**extra):
     part = {"who": "x", "fraction": 1.0, "of": "rows"}
     guarantee = {
         "text": "",
@@ -383,11 +379,11 @@ def any_card(**extra: Any) -> Card:
     return Card.model_validate(content | extra)
 
 
-def count(part: ColumnPart, rows: Sample, card: Card) -> ReleasedHistogram | None:
+def count(part, rows, card):
     return count_histogram("x", rows, card.model_copy(update={"columns": {"x": part}}))
 
 
-def taken(**columns: Any) -> Sample:
+def taken(**columns):
     rows = pa.table(columns)
     return Sample(rows=rows, n_rows=rows.num_rows)
 
@@ -417,15 +413,13 @@ def taken(**columns: Any) -> Sample:
         ),
     ],
 )
-def test_shares_are_those_of_the_rows(
-    values: list[Any], part: dict[str, Any], expected: list[tuple[str, float]]
-) -> None:
+def test_shares_are_those_of_the_rows(values, part, expected):
     found = count(ColumnPart(role="privatised", **part), taken(x=values), any_card())
     assert found is not None
     assert [(bar.label, bar.share) for bar in found.bars] == expected
 
 
-def test_rare_levels_are_joined() -> None:
+def test_rare_levels_are_joined():
     values = [f"l{number:02d}" for number in range(40) for _ in range(number)]
     part = ColumnPart(role="privatised", levels=sorted(set(values) | {"l00"}))
     found = count(part, taken(x=values), any_card())
@@ -438,7 +432,7 @@ def test_rare_levels_are_joined() -> None:
     assert sum(bar.share for bar in found.bars) == pytest.approx(1.0)
 
 
-def test_margins_hold_the_noise_of_rows_and_counts() -> None:
+def test_margins_hold_the_noise_of_rows_and_counts():
     accounting = {
         "composition": "",
         "epsilon_exact": 1.0,
@@ -457,7 +451,7 @@ def test_margins_hold_the_noise_of_rows_and_counts() -> None:
     assert found.bars[0].margin == pytest.approx(1.96 * np.sqrt(0.25 / 10_000 + noise**2))
 
 
-def test_cells_count_by_their_weights() -> None:
+def test_cells_count_by_their_weights():
     card = any_card(
         mechanism={"kind": "histogram", "output": "cells", "cells": 2},
         n_rows={"value": 4.0, "exact": True},
@@ -469,7 +463,7 @@ def test_cells_count_by_their_weights() -> None:
     assert [bar.share for bar in found.bars] == [0.75, 0.25]
 
 
-def test_associations_are_those_of_a_textbook() -> None:
+def test_associations_are_those_of_a_textbook():
     rng = np.random.default_rng(3)
     one, noise = rng.integers(0, 3, 4000), rng.integers(0, 3, 4000)
     other = np.where(rng.random(4000) < 0.5, one, noise)
@@ -484,7 +478,7 @@ def test_associations_are_those_of_a_textbook() -> None:
     assert associate(["a"], taken(a=one), any_card()) is None
 
 
-def test_a_channel_tells_how_much_it_keeps() -> None:
+def test_a_channel_tells_how_much_it_keeps():
     shares = np.array([0.2, 0.8])
     matrix = 0.5 * np.eye(2) + 0.5 * shares
     view = ChannelView(
@@ -505,7 +499,7 @@ def test_a_channel_tells_how_much_it_keeps() -> None:
     assert (view.kept, ranks.kept) == (pytest.approx(0.5), pytest.approx(0.25))
 
 
-def test_a_page_says_how_little_a_row_keeps(tmp_path: Path) -> None:
+def test_a_page_says_how_little_a_row_keeps(tmp_path):
     output = release(tmp_path, mechanism__channel="laplace", privacy__epsilon=0.5)
     text = read_page(output).text
     for name in ("income", "day"):
@@ -525,7 +519,7 @@ def test_a_page_says_how_little_a_row_keeps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n_earlier", [0, 1])
-def test_a_page_tells_what_all_releases_give_away_together(rows: Path, n_earlier: int) -> None:
+def test_a_page_tells_what_all_releases_give_away_together(rows, n_earlier):
     card, manifest, folder = parts(rows)
     limits = {"epsilon_limit": 8.0, "delta_limit": 1e-6, "delta": 0.0}
     ledger = LedgerPosition(
@@ -554,7 +548,7 @@ def test_a_page_tells_what_all_releases_give_away_together(rows: Path, n_earlier
         assert "These tables are for this release alone" not in text
 
 
-def test_the_files_are_checked_by_the_commands_of_the_page(rows: Path, tmp_path: Path) -> None:
+def test_the_files_are_checked_by_the_commands_of_the_page(rows, tmp_path):
     page = (rows / PAGE_NAME).read_text(encoding="utf-8")
     [block] = re.findall(r"<code>(sha256sum .*?)</code>", page, re.DOTALL)
     copy = Path(shutil.copytree(rows, tmp_path / "copy"))
@@ -574,7 +568,7 @@ def test_the_files_are_checked_by_the_commands_of_the_page(rows: Path, tmp_path:
 # ---- metadata for catalogues
 
 
-def test_croissant_metadata_have_what_the_format_asks(rows: Path) -> None:
+def test_croissant_metadata_have_what_the_format_asks(rows):
     content = json.loads((rows / CROISSANT_NAME).read_bytes())
     assert {
         "@context",
@@ -603,19 +597,19 @@ def test_croissant_metadata_have_what_the_format_asks(rows: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a library of its own
-def test_croissant_metadata_are_valid(rows: Path) -> None:
+def test_croissant_metadata_are_valid(rows):
     mlcroissant = pytest.importorskip("mlcroissant", reason="no mlcroissant, which is in no extra")
     assert not mlcroissant.Dataset(jsonld=rows / CROISSANT_NAME).metadata.ctx.issues.errors
 
 
-def test_metadata_without_readable_shards_have_no_columns(rows: Path, tmp_path: Path) -> None:
+def test_metadata_without_readable_shards_have_no_columns(rows, tmp_path):
     card, manifest, folder = parts(rows)
     data, faults = make_croissant(card, manifest, type(folder)(f"file://{tmp_path}"))
     assert "recordSet" not in json.loads(data)
     assert len(faults) == 1
 
 
-def test_beliefs_are_bounded_and_rounded_up() -> None:
+def test_beliefs_are_bounded_and_rounded_up():
     assert bound_belief(0.5, float(np.log(3.0))) == "75.0 %"
     assert bound_belief(0.01, 0.0) == "1.0 %"
     assert bound_belief(0.9, 100.0) == "100.0 %"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from dpdask.mechanisms.card import Card
@@ -11,7 +9,7 @@ from dpdask.mechanisms.guidance import find_guidance
 from dpdask.page import make_page, render
 
 
-def make_card(*, left_out: float = 0.0, insecure: bool = False, **changed: Any) -> Card:
+def make_card(*, left_out=0.0, insecure=False, **changed):
     covered = {"who": "x", "fraction": 1.0, "of": "rows"}
     promise = {
         "text": "",
@@ -41,7 +39,7 @@ def make_card(*, left_out: float = 0.0, insecure: bool = False, **changed: Any) 
     return Card.model_validate(content | changed)
 
 
-def test_the_gain_is_told_in_words() -> None:
+def test_the_gain_is_told_in_words():
     told = "To someone who knows everything else, a belief of 50 % that a row has one value rather than another becomes one of at most 73.2 %."
     assert render.describe_gain(make_card()) == told
     assert "that a protected row has" in render.describe_gain(make_card(left_out=0.1))
@@ -61,13 +59,13 @@ def test_the_gain_is_told_in_words() -> None:
 @pytest.mark.parametrize(
     ("adjacency", "detected"), [("replace-one", "37.0 %"), ("add-remove", "98.3 %")]
 )
-def test_a_second_release_is_priced(adjacency: str, detected: str) -> None:
+def test_a_second_release_is_priced(adjacency, detected):
     told = render.describe_again(make_card(guarantee={"adjacency": adjacency, "delta": 1e-9}))
     assert "at most ε = 2 and δ = 2e-9 together: a test of one value rather than another" in told
     assert told.endswith(f"would detect it with probability at most {detected}.")
 
 
-def test_no_price_is_told_for_rows_that_a_second_release_would_hold_out() -> None:
+def test_no_price_is_told_for_rows_that_a_second_release_would_hold_out():
     """Without a ledger it draws a hold-out of its own, and no ε covers those rows."""
     assert render.describe_again(make_card(left_out=0.1)) == ""
     ledger = {
@@ -88,9 +86,7 @@ def test_no_price_is_told_for_rows_that_a_second_release_would_hold_out() -> Non
 
 
 @pytest.mark.parametrize(("delta_limit", "left"), [(0.0, "ε = 2"), (1e-6, "")])
-def test_what_a_ledger_leaves_is_told_where_it_is_a_difference(
-    delta_limit: float, left: str
-) -> None:
+def test_what_a_ledger_leaves_is_told_where_it_is_a_difference(delta_limit, left):
     spent = {
         "epsilon": 1.9999999999999998,
         "delta": 0.0,
@@ -108,7 +104,7 @@ def test_what_a_ledger_leaves_is_told_where_it_is_a_difference(
 
 
 @pytest.mark.parametrize(("n_rows", "share"), [(30_000.0, "0.02 %"), (60.0, "10 %")])
-def test_a_small_group_is_not_larger_than_it_is(n_rows: float, share: str) -> None:
+def test_a_small_group_is_not_larger_than_it_is(n_rows, share):
     noise = {"cells": {"standard_deviation": 2.8, "margin_95": 6.0}}
     card = make_card(
         n_rows={"value": n_rows, "exact": True},
@@ -121,7 +117,7 @@ def test_a_small_group_is_not_larger_than_it_is(n_rows: float, share: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["histogram", "tree", "known"])
-def test_numbers_of_noisy_counts_have_no_margin(kind: str) -> None:
+def test_numbers_of_noisy_counts_have_no_margin(kind):
     columns = {
         "x": {"role": "privatised", "epsilon": 1.0},
         "y": {"role": "privatised", "epsilon": 1.0, "levels": [1, 2]},

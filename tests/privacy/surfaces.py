@@ -5,13 +5,10 @@ from __future__ import annotations
 import tempfile
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote
-
-from distributed import Client
 
 PAGES = {
     "health",
@@ -39,7 +36,7 @@ PLOTS = (  # those of the tasks and of what the workers do with them; the others
 )
 
 
-def kept_by_the_scheduler(dask_scheduler: Any) -> str:
+def kept_by_the_scheduler(dask_scheduler):
     """Return what the scheduler holds of every task, with the errors that it keeps, unpickled and as bytes."""
     tasks = list(dask_scheduler.tasks.values())
     held = [
@@ -67,7 +64,7 @@ def kept_by_the_scheduler(dask_scheduler: Any) -> str:
     )
 
 
-def kept_by_the_worker(dask_worker: Any) -> str:
+def kept_by_the_worker(dask_worker):
     """Return what a worker says of itself: its log, and the story of its tasks."""
     state = dask_worker.state
     tasks = [
@@ -86,12 +83,12 @@ class Surfaces:
         Of a cluster with a dashboard on this machine.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client):
         self.client = client
         self.shown: dict[str, set[bytes]] = defaultdict(set)
         self.sessions: dict[str, Any] = {}
 
-    def add(self, name: str, content: Any) -> None:
+    def add(self, name, content):
         text = (
             content
             if isinstance(content, bytes)
@@ -99,14 +96,14 @@ class Surfaces:
         )
         self.shown[name].add(text)
 
-    def _page(self, name: str, port: int, path: str) -> None:
+    def _page(self, name, port, path):
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=30) as answer:
                 self.add(name, answer.read())
         except HTTPError as error:  # of a task that is gone, say: its text is shown, too
             self.add(name, error.read())
 
-    def _ports(self) -> dict[str, int]:
+    def _ports(self):
         info = self.client.scheduler_info(n_workers=-1)
         self.add("identity", info)
         found = {"scheduler": info["services"]["dashboard"]}
@@ -114,7 +111,7 @@ class Surfaces:
             address: worker["services"]["dashboard"] for address, worker in info["workers"].items()
         }
 
-    def look(self) -> None:
+    def look(self):
         """Look at what passes: what is there while a task runs, or until its client leaves."""
         client, ports = self.client, self._ports()
         keys = [
@@ -136,7 +133,7 @@ class Surfaces:
             for page in ("info/task/{}.html", "info/call-stack/{}.html"):
                 self._page(f"page {page}", ports["scheduler"], page.format(quote(key, safe="")))
 
-    def look_back(self) -> None:
+    def look_back(self):
         """Look at what stays: logs, profiles, streams and histories of what has run."""
         client, ports = self.client, self._ports()
         self.add("task stream", client.get_task_stream())
@@ -157,7 +154,7 @@ class Surfaces:
             for page in ("health", "metrics"):
                 self._page(f"worker page {page}", ports[address], page)
 
-    def open_plots(self) -> None:
+    def open_plots(self):
         """Open the dashboard's plots as a browser does; they fill while jobs run."""
         from bokeh.client import pull_session
 
@@ -166,7 +163,7 @@ class Surfaces:
             path: pull_session(url=f"http://127.0.0.1:{port}/{path}") for path in PLOTS
         }
 
-    def look_at_plots(self) -> None:
+    def look_at_plots(self):
         """Look at what the plots show now: every source of data, and all else that a browser is sent."""
         for path, session in self.sessions.items():
             session.force_roundtrip()
@@ -178,11 +175,11 @@ class Surfaces:
                         f"plot {path}", {name: list(values) for name, values in model.data.items()}
                     )
 
-    def close(self) -> None:
+    def close(self):
         for session in self.sessions.values():
             session.close()
 
-    def with_report(self, work: Callable[[], None]) -> None:
+    def with_report(self, work):
         """Do the work inside Dask's performance report, and add what it and a dump of the cluster say."""
         from distributed import performance_report
 
@@ -193,7 +190,7 @@ class Surfaces:
             self.client.dump_cluster_state(f"{folder}/state", format="yaml")
             self.add("dump", Path(folder, "state.yaml").read_bytes())
 
-    def found(self, values: dict[str, list[bytes]]) -> dict[str, set[str]]:
+    def found(self, values):
         """Return which of the planted values stand on which surface."""
         hits: dict[str, set[str]] = defaultdict(set)
         for name, texts in self.shown.items():
@@ -203,7 +200,7 @@ class Surfaces:
         return dict(hits)
 
 
-def forms(value: Any) -> list[bytes]:
+def forms(value):
     """Return how a value may stand in a text, a repr or a pickle."""
     if isinstance(value, bytes):
         return [value, value.hex().encode(), repr(value)[2:-1].encode()]

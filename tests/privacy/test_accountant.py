@@ -6,7 +6,6 @@ import itertools
 import math
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
 
 import mpmath
 import numpy as np
@@ -32,21 +31,15 @@ from dpdask.privacy.ledger_entries import Book
 DELTA = 2.0**-30
 
 
-def laplace(
-    scale: float, sensitivity: int = 1, count: int = 1, adjacency: Any = "add-remove"
-) -> DiscreteLaplace:
+def laplace(scale, sensitivity=1, count=1, adjacency="add-remove"):
     return DiscreteLaplace(scale=scale, sensitivity=sensitivity, adjacency=adjacency, count=count)
 
 
-def gaussian(
-    sigma: float, sensitivity: float = 1.0, count: int = 1, adjacency: Any = "add-remove"
-) -> DiscreteGaussian:
+def gaussian(sigma, sensitivity=1.0, count=1, adjacency="add-remove"):
     return DiscreteGaussian(sigma=sigma, sensitivity=sensitivity, adjacency=adjacency, count=count)
 
 
-def noise_scale(
-    kind: str, n: int, target: float, delta: float, sensitivity: Any, adjacency: Any
-) -> float:
+def noise_scale(kind, n, target, delta, sensitivity, adjacency):
     """The smallest scale of the noise of n vectors that costs at most the target."""
     [found] = scale_events(
         [(gaussian if kind == "gaussian" else laplace)(1.0, sensitivity, n, adjacency)],
@@ -56,7 +49,7 @@ def noise_scale(
     return found.sigma if isinstance(found, DiscreteGaussian) else found.scale
 
 
-def randomised_responses_delta(rate: float, n: int, at: float) -> float:
+def randomised_responses_delta(rate, n, at):
     """The exact δ(ε) of n randomised responses, at 40 digits."""
     with mpmath.workdps(40):
         p = 1 / (1 + mpmath.exp(-mpmath.mpf(rate)))
@@ -68,7 +61,7 @@ def randomised_responses_delta(rate: float, n: int, at: float) -> float:
         return float(sum(term for term in terms if term > 0))
 
 
-def gaussian_delta(sigma: float, shifts: tuple[int, ...], at: float) -> float:
+def gaussian_delta(sigma, shifts, at):
     """The exact δ(ε) of a vector moved by whole shifts under discrete Gaussian noise: its loss, summed over every outcome."""
     x = np.arange(-math.ceil(14 * sigma), math.ceil(14 * sigma) + 1)
     distribution = np.exp(-(x**2) / (2 * sigma**2))
@@ -141,12 +134,12 @@ def test_one_moved_count_is_the_worst_that_an_l1_sensitivity_allows(scale):
     distribution = np.exp(-np.abs(x) / scale)
     distribution /= distribution.sum()
 
-    def losses(shift: int) -> np.ndarray:
+    def losses(shift):
         """The distribution of the loss, in units of 1 / scale, from -shift to shift."""
         steps = np.abs(x + shift) - np.abs(x)
         return np.bincount(steps + shift, weights=distribution, minlength=2 * shift + 1)
 
-    def delta(mass: np.ndarray, at: int) -> float:
+    def delta(mass, at):
         loss = np.arange(len(mass)) - len(mass) // 2
         return float((mass * np.maximum(-np.expm1((at - loss) / scale), 0.0)).sum())
 
@@ -248,7 +241,7 @@ def test_the_scale_is_enough_and_hardly_more(kind, n, target, delta, sensitivity
     assert epsilon(event(scale * (1 - 1e-5), sensitivity, n, "replace-one"), delta) > target
 
 
-def charge(epsilon: float, delta: float = 0.0, event: dict[str, Any] | None = None) -> Charge:
+def charge(epsilon, delta=0.0, event=None):
     return Charge(epsilon=epsilon, delta=delta, event=event or {})
 
 
@@ -297,7 +290,7 @@ def test_the_order_of_charges_changes_nothing():
 
 
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
-def test_what_a_refusal_costs_covers_its_event(adjacency: Any) -> None:
+def test_what_a_refusal_costs_covers_its_event(adjacency):
     """Otherwise one charged refusal would end the plain sums of its dataset."""
     rng = np.random.default_rng(6)
     for _ in range(50):
@@ -367,7 +360,7 @@ LARGE_DELTAS = [
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("epsilon", "delta"), LARGE_DELTAS)
-def test_a_large_delta_that_makes_noise_free_ends_the_search(epsilon: float, delta: float) -> None:
+def test_a_large_delta_that_makes_noise_free_ends_the_search(epsilon, delta):
     """Beside a large δ some scales cost nothing, whose logarithm no secant may take."""
     drafts = [
         DiscreteGaussian(sigma=1.0, sensitivity=1.0, adjacency="add-remove", count=count)
@@ -384,8 +377,8 @@ def test_a_large_delta_that_makes_noise_free_ends_the_search(epsilon: float, del
 
 
 def test_the_last_bits_of_a_cost_which_processors_differ_in_do_not_change_the_scale(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """A copula's noise, by which all records follow: its scale is searched with costs that are wrong by some units in their last place."""
     events, rng = (
         [gaussian(1.7, math.sqrt(2), 7, "replace-one"), gaussian(4.1, 7.746, 1, "replace-one")],
@@ -393,7 +386,7 @@ def test_the_last_bits_of_a_cost_which_processors_differ_in_do_not_change_the_sc
     )
     exact, wrong = accountant._epsilon, {}
 
-    def elsewhere(atoms: Any, delta: float) -> float:
+    def elsewhere(atoms, delta):
         return wrong.setdefault(atoms, exact(atoms, delta) * (1.0 + 2.0**-50 * rng.integers(-4, 5)))
 
     expected = scale_events(events, 4.0, 1e-6)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +13,13 @@ from dpdask.channels import laplace as laplace_channel
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as rank_kernel
-from dpdask.privacy.audit import NoiseAudit, audit_event, channel_epsilon, lower_bound, rank_epsilon
+from dpdask.privacy.audit import audit_event, channel_epsilon, lower_bound, rank_epsilon
 from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace
 from dpdask.privacy.noise import perturb
 from dpdask.streams import RunKey, stream
 
 
-def keyed(name: str) -> Any:
+def keyed(name):
     return stream(RunKey.insecure(11), "audit", name)
 
 
@@ -36,12 +35,12 @@ EVENTS = [
 ]
 
 
-def is_consistent(found: NoiseAudit) -> bool:
+def is_consistent(found):
     """Whether the runs do not contradict the claim."""
     return found.lower_bound <= found.claimed
 
 
-def halved(event: DiscreteLaplace | DiscreteGaussian) -> DiscreteLaplace | DiscreteGaussian:
+def halved(event):
     key = "scale" if isinstance(event, DiscreteLaplace) else "sigma"
     return replace(event, **{key: getattr(event, key) / 2})
 
@@ -134,7 +133,7 @@ def test_a_channel_is_audited_by_the_weights_that_are_sampled(epsilon):
     assert channel_epsilon(channel_kernel.integer_weights(np.eye(2))) == math.inf
 
 
-def every_pair(noise: rank_kernel.RankNoise) -> float:
+def every_pair(noise):
     """ε* by the whole matrix Pr(w | i)."""
     n, margin = noise.n_cells, noise.margin
     size = 256 ** len(noise.weights)

@@ -20,7 +20,7 @@ from dpdask.privacy import (
 )
 
 
-def budget(text: str) -> Budget:
+def budget(text):
     return validate(Budget, parse_yaml(text, "job.yaml"), "job.yaml")
 
 
@@ -141,7 +141,7 @@ def test_weights_that_leave_a_column_without_a_part_are_refused(weights, what):
     assert caught.value.hint
 
 
-def bound(epsilon: float, delta: float = 0.0) -> float:
+def bound(epsilon, delta=0.0):
     """Return the attacker's power in percent."""
     return min(
         100.0,
@@ -185,7 +185,7 @@ def test_the_guarantee_says_who_is_not_covered_in_the_same_breath():
     assert "at most 14.6 %;" in text  # 5 % · e + 1 %, rounded up
 
 
-def central(**budget: object) -> str:
+def central(**budget):
     return noisy_counts_text(validate(Budget, budget, "job.yaml"))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from dpdask.errors import SpecError
@@ -22,7 +20,7 @@ ROWS = LocalRelease(epsilon=1.0)
 COUNTS = DiscreteLaplace(scale=2.0, sensitivity=2, adjacency="replace-one")
 
 
-def released(*uncovered: tuple[float, str, str]) -> dict[str, Any]:
+def released(*uncovered):
     samples = tuple(
         Uncovered(fraction=fraction, fate=fate, sample=sample)
         for fraction, fate, sample in uncovered
@@ -30,7 +28,7 @@ def released(*uncovered: tuple[float, str, str]) -> dict[str, Any]:
     return to_dict(Composed(events=(ROWS,), unit="row", uncovered=samples))
 
 
-def test_samples_of_one_name_are_nested_and_others_add_up() -> None:
+def test_samples_of_one_name_are_nested_and_others_add_up():
     assert coverage_of([]) == coverage_of([released(), released()]) == Coverage()
     once = released((0.25, "held out", "a"))
     assert coverage_of([once, once, released((0.1, "held out", "a"))]).uncovered == 0.25
@@ -41,7 +39,7 @@ def test_samples_of_one_name_are_nested_and_others_add_up() -> None:
     )  # without a name, nothing says that they are one
 
 
-def test_a_republished_sample_is_uncovered_too() -> None:
+def test_a_republished_sample_is_uncovered_too():
     for told in ((), (Uncovered(fraction=0.25, fate="held out", sample="a"),)):
         event = Composed(events=(ROWS,), unit="row", uncovered=told)
         assert from_dict(to_dict(event)) == event
@@ -54,7 +52,7 @@ def test_a_republished_sample_is_uncovered_too() -> None:
     )
 
 
-def test_only_a_release_of_rows_can_leave_rows_out() -> None:
+def test_only_a_release_of_rows_can_leave_rows_out():
     told = to_dict(Composed(events=(COUNTS,), unit="row"))
     untold = to_dict(Composed(events=(COUNTS, Composed(events=(ROWS,))), unit="row"))
     assert coverage_of([told, {}]) == Coverage()
@@ -63,7 +61,7 @@ def test_only_a_release_of_rows_can_leave_rows_out() -> None:
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan"), "0.5", True, None])
-def test_a_fraction_out_of_range_is_refused(fraction: Any) -> None:
+def test_a_fraction_out_of_range_is_refused(fraction):
     with pytest.raises(SpecError):
         Uncovered(fraction=fraction, fate="held out")
 
@@ -79,7 +77,7 @@ def test_a_fraction_out_of_range_is_refused(fraction: Any) -> None:
         3,
     ],
 )
-def test_what_is_not_understood_is_refused(listed: Any) -> None:
+def test_what_is_not_understood_is_refused(listed):
     with pytest.raises(SpecError):
         from_dict({**to_dict(Composed(events=(ROWS,), unit="row")), "uncovered": listed})
     with pytest.raises(SpecError):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from e2e.growing import add_day
 from e2e.growing import job as growing_job
 from e2e.helpers import call_cli, digests, error_line, hidden, lake, load, run_here, write_job
@@ -37,19 +35,19 @@ UNITS: dict[str, Any] = {"row": "row", "user": {"column": "userId", "max_rows": 
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     return lake(tmp_path_factory.mktemp("lake") / "in", [400, 900, 300])
 
 
 @pytest.fixture
-def job(source: Path, out: Path) -> Path:
+def job(source, out):
     out.parent.mkdir()
     out.parent.chmod(0o777)  # not sticky
     return write_job(out.with_name("job"), source, out)
 
 
 @pytest.fixture(scope="module")
-def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+def quiet(source, tmp_path_factory):
     """The digests of runs that nobody disturbed, by unit."""
     folder = tmp_path_factory.mktemp("quiet")
     for unit, value in UNITS.items():
@@ -58,11 +56,11 @@ def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(tmp_path):
     return tmp_path / "group/out"
 
 
-def plant(place: Path, owner: str, like: Path | None = None) -> dict[str, str]:
+def plant(place, owner, like=None):
     """Make what the attacker has ready, with a copy of a hidden folder if one is given, and return what lies there."""
     if like is not None:
         shutil.copytree(like, place)
@@ -79,7 +77,7 @@ def plant(place: Path, owner: str, like: Path | None = None) -> dict[str, str]:
     return digests(place)
 
 
-def exchange(one: Path, two: Path) -> None:
+def exchange(one, two):
     """Exchange two names, as another user can who may write into their folder."""
     aside = one.with_name("aside")
     one.rename(aside)
@@ -100,12 +98,12 @@ MOMENTS: dict[str, tuple[Any, str]] = {
 }
 
 
-def strike_after(moment: str, strike: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
+def strike_after(moment, strike, patch):
     """Strike once, after the first call of a function."""
     owner, name = MOMENTS[moment]
     function, struck = getattr(owner, name), []
 
-    def patched(*arguments: Any, **options: Any) -> Any:
+    def patched(*arguments, **options):
         result = function(*arguments, **options)
         if not struck:
             struck.append(name)
@@ -128,14 +126,14 @@ PAIRS = [
     [pytest.param(*case, marks=as_root if case[1] == "stranger" else ()) for case in PAIRS],
 )
 def test_a_driver_goes_on_in_its_own_folder(
-    source: Path,
-    out: Path,
-    quiet: Any,
-    moment: str,
-    owner: str,
-    unit: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    source,
+    out,
+    quiet,
+    moment,
+    owner,
+    unit,
+    monkeypatch,
+):
     out.parent.mkdir()
     job, mine, kept = (
         write_job(out.with_name("job"), source, out, privacy__unit=UNITS[unit]),
@@ -143,7 +141,7 @@ def test_a_driver_goes_on_in_its_own_folder(
         {},
     )
 
-    def strike() -> None:
+    def strike():
         kept.update(plant(mine, owner, hidden(out) if owner == "own" else None))
         exchange(hidden(out), mine)
 
@@ -160,17 +158,17 @@ def test_a_driver_goes_on_in_its_own_folder(
     [pytest.param("opened", "stranger", marks=as_root), ("kept", "link"), ("opened", "own")],
 )
 def test_workers_refuse_another_folder(
-    job: Path,
-    out: Path,
-    quiet: Any,
-    moment: str,
-    owner: str,
-    two_workers: LocalCluster,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    job,
+    out,
+    quiet,
+    moment,
+    owner,
+    two_workers,
+    monkeypatch,
+):
     mine = out.with_name("mine")
 
-    def strike() -> None:
+    def strike():
         plant(mine, owner, hidden(out))
         exchange(hidden(out), mine)
 
@@ -188,9 +186,7 @@ def test_workers_refuse_another_folder(
 
 @pytest.mark.parametrize("owner", [pytest.param("stranger", marks=as_root), "link", "thesis"])
 @pytest.mark.parametrize("finished", [False, True])
-def test_what_is_found_is_refused_and_stays(
-    job: Path, out: Path, owner: str, *, finished: bool
-) -> None:
+def test_what_is_found_is_refused_and_stays(job, out, owner, *, finished):
     if finished:
         run_here(job)
     if owner == "thesis":  # another folder of the victim
@@ -207,9 +203,7 @@ def test_what_is_found_is_refused_and_stays(
 
 
 @as_root
-def test_a_folder_that_others_could_write_into_is_not_resumed(
-    job: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_others_could_write_into_is_not_resumed(job, out, monkeypatch):
     """An open folder of the victim, in which the attacker has put a run."""
     plant(hidden(out), "own")
     hidden(out).chmod(0o777)
@@ -220,9 +214,7 @@ def test_a_folder_that_others_could_write_into_is_not_resumed(
 
 @as_root
 @pytest.mark.parametrize("which", [".out.dpdask-series", "names"])
-def test_what_stays_between_runs_is_not_taken_from_others(
-    which: str, source: Path, tmp_path: Path
-) -> None:
+def test_what_stays_between_runs_is_not_taken_from_others(which, source, tmp_path):
     if which == "names":
         made = write_job(
             tmp_path / "job",
@@ -249,9 +241,7 @@ def test_what_stays_between_runs_is_not_taken_from_others(
 
 
 @as_root
-def test_keys_of_runs_in_stores_are_not_taken_from_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_of_runs_in_stores_are_not_taken_from_others(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     (tmp_path / "dpdask").mkdir()
     plant(tmp_path / "dpdask/keys", "stranger")
@@ -261,12 +251,12 @@ def test_keys_of_runs_in_stores_are_not_taken_from_others(
 
 
 @pytest.fixture
-def frame() -> pd.DataFrame:
+def frame():
     return pd.DataFrame({"x": np.random.default_rng(1).uniform(0, 100, 200)})
 
 
 @pytest.fixture
-def release(frame: pd.DataFrame, tmp_path: Path) -> Iterator[Any]:
+def release(frame, tmp_path):
     schema = dpdask.Schema.from_dict(
         {"columns": {"x": {"role": "privatise", "kind": "continuous", "bounds": [0, 100]}}}
     )
@@ -276,9 +266,7 @@ def release(frame: pd.DataFrame, tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("owner", [pytest.param("stranger", marks=as_root), "link", "own"])
-def test_a_frame_s_key_is_its_own(
-    release: Any, frame: pd.DataFrame, owner: str, tmp_path: Path
-) -> None:
+def test_a_frame_s_key_is_its_own(release, frame, owner, tmp_path):
     [place] = tmp_path.glob("release-*")
     before = plant(tmp_path / "mine", owner, place)
     exchange(place, tmp_path / "mine")

@@ -6,11 +6,10 @@ import math
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,26 +36,26 @@ HALF = Charge(
 
 
 @pytest.fixture
-def ledger(url: str) -> Ledger:
+def ledger(url):
     """A ledger with the dataset `ratings`: ε 2, δ 2⁻²⁰."""
     made = Ledger(url)
     assert made.init("ratings", 2.0, 2.0**-20)
     return made
 
 
-def fill(ledger: Ledger, n_runs: int = 4) -> None:
+def fill(ledger, n_runs=4):
     for number in range(n_runs):
         ledger.intend("ratings", f"run-{number}", HALF)
     ledger.commit("ratings", "run-0")
     ledger.void("ratings", "run-1")
 
 
-def kinds(ledger: Ledger) -> list[tuple[str, str]]:
+def kinds(ledger):
     return [(entry.kind, entry.run_id) for entry in ledger.show("ratings").entries]
 
 
 @contextmanager
-def another_hand(ledger: Ledger) -> Iterator[sa.Connection]:
+def another_hand(ledger):
     with ledger._store._writer.begin() as connection:
         yield connection
 
@@ -64,7 +63,7 @@ def another_hand(ledger: Ledger) -> Iterator[sa.Connection]:
 # charging
 
 
-def test_an_intention_is_spent_and_recorded(ledger: Ledger) -> None:
+def test_an_intention_is_spent_and_recorded(ledger):
     entry = ledger.intend("ratings", "run-1", HALF)
     assert (entry.sequence, entry.kind, entry.run_id, entry.charge) == (1, "intend", "run-1", HALF)
     assert abs(datetime.fromisoformat(entry.recorded) - datetime.now(UTC)) < timedelta(minutes=1)
@@ -97,7 +96,7 @@ def test_an_intention_is_spent_and_recorded(ledger: Ledger) -> None:
     assert ledger.read_balance("ratings") == balance
 
 
-def test_a_run_is_charged_once(ledger: Ledger) -> None:
+def test_a_run_is_charged_once(ledger):
     first = ledger.intend("ratings", "run-1", HALF)
     assert ledger.intend("ratings", "run-1", HALF) == first
     committed = ledger.commit("ratings", "run-1")
@@ -107,7 +106,7 @@ def test_a_run_is_charged_once(ledger: Ledger) -> None:
     assert kinds(ledger) == [("intend", "run-1"), ("commit", "run-1")]
 
 
-def test_a_void_gives_back_and_a_voided_run_is_charged_anew(ledger: Ledger) -> None:
+def test_a_void_gives_back_and_a_voided_run_is_charged_anew(ledger):
     ledger.intend("ratings", "run-1", HALF)
     voided = ledger.void("ratings", "run-1")
     assert ledger.void("ratings", "run-1") == voided
@@ -123,7 +122,7 @@ def test_a_void_gives_back_and_a_voided_run_is_charged_anew(ledger: Ledger) -> N
         ledger.intend("ratings", "run-2", HALF)
 
 
-def test_a_refusal_writes_nothing_and_says_what_is_left(ledger: Ledger) -> None:
+def test_a_refusal_writes_nothing_and_says_what_is_left(ledger):
     first = Charge(epsilon=1.0000001)
     ledger.intend("ratings", "run-1", first)
     before = ledger.show("ratings")
@@ -147,7 +146,7 @@ def test_a_refusal_writes_nothing_and_says_what_is_left(ledger: Ledger) -> None:
     assert ledger.show("ratings") == before
 
 
-def test_a_refusal_of_rows_is_recorded_once_for_nothing_or_for_its_charge(ledger: Ledger) -> None:
+def test_a_refusal_of_rows_is_recorded_once_for_nothing_or_for_its_charge(ledger):
     free = ledger.refuse("ratings", "run-1", FREE)
     assert ledger.refuse("ratings", "run-1", FREE) == free
     ledger.intend("ratings", "run-2", HALF)
@@ -172,7 +171,7 @@ def test_a_refusal_of_rows_is_recorded_once_for_nothing_or_for_its_charge(ledger
     )  # what was released was not refused
 
 
-def test_a_strict_dataset_is_made_once_and_stays(ledger: Ledger) -> None:
+def test_a_strict_dataset_is_made_once_and_stays(ledger):
     assert not ledger.is_strict("ratings")
     for _ in range(2):
         assert not ledger.init("ratings", 2.0, 2.0**-20, strict=True)
@@ -183,7 +182,7 @@ def test_a_strict_dataset_is_made_once_and_stays(ledger: Ledger) -> None:
     assert ledger.read_balance("ratings").n_runs == 1
 
 
-def test_a_hold_outs_key_is_drawn_once_for_each_dataset(ledger: Ledger) -> None:
+def test_a_hold_outs_key_is_drawn_once_for_each_dataset(ledger):
     assert ledger.holdout_key("ratings", draw=False) is None
     key = ledger.holdout_key("ratings")
     assert key is not None
@@ -196,7 +195,7 @@ def test_a_hold_outs_key_is_drawn_once_for_each_dataset(ledger: Ledger) -> None:
     assert key.hex() not in repr(ledger.show("ratings"))
 
 
-def test_a_hold_outs_key_that_was_exchanged_or_lost_is_noticed(ledger: Ledger) -> None:
+def test_a_hold_outs_key_that_was_exchanged_or_lost_is_noticed(ledger):
     ledger.holdout_key("ratings")
     assert kinds(ledger) == [("hold-out", "hold-out")]
     with another_hand(ledger) as connection:
@@ -211,7 +210,7 @@ def test_a_hold_outs_key_that_was_exchanged_or_lost_is_noticed(ledger: Ledger) -
 
 
 @pytest.mark.parametrize("adjacency", ["replace-one", "add-remove"])
-def test_a_small_refusal_costs_a_hundredth_under_either_adjacency(adjacency: Any, url: str) -> None:
+def test_a_small_refusal_costs_a_hundredth_under_either_adjacency(adjacency, url):
     ledger = Ledger(url)
     ledger.init("strict", 10.0, strict=True)
     small = Charge(
@@ -224,7 +223,7 @@ def test_a_small_refusal_costs_a_hundredth_under_either_adjacency(adjacency: Any
     assert 0.1 <= ledger.read_balance("strict").epsilon_spent < 0.1001
 
 
-def test_a_strict_dataset_keeps_room_for_the_refusals_of_unfinished_runs(url: str) -> None:
+def test_a_strict_dataset_keeps_room_for_the_refusals_of_unfinished_runs(url):
     ledger, small = Ledger(url), Charge(epsilon=1e-4)
     ledger.init("strict", 4.0, strict=True)
     for run in ("one", "two"):
@@ -251,7 +250,7 @@ def test_a_strict_dataset_keeps_room_for_the_refusals_of_unfinished_runs(url: st
     ledger.intend("lax", "large", Charge(epsilon=3.9999))
 
 
-def test_a_draw_is_recorded_once(ledger: Ledger) -> None:
+def test_a_draw_is_recorded_once(ledger):
     ledger.intend("ratings", "run-1", HALF)
     drawn = ledger.draw("ratings", "run-1", "abc")
     assert (drawn.kind, drawn.release, drawn.charge) == ("draw", "abc", HALF)
@@ -267,7 +266,7 @@ def test_a_draw_is_recorded_once(ledger: Ledger) -> None:
     assert ledger.commit("ratings", "run-2", "other") == committed  # once
 
 
-def test_sums_are_exact_and_rounded_against_the_releaser(url: str) -> None:
+def test_sums_are_exact_and_rounded_against_the_releaser(url):
     ledger = Ledger(url)
     ledger.init("tenths", 1.0)
     for number in range(9):
@@ -279,7 +278,7 @@ def test_sums_are_exact_and_rounded_against_the_releaser(url: str) -> None:
     assert ledger.read_balance("tenths").epsilon_spent == math.nextafter(0.9, 1)
 
 
-def test_the_ledger_outlives_its_object(url: str, ledger: Ledger) -> None:
+def test_the_ledger_outlives_its_object(url, ledger):
     charge = Charge(
         epsilon=0.1 + 0.2,
         delta=math.nextafter(1e-9, 1),
@@ -291,7 +290,7 @@ def test_the_ledger_outlives_its_object(url: str, ledger: Ledger) -> None:
     assert again.intend("ratings", "run ε '\"%s", charge) == entry
 
 
-def test_a_refusal_says_that_charges_with_and_without_delta_add_up_badly(url: str) -> None:
+def test_a_refusal_says_that_charges_with_and_without_delta_add_up_badly(url):
     ledger = Ledger(url, compose=compose)
     ledger.init("people", 8.0, 1e-6)
     for name, epsilon in (("one", 0.5), ("two", 2.0)):
@@ -311,7 +310,7 @@ def test_a_refusal_says_that_charges_with_and_without_delta_add_up_badly(url: st
     assert ledger.read_balance("people").epsilon_spent == 4.5
 
 
-def test_a_composer_that_knows_no_number_charges_nothing(url: str) -> None:
+def test_a_composer_that_knows_no_number_charges_nothing(url):
     ledger = Ledger(url, compose=lambda charges, delta: math.nan)
     ledger.init("ratings", 1.0)
     with pytest.raises(BudgetError):
@@ -327,9 +326,7 @@ def test_a_composer_that_knows_no_number_charges_nothing(url: str) -> None:
     st.lists(st.tuples(st.floats(0, 1e300), st.floats(0, 1, exclude_max=True)), max_size=20),
     st.floats(0, 1, exclude_max=True),
 )
-def test_the_sum_is_the_least_float_that_is_not_too_small(
-    pairs: list[tuple[float, float]], limit: float
-) -> None:
+def test_the_sum_is_the_least_float_that_is_not_too_small(pairs, limit):
     total = sum_charges([Charge(epsilon=epsilon, delta=delta) for epsilon, delta in pairs], limit)
     if sum(Fraction(delta) for _, delta in pairs) > Fraction(limit):
         assert total == math.inf
@@ -339,7 +336,7 @@ def test_the_sum_is_the_least_float_that_is_not_too_small(
         assert total == 0 or Fraction(math.nextafter(total, 0)) < exact
 
 
-def test_a_charge_keeps_its_own_copy_of_the_event() -> None:
+def test_a_charge_keeps_its_own_copy_of_the_event():
     event = {"columns": ("a", "b")}
     charge = Charge(epsilon=1, delta=-0.0, event=event)
     event["columns"] = ()
@@ -355,7 +352,7 @@ def test_a_charge_keeps_its_own_copy_of_the_event() -> None:
     ],
     ids=lambda bad: str(bad)[:9],
 )
-def test_a_number_out_of_range_is_refused(name: str, bad: Any, tmp_path: Path) -> None:
+def test_a_number_out_of_range_is_refused(name, bad, tmp_path):
     ledger, given = Ledger(f"sqlite:///{tmp_path / 'l.db'}"), {"epsilon": 1.0, name: bad}
     for call in (lambda: Charge(**given), lambda: ledger.init("ratings", **given)):
         with pytest.raises(SpecError, match=name):
@@ -373,7 +370,7 @@ LOOP.append(LOOP)
     [{"a": math.nan}, {"a": {1}}, {"a": LOOP}, {1: 1, "1": 2}, 5, ["a"], None],
     ids=lambda bad: type(bad).__name__,
 )
-def test_an_event_that_is_not_json_is_refused(bad: Any) -> None:
+def test_an_event_that_is_not_json_is_refused(bad):
     with pytest.raises(SpecError, match="event"):
         Charge(epsilon=1.0, event=bad)
 
@@ -389,9 +386,7 @@ def test_an_event_that_is_not_json_is_refused(bad: Any) -> None:
         lambda ledger, name: ledger.show(name),
     ],
 )
-def test_a_name_that_is_not_one_is_refused(
-    call: Callable[[Ledger, Any], object], tmp_path: Path
-) -> None:
+def test_a_name_that_is_not_one_is_refused(call, tmp_path):
     ledger = Ledger(f"sqlite:///{tmp_path / 'l.db'}")
     ledger.init("ratings", 1.0)
     for bad in ("", "a ", "a\nb", "\ud800", "x" * 201, 5, None):
@@ -402,7 +397,7 @@ def test_a_name_that_is_not_one_is_refused(
 # the order of things
 
 
-def test_another_limit_is_refused(ledger: Ledger) -> None:
+def test_another_limit_is_refused(ledger):
     for limit in ((3.0, 2.0**-20), (2.0, 0.0)):
         with pytest.raises(
             SpecError, match=r"has a limit already: ε 2\.0 and δ 9\.5367431640625e-07"
@@ -441,7 +436,7 @@ OUT_OF_ORDER = [
 
 
 @pytest.mark.parametrize(("before", "step", "words"), OUT_OF_ORDER)
-def test_a_step_out_of_order_is_refused(before: str, step: str, words: str, tmp_path: Path) -> None:
+def test_a_step_out_of_order_is_refused(before, step, words, tmp_path):
     ledger = Ledger(f"sqlite:///{tmp_path / 'l.db'}")
     ledger.init("ratings", 2.0, 2.0**-20)
     for each in filter(None, before.split(", ")):
@@ -462,9 +457,7 @@ CALLS: list[Callable[[Ledger], object]] = [
 ]
 
 
-def test_a_dataset_or_a_ledger_that_is_not_there_is_named_and_not_made(
-    url: str, tmp_path: Path
-) -> None:
+def test_a_dataset_or_a_ledger_that_is_not_there_is_named_and_not_made(url, tmp_path):
     for call in CALLS:
         with pytest.raises(SpecError, match=r"no ledger here.*dpdask ledger init"):
             call(Ledger(url))
@@ -475,7 +468,7 @@ def test_a_dataset_or_a_ledger_that_is_not_there_is_named_and_not_made(
             call(Ledger(url))
 
 
-def test_a_ledger_of_another_version_is_refused(ledger: Ledger) -> None:
+def test_a_ledger_of_another_version_is_refused(ledger):
     with another_hand(ledger) as connection:
         connection.execute(sa.update(DATASETS), {"format": 3})
     with pytest.raises(SpecError, match="another version"):
@@ -485,38 +478,38 @@ def test_a_ledger_of_another_version_is_refused(ledger: Ledger) -> None:
 # another hand
 
 
-def set_entry(sequence: int, /, **values: Any) -> Callable[[sa.Connection], object]:
+def set_entry(sequence, /, **values):
     return lambda connection: connection.execute(
         sa.update(ENTRIES).where(ENTRIES.c.sequence == sequence), values
     )
 
 
-def delete(*sequences: int) -> Callable[[sa.Connection], object]:
+def delete(*sequences):
     return lambda connection: connection.execute(
         sa.delete(ENTRIES).where(ENTRIES.c.sequence.in_(sequences))
     )
 
 
-def set_dataset(**values: Any) -> Callable[[sa.Connection], object]:
+def set_dataset(**values):
     return lambda connection: connection.execute(sa.update(DATASETS), values)
 
 
-def close_gap(connection: sa.Connection) -> None:
+def close_gap(connection):
     delete(2)(connection)
     for sequence in range(3, 7):
         set_entry(sequence, sequence=sequence - 1)(connection)
     connection.execute(sa.update(DATASETS), {"n_entries": 5})
 
 
-def exchange(connection: sa.Connection) -> None:
+def exchange(connection):
     for old, new in ((3, 0), (4, 3), (0, 4)):
         set_entry(old, sequence=new)(connection)
 
 
-def rewrite(sequence: int, /, **values: Any) -> Callable[[sa.Connection], None]:
+def rewrite(sequence, /, **values):
     """Change an entry and make its own digest right again."""
 
-    def change(connection: sa.Connection) -> None:
+    def change(connection):
         row = (
             dict(
                 connection.execute(sa.select(ENTRIES).where(ENTRIES.c.sequence == sequence))
@@ -531,7 +524,7 @@ def rewrite(sequence: int, /, **values: Any) -> Callable[[sa.Connection], None]:
     return change
 
 
-def add(connection: sa.Connection) -> None:
+def add(connection):
     last = dict(
         connection.execute(sa.select(ENTRIES).where(ENTRIES.c.sequence == 6)).mappings().one()
     )
@@ -540,7 +533,7 @@ def add(connection: sa.Connection) -> None:
     connection.execute(sa.insert(ENTRIES), row)
 
 
-def cut_and_forget(connection: sa.Connection) -> None:
+def cut_and_forget(connection):
     delete(6)(connection)
     connection.execute(sa.update(DATASETS), {"n_entries": 5})
 
@@ -566,7 +559,7 @@ TAMPERED = {
 
 @pytest.mark.few(12)
 @pytest.mark.parametrize("case", TAMPERED)
-def test_tampering_is_found_and_named(ledger: Ledger, case: str) -> None:
+def test_tampering_is_found_and_named(ledger, case):
     tamper, named = TAMPERED[case]
     fill(ledger)
     assert ledger.verify("ratings") == 6
@@ -582,7 +575,7 @@ def test_tampering_is_found_and_named(ledger: Ledger, case: str) -> None:
             call("ratings")
 
 
-def test_an_entry_that_stands_twice_is_found() -> None:
+def test_an_entry_that_stands_twice_is_found():
     rows = [{"sequence": 1, "previous": "p"}, {"sequence": 1, "previous": "p"}]
     record: dict[str, Any] = dict.fromkeys(("format", "name", "created", "epsilon", "delta"), 1) | {
         "n_entries": 2,
@@ -605,9 +598,7 @@ def test_an_entry_that_stands_twice_is_found() -> None:
         ({"event": "{"}, "holds no charge"),
     ],
 )
-def test_an_entry_that_is_chained_and_still_none_is_refused(
-    ledger: Ledger, values: dict[str, Any], named: str
-) -> None:
+def test_an_entry_that_is_chained_and_still_none_is_refused(ledger, values, named):
     ledger.intend("ratings", "run-1", HALF)
     with another_hand(ledger) as connection:
         rewrite(1, **values)(connection)
@@ -639,20 +630,20 @@ def test_an_entry_that_is_chained_and_still_none_is_refused(
         5,
     ],
 )
-def test_a_bad_url_is_refused_without_showing_it(bad: Any) -> None:
+def test_a_bad_url_is_refused_without_showing_it(bad):
     with pytest.raises(SpecError, match=r"ledger\.url") as refused:
         Ledger(bad)
     assert "s3c" not in str(refused.value)
     assert "ret" not in str(refused.value).replace("interpreted", "")
 
 
-def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(SpecError, match=r"pip install 'dpdask\[postgresql\]'"):
         Ledger("postgresql://host/db")
 
 
-def test_a_server_that_is_away_is_a_temporary_failure_and_keeps_the_password() -> None:
+def test_a_server_that_is_away_is_a_temporary_failure_and_keeps_the_password():
     ledger = Ledger(
         "postgresql://user:s3cret@127.0.0.1:1/db?password=0ther&sslpassword=th1rd&connect_timeout=5"
     )
@@ -667,22 +658,20 @@ def test_a_server_that_is_away_is_a_temporary_failure_and_keeps_the_password() -
         assert not any(secret in text for secret in ("s3cret", "0ther", "th1rd"))
 
 
-def test_an_option_that_the_server_does_not_know_is_a_bad_spec() -> None:
+def test_an_option_that_the_server_does_not_know_is_a_bad_spec():
     with pytest.raises(SpecError, match="the database refused") as refused:
         Ledger("postgresql://user:s3cret@127.0.0.1:1/db?s3cret=1").verify("ratings")
     assert "s3cret" not in str(refused.value)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(
         SpecError, match=r"absent/ledger\.db: the folder of the ledger does not exist"
     ):
         Ledger(f"sqlite:///{tmp_path / 'absent' / 'ledger.db'}").init("ratings", 1.0)
 
 
-def test_a_relative_url_names_the_ledger_of_the_folder_in_which_it_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_url_names_the_ledger_of_the_folder_in_which_it_is_opened(tmp_path, monkeypatch):
     opened = []
     for epsilon, name in ((1.0, "first"), (2.0, "second")):
         (tmp_path / name).mkdir()
@@ -695,7 +684,7 @@ def test_a_relative_url_names_the_ledger_of_the_folder_in_which_it_is_opened(
     ]  # and they stay there
 
 
-def test_a_url_through_a_link_names_one_file_for_this_user_alone(tmp_path: Path) -> None:
+def test_a_url_through_a_link_names_one_file_for_this_user_alone(tmp_path):
     (tmp_path / "real" / "inner").mkdir(parents=True)
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "link").symlink_to(tmp_path / "real" / "inner")
@@ -705,7 +694,7 @@ def test_a_url_through_a_link_names_one_file_for_this_user_alone(tmp_path: Path)
     assert Ledger(f"sqlite:///{tmp_path}/real/ledger.db").verify("ratings") == 0
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_refused(tmp_path):
     (tmp_path / "ledger.db").write_bytes(b"rows of somebody\n" * 100)
     for call in (
         lambda ledger: ledger.init("ratings", 1.0),
@@ -716,8 +705,8 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_stays_busy_is_a_temporary_failure_that_charges_nothing(
-    url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    url, ledger, monkeypatch
+):
     monkeypatch.setattr(ledger_tables, "_PATIENCE", 0.2)
     monkeypatch.setitem(ledger_tables._CONNECT, "sqlite", {"timeout": 0.1})
     ledger_tables._engine.cache_clear()
@@ -732,9 +721,7 @@ def test_a_ledger_that_stays_busy_is_a_temporary_failure_that_charges_nothing(
     assert ledger.intend("ratings", "run-1", HALF).sequence == 1
 
 
-def test_an_answered_charge_is_on_the_disk(
-    url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answered_charge_is_on_the_disk(url, ledger, monkeypatch):
     monkeypatch.setattr(ledger_tables, "_on_connect", waits_for_the_disk)
     ledger_tables._engine.cache_clear()
     sqlite = url.startswith("sqlite")
@@ -749,12 +736,12 @@ def test_an_answered_charge_is_on_the_disk(
 @pytest.mark.parametrize(
     "url", ["postgresql"], indirect=True
 )  # SQLite lets no writer end while one reads
-def test_a_reader_sees_one_state_while_another_driver_writes(url: str, ledger: Ledger) -> None:
+def test_a_reader_sees_one_state_while_another_driver_writes(url, ledger):
     ledger.intend("ratings", "run-1", HALF)
     reader = Ledger(url)
     statements = []
 
-    def write_between(*arguments: Any) -> None:
+    def write_between(*arguments):
         statements.append(arguments[2])
         if "FROM dpdask_datasets" in arguments[2]:
             ledger.intend("ratings", f"run-{len(statements)}", HALF)
@@ -768,9 +755,7 @@ def test_a_reader_sees_one_state_while_another_driver_writes(url: str, ledger: L
 
 
 @pytest.mark.few(1)
-def test_a_killed_run_is_charged_once_when_it_is_run_again(
-    url: str, ledger: Ledger, tmp_path: Path
-) -> None:
+def test_a_killed_run_is_charged_once_when_it_is_run_again(url, ledger, tmp_path):
     moments = {
         "composing": 0,
         "committing": 0,

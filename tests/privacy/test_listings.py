@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import numpy as np
@@ -36,7 +34,7 @@ Listing = set[tuple[str, int]]
 
 
 @pytest.fixture(autouse=True)
-def _often(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _often(monkeypatch, tmp_path):
     """Keep the counts of each pass, as of a long one."""
     monkeypatch.setattr(scan, "KEEP_SECONDS", 0.0)
     monkeypatch.setattr(scan, "_KEEP_SHARE", 1e9)
@@ -46,7 +44,7 @@ def _often(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     forget_file_systems()
 
 
-def list_run(folder: Path, parts: Sequence[pa.Table], **changes: Any) -> tuple[Listing, set[str]]:
+def list_run(folder, parts, **changes):
     """Return names, without their random parts, and sizes of all that a store lists during a run; and the names as they are."""
     source = folder / uuid.uuid4().hex
     source.mkdir(parents=True)
@@ -56,7 +54,7 @@ def list_run(folder: Path, parts: Sequence[pa.Table], **changes: Any) -> tuple[L
         )
     output, found, names = f"memory://{source.name}/out", set(), set()
 
-    def look(*_: Any) -> None:
+    def look(*_):
         listed = fsspec.filesystem("memory").find(f"/{source.name}/.out.dpdask", detail=True)
         names.update(listed)
         found.update(
@@ -83,7 +81,7 @@ def list_run(folder: Path, parts: Sequence[pa.Table], **changes: Any) -> tuple[L
     return found, names
 
 
-def fragment_ids(folder: Path, parts: Sequence[pa.Table], schema: Any) -> list[str]:
+def fragment_ids(folder, parts, schema):
     folder.mkdir()
     for number, part in enumerate(parts):
         pq.write_table(
@@ -97,7 +95,7 @@ def fragment_ids(folder: Path, parts: Sequence[pa.Table], schema: Any) -> list[s
 
 @pytest.mark.few(10)
 @pytest.mark.parametrize("name", [name for name in CASES if name != SOLVED])
-def test_neighbours_are_listed_alike(name: str, tmp_path: Path) -> None:
+def test_neighbours_are_listed_alike(name, tmp_path):
     case = CASES[name]
     changes = placed(case, tmp_path)
     (left, names), (right, others) = (
@@ -109,7 +107,7 @@ def test_neighbours_are_listed_alike(name: str, tmp_path: Path) -> None:
     assert not any(each in name for each in ids for name in names | others)
 
 
-def people(n_over: int, n: int = 400) -> list[pa.Table]:
+def people(n_over, n=400):
     """A table in which some people have more rows than may be released."""
     who = np.sort(np.concatenate([np.repeat(np.arange(n_over), 3), np.arange(n_over, n)]))
     rows = len(who)
@@ -131,9 +129,7 @@ def people(n_over: int, n: int = 400) -> list[pa.Table]:
         *product(["marginals", "copula", "histogram"], ["replace-one", "add-remove"]),
     ],
 )
-def test_how_many_people_have_too_many_rows_is_not_listed(
-    kind: str, adjacency: str, tmp_path: Path
-) -> None:
+def test_how_many_people_have_too_many_rows_is_not_listed(kind, adjacency, tmp_path):
     more = {"dip": {"reference": {"kind": "histogram"}}, "marginals": {"cliques": [["x"]]}}
     mechanism = {"kind": kind, **more.get(kind, {})}
     promise = {
@@ -148,7 +144,7 @@ def test_how_many_people_have_too_many_rows_is_not_listed(
     assert not [each ^ listed[0] for each in listed if each != listed[0]]
 
 
-def scattered(n_cells: int, n: int = 3000) -> list[pa.Table]:
+def scattered(n_cells, n=3000):
     """A table whose rows lie in so many cells."""
     cells = np.arange(n) % n_cells
     return [
@@ -164,9 +160,7 @@ def scattered(n_cells: int, n: int = 3000) -> list[pa.Table]:
         ({"kind": "dip", "reference": HOLDOUT}, "replace-one"),
     ],
 )
-def test_how_many_cells_or_values_occur_is_not_listed(
-    mechanism: dict[str, Any], adjacency: str, tmp_path: Path
-) -> None:
+def test_how_many_cells_or_values_occur_is_not_listed(mechanism, adjacency, tmp_path):
     kept = []
     for n_cells in (1, 252, 253, 255, 256, 512, 2000):
         listed, _ = list_run(
@@ -183,14 +177,14 @@ def test_how_many_cells_or_values_occur_is_not_listed(
     assert any("counts-0" in name for name, _ in kept[0]) == (adjacency == "replace-one")
 
 
-def test_the_records_of_a_run_are_of_one_length_whatever_they_count() -> None:
+def test_the_records_of_a_run_are_of_one_length_whatever_they_count():
     """Where the content is about as long as a power of two, one digit more would tell that a count is larger."""
     folder, run_id = Folder("memory://records/out"), uuid.uuid4().hex
     state = RunState(folder)
     HostKeys().write(run_id, KEY)
     hold_key(run_id, KEY)
 
-    def size_of_record(counts: tuple[int, ...]) -> int:
+    def size_of_record(counts):
         with state.lock():
             state.write(
                 RunRecord(
@@ -205,13 +199,13 @@ def test_the_records_of_a_run_are_of_one_length_whatever_they_count() -> None:
             names = [name for name in state.folder.names() if name.startswith("run-")]
             return len(state.folder.read(sorted(names)[-1]))
 
-    def size_of_series(n_bytes: int, n_files: int) -> int:
+    def size_of_series(n_bytes, n_files):
         file = KeptFile(number=0, name="f", url="u", n_bytes=n_bytes, version="v", fragments=("a",))
         return len(
             Kept(id="i", salt="s", release="r", files=(file,) * n_files, sizes=()).to_bytes()
         )
 
-    def size_told(told: Told, n_columns: int) -> int:
+    def size_told(told, n_columns):
         secrets = EncryptedFolder("memory://records/actions", run_id)
         names = [f"c{number}" for number in range(n_columns)]
         told = Told(

@@ -8,22 +8,18 @@ less in the slow version. So this finds exact leaks, as planted breaks show; noi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from privacy.neighbour_cases import (
     EPSILON,
-    Case,
     central_cases,
     dip_cases,
     interval_cases,
     table,
     write_public,
 )
-from privacy.outsider import Bench, Effort, Finding, View, released, tell_apart
+from privacy.outsider import Bench, Effort, released, tell_apart
 
 from dpdask.errors import DataError
 from dpdask.io import parquet
@@ -37,13 +33,13 @@ EXACT = Effort(
 )  # proves ε > 0.23 of an event with rates 1 and 0, as those of planted breaks; 38 would prove 0.17
 
 
-def audit(folder: Path, case: Case, effort: Effort = Effort()) -> Finding:  # noqa: B008 - frozen
+def audit(folder, case, effort=Effort()):  # noqa: B008 - frozen
     """Return what tells a case's neighbours apart."""
     left, right = case.tables()
     bench = Bench.of(folder, case.schema, **placed(case, folder))
 
-    def draw(parts: Any) -> Any:
-        def views(seeds: Any) -> list[View]:
+    def draw(parts):
+        def views(seeds):
             if not case.held:
                 return bench.views(parts, seeds)
             return released(
@@ -55,7 +51,7 @@ def audit(folder: Path, case: Case, effort: Effort = Effort()) -> Finding:  # no
     return tell_apart(draw(left), draw(right), effort, delta=case.delta)
 
 
-def placed(case: Case, folder: Path) -> dict[str, Any]:
+def placed(case, folder):
     """Return a case's changes with its public table in a folder."""
     changes = case.changes
     reference = changes["mechanism"].get("reference", {})
@@ -70,7 +66,7 @@ def placed(case: Case, folder: Path) -> dict[str, Any]:
 SOLVED = "histogram-continuous-optimal"  # each run solves a large linear program of its own
 
 
-def is_like_another(case: Case) -> bool:
+def is_like_another(case):
     """Return whether a case's mechanism is also tried with the other unit, and its unit and adjacency with other mechanisms."""
     if case.name in ("marginals-delta-unit", "copula-delta-row", "copula-target-add-remove-row"):
         return True  # marginals-delta-row, copula-delta-unit and both other cases of a target are tried
@@ -97,7 +93,7 @@ def is_like_another(case: Case) -> bool:
         for name, case in CASES.items()
     ],
 )
-def test_neighbours_look_alike(name: str, tmp_path: Path) -> None:
+def test_neighbours_look_alike(name, tmp_path):
     found = audit(tmp_path, CASES[name])
     assert found.epsilon <= EPSILON, found.event
     assert found.n_released > Effort().looked / 2
@@ -106,7 +102,7 @@ def test_neighbours_look_alike(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", CASES)
-def test_neighbours_look_alike_in_many_runs(name: str, tmp_path: Path) -> None:
+def test_neighbours_look_alike_in_many_runs(name, tmp_path):
     found = audit(tmp_path, CASES[name], THOROUGH)
     assert found.epsilon <= EPSILON, found.event
 
@@ -114,9 +110,7 @@ def test_neighbours_look_alike_in_many_runs(name: str, tmp_path: Path) -> None:
 # ---- refusals
 
 
-def told_apart(
-    folder: Path, case: Case, left: pa.Table, right: pa.Table, **changes: Any
-) -> Finding:
+def told_apart(folder, case, left, right, **changes):
     """Return what tells two tables apart, one file each."""
     bench = Bench.of(folder, case.schema, **placed(case, folder), **changes)
     return tell_apart(
@@ -134,7 +128,7 @@ CENTRAL = [
 @pytest.mark.few(2)
 @pytest.mark.slow_with("copula-target")
 @pytest.mark.parametrize("name", CENTRAL)
-def test_an_empty_table_looks_like_one_with_a_row(name: str, tmp_path: Path) -> None:
+def test_an_empty_table_looks_like_one_with_a_row(name, tmp_path):
     found = told_apart(tmp_path, CASES[name], table(0), table(1))
     assert found.epsilon <= EPSILON, found.event
     assert found.n_released > 0
@@ -148,7 +142,7 @@ BOUNDED = [
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-def test_a_number_outside_its_bounds_looks_like_one_inside(name: str, tmp_path: Path) -> None:
+def test_a_number_outside_its_bounds_looks_like_one_inside(name, tmp_path):
     inside = table(4)
     outside = inside.set_column(4, "p", pa.array([0.1, 0.1, 0.1, 7.0]))
     found = told_apart(tmp_path, CASES[name], inside, outside)
@@ -162,13 +156,13 @@ UNKNOWN = table(4).set_column(2, "x", pa.array([0, 0, 0, 99], pa.int64()))
 @pytest.mark.parametrize(
     "name", ["histogram-row", "marginals-replace-one-row", "cells-add-remove-row"]
 )
-def test_a_budget_that_cannot_pay_answers_no_question(name: str, tmp_path: Path) -> None:
+def test_a_budget_that_cannot_pay_answers_no_question(name, tmp_path):
     """One row has a level that the schema does not declare: only who may read it is told so."""
     found = told_apart(tmp_path, CASES[name], table(4), UNKNOWN, budget=EPSILON / 2)
     assert found.epsilon == 0.0, found.event
 
 
-def test_a_strict_ledger_charges_a_refusal_that_tells_of_a_value(tmp_path: Path) -> None:
+def test_a_strict_ledger_charges_a_refusal_that_tells_of_a_value(tmp_path):
     """An unknown level ends the run, which tells that it is there: with a strict ledger that costs what the release would have."""
     case = CASES["marginals-replace-one-row"]
     bench = Bench.of(tmp_path, case.schema, **case.changes, budget=1.0, strict=True)
@@ -191,12 +185,10 @@ def test_a_strict_ledger_charges_a_refusal_that_tells_of_a_value(tmp_path: Path)
         ),
     ],
 )
-def test_a_refusal_that_depends_on_a_value_is_found(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_that_depends_on_a_value_is_found(name, tmp_path, monkeypatch):
     read = parquet.read_batches
 
-    def strict(*arguments: Any, **options: Any) -> Iterator[pa.RecordBatch]:
+    def strict(*arguments, **options):
         for batch in read(*arguments, **options):
             if "x" in batch.schema.names and 2 in batch.column("x").to_pylist():
                 raise DataError("planted", "x")
@@ -212,12 +204,10 @@ def test_a_refusal_that_depends_on_a_value_is_found(
     "name",
     ["marginals-add-remove-row", pytest.param("copula-add-remove-unit", marks=pytest.mark.slow)],
 )
-def test_the_exact_number_of_rows_is_found(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_exact_number_of_rows_is_found(name, tmp_path, monkeypatch):
     measure = tables.measure
 
-    def exact(counts: Any, planned: Any, **options: Any) -> Any:
+    def exact(counts, planned, **options):
         return measure(counts, planned, **{**options, "n_rows_public": True})
 
     monkeypatch.setattr(tables, "measure", exact)
@@ -226,7 +216,7 @@ def test_the_exact_number_of_rows_is_found(
 
 
 @pytest.mark.more
-def test_rows_that_keep_their_place_when_one_is_gone_are_found(tmp_path: Path) -> None:
+def test_rows_that_keep_their_place_when_one_is_gone_are_found(tmp_path):
     """The published number of rows of a replace-one release, taken for an add-remove one."""
     case = dataclasses.replace(CASES["known-laplace-row"], adjacency="add-remove")
     left, right = case.tables()

@@ -10,9 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,18 +44,16 @@ N_LEVELS = 600
 WIDE: dict[str, Any] = {**X, "levels": list(range(N_LEVELS))}
 
 
-def output(folder: Path) -> pd.DataFrame:
+def output(folder):
     return pads.dataset(folder / "out", exclude_invalid_files=False).to_table().to_pandas()
 
 
-def card_of(folder: Path) -> dict[str, Any]:
+def card_of(folder):
     found: dict[str, Any] = json.loads((folder / "out" / "_dpdask" / "release.json").read_text())
     return found
 
 
-def run(
-    folder: Path, parts: list[pa.Table], schema: Mapping[str, Any], seed: int = 5, **changes: Any
-) -> pd.DataFrame:
+def run(folder, parts, schema, seed=5, **changes):
     """Run a job on a table in so many files, and return what is released."""
     (folder / "in").mkdir(parents=True)
     for number, part in enumerate(parts):
@@ -90,9 +86,7 @@ CHANNELS = ["laplace", "laplace-calibrated", "optimal", "optimal-unbiased"]
 NO_CHANNEL = [("tree", "optimal-unbiased"), ("chain", "optimal-unbiased")]
 
 
-def levels(
-    folder: Path, reference: str, channel: str, *, files: int = 2
-) -> tuple[pd.DataFrame, np.ndarray, float]:
+def levels(folder, reference, channel, *, files=2):
     """Return rows in files that are alike but for their numbers, with each row's value before, the published channel, and its claim."""
     given = dict(REFERENCES[reference])
     if reference == "public":
@@ -115,7 +109,7 @@ def levels(
     )
 
 
-def enumerated(channel: np.ndarray) -> float:
+def enumerated(channel):
     """Return ε of a channel, over all inputs and outputs."""
     worst = 0.0
     for one, other in itertools.permutations(channel, 2):
@@ -124,13 +118,13 @@ def enumerated(channel: np.ndarray) -> float:
     return worst
 
 
-def independent(one: pd.Series, other: pd.Series) -> float:
+def independent(one, other):
     """Return the p-value of two released values being independent."""
     counts = pd.crosstab(one.to_numpy(), other.to_numpy()).to_numpy()
     return float(stats.chi2_contingency(counts).pvalue) if min(counts.shape) > 1 else 1.0
 
 
-def together(rows: pd.DataFrame) -> float:
+def together(rows):
     """Return the least p-value, over levels, of rows in the same place of two files, and of rows side by side, being independent."""
     n = 3 * N_ROWS
     first, second = (
@@ -157,9 +151,7 @@ def together(rows: pd.DataFrame) -> float:
         if (reference, channel) not in NO_CHANNEL
     ],
 )
-def test_a_published_channel_costs_its_claim_and_is_what_rows_follow(
-    reference: str, channel: str, tmp_path: Path
-) -> None:
+def test_a_published_channel_costs_its_claim_and_is_what_rows_follow(reference, channel, tmp_path):
     rows, published, claim = levels(tmp_path, reference, channel)
     found = enumerated(published)
     assert found <= claim * (1 + 1e-12) <= EPSILON * (1 + 1e-12)
@@ -169,7 +161,7 @@ def test_a_published_channel_costs_its_claim_and_is_what_rows_follow(
     assert together(rows) > TINY
 
 
-def test_equal_files_of_one_row_get_noise_of_their_own(tmp_path: Path) -> None:
+def test_equal_files_of_one_row_get_noise_of_their_own(tmp_path):
     parts = [
         pa.table({"x": [0]}).replace_schema_metadata({"file": str(number)}) for number in range(150)
     ]  # of equal bytes, they would be copies
@@ -184,7 +176,7 @@ def test_equal_files_of_one_row_get_noise_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("channel", ["laplace", "optimal"])
-def test_continuous_values_tell_no_more_than_the_claim(channel: str, tmp_path: Path) -> None:
+def test_continuous_values_tell_no_more_than_the_claim(channel, tmp_path):
     """Events of released values on both sides of every cut, from the two ends of the range: the ranks that differ most."""
     ends = np.repeat([0.001, 0.999], 4 * N_ROWS)
     part = pa.table({"was": ends, "p": ends})
@@ -220,7 +212,7 @@ PROMISES: list[tuple[str, Any, float]] = [
 ]
 
 
-def counted(changed: bool, adjacency: str, unit: Any) -> pa.Table:
+def counted(changed, adjacency, unit):
     """Return rows of a few levels, and of one unit more or with another level where they are changed."""
     size = 1 if unit == "row" else UNIT["max_rows"]
     values = [0] * 9 + [7] * size
@@ -232,9 +224,7 @@ def counted(changed: bool, adjacency: str, unit: Any) -> pa.Table:
     return pa.table({"who": who, "x": values})
 
 
-def measured(
-    folder: Path, mechanism: dict[str, Any], table: pa.Table, seed: int, **promise: Any
-) -> tuple[np.ndarray, dict[str, Any]]:
+def measured(folder, mechanism, table, seed, **promise):
     """Return all levels' noisy counts less their exact ones, and the event that the card tells of."""
     schema = {"who": DROPPED, "x": WIDE}
     rows = run(
@@ -251,7 +241,7 @@ def measured(
     return counts, event
 
 
-def distribution_of(event: Mapping[str, Any]) -> Callable[[np.ndarray], np.ndarray]:
+def distribution_of(event):
     return (
         laplace_distribution(event["scale"])
         if event["kind"] == "discrete-laplace"
@@ -259,7 +249,7 @@ def distribution_of(event: Mapping[str, Any]) -> Callable[[np.ndarray], np.ndarr
     )
 
 
-def claimed(event: Mapping[str, Any], moved: np.ndarray, delta: float) -> float:
+def claimed(event, moved, delta):
     """Return the ε at δ of the event's noise on what one unit moves: exactly for Laplace, from the distribution itself for Gaussian."""
     if event["kind"] == "discrete-laplace":
         return float(np.abs(moved).sum() / event["scale"])
@@ -292,8 +282,8 @@ COUNTS = [
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("mechanism", "adjacency", "unit", "delta"), COUNTS)
 def test_counts_have_the_published_noise_and_it_covers_what_a_unit_moves(
-    mechanism: dict[str, Any], adjacency: str, unit: Any, delta: float, tmp_path: Path
-) -> None:
+    mechanism, adjacency, unit, delta, tmp_path
+):
     promise = {"adjacency": adjacency, "unit": unit, "delta": delta}
     table = counted(False, adjacency, unit)
     exact = np.bincount(table["x"].to_numpy(), minlength=N_LEVELS)
@@ -308,7 +298,7 @@ def test_counts_have_the_published_noise_and_it_covers_what_a_unit_moves(
     assert 0.9 * EPSILON < claimed(event, moved, delta) <= EPSILON * (1 + 1e-9)
 
 
-def test_cells_that_noise_alone_raises_are_as_many_as_the_distribution_says(tmp_path: Path) -> None:
+def test_cells_that_noise_alone_raises_are_as_many_as_the_distribution_says(tmp_path):
     """More than 2**20 cells, so that empty ones are drawn by their number."""
     mechanism = {"kind": "histogram", "threshold": "enhanced", "factor": 2.0, "bins": {"p": 2048}}
     table = pa.table({"p": [0.1] * 200, "x": [0] * 200})
@@ -335,7 +325,7 @@ def test_cells_that_noise_alone_raises_are_as_many_as_the_distribution_says(tmp_
     )
 
 
-def reference_noise(seeds: range) -> tuple[np.ndarray, float]:
+def reference_noise(seeds):
     """Return differences of the noise of a histogram reference's counts, from published channels, and their scale.
 
     A channel between equal distributions keeps its reference: a left eigenvector, which is the projected noisy counts. Differences of two
@@ -365,7 +355,7 @@ def reference_noise(seeds: range) -> tuple[np.ndarray, float]:
     return np.array(differences), scale
 
 
-def two_laplaces(scale: float) -> Callable[[np.ndarray], np.ndarray]:
+def two_laplaces(scale):
     """Return the distribution of the difference of two draws of discrete Laplace noise."""
     grid = np.arange(-2000, 2001)
     distribution = np.convolve(
@@ -374,7 +364,7 @@ def two_laplaces(scale: float) -> Callable[[np.ndarray], np.ndarray]:
     return lambda values: distribution[np.asarray(values) + 2000]
 
 
-def test_a_histogram_reference_has_its_published_noise() -> None:
+def test_a_histogram_reference_has_its_published_noise():
     differences, scale = reference_noise(range(15))
     assert scale == 4.0
     assert distribution_p_value(differences, two_laplaces(scale)) > TINY
@@ -383,9 +373,7 @@ def test_a_histogram_reference_has_its_published_noise() -> None:
 # ---- planted breaks
 
 
-def test_noise_that_is_a_function_of_the_content_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_that_is_a_function_of_the_content_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(releases, "stream", lambda key, mechanism, _: stream(key, mechanism, ""))
     rows, published, _ = levels(tmp_path / "long", "known", "optimal")
     assert (
@@ -396,9 +384,7 @@ def test_noise_that_is_a_function_of_the_content_is_found(
         test_equal_files_of_one_row_get_noise_of_their_own(tmp_path / "short")
 
 
-def test_noise_that_is_a_fifth_too_small_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_that_is_a_fifth_too_small_is_found(tmp_path, monkeypatch):
     laplace, gaussian = noise.discrete_laplace, noise.discrete_gaussian
     monkeypatch.setattr(
         noise,
@@ -419,12 +405,10 @@ def test_noise_that_is_a_fifth_too_small_is_found(
             )
 
 
-def test_a_channel_with_one_cell_changed_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_channel_with_one_cell_changed_is_found(tmp_path, monkeypatch):
     fit = dip.fit_dip
 
-    def fit_wrong(*arguments: Any, **options: Any) -> Any:
+    def fit_wrong(*arguments, **options):
         release = fit(*arguments, **options)
         column = release.columns["x"]
         weights = column.channel.weights.copy()
@@ -443,12 +427,10 @@ def test_a_channel_with_one_cell_changed_is_found(
     assert enumerated(published) > claim * (1 + 1e-6)
 
 
-def test_rows_that_do_not_follow_the_published_channel_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_do_not_follow_the_published_channel_are_found(tmp_path, monkeypatch):
     sample = channel_kernel.sample
 
-    def keep_some(codes: Any, words: Any, *tables: Any) -> Any:
+    def keep_some(codes, words, *tables):
         drawn = sample(codes, words, *tables)
         return np.where(
             np.arange(len(codes)) % 8 == 0, codes, drawn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import dask
@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 from privacy.neighbour_cases import KEPT, KNOWN, X, Y, table
 from privacy.outsider import (
-    Draw,
     Effort,
     View,
     distribution_p_value,
@@ -51,15 +50,15 @@ OF_PUBLIC = ("public", "chain-public")
 View_ = Callable[[pd.DataFrame, int], View]  # what is seen of one run on a frame with a seed
 
 
-def schema_of(columns: dict[str, Any]) -> dpdask.Schema:
+def schema_of(columns):
     return dpdask.Schema.from_dict({"columns": columns})
 
 
-def frame(n_rows: int, changed: Iterable[int] = ()) -> pd.DataFrame:
+def frame(n_rows, changed=()):
     return table(n_rows, list(changed)).select(list(SCHEMA)).to_pandas()
 
 
-def seen(act: Callable[[], View]) -> View:
+def seen(act):
     """Return a view, or how it was refused; warnings are the steward's."""
     with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"):
         warnings.simplefilter("ignore")
@@ -69,15 +68,15 @@ def seen(act: Callable[[], View]) -> View:
             return {"ends": f"{error.exit_code}: {error}"}
 
 
-def drawn(view: View_, rows: pd.DataFrame) -> Draw:
+def drawn(view, rows):
     return lambda seeds: [view(rows, seed) for seed in seeds]
 
 
-def dip_view(name: str, unit: Any, *, lazy: bool = False) -> View_:
+def dip_view(name, unit, *, lazy=False):
     """Return how a fitted release of a frame looks: its rows, index and types, and its card."""
 
-    def view(rows: pd.DataFrame, seed: int) -> View:
-        def act() -> View:
+    def view(rows, seed):
+        def act():
             given = dd.from_pandas(rows, npartitions=2) if lazy else rows
             fitted_on = frame(8, range(3)) if name in OF_PUBLIC else given
             mechanism = dpdask.DIP(
@@ -103,7 +102,7 @@ CASES = [(name, "row", lazy) for name in REFERENCES for lazy in (False, True)] +
 ]
 
 
-def is_like_others(name: str, unit: Any, lazy: bool) -> bool:
+def is_like_others(name, unit, lazy):
     """Return whether another reference is tried with the same unit and frame, and this reference with another one."""
     return (unit != "row" or lazy) and name in (
         "holdout",
@@ -121,12 +120,12 @@ def is_like_others(name: str, unit: Any, lazy: bool) -> bool:
         for case in CASES
     ],
 )
-def test_neighbouring_frames_look_alike(name: str, unit: Any, lazy: bool) -> None:
+def test_neighbouring_frames_look_alike(name, unit, lazy):
     n_rows = 12 if name in HELD else 6
     changed = range(n_rows - (1 if unit == "row" else 3), n_rows)
     view = dip_view(name, unit, lazy=lazy)
 
-    def draw(rows: pd.DataFrame) -> Draw:
+    def draw(rows):
         if name not in HELD:
             return drawn(view, rows)
         return lambda seeds: released(
@@ -155,7 +154,7 @@ RANGES = {
 }
 
 
-def in_batches(act: Callable[..., Any], values: Iterable[int]) -> list[pd.DataFrame]:
+def in_batches(act, values):
     """Return what records that come one by one are released as, each in a batch of its own where a release has batches."""
     return [
         rows_of(act, pd.DataFrame({"x": [value]}), f"batch {number}")
@@ -163,7 +162,7 @@ def in_batches(act: Callable[..., Any], values: Iterable[int]) -> list[pd.DataFr
     ]
 
 
-def known_release(seed: int, epsilon: float = 1.0) -> Any:
+def known_release(seed, epsilon=1.0):
     reference = dpdask.Known(columns={"x": {"probabilities": [0.5, 0.5]}})
     fit = dpdask.DIP(
         schema_of({"x": BITS}),
@@ -175,10 +174,10 @@ def known_release(seed: int, epsilon: float = 1.0) -> Any:
     return fit(pd.DataFrame({"x": [0, 1]}))
 
 
-def same_outputs(values: list[int]) -> Draw:
+def same_outputs(values):
     """Return how two records that come one by one look: whether their released values are the same."""
 
-    def views(seeds: range) -> list[View]:
+    def views(seeds):
         found: list[View] = []
         for seed in seeds:
             release = known_release(seed)
@@ -194,18 +193,18 @@ PAIRS = Effort(looked=40, gap=0.35, again=60, judged=300)
 FEW_PAIRS = (Effort(looked=20, gap=0.35, again=30, judged=110), 1e-3)
 
 
-def two_records_tell(effort: Effort = PAIRS, alpha: float = 1e-9) -> float:
+def two_records_tell(effort=PAIRS, alpha=1e-9):
     """Return what two records of one release prove about the second one's value, up to an error of alpha."""
     return tell_apart(same_outputs([0, 0]), same_outputs([0, 1]), effort, alpha=alpha).epsilon
 
 
-def equal_records(act: Callable[..., Any], column: str, n: int = 60) -> tuple[int, int]:
+def equal_records(act, column, n=60):
     """Return how many of many equal records were released as the first one was, and how many there are."""
     out = [released_.iloc[0][column] for released_ in in_batches(act, [0] * n)]
     return sum(value == out[0] for value in out), n
 
 
-def test_records_that_come_one_by_one_get_noise_of_their_own() -> None:
+def test_records_that_come_one_by_one_get_noise_of_their_own():
     same, n = equal_records(known_release(3).transform, "x")
     assert (
         n * 0.25 < same < n * 0.95
@@ -216,7 +215,7 @@ def test_records_that_come_one_by_one_get_noise_of_their_own() -> None:
     assert two_records_tell(*FEW_PAIRS) <= 1.0
 
 
-def test_equal_partitions_get_noise_of_their_own() -> None:
+def test_equal_partitions_get_noise_of_their_own():
     one = pd.DataFrame({"x": [0]})
     rows = dd.from_map(lambda _: one, range(100), meta=one.head(0))
     release = known_release(4)
@@ -232,16 +231,14 @@ def test_equal_partitions_get_noise_of_their_own() -> None:
     [FEW_PAIRS, pytest.param(PAIRS, 1e-9, marks=pytest.mark.slow)],
     ids=["few", "many"],
 )
-def test_one_fixed_map_for_all_records_is_found(
-    effort: Effort, alpha: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_fixed_map_for_all_records_is_found(effort, alpha, monkeypatch):
     monkeypatch.setattr(releases, "stream", lambda key, mechanism, _: stream(key, mechanism, ""))
     same, n = equal_records(known_release(3).transform, "x")
     assert same == n
     assert two_records_tell(effort, alpha) > 1.0
 
 
-def test_noise_from_the_system_has_the_published_distribution() -> None:
+def test_noise_from_the_system_has_the_published_distribution():
     """Without a seed: other runs test the reproducible noise."""
     wide = {**X, "levels": list(range(2000))}
     release = dpdask.PerturbedHistogram(

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,18 +26,18 @@ N = 20_000
 Distribution = tuple[np.ndarray, np.ndarray]
 
 
-def laplace_distribution(scale: float) -> Distribution:
+def laplace_distribution(scale):
     x = np.arange(-math.ceil(45 * scale) - 1, math.ceil(45 * scale) + 2)
     return x, np.exp(-np.abs(x) / scale) * math.tanh(1 / (2 * scale))
 
 
-def gaussian_distribution(sigma: float) -> Distribution:
+def gaussian_distribution(sigma):
     x = np.arange(-math.ceil(14 * sigma) - 1, math.ceil(14 * sigma) + 2)
     mass = np.exp(-(x**2) / (2 * sigma**2))
     return x, mass / mass.sum()
 
 
-def spread_fits(draws: np.ndarray, distribution: Distribution) -> bool:
+def spread_fits(draws, distribution):
     """A two-sided test of the mean square."""
     x, mass = distribution
     variance, fourth = (x**2 * mass).sum(), (x.astype(float) ** 4 * mass).sum()
@@ -48,7 +47,7 @@ def spread_fits(draws: np.ndarray, distribution: Distribution) -> bool:
     return bool(2 * stats.norm.sf(abs(z)) > ALPHA)
 
 
-def shape_fits(draws: np.ndarray, distribution: Distribution) -> bool:
+def shape_fits(draws, distribution):
     """A chi-square test on about 24 intervals of equal probability."""
     x, mass = distribution
     part = np.minimum((np.cumsum(mass) - mass / 2) * 24, 23).astype(int)
@@ -61,15 +60,15 @@ def shape_fits(draws: np.ndarray, distribution: Distribution) -> bool:
     )
 
 
-def fits(draws: np.ndarray, distribution: Distribution) -> bool:
+def fits(draws, distribution):
     return spread_fits(draws, distribution) and shape_fits(draws, distribution)
 
 
-def keyed(name: str) -> Any:
+def keyed(name):
     return stream(RunKey.insecure(7), "test", name)
 
 
-def lone(draws: np.ndarray) -> bool:
+def lone(draws):
     """Whether neighbouring draws are uncorrelated."""
     return bool(
         abs(np.corrcoef(np.clip(draws[:-1], -99, 99), np.clip(draws[1:], -99, 99))[0, 1])
@@ -89,7 +88,7 @@ KINDS = pytest.mark.parametrize(("sample", "distribution"), SAMPLERS, ids=["lapl
 def test_the_noise_has_its_distribution_and_neither_half_nor_twice_of_it(
     sample, distribution, secure, scale
 ):
-    def drawn(at: float) -> np.ndarray:
+    def drawn(at):
         return sample(
             np.zeros(N, dtype=np.int64),
             at,
@@ -162,7 +161,7 @@ def test_the_largest_scale_does_not_saturate():
 
 
 def test_a_failure_of_the_library_is_not_hidden(monkeypatch):
-    def broken(counts: np.ndarray) -> list[int]:
+    def broken(counts):
         raise OpenDPException("FailedFunction", "no entropy", "")
 
     monkeypatch.setattr(measurements, "make_laplace", lambda *_, **__: broken)
@@ -187,7 +186,7 @@ GAUSSIAN = DiscreteGaussian(sigma=11.0, sensitivity=math.sqrt(2), adjacency="rep
 
 
 @lru_cache
-def distribution_of(event: DiscreteLaplace | DiscreteGaussian) -> Distribution:
+def distribution_of(event):
     """The distribution of the noise that would cost what the accountant says of the event, found without asking for its scale."""
     if isinstance(event, DiscreteLaplace):
         return laplace_distribution(
@@ -202,7 +201,7 @@ def distribution_of(event: DiscreteLaplace | DiscreteGaussian) -> Distribution:
 @pytest.mark.parametrize("event", [LAPLACE, GAUSSIAN], ids=["laplace", "gaussian"])
 @pytest.mark.parametrize("secure", [True, False], ids=["secure", "keyed"])
 def test_what_is_drawn_is_what_the_accountant_is_told(event, secure, monkeypatch):
-    def drawn() -> np.ndarray:
+    def drawn():
         return noise.perturb(
             np.zeros(N, dtype=np.int64), event, rng=None if secure else keyed("event")
         )

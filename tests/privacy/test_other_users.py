@@ -12,7 +12,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import dask
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def place():
     """A folder that everybody can enter, unlike pytest's, with a file that only this user may read."""
     folder = Path(tempfile.mkdtemp(prefix="dpdask-test-"))
     folder.chmod(0o755)
@@ -43,7 +42,7 @@ def place() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def listening(process: psutil.Process) -> list[int]:
+def listening(process):
     """Return the ports that a process and its children listen on, without the stores that other tests have started."""
     family = [
         process,
@@ -67,7 +66,7 @@ def listening(process: psutil.Process) -> list[int]:
 
 
 @pytest.fixture
-def stranger() -> Iterator[subprocess.Popen[str]]:
+def stranger():
     """Another user, who has imported what they need and waits for where to strike."""
     words = [sys.executable, str(HERE / "other_user.py")]
     with subprocess.Popen(
@@ -77,9 +76,7 @@ def stranger() -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def attack(
-    stranger: subprocess.Popen[str], ports: list[int], place: Path, seconds: float = 1.5
-) -> list[str]:
+def attack(stranger, ports, place, seconds=1.5):
     """Return what the other user could do, told where the victim listens and where the victim's files are."""
     wanted = {
         "ports": ports,
@@ -102,9 +99,7 @@ SCRIPT = ["bash", str(ROOT / "cluster/local/run")]
         pytest.param(SCRIPT, id="script", marks=pytest.mark.slow),
     ],
 )
-def test_nobody_else_gets_in_while_a_job_runs(
-    words: list[str], place: Path, stranger: subprocess.Popen[str]
-) -> None:
+def test_nobody_else_gets_in_while_a_job_runs(words, place, stranger):
     ledger, out = place / "mine" / "ledger.db", place / "mine" / "out"
     open_ledger(f"sqlite:///{ledger}").init("d", 9.0)
     counts = {
@@ -163,16 +158,14 @@ def test_nobody_else_gets_in_while_a_job_runs(
     ]
 
 
-def umask() -> int:
+def umask():
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
 @pytest.mark.more
-def test_everybody_gets_into_a_cluster_without_tls(
-    place: Path, stranger: subprocess.Popen[str]
-) -> None:
+def test_everybody_gets_into_a_cluster_without_tls(place, stranger):
     settings = {"temporary-directory": str(place), "distributed.deploy.lost-worker-timeout": "1h"}
     options = {
         "host": "127.0.0.1",

@@ -15,7 +15,7 @@ POSITIVE = st.floats(min_value=1e-300, max_value=1e300)
 
 
 @given(POSITIVE, st.integers(1, 10**9))
-def test_a_share_is_the_nearest_float_on_its_side(value: float, parts: int) -> None:
+def test_a_share_is_the_nearest_float_on_its_side(value, parts):
     exact = Fraction(value) / parts
     down, up = round_down(exact), round_up(exact)
     assert Fraction(down) <= exact <= Fraction(up)
@@ -23,7 +23,7 @@ def test_a_share_is_the_nearest_float_on_its_side(value: float, parts: int) -> N
 
 
 @given(POSITIVE)
-def test_a_number_for_people_is_rounded_to_its_side(value: float) -> None:
+def test_a_number_for_people_is_rounded_to_its_side(value):
     assert (
         value * (1 - 1e-7)
         <= float(shorten(value, up=False))
@@ -34,13 +34,13 @@ def test_a_number_for_people_is_rounded_to_its_side(value: float) -> None:
 
 
 @given(st.lists(POSITIVE, min_size=1, max_size=9))
-def test_a_sum_is_never_below_the_exact_one(parts: list[float]) -> None:
+def test_a_sum_is_never_below_the_exact_one(parts):
     exact, found = sum(map(Fraction, parts)), round_up_sum(parts)
     assert Fraction(found) >= exact
     assert Fraction(math.nextafter(found, 0.0)) < exact
 
 
-def test_plain_sums_would_fall_short() -> None:
+def test_plain_sums_would_fall_short():
     assert [shorten(value, up=True) for value in (2.4999999999999996, 1.0, 0.0, math.inf)] == [
         "2.5",
         "1.0",
@@ -66,5 +66,5 @@ def test_plain_sums_would_fall_short() -> None:
         (-340.0, 2, "-340"),
     ],
 )
-def test_numbers_for_people_have_no_exponent(value: float, digits: int, text: str) -> None:
+def test_numbers_for_people_have_no_exponent(value, digits, text):
     assert write_digits(value, digits) == text

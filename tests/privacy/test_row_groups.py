@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-def write(folder: Path, format_: str, private: list[str]) -> Path:
+def write(folder, format_, private):
     """Write a table whose public texts take about 200 bytes."""
     notes = ["k" * int(size) for size in np.random.default_rng(3).integers(150, 250, N_ROWS)]
     table = pa.table({"note": notes, "ill": private})
@@ -35,9 +34,7 @@ def write(folder: Path, format_: str, private: list[str]) -> Path:
 
 
 @pytest.mark.parametrize(("order", "format_"), [("keep", "csv"), ("shuffled", "parquet")])
-def test_the_length_of_a_private_text_moves_no_row_group(
-    order: str, format_: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_length_of_a_private_text_moves_no_row_group(order, format_, tmp_path, monkeypatch):
     for module, name, value in (
         (parquet, "BATCH_BYTES", 2**15),
         (csv, "_BLOCK_BYTES", 2**13),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +23,6 @@ from dpdask.privacy.events import (
     name_series,
     to_dict,
 )
-from dpdask.privacy.ledger import Ledger
 from dpdask.privacy.ledger_entries import FREE, Charge, event_text
 
 RELEASE = "f" * 64
@@ -33,14 +30,14 @@ NOISE = DiscreteLaplace(scale=8.0, sensitivity=2, adjacency="replace-one")
 
 
 def charge(
-    head: str,
-    previous: str = "",
+    head,
+    previous="",
     *,
-    epsilon: float = 1.0,
-    unit: str = "row",
-    release: str = RELEASE,
-    id_: str = "s",
-) -> Charge:
+    epsilon=1.0,
+    unit="row",
+    release=RELEASE,
+    id_="s",
+):
     """Return the charge of one release: the first one also counts with noise, at a quarter of ε."""
     series = Series(id=id_, release=release if previous else "", previous=previous, head=head)
     rows = LocalRelease(epsilon=0.75 * epsilon, unit=unit)
@@ -51,29 +48,29 @@ def charge(
     )
 
 
-def count(*charges: Charge) -> list[int]:
+def count(*charges):
     """Return the numbers of the charges that count; each run recorded the same fitted release."""
     return [charges.index(each) for each in count_series([(each, RELEASE) for each in charges])]
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
+def ledger(tmp_path):
     made = open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     made.init("people", 2.0)
     return made
 
 
-def spend(ledger: Ledger, run: str, cost: Charge, release: str = RELEASE) -> None:
+def spend(ledger, run, cost, release=RELEASE):
     ledger.intend("people", run, cost)
     ledger.draw("people", run, release)
     ledger.commit("people", run, release)
 
 
-def spent(ledger: Ledger) -> float:
+def spent(ledger):
     return ledger.read_balance("people").epsilon_spent
 
 
-def test_a_series_of_thirty_days_costs_a_row_its_first_release(ledger: Ledger) -> None:
+def test_a_series_of_thirty_days_costs_a_row_its_first_release(ledger):
     heads = [f"h{day}" for day in range(30)]
     for day, head in enumerate(heads):
         spend(ledger, f"day {day}", charge(head, heads[day - 1] if day else ""))
@@ -86,7 +83,7 @@ def test_a_series_of_thirty_days_costs_a_row_its_first_release(ledger: Ledger) -
     assert spent(ledger) == 2.0
 
 
-def test_for_a_person_the_releases_add_up(tmp_path: Path) -> None:
+def test_for_a_person_the_releases_add_up(tmp_path):
     ledger = open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     ledger.init("people", 3.0)
     for day in range(3):
@@ -111,13 +108,13 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_whatever_does_not_go_on_with_the_series_counts_in_full(change: str) -> None:
+def test_whatever_does_not_go_on_with_the_series_counts_in_full(change):
     start = (charge("h0"), charge("h1", "h0"))
     assert count(*start, charge("h2", "h1")) == [0]
     assert count(*start, charge("h2", **{"previous": "h1", **CHANGES[change]})) == [0, 2]
 
 
-def test_events_of_its_own_and_numbers_of_its_own_count_in_full() -> None:
+def test_events_of_its_own_and_numbers_of_its_own_count_in_full():
     first, second = charge("h0"), charge("h1", "h0")
     counting = {
         **second.event,
@@ -141,12 +138,12 @@ def test_events_of_its_own_and_numbers_of_its_own_count_in_full() -> None:
         assert count(first, changed) == [0, 1]
 
 
-def test_a_series_whose_first_run_drew_another_release_is_not_gone_on_with() -> None:
+def test_a_series_whose_first_run_drew_another_release_is_not_gone_on_with():
     assert len(count_series([(charge("h0"), "e" * 64), (charge("h1", "h0"), RELEASE)])) == 2
     assert len(count_series([(charge("h0"), ""), (charge("h1", "h0"), RELEASE)])) == 2
 
 
-def test_a_repeated_release_and_what_follows_it() -> None:
+def test_a_repeated_release_and_what_follows_it():
     """A release is aborted and repeated: the second attempt counts, and carries what follows."""
     first, aborted, again, after = (
         charge("h0"),
@@ -159,7 +156,7 @@ def test_a_repeated_release_and_what_follows_it() -> None:
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=9))
-def test_what_counts_covers_every_row_whatever_copies_release(steps: Sequence[int]) -> None:
+def test_what_counts_covers_every_row_whatever_copies_release(steps):
     """Copies of a series' folder go on in any order: no fragment is released more often than charges count."""
     folders: list[tuple[str, frozenset[int]]] = [("h", frozenset([0]))]
     charges, times = [charge("h")], dict.fromkeys(range(12), 0) | {0: 1}
@@ -177,7 +174,7 @@ def test_what_counts_covers_every_row_whatever_copies_release(steps: Sequence[in
         )
 
 
-def test_a_voided_release_is_as_if_it_had_not_been(ledger: Ledger) -> None:
+def test_a_voided_release_is_as_if_it_had_not_been(ledger):
     spend(ledger, "day 0", charge("h0"))
     ledger.intend("people", "day 1", charge("h1", "h0"))
     ledger.void("people", "day 1")
@@ -185,7 +182,7 @@ def test_a_voided_release_is_as_if_it_had_not_been(ledger: Ledger) -> None:
     assert spent(ledger) == 1.0
 
 
-def test_a_drawn_release_that_is_refused_keeps_its_place(ledger: Ledger) -> None:
+def test_a_drawn_release_that_is_refused_keeps_its_place(ledger):
     spend(ledger, "day 0", charge("h0"))
     ledger.intend("people", "day 1", charge("h1", "h0"))
     ledger.draw("people", "day 1", RELEASE)
@@ -195,7 +192,7 @@ def test_a_drawn_release_that_is_refused_keeps_its_place(ledger: Ledger) -> None
     assert spent(ledger) == 1.75
 
 
-def test_the_two_attempts_fit_before_noise_is_drawn(ledger: Ledger) -> None:
+def test_the_two_attempts_fit_before_noise_is_drawn(ledger):
     spend(ledger, "other", Charge(epsilon=1.0))
     spend(ledger, "day 0", charge("h0"))
     spend(ledger, "day 1", charge("h1", "h0"))
@@ -207,7 +204,7 @@ def test_the_two_attempts_fit_before_noise_is_drawn(ledger: Ledger) -> None:
     assert spent(ledger) == 2.0
 
 
-def test_an_event_without_a_series_is_written_as_before() -> None:
+def test_an_event_without_a_series_is_written_as_before():
     plain = Composed(events=(LocalRelease(epsilon=1.0),), unit="row", uncovered=())
     text = '{"events":[{"epsilon":1.0,"format":1,"kind":"local-release","n":1,"unit":"row"}],"format":1,"kind":"composed","uncovered":[],"unit":"row"}'
     assert event_text(to_dict(plain)) == text
@@ -218,13 +215,13 @@ def test_an_event_without_a_series_is_written_as_before() -> None:
 @pytest.mark.parametrize(
     "wrong", ["s", {"id": "s"}, {"id": "s", "release": "", "previous": "", "head": 1}, {}], ids=repr
 )
-def test_a_series_that_cannot_be_read_is_refused(wrong: Any) -> None:
+def test_a_series_that_cannot_be_read_is_refused(wrong):
     event = to_dict(Composed(events=(LocalRelease(epsilon=1.0),), unit="row")) | {"series": wrong}
     with pytest.raises(SpecError, match="series"):
         from_dict(event)
 
 
-def test_digests_bind_the_job_the_run_and_the_fragments() -> None:
+def test_digests_bind_the_job_the_run_and_the_fragments():
     assert (
         len({name_series(job, run) for job, run in itertools.product(("a", "b"), ("c", "d"))}) == 4
     )

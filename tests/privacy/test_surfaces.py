@@ -9,8 +9,6 @@ import gc
 import math
 import struct
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -77,7 +75,7 @@ JOBS: dict[str, dict[str, Any]] = {
 LEVELS_ARE_READ = [name for name in JOBS if name != "interval"]
 
 
-def written(folder: Path, n_rows: int, *, undeclared: bool) -> Path:
+def written(folder, n_rows, *, undeclared):
     """Write people of whom one in twenty has the planted values; at the end, one has a level that is not declared."""
     folder.mkdir()
     rng = np.random.default_rng(5)
@@ -98,7 +96,7 @@ def written(folder: Path, n_rows: int, *, undeclared: bool) -> Path:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+def cluster(tmp_path):
     settings = {
         "distributed.deploy.lost-worker-timeout": "1h",
         "distributed.admin.log-length": 100_000,
@@ -119,7 +117,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-def surfaces(cluster: LocalCluster) -> Iterator[Surfaces]:
+def surfaces(cluster):
     with Client(cluster, set_as_default=False) as client:
         found = Surfaces(client)
         found.open_plots()
@@ -127,13 +125,11 @@ def surfaces(cluster: LocalCluster) -> Iterator[Surfaces]:
         found.close()
 
 
-def run_watched(
-    job: Path, out: Path, cluster: LocalCluster, surfaces: Surfaces, keys: set[bytes]
-) -> BaseException | None:
+def run_watched(job, out, cluster, surfaces, keys):
     """Run a job on the cluster while somebody looks at everything, again and again; return its error."""
     errors: list[BaseException] = []
 
-    def run() -> None:
+    def run():
         try:
             with open_cluster(load(job).file.cluster, cluster.scheduler_address):
                 run_job(
@@ -155,12 +151,12 @@ def run_watched(
 
 
 def run_all(
-    names: list[str],
-    sources: dict[str, Path],
-    folder: Path,
-    cluster: LocalCluster,
-    surfaces: Surfaces,
-) -> set[bytes]:
+    names,
+    sources,
+    folder,
+    cluster,
+    surfaces,
+):
     """Run the jobs on good and on bad data; return their run keys."""
     keys: set[bytes] = set()
     for quality, source in sources.items():
@@ -183,15 +179,13 @@ def run_all(
 @pytest.mark.parametrize(
     ("names", "n_rows"),
     [
-        pytest.param(["holdout"], 8_000, id="some"),
+        pytest.param(["holdout"], 30_000, id="some"),
         pytest.param(
             [*JOBS], 30_000, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]
         ),
     ],
 )
-def test_planted_values_stand_nowhere(
-    names: list[str], n_rows: int, cluster: LocalCluster, surfaces: Surfaces, tmp_path: Path
-) -> None:
+def test_planted_values_stand_nowhere(names, n_rows, cluster, surfaces, tmp_path):
     sources = {
         quality: written(tmp_path / quality, n_rows, undeclared=quality == "bad")
         for quality in ("good", "bad")
@@ -237,14 +231,12 @@ WHILE_IT_RUNS = ("call stacks", "page info/call-stacks/{}.html")
 
 
 @pytest.mark.more
-def test_values_that_a_task_carries_are_found(
-    cluster: LocalCluster, surfaces: Surfaces, tmp_path: Path
-) -> None:
+def test_values_that_a_task_carries_are_found(cluster, surfaces, tmp_path):
     space: dict[str, Any] = {}
     exec(LEAK, space)  # call stacks and profiles show the names of functions alone
     leaky, name = space[NAME.replace(" ", "_")], NAME.replace(" ", "_").encode()
 
-    def leak() -> None:
+    def leak():
         future: Future = surfaces.client.submit(
             leaky, INCOME, str(tmp_path / "seen"), key=f"leak-{USER}", pure=False
         )
@@ -286,6 +278,6 @@ def test_values_that_a_task_carries_are_found(
             assert value in found.get(surface, ()), (surface, value)
 
 
-def test_every_form_of_a_value_is_searched_for() -> None:
+def test_every_form_of_a_value_is_searched_for():
     assert forms(b"\x00key") == [b"\x00key", b"006b6579", rb"\x00key"]
     assert math.isclose(struct.unpack("<d", PLANTED["income"][-1])[0], INCOME)

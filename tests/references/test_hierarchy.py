@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,9 +34,7 @@ NOISE = DiscreteLaplace(
 FLOAT = pa.float64()
 
 
-def codec_of(
-    bounds: tuple[float, float] | None, type_: pa.DataType = FLOAT, **changes: Any
-) -> ValueCodec:
+def codec_of(bounds, type_=FLOAT, **changes):
     return ValueCodec(
         **{"name": "v", "type": type_, "bounds": bounds, "atoms": (), "nulls": False, **changes}
     )
@@ -222,13 +219,13 @@ def test_what_may_lie_beyond_the_kept_blocks_is_told():
     )  # no block stands out: rows may be anywhere
 
 
-def skewed(n: int) -> np.ndarray:
+def skewed(n):
     """Return amounts: a third of them 0, the rest log-normal."""
     rng = np.random.default_rng(3)
     return np.where(rng.random(n) < 0.33, 0.0, np.round(rng.lognormal(2.5, 0.8, n), 2))
 
 
-def distribution_of(values: np.ndarray, high: float, bins: Any) -> RankDistribution:
+def distribution_of(values, high, bins):
     codec = codec_of((0.0, high))
     reference = Histogram(bins=bins)
     events = reference.events(

@@ -6,7 +6,6 @@ import itertools
 import math
 import warnings
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import dpdask
-from dpdask.cells import Cells, cells
+from dpdask.cells import cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.documents import validate
 from dpdask.errors import DataError, SpecError
@@ -41,7 +40,7 @@ from dpdask.streams import RunKey, stream
 ALPHA = 1e-10
 
 
-def value_codec(**changes: Any) -> ValueCodec:
+def value_codec(**changes):
     return ValueCodec(
         **{
             "name": "v",
@@ -54,11 +53,11 @@ def value_codec(**changes: Any) -> ValueCodec:
     )
 
 
-def level_codec(levels: list[Any]) -> LevelCodec:
+def level_codec(levels):
     return LevelCodec(name="v", levels=pa.array(levels), ordered=True)
 
 
-def keyed(name: str) -> Any:
+def keyed(name):
     return stream(RunKey.insecure(5), "histogram", name)
 
 
@@ -146,7 +145,7 @@ GRIDS = [
 LATTICE = value_codec(type=pa.int32(), bounds=(0.0, 9.0), atoms=(0.0, 5.0))
 
 
-def neighbours(table: tuple[Any, ...], domain: list[Any], adjacency: str) -> Any:
+def neighbours(table, domain, adjacency):
     for position in range(len(table)):
         rest = table[:position] + table[position + 1 :]
         yield from [rest] if adjacency == "add-remove" else [(*rest, value) for value in domain]
@@ -157,7 +156,7 @@ def neighbours(table: tuple[Any, ...], domain: list[Any], adjacency: str) -> Any
 def test_the_sensitivity_of_the_event_is_the_largest_change_of_the_counts(grid, domain, adjacency):
     type_ = grid.codec.levels.type if isinstance(grid.codec, LevelCodec) else grid.codec.type
 
-    def counted(table: tuple[Any, ...]) -> np.ndarray:
+    def counted(table):
         return CellCounts.of_batch(grid, pa.array(table, type=type_)).counts[grid.possible]
 
     worst = 0
@@ -184,7 +183,7 @@ def test_the_sensitivity_of_the_event_is_the_largest_change_of_the_counts(grid, 
 WIDE = cells(value_codec(), 20_000)
 
 
-def drawn_fits(scale_of_distribution: float, adjacency: Any, secure: bool) -> bool:
+def drawn_fits(scale_of_distribution, adjacency, secure):
     statistic = CellCounts(np.full(WIDE.n_cells, 100))
     noisy = noise.perturb(
         statistic.counts[WIDE.possible],
@@ -239,9 +238,7 @@ def test_the_noise_drawn_costs_the_epsilon_accounted_and_neither_changes_alone(
 # The distribution
 
 
-def noisy_distribution(
-    grid: Cells, counted: CellCounts, epsilon: float, adjacency: Any, rng: Any = None
-) -> Any:
+def noisy_distribution(grid, counted, epsilon, adjacency, rng=None):
     """The number of rows is public under replace-one, and private under add-remove."""
     noisy = noise.perturb(
         counted.counts[grid.possible], histogram_event(epsilon, adjacency), rng=rng

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,27 +12,25 @@ from scipy import stats
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.documents import validate
 from dpdask.errors import DataError, SpecError
-from dpdask.references import Holdout, Known, LevelDistribution, RankDistribution, from_statistic
+from dpdask.references import Holdout, Known, RankDistribution, from_statistic
 from dpdask.stats import LevelCounts, RankSummary
 
 
-def value_codec(**changes: Any) -> ValueCodec:
+def value_codec(**changes):
     return ValueCodec(
         **{"name": "v", "type": pa.float64(), "bounds": None, "atoms": (), "nulls": True, **changes}
     )
 
 
-def level_codec(levels: list[Any], *, ordered: bool = True) -> LevelCodec:
+def level_codec(levels, *, ordered=True):
     return LevelCodec(name="v", levels=pa.array(levels), ordered=ordered)
 
 
-def known(codec: LevelCodec | ValueCodec, **column: Any) -> LevelDistribution | RankDistribution:
+def known(codec, **column):
     return validate(Known, {"columns": {"v": column}}, "reference").distribution(codec)
 
 
-def counted(
-    codec: LevelCodec | ValueCodec, rows: list[Any]
-) -> LevelDistribution | RankDistribution:
+def counted(codec, rows):
     if isinstance(codec, LevelCodec):
         return from_statistic(
             codec, LevelCounts.of_batch(codec, pa.array(rows, type=codec.levels.type))
@@ -178,7 +175,7 @@ def test_a_parameter_outside_its_interval_is_refused(spec, wrong, says):
         Known(columns={}).distribution(value_codec())
 
 
-def read(reference: Any, points: np.ndarray) -> np.ndarray:
+def read(reference, points):
     return np.interp(points, reference.x, reference.c)
 
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 from services.supervisor import free_port, wait_for_port
@@ -15,17 +14,17 @@ ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # of every azurite; no secret
 
 
-def _program() -> str | None:
+def _program():
     return os.environ.get("DPDASK_TEST_AZURITE") or shutil.which("azurite-blob")
 
 
-def missing() -> str | None:
+def missing():
     """Return why the server cannot be had here, or None."""
     return None if _program() else "azurite-blob is not on PATH, and DPDASK_TEST_AZURITE is not set"
 
 
 @contextmanager
-def serving() -> Iterator[dict[str, str]]:
+def serving():
     """Run the server, and yield its endpoint."""
     port = free_port("azurite")
     with tempfile.TemporaryDirectory(prefix="azurite-") as folder:

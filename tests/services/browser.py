@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def browser(tmp_path_factory):
     """A `webdriver.Chrome`."""
     webdriver = pytest.importorskip(
         "selenium.webdriver", reason="no selenium: install the extra dpdask[test]"

@@ -11,7 +11,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from services.supervisor import free_port
@@ -25,7 +24,7 @@ c.ClusterConfig.worker_cmd = [{python!r}, "-m", "distributed.cli.dask_worker"]
 """
 
 
-def why_not() -> str:
+def why_not():
     """Return why no gateway can be had here; empty if it can."""
     return (
         ""
@@ -35,7 +34,7 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def running(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
+def running(folder, environment):
     """Start a gateway with its files in a folder; yield its URL."""
     port = free_port("gateway")
     (folder / "clusters").mkdir()

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 N_HOSTS = 3
@@ -26,10 +25,10 @@ class Hosts:
 
     prefix: str
 
-    def address(self, number: int) -> str:
+    def address(self, number):
         return f"10.77.0.{number}"
 
-    def inside(self, number: int) -> list[str]:
+    def inside(self, number):
         """The words before a command that runs on a host; each has its own /dev/shm, so no memory is shared but for the tests' files."""
         folder = tempfile.gettempdir()  # it may be in /dev/shm: see conftest.py
         mount = f'mount --bind {folder} /mnt; mount -t tmpfs tmpfs /dev/shm; mkdir -p {folder}; mount --move /mnt {folder}; exec "$@"'
@@ -48,7 +47,7 @@ class Hosts:
             "sh",
         ]
 
-    def listen(self, number: int, port: int) -> socket.socket:
+    def listen(self, number, port):
         """Return a socket that listens on a host, while whoever accepts its connections stays outside."""
         here, there = socket.socketpair()
         words = [
@@ -65,15 +64,15 @@ class Hosts:
             _, [found], _, _ = socket.recv_fds(here, 1, 1)
         return socket.socket(fileno=found)
 
-    def cut(self, number: int) -> None:
+    def cut(self, number):
         """Pull the cable: no connection is closed, and peers see silence."""
         _ip("-n", f"{self.prefix}sw", "link", "set", f"v{number}", "down")
 
-    def heal(self, number: int) -> None:
+    def heal(self, number):
         _ip("-n", f"{self.prefix}sw", "link", "set", f"v{number}", "up")
 
 
-def why_not() -> str:
+def why_not():
     """Return why no hosts can be had here; empty if they can."""
     if os.name != "posix" or os.getuid() != 0:
         return "only root can make network namespaces"
@@ -98,7 +97,7 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Hosts]:
+def running():
     """Make the hosts, and remove them at the end."""
     hosts = Hosts(prefix=f"dpdask{os.getpid()}")
     switch = f"{hosts.prefix}sw"
@@ -136,5 +135,5 @@ def running() -> Iterator[Hosts]:
         subprocess.run(["ip", "netns", "del", switch], capture_output=True, check=False)
 
 
-def _ip(*words: str) -> None:
+def _ip(*words):
     subprocess.run(["ip", *words], capture_output=True, check=True)

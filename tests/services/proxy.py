@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from socketserver import BaseRequestHandler, ThreadingTCPServer
@@ -26,11 +26,11 @@ class Request:
     range: str | None
 
     @property
-    def lists(self) -> bool:
+    def lists(self):
         """Whether it asks for the names of files."""
         return self.method == "GET" and _LISTING.search(self.path) is not None
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.method} {self.path}" + (f" [{self.range}]" if self.range else "")
 
 
@@ -65,25 +65,25 @@ class Proxy:
     _listings: dict[str, bytes] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def refuse_next(self, times: int = 1, method: str = "", path: str = "") -> None:
+    def refuse_next(self, times=1, method="", path=""):
         """Reset the connection of the next requests; the store does not see them."""
         self._order("refuse", times, method, path)
 
-    def cut_response(self, times: int = 1, method: str = "", path: str = "") -> None:
+    def cut_response(self, times=1, method="", path=""):
         """Reset the connection when the store has answered: what was asked for is done, and the client does not know."""
         self._order("cut", times, method, path)
 
-    def answer_next(self, status: int, times: int = 1, method: str = "", path: str = "") -> None:
+    def answer_next(self, status, times=1, method="", path=""):
         """Answer the next requests with an HTTP status; the store does not see them."""
         self._order("answer", times, method, path, status)
 
-    def list_as_before(self, times: int = 1, path: str = "") -> None:
+    def list_as_before(self, times=1, path=""):
         """Answer the next listings as the same ones were answered first."""
         self._orders.append(
             _Order(times, lambda request: request.lists and path in request.path, "list as before")
         )
 
-    def forget(self) -> None:
+    def forget(self):
         """Forget the requests so far, the answers to listings, and what was still to be done."""
         with self._lock:
             self.requests.clear()
@@ -91,7 +91,7 @@ class Proxy:
             self._orders.clear()
             self.delay_seconds = 0.0
 
-    def _order(self, act: str, times: int, method: str, path: str, status: int = 0) -> None:
+    def _order(self, act, times, method, path, status=0):
         self._orders.append(
             _Order(
                 times,
@@ -101,7 +101,7 @@ class Proxy:
             )
         )
 
-    def take(self, request: Request) -> tuple[str, int]:
+    def take(self, request):
         """Note a request, and return what to do with it."""
         with self._lock:
             self.requests.append(request)
@@ -111,26 +111,26 @@ class Proxy:
                     return order.act, order.status
         return "pass", 0
 
-    def keep_listing(self, request: Request, answer: bytes) -> bytes:
+    def keep_listing(self, request, answer):
         """Return how a listing was answered first, which may be now."""
         with self._lock:
             return self._listings.setdefault(request.path, answer)
 
 
 @contextmanager
-def proxying(upstream: str, listening: socket.socket | None = None) -> Iterator[Proxy]:
+def proxying(upstream, listening=None):
     """Yield a proxy in front of an `http://host:port`; on a socket that listens already, or on a port of the loopback."""
     host, _, port = upstream.removeprefix("http://").rpartition(":")
 
     class Handler(BaseRequestHandler):
-        def handle(self) -> None:
+        def handle(self):
             _relay(proxy, self.request, (host, int(port)))
 
     class Server(ThreadingTCPServer):
         allow_reuse_address = daemon_threads = True
         block_on_close = False
 
-        def handle_error(self, request: object, client_address: object) -> None:
+        def handle_error(self, request, client_address):
             """Say nothing of connections that ended."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
@@ -148,7 +148,7 @@ def proxying(upstream: str, listening: socket.socket | None = None) -> Iterator[
         thread.join()
 
 
-def _relay(proxy: Proxy, client: socket.socket, upstream: tuple[str, int]) -> None:
+def _relay(proxy, client, upstream):
     with socket.create_connection(upstream) as store:
         for end in (
             client,
@@ -195,14 +195,14 @@ def _relay(proxy: Proxy, client: socket.socket, upstream: tuple[str, int]) -> No
         back.join()
 
 
-def _ask(upstream: tuple[str, int], request: bytes) -> bytes:
+def _ask(upstream, request):
     """Return the whole answer to a request that has no body."""
     with socket.create_connection(upstream) as store:
         store.sendall(request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
         return b"".join(iter(lambda: store.recv(2**18), b""))
 
 
-def _answer(store: socket.socket, client: socket.socket, cutting: threading.Event) -> None:
+def _answer(store, client, cutting):
     with suppress(OSError):
         while data := store.recv(2**18):
             if cutting.is_set() and not data.startswith(b"HTTP/1.1 100"):
@@ -213,7 +213,7 @@ def _answer(store: socket.socket, client: socket.socket, cutting: threading.Even
         client.shutdown(socket.SHUT_RDWR)
 
 
-def _reset(client: socket.socket) -> None:
+def _reset(client):
     """End a connection by a reset, which a client cannot take for the end of an answer."""
     with suppress(OSError):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

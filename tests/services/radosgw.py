@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -62,7 +61,7 @@ rgw enable usage log = false
 """
 
 
-def missing() -> str | None:
+def missing():
     """Return why the server cannot be had here, or None."""
     if os.geteuid() != 0:
         return "radosgw needs root"
@@ -71,7 +70,7 @@ def missing() -> str | None:
 
 
 @contextmanager
-def serving() -> Iterator[dict[str, str]]:
+def serving():
     """Run the server, and yield its endpoint."""
     with ExitStack() as stack:
         folder = Path(
@@ -88,13 +87,13 @@ def serving() -> Iterator[dict[str, str]]:
         )
         conf = ["-c", str(folder / "ceph.conf")]
 
-        def run(*words: str) -> str:
+        def run(*words):
             done = subprocess.run([*words], capture_output=True, text=True, timeout=60, check=False)
             if done.returncode:
                 raise CannotServeError(f"{' '.join(words[:1])}: {done.stderr.strip()[-200:]}")
             return done.stdout
 
-        def start(*words: str) -> subprocess.Popen[bytes]:
+        def start(*words):
             process = subprocess.Popen(
                 [*words, "-f", "--setuser", "root", "--setgroup", "root"],
                 stdout=subprocess.DEVNULL,

@@ -9,8 +9,6 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 
@@ -48,7 +46,7 @@ PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def why_not() -> str:
+def why_not():
     """Return why no SLURM can be had here; empty if it can."""
     if os.name != "posix" or os.getuid() != 0:
         return "only root can start slurmd and munged"
@@ -57,7 +55,7 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[dict[str, str]]:
+def running(folder):
     """Start SLURM with its files in a short-lived folder; yield the environment in which its commands find it."""
     configuration = folder / "slurm.conf"
     environment = {**os.environ, "SLURM_CONF": str(configuration)}
@@ -109,19 +107,19 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
             process.kill()
 
 
-def ask(*words: str, environment: dict[str, str]) -> str:
+def ask(*words, environment):
     """Return what a command of SLURM prints."""
     return subprocess.run(
         words, env=environment, capture_output=True, text=True, check=False
     ).stdout.strip()
 
 
-def _start(*words: str, environment: dict[str, str]) -> None:
+def _start(*words, environment):
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def _free_ports(number: int) -> list[int]:
+def _free_ports(number):
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for each in sockets:

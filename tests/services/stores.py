@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import dask
 import fsspec
@@ -32,7 +31,7 @@ class Server:
     endpoint: str
     proxy: Proxy
 
-    def environment(self, endpoint: str | None = None, user: str = "lake") -> dict[str, str]:
+    def environment(self, endpoint=None, user="lake"):
         """Return the variables that lead to the server, through its proxy unless an endpoint is given."""
         endpoint = endpoint or self.proxy.endpoint
         if self.name == "radosgw":
@@ -47,7 +46,7 @@ class Server:
         account = f"AccountName={azurite.ACCOUNT};AccountKey={azurite.KEY};BlobEndpoint={endpoint}/{azurite.ACCOUNT};"
         return {"AZURE_STORAGE_CONNECTION_STRING": f"DefaultEndpointsProtocol=http;{account}"}
 
-    def make_bucket(self, *, versioned: bool = False) -> str:
+    def make_bucket(self, *, versioned=False):
         """Return the URL of a new bucket or container; the environment leads to the server."""
         bucket = f"lake-{uuid.uuid4().hex[:12]}"
         url = f"s3://{bucket}" if self.name == "radosgw" else f"az://{bucket}"
@@ -78,13 +77,13 @@ class Store:
     server: Server | None
 
     @property
-    def proxy(self) -> Proxy:
+    def proxy(self):
         """The proxy of the server; the local disk has none."""
         assert self.server is not None
         return self.server.proxy
 
 
-def everything_ever_written(store: Store) -> list[tuple[str, bytes]]:
+def everything_ever_written(store):
     """Return the path and the content of all versions of all files of the bucket."""
     fs, path = open_filesystem(store.folder.url)
     bucket = path.partition("/")[0]
@@ -105,7 +104,7 @@ def everything_ever_written(store: Store) -> list[tuple[str, bytes]]:
 
 
 @contextmanager
-def run_server(name: str, shared: Path) -> Iterator[Server]:
+def run_server(name, shared):
     """Yield a server that all test processes share; skip the test where it cannot be had."""
     reason = SERVERS[name].missing()
     if reason is not None:
@@ -119,7 +118,7 @@ def run_server(name: str, shared: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def in_environment(variables: Mapping[str, str]) -> Iterator[None]:
+def in_environment(variables):
     """Set variables, without those of the store that are set elsewhere, also for workers; file systems opened before are not used again."""
     spawned = dask.config.set(
         {"distributed.worker.multiprocessing-method": "spawn"}
@@ -136,13 +135,13 @@ def in_environment(variables: Mapping[str, str]) -> Iterator[None]:
     forget_file_systems()
 
 
-def forget_file_systems() -> None:
+def forget_file_systems():
     """Have all remote file systems opened anew, with the environment of that moment."""
     for classes in (fsspec.filesystem("memory").__class__, *_opened()):
         classes.clear_instance_cache()
 
 
-def _opened() -> list[type[fsspec.AbstractFileSystem]]:
+def _opened():
     found = [fsspec.AbstractFileSystem]
     for class_ in found:
         found += class_.__subclasses__()
@@ -155,21 +154,21 @@ def _opened() -> list[type[fsspec.AbstractFileSystem]]:
 
 
 @pytest.fixture(scope="session")
-def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_folder(tmp_path_factory):
     """Return a folder that all processes of this test session share."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session")
-def radosgw_server(shared_folder: Path) -> Iterator[Server]:
+def radosgw_server(shared_folder):
     """Yield Ceph's S3 gateway."""
     with run_server("radosgw", shared_folder) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def azurite_server(shared_folder: Path) -> Iterator[Server]:
+def azurite_server(shared_folder):
     """Yield a server of Azure's blobs."""
     with run_server("azurite", shared_folder) as server:
         yield server
@@ -179,11 +178,11 @@ OpenStore = Callable[..., AbstractContextManager[Store]]
 
 
 @pytest.fixture
-def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> OpenStore:
+def open_store(request, tmp_path):
     """Return a function that opens a store by name (`local`, `radosgw`, `azurite`) with the environment that leads there."""
 
     @contextmanager
-    def open_(name: str, *, versioned: bool = False) -> Iterator[Store]:
+    def open_(name, *, versioned=False):
         if name == "local":
             yield Store(Folder(f"file://{tmp_path}/lake/out"), None)
             return
@@ -198,14 +197,14 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> OpenStore:
 
 
 @pytest.fixture(params=["local", "radosgw", "azurite"])
-def store(request: pytest.FixtureRequest, open_store: OpenStore) -> Iterator[Store]:
+def store(request, open_store):
     """Yield each store in turn."""
     with open_store(request.param) as opened:
         yield opened
 
 
 @pytest.fixture(params=["radosgw", "azurite"])
-def remote_store(request: pytest.FixtureRequest, open_store: OpenStore) -> Iterator[Store]:
+def remote_store(request, open_store):
     """Yield each store behind a proxy in turn."""
     with open_store(request.param) as opened:
         yield opened

@@ -26,7 +26,7 @@ class CannotServeError(Exception):
     """Why a server cannot be had here."""
 
 
-def ask(name: str, shared: Path) -> tuple[dict[str, Any], socket.socket]:
+def ask(name, shared):
     """Return where a server is, and the connection that keeps it running; start it if no other process has.
 
     Raises
@@ -46,7 +46,8 @@ def ask(name: str, shared: Path) -> tuple[dict[str, Any], socket.socket]:
         with log:
             server = subprocess.Popen(
                 words,
-                cwd=Path(__file__).parents[1],
+                # a command line that ran in this process may have set PYTHONSAFEPATH
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -66,7 +67,7 @@ def ask(name: str, shared: Path) -> tuple[dict[str, Any], socket.socket]:
     )
 
 
-def _connect(place: Path) -> tuple[dict[str, Any], socket.socket] | None:
+def _connect(place):
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(str(place))
@@ -82,7 +83,7 @@ def _connect(place: Path) -> tuple[dict[str, Any], socket.socket] | None:
 SERVERS = ("radosgw", "ceph-mon", "azurite", "gateway")
 
 
-def free_port(server: str) -> int:
+def free_port(server):
     """Return a port that was free a moment ago, outside the range that the system gives to clients; no other server gets it."""
     for _ in range(100):
         port = 20000 + 2500 * SERVERS.index(server) + int.from_bytes(os.urandom(2), "big") % 2500
@@ -95,7 +96,7 @@ def free_port(server: str) -> int:
     raise CannotServeError("no port is free")
 
 
-def wait_for_port(port: int, seconds: float, process: subprocess.Popen[bytes]) -> None:
+def wait_for_port(port, seconds, process):
     """Wait until a process listens on a port of the loopback."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.poll() is None:
@@ -106,7 +107,7 @@ def wait_for_port(port: int, seconds: float, process: subprocess.Popen[bytes]) -
     raise CannotServeError(f"nothing listens on port {port}")
 
 
-def main(name: str, place: str) -> None:
+def main(name, place):
     """Run a server until nobody is connected."""
     serving: Callable[[], Any] = importlib.import_module(f"services.{name}").serving
     with serving() as details, socket.socket(socket.AF_UNIX) as listener:
@@ -126,7 +127,7 @@ def main(name: str, place: str) -> None:
                     return
 
 
-def _has_ended(connection: socket.socket) -> bool:
+def _has_ended(connection):
     connection.setblocking(False)
     try:
         return connection.recv(1) == b""

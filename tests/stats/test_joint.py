@@ -13,7 +13,7 @@ from dpdask.errors import SpecError
 from dpdask.stats.marginals import MAX_JOINT_CELLS, Domain, JointCounts, codes_of, keys_of, n_cells
 
 
-def named(*sizes: int):
+def named(*sizes):
     return Domain(names=tuple("abcdefgh"[: len(sizes)]), sizes=sizes)
 
 

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -36,7 +35,7 @@ STREAMS = {"stdout": [1], "stderr": [2], "all": [0, 1, 2]}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """A folder with a table, its job, a release of it, and a ledger with room for another one."""
     folder = tmp_path_factory.mktemp("made")
     open_ledger(f"sqlite:///{folder / 'ledger.db'}").init("d", 4.0)
@@ -48,16 +47,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(made: Path, tmp_path: Path) -> Path:
+def place(made, tmp_path):
     """A copy of it."""
     return shutil.copytree(made, tmp_path / "copy")
 
 
-def close(numbers: list[int]) -> Callable[[], None]:
+def close(numbers):
     return lambda: [os.close(number) for number in numbers] and None
 
 
-def execute(words: list[str], folder: Path, streams: str, way: str) -> int:
+def execute(words, folder, streams, way):
     """Return how a command ends some of whose streams are in a bad way."""
     with ExitStack() as opened:
         if way == "full":

@@ -13,7 +13,6 @@ from types import ModuleType, SimpleNamespace
 import numba
 import numpy as np
 import pandas as pd
-import pytest
 from e2e.bad_input import job
 
 import dpdask
@@ -50,7 +49,7 @@ cli.main()
 """
 
 
-def watch(words: list[str]) -> tuple[int, list[tuple[float, bytes]]]:
+def watch(words):
     """Run a command on a terminal of its own; return its exit status, and what it wrote with the times of the writing."""
     child, terminal = pty.fork()
     if child == 0:
@@ -102,7 +101,7 @@ def test_a_line_moves_on_a_terminal_and_never_stands_still(tmp_path):
     )
 
 
-def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def lines(capsys):
     return capsys.readouterr().err.splitlines()
 
 
@@ -183,7 +182,7 @@ def test_compiling_is_told_once_and_only_when_it_happens(capsys):
     assert [line.partition(" ")[2] for line in lines(capsys)] == ["compiling (first use)"]
 
 
-def fit(progress: bool | None = None) -> None:
+def fit(progress=None):
     schema = dpdask.Schema.from_dict(
         {"columns": {"x": {"role": "privatise", "kind": "discrete", "levels": [0, 1]}}}
     )
@@ -227,10 +226,10 @@ def test_a_fit_in_python_is_quiet_unless_it_is_asked_or_watched(capsys, monkeypa
 def test_a_fit_in_a_notebook_is_a_table_below_the_cell(capsys, monkeypatch):
     shown: list[str] = []
 
-    def draw(table: object) -> None:
+    def draw(table):
         shown.append(table._repr_html_())  # type: ignore[attr-defined]
 
-    def display(table: object, *, display_id: bool) -> SimpleNamespace:
+    def display(table, *, display_id):
         assert display_id
         draw(table)
         return SimpleNamespace(update=draw)
