@@ -319,7 +319,7 @@ def test_a_scheduler_that_is_lost_while_workers_are_asked_is_temporary(tmp_path,
         "dashboard_address": None,
     }
     patience = {"distributed.comm.timeouts.connect": "500ms"}
-    with LocalCluster(**options) as cluster, Client(cluster) as client, dask.config.set(patience):
+    with dask.config.set(patience), LocalCluster(**options) as cluster, Client(cluster) as client:
         for _ in range(2):
             check_workers((), output=output, secrets=output)
         assert (
