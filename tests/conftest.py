@@ -121,10 +121,11 @@ def pytest_collection_modifyitems(items):
         values = [
             {name: repr(value) for name, value in item.callspec.params.items()} for item in cases
         ]  # `indices` number cases in pytest 9
-        few = choose_few(values, *cases[0].get_closest_marker("few").args)
+        mark = cases[0].get_closest_marker("few")
+        few = choose_few(values, *mark.args)
         for number, item in enumerate(cases):
             if number not in few:
-                item.add_marker(pytest.mark.more)
+                item.add_marker(mark.kwargs.get("rest", "more"))
 
 
 def choose_few(cases, n_cases=None):

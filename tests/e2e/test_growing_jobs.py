@@ -208,8 +208,12 @@ FOLDER_ALONE = ("before-commit", "half-moved")
 def test_a_release_that_was_killed_goes_on_with_the_same_bytes_and_one_charge(
     day, output, point, tmp_path, url, seeded_ledgers
 ):
-    if (day, point) in [(0, "before-commit"), (0, "half-moved")]:
-        pytest.skip("the first release is that of any job")
+    if (day, output) == (0, "parquet") and point in (
+        *FOLDER_ALONE,
+        "card-written",
+        "manifest-written",
+    ):
+        pytest.skip("the first release of a folder is that of any job: one rename")
     source, out = tmp_path / "in", tmp_path / "struck" / "out"
     quiet = job(tmp_path / "quiet", source, output__rows_per_shard=25, output__format=output)
     made = job(

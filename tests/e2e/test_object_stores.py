@@ -100,7 +100,7 @@ def test_every_process_looks_its_own_secrets_up(job, remote_store, caplog):
             assert run_job(loaded).status == "released"
         cluster.scale(2)
         client.wait_for_workers(2, timeout=60)
-        told = client.run(lambda: __import__("dpdask.io.filesystems").io.options._ACTIVE)
+        told = client.run(lambda: __import__("dpdask.io.filesystems").io.filesystems._ACTIVE)
         assert len(told) == 2
         assert all(found == loaded.stores for found in told.values())
     released = everything(settings["output__path"])

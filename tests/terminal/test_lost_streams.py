@@ -84,7 +84,7 @@ def execute(words, folder, streams, way):
         ).returncode
 
 
-@pytest.mark.few
+@pytest.mark.few(rest="slow")
 @pytest.mark.parametrize(
     ("streams", "way"),
     [(streams, way) for streams in ("stdout", "stderr") for way in WAYS]
@@ -97,7 +97,7 @@ def test_the_exit_code_comes_from_the_work_alone(verb, streams, way, place):
     assert (place / "out" / "_SUCCESS").exists() == (verb in ("run", "run on workers"))
 
 
-@pytest.mark.few
+@pytest.mark.few(rest="slow")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("verb", ["run", "run without room", "an unknown verb"])
 def test_so_does_that_of_a_verb_of_dask(verb, way, place):
