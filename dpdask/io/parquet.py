@@ -375,9 +375,12 @@ def _open(path: str, fragment: Fragment, columns: list[str]) -> Iterator[tuple[A
     layout = fragment.layout
     if layout is None:
         with storage_faults(path):
+            before = _identify(os.stat(path))  # noqa: PTH116 - on each row group, and a Path costs more
             source = pa.OSFile(path)
         with source:
-            size, here = source.size(), _identify(os.fstat(source.fileno()))
+            # older versions of Arrow tell no descriptor; what was exchanged meanwhile has no identity
+            after = _identify(os.stat(path))  # noqa: PTH116 - as above
+            size, here = source.size(), after if after == before else None
 
             def read() -> bytes:
                 return read_tail(
