@@ -111,9 +111,8 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
-if (
-    not TYPE_CHECKING
-):  # a checker takes the names from above, and so still finds those that do not exist
+# a checker takes the names from above, and so still finds those that do not exist
+if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name in _MODULE_OF:

@@ -111,14 +111,13 @@ class Cells:
             values = np.clip(
                 _check_type(self.codec, high * (1.0 - share) + low * share), first[line], last[line]
             )
-            if (
-                self.found is not None
-            ):  # a fine cell (low, high] may be one number, such as 0, whose neighbour below is no value of it
+            # a fine cell (low, high] may be one number, such as 0, whose neighbour below is no
+            # value of it
+            if self.found is not None:
                 nearest = _check_type(self.codec, low)
                 least = np.where(nearest <= low, step(self.codec, nearest, np.inf), nearest)
-                values = (
-                    np.where(least <= high, np.maximum(values, least), values) + 0.0
-                )  # and -0.0 is 0
+                # and -0.0 is 0
+                values = np.where(least <= high, np.maximum(values, least), values) + 0.0
         values = np.where(
             index < singles,
             np.array([*([0.0] * self.codec.nulls), *self.codec.atoms, 0.0])[
@@ -254,9 +253,8 @@ def _even(codec: ValueCodec, bounds: tuple[float, float], bins: int) -> Floats:
     if codec.lattice:
         start, n_values = int(low) - 1, int(high) - int(low) + 1
         n_bins = min(bins, n_values)
-        return np.array(
-            [float(start + k * n_values // n_bins) for k in range(n_bins + 1)]
-        )  # Python's whole numbers do not overflow
+        # Python's whole numbers do not overflow
+        return np.array([float(start + k * n_values // n_bins) for k in range(n_bins + 1)])
     t = np.arange(bins + 1) / bins
     cuts = np.clip(low * (1.0 - t) + high * t, low, high)  # high - low may overflow
     cuts[0], cuts[-1] = low, high
@@ -294,9 +292,8 @@ def _cut_declared(
     """Return the edges (a, b] of cells that begin with declared values: one step before each."""
     low, high = bounds
     first = np.array(firsts, dtype=np.float64)
-    first = (
-        first if codec.lattice else _check_type(codec, first)
-    )  # 0.7 is no float32: the column holds its neighbour
+    # 0.7 is no float32: the column holds its neighbour
+    first = first if codec.lattice else _check_type(codec, first)
     where, hint = (
         f"bins of {codec.name!r}",
         "list the first value of each cell, within the column's bounds",

@@ -72,9 +72,8 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
 
 
 def _fail(ctx: click.Context, line: str, code: int) -> NoReturn:
-    echo(
-        "dpdask: " + line.replace("\n", "\ndpdask: "), err=True
-    )  # several things may be wrong with a job
+    # several things may be wrong with a job
+    echo("dpdask: " + line.replace("\n", "\ndpdask: "), err=True)
     ctx.exit(code)
 
 
@@ -91,9 +90,8 @@ def show_step(name: str) -> Iterator[None]:
 
     Print results after the block: while lines move, what is printed goes to stderr with them.
     """
-    moves = (
-        sys.stderr is not None and sys.stderr.isatty()
-    )  # a program without a console has no stderr
+    # a program without a console has no stderr
+    moves = sys.stderr is not None and sys.stderr.isatty()
     if moves:
         from dpdask.terminal.progress import show_progress
     with show_progress("bars") if moves else nullcontext(), step(name, logging.DEBUG):
@@ -266,9 +264,8 @@ def _run(
         warned = check_cluster(loaded.cluster, scheduler)
     for warning in warned:  # before the run: afterwards would be too late
         _warn(warning)
-    logging.getLogger("asyncio").setLevel(
-        logging.CRITICAL
-    )  # it tells of a lost cluster's coroutines when the process ends
+    # it tells of a lost cluster's coroutines when the process ends
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     with report_lineage(loaded, _warn) as complete, _open(loaded, scheduler):
         outcome = complete(run_job(loaded, report, count_rows=report.count_rows))
     return loaded, warned, outcome

@@ -232,9 +232,8 @@ class ValueCodec:
         self, found: NDArray[np.integer] | NDArray[np.float64], is_null: NDArray[np.bool_]
     ) -> None:
         """Refuse numbers outside the domain."""
-        low, high = (
-            (found.min().item(), found.max().item()) if len(found) else (0, 0)
-        )  # Python compares whole numbers with floats exactly
+        # Python compares whole numbers with floats exactly
+        low, high = (found.min().item(), found.max().item()) if len(found) else (0, 0)
         if not (math.isfinite(low) and math.isfinite(high)):
             raise _refuse(self.name, "NaN or an infinity", "store a missing value as null")
         if low < self.least or high > self.greatest:
@@ -259,10 +258,11 @@ class ValueCodec:
         """Return the nearest numbers in the domain, with the same dtype; NaN stays NaN."""
         low, high = self.bounds or (self.least, self.greatest)
         if self.lattice:
+            # with float limits, np.clip would turn whole numbers into floats
             low, high = (
                 int(low),
                 int(high),
-            )  # with float limits, np.clip would turn whole numbers into floats
+            )
         inside: NDArray[np.integer] | NDArray[np.float64] = np.clip(found, low, high)
         return inside
 
@@ -277,9 +277,8 @@ class ValueCodec:
             days: NDArray[np.integer] = (milliseconds - np.fmod(milliseconds, _DAY)) // _DAY
             return days
         counted = _count(self.type)
-        whole = array.cast(counted, safe=False).cast(
-            _whole(counted)
-        )  # unsafe only because nanoseconds are cut to microseconds
+        # unsafe only because nanoseconds are cut to microseconds
+        whole = array.cast(counted, safe=False).cast(_whole(counted))
         return np.asarray(whole.fill_null(0).to_numpy(zero_copy_only=False))
 
 
@@ -463,9 +462,8 @@ def _convert_type(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> p
         typed.to_pylist()  # the last day of the year 9999 in UTC may be one of 10,000 in a zone
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         raise wrong from None
-    if (
-        pa.types.is_floating(type_) and not np.isfinite(typed.to_numpy()).all()
-    ):  # 1e300 is infinite as a float32
+    # 1e300 is infinite as a float32
+    if pa.types.is_floating(type_) and not np.isfinite(typed.to_numpy()).all():
         raise wrong
     if len(_comparable(typed).unique()) < len(typed):
         raise DataError(
@@ -500,9 +498,8 @@ def _mend_quotes(levels: tuple[Level, ...], wanted: str) -> str:
     texts = all(
         isinstance(level, str) and re.fullmatch(forms.get(wanted, "$."), level) for level in levels
     )
-    if texts and any(
-        re.match(r"[-+]?0\d", str(level)) for level in levels
-    ):  # codes such as 01 are no numbers
+    # codes such as 01 are no numbers
+    if texts and any(re.match(r"[-+]?0\d", str(level)) for level in levels):
         return "declare `type: string` if the file is CSV, or correct"
     return "write them without quotes, or correct" if texts else "correct the schema, or"
 
@@ -538,11 +535,12 @@ def _find_limits(type_: pa.DataType) -> tuple[float, float]:
     held = np.iinfo(_whole(counted).to_pandas_dtype())
     low, high = max(float(held.min), -_EXACT), min(float(held.max), _EXACT)
     if pa.types.is_temporal(type_):
+        # a year there, and in UTC
         zones = {
             dt.UTC,
             (pa.scalar(0, counted).as_py().tzinfo if pa.types.is_timestamp(counted) else None)
             or dt.UTC,
-        }  # a year there, and in UTC
+        }
         low = max(
             low,
             *(

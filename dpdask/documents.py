@@ -78,9 +78,10 @@ _DEEPEST = 100  # levels of lists and mappings
 _NEAR = 0.7  # how alike a name must be to be proposed
 _NEAR_KEY = 0.6  # a key, of which fewer are possible
 _TAG = "tag:yaml.org,2002:"
+# also 1_000_000
 _DECIMAL = re.compile(
     r"[-+]?(0|[1-9]\d*|[1-9]\d{0,2}(_\d{3})+)?(\.\d*)?(e[-+]?\d+)?", re.IGNORECASE
-)  # also 1_000_000
+)
 _ODD_TEXT = re.compile(r"[-+]?0(\d[\d_]*(\.\d*)?|o[0-7_]+)")  # a number to people, a text to YAML
 _EXPECTED = {  # pydantic's types of errors, in the words of a YAML document
     "bool_type": "true or false is expected",

@@ -241,9 +241,8 @@ def _numbers(codec: ValueCodec, values: Floats) -> list[float]:
         float(str(short)) if short == value else value
         for short, value in zip(narrow, values.tolist(), strict=True)
     ]
-    increasing: list[float] = np.maximum.accumulate(
-        shortest
-    ).tolist()  # a number between two float32 may now lie beside the wrong one
+    # a number between two float32 may now lie beside the wrong one
+    increasing: list[float] = np.maximum.accumulate(shortest).tolist()
     return increasing
 
 

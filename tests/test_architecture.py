@@ -21,7 +21,11 @@ import dpdask
 PACKAGE = Path(__file__).parents[1] / "dpdask"
 
 MAX_FILE_LINES = 800
-MAX_FUNCTION_LINES = 81
+MAX_FUNCTION_LINES = 60
+EMITTERS = {
+    "kernels.correlation._sums_code",
+    "kernels.decode._race_code",
+}  # of LLVM code, one line after the other
 P90_FUNCTION_LINES = 40
 MAX_COLUMNS = 100  # of 95 % of the lines: the formatter leaves long texts as they are
 MAX_ENGINE_ARROWS = 30
@@ -278,7 +282,7 @@ def too_long(source):
     if n_lines > MAX_FILE_LINES:
         yield f"{source.module}: {n_lines} lines, at most {MAX_FILE_LINES}"
     for name, line, length in functions(source):
-        if length > MAX_FUNCTION_LINES:
+        if length > MAX_FUNCTION_LINES and name not in EMITTERS:
             yield f"{source.module}:{line}: {name} has {length} lines, at most {MAX_FUNCTION_LINES}"
 
 

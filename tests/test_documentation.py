@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import inspect
 import re
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
@@ -307,6 +309,23 @@ def test_links_lead_somewhere(document):
 def test_broken_links_are_found():
     text = "# Here\n[a](#here) [b](docs/reference/limits.md#sizes) [c](gone.md) [d](#there) [e](README.md#nowhere)\n```\n# there\n```"
     assert broken_links(text, ROOT) == ["gone.md", "#there", "README.md#nowhere"]
+
+
+def test_scripts_import_what_is_there():
+    """Modules move, and most scripts are not run by the tests."""
+    for folder in ("pipelines", "docs", "cluster"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                named = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+                if named == "dpdask" or named.startswith("dpdask."):
+                    module = importlib.import_module(named)
+                    for alias in node.names:
+                        found = hasattr(module, alias.name)
+                        assert found or find_spec(f"{named}.{alias.name}"), (
+                            path,
+                            named,
+                            alias.name,
+                        )
 
 
 def test_the_index_lists_every_page_once():

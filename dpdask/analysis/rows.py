@@ -392,14 +392,7 @@ class OpenedRows(KeptColumns):
         if has_numbers and counted and len(private) > 1:
             limits.append(_CELLS)
         references = {name: self._column(name).get("reference", {}) for name in private}
-        # the rows that may lie beyond the blocks that a noisy reference kept
-        lost = [
-            sum(
-                max(0.0, side["count"] + _SURE * side["standard_deviation"])
-                for side in each.get("beyond", {}).values()
-            )
-            for each in references.values()
-        ]
+        lost = max(_count_beyond(each) for each in references.values())
         kept = any("kept" in each for each in references.values())
         return replace(
             points,
@@ -412,11 +405,18 @@ class OpenedRows(KeptColumns):
             bounds=self._bounds(names),
             noise=None if cells is None else lambda _: cells,
             rank_noise=rank_noise,
-            lost=max(lost) / self.n_rows,
+            lost=lost / self.n_rows,
             biased=counted and cells is None and not kept,
             spread=has_numbers and not counted,
             limits=(*limits, *points.limits),
         )
+
+
+def _count_beyond(reference: Mapping[str, Any]) -> float:
+    """Return how many rows may lie beyond the blocks that a noisy reference kept."""
+    sides = reference.get("beyond", {}).values()
+    most = (float(side["count"] + _SURE * side["standard_deviation"]) for side in sides)
+    return sum(max(0.0, each) for each in most)
 
 
 def _change_parts(found: Result, change: Callable[[Any], Any]) -> Result:

@@ -29,9 +29,9 @@ class Tls(Document):
     ca: str = Field(min_length=1)
     """The certificate of the authority that signed the scheduler's and the workers'."""
     cert: str = Field(min_length=1)
-    """The client's own."""
+    """The client's certificate."""
     key: str = Field(min_length=1)
-    """The client's own."""
+    """The client's private key."""
 
     def resolve(self, base: Path) -> Self:
         """Return the same files with absolute paths."""
@@ -121,9 +121,9 @@ class Slurm(_Started):
     that, and is replaced.
     """
     partition: str | None = Field(default=None, pattern=r"^[\w.,-]+$")
-    """Passed to `sbatch`, if given."""
+    """The partition of the workers' jobs, if given."""
     account: str | None = Field(default=None, pattern=r"^[\w.-]+$")
-    """Passed to `sbatch`, if given."""
+    """The account that the workers' jobs are charged to, if given."""
     shared_folder: str = "."
     """A folder that the workers' machines see under the same path, for the run's certificates;
     relative to the job's folder.

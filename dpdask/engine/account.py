@@ -94,9 +94,8 @@ class Account:
         event = replace(
             self.mechanism.event, unit=budget.unit_name, uncovered=uncovered, series=self.series
         )
-        if (
-            self.mechanism.continued
-        ):  # its rows alone: the reference was paid for by the first release
+        # its rows alone: the reference was paid for by the first release
+        if self.mechanism.continued:
             return Charge(epsilon=epsilon(event, 0.0), event=to_dict(event))
         return Charge(epsilon=budget.epsilon, delta=budget.delta, event=to_dict(event))
 

@@ -465,9 +465,8 @@ def keep_memory() -> None:
         return
     with suppress(OSError, AttributeError, TypeError):  # another C library
         set_option = ctypes.CDLL(None).mallopt
-        if set_option(
-            _M_MMAP_THRESHOLD, _LARGEST_KEPT
-        ):  # the other one alone would be worse than nothing: it fixes this one at 128 KiB
+        # the other one alone would be worse than nothing: it fixes this one at 128 KiB
+        if set_option(_M_MMAP_THRESHOLD, _LARGEST_KEPT):
             set_option(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 

@@ -97,10 +97,8 @@ def fit(
     counts, columns = counted.value, work.columns
     if public is not None:
         columns = public.work.columns
-        statistic = mechanism.statistic(columns)
-        counts = scan(
-            public.source, public.work, statistic, "reference", progress, released=True
-        ).value
+        asked = mechanism.statistic(columns), "reference", progress
+        counts = scan(public.source, public.work, *asked, released=True).value
     if number == 0 and drawn is None and counts is not None:
         mechanism.check_counts(counts, columns)
     charge()
@@ -108,12 +106,9 @@ def fit(
         search = mechanism.search
         measured, columns = search or mechanism, work.columns
         if counts is None and mechanism.reference_rows == "own":  # a later round
-            stage, statistic = _name_pass(planned, work, number), measured.statistic(columns)
-            counts = scan(
-                *(source, work, statistic, stage, progress),
-                released=mechanism.releases_rows,
-                number=number,
-            ).value
+            asked = measured.statistic(columns), _name_pass(planned, work, number), progress
+            released = mechanism.releases_rows
+            counts = scan(source, work, *asked, released=released, number=number).value
             mechanism.check_counts(counts, columns)
         with step("drawing noise"):
             drawn = measured.draw(

@@ -515,9 +515,8 @@ def find_content(column: pd.Series | pd.Index) -> pa.Array | None:
     other classes than those of plain values: they may look changed in another process though they
     are the same, or have no hash.
     """
-    if isinstance(
-        column.dtype, pd.CategoricalDtype
-    ):  # the same whatever the order of the categories
+    # the same whatever the order of the categories
+    if isinstance(column.dtype, pd.CategoricalDtype):
         content, codes = find_content(column.array.categories), column.array.codes
         return None if content is None else content.take(pa.array(codes, mask=codes < 0))
     if column.dtype == object and not all(

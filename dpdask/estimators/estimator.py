@@ -238,7 +238,7 @@ class Estimator(ABC, Generic[Made]):
 
         Returns
         -------
-        As `mechanisms.auditing.audit_mechanism`.
+        As `mechanisms.mechanism.audit_mechanism`.
         """
         find_meta(frame)  # before anything is done with it
         mechanism, work = self._open_uncounted(frame)

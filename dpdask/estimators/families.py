@@ -260,9 +260,8 @@ class GaussianCopula(NoisyCountsEstimator[CopulaRelease]):
     release_class: ClassVar[type[Release]] = CopulaRelease
 
     def _choose(self, *names: str) -> dict[str, Any]:
-        given = Estimator._choose(
-            self, *names
-        )  # not `super`, which a class with slots does not find
+        # not `super`, which a class with slots does not find
+        given = Estimator._choose(self, *names)
         if "weights" in names:
             given["weights"] = {"one_way": self.one_way, "two_way": self.two_way}
         return given
@@ -325,7 +324,7 @@ class HistogramRelease(Release):
         points
             `centre`, as at first and in the paper, or `spread`: two points for each column that is
             cut, multiplied, with weights that keep the means, variances and covariances of a smooth
-            density, which centres do not; see `mechanisms.histogram.points.spread` for when that is
+            density, which centres do not; see `mechanisms.histogram.release.spread` for when that is
             of use.
 
         Raises
@@ -530,9 +529,8 @@ class MarginalsRelease(Release):
         tables = make_html_table(
             "Released tables", ("columns", "cells", "margin of a count (95 %)"), rows
         )
-        return (
-            Release._repr_html_(self) + tables
-        )  # not `super`, which a class with slots does not find
+        # not `super`, which a class with slots does not find
+        return Release._repr_html_(self) + tables
 
 
 def _as_clique(clique: Sequence[str]) -> Clique:

@@ -178,9 +178,10 @@ class _Home:
 
 _homes: dict[str, _Home] = {}  # by the place of temporary folders
 _opened: dict[Folder, int] = {}  # by which process
+# no child finds it held
 os.register_at_fork(
     before=_BUSY.acquire, after_in_parent=_BUSY.release, after_in_child=_BUSY.release
-)  # no child finds it held
+)
 
 
 def open_secrets(secrets: str | None, key: bytes | None = None) -> PrivateFolder:

@@ -374,9 +374,8 @@ class Release:
             )
         name = rows.batches.check(frame, batch)
         lazy = not isinstance(frame, pd.DataFrame)
-        run_id = (
-            self._charge(rows, batch, unread=lazy) if rows.batches.several else None
-        )  # a batch that the budget refuses is not taken
+        # a batch that the budget refuses is not taken
+        run_id = self._charge(rows, batch, unread=lazy) if rows.batches.several else None
         rows.batches.take(frame, batch)
         try:
             released = transform_frame(

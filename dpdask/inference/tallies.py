@@ -23,10 +23,11 @@ Frame: TypeAlias = (
     Any  # a pandas.DataFrame or a dask.dataframe.DataFrame; neither ships types that agree
 )
 
+# null is a level, and a category that never occurs is no group
 _GROUPING = {
     "dropna": False,
     "observed": True,
-}  # null is a level, and a category that never occurs is no group
+}
 
 
 def _reduce(reduction: Any) -> Any:

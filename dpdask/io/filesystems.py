@@ -98,9 +98,8 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 
 def _answer(error: BaseException) -> dict[str, Any]:
-    answer = getattr(
-        error, "response", None
-    )  # botocore keeps a dictionary there, other libraries an object
+    # botocore keeps a dictionary there, other libraries an object
+    answer = getattr(error, "response", None)
     return answer if isinstance(answer, dict) else {}
 
 
@@ -122,9 +121,8 @@ def _is_refusal(error: BaseException) -> bool:
         word in type(error).__name__ for word in _CREDENTIALS
     ):
         return True
-    return type(error) is OSError and str(error).startswith(
-        "Forbidden:"
-    )  # all that gcsfs says of 403
+    # all that gcsfs says of 403
+    return type(error) is OSError and str(error).startswith("Forbidden:")
 
 
 @contextmanager
@@ -207,6 +205,7 @@ def explain(fault: Fault, error: Exception, where: str, *, writing: bool = False
 
 Options = Mapping[str, Any]
 
+# also the names of extras
 KINDS = {
     "s3": "s3",
     "s3a": "s3",
@@ -215,7 +214,7 @@ KINDS = {
     "abfss": "azure",
     "gs": "gcs",
     "gcs": "gcs",
-}  # also the names of extras
+}
 _SECRET = re.compile(
     r"(^|_)([a-z]*(key|secret|token|credential|cookie|pwd|pass(wd|word|phrase|code))s?|pass|pw|[a-z]*sas|sig|jwt|bearer|[a-z]*authorization"
     r"|connection_string)($|_)|(^|_)([a-z]*auth|signature)$"

@@ -28,12 +28,13 @@ _END_BYTES = 12  # the footer's length, and the magic number at both ends of a f
 REWRITE = "write it again"
 _DECRYPT = "write it without encryption"
 INT96, _BYTE_ARRAY, _FIXED = 3, 6, 7
+# of these physical types
 _NUMBERS = {
     1: pa.int32(),
     2: pa.int64(),
     4: pa.float32(),
     5: pa.float64(),
-}  # of these physical types
+}
 _USUAL = rb"""
     \x26 %(number)s \x1c \x15 (%(number)s) \x19 %(encodings)s \x19 \x18 %(text)s \x15 %(number)s
     \x16 (%(number)s) \x16 (%(number)s) \x16 (%(number)s) \x26 (%(number)s) (?: \x26 (?P<dictionary> %(number)s) )?
@@ -230,9 +231,8 @@ def _read_groups(raw: bytes, end: int) -> tuple[tuple[RowGroup, ...], int]:
 
 def _find_leaves(elements: Sequence[dict[int, Any]]) -> Iterator[_Leaf]:
     """Yield the leaves of a schema, which lists each group before its children."""
-    above = [
-        [elements[0].get(5, 0), 0, 0]
-    ]  # of each open group: children to come, levels that repeat, levels that may be null
+    # of each open group: children to come, levels that repeat, levels that may be null
+    above = [[elements[0].get(5, 0), 0, 0]]
     column = ""
     for element in elements[1:]:
         while not above[-1][0]:

@@ -377,9 +377,9 @@ def _open(path: str, fragment: Fragment, columns: list[str]) -> Iterator[tuple[A
         with storage_faults(path):
             before = _identify(os.stat(path))  # noqa: PTH116 - on each row group, and a Path costs more
             source = pa.OSFile(path)
-        with source:
-            # older versions of Arrow tell no descriptor; what was exchanged meanwhile has no identity
             after = _identify(os.stat(path))  # noqa: PTH116 - as above
+        with source:
+            # Arrow tells no descriptor in all its versions; a file that was exchanged has no identity
             size, here = source.size(), after if after == before else None
 
             def read() -> bytes:

@@ -236,9 +236,8 @@ class ShardWriter:
     def discard(self, error: BaseException) -> None:
         """Remove the unfinished shard."""
         self._sink.let_go()
-        with suppress(
-            pa.ArrowException, OSError, ValueError
-        ):  # else it writes its footer when it is collected
+        # else it writes its footer when it is collected
+        with suppress(pa.ArrowException, OSError, ValueError):
             self._writer.close()
         self._stack.__exit__(type(error), error, error.__traceback__)
 
@@ -249,11 +248,12 @@ MANIFEST_NAME = f"{META}/manifest.json"
 CARD_NAME = f"{META}/release.json"
 PAGE_NAME = f"{META}/release.html"  # the card, for people
 CROISSANT_NAME = f"{META}/croissant.json"  # the card, for catalogues of data sets
+# beside the shards, in the order in which they are written
 DOCUMENTS = (
     PAGE_NAME,
     CROISSANT_NAME,
     CARD_NAME,
-)  # beside the shards, in the order in which they are written
+)
 SUCCESS_NAME = "_SUCCESS"
 
 
@@ -281,9 +281,8 @@ class Manifest:
         if not folder.exists(name):
             return None
         try:
-            content = json.loads(
-                folder.read(name, replaced=name != MANIFEST_NAME)
-            )  # that of a folder is created once
+            # that of a folder is created once
+            content = json.loads(folder.read(name, replaced=name != MANIFEST_NAME))
             if content["format"] != MANIFEST_FORMAT:
                 raise KeyError
             shards = tuple(Shard(**shard) for shard in content["shards"])

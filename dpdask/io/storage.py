@@ -39,12 +39,13 @@ _BEING_WRITTEN = re.compile(r"\.[0-9a-f]{32}\.tmp$")
 KEY_NAME = "run.key"
 LOCK = "lock"
 _KEY_BYTES = 32
+# a folder with none of these is none of ours
 _MARKS = {
     KEY_NAME,
     LOCK,
     "release.npz",
     "series.json",
-}  # a folder with none of these is none of ours
+}
 _COMMIT_PERSON = b"dpdask commit"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS = {errno.ENOTDIR, errno.ELOOP, errno.EACCES}
@@ -376,9 +377,8 @@ class PrivateFolder(Folder):
             if descriptor is not None:
                 os.fchmod(descriptor, 0o700)
                 return descriptor
-        raise MissingError(
-            "this folder was removed while it was made", self.url, "run again"
-        )  # by another driver, or whoever can write beside it
+        # by another driver, or whoever can write beside it
+        raise MissingError("this folder was removed while it was made", self.url, "run again")
 
     @contextmanager
     def hold(self, descriptor: int) -> Iterator[None]:

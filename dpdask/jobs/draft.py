@@ -61,9 +61,8 @@ def draft_schema(source: Input, levels: Mapping[str, Sequence[str]] | None = Non
         source.path if source.catalog is not None else absolute_url(source.path)
     )
     names = [column.name for column in columns]
-    shown = [
-        column.name for column in columns if column.type is not None
-    ]  # the first line of a CSV file may be a row
+    # the first line of a CSV file may be a row
+    shown = [column.name for column in columns if column.type is not None]
     for name in levels or {}:
         if name not in names:
             raise SpecError(

@@ -81,9 +81,8 @@ class _Folder:
         number = sum(
             re.fullmatch(rf"{META}/manifest(-\d{{5,}})?\.json", name) is not None for name in names
         )
-        while self.output.exists(
-            number_name(MANIFEST_NAME, number)
-        ):  # the listing was an earlier one
+        # the listing was an earlier one
+        while self.output.exists(number_name(MANIFEST_NAME, number)):
             number += 1
         return number
 
@@ -368,9 +367,9 @@ class Target(Document):
     `overwrite`: it replaces what a table holds.
     """
     table: str | None = Field(default=None, pattern=r"^[^.]+(\.[^.]+)+$")
-    """The name of an Iceberg table, with its namespace, and the catalog that knows it."""
+    """The name of an Iceberg table, with its namespace."""
     catalog: Catalog | None = None
-    """The name of an Iceberg table, with its namespace, and the catalog that knows it."""
+    """The catalog that knows the Iceberg table."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -307,16 +307,7 @@ def plan_job(job: Job) -> Plan:
 
     Any error that a run would end with, other than these, is in `Plan.refusal`.
     """
-    growth = Growth(job) if job.file.growing else None
-    series = None
-    if growth is None:
-        state = open_job_run(job)
-        opened = open_table(job, state.folder)
-    else:
-        state = growth.state
-        unfinished = None if state.is_committed() else state.find_unfinished(job.digest)
-        opened = growth.open_next(unfinished)
-        job, series = growth.extend(opened.table), growth.describe_plan(opened)
+    job, state, opened, series = _open(job)
     is_finished, refusal = _foresee(job, state, opened)
     table, mechanism = opened.table, opened.mechanism
     private = {name: job.schema.columns[name] for name in job.schema.privatised}
@@ -326,16 +317,10 @@ def plan_job(job: Job) -> Plan:
     commit = f"commit: {appear}, with manifest and release card; the run key is destroyed"
     stages = (*expected.stages, commit)
     seconds, n_workers = expect_duration(job, opened, stages, expected.n_rows)
-    spends = not is_finished
-    with suppress(DpdaskError):
-        unfinished = state.find_unfinished(job.digest)
-        charged = ("intend", "draw", "commit")
-        if unfinished is not None and job.account.read().find_kind(unfinished.run_id) in charged:
-            spends = False
+    spends = not is_finished and not _is_charged(job, state)
     fits = not spends or not isinstance(refusal, BudgetError)
-    ledger = job.account.describe_balances(
-        opened.sample_place, opened.hide_sample, spends=spends, fits=fits
-    )
+    where = opened.sample_place, opened.hide_sample
+    ledger = job.account.describe_balances(*where, spends=spends, fits=fits)
     warnings = [*warn_of_number_bounds(job.schema, opened.work.codecs), *expected.warnings]
     if not job.account.is_strict:
         warnings += list_footer_warnings(job, table)
@@ -380,6 +365,26 @@ def plan_job(job: Job) -> Plan:
         expectations=mechanism.description.expectations(opened.work.columns),
         series=series,
     )
+
+
+def _open(job: Job) -> tuple[Job, RunState, JobTable, dict[str, Any] | None]:
+    """Return the job of the next release, its state, what it holds, and what is told of a series."""
+    if not job.file.growing:
+        state = open_job_run(job)
+        return job, state, open_table(job, state.folder), None
+    growth = Growth(job)
+    state = growth.state
+    opened = growth.open_next(None if state.is_committed() else state.find_unfinished(job.digest))
+    return growth.extend(opened.table), state, opened, growth.describe_plan(opened)
+
+
+def _is_charged(job: Job, state: RunState) -> bool:
+    """Return whether the run that would go on is charged already."""
+    with suppress(DpdaskError):
+        unfinished = state.find_unfinished(job.digest)
+        charged = ("intend", "draw", "commit")
+        return unfinished is not None and job.account.read().find_kind(unfinished.run_id) in charged
+    return False
 
 
 def _foresee(job: Job, state: RunState, opened: JobTable) -> tuple[bool, DpdaskError | None]:

@@ -234,9 +234,8 @@ class NumberedRecords:
                     True  # or it ended and removed the file: then running again finds what it left
                 )
         newest = self._find_newest()
-        return (
-            newest is None or newest.owner is None or newest.owner["id"] != owner
-        )  # another driver was faster
+        # another driver was faster
+        return newest is None or newest.owner is None or newest.owner["id"] != owner
 
     def _read_beat(self, owner: str) -> bytes | None:
         try:
@@ -247,9 +246,9 @@ class NumberedRecords:
     def _beat(self, ended: threading.Event) -> None:
         number = 0
         while not ended.is_set():
-            with suppress(
-                Exception
-            ):  # a sign that is missed does no harm unless many are; a run that is lost is noticed when it is written
+            # a sign that is missed does no harm unless many are; a run that is lost is noticed
+            # when it is written
+            with suppress(Exception):
                 self._folder.write(f"beat-{self._me['id']}", str(number).encode())
             number += 1
             ended.wait(BEAT_SECONDS)
@@ -264,9 +263,8 @@ class NumberedRecords:
             self._held = None
             raise busy(self._output)
         first = _parse(self._folder, RECORD)
-        if (
-            first is None or first.get("chain") != held.chain
-        ):  # it was removed, and perhaps begun anew, while this driver slept
+        # it was removed, and perhaps begun anew, while this driver slept
+        if first is None or first.get("chain") != held.chain:
             self._held = None
             self._folder.remove(_record_name(held.chain, number))
             raise busy(self._output)
@@ -286,9 +284,8 @@ class NumberedRecords:
         newest = first if number == 0 else _parse(self._folder, _record_name(chain, number))
         if newest is None:
             return None
-        while (
-            later := _parse(self._folder, _record_name(chain, number + 1))
-        ) is not None:  # the listing was an earlier one
+        # the listing was an earlier one
+        while (later := _parse(self._folder, _record_name(chain, number + 1))) is not None:
             number, newest = number + 1, later
         return _Newest(
             number=number, chain=chain, owner=newest.get("owner"), content=newest.get("run")

@@ -433,9 +433,8 @@ def _name_schema(data: Mapping[str, Any], base: Path) -> Callable[[], Text]:
     """Return what reads the schema that a job names, whatever else is wrong with the job."""
     named = data.get("schema")
     if not isinstance(named, str) or not named:
-        return lambda: Text(
-            "schema", "columns: {unknown: {role: keep}}"
-        )  # the job's own error tells that none is named
+        # the job's own error tells that none is named
+        return lambda: Text("schema", "columns: {unknown: {role: keep}}")
     return functools.cache(
         lambda: read_text(
             base / named, "the schema cannot be read", "check the path in the job's `schema`"
@@ -606,9 +605,8 @@ def open_table(
     table = discover(
         job.input_url, job.schema, job.file.input.table_format, growing=job.file.growing
     )
-    if takes_in(
-        table.location, job.output_url
-    ):  # only its catalog knows where an Iceberg table lies
+    # only its catalog knows where an Iceberg table lies
+    if takes_in(table.location, job.output_url):
         raise SpecError("the output lies inside the input", "output.path", "choose another folder")
     if choose is not None:
         table = choose(table)

@@ -259,10 +259,11 @@ def narrow(
     for row in range(len(values)):
         value, least_coverage = values[row], _quantile(_share(words[row, 0]), tau)
         low, high, first, last = -np.inf, np.inf, 0.0, 1.0  # the range, and its ends' ranks
+        # of the reference's cdf: at most `least` at low, at least `most` at high
         least, most = (
             0.0,
             1.0,
-        )  # of the reference's cdf: at most `least` at low, at least `most` at high
+        )
         for turn in range(1, words.shape[1]):
             rank = first + _share(words[row, turn]) * (last - first)
             anchor = _quantile(rank, distribution)

@@ -153,9 +153,8 @@ def draw_records(
     open_stream
         Returns the random stream of a column's values inside its cells.
     """
-    rngs = {
-        name: open_stream(name) for name, column in columns.items() if len(column.edges)
-    }  # levels are decided by their code alone
+    # levels are decided by their code alone
+    rngs = {name: open_stream(name) for name, column in columns.items() if len(column.edges)}
     none = np.zeros(0, dtype=np.uint64)
     for chunk in chunks:
         arrays = {

@@ -43,11 +43,12 @@ LITTLE = 0.1
 TAILS = "quantiles can be estimated; under wide bounds, the mean of a heavy tail cannot"
 
 _WIDE = 0.06  # of the bounds
+# of the rows: at one value that may be shared, or must be, and at all such values together
 _SHARED, _CERTAIN, _MANY_SHARED = (
     0.005,
     0.05,
     0.05,
-)  # of the rows: at one value that may be shared, or must be, and at all such values together
+)
 _FAR = 0.01  # of the range of nine tenths of the rows: a gap that matters
 _MUCH_NOISE = 0.02  # of the rows: then a count of a twentieth of them is off by two fifths
 
@@ -228,9 +229,8 @@ def warn_of_spread(
     shares = weights / weights.sum()
     ends = keys[np.minimum(np.searchsorted(np.cumsum(shares), [0.05, 0.95]), len(keys) - 1)]
     gaps = keys - lows
-    shared = (shares >= _CERTAIN) | (
-        shares >= max(_SHARED, 10.0 * shares.min())
-    )  # of few rows, each has a large share
+    # of few rows, each has a large share
+    shared = (shares >= _CERTAIN) | (shares >= max(_SHARED, 10.0 * shares.min()))
     wide = shared & (gaps > max(_FAR * (ends[1] - ends[0]), 1.0 if lattice else 0.0))
     if shares[wide].sum() < _MANY_SHARED:
         return ()

@@ -222,9 +222,8 @@ def _count_cells(
     rest = ~missing & ~np.isin(numbers, atoms)
     declared, bounds = stated.get("edges", stated.get("cell_edges")), stated.get("bounds")
     whole = pa.types.is_integer(values.type) or pa.types.is_temporal(values.type)
-    whole = whole or bool(
-        declared and bounds and float(declared[0]) == float(bounds[0]) - 1.0
-    )  # the points of cells of whole numbers
+    # the points of cells of whole numbers
+    whole = whole or bool(declared and bounds and float(declared[0]) == float(bounds[0]) - 1.0)
     if rest.any():
         edges, is_clipped = _find_edges(numbers[rest], declared, whole=whole)
         place = np.clip(np.searchsorted(edges, numbers[rest], side="left") - 1, 0, len(edges) - 2)
@@ -256,9 +255,8 @@ def _label_cells(edges: Floats, type_: pa.DataType, *, whole: bool, is_clipped: 
         first = low + 1 if whole else low
         over = "" if whole else "over "
         last = say_number(high, type_)
-        end = (
-            last.removesuffix(" 23:59:59") if " " not in say_number(first, type_) else last
-        )  # whole days
+        # whole days
+        end = last.removesuffix(" 23:59:59") if " " not in say_number(first, type_) else last
         labels.append(
             last if whole and first == high else f"{over}{say_number(first, type_)} to {end}"
         )
@@ -402,9 +400,8 @@ def _paint(shares: Numbers) -> str:
         .round()
         .astype(np.uint8)
     )
-    lines = np.insert(
-        pixels.reshape(len(pixels), -1), 0, 0, axis=1
-    )  # each begins with its filter: none
+    # each begins with its filter: none
+    lines = np.insert(pixels.reshape(len(pixels), -1), 0, 0, axis=1)
     header = struct.pack(">IIBBBBB", shares.shape[1], shares.shape[0], 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
     png = b"\x89PNG\r\n\x1a\n" + b"".join(
@@ -604,9 +601,8 @@ def _say_correlation(column: str, correlation: float) -> str:
 def _read(column: str, part: ColumnPart) -> ChannelView | None:
     stated = part.details
     several = stated.get("channels", ())
-    entries = stated.get(
-        "channel", several[0] if len(several) == 1 else None
-    )  # several: one for each level of another column
+    # several: one for each level of another column
+    entries = stated.get("channel", several[0] if len(several) == 1 else None)
     if not isinstance(entries, list) or ("parent" in stated and stated["parent"] is not None):
         return None
     matrix = np.array(entries, dtype=np.float64)

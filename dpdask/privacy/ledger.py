@@ -48,11 +48,12 @@ _DRIVERS = {
 }
 _CONNECT: dict[str, dict[str, Any]] = {
     "sqlite": {"timeout": _PATIENCE},
+    # poolers lose prepared statements
     "postgresql": {
         "connect_timeout": 10,
         "prepare_threshold": None,
         "application_name": "dpdask",
-    },  # poolers lose prepared statements
+    },
 }
 _SPOKEN = (
     "an SQLite or a PostgreSQL URL is expected",
@@ -122,9 +123,8 @@ class LedgerStore:
 
     def __init__(self, url: str) -> None:
         parsed = _parse(url)
-        self.place = parsed.set(query={}).render_as_string(
-            hide_password=True
-        )  # libpq takes passwords as options too
+        # libpq takes passwords as options too
+        self.place = parsed.set(query={}).render_as_string(hide_password=True)
         self._file = _find_file(parsed) if parsed.get_backend_name() == "sqlite" else None
         is_server = self._file is None
         engine = _engine(parsed if is_server else parsed.set(database=str(self._file)))
@@ -132,9 +132,8 @@ class LedgerStore:
         reads = (
             {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if is_server else {}
         )
-        self._writer = engine.execution_options(
-            **writes
-        )  # options of options fail in SQLAlchemy 2.0
+        # options of options fail in SQLAlchemy 2.0
+        self._writer = engine.execution_options(**writes)
         self._reader = engine.execution_options(dpdask_reads=True, **reads)
 
     def create(self, work: Callable[[Connection], Result]) -> Result:
@@ -289,9 +288,8 @@ def _find_file(url: URL) -> Path:
         ) from None
 
 
-@functools.lru_cache(
-    maxsize=16
-)  # an engine keeps compiled statements and the place of its file, and no connection
+# an engine keeps compiled statements and the place of its file, and no connection
+@functools.lru_cache(maxsize=16)
 def _engine(url: URL) -> Engine:
     backend = url.get_backend_name()
     defaults = {name: value for name, value in _CONNECT[backend].items() if name not in url.query}
@@ -418,9 +416,8 @@ _ENDED = {
 }
 
 
-Link: TypeAlias = tuple[
-    Kind, Charge, str
-]  # what is appended: its kind, the charge, and the digest of a release
+# what is appended: its kind, the charge, and the digest of a release
+Link: TypeAlias = tuple[Kind, Charge, str]
 
 
 class Ledger:

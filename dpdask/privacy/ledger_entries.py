@@ -91,9 +91,8 @@ class Charge:
             self, "epsilon", check_number(self.epsilon, "epsilon", sys.float_info.max)
         )
         object.__setattr__(self, "delta", check_number(self.delta, "delta", 1.0))
-        object.__setattr__(
-            self, "event", json.loads(event_text(self.event))
-        )  # a copy, equal to what the ledger returns
+        # a copy, equal to what the ledger returns
+        object.__setattr__(self, "event", json.loads(event_text(self.event)))
 
     @property
     def alone(self) -> Charge:
@@ -317,9 +316,10 @@ class Book:
         floor = self.epsilon / 100
         if charge.epsilon >= floor:
             return charge
+        # the event costs no more than is declared
         rest = round_down(
             Fraction(floor) - Fraction(charge.epsilon) - 4 * Fraction(math.ulp(floor))
-        )  # the event costs no more than is declared
+        )
         return Charge(
             epsilon=floor,
             delta=charge.delta,

@@ -320,13 +320,9 @@ class TableReference(ReferenceBase):
     path: str | None = None
     """Where the table is, in a job; in Python, hand the table to `fit`."""
     format: Literal["files", "parquet", "csv", "delta"] = "files"
-    """`files` (Parquet or CSV, as names tell), `parquet`, `csv` or `delta`; the version of a Delta
-    table, the latest if it is not given.
-    """
+    """`files` (Parquet or CSV, as names tell), `parquet`, `csv` or `delta`."""
     version: int | None = Field(default=None, ge=0)
-    """`files` (Parquet or CSV, as names tell), `parquet`, `csv` or `delta`; the version of a Delta
-    table, the latest if it is not given.
-    """
+    """The version of a Delta table; the latest if it is not given."""
 
     @model_validator(mode="after")
     def _is_table(self) -> Self:

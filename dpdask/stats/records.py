@@ -110,7 +110,7 @@ class _Table:
         self.add(keys, kernel.leading_zeros(own), np.zeros(0, dtype=np.int64), 0)
 
     def add(self, keys: Words, grades: NDArray[np.uint8], counts: Ints, least: int) -> None:
-        """Count further rows, or records with their counts; see `Records` and `kernels.records.add_rows`."""
+        """Count further rows, or records with their counts; see `Records` and `kernels.hashing.add_rows`."""
         if least > self._least:
             self._leave_out(least)
         for start in range(0, len(keys), _STEP):

@@ -203,9 +203,8 @@ class Survey:
         assert isinstance(section.unprotected, CoveredContent)
         columns = dict(section.columns)
         for question in drawn.questions:
-            if (
-                question.is_coarser
-            ):  # the figures are of the anchors as drawn, and others were shown
+            # the figures are of the anchors as drawn, and others were shown
+            if question.is_coarser:
                 figures = {**columns[question.name]}
                 figures.pop("mean_coverage", None)
                 figures.pop("leakage", None)

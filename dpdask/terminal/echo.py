@@ -31,11 +31,12 @@ class _Lasting(io.RawIOBase):
     """Writes where a text stream does, and never raises: what cannot be written is lost."""
 
     def __init__(self, stream: TextIO, raw: io.RawIOBase) -> None:
+        # the stream closes what is below it when it is collected
         self._stream, self._raw, self._told = (
             stream,
             raw,
             False,
-        )  # the stream closes what is below it when it is collected
+        )
 
     def writable(self) -> bool:
         return True
@@ -48,9 +49,8 @@ class _Lasting(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         try:
-            while (
-                written := self._raw.write(data)
-            ) is None:  # somebody made it non-blocking, and its reader is slow
+            # somebody made it non-blocking, and its reader is slow
+            while (written := self._raw.write(data)) is None:
                 select.select([], [self._raw], [])
         except (OSError, ValueError) as error:
             if (
@@ -90,9 +90,8 @@ def keep_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(
-                os.open(os.devnull, os.O_RDWR), True
-            )  # this is the lowest number that is free
+            # this is the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it lasts
         setattr(sys, name, make_lasting(stream))

@@ -89,9 +89,8 @@ class Report:
         """Take how many parts of a stage are done, of how many."""
         with self._lock:
             stage = self._stages.get(name)
-            if (
-                stage is None or stage.began is None
-            ):  # a later round of the same stage has a line of its own
+            # a later round of the same stage has a line of its own
+            if stage is None or stage.began is None:
                 stage = self._stages[name] = StageShown(
                     name, total, self.rows.get(name, self.rows.get(None)), first=max(0, done - 1)
                 )
@@ -166,9 +165,8 @@ def show_fit(shown: bool | None) -> Iterator[Report | None]:
         Whether it is shown; if not, None is yielded. By default it is on a terminal and in a
         notebook.
     """
-    moves = _in_notebook() or (
-        sys.stderr is not None and sys.stderr.isatty()
-    )  # a program without a console has no stderr
+    # a program without a console has no stderr
+    moves = _in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
     if not (moves if shown is None else shown):
         yield None
     elif moves:
@@ -310,6 +308,27 @@ def _describe_seconds(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
+class _Bars:
+    """Shows stages and steps as lines of a progress display of rich."""
+
+    def __init__(self, progress: Any) -> None:
+        self._progress = progress
+        self._lines: dict[int, Any] = {}
+
+    def show(self, stage: StageShown) -> None:
+        if id(stage) not in self._lines:  # a stage is held by its line
+            self._lines[id(stage)] = self._progress.add_task(
+                stage.name, total=stage.total, stage=stage
+            )
+        self._progress.update(self._lines[id(stage)], completed=stage.done, total=stage.total)
+
+    def end(self, stage: StageShown) -> None:
+        self.show(stage)
+        self._progress.update(
+            self._lines[id(stage)], completed=stage.done or 1, total=stage.total or 1
+        )
+
+
 @contextmanager
 def _open_bars() -> Iterator[Display]:
     """Yield lines that move: a spinner and a clock for each stage and step at work, redrawn ten times a second."""
@@ -320,7 +339,6 @@ def _open_bars() -> Iterator[Display]:
         ProgressColumn,
         SpinnerColumn,
         Task,
-        TaskID,
         TextColumn,
     )
     from rich.table import Column
@@ -352,25 +370,5 @@ def _open_bars() -> Iterator[Display]:
     )
     columns = (SpinnerColumn(finished_text="✓"), name, Bar(bar_width=20), Clock(), Detail())
 
-    class Bars:
-        """Shows stages and steps as lines of a progress display of rich."""
-
-        def __init__(self, progress: Progress) -> None:
-            self._progress = progress
-            self._lines: dict[int, TaskID] = {}
-
-        def show(self, stage: StageShown) -> None:
-            if id(stage) not in self._lines:  # a stage is held by its line
-                self._lines[id(stage)] = self._progress.add_task(
-                    stage.name, total=stage.total, stage=stage
-                )
-            self._progress.update(self._lines[id(stage)], completed=stage.done, total=stage.total)
-
-        def end(self, stage: StageShown) -> None:
-            self.show(stage)
-            self._progress.update(
-                self._lines[id(stage)], completed=stage.done or 1, total=stage.total or 1
-            )
-
     with Progress(*columns, console=Console(file=make_lasting(sys.stderr))) as progress:
-        yield Bars(progress)
+        yield _Bars(progress)

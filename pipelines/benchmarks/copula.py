@@ -26,14 +26,13 @@ from typing import Any
 import duckdb
 import psutil
 from distributed import Client, default_client
-from dpdask.jobs.tables import open_table
 
 from dpdask.connect import open_cluster
 from dpdask.connect.spec import Local
 from dpdask.engine.scan import scan
 from dpdask.io.storage import Folder
 from dpdask.jobs.run import run_job
-from dpdask.jobs.spec import Job, load_job
+from dpdask.jobs.spec import Job, load_job, open_table
 from dpdask.simulate import simulate_census
 
 WORKERS = 2

@@ -28,14 +28,13 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from distributed import Client, default_client
-from dpdask.jobs.tables import open_table
 
 from dpdask.connect import open_cluster
 from dpdask.connect.spec import Local
 from dpdask.engine.scan import scan
 from dpdask.io.storage import Folder
 from dpdask.jobs.run import run_job
-from dpdask.jobs.spec import Job, load_job
+from dpdask.jobs.spec import Job, load_job, open_table
 
 WORKERS = 2
 ROWS_PER_FILE = 262_144

@@ -31,9 +31,8 @@ Ints = NDArray[np.int64]
 SWEEPS, FEW_SWEEPS = 6, 4  # visits of each table, and of each of many tables
 _MANY_TABLES = 300
 MIN_POOL = 2**14  # records: fewer cannot tell the cells of a table apart
-MOST_TABLES = (
-    2**10
-)  # that are raked: the sweeps of them take about 5 microseconds for each record that is drawn
+# that are raked: the sweeps of them take about 5 microseconds for each record that is drawn
+MOST_TABLES = 2**10
 MOST_CELLS = 5_000  # of a three-way table
 _FEW_LATENTS = (
     512  # so many latent variables cost less than raking: the pool may be larger than what is drawn

@@ -41,9 +41,8 @@ def _uses(card: Card) -> tuple[list[str], list[str]]:
 
 def _margin(column: str, card: Card, _n_read: int, _n_rows: int) -> Margin:
     stated = card.mechanism.details
-    n_cells = stated.get("cells", 1) / max(
-        1, card.columns[column].details.get("cells", 1)
-    )  # of the joint histogram, in one bar
+    # of the joint histogram, in one bar
+    n_cells = stated.get("cells", 1) / max(1, card.columns[column].details.get("cells", 1))
     return counts_margin(card, "cells", stated.get("records"), n_cells)
 
 

@@ -97,7 +97,7 @@ class HistogramSpec(Spec):
     points: Points | None = None
     """What stands for each cell if the output is `cells`: its `centre`, or points `spread` in it
     that keep the moments of a smooth density, two for each column that is cut, multiplied; see
-    `mechanisms.histogram.points.spread`. The default is `spread` if cells are found and at most
+    `mechanisms.histogram.release.spread`. The default is `spread` if cells are found and at most
     6 columns are cut, and `centre` otherwise.
     """
     n_rows: RecordsWanted = "input"

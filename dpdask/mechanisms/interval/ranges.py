@@ -410,9 +410,8 @@ class PublicReference:
         cumulative = np.concatenate(
             [[0.0], np.asarray(self.distribution.cdf(points), dtype=np.float64)]
         )
-        return Steps(
-            np.nextafter(points, -np.inf), cumulative, cumulative
-        )  # F jumps at a point: the point itself lies above
+        # F jumps at a point: the point itself lies above
+        return Steps(np.nextafter(points, -np.inf), cumulative, cumulative)
 
 
 def table(distribution: Any, where: str, *, short: bool = True) -> Quantiles:

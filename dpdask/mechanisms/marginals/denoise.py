@@ -121,7 +121,7 @@ def denoise(
     The two tables of a pair that was measured twice are averaged, weighted by inverse variance.
     *Consistency*: an attribute's counts are the mean, weighted in the same way, of its own table
     and of the sums of its two-way tables, projected to non-negative ones that sum to the number of
-    rows. *Shrinkage*: `kernels.tables.estimate` with the known noise: in each table, the mixture of
+    rows. *Shrinkage*: `kernels.marginals.estimate` with the known noise: in each table, the mixture of
     two estimates with the least estimated risk. *Raking* to those margins bounds every cell as
     Fréchet does. *Significance*: a cell's departure from independence is kept where it exceeds the
     standard deviation of a cell's noise: the rule that loses least among those that keep or kill
