@@ -97,15 +97,20 @@ def asked(browser):
     return float(text.split()[5].replace(",", ""))
 
 
+def _saved(folder):
+    return b"".join(path.read_bytes() for path in folder.glob("survey-*.json"))
+
+
 def save(browser, folder):
     browser.execute_cdp_cmd(
         "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)}
     )
     by(browser, "save").click()
     deadline = time.monotonic() + 60
-    while not (found := list(folder.glob("survey-*.json"))) and time.monotonic() < deadline:
+    # Chromium makes the file before it writes it; a whole one ends its document
+    while not (content := _saved(folder)).rstrip().endswith(b"}") and time.monotonic() < deadline:
         time.sleep(0.02)
-    return found[0].read_bytes()
+    return content
 
 
 def test_three_rounds_are_answered_saved_and_ingested(seeded, tmp_path):
