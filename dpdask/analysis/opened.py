@@ -26,8 +26,7 @@ from dpdask.io.filesystems import by_root, check_options, set_options
 from dpdask.io.parquet import read_schema
 from dpdask.io.shards import CARD_NAME, MANIFEST_NAME, META, Manifest
 from dpdask.io.storage import Folder, absolute_url
-from dpdask.mechanisms.card import Card, microseconds_of, say_date
-from dpdask.mechanisms.guidance import find_guidance
+from dpdask.mechanisms.card import Card, find_guidance, microseconds_of, say_date
 from dpdask.privacy.events import write_digits
 
 if TYPE_CHECKING:  # it imports kernels, which no release but ranges needs

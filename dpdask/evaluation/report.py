@@ -27,8 +27,7 @@ from dpdask.io.files import TableFormat
 from dpdask.io.fragments import InputTable, discover, takes_in
 from dpdask.io.lakes import Delta, Iceberg
 from dpdask.io.storage import absolute_url
-from dpdask.mechanisms.card import DAYS, Card, Guarantee, say_date
-from dpdask.mechanisms.guidance import find_guidance
+from dpdask.mechanisms.card import DAYS, Card, Guarantee, find_guidance, say_date
 from dpdask.schema import Schema
 from dpdask.steps import step
 from dpdask.streams import RunKey, stream

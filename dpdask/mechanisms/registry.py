@@ -12,12 +12,12 @@ from pydantic import Field
 
 from dpdask.errors import SpecError
 from dpdask.mechanisms import copula, dip, histogram, interval, marginals
+from dpdask.mechanisms.card import Guidance, register_guidance
 from dpdask.mechanisms.copula.spec import CopulaMechanism, CopulaSpec
 from dpdask.mechanisms.dip.chain import RecordsMechanism
 from dpdask.mechanisms.dip.columns import ColumnsMechanism
 from dpdask.mechanisms.dip.spec import DipMechanism, DipSpec
 from dpdask.mechanisms.dip.tree import TreeMechanism
-from dpdask.mechanisms.guidance import Guidance, register_guidance
 from dpdask.mechanisms.histogram.spec import HistogramMechanism, HistogramSpec
 from dpdask.mechanisms.interval.spec import IntervalSpec, RandomRangesMechanism
 from dpdask.mechanisms.marginals.spec import MarginalsMechanism, MarginalsSpec

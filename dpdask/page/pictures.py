@@ -22,9 +22,8 @@ from dpdask.html import render_page
 from dpdask.io.parquet import open_parquet
 from dpdask.io.shards import ROW_GROUP_ROWS, Manifest
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.card import Card, ColumnPart
+from dpdask.mechanisms.card import Card, ColumnPart, find_guidance
 from dpdask.mechanisms.expectations import LITTLE, correlate_ranks
-from dpdask.mechanisms.guidance import find_guidance
 
 MAX_ROWS = 2**17
 MAX_PARTS = 32

@@ -20,9 +20,8 @@ from dpdask.html import read_file, read_style, render_page
 from dpdask.io.parquet import read_schema
 from dpdask.io.shards import CARD_NAME, Manifest
 from dpdask.io.storage import Folder
-from dpdask.mechanisms.card import About, Card, say_date
+from dpdask.mechanisms.card import About, Card, find_guidance, say_date
 from dpdask.mechanisms.expectations import LITTLE
-from dpdask.mechanisms.guidance import bound_belief, find_guidance, round_up
 from dpdask.page.pictures import (
     MAX_ASSOCIATED,
     ChannelView,
@@ -37,7 +36,7 @@ from dpdask.page.pictures import (
     read_tables,
 )
 from dpdask.privacy import attacker_power, percent_above
-from dpdask.privacy.budget import bound_values
+from dpdask.privacy.budget import bound_belief, bound_values, write_above
 from dpdask.privacy.events import order_text
 from dpdask.version import __version__
 
@@ -226,7 +225,7 @@ def _render(
     good, bad = list_uses(card)
     filters: dict[str, Callable[..., object]] = {
         "number": _say_number,
-        "above": round_up,
+        "above": write_above,
         "drawn": draw_histogram,
         "channel": _draw_channel,
     }
@@ -339,10 +338,10 @@ def describe_again(card: Card) -> str:
     if epsilon is None or card.insecure or (card.has_holdout and card.ledger is None):
         return ""
     name, loss = list(list_losses(2.0 * epsilon, 2.0 * delta, card.guarantee.adjacency).items())[-1]
-    at = f" and δ = {round_up(2.0 * delta, 3)}" if delta else ""
+    at = f" and δ = {write_above(2.0 * delta, 3)}" if delta else ""
     found = f"a test of {name}, at a false-alarm rate of 5 %, would detect it with probability at most {percent_above(attacker_power(*loss))}"
     whose = "a row that both protect" if card.has_holdout else "the same rows"
-    return f"This release and a second one like it, of {whose}, would spend at most ε = {round_up(2.0 * epsilon)}{at} together: {found}."
+    return f"This release and a second one like it, of {whose}, would spend at most ε = {write_above(2.0 * epsilon)}{at} together: {found}."
 
 
 def describe_left(card: Card) -> str:
@@ -351,7 +350,7 @@ def describe_left(card: Card) -> str:
     if ledger is None or ledger.epsilon is None or ledger.delta_limit:
         return ""
     left = Context(prec=6, rounding=ROUND_DOWN).plus(
-        max(Decimal(0), Decimal(repr(ledger.epsilon_limit)) - Decimal(round_up(ledger.epsilon)))
+        max(Decimal(0), Decimal(repr(ledger.epsilon_limit)) - Decimal(write_above(ledger.epsilon)))
     )
     return f"ε = {left.normalize():f}"
 
@@ -400,15 +399,15 @@ def list_spent(card: Card) -> Iterator[tuple[str, str]]:
     by_column = len(counted) == len(laws)  # then each law is that of a column's counts
     for place, (name, each) in enumerate(list(counted.items())[:MAX_COLUMNS]):
         noise = f"; {laws[place][0]} on {_say_vectors(laws[place][1])}" if by_column else ""
-        yield f"Noisy counts of {name}, for the reference", f"ε = {round_up(each)}{noise}"
+        yield f"Noisy counts of {name}, for the reference", f"ε = {write_above(each)}{noise}"
     if "epsilon_tables" in accounting:
-        tables = round_up(accounting["epsilon_tables"])
+        tables = write_above(accounting["epsilon_tables"])
         yield "Noisy tables of all rows, for the reference", f"ε = {tables}"
     for name, part in list(card.columns.items())[:MAX_COLUMNS]:
         if part.epsilon is not None:
             less = part.epsilon_exact is not None and part.epsilon_exact < 0.999 * part.epsilon
-            exact = f", of which {round_up(part.epsilon_exact or 0.0)} are spent" if less else ""
-            yield f"Each released row, {name}", f"ε = {round_up(part.epsilon)}{exact}"
+            exact = f", of which {write_above(part.epsilon_exact or 0.0)} are spent" if less else ""
+            yield f"Each released row, {name}", f"ε = {write_above(part.epsilon)}{exact}"
     for name, each in list(accounting.get("noise", {}).items())[:MAX_COLUMNS]:
         yield (
             f"Noise of a count, {find_guidance(card).counts(name)}",

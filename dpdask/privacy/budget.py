@@ -196,7 +196,7 @@ def noisy_counts_text(budget: Budget) -> str:
 def _parameters_text(budget: Budget, neighbours: str, unit: str) -> str:
     return (
         f"ε = {_epsilon_text(budget.epsilon)} differentially private "
-        f"(δ = {_delta_text(budget.delta)}, {budget.adjacency}{neighbours}, unit: {unit})"
+        f"(δ = {write_above(budget.delta, 3)}, {budget.adjacency}{neighbours}, unit: {unit})"
     )
 
 
@@ -212,12 +212,6 @@ def _several_text(budget: Budget, rows: str) -> str:
 def _epsilon_text(epsilon: float) -> str:
     # every digit: a rounded ε could be less than what is spent
     return repr(epsilon).removesuffix(".0")
-
-
-def _delta_text(delta: float) -> str:
-    """Return δ in three digits, rounded up; as it was written if that is no longer."""
-    rounded = Context(prec=3, rounding=ROUND_UP).plus(Decimal(repr(delta))).normalize()
-    return f"{rounded:e}" if 0 < rounded < Decimal("0.001") else str(rounded)
 
 
 def bound_values(epsilon: float, delta: float, adjacency: Adjacency | None) -> tuple[float, float]:
@@ -273,6 +267,17 @@ def percent_above(share: float) -> str:
     return f"{min(100.0, math.ceil(1000 * share) / 10):.1f} %"
 
 
+def write_above(number: float, digits: int = 6) -> str:
+    """Return a number in a few digits, rounded up because it is a bound."""
+    shown = Context(prec=digits, rounding=ROUND_UP).plus(Decimal(repr(number))).normalize()
+    return f"{shown:e}" if 0 < shown < Decimal("0.001") else f"{shown:f}"
+
+
+def bound_belief(prior: float, epsilon: float) -> str:
+    """Return, as a percentage rounded up, the most that a belief can become after an ε-private release: its odds grow by exp(ε) at most."""
+    return percent_above(prior / (prior + (1.0 - prior) * math.exp(-epsilon)))
+
+
 def list_cautions(budget: Budget, n_rows: float | None) -> list[str]:
     """Return warnings for the readers of a card, if its promise protects little."""
     found = []
@@ -299,7 +304,7 @@ def delta_caution(delta: float, n_rows: float | None) -> str | None:
     """
     if n_rows is None or delta * n_rows < 1:
         return None
-    what = f"δ = {_delta_text(delta)} is not below 1 / the number of rows"
+    what = f"δ = {write_above(delta, 3)} is not below 1 / the number of rows"
     return f"{what}: publishing one random row verbatim would satisfy the same guarantee"
 
 

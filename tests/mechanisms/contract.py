@@ -31,8 +31,7 @@ from dpdask.jobs.plan import audit_job, plan_job
 from dpdask.jobs.run import run_job
 from dpdask.jobs.spec import open_table
 from dpdask.jobs.state import RunState
-from dpdask.mechanisms.card import Card
-from dpdask.mechanisms.guidance import find_guidance
+from dpdask.mechanisms.card import Card, find_guidance
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.privacy.events import LocalRelease, leaves
 from dpdask.schema import Schema

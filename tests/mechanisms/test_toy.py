@@ -13,9 +13,8 @@ from mechanisms.contract import PRIVACY, MechanismContract
 from dpdask.archive import Archive, Archived
 from dpdask.errors import InputError
 from dpdask.estimators.estimator import Estimator
-from dpdask.mechanisms import guidance, registry
-from dpdask.mechanisms.card import Section, noisy_counts_section
-from dpdask.mechanisms.guidance import Guidance, no_margin
+from dpdask.mechanisms import card, registry
+from dpdask.mechanisms.card import Guidance, Section, no_margin, noisy_counts_section
 from dpdask.mechanisms.mechanism import NoisyCounts, NoisyCountsDescription, Spec
 from dpdask.privacy.events import Composed, DiscreteLaplace, to_dict
 from dpdask.privacy.noise import laplace_scale, perturb
@@ -186,7 +185,7 @@ class Toy(Estimator):
 def _registered():
     registry.register(ToySpec, lambda _: ToyMechanism, GUIDANCE)
     yield
-    del registry._REGISTERED[ToySpec], guidance._registered["toy"]
+    del registry._REGISTERED[ToySpec], card._registered["toy"]
 
 
 class TestToy(MechanismContract):

@@ -20,7 +20,6 @@ from page.pages import EVIL, LEVEL, SCHEMA, Page, parts, release, synthetic
 from dpdask.html import read_style
 from dpdask.io.shards import CROISSANT_NAME, PAGE_NAME, ROW_GROUP_ROWS, Shard
 from dpdask.mechanisms.card import Card, ColumnPart, LedgerPosition
-from dpdask.mechanisms.guidance import bound_belief, round_up
 from dpdask.page import make_croissant, make_page, render
 from dpdask.page import pictures as sample
 from dpdask.page.pictures import (
@@ -30,6 +29,7 @@ from dpdask.page.pictures import (
     count_histogram,
     describe_kept,
 )
+from dpdask.privacy.budget import bound_belief, write_above
 
 
 @pytest.fixture(scope="module")
@@ -618,7 +618,7 @@ def test_beliefs_are_bounded_and_rounded_up():
         "7.39",
         "2.99e+3",
     ]
-    assert round_up(0.44999999999999996) == "0.45"
-    assert round_up(1 / 3) == "0.333334"
-    assert round_up(2.0) == "2"
-    assert round_up(9.313225746154785e-10, 3) == "9.32e-10"
+    assert write_above(0.44999999999999996) == "0.45"
+    assert write_above(1 / 3) == "0.333334"
+    assert write_above(2.0) == "2"
+    assert write_above(9.313225746154785e-10, 3) == "9.32e-10"

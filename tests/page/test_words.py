@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpdask.mechanisms.card import Card
-from dpdask.mechanisms.guidance import find_guidance
+from dpdask.mechanisms.card import Card, find_guidance
 from dpdask.page import make_page, render
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dpdask.mechanisms.card import Card
-from dpdask.mechanisms.guidance import (
+from dpdask.mechanisms.card import (
+    Card,
     Guidance,
     ask_columns,
     counts_margin,

@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 
 from dpdask.errors import list_names
-from dpdask.mechanisms.card import Card
-from dpdask.mechanisms.guidance import (
+from dpdask.mechanisms.card import (
     MARGIN_95,
+    Card,
     Guidance,
     Margin,
     ask_columns,
-    bound_belief,
     list_cliques,
     list_numeric,
     name_count,
     no_margin,
-    round_up,
     vary,
     warn_of_means,
 )
+from dpdask.privacy.budget import bound_belief, write_above
 
 _NOISY = ("histogram", "tree")  # references that are noisy counts
 _IN_MARGINS = {
@@ -79,7 +78,7 @@ def _uses(card: Card) -> tuple[list[str], list[str]]:
     if epsilons:
         name = min(epsilons, key=epsilons.__getitem__)
         bad.append(
-            f"Small groups: with ε = {round_up(epsilons[name], 3)} for {name}, one released value tells which of two values it was in at most "
+            f"Small groups: with ε = {write_above(epsilons[name], 3)} for {name}, one released value tells which of two values it was in at most "
             f"{bound_belief(0.5, epsilons[name])} of the cases, and guessing in 50 %. Estimates for groups need many rows."
         )
     return good, bad

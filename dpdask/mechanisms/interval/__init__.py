@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dpdask.mechanisms.card import Card
-from dpdask.mechanisms.guidance import Guidance, ask_columns, name_count, no_margin
+from dpdask.mechanisms.card import Card, Guidance, ask_columns, name_count, no_margin
 
 
 def _uses(card: Card) -> tuple[list[str], list[str]]:

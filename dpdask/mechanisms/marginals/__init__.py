@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from dpdask.mechanisms.card import Card
-from dpdask.mechanisms.guidance import Guidance, describe_smallest, list_cliques, no_margin
+from dpdask.mechanisms.card import Card, Guidance, describe_smallest, list_cliques, no_margin
 
 
 def _ask(card: Card) -> list[str]:
