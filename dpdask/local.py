@@ -16,7 +16,7 @@ from dpdask.codec import Codec, ValueCodec
 from dpdask.errors import OutputError, SpecError
 from dpdask.estimators.release import Release
 from dpdask.kernels.channel import TOTAL_BITS
-from dpdask.mechanisms.dip.randomisers import (
+from dpdask.mechanisms.dip.columns import (
     BinMechanism,
     ColumnMechanism,
     LevelMechanism,

@@ -25,7 +25,7 @@ from dpdask import local
 from dpdask.engine.work import load
 from dpdask.errors import InputError, OutputError, SpecError
 from dpdask.kernels import rank
-from dpdask.mechanisms.dip.randomisers import RankMechanism
+from dpdask.mechanisms.dip.columns import RankMechanism
 from dpdask.privacy.audit import channel_epsilon, rank_epsilon
 from pipelines.local import apply
 

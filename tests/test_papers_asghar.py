@@ -5,7 +5,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from dpdask.privacy.accountant import epsilon as cost
+from dpdask.privacy.events import epsilon as cost
 from pipelines.papers import asghar_baselines as baselines
 from pipelines.papers import asghar_utility as utility
 from pipelines.papers.asghar_copula import (

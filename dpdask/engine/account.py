@@ -13,8 +13,7 @@ from pydantic import Field
 
 from dpdask.documents import Document
 from dpdask.errors import BudgetError, DataError, DpdaskError, InternalError, SpecError
-from dpdask.privacy.accountant import compose, epsilon
-from dpdask.privacy.events import Series, to_dict
+from dpdask.privacy.events import Series, compose, epsilon, to_dict
 from dpdask.privacy.ledger_entries import FREE, Balance, Book, Charge, Entry
 
 # SQLAlchemy is for those who have a ledger; a ledger is shown without any mechanism

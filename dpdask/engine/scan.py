@@ -38,7 +38,7 @@ from dpdask.errors import DataError, InputError, TemporaryError
 from dpdask.io.encrypted import BOUNDS_NAME, EncryptedFile
 from dpdask.io.storage import Folder
 from dpdask.kernels.hashing import keep_chosen, siphash, take_at
-from dpdask.stats.bounding import UnitBounds, UnitRows
+from dpdask.stats.records import UnitBounds, UnitRows
 from dpdask.stats.statistic import (
     FAN_IN,
     Statistic,

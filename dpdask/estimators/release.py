@@ -32,8 +32,7 @@ from dpdask.io.shards import CARD, load_release, save_release
 from dpdask.io.storage import KEY_NAME, Folder, absolute_url
 from dpdask.mechanisms.card import Card, RowCount, make_card
 from dpdask.mechanisms.mechanism import Mechanism
-from dpdask.privacy.accountant import epsilon
-from dpdask.privacy.events import to_dict
+from dpdask.privacy.events import epsilon, to_dict
 
 FITTED = "frame"  # the frame that a release was fitted on, or the one without a name
 PUBLIC = "public table"

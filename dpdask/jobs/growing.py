@@ -25,7 +25,8 @@ from dpdask.jobs.series import (
 from dpdask.jobs.spec import Job, JobTable, check_apart, discover_public, open_table
 from dpdask.jobs.state import RunRecord, finish, name_run, open_job_run
 from dpdask.mechanisms.card import Card
-from dpdask.privacy.events import Series, derive_salt, name_series
+from dpdask.privacy.events import Series
+from dpdask.privacy.ledger_entries import derive_salt, name_series
 
 SUMMARY_NAME = f"{META}/series.json"
 

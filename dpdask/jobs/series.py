@@ -22,7 +22,8 @@ from dpdask.jobs.output import Target
 from dpdask.jobs.run_keys import check_run_id, find_remote_keys, say_place
 from dpdask.mechanisms.card import Card
 from dpdask.privacy import Budget, UnitColumn
-from dpdask.privacy.events import extend_head, round_up_sum
+from dpdask.privacy.events import round_up_sum
+from dpdask.privacy.ledger_entries import extend_head
 
 _ABOUT = "series.json"
 _FORMAT = 1

@@ -24,7 +24,8 @@ from dpdask.codec import Codec, ValueCodec
 from dpdask.documents import Document
 from dpdask.errors import InputError, list_names
 from dpdask.privacy import COVERED, Budget, UnitColumn, list_cautions, noisy_counts_text
-from dpdask.privacy.events import Adjacency, Coverage, write_digits
+from dpdask.privacy.events import Adjacency, write_digits
+from dpdask.privacy.ledger_entries import Coverage
 from dpdask.schema import Column, Schema
 from dpdask.streams import STREAM_FORMAT
 from dpdask.version import __version__

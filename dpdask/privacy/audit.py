@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from dpdask.errors import SpecError
 from dpdask.kernels.channel import TOTAL_BITS, exact_epsilon
 from dpdask.kernels.rank import RankNoise
-from dpdask.privacy import accountant
-from dpdask.privacy.events import CentralEvent, DiscreteGaussian
+from dpdask.privacy.events import CentralEvent, DiscreteGaussian, epsilon
 from dpdask.privacy.noise import perturb
 
 # noise values; below, the rank mechanism's ε* is found by looking at every outcome
@@ -130,7 +129,7 @@ def audit_event(
     another, under add-remove all of it leaves one count; a Gaussian's L2 sensitivity is rounded
     down to whole counts. The event's vectors are all measured in one run.
     """
-    claimed = accountant.epsilon(event, delta)
+    claimed = epsilon(event, delta)
     if not math.isfinite(claimed):
         raise SpecError("the event claims no finite epsilon", "audit", "give a delta above 0")
     moved = event.sensitivity if event.adjacency == "add-remove" else event.sensitivity / 2

@@ -1,16 +1,21 @@
-"""Events, what a mechanism draws, with their composition; and how ε and δ are rounded against the releaser."""
+"""Events, what a mechanism draws, and their cost: the least ε that can be proved for a δ, rounded against the releaser.
+
+Three bounds hold for every composition, and the smallest is given: the sum of the pure ε;
+zero-concentrated privacy; and the privacy loss distribution (PLD) of dp_accounting, pessimistic
+throughout (docs/explanation/math.md, Composition).
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
-from hashlib import blake2b
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, Protocol, TypeGuard, get_args
 
 from dpdask.errors import SpecError
 
@@ -109,73 +114,6 @@ class Uncovered:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
-    """The rows without ε of all releases of one dataset together."""
-
-    # The expected share of the rows, in [0, 1], that had no ε in some release; if there are several
-    # draws, a bound on it.
-    uncovered: float = 0.0
-    # The share of the rows whose records some release republished, in the same sense.
-    republished: float = 0.0
-    # How many releases do not record which rows they leave out: those of an earlier version of
-    # dpdask.
-    n_unknown: int = 0
-    # The private columns that some release published without ε, such as true ranges.
-    columns: tuple[str, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """The shares in words; empty if every row is covered by every release."""
-        found = []
-        if self.uncovered:
-            shares = [
-                f"{math.ceil(1000 * share) / 10:g} %"
-                for share in (self.uncovered, self.republished)
-            ]
-            many = (
-                f"up to about {shares[0]} of the rows" if self.uncovered < 1 else "up to every row"
-            )
-            found.append(f"{many} had no ε in some run (hold-outs)")
-            if self.republished:
-                found[0] += f", and the records of up to about {shares[1]} were republished"
-        if self.n_unknown == 1:
-            found.append("1 run does not record which rows it leaves out")
-        elif self.n_unknown:
-            found.append(f"{self.n_unknown} runs do not record which rows they leave out")
-        if self.columns:
-            names = ", ".join(self.columns)
-            found.append(f"the private columns {names} were released without ε in some run")
-        return "; ".join(found)
-
-
-def coverage_of(events: Iterable[Mapping[str, Any]]) -> Coverage:
-    """Return the rows without ε of several releases together, from their events in a ledger.
-
-    Notes
-    -----
-    Samples with the same name are nested, so only the largest counts. Samples with different names
-    were drawn separately; their fractions are added, which is a bound even if the samples overlap.
-    """
-    largest: dict[Fate, dict[str, Fraction]] = {"held out": {}, "republished": {}}
-    columns: dict[str, None] = {}
-    n_unknown = 0
-    for number, event in enumerate(events):
-        columns |= dict.fromkeys(event.get("without_epsilon", ()))
-        if "uncovered" not in event:
-            # only a release of rows one by one can leave rows out
-            n_unknown += any(leaf.get("kind") == "local-release" for leaf in _leaves(event))
-            continue
-        for each in event["uncovered"]:
-            name = each["sample"] or f"({number})"
-            for fate in {"held out", each["fate"]}:
-                fraction = Fraction(each["fraction"])
-                largest[fate][name] = max(largest[fate].get(name, fraction), fraction)
-    held, again = (min(1.0, round_up(sum(each.values(), Fraction(0)))) for each in largest.values())
-    return Coverage(uncovered=held, republished=again, n_unknown=n_unknown, columns=tuple(columns))
-
-
-_PERSON = b"dpdask series"
 KEY = "series"
 
 
@@ -207,29 +145,6 @@ class Series:
         return cls(**data)
 
 
-def name_series(job: str, run_id: str) -> str:
-    """Return the id of a series."""
-    return blake2b(f"{job} {run_id}".encode(), person=_PERSON, digest_size=16).hexdigest()
-
-
-def derive_salt(key: bytes) -> bytes:
-    """Return the key of a series' digests, derived from the key of its first run."""
-    return blake2b(b"salt", key=key, person=_PERSON, digest_size=32).digest()
-
-
-def extend_head(salt: bytes, previous: str, fragments: Iterable[str]) -> str:
-    """Return the digest of the released fragments with some more.
-
-    Parameters
-    ----------
-    salt
-        The key of the series' digests: without it, nobody can test which files were released.
-    """
-    return blake2b(
-        "\n".join([previous, *sorted(fragments)]).encode(), key=salt, person=_PERSON, digest_size=32
-    ).hexdigest()
-
-
 class Charged(Protocol):
     """A release in the ledger; the event is empty where only epsilon and delta are known."""
 
@@ -244,72 +159,6 @@ class Charged(Protocol):
     @property
     def event(self) -> Mapping[str, Any]:
         """The event, as `events.to_dict` gives it."""
-
-
-Charge = TypeVar("Charge", bound=Charged)
-
-
-def count_series(charges: Sequence[tuple[Charge, str]]) -> list[Charge]:
-    """Return the charges that count: all but those of releases that go on with a series of rows.
-
-    Parameters
-    ----------
-    charges
-        Each charge of a dataset in the order of the charging, with the digest of the fitted release
-        that its run recorded (or an empty text).
-
-    Notes
-    -----
-    A release goes on with its series if its digest of the fragments released before is the newest
-    one, the fitted release is the same, the unit is the row, and its events are among those of the
-    last charge of the series that counts in full.
-    """
-    counted: list[Charge] = []
-    # of each series, the charge that counts in full, the fitted release, and the newest digest
-    newest: dict[str, tuple[Charged, str, str]] = {}
-    for charge, recorded in charges:
-        series = Series.from_dict(charge.event.get(KEY))
-        if series is None:
-            counted.append(charge)
-            continue
-        full, release, head = newest.get(series.id, (charge, "", ""))
-        same = series.previous == head != "" and series.release == release != ""
-        if same and _covers(full, charge):
-            newest[series.id] = full, release, series.head
-        else:
-            counted.append(charge)
-            newest[series.id] = charge, series.release or recorded, series.head
-    return counted
-
-
-def _covers(full: Charged, charge: Charged) -> bool:
-    """Return whether a charge costs a row that is in one of two releases no more than another charge."""
-    events, paid = (list(_leaves(each.event)) for each in (charge, full))
-    named = (charge.event, full.event, *(leaf for leaf in events if "unit" in leaf))
-    counts, of_paid = (
-        Counter(json.dumps(leaf, sort_keys=True) for leaf in each) for each in (events, paid)
-    )
-    return (
-        charge.epsilon <= full.epsilon
-        and charge.delta <= full.delta
-        and all(event.get("unit") == "row" for event in named)
-        and bool(events)
-        and counts <= of_paid
-    )
-
-
-def _leaves(event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the events inside an event that are not compositions."""
-    if "events" not in event:
-        yield event
-        return
-    for inner in event["events"]:
-        yield from _leaves(inner)
-
-
-def leave_series(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an event without its place in a series, so that it is charged in full."""
-    return {name: value for name, value in event.items() if name != KEY}
 
 
 FORMAT = 1
@@ -565,3 +414,342 @@ def _check_unit(unit: object) -> None:
 def _check_adjacency(value: object) -> None:
     if value not in get_args(Adjacency):
         raise _wrong("adjacency", " or ".join(get_args(Adjacency)))
+
+
+_GRID = 1e-4  # the PLD's step relative to ε: connected dots err by its square
+_MIN_STEP = 1e-7
+_TAIL = 1e-7  # mass that the PLD may cut off its tails (and count as infinite loss), relative to δ
+_DOUBLE_ERROR = (
+    1e-15  # of δ, for each composition: rounding of the fast Fourier transforms, several times over
+)
+_SAFETY = 1e-9  # relative, on results that went through floating-point logarithms
+_SMOOTHING = 2.0  # r², the part of σ² that turns a continuous Gaussian into a discrete one
+_SMOOTHING_ERROR = 1e-16  # of ε, for each count that changes: above 4·2·exp(-2π²r²)
+_EXACT_SIGMA = 64.0  # below it a discrete Gaussian's own PLD is made; above it, one has 23 σ points and the bound is as good
+_MAX_ROUGH = 1e3  # too little noise for a distribution
+_TOLERANCE = 1e-7
+_BITS = 25  # of a scale that is searched
+
+Atom = LocalRelease | DiscreteLaplace | DiscreteGaussian
+
+
+def epsilon(events: Event | Iterable[Event], delta: float) -> float:
+    """Return an upper bound on the ε, for a δ, of all events together.
+
+    Parameters
+    ----------
+    events
+        What happened, or will happen. All must hold for one adjacency; a `LocalRelease` is of
+        replace-one.
+
+    Returns
+    -------
+    float
+        Non-negative; infinity if nothing finite can be proved, as for Gaussian noise at δ = 0.
+
+    Privacy
+    -------
+    Sensitivities are the events' own, for the adjacency that they name; nothing is scaled here.
+    (dp_accounting's PLDAccountant takes no Laplace event under replace-one, so its distributions
+    are composed directly.)
+
+    Notes
+    -----
+    *Discrete Laplace*, L1 sensitivity s: noise independent per count, shifts summing to s, is
+    dominated by one count shifted by s (the convention of dp_accounting's DiscreteLaplaceDpEvent;
+    the tests check it). *Local release*: any ε-private randomiser is post-processing of randomised
+    response (Kairouz, Oh and Viswanath), whose PLD is that of discrete Laplace noise of scale 1/ε
+    and sensitivity 1. *Discrete Gaussian*, L2 sensitivity s: dp_accounting has no event for it,
+    only the PLD of whole shifts of one count. With s² < 4, counts move by at most 1 each, so at
+    most ⌊s²⌋ unit shifts happen, and their composition is exact. Otherwise a continuous Gaussian of
+    variance σ² - r² stands in, r² = 2: drawn, and then rounded to the whole number z with
+    probability ∝ exp(-(z-x)²/2r²), it has at every z the discrete Gaussian's probability up to a
+    factor of (1+η)/(1-η), η = 2·exp(-2π²r²) (Poisson summation; Peikert, An efficient and parallel
+    Gaussian sampler for lattices, 2010, Theorem 3.1). Rounding is post-processing; the factors,
+    once for each changed count and hypothesis, add less than 1e-16 to ε for each changed count. For
+    every σ the discrete Gaussian is s²/2σ²-concentrated (Canonne, Kamath and Steinke 2020, Theorem
+    14), which bounds what the stand-in cannot. *Not a filter*: a PLD composes mechanisms that may
+    see earlier outputs, but whose events are fixed beforehand. If ε and noise of later jobs are
+    chosen after looking at earlier releases, only δ = 0 (sums) or a concentrated bound holds.
+
+    References
+    ----------
+    Doroshenko et al., Connect the dots: tighter discrete approximations of privacy loss
+    distributions (2022); Bun and Steinke, Concentrated differential privacy (2016), Proposition 1.3
+    and Lemma 2.3.
+    """
+    listed = [events] if isinstance(events, Event) else list(events)
+    return _epsilon(tuple(leaf for event in listed for leaf in leaves(event)), delta)
+
+
+def compose(charges: Iterable[Charged], delta_limit: float) -> float:
+    """Return an upper bound on the ε, at δ = `delta_limit`, of everything charged to a dataset: the ledger's composer.
+
+    Parameters
+    ----------
+    charges
+        The charges of one dataset. A charge with an event costs as much as the event; one without
+        is taken as any (epsilon, delta)-private mechanism.
+
+    Notes
+    -----
+    Later jobs may be chosen after seeing earlier releases, so only bounds hold that are a filter: a
+    plain sum of the declared ε, if the sum of δ stays within half of the limit and no event costs
+    more than its charge declares, and a concentrated bound of the events at the other half. A run
+    may end under either bound, depending on what was released, and what the two leave uncovered
+    adds up. A single charge needs no half for another one. A concentrated bound knows no δ of
+    charges without events, so with such charges only the plain sum is left.
+
+    Sums of ε and δ hold for jobs that are chosen one after the other, as long as their sums stay
+    below fixed limits (Rogers, Roth, Ullman and Vadhan, Privacy odometers and filters, 2016).
+    """
+    atoms: list[Atom] = []
+    listed = list(charges)
+    named = sorted(
+        set().union(*(units(from_dict(charge.event)) for charge in listed if charge.event))
+    )
+    if len(named) > 1:
+        raise _units_differ()
+    unit = named[0] if named else "row"
+    part = Fraction(delta_limit) / min(2, max(1, len(listed)))
+    unknown = False
+    for charge in listed:
+        priced = list(leaves(from_dict(charge.event))) if charge.event else []
+        if priced:
+            atoms += priced
+        else:  # without an event, only the declared numbers are known
+            atoms += [LocalRelease(epsilon=charge.epsilon, unit=unit)] if charge.epsilon else []
+            unknown |= charge.delta > 0
+    delta = round_down(part)
+    counted = _count(atoms, delta)
+    pure = _pure(counted)
+    bound = (
+        math.inf
+        if unknown
+        else pure
+        if delta == 0 or pure == 0
+        else min(pure, _bound_concentrated(counted, delta))
+    )
+    plain = round_up_sum(charge.epsilon for charge in listed)
+    if (
+        plain < bound
+        and sum(Fraction(charge.delta) for charge in listed) <= part
+        and all(map(_is_believed, listed))
+    ):
+        return plain
+    return bound
+
+
+def _is_believed(charge: Charged) -> bool:
+    """Return whether a charge's declared ε and δ cover the cost of its event."""
+    if not charge.event or not list(leaves(from_dict(charge.event))):
+        return True
+    return _price(json.dumps(charge.event, sort_keys=True), charge.delta) <= charge.epsilon
+
+
+@functools.lru_cache(maxsize=256)
+def _price(event: str, delta: float) -> float:
+    return epsilon(from_dict(json.loads(event)), delta)
+
+
+def _units_differ() -> SpecError:
+    return SpecError(
+        "charges for different units cannot be added up",
+        "accountant",
+        "charge a dataset of its own for each privacy.unit",
+    )
+
+
+def scale_events(
+    events: Iterable[CentralEvent], epsilon: float, delta: float
+) -> tuple[CentralEvent, ...]:
+    """Return events with all their noise multiplied by nearly the least common factor at which they cost at most `epsilon` at `delta`.
+
+    Parameters
+    ----------
+    events
+        At least one; their scales say how large the noises are relative to each other.
+    """
+    listed = list(events)
+    if not 0 < epsilon < math.inf:
+        raise SpecError("epsilon must be positive and finite", "noise scale")
+    if delta <= 0 and any(isinstance(event, DiscreteGaussian) for event in listed):
+        raise SpecError(
+            "Gaussian noise needs a delta above 0", "noise scale", "give one, or take Laplace noise"
+        )
+
+    def times(factor: float) -> tuple[CentralEvent, ...]:
+        return tuple(
+            replace(event, sigma=event.sigma * factor)
+            if isinstance(event, DiscreteGaussian)
+            else replace(event, scale=event.scale * factor)
+            for event in listed
+        )
+
+    def cost(factor: float) -> float:
+        return _epsilon(times(factor), delta)
+
+    rates = [(float(_rate(event)), event.count) for event in listed]
+    start = sum(rate * count for rate, count in rates) / epsilon
+    if delta > 0:
+        tail = -math.log(delta)
+        rho = (epsilon / (math.sqrt(tail + epsilon) + math.sqrt(tail))) ** 2
+        concentrated = math.sqrt(
+            sum(rate * rate * count for rate, count in rates) / (2.0 * rho)
+        ) * (1.0 + 1e-6)
+        gaussian = any(isinstance(event, DiscreteGaussian) for event in listed)
+        start = concentrated if gaussian else min(start, concentrated)
+    return times(_least_scale(cost, epsilon, start, exact=delta == 0))
+
+
+def _least_scale(
+    cost: Callable[[float], float], epsilon: float, start: float, *, exact: bool
+) -> float:
+    """Return a scale of 25 significant bits that costs at most ε, while the next smaller one costs more; `exact` if the start is the least.
+
+    Costs differ between processors in their last bits. Only scales of few bits are tried, so that
+    all processors find the same one.
+    """
+    if exact:
+        high = start
+        while cost(high) > epsilon:
+            high = math.nextafter(high * (1.0 + 1e-12), math.inf)
+        return high
+    high = _shorten(start)
+    while cost(high) > epsilon:
+        high = _shorten(high, 1)
+    low = _shorten(high / 1.25)
+    while cost(low) <= epsilon:
+        low, high = _shorten(low / 1.25), low
+    # cost is nearly a power of the scale
+    points = [(math.log(scale), _compare(cost(scale), epsilon)) for scale in (low, high)]
+    number = 0
+    while _shorten(low, 1) < high:
+        number += 1
+        (x0, y0), (x1, y1) = points
+        guess = x1 - y1 * (x1 - x0) / (y1 - y0) if y1 != y0 else math.inf
+        # beyond the root, so that it is soon between two near scales
+        guess += math.copysign(_TOLERANCE / 4.0, y1 or -1.0)
+        if not math.log(low) < guess < math.log(high) or number % 4 == 0:
+            guess = (math.log(low) + math.log(high)) / 2.0
+        scale = min(max(_shorten(math.exp(guess)), _shorten(low, 1)), _shorten(high, -1))
+        found = cost(scale)
+        points = [points[1], (math.log(scale), _compare(found, epsilon))]
+        low, high = (low, scale) if found <= epsilon else (scale, high)
+    return high
+
+
+def _shorten(scale: float, steps: int = 0) -> float:
+    """Return the nearest number of 25 significant bits, or the one so many steps after it."""
+    mantissa, exponent = math.frexp(scale)
+    return math.ldexp(round(math.ldexp(mantissa, _BITS)) + steps, exponent - _BITS)
+
+
+def _compare(cost: float, epsilon: float) -> float:
+    """Return log(cost / ε), of a cost of 0 a number that a secant only leads away from."""
+    return math.log(cost / epsilon) if cost > 0.0 else -1e3
+
+
+def _count(atoms: Iterable[Atom], delta: float) -> Counter[Atom]:
+    """Return how often each single event happens, after checking that they can be composed at a delta."""
+    if not 0 <= delta < 1:
+        raise SpecError("delta must be in [0, 1)", "accountant")
+    if len({_adjacency(atom) for atom in atoms}) > 1:
+        raise SpecError(
+            "releases of the adjacencies replace-one and add-remove cannot be added up",
+            "privacy.adjacency",
+            "give all jobs of a dataset in the ledger the same one, or give this job another dataset there",
+        )
+    if len({atom.unit for atom in atoms if isinstance(atom, LocalRelease)}) > 1:
+        raise _units_differ()
+    counted: Counter[Atom] = Counter()
+    for atom in atoms:
+        if isinstance(atom, LocalRelease):
+            counted[LocalRelease(epsilon=atom.epsilon)] += atom.n
+        else:
+            counted[replace(atom, count=1)] += atom.count
+    return counted
+
+
+def _adjacency(atom: Atom) -> str:
+    return "replace-one" if isinstance(atom, LocalRelease) else atom.adjacency
+
+
+@functools.lru_cache(maxsize=1024)
+def _epsilon(atoms: tuple[Atom, ...], delta: float) -> float:
+    counted = _count(atoms, delta)
+    pure = _pure(counted)
+    if delta == 0 or pure == 0:
+        return pure
+    closed = min(pure, _bound_concentrated(counted, delta))
+    return min(closed, _by_pld(counted, delta, closed))
+
+
+def _rate(atom: Atom) -> Fraction:
+    """Return the pure ε of an event; of Gaussian noise its sensitivity over its σ."""
+    if isinstance(atom, LocalRelease):
+        return Fraction(atom.epsilon)
+    scale = atom.sigma if isinstance(atom, DiscreteGaussian) else atom.scale
+    return Fraction(atom.sensitivity) / Fraction(scale)
+
+
+def _pure(counted: Mapping[Atom, int]) -> float:
+    """Return the sum of the pure ε, rounded up; infinity if there is Gaussian noise."""
+    if any(isinstance(atom, DiscreteGaussian) for atom in counted):
+        return math.inf
+    return round_up(sum((n * _rate(atom) for atom, n in counted.items()), Fraction(0)))
+
+
+def _bound_concentrated(counted: Mapping[Atom, int], delta: float) -> float:
+    """Return ρ + 2·√(ρ·log(1/δ)): ε-privacy is ε²/2-concentrated, the discrete Gaussian s²/2σ²."""
+    rho = sum(n * min(float(_rate(atom)), 1e150) ** 2 / 2.0 for atom, n in counted.items())
+    return (rho + 2.0 * math.sqrt(rho * -math.log(delta))) * (1.0 + _SAFETY)
+
+
+def _by_pld(counted: Mapping[Atom, int], delta: float, rough: float) -> float:
+    """Return ε at δ by composed privacy loss distributions; infinity where doubles cannot resolve δ or noise is too small."""
+    smoothed = [atom for atom in counted if _is_smoothed(atom)]
+    convolved = {
+        atom: 1 if atom in smoothed else n * _unit_shifts(atom) for atom, n in counted.items()
+    }
+    resolved = delta - _DOUBLE_ERROR * (len(counted) + sum(convolved.values()))
+    too_little = any(atom.sigma**2 <= _SMOOTHING for atom in smoothed)
+    if resolved <= 0 or not rough < _MAX_ROUGH or too_little:
+        return math.inf
+    # it imports most of scipy, which only a composition needs
+    from dp_accounting.pld import privacy_loss_distribution as pld  # type: ignore[import-untyped]  # no types
+
+    step = max(_MIN_STEP, _GRID * rough)
+    how: dict[str, Any] = {"value_discretization_interval": step, "use_connect_dots": True}
+    tail = _TAIL * delta / (2 * len(counted))
+    total, slack = pld.identity(value_discretization_interval=step), 0.0
+    for atom, n in counted.items():
+        if _is_smoothed(atom):
+            sensitivity = atom.sensitivity * math.sqrt(n)
+            deviation = math.sqrt(atom.sigma**2 - _SMOOTHING) / sensitivity * (1.0 - _SAFETY)
+            part = pld.from_gaussian_mechanism(deviation, **how)
+            slack += _SMOOTHING_ERROR * _unit_shifts(atom) * n
+        elif isinstance(atom, DiscreteGaussian):
+            part = pld.from_discrete_gaussian_mechanism(atom.sigma, 1, **how)
+        elif isinstance(atom, LocalRelease):
+            part = pld.from_discrete_laplace_mechanism(atom.epsilon, 1, **how)
+        else:
+            rate = math.nextafter(1.0 / atom.scale, math.inf)
+            part = pld.from_discrete_laplace_mechanism(rate, atom.sensitivity, **how)
+        if convolved[atom] > 1:
+            part = part.self_compose(convolved[atom], tail_mass_truncation=tail)
+        total = total.compose(part, tail_mass_truncation=tail)
+    return float(total.get_epsilon_for_delta(resolved * (1.0 - slack))) * (1.0 + _SAFETY) + slack
+
+
+def _unit_shifts(atom: Atom) -> int:
+    """Return the largest squared L2 change of whole numbers that a Gaussian event allows; 1 for another event."""
+    return (
+        math.floor(atom.sensitivity**2 * (1.0 + 1e-9)) if isinstance(atom, DiscreteGaussian) else 1
+    )
+
+
+def _is_smoothed(atom: Atom) -> TypeGuard[DiscreteGaussian]:
+    return isinstance(atom, DiscreteGaussian) and (
+        _unit_shifts(atom) >= 4 or atom.sigma > _EXACT_SIGMA
+    )

@@ -1,24 +1,26 @@
-"""The contents of a ledger: charges, the entries of a dataset's chain, and the resulting balance."""
+"""The contents of a ledger: charges, what they cover and which of them count, the entries of a dataset's chain, and the balance."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, localcontext
 from fractions import Fraction
+from hashlib import blake2b
 from typing import Any, Literal, get_args
 
 from dpdask.errors import DataError, SpecError
 from dpdask.privacy.events import (
-    Coverage,
+    KEY,
+    Fate,
+    Series,
     add_cost,
-    count_series,
-    coverage_of,
-    leave_series,
     round_down,
+    round_up,
     round_up_sum,
 )
 
@@ -384,3 +386,158 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
         key: row[key] for key in ("sequence", "kind", "run_id", "recorded", "previous", "digest")
     }
     return Entry(charge=charge, release=release, **rest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """The rows without ε of all releases of one dataset together."""
+
+    # The expected share of the rows, in [0, 1], that had no ε in some release; if there are several
+    # draws, a bound on it.
+    uncovered: float = 0.0
+    # The share of the rows whose records some release republished, in the same sense.
+    republished: float = 0.0
+    # How many releases do not record which rows they leave out: those of an earlier version of
+    # dpdask.
+    n_unknown: int = 0
+    # The private columns that some release published without ε, such as true ranges.
+    columns: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The shares in words; empty if every row is covered by every release."""
+        found = []
+        if self.uncovered:
+            shares = [
+                f"{math.ceil(1000 * share) / 10:g} %"
+                for share in (self.uncovered, self.republished)
+            ]
+            many = (
+                f"up to about {shares[0]} of the rows" if self.uncovered < 1 else "up to every row"
+            )
+            found.append(f"{many} had no ε in some run (hold-outs)")
+            if self.republished:
+                found[0] += f", and the records of up to about {shares[1]} were republished"
+        if self.n_unknown == 1:
+            found.append("1 run does not record which rows it leaves out")
+        elif self.n_unknown:
+            found.append(f"{self.n_unknown} runs do not record which rows they leave out")
+        if self.columns:
+            names = ", ".join(self.columns)
+            found.append(f"the private columns {names} were released without ε in some run")
+        return "; ".join(found)
+
+
+def coverage_of(events: Iterable[Mapping[str, Any]]) -> Coverage:
+    """Return the rows without ε of several releases together, from their events in a ledger.
+
+    Notes
+    -----
+    Samples with the same name are nested, so only the largest counts. Samples with different names
+    were drawn separately; their fractions are added, which is a bound even if the samples overlap.
+    """
+    largest: dict[Fate, dict[str, Fraction]] = {"held out": {}, "republished": {}}
+    columns: dict[str, None] = {}
+    n_unknown = 0
+    for number, event in enumerate(events):
+        columns |= dict.fromkeys(event.get("without_epsilon", ()))
+        if "uncovered" not in event:
+            # only a release of rows one by one can leave rows out
+            n_unknown += any(leaf.get("kind") == "local-release" for leaf in _leaves(event))
+            continue
+        for each in event["uncovered"]:
+            name = each["sample"] or f"({number})"
+            for fate in {"held out", each["fate"]}:
+                fraction = Fraction(each["fraction"])
+                largest[fate][name] = max(largest[fate].get(name, fraction), fraction)
+    held, again = (min(1.0, round_up(sum(each.values(), Fraction(0)))) for each in largest.values())
+    return Coverage(uncovered=held, republished=again, n_unknown=n_unknown, columns=tuple(columns))
+
+
+_PERSON = b"dpdask series"
+
+
+def name_series(job: str, run_id: str) -> str:
+    """Return the id of a series."""
+    return blake2b(f"{job} {run_id}".encode(), person=_PERSON, digest_size=16).hexdigest()
+
+
+def derive_salt(key: bytes) -> bytes:
+    """Return the key of a series' digests, derived from the key of its first run."""
+    return blake2b(b"salt", key=key, person=_PERSON, digest_size=32).digest()
+
+
+def extend_head(salt: bytes, previous: str, fragments: Iterable[str]) -> str:
+    """Return the digest of the released fragments with some more.
+
+    Parameters
+    ----------
+    salt
+        The key of the series' digests: without it, nobody can test which files were released.
+    """
+    return blake2b(
+        "\n".join([previous, *sorted(fragments)]).encode(), key=salt, person=_PERSON, digest_size=32
+    ).hexdigest()
+
+
+def count_series(charges: Sequence[tuple[Charge, str]]) -> list[Charge]:
+    """Return the charges that count: all but those of releases that go on with a series of rows.
+
+    Parameters
+    ----------
+    charges
+        Each charge of a dataset in the order of the charging, with the digest of the fitted release
+        that its run recorded (or an empty text).
+
+    Notes
+    -----
+    A release goes on with its series if its digest of the fragments released before is the newest
+    one, the fitted release is the same, the unit is the row, and its events are among those of the
+    last charge of the series that counts in full.
+    """
+    counted: list[Charge] = []
+    # of each series, the charge that counts in full, the fitted release, and the newest digest
+    newest: dict[str, tuple[Charge, str, str]] = {}
+    for charge, recorded in charges:
+        series = Series.from_dict(charge.event.get(KEY))
+        if series is None:
+            counted.append(charge)
+            continue
+        full, release, head = newest.get(series.id, (charge, "", ""))
+        same = series.previous == head != "" and series.release == release != ""
+        if same and _covers(full, charge):
+            newest[series.id] = full, release, series.head
+        else:
+            counted.append(charge)
+            newest[series.id] = charge, series.release or recorded, series.head
+    return counted
+
+
+def _covers(full: Charge, charge: Charge) -> bool:
+    """Return whether a charge costs a row that is in one of two releases no more than another charge."""
+    events, paid = (list(_leaves(each.event)) for each in (charge, full))
+    named = (charge.event, full.event, *(leaf for leaf in events if "unit" in leaf))
+    counts, of_paid = (
+        Counter(json.dumps(leaf, sort_keys=True) for leaf in each) for each in (events, paid)
+    )
+    return (
+        charge.epsilon <= full.epsilon
+        and charge.delta <= full.delta
+        and all(event.get("unit") == "row" for event in named)
+        and bool(events)
+        and counts <= of_paid
+    )
+
+
+def _leaves(event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the events inside an event that are not compositions."""
+    if "events" not in event:
+        yield event
+        return
+    for inner in event["events"]:
+        yield from _leaves(inner)
+
+
+def leave_series(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an event without its place in a series, so that it is charged in full."""
+    return {name: value for name, value in event.items() if name != KEY}

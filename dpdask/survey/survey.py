@@ -31,16 +31,20 @@ from dpdask.mechanisms.interval.release import IntervalRelease, ends_of, to_numb
 from dpdask.mechanisms.interval.spec import TRUE, IntervalSpec, check_designs, interval_section
 from dpdask.schema import Schema, arrow_type
 from dpdask.streams import RunKey
-from dpdask.survey.answers import (
+from dpdask.survey.questions import (
+    ANSWER_FORMAT,
+    CONVENTION,
     MAX_ID,
     Answers,
+    Question,
+    Wording,
     check_headers,
     id_of,
     read_answers,
     read_choices,
     read_form_ranges,
+    render_form,
 )
-from dpdask.survey.questions import ANSWER_FORMAT, CONVENTION, Question, Wording, render_form
 
 _FIRST_DAY, _LAST_DAY = -719162, 2932896  # 0001-01-01 and 9999-12-31, in days since 1970
 _UNANSWERED = "which questions a respondent left unanswered, a choice that may depend on the value"

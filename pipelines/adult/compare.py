@@ -31,17 +31,17 @@ from dpdask.kernels.marginals import Codes
 from dpdask.mechanisms.copula.fit import CopulaOptions, Records, fit_copula
 from dpdask.mechanisms.copula.model import CopulaModel
 from dpdask.mechanisms.copula.spec import CopulaSpec, count_measured_again
-from dpdask.mechanisms.marginals.denoise import denoise, measure_pairs_again
 from dpdask.mechanisms.marginals.noise import (
     MarginalNoise,
     NoisyMarginals,
+    denoise,
     measure,
+    measure_pairs_again,
     pair_cells,
     plan_noise,
 )
 from dpdask.privacy import Budget
-from dpdask.privacy.accountant import scale_events
-from dpdask.privacy.events import Adjacency, DiscreteLaplace
+from dpdask.privacy.events import Adjacency, DiscreteLaplace, scale_events
 from dpdask.references.histogram import list_adaptive
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.marginals import domain_of, encode

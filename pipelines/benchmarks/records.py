@@ -24,8 +24,7 @@ import numpy as np
 
 from dpdask.kernels.marginals import Codes, count_clique, count_pairs
 from dpdask.mechanisms.copula.fit import Records, fit_copula
-from dpdask.mechanisms.marginals.denoise import denoise
-from dpdask.mechanisms.marginals.noise import NoisyMarginals, pair_cells
+from dpdask.mechanisms.marginals.noise import NoisyMarginals, denoise, pair_cells
 from dpdask.stats import Domain
 from dpdask.streams import RunKey
 from pipelines.adult.compare import Case, Draws, draw_all, drawn, gaussian, read_case

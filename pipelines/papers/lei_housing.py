@@ -46,9 +46,8 @@ from dpdask.cells import cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.inference import WeightedSample, least_squares
 from dpdask.mechanisms.histogram import noise as histogram
-from dpdask.mechanisms.histogram.cells import centres
 from dpdask.mechanisms.histogram.noise import Threshold
-from dpdask.mechanisms.histogram.release import Points, spread
+from dpdask.mechanisms.histogram.release import Points, centres, spread
 from dpdask.privacy import Budget
 from dpdask.stats import Domain
 from dpdask.stats.marginals import JointCounts

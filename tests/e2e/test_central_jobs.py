@@ -37,8 +37,7 @@ from dpdask.errors import BudgetError, SpecError
 from dpdask.jobs.plan import plan_job
 from dpdask.mechanisms.histogram.release import FittedHistogram
 from dpdask.mechanisms.marginals.noise import margin_95
-from dpdask.privacy.accountant import epsilon
-from dpdask.privacy.events import Composed, from_dict, leaves, to_dict
+from dpdask.privacy.events import Composed, epsilon, from_dict, leaves, to_dict
 from dpdask.schema import Schema
 
 SCHEMA = {**MIXED_SCHEMA, "userId": {"role": "drop", "type": "int64"}}

@@ -25,8 +25,9 @@ from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import abort
 from dpdask.jobs.spec import JobTable
 from dpdask.jobs.state import RunState
-from dpdask.privacy.events import Composed, Coverage, DiscreteLaplace, to_dict
+from dpdask.privacy.events import Composed, DiscreteLaplace, to_dict
 from dpdask.privacy.ledger import Charge
+from dpdask.privacy.ledger_entries import Coverage
 
 SCHEMA: dict[str, Any] = {
     "who": {"role": "keep"},

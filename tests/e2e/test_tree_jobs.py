@@ -25,7 +25,7 @@ from dpdask.errors import BudgetError
 from dpdask.io.shards import MANIFEST_NAME, Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs.plan import audit_job, plan_job
-from dpdask.privacy import accountant
+from dpdask.privacy import events as accountant
 from dpdask.privacy.events import from_dict
 from dpdask.terminal.texts import describe_audit
 

@@ -46,9 +46,8 @@ from dpdask.references import Chain, Histogram, LevelDistribution, RankDistribut
 from dpdask.references.histogram import NoisyHistograms
 from dpdask.schema import Schema
 from dpdask.stats import Domain, MarginalCounts
-from dpdask.stats.bounding import UnitRows
 from dpdask.stats.marginals import JointCounts
-from dpdask.stats.records import numbers
+from dpdask.stats.records import UnitRows, numbers
 from dpdask.streams import RunKey, stream
 
 DAYS = [dt.date(2026, 1, 1), dt.date(2026, 1, 2), dt.date(2026, 1, 3)]

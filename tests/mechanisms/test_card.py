@@ -23,7 +23,7 @@ from dpdask.mechanisms.card import (
     plain,
 )
 from dpdask.privacy import Budget
-from dpdask.privacy.events import Coverage
+from dpdask.privacy.ledger_entries import Coverage
 from dpdask.schema import Schema
 
 SCHEMA = Schema.from_dict(

@@ -18,8 +18,8 @@ from dpdask.mechanisms.dip.spec import DipSpec
 from dpdask.mechanisms.mechanism import Columns
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget, UnitColumn, split_epsilon
-from dpdask.privacy.accountant import epsilon as epsilon_of
 from dpdask.privacy.events import DiscreteLaplace, LocalRelease, from_dict, leaves
+from dpdask.privacy.events import epsilon as epsilon_of
 from dpdask.references import Histogram, Holdout, Known, Public, from_statistic
 from dpdask.schema import Schema
 from dpdask.stats import LevelCounts, RankSummary

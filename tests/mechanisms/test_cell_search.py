@@ -20,8 +20,8 @@ from dpdask.errors import DataError, DpdaskError, InputError
 from dpdask.mechanisms.columns import columns_from_header, columns_to_header
 from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.privacy import UnitColumn, noise
-from dpdask.privacy.accountant import epsilon as paid
 from dpdask.privacy.events import DiscreteGaussian, leaves
+from dpdask.privacy.events import epsilon as paid
 
 HIGH = 1e6
 COLUMNS = {

@@ -17,7 +17,7 @@ from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.kernels import chain as kernel
 from dpdask.mechanisms.dip.chain import RecordsMechanism, fit_chain, group_hashes
-from dpdask.mechanisms.dip.randomisers import BinnedRanks, LaplaceRanks
+from dpdask.mechanisms.dip.columns import BinnedRanks, LaplaceRanks
 from dpdask.mechanisms.dip.spec import N_BINS, DipSpec
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget

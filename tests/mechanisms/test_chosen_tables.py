@@ -32,10 +32,12 @@ from dpdask.mechanisms.copula.fit import (
 )
 from dpdask.mechanisms.copula.model import MOST_CELLS
 from dpdask.mechanisms.copula.spec import CopulaMechanism, CopulaSpec, count_measured_again
-from dpdask.mechanisms.marginals.denoise import average_pairs, choose_pairs, denoise
 from dpdask.mechanisms.marginals.noise import (
     MarginalNoise,
     NoisyMarginals,
+    average_pairs,
+    choose_pairs,
+    denoise,
     draft_scores,
     measure,
     measure_chosen,
@@ -44,8 +46,7 @@ from dpdask.mechanisms.marginals.noise import (
 from dpdask.mechanisms.mechanism import Columns
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget, UnitColumn, noise
-from dpdask.privacy.accountant import epsilon
-from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace
+from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace, epsilon
 from dpdask.schema import Schema
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.streams import stream

@@ -17,8 +17,7 @@ from dpdask.mechanisms.copula import model as raking
 from dpdask.mechanisms.copula.fit import CopulaOptions, fit_copula
 from dpdask.mechanisms.copula.model import BLOCK_ROWS, CopulaModel, n_latents_of
 from dpdask.mechanisms.copula.release import FittedCopula
-from dpdask.mechanisms.marginals.denoise import denoise
-from dpdask.mechanisms.marginals.noise import measure, plan_noise
+from dpdask.mechanisms.marginals.noise import denoise, measure, plan_noise
 from dpdask.privacy import Budget
 from dpdask.schema import Schema
 from dpdask.streams import RunKey

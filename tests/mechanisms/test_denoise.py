@@ -13,7 +13,7 @@ from mechanisms.noisy import counts_of, named, noisy_of, variations
 from scipy.sparse.csgraph import minimum_spanning_tree
 
 from dpdask.kernels.marginals import independence, mutual_information
-from dpdask.mechanisms.marginals.denoise import Denoised, PairGroup, denoise, dependence_tree
+from dpdask.mechanisms.marginals.noise import Denoised, PairGroup, denoise, dependence_tree
 
 # sizes like those of the census's fourteen columns
 ADULT = (16, 9, 40, 16, 16, 7, 15, 6, 5, 2, 20, 20, 20, 2)

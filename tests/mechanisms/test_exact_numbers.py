@@ -14,12 +14,12 @@ from dpdask.mechanisms import expectations
 from dpdask.mechanisms.dip.tree import plan_tree_noise
 from dpdask.mechanisms.histogram import noise as histogram_noise
 from dpdask.mechanisms.histogram import spec as histogram_spec
-from dpdask.mechanisms.histogram.cells import affordable_bins
-from dpdask.mechanisms.marginals.denoise import denoise
+from dpdask.mechanisms.histogram.release import affordable_bins
 from dpdask.mechanisms.marginals.noise import (
     MarginalNoise,
     NoisyMarginals,
     _total,
+    denoise,
     draft,
     margin_95,
     plan_noise,

@@ -15,12 +15,11 @@ from dpdask.cells import FoundBins, cells
 from dpdask.codec import ValueCodec
 from dpdask.errors import SpecError
 from dpdask.inference import quantile
-from dpdask.mechanisms.histogram.cells import centres, line_moments
 from dpdask.mechanisms.histogram.noise import NoisyHistogram, plan
-from dpdask.mechanisms.histogram.release import FittedHistogram, spread
+from dpdask.mechanisms.histogram.release import FittedHistogram, centres, line_moments, spread
 from dpdask.privacy import Budget, UnitColumn
-from dpdask.privacy.accountant import epsilon as paid
 from dpdask.privacy.events import DiscreteLaplace
+from dpdask.privacy.events import epsilon as paid
 from dpdask.stats.marginals import Domain
 
 AMOUNT = {"role": "privatise", "kind": "continuous", "bounds": [0.0, 1e6], "type": "float64"}

@@ -15,9 +15,8 @@ from dpdask.cells import FoundBins, cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, least_squares
-from dpdask.mechanisms.histogram.cells import centres
 from dpdask.mechanisms.histogram.noise import NoisyHistogram, plan
-from dpdask.mechanisms.histogram.release import points_per_cell, spread
+from dpdask.mechanisms.histogram.release import centres, points_per_cell, spread
 from dpdask.privacy import Budget
 from dpdask.references.hierarchy import make_grid
 from dpdask.stats.marginals import Domain

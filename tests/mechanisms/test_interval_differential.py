@@ -19,7 +19,7 @@ from dpdask.codec import LevelCodec, codec_for
 from dpdask.documents import validate
 from dpdask.errors import SpecError
 from dpdask.kernels.channel import TOTAL_BITS
-from dpdask.mechanisms.dip.randomisers import BinMechanism, LevelMechanism, RankMechanism
+from dpdask.mechanisms.dip.columns import BinMechanism, LevelMechanism, RankMechanism
 from dpdask.mechanisms.interval.design import ScipyDistribution
 from dpdask.mechanisms.interval.fit import fit_perturbation
 from dpdask.mechanisms.interval.release import (

@@ -22,8 +22,8 @@ from dpdask.mechanisms.marginals.noise import (
     plan_noise,
 )
 from dpdask.privacy import Budget, noise
-from dpdask.privacy.accountant import epsilon as paid
 from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace, from_dict, to_dict
+from dpdask.privacy.events import epsilon as paid
 from dpdask.privacy.noise import deviation
 from dpdask.stats import Domain, MarginalCounts
 

@@ -16,13 +16,13 @@ from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import SpecError
 from dpdask.mechanisms.histogram import noise as histogram
 from dpdask.mechanisms.histogram import noise as sparse
-from dpdask.mechanisms.histogram.cells import (
+from dpdask.mechanisms.histogram.noise import NoisyHistogram, compute_spent, plan
+from dpdask.mechanisms.histogram.release import (
     affordable_bins,
     bins_by_rule,
     centres,
     largest_noise,
 )
-from dpdask.mechanisms.histogram.noise import NoisyHistogram, compute_spent, plan
 from dpdask.mechanisms.histogram.spec import list_warnings
 from dpdask.privacy import Budget
 from dpdask.privacy.events import DiscreteLaplace

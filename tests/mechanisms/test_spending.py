@@ -18,7 +18,8 @@ from dpdask.mechanisms.dip.columns import ColumnsMechanism, fit_dip
 from dpdask.mechanisms.dip.spec import DipSpec
 from dpdask.mechanisms.mechanism import Columns
 from dpdask.mechanisms.registry import bind
-from dpdask.privacy import Budget, UnitColumn, accountant, noise
+from dpdask.privacy import Budget, UnitColumn, noise
+from dpdask.privacy import events as accountant
 from dpdask.privacy.events import DiscreteLaplace, LocalRelease
 from dpdask.references import Histogram, Holdout, Known
 from dpdask.references.reference import ColumnStatistic

@@ -31,9 +31,9 @@ from dpdask.mechanisms.dip.tree import (
 from dpdask.mechanisms.marginals.noise import MarginalNoise
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget
-from dpdask.privacy.accountant import epsilon as priced
 from dpdask.privacy.budget import UnitColumn
 from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace, LocalRelease, leaves
+from dpdask.privacy.events import epsilon as priced
 from dpdask.references.histogram import Tree
 from dpdask.schema import Schema
 from dpdask.stats import Domain, MarginalCounts

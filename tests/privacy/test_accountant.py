@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 from scipy import signal
 
 from dpdask.errors import SpecError
-from dpdask.privacy import accountant
-from dpdask.privacy.accountant import compose, epsilon, scale_events
+from dpdask.privacy import events as accountant
 from dpdask.privacy.events import (
     Composed,
     DiscreteGaussian,
     DiscreteLaplace,
     Event,
     LocalRelease,
+    compose,
+    epsilon,
+    scale_events,
     to_dict,
 )
 from dpdask.privacy.ledger import Charge

@@ -7,14 +7,13 @@ import pytest
 from dpdask.errors import SpecError
 from dpdask.privacy.events import (
     Composed,
-    Coverage,
     DiscreteLaplace,
     LocalRelease,
     Uncovered,
-    coverage_of,
     from_dict,
     to_dict,
 )
+from dpdask.privacy.ledger_entries import Coverage, coverage_of
 
 ROWS = LocalRelease(epsilon=1.0)
 COUNTS = DiscreteLaplace(scale=2.0, sensitivity=2, adjacency="replace-one")

@@ -21,8 +21,14 @@ from privacy.ledger_worker import run_phases
 
 from dpdask.errors import BudgetError, DataError, SpecError, TemporaryError
 from dpdask.privacy import ledger as ledger_tables
-from dpdask.privacy.accountant import compose
-from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace, LocalRelease, to_dict
+from dpdask.privacy.events import (
+    Composed,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    LocalRelease,
+    compose,
+    to_dict,
+)
 from dpdask.privacy.ledger import DATASETS, ENTRIES, Charge, Ledger, digest_of, sum_charges
 from dpdask.privacy.ledger_entries import FREE
 

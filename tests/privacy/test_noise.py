@@ -16,8 +16,7 @@ from scipy import stats
 
 from dpdask.errors import SpecError
 from dpdask.privacy import noise
-from dpdask.privacy.accountant import epsilon, scale_events
-from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace
+from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace, epsilon, scale_events
 from dpdask.streams import RunKey, stream
 
 ALPHA = 1e-10  # how often a right sampler may fail, per test

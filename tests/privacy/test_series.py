@@ -17,13 +17,17 @@ from dpdask.privacy.events import (
     DiscreteLaplace,
     LocalRelease,
     Series,
-    count_series,
-    extend_head,
     from_dict,
-    name_series,
     to_dict,
 )
-from dpdask.privacy.ledger_entries import FREE, Charge, event_text
+from dpdask.privacy.ledger_entries import (
+    FREE,
+    Charge,
+    count_series,
+    event_text,
+    extend_head,
+    name_series,
+)
 
 RELEASE = "f" * 64
 NOISE = DiscreteLaplace(scale=8.0, sensitivity=2, adjacency="replace-one")

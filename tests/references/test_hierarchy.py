@@ -16,8 +16,8 @@ from strategies import zeros_and_a_tail
 
 from dpdask.cells import DEFAULT_BINS, FoundBins, cells
 from dpdask.codec import ValueCodec
-from dpdask.privacy.accountant import epsilon as paid
 from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace
+from dpdask.privacy.events import epsilon as paid
 from dpdask.privacy.noise import perturb
 from dpdask.references import RankDistribution
 from dpdask.references.hierarchy import N_LEVELS, Hierarchy, find_bins, make_grid

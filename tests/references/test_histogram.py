@@ -23,7 +23,7 @@ from dpdask.errors import DataError, SpecError
 from dpdask.kernels import rank as cdf_kernel
 from dpdask.kernels.rank import guide as guide_of
 from dpdask.privacy import noise
-from dpdask.privacy.accountant import epsilon as paid
+from dpdask.privacy.events import epsilon as paid
 from dpdask.references import LevelDistribution, RankDistribution
 from dpdask.references.histogram import (
     CellCounts,

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.stats.bounding import UnitBounds, UnitRows
+from dpdask.stats.records import UnitBounds, UnitRows
 
 Rows = list[tuple[int, int]]
 TOP = 2**64 - 1

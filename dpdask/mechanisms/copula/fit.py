@@ -29,8 +29,13 @@ from dpdask.mechanisms.copula.model import (
     draw_uniforms,
     n_latents_of,
 )
-from dpdask.mechanisms.marginals.denoise import MEAN_OF_NOISE, Denoised, denoise, dependence_tree
-from dpdask.mechanisms.marginals.noise import NoisyMarginals
+from dpdask.mechanisms.marginals.noise import (
+    MEAN_OF_NOISE,
+    Denoised,
+    NoisyMarginals,
+    denoise,
+    dependence_tree,
+)
 from dpdask.privacy import noise
 from dpdask.privacy.noise import deviation
 from dpdask.stats import Clique, Domain, MarginalCounts

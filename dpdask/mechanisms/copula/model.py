@@ -15,8 +15,7 @@ from dpdask.kernels import decode as decode_kernel
 from dpdask.kernels import raking as raking_kernel
 from dpdask.kernels.hashing import permutation
 from dpdask.mechanisms.columns import CHUNK_ROWS
-from dpdask.mechanisms.marginals.denoise import Denoised, PairGroup
-from dpdask.mechanisms.marginals.noise import NoisyMarginals
+from dpdask.mechanisms.marginals.noise import Denoised, NoisyMarginals, PairGroup
 from dpdask.privacy import noise
 from dpdask.privacy.noise import deviation
 from dpdask.stats import Domain

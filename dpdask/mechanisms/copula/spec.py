@@ -25,11 +25,11 @@ from dpdask.mechanisms.copula.fit import (
 from dpdask.mechanisms.copula.model import MOST_CELLS, check_latents
 from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.expectations import LITTLE
-from dpdask.mechanisms.marginals.denoise import measure_pairs_again
 from dpdask.mechanisms.marginals.noise import (
     MarginalNoise,
     NoisyMarginals,
     measure_chosen,
+    measure_pairs_again,
     plan_noise,
 )
 from dpdask.mechanisms.marginals.spec import NoisyTables, NoisyTablesDescription, tables_accounting

@@ -14,7 +14,7 @@ from dpdask.archive import Archive, Contents, Json
 from dpdask.codec import Codecs
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
-from dpdask.mechanisms.dip.randomisers import (
+from dpdask.mechanisms.dip.columns import (
     RankRandomiser,
     fit_ranks,
     read_randomisers,

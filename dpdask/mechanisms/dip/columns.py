@@ -1,37 +1,458 @@
-"""Distribution-invariant privatisation, column by column: each value is randomised, and its distribution is preserved."""
+"""Distribution-invariant privatisation, column by column: how each column is randomised, and the release of them all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents, Json
 from dpdask.channels import (
+    LevelChannel,
+    calibrate,
     check_values,
     costs,
+    laplace,
     measure_attenuation,
+    optimal,
+    optimal_unbiased,
 )
 from dpdask.codec import Codec, Codecs
-from dpdask.errors import SpecError
-from dpdask.mechanisms.dip.randomisers import (
-    ColumnMechanism,
-    LevelMechanism,
-    doubt_bounds,
-    fit_column,
-    read_randomisers,
-    write_randomisers,
+from dpdask.errors import SpecError, list_names
+from dpdask.kernels import chain as chain_kernel
+from dpdask.kernels import channel as channel_kernel
+from dpdask.kernels import rank as bins_kernel
+from dpdask.kernels import rank as rank_kernel
+from dpdask.mechanisms.dip.spec import (
+    N_BINS,
+    ChannelKind,
+    Cost,
+    DipDescription,
+    DipMechanism,
+    check_costs,
 )
-from dpdask.mechanisms.dip.spec import ChannelKind, Cost, DipDescription, DipMechanism, check_costs
-from dpdask.mechanisms.expectations import warn_of_spread
+from dpdask.mechanisms.expectations import correlate_ranks, warn_of_spread
 from dpdask.mechanisms.mechanism import Columns, RandomisedRows
+from dpdask.privacy.audit import channel_epsilon, rank_epsilon
 from dpdask.references import Distribution, LevelDistribution, RankDistribution
 from dpdask.references.histogram import NoisyHistograms
 from dpdask.references.reference import ColumnCounts
-from dpdask.streams import Noise, Rng, RunKey
+from dpdask.schema import Column
+from dpdask.stats.statistic import encode
+from dpdask.streams import Noise, Rng, RunKey, words
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+_AT_BOUND = 0.01  # of the range: what is next to a bound
+_MANY_AT_BOUND = 0.25  # of the values: more of them there are doubtful
+_MANY_IN_CELL = 0.4
+_LOST = 1e-9  # shares are solved for, so that of a level without a row is 0 up to rounding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _ByChannel:
+    """A channel and the exact tables that it is drawn from."""
+
+    channel: LevelChannel
+    tables: rank_kernel.Tables = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", channel_kernel.alias_tables(self.channel.weights))
+
+    @property
+    def epsilon(self) -> float:
+        """ε*, exact: what follows the channel does not look at the value any more."""
+        return self.channel.epsilon
+
+    @property
+    def exact_epsilon(self) -> float:
+        """ε*, computed again from the tables."""
+        return channel_epsilon(self.channel.weights)
+
+    def sample(self, codes: NDArray[np.int32], drawn: Words) -> NDArray[np.int32]:
+        """Return a released code for each code."""
+        return channel_kernel.sample(codes, np.ascontiguousarray(drawn), *self.tables)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _ByNoise:
+    """Discrete Laplace noise on ranks, and the exact tables of its digits."""
+
+    noise: rank_kernel.RankNoise
+    tables: rank_kernel.Tables = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", rank_kernel.digit_tables(self.noise))
+
+    @property
+    def epsilon(self) -> float:
+        """An upper bound on ε*."""
+        return self.noise.epsilon
+
+    @property
+    def exact_epsilon(self) -> float:
+        """ε*, computed again from the tables."""
+        return rank_epsilon(self.noise)
+
+    @property
+    def n_words(self) -> int:
+        """How many words a row consumes; in a chain the first one places it among its ties."""
+        return rank_kernel.words_per_row(self.noise)
+
+    @property
+    def shown_noise(self) -> Json:
+        """What a card shows of the noise."""
+        return {"ranks": self.noise.n_cells, "alpha_log": -self.noise.rate}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LevelMechanism(_ByChannel):
+    """A level column's channel."""
+
+    kind: ClassVar[str] = "levels"
+    n_words: ClassVar[int] = 1
+    distribution: ClassVar[None] = None
+
+    def randomise(self, codec: Any, array: pa.Array, rng: Rng) -> pa.Array:
+        """Return a released value for each value of `array`; consumes `n_words` words a row."""
+        codes = encode(codec, array)
+        return codec.decode(self.sample(codes, words(rng, len(codes))))
+
+    @property
+    def shown(self) -> Json:
+        """What a card shows of it."""
+        return {"channel": self.channel.matrix.tolist()}
+
+    def describe_kept(self, column: Column) -> str:
+        """Return how many levels stay as they are."""
+        shares = _solve_shares(self.channel)
+        matrix = self.channel.matrix
+        kept, chance = (
+            f"{100 * float(part):.3g} %" for part in (shares @ np.diag(matrix), shares @ shares)
+        )
+        levels = [str(level) for level in column.levels or ()]
+        levels = ["null"] * (len(shares) - len(levels)) + levels
+        lost = [level for level, share in zip(levels, shares, strict=True) if share < _LOST]
+        if not lost:
+            return f"is unchanged in {kept} of the rows ({chance} by chance)"
+        # the table may have many rows there, and the shares do not tell
+        few = f"no row is released as {list_names(lost, 5)}, which the reference lacks"
+        return f"is unchanged in at most {kept} of the rows ({chance} by chance): {few}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankMechanism(_ByNoise):
+    """Noise on the ranks of a continuous or mixed column, which are read in its reference's cdf."""
+
+    distribution: RankDistribution
+
+    kind: ClassVar[str] = "ranks"
+
+    def randomise(self, codec: Any, array: pa.Array, rng: Rng) -> pa.Array:
+        """Return a released value for each value of `array`; consumes `n_words` words a row."""
+        return _randomise_numbers(self, codec, array, rng)
+
+    def draw(
+        self, values: Floats, is_null: Bools, drawn: Words, *, lattice: bool
+    ) -> tuple[Floats, Bools]:
+        """Return released numbers, and where they are null."""
+        x, c = self.distribution.x, self.distribution.c
+        return rank_kernel.privatise(
+            values, is_null, drawn, x, c, self.noise, self.tables, lattice=lattice
+        )
+
+    @property
+    def shown(self) -> Json:
+        """What a card shows of it."""
+        return _show(self.distribution) | self.shown_noise
+
+    def describe_kept(self, column: Column) -> str:
+        """Return the correlation of the ranks before and after."""
+        del column
+        return f"keeps a correlation of ranks of {correlate_ranks(self.epsilon):.2f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BinMechanism(_ByChannel):
+    """A channel on bins of a column's ranks: null, each atom, and even slices of the ranks between.
+
+    Inside its bin a released value follows the reference.
+    """
+
+    edges: Floats  # in ranks
+    distribution: RankDistribution
+
+    kind: ClassVar[str] = "bins"
+    n_words: ClassVar[int] = 3
+
+    def randomise(self, codec: Any, array: pa.Array, rng: Rng) -> pa.Array:
+        """Return a released value for each value of `array`; consumes `n_words` words a row."""
+        return _randomise_numbers(self, codec, array, rng)
+
+    def draw(
+        self, values: Floats, is_null: Bools, drawn: Words, *, lattice: bool
+    ) -> tuple[Floats, Bools]:
+        """Return released numbers, and where they are null."""
+        x, c, edges = self.distribution.x, self.distribution.c, self.edges
+        ties = np.ascontiguousarray(drawn[:, 0])
+        cells = bins_kernel.cells_of(values, is_null, ties, x, c, edges, lattice=lattice)
+        released = self.sample(cells, drawn[:, 1])
+        return bins_kernel.draw_values(released, drawn[:, 2], x, c, edges, lattice=lattice)
+
+    @property
+    def shown(self) -> Json:
+        """What a card shows of it."""
+        matrix = self.channel.matrix.tolist()
+        return _show(self.distribution) | {"rank_edges": self.edges.tolist(), "channel": matrix}
+
+    def describe_kept(self, column: Column) -> str:
+        """Return the correlation of the bins' ranks before and after."""
+        del column
+        shares = _solve_shares(self.channel)
+        place = np.cumsum(shares) - shares / 2.0 - 0.5
+        spread = max(float((shares * place) @ place), 1e-300)
+        kept = float((shares * place) @ self.channel.matrix @ place / spread)
+        return f"keeps a correlation of ranks of {kept:.2f}"
+
+
+ColumnMechanism = LevelMechanism | RankMechanism | BinMechanism
+
+
+def _randomise_numbers(
+    mechanism: RankMechanism | BinMechanism, codec: Any, array: pa.Array, rng: Rng
+) -> pa.Array:
+    values, is_null = codec.encode(array)
+    drawn = words(rng, len(values), mechanism.n_words)
+    return codec.decode(*mechanism.draw(values, is_null, drawn, lattice=codec.lattice))
+
+
+def _show(reference: RankDistribution) -> Json:
+    error = max(2.0**-15, reference.rank_error)
+    return {"reference": {"knots_at_most": 2**16, "rank_error_at_most": error, **reference.support}}
+
+
+def _solve_shares(channel: LevelChannel) -> Floats:
+    """Return the distribution that the channel keeps."""
+    matrix = channel.matrix
+    n = len(matrix)
+    equations = np.vstack([matrix.T - np.eye(n), np.ones(n)])
+    shares: Floats = np.linalg.lstsq(equations, np.append(np.zeros(n), 1.0), rcond=None)[0]
+    return shares
+
+
+def doubt_bounds(reference: RankDistribution | None) -> list[str]:
+    """Return what a released distribution of numbers has that wrong bounds would explain."""
+    if reference is None:
+        return []
+    x, c = reference.x, reference.c
+    values = max(1.0 - c[0], 1e-300)
+    at_end = (1.0 - float(np.interp(x[-1] - _AT_BOUND * (x[-1] - x[0]), x, c))) / values
+    if at_end >= _MANY_AT_BOUND:
+        where = "at its upper bound or next to it: check that it is not too low"
+        return [f"has {100 * at_end:.0f} % of its values {where}"]
+    # a cell of whole numbers may hold one of them, such as 0
+    wide = reference.rank_error if reference.support else 1.0
+    widest = min(wide, float(np.diff(c)[np.diff(x) > 0.0].max(initial=0.0))) / values
+    if widest >= _MANY_IN_CELL:
+        where = "in one cell of the reference, over which they are spread evenly"
+        check = "check that its bounds are not too wide"
+        return [f"has {100 * widest:.0f} % of its values {where}: {check}"]
+    return []
+
+
+def fit_column(
+    codec: Codec,
+    distribution: Distribution,
+    epsilon: float,
+    channel: ChannelKind,
+    cost: Cost | None = None,
+) -> ColumnMechanism:
+    """Return the randomiser that spends a column's ε; see `fit_dip`."""
+    where = f"column {codec.name!r}"
+    if isinstance(distribution, LevelDistribution):
+        assert codec.has_levels
+        shares, ordered = distribution.probabilities, codec.ordered
+        if channel in ("laplace", "laplace-calibrated"):
+            make = laplace if channel == "laplace" else calibrate
+            return LevelMechanism(channel=make(shares, epsilon, ordered=ordered))
+        try:
+            if channel == "optimal-unbiased":
+                found = optimal_unbiased(shares, epsilon, costs.level_values(codec))
+            else:
+                wanted = costs.level_cost(
+                    codec, shares, cost or ("value" if ordered else "zero-one")
+                )
+                found = optimal(shares, epsilon, wanted, ordered=ordered)
+        except SpecError as error:
+            raise error.at(where) from None
+        return LevelMechanism(channel=found)
+    if channel == "optimal-unbiased":
+        costs.level_values(codec)  # refuses
+    if channel != "optimal":
+        try:
+            noise = rank_kernel.rank_noise(epsilon)
+        except ValueError as error:
+            mend = "lower `epsilon`, or share it among more columns"
+            raise SpecError(str(error), where, mend) from None
+        return RankMechanism(noise=noise, distribution=distribution)
+    costs.check_cost(codec, cost or "rank")
+    edges = bins_kernel.bin_edges(distribution.x, distribution.c, N_BINS)
+    masses = np.diff(edges)
+    try:
+        found = optimal(masses, epsilon, costs.compute_rank(masses))
+    except SpecError as error:
+        raise error.at(where) from None
+    return BinMechanism(channel=found, edges=edges, distribution=distribution)
+
+
+# ---- in a chain: uniform ranks stay uniform
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LaplaceRanks(_ByNoise):
+    """Noise on the ranks of a column given the columns before it."""
+
+    @property
+    def shown(self) -> Json:
+        """What a card shows of it."""
+        return self.shown_noise
+
+    def release(
+        self,
+        values: Floats,
+        own: Ints,
+        released: Ints,
+        drawn: Words,
+        trie: chain_kernel.Trie,
+        slots: chain_kernel.Slots,
+        *,
+        lattice: bool,
+    ) -> None:
+        """Replace values by released ones; see `kernels.chain.release_rows`."""
+        draws = rank_kernel.make_draws(self.noise, self.tables)
+        chain_kernel.release_rows(values, own, released, drawn, draws, trie, slots, lattice)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BinnedRanks(_ByChannel):
+    """A channel on even bins of ranks; inside its bin a released rank is uniform."""
+
+    n_words: ClassVar[int] = 3  # the first one places a row among its ties
+
+    @property
+    def shown(self) -> Json:
+        """What a card shows of it."""
+        matrix = self.channel.matrix.tolist()
+        return {"rank_bins": len(matrix), "rank_channel": matrix}
+
+    def release(
+        self,
+        values: Floats,
+        own: Ints,
+        released: Ints,
+        drawn: Words,
+        trie: chain_kernel.Trie,
+        slots: chain_kernel.Slots,
+        *,
+        lattice: bool,
+    ) -> None:
+        """Replace values by released ones; see `LaplaceRanks.release`."""
+        ranks, own[:] = chain_kernel.ranks_of(values, own, drawn[:, 0], trie)
+        n_bins = len(self.channel.weights)
+        bins = self.sample(np.minimum((ranks * n_bins).astype(np.int32), n_bins - 1), drawn[:, 1])
+        place = ((drawn[:, 2] >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        ranks = (bins + place) / n_bins
+        values[:], released[:] = chain_kernel.values_at(ranks, released, trie, slots, lattice)
+
+
+RankRandomiser = LaplaceRanks | BinnedRanks
+
+
+def fit_ranks(epsilons: Mapping[str, float], channel: ChannelKind) -> dict[str, RankRandomiser]:
+    """Return how the ranks of each column are randomised, whatever the reference is.
+
+    Raises
+    ------
+    SpecError
+        If ε is above what the tables can resolve.
+    """
+    found = {}
+    for name, epsilon in epsilons.items():
+        try:
+            found[name] = _randomise_ranks(epsilon, optimally=channel == "optimal")
+        except ValueError as error:
+            mend = "change `epsilon`, or its division by `weights`"
+            raise SpecError(str(error), f"column {name!r}", mend) from None
+    return found
+
+
+@lru_cache(maxsize=64)  # follows from ε alone, so it may stay when a run forgets its rows
+def _randomise_ranks(epsilon: float, *, optimally: bool) -> RankRandomiser:
+    if not optimally:
+        return LaplaceRanks(noise=rank_kernel.rank_noise(epsilon))
+    masses = np.full(N_BINS, 1.0 / N_BINS)
+    return BinnedRanks(channel=optimal(masses, epsilon, costs.compute_rank(masses)))
+
+
+# ---- in an archive
+
+
+def write_randomisers(
+    columns: Mapping[str, ColumnMechanism | RankRandomiser],
+) -> tuple[list[Json], Json]:
+    """Return the columns' parts of an archive's header, and its arrays; in a chain they have no kind."""
+    header: list[Json] = []
+    arrays: Json = {}
+    for index, (name, each) in enumerate(columns.items()):
+        column: Json = {"name": name}
+        if isinstance(each, RankMechanism | BinMechanism):
+            reference = each.distribution
+            column |= {"rank_error": reference.rank_error, "kept": dict(reference.support)}
+            arrays |= {f"{index}_x": reference.x, f"{index}_c": reference.c}
+        if isinstance(each, ColumnMechanism):
+            column["kind"] = each.kind
+        if isinstance(each, _ByNoise):
+            column["noise"] = each.noise.scalars
+            arrays[f"{index}_weights"] = each.noise.weights
+        else:
+            column["epsilon"] = each.epsilon
+            arrays[f"{index}_weights"] = each.channel.weights
+        if isinstance(each, BinMechanism):
+            arrays[f"{index}_edges"] = each.edges
+        header.append(column)
+    return header, arrays
+
+
+def read_randomisers(columns: Sequence[Mapping[str, Any]], arrays: Mapping[str, Any]) -> Json:
+    """Return the randomiser of each column from what `write_randomisers` returned."""
+    found: Json = {}
+    for index, column in enumerate(columns):
+        kind, weights = column.get("kind"), arrays[f"{index}_weights"]
+        parts: Json = {}
+        if "noise" in column:
+            parts["noise"] = rank_kernel.RankNoise(weights=weights, **column["noise"])
+        else:
+            parts["channel"] = LevelChannel(weights=weights, epsilon=column["epsilon"])
+        if kind in ("ranks", "bins"):
+            knots = arrays[f"{index}_x"], arrays[f"{index}_c"]
+            parts["distribution"] = RankDistribution(*knots, column["rank_error"], column["kept"])
+        if kind == "bins":
+            parts["edges"] = arrays[f"{index}_edges"]
+        kinds: dict[Any, Any] = {
+            None: LaplaceRanks if "noise" in column else BinnedRanks,
+            **{each.kind: each for each in (LevelMechanism, RankMechanism, BinMechanism)},
+        }
+        found[column["name"]] = kinds[kind](**parts)
+    return found
+
 
 _N_KNOTS = 2**10
 

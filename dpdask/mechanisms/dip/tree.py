@@ -28,10 +28,11 @@ from dpdask.mechanisms.dip.spec import (
     list_audit,
 )
 from dpdask.mechanisms.expectations import CellSearch
-from dpdask.mechanisms.marginals.denoise import denoise, dependence_tree
 from dpdask.mechanisms.marginals.noise import (
     MarginalNoise,
     NoisyMarginals,
+    denoise,
+    dependence_tree,
     draft,
     measure,
     measure_chosen,
@@ -40,10 +41,9 @@ from dpdask.mechanisms.marginals.noise import (
 from dpdask.mechanisms.marginals.spec import list_noisy_tables
 from dpdask.mechanisms.mechanism import WHOLE_ROW, Columns, RandomisedRows
 from dpdask.privacy import Budget, delta_warnings
-from dpdask.privacy.accountant import epsilon as least_epsilon
-from dpdask.privacy.accountant import scale_events
 from dpdask.privacy.audit import channel_epsilon, read_weights, within_digits
-from dpdask.privacy.events import Composed, LocalRelease, round_up_sum, to_dict
+from dpdask.privacy.events import Composed, LocalRelease, round_up_sum, scale_events, to_dict
+from dpdask.privacy.events import epsilon as least_epsilon
 from dpdask.references import Tree
 from dpdask.references.histogram import Found, list_adaptive, warn_of_far_cells
 from dpdask.stats import Clique, Domain, MarginalCounts

@@ -17,8 +17,14 @@ from dpdask.errors import InputError, SpecError
 from dpdask.kernels.marginals import Codes
 from dpdask.mechanisms.marginals.noise import check_n_rows, share_of_cells
 from dpdask.privacy import Budget, noise
-from dpdask.privacy.accountant import epsilon, scale_events
-from dpdask.privacy.events import Composed, DiscreteLaplace, central_from_dict, to_dict
+from dpdask.privacy.events import (
+    Composed,
+    DiscreteLaplace,
+    central_from_dict,
+    epsilon,
+    scale_events,
+    to_dict,
+)
 from dpdask.stats.marginals import Domain, JointCounts, codes_of, merge_cells, n_cells
 from dpdask.streams import Rng, RunKey, stream, words
 

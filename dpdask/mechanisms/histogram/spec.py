@@ -17,15 +17,6 @@ from dpdask.mechanisms.card import Section, noisy_counts_section
 from dpdask.mechanisms.columns import bins_by_column, describe_bins
 from dpdask.mechanisms.expectations import CellSearch, describe_wide_cells
 from dpdask.mechanisms.histogram import noise as histogram
-from dpdask.mechanisms.histogram.cells import (
-    MOST_FOUND,
-    RARE,
-    WELL_ABOVE,
-    affordable_bins,
-    bins_by_rule,
-    count_rest,
-    largest_noise,
-)
 from dpdask.mechanisms.histogram.noise import (
     HistogramPlan,
     NoisyHistogram,
@@ -37,10 +28,17 @@ from dpdask.mechanisms.histogram.noise import (
 )
 from dpdask.mechanisms.histogram.release import (
     MAX_CUT,
+    MOST_FOUND,
+    RARE,
     WEIGHT,
+    WELL_ABOVE,
     FittedHistogram,
     Output,
     Points,
+    affordable_bins,
+    bins_by_rule,
+    count_rest,
+    largest_noise,
     points_per_cell,
     type_points,
 )

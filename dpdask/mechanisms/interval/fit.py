@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dpdask.codec import Codec
 from dpdask.errors import SpecError
 from dpdask.kernels.ranges import LEVELS, TABLE_ERROR, Acceptable, Quantiles
-from dpdask.mechanisms.dip.randomisers import ColumnMechanism, fit_column
+from dpdask.mechanisms.dip.columns import ColumnMechanism, fit_column
 from dpdask.mechanisms.interval.design import (
     Canonical,
     CoverageAnchors,

@@ -16,8 +16,7 @@ from pydantic import TypeAdapter
 from dpdask.archive import Archive, Contents
 from dpdask.codec import Codec, Codecs, codec_for
 from dpdask.errors import SpecError
-from dpdask.mechanisms.dip.columns import DipRelease
-from dpdask.mechanisms.dip.randomisers import ColumnMechanism, LevelMechanism
+from dpdask.mechanisms.dip.columns import ColumnMechanism, DipRelease, LevelMechanism
 from dpdask.mechanisms.interval.design import Design, IntervalDifferential
 from dpdask.mechanisms.interval.fit import can_inform, fit_perturbation, range_randomiser
 from dpdask.mechanisms.interval.ranges import RangeRandomiser, compute_released_coverages

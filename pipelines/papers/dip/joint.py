@@ -13,7 +13,7 @@ from dpdask.cells import Cells, cells
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.kernels import chain as kernel
 from dpdask.mechanisms.dip.chain import ChainRelease
-from dpdask.mechanisms.dip.randomisers import fit_ranks
+from dpdask.mechanisms.dip.columns import fit_ranks
 from dpdask.mechanisms.dip.spec import ChannelKind, DipSpec
 from dpdask.mechanisms.dip.tree import TreeMechanism, fit_tree, measure_tree
 from dpdask.privacy import Budget

@@ -12,8 +12,7 @@ import pyarrow as pa
 from dpdask.cells import cells
 from dpdask.codec import Codec, LevelCodec, ValueCodec
 from dpdask.kernels import rank
-from dpdask.mechanisms.dip.columns import fit_dip
-from dpdask.mechanisms.dip.randomisers import ColumnMechanism, RankMechanism
+from dpdask.mechanisms.dip.columns import ColumnMechanism, RankMechanism, fit_dip
 from dpdask.mechanisms.dip.spec import ChannelKind
 from dpdask.privacy.noise import perturb
 from dpdask.references import Distribution, Known, RankDistribution, from_statistic
