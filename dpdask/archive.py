@@ -24,7 +24,8 @@ from dpdask.version import __version__
 
 T = TypeVar("T")
 Json = dict[str, Any]  # what JSON holds: a part of a header or of a card
-Contents = tuple[Mapping[str, Any], Mapping[str, Any]]  # a header and arrays, for `Archive.pack`
+Named = Mapping[str, Any]  # values by their names: a header, arrays, a part of a card
+Contents = tuple[Named, Named]  # a header and arrays, for `Archive.pack`
 
 _HEADER = "header"
 _DATE = "date of a level"
@@ -65,7 +66,7 @@ class Archive:
     noun: str
     is_compressed: bool = False
 
-    def pack(self, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> bytes:
+    def pack(self, header: Named, arrays: Named) -> bytes:
         """Return a header and arrays as bytes; the same content gives the same bytes.
 
         Parameters
@@ -87,9 +88,7 @@ class Archive:
                     )
         return buffer.getvalue()
 
-    def unpack(
-        self, data: bytes, where: str, build: Callable[[Mapping[str, Any], Mapping[str, Any]], T]
-    ) -> T:
+    def unpack(self, data: bytes, where: str, build: Callable[[Named, Named], T]) -> T:
         """Return the contents of a header and arrays.
 
         Parameters
@@ -146,7 +145,7 @@ class Archived:
         raise NotImplementedError
 
     @classmethod
-    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+    def _of_contents(cls, header: Named, arrays: Named) -> Self:
         raise NotImplementedError
 
 
@@ -158,7 +157,7 @@ def salt(data: bytes, secret: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def _header(members: Mapping[str, Any]) -> Any:
+def _header(members: Named) -> Any:
     return json.loads(members[_HEADER].tobytes(), object_hook=_untag_date)
 
 
@@ -169,7 +168,7 @@ def _tag_date(value: object) -> dict[str, str]:
     return {_DATE: value.isoformat()}
 
 
-def _untag_date(value: dict[str, Any]) -> object:
+def _untag_date(value: Json) -> object:
     if set(value) != {_DATE}:
         return value
     kind = dt.datetime if "T" in value[_DATE] else dt.date

@@ -10,12 +10,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.codec import Codec, ValueCodec
+from dpdask.codec import Codec, Codecs, ValueCodec
 from dpdask.documents import suggest
 from dpdask.errors import SpecError
 
 Floats = NDArray[np.float64]
 
+Flags = NDArray[np.bool_]
+Words = NDArray[np.uint64]
 DEFAULT_BINS = 20
 
 
@@ -40,7 +42,7 @@ class Cells:
     edges: Floats
     # Bool array of shape (n_cells,): False where no value can be, as between an atom and the whole
     # number below it.
-    possible: NDArray[np.bool_]
+    possible: Flags
     # The fine cells that values inside a cell follow; None: values inside a cell are uniform.
     found: FoundBins | None = None
 
@@ -79,7 +81,7 @@ class Cells:
         index = self.index(array)
         return index if self.possible.all() else (np.cumsum(self.possible) - 1)[index]
 
-    def draw(self, codes: NDArray[np.integer], words: NDArray[np.uint64]) -> pa.Array:
+    def draw(self, codes: NDArray[np.integer], words: Words) -> pa.Array:
         """Return a value of each cell, in the column's Arrow type: uniform inside a cell of the line.
 
         Parameters
@@ -170,6 +172,9 @@ class Cells:
             numbers, np.zeros(len(numbers), dtype=np.bool_)
         ).to_pylist()
         return values
+
+
+CutColumns = Mapping[str, Cells]  # of each column
 
 
 def _range(low: float, high: float) -> str:
@@ -322,7 +327,7 @@ def _cut_declared(
 
 
 def cut_columns(
-    codecs: Mapping[str, Codec],
+    codecs: Codecs,
     bins: Mapping[str, int | Sequence[float] | FoundBins] | int,
     parameter: str = "bins",
 ) -> dict[str, Cells]:

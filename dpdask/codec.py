@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,11 @@ from numpy.typing import NDArray
 
 from dpdask.errors import DataError
 from dpdask.schema import Bound, Column, Level, Outside
+
+Flags = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Int32s = NDArray[np.int32]
+Numbers = NDArray[np.integer] | Floats
 
 _EXACT = 2.0**53
 _LARGEST = 2.0**1021
@@ -65,7 +70,7 @@ class LevelCodec:
         """How many levels there are, null included."""
         return len(self.levels)
 
-    def encode(self, array: pa.Array) -> NDArray[np.int32]:
+    def encode(self, array: pa.Array) -> Int32s:
         """Return the code of each value.
 
         Parameters
@@ -130,7 +135,7 @@ class LevelCodec:
             else None
         )
 
-    def _in_run(self, array: pa.Array) -> NDArray[np.int32] | None:
+    def _in_run(self, array: pa.Array) -> Int32s | None:
         """Return the codes of whole numbers, as differences from the first level, if levels are consecutive and contain them all; else None."""
         first = self._first_of_run()
         if first is None or array.null_count:
@@ -185,7 +190,7 @@ class ValueCodec:
         """The greatest number that the column's type can hold, a calendar has and float64 can compute with."""
         return _find_limits(self.type)[1]
 
-    def encode(self, array: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def encode(self, array: pa.Array) -> tuple[Floats, Flags]:
         """Return each value as a number, and where it is null."""
         array = _plain(array, self.name, self.type)
         if array.null_count and not self.nulls:
@@ -213,7 +218,7 @@ class ValueCodec:
         changed = self._clip(found) != found  # NaN differs from itself
         return int((changed & ~np.asarray(array.is_null().to_numpy(zero_copy_only=False))).sum())
 
-    def decode(self, values: NDArray[np.float64], is_null: NDArray[np.bool_]) -> pa.Array:
+    def decode(self, values: Floats, is_null: Flags) -> pa.Array:
         """Return numbers (whole ones for a lattice column) as the column's Arrow type, null where `is_null`."""
         values = np.where(is_null, 0.0, values)  # Arrow keeps the values of nulls
         if not self.lattice:
@@ -228,9 +233,7 @@ class ValueCodec:
             .cast(self.type)
         )
 
-    def _check(
-        self, found: NDArray[np.integer] | NDArray[np.float64], is_null: NDArray[np.bool_]
-    ) -> None:
+    def _check(self, found: Numbers, is_null: Flags) -> None:
         """Refuse numbers outside the domain."""
         # Python compares whole numbers with floats exactly
         low, high = (found.min().item(), found.max().item()) if len(found) else (0, 0)
@@ -252,21 +255,16 @@ class ValueCodec:
                 "widen the schema's bounds, or declare `outside: clip`",
             )
 
-    def _clip(
-        self, found: NDArray[np.integer] | NDArray[np.float64]
-    ) -> NDArray[np.integer] | NDArray[np.float64]:
+    def _clip(self, found: Numbers) -> Numbers:
         """Return the nearest numbers in the domain, with the same dtype; NaN stays NaN."""
         low, high = self.bounds or (self.least, self.greatest)
         if self.lattice:
             # with float limits, np.clip would turn whole numbers into floats
-            low, high = (
-                int(low),
-                int(high),
-            )
-        inside: NDArray[np.integer] | NDArray[np.float64] = np.clip(found, low, high)
+            low, high = int(low), int(high)
+        inside: NDArray[Any] = np.clip(found, low, high)
         return inside
 
-    def _numbers(self, array: pa.Array) -> NDArray[np.integer] | NDArray[np.float64]:
+    def _numbers(self, array: pa.Array) -> Numbers:
         """Return the exact values, 0 where null: whole numbers for a lattice, because float64 may not hold them; else float64."""
         if not self.lattice:
             return np.asarray(array.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False))
@@ -274,7 +272,7 @@ class ValueCodec:
             milliseconds = np.asarray(
                 array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
             )
-            days: NDArray[np.integer] = (milliseconds - np.fmod(milliseconds, _DAY)) // _DAY
+            days: Numbers = (milliseconds - np.fmod(milliseconds, _DAY)) // _DAY
             return days
         counted = _count(self.type)
         # unsafe only because nanoseconds are cut to microseconds

@@ -305,7 +305,7 @@ class HistogramRelease(Release):
     @property
     def noise(self) -> HistogramPlan:
         """The noise that every cell had, and the threshold."""
-        return self.fitted.histogram.plan
+        return self.fitted.noisy.plan
 
     @property
     def cells(self) -> pd.DataFrame:

@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Literal, Self
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dpdask.cells import Cells
+from dpdask.archive import Json, Named
+from dpdask.cells import Cells, CutColumns
 from dpdask.codec import Codec, ValueCodec
 from dpdask.documents import Document
 from dpdask.errors import InputError, list_names
@@ -132,7 +133,7 @@ class Accounting(OpenCardPart):
     """How the parts of ε add up, in words."""
     epsilon_exact: float | None
     """What was spent of ε: never more than was promised. Null where no ε is promised."""
-    events: dict[str, Any] | None = None
+    events: Json | None = None
     """What happened, as `privacy.events.from_dict` reads it."""
 
 
@@ -328,11 +329,11 @@ class Card(CardPart):
     """For releases of several frames: their names."""
     dataset: DatasetCoverage | None = None
     """For datasets with rows or columns that had no ε: which share of them."""
-    survey: dict[str, Any] | None = None
+    survey: Json | None = None
     """For surveys: what identifies the survey, and how its questions were worded."""
     input: InputVersion | None = None
     """For Delta and Iceberg tables: which version was released."""
-    series: dict[str, Any] | None = None
+    series: Json | None = None
     """For growing tables: which release of the table this is, and what the releases cost a row
     together.
     """
@@ -341,7 +342,7 @@ class Card(CardPart):
     release.
     """
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Return the card as plain values; parts that are absent have no key."""
         return self.model_dump(exclude_unset=True)
 
@@ -357,7 +358,7 @@ class Card(CardPart):
         return bool(isinstance(reference, Mapping) and reference.get("fraction"))
 
     @classmethod
-    def read(cls, data: bytes | Mapping[str, Any], where: str) -> Self:
+    def read(cls, data: bytes | Named, where: str) -> Self:
         """Return a card from outside."""
         what, hint = "this is not a release card", "give a release card as it was written"
         try:
@@ -393,7 +394,7 @@ class Card(CardPart):
         """
         costs = [*([_EPSILON_BATCHES] if epsilon else []), *([_RANGE_BATCHES] if ranges else [])]
         text = f"Each batch is a separate release with its own noise: {'; '.join(costs)}."
-        changes: dict[str, Any] = {"batches": BatchNames(names=list(names), text=text)}
+        changes: Json = {"batches": BatchNames(names=list(names), text=text)}
         if len(names) > 1:
             changes["guarantee"] = self.guarantee.model_copy(
                 update={"text": f"{self.guarantee.text} {text}"}
@@ -428,15 +429,15 @@ class Section:
     text: str
     protected: Covered  # who or what is covered, and who or what is not
     unprotected: Covered
-    mechanism: Mapping[str, Any]  # these parts of the card, with values that `plain` takes
-    columns: Mapping[str, Mapping[str, Any]]
-    accounting: Mapping[str, Any]
+    mechanism: Named  # these parts of the card, with values that `plain` takes
+    columns: Mapping[str, Named]
+    accounting: Named
     order: str  # what the order of the released rows reveals, in words
     # The number of rows as the card tells it, or None if it does not.
     n_rows: RowCount | None = None
     # The number of rows if it is known and public; the caution about δ depends on it.
     public_rows: float | None = None
-    guarantee: Mapping[str, Any] = field(default_factory=dict)
+    guarantee: Named = field(default_factory=dict)
     seeded: str = SEEDED  # what stands before the promise if the noise came from a seed
 
 
@@ -455,7 +456,7 @@ def make_card(section: Section, *, name: str, insecure: bool) -> Card:
         "cautions": [] if budget is None else list_cautions(budget, section.public_rows),
         **section.guarantee,
     }
-    content: dict[str, Any] = {
+    content: Json = {
         "format": CARD_FORMAT,
         "name": name,
         "guarantee": guarantee,
@@ -475,10 +476,10 @@ def make_card(section: Section, *, name: str, insecure: bool) -> Card:
 def noisy_counts_section(
     *,
     budget: Budget,
-    mechanism: Mapping[str, Any],
+    mechanism: Named,
     schema: Schema,
-    cells: Mapping[str, Cells],
-    accounting: Mapping[str, Any],
+    cells: CutColumns,
+    accounting: Named,
     n_rows: float | None,
 ) -> Section:
     """Return the section of a release that is computed from noisy counts of all rows.
@@ -505,7 +506,7 @@ def noisy_counts_section(
     )
 
 
-def _describe_column(schema: Schema, column: Cells) -> dict[str, Any]:
+def _describe_column(schema: Schema, column: Cells) -> Json:
     declared = schema.columns[column.codec.name]
     common = {
         "role": "privatised",
@@ -524,7 +525,7 @@ def _describe_column(schema: Schema, column: Cells) -> dict[str, Any]:
     )
 
 
-def tell_domain(column: Column, codec: ValueCodec) -> dict[str, Any]:
+def tell_domain(column: Column, codec: ValueCodec) -> Json:
     """Return a column's `bounds` and `atoms` as cards give them: in the numbers of its codec, but those of floats as they were declared."""
     if codec.lattice:
         atoms = codec.atoms if pa.types.is_temporal(codec.type) else column.atoms

@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cells
+from dpdask.archive import Archived, Contents, Json, Named
+from dpdask.cells import DEFAULT_BINS, CutColumns, FoundBins, cells
 from dpdask.codec import Codec, codec_for
 from dpdask.kernels.marginals import MAX_LEVELS
+from dpdask.privacy.events import Composed
 from dpdask.references.hierarchy import make_grid
 from dpdask.references.histogram import Bins as GivenBins
 from dpdask.references.histogram import Found
@@ -29,11 +32,11 @@ Codes = NDArray[np.integer]
 
 
 def bins_by_column(
-    bins: GivenBins | Bins, columns: Mapping[str, Cells], found: Found | None = None
+    bins: GivenBins | Bins, columns: CutColumns, found: Found | None = None
 ) -> dict[str, int | Sequence[float] | FoundBins]:
     """Return how each continuous or mixed column is cut."""
     usual = bins if isinstance(bins, int) else DEFAULT_BINS
-    given: Mapping[str, Any] = bins if isinstance(bins, Mapping) else {}
+    given: Named = bins if isinstance(bins, Mapping) else {}
     return {
         name: (found or {}).get(name, given.get(name, usual))
         for name, column in columns.items()
@@ -41,7 +44,7 @@ def bins_by_column(
     }
 
 
-def describe_bins(bins: Bins, columns: Mapping[str, Cells]) -> dict[str, int | list[float]]:
+def describe_bins(bins: Bins, columns: CutColumns) -> dict[str, int | list[float]]:
     """Return bins as a card says them: as they were declared, or the first value of each cell that was found."""
     found: dict[str, int | list[float]] = {}
     for name, each in bins.items():
@@ -55,7 +58,7 @@ def describe_bins(bins: Bins, columns: Mapping[str, Cells]) -> dict[str, int | l
     return found
 
 
-def _to_header(bins: int | Sequence[float] | FoundBins) -> int | list[float] | dict[str, Any]:
+def _to_header(bins: int | Sequence[float] | FoundBins) -> int | list[float] | Json:
     if isinstance(bins, FoundBins):
         masses = base64.b64encode(zlib.compress(bins.masses.astype("<f4").tobytes())).decode()
         return {"cuts": np.searchsorted(bins.edges, bins.cuts).tolist(), "masses": masses}
@@ -86,9 +89,7 @@ def _from_header(written: Any, codec: Codec) -> int | Sequence[float] | FoundBin
     return FoundBins(cuts=grid.edges[cuts], edges=grid.edges, masses=masses)
 
 
-def cut_released(
-    names: Iterable[str], schema: Schema, types: pa.Schema, bins: Bins
-) -> dict[str, Cells]:
+def cut_released(names: Iterable[str], schema: Schema, types: pa.Schema, bins: Bins) -> CutColumns:
     """Return the public cells of each named column, in their order.
 
     Parameters
@@ -100,7 +101,7 @@ def cut_released(
     return {name: cells(codec, bins.get(name, 1)) for name, codec in codecs.items()}
 
 
-def columns_to_header(schema: Schema, types: pa.Schema, bins: Bins) -> dict[str, Any]:
+def columns_to_header(schema: Schema, types: pa.Schema, bins: Bins) -> Json:
     """Return the privatised columns, and no other, as a part of an archive's header."""
     private = Schema(columns={name: schema.columns[name] for name in schema.privatised})
     types_ = base64.b64encode(types.serialize().to_pybytes()).decode()
@@ -111,9 +112,7 @@ def columns_to_header(schema: Schema, types: pa.Schema, bins: Bins) -> dict[str,
     }
 
 
-def columns_from_header(
-    header: Mapping[str, Any], domain: Domain
-) -> tuple[Schema, pa.Schema, Bins]:
+def columns_from_header(header: Named, domain: Domain) -> tuple[Schema, pa.Schema, Bins]:
     """Return the schema, the Arrow types and the bins that `columns_to_header` wrote."""
     types, written = (
         pa.ipc.read_schema(pa.py_buffer(base64.b64decode(header["types"]))),
@@ -136,9 +135,46 @@ def columns_from_header(
     return schema, types, bins
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReleasedCounts(Archived):
+    """Noisy counts with the columns that their codes stand for: no row, no exact count, no key."""
+
+    counts_type: ClassVar[type[Archived]]
+
+    schema: Schema
+    columns: pa.Schema  # the Arrow types of the privatised columns, in the order of the table
+    bins: Bins  # how each continuous or mixed column is cut
+    noisy: Any  # of `counts_type`
+
+    def cells(self) -> CutColumns:
+        """Return the public cells of each column, in the order of the domain."""
+        return cut_released(self.noisy.domain.names, self.schema, self.columns, self.bins)
+
+    @property
+    def event(self) -> Composed:
+        """What was drawn."""
+        event: Composed = self.noisy.event
+        return event
+
+    def _contents(self) -> Contents:
+        noisy = np.frombuffer(self.noisy.to_bytes(), dtype=np.uint8)
+        return columns_to_header(self.schema, self.columns, self.bins), {"noisy": noisy}
+
+    @classmethod
+    def _read_counts(cls, header: Named, arrays: Named) -> Json:
+        """Return these fields from what `_contents` wrote."""
+        noisy: Any = cls.counts_type.from_bytes(arrays["noisy"].tobytes(), "the noisy counts")
+        schema, columns, bins = columns_from_header(header, noisy.domain)
+        return {"schema": schema, "columns": columns, "bins": bins, "noisy": noisy}
+
+    @classmethod
+    def _of_contents(cls, header: Named, arrays: Named) -> Self:
+        return cls(**cls._read_counts(header, arrays))
+
+
 def draw_records(
     types: pa.Schema,
-    columns: Mapping[str, Cells],
+    columns: CutColumns,
     chunks: Iterable[Iterable[Codes]],
     open_stream: Callable[[str], Rng],
 ) -> Iterator[pa.RecordBatch]:

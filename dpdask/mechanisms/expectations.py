@@ -8,18 +8,19 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.cells import DEFAULT_BINS, Cells, cells
+from dpdask.archive import Json, Named
+from dpdask.cells import DEFAULT_BINS, CutColumns, cells
 from dpdask.channels import calibrate, costs, laplace, optimal
-from dpdask.codec import Codec
+from dpdask.codec import Codec, Codecs
 from dpdask.errors import DpdaskError, SpecError, list_names, say_count
 from dpdask.kernels import rank as rank_kernel
 from dpdask.mechanisms.card import say_date, tell_numbers
-from dpdask.mechanisms.mechanism import Columns
+from dpdask.mechanisms.mechanism import Columns, Sentences
 from dpdask.privacy.budget import UnitColumn
 from dpdask.privacy.events import (
     CentralEvent,
@@ -111,9 +112,7 @@ def correlate_ranks(epsilon: float) -> float:
     return float(np.corrcoef(ranks, released)[0, 1])
 
 
-def describe_kept(
-    codecs: Mapping[str, Codec], epsilons: Mapping[str, float], channel: str
-) -> tuple[str, ...]:
+def describe_kept(codecs: Codecs, epsilons: Mapping[str, float], channel: str) -> Sentences:
     """Return, for each column, a sentence on how much of it a released row keeps."""
     found = []
     for name, epsilon in epsilons.items():
@@ -129,9 +128,7 @@ def describe_kept(
     return tuple(found)
 
 
-def warn_of_little(
-    codecs: Mapping[str, Codec], epsilons: Mapping[str, float], channel: str
-) -> tuple[str, ...]:
+def warn_of_little(codecs: Codecs, epsilons: Mapping[str, float], channel: str) -> Sentences:
     """Return a warning that names the columns of which a released row keeps almost nothing; none if there are none."""
     little = [
         name
@@ -146,7 +143,7 @@ def warn_of_little(
 
 def warn_of_noisy_references(
     measurements: Mapping[str, DiscreteLaplace], n_rows: int | None
-) -> tuple[str, ...]:
+) -> Sentences:
     """Return a warning that names the columns whose distribution is mostly noise; none if there are none, or the rows are not counted."""
     shares = (
         {name: math.sqrt(2.0) * event.scale / n_rows for name, event in measurements.items()}
@@ -165,7 +162,7 @@ def warn_of_noisy_references(
 
 def describe_needed_rows(
     measurements: Mapping[str, DiscreteLaplace], unit: UnitColumn
-) -> tuple[str, ...]:
+) -> Sentences:
     """Return how many rows of a table with a unit must be counted for `warn_of_noisy_references` to be silent.
 
     How many rows the bound on a unit's rows leaves is not known before they are counted.
@@ -178,7 +175,7 @@ def describe_needed_rows(
     return (f"{left}; with fewer than about {n_rows} of them, the distribution will not be kept",)
 
 
-def describe_wide_cells(columns: Mapping[str, Cells], bins: Bins) -> tuple[str, ...]:
+def describe_wide_cells(columns: CutColumns, bins: Bins) -> Sentences:
     """Return a sentence that names the columns with few cells of equal width; none if there are none."""
     wide = {}
     for name, column in columns.items():
@@ -197,7 +194,7 @@ def describe_wide_cells(columns: Mapping[str, Cells], bins: Bins) -> tuple[str, 
     return (f"{what}; `bins: adaptive` finds cells where the rows are",)
 
 
-def describe_spread(codecs: Mapping[str, Codec]) -> tuple[str, ...]:
+def describe_spread(codecs: Codecs) -> Sentences:
     """Return what becomes of rows that share a number, where the reference is made of rows; nothing if no column holds numbers without levels."""
     names = [name for name, codec in codecs.items() if not codec.has_levels]
     return (
@@ -211,7 +208,7 @@ def describe_spread(codecs: Mapping[str, Codec]) -> tuple[str, ...]:
 
 def warn_of_spread(
     name: str, keys: Floats, lows: Floats, weights: Floats, *, lattice: bool
-) -> tuple[str, ...]:
+) -> Sentences:
     """Return a warning if many rows of the reference share a few values far from the next smaller one: such values come out spread over that gap.
 
     Parameters
@@ -270,7 +267,7 @@ class CellSearch:
         return f"search: read all privatised columns once; count {names} in fine cells, add noise, {cut}"
 
     @property
-    def expectations(self) -> tuple[str, ...]:
+    def expectations(self) -> Sentences:
         """What the noise of the fine counts allows, in sentences."""
         return (f"{', '.join(self.names)}: {TAILS}",)
 
@@ -343,7 +340,7 @@ class Planned(Protocol):
     """What the plans of a job and of a fit have in common; see `jobs.plan.Plan`."""
 
     @property
-    def stages(self) -> tuple[str, ...]:
+    def stages(self) -> Sentences:
         """In order, in words."""
 
     @property
@@ -355,7 +352,7 @@ class Planned(Protocol):
         """What each noisy histogram costs."""
 
     @property
-    def noise(self) -> tuple[Mapping[str, Any], ...]:
+    def noise(self) -> tuple[Named, ...]:
         """The central noise, as `list_noise` returns it."""
 
     @property
@@ -363,7 +360,7 @@ class Planned(Protocol):
         """About how long each stage takes; empty if that is not known."""
 
     @property
-    def ledger(self) -> Mapping[str, Any] | None:
+    def ledger(self) -> Named | None:
         """The dataset's ε before and after, and its limit."""
 
     @property
@@ -371,11 +368,11 @@ class Planned(Protocol):
         """Who is protected by what, and who is not."""
 
     @property
-    def expectations(self) -> tuple[str, ...]:
+    def expectations(self) -> Sentences:
         """How much a released row keeps, or how large noise is."""
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> Sentences:
         """What to consider before the run."""
 
     @property
@@ -402,7 +399,7 @@ def describe_steps(planned: Planned) -> list[str]:
     ]
 
 
-def list_noise(event: Event) -> tuple[dict[str, Any], ...]:
+def list_noise(event: Event) -> tuple[Json, ...]:
     """Return the central noise of an event: on how many vectors of counts it is added, its σ in counts, and its kind."""
     found: Counter[tuple[float, str]] = Counter()
     for each in leaves(event):
@@ -415,7 +412,7 @@ def list_noise(event: Event) -> tuple[dict[str, Any], ...]:
     )
 
 
-def tell_date_bounds(codecs: Mapping[str, Codec]) -> dict[str, tuple[str, str]]:
+def tell_date_bounds(codecs: Codecs) -> dict[str, tuple[str, str]]:
     """Return the bounds of each column of dates or times, as dates."""
     found = {}
     for name, codec in codecs.items():
@@ -426,7 +423,7 @@ def tell_date_bounds(codecs: Mapping[str, Codec]) -> dict[str, tuple[str, str]]:
     return found
 
 
-def warn_of_number_bounds(schema: Schema, codecs: Mapping[str, Codec]) -> tuple[str, ...]:
+def warn_of_number_bounds(schema: Schema, codecs: Codecs) -> Sentences:
     """Return a warning for each column of dates or times whose bounds are declared by numbers: it says which dates they are."""
     warnings = []
     for name, (low, high) in tell_date_bounds(codecs).items():
@@ -458,7 +455,7 @@ def _tabulate(rows: list[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _describe_ledger(ledger: Mapping[str, Any] | None) -> list[str]:
+def _describe_ledger(ledger: Named | None) -> list[str]:
     if ledger is None:
         return [
             "  ledger    none, so nothing keeps count of what this release and others of the table cost together"

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import pyarrow as pa
 from pydantic import BeforeValidator
 
-from dpdask.archive import Archived
-from dpdask.codec import Codec, codec_for
+from dpdask.archive import Archived, Json, Named
+from dpdask.codec import Codecs, codec_for
 from dpdask.documents import Document, check_all, suggest
 from dpdask.errors import DataError, SpecError
 from dpdask.mechanisms.card import Section
@@ -49,14 +49,14 @@ class RowRelease(Protocol):
     def types(self, released: pa.Schema) -> pa.Schema:
         """Return the columns that are written, given the released columns of the table."""
 
-    def few_valued(self, codecs: Mapping[str, Codec]) -> list[str]:
+    def few_valued(self, codecs: Codecs) -> list[str]:
         """Return which of the written columns have few distinct values."""
 
     def streams(self, key: RunKey, fragment_id: str) -> dict[str, Stream]:
         """Return the random stream of each private column on one part of the table, at its start."""
 
     def randomise(
-        self, batch: pa.RecordBatch, codecs: Mapping[str, Codec], rngs: Mapping[str, Rng]
+        self, batch: pa.RecordBatch, codecs: Codecs, rngs: Mapping[str, Rng]
     ) -> pa.RecordBatch:
         """Return the released rows of a batch, in its order.
 
@@ -110,7 +110,7 @@ class RandomisedRows(Archived):
 
     __slots__ = ()
     mechanism_id: ClassVar[str]
-    columns: Mapping[str, Any]
+    columns: Named
 
     @property
     def epsilon(self) -> float:
@@ -121,7 +121,7 @@ class RandomisedRows(Archived):
         """Return the columns that are written: the released columns of the table."""
         return released
 
-    def few_valued(self, codecs: Mapping[str, Codec]) -> list[str]:
+    def few_valued(self, codecs: Codecs) -> list[str]:
         """Return which of them have few distinct values."""
         return [name for name, codec in codecs.items() if codec.has_levels]
 
@@ -131,6 +131,8 @@ class RandomisedRows(Archived):
             name: stream(key, f"{self.mechanism_id}/{name}", fragment_id) for name in self.columns
         }
 
+
+Sentences = tuple[str, ...]  # for people
 
 WHOLE_ROW = "(all columns of a row)"
 
@@ -149,7 +151,7 @@ class Columns:
     """The columns of a table as a mechanism sees them."""
 
     types: pa.Schema  # the released columns and their plain Arrow types
-    codecs: Mapping[str, Codec]
+    codecs: Codecs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,15 +219,15 @@ class Description(ABC):
     # before a run, from the table's types
 
     @abstractmethod
-    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
+    def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
         """Return what a run does between the units' bounds and the commit; `uncounted`: footers do not tell the number of rows."""
 
     @abstractmethod
-    def expectations(self, columns: Columns) -> tuple[str, ...]:
+    def expectations(self, columns: Columns) -> Sentences:
         """Return what is to be expected of the release, in sentences: how much a row keeps, how large noise is."""
 
     @abstractmethod
-    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+    def cautions(self, columns: Columns, n_rows: int | None) -> Sentences:
         """Return what a steward should think of before a run; `n_rows` is None if it is not known or private."""
 
     @abstractmethod
@@ -239,7 +241,7 @@ class Description(ABC):
         """Return one line on how good a release is, from the release alone; empty if it says nothing about that."""
 
     @abstractmethod
-    def warnings(self, release: Any, columns: Columns) -> tuple[str, ...]:
+    def warnings(self, release: Any, columns: Columns) -> Sentences:
         """Return warnings about a fitted release for the steward alone: they may depend on rows without ε."""
 
     @abstractmethod
@@ -265,6 +267,9 @@ class Mechanism(ABC):
     # Whether a release that was fitted before is given further rows, all of them; only of
     # mechanisms that release rows.
     continued: bool = False
+    # What the rounds before this one found, such as the cells of columns; None before, or if there
+    # is nothing to find.
+    found: Any = None
 
     releases_rows: ClassVar[bool]
 
@@ -358,7 +363,6 @@ class Mechanism(ABC):
         place
             Returns the URL of a path, given the parameter that names it.
         """
-        del place
         return self
 
     @property
@@ -374,7 +378,6 @@ class Mechanism(ABC):
         count
             Returns the number of rows if it is known; it may take a pass over the table.
         """
-        del count
         return self
 
     # what it computes, in the order of `engine.fit`
@@ -395,15 +398,14 @@ class Mechanism(ABC):
 
     def with_found(self, found: Any) -> Self:
         """Return the mechanism of the next round, with what `search` found."""
-        raise NotImplementedError
+        return replace(self, found=found)
 
     @abstractmethod
     def statistic(self, columns: Columns) -> Statistic[Any]:
         """Return what is counted; if `reference_rows` is not `own`, what checks the rows where they must be counted."""
 
-    def check_counts(self, counts: Any, columns: Columns) -> None:
+    def check_counts(self, counts: Any, columns: Columns) -> None:  # noqa: B027 - most check nothing
         """Check the exact counts of the first round before anything is charged."""
-        del counts, columns
 
     def draw(self, counts: Any, columns: Columns, noise: Noise) -> Archived | None:
         """Draw the noise on the driver and return the noisy counts, or None if the mechanism adds no central noise.
@@ -413,7 +415,6 @@ class Mechanism(ABC):
         `engine.fit` charges the ledger before, and keeps the result at once: it is never drawn
         twice.
         """
-        del counts, columns, noise
         return None
 
     def read_drawn(self, data: bytes, columns: Columns) -> Archived:
@@ -446,13 +447,12 @@ class Mechanism(ABC):
         """Return the columns that are written, given the released columns of the table; they are those of the fitted release."""
         return released
 
-    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    def audit(self, columns: Columns, card: Named | None) -> dict[str, Json]:
         """Return for each column that is released row by row its `claimed` and its exact ε*, as `epsilon_exact`, and the `reference` it holds for.
 
         If the ε* of a whole row is known beside those of its columns, it has an entry of its own,
         `WHOLE_ROW`.
         """
-        del columns, card
         return {}
 
 
@@ -469,8 +469,8 @@ CONFIDENCE = 1 - 1e-6  # a false alarm in a million audits
 
 
 def audit_mechanism(
-    mechanism: Mechanism, columns: Columns, card: Mapping[str, Any] | None, *, n_runs: int = 20_000
-) -> dict[str, Any]:
+    mechanism: Mechanism, columns: Columns, card: Named | None, *, n_runs: int = 20_000
+) -> Json:
     """Return, for each column and each central measurement, what is claimed and what is found.
 
     Parameters
@@ -480,7 +480,7 @@ def audit_mechanism(
     """
     found = mechanism.audit(columns, card)
     delta = 0.0 if mechanism.budget is None else mechanism.budget.delta
-    measurements: list[dict[str, Any]] = []
+    measurements: list[Json] = []
     for event in leaves(mechanism.event):
         if not isinstance(event, LocalRelease):
             audited = audit_event(event, delta=delta, n_runs=n_runs, confidence=CONFIDENCE)
@@ -519,7 +519,7 @@ class NoisyCounts(Mechanism):
 
     budget: Budget
 
-    releases_rows: ClassVar[bool] = False
+    releases_rows: ClassVar = False
     nobody: ClassVar[str]
 
     def check_parameters(self) -> None:
@@ -550,21 +550,18 @@ class NoisyCountsDescription(Description):
 
     mechanism: NoisyCounts
 
-    protected: ClassVar[str] = COVERED
+    protected: ClassVar = COVERED
 
-    unprotected: ClassVar[str] = UNCOVERED
+    unprotected: ClassVar = UNCOVERED
 
-    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+    def cautions(self, columns: Columns, n_rows: int | None) -> Sentences:
         """Return a warning if δ is so large that it would allow publishing a row."""
-        del columns
         return delta_warnings(self.mechanism.budget, n_rows)
 
     def guarantee(self, order: RowOrder) -> str:
         """Return the promise in words; no row of the input is released, so no order matters."""
-        del order
         return noisy_counts_text(self.mechanism.budget)
 
-    def warnings(self, release: Any, columns: Columns) -> tuple[str, ...]:
+    def warnings(self, release: Any, columns: Columns) -> Sentences:
         """Return none: the release is a function of noisy counts."""
-        del release, columns
         return ()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dpdask.archive import Named
 from dpdask.errors import OutputError
 from dpdask.html import read_file, read_style, render_page
 from dpdask.io.parquet import read_schema
@@ -66,7 +67,7 @@ def make_croissant(card: Card, manifest: Manifest, shards: Folder) -> tuple[byte
 def _describe(card: Card, manifest: Manifest, types: pa.Schema | None) -> bytes:
     identifier = manifest.card_sha256[:32] if card.release is None else card.release.id
     about = card.about or About()
-    content: dict[str, Any] = {
+    content: Content = {
         "@context": json.loads(read_file(__package__, "croissant-context.json")),
         "@type": "sc:Dataset",
         "conformsTo": CONFORMS_TO,
@@ -111,8 +112,8 @@ def _describe(card: Card, manifest: Manifest, types: pa.Schema | None) -> bytes:
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _describe_field(card: Card, field: pa.Field, source: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {
+def _describe_field(card: Card, field: pa.Field, source: Named) -> Content:
+    found: Content = {
         "@type": "cr:Field",
         "@id": f"rows/{field.name}",
         "name": field.name,
@@ -146,7 +147,7 @@ _OUTSIDE = {
 Content = dict[str, Any]
 
 
-def write_page(card: Mapping[str, Any], path: str | Path) -> None:
+def write_page(card: Named, path: str | Path) -> None:
     """Write the page of a release from its card alone: of a frame, of a survey, or of a folder that `dpdask.open` opened.
 
     It is the page that a job writes, without statistics of the released rows and without the hashes
@@ -424,7 +425,7 @@ def _say_vectors(n_vectors: int) -> str:
     return f"{n_vectors:,} vector{'' if n_vectors == 1 else 's'} of counts"
 
 
-def _flatten(event: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _flatten(event: Named) -> Iterator[Named]:
     for inner in event.get("events", ()):
         yield from _flatten(inner)
     if "events" not in event:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
 from dpdask.kernels.channel import TOTAL_BITS, exact_epsilon
+from dpdask.kernels.jit import Floats, Words
 from dpdask.kernels.rank import RankNoise
 from dpdask.privacy.events import CentralEvent, DiscreteGaussian, epsilon
 from dpdask.privacy.noise import perturb
@@ -28,7 +29,6 @@ _DIGITS = 1e-9  # relative: what 53 bits of a probability can change in an ε
 _SLACK = 1e-12  # of logarithms of whole numbers below 2**63, summed over at most 8 digits
 
 Counts = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Measure = Callable[[Counts], Counts]
 
 
@@ -39,16 +39,16 @@ class NoiseAudit(NamedTuple):
     lower_bound: float
 
 
-def channel_epsilon(weights: NDArray[np.uint64]) -> float:
+def channel_epsilon(weights: Words) -> float:
     """Return ε* of a channel's whole-number weights, the least float that is not below it; infinite if an output excludes an input."""
     exact = exact_epsilon(weights)
     rounded = float(exact)
     return rounded if Decimal(rounded) >= exact else math.nextafter(rounded, math.inf)
 
 
-def read_weights(channel: object) -> NDArray[np.uint64]:
+def read_weights(channel: object) -> Words:
     """Return the whole-number weights of a channel printed as probabilities, as in a release card."""
-    weights: NDArray[np.uint64] = (np.array(channel) * 2.0**TOTAL_BITS).astype(np.uint64)
+    weights: Words = (np.array(channel) * 2.0**TOTAL_BITS).astype(np.uint64)
     return weights
 
 
@@ -94,7 +94,7 @@ def rank_epsilon(noise: RankNoise) -> float:
     return worst * (1.0 + _SLACK) + _SLACK
 
 
-def _digit_distributions(noise: RankNoise, values: NDArray[np.int64]) -> tuple[Floats, Floats]:
+def _digit_distributions(noise: RankNoise, values: Counts) -> tuple[Floats, Floats]:
     """Return Pr(m = v) and Pr(m >= v) of the noise's magnitude, both over one constant."""
     single, tail = np.ones(len(values)), np.ones(len(values))
     for row in noise.weights.astype(np.float64) / 2.0**TOTAL_BITS:

@@ -79,6 +79,11 @@ class Budget(Document):
         """The unit's column and bound, or None when the unit is the row."""
         return self.unit if isinstance(self.unit, UnitColumn) else None
 
+    @property
+    def rows_per_unit(self) -> int:
+        """How many rows of a unit are used or released at most."""
+        return self.unit.max_rows if isinstance(self.unit, UnitColumn) else 1
+
 
 def split_epsilon(
     epsilon: float, columns: tuple[str, ...], weights: Mapping[str, float] | None = None

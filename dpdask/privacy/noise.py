@@ -27,7 +27,6 @@ MAX_SCALE = 2.0**48
 _CHUNK = 2**14
 
 Counts = NDArray[np.int64]
-Measurement = Callable[[Counts], list[int]]
 
 
 def laplace_scale(sensitivity: int, epsilon: float) -> float:
@@ -86,12 +85,8 @@ def discrete_laplace(counts: Counts, scale: float, *, rng: Rng | None = None) ->
         return counts + _draw_keyed_laplace(rng, counts.size, scale).reshape(counts.shape)
     from opendp import measurements, metrics
 
-    return _secure(
-        measurements.make_laplace(
-            _whole_numbers(), metrics.l1_distance(T="i64"), scale=float(scale)
-        ),
-        counts,
-    )
+    metric = metrics.l1_distance(T="i64")
+    return _secure(measurements.make_laplace, metric, scale, counts)
 
 
 def discrete_gaussian(counts: Counts, sigma: float, *, rng: Rng | None = None) -> Counts:
@@ -111,12 +106,8 @@ def discrete_gaussian(counts: Counts, sigma: float, *, rng: Rng | None = None) -
         return counts + _draw_keyed_gaussian(rng, counts.size, sigma).reshape(counts.shape)
     from opendp import measurements, metrics
 
-    return _secure(
-        measurements.make_gaussian(
-            _whole_numbers(), metrics.l2_distance(T="f64"), scale=float(sigma)
-        ),
-        counts,
-    )
+    metric = metrics.l2_distance(T="f64")
+    return _secure(measurements.make_gaussian, metric, sigma, counts)
 
 
 def check_scale(scale: float) -> None:
@@ -139,16 +130,13 @@ def _check(counts: Counts, scale: float) -> None:
         )
 
 
-def _whole_numbers() -> Any:
-    """Return OpenDP's domain of vectors of whole numbers; OpenDP is imported by the driver, when it draws."""
-    from opendp import domains, mod
+def _secure(make: Callable[..., Any], metric: Any, scale: float, counts: Counts) -> Counts:
+    """Return OpenDP's measurement of the counts, in chunks that run side by side: it draws without Python's lock."""
+    from opendp import domains, mod  # imported by the driver, when it draws
 
     mod.enable_features("contrib")
-    return domains.vector_domain(domains.atom_domain(T="i64"))
-
-
-def _secure(measurement: Measurement, counts: Counts) -> Counts:
-    """Return the measurement of the counts, in chunks that run side by side: OpenDP draws without Python's lock."""
+    whole_numbers = domains.vector_domain(domains.atom_domain(T="i64"))
+    measurement = make(whole_numbers, metric, scale=float(scale))
     flat = counts.ravel()
     chunks = [flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK)]
     if not chunks:

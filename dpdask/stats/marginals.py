@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from dpdask.cells import Cells
+from dpdask.cells import CutColumns
 from dpdask.errors import SpecError
 from dpdask.kernels import marginals as kernel
 from dpdask.kernels.jit import Ints, jit
@@ -366,7 +366,7 @@ LARGE_CELLS = 2**20
 LARGE_ROWS = 2**19
 
 
-def domain_of(cells: Mapping[str, Cells]) -> Domain:
+def domain_of(cells: CutColumns) -> Domain:
     """Return the attributes and their numbers of levels."""
     for name, column in cells.items():
         if column.size > MAX_LEVELS:
@@ -379,7 +379,7 @@ def domain_of(cells: Mapping[str, Cells]) -> Domain:
 
 
 def encode(
-    batch: pa.RecordBatch, cells: Mapping[str, Cells], domain: Domain, chosen: Chosen | None
+    batch: pa.RecordBatch, cells: CutColumns, domain: Domain, chosen: Chosen | None
 ) -> Codes:
     """Return the codes of the chosen rows of a batch, shape (n_attributes, n_chosen), after checking every row."""
     every = chosen is None or bool(chosen.all())
@@ -398,7 +398,7 @@ def encode(
 class TableStatistic:
     """Contingency tables: chosen ones, and all pairs."""
 
-    cells: Mapping[str, Cells]  # the public cells of each counted column
+    cells: CutColumns  # the public cells of each counted column
     cliques: tuple[Clique, ...] = ()  # chosen tables, of any number of columns
     two_way: bool = True
 
@@ -467,7 +467,7 @@ class TableCounter:
 class JointStatistic:
     """The joint histogram of all counted columns, by its occupied cells."""
 
-    cells: Mapping[str, Cells]  # the public cells of each counted column
+    cells: CutColumns  # the public cells of each counted column
 
     @property
     def rows_per_task(self) -> None:

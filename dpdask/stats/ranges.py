@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdask.errors import DataError, SpecError
+from dpdask.kernels.jit import Flags, Floats
 
-Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 MAX_KNOTS = 2**30
@@ -191,7 +191,7 @@ def _check_ranges(lower: Floats, upper: Floats) -> tuple[Floats, Floats]:
     return lower, upper
 
 
-def _cells(knots: Floats, lower: Floats, upper: Floats) -> tuple[Counts, Counts, NDArray[np.bool_]]:
+def _cells(knots: Floats, lower: Floats, upper: Floats) -> tuple[Counts, Counts, Flags]:
     """Return the first and last cell of each range, rounded outward, and whether it was enlarged."""
     size = len(knots)
     # the knot before it is the largest that is not above

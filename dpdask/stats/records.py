@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.archive import Archive, Archived, Contents
-from dpdask.codec import Codec
+from dpdask.archive import Archive, Archived, Contents, Json, Named
+from dpdask.codec import Codec, Codecs
 from dpdask.errors import DataError
 from dpdask.kernels import hashing as kernel
 from dpdask.kernels.hashing import siphash
@@ -97,19 +97,6 @@ class _Table:
         self._entries = np.empty((0, n_columns + 2), dtype=np.uint64)
         self._slots = np.zeros(0, dtype=np.uint64)
 
-    def add_rows(self, columns: Sequence[Words], own: Words) -> None:
-        """Count further rows.
-
-        Parameters
-        ----------
-        columns
-            For each column a uint64 array of shape (n,), the rows' values as words.
-        """
-        keys = np.empty((len(own), len(columns)), dtype=np.uint64)
-        for place, column in enumerate(columns):
-            keys[:, place] = column
-        self.add(keys, kernel.leading_zeros(own), np.zeros(0, dtype=np.int64), 0)
-
     def add(self, keys: Words, grades: NDArray[np.uint8], counts: Ints, least: int) -> None:
         """Count further rows, or records with their counts; see `Records` and `kernels.hashing.add_rows`."""
         if least > self._least:
@@ -134,7 +121,7 @@ class _Table:
         """Make room for so many entries at once, as far as so many are kept: to make room again and again is half of the time of a merge."""
         self._make_room(min(n_entries, self._max_records + _STEP))
 
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> Json:
         """Return the fields of the records."""
         entries = self._entries[: self._n]
         return {
@@ -203,7 +190,7 @@ def group_hashes(column: str, array: pa.Array, key: Words, rows: Ints | slice = 
 class RecordStatistic:
     """The distinct records of some columns."""
 
-    codecs: Mapping[str, Codec]
+    codecs: Codecs
     by: str | None = None  # the kept column whose values name the rows' groups, or None
     max_records: int = MAX_RECORDS  # how many distinct records are held at most
 
@@ -237,7 +224,8 @@ class RecordCounter:
             numbers(codec, batch.column(name), rows).view(np.uint64)
             for name, codec in self._statistic.codecs.items()
         ]
-        self._table.add_rows(columns, words(streams.of_part(SAMPLE_ID), batch.num_rows)[rows])
+        grades = kernel.leading_zeros(words(streams.of_part(SAMPLE_ID), batch.num_rows)[rows])
+        self._table.add(np.stack(columns, axis=1), grades, np.zeros(0, dtype=np.int64), 0)
 
     def result(self) -> Records:
         """Return the records of all rows so far; see `Counter.result`."""
@@ -246,17 +234,33 @@ class RecordCounter:
 
 # Dask logs the arguments of a task that failed
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class UnitRows:
-    """Of each unit, its first `max_rows` + 1 rows in the order (hash, position); mergeable and exact."""
+class _UnitRows:
+    """Rows of units, as uint64 arrays of one length."""
+
+    units: Words  # a keyed hash of the unit
+    hashes: Words  # a keyed hash of the row's public content
+    # The row's place in the table, which only decides between rows that are alike.
+    positions: Words
+
+    def columns(self, rows: Any = _ALL) -> dict[str, Words]:
+        """Return the arrays of some rows by name."""
+        return {name: getattr(self, name)[rows] for name in ("units", "hashes", "positions")}
+
+
+def _concatenate(parts: Sequence[_UnitRows]) -> dict[str, Words]:
+    columns = [part.columns() for part in parts]
+    return {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class UnitRows(_UnitRows):
+    """Of each unit, its first `max_rows` + 1 rows in the order (hash, position); mergeable and exact.
+
+    The rows of a unit stand together; where there are `max_rows` + 1 of them, the last of these
+    comes first.
+    """
 
     max_rows: int  # how many rows of a unit may be released
-    # Uint64 arrays of one length: a keyed hash of the unit, a keyed hash of the row's public
-    # content, and the row's place in the table (which only decides between rows that are alike).
-    # The rows of a unit stand together; where there are `max_rows` + 1 of them, the last of these
-    # comes first.
-    units: Words
-    hashes: Words
-    positions: Words
 
     @classmethod
     def identity(cls, max_rows: int) -> Self:
@@ -275,32 +279,19 @@ class UnitRows:
         """
         group, n_groups = kernel.groups(units)
         first = kernel.first_rows(group, n_groups, hashes, positions, max_rows + 1)
-        return cls(
-            max_rows=max_rows, units=units[first], hashes=hashes[first], positions=positions[first]
-        )
+        rows = _UnitRows(units=units, hashes=hashes, positions=positions)
+        return cls(max_rows=max_rows, **rows.columns(first))
 
     def merge(self, *others: Self) -> Self:
         """Return the statistic of all rows together."""
-        parts = (self, *others)
-        columns = [
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("units", "hashes", "positions")
-        ]
-        return self.of_batch(self.max_rows, *columns)
+        return self.of_batch(self.max_rows, **_concatenate((self, *others)))
 
     def select_part(self, part: int, n_parts: int) -> Self:
         """Return the rows of those units whose hash lies in the part-th of `n_parts` equal ranges (a power of two)."""
-        chosen = (
-            self.units >> np.uint64(64 - (n_parts - 1).bit_length()) == part
-            if n_parts > 1
-            else np.ones(len(self.units), dtype=bool)
-        )
-        return type(self)(
-            max_rows=self.max_rows,
-            units=self.units[chosen],
-            hashes=self.hashes[chosen],
-            positions=self.positions[chosen],
-        )
+        if n_parts == 1:
+            return self
+        chosen = self.units >> np.uint64(64 - (n_parts - 1).bit_length()) == part
+        return type(self)(max_rows=self.max_rows, **self.columns(chosen))
 
     def bounds(self) -> UnitBounds:
         """Return, for each unit that has too many rows, the first one that is not released."""
@@ -309,29 +300,19 @@ class UnitRows:
         )
         counts = np.diff(starts, append=len(self.units))
         over = starts[counts > self.max_rows]
-        over = over[np.argsort(self.units[over])]
-        return UnitBounds(
-            units=self.units[over], hashes=self.hashes[over], positions=self.positions[over]
-        )
+        return UnitBounds(**self.columns(over[np.argsort(self.units[over])]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class UnitBounds(Archived):
-    """For each unit with too many rows, the first that is not released; units that are not listed keep all of theirs."""
+class UnitBounds(_UnitRows, Archived):
+    """For each unit with too many rows, the first that is not released, sorted by unit; units that are not listed keep all of theirs."""
 
-    archive: ClassVar[Archive] = Archive(kind="unit-bounds", format=2, noun="file of unit bounds")
-
-    units: Words  # uint64 arrays of one length, sorted by unit
-    hashes: Words
-    positions: Words
+    archive: ClassVar = Archive(kind="unit-bounds", format=2, noun="file of unit bounds")
 
     @classmethod
     def concatenate(cls, parts: Sequence[UnitBounds]) -> Self:
         """Return the bounds of all parts, which follow one another in the order of their units."""
-        names = ("units", "hashes", "positions")
-        return cls(
-            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-        )
+        return cls(**_concatenate(parts))
 
     def is_released(self, units: Words, hashes: Words, positions: Words) -> Flags:
         """Return which rows are released: those before their unit's bound.
@@ -346,8 +327,8 @@ class UnitBounds(Archived):
         )
 
     def _contents(self) -> Contents:
-        return {}, {"units": self.units, "hashes": self.hashes, "positions": self.positions}
+        return {}, self.columns()
 
     @classmethod
-    def _of_contents(cls, _: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+    def _of_contents(cls, _: Named, arrays: Named) -> Self:
         return cls(units=arrays["units"], hashes=arrays["hashes"], positions=arrays["positions"])

@@ -34,6 +34,7 @@ from dpdask.streams import RunKey, stream, words
 
 Floats = NDArray[np.float64]
 
+Flags = NDArray[np.bool_]
 ANSWER_FORMAT = 1
 CONVENTION = "the value is more than lower and at most upper; -inf and inf: open"
 _EPOCH = dt.date(1970, 1, 1).toordinal()
@@ -91,13 +92,13 @@ class Question:
         scale = 10.0**self.decimals
         return np.floor(anchors * scale) / scale + 0.0  # -0 becomes 0
 
-    def is_shown(self, ends: Floats) -> NDArray[np.bool_]:
+    def is_shown(self, ends: Floats) -> Flags:
         """Return which finite ends have no more decimals than anchors are shown with."""
         if self.decimals is None:
             return np.ones(len(ends), dtype=np.bool_)
         scale = 10.0**self.decimals
         with np.errstate(over="ignore"):  # to infinity, which no finite end is
-            shown: NDArray[np.bool_] = np.rint(ends * scale) / scale == ends
+            shown: Flags = np.rint(ends * scale) / scale == ends
         return shown
 
     def is_value(self, x: float) -> bool:
@@ -107,12 +108,12 @@ class Question:
         low, high = self.bounds
         return math.isfinite(x) and low <= x <= high and (not self.step.lattice or x.is_integer())
 
-    def has_value(self, lower: Floats, upper: Floats) -> NDArray[np.bool_]:
+    def has_value(self, lower: Floats, upper: Floats) -> Flags:
         """Return which ranges (lower, upper] hold a value that the schema declares."""
         if len(self.levels):
             first, last = (np.searchsorted(self.levels, end, "right") for end in (lower, upper))
             return first < last
-        held: NDArray[np.bool_] = (lower < self.bounds[1]) & (upper >= self.bounds[0])
+        held: Flags = (lower < self.bounds[1]) & (upper >= self.bounds[0])
         return held
 
     def tells_apart(self, low: float, high: float) -> bool:
@@ -382,7 +383,7 @@ def read_form_ranges(answers: Sequence[Answer], question: Question) -> tuple[Flo
 
 def _find_impossible(
     lower: Floats, upper: Floats, question: Question
-) -> Iterator[tuple[NDArray[np.bool_], str]]:
+) -> Iterator[tuple[Flags, str]]:
     """Yield which ranges a form cannot end with, and why; each reason takes all before to be absent."""
     step = question.step
     assert isinstance(step, Narrowing)

@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from dpdask.codec import Codec, codec_for
+from dpdask.archive import Json, Named
+from dpdask.codec import Codec, Codecs, codec_for
 from dpdask.documents import Document, validate
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import CoveredContent, make_card
@@ -28,7 +28,7 @@ from dpdask.mechanisms.interval.design import (
 )
 from dpdask.mechanisms.interval.ranges import Narrowing, Partition
 from dpdask.mechanisms.interval.release import IntervalRelease, ends_of, to_numbers
-from dpdask.mechanisms.interval.spec import TRUE, IntervalSpec, check_designs, interval_section
+from dpdask.mechanisms.interval.spec import IntervalSpec, check_designs, interval_section
 from dpdask.schema import Schema, arrow_type
 from dpdask.streams import RunKey
 from dpdask.survey.questions import (
@@ -66,7 +66,7 @@ class _Drawn:
     """The checked parameters of a survey; a progressive one has no key."""
 
     release: IntervalRelease
-    declared: Mapping[str, Codec]
+    declared: Codecs
     questions: tuple[Question, ...]
     key: RunKey | None
     id: str
@@ -141,8 +141,8 @@ class Survey:
 
     schema: Schema
     _: KW_ONLY
-    columns: Mapping[str, Design | Mapping[str, Any]]
-    wording: Mapping[str, Wording | Mapping[str, Any]]
+    columns: Mapping[str, Design | Named]
+    wording: Mapping[str, Wording | Named]
     key: RunKey | None = field(default=None, repr=False)
     insecure_seed: int | None = None
     _drawn: _Drawn = field(init=False, repr=False, compare=False)
@@ -199,10 +199,13 @@ class Survey:
         return self._drawn.key is None
 
     @property
-    def card(self) -> dict[str, Any]:
+    def card(self) -> Json:
         """The release card: what ranges reveal, as in `IntervalMechanism.card`, and what respondents' own decisions may reveal."""
         drawn = self._drawn
-        section = interval_section(release=drawn.release, schema=self.schema, codecs=drawn.declared)
+        # a mechanism promises that ranges are true, but a survey cannot
+        section = interval_section(
+            release=drawn.release, schema=self.schema, codecs=drawn.declared, true=""
+        )
         more = _STOPPED if self.is_progressive else _UNANSWERED
         assert isinstance(section.unprotected, CoveredContent)
         columns = dict(section.columns)
@@ -217,8 +220,7 @@ class Survey:
         section = replace(
             section,
             unprotected=CoveredContent(what=f"{section.unprotected.what}; {more}"),
-            # a mechanism promises that ranges are true, but a survey cannot
-            text=f"{section.text.replace(TRUE, '')} Not protected either: {more}. All of this"
+            text=f"{section.text} Not protected either: {more}. All of this"
             " holds as far as respondents answer truthfully, each of them once.",
             mechanism={**section.mechanism, "true_of_every_row": False},
             columns=columns,
@@ -361,7 +363,7 @@ class Survey:
             respondents = check_headers(read, self.id, keys, ["respondent"])
             ids = list(map(str, respondents))
             ranges = [read_choices(read, ids, question, self.id, key) for question in questions]
-        columns: dict[str, Any] = {}
+        columns: Json = {}
         if any(each is not None for each in respondents):
             columns["respondent"] = pd.Series(respondents, dtype="str")
         for question, pair in zip(questions, ranges, strict=True):

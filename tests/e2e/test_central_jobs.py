@@ -385,7 +385,7 @@ def test_secure_noise_is_drawn_once(source, tmp_path):
     data = (hidden(tmp_path / "out") / "release.npz").read_bytes()
     fitted = FittedHistogram.from_bytes(data, "release.npz")
     run_here(made)
-    assert read(tmp_path / "out")["weight"].to_pylist() == fitted.histogram.weights.tolist()
+    assert read(tmp_path / "out")["weight"].to_pylist() == fitted.noisy.weights.tolist()
 
 
 # ---- the ledger

@@ -136,7 +136,7 @@ def copula():
     tables = noisy()
     model, report = fit_copula(tables, keyed("copula"))
     return FittedCopula(
-        schema=SCHEMA, types=TYPES, bins=BINS, noisy=tables, model=model, report=report
+        schema=SCHEMA, columns=TYPES, bins=BINS, noisy=tables, model=model, report=report
     )
 
 
@@ -152,7 +152,7 @@ def histogram(output="cells", points="centre", **given):
         schema=SCHEMA,
         columns=TYPES,
         bins=BINS,
-        histogram=noisy_histogram(**given),
+        noisy=noisy_histogram(**given),
         output=output,
         points=points,
     )
@@ -535,7 +535,7 @@ def test_a_saved_file_tells_the_released_columns_alone():
         assert again.schema.columns == {
             column: SCHEMA.columns[column] for column in SCHEMA.privatised
         }
-        assert (again.types if name == "copula" else again.columns, again.bins) == (TYPES, BINS)
+        assert (again.columns, again.bins) == (TYPES, BINS)
 
 
 @pytest.mark.parametrize(

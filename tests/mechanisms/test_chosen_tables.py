@@ -122,7 +122,8 @@ def test_what_is_charged_is_never_above_the_budget(adjacency, total, n, n_triple
 @pytest.mark.parametrize(("adjacency", "step"), [("add-remove", 1), ("replace-one", 2)])
 @pytest.mark.parametrize(("rows", "n"), [(1, 364), (7, 78), (3, 512)])
 def test_the_scores_price_is_rounded_up(adjacency, step, rows, n):
-    found = draft_scores(adjacency, rows, 1.0, n)
+    unit = UnitColumn(column="who", max_rows=rows)
+    found = draft_scores(Budget(epsilon=1.0, adjacency=adjacency, unit=unit), 1.0, n)
     assert found.sensitivity**2 > n * (rows * step) ** 2
     assert found.sensitivity == pytest.approx(rows * step * math.sqrt(n), rel=1e-14)
 

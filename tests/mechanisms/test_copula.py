@@ -158,7 +158,7 @@ def test_domains_and_partitions_of_any_size(sizes):
     }
     fitted = FittedCopula(
         schema=Schema.from_dict({"columns": columns}),
-        types=pa.schema([(name, pa.int64()) for name in columns]),
+        columns=pa.schema([(name, pa.int64()) for name in columns]),
         bins={},
         noisy=noisy,
         model=model,

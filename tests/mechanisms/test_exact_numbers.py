@@ -64,15 +64,13 @@ def test_the_declared_sensitivity_is_the_largest_change_of_a_histogram(adjacency
     manhattan = max(int(np.abs(change).sum()) for change in changes(adjacency, rows))
     euclidean = max(float(np.linalg.norm(change)) for change in changes(adjacency, rows))
     for event in (
-        draft(0.0, adjacency, rows, 1.0, 1),
+        draft(budgets[0], 1.0, 1),
         histogram_event(1.0, adjacency, rows),
         histogram_noise.plan(budgets[0]).cells,
     ):
         assert event.sensitivity == manhattan
     assert (
-        euclidean * (1 - 1e-15)
-        <= draft(DELTA, adjacency, rows, 1.0, 1).sensitivity
-        <= euclidean * (1 + 1e-15)
+        euclidean * (1 - 1e-15) <= draft(budgets[1], 1.0, 1).sensitivity <= euclidean * (1 + 1e-15)
     )
     for budget in budgets:
         planned = plan_noise(budget, 3, cliques={("a", "b"): 2.0}, n_found=1)

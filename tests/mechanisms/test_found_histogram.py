@@ -155,7 +155,7 @@ def test_rows_and_cells_keep_skewed_numbers_under_bounds_that_are_far_too_wide()
 
 
 def sizes(release):
-    domain = release.fitted.histogram.domain
+    domain = release.fitted.noisy.domain
     return dict(zip(domain.names, domain.sizes, strict=True))
 
 
@@ -294,7 +294,7 @@ def test_a_sparse_histogram_has_found_cells_too(tmp_path):
     assert isinstance(release, dpdask.HistogramRelease)
     assert sizes(release)["visits"] == 30_000
     assert sizes(release)["amount"] <= 3  # the others' cells leave room for no more
-    assert 10 < len(release.fitted.histogram.keys) < 5000
+    assert 10 < len(release.fitted.noisy.keys) < 5000
     assert release.cells["weight"].sum() == pytest.approx(len(own), rel=0.1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -11,21 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from dpdask.archive import Archive, Archived, Contents
-from dpdask.cells import Cells
+from dpdask.archive import Archive, Contents, Named
 from dpdask.mechanisms.columns import (
     CHUNK_ROWS,
-    Bins,
-    columns_from_header,
-    columns_to_header,
-    cut_released,
+    ReleasedCounts,
     draw_records,
 )
 from dpdask.mechanisms.copula.fit import FitReport
 from dpdask.mechanisms.copula.model import CopulaModel, Node, Targets, check_latents
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
-from dpdask.privacy.events import Composed
-from dpdask.schema import Schema
 from dpdask.stats import Domain
 from dpdask.streams import RunKey, Stream, words
 
@@ -37,28 +31,21 @@ _ROUNDING = 1e-6  # of probabilities that sum to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FittedCopula(Archived):
+class FittedCopula(ReleasedCounts):
     """A copula with the noisy tables that it was fitted to, and the columns that its codes stand for."""
 
-    archive: ClassVar[Archive] = Archive(
-        kind="copula", format=5, noun="fitted copula", is_compressed=True
-    )
+    archive: ClassVar = Archive(kind="copula", format=5, noun="fitted copula", is_compressed=True)
 
-    schema: Schema
-    types: pa.Schema  # the Arrow types of the released columns
-    bins: Bins  # how each continuous or mixed column is cut
+    counts_type: ClassVar = NoisyMarginals
+
     noisy: NoisyMarginals
     model: CopulaModel
     report: FitReport
 
     @property
-    def event(self) -> Composed:
-        """What was drawn."""
-        return self.noisy.noise.event
-
-    def cells(self) -> dict[str, Cells]:
-        """Return the public cells of each released column, in the order of the domain."""
-        return cut_released(self.model.domain.names, self.schema, self.types, self.bins)
+    def types(self) -> pa.Schema:
+        """The columns that are written."""
+        return self.columns
 
     @property
     def few_valued(self) -> list[str]:
@@ -85,7 +72,6 @@ class FittedCopula(Archived):
         columns. A block has a stream for its records, and one for each column's values inside its
         cells. A block that only partly belongs to this part is drawn whole.
         """
-        del part
         size, cells, workspace = (
             self.model.block_rows,
             self.cells(),
@@ -100,7 +86,7 @@ class FittedCopula(Archived):
                 codes[:, place : place + CHUNK_ROWS] for place in range(0, high - low, CHUNK_ROWS)
             )
             yield from draw_records(
-                self.types, cells, chunks, partial(self._open_values, key, block, low)
+                self.columns, cells, chunks, partial(self._open_values, key, block, low)
             )
 
     def _open_values(self, key: RunKey, block: int, n_before: int, name: str) -> Stream:
@@ -128,13 +114,10 @@ class FittedCopula(Archived):
     def _contents(self) -> Contents:
         model = self.model
         targets = model.targets
-        header = {
-            "report": asdict(self.report),
-            "raked": targets is not None,
-            **columns_to_header(self.schema, self.types, self.bins),
-        }
+        header, arrays = ReleasedCounts._contents(self)
+        header = {"report": asdict(self.report), "raked": targets is not None, **header}
         arrays = {
-            "noisy": np.frombuffer(self.noisy.to_bytes(), dtype=np.uint8),
+            **arrays,
             "factor": model.factor[np.tril_indices(model.n_latents)],
             "nodes": np.array(
                 [(n.attribute, n.parent, n.first, *n.probabilities.shape) for n in model.nodes],
@@ -153,9 +136,9 @@ class FittedCopula(Archived):
         return header, arrays
 
     @classmethod
-    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
-        noisy = NoisyMarginals.from_bytes(arrays["noisy"].tobytes(), "the copula's tables")
-        schema, types, bins = columns_from_header(header, noisy.domain)
+    def _of_contents(cls, header: Named, arrays: Named) -> Self:
+        counts = cls._read_counts(header, arrays)
+        noisy: NoisyMarginals = counts["noisy"]
         check_latents(noisy.domain)
         nodes, report = _read_nodes(arrays, noisy.domain), FitReport(**header["report"])
         n_latents, triangle = sum(node.n_latents for node in nodes), arrays["factor"]
@@ -181,7 +164,7 @@ class FittedCopula(Archived):
         model = CopulaModel(
             domain=noisy.domain, n_rows=noisy.n_rows, nodes=nodes, factor=factor, targets=targets
         )
-        return cls(schema=schema, types=types, bins=bins, noisy=noisy, model=model, report=report)
+        return cls(**counts, model=model, report=report)
 
 
 _TYPES = {
@@ -192,7 +175,7 @@ _TYPES = {
 }
 
 
-def _read_nodes(arrays: Mapping[str, Any], domain: Domain) -> tuple[Node, ...]:
+def _read_nodes(arrays: Named, domain: Domain) -> tuple[Node, ...]:
     """Return the nodes, or raise ValueError: sampling indexes by their numbers without a check."""
     for name, dtype in _TYPES.items():
         array = arrays[name]

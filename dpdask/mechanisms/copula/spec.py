@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
@@ -33,8 +33,7 @@ from dpdask.mechanisms.marginals.noise import (
     plan_noise,
 )
 from dpdask.mechanisms.marginals.spec import NoisyTables, NoisyTablesDescription, tables_accounting
-from dpdask.mechanisms.mechanism import Columns, RecordsWanted, Search, Spec
-from dpdask.privacy.events import RowOrder
+from dpdask.mechanisms.mechanism import Columns, RecordsWanted, Search, Sentences, Spec
 from dpdask.references.histogram import Bins, Found
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.marginals import TableStatistic
@@ -129,8 +128,8 @@ class CopulaMechanism(NoisyTables):
     # The noisy one- and two-way tables, in the round that chooses three-way tables; otherwise None.
     first: NoisyMarginals | None = None
 
-    nobody: ClassVar[str] = "synthetic records"
-    release_type: ClassVar[type[FittedCopula]] = FittedCopula
+    nobody: ClassVar = "synthetic records"
+    release_type: ClassVar = FittedCopula
 
     @cached_property
     def noise(self) -> MarginalNoise:
@@ -202,7 +201,6 @@ class CopulaMechanism(NoisyTables):
 
     def find(self, drawn: NoisyMarginals, columns: Columns) -> NoisyMarginals:
         """Return the noisy one- and two-way tables, by which triples are chosen."""
-        del columns
         return drawn
 
     def with_found(self, found: Found | NoisyMarginals) -> Self:
@@ -257,7 +255,7 @@ class CopulaMechanism(NoisyTables):
         model, report = fit_copula(counts, rng, spec.options, records=spec.records)
         return FittedCopula(
             schema=self.schema,
-            types=columns.types,
+            columns=columns.types,
             bins=self.bins_of(columns),
             noisy=counts,
             model=model,
@@ -285,7 +283,7 @@ class CopulaDescription(NoisyTablesDescription):
         """What was done, in a few words."""
         return f"synthetic records of {len(self.mechanism.schema.privatised)} columns, from a Gaussian copula"
 
-    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+    def cautions(self, columns: Columns, n_rows: int | None) -> Sentences:
         """Return what a steward should consider before a run."""
         asked, said = self.mechanism, NoisyTablesDescription.cautions(self, columns, n_rows)
         target, n, sizes = asked.spec.target, len(asked.schema.privatised), asked.sizes(columns)
@@ -311,9 +309,8 @@ class CopulaDescription(NoisyTablesDescription):
             )
         return said
 
-    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
+    def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
         """Return what a run does, in words."""
-        del columns, uncounted
         asked = self.mechanism
         n, again, n_triples = len(asked.schema.privatised), asked.n_measured_again, asked.n_triples
         twice = f", and a second time to those of {again:,} chosen pairs" if again else ""
@@ -354,9 +351,8 @@ class CopulaDescription(NoisyTablesDescription):
         release: FittedCopula,
         columns: Columns,
         *,
-        n_rows: int | None,
         n_released: int | None,
-        order: RowOrder,
+        **_: Any,
     ) -> Section:
         """Return the copula's part of the release card.
 
@@ -365,7 +361,6 @@ class CopulaDescription(NoisyTablesDescription):
         Holds parameters, the public domain, and measures of the fit to noisy tables. Nothing exact;
         under add-remove the number of rows is the noisy tables' own estimate.
         """
-        del columns, n_rows, order
         report, noisy, cells = release.report, release.noisy, release.cells()
         model, names = release.model, release.model.domain.names
         attributes = [names[node.attribute] for node in model.nodes]

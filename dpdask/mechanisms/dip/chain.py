@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, cast
+from typing import ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from dpdask.archive import Archive, Contents, Json
+from dpdask.archive import Archive, Contents, Json, Named
 from dpdask.codec import Codecs
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import chain as kernel
+from dpdask.kernels.jit import Ints, Words
 from dpdask.mechanisms.dip.columns import (
     RankRandomiser,
     fit_ranks,
@@ -26,11 +26,6 @@ from dpdask.mechanisms.mechanism import Columns, RandomisedRows
 from dpdask.references import Chain
 from dpdask.stats.records import Records, from_numbers, group_hashes, group_key, numbers
 from dpdask.streams import Rng, RunKey, words
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Words = NDArray[np.uint64]
-
 
 _TOGETHER = 2**15  # rows whose words are drawn at once: they stay near the processor
 
@@ -49,7 +44,7 @@ class Groups:
     pooled_groups: float
     pooled_rows: float
 
-    def roots(self, array: pa.Array) -> NDArray[np.int64]:
+    def roots(self, array: pa.Array) -> Ints:
         """Return the root that each row is released by."""
         return kernel.find_roots(group_hashes(self.column, array, self.key), self.hashes)
 
@@ -79,8 +74,8 @@ class ChainRelease(RandomisedRows):
     Bi and Shen, Distribution-invariant differential privacy, (2) and (10).
     """
 
-    archive: ClassVar[Archive] = Archive(kind="dip-chain", format=2, noun="fitted chain")
-    mechanism_id: ClassVar[str] = "dip/chain"
+    archive: ClassVar = Archive(kind="dip-chain", format=2, noun="fitted chain")
+    mechanism_id: ClassVar = "dip/chain"
 
     # How the ranks of each column are randomised, in the order of their release.
     columns: Mapping[str, RankRandomiser]
@@ -133,7 +128,7 @@ class ChainRelease(RandomisedRows):
         return {"least_grade": self.least_grade, "columns": columns, "groups": groups}, arrays
 
     @classmethod
-    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+    def _of_contents(cls, header: Named, arrays: Named) -> Self:
         groups = header["groups"]
         if groups is not None:
             groups = Groups(**groups, key=arrays["group_key"], hashes=arrays["group_hashes"])
@@ -190,9 +185,7 @@ def fit_chain(
     return ChainRelease(columns=mechanisms, trie=trie, groups=groups, least_grade=records.least)
 
 
-def _groups(
-    records: Records, by: str, key: Words, min_rows: int
-) -> tuple[Groups, NDArray[np.int64]]:
+def _groups(records: Records, by: str, key: Words, min_rows: int) -> tuple[Groups, Ints]:
     """Return the groups, and for each record the number of its group, counted from 1, or 0 where it has none."""
     hashed = np.ascontiguousarray(records.keys[:, 0])
     # records of one group often stand together: fewer are sorted
@@ -216,7 +209,7 @@ def _groups(
 class RecordsMechanism(DipMechanism):
     """Distribution-invariant privatisation with a reference of whole records, each column given those before it."""
 
-    release_type: ClassVar[type[ChainRelease]] = ChainRelease
+    release_type: ClassVar = ChainRelease
 
     @property
     def reference(self) -> Chain:
@@ -244,7 +237,6 @@ class RecordsMechanism(DipMechanism):
 
     def check_counts(self, counts: Records, columns: Columns) -> None:
         """Check that there are at least two reference rows; see `Mechanism.check_counts`."""
-        del columns
         if counts.n_rows < 2:
             mend = "enlarge its fraction, or the table it comes from"
             raise DataError("the reference has fewer than 2 rows", "`reference`", mend)
@@ -263,9 +255,8 @@ class RecordsMechanism(DipMechanism):
             min_rows=reference.min_rows,
         )
 
-    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, Json]:
+    def audit(self, columns: Columns, card: Named | None) -> dict[str, Json]:
         """Return what is claimed and found for the released channels or the ranks; see `Mechanism.audit`."""
-        del columns
         found = fit_ranks(self.spending.row, self.spec.channel)
         source = "ranks, which are randomised alike for every reference"
         return self.audit_card(card) or self.audit_columns(found, source)

@@ -9,9 +9,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from dpdask.archive import Archive, Archived, Contents, Json
+from dpdask.archive import Archive, Archived, Contents, Json, Named
 from dpdask.channels import (
     LevelChannel,
     calibrate,
@@ -28,6 +27,7 @@ from dpdask.kernels import chain as chain_kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as bins_kernel
 from dpdask.kernels import rank as rank_kernel
+from dpdask.kernels.jit import Flags, Floats, Int32s, Ints, Words
 from dpdask.mechanisms.dip.spec import (
     N_BINS,
     ChannelKind,
@@ -45,11 +45,6 @@ from dpdask.references.reference import ColumnCounts
 from dpdask.schema import Column
 from dpdask.stats.statistic import encode
 from dpdask.streams import Noise, Rng, RunKey, words
-
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Words = NDArray[np.uint64]
 
 _AT_BOUND = 0.01  # of the range: what is next to a bound
 _MANY_AT_BOUND = 0.25  # of the values: more of them there are doubtful
@@ -77,7 +72,7 @@ class _ByChannel:
         """ε*, computed again from the tables."""
         return channel_epsilon(self.channel.weights)
 
-    def sample(self, codes: NDArray[np.int32], drawn: Words) -> NDArray[np.int32]:
+    def sample(self, codes: Int32s, drawn: Words) -> Int32s:
         """Return a released code for each code."""
         return channel_kernel.sample(codes, np.ascontiguousarray(drawn), *self.tables)
 
@@ -117,9 +112,9 @@ class _ByNoise:
 class LevelMechanism(_ByChannel):
     """A level column's channel."""
 
-    kind: ClassVar[str] = "levels"
-    n_words: ClassVar[int] = 1
-    distribution: ClassVar[None] = None
+    kind: ClassVar = "levels"
+    n_words: ClassVar = 1
+    distribution: ClassVar = None
 
     def randomise(self, codec: Any, array: pa.Array, rng: Rng) -> pa.Array:
         """Return a released value for each value of `array`; consumes `n_words` words a row."""
@@ -154,15 +149,15 @@ class RankMechanism(_ByNoise):
 
     distribution: RankDistribution
 
-    kind: ClassVar[str] = "ranks"
+    kind: ClassVar = "ranks"
 
     def randomise(self, codec: Any, array: pa.Array, rng: Rng) -> pa.Array:
         """Return a released value for each value of `array`; consumes `n_words` words a row."""
         return _randomise_numbers(self, codec, array, rng)
 
     def draw(
-        self, values: Floats, is_null: Bools, drawn: Words, *, lattice: bool
-    ) -> tuple[Floats, Bools]:
+        self, values: Floats, is_null: Flags, drawn: Words, *, lattice: bool
+    ) -> tuple[Floats, Flags]:
         """Return released numbers, and where they are null."""
         x, c = self.distribution.x, self.distribution.c
         return rank_kernel.privatise(
@@ -176,7 +171,6 @@ class RankMechanism(_ByNoise):
 
     def describe_kept(self, column: Column) -> str:
         """Return the correlation of the ranks before and after."""
-        del column
         return f"keeps a correlation of ranks of {correlate_ranks(self.epsilon):.2f}"
 
 
@@ -190,16 +184,16 @@ class BinMechanism(_ByChannel):
     edges: Floats  # in ranks
     distribution: RankDistribution
 
-    kind: ClassVar[str] = "bins"
-    n_words: ClassVar[int] = 3
+    kind: ClassVar = "bins"
+    n_words: ClassVar = 3
 
     def randomise(self, codec: Any, array: pa.Array, rng: Rng) -> pa.Array:
         """Return a released value for each value of `array`; consumes `n_words` words a row."""
         return _randomise_numbers(self, codec, array, rng)
 
     def draw(
-        self, values: Floats, is_null: Bools, drawn: Words, *, lattice: bool
-    ) -> tuple[Floats, Bools]:
+        self, values: Floats, is_null: Flags, drawn: Words, *, lattice: bool
+    ) -> tuple[Floats, Flags]:
         """Return released numbers, and where they are null."""
         x, c, edges = self.distribution.x, self.distribution.c, self.edges
         ties = np.ascontiguousarray(drawn[:, 0])
@@ -215,7 +209,6 @@ class BinMechanism(_ByChannel):
 
     def describe_kept(self, column: Column) -> str:
         """Return the correlation of the bins' ranks before and after."""
-        del column
         shares = _solve_shares(self.channel)
         place = np.cumsum(shares) - shares / 2.0 - 0.5
         spread = max(float((shares * place) @ place), 1e-300)
@@ -345,7 +338,7 @@ class LaplaceRanks(_ByNoise):
 class BinnedRanks(_ByChannel):
     """A channel on even bins of ranks; inside its bin a released rank is uniform."""
 
-    n_words: ClassVar[int] = 3  # the first one places a row among its ties
+    n_words: ClassVar = 3  # the first one places a row among its ties
 
     @property
     def shown(self) -> Json:
@@ -431,7 +424,7 @@ def write_randomisers(
     return header, arrays
 
 
-def read_randomisers(columns: Sequence[Mapping[str, Any]], arrays: Mapping[str, Any]) -> Json:
+def read_randomisers(columns: Sequence[Named], arrays: Named) -> Json:
     """Return the randomiser of each column from what `write_randomisers` returned."""
     found: Json = {}
     for index, column in enumerate(columns):
@@ -475,8 +468,8 @@ class DipRelease(RandomisedRows):
     marginal distribution.
     """
 
-    archive: ClassVar[Archive] = Archive(kind="dip-columns", format=2, noun="fitted DIP release")
-    mechanism_id: ClassVar[str] = "dip"
+    archive: ClassVar = Archive(kind="dip-columns", format=2, noun="fitted DIP release")
+    mechanism_id: ClassVar = "dip"
 
     columns: Mapping[str, ColumnMechanism]
 
@@ -502,7 +495,7 @@ class DipRelease(RandomisedRows):
         return {"columns": columns}, arrays
 
     @classmethod
-    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+    def _of_contents(cls, header: Named, arrays: Named) -> Self:
         return cls(columns=read_randomisers(header["columns"], arrays))
 
 
@@ -510,7 +503,7 @@ class DipRelease(RandomisedRows):
 class ColumnsMechanism(DipMechanism):
     """Distribution-invariant privatisation with a reference for each column."""
 
-    release_type: ClassVar[type[DipRelease]] = DipRelease
+    release_type: ClassVar = DipRelease
 
     def check(self, columns: Columns) -> None:
         """Check the declared distributions, the bins and the costs against the columns; see `Mechanism.check`."""
@@ -538,7 +531,6 @@ class ColumnsMechanism(DipMechanism):
 
     def check_counts(self, counts: ColumnCounts, columns: Columns) -> None:
         """Check that the reference rows make a distribution of each column; see `Mechanism.check_counts`."""
-        del columns
         self.reference.check_counts(counts)
 
     def draw(self, counts: ColumnCounts, columns: Columns, noise: Noise) -> Archived | None:
@@ -553,14 +545,13 @@ class ColumnsMechanism(DipMechanism):
 
     def fit(self, counts: Any, columns: Columns, key: RunKey) -> DipRelease:
         """Return the fitted release; see `Mechanism.fit`."""
-        del key
         return self._fit(self.reference.distributions(counts, columns.codecs), columns.codecs)
 
     def _fit(self, references: Mapping[str, Distribution], codecs: Codecs) -> DipRelease:
         spec = self.spec
         return fit_dip(references, codecs, self.spending.row, spec.channel, spec.cost)
 
-    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, Json]:
+    def audit(self, columns: Columns, card: Named | None) -> dict[str, Json]:
         """Return what is claimed and found: of the released channels, the declared distribution, or a uniform one; see `Mechanism.audit`."""
         found = self.audit_card(card)
         if found:
@@ -610,7 +601,6 @@ class ColumnsDescription(DipDescription):
 
     def describe_joint(self, release: DipRelease) -> Json:
         """Return what the card says about the columns' joint distribution."""
-        del release
         return {"columns": "independent", "joint": self.mechanism.reference.joint}
 
     def describe_columns(self, release: DipRelease, columns: Columns) -> dict[str, Json]:

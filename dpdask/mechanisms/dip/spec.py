@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
-from dpdask.archive import Json
+from dpdask.archive import Json, Named
 from dpdask.codec import Codec
 from dpdask.documents import suggest
 from dpdask.errors import SpecError
@@ -26,7 +26,7 @@ from dpdask.mechanisms.expectations import (
     warn_of_little,
     warn_of_noisy_references,
 )
-from dpdask.mechanisms.mechanism import Columns, Description, Mechanism, Spec, Spending
+from dpdask.mechanisms.mechanism import Columns, Description, Mechanism, Sentences, Spec, Spending
 from dpdask.privacy import Budget, guarantee_text, split_epsilon
 from dpdask.privacy.audit import channel_epsilon, read_weights, within_digits
 from dpdask.privacy.events import (
@@ -116,7 +116,7 @@ class DipMechanism(Mechanism):
     spec: DipSpec
     budget: Budget
 
-    releases_rows: ClassVar[bool] = True
+    releases_rows: ClassVar = True
 
     def check_parameters(self) -> None:
         """Check the budget, the costs and the reference."""
@@ -176,18 +176,13 @@ class DipMechanism(Mechanism):
         ε = Σ ε_reference + max_rows · Σ ε_row: the unit is in every histogram with all its released
         rows (sensitivity 2 · max_rows), and each of them is randomised on its own.
         """
-        columns, weights, n = self.schema.privatised, self.spec.weights, self.rows_per_unit
+        columns, weights, n = self.schema.privatised, self.spec.weights, self.budget.rows_per_unit
         of_reference, of_rows = self.reference.split(self.budget.epsilon)
         row = split_epsilon(round_down(Fraction(of_rows) / n), columns, weights)
         measured = {}
         if self.reference.is_measured_by_column and not self.continued:
             measured = split_epsilon(of_reference, columns, weights)
         return Spending(reference=measured, row=row, rows_per_unit=n)
-
-    @property
-    def rows_per_unit(self) -> int:
-        """How many rows of a unit are released at most."""
-        return 1 if self.budget.unit_column is None else self.budget.unit_column.max_rows
 
     @property
     def row_total(self) -> float:
@@ -198,7 +193,10 @@ class DipMechanism(Mechanism):
     def measurements(self) -> dict[str, DiscreteLaplace]:
         """The noisy histogram of each column, if there are any."""
         return self.reference.events(
-            self.spending.reference, self.schema.columns, self.budget.adjacency, self.rows_per_unit
+            self.spending.reference,
+            self.schema.columns,
+            self.budget.adjacency,
+            self.budget.rows_per_unit,
         )
 
     @property
@@ -213,7 +211,9 @@ class DipMechanism(Mechanism):
 
     def row_event(self, epsilon: float) -> LocalRelease:
         """Return the release of a unit's rows, of which each costs ε."""
-        return LocalRelease(epsilon=epsilon, n=self.rows_per_unit, unit=self.budget.unit_name)
+        return LocalRelease(
+            epsilon=epsilon, n=self.budget.rows_per_unit, unit=self.budget.unit_name
+        )
 
     @property
     def uncovered(self) -> tuple[Uncovered, ...]:
@@ -275,7 +275,7 @@ class DipMechanism(Mechanism):
             "events": to_dict(self.event),
         }
 
-    def audit_card(self, card: Mapping[str, Any] | None) -> dict[str, Json]:
+    def audit_card(self, card: Named | None) -> dict[str, Json]:
         """Return the audit of a finished job's own channels, from its card; empty if there is none, or it shows no channels."""
         if card is None or "columns" not in card:
             return {}
@@ -288,7 +288,7 @@ class DipMechanism(Mechanism):
             exact[name] = within_digits(channel_epsilon(read_weights(drawn)), claimed)
         return list_audit(claims, exact, "the released channel")
 
-    def audit_columns(self, mechanisms: Mapping[str, Any], reference: str) -> dict[str, Json]:
+    def audit_columns(self, mechanisms: Named, reference: str) -> dict[str, Json]:
         """Return the audit of fitted columns: of the noise on their ranks, or of their channels."""
         exact = {name: each.exact_epsilon for name, each in mechanisms.items()}
         return list_audit(self.spending.row, exact, reference)
@@ -340,16 +340,15 @@ class DipDescription(Description):
         """What is done, in a few words."""
         return f"{', '.join(self.mechanism.schema.privatised)} randomised by the {self.mechanism.spec.channel} channel"
 
-    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
+    def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
         """Return what a run does between the units' bounds and the commit, in words."""
-        del columns
         names = ", ".join(self.mechanism.schema.privatised)
         return (
             *self.mechanism.reference.stages(names, uncounted=uncounted),
             "write: randomise each fragment and stage its shards",
         )
 
-    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+    def cautions(self, columns: Columns, n_rows: int | None) -> Sentences:
         """Return what a steward should think of before a run."""
         bound = self.mechanism
         return (
@@ -358,7 +357,7 @@ class DipDescription(Description):
             *warn_of_noisy_references(bound.measurements, n_rows),
         )
 
-    def expectations(self, columns: Columns) -> tuple[str, ...]:
+    def expectations(self, columns: Columns) -> Sentences:
         """Return how much a released row keeps of each column, and what wide bounds cost."""
         bound, codecs = self.mechanism, columns.codecs
         measured, unit, search = bound.measurements, bound.budget.unit_column, bound.search
@@ -435,7 +434,6 @@ class DipDescription(Description):
 
     def describe_columns(self, release: Any, columns: Columns) -> dict[str, Json]:
         """Return what the card says about each fitted column, beside its domain and its part of ε."""
-        del columns
         return {
             name: {"epsilon_exact": each.epsilon, **each.shown}
             for name, each in release.columns.items()
@@ -443,17 +441,14 @@ class DipDescription(Description):
 
     def quality(self, release: Any) -> str:
         """Return nothing: ranks among rows alike, or given a parent, do not say how much of a value is kept."""
-        del release
         return ""
 
-    def warnings(self, release: Any, columns: Columns) -> tuple[str, ...]:
+    def warnings(self, release: Any, columns: Columns) -> Sentences:
         """Return none: the channels are functions of noisy tables."""
-        del release, columns
         return ()
 
     def n_expected(self, n_rows: int | None) -> int | None:
         """Return that it is not known before; see `Description.n_expected`."""
-        del n_rows
         return None
 
 

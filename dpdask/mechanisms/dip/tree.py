@@ -11,14 +11,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.archive import Archive, Contents, Json
-from dpdask.cells import Cells, FoundBins
+from dpdask.archive import Archive, Contents, Json, Named
+from dpdask.cells import Cells, CutColumns, FoundBins
 from dpdask.channels import LevelChannel, calibrate, costs, laplace, optimal
 from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS
 from dpdask.codec import Codec, Codecs
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels.channel import TOTAL_BITS
+from dpdask.kernels.jit import Flags, Floats, Int32s, Shorts, Words
 from dpdask.mechanisms.dip.spec import (
     ChannelKind,
     Cost,
@@ -36,24 +37,23 @@ from dpdask.mechanisms.marginals.noise import (
     draft,
     measure,
     measure_chosen,
+    scale_drafts,
     share_of_cells,
 )
 from dpdask.mechanisms.marginals.spec import list_noisy_tables
-from dpdask.mechanisms.mechanism import WHOLE_ROW, Columns, RandomisedRows
+from dpdask.mechanisms.mechanism import WHOLE_ROW, Columns, RandomisedRows, Sentences
 from dpdask.privacy import Budget, delta_warnings
 from dpdask.privacy.audit import channel_epsilon, read_weights, within_digits
-from dpdask.privacy.events import Composed, LocalRelease, round_up_sum, scale_events, to_dict
+from dpdask.privacy.events import Composed, LocalRelease, round_up_sum, to_dict
 from dpdask.privacy.events import epsilon as least_epsilon
 from dpdask.references import Tree
-from dpdask.references.histogram import Found, list_adaptive, warn_of_far_cells
+from dpdask.references.histogram import list_adaptive, warn_of_far_cells
 from dpdask.stats import Clique, Domain, MarginalCounts
 from dpdask.stats.marginals import TableStatistic, domain_of
 from dpdask.streams import Noise, Rng, RunKey, stream, words
 
 _SCALARS = ("parent", "epsilon", "solved")
 _ARRAYS = ("weights", "edges", "possible", "fine_edges", "masses")
-
-Floats = NDArray[np.float64]
 
 
 MAX_SHOWN = 2**17  # probabilities of a tree's channels: some megabytes of card
@@ -75,10 +75,10 @@ class TreeColumn:
     parent: str | None
     # Of shape (n_parent_levels, n, n), n the possible cells of the column: Pr(output j | own level
     # k, released parent b) = weights[b, k, j] / 2**63.
-    weights: NDArray[np.uint64]
+    weights: Words
     # The column's public cells, as in `Cells`.
     edges: Floats
-    possible: NDArray[np.bool_]
+    possible: Flags
     # What values inside a cell follow, as in `FoundBins`; all 0: they are uniform.
     fine_edges: Floats
     masses: Floats
@@ -98,8 +98,8 @@ class TreeColumn:
         return int(self.possible.sum())
 
     def randomise(
-        self, codec: Codec, array: pa.Array, parents: NDArray[np.uint16], rng: Rng
-    ) -> tuple[pa.Array, NDArray[np.uint16]]:
+        self, codec: Codec, array: pa.Array, parents: Shorts, rng: Rng
+    ) -> tuple[pa.Array, Shorts]:
         """Return a released value for each value of `array`, and its level, given the parent's.
 
         One word a row, two where cells have an inside.
@@ -116,7 +116,7 @@ class TreeColumn:
         released = self._sample(parents, own, np.ascontiguousarray(drawn[:, 0]))
         return cells.draw(released, drawn[:, 1]), released
 
-    def _sample(self, parents: Any, own: NDArray[np.int32], drawn: Any) -> NDArray[np.uint16]:
+    def _sample(self, parents: Any, own: Int32s, drawn: Any) -> Shorts:
         return channel_kernel.sample_given(parents, own, drawn, self.n_levels, self.tables)
 
 
@@ -143,10 +143,8 @@ class TreeRelease(RandomisedRows):
     probability distributions with dependence trees.
     """
 
-    archive: ClassVar[Archive] = Archive(
-        kind="dip-tree", format=3, noun="fitted release along a tree"
-    )
-    mechanism_id: ClassVar[str] = "dip/tree"
+    archive: ClassVar = Archive(kind="dip-tree", format=3, noun="fitted release along a tree")
+    mechanism_id: ClassVar = "dip/tree"
 
     # The channels of each privatised column, every column after its parent.
     columns: Mapping[str, TreeColumn]
@@ -176,7 +174,7 @@ class TreeRelease(RandomisedRows):
     ) -> pa.RecordBatch:
         """Return the batch with every privatised column randomised and the others untouched; see `RowRelease.randomise`."""
         arrays = list(batch.columns)
-        released: dict[str, NDArray[np.uint16]] = {}
+        released: dict[str, Shorts] = {}
         root = np.zeros(batch.num_rows, dtype=np.uint16)
         for name, column in self.columns.items():
             position = batch.schema.get_field_index(name)
@@ -206,7 +204,7 @@ class TreeRelease(RandomisedRows):
         return {"columns": columns}, arrays
 
     @classmethod
-    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+    def _of_contents(cls, header: Named, arrays: Named) -> Self:
         columns = {}
         for index, column in enumerate(header["columns"]):
             scalars = {part: column[part] for part in _SCALARS}
@@ -241,22 +239,17 @@ def plan_tree_noise(budget: Budget, n_columns: int, n_found: int = 0) -> Margina
     is gained or lost by shares near these. Laplace noise shares ε so, Gaussian noise the inverse of
     its variance.
     """
-    n, delta = n_columns, budget.delta
-    rows = budget.unit_column.max_rows if budget.unit_column is not None else 1
-    counted = [(0.15, n), (0.15 if n > 2 else 0.0, n * (n - 1) // 2), (0.7, n - 1)]
-    share = sum(share for share, count in counted if count)
-    weight, n_vectors = share_of_cells(share, n_found, delta)
-    counted.append((weight * n_vectors, n_vectors))
-    drafts = [
-        draft(delta, budget.adjacency, rows, share / count, count)
-        if share > 0.0 and count
-        else None
-        for share, count in counted
-    ]
-    scaled = scale_events([each for each in drafts if each is not None], budget.epsilon, delta)
-    found = iter(scaled)
-    one_way, pairs, edges, cells = (None if each is None else next(found) for each in drafts)
-    return MarginalNoise(one_way=one_way, pairs=pairs, chosen=edges, cells=cells)
+    n = n_columns
+    n_pairs = n * (n - 1) // 2 if n > 2 else 0
+    shares = {"one_way": (0.15, n), "pairs": (0.15, n_pairs), "chosen": (0.7, n - 1)}
+    share = sum(share for share, count in shares.values() if count)
+    weight, n_vectors = share_of_cells(share, n_found, budget.delta)
+    shares["cells"] = weight * n_vectors, n_vectors
+    drafts = {
+        name: draft(budget, share / max(1, count), count) for name, (share, count) in shares.items()
+    }
+    events: Json = {"one_way": None, "pairs": None, **scale_drafts(budget, drafts)}
+    return MarginalNoise(**events)
 
 
 def fit_tree_noise(
@@ -348,7 +341,7 @@ def clean_tables(
 
 
 def check_tree(
-    cells: Mapping[str, Cells],
+    cells: CutColumns,
     channel: ChannelKind,
     given_costs: Mapping[str, Cost] | None = None,
 ) -> None:
@@ -388,7 +381,7 @@ def check_tree(
 
 def fit_tree(
     noisy: NoisyMarginals,
-    cells: Mapping[str, Cells],
+    cells: CutColumns,
     epsilons: Mapping[str, float],
     channel: ChannelKind = "laplace",
     given_costs: Mapping[str, Cost] | None = None,
@@ -461,7 +454,7 @@ def _conditionals(noisy: NoisyMarginals) -> dict[str, Floats]:
 
 def _choose_solved(
     tree: Sequence[tuple[str, str | None]], tables: Mapping[str, Floats]
-) -> dict[str, NDArray[np.bool_]]:
+) -> dict[str, Flags]:
     """Return which parent levels' programs are solved: the most frequent, as the work allows."""
     shares: dict[str | None, Floats] = {None: np.ones(1)}
     parts: list[tuple[float, str, int, float]] = []
@@ -486,7 +479,7 @@ def _fit_channels(
     column: Cells,
     own: Floats,
     table: Floats,
-    solved: NDArray[np.bool_],
+    solved: Flags,
     epsilon: float,
     channel: ChannelKind,
     cost: Cost | None,
@@ -546,10 +539,7 @@ def _cost(column: Cells, probabilities: Floats, cost: Cost | None) -> Floats:
 class TreeMechanism(DipMechanism):
     """Distribution-invariant privatisation along a tree: noisy tables of all rows, then each column given its parent."""
 
-    # The cells that the first round found; None before, or if there are none to find.
-    found: Found | None = None
-
-    release_type: ClassVar[type[TreeRelease]] = TreeRelease
+    release_type: ClassVar = TreeRelease
 
     @property
     def reference(self) -> Tree:
@@ -579,10 +569,6 @@ class TreeMechanism(DipMechanism):
             return None
         return CellSearch(names=self._adaptive, event=event, n_rows_public=True)
 
-    def with_found(self, found: Found) -> Self:
-        """Return the mechanism with the cells that were found; see `Mechanism.with_found`."""
-        return replace(self, found=found)
-
     @property
     def _adaptive(self) -> tuple[str, ...]:
         return list_adaptive(self.schema, self.reference.bins)
@@ -603,13 +589,12 @@ class TreeMechanism(DipMechanism):
         """Return what is counted: the tables of all columns and pairs."""
         return TableStatistic(cells=self.cells(columns))
 
-    def cells(self, columns: Columns) -> dict[str, Cells]:
+    def cells(self, columns: Columns) -> CutColumns:
         """Return the cells of each privatised column; before they are found, as many as there may be."""
         return self.reference.cells(columns.codecs, self.found)
 
     def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
         """Draw the noise of the tables; see `Mechanism.draw`."""
-        del columns
         return measure_tree(counts, self.noise, rng=noise("marginals/noise"))
 
     def read_drawn(self, data: bytes, columns: Columns) -> NoisyMarginals:
@@ -620,7 +605,6 @@ class TreeMechanism(DipMechanism):
 
     def fit(self, counts: NoisyMarginals, columns: Columns, key: RunKey) -> TreeRelease:
         """Return the fitted release; see `Mechanism.fit`."""
-        del key
         return fit_tree(
             counts, self.cells(columns), self.spending.row, self.spec.channel, self.spec.cost
         )
@@ -636,11 +620,11 @@ class TreeMechanism(DipMechanism):
             "epsilon_exact": least_epsilon(compose_events(self.noise, rows), self.budget.delta),
             "epsilon_tables": self.table_epsilon,
             "epsilon_row_exact": release.epsilon,
-            "rows_per_unit": self.rows_per_unit,
+            "rows_per_unit": self.budget.rows_per_unit,
             "events": to_dict(self.event),
         }
 
-    def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, Json]:
+    def audit(self, columns: Columns, card: Named | None) -> dict[str, Json]:
         """Return what is claimed and found, also of a whole row: of the released channels, or those of a simulated table; see `Mechanism.audit`."""
         channels: Channels = {}
         shown = (card or {}).get("columns", {})
@@ -689,7 +673,6 @@ class TreeDescription(DipDescription):
 
     def describe_columns(self, release: TreeRelease, columns: Columns) -> dict[str, Json]:
         """Return each column's parent, exact ε*, cells and channels; see `DipMechanism.describe_columns`."""
-        del columns
         shown = sum(column.weights.size for column in release.columns.values()) <= MAX_SHOWN
         found: dict[str, Json] = {}
         for name, column in release.columns.items():
@@ -705,11 +688,10 @@ class TreeDescription(DipDescription):
             )
         return found
 
-    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
+    def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
         """Return what a run does between the units' bounds and the commit, in words."""
-        del columns, uncounted
         bound, names = self.mechanism, self.mechanism.schema.privatised
-        n, per_unit = len(names), bound.rows_per_unit
+        n, per_unit = len(names), bound.budget.rows_per_unit
         spent = f"ε = {bound.table_epsilon:.6g}" + (", and all of δ" if bound.budget.delta else "")
         looks = "; a first look at all pairs chooses the tree, a second one measures its pairs"
         rows = "a row" if per_unit == 1 else f"each of {per_unit} rows"
@@ -721,7 +703,7 @@ class TreeDescription(DipDescription):
             "write: randomise each fragment and stage its shards",
         )
 
-    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+    def cautions(self, columns: Columns, n_rows: int | None) -> Sentences:
         """Return what a steward should think of before a run, a δ that is too large for so many rows included."""
         bound = self.mechanism
         found = [

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from decimal import Context, Decimal
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import ClassVar, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.archive import Archive, Archived, Contents
+from dpdask.archive import Archive, Archived, Contents, Json, Named
 from dpdask.errors import InputError, SpecError
 from dpdask.kernels.marginals import Codes
 from dpdask.mechanisms.marginals.noise import check_n_rows, share_of_cells
@@ -21,7 +20,6 @@ from dpdask.privacy.events import (
     Composed,
     DiscreteLaplace,
     central_from_dict,
-    epsilon,
     scale_events,
     to_dict,
 )
@@ -273,7 +271,7 @@ def plan(
     n_found
         The number of columns whose cells are found; their fine counts have a tenth of ε.
     """
-    rows = budget.unit_column.max_rows if budget.unit_column is not None else 1
+    rows = budget.rows_per_unit
     replaced = budget.adjacency == "replace-one"
     # if a δ makes it cheaper: what cells lose and what others gain are two vectors, each with noise
     # of its own (see DiscreteLaplace)
@@ -294,7 +292,7 @@ def plan(
         for share, count in shares.values()
     ]
     scaled = scale_events(drafts, budget.epsilon, budget.delta)
-    events: dict[str, Any] = dict(zip(shares, scaled, strict=True))
+    events: Json = dict(zip(shares, scaled, strict=True))
     return HistogramPlan(
         **{"total": None, **events},
         threshold=threshold,
@@ -304,16 +302,11 @@ def plan(
     )
 
 
-def compute_spent(planned: HistogramPlan, budget: Budget) -> float:
-    """Return the ε, at the budget's δ, of what is drawn: never above the budget's."""
-    return epsilon(planned.event, budget.delta)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NoisyHistogram(Archived):
     """A noisy joint histogram as a weighted sample of its cells; safe to publish."""
 
-    archive: ClassVar[Archive] = Archive(
+    archive: ClassVar = Archive(
         kind="noisy-histogram", format=3, noun="noisy histogram", is_compressed=True
     )
 
@@ -323,6 +316,11 @@ class NoisyHistogram(Archived):
     cut: int | None  # the least count that was kept; None if all were
     keys: Counts  # increasing: the cells whose weight is not 0, as `keys_of` numbers them
     weights: Counts  # of that shape: n̂ after the threshold
+
+    @property
+    def event(self) -> Composed:
+        """What was drawn."""
+        return self.plan.event
 
     @property
     def total(self) -> int:
@@ -379,7 +377,7 @@ class NoisyHistogram(Archived):
         return header, {"keys": self.keys, "weights": self.weights}
 
     @classmethod
-    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+    def _of_contents(cls, header: Named, arrays: Named) -> Self:
         events = {
             name: central_from_dict(header[name])
             for name in _EVENTS

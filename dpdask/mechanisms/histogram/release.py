@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from dpdask.archive import Archive, Archived, Contents
-from dpdask.cells import Cells, FoundBins
+from dpdask.archive import Archive, Contents, Named
+from dpdask.cells import Cells, CutColumns, FoundBins
 from dpdask.codec import ValueCodec
 from dpdask.errors import SpecError
+from dpdask.kernels.jit import Floats, Ints
 from dpdask.kernels.marginals import MAX_LEVELS
 from dpdask.mechanisms.columns import (
     CHUNK_ROWS,
-    Bins,
-    columns_from_header,
-    columns_to_header,
-    cut_released,
+    ReleasedCounts,
     draw_records,
 )
 from dpdask.mechanisms.histogram.noise import NoisyHistogram
-from dpdask.privacy.events import Composed
 from dpdask.schema import Schema
 from dpdask.streams import Rng, RunKey, stream
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Floats = NDArray[np.float64]
 
 WELL_ABOVE = 3.0
 """How many times the largest noise the average count should be. Lei's own example, K = 10 at α = 1, has 6."""
@@ -177,7 +172,7 @@ MAX_CUT = 6
 """Cut columns of which the points may be spread: they double the rows each."""
 
 
-def points_per_cell(cells: Mapping[str, Cells], points: Points) -> int:
+def points_per_cell(cells: CutColumns, points: Points) -> int:
     """Return how many points stand for each cell: 1, or 2 for each column that is cut, multiplied."""
     if points == "centre":
         return 1
@@ -189,7 +184,7 @@ def points_per_cell(cells: Mapping[str, Cells], points: Points) -> int:
 
 
 def spread(
-    histogram: NoisyHistogram, cells: Mapping[str, Cells], start: int, stop: int
+    histogram: NoisyHistogram, cells: CutColumns, start: int, stop: int
 ) -> tuple[dict[str, pa.Array], Floats]:
     """Return points, with weights, that have the moments of a smooth density where the histogram has steps.
 
@@ -293,7 +288,7 @@ class _Line:
 
 
 def _share_weights(
-    histogram: NoisyHistogram, axis: int, line: _Line, codes: NDArray[np.int64], part: slice
+    histogram: NoisyHistogram, axis: int, line: _Line, codes: Ints, part: slice
 ) -> Floats:
     """Return the share of each cell's weight that its upper point along an axis has, within 0 to 1; half of it for single values."""
     inside, n_line = np.flatnonzero(codes >= line.n_singles), len(line.means)
@@ -322,7 +317,7 @@ def _share_weights(
     return shares
 
 
-def _weights_at(histogram: NoisyHistogram, keys: NDArray[np.int64]) -> Floats:
+def _weights_at(histogram: NoisyHistogram, keys: Ints) -> Floats:
     """Return the weights of some cells, 0 of those not listed."""
     place = np.minimum(np.searchsorted(histogram.keys, keys), len(histogram.keys) - 1)
     return np.where(histogram.keys[place] == keys, histogram.weights[place], 0).astype(np.float64)
@@ -339,31 +334,21 @@ def type_points(released: pa.Schema, schema: Schema) -> pa.Schema:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FittedHistogram(Archived):
+class FittedHistogram(ReleasedCounts):
     """A noisy histogram with the columns that its cells stand for: what a job writes, and what Python lists and samples."""
 
-    archive: ClassVar[Archive] = Archive(
+    archive: ClassVar = Archive(
         kind="histogram", format=2, noun="perturbed histogram", is_compressed=True
     )
 
-    schema: Schema
-    columns: pa.Schema  # the Arrow types of the privatised columns, in the order of the table
-    bins: Bins  # how each continuous or mixed column is cut
-    histogram: NoisyHistogram
+    counts_type: ClassVar = NoisyHistogram
+
+    noisy: NoisyHistogram
     # What `batches` yields: `cells`, points and weights; or `rows`, each from a cell with
     # probability proportional to its positive weight.
     output: Output = "cells"
     # What stands for each cell: its `centre`, or points that are `spread` in it.
     points: Points = "centre"
-
-    def cells(self) -> dict[str, Cells]:
-        """Return the public cells of each released column, in the order of the domain."""
-        return cut_released(self.histogram.domain.names, self.schema, self.columns, self.bins)
-
-    @property
-    def event(self) -> Composed:
-        """What was drawn."""
-        return self.histogram.plan.event
 
     @property
     def types(self) -> pa.Schema:
@@ -392,13 +377,12 @@ class FittedHistogram(Archived):
             Name the random streams of rows: one for the cells, one for each column's values inside
             them.
         """
-        del n_total
         if self.output == "cells":
             yield from self.cell_rows(start, start + n_rows).to_batches()
             return
         rng = stream(key, _RECORDS, part)
         chunks = (
-            self.histogram.sample_codes(min(CHUNK_ROWS, n_rows - first), rng=rng)
+            self.noisy.sample_codes(min(CHUNK_ROWS, n_rows - first), rng=rng)
             for first in range(0, n_rows, CHUNK_ROWS)
         )
         yield from draw_records(
@@ -408,7 +392,7 @@ class FittedHistogram(Archived):
     @property
     def n_points(self) -> int:
         """How many points the cells listed have together."""
-        return len(self.histogram.keys) * points_per_cell(self.cells(), self.points)
+        return len(self.noisy.keys) * points_per_cell(self.cells(), self.points)
 
     def cell_rows(self, start: int, stop: int) -> pa.Table:
         """Return some of the cells' points: for each column, in the table's order, its value, and `weight`, float64.
@@ -422,14 +406,14 @@ class FittedHistogram(Archived):
         each = points_per_cell(cells, self.points)
         first, last = start // each, -(-stop // each)
         if self.points == "centre":
-            codes = self.histogram.codes_at(first, last)
+            codes = self.noisy.codes_at(first, last)
             columns = {
                 name: centres(column).take(pa.array(code))
                 for (name, column), code in zip(cells.items(), codes, strict=True)
             }
-            weights = self.histogram.weights[first:last].astype(np.float64)
+            weights = self.noisy.weights[first:last].astype(np.float64)
         else:
-            columns, weights = spread(self.histogram, cells, first, last)
+            columns, weights = spread(self.noisy, cells, first, last)
         table = pa.table({**{name: columns[name] for name in self.columns.names}, WEIGHT: weights})
         return table.slice(start - first * each, stop - start)
 
@@ -468,13 +452,13 @@ class FittedHistogram(Archived):
 
     def redraw(self, rng: Rng) -> Self:
         """Return this histogram with the same noise once more, cut at the same threshold: for `inference.noise_error`, free."""
-        return replace(self, histogram=self.histogram.redraw(rng))
+        return replace(self, noisy=self.noisy.redraw(rng))
 
     @property
     def n_records(self) -> int:
         """How many rows stand for the table: as many as it has where that is public, or as the noisy counts say; at least 1."""
-        n_rows = self.histogram.n_rows
-        return max(1, self.histogram.total if n_rows is None else round(n_rows))
+        n_rows = self.noisy.n_rows
+        return max(1, self.noisy.total if n_rows is None else round(n_rows))
 
     def n_drawn(self, wanted: int | None) -> int:
         """Return how many rows to draw: the number asked for, or by default `n_records`; of cells, how many points they have.
@@ -484,30 +468,18 @@ class FittedHistogram(Archived):
         """
         if self.output == "cells":
             return self.n_points
-        if self.histogram.plan.n_rows_private and not self.histogram.is_positive:
+        if self.noisy.plan.n_rows_private and not self.noisy.is_positive:
             return 0
-        self.histogram.check_positive()
+        self.noisy.check_positive()
         return self.n_records if wanted is None else wanted
 
     def _contents(self) -> Contents:
-        header = {
-            "output": self.output,
-            "points": self.points,
-            **columns_to_header(self.schema, self.columns, self.bins),
-        }
-        return header, {"noisy": np.frombuffer(self.histogram.to_bytes(), dtype=np.uint8)}
+        header, arrays = ReleasedCounts._contents(self)
+        return {"output": self.output, "points": self.points, **header}, arrays
 
     @classmethod
-    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
-        if header["output"] not in get_args(Output) or header["points"] not in get_args(Points):
+    def _of_contents(cls, header: Named, arrays: Named) -> Self:
+        output, points = header["output"], header["points"]
+        if output not in get_args(Output) or points not in get_args(Points):
             raise ValueError("another output")
-        noisy = NoisyHistogram.from_bytes(arrays["noisy"].tobytes(), "the histogram's counts")
-        schema, columns, bins = columns_from_header(header, noisy.domain)
-        return cls(
-            schema=schema,
-            columns=columns,
-            bins=bins,
-            histogram=noisy,
-            output=header["output"],
-            points=header["points"],
-        )
+        return cls(**cls._read_counts(header, arrays), output=output, points=points)

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 from pydantic import BeforeValidator, Field
 
-from dpdask.cells import DEFAULT_BINS, Cells, FoundBins
+from dpdask.cells import DEFAULT_BINS, CutColumns, FoundBins
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section, noisy_counts_section
 from dpdask.mechanisms.columns import bins_by_column, describe_bins
@@ -22,7 +22,6 @@ from dpdask.mechanisms.histogram.noise import (
     NoisyHistogram,
     Threshold,
     compute_excess_mean,
-    compute_spent,
     compute_tail,
     least_threshold,
 )
@@ -42,16 +41,21 @@ from dpdask.mechanisms.histogram.release import (
     points_per_cell,
     type_points,
 )
-from dpdask.mechanisms.marginals.noise import margin_95
+from dpdask.mechanisms.marginals.noise import account_for, margin_95
 from dpdask.mechanisms.mechanism import (
     Columns,
     NoisyCounts,
     NoisyCountsDescription,
     RecordsWanted,
+    Sentences,
     Spec,
     no_rows,
 )
-from dpdask.privacy.events import Composed, DiscreteLaplace, RowOrder, to_dict, write_digits
+from dpdask.privacy.events import (
+    Composed,
+    DiscreteLaplace,
+    write_digits,
+)
 from dpdask.privacy.noise import deviation
 from dpdask.references.hierarchy import MANY
 from dpdask.references.histogram import (
@@ -115,11 +119,8 @@ class HistogramMechanism(NoisyCounts):
     """
 
     spec: HistogramSpec
-    # The cells that the first round found; None before, or if there are none to find.
-    found: Found | None = None
-
-    nobody: ClassVar[str] = "the cells of a histogram"
-    release_type: ClassVar[type[FittedHistogram]] = FittedHistogram
+    nobody: ClassVar = "the cells of a histogram"
+    release_type: ClassVar = FittedHistogram
 
     def check_spec(self) -> None:
         """Check the histogram's own parameters."""
@@ -203,7 +204,7 @@ class HistogramMechanism(NoisyCounts):
         assert not self.awaits_rows, "with_rows comes first"
         return DEFAULT_BINS if self.spec.bins == "rule" else self.spec.bins
 
-    def cells(self, columns: Columns) -> dict[str, Cells]:
+    def cells(self, columns: Columns) -> CutColumns:
         """Return the cells of each column; one cell stands for those that are not yet found."""
         return cut_with_found(columns.codecs, self._bins(), self.found, n_bins=1)
 
@@ -241,10 +242,6 @@ class HistogramMechanism(NoisyCounts):
             )
         return all(is_enough(rows, n * share, noise.cells) for rows, share in groups)
 
-    def with_found(self, found: Found) -> Self:
-        """Return the mechanism with the cells that were found; see `Mechanism.with_found`."""
-        return replace(self, found=found)
-
     def check(self, columns: Columns) -> None:
         """Check the bins, the points and, as far as it needs no number of rows, the size."""
         cells = cut_with_found(
@@ -271,7 +268,6 @@ class HistogramMechanism(NoisyCounts):
 
     def draw(self, counts: JointCounts, columns: Columns, noise: Noise) -> NoisyHistogram:
         """Draw the noise of every cell and return the noisy histogram; see `Mechanism.draw`."""
-        del columns
         return histogram.draw(counts, self.noise, rng=noise("histogram/noise"))
 
     def read_drawn(self, data: bytes, columns: Columns) -> NoisyHistogram:
@@ -286,13 +282,12 @@ class HistogramMechanism(NoisyCounts):
 
     def fit(self, counts: NoisyHistogram, columns: Columns, key: RunKey) -> FittedHistogram:
         """Return the noisy histogram with the columns that its cells stand for; see `Mechanism.fit`."""
-        del key
         spec, bins = self.spec, bins_by_column(self._bins(), self.cells(columns), self.found)
         return FittedHistogram(
             schema=self.schema,
             columns=columns.types,
             bins=bins,
-            histogram=counts,
+            noisy=counts,
             output=spec.output,
             points=self.points,
         )
@@ -319,9 +314,8 @@ class HistogramDescription(NoisyCountsDescription):
         what = "weighted cells" if self.mechanism.spec.output == "cells" else "synthetic rows"
         return f"{what} of a noisy histogram of {len(self.mechanism.schema.privatised)} columns"
 
-    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
+    def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
         """Return what a run does, in words."""
-        del uncounted
         asked, search, size = self.mechanism, self.mechanism.search, ""
         if not (asked.awaits_rows or search):
             size = f" of {n_cells(domain_of(asked.cells(columns))):,} cells"
@@ -338,7 +332,7 @@ class HistogramDescription(NoisyCountsDescription):
             else "write: the cells with a weight, one row a point",
         )
 
-    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+    def cautions(self, columns: Columns, n_rows: int | None) -> Sentences:
         """Return what a steward should think of before a run: of δ, and of the noise beside the counts.
 
         Parameters
@@ -346,49 +340,40 @@ class HistogramDescription(NoisyCountsDescription):
         n_rows
             The number of rows if it is known and public, else None.
         """
+        asked = self.mechanism
         found = [
             *NoisyCountsDescription.cautions(self, columns, n_rows),
-            *warn_of_far_cells(columns.codecs, self.mechanism.spec.bins),
+            *warn_of_far_cells(columns.codecs, asked.spec.bins),
         ]
-        if self.mechanism.awaits_rows:
+        if asked.awaits_rows:
             return (
                 *found,
                 "The bins that the rule gives, and so the number of cells, are known only when the rows are counted.",
             )
-        cells = self.mechanism.cells(columns)
+        cells = asked.cells(columns)
         domain = domain_of(cells)
-        if self.mechanism.n_rows_private:
-            found += list_warnings_without_rows(domain, self.mechanism.noise)
+        if asked.n_rows_private:
+            found += list_warnings_without_rows(domain, asked.noise)
         if n_rows:  # an empty table is refused
-            histogram.check_size(domain, self.mechanism.noise, n_rows)
-            cut = tuple(
-                name
-                for name, column in cells.items()
-                if len(column.edges) and name not in self.mechanism.adaptive
-            )
-            found += list_warnings(domain, self.mechanism.noise, n_rows, cut)
+            histogram.check_size(domain, asked.noise, n_rows)
+            wide = (name for name, column in cells.items() if len(column.edges))
+            cut = tuple(name for name in wide if name not in asked.adaptive)
+            found += list_warnings(domain, asked.noise, n_rows, cut)
         return tuple(found)
 
-    def expectations(self, columns: Columns) -> tuple[str, ...]:
+    def expectations(self, columns: Columns) -> Sentences:
         """Return how far the count of a cell may be off."""
-        count = f"a count of a cell is off by at most {margin_95(self.mechanism.noise.cells):,.3g} with probability 0.95"
-        wide = (
-            ()
-            if self.mechanism.spec.bins == "rule"
-            else describe_wide_cells(self.mechanism.cells(columns), self.mechanism.spec.bins)
-        )
-        needed: tuple[str, ...] = ()
-        if self.mechanism.n_rows_private:  # then nothing can warn of too few
-            n_rows = write_digits(
-                count_needed_rows(domain_of(self.mechanism.cells(columns)), self.mechanism.noise)
-            )
-            needed = (f"with fewer than about {n_rows} rows, few cells stand out from noise",)
-        return (
-            count,
-            *needed,
-            *wide,
-            *(() if self.mechanism.search is None else self.mechanism.search.expectations),
-        )
+        asked = self.mechanism
+        bins, search = asked.spec.bins, asked.search
+        cells = {} if asked.awaits_rows else asked.cells(columns)
+        found = [
+            f"a count of a cell is off by at most {margin_95(asked.noise.cells):,.3g} with probability 0.95"
+        ]
+        if asked.n_rows_private:  # then nothing can warn of too few
+            n_rows = write_digits(count_needed_rows(domain_of(cells), asked.noise))
+            found.append(f"with fewer than about {n_rows} rows, few cells stand out from noise")
+        found += () if bins == "rule" else describe_wide_cells(cells, bins)
+        return (*found, *(() if search is None else search.expectations))
 
     def n_expected(self, n_rows: int | None) -> int | None:
         """Return how many rows a run writes; None for cells, whose number is not known before."""
@@ -398,7 +383,7 @@ class HistogramDescription(NoisyCountsDescription):
 
     def quality(self, release: FittedHistogram) -> str:
         """Return how many cells were kept, and what their weights sum to; see `Mechanism.quality`."""
-        found = release.histogram
+        found = release.noisy
         beside = "" if found.n_rows is None else f" beside {max(0.0, found.n_rows):,.0f} rows"
         return f"{len(found.keys):,} of {n_cells(found.domain):,} cells have a weight; the weights sum to {int(found.weights.sum()):,}{beside}"
 
@@ -407,9 +392,8 @@ class HistogramDescription(NoisyCountsDescription):
         release: FittedHistogram,
         columns: Columns,
         *,
-        n_rows: int | None,
         n_released: int | None,
-        order: RowOrder,
+        **_: Any,
     ) -> Section:
         """Return the histogram's part of the release card.
 
@@ -419,8 +403,7 @@ class HistogramDescription(NoisyCountsDescription):
         exact under replace-one; under add-remove it is the noisy one, or null where none was
         measured.
         """
-        del columns, n_rows, order
-        noisy, cells, output = release.histogram, release.cells(), release.output
+        noisy, cells, output = release.noisy, release.cells(), release.output
         planned, is_rows = noisy.plan, n_released is not None and output == "rows"
         mechanism = {
             "kind": "histogram",
@@ -436,23 +419,15 @@ class HistogramDescription(NoisyCountsDescription):
             "cells_listed": len(noisy.keys),
             "total_weight": noisy.total,
         }
-        noises = {"cells": planned.cells, "n_rows": planned.total, "fine_counts": planned.fine}
-        accounting = {
-            "composition": "the smallest of three upper bounds (a sum, concentrated privacy, a"
-            " privacy loss distribution), over all counts",
-            "epsilon_exact": compute_spent(planned, self.mechanism.budget),
-            "noise": {
-                key: {
-                    "law": "discrete Laplace",
-                    "scale": event.scale,
-                    "standard_deviation": deviation(event),
-                    "margin_95": margin_95(event),
-                }
-                for key, event in noises.items()
-                if event is not None
-            },
-            "events": to_dict(planned.event),
+        noises: dict[str, Any] = {
+            "cells": planned.cells,
+            "n_rows": planned.total,
+            "fine_counts": planned.fine,
         }
+        accounting = account_for(planned.event, noises, self.mechanism.budget, "counts")
+        for name, off in accounting["noise"].items():
+            law = {"law": "discrete Laplace", "scale": noises[name].scale}
+            accounting["noise"][name] = law | off
         return noisy_counts_section(
             budget=self.mechanism.budget,
             mechanism=mechanism,

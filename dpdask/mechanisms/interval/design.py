@@ -154,7 +154,7 @@ class _Column(Document):
         nulls = ["which values are missing"] if self.nulls == "public" else []
         return "; ".join([self.always_revealed, *self.revealed, *nulls])
 
-    always_revealed: ClassVar[str] = "that the value lies in its released range"
+    always_revealed: ClassVar = "that the value lies in its released range"
 
     @property
     def revealed(self) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ class Case1(_Anchored):
 
     design: Literal["case1"]
 
-    n_cuts: ClassVar[int] = 1
+    n_cuts: ClassVar = 1
 
 
 class Case2(_Anchored):
@@ -208,7 +208,7 @@ class Case2(_Anchored):
 
     design: Literal["case2"]
 
-    n_cuts: ClassVar[int] = 2
+    n_cuts: ClassVar = 2
 
 
 class Ring(_Anchored):
@@ -216,8 +216,8 @@ class Ring(_Anchored):
 
     design: Literal["ring"]
 
-    n_cuts: ClassVar[int] = 2
-    n_ranges: ClassVar[int] = 2
+    n_cuts: ClassVar = 2
+    n_ranges: ClassVar = 2
 
 
 class Canonical(_Anchored):
@@ -395,7 +395,7 @@ class IntervalDifferential(_Column):
         """What it protects, in words."""
         return "the value, by the ε of its perturbation"
 
-    always_revealed: ClassVar[str] = (
+    always_revealed: ClassVar = (
         "what the range says of the perturbed value; its ε bounds what that says of the value"
     )
 

@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpdask.codec import Codec
 from dpdask.errors import SpecError
+from dpdask.kernels.jit import Floats
 from dpdask.kernels.ranges import LEVELS, TABLE_ERROR, Acceptable, Quantiles
 from dpdask.mechanisms.dip.columns import ColumnMechanism, fit_column
 from dpdask.mechanisms.interval.design import (
@@ -44,9 +44,6 @@ from dpdask.mechanisms.interval.ranges import (
     table,
 )
 from dpdask.references import Known
-
-Floats = NDArray[np.float64]
-Words = NDArray[np.uint64]
 
 _REACHED = 0.005
 _SCALES = (1e-4, 1e6)  # of the reference's own spread

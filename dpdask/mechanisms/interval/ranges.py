@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpdask.errors import DataError, SpecError
 from dpdask.kernels import ranges as kernel
+from dpdask.kernels.jit import Flags, Floats, Words
 from dpdask.kernels.ranges import LEVELS, Acceptable, Quantiles, Steps
 from dpdask.mechanisms.interval.design import ScipyDistribution
 from dpdask.streams import Rng, words
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Words = NDArray[np.uint64]
 Interval = tuple[float, float]
 
 _CHUNK = 2**13  # rows at a time: their words and anchors stay in the cache
@@ -32,25 +29,7 @@ class Ranges:
     # (lower, inf) together. NaN where null.
     lower: Floats
     upper: Floats
-    is_null: Bools
-
-
-class Step(Protocol):
-    """How numbers become ranges: a pure function of them and of as many uniform words as it says."""
-
-    @property
-    def parts(self) -> Sequence[Cut]:
-        """What cuts the line."""
-        ...
-
-    @property
-    def words_per_row(self) -> int:
-        """How many words a row consumes, whatever its value."""
-        ...
-
-    def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
-        """Return the lower and upper ends (float64, shape (n,)) for values (float64, (n,)) and words (uint64, (n, words_per_row))."""
-        ...
+    is_null: Flags
 
 
 class Perturbation(Protocol):
@@ -112,7 +91,7 @@ class Partition:
         return len(self.centres)
 
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
-        """Return the range between the row's anchors in which each value lies; see `Step.ranges`."""
+        """Return the range between the row's anchors in which each value lies; see `Step`."""
         return kernel.partition(
             values,
             words,
@@ -158,7 +137,7 @@ class Narrowing:
         return 1 + self.rounds
 
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
-        """Return the range to which each value is narrowed down; see `Step.ranges`."""
+        """Return the range to which each value is narrowed down; see `Step`."""
         return kernel.narrow(
             values,
             words,
@@ -198,15 +177,15 @@ class Selection:
         """The other's, and one for the coin."""
         return self.step.words_per_row + 1
 
-    def is_wide(self, lower: Floats, upper: Floats) -> Bools:
+    def is_wide(self, lower: Floats, upper: Floats) -> Flags:
         """Return where a range certainly has a coverage of at least tau."""
-        wide: Bools = (
+        wide: Flags = (
             kernel.at_least(lower, upper, self.cdf) - self._accept(lower, upper) >= self.tau
         )
         return wide
 
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
-        """Return the range of each value that is released, and the whole line for the others; see `Step.ranges`."""
+        """Return the range of each value that is released, and the whole line for the others; see `Step`."""
         lower, upper = self.step.ranges(values, np.ascontiguousarray(words[:, :-1]))
         heads = (words[:, -1] >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self.rho
         shown = heads & self.is_wide(lower, upper)
@@ -247,7 +226,7 @@ class Union:
         return sum(step.words_per_row for step in self.steps)
 
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
-        """Return the intersection of the steps' ranges; exact where one of them is. See `Step.ranges`."""
+        """Return the intersection of the steps' ranges; exact where one of them is. See `Step`."""
         ends = np.cumsum([step.words_per_row for step in self.steps])
         parts = [
             step.ranges(values, np.ascontiguousarray(part))
@@ -293,10 +272,18 @@ class Perturbed:
         return self.perturbation.words_per_row + self.step.words_per_row
 
     def ranges(self, values: Floats, words: Words) -> tuple[Floats, Floats]:
-        """Return the range of each perturbed value; see `Step.ranges`."""
+        """Return the range of each perturbed value; see `Step`."""
         cut = self.perturbation.words_per_row
         perturbed = self.perturbation.perturb(values, np.ascontiguousarray(words[:, :cut]))
         return self.step.ranges(perturbed, np.ascontiguousarray(words[:, cut:]))
+
+
+Step = Partition | Narrowing | Selection | Union | Perturbed
+"""How numbers become ranges, a pure function of them and of uniform words: `words_per_row` of them for each row, whatever its value.
+
+`ranges` takes values (float64, shape (n,)) and words (uint64, shape (n, words_per_row)), and returns
+the lower and upper ends (float64, shape (n,)). `parts` cut the line.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -330,7 +317,7 @@ class RangeRandomiser:
         lattice = any(part.lattice for part in self.step.parts)
         return _freeze(reference, lattice, f"reference of column {self.column!r}")
 
-    def randomise(self, values: Floats, is_null: Bools, rng: Rng) -> Ranges:
+    def randomise(self, values: Floats, is_null: Flags, rng: Rng) -> Ranges:
         """Return a range for each value; consumes `step.words_per_row` words a row, nulls included.
 
         Parameters

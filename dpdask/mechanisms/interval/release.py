@@ -6,16 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from dpdask.archive import Archive, Contents
+from dpdask.archive import Archive, Contents, Named
 from dpdask.codec import Codec, Codecs, codec_for
 from dpdask.errors import SpecError
+from dpdask.kernels.jit import Flags, Floats, Words
 from dpdask.mechanisms.dip.columns import ColumnMechanism, DipRelease, LevelMechanism
 from dpdask.mechanisms.interval.design import Design, IntervalDifferential
 from dpdask.mechanisms.interval.fit import can_inform, fit_perturbation, range_randomiser
@@ -25,9 +25,6 @@ from dpdask.privacy.events import round_up_sum
 from dpdask.schema import Column
 from dpdask.stats.statistic import encode
 from dpdask.streams import Rng
-
-Floats = NDArray[np.float64]
-Words = NDArray[np.uint64]
 
 _DESIGN: TypeAdapter[Design] = TypeAdapter(Design)
 
@@ -62,7 +59,7 @@ def is_lattice(codec: Codec) -> bool:
     return not pa.types.is_floating(type_)
 
 
-def to_numbers(codec: Codec, array: pa.Array) -> tuple[Floats, NDArray[np.bool_]]:
+def to_numbers(codec: Codec, array: pa.Array) -> tuple[Floats, Flags]:
     """Return a column's values as numbers (0 where null), each exactly, and where they are null.
 
     Raises
@@ -135,8 +132,8 @@ class IntervalRelease(RandomisedRows):
     not.
     """
 
-    archive: ClassVar[Archive] = Archive(kind="interval", format=3, noun="file of designs")
-    mechanism_id: ClassVar[str] = "interval"
+    archive: ClassVar = Archive(kind="interval", format=3, noun="file of designs")
+    mechanism_id: ClassVar = "interval"
 
     designs: Mapping[str, Design]  # by column, as the user wrote them: public
     lattice: Mapping[str, bool]  # whether a column's values are whole numbers
@@ -237,7 +234,7 @@ class IntervalRelease(RandomisedRows):
         return {"columns": columns, "coverage": self.coverage}, {"perturbations": fitted, **levels}
 
     @classmethod
-    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+    def _of_contents(cls, header: Named, arrays: Named) -> Self:
         data = arrays["perturbations"].tobytes()
         fitted = DipRelease.from_bytes(data, "the perturbations").columns
         designs, lattice, perturbations = {}, {}, {}

@@ -44,7 +44,7 @@ from dpdask.mechanisms.interval.release import (
     tabulate,
     write_design,
 )
-from dpdask.mechanisms.mechanism import Columns, Description, Mechanism, Spec, Spending
+from dpdask.mechanisms.mechanism import Columns, Description, Mechanism, Sentences, Spec, Spending
 from dpdask.privacy import Budget, guarantee_text, split_epsilon
 from dpdask.privacy.budget import MAX_EPSILON
 from dpdask.privacy.events import (
@@ -119,9 +119,9 @@ class RandomRangesMechanism(Mechanism):
 
     spec: IntervalSpec
 
-    releases_rows: ClassVar[bool] = True
+    releases_rows: ClassVar = True
     reference_rows: ClassVar[Literal["none"]] = "none"
-    release_type: ClassVar[type[IntervalRelease]] = IntervalRelease
+    release_type: ClassVar = IntervalRelease
 
     def check_parameters(self) -> None:
         """Check the designs and the budget."""
@@ -183,7 +183,6 @@ class RandomRangesMechanism(Mechanism):
 
     def fit(self, counts: None, columns: Columns, key: RunKey) -> IntervalRelease:
         """Return the fitted release, a function of the designs and the table's types."""
-        del counts, key
         return self._fit(columns)
 
     def _fit(self, columns: Columns) -> IntervalRelease:
@@ -191,7 +190,6 @@ class RandomRangesMechanism(Mechanism):
 
     def audit(self, columns: Columns, card: Mapping[str, Any] | None) -> dict[str, Json]:
         """Return for each perturbed column its `claimed` ε, its exact ε* and its `reference`."""
-        del card
         claims = self.spending.row
         return {
             name: {
@@ -354,9 +352,8 @@ class RangesDescription(Description):
         how = f"{', '.join(self.mechanism.designs)} released as random ranges"
         return f"{how}; {perturbed} perturbed first" if perturbed else how
 
-    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
+    def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
         """Return what a run does before the commit, in words."""
-        del columns
         perturbed = ", ".join(find_perturbed(self.mechanism.designs))
         read = ", ".join(self.mechanism.schema.privatised)
         tables = "the tables that anchors and perturbations are drawn from"
@@ -367,7 +364,7 @@ class RangesDescription(Description):
             f"write: {draw} each fragment's anchors, find its values' ranges, and stage its shards",
         )
 
-    def expectations(self, columns: Columns) -> tuple[str, ...]:
+    def expectations(self, columns: Columns) -> Sentences:
         """Return how wide the first columns' ranges will be, from the anchors and what is declared."""
         designs = self.mechanism.designs
         sentences, unknown = [], []
@@ -393,12 +390,11 @@ class RangesDescription(Description):
             sentences.append(f"{len(designs) - _SHOWN:,} more columns of ranges")
         return tuple(sentences)
 
-    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+    def cautions(self, columns: Columns, n_rows: int | None) -> Sentences:
         """Return a warning of columns whose ranges tell next to nothing under their reference.
 
         Not of those whose user chose how much they hold.
         """
-        del n_rows
         wide = []
         for name, design in self.mechanism.designs.items():
             if not isinstance(getattr(design, "anchors", None), CoverageAnchors):
@@ -420,12 +416,10 @@ class RangesDescription(Description):
         release: IntervalRelease,
         columns: Columns,
         *,
-        n_rows: int | None,
-        n_released: int | None,
         order: RowOrder,
+        **_: Any,
     ) -> Section:
         """Return the mechanism's part of the release card."""
-        del n_rows, n_released
         return interval_section(
             release=release,
             schema=self.mechanism.schema,
@@ -436,12 +430,10 @@ class RangesDescription(Description):
 
     def quality(self, release: IntervalRelease) -> str:
         """Return nothing: the ranges are as wide as the plan expects."""
-        del release
         return ""
 
-    def warnings(self, release: IntervalRelease, columns: Columns) -> tuple[str, ...]:
+    def warnings(self, release: IntervalRelease, columns: Columns) -> Sentences:
         """Return none: nothing of the release comes from rows."""
-        del release, columns
         return ()
 
 
@@ -465,16 +457,16 @@ def _join(texts: Mapping[str, str]) -> str:
 
 
 def describe_guarantee(
-    designs: Mapping[str, Design], budget: Budget | None, order: RowOrder
+    designs: Mapping[str, Design], budget: Budget | None, order: RowOrder, true: str = TRUE
 ) -> str:
-    """Return the promise in words, including what is not covered."""
+    """Return the promise in words, including what is not covered, and `true`: whether ranges hold their values."""
     perturbed = {name: designs[name] for name in find_perturbed(designs)}
     pure = {name: design for name, design in designs.items() if name not in perturbed}
     ranges = (
         f"For each private value ({', '.join(pure)}) a random range is released that contains it. There is no ε: interval privacy bounds "
         "what is told, not how much likelier an output gets. Beyond what is listed as not protected, the ranges tell nothing. "
         f"Protected: {describe_protected(pure)}. Not protected: {describe_unprotected(pure)}. "
-        f"{TRUE}Releasing the same rows again tells more: the ranges intersect, their leakages add up, and "
+        f"{true}Releasing the same rows again tells more: the ranges intersect, their leakages add up, and "
         f"no ledger counts them. {describe_published(order)}."
     )
     if budget is None:
@@ -494,6 +486,7 @@ def interval_section(
     codecs: Codecs,
     budget: Budget | None = None,
     order: RowOrder = "keep",
+    true: str = TRUE,
 ) -> Section:
     """Return what the card says about ranges, with the codecs of those columns whose type is known.
 
@@ -521,7 +514,7 @@ def interval_section(
     rules_out = "so whoever knows it may rule out more than a range says"
     return Section(
         budget=budget,
-        text=describe_guarantee(designs, budget, order),
+        text=describe_guarantee(designs, budget, order, true),
         protected=CoveredContent(what=describe_protected(designs)),
         unprotected=CoveredContent(what=describe_unprotected(designs)),
         mechanism={

@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.archive import Archive, Archived, Contents
+from dpdask.archive import Archive, Archived, Contents, Json, Named
 from dpdask.errors import InputError, InternalError, SpecError
 from dpdask.kernels import marginals as kernel
 from dpdask.kernels import projections
+from dpdask.kernels.jit import Flags, Floats, Ints
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.events import (
-    Adjacency,
     CentralEvent,
     Composed,
     DiscreteGaussian,
@@ -89,7 +89,7 @@ class MarginalNoise:
             if event is None or n_chosen > event.count:
                 raise ValueError("more tables are chosen than are paid for")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Return the noise as a mapping that JSON can hold."""
         shared = {name: getattr(self, name) for name in _SHARED}
         written = {name: event and to_dict(event) for name, event in shared.items()}
@@ -97,7 +97,7 @@ class MarginalNoise:
         return {**written, "cliques": cliques}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Named) -> Self:
         """Return the noise that a mapping from `to_dict` holds."""
         shared = {
             name: None if data[name] is None else central_from_dict(data[name]) for name in _SHARED
@@ -113,6 +113,22 @@ def margin_95(event: CentralEvent) -> float:
     # Pr(|e| >= j) = 2 α^j / (1 + α), α = exp(-1 / scale)
     alpha = math.exp(-1.0 / event.scale)
     return max(0.0, math.ceil(event.scale * math.log(2.0 / (0.05 * (1.0 + alpha)))) - 1.0)
+
+
+def account_for(
+    event: Composed, named: Mapping[str, CentralEvent | None], budget: Budget, counted: str
+) -> Json:
+    """Return what noisy counts cost, and how far they may be off, by the names of what was counted."""
+    return {
+        "composition": f"the smallest of three upper bounds (a sum, concentrated privacy, a privacy loss distribution), over all {counted}",
+        "epsilon_exact": epsilon(event, budget.delta),
+        "noise": {
+            name: {"standard_deviation": deviation(each), "margin_95": margin_95(each)}
+            for name, each in named.items()
+            if each is not None
+        },
+        "events": to_dict(event),
+    }
 
 
 def plan_noise(
@@ -148,38 +164,39 @@ def plan_noise(
     """
     declared = dict(cliques or {})
     n_pairs = n_attributes * (n_attributes - 1) // 2
-    rows = budget.unit_column.max_rows if budget.unit_column is not None else 1
-    drafts: dict[str | Clique, CentralEvent] = {}
-
-    def add(table: str | Clique, weight: float, count: int) -> None:
-        if weight > 0 and count:
-            drafts[table] = draft(budget.delta, budget.adjacency, rows, weight, count)
-
-    add("one_way", one_way, n_attributes)
-    add("pairs", pairs, n_pairs)
-    for clique, weight in declared.items():
-        add(clique, weight, 1)
-    if not drafts:
+    tables: dict[Any, tuple[float, int]] = {
+        "one_way": (one_way, n_attributes),
+        "pairs": (pairs, n_pairs),
+        **{clique: (weight, 1) for clique, weight in declared.items()},
+    }
+    others = sum(weight * count for weight, count in tables.values())
+    if others <= 0:
         hint = "give at least one table a weight above 0"
         raise SpecError("there is no table to measure", "`weights`", hint)
-    others = sum((one_way * n_attributes, pairs * n_pairs, *declared.values()))
     again = weigh(others, _SHARE_OF_CHOSEN, n_chosen)
-    add("chosen", again, n_chosen)
+    tables["chosen"] = again, n_chosen
     others += again * n_chosen
+    drafts = {table: draft(budget, *each) for table, each in tables.items()}
     if n_triples:
         others /= 1.0 - (_SHARE_OF_TRIPLES + _SHARE_OF_SCORES)
-        weight = others * _SHARE_OF_SCORES
-        drafts["scores"] = draft_scores(budget.adjacency, rows, weight, n_scores)
-        add("triples", others * _SHARE_OF_TRIPLES / n_triples, n_triples)
-    add("cells", *share_of_cells(others, n_found, budget.delta))
-    if "cells" in drafts:  # the last digits of a price depend on the order in which it is charged
-        drafts = {"cells": drafts.pop("cells"), **drafts}
-    scaled = _scale(tuple(drafts.values()), budget.epsilon, budget.delta)
-    events = dict(zip(drafts, scaled, strict=True))
+        drafts["scores"] = draft_scores(budget, others * _SHARE_OF_SCORES, n_scores)
+        drafts["triples"] = draft(budget, others * _SHARE_OF_TRIPLES / n_triples, n_triples)
+    # the last digits of a price depend on the order in which it is charged
+    cells = draft(budget, *share_of_cells(others, n_found, budget.delta))
+    events = scale_drafts(budget, {"cells": cells, **drafts})
     return MarginalNoise(
         **{name: events.get(name) for name in _SHARED},
         cliques={clique: events[clique] for clique in declared if clique in events},
     )
+
+
+def scale_drafts(
+    budget: Budget, drafts: Mapping[Any, CentralEvent | None]
+) -> dict[Any, CentralEvent]:
+    """Return the drafts that are there, with the noise at which they spend the budget together."""
+    listed = {table: event for table, event in drafts.items() if event is not None}
+    scaled = _scale(tuple(listed.values()), budget.epsilon, budget.delta)
+    return dict(zip(listed, scaled, strict=True))
 
 
 _scale = functools.lru_cache(maxsize=64)(scale_events)
@@ -209,20 +226,20 @@ def share_of_cells(others: float, n_found: int, delta: float) -> tuple[float, in
     return weigh(others, 0.05 if delta > 0 else 0.1, n_vectors), n_vectors
 
 
-def draft(delta: float, adjacency: Adjacency, rows: int, weight: float, count: int) -> CentralEvent:
-    """Return the event of some tables of one weight, up to the factor that all noise has in common."""
-    n_changed = 2 if adjacency == "replace-one" else 1  # cells of a table that a row changes by 1
-    if delta > 0:
-        norm = math.nextafter(math.sqrt(2.0), 2.0) if n_changed == 2 else 1.0
-        return DiscreteGaussian(
-            sigma=1.0 / math.sqrt(weight), sensitivity=rows * norm, adjacency=adjacency, count=count
-        )
-    return DiscreteLaplace(
-        scale=1.0 / weight, sensitivity=rows * n_changed, adjacency=adjacency, count=count
-    )
+def draft(budget: Budget, weight: float, count: int) -> CentralEvent | None:
+    """Return the event of some tables of one weight, up to the factor that all noise has in common; None without a weight or a table."""
+    if weight <= 0 or not count:
+        return None
+    replaced, rows = budget.adjacency == "replace-one", budget.rows_per_unit
+    alike: Any = {"adjacency": budget.adjacency, "count": count}
+    if budget.delta > 0:
+        norm = math.nextafter(math.sqrt(2.0), 2.0) if replaced else 1.0
+        return DiscreteGaussian(sigma=1.0 / math.sqrt(weight), sensitivity=rows * norm, **alike)
+    # a row that is replaced changes two cells by 1
+    return DiscreteLaplace(scale=1.0 / weight, sensitivity=rows * (2 if replaced else 1), **alike)
 
 
-def draft_scores(adjacency: Adjacency, rows: int, weight: float, n: int) -> DiscreteGaussian:
+def draft_scores(budget: Budget, weight: float, n: int) -> DiscreteGaussian:
     """Return the event of the scores of three-way tables, up to the factor that all noise has in common.
 
     Parameters
@@ -237,17 +254,13 @@ def draft_scores(adjacency: Adjacency, rows: int, weight: float, n: int) -> Disc
     McKenna, Mullins, Sheldon and Miklau, AIM: an adaptive and iterative mechanism for
     differentially private synthetic data (2022), for scores of this kind.
     """
+    adjacency, rows = budget.adjacency, budget.rows_per_unit
     n_changed = 2 if adjacency == "replace-one" else 1
     sensitivity = math.nextafter(math.sqrt(n * (rows * n_changed) ** 2), math.inf)
     unit = rows * math.sqrt(n_changed)  # of one table: a weight costs scores what it costs tables
     return DiscreteGaussian(
         sigma=sensitivity / unit / math.sqrt(weight), sensitivity=sensitivity, adjacency=adjacency
     )
-
-
-def compute_spent(noise_: MarginalNoise, budget: Budget) -> float:
-    """Return the ε, at the budget's δ, of what is drawn: never above the budget's."""
-    return epsilon(noise_.event, budget.delta)
 
 
 Counts = NDArray[np.int64]
@@ -257,7 +270,7 @@ Counts = NDArray[np.int64]
 class NoisyMarginals(Archived):
     """Noisy tables; safe to publish."""
 
-    archive: ClassVar[Archive] = Archive(
+    archive: ClassVar = Archive(
         kind="noisy-tables", format=4, noun="file of noisy tables", is_compressed=True
     )
 
@@ -271,6 +284,11 @@ class NoisyMarginals(Archived):
     # int64 of their shapes: first the tables of `noise.cliques`, then the chosen ones. A pair among
     # the chosen ones was measured twice.
     cliques: Mapping[Clique, Counts]
+
+    @property
+    def event(self) -> Composed:
+        """What was drawn."""
+        return self.noise.event
 
     def table(self, clique: Clique) -> Counts:
         """Return the noisy table of one measured clique, an int64 array with an axis for each of its attributes; may be negative.
@@ -332,7 +350,7 @@ class NoisyMarginals(Archived):
         return header, {"one_way": self.one_way, "pairs": self.pairs, **tables}
 
     @classmethod
-    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+    def _of_contents(cls, header: Named, arrays: Named) -> Self:
         noise, domain = MarginalNoise.from_dict(header["noise"]), Domain.from_header(header)
         chosen = [tuple(clique) for clique in header["chosen"]]
         noise.check_paid(chosen)
@@ -456,15 +474,12 @@ def _total(
     return max(1.0, float(total))
 
 
-def pair_cells(domain: Domain) -> NDArray[np.int64]:
+def pair_cells(domain: Domain) -> Ints:
     """Return the number of cells of each two-way table, in the domain's order: int64 array of shape (n_pairs,)."""
     sizes = np.array(domain.sizes, dtype=np.int64)
     first, second = np.triu_indices(len(sizes), k=1)
     return sizes[first] * sizes[second]
 
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _CHANCE = 2.0  # standard deviations, the usual 95 %
 MEAN_OF_NOISE = math.sqrt(2.0 / math.pi)  # of the absolute value, in standard deviations
@@ -480,9 +495,9 @@ class PairGroup:
     starts: Ints  # of shape (k,): where each table begins among all two-way tables
     tables: Floats  # of shape (k, m, n): the denoised counts
     # of that shape: where the departure from independence is more than noise
-    significant: NDArray[np.bool_]
+    significant: Flags
     # of shape (k,): which tables depart from independence by more than noise does
-    dependent: NDArray[np.bool_]
+    dependent: Flags
     sigma: float  # the standard deviation of the noise in a cell of the noisy tables
 
     def stack(self, flat: NDArray[Any]) -> Floats:
@@ -506,9 +521,7 @@ class PairGroup:
         )
         return moved
 
-    def correct(
-        self, wanted: Floats, found: NDArray[np.int64], n_sampled: int, gain: float
-    ) -> Floats:
+    def correct(self, wanted: Floats, found: Ints, n_sampled: int, gain: float) -> Floats:
         """Return wanted counts moved against what a sample shows too much or too little of, within their Fréchet bounds.
 
         A difference that the sample's own chance explains (two standard deviations of a count) is

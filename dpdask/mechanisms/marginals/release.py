@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from dpdask.archive import Archive, Archived, Contents
-from dpdask.cells import Cells
+from dpdask.archive import Archive
 from dpdask.errors import SpecError
-from dpdask.mechanisms.columns import Bins, columns_from_header, columns_to_header, cut_released
+from dpdask.kernels.jit import Ints
+from dpdask.mechanisms.columns import ReleasedCounts
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
-from dpdask.privacy.events import Composed
-from dpdask.schema import Schema
 from dpdask.stats import Clique
 from dpdask.streams import RunKey
 
@@ -42,28 +39,18 @@ def make_types(cliques: Iterable[tuple[str, ...]]) -> pa.Schema:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MarginalTables(Archived):
+class MarginalTables(ReleasedCounts):
     """Noisy contingency tables, written one row a cell."""
 
-    archive: ClassVar[Archive] = Archive(
+    archive: ClassVar = Archive(
         kind="marginals", format=2, noun="release of noisy tables", is_compressed=True
     )
 
-    schema: Schema
-    columns: pa.Schema  # the Arrow types of the privatised columns, in the order of the table
-    bins: Bins  # how each continuous or mixed column is cut
+    counts_type: ClassVar = NoisyMarginals
+
     noisy: NoisyMarginals
 
-    def cells(self) -> dict[str, Cells]:
-        """Return the public cells of each column, in the order of the domain."""
-        return cut_released(self.noisy.domain.names, self.schema, self.columns, self.bins)
-
-    @property
-    def event(self) -> Composed:
-        """What was drawn."""
-        return self.noisy.noise.event
-
-    def table(self, clique: Clique) -> NDArray[np.int64]:
+    def table(self, clique: Clique) -> Ints:
         """Return one noisy table, an int64 array with an axis for each of its columns, in the order asked for; may be negative."""
         return self.noisy.table(self._check_clique(clique))
 
@@ -115,7 +102,6 @@ class MarginalTables(Archived):
 
         A column that is not of the table is null; the level null is the text `null`.
         """
-        del n_total, key, part
         types, labels, first = self.types, self._labels(), 0
         for clique, counts in self.noisy.cliques.items():
             places = np.arange(max(start, first), min(start + n_rows, first + counts.size)) - first
@@ -132,9 +118,9 @@ class MarginalTables(Archived):
     def _make_rows(
         self,
         clique: Clique,
-        counts: NDArray[np.int64],
+        counts: Ints,
         labels: Mapping[str, list[str]],
-        places: NDArray[np.int64],
+        places: Ints,
     ) -> dict[str, pa.Array]:
         """Return some cells of a table, by their places in it, as columns."""
         codes = np.unravel_index(places, counts.shape)
@@ -147,14 +133,3 @@ class MarginalTables(Archived):
             COUNT: pa.array(counts.ravel()[places]),
             MARGIN: pa.array([self.noisy.margin(clique)] * len(places)),
         }
-
-    def _contents(self) -> Contents:
-        return columns_to_header(self.schema, self.columns, self.bins), {
-            "noisy": np.frombuffer(self.noisy.to_bytes(), dtype=np.uint8)
-        }
-
-    @classmethod
-    def _of_contents(cls, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
-        noisy = NoisyMarginals.from_bytes(arrays["noisy"].tobytes(), "the noisy tables")
-        schema, columns, bins = columns_from_header(header, noisy.domain)
-        return cls(schema=schema, columns=columns, bins=bins, noisy=noisy)

@@ -6,14 +6,14 @@ import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import pyarrow as pa
 from pydantic import BeforeValidator
 
-from dpdask.cells import DEFAULT_BINS, Cells, FoundBins
+from dpdask.cells import DEFAULT_BINS, CutColumns, FoundBins
 from dpdask.documents import suggest
 from dpdask.errors import SpecError
 from dpdask.mechanisms.card import Section, noisy_counts_section
@@ -22,7 +22,7 @@ from dpdask.mechanisms.expectations import CellSearch, describe_wide_cells
 from dpdask.mechanisms.marginals.noise import (
     MarginalNoise,
     NoisyMarginals,
-    compute_spent,
+    account_for,
     margin_95,
     measure,
     plan_noise,
@@ -33,15 +33,15 @@ from dpdask.mechanisms.mechanism import (
     NoisyCounts,
     NoisyCountsDescription,
     Search,
+    Sentences,
     Spec,
     no_rows,
 )
 from dpdask.privacy import Budget
-from dpdask.privacy.events import CentralEvent, Composed, RowOrder, to_dict, write_digits
+from dpdask.privacy.events import CentralEvent, Composed, write_digits
 from dpdask.privacy.noise import deviation
 from dpdask.references.histogram import (
     Bins,
-    Found,
     cut_with_found,
     list_adaptive,
     warn_of_far_cells,
@@ -59,9 +59,6 @@ class NoisyTables(NoisyCounts):
     -------
     Unit, sensitivity and events: `MarginalNoise`. Protected: every row counted.
     """
-
-    # The cells that the first round found; None before, or if there are none to find.
-    found: Found | None = None
 
     @property
     @abstractmethod
@@ -100,24 +97,22 @@ class NoisyTables(NoisyCounts):
         """One noisy table after the other."""
         return self.noise.event
 
-    def cells(self, columns: Columns) -> dict[str, Cells]:
+    def cells(self, columns: Columns) -> CutColumns:
         """Return the cells of each privatised column; before they are found, as many as there may be."""
         return cut_with_found(columns.codecs, self.bins, self.found)
 
     def check_counts(self, counts: Any, columns: Columns) -> None:
         """Check that a table whose rows were there in the search still has some; see `Mechanism.check_counts`."""
-        del columns
         if isinstance(counts, MarginalCounts) and counts.n_rows == 0 and not self.n_rows_private:
             raise no_rows("second pass" if self.found is not None else "table")
 
     def draw(self, counts: MarginalCounts, columns: Columns, noise: Noise) -> NoisyMarginals:
         """Draw the noise of every table and return the noisy tables; see `Mechanism.draw`."""
-        del columns
         rng = noise("marginals/noise")
         return measure(counts, self.noise, n_rows_public=not self.n_rows_private, rng=rng)
 
     @property
-    def search_stages(self) -> tuple[str, ...]:
+    def search_stages(self) -> Sentences:
         """What the first round does, in words; nothing if there is none."""
         return () if self.cell_search is None else (self.cell_search.stage,)
 
@@ -128,10 +123,6 @@ class NoisyTables(NoisyCounts):
             name: DEFAULT_BINS if name in unknown else cells.size
             for name, cells in self.cells(columns).items()
         }
-
-    def with_found(self, found: Found) -> Self:
-        """Return the mechanism with the cells that were found; see `Mechanism.with_found`."""
-        return replace(self, found=found)
 
     def read_drawn(self, data: bytes, columns: Columns) -> NoisyMarginals:
         """Return the noisy tables that an earlier driver kept; see `Mechanism.read_drawn`."""
@@ -146,7 +137,7 @@ class NoisyTablesDescription(NoisyCountsDescription):
 
     mechanism: NoisyTables
 
-    def expectations(self, columns: Columns) -> tuple[str, ...]:
+    def expectations(self, columns: Columns) -> Sentences:
         """Return how far the counts of the tables may be off."""
         asked = self.mechanism
         noise, sizes, search = asked.noise, asked.sizes(columns), asked.cell_search
@@ -174,7 +165,7 @@ class NoisyTablesDescription(NoisyCountsDescription):
             )
         return (*found, *(() if search is None else search.expectations))
 
-    def cautions(self, columns: Columns, n_rows: int | None) -> tuple[str, ...]:
+    def cautions(self, columns: Columns, n_rows: int | None) -> Sentences:
         """Return what a steward should consider before a run: δ, far cells, tables whose cells are too fine."""
         asked, of_delta = self.mechanism, NoisyCountsDescription.cautions(self, columns, n_rows)
         found = (*of_delta, *warn_of_far_cells(columns.codecs, asked.bins))
@@ -195,9 +186,7 @@ def count_needed_rows(noise: MarginalNoise, sizes: Mapping[str, int]) -> dict[Cl
     }
 
 
-def list_noisy_tables(
-    noise: MarginalNoise, sizes: Mapping[str, int], n_rows: int
-) -> tuple[str, ...]:
+def list_noisy_tables(noise: MarginalNoise, sizes: Mapping[str, int], n_rows: int) -> Sentences:
     """Return a warning that names tables whose cells have fewer rows on average than the noise's standard deviation; none if there are none."""
     tables = count_needed_rows(noise, sizes)
     noisy = [table for table, needed in tables.items() if needed > n_rows]
@@ -225,16 +214,7 @@ def tables_accounting(noisy: NoisyMarginals, budget: Budget) -> dict[str, Any]:
         "three_way": noise.triples,
         **{" x ".join(clique): event for clique, event in noise.cliques.items()},
     }
-    return {
-        "composition": "the smallest of three upper bounds (a sum, concentrated privacy, a privacy loss distribution), over all tables",
-        "epsilon_exact": compute_spent(noise, budget),
-        "noise": {
-            key: {"standard_deviation": deviation(event), "margin_95": margin_95(event)}
-            for key, event in named.items()
-            if event is not None
-        },
-        "events": to_dict(noise.event),
-    }
+    return account_for(noise.event, named, budget, "tables")
 
 
 def _as_cliques(value: object) -> object:
@@ -286,8 +266,8 @@ class MarginalsMechanism(NoisyTables):
 
     spec: MarginalsSpec
 
-    nobody: ClassVar[str] = "the cells of a table"
-    release_type: ClassVar[type[MarginalTables]] = MarginalTables
+    nobody: ClassVar = "the cells of a table"
+    release_type: ClassVar = MarginalTables
 
     def check_spec(self) -> None:
         """Check the parameters of the tables."""
@@ -339,12 +319,10 @@ class MarginalsMechanism(NoisyTables):
 
     def find_written(self, released: pa.Schema) -> pa.Schema:
         """Return the columns that are written: those of the tables, whatever the types of the table's own."""
-        del released
         return make_types(self.spec.cliques)
 
     def fit(self, counts: NoisyMarginals, columns: Columns, key: RunKey) -> MarginalTables:
         """Return the noisy tables with the columns that their cells stand for; see `Mechanism.fit`."""
-        del key
         bins = self.bins_of(columns)
         return MarginalTables(schema=self.schema, columns=columns.types, bins=bins, noisy=counts)
 
@@ -369,9 +347,8 @@ class MarginalsDescription(NoisyTablesDescription):
         """What was done, in a few words."""
         return f"{len(self.mechanism.spec.cliques)} tables with noise on every cell"
 
-    def stages(self, columns: Columns, *, uncounted: bool) -> tuple[str, ...]:
+    def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
         """Return what a run does, in words."""
-        del columns, uncounted
         asked = self.mechanism
         n_columns, n_tables = len(asked.schema.privatised), len(asked.spec.cliques)
         return (
@@ -396,10 +373,7 @@ class MarginalsDescription(NoisyTablesDescription):
         self,
         release: MarginalTables,
         columns: Columns,
-        *,
-        n_rows: int | None,
-        n_released: int | None,
-        order: RowOrder,
+        **_: Any,
     ) -> Section:
         """Return the tables' part of the release card.
 
@@ -408,7 +382,6 @@ class MarginalsDescription(NoisyTablesDescription):
         Holds parameters and the public domain. Nothing exact; under add-remove the number of rows
         is the noisy tables' own estimate.
         """
-        del columns, n_rows, n_released, order
         noisy, budget = release.noisy, self.mechanism.budget
         return noisy_counts_section(
             budget=budget,
@@ -421,5 +394,4 @@ class MarginalsDescription(NoisyTablesDescription):
 
     def n_expected(self, n_rows: int | None) -> int | None:
         """Return that it is not known before; see `Description.n_expected`."""
-        del n_rows
         return None
