@@ -38,7 +38,7 @@ MECHANISMS = {
 }  # and `histogram`, which is also a reference
 
 # A room is a package or module directly inside dpdask. Everybody may import the base; the base knows only what stands before it.
-_TOOLS = ("version", "errors", "startup", "steps", "html", "versions")
+_TOOLS = ("version", "errors", "startup", "steps", "html")
 BASE = (*_TOOLS, "archive", "documents", "schema", "codec", "cells")
 MATHS = {"kernels"}
 ROWS = MATHS | {

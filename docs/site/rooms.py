@@ -19,7 +19,6 @@ BASE = [
     "startup",
     "steps",
     "version",
-    "versions",
 ]
 WIDTH, BOX, ROW = 860, 104, 76
 STYLE = (

@@ -18,7 +18,7 @@ from dpdask.engine.compute import INSECURE_KEY, LONELY_SECONDS, PATIENCE_KEY, fi
 from dpdask.errors import DpdaskError, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.fragment import Fragment
 from dpdask.io.storage import Folder
-from dpdask.versions import LIBRARIES, compare_versions, find_versions, own_versions
+from dpdask.startup import LIBRARIES, compare_versions, find_versions, own_versions
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -31,8 +31,8 @@ from dpdask.errors import DpdaskError, InternalError, TemporaryError
 from dpdask.io.encrypted import drop_key, exchange_keys, hold_key, list_names
 from dpdask.io.filesystems import Options, set_options, use_options
 from dpdask.io.parquet import FOOTERS
+from dpdask.startup import Stamp
 from dpdask.stats.statistic import FAN_IN
-from dpdask.versions import Stamp
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -38,6 +38,7 @@ from dpdask.errors import DataError, InputError, TemporaryError
 from dpdask.io.encrypted import BOUNDS_NAME, EncryptedFile
 from dpdask.io.storage import Folder
 from dpdask.kernels.hashing import keep_chosen, siphash, take_at
+from dpdask.startup import Stamp
 from dpdask.stats.records import UnitBounds, UnitRows
 from dpdask.stats.statistic import (
     FAN_IN,
@@ -49,7 +50,6 @@ from dpdask.stats.statistic import (
     replace_leaves,
 )
 from dpdask.streams import Rng, Streams, stream, words
-from dpdask.versions import Stamp
 
 Words = NDArray[np.uint64]
 HOLDOUT_ID = "holdout"

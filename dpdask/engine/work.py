@@ -19,8 +19,8 @@ from dpdask.io.storage import KEY_NAME, Folder, PrivateFolder
 from dpdask.mechanisms.mechanism import Columns, Mechanism
 from dpdask.privacy import UnitColumn
 from dpdask.schema import Schema
+from dpdask.startup import Stamp
 from dpdask.streams import RunKey
-from dpdask.versions import Stamp
 
 Loaded = TypeVar("Loaded", bound=Archived)
 

@@ -27,9 +27,9 @@ from dpdask.io.storage import Folder
 from dpdask.kernels.hashing import permutation
 from dpdask.mechanisms.mechanism import Columns, RecordRelease, RowRelease
 from dpdask.privacy.events import RowOrder
+from dpdask.startup import Stamp
 from dpdask.stats.statistic import ColumnOrder
 from dpdask.streams import Rng, RunKey, stream, words
-from dpdask.versions import Stamp
 
 ROWS_ID, SHARDS_ID = "order/rows", "order/shards"
 WINDOW_ROWS = 2**20

@@ -46,8 +46,8 @@ from dpdask.errors import SpecError, TemporaryError
 from dpdask.io.fragments import discover
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.jobs.run import run_job
+from dpdask.startup import Stamp, compare_versions, find_versions
 from dpdask.version import __version__
-from dpdask.versions import Stamp, compare_versions, find_versions
 
 LEAST = 60.0  # seconds
 
@@ -284,7 +284,7 @@ def test_an_adaptive_cluster_starts_with_no_worker(source, tmp_path):
 def answer_late(libraries):
     import time
 
-    from dpdask.versions import find_versions
+    from dpdask.startup import find_versions
 
     time.sleep(2)  # as an import of the package may take
     return find_versions(libraries)
