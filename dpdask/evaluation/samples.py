@@ -19,10 +19,9 @@ from dpdask.errors import DataError, InputError, SpecError
 from dpdask.inference.tallies import level_key
 from dpdask.io import csv, parquet
 from dpdask.io.files import LOG_FOLDERS, Files
-from dpdask.io.filesystems import open_filesystem
 from dpdask.io.fragments import InputTable, discover, read_batches
 from dpdask.io.parquet import open_parquet
-from dpdask.io.storage import Folder
+from dpdask.io.storage import Folder, open_filesystem
 from dpdask.mechanisms.card import microseconds_of
 from dpdask.schema import Schema
 

@@ -23,8 +23,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from dpdask.errors import DataError, InputError, SpecError
-from dpdask.io.filesystems import call_storage, open_remote, report_change
+from dpdask.io.filesystems import report_change
 from dpdask.io.fragment import Fragment, estimate_width
+from dpdask.io.storage import call_storage, open_remote
 from dpdask.schema import Column, Schema, arrow_type
 
 _SAMPLE_BYTES = 2**16

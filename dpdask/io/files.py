@@ -6,10 +6,11 @@ columns.
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
 from urllib.parse import unquote
 
@@ -18,18 +19,9 @@ import pyarrow as pa
 from dpdask.errors import DataError, InputError, MissingError, SpecError, say_count
 from dpdask.io import csv, parquet
 from dpdask.io.csv import csv_type
-from dpdask.io.filesystems import (
-    Fault,
-    call_storage,
-    classify,
-    find_files,
-    is_glob,
-    mask,
-    open_filesystem,
-    protocols,
-    storage_faults,
-)
+from dpdask.io.filesystems import Fault, classify, mask
 from dpdask.io.footer import Footer, find_ranges
+from dpdask.io.storage import call_storage, is_local, open_filesystem, protocols, storage_faults
 from dpdask.schema import Schema
 
 LOG_FOLDERS = ("_delta_log", "metadata")  # of Delta and Iceberg tables
@@ -46,6 +38,7 @@ _BOOKKEEPING = re.compile(
 _OTHER_NAME = "whose name tells no format (with `format: parquet` or `format: csv`, files of any name are read)"
 _HIDDEN = "(its name or a folder's begins with `_` or `.`; rename it if it holds rows)"
 _NO_FILE = "other than files (a folder that a link or a glob names: name it itself, or end the glob with `/**`; or a pipe, socket or device)"
+_GLOB = re.compile(r"[*?\[]")
 _HOST = re.compile(r"\w+://[^/]*")
 _Table = tuple[str, str, Literal["parquet", "csv"]]  # path, name inside the table, format
 
@@ -368,3 +361,56 @@ def _kinds_in(fs: Any, folder: str) -> Iterator[str]:
                 raise
             continue
         yield from filter(None, map(_kind_of, found))
+
+
+def is_glob(url: str) -> bool:
+    """Return whether a URL has signs that stand for other names."""
+    return _GLOB.search(url) is not None
+
+
+def find_files(url: str) -> tuple[str, dict[str, int | None]]:
+    """Return the folder that names are relative to, and the path and size of each file, by path.
+
+    What is no file has no size: a folder that is not looked into (a link to one, or one that a glob
+    names beside files), a pipe, a device. All is from listings alone.
+    """
+
+    def find(fs: Any, path: str) -> tuple[str, dict[str, Any]]:
+        fs.invalidate_cache()
+        if is_glob(path):
+            base = _GLOB.split(path)[0].rpartition("/")[0]
+            if not is_local(fs):
+                return base, fs.glob(path, detail=True)
+            names = glob.glob(path, recursive=True, include_hidden=True)  # noqa: PTH207 - it goes through links to folders
+            broken = {"type": "file", "size": 0}  # a link to nothing
+            return base, {
+                name.rstrip("/"): fs.info(name) if fs.exists(name) else broken for name in names
+            }
+        try:
+            info = fs.info(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return path.rpartition("/")[0], {}
+        if info["type"] == "directory":
+            return path.rstrip("/"), fs.find(path, detail=True)
+        return path.rpartition("/")[0], {path: info}
+
+    def measure(fs: Any, path: str) -> tuple[str, dict[str, int | None]]:
+        base, found = find(fs, path)
+        entered = {name.rpartition("/")[0] for name in found}
+        return base, {
+            name: info["size"] if info["type"] == "file" or _is_file(fs, name) else None
+            for name, info in sorted(found.items())
+            if info["type"] != "directory" or name not in entered
+        }
+
+    return call_storage(url, measure)
+
+
+def _is_file(fs: Any, name: str) -> bool:
+    """Return whether a name that is no file in a listing can be read: a link to a file can.
+
+    A link to nothing counts as well, and is found missing when it is read.
+    """
+    if not is_local(fs):
+        return not fs.isdir(name)
+    return Path(name).is_file() or not Path(name).exists()

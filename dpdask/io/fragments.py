@@ -27,15 +27,16 @@ from fsspec.utils import glob_translate
 
 from dpdask.errors import DataError, InputError
 from dpdask.io import csv, parquet
-from dpdask.io.files import DataFile, Files, Listing, TableFormat, check_agreement, find_columns
-from dpdask.io.filesystems import (
-    call_storage,
+from dpdask.io.files import (
+    DataFile,
+    Files,
+    Listing,
+    TableFormat,
+    check_agreement,
+    find_columns,
     is_glob,
-    mask,
-    open_filesystem,
-    open_remote,
-    storage_faults,
 )
+from dpdask.io.filesystems import mask
 from dpdask.io.footer import Footer, Ranges, find_ranges
 from dpdask.io.fragment import (
     Fragment,
@@ -47,6 +48,7 @@ from dpdask.io.fragment import (
     unpack,
     widen,
 )
+from dpdask.io.storage import call_storage, open_filesystem, open_remote, storage_faults
 from dpdask.schema import Schema
 
 _THREADS = 16

@@ -6,8 +6,7 @@ import io
 
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 
-from dpdask.io.filesystems import call_storage, open_remote
-from dpdask.io.storage import Folder, absolute_url
+from dpdask.io.storage import Folder, absolute_url, call_storage, open_remote
 
 
 class StoreFile(InputFile):

@@ -20,17 +20,10 @@ from numpy.typing import NDArray
 
 from dpdask.errors import DataError, DpdaskError, InputError, SpecError, TemporaryError
 from dpdask.io.files import DataFile, FoundColumn, Listing, TableField, natural
-from dpdask.io.filesystems import (
-    KINDS,
-    classify,
-    metadata_faults,
-    open_filesystem,
-    resolve_options,
-    storage_faults,
-)
+from dpdask.io.filesystems import KINDS, classify, resolve_options
 from dpdask.io.fragment import find_layout, pack
 from dpdask.io.parquet import open_parquet
-from dpdask.io.storage import Folder, absolute_url
+from dpdask.io.storage import Folder, absolute_url, open_filesystem, storage_faults
 from dpdask.schema import Schema
 
 if TYPE_CHECKING:
@@ -476,3 +469,17 @@ def _read_deletes(tasks: Sequence[FileScanTask], where: str) -> dict[str, bytes]
         deleted[joined] = True
         packed[path] = pack(deleted)
     return packed
+
+
+@contextmanager
+def metadata_faults(where: str, hint: str) -> Iterator[None]:
+    """Turn what a library raises while it reads a table's metadata into one line: of corrupt files that can be any exception."""
+    with storage_faults(where):
+        try:
+            yield
+        except DpdaskError:
+            raise
+        except Exception as error:
+            if classify(error) is not None:
+                raise
+            raise InputError("its metadata cannot be read: they are corrupt", where, hint) from None

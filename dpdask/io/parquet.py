@@ -20,13 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpdask.errors import DataError, InputError
-from dpdask.io.filesystems import (
-    RemoteFile,
-    call_storage,
-    read_ranges,
-    report_change,
-    storage_faults,
-)
+from dpdask.io.filesystems import report_change
 from dpdask.io.footer import (
     INT96,
     TAIL_BYTES,
@@ -38,7 +32,7 @@ from dpdask.io.footer import (
     refuse_corrupt,
 )
 from dpdask.io.fragment import Fragment, Layout, estimate_width, has_width
-from dpdask.io.storage import Folder
+from dpdask.io.storage import Folder, RemoteFile, call_storage, read_ranges, storage_faults
 
 BATCH_ROWS = 2**17
 BATCH_BYTES = 2**25

@@ -8,29 +8,31 @@ import io
 import os
 import re
 import stat
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from fsspec.implementations.local import LocalFileSystem
+
 from dpdask.errors import DpdaskError, MissingError, OutputError
 from dpdask.io.filesystems import (
     KINDS,
+    MAX_PUT_BYTES,
     Fault,
-    call_storage,
     classify,
-    create_file,
-    open_filesystem,
-    open_remote,
-    read_file,
-    remove_file,
-    replace_file,
-    settle_file,
-    storage_faults,
+    delete_versions,
+    explain,
+    find_first_version,
+    keeps_versions,
+    list_versions,
+    open_store,
+    report_change,
 )
 
 _REMOVALS = 10
@@ -52,8 +54,242 @@ _OTHERS = {errno.ENOTDIR, errno.ELOOP, errno.EACCES}
 _DESCRIPTORS = "/proc/self/fd"
 _BY_DESCRIPTOR = Path(_DESCRIPTORS).is_dir()  # elsewhere the name is used again after the checks
 _held_folders: dict[str, int] = {}  # by URL
+_TRIES = 5
+_FIRST_WAIT_SECONDS = 0.3
+_MEMORY = threading.Lock()
+_GAP_BYTES = 2**22  # about what a store sends in the time of a request
+_BLOCK_BYTES = 2**23
+_LOCAL = LocalFileSystem()  # fsspec's search for one that exists takes longer than a small read
 
+Range = tuple[int, int]
 T = TypeVar("T")
+
+
+def open_filesystem(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL and the path in it."""
+    if "::" not in url and (url.startswith("file://") or "://" not in url):
+        return _LOCAL, str(_LOCAL._strip_protocol(url))
+    return open_store(url)
+
+
+@contextmanager
+def storage_faults(where: str, *, writing: bool = False) -> Iterator[None]:
+    """Turn a file system's exceptions into errors with an exit code; the messages of libraries are not passed on.
+
+    Parameters
+    ----------
+    writing
+        Whether the output is written; then a refusal is an OutputError.
+    """
+    try:
+        yield
+    except DpdaskError:
+        raise
+    except Exception as error:
+        fault = classify(error)
+        if fault is None:
+            raise
+        raise explain(fault, error, where, writing=writing) from None
+
+
+def call_storage(url: str, call: Callable[[Any, str], T], *, writing: bool = False) -> T:
+    """Return what a call on a URL's file system returns; try again while the store is busy.
+
+    A store that refuses is asked once more with a new file system, since credentials may have been
+    renewed outside.
+
+    Parameters
+    ----------
+    call
+        Called with the file system and the path; may be called again, so it must do no harm the
+        second time.
+    """
+    renewed = False
+    attempt = 0
+    while True:
+        fs, path = open_filesystem(url)
+        try:
+            return call(fs, path)
+        except Exception as error:
+            fault = classify(error)
+            if fault is None:
+                raise
+            if fault is Fault.REFUSED and not renewed and not is_local(fs):
+                renewed = True
+                if open_filesystem(url)[0] is fs:  # else another thread has done so
+                    type(fs).clear_instance_cache()
+            elif fault is Fault.BUSY and attempt < _TRIES - 1:
+                # twice as long each time, and not at the same moment as other processes
+                jitter = uuid.uuid4().int % 1000 / 1000
+                time.sleep(_FIRST_WAIT_SECONDS * 2**attempt * (0.5 + jitter))
+                attempt += 1
+            else:
+                raise explain(fault, error, path, writing=writing) from None
+
+
+def protocols(fs: Any) -> set[str]:
+    """Return the protocols of a file system."""
+    return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+
+
+def is_local(fs: Any) -> bool:
+    """Return whether a file system is that of this machine."""
+    return isinstance(fs, LocalFileSystem)
+
+
+def _keeps_versions(fs: Any, path: str) -> bool:
+    return "s3" in protocols(fs) and keeps_versions(fs, path.partition("/")[0])
+
+
+def create_file(fs: Any, path: str, data: bytes) -> None:
+    """Write a remote file by one request, which fails if the file exists."""
+    names = protocols(fs)
+    if len(data) > MAX_PUT_BYTES:
+        most = MAX_PUT_BYTES // 2**20
+        what = f"this file is larger than one request can write ({most} MiB)"
+        raise OutputError(what, path, "lower output.rows_per_shard")
+    if names.isdisjoint({*KINDS, "memory"}):
+        hint = "write to a local folder, or to s3://, az:// or gs://"
+        raise OutputError("this file system has no create-if-absent operation", path, hint)
+    # s3fs and gcsfs write larger files in parts; S3 gateways check no condition when these are put
+    # together
+    whole = {"chunksize": 2 * MAX_PUT_BYTES} if names & {"s3", "gs"} else {}
+    with _MEMORY if "memory" in names else nullcontext():
+        answer = fs.pipe_file(path, data, mode="create", **whole)
+    version = answer.get("VersionId") if "s3" in names else None
+    if version is not None and find_first_version(fs, path, alone=True) != version:
+        raise FileExistsError(path)
+
+
+def settle_file(fs: Any, path: str) -> None:
+    """Remove what other writers left of a file that is there, where a bucket keeps versions."""
+    if _keeps_versions(fs, path):
+        find_first_version(fs, path, alone=True)
+
+
+def replace_file(fs: Any, path: str, data: bytes) -> None:
+    """Write a remote file, whole, also if it exists."""
+    answer = fs.pipe_file(path, data)
+    version = answer and answer.get("VersionId") if "s3" in protocols(fs) else None
+    if version:
+        older = list_versions(fs, path, after=version)[0]
+        # who may not remove versions keeps them: the newest is read, and what is private in them is
+        # encrypted
+        with suppress(OutputError):
+            delete_versions(fs, path, [each for each in older if each["VersionId"] != version])
+
+
+def read_file(fs: Any, path: str, *, replaced: bool = False) -> bytes:
+    """Return a file's content; `replaced` says that `replace_file` writes it, not `create_file`."""
+    if replaced or not _keeps_versions(fs, path):
+        return bytes(fs.cat_file(path))
+    return bytes(fs.cat_file(path, version_id=find_first_version(fs, path)))
+
+
+def remove_file(fs: Any, path: str, *, recursive: bool) -> None:
+    """Remove a file, or a folder with its contents, with the versions that a bucket keeps.
+
+    Nothing is removed that is written meanwhile.
+    """
+    if _keeps_versions(fs, path):
+        found = [
+            list_versions(fs, path),
+            *([list_versions(fs, f"{path}/", exact=False)] if recursive else []),
+        ]
+        # who may not remove versions hides them: what is private in them is encrypted
+        with suppress(OutputError):
+            for versions, markers in found:
+                # a version whose marker went first would be there again
+                delete_versions(fs, path, [*versions, *markers])
+            return
+    fs.rm(path, recursive=recursive)
+    # s3fs passes over files that it may not remove
+    if recursive and not is_local(fs) and fs.find(path):
+        raise PermissionError(path)
+
+
+class RemoteFile(io.RawIOBase):
+    """A remote file, as long as it was when it was found.
+
+    Parameters
+    ----------
+    ranges
+        What is read at once: pairs of a start and an end. All else is read when it is asked for.
+    """
+
+    def __init__(self, url: str, size: int, ranges: Iterable[Range] = ()) -> None:
+        self._url, self._size, self._place = url, size, 0
+        joined = join_ranges(ranges)
+        self._parts = dict(zip(joined, read_ranges(url, joined, size), strict=True))
+
+    def readable(self) -> bool:
+        """Return true."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return true."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place, as files do."""
+        self._place = offset + (0, self._place, self._size)[whence]
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer as far as the file goes, and return how far that was."""
+        view = memoryview(buffer).cast("B")
+        start, end = self._place, min(self._place + len(view), self._size)
+        if end <= start:
+            return 0
+        view[: end - start] = self._find(start, end)
+        self._place = end
+        return end - start
+
+    def _find(self, start: int, end: int) -> memoryview:
+        for (first, last), part in self._parts.items():
+            if first <= start and end <= last:
+                return memoryview(part)[start - first : end - first]
+        return memoryview(read_ranges(self._url, [(start, end)], self._size)[0])
+
+
+def open_remote(url: str) -> IO[bytes]:
+    """Return a file to read from its start to its end, block by block; a local one is opened as it is."""
+    fs, path = open_filesystem(url)
+    if is_local(fs):
+        return fs.open(path, "rb")  # type: ignore[no-any-return]  # fsspec is untyped
+    size = int(call_storage(url, lambda fs, path: fs.info(path)["size"]))
+    return io.BufferedReader(RemoteFile(url, size), _BLOCK_BYTES)
+
+
+def read_ranges(url: str, ranges: Sequence[Range], size: int) -> list[bytes]:
+    """Return the bytes of each range of a file, by one request each."""
+    # one byte more than there was: a file that grew is noticed
+    asked = [(start, end + (end == size)) for start, end in ranges]
+
+    def read(fs: Any, path: str) -> list[bytes]:
+        if is_local(fs):  # Python opens it faster than fsspec does
+            with Path(path).open("rb", buffering=0) as file:
+                return [os.pread(file.fileno(), end - start, start) for start, end in asked]
+        if len(asked) == 1:
+            return [bytes(fs.cat_file(path, start=asked[0][0], end=asked[0][1]))]
+        starts, ends = zip(*asked, strict=True)
+        return list(map(bytes, fs.cat_ranges([path] * len(asked), starts, ends, on_error="raise")))
+
+    found = call_storage(url, read) if ranges else []
+    if any(len(part) != end - start for part, (start, end) in zip(found, ranges, strict=True)):
+        raise report_change(url.rpartition("/")[2])
+    return found
+
+
+def join_ranges(ranges: Iterable[Range]) -> list[Range]:
+    """Return ranges in order, those that lie close together as one."""
+    joined: list[Range] = []
+    for start, end in sorted(ranges):
+        if joined and start - joined[-1][1] <= _GAP_BYTES:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
 
 
 def absolute_url(path: str, base: Path | None = None) -> str:

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dpdask.errors import MissingError, OutputError, SpecError, TemporaryError
-from dpdask.io.filesystems import storage_faults
 from dpdask.io.fragment import UTC, find_layout
 from dpdask.io.lakes import catalog_faults, load_catalog
 from dpdask.io.shards import Mode, Shard, Transaction, count_committed
-from dpdask.io.storage import Folder, absolute_url
+from dpdask.io.storage import Folder, absolute_url, storage_faults
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dpdask.errors import DpdaskError, InputError, MissingError, OutputError, TemporaryError
-from dpdask.io.filesystems import storage_faults
-from dpdask.io.storage import LOCK, Folder, PrivateFolder
+from dpdask.io.storage import LOCK, Folder, PrivateFolder, storage_faults
 
 STATE_FORMAT = 2
 RECORD = "run.json"

@@ -15,9 +15,16 @@ from hashlib import blake2b
 from pathlib import Path
 
 from dpdask.errors import DpdaskError, InputError, OutputError
-from dpdask.io.filesystems import storage_faults
 from dpdask.io.shards import META, list_manifests
-from dpdask.io.storage import KEY_NAME, Folder, PrivateFolder, check_key, commit, hide
+from dpdask.io.storage import (
+    KEY_NAME,
+    Folder,
+    PrivateFolder,
+    check_key,
+    commit,
+    hide,
+    storage_faults,
+)
 from dpdask.jobs.output import Publication
 from dpdask.jobs.records import busy
 from dpdask.streams import RunKey

@@ -20,8 +20,8 @@ from services.proxy import proxying
 from dpdask.connect import open_cluster
 from dpdask.connect.spec import Address, Tls
 from dpdask.errors import SpecError, TemporaryError
-from dpdask.io.filesystems import open_filesystem
 from dpdask.io.shards import Manifest
+from dpdask.io.storage import open_filesystem
 
 MOST = 60.0  # seconds
 

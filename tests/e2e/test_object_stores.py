@@ -13,12 +13,11 @@ from pyiceberg.catalog.sql import SqlCatalog
 from services.stores import in_environment
 
 from dpdask.errors import InputError, SpecError
-from dpdask.io import filesystems
-from dpdask.io.filesystems import open_filesystem
+from dpdask.io import storage
 from dpdask.io.fragments import discover, read_batches
 from dpdask.io.lakes import find_options
 from dpdask.io.shards import MANIFEST_NAME, list_manifests
-from dpdask.io.storage import Folder
+from dpdask.io.storage import Folder, open_filesystem
 from dpdask.jobs.plan import plan_job
 from dpdask.jobs.run import run_job
 from dpdask.page.pictures import MAX_PARTS
@@ -178,7 +177,7 @@ def test_a_job_makes_few_requests(n_fragments, n_shards, remote_store, tmp_path)
 
 @pytest.mark.slow_with("azurite")
 def test_reading_goes_on_when_requests_fail(job, remote_store, monkeypatch):
-    monkeypatch.setattr(filesystems, "_FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(storage, "_FIRST_WAIT_SECONDS", 0.01)
     settings = upload(job, remote_store)
     remote_store.proxy.refuse_next(3)
     remote_store.proxy.answer_next(503, 3, path="/in/part.1")

@@ -28,7 +28,7 @@ from dpdask import cli
 from dpdask.engine import fit, scan, write
 from dpdask.engine.account import Account
 from dpdask.engine.work import RELEASE_NAME
-from dpdask.io import filesystems, shards
+from dpdask.io import shards, storage
 from dpdask.io.encrypted import EncryptedFile
 from dpdask.io.storage import Folder
 from dpdask.jobs import records, run, run_keys, spec
@@ -274,7 +274,7 @@ def fork(request):
 
 if __name__ == "__main__":
     spare_the_disk(setattr)
-    filesystems._FIRST_WAIT_SECONDS, records.BEAT_SECONDS = 0.05, 0.2  # tests wait for both
+    storage._FIRST_WAIT_SECONDS, records.BEAT_SECONDS = 0.05, 0.2  # tests wait for both
     warm_up()
     answer({"warm": True})
     serve()

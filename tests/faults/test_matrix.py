@@ -25,7 +25,7 @@ from services.stores import Store
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, OutputError, TemporaryError
-from dpdask.io import filesystems
+from dpdask.io import storage
 from dpdask.io.shards import MANIFEST_NAME, list_manifests
 from dpdask.jobs.run import abort, run_job
 
@@ -281,7 +281,7 @@ def test_a_fault_changes_no_byte(
     monkeypatch,
 ):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(filesystems, "_FIRST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(storage, "_FIRST_WAIT_SECONDS", 0.05)
     ledger = {"url": f"sqlite:///{tmp_path / 'ledger.db'}", "dataset": "ratings"}
     open_ledger(ledger["url"]).init("ratings", 4.0)
     catalog = {"name": "lake", "type": "sql", "uri": f"sqlite:///{tmp_path / 'catalog.db'}"}

@@ -12,10 +12,9 @@ import fsspec
 import pytest
 
 from dpdask.errors import DataError, InputError, OutputError, TemporaryError
-from dpdask.io import filesystems
-from dpdask.io.filesystems import storage_faults
+from dpdask.io import storage
 from dpdask.io.shards import MANIFEST_FORMAT, MANIFEST_NAME, Manifest, Shard
-from dpdask.io.storage import Folder, PrivateFolder
+from dpdask.io.storage import Folder, PrivateFolder, storage_faults
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -170,7 +169,7 @@ def test_a_new_file_appears_whole_and_only_once(folder):
 
 
 def test_what_one_request_cannot_write_is_refused(monkeypatch):
-    monkeypatch.setattr(filesystems, "MAX_PUT_BYTES", 2**20)
+    monkeypatch.setattr(storage, "MAX_PUT_BYTES", 2**20)
     with pytest.raises(
         OutputError,
         match=r"larger than one request can write \(1 MiB\); lower output\.rows_per_shard",

@@ -16,12 +16,10 @@ import pytest
 from services.stores import in_environment
 
 from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
-from dpdask.io import filesystems, parquet
-from dpdask.io import filesystems as versions
-from dpdask.io.filesystems import open_filesystem
+from dpdask.io import filesystems, parquet, storage
 from dpdask.io.footer import TAIL_BYTES
 from dpdask.io.fragments import discover, read_batches
-from dpdask.io.storage import Folder
+from dpdask.io.storage import Folder, open_filesystem
 from dpdask.jobs import records
 from dpdask.schema import Schema
 
@@ -46,7 +44,7 @@ print(json.dumps(won), flush=True)
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(filesystems, "_FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(storage, "_FIRST_WAIT_SECONDS", 0.01)
 
 
 def _race(folder):
@@ -364,7 +362,7 @@ def test_the_order_of_versions_decides_also_within_a_second(open_store, whole_se
 
 
 def test_versions_on_many_pages(open_store, monkeypatch):
-    monkeypatch.setattr(versions, "_PAGE", 2)
+    monkeypatch.setattr(filesystems, "_PAGE", 2)
     with open_store("radosgw", versioned=True) as store:
         fs, path = open_filesystem(store.folder.url)
         for name in ("a", "a", "a", "a", "a", "ab", "b/c", "b/c", "b/c", "b/d", "bc"):
@@ -384,14 +382,14 @@ def test_versions_on_many_pages(open_store, monkeypatch):
 def test_what_another_driver_creates_while_a_file_is_removed_stays(open_store, monkeypatch):
     with open_store("radosgw", versioned=True) as store:
         store.folder.put_new("a", b"1")
-        delete = versions._delete
+        delete = storage.delete_versions
 
         def be_late(*words):
             delete(*words)
-            monkeypatch.setattr(versions, "_delete", delete)
+            monkeypatch.setattr(storage, "delete_versions", delete)
             assert store.folder.put_new("a", b"2")
 
-        monkeypatch.setattr(versions, "_delete", be_late)
+        monkeypatch.setattr(storage, "delete_versions", be_late)
         store.folder.remove("a")
         assert store.folder.read("a") == b"2"
 

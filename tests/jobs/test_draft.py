@@ -14,7 +14,7 @@ from lakes.tables import sql_catalog
 from dpdask.documents import parse_yaml
 from dpdask.errors import SpecError
 from dpdask.io import parquet
-from dpdask.io.filesystems import read_ranges
+from dpdask.io.storage import read_ranges
 from dpdask.jobs.draft import draft_schema, read_levels
 from dpdask.jobs.spec import Input
 from dpdask.schema import Schema

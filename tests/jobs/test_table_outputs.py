@@ -31,7 +31,7 @@ from pyiceberg.exceptions import CommitFailedException
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, MissingError, OutputError, SpecError, TemporaryError
-from dpdask.io import filesystems, table_logs
+from dpdask.io import storage, table_logs
 from dpdask.io.shards import Shard, Transaction, list_manifests
 from dpdask.io.storage import Folder
 from dpdask.io.table_logs import DeltaLog, IcebergLog
@@ -591,7 +591,7 @@ def test_a_plan_warns_of_rows_that_are_released_again(source, out, tmp_path):
 
 
 def test_a_log_that_may_not_be_read_is_not_an_empty_one(open_store, monkeypatch):
-    monkeypatch.setattr(filesystems, "_FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(storage, "_FIRST_WAIT_SECONDS", 0.01)
     with open_store("radosgw") as store:
         commit_shards(store.folder, "first", mode="append")
         store.proxy.answer_next(403, times=10**6, method="GET", path="_delta_log/0")

@@ -13,8 +13,7 @@ import fsspec
 import pytest
 from fsspec.asyn import sync
 
-from dpdask.io.filesystems import open_filesystem
-from dpdask.io.storage import Folder
+from dpdask.io.storage import Folder, open_filesystem
 from services import azurite, radosgw
 from services.proxy import Proxy, proxying
 from services.supervisor import CannotServeError, ask
