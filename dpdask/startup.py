@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpdask.errors import TemporaryError
-
 
 def collect_rarely() -> None:
     """Let Python collect garbage rarely in this process, and not at its end.
@@ -93,14 +91,6 @@ class Stamp:
     def __reduce__(self) -> tuple[Any, ...]:
         # no exception there: a worker that cannot unpickle a task closes its connection, and says nothing to the driver
         return _compare_here, (own_versions(),)
-
-    def check(self) -> None:
-        """Check that this process has the driver's versions."""
-        if self.differs:
-            hint = "install the same versions on every worker, and run again to resume"
-            raise TemporaryError(
-                f"a worker joined with another version: {self.differs}", "cluster", hint
-            )
 
 
 def _compare_here(wanted: Versions) -> Stamp:

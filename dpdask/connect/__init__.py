@@ -16,16 +16,15 @@ from dpdask.connect.spec import (
     Local,
     Synchronous,
     Threads,
-    check_address,
-    open_address,
+    check_cluster,
+    hide_user,
+    make_security,
+    open_client,
     replace_scheduler,
 )
 from dpdask.engine.compute import INSECURE_KEY, PATIENCE_KEY
 
-
-def check_cluster(cluster: Cluster, scheduler: str | None = None) -> tuple[str, ...]:
-    """Return warnings for the steward about who else can reach the scheduler that a job names; do not connect to it."""
-    return check_address(replace_scheduler(cluster, scheduler))
+__all__ = ["check_cluster", "open_cluster"]
 
 
 @contextmanager
@@ -41,7 +40,7 @@ def open_cluster(cluster: Cluster, scheduler: str | None = None) -> Iterator[str
     mode 0700 until the run ends.
     """
     cluster = replace_scheduler(cluster, scheduler)
-    check_address(cluster)
+    check_cluster(cluster)
     if isinstance(cluster, Synchronous):
         # by its name, Dask would import distributed first
         with dask.config.set(scheduler=dask.local.get_sync):
@@ -50,8 +49,10 @@ def open_cluster(cluster: Cluster, scheduler: str | None = None) -> Iterator[str
         with dask.config.set(scheduler=dask.threaded.get, num_workers=cluster.workers):
             yield "threads of this process"
     elif isinstance(cluster, Address):
-        with dask.config.set({INSECURE_KEY: cluster.insecure}), open_address(cluster) as name:
-            yield name
+        assert cluster.address is not None
+        allowed = dask.config.set({INSECURE_KEY: cluster.insecure})
+        with allowed, open_client(cluster.address, make_security(cluster.tls)):
+            yield f"the scheduler at {hide_user(cluster.address)}"
     else:
         from dpdask.connect.private import OPENERS
 

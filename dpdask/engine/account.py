@@ -18,6 +18,7 @@ from dpdask.privacy.ledger_entries import FREE, Balance, Book, Charge, Entry
 
 # SQLAlchemy is for those who have a ledger; a ledger is shown without any mechanism
 if TYPE_CHECKING:
+    from dpdask.mechanisms.card import Card
     from dpdask.mechanisms.mechanism import Mechanism
     from dpdask.privacy.ledger import Ledger
 
@@ -104,6 +105,10 @@ class Account:
             return _NOTHING
         return open_ledger(self.place.url).show(self.place.dataset)
 
+    def tell_coverage(self, card: Card, run_id: str) -> Card:
+        """Return a card with the share of the dataset's rows that had no ε until a run; unchanged without a ledger."""
+        return card if self.place is None else card.with_dataset(self.read().coverage_until(run_id))
+
     def read_balance(self) -> Balance | None:
         """Return the spent and the remaining budget of the dataset, or None without a ledger."""
         return None if self.place is None else self.read().balance
@@ -111,7 +116,7 @@ class Account:
     @property
     def is_strict(self) -> bool:
         """Whether the dataset charges refusals that read rows."""
-        return self.read().strict
+        return self.place is not None and self.read().strict
 
     def check_room(self, run_id: str | None) -> None:
         """Check, before a row is read, that the budget allows the release, or that its unfinished run is already charged."""

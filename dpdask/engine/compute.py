@@ -355,8 +355,11 @@ def guard(function: Callable[Args, Result]) -> Callable[Args, Result]:
         try:
             prepare_process()
             for argument in (*args, *kwargs.values()):
-                if isinstance(stamp := getattr(argument, "stamp", None), Stamp):
-                    stamp.check()
+                stamp = getattr(argument, "stamp", None)
+                if isinstance(stamp, Stamp) and stamp.differs:
+                    what = f"a worker joined with another version: {stamp.differs}"
+                    hint = "install the same versions on every worker, and run again to resume"
+                    raise TemporaryError(what, "cluster", hint)
             return function(*args, **kwargs)
         except DpdaskError as error:
             failure = error

@@ -274,7 +274,7 @@ class Release:
             fitted, work.columns, n_rows=n_rows, n_released=None, order="keep"
         )
         card = make_card(section, name="frame", insecure=insecure)
-        card = card.with_dataset(rows.account.read().coverage_until(rows.run_id))
+        card = rows.account.tell_coverage(card, rows.run_id)
         if mechanism.releases_rows:
             return cls(fitted=None, folder=work.secrets, sha256=sha256, rows=rows, _card=card)
         forget_secrets(work.secrets)  # nothing that follows needs a secret
@@ -291,11 +291,9 @@ class Release:
         card = self._card.with_batches(
             names, epsilon=mechanism.budget is not None, ranges=bool(without)
         )
-        return (
-            card.with_dataset(self.rows.account.read().coverage_until(self._run_id(names[-1])))
-            if names
-            else card
-        ).to_dict()
+        if names:
+            card = self.rows.account.tell_coverage(card, self._run_id(names[-1]))
+        return card.to_dict()
 
     def _run_id(self, batch: str | None, attempt: int = 1) -> str:
         """Return the name of a batch's charge in the ledger; no two batches share one, whatever they are called."""

@@ -45,11 +45,6 @@ _GZIP = b"\x1f\x8b"  # which begins no text
 BAD_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
-def is_csv(path: str) -> bool:
-    """Return whether a path's name is that of a CSV file."""
-    return path.lower().endswith((".csv", ".csv.gz"))
-
-
 def inspect(fs: Any, path: str, name: str, schema: Schema) -> tuple[Versions, pa.Schema]:
     """Return the digests and the size of a file, and the columns with their declared types."""
     schema.check_dates()

@@ -265,7 +265,9 @@ def _find_tables(
     named = [(path, path[len(base) :].lstrip("/")) for path in sizes]
     hidden = {name for _, name in named if _is_hidden(name)}
     files = [(path, name) for path, name in named if name not in hidden and sizes[path] is not None]
-    found = [(path, name, _format(name) if wanted == "files" else wanted) for path, name in files]
+    found = [
+        (path, name, name_format(name) if wanted == "files" else wanted) for path, name in files
+    ]
     tables = [(path, name, format_) for path, name, format_ in found if format_ is not None]
     counts = (
         (len(files) - len(tables), "file", _OTHER_NAME),
@@ -295,7 +297,8 @@ def natural(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
-def _format(name: str) -> Literal["parquet", "csv"] | None:
+def name_format(name: str) -> Literal["parquet", "csv"] | None:
+    """Return the format that a file's name tells, if it tells one."""
     suffix = next(filter(name.lower().endswith, _SUFFIXES), None)
     return None if suffix is None else _SUFFIXES[suffix]
 

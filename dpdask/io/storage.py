@@ -454,7 +454,8 @@ class Folder:
             except Exception as error:
                 # the store may have written the file although its answer was lost, also in a
                 # library's own second attempt
-                if classify(error) not in (Fault.EXISTS, Fault.BUSY):
+                there = isinstance(error, FileExistsError)
+                if not there and classify(error) not in (Fault.EXISTS, Fault.BUSY):
                     raise
                 try:
                     settle_file(fs, path)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from dpdask.connect.probe import check_workers
+from dpdask.connect.spec import check_workers
 from dpdask.engine.account import settle
 from dpdask.engine.compute import Progress
 from dpdask.engine.fit import Fitted, carry_on, fit

@@ -39,8 +39,7 @@ from dpdask.engine.fit import Fitted, PublicTable
 from dpdask.engine.source import FileSource
 from dpdask.engine.work import TableWork, make_public_work, make_table_work
 from dpdask.errors import CombinedSpecError, DataError, DpdaskError, SpecError
-from dpdask.io.csv import is_csv
-from dpdask.io.files import Files, TableFormat
+from dpdask.io.files import Files, TableFormat, name_format
 from dpdask.io.filesystems import Options, by_root, check_options
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable, check_copies, discover, find_copies, takes_in
@@ -231,7 +230,10 @@ class Job:
             raise SpecError(what, "output.path", "name a folder in it")
         check_seed(file)
         schema.check_privatised(file.schema_path)
-        if file.input.format == "csv" or (file.input.format == "files" and is_csv(file.input.path)):
+        if "csv" in (
+            file.input.format,
+            file.input.format == "files" and name_format(file.input.path),
+        ):
             schema.check_dates()
         self.ledger = file.ledger and file.ledger.resolve(base)
         self.cluster = place_files(file.cluster, base)
@@ -326,7 +328,7 @@ class Job:
             [self.input_url, self.output_url, *self._public_urls.values(), warehouse or ""],
         )
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """A digest of everything that decides the output's bytes except the input's content.
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, Literal, Self, get_args
 
 from dpdask.engine.compute import forget_everywhere, share_key, withdraw_key
@@ -139,6 +140,7 @@ class RunState:
         series: str | None = None,
     ) -> None:
         self.output, self.folder = output, hide(output, ".dpdask")
+        self._ledger_url = ledger_url
         self._commitment = ""  # of the run's key, once this process knows it
         self.keys = find_keys(self.folder, ledger_url)
         self._records = self._open_records()
@@ -146,7 +148,11 @@ class RunState:
             left = self.peek()
             target = Target() if left is None else left.target
         self.target, self.publication = target, target.open(output, series)
-        self.kept = KeptFolder(output, ledger_url)
+
+    @cached_property
+    def kept(self) -> KeptFolder:
+        """What a series keeps beside the output between its releases."""
+        return KeptFolder(self.output, self._ledger_url)
 
     def secrets(self, run_id: str) -> Folder:
         """Return the folder of a run's private files, as tasks are told of it."""

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 QUIET = ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
 AS_NOBODY = """
-import sys, os, dpdask.connect.probe, dpdask.engine.write, numba, pandas, encodings.idna, distributed.cli.dask_worker as worker
+import sys, os, dpdask.connect.spec, dpdask.engine.write, numba, pandas, encodings.idna, distributed.cli.dask_worker as worker
 os.setgroups([]); os.setgid(65534); os.setuid(65534); os.chdir("/")
 worker.main(sys.argv[1:])
 """
