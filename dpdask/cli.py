@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -25,7 +26,7 @@ from dpdask.version import __version__
 if TYPE_CHECKING:
     from dpdask.jobs.run import Outcome
     from dpdask.jobs.spec import Job
-    from dpdask.mechanisms.mechanism import Mechanism
+    from dpdask.mechanisms.mechanism import Description
     from dpdask.schemas import Name
     from dpdask.terminal.progress import LogFormat, Report
 
@@ -219,6 +220,7 @@ def run(
     with show_progress(log_format) as report:  # before anything that is slow to import
         loaded, warned, outcome = _run(job, settings, scheduler, report)
     promised, mechanism = loaded.file.privacy, outcome.mechanism or loaded.mechanism
+    described = mechanism.description
     result = {
         "status": outcome.status,
         "output": outcome.output,
@@ -230,11 +232,11 @@ def run(
         "balance": _read_balance(loaded),
         "warnings": [*warned, *outcome.warnings],
         "quality": outcome.quality,
-        "protected": mechanism.description.protected,
-        "unprotected": mechanism.description.unprotected,
+        "protected": described.protected,
+        "unprotected": described.unprotected,
         "insecure": loaded.file.insecure_seed is not None,
     }
-    _show(as_json, result, _outcome_text(loaded, mechanism, result))
+    _show(as_json, result, _outcome_text(loaded, described, result))
     if not as_json and sys.stderr.isatty():
         # exact counts of the private table, so that they are not logged or passed on
         changed = "values were outside its domain and were changed as the schema says"
@@ -508,29 +510,13 @@ def simulate() -> None:
 @click.option("--rows-per-file", type=int, default=1_000_000, show_default=True)
 @click.option("--out", required=True, help="A new folder.")
 @_log_format
-def movielens(
-    n_rows: int,
-    n_users: int | None,
-    n_movies: int | None,
-    seed: int,
-    rows_per_file: int,
-    out: str,
-    log_format: LogFormat,
-) -> None:
+def movielens(out: str, log_format: LogFormat, **sizes: Any) -> None:
     """Write simulated ratings like those of MovieLens-25M: the same rating frequencies, and similarly active users and movies."""
     from dpdask.simulate import simulate_movielens
     from dpdask.terminal.progress import show_progress
 
     with show_progress(log_format) as report:
-        written = simulate_movielens(
-            out,
-            n_rows=n_rows,
-            n_users=n_users,
-            n_movies=n_movies,
-            seed=seed,
-            rows_per_file=rows_per_file,
-            on_file=lambda done, total: report("simulate", done, total),
-        )
+        written = simulate_movielens(out, **sizes, on_file=partial(report, "simulate"))
     echo(
         f"{out}: {written['rows']:,} simulated ratings of {written['users']:,} users in {say_count(int(written['files']), 'file')}"
     )
@@ -557,32 +543,17 @@ def movielens(
 @click.option("--rows-per-file", type=int, default=1 << 20, show_default=True)
 @click.option("--out", required=True, help="A new folder; the schema is written beside it.")
 @_log_format
-def census(
-    n_rows: int,
-    n_attributes: int,
-    n_levels: int | None,
-    binary: bool,
-    seed: int,
-    rows_per_file: int,
-    out: str,
-    log_format: LogFormat,
-) -> None:
+def census(out: str, binary: bool, log_format: LogFormat, **sizes: Any) -> None:
     """Write a simulated census table: columns with strong, weak and no dependence, and pairs of levels that never occur."""
     from dpdask.simulate import simulate_census
     from dpdask.terminal.progress import show_progress
 
-    if binary and n_levels is not None:
+    if binary and sizes["n_levels"] is not None:
         raise UsageError("cannot be combined with --levels", "--binary", "give one of the two")
+    if binary:
+        sizes["n_levels"] = 2 * sizes["n_attributes"]
     with show_progress(log_format) as report:
-        written = simulate_census(
-            out,
-            n_rows=n_rows,
-            n_attributes=n_attributes,
-            n_levels=2 * n_attributes if binary else n_levels,
-            seed=seed,
-            rows_per_file=rows_per_file,
-            on_file=lambda done, total: report("simulate", done, total),
-        )
+        written = simulate_census(out, **sizes, on_file=partial(report, "simulate"))
     size = f"{written['rows']:,} simulated people, {written['attributes']:,} attributes of {written['levels']:,} levels"
     echo(
         f"{out}: {size}, in {say_count(int(written['files']), 'file')}; schema {written['schema']}"
@@ -596,7 +567,7 @@ def _read_balance(job: Job) -> dict[str, Any] | None:
     return None
 
 
-def _outcome_text(job: Job, mechanism: Mechanism, result: dict[str, Any]) -> str:
+def _outcome_text(job: Job, described: Description, result: dict[str, Any]) -> str:
     warnings = [f"  WARNING   {warning}" for warning in result["warnings"]]
     if result["status"] == "nothing new":
         return "\n".join(
@@ -607,8 +578,8 @@ def _outcome_text(job: Job, mechanism: Mechanism, result: dict[str, Any]) -> str
         + (" (INSECURE: seeded, protects nobody)" if result["insecure"] else ""),
         f"  where     {result['output']}",
         f"  what      {say_count(result['rows'], 'row')} in {say_count(result['shards'], 'shard')}, {result['bytes'] / 1e6:,.1f} MB",
-        f"  how       {mechanism.description.how}",
-        f"  promise   {mechanism.description.guarantee(job.file.output.order)}",
+        f"  how       {described.how}",
+        f"  promise   {described.guarantee(job.file.output.order)}",
         *warnings,
         *([f"  quality   {result['quality']}"] if result["quality"] else []),
     ]
