@@ -62,17 +62,6 @@ def find_client() -> Client | None:
     return client if isinstance(client, Client) else None
 
 
-def is_worker() -> bool:
-    """Return whether this is a task on a worker of a cluster."""
-    if "distributed" not in sys.modules:
-        return False
-    from distributed import get_worker
-
-    with suppress(ValueError):
-        return get_worker() is not None
-    return False
-
-
 @contextmanager
 def share_options(options: Mapping[str, Options]) -> Iterator[None]:
     """Open buckets with these options until the block ends, in this process; workers keep them, also those that join later.
@@ -355,7 +344,7 @@ def guard(function: Callable[Args, Result]) -> Callable[Args, Result]:
         try:
             prepare_process()
             for argument in (*args, *kwargs.values()):
-                stamp = getattr(argument, "stamp", None)
+                stamp = getattr(getattr(argument, "work", argument), "stamp", None)
                 if isinstance(stamp, Stamp) and stamp.differs:
                     what = f"a worker joined with another version: {stamp.differs}"
                     hint = "install the same versions on every worker, and run again to resume"
@@ -446,8 +435,12 @@ def prepare_process() -> None:
     A worker already runs one task for each thread that it may use.
     """
     keep_memory()
-    if is_worker():
-        threadpool_limits(1)
+    if "distributed" in sys.modules:
+        from distributed import get_worker
+
+        with suppress(ValueError):  # this is no task on a worker
+            get_worker()
+            threadpool_limits(1)
 
 
 @functools.cache

@@ -13,8 +13,9 @@ from dpdask.archive import Archived, salt
 from dpdask.engine.compute import Progress, one_thread
 from dpdask.engine.scan import Scanned, bound_units, scan
 from dpdask.engine.source import Source
-from dpdask.engine.work import NOISY_NAME, RELEASE_NAME, TableWork, keep
+from dpdask.engine.work import TableWork, keep
 from dpdask.errors import DataError, InternalError
+from dpdask.io.storage import NOISY_NAME, RELEASE_NAME
 from dpdask.mechanisms.mechanism import Mechanism, Search
 from dpdask.privacy.events import LocalRelease, leaves
 from dpdask.references.reference import ColumnStatistic

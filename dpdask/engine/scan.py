@@ -9,7 +9,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, count, cycle
@@ -35,8 +35,8 @@ from dpdask.engine.compute import (
 from dpdask.engine.source import Part, Source
 from dpdask.engine.work import TableWork, keep, read_kept
 from dpdask.errors import DataError, InputError, TemporaryError
-from dpdask.io.encrypted import BOUNDS_NAME, EncryptedFile
-from dpdask.io.storage import Folder
+from dpdask.io.encrypted import EncryptedFile
+from dpdask.io.storage import BOUNDS_NAME, Folder
 from dpdask.kernels.hashing import keep_chosen, siphash, take_at
 from dpdask.startup import Stamp
 from dpdask.stats.records import UnitBounds, UnitRows
@@ -328,11 +328,6 @@ class Scan:
     # is kept.
     released: bool
 
-    @property
-    def stamp(self) -> Stamp:
-        """A worker with other versions refuses the work."""
-        return self.work.stamp
-
 
 # without a repr, since Dask logs the arguments of a task that failed
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -374,8 +369,10 @@ def scan(
     if not groups:
         return Scanned(value=statistic.counter().result(), n_released=())
     # of a frame, the rows are names of tasks, and a list of these is a node of its own
-    pack = list if nodes is None else _list_tasks
-    arguments = [([part for part, _ in each], pack(rows for _, rows in each)) for each in groups]
+    arguments: list[tuple[list[Part], Any]] = []
+    for group in groups:
+        parts, rows = (list(each) for each in zip(*group, strict=True))
+        arguments.append((parts, rows if nodes is None else List(*rows)))
     kept = number is not None and source.is_lasting
     file = work.open_counts(number or 0) if kept else None
     joined = _Joined(statistic, len(groups), file, _count_public(source, work), list(work.codecs))
@@ -390,10 +387,6 @@ def scan(
     for found in run_stage(stage_, progress):
         joined.add(found)
     return joined.result()
-
-
-def _list_tasks(rows: Iterable[Any]) -> Any:
-    return List(*rows)
 
 
 def _count_public(source: Source, work: TableWork) -> int | None:

@@ -15,7 +15,7 @@ from dpdask.codec import Codec, codec_for
 from dpdask.engine.compute import remember
 from dpdask.errors import DataError, InputError, MissingError, SpecError
 from dpdask.io.encrypted import EncryptedFile, EncryptedFolder
-from dpdask.io.storage import KEY_NAME, Folder, PrivateFolder
+from dpdask.io.storage import HOLDOUT_NAME, KEY_NAME, RELEASE_NAME, Folder, PrivateFolder
 from dpdask.mechanisms.mechanism import Columns, Mechanism
 from dpdask.privacy import UnitColumn
 from dpdask.schema import Schema
@@ -24,9 +24,6 @@ from dpdask.streams import RunKey
 
 Loaded = TypeVar("Loaded", bound=Archived)
 
-HOLDOUT_NAME = "holdout.key"
-RELEASE_NAME = "release.npz"
-NOISY_NAME = "noisy.npz"
 _COUNTS = "counts-"
 
 

@@ -409,11 +409,6 @@ class Writing:
     release_type: type[Any]
     staging: Staging
 
-    @property
-    def stamp(self) -> Stamp:
-        """A worker with other versions refuses the work."""
-        return self.work.stamp
-
 
 @guard
 def write_shards(task: Task, writing: Writing) -> list[tuple[int, Staged]]:

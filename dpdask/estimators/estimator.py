@@ -17,7 +17,7 @@ from dpdask.documents import validate
 from dpdask.engine.account import Account, LedgerPlace, check_can_charge, settle
 from dpdask.engine.fit import Fitted, PublicTable, fit
 from dpdask.engine.source import Frame, FrameSource, find_meta, identify
-from dpdask.engine.work import HOLDOUT_NAME, NOISY_NAME, RELEASE_NAME, TableWork, load
+from dpdask.engine.work import TableWork, load
 from dpdask.errors import BudgetError, DataError, DpdaskError
 from dpdask.estimators.frames import (
     check_secrets,
@@ -27,7 +27,7 @@ from dpdask.estimators.frames import (
     open_secrets,
 )
 from dpdask.estimators.release import FITTED, PUBLIC, Batches, Release, Rows
-from dpdask.io.storage import Folder
+from dpdask.io.storage import HOLDOUT_NAME, NOISY_NAME, RELEASE_NAME, Folder
 from dpdask.mechanisms.expectations import (
     describe_promise,
     describe_steps,

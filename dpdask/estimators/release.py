@@ -18,7 +18,7 @@ from dpdask.engine.account import Account
 from dpdask.engine.compute import forget_everywhere
 from dpdask.engine.lazy import sample_frame, transform_frame
 from dpdask.engine.source import Frame, FrameSource, find_meta, identify
-from dpdask.engine.work import RELEASE_NAME, TableWork, keep, load
+from dpdask.engine.work import TableWork, keep, load
 from dpdask.errors import DataError, InputError, InternalError, SpecError
 from dpdask.estimators.frames import (
     close_secrets,
@@ -29,7 +29,7 @@ from dpdask.estimators.frames import (
 )
 from dpdask.html import make_html_table
 from dpdask.io.shards import CARD, load_release, save_release
-from dpdask.io.storage import KEY_NAME, Folder, absolute_url
+from dpdask.io.storage import KEY_NAME, RELEASE_NAME, Folder, absolute_url
 from dpdask.mechanisms.card import Card, RowCount, make_card
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.privacy.events import epsilon, to_dict

@@ -17,10 +17,9 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from dpdask.errors import InputError, TemporaryError
-from dpdask.io.storage import Folder, check_key
+from dpdask.io.storage import BOUNDS_NAME, Folder, check_key
 
 _DIGITS = 20  # the most of a number of rows or bytes
-BOUNDS_NAME = "bounds.npz"
 _PERSON, _NONCE_PERSON = b"dpdask files", b"dpdask nonce"
 _NONCE_BYTES = 12
 _LENGTH_BYTES, _LEAST_BYTES = 8, 2**12

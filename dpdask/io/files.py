@@ -19,7 +19,7 @@ import pyarrow as pa
 from dpdask.errors import DataError, InputError, MissingError, SpecError, say_count
 from dpdask.io import csv, parquet
 from dpdask.io.csv import csv_type
-from dpdask.io.filesystems import Fault, classify, mask
+from dpdask.io.filesystems import classify, mask
 from dpdask.io.footer import Footer, find_ranges
 from dpdask.io.storage import call_storage, is_local, open_filesystem, protocols, storage_faults
 from dpdask.schema import Schema
@@ -358,7 +358,7 @@ def _kinds_in(fs: Any, folder: str) -> Iterator[str]:
             found = [str(path) for path in fs.ls(f"{folder}/{inner}", detail=False)]
         except Exception as error:
             answered = isinstance(error, NotADirectoryError)
-            answered = answered or classify(error) in (Fault.MISSING, Fault.REFUSED)
+            answered = answered or classify(error) in ("missing", "refused")
             # a web server answers as it likes
             if not answered and not protocols(fs) & {"http", "https"}:
                 raise

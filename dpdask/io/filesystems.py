@@ -7,9 +7,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from enum import Enum
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import fsspec
 
@@ -42,54 +41,32 @@ _CREDENTIALS = ("Credential", "Authentication", "Unauthorized", "Token", "Refres
 _BUSY = {408, 425, 429}
 
 
-class Fault(Enum):
-    """Kinds of failures of a storage: what is missing, shorter than asked for, there already, refused, full, busy, or another."""
-
-    MISSING = "missing"
-    SHORT = "short"
-    EXISTS = "exists"
-    REFUSED = "refused"
-    FULL = "full"
-    BUSY = "busy"
-    OTHER = "other"
+Fault = Literal["missing", "short", "exists", "refused", "full", "busy", "other"]
 
 
 def classify(error: BaseException) -> Fault | None:
     """Return the kind of a failure, or None if it is no failure of a storage."""
-    if (
-        not isinstance(error, OSError)
-        and type(error).__module__.partition(".")[0] not in _LIBRARIES
-    ):
+    of_library = type(error).__module__.partition(".")[0] in _LIBRARIES
+    if not of_library and not isinstance(error, OSError):
         return None
-    chain = _chain(error)
+    chain = [error]  # s3fs keeps the answer of the store in the cause
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
     status = next((found for found in map(_status, chain) if found is not None), None)
-    if any(_is_full(link) for link in chain) or status == 507:
-        return Fault.FULL
-    if isinstance(error, FileNotFoundError) or status == 404:
-        return Fault.MISSING
-    if isinstance(error, FileExistsError) or status in (409, 412):
-        return Fault.EXISTS
+    if status == 507 or any(map(_is_full, chain)):
+        return "full"
+    if status == 404 or isinstance(error, FileNotFoundError):
+        return "missing"
+    if status in (409, 412) or isinstance(error, FileExistsError):
+        return "exists"
     if status == 416:
-        return Fault.SHORT
-    if status in (401, 403) or any(_is_refusal(link) for link in chain):
-        return Fault.REFUSED
+        return "short"
+    if status in (401, 403) or any(map(_is_refusal, chain)):
+        return "refused"
+    is_busy = of_library or isinstance(error, ConnectionError | TimeoutError)
     if status is not None:
-        return Fault.BUSY if status in _BUSY or status >= 500 else Fault.OTHER
-    libraries = type(error).__module__.partition(".")[0] in _LIBRARIES
-    return (
-        Fault.BUSY
-        if libraries or isinstance(error, ConnectionError | TimeoutError)
-        else Fault.OTHER
-    )
-
-
-def _chain(error: BaseException | None) -> list[BaseException]:
-    """Return an error and its causes: s3fs keeps the answer of the store in the cause."""
-    chain: list[BaseException] = []
-    while error is not None and error not in chain:
-        chain.append(error)
-        error = error.__cause__
-    return chain
+        is_busy = status in _BUSY or status >= 500
+    return "busy" if is_busy else "other"
 
 
 def _answer(error: BaseException) -> dict[str, Any]:
@@ -143,20 +120,20 @@ def report_change(where: str) -> InputError:
 def explain(fault: Fault, error: Exception, where: str, *, writing: bool = False) -> DpdaskError:
     """Return the error of one line that a failure becomes."""
     where = mask(where)
-    if fault is Fault.SHORT:
+    if fault == "short":
         return report_change(where)
-    if fault is Fault.MISSING and not writing:
+    if fault == "missing" and not writing:
         return MissingError("this file is missing", where, "restore it and run again")
-    if fault is Fault.MISSING:
+    if fault == "missing":
         return OutputError(
             "its folder, bucket or container does not exist", where, "create it and run again"
         )
-    if fault is Fault.REFUSED:
+    if fault == "refused":
         refusal = OutputError if writing else InputError
         return refusal(
             "permission denied", where, "check the credentials, give this user access and run again"
         )
-    if fault is Fault.FULL:
+    if fault == "full":
         return TemporaryError(
             "no space left on the device", where, "free space and run again to resume"
         )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from decimal import Decimal
 from functools import cache, lru_cache
 from hashlib import blake2b
@@ -98,17 +97,6 @@ class _Leaf(NamedTuple):
 
 class _EncryptedError(Exception):
     """The columns are encrypted."""
-
-
-@contextmanager
-def refuse_corrupt(what: str, where: str, hint: str = REWRITE) -> Iterator[None]:
-    """Turn Arrow's failures on a file's bytes into an InputError; those of a file system are passed on."""
-    try:
-        yield
-    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
-        raise InputError(what, where, hint) from None
 
 
 def read_tail(
@@ -218,7 +206,10 @@ def _read_groups(raw: bytes, end: int) -> tuple[tuple[RowGroup, ...], int]:
     def check_group(fields: dict[int, Any], found: dict[int, Any]) -> RowGroup:
         if not leaves:
             leaves.extend(_find_leaves(found[2]))
-        return _make_group(fields, leaves, end)
+        n_rows, pairs = fields[3], zip(fields[1], leaves, strict=True)
+        if n_rows < 0:
+            raise ValueError
+        return RowGroup(n_rows, tuple(_make_chunk(*pair, n_rows, end) for pair in pairs))
 
     found, _ = _read_struct(raw, 0, check_group)
     starts = [
@@ -252,19 +243,6 @@ def _find_leaves(elements: Sequence[dict[int, Any]]) -> Iterator[_Leaf]:
                 n_repeated,
                 n_optional,
             )
-
-
-def _make_group(fields: dict[int, Any], leaves: Sequence[_Leaf], end: int) -> RowGroup:
-    n_rows, chunks = fields[3], fields[1]
-    if n_rows < 0:
-        raise ValueError
-    return RowGroup(
-        n_rows,
-        tuple(
-            _make_chunk(chunk, leaf, n_rows, end)
-            for chunk, leaf in zip(chunks, leaves, strict=True)
-        ),
-    )
 
 
 def _make_chunk(

@@ -23,13 +23,13 @@ from dpdask.errors import DataError, InputError
 from dpdask.io.filesystems import report_change
 from dpdask.io.footer import (
     INT96,
+    REWRITE,
     TAIL_BYTES,
     Footer,
     RowGroup,
     digest_footer,
     parse_footer,
     read_tail,
-    refuse_corrupt,
 )
 from dpdask.io.fragment import Fragment, Layout, estimate_width, has_width
 from dpdask.io.storage import Folder, RemoteFile, call_storage, read_ranges, storage_faults
@@ -45,6 +45,17 @@ _SETTLED_SECONDS = 0.1  # a change within this time may leave a file's times as 
 _ARROW = b"ARROW:schema"
 _BAD_TYPES = "the types of its columns cannot be read: they are corrupt, or unknown to Arrow"
 _BAD_ROWS = "this row group cannot be read: it is truncated or corrupt"
+
+
+@contextmanager
+def refuse_corrupt(what: str, where: str, hint: str = REWRITE) -> Iterator[None]:
+    """Turn Arrow's failures on a file's bytes into an InputError; those of a file system are passed on."""
+    try:
+        yield
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise InputError(what, where, hint) from None
 
 
 def footer(
@@ -167,9 +178,10 @@ def read_batches(
     ):
         group, types = found.groups[fragment.row_group], found.parsed.schema.to_arrow_schema()
         row_bytes, page_bytes = measure(group, types, columns, public)
-        n_rows = max(
-            1, min(BATCH_ROWS, int(BATCH_BYTES / max(1.0, row_bytes)), _limit_rows(len(columns)))
-        )
+        # for which Arrow's reader stays in its bytes: a power of two, to which it rounds its buffers
+        held = _READER_BYTES // (_READER_VALUE_BYTES * max(1, len(columns)))
+        most = min(BATCH_ROWS, 1 << max(0, held.bit_length() - 1))
+        n_rows = max(1, min(most, int(BATCH_BYTES / max(1.0, row_bytes))))
         # a reader with a buffer reads on as it needs more; one without holds all compressed bytes of its columns
         options: dict[str, Any] = (
             {"buffer_size": _PAGE_BYTES}
@@ -236,12 +248,6 @@ def _list_leaves(array: pa.Array) -> list[pa.Array]:
         [array.keys, array.items] if is_map else array.flatten() if is_struct else [array.flatten()]
     )
     return [leaf for each in inner for leaf in _list_leaves(each)]
-
-
-def _limit_rows(n_columns: int) -> int:
-    """Return the most rows of a batch for which Arrow's reader stays in its bytes: a power of two, to which it rounds its buffers."""
-    most: int = _READER_BYTES // (_READER_VALUE_BYTES * max(1, n_columns))
-    return 1 << max(0, most.bit_length() - 1)
 
 
 def measure(

@@ -21,14 +21,6 @@ from dpdask.io.storage import Folder
 Mode = Literal["error", "append", "overwrite"]
 
 
-@dataclass(frozen=True, slots=True)
-class Transaction:
-    """A release, and the run that commits it: the log keeps both, so that no release is committed twice."""
-
-    release: str
-    run: int
-
-
 def count_committed(is_there: Callable[[int], bool]) -> int:
     """Return how many of the releases that are numbered from 0 are committed; there is no gap between them."""
     end = 1
@@ -129,25 +121,16 @@ class _HashingSink:
         """Leave the file open; its opener closes it."""
 
 
-def _is_whole(type_: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(type_) or pa.types.is_temporal(type_)
-    ) and not pa.types.is_duration(type_)
-
-
 def choose_encoding(schema: pa.Schema, few_valued: Collection[str]) -> dict[str, Any]:
     """Return the options with which a shard is written."""
-    whole = {
-        field.name: "DELTA_BINARY_PACKED"
-        for field in schema
-        if _is_whole(field.type) and field.name not in few_valued
-    }
-    dictionary = [
-        field.name
-        for field in schema
-        if field.name not in whole
-        and not (pa.types.is_floating(field.type) and field.name not in few_valued)
-    ]
+    whole, dictionary = {}, []
+    for column in schema:
+        type_, is_few = column.type, column.name in few_valued
+        is_whole = pa.types.is_integer(type_) or pa.types.is_temporal(type_)
+        if is_whole and not pa.types.is_duration(type_) and not is_few:
+            whole[column.name] = "DELTA_BINARY_PACKED"
+        elif is_few or not pa.types.is_floating(type_):
+            dictionary.append(column.name)
     return {
         "compression": "snappy",
         "version": "2.6",

@@ -24,7 +24,6 @@ from dpdask.errors import DpdaskError, MissingError, OutputError
 from dpdask.io.filesystems import (
     KINDS,
     MAX_PUT_BYTES,
-    Fault,
     classify,
     delete_versions,
     explain,
@@ -38,16 +37,17 @@ from dpdask.io.filesystems import (
 _REMOVALS = 10
 _COMPARED_BYTES = 2**26
 _BEING_WRITTEN = re.compile(r"\.[0-9a-f]{32}\.tmp$")
+# the private files of a run, a series or a fit
 KEY_NAME = "run.key"
+HOLDOUT_NAME = "holdout.key"
+NOISY_NAME = "noisy.npz"
+BOUNDS_NAME = "bounds.npz"
+RELEASE_NAME = "release.npz"
+SERIES_NAME = "series.json"
 LOCK = "lock"
 _KEY_BYTES = 32
 # a folder with none of these is none of ours
-_MARKS = {
-    KEY_NAME,
-    LOCK,
-    "release.npz",
-    "series.json",
-}
+_MARKS = {KEY_NAME, LOCK, RELEASE_NAME, SERIES_NAME}
 _COMMIT_PERSON = b"dpdask commit"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS = {errno.ENOTDIR, errno.ELOOP, errno.EACCES}
@@ -114,11 +114,11 @@ def call_storage(url: str, call: Callable[[Any, str], T], *, writing: bool = Fal
             fault = classify(error)
             if fault is None:
                 raise
-            if fault is Fault.REFUSED and not renewed and not is_local(fs):
+            if fault == "refused" and not renewed and not is_local(fs):
                 renewed = True
                 if open_filesystem(url)[0] is fs:  # else another thread has done so
                     type(fs).clear_instance_cache()
-            elif fault is Fault.BUSY and attempt < _TRIES - 1:
+            elif fault == "busy" and attempt < _TRIES - 1:
                 # twice as long each time, and not at the same moment as other processes
                 jitter = uuid.uuid4().int % 1000 / 1000
                 time.sleep(_FIRST_WAIT_SECONDS * 2**attempt * (0.5 + jitter))
@@ -159,12 +159,6 @@ def create_file(fs: Any, path: str, data: bytes) -> None:
     version = answer.get("VersionId") if "s3" in names else None
     if version is not None and find_first_version(fs, path, alone=True) != version:
         raise FileExistsError(path)
-
-
-def settle_file(fs: Any, path: str) -> None:
-    """Remove what other writers left of a file that is there, where a bucket keeps versions."""
-    if _keeps_versions(fs, path):
-        find_first_version(fs, path, alone=True)
 
 
 def replace_file(fs: Any, path: str, data: bytes) -> None:
@@ -455,10 +449,11 @@ class Folder:
                 # the store may have written the file although its answer was lost, also in a
                 # library's own second attempt
                 there = isinstance(error, FileExistsError)
-                if not there and classify(error) not in (Fault.EXISTS, Fault.BUSY):
+                if not there and classify(error) not in ("exists", "busy"):
                     raise
                 try:
-                    settle_file(fs, path)
+                    if _keeps_versions(fs, path):  # what other writers left of it goes
+                        find_first_version(fs, path, alone=True)
                     return look(fs, path)
                 except FileNotFoundError:
                     raise ConnectionError from error  # to be tried again

@@ -21,7 +21,7 @@ import pyarrow as pa
 from dpdask.errors import MissingError, OutputError, SpecError, TemporaryError
 from dpdask.io.fragment import UTC, find_layout
 from dpdask.io.lakes import catalog_faults, load_catalog
-from dpdask.io.shards import Mode, Shard, Transaction, count_committed
+from dpdask.io.shards import Mode, Shard, count_committed
 from dpdask.io.storage import Folder, absolute_url, storage_faults
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ _SHORT = (pa.bool_(), pa.int64(), pa.float32(), pa.float64(), pa.date32(), pa.ti
 class Commit:
     """What one commit does to a table, and says of the release."""
 
-    transaction: Transaction
+    release: str
+    run: int  # the log keeps both, so that no release is committed twice
     shards: Sequence[Shard]
     types: pa.Schema
     about: Mapping[str, str]
@@ -91,24 +92,16 @@ class TableLog(ABC):
                 return 0
             return count_committed(lambda number: self._find_run(table, name(number)) is not None)
 
-    def commit(
-        self,
-        transaction: Transaction,
-        shards: Sequence[Shard],
-        types: pa.Schema,
-        about: Mapping[str, str],
-        mode: Mode,
-    ) -> None:
+    def commit(self, entry: Commit) -> None:
         """Make shards the content of the table, or add them; nothing happens if the release is there."""
-        entry = Commit(transaction, shards, types, about, mode)
         for _ in range(_TRIES):
             with self._open() as table:
                 if table is not None:
-                    if self._find_run(table, transaction.release) is not None:
+                    if self._find_run(table, entry.release) is not None:
                         return
-                    if mode == "error":
+                    if entry.mode == "error":
                         raise self._refuse("another writer has made this table")
-                    self._check_table(table, types, mode)
+                    self._check_table(table, entry.types, entry.mode)
                 if self._add(table, entry):
                     return
         raise TemporaryError(
@@ -196,7 +189,7 @@ class DeltaLog(TableLog):
             if table is not None:
                 self._check_table(table, types, mode)
             # in the copy alone
-            self._write(table, Commit(Transaction("rehearsal", 0), (), types, {}, mode))
+            self._write(table, Commit("rehearsal", 0, (), types, {}, mode))
 
     def _find_run(self, table: DeltaTable, release: str) -> int | None:
         return table.transaction_version(release)
@@ -285,12 +278,11 @@ class DeltaLog(TableLog):
         ]
         columns = [(each.name, _to_delta(each.type)) for each in entry.types]
         schema = deltalake.Schema.from_arrow(pa.schema(columns))
-        name, run = entry.transaction.release, entry.transaction.run
         properties: Any = {
             "commit_properties": deltalake.CommitProperties(
                 custom_metadata=dict(entry.about),
                 max_commit_retries=0,
-                app_transactions=[deltalake.Transaction(name, run)],
+                app_transactions=[deltalake.Transaction(entry.release, entry.run)],
             ),
             "post_commithook_properties": deltalake.PostCommitHookProperties(
                 create_checkpoint=False, cleanup_expired_logs=False
@@ -457,8 +449,7 @@ class IcebergLog(TableLog):
         from pyiceberg.expressions import AlwaysTrue
 
         once = {_RETRIES: "0"}
-        release, run = entry.transaction.release, entry.transaction.run
-        says = {"dpdask.release": release, **entry.about}
+        says = {"dpdask.release": entry.release, **entry.about}
         work: TableTransaction
         try:
             with self._faults():
@@ -474,7 +465,7 @@ class IcebergLog(TableLog):
                     properties = {**table.properties, **once}  # of this copy alone
                     table.metadata = table.metadata.model_copy(update={"properties": properties})
                     work = table.transaction()
-                work.set_properties({f"{_RELEASE}{release}": f"{run:x}"})
+                work.set_properties({f"{_RELEASE}{entry.release}": f"{entry.run:x}"})
                 if (
                     entry.mode == "overwrite"
                     and table is not None
@@ -485,7 +476,7 @@ class IcebergLog(TableLog):
                 work.add_files(files, snapshot_properties=says)
                 work.commit_transaction()
         except TemporaryError:
-            if self.find(release) is None:  # else the catalog's answer was lost
+            if self.find(entry.release) is None:  # else the catalog's answer was lost
                 raise
         except (CommitFailedException, TableAlreadyExistsError):
             return False

@@ -8,10 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dpdask.engine.work import RELEASE_NAME
+from dpdask.engine.write import Staging
 from dpdask.errors import SPENT_AGAIN, MissingError, OutputError
 from dpdask.io.fragments import InputTable
 from dpdask.io.shards import CARD_NAME, META, Manifest
+from dpdask.io.storage import RELEASE_NAME
 from dpdask.jobs.output import name_release, read_number
 from dpdask.jobs.series import (
     Kept,
@@ -153,6 +154,7 @@ class Growth:
         self,
         following: Next,
         reached: RunRecord,
+        staging: Staging,
         manifest: Manifest,
         documents: Mapping[str, bytes],
     ) -> None:
@@ -165,10 +167,11 @@ class Growth:
             key = state.keys.read(reached.run_id)
             assert key is not None
             fitted = state.secrets(reached.run_id).read(RELEASE_NAME)
-            state.kept.begin(key, kept.id, fitted, self.job.digest, state.target)
+            target = self.job.file.output.target
+            state.kept.begin(key, kept.id, fitted, self.job.digest, target)
             self.output.remove(SUMMARY_NAME)  # of a series that somebody gave up, in a table
         state.kept.write(kept, manifest.to_bytes())
-        state.publish(reached, manifest, documents)
+        state.publish(reached, staging, manifest, documents)
         self.finish()
 
     def finish(self) -> None:

@@ -27,11 +27,10 @@ from dpdask.io.shards import (
     SUCCESS_NAME,
     Manifest,
     Mode,
-    Transaction,
     count_missing,
 )
 from dpdask.io.storage import Folder, name_when_whole
-from dpdask.io.table_logs import DeltaLog, IcebergLog
+from dpdask.io.table_logs import Commit, DeltaLog, IcebergLog
 from dpdask.jobs.records import busy
 from dpdask.privacy.events import RowOrder
 
@@ -305,7 +304,7 @@ class PublishedTable:
         self.output.level_times(staging.place(".parquet"))
         card, run = staging.place(CARD_NAME), int(staging.run, 16)
         about = {"dpdask.card": card, "dpdask.card_sha256": manifest.card_sha256}
-        self._log.commit(Transaction(release, run), manifest.shards, types, about, self._mode)
+        self._log.commit(Commit(release, run, manifest.shards, types, about, self._mode))
         if self.series is not None and self._log.find(release) != run:
             what = "another run has released these rows into this table"
             raise OutputError(what, self.output.url, "run the job again")
@@ -398,18 +397,12 @@ class Target(Document):
 
     def open(self, output: Folder, series: str | None = None) -> Publication:
         """Return what publishes into a folder; `series` is the digest of a job whose table grows."""
-        log = self.open_log(output)
-        if log is not None:
-            return PublishedTable(output, log, "append" if series else self.mode, series)
-        return LocalFolder(output, series) if output.is_local else StoreFolder(output, series)
-
-    def open_log(self, output: Folder) -> DeltaLog | IcebergLog | None:
-        """Return the log of the table in a folder; None if plain files are written there."""
-        if self.format == "delta":
-            return DeltaLog(output)
+        if self.format == "parquet":
+            return LocalFolder(output, series) if output.is_local else StoreFolder(output, series)
+        log: DeltaLog | IcebergLog = DeltaLog(output)
         if self.table is not None and self.catalog is not None:
-            return IcebergLog(output, self.table, self.catalog.model_dump(exclude_none=True))
-        return None
+            log = IcebergLog(output, self.table, self.catalog.model_dump(exclude_none=True))
+        return PublishedTable(output, log, "append" if series else self.mode, series)
 
 
 class Output(Target):

@@ -76,10 +76,11 @@ def list_footer_warnings(job: Job, table: InputTable) -> tuple[str, ...]:
     found = row_group_ranges(
         table, job.schema.privatised, lambda ranges: not _order(ranges).is_mixed
     )
-    in_order = [name for name, ranges in found.items() if _order(ranges).is_sorted]
+    sorted_ = "the row groups of the input are sorted by column"
     return tuple(
-        f"the row groups of the input are sorted by column {name!r}: {_place(job)}"
-        for name in in_order
+        f"{sorted_} {name!r}: {_place(job)}"
+        for name, ranges in found.items()
+        if _order(ranges).is_sorted
     )
 
 
@@ -408,7 +409,7 @@ def _check_run(job: Job, state: RunState, opened: JobTable) -> bool:
         unfinished = state.find_unfinished(job.digest)
         job.account.check_room(name_run(unfinished))
         opened.check(job, state.publication)
-        state.check()
+        state.records.check()
         state.find_resumed(job, opened.table)
         if not job.account.is_strict:  # else the refusal is counted, so it is the run's
             opened.check_copies()
@@ -428,15 +429,12 @@ class Expected:
 def expect(job: Job, opened: JobTable) -> Expected:
     """Return what a run on a table would do; no row is read."""
     mechanism, table, work = opened.mechanism, opened.table, opened.work
-    own = (
-        _CONTINUED
-        if mechanism.continued
-        else mechanism.description.stages(work.columns, uncounted=table.n_rows is None)
-    )
+    described, columns, n_rows = mechanism.description, work.columns, table.n_rows
+    own = _CONTINUED if mechanism.continued else described.stages(columns, uncounted=n_rows is None)
     stages = (*work.unit_stages, *own)
-    n_rows, n_shards, output = table.n_rows, None, job.file.output
+    n_shards, output = None, job.file.output
     if not mechanism.releases_rows:
-        n_rows = mechanism.description.n_expected(opened.public_rows)
+        n_rows = described.n_expected(opened.public_rows)
         n_shards = None if n_rows is None else -(-n_rows // output.rows_per_shard)
     elif n_rows is not None:
         written = mechanism.find_written(work.released)
@@ -445,7 +443,7 @@ def expect(job: Job, opened: JobTable) -> Expected:
         fraction = None if work.unit is not None else work.fraction
         n_shards = most_shards(n_rows, fraction, len(table.fragments), most)
         n_rows = None if work.unit is not None else round(n_rows * (1 - (fraction or 0.0)))
-    cautions = mechanism.description.cautions(opened.work.columns, opened.public_rows)
+    cautions = described.cautions(columns, opened.public_rows)
     warnings = [*table.left_out]
     public = mechanism.public_table
     if public is not None and not mechanism.continued and public.format != "delta":

@@ -58,6 +58,7 @@ from dpdask.jobs.state import (
 from dpdask.mechanisms.card import (
     Card,
     EarlierRelease,
+    InputVersion,
     LedgerPosition,
     ReleaseName,
     make_card,
@@ -168,7 +169,7 @@ def run_job(
         job.account.check_room(now.run_id)  # another driver has charged the job since
     opened = opened or open_table(job, state.folder)
     opened.check(job, state.publication)
-    with state.lock():
+    with state.records.lock():
         finished = _find_finished(job, state, names)
         if finished is not None:
             state.remove_rest()
@@ -186,7 +187,7 @@ def _run_growing(job: Job, progress: Progress | None, count_rows: CountRows | No
         growth = Growth(job)
         state = growth.state
         if state.folder.exists():
-            with state.lock():
+            with state.records.lock():
                 growth.tidy()
         number, unfinished = growth.number, state.find_unfinished(job.digest)
         opened = growth.open_next(unfinished)
@@ -208,7 +209,7 @@ def _run_growing(job: Job, progress: Progress | None, count_rows: CountRows | No
             growth=growth,
             progress=progress,
         )
-        with state.lock():
+        with state.records.lock():
             if (number, unfinished) != (growth.number, state.find_unfinished(job.digest)):
                 raise busy(state.output)
             outcome = _run_locked(attempt, count_rows)
@@ -230,7 +231,9 @@ def _find_finished(job: Job, state: RunState, names: ReleaseNames) -> Outcome | 
     if manifest is None:
         return None
     state.publication.finish()
-    if state.is_left_by(release):
+    left, is_shared = state.peek(), state.publication.is_shared
+    # the run of this release left its hidden folder, or there is one without a run
+    if left.release == release if left else not is_shared and state.folder.exists():
         # a run of another version, or one whose key is elsewhere: the release stands all the same
         with suppress(InputError, OutputError):
             state.read()
@@ -275,7 +278,7 @@ def _fail(job: Job, state: RunState, error: DpdaskError) -> None:
     """Keep what a second run can resume from, remove the rest, and update the ledger."""
     if isinstance(error, OutputError) or state.is_committed():
         return  # another run's state; or the release is published, and the ledger's commit is missing
-    if not state.holds_run():
+    if not state.records.holds():
         return  # another driver has taken the run over
     drawn = not is_undrawn(job, state)
     settlement = settle(error, drawn=drawn, strict=job.account.is_strict)
@@ -296,9 +299,10 @@ def _advance(attempt: _Attempt) -> Outcome:
     table, growth = opened.table, attempt.growth
     reached = state.find_resumed(job, table)
     if reached is None:
-        if state.is_committed():  # a release that the ledger does not know, of an earlier input
-            finish(job, state)
-        elif state.read() is not None:
+        is_left = state.peek() is not None
+        if is_left and state.is_committed():
+            finish(job, state)  # a release that the ledger does not know, of an earlier input
+        elif is_left and state.read() is not None:
             state.remove()  # as the driver that refused its rows was about to do
         reached = state.open(
             job.digest,
@@ -345,12 +349,12 @@ def _release(attempt: _Attempt, reached: RunRecord, following: Next | None) -> O
         content = card.to_bytes()
         sha256 = hashlib.sha256(content).hexdigest()
         manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=sha256)
-        quality = opened.mechanism.description.quality(release)
-        doubts = opened.mechanism.description.warnings(release, opened.work.columns)
+        described, columns = opened.mechanism.description, opened.work.columns
+        quality, doubts = described.quality(release), described.warnings(release, columns)
         if opened.work.unit is not None and opened.mechanism.releases_rows:
             # those of the plan, by the rows that the bound of units has left
             n_rows = sum(fitted.n_released)
-            doubts = (*opened.mechanism.description.cautions(opened.work.columns, n_rows), *doubts)
+            doubts = (*described.cautions(columns, n_rows), *doubts)
         # page and metadata are functions of what is published. The budget is spent by now, so no
         # failure to make them may fail the release
         page, faults = make_page(card, manifest, staging.shards)
@@ -358,9 +362,9 @@ def _release(attempt: _Attempt, reached: RunRecord, following: Next | None) -> O
         documents = {PAGE_NAME: page, CROISSANT_NAME: croissant, CARD_NAME: content}
         job.name_releases(reached.input).keep(reached.release, state.keys.read(reached.run_id))
         if attempt.growth is not None and following is not None:
-            attempt.growth.publish(following, reached, manifest, documents)
+            attempt.growth.publish(following, reached, staging, manifest, documents)
         else:
-            state.publish(reached, manifest, documents)
+            state.publish(reached, staging, manifest, documents)
         # now, for a ledger that cannot be reached would keep it beside the output
         state.remove_key(reached.run_id)
         job.account.commit(reached.run_id, fitted.release_sha256)
@@ -404,7 +408,7 @@ def _fit(attempt: _Attempt, reached: RunRecord) -> RunRecord:
             insecure=job.file.insecure_seed is not None,
             progress=progress,
         )
-    reached = reached.with_fitted(fitted)
+    reached = replace(reached, stage="fitted", fitted=fitted)
     state.write(reached)
     return reached
 
@@ -414,7 +418,9 @@ def _write(
 ) -> Staged:
     """Stage every shard and return them by name; doing it twice changes nothing."""
     mechanism, output = opened.mechanism, job.file.output
-    work = opened.with_bounds(fitted).with_keys()
+    work, unit = opened.work.with_keys(), opened.work.unit
+    if unit is not None:
+        work = replace(work, unit=replace(unit, bounds_sha256=fitted.bounds_sha256))
     tasks: Sequence[Task]
     if mechanism.releases_rows:
         fragments, written = opened.table.fragments, mechanism.find_written(work.released)
@@ -445,9 +451,12 @@ def make_job_card(job: Job, opened: JobTable, reached: RunRecord, release: Any) 
         n_released=sum(reached.fitted.n_released),
         order=job.file.output.order,
     )
-    card = opened.tell_version(make_card(section, name=job.file.name, insecure=insecure))
+    card = make_card(section, name=job.file.name, insecure=insecure)
     roles = {name: column.role for name, column in job.schema.columns.items()}
     changes: dict[str, Any] = {"dropped": [name for name, role in roles.items() if role == "drop"]}
+    if opened.table.version is not None:
+        version = {"format": opened.table.format, "version": opened.table.version}
+        changes["input"] = InputVersion.model_validate(version)
     if job.file.about is not None:
         changes["about"] = job.file.about
     book = job.account.read()
@@ -493,11 +502,12 @@ def status(output_url: str) -> Status:
     state = open_output_run(Folder(output_url))
     left = state.read_unfinished()
     if left is not None and not state.is_committed():
-        mine = state.staging(left.run_id).place(MANIFEST_NAME)
+        staging = state.staging(left.run_id)
+        names, ending = staging.shards.names(), staging.place(".parquet")
         return Status(
             stage=left.stage,
-            n_shards=state.count_staged(left.run_id),
-            n_releases=len(list_manifests(state.output, mine)),
+            n_shards=sum(name.endswith(ending) for name in names),
+            n_releases=len(list_manifests(state.output, staging.place(MANIFEST_NAME))),
         )
     released = list_manifests(state.output)
     return Status(
@@ -532,7 +542,7 @@ def abort(output_url: str, ledger_url: str | None = None) -> bool:
         return False
     if state.remove_broken():
         return True
-    with state.lock():
+    with state.records.lock():
         if state.is_committed():
             raise OutputError(released, output_url, "run the job again to finish it")
         state.remove()

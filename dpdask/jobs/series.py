@@ -12,12 +12,11 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any
 
-from dpdask.engine.work import RELEASE_NAME
 from dpdask.errors import InputError, OutputError, say_count
 from dpdask.io.encrypted import count_missing_digits, decrypt, encrypt
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable
-from dpdask.io.storage import Folder, hide
+from dpdask.io.storage import RELEASE_NAME, SERIES_NAME, Folder, hide
 from dpdask.jobs.output import Target
 from dpdask.jobs.run_keys import check_run_id, find_remote_keys, say_place
 from dpdask.mechanisms.card import Card
@@ -25,7 +24,6 @@ from dpdask.privacy import Budget, UnitColumn
 from dpdask.privacy.events import round_up_sum
 from dpdask.privacy.ledger_entries import extend_head
 
-_ABOUT = "series.json"
 _FORMAT = 1
 _PERSON = b"dpdask kept"
 _HINT = "restore it from a backup, or start a new output, which is charged anew"
@@ -123,7 +121,7 @@ class KeptFolder:
 
     def read_job(self) -> tuple[str, Target] | None:
         """Return the digest of the job that began the series, and how it publishes; None if no series was begun here."""
-        if not self.folder.exists(_ABOUT):
+        if not self.folder.exists(SERIES_NAME):
             return None
         about = self._read_about()
         return about["job"], Target.model_validate(about["target"])
@@ -145,7 +143,7 @@ class KeptFolder:
             "job": job,
             "target": target.model_dump(mode="json"),
         }
-        self.folder.write(_ABOUT, json.dumps(about).encode(), private=True)
+        self.folder.write(SERIES_NAME, json.dumps(about).encode(), private=True)
         self._write(RELEASE_NAME, release)
 
     def write(self, kept: Kept, manifest: bytes) -> None:
@@ -183,7 +181,7 @@ class KeptFolder:
 
     def _read_about(self) -> dict[str, Any]:
         try:
-            about: dict[str, Any] = json.loads(self.folder.read(_ABOUT, replaced=True))
+            about: dict[str, Any] = json.loads(self.folder.read(SERIES_NAME, replaced=True))
             if about["format"] != _FORMAT or not {"id", "key", "job", "target"} <= set(about):
                 raise ValueError
         except InputError:
@@ -208,21 +206,21 @@ class KeptFolder:
         return check_run_id(str(about["id"]))
 
     def _write(self, name: str, data: bytes) -> None:
-        self.folder.write(
-            name,
-            data if self._output.is_local else encrypt(self._read_key(), name, data),
-            private=True,
-        )
+        key = self._read_key()
+        self.folder.write(name, data if key is None else encrypt(key, name, data), private=True)
 
     def _read(self, name: str) -> bytes:
-        key = None if self._output.is_local else self._read_key()
+        key = self._read_key()
         try:
             data = self.folder.read(name, replaced=True)
             return data if key is None else decrypt(key, name, data)
         except InputError:
             raise self._lost() from None
 
-    def _read_key(self) -> bytes:
+    def _read_key(self) -> bytes | None:
+        """Return the key of what lies in a store; None on a file system."""
+        if self._output.is_local:
+            return None
         key = find_remote_keys(self._ledger_url).read(self._key_name())
         if key is None:
             raise self._lost()

@@ -35,7 +35,7 @@ from dpdask.documents import (
 )
 from dpdask.engine.account import Account, Hide, LedgerPlace
 from dpdask.engine.compute import share_options
-from dpdask.engine.fit import Fitted, PublicTable
+from dpdask.engine.fit import PublicTable
 from dpdask.engine.source import FileSource
 from dpdask.engine.work import TableWork, make_public_work, make_table_work
 from dpdask.errors import CombinedSpecError, DataError, DpdaskError, SpecError
@@ -47,7 +47,7 @@ from dpdask.io.lakes import Delta, Iceberg
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.jobs.output import Catalog, Output, Publication
 from dpdask.jobs.run_keys import ReleaseNames, hide_name
-from dpdask.mechanisms.card import About, Card, InputVersion
+from dpdask.mechanisms.card import About
 from dpdask.mechanisms.mechanism import Mechanism, Spec
 from dpdask.mechanisms.registry import bind, parameters, spec_union
 from dpdask.privacy import Budget
@@ -208,40 +208,33 @@ class Job:
     ----------
     mechanism
         The mechanism on the schema, under the budget.
-    series
-        Where the release stands in the series of a growing table, once it has a place there.
+    account
+        The mechanism with the dataset that it is charged to.
     """
 
     @raises_in_keys
     def __init__(self, file: JobFile, schema: Schema, base: Path) -> None:
-        check_promise(file, file.name)
         self.file, self.schema = file, schema
         self.input_url = file.input.locate(base)
         self.output_url = absolute_url(file.output.path, base)
         if takes_in(self.input_url, self.output_url):
-            raise SpecError(
-                "the output lies inside the input, where the next run would read it",
-                "output.path",
-                "choose another folder",
-            )
+            raise _refuse_inside()
         place, _, rest = self.output_url.partition("://")
         if place in _BUCKETS and "/" not in rest:
             what = "a bucket itself cannot be the output: the run's state lies beside it"
             raise SpecError(what, "output.path", "name a folder in it")
         check_seed(file)
         schema.check_privatised(file.schema_path)
-        if "csv" in (
-            file.input.format,
-            file.input.format == "files" and name_format(file.input.path),
-        ):
+        format_ = file.input.format
+        if format_ == "csv" or (format_ == "files" and name_format(file.input.path) == "csv"):
             schema.check_dates()
         self.ledger = file.ledger and file.ledger.resolve(base)
         self.cluster = place_files(file.cluster, base)
-        self.series: Series | None = None
         self._public_urls: dict[str, str] = {}
         self.mechanism = bind(file.mechanism, schema, file.privacy).place_paths(
             lambda parameter, path: self._place(parameter, path, base)
         )
+        self.account = Account(mechanism=self.mechanism, place=self.ledger)
         if file.growing:
             self._check_growing()
             if file.output.format != "parquet":
@@ -286,28 +279,20 @@ class Job:
             Whether its mechanism goes on with what the first release fitted.
         """
         job = copy(self)
-        job.series, job.mechanism = series, replace(self.mechanism, continued=continued)
+        job.mechanism = replace(self.mechanism, continued=continued)
+        job.account = replace(self.account, mechanism=job.mechanism, series=series)
         return job
 
     def _place(self, parameter: str, path: str, base: Path) -> str:
         """Return the URL of a public table; it is an input too, so the output may not lie in it."""
         url = absolute_url(path, base)
         if takes_in(url, self.output_url):
-            raise SpecError(
-                "the output lies inside the input, where the next run would read it",
-                "output.path",
-                "choose another folder",
-            )
+            raise _refuse_inside()
         if takes_in(url, self.input_url) or takes_in(self.input_url, url):
             what = "the public table contains the private one or lies inside it, so protected rows would be their own reference"
             raise SpecError(what, f"`{parameter}`", "name another table")
         self._public_urls[parameter] = url
         return url
-
-    @property
-    def account(self) -> Account:
-        """The mechanism with the dataset that it is charged to."""
-        return Account(mechanism=self.mechanism, place=self.ledger, series=self.series)
 
     @property
     def epsilon(self) -> float | None:
@@ -492,11 +477,7 @@ class JobTable:
     mechanism: Mechanism  # the job's, with its parameters that depend on the number of rows fixed
     work: TableWork
     source: FileSource  # the input as the engine reads it
-
-    @property
-    def public_rows(self) -> int | None:
-        """The number of rows if it is public and known."""
-        return None if self.mechanism.n_rows_private else self.table.n_rows
+    public_rows: int | None  # the number of rows if it is public and known
 
     @property
     def sample_place(self) -> str:
@@ -529,19 +510,6 @@ class JobTable:
             source=FileSource(found.fragments, path), work=make_public_work(self.work, found.schema)
         )
 
-    def tell_version(self, card: Card) -> Card:
-        """Return the card with the input's version, if the input is a Delta or Iceberg table."""
-        table = self.table
-        if table.version is None:
-            return card
-        return card.model_copy(
-            update={
-                "input": InputVersion.model_validate(
-                    {"format": table.format, "version": table.version}
-                )
-            }
-        )
-
     def check_copies(self) -> None:
         """Check that no file is a copy of another one; values of folders that nothing is made of tell no files apart."""
         check_copies(
@@ -558,15 +526,6 @@ class JobTable:
             )
         publication.check(self.mechanism.find_written(self.work.released))
 
-    def with_bounds(self, fitted: Fitted) -> TableWork:
-        """Return the work with the units' bounds that the barrier left."""
-        unit = self.work.unit
-        return (
-            self.work
-            if unit is None
-            else replace(self.work, unit=replace(unit, bounds_sha256=fitted.bounds_sha256))
-        )
-
 
 def discover_public(public: TableReference, schema: Schema) -> InputTable:
     """Return a public table, from its file names, footers and metadata alone."""
@@ -581,6 +540,11 @@ def check_apart(public: InputTable, versions: Set[str]) -> None:
     """Check that a public table shares no file with the private one; no row is read."""
     if {each.version for each in public.fragments} & versions:
         raise _refuse_shared()
+
+
+def _refuse_inside() -> SpecError:
+    what = "the output lies inside the input, where the next run would read it"
+    return SpecError(what, "output.path", "choose another folder")
 
 
 def _refuse_shared() -> SpecError:
@@ -609,16 +573,16 @@ def open_table(
     )
     # only its catalog knows where an Iceberg table lies
     if takes_in(table.location, job.output_url):
-        raise SpecError("the output lies inside the input", "output.path", "choose another folder")
+        raise _refuse_inside()
     if choose is not None:
         table = choose(table)
-    mechanism = job.mechanism.with_rows(
-        lambda: None if job.mechanism.n_rows_private else table.n_rows
-    )
+    public_rows = None if job.mechanism.n_rows_private else table.n_rows
+    mechanism = job.mechanism.with_rows(lambda: public_rows)
     work = make_table_work(mechanism, table.schema, secrets)
     return JobTable(
         table=table,
         mechanism=mechanism,
         work=work,
         source=FileSource(table.fragments, job.file.input.path),
+        public_rows=public_rows,
     )

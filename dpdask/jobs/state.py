@@ -18,13 +18,21 @@ from typing import Any, Literal, Self, get_args
 
 from dpdask.engine.compute import forget_everywhere, share_key, withdraw_key
 from dpdask.engine.fit import Fitted
-from dpdask.engine.work import HOLDOUT_NAME, NOISY_NAME, RELEASE_NAME, has_counts
+from dpdask.engine.work import has_counts
 from dpdask.engine.write import Staging
 from dpdask.errors import SPENT_AGAIN, InputError, OutputError, SpecError, TemporaryError
 from dpdask.io.encrypted import EncryptedFolder, count_missing_digits, decrypt, encrypt
 from dpdask.io.fragments import InputTable
 from dpdask.io.shards import META, Manifest
-from dpdask.io.storage import Folder, PrivateFolder, commit, hide
+from dpdask.io.storage import (
+    HOLDOUT_NAME,
+    NOISY_NAME,
+    RELEASE_NAME,
+    Folder,
+    PrivateFolder,
+    commit,
+    hide,
+)
 from dpdask.jobs.output import Target
 from dpdask.jobs.records import (
     STATE_FORMAT,
@@ -84,10 +92,6 @@ class RunRecord:
     # When the run began, in UTC (ISO 8601).
     began: str = ""
 
-    def with_fitted(self, fitted: Fitted) -> RunRecord:
-        """Return the record of a run whose barrier is behind it."""
-        return replace(self, stage="fitted", fitted=fitted)
-
     def to_content(self) -> dict[str, Any]:
         """Return the record as JSON holds it."""
         content: dict[str, Any] = asdict(replace(self, fitted=replace(self.fitted, changed={})))
@@ -143,11 +147,17 @@ class RunState:
         self._ledger_url = ledger_url
         self._commitment = ""  # of the run's key, once this process knows it
         self.keys = find_keys(self.folder, ledger_url)
-        self._records = self._open_records()
+        self.records = self._open_records()
         if target is None:
             left = self.peek()
             target = Target() if left is None else left.target
-        self.target, self.publication = target, target.open(output, series)
+        self.publication = target.open(output, series)
+        self._about = {
+            "format": STATE_FORMAT,
+            "version": __version__,
+            "streams": STREAM_FORMAT,
+            "target": target.model_dump(mode="json"),
+        }
 
     @cached_property
     def kept(self) -> KeptFolder:
@@ -191,7 +201,7 @@ class RunState:
         An `OutputError` if the record is of another version; an `InputError` if the run's key is
         elsewhere, so that the run cannot go on here.
         """
-        content = self._records.read()
+        content = self.records.read()
         if content is None:
             return None
         if content.get("format") != STATE_FORMAT or not {*_ABOUT, *_PUBLIC} <= set(content):
@@ -247,7 +257,7 @@ class RunState:
 
         None if there is no run; an `OutputError` if the record is of another version.
         """
-        content = self._records.read()
+        content = self.records.read()
         if content is None:
             return None
         try:
@@ -270,9 +280,7 @@ class RunState:
         self._write(self._conceal(reached))
 
     def _write(self, content: Mapping[str, Any]) -> None:
-        about = {"format": STATE_FORMAT, "version": __version__, "streams": STREAM_FORMAT}
-        place = {"key": self.keys.place, "target": self.target.model_dump(mode="json")}
-        self._records.write({**about, **place, **content})
+        self.records.write({**self._about, "key": self.keys.place, **content})
 
     def open(
         self,
@@ -292,7 +300,7 @@ class RunState:
         """
         # first, what an interrupted removal left, which holds the noise of another key; it fails if
         # another driver has the run, and its key, by now
-        self._records.begin()
+        self.records.begin()
         number = self.publication.count()
         key = (RunKey.fresh() if seed is None else RunKey.insecure(seed, number)).reveal()
         run_id, release = uuid.uuid4().hex, name(key)
@@ -321,14 +329,18 @@ class RunState:
         return reached
 
     def publish(
-        self, reached: RunRecord, manifest: Manifest, documents: Mapping[str, bytes]
+        self,
+        reached: RunRecord,
+        staging: Staging,
+        manifest: Manifest,
+        documents: Mapping[str, bytes],
     ) -> None:
         """Stage the rest of a release, record that, and make it appear by one atomic act.
 
         An `OutputError` if another run has published here, a `TemporaryError` if another driver has
         taken the run over.
         """
-        staging, staged = self.staging(reached.run_id), replace(reached, stage="staged")
+        staged = replace(reached, stage="staged")
         if self._records_first:
             self.write(staged)
         self.publication.stage(staging, manifest, documents)
@@ -349,13 +361,6 @@ class RunState:
         what = "this output already exists and was not written by this run"
         raise OutputError(what, self.output.url, SPENT_AGAIN)
 
-    def is_left_by(self, release: str) -> bool:
-        """Return whether the run of this release has left a hidden folder, or one is without a run."""
-        left = self.peek()
-        if left is None:
-            return not self.publication.is_shared and self.folder.exists()
-        return left.release == release
-
     def is_committed(self) -> bool:
         """Return whether what the unfinished run was to release is released."""
         left = self.peek()
@@ -366,11 +371,6 @@ class RunState:
         left = self.peek()
         return left is not None and has_counts(self.secrets(left.run_id))
 
-    def count_staged(self, run_id: str) -> int:
-        """Return how many shards a run has staged."""
-        staging = self.staging(run_id)
-        return sum(name.endswith(staging.place(".parquet")) for name in staging.shards.names())
-
     def remove(self, run_id: str | None = None) -> None:
         """Remove the run, and what it has written into the output, unless that is released.
 
@@ -378,14 +378,14 @@ class RunState:
         and the workers is cleared. Another run than that of the given name is left alone.
         """
         left = self.peek()  # a record that cannot be read names no key of a store
-        if self.publication.series is not None and not self.holds_run():
+        if self.publication.series is not None and not self.records.holds():
             return  # it is another driver's now
         if run_id is None or run_id == name_run(left):
             self.remove_key(name_run(left))
             if left is not None:
                 series = left.job if " " in left.release else None
                 left.target.open(self.output, series).undo(left.release, left.run_id)
-            self._records.clear()
+            self.records.clear()
             self._remove_kept()
         forget_everywhere()
 
@@ -409,20 +409,8 @@ class RunState:
         """Remove such a folder, which a driver leaves that is killed while it removes its run."""
         with suppress(OutputError, TemporaryError):  # or one is at work
             if self.folder.exists() and self.read_unfinished() is None:
-                with self.lock():
+                with self.records.lock():
                     self.remove_rest()
-
-    def holds_run(self) -> bool:
-        """Return whether the run is still this driver's."""
-        return self._records.holds()
-
-    def check(self) -> None:
-        """Check that there can be a run, as far as that can be seen without writing."""
-        self._records.check()
-
-    def lock(self) -> AbstractContextManager[None]:
-        """Keep other drivers away from the run until the block ends."""
-        return self._records.lock()
 
 
 class LocalRun(RunState):
@@ -476,7 +464,7 @@ class StoreRun(RunState):
         """Remove the keys; see `RunState.remove_key`."""
         if run_id is None:
             return
-        record = self._records.read() or {}  # none if another driver has just ended the run
+        record = self.records.read() or {}  # none if another driver has just ended the run
         if record.get("run_id") == run_id and record["key"] != self.keys.place:
             hint = "abort it there, or name the job: `dpdask abort --job JOB`"
             what = f"the key of this run is {say_place(str(record['key']))}"

@@ -170,7 +170,7 @@ def test_what_a_killed_driver_left_is_gone_when_another_ends_the_run(tmp_path):
 
 def test_the_end_of_a_run_withdraws_its_key(in_process, memory_store):
     state = RunState(Folder(memory_store))
-    with state.lock():
+    with state.records.lock():
         reached = state.open("job", lambda _: "release", "fingerprint", None)
         key = state.keys.read(reached.run_id)
         assert key is not None

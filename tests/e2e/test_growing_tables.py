@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import dask
 import deltalake
@@ -30,7 +31,7 @@ from pyiceberg.catalog import load_catalog
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, OutputError, SpecError
-from dpdask.io.shards import Transaction, count_committed
+from dpdask.io.shards import count_committed
 from dpdask.io.table_logs import DeltaLog
 from dpdask.jobs.plan import audit_job, plan_job
 from dpdask.jobs.run import abort, status
@@ -186,9 +187,9 @@ def test_rows_that_another_run_has_released_are_not_released_again(tmp_path, mon
     add_day(source, 1)
     commit = DeltaLog.commit
 
-    def come_second(log, transaction, *rest):
-        commit(log, Transaction(transaction.release, 1), *rest)
-        commit(log, transaction, *rest)
+    def come_second(log, entry):
+        commit(log, replace(entry, run=1))
+        commit(log, entry)
 
     monkeypatch.setattr(DeltaLog, "commit", come_second)
     with pytest.raises(OutputError, match="another run has released these rows into this table"):

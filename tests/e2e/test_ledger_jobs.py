@@ -24,10 +24,9 @@ from pyarrow import parquet as pq
 
 from dpdask.engine import fit
 from dpdask.engine.account import Account, open_ledger
-from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, NOISY_NAME, RELEASE_NAME
 from dpdask.errors import BudgetError, DataError, InputError, OutputError, TemporaryError
 from dpdask.io.shards import list_manifests
-from dpdask.io.storage import Folder
+from dpdask.io.storage import HOLDOUT_NAME, KEY_NAME, NOISY_NAME, RELEASE_NAME, Folder
 from dpdask.jobs import run
 from dpdask.jobs.run import abort
 from dpdask.mechanisms.dip import columns

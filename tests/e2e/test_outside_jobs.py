@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import dask
@@ -183,7 +184,7 @@ def test_the_passes_of_central_mechanisms_count_what_they_change(tmp_path):
         folder = tmp_path / f"{name}-{unit == 'row'}"
         job = load_job(write(folder, MECHANISMS[name], privacy={"epsilon": 6.0, "unit": unit}))
         state = RunState(Folder(job.output_url))
-        with state.lock():
+        with state.records.lock():
             reached = state.open(job.digest, lambda _: "name", "input", 7)
             opened = open_table(job, state.folder)
             fitted, _ = fit(
@@ -193,7 +194,7 @@ def test_the_passes_of_central_mechanisms_count_what_they_change(tmp_path):
                 {} if name == "tree" else CHANGED
             )  # along a tree the rows are read again, and counted then
             assert "changed" not in repr(fitted)
-            state.write(reached.with_fitted(fitted))
+            state.write(replace(reached, stage="fitted", fitted=fitted))
             assert not [
                 path
                 for path in (folder / ".out.dpdask").rglob("*")

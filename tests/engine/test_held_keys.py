@@ -14,10 +14,10 @@ from dask.base import tokenize
 import dpdask
 from dpdask.codec import codec_for
 from dpdask.engine.scan import Scan, scan_parts
-from dpdask.engine.work import HOLDOUT_NAME, KEY_NAME, TableWork
+from dpdask.engine.work import TableWork
 from dpdask.errors import DpdaskError, InputError, MissingError, OutputError, TemporaryError
 from dpdask.io.encrypted import EncryptedFolder, drop_key, hold_key
-from dpdask.io.storage import Folder, PrivateFolder, commit
+from dpdask.io.storage import HOLDOUT_NAME, KEY_NAME, Folder, PrivateFolder, commit
 from dpdask.references.reference import ColumnStatistic
 
 RUN, HOLDOUT = bytes(range(32)), bytes(range(32, 64))

@@ -27,10 +27,9 @@ from pyiceberg.catalog.sql import SqlCatalog
 from dpdask import cli
 from dpdask.engine import fit, scan, write
 from dpdask.engine.account import Account
-from dpdask.engine.work import RELEASE_NAME
 from dpdask.io import shards, storage
 from dpdask.io.encrypted import EncryptedFile
-from dpdask.io.storage import Folder
+from dpdask.io.storage import RELEASE_NAME, Folder
 from dpdask.jobs import records, run, run_keys, spec
 from dpdask.jobs.records import LockedRecord, NumberedRecords
 from dpdask.jobs.series import KeptFolder

@@ -79,7 +79,7 @@ def test_the_table_is_checked_before_anything_is_written(tmp_path):
     job = load(write_job(tmp_path, tmp_path / "in", tmp_path / "out", schema=columns))
     with (
         mock.patch(
-            "dpdask.jobs.state.RunState.lock", side_effect=AssertionError("a folder was made")
+            "dpdask.jobs.records.LockedRecord.lock", side_effect=AssertionError("a folder was made")
         ),
         pytest.raises(DataError, match="'rating'"),
     ):

@@ -103,7 +103,7 @@ def test_a_run_that_goes_on_publishes_what_it_would_have(tmp_path, source, url):
         pytest.raises(TemporaryError),
     ):
         run_here(job)
-    staged = publish.call_args.args[2]
+    staged = publish.call_args.args[3]
     run_here(charged(tmp_path / "another", source, url))
     run_here(job)
     assert list(staged) == list(DOCUMENTS)

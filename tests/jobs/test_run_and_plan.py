@@ -2,6 +2,7 @@
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -190,13 +191,12 @@ def test_the_digest_is_of_what_decides_the_bytes(tmp_path):
 
 def test_a_state_comes_back_private(tmp_path):
     state = RunState(Folder(f"file://{tmp_path}/out"))
-    with state.lock():
+    with state.records.lock():
         assert state.read() is None
         opened = state.open("job", lambda _: "job", "input", None)
         assert (opened.stage, state.read()) == ("opened", opened)
-        fitted = opened.with_fitted(
-            Fitted(release_sha256="ab", bounds_sha256="cd", n_released=(3, 0, 2))
-        )
+        barrier = Fitted(release_sha256="ab", bounds_sha256="cd", n_released=(3, 0, 2))
+        fitted = replace(opened, stage="fitted", fitted=barrier)
         state.write(fitted)
         assert state.read() == fitted
         assert fitted.run_id
@@ -215,7 +215,7 @@ def test_a_state_comes_back_private(tmp_path):
 def test_a_state_that_is_none_is_refused_and_can_be_aborted(data, tmp_path):
     made = job(tmp_path)
     state = RunState(Folder(made.output_url))
-    with state.lock():
+    with state.records.lock():
         state.open(made.digest, lambda _: made.digest, "input", None)
         state.folder.write("run.json", data)
     with pytest.raises(OutputError, match=r"the state of an unfinished run cannot be read.*abort"):

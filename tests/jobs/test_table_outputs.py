@@ -32,9 +32,9 @@ from pyiceberg.exceptions import CommitFailedException
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, MissingError, OutputError, SpecError, TemporaryError
 from dpdask.io import storage, table_logs
-from dpdask.io.shards import Shard, Transaction, list_manifests
+from dpdask.io.shards import Shard, list_manifests
 from dpdask.io.storage import Folder
-from dpdask.io.table_logs import DeltaLog, IcebergLog
+from dpdask.io.table_logs import Commit, DeltaLog, IcebergLog
 from dpdask.jobs import run_keys as naming
 from dpdask.jobs.plan import audit_job, plan_job
 from dpdask.jobs.run import abort, status
@@ -89,7 +89,7 @@ def commit_shards(folder, release="r", n_shards=1, mode="append", rows=10):
         Shard(name=f"part-{place:05d}-{release}.parquet", n_rows=rows, n_bytes=100, sha256="")
         for place in range(n_shards)
     ]
-    DeltaLog(folder).commit(Transaction(release, 7), shards, TYPES, {}, mode)
+    DeltaLog(folder).commit(Commit(release, 7, shards, TYPES, {}, mode))
 
 
 def ledger_of(tmp_path):
@@ -817,9 +817,8 @@ def test_two_writers_with_one_release_commit_once(mode, out, place, catalog, tmp
     commit_table, slept = SqlCatalog.commit_table, []
 
     def commit():
-        IcebergLog(Folder(out.as_uri()), NAME, place).commit(
-            Transaction("r", 7), [shard], types, {}, mode
-        )
+        entry = Commit("r", 7, [shard], types, {}, mode)
+        IcebergLog(Folder(out.as_uri()), NAME, place).commit(entry)
 
     def sleep(self, *arguments):
         if not slept:

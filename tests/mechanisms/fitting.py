@@ -6,8 +6,8 @@ import pyarrow as pa
 
 from dpdask.engine.fit import fit
 from dpdask.engine.source import FrameSource, find_types
-from dpdask.engine.work import KEY_NAME, load, make_table_work
-from dpdask.io.storage import Folder
+from dpdask.engine.work import load, make_table_work
+from dpdask.io.storage import KEY_NAME, Folder
 from dpdask.streams import RunKey
 
 KEY = RunKey.insecure(3)

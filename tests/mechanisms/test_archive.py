@@ -24,9 +24,9 @@ from dpdask.archive import Archive
 from dpdask.cells import cells
 from dpdask.codec import Codec, LevelCodec, ValueCodec, codec_for
 from dpdask.documents import validate
-from dpdask.engine.work import RELEASE_NAME, keep, load
+from dpdask.engine.work import keep, load
 from dpdask.errors import InputError
-from dpdask.io.storage import Folder
+from dpdask.io.storage import RELEASE_NAME, Folder
 from dpdask.mechanisms.copula.fit import fit_copula
 from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.dip.chain import fit_chain, group_hashes

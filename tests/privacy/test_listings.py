@@ -185,7 +185,7 @@ def test_the_records_of_a_run_are_of_one_length_whatever_they_count():
     hold_key(run_id, KEY)
 
     def size_of_record(counts):
-        with state.lock():
+        with state.records.lock():
             state.write(
                 RunRecord(
                     run_id=run_id,
