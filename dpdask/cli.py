@@ -107,6 +107,7 @@ def _settings(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
 
 
 _job = click.argument("job", type=click.Path(dir_okay=False))
+_out = click.argument("out", required=False)
 _set = click.option(
     "--set",
     "settings",
@@ -295,7 +296,7 @@ def schema(document: Name) -> None:
 
 
 @cli.command()
-@click.argument("out", required=False)
+@_out
 @click.option(
     "--job", metavar="JOB", help="The job, instead of OUT: for a job with storage options."
 )
@@ -314,11 +315,11 @@ def status(out: str | None, job: str | None, as_json: bool) -> None:
         text += f", {say_count(found.n_releases, 'release')}"
     if found.n_missing:
         text += f"; missing shards: {found.n_missing}; restore them from a copy"
-    _show(as_json, asdict(found), text)
+    _show(as_json, found._asdict(), text)
 
 
 @cli.command()
-@click.argument("out", required=False)
+@_out
 @click.option(
     "--job",
     metavar="JOB",
@@ -373,7 +374,7 @@ def audit(job: str, settings: dict[str, str], as_json: bool, n_runs: int) -> Non
 
 
 @cli.command()
-@click.argument("out", required=False)
+@_out
 @click.option("--original", metavar="PATH", help="The table that was released: Parquet or CSV.")
 @click.option(
     "--job",

@@ -12,8 +12,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import dask
 from dask import threaded
@@ -204,8 +203,7 @@ def _run_on_workers(client: Client, function: Callable[..., None], *arguments: s
         client.run(function, *arguments, on_error="ignore", callback_timeout=_PATIENCE_SECONDS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class Batch(NamedTuple):
     """Tasks that are submitted together."""
 
     # The tasks by their names; pure, so that a retry or a lost worker changes nothing.
@@ -466,8 +464,7 @@ def keep_memory() -> None:
             set_option(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(NamedTuple):
     """The tasks of one pass, made batch by batch while they are submitted."""
 
     name: str

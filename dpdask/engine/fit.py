@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from dpdask.archive import Archived, salt
 from dpdask.engine.compute import Progress, one_thread
@@ -46,8 +46,7 @@ class Fitted:
         return cls(release_sha256=release_sha256, bounds_sha256=bounds_sha256, **found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublicTable:
+class PublicTable(NamedTuple):
     """A public table whose rows are counted in place of the table's own."""
 
     source: Source

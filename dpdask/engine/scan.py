@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, count, cycle
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -68,8 +68,7 @@ def holdout_mask(rng: Rng, n_rows: int, fraction: float) -> NDArray[np.bool_]:
     return words(rng, n_rows) < np.uint64(int(fraction * 2**64))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hashes:
+class Hashes(NamedTuple):
     """The keyed hashes of some rows: uint64 arrays of one length."""
 
     units: Words

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -58,8 +58,7 @@ class DataFile:
     n_bytes: int | None = None  # its length, if a listing told it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableField:
+class TableField(NamedTuple):
     """One column of a table that keeps its own schema: Delta or Iceberg."""
 
     name: str  # its name and Arrow type in the table
@@ -88,8 +87,7 @@ class Listing:
     left_out: tuple[str, ...] = ()  # what lies beside plain files and is not read, in words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundColumn:
+class FoundColumn(NamedTuple):
     """A column of a table as its metadata name it, before anybody has declared it."""
 
     name: str

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -31,6 +32,15 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile as IcebergFile
     from pyiceberg.table import DataScan, FileScanTask, Table
+
+
+def require(package: str, use: str, where: str, extra: str) -> None:
+    """Check that the package of a table's format is installed."""
+    try:
+        import_module(package)
+    except ImportError:
+        what = f"{use} the package {package.partition('.')[0]}, which is not installed"
+        raise SpecError(what, where, f"install dpdask[{extra}]") from None
 
 
 def _sorted_files(files: list[DataFile]) -> tuple[DataFile, ...]:
@@ -157,12 +167,10 @@ class Delta:
 
 def _open_delta(url: str, version: int | None) -> DeltaTable:
     """Open a table at a version."""
-    try:
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError, TableNotFoundError
-    except ImportError:
-        what = "a Delta table is read by the package deltalake, which is not installed"
-        raise SpecError(what, url, "install dpdask[delta]") from None
+    require("deltalake", "a Delta table is read by", url, "delta")
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
     place, options = url.removeprefix("file://"), find_options(url)
     with storage_faults(url):
         try:
@@ -349,13 +357,10 @@ class Iceberg:
 
     def _open(self, url: str) -> tuple[Table, DataScan, int | None]:
         """Return the table, a scan of the snapshot, and the snapshot's number."""
-        try:
-            from pyiceberg.catalog import Catalog  # noqa: F401 - what follows needs it
-            from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-            from pyiceberg.table import StaticTable
-        except ImportError:
-            what = "an Iceberg table is read by the package pyiceberg, which is not installed"
-            raise SpecError(what, url, "install dpdask[iceberg]") from None
+        require("pyiceberg.catalog", "an Iceberg table is read by", url, "iceberg")
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+        from pyiceberg.table import StaticTable
+
         table: Table
         if self.catalog is None:
             if not url.endswith(_METADATA):

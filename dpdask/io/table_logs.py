@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from dpdask.errors import MissingError, OutputError, SpecError, TemporaryError
 from dpdask.io.fragment import UTC, find_layout
-from dpdask.io.lakes import catalog_faults, load_catalog
+from dpdask.io.lakes import catalog_faults, load_catalog, require
 from dpdask.io.shards import Mode, Shard, count_committed
 from dpdask.io.storage import Folder, absolute_url, storage_faults
 
@@ -324,11 +324,7 @@ class DeltaLog(TableLog):
 
 
 def _require_delta() -> None:
-    try:
-        import deltalake  # noqa: F401 - what follows needs it
-    except ImportError:
-        what = "a Delta table is written by the package deltalake, which is not installed"
-        raise SpecError(what, "output.format", "install dpdask[delta]") from None
+    require("deltalake", "a Delta table is written by", "output.format", "delta")
 
 
 def _list_newest(names: Sequence[str]) -> list[str]:
@@ -493,11 +489,7 @@ class IcebergLog(TableLog):
         yield table
 
     def _load_catalog(self) -> Catalog:
-        try:
-            import pyiceberg.catalog  # noqa: F401 - what follows needs it
-        except ImportError:
-            what = "an Iceberg table needs the package pyiceberg, which is not installed"
-            raise SpecError(what, "output.format", "install dpdask[iceberg]") from None
+        require("pyiceberg.catalog", "an Iceberg table needs", "output.format", "iceberg")
         with self._faults():
             return load_catalog(self._properties, "output.catalog", "it")
 

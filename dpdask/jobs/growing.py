@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from dpdask.engine.write import Staging
 from dpdask.errors import SPENT_AGAIN, MissingError, OutputError
@@ -32,8 +32,7 @@ from dpdask.privacy.ledger_entries import derive_salt, name_series
 SUMMARY_NAME = f"{META}/series.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Next:
+class Next(NamedTuple):
     """The next release of a series, once it has begun."""
 
     # The job of this release, with its place in the series.

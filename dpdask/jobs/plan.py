@@ -7,7 +7,7 @@ import math
 import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpdask.connect.spec import Local, Synchronous, Threads
 from dpdask.engine.write import Told, limit_shard_rows
@@ -416,8 +416,7 @@ def _check_run(job: Job, state: RunState, opened: JobTable) -> bool:
     return finished
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class Expected(NamedTuple):
     """What a run would do, as far as footers tell."""
 
     stages: tuple[str, ...]  # in order, in words; without the commit, which is every run's last

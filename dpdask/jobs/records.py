@@ -16,10 +16,9 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpdask.errors import DpdaskError, InputError, MissingError, OutputError, TemporaryError
 from dpdask.io.storage import LOCK, Folder, PrivateFolder, storage_faults
@@ -118,8 +117,7 @@ def _lock_file(lock: int, folder: int) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Newest:
+class _Newest(NamedTuple):
     """The newest record of a chain: its number, the chain's name, the driver that wrote it (None: it let go), and the run's content."""
 
     number: int

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dpdask.connect.spec import check_workers
 from dpdask.engine.account import settle
@@ -485,8 +485,7 @@ def make_job_card(job: Job, opened: JobTable, reached: RunRecord, release: Any) 
     return card.model_copy(update=changes).with_dataset(book.coverage_until(reached.run_id))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class Status(NamedTuple):
     """The state of an output."""
 
     stage: Literal["absent", "opened", "fitted", "staged", "released"]

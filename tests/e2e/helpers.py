@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -309,7 +308,7 @@ def spy_on_stages(see, monkeypatch):
                 **{key: node for batch in batches for key, node in batch.nodes.items()},
             },
         )
-        return run_stage(replace(stage, batches=batches), progress)
+        return run_stage(stage._replace(batches=batches), progress)
 
     for module in (scan, units, write):
         monkeypatch.setattr(module, "run_stage", run)
