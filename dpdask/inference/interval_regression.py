@@ -51,13 +51,14 @@ class _Ranges:
         self, noise: truncated.NoiseFamily, fitted: Floats, sigma: float
     ) -> tuple[Floats, Floats, Floats]:
         """Return E(Y | range), Var(Y | range) and the log-likelihood of each row, of a point its log density."""
-        scale, point = sigma / math.sqrt(truncated.variance(noise)), self.is_point
+        form, point = truncated.FORMS[noise], self.is_point
+        scale = sigma / math.sqrt(form.variance)
         low, high = (self.low - fitted) / scale, (self.high - fitted) / scale
         found = truncated.truncate(noise, low, high)
         mean = np.where(point, self.low, fitted + scale * found.mean)
         spread = np.maximum(found.square - found.mean**2, 0.0)
         likelihood = found.log_probability.copy()
-        likelihood[point] = truncated.log_density(noise, low[point]) - math.log(scale)
+        likelihood[point] = form.log_density(low[point]) - math.log(scale)
         return mean, np.where(point, 0.0, scale**2 * spread), likelihood
 
 

@@ -1,9 +1,10 @@
-"""The nearest correlation matrix to noisy pairwise correlations."""
+"""Correlated normals in single precision, and the nearest correlation matrix to noisy pairwise correlations."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +13,6 @@ from llvmlite import binding, ir  # type: ignore[import-untyped]  # llvmlite shi
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
 from dpdask.kernels.jit import Floats, Int32s, Ints, Singles, Words, jit
 
@@ -83,20 +83,6 @@ def thin(factor: Floats) -> Floats:
         if np.sqrt(((thinned @ thinned.T - wanted) ** 2).mean()) <= _CHANGE:
             return thinned
     return factor
-
-
-def _bits_code(_context: Any, number: Any) -> Any:
-    """Return the type and the code of a float32's bits."""
-    return types.int32(number), lambda _target, builder, _signature, arguments: builder.bitcast(
-        arguments[0], ir.IntType(32)
-    )
-
-
-def _number_code(_context: Any, bits: Any) -> Any:
-    """Return the type and the code of the float32 that has these bits."""
-    return types.float32(bits), lambda _target, builder, _signature, arguments: builder.bitcast(
-        arguments[0], ir.FloatType()
-    )
 
 
 def _sums_code(
@@ -183,8 +169,6 @@ def _sums_code(
     ), build
 
 
-_bits: Callable[[np.float32], np.int32] = intrinsic(_bits_code)
-_number: Callable[[np.int32], np.float32] = intrinsic(_number_code)
 _sums: Callable[..., None] = intrinsic(_sums_code)
 
 _F = np.float32
@@ -197,10 +181,10 @@ _LOG_ON = tuple(map(_F, (-1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.
 @jit
 def _log(u: np.float32) -> np.float32:
     """Return the natural logarithm of a positive number that is not denormal, by the polynomial of Cephes."""
-    bits = _bits(u)
+    bits = np.float32(u).view(np.int32)
     # so that the rest is within a factor √2 of 1
     exponent = np.int32(bits - np.int32(0x3F3504F3)) >> np.int32(23)
-    x = _number(np.int32(bits - np.int32(exponent << np.int32(23)))) - _F(1.0)
+    x = np.int32(bits - np.int32(exponent << np.int32(23))).view(np.float32) - _F(1.0)
     e, square = _F(exponent), x * x
     y = (((_LOG[0] * x + _LOG[1]) * x + _LOG[2]) * x + _LOG[3]) * x + _LOG[4]
     y = (((y * x + _LOG_ON[0]) * x + _LOG_ON[1]) * x + _LOG_ON[2]) * x + _LOG_ON[3]
@@ -209,8 +193,22 @@ def _log(u: np.float32) -> np.float32:
 
 
 @jit
-def _normals(halves: NDArray[np.uint32], first: Singles, second: Singles) -> None:
-    """Write two normals for each 32 bits: the polar form of Box and Muller's, 20 bits of the radius and 12 of the angle."""
+def normals(words: Words) -> Singles:
+    """Return four independent standard normal numbers for each word.
+
+    Notes
+    -----
+    Box and Muller's polar form: r·cos φ and r·sin φ for r = √(-2 log u), with u at the middle of one
+    of 2²⁰ equal intervals and φ one of 4,096 equally spaced angles: their characteristic function is
+    that of two independent normals up to 2e-6. The largest value is 5.4.
+
+    References
+    ----------
+    Box and Muller, A note on the generation of random normal deviates (1958).
+    """
+    halves = words.reshape(-1).view(np.uint32)
+    out = np.empty(2 * len(halves), dtype=np.float32)
+    first, second = out[: len(halves)], out[len(halves) :]
     for i in range(len(halves)):
         half = halves[i]
         u = (_F(np.int32(half >> np.uint32(12))) + _F(0.5)) * _F(2.0**-20)
@@ -230,10 +228,13 @@ def _normals(halves: NDArray[np.uint32], first: Singles, second: Singles) -> Non
         y = radius * (cosine if turned else sine)
         first[i] = -x if quarter == np.uint32(1) or quarter == np.uint32(2) else x
         second[i] = -y if quarter >= np.uint32(2) else y
+    return out
 
 
 @jit
-def _write(panels: Panels, z: Singles, out: Singles, start: int) -> None:
+def latents(panels: Panels, words: Words, out: Singles, start: int) -> None:
+    """Write one block of rows of correlated normals: the factor times `normals`."""
+    z = normals(words)
     stride, n = out.shape[1], panels.n_latents
     flat = out.reshape(-1)
     for panel in range(len(panels.starts) - 1):
@@ -254,25 +255,6 @@ def _write(panels: Panels, z: Singles, out: Singles, start: int) -> None:
             )
 
 
-def normals(words: Words) -> Singles:
-    """Return four independent standard normal numbers for each word.
-
-    Notes
-    -----
-    r·cos φ and r·sin φ for r = √(-2 log u), with u at the middle of one of 2²⁰ equal intervals and
-    φ one of 4,096 equally spaced angles: their characteristic function is that of two independent
-    normals up to 2e-6. The largest value is 5.4.
-
-    References
-    ----------
-    Box and Muller, A note on the generation of random normal deviates (1958).
-    """
-    halves = np.ascontiguousarray(words).reshape(-1).view(np.uint32)
-    out = np.empty(2 * halves.size, dtype=np.float32)
-    _normals(halves, out[: halves.size], out[halves.size :])
-    return out
-
-
 def words_per_block(n_latents: int) -> int:
     """Return how many random words a block of rows takes."""
     return n_latents * BLOCK_ROWS // 4
@@ -287,12 +269,6 @@ def room_for(n_latents: int, n: int) -> Singles:
     )
 
 
-def latents(panels: Panels, words: Words, out: Singles, start: int) -> None:
-    """Write one block of rows of correlated normals: the factor times `normals`."""
-    _write(panels, normals(words), out, start)
-
-
-MAX_DIMENSION = 20_000
 _NEWTON_STEPS = 100
 _CG_STEPS = 200
 _SIZES = tuple(0.5**halvings for halvings in range(20))
@@ -364,14 +340,10 @@ def nearest_correlation(
     algorithm 5.1; Borsdorf and Higham, A preconditioned Newton algorithm for the nearest
     correlation matrix (2010).
     """
-    _check(matrix)
-    if not (0 <= floor < 1 and 1e-12 <= tolerance < 1):
-        raise ValueError(
-            "a nearest correlation matrix needs a floor in [0, 1) and a tolerance in [1e-12, 1)"
-        )
     given = np.asarray((matrix + matrix.T) / 2, dtype=np.float64)
     np.fill_diagonal(given, 1.0)
-    if _reaches(given, _ALMOST * floor):
+    with suppress(np.linalg.LinAlgError):  # a Cholesky factor costs a twentieth of the eigenvalues
+        np.linalg.cholesky(given - _ALMOST * floor * np.eye(len(given)))
         return NearestCorrelation(matrix=given, distance=0.0, residual=0.0, n_iterations=0)
     shifted = given - floor * np.eye(len(given))
     point, n_iterations, residual = _minimise(shifted, 1 - floor, tolerance)
@@ -389,33 +361,6 @@ def nearest_correlation(
         residual=residual,
         n_iterations=n_iterations,
     )
-
-
-def cholesky(matrix: Floats) -> Floats:
-    """Return the lower triangular L with L Lᵀ = matrix."""
-    _check(matrix)
-    try:
-        return np.linalg.cholesky(np.asarray(matrix, dtype=np.float64))
-    except np.linalg.LinAlgError as error:
-        raise ValueError("a Cholesky factor needs a positive definite matrix") from error
-
-
-def _check(matrix: Floats) -> None:
-    if matrix.ndim != 2 or len(matrix) != matrix.shape[1] or not 0 < len(matrix) <= MAX_DIMENSION:
-        raise ValueError(f"a correlation matrix is square, with 1 to {MAX_DIMENSION} rows")
-    if not np.isfinite(matrix).all():
-        raise ValueError("a correlation matrix is finite")
-    if np.abs(matrix - matrix.T).max() > 1e-8:
-        raise ValueError("a correlation matrix is symmetric")
-
-
-def _reaches(matrix: Floats, floor: float) -> bool:
-    """Return whether every eigenvalue is at least `floor`: a Cholesky factor costs a twentieth of the eigenvalues."""
-    try:
-        np.linalg.cholesky(matrix - floor * np.eye(len(matrix)))
-    except np.linalg.LinAlgError:
-        return False
-    return True
 
 
 def _minimise(shifted: Floats, target: float, tolerance: float) -> tuple[_Spectrum, int, float]:
@@ -450,36 +395,14 @@ def _evaluate(shifted: Floats, y: Floats, target: float) -> _Spectrum:
 
 
 def _newton_direction(point: _Spectrum) -> Floats:
-    """Return the approximate solution d of V d = -gradient by conjugate gradients with a diagonal preconditioner."""
-    apply, diagonal = _hessian(point)
-    scale = 1.0 / np.maximum(diagonal, _RIDGE)
-    direction = np.zeros_like(point.gradient)
-    rest = -point.gradient
-    goal = _FORCING * float(np.linalg.norm(rest))
-    preconditioned = scale * rest
-    search, inner = preconditioned, float(rest @ preconditioned)
-    for _ in range(_CG_STEPS):
-        image = apply(search)
-        size = inner / float(search @ image)
-        direction = direction + size * search
-        rest = rest - size * image
-        if float(np.linalg.norm(rest)) <= goal:
-            break
-        preconditioned = scale * rest
-        before, inner = inner, float(rest @ preconditioned)
-        search = preconditioned + (inner / before) * search
-    return direction
-
-
-def _hessian(point: _Spectrum) -> tuple[Callable[[Floats], Floats], Floats]:
-    """Return d -> V d for the generalised Hessian V of the dual, and V's diagonal.
+    """Return the approximate solution d of V d = -gradient by conjugate gradients with a diagonal preconditioner.
 
     Notes
     -----
-    V d = diag(P (W ∘ (Pᵀ diag(d) P)) Pᵀ), where P are the eigenvectors and W is 1 between two
-    positive eigenvalues, 0 between two others and λᵢ / (λᵢ - λⱼ) between a positive and another. As
-    1 - W is of the same form with the signs exchanged, and the identity contributes d itself, only
-    the smaller side of the spectrum enters the products.
+    V is the dual's generalised Hessian: V d = diag(P (W ∘ (Pᵀ diag(d) P)) Pᵀ), where P are the
+    eigenvectors and W is 1 between two positive eigenvalues, 0 between two others and λᵢ / (λᵢ - λⱼ)
+    between a positive and another. As 1 - W is of the same form with the signs exchanged, and the
+    identity contributes d itself, only the smaller side of the spectrum enters the products.
     """
     positive = point.values > 0
     flipped = 2 * int(positive.sum()) > len(positive)
@@ -489,12 +412,29 @@ def _hessian(point: _Spectrum) -> tuple[Callable[[Floats], Floats], Floats]:
     # no division by zero: all zeros are on one side
     share = np.abs(levels / (levels - point.values[~kept]))
 
-    def products(d: Floats) -> Floats:
+    def multiply(d: Floats) -> Floats:
         scaled = near.T * d
         half = 0.5 * (scaled @ near) @ near.T + (share * (scaled @ far)) @ far.T
         total: Floats = 2.0 * np.einsum("ki,ik->i", half, near)
         return (d - total if flipped else total) + _RIDGE * d
 
     near2, far2 = np.square(near), np.square(far)
-    total = near2.sum(axis=1) ** 2 + 2.0 * np.einsum("ik,ik->i", near2, far2 @ share.T)
-    return products, (1.0 - total if flipped else total) + _RIDGE
+    diagonal = near2.sum(axis=1) ** 2 + 2.0 * np.einsum("ik,ik->i", near2, far2 @ share.T)
+    diagonal = (1.0 - diagonal if flipped else diagonal) + _RIDGE
+    scale = 1.0 / np.maximum(diagonal, _RIDGE)
+    direction = np.zeros_like(point.gradient)
+    rest = -point.gradient
+    goal = _FORCING * float(np.linalg.norm(rest))
+    preconditioned = scale * rest
+    search, inner = preconditioned, float(rest @ preconditioned)
+    for _ in range(_CG_STEPS):
+        image = multiply(search)
+        size = inner / float(search @ image)
+        direction = direction + size * search
+        rest = rest - size * image
+        if float(np.linalg.norm(rest)) <= goal:
+            break
+        preconditioned = scale * rest
+        before, inner = inner, float(rest @ preconditioned)
+        search = preconditioned + (inner / before) * search
+    return direction

@@ -37,14 +37,6 @@ _NODES_12, _WEIGHTS_12 = np.polynomial.legendre.leggauss(12)
 _NODES_20, _WEIGHTS_20 = np.polynomial.legendre.leggauss(20)
 
 
-def normal_quantile(p: ArrayLike) -> Floats:
-    """Return the x with Pr(Z <= x) = p of a standard normal Z."""
-    probabilities = np.asarray(p, dtype=np.float64)
-    if not ((probabilities >= 0) & (probabilities <= 1)).all():
-        raise ValueError("a quantile needs probabilities in [0, 1]")
-    return np.asarray(scipy.special.ndtri(probabilities), dtype=np.float64)
-
-
 def tetrachoric(h: ArrayLike, k: ArrayLike, p: ArrayLike, *, n_threads: int = 1) -> Floats:
     """Return the correlation at which two standard normals have Pr(X > h, Y > k) = p.
 
@@ -74,10 +66,6 @@ def tetrachoric(h: ArrayLike, k: ArrayLike, p: ArrayLike, *, n_threads: int = 1)
     """
     arrays = (np.asarray(each, dtype=np.float64) for each in (h, k, p))
     x, y, q = np.broadcast_arrays(*arrays)
-    if np.isnan(x).any() or np.isnan(y).any() or not np.isfinite(q).all() or n_threads < 1:
-        raise ValueError(
-            "a tetrachoric correlation needs cuts, finite probabilities and at least one thread"
-        )
     shape, out = q.shape, np.empty(q.size)
     x, y, q = x.ravel(), y.ravel(), q.ravel()
     chunks = [slice(start, start + _CHUNK) for start in range(0, out.size, _CHUNK)]
@@ -280,7 +268,7 @@ def truncate(distribution: NoiseFamily, lower: ArrayLike, upper: ArrayLike) -> T
     and supplement S2, whose equation (28) has a constant too many (docs/explanation/math.md,
     Departures from the papers).
     """
-    form = _form_of(distribution)
+    form = FORMS[distribution]
     low, high = (np.array(end, dtype=np.float64) for end in np.broadcast_arrays(lower, upper))
     if np.isnan(low).any() or np.isnan(high).any():
         raise ValueError("an end of a range is NaN")
@@ -301,18 +289,8 @@ def truncate(distribution: NoiseFamily, lower: ArrayLike, upper: ArrayLike) -> T
     return Truncated(*(part.reshape(shape) for part in first))
 
 
-def log_density(distribution: NoiseFamily, values: ArrayLike) -> Floats:
-    """Return log of the standard density at `values`, float64 array of the same shape."""
-    return _form_of(distribution).log_density(np.asarray(values, dtype=np.float64))
-
-
-def variance(distribution: NoiseFamily) -> float:
-    """Return the variance of the standard noise: 1, or π²/3."""
-    return _form_of(distribution).variance
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Form:
+class Form:
     """A standard symmetric distribution.
 
     `reference(s)`, s >= 0, is the log of an order of magnitude of its density; `fall(s, t)` is
@@ -363,8 +341,8 @@ def _logistic_tails(s: Floats) -> tuple[Floats, Floats, Floats]:
     return share, s * share + once, s * s * share + 2 * s * once + 2 * twice
 
 
-_FORMS = {
-    "gaussian": _Form(
+FORMS = {
+    "gaussian": Form(
         variance=1.0,
         log_density=_gaussian_log_density,
         reference=_gaussian_log_density,
@@ -372,7 +350,7 @@ _FORMS = {
         ratio=lambda start, step: -step * (start + step / 2),
         tails=_gaussian_tails,
     ),
-    "logistic": _Form(
+    "logistic": Form(
         variance=math.pi**2 / 3,
         log_density=_logistic_log_density,
         reference=lambda s: -s,
@@ -383,13 +361,7 @@ _FORMS = {
 }
 
 
-def _form_of(distribution: str) -> _Form:
-    if distribution not in _FORMS:
-        raise ValueError(f"noise must be one of {', '.join(_FORMS)}")
-    return _FORMS[distribution]
-
-
-def _intervals(form: _Form, low: Floats, high: Floats) -> Truncated:
+def _intervals(form: Form, low: Floats, high: Floats) -> Truncated:
     """Return the moments on intervals low <= high, arrays of shape (n,)."""
     flip = low < -high
     a, b = np.where(flip, -high, low), np.where(flip, -low, high)
@@ -410,7 +382,7 @@ def _intervals(form: _Form, low: Floats, high: Floats) -> Truncated:
     return result
 
 
-def _narrow(form: _Form, a: Floats, b: Floats) -> Truncated:
+def _narrow(form: Form, a: Floats, b: Floats) -> Truncated:
     """Return the moments by Gauss's rule; the density is taken relative to its largest value, at max(a, 0)."""
     half, start = (b - a) / 2, np.maximum(a, 0.0)
     mass, first, second = (np.zeros(len(a)) for _ in range(3))
@@ -426,20 +398,20 @@ def _narrow(form: _Form, a: Floats, b: Floats) -> Truncated:
     return Truncated(log_probability, a + first / mass, second / mass)
 
 
-def _far_tails(form: _Form, b: Floats, scale: Floats) -> tuple[Floats, ...]:
+def _far_tails(form: Form, b: Floats, scale: Floats) -> tuple[Floats, ...]:
     """Return `scale` times the tail moments at b; at b = inf, where scale is 0, they are 0 too."""
     finite = np.where(np.isinf(b), 0.0, b)
     return tuple(np.where(scale > 0, scale * part, 0.0) for part in form.tails(finite))
 
 
-def _in_tail(form: _Form, a: Floats, b: Floats) -> Truncated:
+def _in_tail(form: Form, a: Floats, b: Floats) -> Truncated:
     """Return the moments on wide intervals with 0 <= a, divided by the density's magnitude at a."""
     far = _far_tails(form, b, np.exp(-form.fall(a, b)))
     mass, first, second = (near - part for near, part in zip(form.tails(a), far, strict=True))
     return Truncated(np.log(mass) + form.reference(a), first / mass, second / mass)
 
 
-def _across(form: _Form, a: Floats, b: Floats) -> Truncated:
+def _across(form: Form, a: Floats, b: Floats) -> Truncated:
     """Return the moments on wide intervals with a < 0 and -a <= b: the whole line less two tails."""
     near = _far_tails(form, -a, np.exp(form.reference(-a)))
     far = _far_tails(form, b, np.exp(form.reference(b)))

@@ -15,7 +15,6 @@ from scipy import linalg, sparse
 from threadpoolctl import threadpool_limits
 
 from dpdask.kernels.jit import Flags, Floats, Ints, jit
-from dpdask.kernels.projections import case_one
 
 MAX_ATOMS = 6000
 """Newton's steps hold two square matrices of this size: 0.6 GB."""
@@ -163,14 +162,31 @@ def _over_atoms(
 
 
 def _pool(ranges: _Ranges, size: int, n_rows: int) -> Floats:
-    """Return the masses where every range is all atoms up to a place, or all from it."""
+    """Return the masses where every range is all atoms up to a place, or all from it (Case I data).
+
+    Notes
+    -----
+    Maximises Σ_j b_j log F(u_j) + (n_j - b_j) log(1 - F(u_j)) over all F: the isotonic regression
+    of b_j / n_j with weights n_j does, exactly.
+
+    References
+    ----------
+    Ayer, Brunk, Ewing, Reid and Silverman (1955), theorem 2.1; Groeneboom and Wellner, Information
+    bounds and nonparametric maximum likelihood estimation (1992), proposition 1.2; Barlow,
+    Bartholomew, Bremner and Brunk, Statistical inference under order restrictions (1972), section
+    1.2 (pool adjacent violators).
+    """
+    from scipy import optimize  # slow to import
+
     below = ranges.start == 0
     rows = np.rint(ranges.share * n_rows)
     asked = np.bincount(
         np.where(below, ranges.stop, ranges.start), weights=rows, minlength=size + 1
     )[1:size]
     under = np.bincount(ranges.stop[below], weights=rows[below], minlength=size + 1)[1:size]
-    cdf = case_one(np.arange(1.0, size), under.astype(np.int64), asked.astype(np.int64))
+    seen = asked > 0
+    fitted = optimize.isotonic_regression(under[seen] / asked[seen], weights=asked[seen]).x
+    cdf = np.concatenate([[0.0], fitted])[np.cumsum(seen)]
     return np.diff(np.concatenate([[0.0], cdf, [1.0]]))
 
 

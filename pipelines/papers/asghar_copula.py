@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from dpdask.kernels import correlation as correlation_kernel
 from dpdask.kernels import normal as normal_kernel
@@ -397,7 +398,7 @@ def _drawn(
             means[rows], means[columns], np.zeros(len(rows)), n
         )
     nearest = correlation_kernel.nearest_correlation(matrix, floor=_FLOOR)
-    return _thresholded(correlation_kernel.cholesky(nearest.matrix), means, n, rng)
+    return _thresholded(np.linalg.cholesky(nearest.matrix), means, n, rng)
 
 
 def _latent_correlations(first: Floats, second: Floats, meets: Floats, n: int) -> Floats:
@@ -410,13 +411,13 @@ def _latent_correlations(first: Floats, second: Floats, meets: Floats, n: int) -
     independent = first * second
     wanted = np.clip(meets, np.maximum(first + second - 1.0, 0.0), np.minimum(first, second))
     moved = wanted + np.clip(independent - wanted, -_TOLERANCE / n, _TOLERANCE / n)
-    cuts = normal_kernel.normal_quantile(1.0 - first), normal_kernel.normal_quantile(1.0 - second)
+    cuts = ndtri(1.0 - first), ndtri(1.0 - second)
     return normal_kernel.tetrachoric(*cuts, moved)
 
 
 def _thresholded(factor: Floats, means: Floats, n: int, rng: Generator) -> Dummies:
     """Return n rows of dummies, one where a latent variable exceeds its threshold (equation 6)."""
-    cuts = normal_kernel.normal_quantile(1.0 - means).astype(np.float32)[:, np.newaxis]
+    cuts = ndtri(1.0 - means).astype(np.float32)[:, np.newaxis]
     panels, room = pack(factor.astype(np.float32)), room_for(len(factor), min(CHUNK_ROWS, n))
     result = np.empty((len(means), n), dtype=np.uint8)
     for start in range(0, n, CHUNK_ROWS):

@@ -124,44 +124,6 @@ def test_a_clique_equals_numpy_of_its_raveled_codes(sizes, n_rows, seed, data):
     np.testing.assert_array_equal(found, expected)
 
 
-CODES = np.zeros((2, 5), dtype=np.uint8)
-
-
-@pytest.mark.parametrize(
-    ("codes", "sizes", "message"),
-    [
-        (CODES[0], [2], "codes"),
-        (CODES.astype(np.int64), [2, 2], "codes"),
-        (CODES.T.copy().T, [2, 2], "codes"),
-        (CODES[:, ::2], [2, 2], "codes"),
-        (CODES, [2], "sizes"),
-        (CODES, [2, 0], "levels"),
-        (CODES, [2, 65537], "levels"),
-        (CODES + np.uint8(2), [3, 2], "attribute 1"),
-    ],
-)
-def test_what_compiled_loops_would_read_amiss_is_refused(codes, sizes, message):
-    with pytest.raises(ValueError, match=message):
-        kernel.count_pairs(codes, as_sizes(sizes))
-    with pytest.raises(ValueError, match=message):
-        kernel.count_clique(codes, as_sizes(sizes), list(range(len(sizes))))
-
-
-def test_other_sizes_outputs_cliques_and_too_many_rows_are_refused(monkeypatch):
-    with pytest.raises(ValueError, match="sizes are int64"):
-        kernel.count_pairs(CODES, np.array([2.0, 2.0]))
-    for out in (np.zeros(5, dtype=np.int64), np.zeros(4), np.zeros(8, dtype=np.int64)[::2]):
-        with pytest.raises(ValueError, match="out is"):
-            kernel.count_pairs(CODES, as_sizes([2, 2]), out)
-        with pytest.raises(ValueError, match="out is"):
-            kernel.count_clique(CODES, as_sizes([2, 2]), [0, 1], out)
-    with pytest.raises(ValueError, match="at least one"):
-        kernel.count_clique(CODES, as_sizes([2, 2]), [])
-    monkeypatch.setattr(kernel, "MAX_ROWS", 4)
-    with pytest.raises(ValueError, match="at most 4 rows"):
-        kernel.count_pairs(CODES, as_sizes([2, 2]))
-
-
 def test_a_refused_batch_leaves_the_output_untouched():
     out = np.zeros(4, dtype=np.int64)
     with pytest.raises(ValueError, match="attribute 0"):

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from scipy.special import ndtr as normal_cdf
 
 from dpdask.kernels import normal
-from dpdask.kernels.normal import normal_quantile, tetrachoric
+from dpdask.kernels.normal import tetrachoric
 
 INF = math.inf
 CUTS = st.floats(-6, 6)
@@ -68,12 +68,6 @@ def test_the_orthant_agrees_with_quadrature(r):
 def test_the_normal_cdf_keeps_its_relative_accuracy(x):
     assert_allclose(normal_cdf(x), float(mpmath.ncdf(x)), rtol=1e-12)
     assert_allclose(normal.upper_tail(-x), float(mpmath.ncdf(x)), rtol=1e-12)
-    if x < 5:
-        assert_allclose(normal_quantile(normal_cdf(x)), x, rtol=1e-12, atol=1e-15)
-
-
-def test_quantiles_of_the_ends_are_infinite():
-    assert normal_quantile([0, 0.5, 1]).tolist() == [-INF, 0, INF]
 
 
 @settings(max_examples=80)
@@ -137,24 +131,3 @@ def test_threads_change_nothing():
     h, k = rng.normal(size=(2, 50_000))
     p = upper_orthant(h, k, rng.uniform(-1, 1, 50_000))
     assert (tetrachoric(h, k, p) == tetrachoric(h, k, p, n_threads=3)).all()
-
-
-@pytest.mark.parametrize(
-    ("h", "k", "p", "n_threads"),
-    [
-        (math.nan, 0, 0.2, 1),
-        (0, math.nan, 0.2, 1),
-        (0, 0, math.nan, 1),
-        (0, 0, INF, 1),
-        (0, 0, 0.2, 0),
-    ],
-)
-def test_what_has_no_tetrachoric_correlation_is_refused(h, k, p, n_threads):
-    with pytest.raises(ValueError, match="tetrachoric"):
-        tetrachoric(h, k, p, n_threads=n_threads)
-
-
-@pytest.mark.parametrize("p", [-0.1, 1.1, math.nan])
-def test_what_is_no_probability_has_no_quantile(p):
-    with pytest.raises(ValueError, match="probabilities"):
-        normal_quantile([0.5, p])

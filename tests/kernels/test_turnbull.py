@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from dpdask.kernels import turnbull
-from dpdask.kernels.projections import case_one
 
 N_CELLS = 9
 RANGES = st.lists(
@@ -129,11 +128,6 @@ def test_newton_agrees_with_pooling_on_case_one_data(seed):
     pooled = turnbull.npmle(left[seen], right[seen], counts[seen], size + 1)
     assert pooled.n_iterations == 0
     assert pooled.duality_gap <= 1e-9
-    np.testing.assert_allclose(
-        np.cumsum(spread(pooled, size + 1))[:-1],
-        case_one(borders.astype(float), below, below + above),
-        atol=1e-12,
-    )
     ranges, _ = turnbull._over_atoms(
         left[seen], right[seen], counts[seen], pooled.first, pooled.last
     )

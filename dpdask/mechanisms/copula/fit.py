@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import scipy  # its modules are imported when they are first used
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -174,9 +175,7 @@ class _Fit:
             self._latent[self._starts[attribute] + of_latents] = numbers
             self._n_latents += len(numbers)
         self._offsets: dict[int, NDArray[np.float32]] = {}
-        self._cuts = normal.normal_quantile(
-            1.0 - np.clip(np.concatenate(shares), 1e-12, 1.0 - 1e-12)
-        )
+        self._cuts = scipy.special.ndtri(1.0 - np.clip(np.concatenate(shares), 1e-12, 1.0 - 1e-12))
 
     def model(self, wanted: list[Floats], rng: Rng) -> tuple[CopulaModel, FitReport, Codes]:
         """Return the model whose latent variables have the wanted pair counts, the measures of the fit, and its calibration sample."""
@@ -188,7 +187,7 @@ class _Fit:
         report = FitReport(n_latents=n, kept_share=kept, moved=0.0, n_iterations=0, residual=0.0)
         if n:
             nearest = latent.nearest_correlation(matrix, floor=_FLOOR, tolerance=1e-6)
-            factor = latent.thin(latent.cholesky(nearest.matrix)).astype(np.float32)
+            factor = latent.thin(np.linalg.cholesky(nearest.matrix)).astype(np.float32)
             report = replace(
                 report,
                 moved=nearest.distance / n,
@@ -254,7 +253,7 @@ class _Fit:
             offsets = self._offsets.get(attribute)  # calibration begins at what it found last
             if offsets is None:
                 shares = np.clip(probabilities, 1e-7, 1.0 - 1e-7)
-                offsets = normal.normal_quantile(shares).astype(np.float32)
+                offsets = scipy.special.ndtri(shares).astype(np.float32)
             draft = Node(
                 attribute=attribute,
                 parent=place[parent] if parent >= 0 else -1,
