@@ -37,7 +37,7 @@ from dpdask.engine.work import TableWork, keep, read_kept
 from dpdask.errors import DataError, InputError, TemporaryError
 from dpdask.io.encrypted import EncryptedFile
 from dpdask.io.storage import BOUNDS_NAME, Folder
-from dpdask.kernels.hashing import keep_chosen, siphash, take_at
+from dpdask.kernels.hashing import siphash
 from dpdask.startup import Stamp
 from dpdask.stats.records import UnitBounds, UnitRows
 from dpdask.stats.statistic import (
@@ -186,14 +186,14 @@ def filter_rows(rows: pa.RecordBatch, chosen: NDArray[np.bool_]) -> pa.RecordBat
     """Return the chosen rows of a batch, in their order."""
     if chosen.all():
         return rows
-    n_chosen, mask = int(chosen.sum()), pa.array(chosen)
+    mask = pa.array(chosen)
     arrays = []
     for array in rows.columns:
         values = _view_words(array)
         if values is None:
             arrays.append(_by_plain_type(array, lambda plain: plain.filter(mask)))
         else:
-            arrays.append(_as_array(keep_chosen(values, chosen, n_chosen), array.type))
+            arrays.append(_as_array(values.compress(chosen), array.type))
     return pa.RecordBatch.from_arrays(arrays, schema=rows.schema)
 
 
@@ -202,7 +202,7 @@ def take_values(array: pa.Array, places: NDArray[np.uint32]) -> pa.Array:
     values = _view_words(array)
     if values is None:
         return _by_plain_type(array, lambda plain: plain.take(pa.array(places)))
-    return _as_array(take_at(values, places), array.type)
+    return _as_array(values.take(places), array.type)
 
 
 def _view_words(array: pa.Array) -> NDArray[np.unsignedinteger] | None:

@@ -247,32 +247,19 @@ def find_roots(hashes: Words, known: Words) -> Ints:
 
 
 @jit
-def ranks_of(values: Floats, nodes: Ints, words: Words, trie: Trie) -> tuple[Floats, Ints]:
-    """Return each value's rank among the children of its node, and the child that stands for it.
+def find_ranks(values: Floats, nodes: Ints, words: Words, trie: Trie, ranks: Floats) -> None:
+    """Find each value's rank among the children of its node, and replace the node by the child that stands for it.
 
     Parameters
     ----------
     nodes
-        int64 array of shape (n,): the current node of the row's path.
-
-    Returns
-    -------
+        int64 array of shape (n,), changed: the current node of the row's path, and then the child
+        whose cell holds the value, or the nearest one, the lower of two.
     ranks
-        float64 array of shape (n,), in [0, 1]: uniform on (a / (m + 1), (a + t + 1) / (m + 1)),
-        where m records have the prefix, a of them a smaller value and t the same. Exactly uniform
-        for a row that is exchangeable with them.
-    nodes
-        int64 array of shape (n,): the child whose cell holds the value, or the nearest one, the
-        lower of two.
+        float64 array of shape (n,), changed; in [0, 1]: uniform on (a / (m + 1), (a + t + 1) /
+        (m + 1)), where m records have the prefix, a of them a smaller value and t the same. Exactly
+        uniform for a row that is exchangeable with them.
     """
-    ranks, found = np.empty(len(values)), nodes.copy()
-    _find_ranks(values, found, words, trie, ranks)
-    return ranks, found
-
-
-@jit
-def _find_ranks(values: Floats, nodes: Ints, words: Words, trie: Trie, ranks: Floats) -> None:
-    """Find the ranks of some rows, and replace their nodes by the children; see `ranks_of`. A call for few rows makes no arrays: they cost time."""
     keys, cumulative, first = trie.keys, trie.cumulative, trie.first
     for row in range(len(values)):
         value, node = values[row], uint64(nodes[row])
@@ -335,34 +322,20 @@ def find_slots(trie: Trie) -> Slots:
 
 
 @jit
-def values_at(
-    ranks: Floats, nodes: Ints, trie: Trie, slots: Slots, lattice: bool
-) -> tuple[Floats, Ints]:
-    """Return the value at each rank among the children of its node, and the child that it comes from.
+def find_values(
+    ranks: Floats, nodes: Ints, trie: Trie, slots: Slots, lattice: bool, values: Floats
+) -> None:
+    """Find the value at each rank among the children of its node, and replace the node by the child that it comes from.
 
     Parameters
     ----------
     nodes
-        int64 array of shape (n,): the current node of the released path.
-
-    Returns
-    -------
+        int64 array of shape (n,), changed: the current node of the released path; every path is
+        one of a record.
     values
-        float64 array of shape (n,): uniform ranks give the records' own distribution given the
-        path, each record's weight spread evenly over its cell.
-    nodes
-        int64 array of shape (n,): every path is one of a record.
+        float64 array of shape (n,), changed: uniform ranks give the records' own distribution given
+        the path, each record's weight spread evenly over its cell.
     """
-    values, found = np.empty(len(ranks)), nodes.copy()
-    _find_values(ranks, found, trie, slots, lattice, values)
-    return values, found
-
-
-@jit
-def _find_values(
-    ranks: Floats, nodes: Ints, trie: Trie, slots: Slots, lattice: bool, values: Floats
-) -> None:
-    """Find the values at some ranks, and replace the nodes by the children; see `values_at`."""
     keys, lows, cumulative, first, one = (
         trie.keys,
         trie.lows,
@@ -408,13 +381,13 @@ def release_rows(
         released ones.
     words
         uint64 array of shape (n, n_words), uniform and independent: the first of a row is for
-        `ranks_of`, the others for `rank.disturb_rows`.
+        `find_ranks`, the others for `rank.disturb_rows`.
     """
     room, kept = make_room(), np.empty(TOGETHER)
     # rows that go through all steps while they stay near the processor
     for start in range(0, len(values), TOGETHER):
         rows = slice(start, min(start + TOGETHER, len(values)))
         ranks = kept[: rows.stop - start]
-        _find_ranks(values[rows], own[rows], words[rows, 0], trie, ranks)
+        find_ranks(values[rows], own[rows], words[rows, 0], trie, ranks)
         disturb_block(ranks, words[rows], draws, room, ranks)
-        _find_values(ranks, released[rows], trie, slots, lattice, values[rows])
+        find_values(ranks, released[rows], trie, slots, lattice, values[rows])

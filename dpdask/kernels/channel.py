@@ -15,7 +15,7 @@ import numpy as np
 from numpy import uint64
 from numpy.typing import NDArray
 
-from dpdask.kernels.jit import Flags, Floats, Int32s, Ints, Shorts, Words, jit
+from dpdask.kernels.jit import Floats, Int32s, Shorts, Words, jit
 
 
 @jit
@@ -52,24 +52,6 @@ def find_codes(values: NDArray[np.floating], levels: Floats, codes: Int32s) -> t
             n_others += levels[place] != value
             out[row] = codes[place]
     return out, n_others == 0
-
-
-@jit
-def count_all(codes: Int32s, n_levels: int) -> Ints:
-    """Return how often each of the levels 0..n_levels-1 occurs, int64 array of shape (n_levels,)."""
-    counts = np.zeros(n_levels, dtype=np.int64)
-    for row in range(len(codes)):
-        counts[codes[row]] += 1
-    return counts
-
-
-@jit
-def count_chosen(codes: Int32s, chosen: Flags, n_levels: int) -> Ints:
-    """Return how often each of the levels 0..n_levels-1 occurs in the chosen rows, int64 array of shape (n_levels,)."""
-    counts = np.zeros(n_levels, dtype=np.int64)
-    for row in range(len(codes)):
-        counts[codes[row]] += chosen[row]
-    return counts
 
 
 TOTAL_BITS = 63
@@ -301,16 +283,6 @@ def _fill_alias(thresholds: Words, aliases: Shorts, capacity: uint64) -> None:
 
 
 @jit
-def sample(codes: Int32s, words: Words, thresholds: Words, aliases: Shorts) -> Int32s:
-    """Return one output level for each input level."""
-    bits = index_bits(thresholds)
-    out = np.empty(len(codes), dtype=np.int32)
-    for i in range(len(codes)):
-        out[i] = draw(words[i], codes[i], bits, thresholds, aliases)
-    return out
-
-
-@jit
 def index_bits(thresholds: Words) -> int:
     """Return how many bits of a word name a column of the tables."""
     bits = 0
@@ -340,32 +312,32 @@ _TOP_BITS = 16
 _ROUNDING = 2.0**-48
 
 
-class GivenTables(NamedTuple):
-    """The alias tables of channels that depend on a parent's level: row b · n_levels + k is that of parent level b and own level k."""
+class Tables(NamedTuple):
+    """The alias tables of a channel, or of one for each parent's level: row b · n_levels + k is that of parent level b and own level k."""
 
-    # Uint32 array of shape (n_parent_levels · n_levels, 2**bits): of each threshold the highest 16
+    # Uint32 array of shape (n_rows, 2**bits): of each threshold the highest 16
     # bits, and then the alias.
     packed: NDArray[np.uint32]
     thresholds: Words
     aliases: Shorts
 
 
-def make_given_tables(weights: Words) -> GivenTables:
-    """Return the tables to draw from; `weights` is a uint64 array of shape (n_parent_levels, n_levels, n_levels)."""
-    thresholds, aliases = alias_tables(weights.reshape(-1, weights.shape[2]))
+def make_tables(weights: Words) -> Tables:
+    """Return the tables to draw from; `weights` is a uint64 array of shape ([n_parent_levels,] n_levels, n_levels)."""
+    thresholds, aliases = alias_tables(weights.reshape(-1, weights.shape[-1]))
     shift = uint64(TOTAL_BITS - _TOP_BITS - index_bits(thresholds))
     # a threshold that no word reaches has a bit more
     highest = np.minimum(thresholds >> shift, uint64(2**_TOP_BITS - 1)).astype(np.uint32)
-    return GivenTables((highest << np.uint32(_TOP_BITS)) | aliases, thresholds, aliases)
+    return Tables((highest << np.uint32(_TOP_BITS)) | aliases, thresholds, aliases)
 
 
 @jit
-def sample_given(
+def sample(
     parents: Shorts,
     own: Int32s,
     words: Words,
     n_levels: int,
-    tables: GivenTables,
+    tables: Tables,
 ) -> Shorts:
     """Return one output level for each row, drawn from the row's own level and the released level of its parent.
 

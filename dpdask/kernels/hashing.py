@@ -182,11 +182,7 @@ def _look_ahead(
     low, one, m = uint64(0xFFFFFFFF), uint64(1), keys.shape[1]
     last = uint64(len(slots) - 1)
     for row in range(len(keys)):
-        hashed = uint64(grades[row])
-        if grades[row] >= least:
-            for position in range(m):
-                hashed = _mix(hashed, keys[row, position])
-        hashes[row] = hashed
+        hashes[row] = _hash(keys, row, m, grades[row]) if grades[row] >= least else uint64(0)
     for row in range(len(keys)):
         seen[row] = slots[hashes[row] & last] & low if grades[row] >= least else uint64(0)
     for row in range(len(keys)):
@@ -199,10 +195,7 @@ def sample_hashes(keys: Words, grades: Grades) -> Words:
     """Return the hashes of about one in 64 entries: of equal entries all or none."""
     found, n = np.empty(len(keys), dtype=uint64), 0
     for row in range(len(keys)):
-        hashed = uint64(grades[row])
-        for position in range(keys.shape[1]):
-            hashed = _mix(hashed, keys[row, position])
-        found[n] = hashed
+        hashed = found[n] = _hash(keys, row, keys.shape[1], grades[row])
         n += int(hashed >> uint64(64 - _SAMPLED_BITS) == 0)
     return found[:n].copy()
 
@@ -220,9 +213,7 @@ def find_slots(entries: Words, n_entries: int, n_slots: int) -> Words:
     last = uint64(n_slots - 1)
     slots = np.zeros(n_slots, dtype=uint64)
     for place in range(n_entries):
-        hashed = entries[place, m]
-        for position in range(m):
-            hashed = _mix(hashed, entries[place, position])
+        hashed = _hash(entries, place, m, entries[place, m])
         slot = hashed & last
         while slots[slot] != 0:
             slot = (slot + one) & last
@@ -231,9 +222,12 @@ def find_slots(entries: Words, n_entries: int, n_slots: int) -> Words:
 
 
 @jit
-def _mix(hashed: uint64, word: uint64) -> uint64:
-    mixed = (hashed ^ word) * uint64(0x9E3779B97F4A7C15)
-    return uint64(mixed ^ (mixed >> uint64(32)))
+def _hash(keys: Words, row: int, n_columns: int, grade: uint64) -> uint64:
+    hashed = uint64(grade)
+    for position in range(n_columns):
+        mixed = (hashed ^ keys[row, position]) * uint64(0x9E3779B97F4A7C15)
+        hashed = uint64(mixed ^ (mixed >> uint64(32)))
+    return hashed
 
 
 @jit
@@ -254,31 +248,6 @@ def leading_zeros(words: Words) -> Grades:
         word = words[row] & ~(words[row] >> one)
         exponent = np.float64(word).view(np.int64) >> 52
         out[row] = min(int(1086 - exponent), 64)
-    return out
-
-
-@jit
-def keep_chosen(
-    values: NDArray[np.unsignedinteger], chosen: Flags, n_chosen: int
-) -> NDArray[np.unsignedinteger]:
-    """Return the values of the chosen rows, in their order."""
-    # one more: a row that is not chosen is overwritten by the next one
-    out = np.empty(n_chosen + 1, dtype=values.dtype)
-    place = 0
-    for row in range(len(values)):
-        out[place] = values[row]
-        place += chosen[row]
-    return out[:n_chosen]
-
-
-@jit
-def take_at(
-    values: NDArray[np.unsignedinteger], places: NDArray[np.uint32]
-) -> NDArray[np.unsignedinteger]:
-    """Return the values at some places, in the order of the places."""
-    out = np.empty(len(places), dtype=values.dtype)
-    for row in range(len(places)):
-        out[row] = values[places[row]]
     return out
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import uint64
 
-from dpdask.kernels.channel import TOTAL_BITS, alias_tables, integer_weights
+from dpdask.kernels.channel import TOTAL_BITS, integer_weights
 from dpdask.kernels.jit import Flags, Floats, Int32s, Ints, Shorts, Words, jit
 
 UNIT = 2.0**-53  # of a uniform number: what the upper bits of a word are counted in
@@ -280,11 +280,12 @@ def cells_of(
     lattice: bool,
 ) -> Int32s:
     """Return the bin of each value: that of a rank drawn uniformly from the interval of ranks that it stands for."""
-    out, at = np.empty(len(values), dtype=np.int32), guide(x)
+    out, ranks = (
+        np.empty(len(values), dtype=np.int32),
+        own_ranks(values, is_null, words, x, c, lattice),
+    )
     for row in range(len(values)):
-        low, high = (0.0, c[0]) if is_null[row] else rank_interval(values[row], x, c, at, lattice)
-        rank = low + (words[row] >> np.uint64(11)) * UNIT * (high - low)
-        place = int(np.searchsorted(edges, rank, side="right")) - 1
+        place = int(np.searchsorted(edges, ranks[row], side="right")) - 1
         out[row] = min(max(place, 0), len(edges) - 2)
     return out
 
@@ -395,11 +396,6 @@ def _bound(
     return math.nextafter(float(exact_rate * (n_cells - 1) + spread + tail), math.inf)
 
 
-def digit_tables(noise: RankNoise) -> Tables:
-    """Return the alias tables of the noise's digits, each of shape (n_digits, 256)."""
-    return alias_tables(noise.weights)
-
-
 def words_per_row(noise: RankNoise) -> int:
     """Return how many 64-bit words `privatise` consumes for one row."""
     return len(noise.weights) + 3
@@ -426,12 +422,8 @@ def privatise(
         The knots of the continualised reference cdf; null holds the ranks below c[0].
     """
     ranks = own_ranks(values, is_null, words[:, 0], x, c, lattice)
-    return values_at(disturb(ranks, words, noise, tables), x, c, guide(c), lattice)
-
-
-def disturb(ranks: Floats, words: Words, noise: RankNoise, tables: Tables) -> Floats:
-    """Return ranks with noise: uniform ones become uniform ones."""
-    return disturb_rows(ranks, words, make_draws(noise, tables))
+    noisy = disturb_rows(ranks, words, make_draws(noise, tables))
+    return values_at(noisy, x, c, guide(c), lattice)
 
 
 class Draws(NamedTuple):
@@ -466,7 +458,7 @@ def _powers(rate: float, most: int) -> tuple[Floats, Floats]:
 
 @jit
 def disturb_rows(ranks: Floats, words: Words, draws: Draws) -> Floats:
-    """Return ranks with noise; digits are drawn from words 1..n_digits, the sign and the place from the next two.
+    """Return ranks with noise, uniform ones if they were uniform; digits are drawn from words 1..n_digits, the sign and the place from the next two.
 
     Notes
     -----

@@ -19,6 +19,7 @@ from dpdask.channels import calibrate, costs, laplace, optimal
 from dpdask.codec import Codec, Codecs
 from dpdask.errors import DpdaskError, SpecError, list_names, say_count
 from dpdask.kernels import rank as rank_kernel
+from dpdask.kernels.channel import alias_tables
 from dpdask.mechanisms.card import say_date, tell_numbers
 from dpdask.mechanisms.mechanism import Columns, Sentences
 from dpdask.privacy.budget import UnitColumn
@@ -108,7 +109,8 @@ def correlate_ranks(epsilon: float) -> float:
         rank_kernel.words_per_row(noise),
     )
     ranks = (np.arange(_N_DRAWN) + 0.5) / _N_DRAWN
-    released = rank_kernel.disturb(ranks, drawn, noise, rank_kernel.digit_tables(noise))
+    draws = rank_kernel.make_draws(noise, alias_tables(noise.weights))
+    released = rank_kernel.disturb_rows(ranks, drawn, draws)
     return float(np.corrcoef(ranks, released)[0, 1])
 
 

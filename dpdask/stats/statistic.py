@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dpdask.cells import Cells
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.kernels import rank as ecdf
-from dpdask.kernels.channel import count_all, count_chosen, find_codes
+from dpdask.kernels.channel import find_codes
 from dpdask.kernels.jit import Flags, Floats, Int32s, Ints, Words
 from dpdask.streams import Streams
 
@@ -240,11 +240,8 @@ class LevelCounts(Tally):
     def of_batch(cls, codec: LevelCodec, array: pa.Array, chosen: Flags | None = None) -> Self:
         """Return the counts of the chosen rows of a batch; every row is checked against the levels."""
         codes = encode(codec, array)
-        return cls(
-            count_all(codes, codec.n_levels)
-            if chosen is None
-            else count_chosen(codes, chosen, codec.n_levels)
-        )
+        kept = codes if chosen is None else codes.compress(chosen)
+        return cls(np.bincount(kept, minlength=codec.n_levels))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

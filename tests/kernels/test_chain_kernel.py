@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpdask.kernels import chain
-from dpdask.kernels.chain import Trie, build, find_cells, find_slots, grid, ranks_of, values_at
+from dpdask.kernels.chain import Trie, build, find_cells, find_slots, find_values, grid
 
 LOWEST, HIGHEST = np.uint64(0), np.uint64(2**64 - 1)
 NONE = np.zeros(0)
@@ -27,11 +27,17 @@ def trie_of(records, counts=None, groups=None, grids=None):
 
 def interval(value, node, trie):
     """The interval of ranks of one value, and its child."""
-    (low, high), (child, other) = ranks_of(
-        np.full(2, value), np.full(2, node), np.array([LOWEST, HIGHEST]), trie
-    )
-    assert child == other
-    return low, high, child
+    nodes, ranks = np.full(2, node), np.empty(2)
+    chain.find_ranks(np.full(2, float(value)), nodes, np.array([LOWEST, HIGHEST]), trie, ranks)
+    assert nodes[0] == nodes[1]
+    return *ranks, nodes[0]
+
+
+def values_at(ranks, nodes, trie, slots, lattice):
+    """The values, and the children that they come from."""
+    values, found = np.empty(len(ranks)), nodes.copy()
+    find_values(ranks, found, trie, slots, lattice, values)
+    return values, found
 
 
 small = st.lists(
@@ -178,9 +184,7 @@ def test_groups_are_apart_and_the_first_root_has_all():
 def test_no_path_without_a_record():
     trie = Trie(np.zeros(1), np.zeros(1), np.zeros(1, dtype=np.int64), np.array([1, 1]))
     with pytest.raises(AssertionError):
-        chain.values_at(
-            np.array([0.5]), np.zeros(1, dtype=np.int64), trie, chain.find_slots(trie), False
-        )
+        values_at(np.array([0.5]), np.zeros(1, dtype=np.int64), trie, find_slots(trie), False)
 
 
 @pytest.mark.parametrize("skewed", [False, True])

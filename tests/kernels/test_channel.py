@@ -182,14 +182,13 @@ def test_alias_tables_stand_for_exactly_the_weights_of_the_widest_row():
 
 def test_sample_reads_words_as_the_tables_say():
     weights = np.array([[2**60, 3 * 2**60, 2**63 - 2**62]], dtype=np.uint64)
-    thresholds, aliases = kernel.alias_tables(weights)
+    root, tables = np.zeros(1, dtype=np.uint16), kernel.make_tables(weights)
     counts = np.zeros(3, dtype=int)
     for cell in range(4):
         for step in range(64):
             word = ((step * 2**55) << 2 | cell) << 1
-            out = kernel.sample(
-                np.zeros(1, dtype=np.int32), np.array([word], dtype=np.uint64), thresholds, aliases
-            )
+            words = np.array([word], dtype=np.uint64)
+            out = kernel.sample(root, root.astype(np.int32), words, 3, tables)
             counts[out[0]] += 1
     assert counts.tolist() == [
         round(256 * Fraction(weight, 2**63)) for weight in weights[0].tolist()

@@ -17,6 +17,7 @@ from scipy import stats
 from dpdask.kernels import rank
 from dpdask.kernels import rank as cdf_kernel
 from dpdask.kernels import rank as ecdf
+from dpdask.kernels.channel import alias_tables
 from dpdask.kernels.rank import first_knot
 from dpdask.kernels.rank import guide as guide_of
 
@@ -27,7 +28,7 @@ SMALL = [(2, 1.0), (3, 0.5), (5, 2.0), (8, 1.0), (12, 0.3), (12, 4.0)]
 
 def magnitudes(noise):
     """Return the exact distribution of the noise's magnitude, as the digit tables draw it, in units of 2**-63 per digit."""
-    thresholds, aliases = rank.digit_tables(noise)
+    thresholds, aliases = alias_tables(noise.weights)
     distribution = [1]
     for row, other in zip(thresholds.tolist(), aliases.tolist(), strict=True):
         digit = [0] * 256
@@ -231,7 +232,7 @@ def released(values, x, c, epsilon, *, lattice=False, is_null=None, seed=3):
         0, 2**64, size=(len(values), rank.words_per_row(noise)), dtype=np.uint64
     )
     return rank.privatise(
-        values, is_null, words, x, c, noise, rank.digit_tables(noise), lattice=lattice
+        values, is_null, words, x, c, noise, alias_tables(noise.weights), lattice=lattice
     )
 
 
@@ -310,7 +311,7 @@ def by_hand(value, words, noise, tables):
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 16.0])
 def test_every_word_is_read_once_and_as_documented(epsilon):
     line, noise, n = np.array([0.0, 1.0]), rank.rank_noise(epsilon), 20_000
-    tables = rank.digit_tables(noise)
+    tables = alias_tables(noise.weights)
     rng = np.random.default_rng(12)
     values = rng.random(n)
     words = rng.integers(0, 2**64, size=(n, rank.words_per_row(noise)), dtype=np.uint64)

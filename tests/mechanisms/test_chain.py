@@ -80,10 +80,10 @@ def fitted(
 
 
 def interval(value, node, release):
-    (low, high), (child, _) = kernel.ranks_of(
-        np.full(2, value), np.full(2, node), np.array([LOWEST, HIGHEST]), release.trie
-    )
-    return low, high, child
+    nodes, ranks = np.full(2, node), np.empty(2)
+    words = np.array([LOWEST, HIGHEST])
+    kernel.find_ranks(np.full(2, float(value)), nodes, words, release.trie, ranks)
+    return *ranks, nodes[0]
 
 
 def children(node, release):

@@ -113,13 +113,7 @@ def test_refusals():
     with pytest.raises(SpecError, match="cells"):
         JointCounts.identity(named(*[65536] * 4))
     domain = named(3, 2)
-    for wrong in (
-        np.zeros((3, 2), dtype=np.uint8),
-        np.zeros((2, 2), dtype=np.int64),
-        np.zeros(2, dtype=np.uint8),
-        np.array([[3], [0]], dtype=np.uint8),
-    ):
-        with pytest.raises(ValueError, match=r"codes are|sizes are|not below"):
-            JointCounts.of_codes(domain, wrong)
+    with pytest.raises(ValueError, match="not below"):
+        JointCounts.of_codes(domain, np.array([[3], [0]], dtype=np.uint8))
     with pytest.raises(ValueError, match="different domains"):
         JointCounts.identity(domain).merge(JointCounts.identity(named(2, 3)))

@@ -27,7 +27,7 @@ from dpdask.kernels import chain as chain_kernel
 from dpdask.kernels import channel as channel_kernel
 from dpdask.kernels import rank as bins_kernel
 from dpdask.kernels import rank as rank_kernel
-from dpdask.kernels.jit import Flags, Floats, Int32s, Ints, Words
+from dpdask.kernels.jit import Flags, Floats, Int32s, Ints, Shorts, Words
 from dpdask.mechanisms.dip.spec import (
     N_BINS,
     ChannelKind,
@@ -57,10 +57,10 @@ class _ByChannel:
     """A channel and the exact tables that it is drawn from."""
 
     channel: LevelChannel
-    tables: rank_kernel.Tables = field(init=False)
+    tables: channel_kernel.Tables = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tables", channel_kernel.alias_tables(self.channel.weights))
+        object.__setattr__(self, "tables", channel_kernel.make_tables(self.channel.weights))
 
     @property
     def epsilon(self) -> float:
@@ -72,9 +72,10 @@ class _ByChannel:
         """ε*, computed again from the tables."""
         return channel_epsilon(self.channel.weights)
 
-    def sample(self, codes: Int32s, drawn: Words) -> Int32s:
+    def sample(self, codes: Int32s, drawn: Words) -> Shorts:
         """Return a released code for each code."""
-        return channel_kernel.sample(codes, np.ascontiguousarray(drawn), *self.tables)
+        root = np.zeros(len(codes), dtype=np.uint16)
+        return channel_kernel.sample(root, codes, np.ascontiguousarray(drawn), 0, self.tables)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,7 +86,7 @@ class _ByNoise:
     tables: rank_kernel.Tables = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tables", rank_kernel.digit_tables(self.noise))
+        object.__setattr__(self, "tables", channel_kernel.alias_tables(self.noise.weights))
 
     @property
     def epsilon(self) -> float:
@@ -358,12 +359,13 @@ class BinnedRanks(_ByChannel):
         lattice: bool,
     ) -> None:
         """Replace values by released ones; see `LaplaceRanks.release`."""
-        ranks, own[:] = chain_kernel.ranks_of(values, own, drawn[:, 0], trie)
+        ranks = np.empty(len(values))
+        chain_kernel.find_ranks(values, own, drawn[:, 0], trie, ranks)
         n_bins = len(self.channel.weights)
         bins = self.sample(np.minimum((ranks * n_bins).astype(np.int32), n_bins - 1), drawn[:, 1])
         place = ((drawn[:, 2] >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         ranks = (bins + place) / n_bins
-        values[:], released[:] = chain_kernel.values_at(ranks, released, trie, slots, lattice)
+        chain_kernel.find_values(ranks, released, trie, slots, lattice, values)
 
 
 RankRandomiser = LaplaceRanks | BinnedRanks

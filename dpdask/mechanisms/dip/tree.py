@@ -87,10 +87,10 @@ class TreeColumn:
     # The share of rows, by the fitted tables, that have the requested channel; the others have
     # rare parent levels (see `fit_tree`).
     solved: float
-    tables: channel_kernel.GivenTables = field(init=False)
+    tables: channel_kernel.Tables = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tables", channel_kernel.make_given_tables(self.weights))
+        object.__setattr__(self, "tables", channel_kernel.make_tables(self.weights))
 
     @property
     def n_levels(self) -> int:
@@ -117,7 +117,7 @@ class TreeColumn:
         return cells.draw(released, drawn[:, 1]), released
 
     def _sample(self, parents: Any, own: Int32s, drawn: Any) -> Shorts:
-        return channel_kernel.sample_given(parents, own, drawn, self.n_levels, self.tables)
+        return channel_kernel.sample(parents, own, drawn, self.n_levels, self.tables)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
