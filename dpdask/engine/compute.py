@@ -23,9 +23,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.utils import format_bytes
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
-from dpdask.channels.laplace import find_scale
-from dpdask.channels.optimal import solve_weights
-from dpdask.channels.unbiased import solve_unbiased
+from dpdask.channels import find_scale, solve_unbiased, solve_weights
 from dpdask.errors import DpdaskError, InternalError, TemporaryError
 from dpdask.io.encrypted import drop_key, exchange_keys, hold_key, list_names
 from dpdask.io.filesystems import Options, set_options, use_options

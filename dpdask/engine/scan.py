@@ -38,7 +38,6 @@ from dpdask.errors import DataError, InputError, TemporaryError
 from dpdask.io.encrypted import EncryptedFile
 from dpdask.io.storage import BOUNDS_NAME, Folder
 from dpdask.kernels.hashing import siphash
-from dpdask.startup import Stamp
 from dpdask.stats.records import UnitBounds, UnitRows
 from dpdask.stats.statistic import (
     FAN_IN,

@@ -27,7 +27,6 @@ from dpdask.io.storage import Folder
 from dpdask.kernels.hashing import permutation
 from dpdask.mechanisms.mechanism import Columns, RecordRelease, RowRelease
 from dpdask.privacy.events import RowOrder
-from dpdask.startup import Stamp
 from dpdask.stats.statistic import ColumnOrder
 from dpdask.streams import Rng, RunKey, stream, words
 

@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from numpy import uint64
 from numpy.typing import NDArray
 
-from dpdask.kernels import projections as simplex
+from dpdask.kernels.channel import project_each
 from dpdask.kernels.jit import Flags, Floats, Ints, Shorts, Words, jit
 
 MAX_LEVELS = 1 << 16
@@ -497,13 +497,13 @@ def project_stack(tables: Floats, total: float) -> tuple[Floats, Floats]:
 
     Notes
     -----
-    As `simplex.project`, for a stack. Near a table with support S the map is the projection to
+    As `project`, for a stack. Near a table with support S the map is the projection to
     {zero outside S, sum 0}. Its trace against the centring C is Σ_S C_ss - (1/|S|)·Σ_{s,t in S}
     C_st.
     """
     k, m, n = tables.shape
     flat = tables.reshape(k, -1)
-    projected = simplex.project_each(flat, np.full(k, total)).reshape(k, m, n)
+    projected = project_each(flat, np.full(k, total)).reshape(k, m, n)
     support = projected > 0.0
     size = np.maximum(support.sum(axis=(1, 2)), 1)
     along_rows, along_columns = (support.sum(axis=axis) ** 2.0 for axis in (2, 1))

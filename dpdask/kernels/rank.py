@@ -291,7 +291,7 @@ def cells_of(
 
 
 def draw_values(
-    cells: Int32s, words: Words, x: Floats, c: Floats, edges: Floats, *, lattice: bool
+    cells: Shorts, words: Words, x: Floats, c: Floats, edges: Floats, *, lattice: bool
 ) -> tuple[Floats, Flags]:
     """Return a value, or null, from each bin, distributed as the reference is inside it."""
     ranks = edges[cells] + uniforms(words) * (edges[cells + 1] - edges[cells])

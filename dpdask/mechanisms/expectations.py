@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpdask.archive import Json, Named
 from dpdask.cells import DEFAULT_BINS, CutColumns, cells
-from dpdask.channels import calibrate, costs, laplace, optimal
+from dpdask.channels import calibrate, compute_squared, compute_zero_one, laplace, optimal
 from dpdask.codec import Codec, Codecs
 from dpdask.errors import DpdaskError, SpecError, list_names, say_count
 from dpdask.kernels import rank as rank_kernel
@@ -84,9 +84,9 @@ def _of_levels(n_levels: int, epsilon: float, channel: str, ordered: bool) -> fl
     even = np.full(n_levels, 1.0 / n_levels)
     if channel.startswith("optimal") and n_levels <= _MOST_LEVELS:
         cost = (
-            costs.compute_squared(np.arange(n_levels, dtype=np.float64))
+            compute_squared(np.arange(n_levels, dtype=np.float64))
             if ordered
-            else costs.compute_zero_one(n_levels)
+            else compute_zero_one(n_levels)
         )
         matrix = optimal(even, epsilon, cost, ordered=ordered).matrix
     else:

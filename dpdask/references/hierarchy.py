@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dpdask.cells import Cells, FoundBins, cells, cells_of_edges, step
 from dpdask.codec import Codec, ValueCodec
-from dpdask.kernels import projections as simplex
+from dpdask.kernels.channel import project, project_each
 from dpdask.privacy.events import CentralEvent
 from dpdask.privacy.noise import deviation
 from dpdask.stats.statistic import CellCounts
@@ -141,7 +141,7 @@ class Hierarchy:
         counts[borders] -= _EDGE * spread[borders]
         top = np.concatenate([own, counts[support]])
         total = max(1.0, float(top.sum())) if n_rows is None else float(n_rows)
-        first = simplex.project(top, total)
+        first = project(top, total)
         masses = np.zeros(self._side)
         masses[self._there[support]] = first[self._n_singles :]
         masses = _share(masses, middle, deviations, self._n_leaves.sum(axis=2))
@@ -251,7 +251,7 @@ def _share(masses: Floats, children: Floats, deviations: Floats, n_leaves: Float
     spread = np.sqrt(np.where(present, deviations**2, 0.0).sum(axis=-1))
     doubtful = empty | (masses <= _DOUBT * spread)
     possible = np.where(present | empty[..., None], children, -np.inf)
-    projected = simplex.project_each(possible, np.where(doubtful, 1.0, masses))
+    projected = project_each(possible, np.where(doubtful, 1.0, masses))
     found: Floats = np.where(doubtful[..., None], falling, projected)
     return found
 

@@ -17,7 +17,7 @@ from dpdask.archive import Archive, Archived, Contents
 from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cells, cut_columns, ends, not_cut
 from dpdask.codec import Codecs
 from dpdask.errors import DataError, InputError
-from dpdask.kernels import projections as simplex
+from dpdask.kernels.channel import project
 from dpdask.kernels.jit import Ints as Counts
 from dpdask.privacy import UnitColumn
 from dpdask.privacy.events import (
@@ -262,7 +262,7 @@ def distribution_of(cells: Cells, noisy: Counts, n_rows: int | None) -> Distribu
     """
     total = max(1, int(noisy.sum())) if n_rows is None else n_rows
     probabilities = np.zeros(cells.n_cells)
-    probabilities[cells.possible] = simplex.project(noisy.astype(np.float64), float(total)) / total
+    probabilities[cells.possible] = project(noisy.astype(np.float64), float(total)) / total
     probabilities /= probabilities.sum()
     if cells.codec.has_levels:
         return LevelDistribution(probabilities)

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from dpdask.cells import DEFAULT_BINS, cells
 from dpdask.codec import codec_for
 from dpdask.jobs.spec import load_job
-from dpdask.kernels import projections as simplex
+from dpdask.kernels.channel import project
 from dpdask.kernels.marginals import Codes
 from dpdask.mechanisms.copula.fit import CopulaOptions, Records, fit_copula
 from dpdask.mechanisms.copula.model import CopulaModel
@@ -277,7 +277,7 @@ def tables(adjacency: Adjacency, *, denoised: bool) -> Maker:
 
 def projected(counts: np.ndarray, n_cells: Sequence[int], n_rows: float) -> np.ndarray:
     parts = np.split(counts.astype(np.float64), np.cumsum(n_cells)[:-1])
-    return np.concatenate([simplex.project(part, n_rows) for part in parts])
+    return np.concatenate([project(part, n_rows) for part in parts])
 
 
 def lap(adjacency: Adjacency) -> Maker:

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from dpdask import channels
-from dpdask.channels import costs
+from dpdask.channels import compute_squared
 from dpdask.inference import ReleasedColumn
 from dpdask.simulate import ML25M_RATING_COUNTS
 
@@ -68,9 +68,7 @@ def measure(ratings: pd.DataFrame, repeats: int, seed: int = 0) -> dict[str, Any
     for epsilon in EPSILONS:
         unbiased = channels.optimal_unbiased(PROBABILITIES, epsilon, STARS)
         matrices = {
-            "optimal": channels.optimal(
-                PROBABILITIES, epsilon, costs.compute_squared(STARS)
-            ).matrix,
+            "optimal": channels.optimal(PROBABILITIES, epsilon, compute_squared(STARS)).matrix,
             "optimal-unbiased": unbiased.matrix,
             "randomised response": randomised_response(epsilon),
         }

@@ -71,7 +71,7 @@ def dpdask_copula(task: Task) -> pd.DataFrame:
 def independent(task: Task) -> pd.DataFrame:
     """Each column drawn on its own, from noisy one-way tables that share the whole budget."""
     import dpdask
-    from dpdask.kernels import projections as simplex
+    from dpdask.kernels.channel import project
 
     rng = np.random.default_rng(task.seed)
     own = {
@@ -85,7 +85,7 @@ def independent(task: Task) -> pd.DataFrame:
     with marginals.fit(task.table.rename(columns=own)) as release:
         noisy = {name: release.table([own[name]]).astype(float) for name in task.sizes}
     n = max(1, round(np.mean([table.sum() for table in noisy.values()])))
-    shares = {name: simplex.project(table, 1.0 * n) / n for name, table in noisy.items()}
+    shares = {name: project(table, 1.0 * n) / n for name, table in noisy.items()}
     return pd.DataFrame(
         {name: rng.choice(len(share), n, p=share / share.sum()) for name, share in shares.items()}
     )

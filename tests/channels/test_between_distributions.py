@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from dpdask.channels import calibrate, costs, laplace, optimal, optimal_unbiased
+from dpdask.channels import calibrate, compute_squared, laplace, optimal, optimal_unbiased
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as kernel
 
@@ -35,7 +35,7 @@ def made(kind, source, target, epsilon, *, ordered):
         return optimal(
             source,
             epsilon,
-            costs.compute_squared(np.arange(float(len(source)))),
+            compute_squared(np.arange(float(len(source)))),
             ordered=ordered,
             target=target,
         )
@@ -82,7 +82,7 @@ def test_two_equal_distributions_give_the_channel_of_one_bit_for_bit(
 
 def test_optimal_costs_no_more_than_calibrated_between_distributions():
     rng = np.random.default_rng(4)
-    cost = costs.compute_squared(np.arange(8.0))
+    cost = compute_squared(np.arange(8.0))
     gains = []
     for _ in range(5):
         source, target = rng.dirichlet(np.ones(8)), rng.dirichlet(np.ones(8))

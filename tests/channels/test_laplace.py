@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.channels import laplace
-from dpdask.channels.laplace import calibrate, find_scale
+from dpdask.channels import calibrate, find_scale, laplace
 from dpdask.engine.compute import forget_here
 from dpdask.kernels.channel import exact_epsilon, laplace_channel
 

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.channels import calibrate, costs, laplace, optimal
+from dpdask.channels import (
+    calibrate,
+    check_declared,
+    compute_rank,
+    compute_squared,
+    compute_zero_one,
+    laplace,
+    optimal,
+)
 from dpdask.errors import SpecError
 
 MOVIELENS = (
@@ -33,7 +41,7 @@ def expected_cost(probabilities, matrix, cost):
     ("epsilon", "least"), [(1.0, 0.300), (2.0, 0.538), (3.0, 0.735), (4.0, 0.857)]
 )
 def test_optimal_reaches_the_figures_of_movielens(epsilon, least):
-    assert correlation(optimal(MOVIELENS, epsilon, costs.compute_squared(STARS)).matrix) >= least
+    assert correlation(optimal(MOVIELENS, epsilon, compute_squared(STARS)).matrix) >= least
     assert correlation(calibrate(MOVIELENS, epsilon, ordered=True).matrix) > correlation(
         laplace(MOVIELENS, epsilon, ordered=True).matrix
     )
@@ -43,9 +51,7 @@ def test_calibration_makes_a_fair_coin_the_optimal_randomised_response():
     coin = np.array([0.5, 0.5])
     kept = np.exp(1) / (1 + np.exp(1))
     assert calibrate(coin, 1.0, ordered=True).matrix[0, 0] == pytest.approx(kept, abs=1e-9)
-    assert optimal(coin, 1.0, costs.compute_zero_one(2)).matrix[0, 0] == pytest.approx(
-        kept, abs=1e-9
-    )
+    assert optimal(coin, 1.0, compute_zero_one(2)).matrix[0, 0] == pytest.approx(kept, abs=1e-9)
     assert laplace(coin, 1.0, ordered=True).matrix[0, 0] == pytest.approx(0.607, abs=1e-3)
 
 
@@ -84,17 +90,17 @@ def test_optimal_is_stochastic_invariant_private_and_never_dearer_than_calibrate
 
 def test_a_level_never_seen_takes_the_row_of_its_neighbour_or_the_reference():
     probabilities = np.array([0.5, 0.0, 0.5])
-    ordered = optimal(probabilities, 1.0, costs.compute_squared(np.arange(3.0)))
+    ordered = optimal(probabilities, 1.0, compute_squared(np.arange(3.0)))
     assert (ordered.weights[1] == ordered.weights[0]).all()
-    unordered = optimal(probabilities, 1.0, costs.compute_zero_one(3), ordered=False)
+    unordered = optimal(probabilities, 1.0, compute_zero_one(3), ordered=False)
     assert unordered.matrix[1] == pytest.approx(probabilities)
     assert (unordered.matrix[:, 1] == 0).all()
 
 
 def test_the_same_program_is_solved_once():
-    from dpdask.channels.optimal import solve_weights
+    from dpdask.channels import solve_weights
 
-    cost = costs.compute_squared(np.arange(7.0))
+    cost = compute_squared(np.arange(7.0))
     probabilities = np.full(7, 1 / 7)
     optimal(probabilities, 0.7, cost)
     before = solve_weights.cache_info()
@@ -105,7 +111,7 @@ def test_the_same_program_is_solved_once():
 
 
 def test_a_declared_cost_is_checked():
-    assert costs.check_declared([[0, 1], [2, 0]], 2, "cost").tolist() == [[0, 1], [2, 0]]
+    assert check_declared([[0, 1], [2, 0]], 2, "cost").tolist() == [[0, 1], [2, 0]]
     for wrong in (
         [[0, 1]],
         [[0, 1], [1]],
@@ -114,10 +120,10 @@ def test_a_declared_cost_is_checked():
         [["a", "b"], ["c", "d"]],
     ):
         with pytest.raises(SpecError):
-            costs.check_declared(wrong, 2, "cost")  # type: ignore[arg-type]  # wrong on purpose
+            check_declared(wrong, 2, "cost")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_rank_costs_are_those_of_mid_ranks():
     probabilities = np.array([0.2, 0.3, 0.5])
-    assert costs.compute_rank(probabilities)[0, 2] == pytest.approx((0.75 - 0.1) ** 2)
-    assert costs.compute_zero_one(3).sum() == 6
+    assert compute_rank(probabilities)[0, 2] == pytest.approx((0.75 - 0.1) ** 2)
+    assert compute_zero_one(3).sum() == 6

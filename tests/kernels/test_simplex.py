@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.kernels.projections import project
+from dpdask.kernels.channel import project
 
 VECTORS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40).map(np.array)
 TOTALS = st.floats(1e-3, 1e6)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.kernels import projections as simplex
+from dpdask.kernels.channel import project
 from dpdask.kernels.marginals import (
     estimate,
     independence,
@@ -180,7 +180,7 @@ def test_a_stack_is_projected_as_one_vector_after_the_other():
     found, _ = project_stack(tables, TOTAL)
     for one, wanted in zip(found, tables, strict=True):
         np.testing.assert_allclose(
-            one.ravel(), simplex.project(wanted.ravel(), TOTAL), rtol=1e-9, atol=1e-6
+            one.ravel(), project(wanted.ravel(), TOTAL), rtol=1e-9, atol=1e-6
         )
 
 

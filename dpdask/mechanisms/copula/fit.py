@@ -187,7 +187,8 @@ class _Fit:
         report = FitReport(n_latents=n, kept_share=kept, moved=0.0, n_iterations=0, residual=0.0)
         if n:
             nearest = latent.nearest_correlation(matrix, floor=_FLOOR, tolerance=1e-6)
-            factor = latent.thin(np.linalg.cholesky(nearest.matrix)).astype(np.float32)
+            exact = np.asarray(np.linalg.cholesky(nearest.matrix), dtype=np.float64)
+            factor = latent.thin(exact).astype(np.float32)
             report = replace(
                 report,
                 moved=nearest.distance / n,

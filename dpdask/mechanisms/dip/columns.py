@@ -14,9 +14,12 @@ from dpdask.archive import Archive, Archived, Contents, Json, Named
 from dpdask.channels import (
     LevelChannel,
     calibrate,
+    check_cost,
     check_values,
-    costs,
+    compute_rank,
     laplace,
+    level_cost,
+    level_values,
     measure_attenuation,
     optimal,
     optimal_unbiased,
@@ -279,17 +282,15 @@ def fit_column(
             return LevelMechanism(channel=make(shares, epsilon, ordered=ordered))
         try:
             if channel == "optimal-unbiased":
-                found = optimal_unbiased(shares, epsilon, costs.level_values(codec))
+                found = optimal_unbiased(shares, epsilon, level_values(codec))
             else:
-                wanted = costs.level_cost(
-                    codec, shares, cost or ("value" if ordered else "zero-one")
-                )
+                wanted = level_cost(codec, shares, cost or ("value" if ordered else "zero-one"))
                 found = optimal(shares, epsilon, wanted, ordered=ordered)
         except SpecError as error:
             raise error.at(where) from None
         return LevelMechanism(channel=found)
     if channel == "optimal-unbiased":
-        costs.level_values(codec)  # refuses
+        level_values(codec)  # refuses
     if channel != "optimal":
         try:
             noise = rank_kernel.rank_noise(epsilon)
@@ -297,11 +298,11 @@ def fit_column(
             mend = "lower `epsilon`, or share it among more columns"
             raise SpecError(str(error), where, mend) from None
         return RankMechanism(noise=noise, distribution=distribution)
-    costs.check_cost(codec, cost or "rank")
+    check_cost(codec, cost or "rank")
     edges = bins_kernel.bin_edges(distribution.x, distribution.c, N_BINS)
     masses = np.diff(edges)
     try:
-        found = optimal(masses, epsilon, costs.compute_rank(masses))
+        found = optimal(masses, epsilon, compute_rank(masses))
     except SpecError as error:
         raise error.at(where) from None
     return BinMechanism(channel=found, edges=edges, distribution=distribution)
@@ -394,7 +395,7 @@ def _randomise_ranks(epsilon: float, *, optimally: bool) -> RankRandomiser:
     if not optimally:
         return LaplaceRanks(noise=rank_kernel.rank_noise(epsilon))
     masses = np.full(N_BINS, 1.0 / N_BINS)
-    return BinnedRanks(channel=optimal(masses, epsilon, costs.compute_rank(masses)))
+    return BinnedRanks(channel=optimal(masses, epsilon, compute_rank(masses)))
 
 
 # ---- in an archive
@@ -514,13 +515,13 @@ class ColumnsMechanism(DipMechanism):
         if self.spec.channel == "optimal-unbiased":
             self._check_means(columns)
         for name, cost in (self.spec.cost or {}).items():
-            costs.check_cost(columns.codecs[name], cost)
+            check_cost(columns.codecs[name], cost)
 
     def _check_means(self, columns: Columns) -> None:
         """Check what decides about means and is public: the levels, and a declared distribution."""
         for name, codec in columns.codecs.items():
             try:
-                check_values(costs.level_values(codec))
+                check_values(level_values(codec))
             except SpecError as error:
                 raise error.at(f"column {name!r}") from None
         if self.reference.rows == "none":
@@ -618,7 +619,7 @@ class ColumnsDescription(DipDescription):
             for name, mechanism in release.columns.items():
                 assert isinstance(mechanism, LevelMechanism)
                 line = measure_attenuation(
-                    mechanism.channel.weights, costs.level_values(columns.codecs[name])
+                    mechanism.channel.weights, level_values(columns.codecs[name])
                 )
                 found[name] |= {} if line is None else {"attenuation": asdict(line)}
         return found

@@ -13,8 +13,15 @@ from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Contents, Json, Named
 from dpdask.cells import Cells, CutColumns, FoundBins
-from dpdask.channels import LevelChannel, calibrate, costs, laplace, optimal
-from dpdask.channels.optimal import MAX_OPTIMAL_LEVELS
+from dpdask.channels import (
+    MAX_OPTIMAL_LEVELS,
+    LevelChannel,
+    calibrate,
+    compute_rank,
+    laplace,
+    level_cost,
+    optimal,
+)
 from dpdask.codec import Codec, Codecs
 from dpdask.errors import SpecError
 from dpdask.kernels import channel as channel_kernel
@@ -528,11 +535,11 @@ def _cost(column: Cells, probabilities: Floats, cost: Cost | None) -> Floats:
     codec = column.codec
     if codec.has_levels:
         usual: Cost = "value" if codec.ordered else "zero-one"
-        return costs.level_cost(codec, probabilities, cost or usual)
+        return level_cost(codec, probabilities, cost or usual)
     if cost not in (None, "rank"):
         what = "the cost of a continuous or mixed column is always rank"
         raise SpecError(what, f"`cost.{codec.name}`", "remove it")
-    return costs.compute_rank(probabilities)
+    return compute_rank(probabilities)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

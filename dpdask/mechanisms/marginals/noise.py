@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dpdask.archive import Archive, Archived, Contents, Json, Named
 from dpdask.errors import InputError, InternalError, SpecError
 from dpdask.kernels import marginals as kernel
-from dpdask.kernels import projections
+from dpdask.kernels.channel import project
 from dpdask.kernels.jit import Flags, Floats, Ints
 from dpdask.privacy import Budget, noise
 from dpdask.privacy.events import (
@@ -686,7 +686,7 @@ def _average_margins(noisy: NoisyMarginals, groups: Sequence[PairGroup]) -> tupl
             np.add.at(total, cells, group.tables.sum(axis=axis) * precision)
             np.add.at(weight, cells, precision)
     means = np.split(total / weight, starts[1:])
-    return tuple(projections.project(mean, noisy.n_rows) for mean in means)
+    return tuple(project(mean, noisy.n_rows) for mean in means)
 
 
 def choose_pairs(noisy: NoisyMarginals, n: int, target: str | None = None) -> tuple[Clique, ...]:
