@@ -351,25 +351,8 @@ class _Population:
     residual_std: np.float32
 
 
-def _activity(n_rows: int, n_users: int, rng: Generator) -> Ints:
-    """Ratings per user: at least 1 each, `n_rows` in sum, in the proportions of 20 + lognormal at stratified quantiles."""
-    quantiles = ndtri((rng.permutation(n_users) + 0.5) / n_users)
-    share = _MIN_ACTIVITY - 1 + _MEDIAN_EXCESS * np.exp(_EXCESS_SIGMA * quantiles)
-    ends = np.cumsum(share)
-    spare = np.floor(ends * ((n_rows - n_users) / ends[-1])).astype(np.int64)
-    spare[-1] = n_rows - n_users
-    return 1 + np.ediff1d(spare, to_begin=spare[0])
-
-
-def _movie_rank(uniform: Floats, n_movies: int) -> Ints:
-    """Rank (0 is the most popular) at quantiles of a discretised Zipf-Mandelbrot law cut at `n_movies`, by inversion."""
-    tail: float = (1 + n_movies / _ZIPF_OFFSET) ** (1 - _ZIPF_EXPONENT)
-    place: Floats = _ZIPF_OFFSET * ((1 - uniform * (1 - tail)) ** (1 / (1 - _ZIPF_EXPONENT)) - 1)
-    return place.clip(max=n_movies - 1).astype(np.int64)
-
-
 def _movie_shares(n_movies: int) -> Floats:
-    """Probability of each rank under the distribution of `_movie_rank`."""
+    """Probability of each rank of a movie, by the law that `_rows` inverts."""
     beyond = np.power(1 + np.arange(n_movies + 1) / _ZIPF_OFFSET, 1 - _ZIPF_EXPONENT)
     return np.diff(-beyond / (1 - beyond[-1]))
 
@@ -394,7 +377,13 @@ def _population(n_rows: int, n_users: int, n_movies: int, seed: int) -> _Populat
     activity_rng, user_rng, start_rng, movie_rng, id_rng = (
         Generator(PCG64(child)) for child in SeedSequence(seed).spawn(5)
     )
-    counts = _activity(n_rows, n_users, activity_rng)
+    # ratings per user: at least 1 each, in the proportions of 20 + lognormal at stratified quantiles
+    quantiles = ndtri((activity_rng.permutation(n_users) + 0.5) / n_users)
+    share = _MIN_ACTIVITY - 1 + _MEDIAN_EXCESS * np.exp(_EXCESS_SIGMA * quantiles)
+    ends = np.cumsum(share)
+    spare = np.floor(ends * ((n_rows - n_users) / ends[-1])).astype(np.int64)
+    spare[-1] = n_rows - n_users
+    counts = 1 + np.ediff1d(spare, to_begin=spare[0])
     user_effects, user_variance = _effects(counts / n_rows, _USER_VARIANCE, user_rng)
     movie_effects, movie_variance = _effects(_movie_shares(n_movies), _MOVIE_VARIANCE, movie_rng)
     return _Population(
@@ -416,7 +405,11 @@ def _rows(population: _Population, first: int, last: int, rng: Generator) -> pa.
     )
     upto = np.minimum(ends[users], last)
     per_user = np.ediff1d(upto, to_begin=upto[0] - first)
-    rank = _movie_rank(rng.random(n), len(population.movie_ids))
+    # the rank of a movie, 0 the most popular: a discretised Zipf-Mandelbrot law, by inversion
+    n_movies, power = len(population.movie_ids), 1 - _ZIPF_EXPONENT
+    tail: float = (1 + n_movies / _ZIPF_OFFSET) ** power
+    place: Floats = _ZIPF_OFFSET * ((1 - rng.random(n) * (1 - tail)) ** (1 / power) - 1)
+    rank = place.clip(max=n_movies - 1).astype(np.int64)
     latent = rng.standard_normal(n, dtype=np.float32) * population.residual_std
     latent += population.movie_effects[rank]
     latent += np.repeat(population.user_effects[users], per_user)

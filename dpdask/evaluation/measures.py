@@ -315,9 +315,16 @@ def _predict(
             if isinstance(model, float)
             else model.predict(_stack(held, features))
         )
-        scores.append(
-            _score_class(y, predicted[here]) if is_class else _score_number(y, predicted[here])
-        )
+        predicted = predicted[here]
+        if is_class:
+            score = float((predicted == y).mean())
+            error = math.sqrt(score * (1.0 - score) / len(y))
+        else:  # R², and its standard error by its influence function
+            squares, spread = (y - predicted) ** 2, (y - y.mean()) ** 2
+            score = 1.0 - float(squares.mean() / spread.mean())
+            influence = (squares - (1.0 - score) * spread) / spread.mean()
+            error = float(influence.std() / math.sqrt(len(y)))
+        scores.append(Score(value=score, standard_error=error))
     return Prediction(
         target=target,
         metric="accuracy" if is_class else "R²",
@@ -349,19 +356,6 @@ def _train(table: Side, features: list[str], target: str, n_rows: int, rng: Gene
 
 def _stack(table: Side, features: list[str]) -> Floats:
     return np.column_stack([table.columns[name].astype(np.float64) for name in features])
-
-
-def _score_class(y: Floats, predicted: Floats) -> Score:
-    accuracy = float((predicted == y).mean())
-    error = math.sqrt(accuracy * (1.0 - accuracy) / len(y))
-    return Score(value=accuracy, standard_error=error)
-
-
-def _score_number(y: Floats, predicted: Floats) -> Score:
-    squares, spread = (y - predicted) ** 2, (y - y.mean()) ** 2
-    r2 = 1.0 - float(squares.mean() / spread.mean())
-    influence = (squares - (1.0 - r2) * spread) / spread.mean()
-    return Score(value=r2, standard_error=float(influence.std() / math.sqrt(len(y))))
 
 
 def exact_marginals(

@@ -270,7 +270,11 @@ def find_ranks(values: Floats, nodes: Ints, words: Words, trie: Trie, ranks: Flo
         ties = cumulative[child] - below if is_key else 0
         uniform = (words[row] >> uint64(11)) * UNIT
         ranks[row] = (below + uniform * (ties + 1)) / (cumulative[end - uint64(1)] + 1)
-        nodes[row] = child if is_key else _nearest(value, int(child), int(start), int(end), trie)
+        if not is_key and child > start:  # the cell that holds the value, or else the nearest one
+            before = child - uint64(1)
+            gap = trie.lows[child] - value if child < end else np.inf
+            child = before if gap >= 0.0 and value - keys[before] <= gap else child
+        nodes[row] = child
 
 
 @jit
@@ -293,16 +297,6 @@ def _first_key(value: float, keys: Floats, start: uint64, end: uint64) -> uint64
         start += half * uint64(keys[start + half - one] < value)
         size -= half
     return start + uint64(keys[start] < value)
-
-
-@jit
-def _nearest(value: float, child: int, start: int, end: int, trie: Trie) -> int:
-    """Return the sibling nearest to a value that is no key; `child` is the first sibling whose key lies above the value."""
-    if child == end:
-        return end - 1
-    if child == start or trie.lows[child] < value:
-        return child
-    return child - 1 if value - trie.keys[child - 1] <= trie.lows[child] - value else child
 
 
 @jit

@@ -262,14 +262,17 @@ def _choose(
         differences = offsets[:, 1] - offsets[:, 0]
         for start in range(0, n, _STRIP):
             part = slice(start, min(start + _STRIP, n))
-            _ask(
-                utilities[0, part],
-                differences,
-                groups[part],
-                chosen[part],
-                seconds[part],
-                gaps[part],
-            )
+            utility, of = utilities[0, part], groups[part]
+            one, two, gap = chosen[part], seconds[part], gaps[part]
+            # one question for each row, in short loops, which are vectorised
+            for i in range(len(gap)):
+                gap[i] = utility[i] + differences[of[i]]
+            for i in range(len(gap)):
+                one[i] = np.uint16(gap[i] > np.float32(0.0))
+            for i in range(len(gap)):
+                two[i] = np.uint16(1) - one[i]
+            for i in range(len(gap)):
+                gap[i] = abs(gap[i])
         return _count(groups, chosen, n_groups, n_levels)
     every = utilities
     if n_free > 0:
@@ -295,26 +298,6 @@ def _count(groups: Shorts, chosen: Shorts, n_groups: int, n_levels: int) -> Ints
             for lane in range(_LANES):
                 counts[group, level] += lanes[lane, group * n_levels + level]
     return counts
-
-
-@jit
-def _ask(
-    utility: Singles,
-    differences: Singles,
-    groups: Shorts,
-    chosen: Shorts,
-    seconds: Shorts,
-    gaps: Singles,
-) -> None:
-    """As `_choose`, for two levels: one question for each row; in short loops, which are vectorised."""
-    for i in range(len(groups)):
-        gaps[i] = utility[i] + differences[groups[i]]
-    for i in range(len(groups)):
-        chosen[i] = np.uint16(gaps[i] > np.float32(0.0))
-    for i in range(len(groups)):
-        seconds[i] = np.uint16(1) - chosen[i]
-    for i in range(len(groups)):
-        gaps[i] = abs(gaps[i])
 
 
 @jit

@@ -30,14 +30,6 @@ def _round(v0: uint64, v1: uint64, v2: uint64, v3: uint64) -> tuple[uint64, uint
 
 
 @jit
-def _same(one: Words, other: Words) -> bool:
-    for position in range(len(one)):  # noqa: SIM110 - numba compiles no generator
-        if one[position] != other[position]:
-            return False
-    return True
-
-
-@jit
 def siphash(rows: Words, key0: uint64, key1: uint64) -> Words:
     """Return the SipHash-2-4 of each row.
 
@@ -49,7 +41,7 @@ def siphash(rows: Words, key0: uint64, key1: uint64) -> Words:
     out = np.empty(len(rows), dtype=uint64)
     length = uint64((rows.shape[1] * 8) & 255) << uint64(56)
     for row in range(len(rows)):
-        if row > 0 and _same(rows[row], rows[row - 1]):  # tables are often sorted by their units
+        if row > 0 and _equals(rows, row, rows, row - 1):  # tables are often sorted by their units
             out[row] = out[row - 1]
             continue
         v0 = key0 ^ uint64(0x736F6D6570736575)
@@ -138,9 +130,15 @@ def add_rows(
     hashes, seen = np.empty(_AHEAD, dtype=uint64), np.empty(_AHEAD, dtype=uint64)
     for start in range(0, len(keys), _AHEAD):
         n = min(_AHEAD, len(keys) - start)
-        _look_ahead(
-            keys[start : start + n], grades[start : start + n], least, entries, slots, hashes, seen
-        )
+        for ahead in range(n):
+            row = start + ahead
+            hashes[ahead] = _hash(keys, row, m, grades[row]) if grades[row] >= least else uint64(0)
+        for ahead in range(n):  # the slot, and then the entry, where each row is looked for first
+            found = slots[hashes[ahead] & last] & low
+            seen[ahead] = found if grades[start + ahead] >= least else uint64(0)
+        for ahead in range(n):  # they are kept, so that they are read
+            if seen[ahead] != 0:
+                seen[ahead] = entries[seen[ahead] - one, m]
         for ahead in range(n):
             row, grade = start + ahead, uint64(grades[start + ahead])
             if grade < least:
@@ -166,28 +164,6 @@ def add_rows(
                     break
                 slot = (slot + one) & last
     return n_entries
-
-
-@jit
-def _look_ahead(
-    keys: Words,
-    grades: Grades,
-    least: int,
-    entries: Words,
-    slots: Words,
-    hashes: Words,
-    seen: Words,
-) -> None:
-    """Find the hashes of some rows, and read the slot and the entry where each is looked for first; `seen` makes sure that they are read."""
-    low, one, m = uint64(0xFFFFFFFF), uint64(1), keys.shape[1]
-    last = uint64(len(slots) - 1)
-    for row in range(len(keys)):
-        hashes[row] = _hash(keys, row, m, grades[row]) if grades[row] >= least else uint64(0)
-    for row in range(len(keys)):
-        seen[row] = slots[hashes[row] & last] & low if grades[row] >= least else uint64(0)
-    for row in range(len(keys)):
-        if seen[row] != 0:
-            seen[row] = entries[seen[row] - one, m]
 
 
 @jit
@@ -231,7 +207,7 @@ def _hash(keys: Words, row: int, n_columns: int, grade: uint64) -> uint64:
 
 
 @jit
-def _equals(keys: Words, row: int, entries: Words, place: uint64) -> bool:
+def _equals(keys: Words, row: int, entries: Words, place: int | uint64) -> bool:
     for position in range(keys.shape[1]):  # noqa: SIM110 - numba compiles no generator
         if keys[row, position] != entries[place, position]:
             return False
@@ -304,11 +280,29 @@ def first_rows(group: Ints, n_groups: int, hashes: Words, positions: Words, n_fi
     for row in range(len(group)):
         index = group[row]
         start, count = starts[index], filled[index]
-        if count < n_first:
-            _sift_up(out, start, count, row, hashes, positions)
+        if count < n_first:  # a further leaf, which moves up
+            place = count
+            while place > 0:
+                parent = (place - 1) // 2
+                if not _before(out[start + parent], row, hashes, positions):
+                    break
+                out[start + place] = out[start + parent]
+                place = parent
+            out[start + place] = row
             filled[index] = count + 1
-        elif _before(row, out[start], hashes, positions):
-            _sift_down(out, start, n_first, row, hashes, positions)
+        elif _before(row, out[start], hashes, positions):  # a new root, which moves down
+            place = 0
+            while 2 * place + 1 < n_first:
+                child = 2 * place + 1
+                if child + 1 < n_first and _before(
+                    out[start + child], out[start + child + 1], hashes, positions
+                ):
+                    child += 1
+                if not _before(row, out[start + child], hashes, positions):
+                    break
+                out[start + place] = out[start + child]
+                place = child
+            out[start + place] = row
     return out
 
 
@@ -318,37 +312,6 @@ def _before(one: int, other: int, hashes: Words, positions: Words) -> bool:
         hashes[one] < hashes[other]
         or (hashes[one] == hashes[other] and positions[one] < positions[other])
     )
-
-
-@jit
-def _sift_up(heap: Ints, start: int, place: int, row: int, hashes: Words, positions: Words) -> None:
-    while place > 0:
-        parent = (place - 1) // 2
-        if not _before(heap[start + parent], row, hashes, positions):
-            break
-        heap[start + place] = heap[start + parent]
-        place = parent
-    heap[start + place] = row
-
-
-@jit
-def _sift_down(
-    heap: Ints, start: int, size: int, row: int, hashes: Words, positions: Words
-) -> None:
-    place = 0
-    while True:
-        child = 2 * place + 1
-        if child >= size:
-            break
-        if child + 1 < size and _before(
-            heap[start + child], heap[start + child + 1], hashes, positions
-        ):
-            child += 1
-        if not _before(row, heap[start + child], hashes, positions):
-            break
-        heap[start + place] = heap[start + child]
-        place = child
-    heap[start + place] = row
 
 
 @jit

@@ -110,9 +110,7 @@ def _draw(
 ) -> Floats:
     """Return each row's anchors, in any order."""
     drawn = uniforms(words)
-    if spacing > 0.0:
-        _space(drawn, spacing, ring)
-    _to_quantiles(drawn, distribution, centres, lattice)
+    _place(drawn, distribution, centres, spacing, ring, lattice)
     return drawn
 
 
@@ -160,10 +158,20 @@ def _quantile(share: float, distribution: Quantiles) -> float:
 
 
 @jit
-def _space(shares: Floats, spacing: float, ring: bool) -> None:
-    """Turn each row's independent shares into shares that are at least `spacing` apart."""
-    n = shares.shape[1]
-    for row in range(len(shares)):
+def _place(
+    shares: Floats,
+    distribution: Quantiles,
+    centres: Floats,
+    spacing: float,
+    ring: bool,
+    lattice: bool,
+) -> None:
+    """Turn each row's independent shares into anchors whose shares are at least `spacing` apart.
+
+    Passes over all rows, not a function called for each: it would cost more than what it does.
+    """
+    n_rows, n = shares.shape
+    for row in range(n_rows if spacing > 0.0 else 0):
         if ring:
             shares[row, 1] = (
                 shares[row, 0] + spacing + (1.0 - 2.0 * spacing) * shares[row, 1]
@@ -177,13 +185,7 @@ def _space(shares: Floats, spacing: float, ring: bool) -> None:
             shares[row, j] = moved
         for i in range(n):
             shares[row, i] = (i + 1) * spacing + (1.0 - (n + 1) * spacing) * shares[row, i]
-
-
-@jit
-def _to_quantiles(shares: Floats, distribution: Quantiles, centres: Floats, lattice: bool) -> None:
-    """Turn shares into anchors. Passes over all rows, not a function called for each: it would cost more than what it does."""
     x = distribution.x
-    n_rows, n = shares.shape
     if len(x) == 2:  # uniform: one multiplication
         start, width = x[0], x[1] - x[0]
         for row in range(n_rows):
