@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from typing import Any
@@ -80,21 +79,6 @@ def exact(table):
         .groupby(NAMES)
         .size()
     )
-
-
-def test_cells_are_near_the_truth(release, table):
-    cells = release.cells
-    assert list(cells.columns) == [*NAMES, "weight"]
-    assert list(cells["town"].cat.categories) == ["a", "b", "nobody"]
-    assert cells["weight"].dtype == cells["size"].dtype == np.float64
-    found = cells.assign(
-        price=cells["price"].round(6), town=cells["town"].astype(object).fillna("?")
-    ).set_index(NAMES)["weight"]
-    truth = exact(table).reindex(found.index, fill_value=0)
-    assert np.abs(found - truth).max() < 10  # 20 scales
-    assert ((found - truth) != 0).mean() > 0.2
-    missed = exact(table).drop(found.index, errors="ignore")
-    assert missed.max() < release.card["mechanism"]["cut"] + 10
 
 
 def test_dask_counts_what_pandas_counts(release, schema, table):
@@ -206,54 +190,6 @@ def test_spread_points_keep_the_cells_weights_and_the_variance(release, table):
         release.with_points("mean")  # type: ignore[arg-type]  # what is tested
 
 
-def test_no_key_and_no_row_is_in_what_is_saved(schema, table, tmp_path):
-    release = fitted(schema, table.assign(price=12.34567891), insecure_seed=None)
-    release.save(str(tmp_path / "saved"))
-    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
-        "card.json",
-        "histogram.npz",
-        "release.html",
-    ]
-    with np.load(tmp_path / "saved" / "histogram.npz", allow_pickle=False) as arrays:
-        assert set(arrays.files) == {"header", "noisy"}
-        assert (
-            list(json.loads(arrays["header"].tobytes())["schema"]["columns"]) == NAMES
-        )  # nothing of a dropped column, not even its name
-        noisy = np.load(io.BytesIO(arrays["noisy"].tobytes()), allow_pickle=False)
-        assert set(noisy.files) == {"header", "keys", "weights"}
-        saved = b"".join(each[name].tobytes() for each in (arrays, noisy) for name in each.files)
-    told = b"".join(
-        (tmp_path / "saved" / name).read_bytes() for name in ("card.json", "release.html")
-    )
-    assert np.float64(12.34567891).tobytes() not in saved + told
-    assert b"12.34567" not in told
-
-
-REFUSED = [
-    ({"bins": {"town": 3}}, "is not a continuous or mixed column"),
-    ({"bins": 2000, "threshold": "none"}, "noise can be drawn for at most 10,000,000 cells"),
-]
-
-
-@pytest.mark.parametrize(("changed", "words"), REFUSED, ids=[words[:20] for _, words in REFUSED])
-def test_refusals(changed, words, schema, table):
-    with pytest.raises(dpdask.SpecError, match=words):
-        fitted(schema, table, **changed)
-
-
-@pytest.mark.parametrize(
-    ("columns", "words"),
-    [
-        ({"user": {"role": "keep"}, "size": COLUMNS["size"]}, "no column can have the role keep"),
-        ({"user": {"role": "drop"}}, "privatises no column"),
-        ({"weight": COLUMNS["size"]}, "this name is reserved for a column of the released cells"),
-    ],
-)
-def test_schemas_that_do_not_do(columns, words):
-    with pytest.raises(dpdask.SpecError, match=words):
-        dpdask.PerturbedHistogram(dpdask.Schema.from_dict({"columns": columns}), epsilon=1.0)
-
-
 def test_data_that_do_not_do(schema, table):
     with pytest.raises(
         dpdask.DataError, match=r"^frame: the table has no rows; give it some rows$"
@@ -269,14 +205,6 @@ def test_data_that_do_not_do(schema, table):
         fitted(schema, table, delta=0.01)
     with pytest.raises(dpdask.SpecError, match="no cell has a positive weight"):
         fitted(schema, table, factor=1e5).sample()
-
-
-@pytest.mark.parametrize(
-    "given", [{"n_rows": 0}, {"n_rows": 1.5}, {"rows_per_partition": 0}, {"seed": -1}]
-)
-def test_numbers_out_of_range(given, release):
-    with pytest.raises(dpdask.SpecError, match=next(iter(given))):
-        release.sample(**given)
 
 
 def test_the_papers_comparison_runs(capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 
 import cloudpickle
 import dask
@@ -187,15 +186,6 @@ def test_correlations_are_labelled_and_have_a_unit_diagonal(release):
     assert strong.max() > 0.5
 
 
-def test_the_noisy_tables_are_near_the_exact_ones(release, table):
-    noisy, clique = release.marginals, ("word", "rating")
-    both = noisy.table(clique)
-    np.testing.assert_array_equal(both, noisy.table(clique[::-1]).T)
-    crossed = pd.crosstab(table["word"], table["rating"]).loc[["yes", "no"]].to_numpy()
-    assert np.abs(both - crossed).max() <= 3 * noisy.margin(clique)
-    assert (both != crossed).any()
-
-
 def test_no_key_and_no_row_is_in_what_is_saved_or_sent(schema, table, tmp_path):
     secret = table.assign(price=12.34567891)
     release = dpdask.GaussianCopula(schema, epsilon=1.0, bins=4).fit(
@@ -215,26 +205,6 @@ def test_no_key_and_no_row_is_in_what_is_saved_or_sent(schema, table, tmp_path):
     assert (folder.stat().st_mode & 0o777, (folder / "release.npz").stat().st_mode & 0o777) == (
         0o700,
         0o600,
-    )
-
-
-# ---- save and load
-
-
-def test_a_saved_copula_gives_the_same_records(release, tmp_path):
-    release.save(str(tmp_path / "saved"))
-    expected = release.sample(300, seed=9).compute()
-    assert not release.sample(300, seed=8).compute().equals(expected)
-    here = dpdask.CopulaRelease.load(str(tmp_path / "saved"))
-    pd.testing.assert_frame_equal(here.sample(300, seed=9).compute(), expected)
-    assert here.card == release.card
-    assert (
-        list(here.fitted.schema.columns) == RELEASED
-    )  # nothing of a dropped column, not even its name
-    assert here.sha256 == release.sha256
-    pd.testing.assert_frame_equal(here.correlation, release.correlation)
-    np.testing.assert_array_equal(
-        here.marginals.table(("rating", "price")), release.marginals.table(("rating", "price"))
     )
 
 
@@ -263,58 +233,6 @@ def test_pandas_and_dask_of_any_dtype_are_counted_alike(schema, table):
         np.testing.assert_array_equal(found.pairs, expected.pairs)
 
 
-@pytest.mark.parametrize(
-    ("values", "column"),
-    [
-        (pd.Series([1, 2, 3, 4] * 100, dtype="int8"), {"kind": "continuous", "bounds": [0, 5]}),
-        (
-            pd.Series([1, None, 3, 4] * 100, dtype="UInt8"),
-            {"kind": "mixed", "atoms": [3], "bounds": [0, 5], "nulls": "level"},
-        ),
-        (
-            pd.Series([2**60 + 1, 2**60 + 3, None, None] * 100, dtype="Int64"),
-            {"kind": "discrete", "levels": [2**60 + 1, 2**60 + 3], "nulls": "level"},
-        ),
-        (
-            pd.Series([0.5, np.nan] * 200, dtype="float64"),
-            {"kind": "continuous", "bounds": [0.0, 1.0], "nulls": "level"},
-        ),
-        (
-            pd.Series(["a", None] * 200, dtype=object),
-            {"kind": "categorical", "levels": ["a"], "nulls": "level"},
-        ),
-        (
-            pd.Series(["a", "b"] * 200, dtype="string[pyarrow]"),
-            {"kind": "categorical", "levels": ["a", "b", "c"]},
-        ),
-        (
-            pd.Series(["a", "b"] * 200).astype("category"),
-            {"kind": "categorical", "levels": ["a", "b"]},
-        ),
-        (pd.Series([True, False] * 200), {"kind": "categorical", "levels": [True, False]}),
-        (
-            pd.Series(pd.to_datetime(["2020-01-01", None] * 200, utc=True)),
-            {"kind": "continuous", "bounds": [0, 2e15], "nulls": "level"},
-        ),
-        (
-            pd.Series([dt.date(2020, 1, 1), None] * 200, dtype=pd.ArrowDtype(pa.date32())),
-            {"kind": "continuous", "bounds": [0, 20000], "nulls": "level"},
-        ),
-    ],
-    ids=lambda value: str(value.dtype) if isinstance(value, pd.Series) else value["kind"],
-)
-def test_every_dtype(values, column):
-    schema = dpdask.Schema.from_dict({"columns": {"x": {"role": "privatise", **column}}})
-    release = dpdask.GaussianCopula(schema, epsilon=8.0, bins=4).fit(pd.DataFrame({"x": values}))
-    lazy = release.sample(300, rows_per_partition=120)
-    records = lazy.compute()
-    assert records.dtypes.astype(str).to_dict() == lazy.dtypes.astype(str).to_dict()
-    check_valid(records, release)
-    assert records["x"].isna().any() == (column.get("nulls") == "level")
-    if column["kind"] == "discrete":
-        assert set(records["x"].dropna()) == set(column["levels"])  # beyond 2**53, exactly
-
-
 def test_an_index_is_neither_counted_nor_released(schema, table):
     indexed = table.set_index("user")
     release = dpdask.GaussianCopula(schema, epsilon=1.0, bins=4).fit(indexed)
@@ -330,43 +248,7 @@ def test_an_index_is_neither_counted_nor_released(schema, table):
         dpdask.exact_marginals(table.rename_axis("nobody"), schema)
 
 
-def test_units(schema, table):
-    grouped = table.assign(user=(np.arange(N_ROWS) // 10).astype(np.int32))
-    unit = dpdask.UnitColumn(column="user", max_rows=3)
-    given = {"epsilon": 20.0, "bins": 4}
-    release = dpdask.GaussianCopula(schema, unit=unit, **given).fit(
-        dd.from_pandas(grouped, npartitions=4)
-    )
-    assert len(release.sample().compute()) == 3 * N_ROWS // 10
-    assert release.marginals.margin(("rating",)) > 2.5 * dpdask.GaussianCopula(schema, **given).fit(
-        grouped
-    ).marginals.margin(("rating",))
-    assert release.card["guarantee"]["unit"] == {"column": "user", "max_rows": 3}
-
-
 # ---- refusals
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"epsilon": 0.0}, "epsilon"),
-        ({"delta": 1.0}, "delta"),
-        ({"adjacency": "swap"}, "adjacency"),
-        ({"unit": "user"}, "unit"),
-        ({"one_way": -1.0}, "one_way"),
-        ({"two_way": float("nan")}, "two_way"),
-        ({"bins": 2**15 + 1}, "bins"),
-        ({"bins": {"price": [0, 200]}}, "bins of 'price'"),
-        ({"bins": {"rating": 3}}, "bins.rating"),
-        ({"bins": 2**14}, "'price' x 'when': it has|'when' x 'price': it has"),
-    ],
-    ids=str,
-)
-def test_wrong_parameters_are_refused(given, message, schema, table):
-    with pytest.raises(dpdask.SpecError, match=message) as caught:
-        dpdask.GaussianCopula(schema, **{"epsilon": 1.0, **given}).fit(table)
-    assert caught.value.exit_code == 64
 
 
 def test_values_that_do_not_fit_are_refused_without_being_shown(copula, table):

@@ -21,21 +21,17 @@ from e2e.helpers import (
     MIXED_SCHEMA,
     charging_entries,
     digests,
-    hidden,
     holds_number,
     lake,
     load,
     run_here,
     write_job,
 )
-from mechanisms.contract import killed_at
 
 from dpdask.codec import codec_for
-from dpdask.engine import fit as fit_module
 from dpdask.engine.account import open_ledger
 from dpdask.errors import BudgetError, SpecError
 from dpdask.jobs.plan import plan_job
-from dpdask.mechanisms.histogram.release import FittedHistogram
 from dpdask.mechanisms.marginals.noise import margin_95
 from dpdask.privacy.events import Composed, epsilon, from_dict, leaves, to_dict
 from dpdask.schema import Schema
@@ -375,17 +371,6 @@ def test_without_a_seed_runs_differ(mechanism, source, tmp_path):
     a, b = (run(tmp_path / name, source, mechanism, insecure_seed=None) for name in "ab")
     assert not a.equals(b)
     assert card(tmp_path / "a")["insecure"] is False
-
-
-def test_secure_noise_is_drawn_once(source, tmp_path):
-    made = job(tmp_path, source, CELLS, insecure_seed=None)
-    is_release = lambda _folder, name, _data: name == "release.npz"  # noqa: E731
-    with killed_at(fit_module, "keep", after=True, when=is_release):  # written, but not recorded
-        run_here(made)
-    data = (hidden(tmp_path / "out") / "release.npz").read_bytes()
-    fitted = FittedHistogram.from_bytes(data, "release.npz")
-    run_here(made)
-    assert read(tmp_path / "out")["weight"].to_pylist() == fitted.noisy.weights.tolist()
 
 
 # ---- the ledger

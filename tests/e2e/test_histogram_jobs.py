@@ -11,14 +11,10 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from e2e.helpers import LEVELS, RATINGS_SCHEMA, hidden, lake, run_here, write_job
-from mechanisms.contract import killed_at
+from e2e.helpers import LEVELS, RATINGS_SCHEMA, lake, run_here, write_job
 from strategies import zeros_and_a_tail
 
-from dpdask.jobs import run as run_module
-from dpdask.mechanisms.dip.columns import DipRelease
-from dpdask.privacy.events import DiscreteLaplace, from_dict, leaves
-from dpdask.references import histogram
+from dpdask.privacy.events import from_dict, leaves
 
 HISTOGRAM = {"kind": "histogram", "share": 0.25, "bins": 64}
 
@@ -60,38 +56,6 @@ def test_every_row_is_released_and_every_row_is_covered(source, tmp_path):
     assert accounting["epsilon_exact"] <= 4.0
     # five columns' histograms, and the rows
     assert len(list(leaves(from_dict(accounting["events"])))) == 6
-
-
-def test_the_noise_drawn_is_the_noise_in_the_card(source, tmp_path, monkeypatch):
-    drawn = []
-    perturb = histogram.perturb
-
-    def spy(counts, event, **rest):
-        drawn.append((event, int(counts.sum())))
-        return perturb(counts, event, **rest)
-
-    monkeypatch.setattr(histogram, "perturb", spy)
-    run_here(job(tmp_path, source, privacy__unit={"column": "userId", "max_rows": 3}))
-    *histograms, rows = leaves(from_dict(card(tmp_path)["accounting"]["events"]))
-    assert [event for event, _ in drawn] == histograms
-    laplace = [event for event in histograms if isinstance(event, DiscreteLaplace)]
-    assert {event.sensitivity for event in laplace} == {6}
-    # the rows in the bound, and no others
-    assert {total for _, total in drawn} == {read(tmp_path / "out").num_rows}
-    assert getattr(rows, "n", None) == 3
-
-
-def test_secure_noise_is_drawn_once(source, tmp_path):
-    made = job(tmp_path, source, insecure_seed=None)
-    with killed_at(run_module, "write_all", after=True, when=lambda *_: True):
-        run_here(made)
-    data = (hidden(tmp_path / "out") / "release.npz").read_bytes()
-    run_here(made)
-    channel = DipRelease.from_bytes(data, "release.npz").columns["rating"].channel
-    assert (
-        card(tmp_path)["columns"]["rating"]["channel"] == channel.matrix.tolist()
-    )  # levels have one
-    assert card(tmp_path)["insecure"] is False
 
 
 def test_the_released_distribution_is_that_of_the_original(tmp_path):

@@ -112,25 +112,6 @@ def test_the_fine_counts_are_in_the_sum_and_their_noise_is_the_drawn_one(kind, g
     assert drawn[:2] == [first.sigma if isinstance(first, DiscreteGaussian) else first.scale] * 2
 
 
-@pytest.mark.parametrize("kind", ["copula", "tree"])
-def test_fine_counts_take_about_their_share(kind):
-    """A twentieth of the inverse variance with Gaussian noise, so the tables' noise is some 2.5 % larger than with cells that are declared."""
-    with_found, declared = (
-        mechanism_of(kind),
-        mechanism_of(kind, **({"bins": 20} if kind != "tree" else {})),
-    )
-    if kind == "tree":
-        declared = dpdask.DIP(
-            KEPT, epsilon=1.0, delta=1e-9, reference=dpdask.Tree(bins=20)
-        ).mechanism
-    found, other = (
-        [event.sigma for event in leaves(each.event) if isinstance(event, DiscreteGaussian)]
-        for each in (with_found, declared)
-    )
-    assert len(found) == len(other) + 1
-    np.testing.assert_allclose(np.array(found[1:]) / np.array(other), 0.95**-0.5, rtol=1e-3)
-
-
 def test_records_keep_skewed_numbers_under_bounds_that_are_far_too_wide(tmp_path):
     """Twenty cells of one width know nothing of these numbers, so the test would see them."""
     own = table()

@@ -276,28 +276,6 @@ def test_tables_and_cells_that_drown_are_warned_of():
 # ---- a copula
 
 
-def test_records_of_a_frame_are_a_function_of_the_key(tmp_path):
-    charged = []
-    asked = mechanism("copula", bins=5)
-    fitted, release = fit_frame(asked, table(), tmp_path, lambda: charged.append(1))
-    assert charged == [1]
-    assert fitted.n_released == (400,)
-    records = records_of(release, 300, 100)
-    assert records.schema == release.types
-    assert records.num_rows == 400
-    assert set(records.column("sex").to_pylist()) == {"f", "m"}
-    assert set(records.column("age").to_pylist()) == {None, 20, 30, 40}
-    assert release.few_valued == ["sex", "age"]
-    assert records.equals(records_of(release, 300, 100))
-    # a latent variable for the two sexes, four ages, five incomes
-    assert release.correlations().shape == (10, 10)
-    for n_released in (400, None):
-        section = asked.description.section(
-            release, NOBODY, n_rows=400, n_released=n_released, order="keep"
-        )
-        assert told(section)["records"] == n_released
-
-
 def test_options_and_weights_are_taken(tmp_path):
     plain = mechanism("copula", bins=5, options={"tree": False, "refinements": 0}, n_rows=7)
     fitted, release = fit_frame(plain, table(), tmp_path)
@@ -310,49 +288,6 @@ def test_options_and_weights_are_taken(tmp_path):
     assert spent[2] / sum(spent) == pytest.approx(0.4, rel=1e-6)
     pairs = mechanism("copula", bins=5, weights={"one_way": 0}, measured_again=0)
     assert [event.count for event in leaves(pairs.event)] == [3]
-
-
-# ---- marginals
-
-
-def test_tables_of_a_frame_are_read_in_python_and_written_as_rows(tmp_path):
-    asked = mechanism("marginals", bins=5, weights=[1, 1, 2])
-    fitted, release = fit_frame(asked, table(4000), tmp_path)
-    assert fitted.n_released == (2 + 5 * 4 + 4 * 2 * 5,) == (release.n_drawn(None),)
-    rows = records_of(release, 62)
-    columns = ["sex", "income", "age"]
-    assert rows.column_names == ["table", *columns, "count", "margin_95"]
-    assert release.few_valued == ["table", *columns, "margin_95"]
-    assert records_of(release, 1, 20, 0, 30, 11).equals(rows)  # whichever shards they are in
-    found = rows.to_pandas()
-    names = ("sex", "income x age", "age x sex x income")
-    sex, pair, three = (found[found["table"] == name] for name in names)
-    assert [len(each) for each in (sex, pair, three)] == [2, 20, 40]
-    assert sex["sex"].tolist() == ["f", "m"]
-    assert sex[["income", "age"]].isna().all(axis=None)
-    assert set(pair["age"]) == {"null", "20", "30", "40"}
-    assert (
-        sex["count"].tolist()
-        == release.table(("sex",)).tolist()
-        == pytest.approx([3000, 1000], abs=150)
-    )
-    assert pair["count"].tolist() == release.table(("income", "age")).ravel().tolist()
-    assert (release.table(("age", "income")) == release.table(("income", "age")).T).all()
-    assert set(pair["margin_95"]) == {release.margin(("age", "income"))}
-    assert release.margin(("age", "sex", "income")) < release.margin(("sex",))
-    frame = release.to_frame(("income", "sex", "age"))
-    assert frame.columns.tolist() == ["income", "sex", "age", "count", "margin_95"]
-    counts = [each.set_index(columns)["count"].sort_index() for each in (frame, three)]
-    assert counts[0].tolist() == counts[1].tolist()
-    section = asked.description.section(release, NOBODY, n_rows=4000, n_released=62, order="keep")
-    assert told(section) == {"kind": "marginals", "cliques": CLIQUES}
-    words = (
-        "there is no table of the columns .*; ask for one of sex, income x age, age x sex x income"
-    )
-    for clique in (("age",), ("sex", "age"), ("nothing",), ("sex", "sex")):
-        for read in (release.table, release.margin, release.to_frame):
-            with pytest.raises(SpecError, match=words):
-                read(clique)
 
 
 # ---- a joint histogram
@@ -397,17 +332,6 @@ def test_cells_of_a_frame_are_written_with_their_weights(tmp_path):
         release.with_points("edge")
     again = release.redraw(np.random.default_rng(0)).to_frame()
     assert again["weight"].tolist() != frame["weight"].tolist()
-
-
-def test_rows_are_drawn_from_the_positive_weights(tmp_path):
-    asked = mechanism("histogram", bins=4, output="rows", n_rows=1000)
-    fitted, release = fit_frame(asked, table(4000), tmp_path)
-    assert fitted.n_released == (1000,)
-    assert (release.n_drawn(None), release.n_drawn(7)) == (4000, 7)
-    found = records_of(release, 600, 400)
-    assert found.schema.equals(release.columns)
-    assert found.equals(records_of(release, 600, 400))
-    assert found.to_pandas()["sex"].value_counts()["f"] == pytest.approx(750, abs=80)
 
 
 @pytest.mark.parametrize("output", ["cells", "rows"])

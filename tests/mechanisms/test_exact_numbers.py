@@ -21,7 +21,6 @@ from dpdask.mechanisms.marginals.noise import (
     _total,
     denoise,
     draft,
-    margin_95,
     plan_noise,
 )
 from dpdask.mechanisms.marginals.spec import list_noisy_tables
@@ -135,29 +134,6 @@ def test_references_split_epsilon_as_documented():
     assert price(planned.total) / price(planned.cells) == pytest.approx(0.01, rel=1e-9)
 
 
-@pytest.mark.parametrize(("scale", "n"), [(0.5, 1), (3.0, 7), (20.0, 1000)])
-def test_the_enhanced_threshold_is_the_formula_s(scale, n):
-    budget = Budget(epsilon=1.0 / scale, unit=UnitColumn(column="who", max_rows=2))
-    assert histogram_noise.plan(budget).cut(n) == max(
-        1, math.ceil(0.5 * 2 * math.log(max(2, n)) * scale)
-    )
-
-
-@pytest.mark.parametrize("scale", [0.5, 3.0, 20.0, 155.0])
-def test_a_margin_is_the_least_that_noise_exceeds_with_a_twentieth(scale):
-    m = int(margin_95(DiscreteLaplace(scale=scale, sensitivity=1, adjacency="add-remove")))
-
-    def beyond(count):
-        return (
-            2
-            * math.tanh(0.5 / scale)
-            * sum(math.exp(-k / scale) for k in range(count + 1, count + int(60 * scale) + 60))
-        )
-
-    assert beyond(m) <= 0.05 < beyond(m - 1)
-    assert (margin_95(gaussian(scale)) - 1.0) / scale == pytest.approx(1.959964, abs=1e-6)
-
-
 # ---- means of several noisy counts
 
 
@@ -198,15 +174,6 @@ def test_a_private_number_of_rows_is_the_mean_of_the_sums_by_inverse_variance():
     sums, variances = np.array([100, 130, 106]), np.array([2 * 9.0, 3 * 9.0, 6 * 4.0])
     expected = (sums / variances).sum() / (1 / variances).sum()
     assert _total(SMALL, NOISE, one_way, pairs.ravel(), {}) == pytest.approx(expected, rel=1e-12)
-
-
-# ---- taking the noise out of tables
-
-
-# ---- raking
-
-
-# ---- fine counts in a hierarchy
 
 
 # ---- what is said before a run

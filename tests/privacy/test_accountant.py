@@ -129,37 +129,6 @@ def test_the_discrete_gaussian_costs_no_less_than_the_exact_sum_and_little_more(
     )
 
 
-@pytest.mark.parametrize("scale", [0.3, 4.0])
-def test_one_moved_count_is_the_worst_that_an_l1_sensitivity_allows(scale):
-    """Both sides are linear in exp(ε) between the losses, so looking at the losses is looking at every ε."""
-    x = np.arange(-math.ceil(45 * scale) - 10, math.ceil(45 * scale) + 11)
-    distribution = np.exp(-np.abs(x) / scale)
-    distribution /= distribution.sum()
-
-    def losses(shift):
-        """The distribution of the loss, in units of 1 / scale, from -shift to shift."""
-        steps = np.abs(x + shift) - np.abs(x)
-        return np.bincount(steps + shift, weights=distribution, minlength=2 * shift + 1)
-
-    def delta(mass, at):
-        loss = np.arange(len(mass)) - len(mass) // 2
-        return float((mass * np.maximum(-np.expm1((at - loss) / scale), 0.0)).sum())
-
-    for total in range(2, 7):
-        alone = losses(total)
-        for n_parts in range(2, total + 1):
-            for parts in itertools.combinations_with_replacement(range(1, total), n_parts):
-                if sum(parts) != total:
-                    continue
-                together = np.array([1.0])
-                for part in parts:
-                    together = np.convolve(together, losses(part))
-                assert all(
-                    delta(together, at) <= delta(alone, at) + 1e-13
-                    for at in range(-total, total + 1)
-                )
-
-
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.tuples(st.floats(0.01, 3), st.integers(1, 30)), min_size=1, max_size=4))
 def test_pure_epsilons_add_up_rounded_up(parts):
