@@ -17,7 +17,6 @@ import dpdask
 from dpdask.mechanisms.interval.ranges import Ranges
 from dpdask.mechanisms.interval.release import IntervalRelease
 from dpdask.mechanisms.interval.spec import IntervalSpec
-from dpdask.privacy import Budget
 
 LEVELS = [1.0, 2.0, 3.0, 4.0, 5.0]
 COLUMNS: dict[str, Any] = {
@@ -102,43 +101,6 @@ def test_pandas_at_once_and_dask_lazily(table):
         check(lazy.compute(), table)
 
 
-def test_the_card_is_json_without_an_epsilon(table):
-    card = fitted(table).card
-    json.dumps(card, allow_nan=False)
-    assert card["guarantee"]["epsilon"] is None
-    assert not card["insecure"]
-    assert 0.5 < card["columns"]["price"]["mean_coverage"] < 1.0
-    assert "which values are missing" in card["columns"]["price"]["unprotected"]
-
-
-def test_whole_numbers_have_a_mean_coverage_of_their_own():
-    anchors = {"name": "uniform", "loc": 0, "scale": 2}
-    designs = {"price": {"design": "case1", "anchors": anchors, "reference": anchors}}
-    price = {"role": "privatise", "kind": "continuous", "bounds": [0, 10], "outside": "refuse"}
-    values = np.random.default_rng(0).choice(
-        [0, 1, 2], 20_000, p=[0.25, 0.5, 0.25]
-    )  # what the reference rounds to
-    for type_, expected in (("float64", 2 / 3), ("int64", 5 / 8)):
-        release = fitted(pd.DataFrame({"price": values.astype(type_)}), {"price": price}, designs)
-        assert release.card["columns"]["price"]["mean_coverage"] == pytest.approx(
-            expected, abs=1e-3
-        )
-
-
-def test_what_does_not_fit_is_refused(table):
-    for designs, message in (
-        ({"rating": DESIGNS["rating"]}, r"column 'price': has no design; add it to `?columns`?"),
-        ({**DESIGNS, "rating": {"design": "case2", "anchor": {}}}, "did you mean 'anchors'"),
-        ({**DESIGNS, "rating": {"design": "case1", "anchors": {"name": "norml"}}}, "norml"),
-    ):
-        with pytest.raises(dpdask.SpecError, match=message):
-            mechanism(designs=designs)
-    with pytest.raises(dpdask.SpecError, match="privatises no column"):
-        mechanism({"user": {"role": "keep"}}, {})
-    with pytest.raises(dpdask.DataError, match="a value outside its levels"):
-        transformed(table.assign(rating=9.0))
-
-
 PERTURBED: dict[str, Any] = {
     "design": "interval-differential",
     "perturb": {
@@ -148,36 +110,6 @@ PERTURBED: dict[str, Any] = {
     },
     "of": DESIGNS["rating"],
 }
-
-
-def test_a_perturbed_column_has_an_epsilon_and_the_other_none(table):
-    made = mechanism(designs={**DESIGNS, "rating": PERTURBED})
-    assert made.mechanism.budget == Budget(epsilon=2.0)
-    assert mechanism().mechanism.budget is None
-    frame = dd.from_pandas(table, npartitions=3)
-    release = made.fit(frame)
-    with dask.config.set(scheduler="synchronous"):
-        released, again = release.transform(frame).compute(), release.transform(frame).compute()
-    pd.testing.assert_frame_equal(released, again)
-    none = np.zeros(len(table), dtype=bool)
-    inside = held_by(
-        Ranges(
-            lower=released["rating_lower"].to_numpy(),
-            upper=released["rating_upper"].to_numpy(),
-            is_null=none,
-        ),
-        table["rating"].to_numpy(),
-    )
-    assert 0.5 < inside.mean() < 0.95
-    card = release.card
-    assert (card["guarantee"]["epsilon"], card["guarantee"]["epsilon_private"]) == (2.0, ["rating"])
-    assert card["guarantee"]["interval_private_only"] == ["price"]
-    assert 1.9 < card["columns"]["rating"]["epsilon_exact"] <= 2.0
-    assert "For price that ε says nothing" in card["guarantee"]["text"]
-    assert (
-        "the value, or the perturbed value where the column is perturbed, lies in (lower, upper]"
-        in card["mechanism"]["convention"]
-    )
 
 
 def test_coverage_is_a_third_column_where_there_is_a_reference(table):
@@ -205,16 +137,6 @@ def test_coverage_is_a_third_column_where_there_is_a_reference(table):
     low, high = np.clip(np.floor(released[["rating_lower", "rating_upper"]].to_numpy()), 0, 5).T
     assert released["rating_coverage"].to_numpy() == pytest.approx((high - low) / 5)
     assert made.card["columns"]["price"]["released_as"] == names[-3:]
-
-
-def test_a_budget_that_no_card_can_promise_is_refused():
-    dear = {**PERTURBED, "perturb": {**PERTURBED["perturb"], "epsilon": 60.0}}
-    columns = {**COLUMNS, "stars": {"role": "privatise", "kind": "discrete", "levels": LEVELS}}
-    with pytest.raises(
-        dpdask.SpecError,
-        match=r"columns`?: the perturbed columns spend 120 together, and no budget is larger than 100",
-    ):
-        mechanism(columns, {**DESIGNS, "rating": dear, "stars": dear})
 
 
 PLAIN: dict[str, Any] = {"anchors": {"name": "norm"}}

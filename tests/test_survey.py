@@ -140,17 +140,6 @@ def test_answers_become_the_mechanism_s_own_ranges(name):
     assert ((lower == upper).any()) == (name in ("exact ranges", "acceptable", "coarse"))
 
 
-def test_anchors_have_the_mechanism_s_distribution():
-    anchors = np.concatenate(
-        survey({"design": "case1", "anchors": INCOME}).questions(4000)["anchors"].to_list()
-    )
-    distribution = stats.lognorm(s=0.6, scale=40_000)
-    assert stats.kstest(anchors, distribution.cdf).pvalue > 1e-6
-    assert (
-        stats.kstest(anchors * 1.15, distribution.cdf).pvalue < 1e-6
-    )  # the test would see a wrong one
-
-
 def test_the_same_key_gives_the_same_questions_whoever_else_is_asked():
     key = RunKey.fresh()
     first, again, other = (

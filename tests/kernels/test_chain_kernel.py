@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpdask.kernels import chain
-from dpdask.kernels.chain import Trie, build, find_cells, find_slots, find_values, grid
+from dpdask.kernels.chain import build, find_slots, find_values, grid
 
 LOWEST, HIGHEST = np.uint64(0), np.uint64(2**64 - 1)
 NONE = np.zeros(0)
@@ -60,35 +58,6 @@ def test_ranks_equal_a_count_among_the_records_that_share_the_prefix(rows, value
         assert trie.keys[node] == nearest
         prefix &= records[:, place] == nearest
     assert trie.cumulative[node] >= prefix.sum() >= 1
-
-
-@given(rows=small, seed=st.integers(0, 99))
-def test_uniform_ranks_read_back_every_record_as_often_as_it_stands(rows, seed):
-    records = np.array(rows, dtype=np.float64)
-    counts = np.random.default_rng(seed).integers(1, 5, len(records))
-    trie = trie_of(records, counts)
-    distribution = exact_distribution(trie, records.shape[1])
-    for record in set(map(tuple, records)):
-        weight = counts[(records == record).all(axis=1)].sum()
-        assert distribution.pop(record) == pytest.approx(weight / counts.sum(), abs=1e-12)
-    assert not distribution
-
-
-def exact_distribution(trie, n_columns, root=0):
-    """The distribution of the released path under uniform ranks, cut at the cumulative weights of each node."""
-    paths = {(): (root, 1.0)}
-    for _ in range(n_columns):
-        found = {}
-        for prefix, (node, mass) in paths.items():
-            start, end = trie.first[node], trie.first[node + 1]
-            edges = np.concatenate([[0], trie.cumulative[start:end]]) / trie.cumulative[end - 1]
-            for low, high in itertools.pairwise(edges):
-                [value], [child] = values_at(
-                    np.array([(low + high) / 2]), np.array([node]), trie, find_slots(trie), False
-                )
-                found[(*prefix, value)] = (child, mass * (high - low))
-        paths = found
-    return {prefix: mass for prefix, (_, mass) in paths.items()}
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])
@@ -168,25 +137,6 @@ def test_the_largest_numbers_have_room():
     assert found[1] == 0.0
 
 
-def test_groups_are_apart_and_the_first_root_has_all():
-    records = np.array([[5.0, 3.0], [0.0, 1.0], [0.0, 2.0], [7.0, 1.0], [0.0, 2.0]])
-    trie = trie_of(records, groups=np.array([1, 2, 2, 0, 2]))
-    assert exact_distribution(trie, 2, 1) == {(5.0, 3.0): 1.0}
-    assert exact_distribution(trie, 2, 2) == {
-        (0.0, 1.0): pytest.approx(1 / 3),
-        (0.0, 2.0): pytest.approx(2 / 3),
-    }
-    assert exact_distribution(trie, 2, 0) == pytest.approx(
-        {(0.0, 1.0): 0.2, (0.0, 2.0): 0.4, (5.0, 3.0): 0.2, (7.0, 1.0): 0.2}
-    )
-
-
-def test_no_path_without_a_record():
-    trie = Trie(np.zeros(1), np.zeros(1), np.zeros(1, dtype=np.int64), np.array([1, 1]))
-    with pytest.raises(AssertionError):
-        values_at(np.array([0.5]), np.zeros(1, dtype=np.int64), trie, find_slots(trie), False)
-
-
 @pytest.mark.parametrize("skewed", [False, True])
 def test_a_rank_is_found_from_its_slot_as_by_a_search(skewed):
     rng = np.random.default_rng(8)
@@ -241,22 +191,3 @@ def test_a_trie_holds_each_distinct_record_once_however_its_records_are_sorted(n
     np.testing.assert_array_equal(
         found, np.column_stack([distinct, np.bincount(places.ravel(), weights=weights)])
     )
-
-
-@pytest.mark.parametrize("grouped", [False, True])
-def test_the_cells_of_a_column_hold_each_record_once(grouped):
-    one, two = np.array([0.0, 0.0, 2.0, 5.0]), np.array([1.0, 3.0, 1.0, -np.inf])
-    counts = np.array([4, 3, 2, 6])
-    groups = np.array([1, 1, 2, 2]) if grouped else np.zeros(4, dtype=np.int64)
-    trie = build(
-        [one, two],
-        counts,
-        groups,
-        [grid(one, np.array([0.0]), None, None), grid(two, np.array([]), None, None)],
-    )
-    for place, keys, lows, n in (
-        (0, [0.0, 2.0, 5.0], [0.0, 0.0, 2.0], [7.0, 2.0, 6.0]),
-        (1, [-np.inf, 1.0, 3.0], [-np.inf, -1.0, 1.0], [6.0, 6.0, 3.0]),
-    ):
-        for found, expected in zip(find_cells(trie, place), (keys, lows, n), strict=True):
-            assert found.tolist() == expected

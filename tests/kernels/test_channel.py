@@ -34,44 +34,6 @@ def references(draw):
     return frequencies(np.maximum(masses, masses.sum() * 1e-13 + 1e-300))
 
 
-def integrated(probabilities, b):
-    """Return the channel by numerical double integration of the noise's density over rank rectangles, at 30 digits."""
-    with mpmath.workdps(30):
-        b_ = mpmath.mpf(b)
-        c = [mpmath.mpf(0)]
-        for mass in probabilities:
-            c.append(c[-1] + mpmath.mpf(float(mass)))
-        cdf = lambda x: mpmath.exp(x / b_) / 2 if x < 0 else 1 - mpmath.exp(-x / b_) / 2  # noqa: E731
-        smoothed = lambda x: mpmath.quad(lambda u: cdf(x - u), [0, x, 1] if 0 < x < 1 else [0, 1])  # noqa: E731
-        far = mpmath.mpf(60) * b_ + 60
-
-        def root(level):
-            return mpmath.findroot(
-                lambda x: smoothed(x) - level,
-                (-3 * b_ - 1, 4 * b_ + 2),
-                solver="anderson",
-                tol=1e-24,
-            )
-
-        quantiles = [-far, *map(root, c[1:-1]), far]
-        s = len(probabilities)
-        result = np.empty((s, s))
-        for k in range(s):
-            for j in range(s):
-                low, high = quantiles[j], quantiles[j + 1]
-                inner = lambda u, low=low, high=high: cdf(high - u) - cdf(low - u)  # noqa: E731
-                cuts = [c[k], *sorted(q for q in (low, high) if c[k] < q < c[k + 1]), c[k + 1]]
-                result[k, j] = float(mpmath.quad(inner, cuts) / (c[k + 1] - c[k]))
-    return result
-
-
-@pytest.mark.parametrize("b", [0.1, 5.0])
-@pytest.mark.parametrize("probabilities", [[0.2, 0.5, 0.3], [0.7, 0.01, 0.2, 0.09]])
-def test_laplace_channel_equals_double_integration(probabilities, b):
-    p = np.array(probabilities)
-    np.testing.assert_allclose(kernel.laplace_channel(p, b), integrated(p, b), rtol=1e-12, atol=0)
-
-
 @pytest.mark.parametrize("b", [1e-2, 1.0, 1e3, 1e6, 1e9])
 def test_uniform_laplace_quantile_inverts_the_cdf(b):
     x = np.linspace(0.01, 0.99, 50)

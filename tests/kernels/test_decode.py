@@ -152,36 +152,6 @@ def test_the_total_utility_is_near_the_best_assignments(n_levels, calibrated, sl
     assert best * (1 - slack) <= found <= best * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(("n_groups", "n_levels"), [(1, 2), (4, 2), (3, 1)])
-def test_a_first_level_without_a_variable_is_one_of_zeros(n_groups, n_levels):
-    rng = np.random.default_rng(n_levels)
-    n = 3000
-    given, probabilities = normal(rng, n_levels - 1, n), shares(rng, n_groups, n_levels)
-    groups, offsets, uniforms = (
-        rng.integers(0, n_groups, n).astype(np.uint16),
-        normal(rng, n_groups, n_levels),
-        rng.random(n_groups),
-    )
-    whole = np.concatenate([np.zeros((1, n), np.float32), given])
-    one, other = (decode(each, offsets, probabilities, groups, uniforms) for each in (given, whole))
-    assert (one == other).mean() > 0.998  # the sums are rounded in another order
-    start = np.zeros((n_groups, n_levels), np.float32)
-    short, long = (calibrate_groups(each, probabilities, groups, start) for each in (given, whole))
-    np.testing.assert_allclose(short, long, atol=1e-3)
-
-
-def test_columns_behind_the_rows_are_not_looked_at():
-    rng = np.random.default_rng(3)
-    utilities, probabilities, groups = (
-        normal(rng, 5, 2000),
-        shares(rng, 2, 5),
-        rng.integers(0, 2, 2000).astype(np.uint16),
-    )
-    wide = np.concatenate([utilities, np.full((5, 77), np.inf, np.float32)], axis=1)
-    rest = (normal(rng, 2, 5), probabilities, groups, rng.random(2))
-    assert (decode(utilities, *rest) == decode(wide, *rest)).all()
-
-
 # Calibration
 
 
@@ -195,15 +165,6 @@ def test_after_calibration_the_best_levels_come_as_often_as_asked(n_levels, seed
     found = np.bincount((utilities + offsets[:, None]).argmax(axis=0), minlength=n_levels)
     assert np.abs(found - wanted * n).max() <= 8
     assert np.abs(found - wanted * n).sum() <= 0.005 * n
-
-
-def test_a_level_of_probability_zero_is_never_the_best_one():
-    rng = np.random.default_rng(0)
-    utilities, wanted = normal(rng, 4, 2000), np.array([0.5, 0.0, 0.5, 0.0])
-    offsets = calibrate(utilities, wanted, np.full(4, 100, dtype=np.float32))
-    found = np.bincount((utilities + offsets[:, None]).argmax(axis=0), minlength=4)
-    assert found[[1, 3]].tolist() == [0, 0]
-    assert abs(found[0] - 1000) <= 8
 
 
 def test_groups_are_calibrated_apart_and_an_empty_one_stays():

@@ -64,17 +64,6 @@ def test_every_radius_and_every_angle_is_right():
     )
 
 
-# The distribution
-
-
-def test_words_of_any_shape_give_four_numbers_each():
-    raw = words(9, 24)
-    assert normals(raw.reshape(2, 3, 4)).tolist() == normals(raw).tolist()
-    assert normals(raw).dtype == np.float32
-    assert normals(raw).shape == (96,)
-    assert normals(raw[:0]).shape == (0,)
-
-
 # The product
 
 
@@ -110,14 +99,6 @@ def test_every_sum_is_one_chain_of_fused_multiply_adds(size):
     assert (drawn(factor, raw) == total).mean() > 0.9999
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_the_same_words_give_the_same_bits_whatever_was_there_before(size):
-    factor, raw = factor_of(size), words(size, words_per_block(size))
-    first = drawn(factor, raw, 7.0)
-    assert first.tobytes() == drawn(factor.copy(), raw.copy(), -np.inf).tobytes()
-    assert first.tobytes() != drawn(factor, words(size + 1000, words_per_block(size))).tobytes()
-
-
 def test_blocks_are_written_side_by_side_and_touch_nothing_else():
     factor, raw = factor_of(9), words(1, words_per_block(9))
     out = room_for(9, 300)
@@ -126,27 +107,6 @@ def test_blocks_are_written_side_by_side_and_touch_nothing_else():
     assert out[:9, BLOCK_ROWS : 2 * BLOCK_ROWS].tobytes() == drawn(factor, raw).tobytes()
     assert (out[:, :BLOCK_ROWS] == 5.0).all()
     assert (out[:, 2 * BLOCK_ROWS :] == 5.0).all()
-
-
-def test_zeros_that_are_skipped_change_no_bit():
-    factor, raw = factor_of(20), words(4, words_per_block(20))
-    sparse = factor.copy()
-    sparse[6:18:, 1:5] = 0.0  # two panels' parts
-    held = sparse.copy()
-    held[[6, 12], 1:5] = 1e-40  # too small to move a sum, but not skipped
-    assert len(pack(sparse).columns) == len(pack(held).columns) - 8
-    assert drawn(sparse, raw).tobytes() == drawn(held, raw).tobytes()
-
-
-def test_no_latent_variables_need_no_columns_and_no_words():
-    panels = pack(np.zeros((0, 0), dtype=np.float32))
-    assert (
-        panels.starts.tolist(),
-        len(panels.columns),
-        len(panels.values),
-        words_per_block(0),
-    ) == ([0], 0, 0, 0)
-    assert room_for(0, 5).shape[0] == 0
 
 
 # The thinned factor

@@ -123,29 +123,6 @@ def test_many_equal_weights_are_summed_exactly(total):
     np.testing.assert_allclose(np.bincount(cell, weights=weights), total * shares, rtol=2e-6)
 
 
-@pytest.mark.parametrize("n", [1, 4095, 4096, 4097])
-def test_strips_of_records_and_the_width_of_codes_change_no_bit(n):
-    rng = np.random.default_rng(n)
-    pool, targets, order = drawn(rng, n, 0.2), tables_of(drawn(rng, 4000, 0.6)), visits(rng, 2)
-    arguments = (SIZES, TABLES, STARTS, targets, TOTAL, np.full(len(TABLES), 0.1), order)
-    wide, narrow = rake(pool, *arguments), rake(pool.astype(np.uint8), *arguments)
-    assert wide.tobytes() == narrow.tobytes()
-    assert np.isfinite(wide).all()
-
-
-def test_no_visit_and_no_tables_leave_equal_weights():
-    pool = drawn(np.random.default_rng(3), 50)
-    none = np.zeros(0, dtype=np.int64)
-    assert (
-        rake(pool, SIZES, TABLES, STARTS, tables_of(pool), TOTAL, np.ones(len(TABLES)), none)
-        == TOTAL / 50
-    ).all()
-    assert (
-        rake(pool, SIZES, TABLES[:0], STARTS[:0], np.zeros(0), TOTAL, np.ones(len(TABLES)), none)
-        == TOTAL / 50
-    ).all()
-
-
 def test_a_cell_that_the_pool_lacks_does_no_harm():
     rng = np.random.default_rng(4)
     pool = drawn(rng, 3000)
@@ -181,16 +158,6 @@ def test_a_systematic_sample_takes_each_record_as_often_as_its_share_up_to_one(
     assert (np.abs(counts - n * shares / shares.sum()) < 1.0 + 1e-9).all()
     places = np.argsort(order)[chosen]
     assert (np.diff(places) >= 0).all()  # in the order of the walk
-
-
-def test_each_record_is_expected_as_often_as_its_share():
-    shares = np.array([1.0, 5.0, 0.0, 2.5, 1.5])
-    order = np.arange(5)
-    uniforms = (np.arange(1000) + 0.5) / 1000
-    counts = sum(
-        np.bincount(resample(shares, order, 3, uniform), minlength=5) for uniform in uniforms
-    )
-    np.testing.assert_allclose(counts / 1000, 0.3 * shares, atol=0.002)
 
 
 def test_weights_that_are_no_numbers_stay_in_the_pool():

@@ -73,41 +73,6 @@ def test_a_partition_agrees_with_sorting(distribution, n_anchors, lattice):
     np.testing.assert_allclose(upper, ends[np.arange(N_ROWS), index + 1], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(("n_anchors", "spacing"), [(1, 0.5), (2, 0.2), (4, 0.1), (4, 0.2)])
-def test_spaced_anchors_are_apart(n_anchors, spacing):
-    """Every range of a row is visited by asking for values everywhere; ranks are read off the uniform distribution."""
-    words = np.repeat(random_words(n_anchors, 200), 100, axis=0)
-    values = np.tile(np.linspace(-2.99, 3.0, 100), 200)
-    lower, upper = partition(
-        values,
-        words,
-        UNIFORM,
-        np.zeros(n_anchors),
-        nothing(n_anchors),
-        spacing=spacing,
-        ring=False,
-        lattice=False,
-    )
-    widths = (np.minimum(upper, 3.0) - np.maximum(lower, -3.0)) / 6.0
-    assert widths.min() >= spacing - 1e-9
-    assert widths.max() <= 1 - n_anchors * spacing + 1e-9
-
-
-def test_spaced_anchors_of_a_ring_are_apart():
-    words = random_words(2)
-    values = np.random.default_rng(0).uniform(-3, 3, N_ROWS)
-    lower, upper = partition(
-        values, words, UNIFORM, np.zeros(2), nothing(2), spacing=0.3, ring=True, lattice=False
-    )
-    gap = np.abs(upper - lower) / 6.0
-    assert 0.3 - 1e-9 <= gap.min() < 0.31
-    assert 0.69 < gap.max() <= 0.7 + 1e-9
-    outer = lower > upper
-    assert np.where(
-        outer, (values <= upper) | (values > lower), (lower < values) & (values <= upper)
-    ).all()
-
-
 @given(
     st.lists(
         st.tuples(st.integers(-3, 3), st.integers(-3, 3), st.integers(-3, 3), st.integers(-3, 3)),

@@ -236,10 +236,6 @@ def released(values, x, c, epsilon, *, lattice=False, is_null=None, seed=3):
     )
 
 
-def binomial_fits(count, n, probability):
-    return bool(stats.binomtest(int(count), n, probability).pvalue > ALPHA)
-
-
 @pytest.mark.parametrize("epsilon", [0.05, 8.0])
 def test_rows_of_the_reference_are_released_with_its_distribution(epsilon):
     rng = np.random.default_rng(8)
@@ -249,38 +245,6 @@ def test_rows_of_the_reference_are_released_with_its_distribution(epsilon):
     assert not is_null.any()
     assert stats.kstest(out, lambda v: np.interp(v, x, c)).pvalue > ALPHA
     assert stats.kstest(out, lambda v: np.interp(v * 1.03, x, c)).pvalue < ALPHA
-
-
-def test_atoms_and_nulls_are_released_at_their_own_frequency():
-    rng = np.random.default_rng(9)
-    values = np.unique(rng.normal(size=300))
-    atoms, n = np.array([-0.5, 0.0, 2.0]), 200_000
-    x, c = ecdf.continualise(
-        values,
-        np.full(len(values), 0.4 / len(values)),
-        atoms,
-        np.array([0.1, 0.3, 0.2]),
-        None,
-        None,
-    )
-    c = np.append(0.15 + 0.85 * c[:-1], 1.0)
-    line = np.concatenate([values, atoms])
-    is_null = rng.random(n) < 0.15
-    rows = np.where(
-        is_null,
-        0.0,
-        rng.choice(
-            line,
-            size=n,
-            p=np.concatenate([np.full(len(values), 0.4 / len(values)), [0.1, 0.3, 0.2]]),
-        ),
-    )
-    out, out_null = released(rows, x, c, 1.0, is_null=is_null)
-    assert binomial_fits(out_null.sum(), n, 0.15)
-    for atom, probability in zip(atoms, [0.1, 0.3, 0.2], strict=True):
-        assert binomial_fits(((out == atom) & ~out_null).sum(), n, 0.85 * probability)
-        assert not binomial_fits(((out == atom) & ~out_null).sum(), n, 0.85 * probability + 0.01)
-    assert not out[out_null].any()
 
 
 def test_values_outside_the_reference_are_released_inside_it():

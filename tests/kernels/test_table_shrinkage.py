@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpdask.kernels.channel import project
 from dpdask.kernels.marginals import (
     estimate,
     independence,
@@ -174,48 +173,6 @@ def test_the_divergences_are_those_of_the_maps(m, n):
     )
 
 
-def test_a_stack_is_projected_as_one_vector_after_the_other():
-    rng = np.random.default_rng(9)
-    tables = noised(rng, diagonal(rng, 6, 5))
-    found, _ = project_stack(tables, TOTAL)
-    for one, wanted in zip(found, tables, strict=True):
-        np.testing.assert_allclose(
-            one.ravel(), project(wanted.ravel(), TOTAL), rtol=1e-9, atol=1e-6
-        )
-
-
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 4), (4, 1)])
-def test_an_attribute_of_one_level_is_independent_of_everything(m, n):
-    rng = np.random.default_rng(5)
-    rows, columns = margins(rng, 3, m, n)
-    noisy = noised(rng, independence(rows, columns, TOTAL))
-    assert (
-        estimate(noisy, rows, columns, TOTAL, SIGMA) == independence(rows, columns, TOTAL)
-    ).all()
-    np.testing.assert_allclose(
-        rake(noisy, rows, columns), independence(rows, columns, TOTAL), rtol=1e-9
-    )
-    assert (mutual_information(np.maximum(noisy, 0.0)) <= 1e-12).all()
-
-
-def test_many_tables_are_the_same_as_one_at_a_time(monkeypatch):
-    rng = np.random.default_rng(6)
-    truth = dependent(rng, 7, 3, 4, 30.0)
-    noisy = noised(rng, truth)
-    rows, columns = truth.sum(axis=2), truth.sum(axis=1)
-    together = estimate(noisy, rows, columns, TOTAL, SIGMA)
-    monkeypatch.setattr("dpdask.kernels.marginals._CHUNK_CELLS", 24)  # two tables at a time
-    np.testing.assert_allclose(estimate(noisy, rows, columns, TOTAL, SIGMA), together, rtol=1e-12)
-    for place in range(7):
-        one = slice(place, place + 1)
-        np.testing.assert_allclose(
-            estimate(noisy[one], rows[one], columns[one], TOTAL, SIGMA)[0],
-            together[place],
-            rtol=1e-9,
-        )
-    assert estimate(noisy[:0], rows[:0], columns[:0], TOTAL, SIGMA).shape == (0, 3, 4)
-
-
 # Raking
 
 
@@ -234,14 +191,6 @@ def test_raked_tables_have_the_wanted_margins_and_keep_frechets_bounds(seed, k, 
     )
     assert (raked >= low - slack).all()
     assert (raked <= high + slack).all()
-
-
-def test_an_empty_level_stays_empty_and_emptied_cells_can_be_filled():
-    rows, columns = np.array([[60.0, 40.0, 0.0]]), np.array([[30.0, 70.0]])
-    raked = rake(np.array([[[-5.0, 50.0], [-1.0, 40.0], [9.0, 9.0]]]), rows, columns)[0]
-    assert raked[2].tolist() == [0.0, 0.0]
-    np.testing.assert_allclose(raked.sum(axis=1), rows[0], rtol=1e-9)
-    np.testing.assert_allclose(raked.sum(axis=0), columns[0], rtol=1e-6)
 
 
 def test_raking_keeps_a_table_that_has_its_margins_and_every_odds_ratio_otherwise():

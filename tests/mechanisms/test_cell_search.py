@@ -15,7 +15,6 @@ import pytest
 from mechanisms.fitting import fit_frame, records_of
 
 import dpdask
-from dpdask.cells import FoundBins
 from dpdask.errors import DataError, DpdaskError, InputError
 from dpdask.mechanisms.columns import columns_from_header, columns_to_header
 from dpdask.mechanisms.copula.release import FittedCopula
@@ -175,17 +174,6 @@ def saved(tmp_path_factory):
     _, release = fit_frame(mechanism_of("copula"), table(2000), tmp_path_factory.mktemp("saved"))
     assert isinstance(release, FittedCopula)
     return release
-
-
-def test_found_cells_come_back_from_a_file(saved):
-    again = FittedCopula.from_bytes(saved.to_bytes(), "here")
-    for name in ("amount", "visits"):
-        one, other = saved.bins[name], again.bins[name]
-        assert isinstance(one, FoundBins)
-        assert isinstance(other, FoundBins)
-        np.testing.assert_array_equal(one.cuts, other.cuts)
-        np.testing.assert_array_equal(one.masses, other.masses)
-    assert records_of(again, 500).equals(records_of(saved, 500))
 
 
 def _masses(values):

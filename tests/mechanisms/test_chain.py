@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
@@ -14,16 +13,11 @@ from scipy import stats
 from stats.counting import records_of_rows
 
 from dpdask.codec import LevelCodec, ValueCodec
-from dpdask.errors import SpecError
 from dpdask.kernels import chain as kernel
-from dpdask.mechanisms.dip.chain import RecordsMechanism, fit_chain, group_hashes
-from dpdask.mechanisms.dip.columns import BinnedRanks, LaplaceRanks
-from dpdask.mechanisms.dip.spec import N_BINS, DipSpec
-from dpdask.mechanisms.registry import bind
-from dpdask.privacy import Budget
-from dpdask.privacy.audit import rank_epsilon
+from dpdask.mechanisms.dip.chain import fit_chain, group_hashes
+from dpdask.mechanisms.dip.columns import BinnedRanks
+from dpdask.mechanisms.dip.spec import N_BINS
 from dpdask.references import Chain
-from dpdask.schema import Schema
 from dpdask.stats.records import Records, numbers
 from dpdask.streams import RunKey
 
@@ -306,23 +300,6 @@ def test_columns_of_every_kind_keep_their_joint_distribution(channel, order):
     assert moved < 0.6  # and the rows are randomised
 
 
-def test_rows_do_not_depend_on_batching_and_streams_are_apart():
-    batch = mixed(400, 3)
-    whole = released(batch)
-    assert released(batch, cuts=(1, 7, 7, 300)).equals(whole)
-    for other in (released(batch, fragment="g"), released(batch, key=RunKey.insecure(8))):
-        assert not any(other[name].equals(whole[name]) for name in MIXED)
-    assert released(batch.slice(0, 0)).num_rows == 0
-
-
-def test_the_epsilon_of_a_row_is_that_of_its_columns():
-    parts = [mechanism.epsilon for mechanism in usual_release().columns.values()]
-    assert sum(map(Fraction, parts)) <= Fraction(usual_release().epsilon) <= 4
-    for mechanism in usual_release().columns.values():
-        assert isinstance(mechanism, LaplaceRanks)
-        assert 0.999 < rank_epsilon(mechanism.noise) <= 1.0
-
-
 # ---- groups
 
 
@@ -405,34 +382,6 @@ def test_a_column_of_one_value_stays_that_value():
     out = release.randomise(batch, codecs, release.streams(KEY, "f"))
     assert out.column("v").to_pylist() == [1, 1, 1]
     assert all(1.5 <= value <= 2.5 for value in out.column("x").to_pylist())
-
-
-def bound(epsilon=1.0, **given):
-    schema = Schema.from_dict(
-        {"columns": {"v": {"role": "privatise", "kind": "discrete", "levels": [0, 1, 2]}}}
-    )
-    found = bind(DipSpec(reference=Chain(fraction=0.5), **given), schema, Budget(epsilon=epsilon))
-    assert isinstance(found, RecordsMechanism)
-    return found
-
-
-def test_what_the_tables_cannot_resolve_is_refused():
-    for epsilon in (16.5, 1e-9):
-        with pytest.raises(SpecError, match="column 'v'"):
-            bound(epsilon)
-    for channel, cost, says in (
-        ("optimal", {"v": "value"}, r"`cost\.v`: the cost of a column in a chain is always rank"),
-        ("optimal", {"w": "rank"}, r"`cost\.w`: is not a privatised column"),
-        (
-            "laplace",
-            {"v": "rank"},
-            r"`cost\.v`: a cost belongs to the channel optimal, not to laplace",
-        ),
-    ):
-        with pytest.raises(SpecError, match=says):
-            bound(channel=channel, cost=cost)
-    bound(channel="optimal", cost={"v": "rank"})
-    bound(channel="laplace", cost={})
 
 
 # ---- the attack that the texts warn of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 from functools import lru_cache
 
 import numpy as np
@@ -20,7 +19,6 @@ from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.marginals.noise import denoise, measure, plan_noise
 from dpdask.privacy import Budget
 from dpdask.schema import Schema
-from dpdask.streams import RunKey
 
 N = 60_000
 MIXED = (4, 2, 5, 3, 6, 2)
@@ -127,17 +125,6 @@ def test_an_empty_level_is_never_drawn_and_has_no_latent_variable():
     assert not (sampled(model, 20_000)[0] == 2).any()
 
 
-def test_small_partitions_have_the_same_law_as_large_ones():
-    _, noisy, model, _ = mixed()
-    cleaned, parts, n = denoise(noisy), 500, 9
-    records = [sampled(model, n, f"part {part}") for part in range(parts)]
-    found = counts_of(model.domain, np.concatenate(records, axis=1))
-    for name, counts in zip(model.domain.names, cleaned.one_way, strict=True):
-        share = counts / cleaned.n_rows
-        slack = 6.5 * np.sqrt(parts * n * share * (1 - share)) + 1
-        assert (np.abs(found.table((name,)) - parts * n * share) < slack).all()
-
-
 # ---- shapes at the ends
 
 
@@ -227,39 +214,6 @@ def test_too_many_latent_variables_are_not_refined(monkeypatch):
     plain, _ = fitted_of(noisy, refinements=0)
     monkeypatch.setattr(copula_fit, "_MOST_REFINED", 5)
     assert fitted_of(noisy)[0].factor.tobytes() == plain.factor.tobytes()
-
-
-def test_the_fit_looks_at_nothing_but_the_noisy_tables():
-    """The same noisy tables and stream give the same model, whatever the rows were."""
-    _, noisy, model, report = mixed()
-    again, report_again = fitted_of(pickle.loads(pickle.dumps(noisy)))
-    assert report_again == report
-    assert again.factor.tobytes() == model.factor.tobytes()
-    for one, other in zip(again.nodes, model.nodes, strict=True):
-        assert (one.attribute, one.parent, one.first) == (
-            other.attribute,
-            other.parent,
-            other.first,
-        )
-        assert one.probabilities.tobytes() == other.probabilities.tobytes()
-
-
-# ---- streams
-
-
-@pytest.mark.parametrize("n", [1000, CHUNK_ROWS + 1])
-def test_a_stream_gives_its_records_and_another_partition_others(n):
-    _, _, model, _ = mixed()
-    own = sampled(model, n)
-    assert own.tobytes() == sampled(model, n).tobytes()
-    assert len({sampled(model, n, f"part {part}").tobytes() for part in range(20)}) == 20
-    other = model.sample(n, model.stream(RunKey.insecure(22), "part"))
-    assert other.tobytes() != own.tobytes()
-
-
-def test_chunks_of_one_partition_differ():
-    records = sampled(mixed()[2], 2 * CHUNK_ROWS)
-    assert (records[:, :CHUNK_ROWS] == records[:, CHUNK_ROWS:]).all(axis=0).mean() < 0.2
 
 
 # ---- raking

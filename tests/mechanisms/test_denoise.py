@@ -111,15 +111,6 @@ def test_counts_are_non_negative_and_sum_to_the_rows_and_every_pair_is_there_onc
         seen.append(attribute)
 
 
-@pytest.mark.parametrize("pair", [(0, 0), (0, 2), (-1, 0)])
-def test_no_pair_is_no_pair(pair):
-    domain = named(3, 4)
-    codes = chained(domain, 100, 0.5)
-    for kinds in ({}, {"pairs": False}):
-        with pytest.raises(KeyError):
-            denoise(noisy_of(domain, codes, 1.0, **kinds)).table(*pair)
-
-
 # ---- shrinkage and significance
 
 

@@ -11,8 +11,6 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dpdask.codec import LevelCodec, ValueCodec
 from dpdask.errors import DataError, SpecError
@@ -158,19 +156,6 @@ def test_released_columns_have_the_declared_type_and_domain_and_kept_ones_are_un
     for name in ("age", "day"):
         own = BATCH[name].to_pylist()
         assert min(own) <= min(found[name]) <= max(found[name]) <= max(own)
-
-
-@settings(deadline=None, max_examples=10)
-@given(sizes=st.lists(st.integers(0, 150), max_size=6))
-def test_rows_depend_on_key_and_fragment_and_not_on_batching(sizes):
-    rows = randomised(BATCH)
-    assert randomised(BATCH, sizes=tuple(sizes)).equals(rows)
-    for other in (
-        pa.Table.from_batches([BATCH]),
-        randomised(BATCH, fragment="g"),
-        randomised(BATCH, key=RunKey.insecure(8)),
-    ):
-        assert not any(other[name].equals(rows[name]) for name in CODECS)
 
 
 def test_values_that_the_reference_never_saw_are_randomised_like_their_neighbours():

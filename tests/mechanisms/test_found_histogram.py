@@ -8,15 +8,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from mechanisms.fitting import fit_frame, records_of
 
 import dpdask
 from dpdask.cells import FoundBins, cells
 from dpdask.codec import ValueCodec
-from dpdask.errors import SpecError
 from dpdask.inference import quantile
 from dpdask.mechanisms.histogram.noise import NoisyHistogram, plan
-from dpdask.mechanisms.histogram.release import FittedHistogram, centres, line_moments, spread
+from dpdask.mechanisms.histogram.release import centres, line_moments, spread
 from dpdask.privacy import Budget, UnitColumn
 from dpdask.privacy.events import DiscreteLaplace
 from dpdask.privacy.events import epsilon as paid
@@ -268,15 +266,6 @@ def test_a_saved_release_comes_back_and_its_card_names_the_found_cells(tmp_path)
     assert release.redraw(np.random.default_rng(0)).shape[1] == 4
 
 
-def test_kept_noise_of_either_round_is_loaded_and_never_drawn_again(tmp_path):
-    mechanism = estimator("amount").mechanism
-    first, release = fit_frame(mechanism, table(), tmp_path)
-    assert isinstance(release, FittedHistogram)
-    again, _ = fit_frame(mechanism, table(50), tmp_path)  # the rows are not looked at
-    assert again.release_sha256 == first.release_sha256
-    assert len(records_of(release, release.n_points)) == release.n_points
-
-
 def test_a_sparse_histogram_has_found_cells_too(tmp_path):
     """Few of its 10⁸ cells are drawn; one column's cells are found."""
     columns = {
@@ -296,32 +285,6 @@ def test_a_sparse_histogram_has_found_cells_too(tmp_path):
     assert sizes(release)["amount"] <= 3  # the others' cells leave room for no more
     assert 10 < len(release.fitted.noisy.keys) < 5000
     assert release.cells["weight"].sum() == pytest.approx(len(own), rel=0.1)
-
-
-def test_a_histogram_that_is_too_large_is_refused_before_the_charge(tmp_path):
-    schema = dpdask.Schema.from_dict(
-        {
-            "columns": {
-                "amount": AMOUNT,
-                "fine": {**AMOUNT, "bounds": [0.0, 1.0]},
-                "more": {**AMOUNT, "bounds": [0.0, 1.0]},
-            }
-        }
-    )
-    bins = {"fine": 30_000, "more": 30_000}
-    own = pd.DataFrame({"amount": [1.0, 2.0], "fine": 0.5, "more": 0.5})
-    charged = []
-    mechanism = dpdask.PerturbedHistogram(schema, epsilon=1.0, bins=bins).mechanism
-    with pytest.raises(SpecError, match="of which noise alone would raise"):
-        fit_frame(mechanism, own, tmp_path / "few", lambda: charged.append(1))
-    with pytest.raises(SpecError, match="noise can be drawn for at most"):
-        fit_frame(
-            dpdask.PerturbedHistogram(schema, epsilon=1.0, bins=bins, threshold="none").mechanism,
-            own,
-            tmp_path,
-            lambda: charged.append(1),
-        )
-    assert charged == []
 
 
 # ---- what is said before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,6 @@ import pytest
 
 from dpdask.cells import FoundBins, cells
 from dpdask.codec import LevelCodec, ValueCodec
-from dpdask.errors import SpecError
 from dpdask.inference import WeightedSample, least_squares
 from dpdask.mechanisms.histogram.noise import NoisyHistogram, plan
 from dpdask.mechanisms.histogram.release import centres, points_per_cell, spread
@@ -55,24 +53,6 @@ def points(table, columns):
     return pd.DataFrame({name: array.to_pandas() for name, array in values.items()}).assign(
         weight=weights
     )
-
-
-@pytest.mark.parametrize("distribution", [(0.2, 1.6), (3.0, -8.0, 6.0)])
-def test_the_moments_of_a_parabola_are_its_own(distribution):
-    density = np.polynomial.Polynomial(distribution)
-    n = 1e12 / density.integ()(1.0)
-    counts = np.rint(
-        [n * (density.integ()(b) - density.integ()(a)) for a, b in pairwise(np.arange(11) / 10)]
-    )
-    found = points(counts, {"x": cells(floats(), 10)})
-    mean, second = (float((found["weight"] * found["x"] ** k).sum()) / 1e12 for k in (1, 2))
-    own = [
-        (density * np.polynomial.Polynomial([0] * k + [1])).integ()(1.0) * n / 1e12 for k in (1, 2)
-    ]
-    assert mean == pytest.approx(own[0], abs=1e-9)
-    assert second == pytest.approx(
-        own[1], abs=1e-4
-    )  # a centre's is off by h²/12 times what the density falls off at the ends
 
 
 def test_two_points_have_the_moments_of_the_formula():
@@ -139,17 +119,6 @@ def test_columns_multiply_and_neighbours_share_all_other_columns():
             )
 
 
-def test_a_part_is_what_the_whole_has_there():
-    columns = {"x": cells(floats(), 30), "y": cells(floats("y"), 20)}
-    given = released(np.random.default_rng(1).integers(-2, 9, (30, 20)), columns)
-    n = len(given.keys)
-    values, weights = spread(given, columns, 0, n)
-    parts = [spread(given, columns, start, stop) for start, stop in pairwise([0, 0, 1, 77, n])]
-    assert np.concatenate([part[1] for part in parts]).tolist() == weights.tolist()
-    for name in columns:
-        assert pa.concat_arrays([part[0][name] for part in parts]).equals(values[name])
-
-
 def test_least_squares_is_no_longer_attenuated():
     rng = np.random.default_rng(2)
     n, bins = 400_000, 10
@@ -202,10 +171,3 @@ def test_extreme_cells_have_finite_points_within_them_and_no_warning():
                 x = points(np.arange(1, column.size + 1), {"x": column})
             assert x["x"].dropna().between(*bounds).all()
             assert np.isfinite(x["weight"]).all()
-
-
-def test_what_cannot_be_spread_is_refused():
-    columns = {f"c{i}": cells(floats(f"c{i}"), 2) for i in range(7)}
-    assert points_per_cell(columns, "centre") == 1
-    with pytest.raises(SpecError, match="7 columns are cut"):
-        points_per_cell(columns, "spread")

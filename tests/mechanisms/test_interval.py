@@ -19,7 +19,6 @@ from dpdask.mechanisms.interval import release
 from dpdask.mechanisms.interval.design import ScipyDistribution
 from dpdask.mechanisms.interval.fit import range_randomiser
 from dpdask.mechanisms.interval.ranges import (
-    Partition,
     Ranges,
     Selection,
     compute_released_coverages,
@@ -147,61 +146,6 @@ def test_a_value_at_an_anchor_lies_left_of_it(name, end):
     if end == "upper" and name in ("case1", "case2", "optimal", "at least"):
         assert moved.sum() > 500
         np.testing.assert_array_equal(again.upper[moved], values[moved])
-
-
-def test_containment_is_looked_at():
-    lower, upper = (
-        np.array([0.0, 0.0, 2.0, 2.0, 2.0, 1.0, 1.0]),
-        np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
-    )
-    ranges = Ranges(lower=lower, upper=upper, is_null=np.zeros(7, dtype=bool))
-    assert held_by(ranges, np.array([0.0, 1.0, 1.0, 1.5, 2.5, 1.0, 0.5])).tolist() == [
-        False,
-        True,
-        True,
-        False,
-        True,
-        True,
-        False,
-    ]
-
-
-def test_exact_values_are_those_of_the_acceptable_set():
-    values = normal(20_000)
-    released = run(designed("canonical"), values)
-    accepted = ((values > -0.2) & (values <= 0.3)) | ((values > 1.0) & (values <= 1.2))
-    np.testing.assert_array_equal(released.lower == released.upper, accepted)
-    middle = run(designed("exact ranges"), values)
-    told = middle.lower == middle.upper
-    assert 0.1 < told.mean() < 0.5
-    assert (np.isinf(middle.lower) | np.isinf(middle.upper))[~told].all()
-
-
-def test_the_two_ranges_of_a_ring():
-    values = normal(20_000)
-    released = run(designed("ring"), values)
-    outer = released.lower > released.upper
-    assert np.isfinite(released.lower).all()
-    assert np.isfinite(released.upper).all()
-    assert 0.3 < outer.mean() < 0.8
-    assert ((values <= released.upper) | (values > released.lower))[outer].all()
-    point = Partition(
-        **{
-            **fields(designed("ring").step),
-            "distribution": type(designed("ring").step.distribution)(
-                np.ones(2), np.array([0.0, 1.0])
-            ),
-        }
-    )
-    lower, upper = point.ranges(np.array([0.0, 1.0, 2.0]), np.zeros((3, 2), dtype=np.uint64))
-    assert (
-        lower.tolist() == [-np.inf] * 3
-    )  # two anchors in one place: the outer range is the whole line, no exact value
-    assert upper.tolist() == [np.inf] * 3
-
-
-def fields(step):
-    return {name: getattr(step, name) for name in type(step).__dataclass_fields__}
 
 
 # nothing but the range (Definition 1)

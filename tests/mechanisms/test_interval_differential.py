@@ -29,9 +29,8 @@ from dpdask.mechanisms.interval.release import (
     to_numbers,
 )
 from dpdask.mechanisms.interval.spec import IntervalSpec, RandomRangesMechanism, check_designs
-from dpdask.mechanisms.mechanism import Spending
 from dpdask.privacy import Budget
-from dpdask.privacy.events import Composed, LocalRelease, round_up_sum
+from dpdask.privacy.events import LocalRelease, round_up_sum
 from dpdask.schema import Column, Schema
 from dpdask.streams import RunKey, stream, words
 
@@ -386,12 +385,6 @@ def bound(first, second, **budget):
         schema=schema,
         budget=Budget.model_validate(budget),
     )
-
-
-def test_the_event_is_one_local_release_of_the_sum():
-    found = bound(0.5, 0.25, epsilon=1.0)
-    assert found.spending == Spending(row={"rating": 0.5, "price": 0.25})
-    assert found.event == Composed(events=(LocalRelease(epsilon=0.75),), without_epsilon=("age",))
 
 
 cents = st.integers(1, 5000)

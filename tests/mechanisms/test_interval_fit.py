@@ -9,12 +9,11 @@ from scipy import integrate, stats
 
 from dpdask.documents import validate
 from dpdask.errors import SpecError
-from dpdask.kernels.ranges import LEVELS, TABLE_ERROR
+from dpdask.kernels.ranges import TABLE_ERROR
 from dpdask.mechanisms.interval.design import ScipyDistribution
 from dpdask.mechanisms.interval.fit import can_inform, optimal, range_randomiser
 from dpdask.mechanisms.interval.ranges import (
     Partition,
-    PublicReference,
     coverage,
     coverages,
     table,
@@ -306,34 +305,6 @@ def test_the_drawn_distribution_is_within_the_stated_error(distribution):
     anchors = np.where(np.isfinite(released.upper), released.upper, released.lower)
     assert stats.kstest(anchors, distribution.cdf).pvalue > 1e-6
     assert stats.kstest(anchors, lambda u: np.clip(distribution.cdf(u) * 1.03, 0, 1)).pvalue < 1e-6
-
-
-@pytest.mark.parametrize("lattice", [False, True])
-@pytest.mark.parametrize("distribution", [stats.norm(3, 2), stats.poisson(4), stats.beta(0.3, 2.0)])
-def test_the_bounds_on_a_cdf_hold(distribution, lattice):
-    public = PublicReference(distribution=distribution, lattice=lattice, where="here")
-    at = (
-        np.arange(-20.0, 30.0)
-        if lattice
-        else np.concatenate([np.linspace(-20, 30, 2001), distribution.ppf(LEVELS[::97])])
-    )
-    steps = public.steps()
-    cell = np.searchsorted(steps.x, at)
-    true = public.cdf(at)
-    assert (steps.low[cell] <= true + 1e-12).all()
-    assert (true <= steps.high[cell] + 1e-12).all()
-    assert (steps.high[cell] - steps.low[cell]).max() <= TABLE_ERROR
-
-
-def test_laws_of_whole_numbers_agree():
-    public = PublicReference(distribution=stats.norm(3, 2), lattice=True, where="here")
-    rounded = np.round(stats.norm(3, 2).rvs(200_000, random_state=0))
-    np.testing.assert_allclose(
-        public.cdf(np.array([1.0, 3.0, 6.0])),
-        [(rounded <= k).mean() for k in (1, 3, 6)],
-        atol=0.005,
-    )
-    assert public.quantile(np.array([0.5])).tolist() == [3.0]
 
 
 def test_references_of_a_selective_design_and_of_an_ensemble_stand_in():

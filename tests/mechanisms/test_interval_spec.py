@@ -11,10 +11,9 @@ from dpdask.codec import codec_for
 from dpdask.documents import validate
 from dpdask.errors import SpecError
 from dpdask.mechanisms.interval.spec import IntervalSpec, RandomRangesMechanism
-from dpdask.mechanisms.mechanism import Columns, Spending
+from dpdask.mechanisms.mechanism import Columns
 from dpdask.mechanisms.registry import bind
 from dpdask.privacy import Budget
-from dpdask.privacy.events import Composed, LocalRelease
 from dpdask.schema import Schema
 
 UNIT = {"name": "uniform", "loc": 0, "scale": 1}
@@ -28,7 +27,6 @@ COLUMNS = {
 }
 CASE1 = {"design": "case1", "anchors": UNIT}
 RATING = {"design": "case2", "anchors": {"name": "uniform", "loc": 0.5, "scale": 5}}
-NO_COLUMNS = Columns(types=pa.schema([]), codecs={})
 DESIGNS = {"price": CASE1, "rating": RATING}
 
 
@@ -302,35 +300,6 @@ def test_a_plan_warns_of_ranges_that_tell_next_to_nothing():
         "far, hidden: a range rules out less than 1 % of the values on average"
     )
     assert "holds 99.98" in made.description.expectations(columns)[0]
-
-
-def test_a_mechanism_without_perturbation_spends_nothing():
-    made = bound()
-    assert not made.spec.spends
-    assert made.spec.least_budget is None
-    assert made.event == Composed(events=(), without_epsilon=("price", "rating"))
-    assert (made.spending, made.reference_rows) == (Spending(), "none")
-    assert "There is no ε" in made.description.guarantee("keep")
-    for uncounted in (True, False):
-        stages = [
-            stage.split(":")[0]
-            for stage in made.description.stages(NO_COLUMNS, uncounted=uncounted)
-        ]
-        assert stages == [*(["survey"] if uncounted else []), "fit", "write"]
-
-
-def test_a_perturbed_column_spends_its_part():
-    made = bound({"rating": RATING, "price": perturbed(0.5)}, {"epsilon": 0.75})
-    assert made.spec.spends
-    assert made.spec.least_budget == Budget(epsilon=0.5)
-    assert made.event == Composed(events=(LocalRelease(epsilon=0.5),), without_epsilon=("rating",))
-    assert made.spending == Spending(row={"price": 0.5})
-    assert list(made.designs) == ["price", "rating"]  # the schema's order
-    found = made.audit(
-        columns_of(made, pa.schema([("price", pa.float64()), ("rating", pa.float64())])), None
-    )["price"]
-    assert (found["claimed"], found["reference"]) == (0.5, "the declared distribution")
-    assert 0.4 < found["epsilon_exact"] <= 0.5
 
 
 def columns_of(made, types):

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from dpdask.codec import codec_for
 from dpdask.documents import validate
-from dpdask.errors import SpecError
 from dpdask.mechanisms.dip.columns import ColumnsMechanism, fit_dip
 from dpdask.mechanisms.dip.spec import DipSpec
 from dpdask.mechanisms.mechanism import Columns
@@ -105,21 +104,6 @@ def test_the_events_cost_what_is_promised(budget, reference, shares):
         assert part.adjacency == budget.adjacency
         assert part.sensitivity == 2 * found.rows_per_unit
         assert Fraction(part.count * part.sensitivity) / Fraction(part.scale) <= Fraction(epsilon)
-
-
-@pytest.mark.parametrize(
-    "shares",
-    [
-        {"a": 1.0},
-        {"a": 1.0, "b": 1.0, "c": 0.0},
-        {"a": 1.0, "b": 1.0, "c": math.nan},
-        {**dict.fromkeys(COLUMNS, 1.0), "d": 1.0},
-        {"a": 1e-308, "b": 1e308, "c": 1e308},
-    ],
-)
-def test_wrong_weights_are_refused(shares):
-    with pytest.raises(SpecError, match="weights"):
-        spend(Budget(epsilon=1.0), Histogram(), shares)
 
 
 # ---- what is accounted is what is drawn

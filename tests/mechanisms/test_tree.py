@@ -234,17 +234,6 @@ def test_released_rows_follow_the_exact_law_and_no_other():
     assert not fits(distribution(fitted("laplace", 1.25), row))
 
 
-def test_rows_do_not_depend_on_batching_and_kept_columns_stay():
-    release = fitted("optimal", 1.0)
-    batch = rows_of(chain_codes(SIZES, 3_000)).append_column("id", pa.array(np.arange(3_000)))
-    whole = released(release, batch)
-    assert released(release, batch, (1, 1, 1_700)).equals(whole)
-    assert whole.column_names == [*SIZES, "id"]
-    assert whole["id"].to_pylist() == list(range(3_000))
-    other = pa.Table.from_batches([release.randomise(batch, CODECS, release.streams(KEY, "g"))])
-    assert not other.equals(whole)
-
-
 MIXED = {
     "income": ValueCodec(
         name="income", type=pa.float64(), bounds=(0.0, 100.0), atoms=(0.0, 50.0), nulls=True
@@ -380,15 +369,6 @@ def test_an_epsilon_of_rows_that_no_delta_can_be_composed_with_is_refused():
     ).row_total == pytest.approx(58.8)
 
 
-def test_events_say_how_many_tables_there_are():
-    noise = plan_tree_noise(Budget(epsilon=1.0), 14)
-    assert [event.count for event in noise.event.events] == [14, 91, 13]
-    assert plan_tree_noise(Budget(epsilon=1.0), 2).pairs is None
-    assert plan_tree_noise(Budget(epsilon=1.0), 1).event.events == (
-        plan_tree_noise(Budget(epsilon=1.0), 1).one_way,
-    )
-
-
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
 def test_rows_that_cost_nothing_have_an_account(delta):
     mechanism = spend_tree(Budget(epsilon=1.0, delta=delta), Tree(), ("a",))
@@ -448,25 +428,3 @@ def test_what_cannot_be_fitted_is_refused_before_any_row_is_read(columns, channe
     with pytest.raises(SpecError, match=says) as caught:
         check_tree(columns, channel, cost)
     assert caught.value.exit_code == 64
-
-
-@pytest.mark.parametrize(
-    ("wrong", "what"),
-    [
-        ({"share": 0.0}, "above 0"),
-        ({"share": 1.0}, "below 1"),
-        ({"bins": 0}, "whole number from 1"),
-        ({"bins": {"a": []}}, "column 'a'"),
-        ({"depth": 2}, "unknown key 'depth'"),
-    ],
-)
-def test_a_tree_is_validated(wrong, what):
-    with pytest.raises(SpecError, match=what):
-        Tree(**wrong)  # type: ignore[arg-type]  # wrong on purpose
-
-
-@pytest.mark.parametrize("epsilon", [0.1, 1 / 3, 7.7])
-def test_a_tree_splits_without_passing_epsilon(epsilon):
-    tables, rows = Tree(share=0.3, bins={"a": [1, 5.5], "b": 4}).split(epsilon)
-    assert Fraction(tables) + Fraction(rows) <= Fraction(epsilon)
-    assert (tables, rows) == pytest.approx((0.3 * epsilon, 0.7 * epsilon))

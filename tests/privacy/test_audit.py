@@ -65,20 +65,6 @@ def test_the_right_noise_passes_and_half_of_it_is_caught(event, delta):
     )  # no noise at all
 
 
-@pytest.mark.parametrize(("event", "delta"), EVENTS[:1] + EVENTS[5:6])
-def test_secure_noise_is_audited_like_any_other(event, delta):
-    assert is_consistent(audit_event(event, delta=delta, n_runs=10_000, confidence=1 - 1e-9))
-    assert not is_consistent(
-        audit_event(
-            event,
-            delta=delta,
-            n_runs=20_000,
-            confidence=1 - 1e-9,
-            measure=lambda counts: perturb(counts, halved(event)),
-        )
-    )
-
-
 def test_noise_that_is_shared_between_counts_is_caught():
     """One draw for both counts of a pair: their difference is then exact."""
     rng = keyed("shared")

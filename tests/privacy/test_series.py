@@ -74,33 +74,6 @@ def spent(ledger):
     return ledger.read_balance("people").epsilon_spent
 
 
-def test_a_series_of_thirty_days_costs_a_row_its_first_release(ledger):
-    heads = [f"h{day}" for day in range(30)]
-    for day, head in enumerate(heads):
-        spend(ledger, f"day {day}", charge(head, heads[day - 1] if day else ""))
-    assert spent(ledger) == 1.0
-    assert ledger.read_balance("people").n_runs == 30
-    assert ledger.verify("people") == 90
-    with pytest.raises(BudgetError):
-        ledger.intend("people", "other", Charge(epsilon=1.25))
-    ledger.intend("people", "other", Charge(epsilon=1.0))
-    assert spent(ledger) == 2.0
-
-
-def test_for_a_person_the_releases_add_up(tmp_path):
-    ledger = open_ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
-    ledger.init("people", 3.0)
-    for day in range(3):
-        spend(
-            ledger,
-            f"day {day}",
-            charge(f"h{day}", f"h{day - 1}" if day else "", unit="column user"),
-        )
-    assert spent(ledger) == 2.5
-    with pytest.raises(BudgetError):
-        ledger.intend("people", "day 3", charge("h3", "h2", unit="column user"))
-
-
 CHANGES: dict[str, dict[str, Any]] = {
     "an old release": {"previous": "h0"},
     "an unknown release": {"previous": "x"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from itertools import combinations
 
 import numpy as np
 import pandas as pd
@@ -48,31 +47,6 @@ def plain(marginals):
         marginals.pairs.tolist(),
         cliques,
     )
-
-
-def all_cliques(domain):
-    """Return all cliques of one or two attributes, in both orders."""
-    return [(name,) for name in domain.names] + [
-        clique for pair in domain.pairs() for clique in (pair, pair[::-1])
-    ]
-
-
-@given(
-    sizes=st.lists(
-        st.one_of(st.integers(1, 6), st.sampled_from([2, 255, 256, 257])), min_size=1, max_size=5
-    ),
-    n_rows=st.integers(0, 150),
-    seed=st.integers(0, 2**32),
-)
-def test_every_table_equals_pandas(sizes, n_rows, seed):
-    domain = Domain(names=tuple(f"c{i}" for i in range(len(sizes))), sizes=tuple(sizes))
-    codes = random_codes(domain, n_rows, seed)
-    marginals = MarginalCounts.of_codes(domain, codes)
-    assert marginals.n_rows == n_rows
-    for clique in all_cliques(domain):
-        table = marginals.table(clique)
-        assert table.dtype == np.int64
-        np.testing.assert_array_equal(table, expected_table(domain, codes, clique))
 
 
 @pytest.mark.parametrize("two_way", [True, False])
@@ -156,17 +130,6 @@ def test_marginals_of_other_domains_or_cliques_do_not_merge():
     ]:
         with pytest.raises(ValueError, match="cannot be merged"):
             marginals.merge(part)
-
-
-def test_a_domain_knows_its_attributes_and_cliques():
-    assert DOMAIN.n_attributes == 4
-    assert DOMAIN.position("one") == 2
-    assert (DOMAIN.shape_of(TRIPLE), DOMAIN.size_of(TRIPLE)) == ((3, 2, 5), 30)
-    assert DOMAIN.pairs() == tuple(combinations(DOMAIN.names, 2))
-    assert DOMAIN.code_dtype == np.uint8
-    assert Domain(names=("a",), sizes=(256,)).code_dtype == np.uint8
-    assert Domain(names=("a", "b"), sizes=(257, 2)).code_dtype == np.uint16
-    assert Domain(names=("a",), sizes=(65_536,)).code_dtype == np.uint16
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -78,32 +76,6 @@ def test_counts_are_those_of_unique_and_merge_is_a_commutative_monoid(rows, firs
         )
     )
     assert a.merge(b, c).keys.dtype == a.merge(b, c).counts.dtype == np.int64
-
-
-@pytest.mark.parametrize(("adjacency", "expected"), [("replace-one", 2), ("add-remove", 1)])
-@pytest.mark.parametrize("rows_per_unit", [1, 2])
-def test_the_sensitivity_by_brute_force(adjacency, expected, rows_per_unit):
-    """Over all tables of 3 rows of a 2 × 2 domain, and all of their neighbours."""
-    domain = named(2, 2)
-
-    def table(rows):
-        counted = JointCounts.of_codes(domain, codes_of(domain, np.array(rows, dtype=np.int64)))
-        dense = np.zeros(4, dtype=np.int64)
-        dense[counted.keys] = counted.counts
-        return dense
-
-    moved = 0
-    for rows in itertools.product(range(4), repeat=3):
-        kept = rows[rows_per_unit:]
-        others = (
-            itertools.product(range(4), repeat=rows_per_unit)
-            if adjacency == "replace-one"
-            else [()]
-        )
-        moved = max(
-            [moved, *(int(np.abs(table(rows) - table((*other, *kept))).sum()) for other in others)]
-        )
-    assert moved == expected * rows_per_unit
 
 
 def test_refusals():

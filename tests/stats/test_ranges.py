@@ -50,30 +50,6 @@ def test_a_rounded_range_contains_what_the_range_did(row, y):
         assert inside == contains(*row, y)  # and nothing is enlarged that need not be
 
 
-def test_cells_by_hand():
-    inf = np.inf
-    rows = [
-        (-inf, 0.0),
-        (0.0, inf),
-        (0.0, 0.5),
-        (0.5, 0.5),
-        (0.2, 0.2),
-        (0.1, 0.4),
-        (3.0, -1.0),
-        (0.3, 0.2),
-        (4.0, inf),
-        (-inf, 9.0),
-        (9.0, 9.0),
-    ]
-    cells = [(0, 3), (4, 8), (4, 5), (5, 5), (4, 4), (4, 5), (8, 1), (0, 8), (8, 8), (0, 8), (8, 8)]
-    for row, cell in zip(rows, cells, strict=True):
-        counts = counted([row])
-        assert (int(counts.left[0]), int(counts.right[0])) == cell
-    counts = counted(rows)
-    low, high = counts.bounds(np.array([0, 3, 4, 8]), np.array([3, 3, 4, 8]))
-    assert (low.tolist(), high.tolist()) == ([-inf, 0.0, 0.0, 3.0], [0.0, 0.0, 0.5, inf])
-
-
 @given(st.lists(ROWS, min_size=1, max_size=4))
 def test_merged_counts_are_those_of_all_rows_in_any_order_and_grouping(batches):
     parts = [counted(rows) for rows in batches]
