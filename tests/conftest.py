@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import functools
 import gc
 import os
@@ -21,6 +22,8 @@ from distributed.utils import get_mp_context
 from e2e.helpers import processes, spare_the_disk
 from faults.drivers import serving
 from hypothesis import settings
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.dispatcher import Dispatcher
 from services.browser import browser  # noqa: F401  # a fixture
 from services.stores import (  # noqa: F401  # fixtures
     azurite_server,
@@ -55,6 +58,22 @@ settings.load_profile("dpdask")
 # the package, which is a fifth of what its start costs
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def compile_once(dispatcher, signature, compile_=Dispatcher.compile):
+    """Compile a kernel, unless another process is about to: then wait for it, and take the kernel from the cache."""
+    cache = dispatcher._cache.cache_path
+    if cache is None:
+        return compile_(dispatcher, signature)
+    with (
+        global_compiler_lock,
+        (Path(cache) / f"{dispatcher.py_func.__name__}.lock").open("w") as one,
+    ):
+        fcntl.flock(one, fcntl.LOCK_EX)
+        return compile_(dispatcher, signature)
+
+
+Dispatcher.compile = compile_once
 
 
 def has_room(folder, n_bytes):
