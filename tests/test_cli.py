@@ -381,82 +381,29 @@ def test_a_tampered_ledger_is_found_and_named(tmp_path):
         assert "the chain is broken: the entry 2 was changed" in ended.err
 
 
+LEDGER_HERE = "--url sqlite:///{folder}/x.db --dataset a"
+
+
 @pytest.mark.parametrize(
     ("given", "code", "says"),
     [
-        (["ledger"], 2, "Usage"),
-        (["ledger", "show"], 2, "--url"),
-        (["ledger", "init", "--url", "sqlite:///x.db", "--dataset", "a"], 2, "--epsilon"),
+        ("", 2, "Usage"),
+        ("show", 2, "--url"),
+        (f"init {LEDGER_HERE}", 2, "--epsilon"),
+        (f"init {LEDGER_HERE} --epsilon 0", 64, "allows no release"),
+        (f"init {LEDGER_HERE} --epsilon -1", 64, "out of its range"),
+        (f"init {LEDGER_HERE} --epsilon nan", 64, "out of its range"),
         (
-            [
-                "ledger",
-                "init",
-                "--url",
-                "sqlite:///{folder}/x.db",
-                "--dataset",
-                "a",
-                "--epsilon",
-                "0",
-            ],
-            64,
-            "allows no release",
-        ),
-        (
-            [
-                "ledger",
-                "init",
-                "--url",
-                "sqlite:///{folder}/x.db",
-                "--dataset",
-                "a",
-                "--epsilon",
-                "-1",
-            ],
-            64,
-            "out of its range",
-        ),
-        (
-            [
-                "ledger",
-                "init",
-                "--url",
-                "sqlite:///{folder}/x.db",
-                "--dataset",
-                "a",
-                "--epsilon",
-                "nan",
-            ],
-            64,
-            "out of its range",
-        ),
-        (
-            [
-                "ledger",
-                "init",
-                "--url",
-                "sqlite:///{folder}/no/x.db",
-                "--dataset",
-                "a",
-                "--epsilon",
-                "1",
-            ],
+            "init --url sqlite:///{folder}/no/x.db --dataset a --epsilon 1",
             64,
             "folder of the ledger",
         ),
-        (
-            ["ledger", "show", "--url", "sqlite:///{folder}/x.db", "--dataset", "a"],
-            64,
-            "there is no ledger here",
-        ),
-        (
-            ["ledger", "verify", "--url", "mysql://x/y", "--dataset", "a"],
-            64,
-            "an SQLite or a PostgreSQL URL",
-        ),
+        (f"show {LEDGER_HERE}", 64, "there is no ledger here"),
+        ("verify --url mysql://x/y --dataset a", 64, "an SQLite or a PostgreSQL URL"),
     ],
 )
 def test_ledger_verbs_that_cannot_be(given, code, says, tmp_path):
-    ended = command(*(word.format(folder=tmp_path) for word in given))
+    ended = command("ledger", *given.format(folder=tmp_path).split())
     assert ended.code == code
     assert says in ended.err
     assert "Traceback" not in ended.err

@@ -7,7 +7,6 @@ import pytest
 
 from dpdask.privacy.events import epsilon as cost
 from pipelines.papers import asghar_baselines as baselines
-from pipelines.papers import asghar_utility as utility
 from pipelines.papers.asghar_copula import (
     cop,
     cop_id,
@@ -131,41 +130,6 @@ def test_total_variation_agrees_with_loops():
     )
 
 
-def test_blocks_of_rows_add_up(monkeypatch):
-    codes = table(1000, 3)
-    queries = three_way_queries(SIZES, rng=rng())
-    whole = three_way_counts(codes, SIZES, queries)
-    for rows in (64, 100, 999, 1000):
-        monkeypatch.setattr(utility, "_BLOCK_ROWS", rows)
-        assert three_way_counts(codes, SIZES, queries).tolist() == whole.tolist()
-
-
-def test_profiles_of_known_errors():
-    errors = rng().permutation(np.arange(1.0, 101.0))
-    assert ErrorProfile.of(errors) == ErrorProfile(
-        average=(48.0, 50.0, 50.5), maximum=(95.0, 99.0, 100.0)
-    )
-    assert ErrorProfile.of(np.array([3.0])) == ErrorProfile(
-        average=(3.0, 3.0, 3.0), maximum=(3.0, 3.0, 3.0)
-    )
-    assert ErrorProfile.of(np.array([5.0, 1.0])).maximum == (
-        5.0,
-        5.0,
-        5.0,
-    )  # at least 95 % of two queries are both
-
-
-@pytest.mark.parametrize("sizes", [(3,), (3, 2), (3, 2, 2)])
-def test_tables_with_few_attributes(sizes):
-    report = compare(table(50, 1, sizes), table(50, 2, sizes), sizes, rng=rng())
-    assert (
-        report.two_way is None,
-        report.mean_total_variation is None,
-        report.three_way is None,
-    ) == (len(sizes) < 2, len(sizes) < 2, len(sizes) < 3)
-    assert report.to_markdown_row("x").count("–") == 2 * (len(sizes) < 2) + (len(sizes) < 3)
-
-
 def test_queries_beyond_all_triples_are_all_triples_once():
     attributes = [attribute for attribute, _ in DUMMIES]
     every = {
@@ -219,28 +183,6 @@ def test_answers_of_dummies_are_those_of_the_records():
     for name in ("one_way", "two_way", "three_way"):
         np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
     assert valid_share(one_hot(codes), SIZES) == 1.0
-
-
-def test_comparing_answers_is_comparing_tables_and_scales_them():
-    codes, other = table(900, 1), table(350, 5)
-    report = compare(codes, other, SIZES, rng=rng())
-    assert (
-        compare_answers(
-            Answers.of_codes(codes, SIZES, queries()),
-            dummy_answers(one_hot(other), SIZES, queries()),
-            SIZES,
-        )
-        == report
-    )
-    unanswered = Answers(
-        n_rows=900,
-        one_way=one_way_counts(codes, SIZES),
-        two_way=two_way_counts(codes, SIZES),
-        three_way=None,
-    )
-    report = compare_answers(Answers.of_codes(codes, SIZES, queries()), unanswered, SIZES)
-    assert report.three_way is None
-    assert report.mean_total_variation == 0.0
 
 
 @pytest.mark.parametrize("make", [cop, cop_id, cop_one])

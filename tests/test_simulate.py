@@ -1,7 +1,6 @@
 """The simulated census and MovieLens: their distributions, their files, their schema and what they refuse."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -65,24 +64,6 @@ def test_sizes_of_the_census_add_up(shape):
     assert min(sizes) >= 2
     assert max(sizes) < 400
     assert shape != (27, 674) or (80 < max(sizes) <= 100 and 10 < np.median(sizes) < 20)
-
-
-def test_drawing_inverts_the_edges():
-    rng = np.random.default_rng(0)
-    for n_levels in (2, 3, 7, 64):
-        edges = np.sort(
-            rng.integers(0, 2**32, (5, n_levels - 1), endpoint=True).astype(np.uint64), axis=1
-        )
-        edges[0, 0], edges[1], edges[2] = (
-            0,
-            2**32,
-            edges[2, :1],
-        )  # impossible: the first level, all but the first, those between
-        uniform = np.concatenate([rng.integers(0, 2**32, 2_000), [0, 2**32 - 1]]).astype(np.uint32)
-        given = rng.integers(0, 5, len(uniform)).astype(np.int8)
-        out = np.zeros(len(uniform), np.int16)
-        census._draw(uniform, given, edges, out)
-        assert (out == (edges[given] <= uniform[:, None]).sum(axis=1)).all()
 
 
 def test_people_follow_the_distribution_given_the_parent_and_some_pairs_are_strong_weak_or_impossible(
@@ -269,34 +250,6 @@ def test_a_seed_fixes_every_byte_and_another_changes_them(tmp_path, simulate):
         simulate(str(tmp_path / name), n_rows=1_000, seed=seed)
         bytes_.append(next((tmp_path / name).iterdir()).read_bytes())
     assert bytes_[0] == bytes_[1] != bytes_[2]
-
-
-@pytest.mark.parametrize(
-    ("simulate", "more"),
-    [
-        (partial(simulate_census, n_attributes=3, n_levels=9), {"attributes": 3, "levels": 9}),
-        (partial(simulate_movielens, n_users=7, n_movies=3), {"users": 7, "movies": 3}),
-    ],
-)
-def test_summary_and_progress(tmp_path, simulate, more):
-    seen: list[tuple[int, int]] = []
-    summary = simulate(
-        str(tmp_path / "out"),
-        n_rows=2_500,
-        rows_per_file=1_000,
-        on_file=lambda *at: seen.append(at),
-    )
-    summary.pop("schema", None)
-    assert (
-        summary
-        == {
-            "rows": 2_500,
-            "files": 3,
-            "bytes": sum(path.stat().st_size for path in (tmp_path / "out").iterdir()),
-        }
-        | more
-    )
-    assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
 OUT_OF_RANGE = {"n_rows": (0, 10**400), "seed": (-1, 1 << 64), "rows_per_file": (0, (1 << 26) + 1)}

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from dask.base import tokenize
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dpdask.streams import STREAM_FORMAT, RunKey, stream, words
 
@@ -71,15 +69,6 @@ def test_streams_of_distinct_names_or_keys_are_unrelated():
         )  # 64-bit words: a shared one is a shared stream, at any offset
         agreeing = np.bitwise_count(~(one ^ other)).sum() / (64 * 64)
         assert 0.45 < agreeing < 0.55
-
-
-@given(
-    one=st.tuples(st.text(max_size=4), st.text(max_size=4)),
-    other=st.tuples(st.text(max_size=4), st.text(max_size=4)),
-)
-def test_two_streams_agree_only_if_both_names_do(one, other):
-    same = bool((words(stream(KEY, *one), 2) == words(stream(KEY, *other), 2)).all())
-    assert same == (one == other)
 
 
 @pytest.mark.parametrize(

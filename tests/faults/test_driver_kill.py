@@ -11,7 +11,7 @@ import time
 import pytest
 from e2e.helpers import command, digests, hidden, lake, run_here, write_job
 
-from dpdask.errors import InputError, OutputError, TemporaryError
+from dpdask.errors import InputError, TemporaryError
 from dpdask.io import shards
 from dpdask.io.shards import DOCUMENTS, MANIFEST_NAME
 from dpdask.jobs.run import abort
@@ -146,29 +146,6 @@ def test_a_second_driver_is_refused(drivers, job, out, quiet, tmp_path):
     assert digests(out) == quiet
 
 
-def test_a_finished_job_is_left_alone(job, out, drivers):
-    run_here(job)
-    before = {path: path.stat().st_mtime_ns for path in [out, *out.rglob("*")]}
-    code, text = drivers.run("run", job)
-    assert code == 0
-    assert "already released" in text
-    assert {path: path.stat().st_mtime_ns for path in [out, *out.rglob("*")]} == before
-    assert alone(out)
-
-
-@pytest.mark.parametrize("point", ["opened", "staged"])
-def test_the_job_changed_between_crash_and_resume(point, drivers, job, out, quiet):
-    drivers.run("run", job, point=point)
-    before = digests(hidden(out))
-    code, line = drivers.run("run", job, "--set", "privacy.epsilon=2")
-    assert code == OutputError.exit_code
-    assert "another job" in line
-    assert "abort" in line
-    assert digests(hidden(out)) == before
-    run_here(job)
-    assert digests(out) == quiet
-
-
 @pytest.mark.parametrize("csv", [False, True], ids=["parquet", "csv"])
 def test_the_input_changed_between_crash_and_resume(csv, drivers, tmp_path, out):
     source = lake(tmp_path / "in", [400, 900, 300], csv=csv)
@@ -186,14 +163,6 @@ def test_the_input_changed_between_crash_and_resume(csv, drivers, tmp_path, out)
     run_here(job)
     run_here(job, output__path=tmp_path / "quiet")
     assert digests(out) == digests(tmp_path / "quiet")
-
-
-@pytest.mark.parametrize("point", ["locked", "staged"])
-def test_abort(point, drivers, job, out):
-    drivers.run("run", job, point=point)
-    assert abort(out.as_uri()) is True
-    assert list(out.parent.iterdir()) == []
-    assert abort(out.as_uri()) is False
 
 
 @pytest.mark.few(2)

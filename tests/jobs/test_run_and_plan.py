@@ -146,14 +146,6 @@ def test_a_release_whose_success_file_was_removed_is_not_made_anew(tmp_path, mem
 # ---- what is kept and what is not
 
 
-def test_two_secure_runs_draw_other_noise(tmp_path):
-    one = run_job(job(tmp_path, insecure_seed=None))
-    two = run_job(job(tmp_path, insecure_seed=None, output={"path": "two", "rows_per_shard": 70}))
-    assert {shard.sha256 for shard in one.manifest.shards}.isdisjoint(
-        {shard.sha256 for shard in two.manifest.shards}
-    )
-
-
 def test_the_digest_is_of_the_public_table_where_it_lies(tmp_path):
     """The same job file in two folders names two public tables."""
     mechanism = {"kind": "dip", "reference": {"kind": "public", "path": "public"}}
@@ -253,29 +245,6 @@ def test_a_plan_says_what_a_run_does(tmp_path):
     assert planned.n_shards is not None
     assert len(outcome.manifest.shards) <= planned.n_shards
     assert json.loads(json.dumps(planned.to_dict()))["n_rows"] == 300
-
-
-@pytest.mark.parametrize("rows_per_shard", [1, 40, 10_000])
-@pytest.mark.parametrize("reference", [HOLDOUT, KNOWN], ids=["holdout", "known"])
-def test_a_run_makes_no_more_shards_than_planned(reference, rows_per_shard, tmp_path):
-    made = job(
-        tmp_path,
-        mechanism={"kind": "dip", "reference": reference},
-        output={"path": "out", "rows_per_shard": rows_per_shard},
-    )
-    planned = plan_job(made)
-    outcome = run_job(made)
-    assert len(outcome.manifest.shards) <= (planned.n_shards or 0)
-    assert all(shard.n_rows <= rows_per_shard for shard in outcome.manifest.shards)
-    if reference is KNOWN:
-        assert outcome.manifest.n_rows == planned.released_rows == 300
-        assert len(planned.stages) == 3
-
-
-def test_a_plan_reads_no_rows(tmp_path):
-    made = job(tmp_path)
-    with mock.patch("dpdask.io.parquet.read_batches", side_effect=AssertionError("rows were read")):
-        plan_job(made)
 
 
 def test_a_csv_table_has_no_planned_rows(tmp_path):
