@@ -41,14 +41,6 @@ def shares(words):
     return ((words >> np.uint64(11)).astype(float) + 0.5) * 2.0**-53
 
 
-def test_the_levels_reach_from_the_smallest_word_to_the_largest():
-    assert (np.diff(LEVELS) > 0).all()
-    assert LEVELS[0] == 2.0**-54
-    assert LEVELS[-1] == 1 - 2.0**-53
-    inner = LEVELS[(LEVELS >= 2.0**-14) & (LEVELS <= 1 - 2.0**-14)]
-    np.testing.assert_array_equal(inner, np.arange(1, N_CELLS) / N_CELLS)
-
-
 @pytest.mark.parametrize("distribution", [NORMAL, UNIFORM], ids=["normal", "uniform"])
 @pytest.mark.parametrize("n_anchors", [1, 2, 5])
 @pytest.mark.parametrize("lattice", [False, True])
