@@ -108,7 +108,7 @@ def test_no_log_holds_the_key_and_a_late_worker_without_dpdask_ends_alone(tmp_pa
             ) as foreign:
                 client.wait_for_workers(2)
                 found = run_each("keys", functools.partial(digest_key, FOLDER), range(20))
-                foreign.wait(60)  # it cannot load its first task, and ends
+                foreign.wait(200)  # it cannot load its first task, and ends
             assert found == digests_of(key, 20)
             assert list(client.run(held).values()) == [[BOUNDS, RUN]]
             withdraw_key(RUN)

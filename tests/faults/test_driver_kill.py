@@ -125,7 +125,7 @@ def test_interrupted_from_the_keyboard(cluster, tmp_path, out):
         rest = [
             line for line in process.stderr.read().splitlines() if line.startswith("dpdask")
         ]  # worker processes say more: an open point
-        assert (process.wait(60), rest) == (130, ["dpdask: interrupted; run again to resume"])
+        assert (process.wait(200), rest) == (130, ["dpdask: interrupted; run again to resume"])
     assert not out.exists()
     run_here(job)
     run_here(job, output__path=tmp_path / "quiet")

@@ -140,7 +140,7 @@ def test_of_many_writers_one_creates_the_file(folder):
         barrier = Barrier(4)
 
         def put(number, race=race, barrier=barrier):
-            barrier.wait(10)
+            barrier.wait(100)
             return folder.put_new(f"{race}", f"writer {number}".encode())
 
         with ThreadPoolExecutor(4) as pool:

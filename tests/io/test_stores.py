@@ -53,7 +53,7 @@ def _race(folder):
         barrier = Barrier(4)
 
         def put(number, race=race, barrier=barrier):
-            barrier.wait(10)
+            barrier.wait(100)
             return folder.put_new(f"race-{race}", f"thread {number}".encode())
 
         with ThreadPoolExecutor(4) as pool:

@@ -95,7 +95,7 @@ def test_a_second_driver_tries_again_and_finds_the_release(stopped_driver, job):
     with pytest.raises(TryAgainError, match=r"exit code 75: .*another run is writing this output"):
         run_job(print, "", *MANY_SHARDS)
     stopped_driver.send_signal(signal.SIGCONT)
-    assert stopped_driver.wait(60) == 0
+    assert stopped_driver.wait(200) == 0
     found = run_job(print, "", *MANY_SHARDS)
     assert (found["status"], found["epsilon_spent"]) == ("already released", 4.0)
 

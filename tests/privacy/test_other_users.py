@@ -179,7 +179,7 @@ def test_everybody_gets_into_a_cluster_without_tls(place, stranger):
         LocalCluster(n_workers=1, threads_per_worker=1, **options) as cluster,
         Client(cluster),
     ):
-        found = attack(stranger, sorted(set(listening(me)) - before), place, 8.0)
+        found = attack(stranger, sorted(set(listening(me)) - before), place, 12.0)
     stolen = f"({os.getuid()}, '{SECRET}') in plain text"
     for role in ("Scheduler", "Worker", "Nanny"):
         assert f"identity: {role} in plain text" in found
