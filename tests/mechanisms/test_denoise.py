@@ -111,6 +111,16 @@ def test_counts_are_non_negative_and_sum_to_the_rows_and_every_pair_is_there_onc
         seen.append(attribute)
 
 
+def test_no_pair_is_no_pair():
+    noisy = noisy_of(named(3, 4), chained(named(3, 4), 100, 0.5), 1.0)
+    for pair in ((0, 0), (0, 2), (-1, 0)):
+        with pytest.raises(KeyError):
+            denoise(noisy).table(*pair)
+    for clique in (("x",), ("c0", "c0"), ()):
+        with pytest.raises(KeyError):
+            noisy.table(clique)
+
+
 # ---- shrinkage and significance
 
 
