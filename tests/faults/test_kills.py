@@ -41,7 +41,7 @@ MECHANISMS: dict[
     },
     "tree": TREE,
     "tree of persons": {**TREE, "privacy__unit": {"column": "userId", "max_rows": 5}},
-    "copula": {"mechanism": {"kind": "copula", "bins": 5, "n_rows": 2600}, "schema": RECORDS},
+    "copula": {"mechanism": {"kind": "copula", "bins": 5, "n_rows": 1000}, "schema": RECORDS},
     "marginals": {
         "mechanism": {
             "kind": "marginals",
@@ -108,7 +108,7 @@ def cases():
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    return lake(tmp_path_factory.mktemp("source") / "in", [150, 90, 1700, 40, 300])
+    return lake(tmp_path_factory.mktemp("source") / "in", [150, 90, 500, 40, 300])
 
 
 @pytest.fixture(scope="module")
