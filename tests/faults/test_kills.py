@@ -46,7 +46,7 @@ MECHANISMS: dict[
         "mechanism": {
             "kind": "marginals",
             "cliques": [["rating"], ["genre", "price"], ["amount", "age", "rating"]],
-            "bins": 6,
+            "bins": 8,
         }
     },
 }
