@@ -16,6 +16,29 @@ def random_weights(n_parents, n, seed=1):
     )
 
 
+def draw_each(rows, words, thresholds, aliases):
+    """Each word's level by all of its threshold, without the packed tables."""
+    bits = channel_kernel.index_bits(thresholds)
+    return [
+        channel_kernel.draw(word, row, bits, thresholds, aliases)
+        for word, row in zip(words, rows, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("n_parents", "n"), [(1, 1), (1, 5), (3, 4), (7, 300)])
+def test_a_draw_is_that_of_the_row_of_its_parent_and_own_level(n_parents, n):
+    weights = random_weights(n_parents, n)
+    thresholds, aliases = channel_kernel.alias_tables(weights.reshape(-1, n))
+    rng = np.random.default_rng(2)
+    parents = rng.integers(0, n_parents, size=2_000).astype(np.uint16)
+    own = rng.integers(0, n, size=2_000).astype(np.int32)
+    words = rng.integers(0, 2**64, size=2_000, dtype=np.uint64)
+    expected = draw_each(parents.astype(np.int64) * n + own, words, thresholds, aliases)
+    found = kernel.sample(parents, own, words, n, kernel.make_tables(weights))
+    assert found.dtype == np.uint16
+    assert found.tolist() == expected
+
+
 @pytest.mark.parametrize("n", [2, 5, 64, 300])
 def test_words_beside_a_threshold_are_compared_with_all_of_it(n):
     weights = random_weights(1, n)
