@@ -520,15 +520,17 @@ class ChannelView:
     matrix: Floats  # row-stochastic: a row for each original value
     of_ranks: bool  # whether it is about ranks, not levels
     is_ordered: bool
+    keeps_shares: bool  # whether the channel was made to keep a reference distribution
 
     @property
     def summary(self) -> str:
         """The channel in a sentence."""
         what = "rank cell" if self.of_ranks else "level"
-        kept = np.diag(self.matrix)
+        least, most = (f"{100 * each(np.diag(self.matrix)):.1f} %" for each in (np.min, np.max))
+        probability = f"of {least}" if least == most else f"between {least} and {most}"
         return (
-            f"{self.column}: {len(self.labels)} {what}s. A {what} stays as it is with a probability between {100 * kept.min():.1f} % and "
-            f"{100 * kept.max():.1f} %; the largest entry of the table is {self.matrix.max():.2f}."
+            f"{self.column}: {len(self.labels)} {what}s. A {what} stays as it is with a probability {probability}; the largest entry of the table is "
+            f"{self.matrix.max():.2f}."
         )
 
     @property
@@ -540,6 +542,9 @@ class ChannelView:
             float(self._shares @ np.diag(self.matrix)),
             float(self._shares @ self._shares),
         )
+        if not self.keeps_shares:  # then nothing public tells how frequent the levels are
+            least = float(np.diag(self.matrix).min())
+            return f"{self.column}: a row keeps its value in at least {100 * least:.1f} % of the cases."
         stated = f"{self.column}: a row keeps its value in {100 * kept:.1f} % of the cases"
         return f"{stated}; values drawn apart from it would agree in {100 * chance:.1f} %."
 
@@ -560,13 +565,16 @@ class ChannelView:
 
     @property
     def _shares(self) -> Floats:
-        """The frequencies that the channel itself keeps."""
+        """The frequencies that the channel itself keeps; even ones where it was made for none."""
+        if not self.keeps_shares:
+            return np.full(len(self.matrix), 1.0 / len(self.matrix))
         return np.linalg.matrix_power(self.matrix, _MANY).mean(axis=0)  # type: ignore[no-any-return]  # numpy's stub
 
 
 def list_channels(card: Card, limit: int = MAX_CHANNELS) -> list[ChannelView]:
     """Return the channels that a card holds."""
-    found = (_read(name, part) for name, part in card.columns.items())
+    reference = card.mechanism.details.get("reference", {}).get("kind", "none")
+    found = (_read(name, part, reference != "none") for name, part in card.columns.items())
     return [view for view in found if view is not None][:limit]
 
 
@@ -597,7 +605,7 @@ def _say_correlation(column: str, correlation: float) -> str:
     return f"{column}: a row's released and original ranks have a correlation of {correlation:.2f}."
 
 
-def _read(column: str, part: ColumnPart) -> ChannelView | None:
+def _read(column: str, part: ColumnPart, keeps_shares: bool) -> ChannelView | None:
     stated = part.details
     several = stated.get("channels", ())
     # several: one for each level of another column
@@ -619,5 +627,10 @@ def _read(column: str, part: ColumnPart) -> ChannelView | None:
         part.kind == "discrete" and len(stated.get("levels", ())) == len(matrix)
     )
     return ChannelView(
-        column=column, labels=tuple(levels), matrix=matrix, of_ranks=of_ranks, is_ordered=is_ordered
+        column=column,
+        labels=tuple(levels),
+        matrix=matrix,
+        of_ranks=of_ranks,
+        is_ordered=is_ordered,
+        keeps_shares=keeps_shares,
     )

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from functools import partial
 from html import unescape
 from pathlib import Path
@@ -482,7 +483,12 @@ def test_a_channel_tells_how_much_it_keeps():
     shares = np.array([0.2, 0.8])
     matrix = 0.5 * np.eye(2) + 0.5 * shares
     view = ChannelView(
-        column="x", labels=("a", "b"), matrix=matrix, of_ranks=False, is_ordered=False
+        column="x",
+        labels=("a", "b"),
+        matrix=matrix,
+        of_ranks=False,
+        is_ordered=False,
+        keeps_shares=True,
     )
     assert (
         view.quality
@@ -494,9 +500,14 @@ def test_a_channel_tells_how_much_it_keeps():
         matrix=0.25 * np.eye(3) + 0.75 / 3,
         of_ranks=True,
         is_ordered=True,
+        keeps_shares=True,
     )
     assert ranks.quality.endswith("have a correlation of 0.25.")
     assert (view.kept, ranks.kept) == (pytest.approx(0.5), pytest.approx(0.25))
+    # a channel that keeps no distribution tells nothing of how frequent the levels are
+    even = replace(view, keeps_shares=False, matrix=np.array([[0.9, 0.1], [0.4, 0.6]]))
+    assert even.quality == "x: a row keeps its value in at least 60.0 % of the cases."
+    assert even.kept == pytest.approx(0.5)
 
 
 def test_a_page_says_how_little_a_row_keeps(tmp_path):
