@@ -171,6 +171,10 @@ def _open_delta(url: str, version: int | None) -> DeltaTable:
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
+    scheme = url.partition("://")[0] if "://" in url else "file"
+    if scheme not in {*KINDS, "file"}:
+        hint = "name a local folder, or s3://, az:// or gs://; or read a copy as plain Parquet"
+        raise SpecError(f"Delta tables are not read from {scheme}://", url, hint)
     place, options = url.removeprefix("file://"), find_options(url)
     with storage_faults(url):
         try:

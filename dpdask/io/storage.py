@@ -148,9 +148,7 @@ def create_file(fs: Any, path: str, data: bytes) -> None:
         most = MAX_PUT_BYTES // 2**20
         what = f"this file is larger than one request can write ({most} MiB)"
         raise OutputError(what, path, "lower output.rows_per_shard")
-    if names.isdisjoint({*KINDS, "memory"}):
-        hint = "write to a local folder, or to s3://, az:// or gs://"
-        raise OutputError("this file system has no create-if-absent operation", path, hint)
+    _check_creating(fs, path)
     # s3fs and gcsfs write larger files in parts; S3 gateways check no condition when these are put
     # together
     whole = {"chunksize": 2 * MAX_PUT_BYTES} if names & {"s3", "gs"} else {}
@@ -159,6 +157,12 @@ def create_file(fs: Any, path: str, data: bytes) -> None:
     version = answer.get("VersionId") if "s3" in names else None
     if version is not None and find_first_version(fs, path, alone=True) != version:
         raise FileExistsError(path)
+
+
+def _check_creating(fs: Any, path: str) -> None:
+    if protocols(fs).isdisjoint({*KINDS, "memory"}):
+        hint = "write to a local folder, or to s3://, az:// or gs://"
+        raise OutputError("this file system has no create-if-absent operation", path, hint)
 
 
 def replace_file(fs: Any, path: str, data: bytes) -> None:
@@ -389,8 +393,10 @@ class Folder:
                     raise _no_folder(path) from None
 
     def check_creatable(self) -> None:
-        """Check that `create` would work, as far as that can be seen without writing; see there."""
-        if self.is_local:
+        """Check that `create` and `put_new` would work, as far as that can be seen without writing; see there."""
+        if not self.is_local:
+            _check_creating(*self._resolve())
+        else:
             places = (self.local_path, *self.local_path.parents)
             there = next(filter(os.path.lexists, places))
             if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):

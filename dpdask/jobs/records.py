@@ -169,7 +169,8 @@ class NumberedRecords:
         self._remove_all_but_chain()
 
     def check(self) -> None:
-        """Do nothing: only a write shows what a store allows."""
+        """Check that files can be created once here; only a write shows what else a store allows."""
+        self._folder.check_creatable()
 
     def clear(self) -> None:
         """Remove all files, `run.json` last: until then no other driver can begin. Files of a run that began since are left alone."""

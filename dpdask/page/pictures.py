@@ -617,15 +617,13 @@ def _read(column: str, part: ColumnPart, keeps_shares: bool) -> ChannelView | No
         return None
     levels = [label_level(level) for level in stated.get("levels", ())]
     of_ranks = "rank_edges" in stated
-    if not of_ranks and len(levels) == len(matrix) - 1:
-        levels.append(MISSING)
     if of_ranks:
         levels = [f"{100 * rank:.0f} %" for rank in stated["rank_edges"][1:]]
     if len(levels) != len(matrix):
         levels = [str(place + 1) for place in range(len(matrix))]
-    is_ordered = of_ranks or (
-        part.kind == "discrete" and len(stated.get("levels", ())) == len(matrix)
-    )
+    # null has no place among numbers
+    has_order = part.kind == "discrete" and None not in stated.get("levels", ())
+    is_ordered = of_ranks or has_order
     return ChannelView(
         column=column,
         labels=tuple(levels),

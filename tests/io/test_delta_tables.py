@@ -426,6 +426,11 @@ def test_unknown_reader_features_are_refused(feature, says, tmp_path):
         found(tmp_path)
 
 
+def test_other_file_systems_are_refused():
+    with pytest.raises(SpecError, match="Delta tables are not read from memory://"):
+        found("memory://tables/x")
+
+
 def test_what_cannot_be_read_is_refused_in_one_line(tmp_path):
     with pytest.raises(InputError, match="there is no Delta table here"):
         found(tmp_path)

@@ -180,6 +180,8 @@ def test_what_one_request_cannot_write_is_refused(monkeypatch):
 def test_a_file_system_without_such_a_request_is_refused(tmp_path):
     with pytest.raises(OutputError, match="this file system has no create-if-absent operation"):
         Folder(f"dir::file://{tmp_path}").put_new("a", b"")
+    with pytest.raises(OutputError, match="this file system has no create-if-absent operation"):
+        Folder(f"dir::file://{tmp_path}").check_creatable()  # as a plan does
 
 
 # ---- the manifest
