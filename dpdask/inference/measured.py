@@ -1,0 +1,333 @@
+"""Linear estimates of a column from the noisy counts that were drawn of it: unbiased, with the exact variance of the noise.
+
+Records and references follow a model of the counts, which empties what cannot be told from noise.
+These estimates do not: they are weighted sums of the counts that fit all levels best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dpdask.references.hierarchy import LEVEL, NULL, SINGLE, WHOLE
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+NORMAL_95 = 1.959963984540054
+_SURE = 4.0  # standard deviations that a number of rows has at least to divide by it
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """An estimate, its standard error (the draw of the rows and the noise), and the bound of its bias."""
+
+    estimate: float
+    standard_error: float
+    bias_bound: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)  # no slots: cached properties need a `__dict__`
+class MeasuredColumn:
+    """The noisy counts of one column: null and atoms, counted in each level, and the levels of the line.
+
+    Cells are in the order: null and atoms (the single cells), then the last level of the line.
+
+    Notes
+    -----
+    Least squares on a tree takes two passes. Upwards, a count is averaged with the sum of its
+    children, by inverse variance; downwards, what a parent has more than its children is divided
+    among them by their variances. With C the covariance of the found counts in units of the noise's
+    variance, C w is what the same passes make of w as the counts of the last level alone, so the
+    variance of w'x is σ² w'C w, exactly.
+
+    References
+    ----------
+    Hay, Rastogi, Miklau and Suciu, Boosting the accuracy of differentially private histograms
+    through consistency (2010).
+    """
+
+    # The first and the last value of each cell, of shape (n_cells,); NaN of null, and where no
+    # value can be.
+    low: Floats
+    high: Floats
+    is_null: Flags
+    singles: Floats  # the mean count of each single cell over all levels
+    # The counts of each level of the line; level d has side**(d + 1) of them.
+    levels: Sequence[Floats]
+    deviation: float  # the standard deviation of one count's noise
+    n_rows: float | None  # None if it is not known: then the counts alone tell it
+    is_whole: bool  # whether the values are whole numbers
+
+    @classmethod
+    def read(cls, rows: pa.Table, n_rows: float | None) -> Self:
+        """Return the counts of a column.
+
+        Parameters
+        ----------
+        rows
+            The column's rows of a release's file, as `references.hierarchy.COUNTS` has them.
+        n_rows
+            The number of rows, if it is public.
+        """
+        level, kind = rows["level"].to_numpy(), np.array(rows["kind"].to_pylist())
+        count = rows["count"].to_numpy().astype(np.float64)
+        depth = int(level.max())
+        is_single = np.isin(kind, SINGLE)
+        last = level == depth
+        cells = np.concatenate([np.flatnonzero(last & part) for part in (is_single, ~is_single)])
+        low, high = (rows[name].to_numpy().astype(np.float64)[cells] for name in ("low", "high"))
+        if LEVEL in kind:  # its place in the card's list
+            low = high = np.arange(len(cells), dtype=np.float64)
+        [deviation] = set(rows["standard_deviation"].to_pylist())
+        return cls(
+            low=low,
+            high=high,
+            is_null=kind[cells] == NULL,
+            singles=count[is_single].reshape(depth, -1).mean(axis=0),
+            levels=[count[(level == each) & ~is_single] for each in range(1, depth + 1)],
+            deviation=deviation,
+            n_rows=n_rows,
+            is_whole=bool((kind == WHOLE).any()),
+        )
+
+    # ---- least squares
+
+    @property
+    def _depth(self) -> int:
+        return len(self.levels)
+
+    @cached_property
+    def is_possible(self) -> Flags:
+        """Whether a cell may have rows."""
+        return self.is_null | ~np.isnan(self.low)
+
+    @cached_property
+    def _factors(self) -> tuple[Floats, ...]:
+        """The variance of each level's averaged counts, as parts of the noise's variance."""
+        shape = (len(self.levels[0]),) * self._depth
+        found = [self.is_possible[len(self.singles) :].astype(np.float64).reshape(shape)]
+        for _ in self.levels[1:]:
+            below = found[0].sum(axis=-1)
+            found.insert(0, below / (1.0 + below))
+        return tuple(found)
+
+    @cached_property
+    def _of_singles(self) -> Floats:
+        return np.full(len(self.singles), 1.0 / self._depth)
+
+    def _solve(self, singles: Floats, levels: Sequence[Floats], total: float | None) -> Floats:
+        """Return the counts of the cells that fit counts of all levels best, and sum to the total if there is one."""
+        parts = self._factors
+        found = [level.reshape(part.shape) for level, part in zip(levels, parts, strict=True)]
+        found[-1] = found[-1] * parts[-1]
+        for place in range(self._depth - 2, -1, -1):
+            below, summed = parts[place + 1].sum(axis=-1), found[place + 1].sum(axis=-1)
+            own = np.where(below > 0.0, found[place], 0.0)
+            found[place] = (own * below + summed) / (1.0 + below)
+        line = found[0]
+        if total is not None:
+            rest = total - singles.sum() - line.sum()
+            rest /= self._of_singles.sum() + parts[0].sum()
+            singles, line = singles + self._of_singles * rest, line + parts[0] * rest
+        for part, children in zip(parts[1:], found[1:], strict=True):
+            below = part.sum(axis=-1)
+            more = (line - children.sum(axis=-1)) / np.where(below > 0.0, below, 1.0)
+            line = children + part * more[..., None]
+        return np.concatenate([singles, line.ravel()])
+
+    @cached_property
+    def counts(self) -> Floats:
+        """The count of each cell by least squares, float64 of shape (n_cells,); may be negative."""
+        return self._solve(self.singles, self.levels, self.n_rows)
+
+    @property
+    def total(self) -> float:
+        """The number of rows, or its estimate."""
+        return float(self.counts.sum()) if self.n_rows is None else self.n_rows
+
+    def variance(self, weights: Floats) -> float:
+        """Return the variance that the noise gives a weighted sum of `counts`."""
+        n = len(self.singles)
+        levels = [np.zeros_like(level) for level in self.levels[:-1]]
+        total = None if self.n_rows is None else 0.0
+        pushed = self._solve(weights[:n] * self._of_singles, [*levels, weights[n:]], total)
+        return self.deviation**2 * float(weights @ pushed)
+
+    # ---- answers
+
+    def count(self, weights: Floats) -> tuple[float, float]:
+        """Return the number of rows in some cells, and its standard error; weights are between 0 and 1."""
+        number = float(weights @ self.counts)
+        n = max(self.total, 1.0)
+        share = min(max(number / n, 1.0 / n), 1.0 - 1.0 / n) if n > 2.0 else 0.5
+        return number, math.sqrt(self.variance(weights) + n * share * (1.0 - share))
+
+    def ratio(self, top: Floats, bottom: Floats) -> tuple[float, float]:
+        """Return the ratio of two weighted sums of the counts, and its standard error.
+
+        By the delta method A / B has the variance of A - (A / B) B, over B²: of the noise, with the
+        covariance of both sums, and of the draw of the rows. NaN where the sum below is less than
+        four standard deviations of its noise.
+
+        Parameters
+        ----------
+        top, bottom
+            float64 arrays of shape (n_cells,).
+        """
+        below = float(bottom @ self.counts)
+        if not below > _SURE * math.sqrt(self.variance(bottom)):
+            return math.nan, math.nan  # mostly noise is below: the delta method does not hold
+        value = float(top @ self.counts) / below
+        weights = top - value * bottom
+        drawn = max(0.0, float(self.counts @ weights**2))
+        return value, math.sqrt(self.variance(weights) + drawn) / below
+
+    @cached_property
+    def _has_value(self) -> Floats:
+        return (self.is_possible & ~self.is_null).astype(np.float64)
+
+    def share(self, weights: Floats) -> Linear:
+        """Return the share of the rows that are in some cells."""
+        return Linear(*self.ratio(weights, self.is_possible.astype(np.float64)))
+
+    def mean_of(self, values: Floats) -> Linear:
+        """Return the mean of a number that each cell has; NaN leaves its rows out."""
+        known = self.is_possible & ~np.isnan(values)
+        return Linear(*self.ratio(np.where(known, values, 0.0), known.astype(np.float64)))
+
+    def mean(self, within: tuple[float, float] | None = None) -> Linear:
+        """Return the mean of the rows with a value, each clipped to two numbers if they are given.
+
+        A cell's rows count as its middle; the bound on the bias is the mean of half the widths.
+        """
+        ends = within or (-math.inf, math.inf)
+        low, high = (np.clip(np.nan_to_num(each), *ends) for each in (self.low, self.high))
+        middle, half = (low + high) / 2.0 * self._has_value, (high - low) / 2.0 * self._has_value
+        found = self.ratio(middle, self._has_value)
+        below = float(self._has_value @ self.counts)
+        return Linear(*found, max(0.0, float(half @ self.counts)) / below)
+
+    def histogram(self, edges: Floats) -> list[Linear]:
+        """Return how many rows lie in each range [edge, next edge), the last with its upper edge.
+
+        The rows of a cell that an edge cuts lie evenly in it; the bound on the bias is for the
+        worst place of them.
+        """
+        last = np.nextafter(edges[-1], np.inf)
+        cuts = [self._below(edge) for edge in (*edges[:-1].tolist(), float(last))]
+        found = []
+        for (one, least, most), (two, lower, upper) in pairwise(cuts):
+            weights = two - one
+            more, less = upper - least - weights, weights - np.maximum(lower - most, 0.0)
+            bias = max(float(each @ self.counts) for each in (more, less))
+            found.append(Linear(*self.count(weights), max(0.0, bias)))
+        return found
+
+    def _below(self, edge: float) -> tuple[Floats, Floats, Floats]:
+        """Return which part of each cell's rows is below an edge, and the least and the most that may be."""
+        low, high = self.low, self.high
+        with np.errstate(invalid="ignore"):
+            if self.is_whole:
+                part = (math.ceil(edge) - low) / (high - low + 1.0)
+            else:
+                part = (edge - low) / np.where(high > low, high - low, 1.0)
+            inside, before = (low < edge) & (edge <= high), (high < edge).astype(np.float64)
+        part = np.where(inside, np.clip(np.nan_to_num(part), 0.0, 1.0), before)
+        return part, before, np.where(inside, 1.0, before)
+
+    def quantile(self, p: float, deviations: float = NORMAL_95) -> tuple[float, float, float]:
+        """Return a quantile of the rows with a value, and an interval: all x whose rank p may be.
+
+        F(x) - p may be so many of its standard deviations, which are those of the noise of both
+        counts and of the draw of the rows. F is made to rise: each rank is the middle of the
+        largest before it and the least after it. Ends of the interval are those of cells. NaN where
+        the rows with a value are fewer than four standard deviations of their noise.
+
+        Parameters
+        ----------
+        p
+            The quantile's probability, in (0, 1).
+        deviations
+            The standard deviations on each side.
+        """
+        first, last, variances = self._steps
+        rows = float(self._has_value @ self.counts)
+        if not rows > _SURE * math.sqrt(self._rows_vary):
+            return (math.nan,) * 3
+        ranks, own, shared = variances
+        noise = np.maximum(own - 2.0 * p * shared + p * p * self._rows_vary, 0.0)
+        spread = np.sqrt(noise + rows * p * (1.0 - p))
+        up_to = ranks - p * rows
+        up_to = (np.maximum.accumulate(up_to) + np.minimum.accumulate(up_to[::-1])[::-1]) / 2.0
+        before = np.append(min(-p * rows, up_to[0]), up_to[:-1])
+        place = min(int(np.searchsorted(up_to, 0.0)), len(last) - 1)
+        rise = up_to[place] - before[place]
+        part = min(1.0, max(0.0, -before[place] / rise)) if rise > 0.0 else 1.0
+        value = float(first[place] + part * (last[place] - first[place]))
+        if self.is_whole:
+            value = min(float(math.ceil(value)), float(last[place]))
+        # before the first cell, nothing is known better than in it
+        reached = before <= deviations * np.append(spread[0], spread[:-1])
+        lowest = int(np.argmax(up_to >= -deviations * spread))
+        highest = len(last) - 1 - int(np.argmax(reached[::-1]))
+        ends = float(first[min(lowest, place)]), float(last[max(highest, place)])
+        return value, *ends
+
+    @cached_property
+    def _rows_vary(self) -> float:
+        """The variance that the noise gives the number of rows with a value."""
+        return self.variance(self._has_value)
+
+    @cached_property
+    def _steps(self) -> tuple[Floats, Floats, tuple[Floats, Floats, Floats]]:
+        """The first and the last values of the cells in order; of the rows up to each of them: the number, its variance, and its covariance with all rows with a value."""
+        n = len(self.singles)
+        atoms = np.flatnonzero(~self.is_null[:n])
+        line = np.flatnonzero(self.is_possible[n:])
+        cells = np.concatenate([atoms, n + line])
+        order = np.lexsort([np.append(np.zeros(len(atoms)), np.ones(len(line))), self.low[cells]])
+        cells = cells[order]
+        # how many atoms, and which last place of the line, are at or before each
+        n_atoms = np.cumsum(cells < n, dtype=np.intp)
+        place = np.maximum.accumulate(np.where(cells < n, -1, cells - n))
+        found = np.cumsum(self.counts[cells]), *self._vary(n_atoms, place)
+        return self.low[cells], self.high[cells], found
+
+    def _vary(self, n_atoms: NDArray[np.intp], place: NDArray[np.intp]) -> tuple[Floats, Floats]:
+        """Return the variance that the noise gives the sum of the first atoms and of the line up to a place, and its covariance with all rows with a value.
+
+        Given the count of a block, its part up to a place is a · count, and varies by b around it;
+        from each level to the one above, a and b follow from the variances of the children.
+        """
+        side = len(self.levels[0])
+        a, b = np.ones(side**self._depth), np.zeros(side**self._depth)
+        at = np.arange(side**self._depth)
+        for part in reversed(self._factors[1:]):
+            own, family = part.ravel()[at], part.reshape(-1, side)
+            left = (np.cumsum(family, axis=1) - family).ravel()[at]
+            every = family.sum(axis=1)[at // side]
+            sums = left + a * own
+            b = b + left + a * a * own - sums**2 / np.where(every > 0.0, every, 1.0)
+            a, at = sums / np.where(every > 0.0, every, 1.0), at // side
+        top = self._factors[0]
+        sums, squares = (np.cumsum(top)[at] - (1.0 - each) * top[at] for each in (a, a * a))
+        # nothing of the line is before an atom that is its lowest value
+        sums, squares = (np.append(each, 0.0)[place] for each in (sums, squares + b))
+        of_atoms = n_atoms / self._depth
+        sums, squares = sums + of_atoms, squares + of_atoms
+        nulls = self._of_singles[self.is_null[: len(self.singles)]].sum()
+        every = self._of_singles.sum() + top.sum()
+        if self.n_rows is None:
+            return self.deviation**2 * squares, self.deviation**2 * sums
+        return (
+            self.deviation**2 * np.maximum(squares - sums**2 / every, 0.0),
+            self.deviation**2 * sums * nulls / every,
+        )
