@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime as dt
 import difflib
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,13 +22,13 @@ from scipy import special
 from dpdask.engine.lazy import read_frame, read_shards
 from dpdask.engine.source import Frame
 from dpdask.errors import InputError, SpecError
+from dpdask.html import make_html_table
 from dpdask.inference.m_estimators import WeightedSample
 from dpdask.io.filesystems import by_root, check_options, set_options
 from dpdask.io.parquet import read_schema
 from dpdask.io.shards import CARD_NAME, MANIFEST_NAME, META, Manifest
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms.card import Card, find_guidance, microseconds_of, say_date
-from dpdask.privacy.events import write_digits
 
 if TYPE_CHECKING:  # it imports kernels, which no release but ranges needs
     from dpdask.inference import NPMLE
@@ -48,6 +49,8 @@ OF_NUMBERS = ("mean", "histogram", "quantile", "slope", "fit")
 OF_SEVERAL = ("crosstab", "slope", "regress", "fit")
 _N_BINS = 20
 _SHOWN = 12
+_NO_ERROR, _NO_BOUND = "no standard error is known", "no bound on the bias is known"
+_ENDS = {"low": "95 % low", "high": "95 % high", "standard_error": "standard error"}
 # by the shape of a release, its class, whose module is imported when it is asked for
 _KINDS = {
     "rows": ("rows", "OpenedRows"),
@@ -144,30 +147,42 @@ class Result:
                 "interval",
                 "give a fraction such as 0.95, not a percentage",
             )
+        why = self._why_no_interval
+        if why is not None and not (ignore_bias and why == _NO_BOUND):
+            use = "see `limits`"
+            if why == _NO_BOUND:
+                use += "; interval(ignore_bias=True) has the standard error alone"
+            raise SpecError(f"{why}, so there is no interval", "interval", use)
         deviations = float(special.ndtri(0.5 + confidence / 2))
         if self.find_ends is not None:
             low, high = self.find_ends(deviations)
-        elif self.standard_error is None:
-            raise SpecError(
-                "no standard error is known, so there is no interval", "interval", "see `limits`"
-            )
         else:
-            low, high = (
-                self.estimate - deviations * self.standard_error,
-                self.estimate + deviations * self.standard_error,
-            )
-        if not ignore_bias:
-            if self.bias_bound is None:
-                what = (
-                    "no bound on the bias is known, so no interval is known to hold the true value"
-                )
-                use = "see `limits`; interval(ignore_bias=True) has the standard error alone"
-                raise SpecError(what, "interval", use)
+            error = self.standard_error
+            if isinstance(error, pd.Series | pd.DataFrame):
+                error = error.where(error != error * 0)  # an error of 0 is not known
+            low, high = self.estimate - deviations * error, self.estimate + deviations * error
+        # that of dates is a span of time, unless there is none
+        if not ignore_bias and not (np.ndim(self.bias_bound) == 0 and self.bias_bound == 0.0):
             low, high = low - self.bias_bound, high + self.bias_bound
         return low, high
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return a row for each number of the estimate: the estimate, its standard error and the bound on its bias."""
+    @property
+    def _why_no_interval(self) -> str | None:
+        """Why no interval is known to hold the true value; None if there is one."""
+        error = self.standard_error
+        is_number = not isinstance(error, pd.Series | pd.DataFrame)
+        if self.find_ends is None and (error is None or (is_number and error == error * 0)):
+            return _NO_ERROR
+        return _NO_BOUND if self.bias_bound is None else None
+
+    def to_frame(self, confidence: float = 0.95) -> pd.DataFrame:
+        """Return a row for each number of the estimate: the estimate, the ends of its interval, its standard error and the bound on its bias; what is not known is missing.
+
+        Parameters
+        ----------
+        confidence
+            The probability with which the interval contains the true value, in (0, 1).
+        """
         if isinstance(self.estimate, pd.DataFrame):
             index: pd.Index = pd.MultiIndex.from_product(
                 [self.estimate.index, self.estimate.columns]
@@ -176,8 +191,11 @@ class Result:
             index = (
                 self.estimate.index if isinstance(self.estimate, pd.Series) else pd.RangeIndex(1)
             )
+        low, high = (None, None) if self._why_no_interval else self.interval(confidence)
         parts = {
             "estimate": self.estimate,
+            "low": low,
+            "high": high,
             "standard_error": self.standard_error,
             "bias_bound": self.bias_bound,
         }
@@ -188,33 +206,53 @@ class Result:
         }
         return pd.DataFrame(numbers, index=index)
 
+    def _shorten(self) -> tuple[pd.DataFrame, list[str]]:
+        """Return what is shown of the estimates: their interval, or their standard error, and lines on what they leave out."""
+        frame, why, lines = self.to_frame(), self._why_no_interval, list(self.limits)
+        if len(frame) > _SHOWN:
+            lines.insert(0, f"… {len(frame) - _SHOWN:,} more")
+        if why is not None:
+            lines.insert(0, f"no interval: {why}")
+        shown = frame[["estimate", "low", "high"] if why is None else ["estimate"]]
+        if why == _NO_BOUND and self.standard_error is not None:
+            shown = frame[["estimate", "standard_error"]]
+        return shown.head(_SHOWN), lines
+
     def __repr__(self) -> str:
+        frame, lines = self._shorten()
         if isinstance(self.estimate, pd.Series | pd.DataFrame):
-            frame = self.to_frame()
-            more = f"\n… {len(frame) - _SHOWN:,} more" if len(frame) > _SHOWN else ""
-            return (
-                str(frame.head(_SHOWN).to_string(float_format=lambda number: f"{number:.4g}"))
-                + more
-            )
-        of_dates = isinstance(self.estimate, pd.Timestamp)
-        write = str if of_dates else write_digits
-        estimate = str(self.estimate) if of_dates else f"{self.estimate:.6g}"
-        by_ranks = self.standard_error is None and self.find_ends is not None and not of_dates
-        parts = []
-        if self.standard_error is not None:
-            parts.append(f"standard error {write(self.standard_error)}")
-        elif self.find_ends is not None and by_ranks:
-            low, high = self.find_ends(float(special.ndtri(0.975)))
-            parts.append(f"at ranks within 1.96 standard errors {low:.6g} to {high:.6g}")
-        else:
-            parts.append("no standard error")
-        if self.bias_bound is None:
-            parts.append("no bound on its bias")
-        elif self.bias_bound:
-            parts.append(f"bias at most {write(self.bias_bound)}")
-        elif not by_ranks:
-            parts.append("unbiased")
-        return f"{estimate} ({', '.join(parts)})"
+            text = frame.rename(columns=_ENDS).to_string(float_format=_write, na_rep="unknown")
+            return "\n".join([str(text), *lines])
+        [numbers] = frame.to_dict("records")
+        text = _write(numbers.pop("estimate"))
+        if "low" in numbers:
+            text += f" (95 %: {_write(numbers['low'])} to {_write(numbers['high'])})"
+        elif "standard_error" in numbers:
+            text += f" (standard error {_write(numbers['standard_error'])})"
+        return "\n".join([text, *lines])
+
+    def _repr_html_(self) -> str:
+        frame, lines = self._shorten()
+        names = [str(name or "") for name in frame.index.names]
+        named = isinstance(self.estimate, pd.Series | pd.DataFrame)
+        rows = [
+            [
+                *((label if isinstance(label, tuple) else (label,)) if named else ()),
+                *map(_write, row),
+            ]
+            for label, row in zip(frame.index, frame.to_numpy(dtype=object), strict=True)
+        ]
+        head = [*(names if named else ()), *frame.rename(columns=_ENDS).columns]
+        return make_html_table("Estimate", head, rows, "; ".join(lines))
+
+
+def _write(number: Any) -> str:
+    """Return a number or a date for people."""
+    if pd.isna(number):
+        return "unknown"
+    if isinstance(number, dt.date | pd.Timedelta):
+        return str(number)
+    return f"{number:.6g}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -530,20 +530,49 @@ def test_the_table_the_card_and_the_columns(shelf, monkeypatch):
 
 
 def test_results_are_short_and_widen_by_their_bias():
-    found = Result(estimate=3.0, standard_error=0.5, bias_bound=0.25)
-    assert repr(found) == "3 (standard error 0.5, bias at most 0.25)"
+    found = Result(estimate=3.0, standard_error=0.5, bias_bound=0.25, limits=("of rows",))
+    assert repr(found) == "3 (95 %: 1.77002 to 4.22998)\nof rows"
     assert found.interval() == pytest.approx((3 - 0.98 - 0.25, 3 + 0.98 + 0.25), abs=1e-3)
     assert (
         repr(Result(estimate=3.0, standard_error=None, bias_bound=None))
-        == "3 (no standard error, no bound on its bias)"
+        == "3\nno interval: no standard error is known"
     )
-    with pytest.raises(dpdask.SpecError, match="no standard error is known"):
-        Result(estimate=3.0, standard_error=None).interval()
+    unbounded = Result(estimate=3.0, standard_error=0.5, bias_bound=None)
+    assert repr(unbounded) == "3 (standard error 0.5)\nno interval: no bound on the bias is known"
+    assert unbounded.interval(ignore_bias=True) == pytest.approx((2.02, 3.98), abs=1e-3)
+    for error in (None, 0.0, pd.Timedelta(0)):
+        with pytest.raises(dpdask.SpecError, match="no standard error is known"):
+            Result(estimate=3.0, standard_error=error).interval()
     for confidence in (95, 0.0, 1.0, "0.9"):
         with pytest.raises(dpdask.SpecError, match="between 0 and 1"):
             found.interval(confidence)  # type: ignore[arg-type]
     table = Result(estimate=pd.Series(range(20)), standard_error=pd.Series([0.1] * 20))
     assert repr(table).endswith("… 8 more")
+
+
+def test_tables_show_ends_and_limits_and_an_error_of_zero_is_not_known():
+    index = pd.Index(["a", "<b>"], name="town")
+    found = Result(
+        estimate=pd.Series([2.0, 0.0], index),
+        standard_error=pd.Series([0.5, 0.0], index),
+        limits=("of <rows>",),
+    )
+    lines = repr(found).splitlines()
+    assert lines[0].split() == ["estimate", "95", "%", "low", "95", "%", "high"]
+    assert lines[2].split() == ["a", "2", "1.02002", "2.97998"]
+    assert lines[3].split() == ["<b>", "0", "unknown", "unknown"]
+    assert lines[-1] == "of <rows>"
+    frame = found.to_frame(0.5)
+    assert frame["low"]["a"] == pytest.approx(2.0 - 0.5 * 0.67449, abs=1e-4)
+    assert frame["bias_bound"].tolist() == [0.0, 0.0]
+    html = found._repr_html_()
+    assert "1.02002" in html
+    assert "&lt;b&gt;" in html
+    assert "of &lt;rows&gt;" in html
+    days = pd.Timestamp("2026-03-01")
+    dated = Result(estimate=days, standard_error=pd.Timedelta("1D"))
+    assert repr(dated).startswith("2026-03-01 00:00:00 (95 %: 2026-02-27")
+    assert "2026-03-02" in dated._repr_html_()
 
 
 def test_the_documentation_runs(
