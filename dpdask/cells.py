@@ -72,6 +72,21 @@ class Cells:
         return self.edges[:-1] + 1.0 if self.codec.lattice else ends(self.codec, self.edges)[0]
 
     @property
+    def means(self) -> Floats:
+        """The mean of the values that `draw` gives each cell of the line."""
+        first = self.edges[:-1] + float(self.codec.lattice)
+        middles = first / 2.0 + self.edges[1:] / 2.0
+        if self.found is None:
+            return middles
+        fine = self.found.edges
+        inside = (fine[:-1] + float(self.codec.lattice)) / 2.0 + fine[1:] / 2.0
+        place = np.searchsorted(self.edges, fine[1:], side="left") - 1
+        n = len(middles)
+        masses = np.bincount(place, weights=self.found.masses, minlength=n)[:n]
+        sums = np.bincount(place, weights=self.found.masses * inside, minlength=n)[:n]
+        return np.where(masses > 0.0, sums / np.where(masses > 0.0, masses, 1.0), middles)
+
+    @property
     def size(self) -> int:
         """How many possible cells there are: the levels of the column as an attribute."""
         return int(self.possible.sum())

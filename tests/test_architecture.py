@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stats": MATHS | {"streams", "privacy"},
     "channels": MATHS | {"streams", "privacy", "stats"},
     "references": MATHS | {"streams", "privacy", "stats", "channels"},
-    "analysis": MATHS | {"streams", "stats", "privacy", "inference", "mechanisms", "io", "engine"},
+    "analysis": ROWS - {"channels"} | {"inference", "mechanisms", "io", "engine"},
     "inference": MATHS | {"channels", "references", "stats", "mechanisms"},
     "mechanisms": ROWS,
     "io": set(),

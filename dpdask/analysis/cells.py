@@ -12,14 +12,9 @@ import pandas as pd
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from dpdask.analysis.dates import DateScale, find_scales
 from dpdask.analysis.opened import Result
-from dpdask.analysis.points import (
-    DateScale,
-    NoisyCells,
-    OpenedPoints,
-    Points,
-    find_scales,
-)
+from dpdask.analysis.points import NoisyCells, OpenedPoints, Points
 from dpdask.errors import InputError, SpecError
 from dpdask.inference.m_estimators import WeightedSample, least_squares, noise_error
 from dpdask.streams import RunKey, stream
@@ -274,7 +269,9 @@ class OpenedTables(OpenedPoints):
             noise=lambda _: noisy,
             dates={name: scale for name, scale in scales.items() if scale is not None},
         )
-        limits = ("values of a range count as its middle",) if found.ends else ()
+        means = any("means" in self._column(name) for name in names)
+        middle = "the mean of the fine counts in it" if means else "its middle"
+        limits = (f"values of a range count as {middle}",) if found.ends else ()
         return replace(found, limits=limits)
 
     def _find_table(self, names: Sequence[str]) -> list[str]:

@@ -26,9 +26,10 @@ from dpdask.html import make_html_table
 from dpdask.inference.m_estimators import WeightedSample
 from dpdask.io.filesystems import by_root, check_options, set_options
 from dpdask.io.parquet import read_schema
-from dpdask.io.shards import CARD_NAME, MANIFEST_NAME, META, Manifest
+from dpdask.io.shards import CARD_NAME, MANIFEST_NAME, MEASURED, META, Manifest
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.mechanisms.card import Card, find_guidance, microseconds_of, say_date
+from dpdask.references.counts import read_counts
 
 if TYPE_CHECKING:  # it imports kernels, which no release but ranges needs
     from dpdask.inference import NPMLE
@@ -271,6 +272,8 @@ class OpenedRelease:
     """How many rows the released table has."""
     content: Mapping[str, Any]
     """The card, as plain values."""
+    measured: str = ""
+    """The name of the file of noisy counts, if the release has one."""
 
     refusals: ClassVar[Mapping[str, tuple[str, str]]] = {}
 
@@ -283,6 +286,19 @@ class OpenedRelease:
     def _types(self) -> pa.Schema:
         """The released columns, as the first shard has them."""
         return read_schema(self.folder, self.shards[0])
+
+    @cached_property
+    def _measured(self) -> Mapping[str, pa.Table]:
+        """The noisy counts that were drawn, by column or table; none where the card names none."""
+        digest = self.content.get("sha256", {}).get(MEASURED)
+        if digest is None:
+            return {}
+        data = self.folder.read(self.measured, replaced=True)
+        if sha256(data).hexdigest() != digest:
+            what = "these noisy counts are not those that the card names"
+            use = "copy the whole folder again"
+            raise InputError(what, f"{self.folder.url}/{self.measured}", use)
+        return read_counts(data)
 
     @property
     def columns(self) -> pd.DataFrame:
@@ -344,7 +360,12 @@ class OpenedRelease:
         return read_frame(self.folder, self.shards)
 
     def mean(
-        self, column: str, *, by: str | None = None, values: Sequence[float] | None = None
+        self,
+        column: str,
+        *,
+        by: str | None = None,
+        values: Sequence[float] | None = None,
+        within: Sequence[Any] | None = None,
     ) -> Result:
         """Return the mean of a column, or its mean in each group of another column.
 
@@ -357,8 +378,13 @@ class OpenedRelease:
         values
             A number for each level, in the card's order, null first, where a column's levels are not numbers; `[0, 0, 1]` gives the share
             of the third. NaN leaves the rows of a level out, as nulls are left out by default.
+        within
+            Two numbers or dates, `(low, high)`: the mean of values that are clipped to them, so that lower values count as `low` and higher
+            ones as `high`. Under bounds that are much too wide the mean itself is not known, but this one is.
         """
-        return self._ask("mean", column, *([] if by is None else [by]), values=values)
+        return self._ask(
+            "mean", column, *([] if by is None else [by]), values=values, within=within
+        )
 
     def share(self, column: str, *, by: str | None = None) -> Result:
         """Return the share of each level of a column, a Series.
@@ -688,7 +714,7 @@ def open(  # noqa: A001 - `dpdask.open`, as `Image.open`
     if storage is not None:
         set_options(by_root(check_options(dict(storage)), [url]))
     folder = Folder(url)
-    manifest, read = _read(folder, str(path), card)
+    manifest, read, measured = _read(folder, str(path), card)
     shape = find_guidance(read).shape(read)
     if shape not in _KINDS:
         what = f"releases of the mechanism {read.mechanism.kind!r} cannot be opened"
@@ -696,11 +722,17 @@ def open(  # noqa: A001 - `dpdask.open`, as `Image.open`
     module, name = _KINDS[shape]
     kind: type[OpenedRelease] = getattr(importlib.import_module(f"{__package__}.{module}"), name)
     shards = tuple(shard.name for shard in manifest.shards)
-    return kind(folder=folder, shards=shards, n_rows=manifest.n_rows, content=read.to_dict())
+    return kind(
+        folder=folder,
+        shards=shards,
+        n_rows=manifest.n_rows,
+        content=read.to_dict(),
+        measured=measured,
+    )
 
 
-def _read(folder: Folder, path: str, card: str | None) -> tuple[Manifest, Card]:
-    """Return the manifest and the card of a release in a folder: of the only one, or of that whose card has this name."""
+def _read(folder: Folder, path: str, card: str | None) -> tuple[Manifest, Card, str]:
+    """Return the manifest and the card of a release in a folder, and where its noisy counts would be: of the only one, or of that whose card has this name."""
     prefix, _, suffix = MANIFEST_NAME.removeprefix(f"{META}/").partition(".")
     names = [
         name
@@ -727,4 +759,6 @@ def _read(folder: Folder, path: str, card: str | None) -> tuple[Manifest, Card]:
     if manifest is None or sha256(data).hexdigest() != manifest.card_sha256:
         what = "this card is not the one that the manifest names"
         raise InputError(what, f"{path}/{where}", "copy the whole folder again")
-    return manifest, Card.read(data, f"{path}/{where}")
+    stem, _, suffix = MEASURED.rpartition(".")
+    measured = f"{META}/{stem}{chosen.removeprefix(start).removesuffix('.json')}.{suffix}"
+    return manifest, Card.read(data, f"{path}/{where}"), measured

@@ -7,7 +7,6 @@ squares over the noisy cells, times the noise of one cell.
 
 from __future__ import annotations
 
-import datetime as dt
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,19 +20,19 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dpdask.analysis.dates import DateScale, find_scales, in_units
+from dpdask.analysis.measured import WITHOUT_NULLS, MeasuredAnswers, average_pair
 from dpdask.analysis.opened import OpenedRelease, Result
 from dpdask.errors import SpecError
 from dpdask.inference.m_estimators import WeightedSample, least_squares, quantile
+from dpdask.inference.measured import MeasuredColumn
 from dpdask.inference.tallies import level_codes
-from dpdask.mechanisms.card import microseconds_of
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
-_MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
 _SHOWN = 12
 WIDE = "the mean of a heavy tail cannot be estimated under wide bounds; use quantile()"
 LOOSE = "the bound on the bias is larger than half of the mean itself, as under bounds that are far too wide; use quantile()"
-WITHOUT_NULLS = "rows without a value are left out"
 _INSIDE = "an edge lies inside a cell, whose rows all count on one side of it, so only the bias bound tells how far off this is; use edges of cells"
 _SLOPE = "no bound on the bias of a slope is known: if most values of a column lie in a few ranges, it can be many times too small or too large"
 _EQUAL = "groups whose released values are all equal have no standard error: a few rows do not tell how far values spread"
@@ -45,102 +44,6 @@ _RECORDS = (
     "what the model leaves out is not in them, and no bound on it is known: dependence of three columns, and where values lie inside a cell",
 )
 _POINT = "this is the point of a cell: only the bias bound tells how far off it is"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DateScale:
-    """How the dates of a column are numbers."""
-
-    # what a number counts since 1970: D, s, ms or us; the card's bounds and edges count so too
-    unit: str
-    zone: Any = None
-
-    @classmethod
-    def of(cls, values: pd.Series) -> DateScale | None:
-        """Return the scale of a column of dates; None if it holds none."""
-        if pd.api.types.is_datetime64_any_dtype(values):
-            return cls(unit="us" if values.dt.unit == "ns" else values.dt.unit, zone=values.dt.tz)
-        return cls(unit="D") if pd.api.types.infer_dtype(values, skipna=True) == "date" else None
-
-    @classmethod
-    def of_card(cls, column: Mapping[str, Any]) -> DateScale | None:
-        """Return how a column's numbers in a card count dates; None if they are not those of dates."""
-        microseconds = microseconds_of(column.get("numbers"))
-        return next(
-            (cls(unit=unit) for unit, n in _MICROSECONDS.items() if n == microseconds), None
-        )
-
-    @property
-    def microseconds(self) -> int:
-        """How long one unit is."""
-        return _MICROSECONDS[self.unit]
-
-    def to_numbers(self, dates: pd.Series | Sequence[object]) -> Floats:
-        """Return dates as float64 numbers, missing ones as NaN."""
-        index = pd.DatetimeIndex(dates)
-        if index.tz is not None:
-            index = index.tz_convert("UTC").tz_localize(None)
-        elif self.zone is not None:
-            index = index.tz_localize(self.zone).tz_convert("UTC").tz_localize(None)
-        found = index.to_numpy()
-        unit = np.datetime_data(found.dtype)[0]
-        if unit == "ns":
-            found, unit = found.astype("datetime64[us]"), "us"
-        numbers = found.astype(np.int64) / (self.microseconds / _MICROSECONDS[unit])
-        return np.where(np.isnat(found), np.nan, numbers)
-
-    def to_dates(self, numbers: Floats) -> pd.DatetimeIndex:
-        """Return numbers as dates."""
-        index = pd.DatetimeIndex(self._count(numbers).astype("datetime64[us]"))
-        return index if self.zone is None else index.tz_localize("UTC").tz_convert(self.zone)
-
-    def to_spans(self, numbers: Floats) -> pd.TimedeltaIndex:
-        """Return differences of numbers as spans of time."""
-        return pd.TimedeltaIndex(self._count(numbers).astype("timedelta64[us]"))
-
-    def to_edges(self, bins: Sequence[Any], where: str) -> Floats:
-        """Return the edges of a histogram's ranges as numbers."""
-        try:
-            if any(isinstance(each, int | float | np.number) for each in bins):
-                raise ValueError("numbers")
-            return self.to_numbers(list(bins))
-        except (TypeError, ValueError):
-            raise SpecError(
-                "the edges of a column of dates are dates",
-                where,
-                "write them as in bins=['2026-01-01', '2026-07-01']",
-            ) from None
-
-    def _count(self, numbers: Floats) -> NDArray[np.int64]:
-        known = np.isfinite(numbers)
-        missing = np.iinfo(np.int64).min  # NaT
-        micro: NDArray[np.int64] = np.where(
-            known, np.rint(np.where(known, numbers, 0.0) * self.microseconds), 0.0
-        ).astype(np.int64)
-        micro[~known] = missing
-        return micro
-
-
-def count_since_1970(bound: str, microseconds: int, *, last: bool) -> float:
-    """Return a bound of a card of ranges, an ISO text, as a number.
-
-    A date without a time is its last moment, or its first one.
-    """
-    time = dt.datetime.fromisoformat(bound)  # pandas counts in nanoseconds, which end in 2262
-    since = (time if time.tzinfo else time.replace(tzinfo=dt.UTC)) - dt.datetime(
-        1970, 1, 1, tzinfo=dt.UTC
-    )
-    rest = _MICROSECONDS["D"] // microseconds - 1 if last and len(bound) == len("2000-01-31") else 0
-    return since / dt.timedelta(microseconds=microseconds) + rest
-
-
-def find_scales(frame: pd.DataFrame) -> dict[str, DateScale]:
-    """Return how the numbers of each column of dates count them."""
-    return {
-        str(name): scale
-        for name in frame.columns
-        if (scale := DateScale.of(frame[name])) is not None
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -192,15 +95,23 @@ class Points:
     limits: tuple[str, ...] = ()
     dates: Mapping[str, DateScale] = field(default_factory=dict)  # of each column of dates
 
-    def mean(self, name: str, by: str | None = None, values: Floats | None = None) -> Result:
+    def mean(
+        self,
+        name: str,
+        by: str | None = None,
+        values: Floats | None = None,
+        within: tuple[float, float] | None = None,
+    ) -> Result:
         """Return the mean of a column, or its means in the groups of another one; rows without a value are left out.
 
-        `values` has a number for each level, NaN to leave its rows out.
+        `values` has a number for each level, NaN to leave its rows out; others are clipped to
+        `within`.
         """
+        ends = within or (-math.inf, math.inf)
 
         def number(frame: pd.DataFrame) -> Floats:
             if values is None:
-                return _to_numbers(frame[name], name)
+                return np.clip(_to_numbers(frame[name], name), *ends)
             return values[_find_levels(frame[name], self._levels_of(name), name)]
 
         def group(frame: pd.DataFrame) -> Codes:
@@ -227,25 +138,20 @@ class Points:
                 # a mean is the integral of ranks over the released range
                 variance = variance + (self.rank_noise[name] * np.ptp(x) / share) ** 2
             # an error of ranks, and rows beyond the kept ones, move that part of the bounds' distance
-            low, high = self.bounds.get(name, (0.0, math.inf))
+            low, high = np.clip(self.bounds.get(name, (0.0, math.inf)), *ends)
             rank_error = self.rank_errors.get(name, 0.0)
             moved = (rank_error + self.lost) * (high - low) if rank_error else 0.0
-            bias = (_add(np.abs(weights) * self._shift(name)[here], code, n) + moved) / share
+            bias = (_add(np.abs(weights) * self._shift(name, ends)[here], code, n) + moved) / share
         if by is None and np.isnan(share).all():
             what = "no weight above 0 is left for rows with a value"
             raise SpecError(what, f"column {name!r}", "release with a larger epsilon")
         error = np.sqrt(variance)
         still = error <= _STILL * np.abs(x).max(initial=0.0)
-        limits = list(self.limits)
-        if not here.all():
-            limits.append(WITHOUT_NULLS)
-        if still.any():
-            limits.append(_EQUAL)
-        if values is None and name not in self.levels:
-            if self.biased:  # noise puts rows anywhere between the bounds
-                limits.append(WIDE)
-            if (bias > np.abs(mean) / 2.0).any():
-                limits.append(LOOSE)
+        is_number = values is None and name not in self.levels
+        # noise puts rows anywhere between the bounds
+        is_loose = is_number and bool((bias > np.abs(mean) / 2.0).any())
+        are_true = (not here.all(), still.any(), is_number and self.biased, is_loose)
+        said = itertools.compress((WITHOUT_NULLS, _EQUAL, WIDE, LOOSE), are_true)
         parts = (mean, np.where(still, np.nan, error), bias)
         if by is None:
             found = self._result(*self._in_units(name, *(float(part[0]) for part in parts)))
@@ -253,7 +159,7 @@ class Points:
         else:
             index = pd.Index(list(groups), name=by)
             found = self._result(*(pd.Series(part, index) for part in self._in_units(name, *parts)))
-        return replace(found, limits=tuple(limits))
+        return replace(found, limits=(*self.limits, *said))
 
     def share(self, name: str) -> Result:
         """Return the share of each level of a column."""
@@ -441,13 +347,7 @@ class Points:
         return share, variance
 
     def _in_units(self, name: str, estimate: Any, error: Any, bias: Any) -> tuple[Any, Any, Any]:
-        """Return an estimate of a column, its error and its bias; of dates a date and two spans of time."""
-        scale = self.dates.get(name)
-        if scale is None:
-            return estimate, error, bias
-        spans = (scale.to_spans(np.atleast_1d(part)) for part in (error, bias))
-        found = scale.to_dates(np.atleast_1d(estimate)), *spans
-        return found if np.ndim(estimate) else (found[0][0], found[1][0], found[2][0])
+        return in_units(self.dates.get(name), estimate, error, bias)
 
     def _levels_of(self, name: str) -> Sequence[object]:
         if name not in self.levels:
@@ -457,11 +357,11 @@ class Points:
     def _numbers(self, name: str) -> Floats:
         return _to_numbers(self.frame[name], name)
 
-    def _shift(self, name: str) -> Floats:
+    def _shift(self, name: str, within: tuple[float, float] = (-math.inf, math.inf)) -> Floats:
         """Return how far a row may be from its point."""
         if name not in self.ends:
             return np.zeros(len(self.frame))
-        x, (low, high) = self._numbers(name), self.ends[name]
+        x, low, high = (np.clip(each, *within) for each in (self._numbers(name), *self.ends[name]))
         return np.where(np.isnan(x), 0.0, np.maximum(x - low, high - x))
 
     def _result(self, estimate: object, error: object, bias: object) -> Result:
@@ -511,7 +411,10 @@ def _without_levels(name: str) -> SpecError:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class OpenedPoints(OpenedRelease):
-    """A release whose estimates are weighted averages of points."""
+    """A release whose estimates are weighted averages of points, or sums of noisy counts."""
+
+    # whether shares of levels come from a column's own noisy counts, which no other table tells
+    measures_levels: ClassVar[bool] = False
 
     def _points(self, *names: str) -> Points:
         """Return the points of some columns."""
@@ -528,15 +431,17 @@ class OpenedPoints(OpenedRelease):
             self._check_no_texts(names)
         match question:
             case "mean":
-                numbers = self._level_values(first, options.get("values"))
-                by = others[0] if others else None
-                return lambda: self._points(*names).mean(first, by, numbers)
+                within = self._check_within(first, options.get("within"))
+                numbers = self._level_values(first, options.get("values"), within)
+                if others:
+                    return lambda: self._points(*names).mean(first, others[0], numbers, within)
+                return lambda: self._alone(first).mean(first, values=numbers, within=within)
             case "share":
-                return lambda: self._points(first).share(first)
+                return lambda: self._alone(first).share(first)
             case "histogram":
-                return lambda: self._histogram(self._points(first), first, options["bins"])
+                return lambda: self._histogram(self._alone(first), first, options["bins"])
             case "quantile":
-                return lambda: self._quantile(self._points(first), first, options["q"])
+                return lambda: self._quantile(self._alone(first), first, options["q"])
             case "crosstab":
                 return lambda: self._points(*names).crosstab(*names)
             case "slope":
@@ -544,10 +449,47 @@ class OpenedPoints(OpenedRelease):
                 return lambda: self._points(*names).slope(first, others)
         raise self._refusal(question, *names)
 
-    def _histogram(self, points: Points, name: str, bins: int | Sequence[Any]) -> Result:
+    def _alone(self, name: str) -> Points | MeasuredAnswers:
+        """Return what answers questions about one column: its noisy counts, where they are released, else its points."""
+        return self._find_measured(name) or self._points(name)
+
+    def _find_measured(self, name: str) -> MeasuredAnswers | None:
+        rows, levels = self._measured.get(name), self._levels(name)
+        if rows is None or self._is_kept(name) or not (levels is None or self.measures_levels):
+            return None
+        exact = self.content["guarantee"]["adjacency"] == "replace-one"
+        type_ = self._types.field(name).type if name in self._types.names else pa.null()
+        zone = type_.tz if pa.types.is_timestamp(type_) else None
+        scale = DateScale.of_card(self._column(name), zone)
+        return MeasuredAnswers(
+            column=MeasuredColumn.read(rows, self._n_counted if exact else None),
+            levels=levels,
+            dates={} if scale is None else {name: scale},
+            limits=self._limits_of_units(),
+        )
+
+    @property
+    def _n_counted(self) -> float | None:
+        """How many rows were counted, where that is public."""
+        n_rows: float | None = self.content["n_rows"]["value"]
+        return n_rows
+
+    def _limits_of_units(self) -> tuple[str, ...]:
+        unit = self.content["guarantee"]["unit"]
+        return (
+            (f"rows that share a {unit['column']!r} are taken to be independent",)
+            if isinstance(unit, dict)
+            else ()
+        )
+
+    def _histogram(
+        self, points: Points | MeasuredAnswers, name: str, bins: int | Sequence[Any]
+    ) -> Result:
         return points.histogram(name, self._edges(name, bins, points.dates.get(name)))
 
-    def _quantile(self, points: Points, name: str, q: float | Sequence[float]) -> Result:
+    def _quantile(
+        self, points: Points | MeasuredAnswers, name: str, q: float | Sequence[float]
+    ) -> Result:
         if isinstance(q, float):
             return points.quantile(name, q)
         return Result.gather([points.quantile(name, each) for each in q], pd.Index(q, name="q"))
@@ -568,8 +510,35 @@ class OpenedPoints(OpenedRelease):
                     "does not hold numbers", f"column {name!r}", "use share() or crosstab()"
                 )
 
-    def _level_values(self, name: str, values: Sequence[float] | None) -> Floats | None:
-        """Return the number of each level, NaN for null; None for a column without levels."""
+    def _check_within(self, name: str, within: Sequence[Any] | None) -> tuple[float, float] | None:
+        """Return the two numbers that values are clipped to."""
+        if within is None:
+            return None
+        where = f"mean({name}), `within`"
+        column = self._column(name)
+        scale = DateScale.of_card(column) or (
+            DateScale(unit="us") if self._is_of_dates(name) else None
+        )
+        try:
+            found = (
+                np.asarray(within, dtype=np.float64)
+                if scale is None
+                else scale.to_edges(within, where)
+            )
+        except (TypeError, ValueError):
+            found = np.zeros(0)
+        if found.shape != (2,) or not np.isfinite(found).all() or not found[0] < found[1]:
+            use = "write it as in within=(0, 100)"
+            raise SpecError("two finite numbers that increase are expected", where, use)
+        return float(found[0]), float(found[1])
+
+    def _level_values(
+        self,
+        name: str,
+        values: Sequence[float] | None,
+        within: tuple[float, float] | None = None,
+    ) -> Floats | None:
+        """Return the number of each level, NaN for null, clipped to `within`; None for a column without levels."""
         levels = self._levels(name)
         if levels is None:
             if values is not None:
@@ -598,7 +567,7 @@ class OpenedPoints(OpenedRelease):
                 f"mean({name})",
                 f"give a number, or NaN, for each of {shown}",
             )
-        return found
+        return found if within is None else np.clip(found, *within)
 
     def _bounds_of(self, name: str) -> tuple[float, float] | None:
         """Return the declared bounds of a column in the numbers of its estimates; None if there are none."""
@@ -696,14 +665,6 @@ class KeptColumns(OpenedPoints):
             dates=dates,
         )
 
-    def _limits_of_units(self) -> tuple[str, ...]:
-        unit = self.content["guarantee"]["unit"]
-        return (
-            (f"rows that share a {unit['column']!r} are taken to be independent",)
-            if isinstance(unit, dict)
-            else ()
-        )
-
 
 @contextmanager
 def read_as_python(*names: str) -> Iterator[None]:
@@ -740,6 +701,8 @@ class OpenedRecords(OpenedPoints):
     }
 
     def _points(self, *names: str) -> Points:
+        if len(names) == 2 and (found := self._find_pair(*names)) is not None:
+            return found
         frame, weights = self.to_pandas(names), np.ones(self.n_rows)
         n_rows, noise = self._count_rows(weights), self.content["accounting"]["noise"]
 
@@ -765,14 +728,37 @@ class OpenedRecords(OpenedPoints):
             dates=find_scales(frame),
         )
 
+    def _find_pair(self, first: str, second: str) -> Points | None:
+        """Return the cells of the noisy table of two columns, which no model bends."""
+        sizes = [int(self._column(name)["cells"]) for name in (first, second)]
+        found = average_pair(self._measured, (first, second), sizes)
+        if found is None:
+            return None
+        weights, variance = found
+        frame, n_rows = self._list_cells([first, second]), self._count_rows(weights)
+        noisy = NoisyCells(frame=frame, variance=variance / n_rows**2)
+        scales = {name: DateScale.of_card(self._column(name)) for name in frame.columns}
+        return self._make_points(
+            frame,
+            weights,
+            n_rows,
+            noise=lambda _: noisy,
+            dates={name: scale for name, scale in scales.items() if scale is not None},
+        )
+
 
 def list_cells(column: Mapping[str, Any]) -> list[object]:
-    """Return a value in each cell of a column of a card: its levels; or null, the atoms, and the middles of the ranges."""
+    """Return a value in each cell of a column of a card: its levels; or null, the atoms, and the means of the ranges by the fine counts, else the middles."""
     if "levels" in column:
         return list(column["levels"])
     least, edges = _least_values(column)
     single: list[object] = [math.nan] if column["nulls"] == "level" else []
-    return [*single, *column["atoms"], *((least + edges[1:]) / 2.0).tolist()]
+    means = np.array(column.get("means") or (least + edges[1:]) / 2.0, dtype=np.float64)
+    # none has a value between an atom and the whole number below it
+    atoms = np.array(column["atoms"], dtype=np.float64)
+    first = least if least[0] > edges[0] else np.nextafter(edges[:-1], np.inf)
+    has_value = (first < edges[1:]) | ~np.isin(edges[1:], atoms)
+    return [*single, *atoms.tolist(), *means[has_value].tolist()]
 
 
 def _least_values(column: Mapping[str, Any]) -> tuple[Floats, Floats]:

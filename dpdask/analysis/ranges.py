@@ -13,8 +13,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from dpdask.analysis.dates import count_since_1970
+from dpdask.analysis.measured import WITHOUT_NULLS
 from dpdask.analysis.opened import Result
-from dpdask.analysis.points import WITHOUT_NULLS, KeptColumns, count_since_1970
+from dpdask.analysis.points import KeptColumns
 from dpdask.errors import SpecError
 from dpdask.inference import NPMLE, RangeCounts, bootstrap, npmle
 from dpdask.inference.range_estimates import count_ranges
@@ -129,8 +131,8 @@ class OpenedRanges(KeptColumns):
 
     refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
         "mean": (
-            "ranges have no levels, and their groups are those of a kept column",
-            "leave out `values`, and group by a column that was kept",
+            "ranges have no levels and are not clipped, and their groups are those of a kept column",
+            "leave out `values` and `within`, and group by a column that was kept",
         ),
         "quantile": (
             "the groups of ranges are those of a kept column, and take one probability",
@@ -165,7 +167,7 @@ class OpenedRanges(KeptColumns):
             return super(OpenedRanges, self)._plan(question, names, **options)
         grouped, q = self._is_kept(*others), options.get("q", 0.5)
         match question:
-            case "mean" if grouped and options.get("values") is None:
+            case "mean" if grouped and options.get("values") is options.get("within") is None:
                 return lambda: self._for_each(self._mean, first, *others)
             case "quantile" if grouped and (not others or isinstance(q, float)):
                 return lambda: self._for_each(partial(self._quantile_of, q=q), first, *others)

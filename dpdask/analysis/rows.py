@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from dpdask.analysis.measured import WITHOUT_NULLS
 from dpdask.analysis.opened import Result
 from dpdask.analysis.points import (
-    WITHOUT_NULLS,
     KeptColumns,
     NoisyCells,
     Points,
@@ -62,6 +62,7 @@ class OpenedRows(KeptColumns):
     (`dpdask.inference.ReleasedColumn`), and so is everything else of a column of levels with another reference.
     """
 
+    measures_levels: ClassVar[bool] = True
     refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
         "mean": (
             "both columns have noise of their own",
@@ -109,7 +110,8 @@ class OpenedRows(KeptColumns):
         joint = self._is_joint(*names) if others else self._keeps_distribution(first)
         match question:
             case "mean" if not joint:
-                numbers = self._level_values(first, options.get("values"))
+                within = self._check_within(first, options.get("within"))
+                numbers = self._level_values(first, options.get("values"), within)
                 if numbers is not None and self._has_channel(first):
                     if not self._is_kept(*others):
                         raise self._refusal(question, *names)
@@ -320,6 +322,10 @@ class OpenedRows(KeptColumns):
         if fraction is None or not self.content["guarantee"]["unprotected"]["fraction"] > 0.0:
             return None
         return float(self.n_rows * fraction / (1.0 - fraction))
+
+    @property
+    def _n_counted(self) -> float | None:
+        return float(self.n_rows)  # of a reference that is noisy counts
 
     @property
     def _counts(self) -> list[tuple[int, float]]:

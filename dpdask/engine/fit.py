@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
+import pyarrow as pa
+
 from dpdask.archive import Archived, salt
 from dpdask.engine.compute import Progress, one_thread
 from dpdask.engine.scan import Scanned, bound_units, scan
@@ -18,6 +20,7 @@ from dpdask.errors import DataError, InternalError
 from dpdask.io.storage import NOISY_NAME, RELEASE_NAME
 from dpdask.mechanisms.mechanism import Mechanism, Search
 from dpdask.privacy.events import LocalRelease, leaves
+from dpdask.references.counts import write_counts
 from dpdask.references.reference import ColumnStatistic
 from dpdask.steps import step
 from dpdask.streams import stream, words
@@ -132,6 +135,27 @@ def fit(
         counted = replace(counted, n_released=(mechanism.n_records(release),))
     bounds = work.bounds_sha256 if mechanism.releases_rows else ""
     return Fitted.of_pass(counted, sha256, bounds), work
+
+
+def read_measured(mechanism: Mechanism, work: TableWork) -> bytes:
+    """Return the file of the noisy counts of all rounds that are published beside a release; empty where none were drawn.
+
+    Privacy
+    -------
+    They were drawn with noise and charged before; `references.counts` says what a row tells.
+    """
+    found: dict[str, pa.Table] = {}  # a later round may have drawn more of the same tables
+    number = 0
+    while work.secrets.exists(name := _name_noise(number)):
+        search = mechanism.search
+        measured = search or mechanism
+        drawn = measured.read_drawn(work.secrets.read(name), work.columns)
+        for table in measured.list_counts(drawn, work.columns):
+            found[table["table"][0].as_py()] = table
+        if search is None:
+            break
+        mechanism, number = mechanism.with_found(search.find(drawn, work.columns)), number + 1
+    return write_counts(list(found.values())) if found else b""
 
 
 def carry_on(

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.references.hierarchy import LEVEL, NULL, SINGLE, WHOLE
+from dpdask.references.counts import LEVEL, NULL, SINGLE, WHOLE
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -73,7 +73,7 @@ class MeasuredColumn:
         Parameters
         ----------
         rows
-            The column's rows of a release's file, as `references.hierarchy.COUNTS` has them.
+            The column's rows of a release's file, as `references.counts.COUNTS` has them.
         n_rows
             The number of rows, if it is public.
         """

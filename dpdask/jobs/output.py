@@ -164,7 +164,8 @@ class LocalFolder(_Folder):
         shards = [shard.name for shard in manifest.shards]
         if number:
             hidden.level_times()
-            for name in (*shards, *(number_name(name, number) for name in DOCUMENTS)):
+            documents = [number_name(name, number) for name in DOCUMENTS]
+            for name in (*shards, *filter(hidden.exists, documents)):
                 hidden.move_to(self.output, name)
             self._create_manifest(number, manifest)
             return

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from dpdask.connect.spec import check_workers
 from dpdask.engine.account import settle
 from dpdask.engine.compute import Progress
-from dpdask.engine.fit import Fitted, carry_on, fit
+from dpdask.engine.fit import Fitted, carry_on, fit, read_measured
 from dpdask.engine.work import load
 from dpdask.engine.write import (
     Staged,
@@ -32,6 +32,8 @@ from dpdask.io.shards import (
     CARD_NAME,
     CROISSANT_NAME,
     MANIFEST_NAME,
+    MEASURED,
+    MEASURED_NAME,
     PAGE_NAME,
     Manifest,
     count_missing,
@@ -341,11 +343,10 @@ def _release(attempt: _Attempt, reached: RunRecord, following: Next | None) -> O
     fitted, staging = reached.fitted, state.staging(reached.run_id)
     staged = _write(job, opened, fitted, staging, attempt.progress)
     with step("publishing"):
-        kind = opened.mechanism.release_type
-        release = load(opened.work.secrets, fitted.release_sha256, kind)
-        card = make_job_card(job, opened, reached, release)
-        if following is not None:
-            card = following.describe(card)
+        release = load(opened.work.secrets, fitted.release_sha256, opened.mechanism.release_type)
+        measured = read_measured(opened.mechanism, opened.work)
+        card = make_job_card(job, opened, reached, release, measured)
+        card = card if following is None else following.describe(card)
         content = card.to_bytes()
         sha256 = hashlib.sha256(content).hexdigest()
         manifest = Manifest(job=job.digest, shards=staged.shards, card_sha256=sha256)
@@ -359,7 +360,8 @@ def _release(attempt: _Attempt, reached: RunRecord, following: Next | None) -> O
         # failure to make them may fail the release
         page, faults = make_page(card, manifest, staging.shards)
         croissant, further = make_croissant(card, manifest, staging.shards)
-        documents = {PAGE_NAME: page, CROISSANT_NAME: croissant, CARD_NAME: content}
+        counts = {MEASURED_NAME: measured} if measured else {}
+        documents = {PAGE_NAME: page, CROISSANT_NAME: croissant, **counts, CARD_NAME: content}
         job.name_releases(reached.input).keep(reached.release, state.keys.read(reached.run_id))
         if attempt.growth is not None and following is not None:
             attempt.growth.publish(following, reached, staging, manifest, documents)
@@ -435,8 +437,12 @@ def _write(
     return write_all(tasks, work, fitted.release_sha256, kind, staging, progress)
 
 
-def make_job_card(job: Job, opened: JobTable, reached: RunRecord, release: Any) -> Card:
+def make_job_card(
+    job: Job, opened: JobTable, reached: RunRecord, release: Any, measured: bytes
+) -> Card:
     """Return the release card of a run: the same run, the same card.
+
+    `measured` is the file of noisy counts; empty if there is none.
 
     Privacy
     -------
@@ -457,6 +463,8 @@ def make_job_card(job: Job, opened: JobTable, reached: RunRecord, release: Any) 
     if opened.table.version is not None:
         version = {"format": opened.table.format, "version": opened.table.version}
         changes["input"] = InputVersion.model_validate(version)
+    if measured:
+        changes["sha256"] = {MEASURED: hashlib.sha256(measured).hexdigest()}
     if job.file.about is not None:
         changes["about"] = job.file.about
     book = job.account.read()

@@ -338,7 +338,7 @@ class Card(CardPart):
     together.
     """
     sha256: dict[str, str] | None = None
-    """By file, the digest of what was saved beside the card; present in the folder of a saved
+    """By file, the digest of what lies beside the card: the noisy counts of a job, or a saved
     release.
     """
 
@@ -521,6 +521,7 @@ def _describe_column(schema: Schema, column: Cells) -> Json:
         common
         | tell_domain(declared, column.codec)
         | {"edges": column.edges.tolist()}
+        | ({} if column.found is None else {"means": column.means.tolist()})
         | tell_numbers(column.codec)
     )
 

@@ -6,11 +6,12 @@ import datetime as dt
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.archive import Json, Named
@@ -309,6 +310,13 @@ class CellSearch:
             {name: Hierarchy(make_grid(columns.codecs[name])).size for name in self.names},
         )
         return found
+
+    def list_counts(self, drawn: NoisyHistograms, columns: Columns) -> Sequence[pa.Table]:
+        """Return the noisy fine counts as they are published."""
+        return [
+            Hierarchy(make_grid(columns.codecs[name])).list_counts(name, counts, self.event)
+            for name, counts in drawn.counts.items()
+        ]
 
     def find(self, drawn: NoisyHistograms, columns: Columns) -> Found:
         """Return the cells of each column."""

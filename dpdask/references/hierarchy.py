@@ -12,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.cells import Cells, FoundBins, cells, cells_of_edges, ends, step
+from dpdask.cells import Cells, FoundBins, cells, cells_of_edges, step
 from dpdask.codec import Codec, ValueCodec
 from dpdask.kernels.channel import project, project_each
 from dpdask.privacy.events import CentralEvent
 from dpdask.privacy.noise import deviation
+from dpdask.references.counts import complete_rows, list_ends, make_rows
 from dpdask.stats.statistic import CellCounts
 
 N_LEVELS = 3
@@ -29,24 +30,6 @@ _REACH = (2.5, 3.0, 3.5, 4.0, 4.5)  # how many 1, 2, 3, … blocks further out m
 _ALONE = 6.0  # how many a block must have alone, wherever it lies
 _EDGE = 0.5  # how many are taken from the block beyond
 _DOUBT = 1.0  # of a sum of children
-
-# what a count is of: rows without a value, at one value or level, in a range, or in one that no
-# value is in
-NULL, ATOM, LEVEL, WHOLE, REAL, EMPTY = "null", "atom", "level", "integers", "numbers", "empty"
-SINGLE = (NULL, ATOM, LEVEL)
-# a row for each noisy count of a table: the ranges of a level are in the order of their values, and
-# each has as many of the next level as any other
-COUNTS = pa.schema(
-    [
-        ("table", pa.string()),
-        ("level", pa.int8()),  # 1 is the coarsest
-        ("kind", pa.string()),
-        ("low", pa.float64()),  # the first value of a range, and its last
-        ("high", pa.float64()),
-        ("count", pa.int64()),
-        ("standard_deviation", pa.float64()),  # of its noise
-    ]
-)
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -135,7 +118,7 @@ class Hierarchy:
 
     def list_counts(self, name: str, noisy: Counts, event: CentralEvent) -> pa.Table:
         """Return the noisy counts with what each is of, as `COUNTS` has them."""
-        single, *found = _list_ends(self.cells)
+        single, *found = list_ends(self.cells)
         missing = np.full(self._side**N_LEVELS - len(found[0]), np.nan)
         low, high = (np.append(each, missing) for each in found)
         parts = []
@@ -145,8 +128,8 @@ class Hierarchy:
                 warnings.simplefilter("ignore", RuntimeWarning)
                 first = np.nanmin(low.reshape(shape), axis=1)
                 last = np.nanmax(high.reshape(shape), axis=1)
-            parts.append(_make_rows(self.cells, level, single, first, last))
-        return _complete(pa.concat_tables(parts), name, noisy, event)
+            parts.append(make_rows(self.cells, level, single, first, last))
+        return complete_rows(pa.concat_tables(parts), name, noisy, event)
 
     def estimate(self, noisy: Counts, event: CentralEvent, n_rows: float | None) -> Floats:
         """Return what noisy counts say about each cell, float64 of shape (n_cells,), none below 0.
@@ -230,44 +213,6 @@ class Hierarchy:
         upper, spreads = _combine(upper, middle, factors, n_leaves.sum(axis=2) > 0)
         deviations = noise * np.sqrt(spreads), noise * np.sqrt(factors)
         return own, (upper, middle, leaves), deviations
-
-
-def list_cell_counts(name: str, cells: Cells, noisy: Counts, event: CentralEvent) -> pa.Table:
-    """Return the noisy counts of the possible cells of a column, or of its levels, as `COUNTS` has them."""
-    if cells.codec.has_levels:
-        level, nothing = np.ones(cells.size, dtype=np.int8), pa.nulls(cells.size, pa.float64())
-        rows = {"level": level, "kind": [LEVEL] * cells.size, "low": nothing, "high": nothing}
-        return _complete(pa.table(rows), name, noisy, event)
-    single, low, high = _list_ends(cells)
-    rows = _make_rows(cells, 1, single, low, high)
-    return _complete(rows.filter(pa.array(cells.possible)), name, noisy, event)
-
-
-def _list_ends(cells: Cells) -> tuple[Floats, Floats, Floats]:
-    """Return the value of each single cell, NaN of null, and the first and the last value of each one of the line, NaN if it has none."""
-    codec, edges = cells.codec, cells.edges
-    single = np.array([*([math.nan] * codec.nulls), *codec.atoms], dtype=np.float64)
-    low, high = (edges[:-1] + 1.0, edges[1:]) if codec.lattice else ends(codec, edges)
-    possible = cells.possible[len(single) :]
-    return single, np.where(possible, low, np.nan) + 0.0, np.where(possible, high, np.nan) + 0.0
-
-
-def _make_rows(cells: Cells, level: int, single: Floats, low: Floats, high: Floats) -> pa.Table:
-    kind = WHOLE if cells.codec.lattice else REAL
-    kinds = [NULL if math.isnan(value) else ATOM for value in single.tolist()]
-    kinds += [EMPTY if math.isnan(value) else kind for value in low.tolist()]
-    first, last = (np.append(single, each) for each in (low, high))
-    columns = {"level": np.full(len(kinds), level, dtype=np.int8), "kind": kinds}
-    ends_of = {"low": first, "high": last}
-    columns |= {name: pa.array(each, from_pandas=True) for name, each in ends_of.items()}
-    return pa.table(columns)
-
-
-def _complete(rows: pa.Table, name: str, noisy: Counts, event: CentralEvent) -> pa.Table:
-    n = rows.num_rows
-    added = {"table": [name] * n, "count": noisy, "standard_deviation": [deviation(event)] * n}
-    columns = {each: rows[each] for each in rows.column_names} | added
-    return pa.table([columns[each] for each in COUNTS.names], schema=COUNTS)
 
 
 def _combine(

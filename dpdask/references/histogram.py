@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 
@@ -29,6 +30,7 @@ from dpdask.privacy.events import (
     to_dict,
 )
 from dpdask.privacy.noise import laplace_scale, perturb
+from dpdask.references.counts import list_cell_counts
 from dpdask.references.hierarchy import N_LEVELS, Hierarchy, make_grid, make_hierarchy
 from dpdask.references.reference import (
     FIT,
@@ -174,6 +176,19 @@ class Histogram(ReferenceBase):
             shares = hierarchy.estimate(noisy, event, n_rows) / n_rows
             marked = _mark_frequent(own, shares, _continuous(own, shares))
             found[name] = replace(marked, support=hierarchy.describe_support(noisy, event))
+        return found
+
+    def list_counts(self, drawn: NoisyHistograms, codecs: Codecs) -> Sequence[pa.Table]:
+        """Return the noisy counts of each column as they are published."""
+        found = []
+        for name, own in self.cells(codecs).items():
+            hierarchy, counts = self._find_hierarchy(own), drawn.counts[name]
+            arguments = name, counts, drawn.events[name]
+            found.append(
+                list_cell_counts(own, *arguments)
+                if hierarchy is None
+                else hierarchy.list_counts(*arguments)
+            )
         return found
 
     def split(self, epsilon: float) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
@@ -282,6 +282,11 @@ class ReferenceBase(Document):
         """
         del counts, codecs, events, noise
         return None
+
+    def list_counts(self, drawn: Any, codecs: Codecs) -> Sequence[pa.Table]:
+        """Return noisy counts that are published beside the release; see `Mechanism.list_counts`."""
+        del drawn, codecs
+        return ()
 
     def distributions(self, counts: Any, codecs: Codecs) -> Mapping[str, Distribution]:
         """Return the reference distribution of each column.

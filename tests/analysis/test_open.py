@@ -25,8 +25,9 @@ import pytest
 from shelf import FIRST, LEVEL_NAMES, LEVEL_SHARES, LEVEL_STAYS, TOWNS, homes, rides
 
 import dpdask
+from dpdask.analysis.dates import count_since_1970, find_scales
 from dpdask.analysis.opened import Result
-from dpdask.analysis.points import Points, count_since_1970, find_scales
+from dpdask.analysis.points import Points
 from dpdask.inference import NPMLE, WeightedSample, logistic
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "analyse-a-release.md"
@@ -189,44 +190,44 @@ def test_records_know_the_noise_of_their_tables(shelf):
     opened = shelf.opened("homes, copula")
     plain = float(opened.to_pandas()["rating"].std() / np.sqrt(opened.n_rows))
     assert opened.mean("rating").standard_error > 1.4 * plain  # an error that knows of no noise
-    for unknown in (
-        opened.slope("rating", "years", "price"),
-        opened.mean("rating", by="town"),
-        opened.crosstab("kind", "rating"),
+    unknown = opened.slope("rating", "years", "price")
+    with pytest.raises(
+        dpdask.SpecError,
+        match=r"no bound on the bias is known.*; see `limits`; interval\(ignore_bias=True\)",
     ):
-        with pytest.raises(
-            dpdask.SpecError,
-            match=r"no bound on the bias is known.*; see `limits`; interval\(ignore_bias=True\)",
-        ):
-            unknown.interval()
-        assert np.all(np.diff(unknown.interval(ignore_bias=True), axis=0) > 0)
+        unknown.interval()
+    assert np.all(np.diff(unknown.interval(ignore_bias=True), axis=0) > 0)
+    # two columns: from their noisy table, which no model bends
+    for known in (opened.mean("rating", by="town"), opened.crosstab("kind", "rating")):
+        assert np.all(np.diff(known.interval(), axis=0) > 0)
 
 
-# ---- averages over all rows: the distribution is kept, so they are the released ones
+# ---- averages over all rows: the distribution is kept, so they are the released ones, or those of
+# the noisy counts that the reference is
 
 
 @pytest.mark.parametrize("name", ["holdout", "histogram", "tree"])
-def test_shares_and_means_of_all_rows_are_the_released_ones(shelf, name):
+def test_shares_and_means_of_all_rows_are_the_released_ones_or_those_of_the_counts(shelf, name):
     """With errors that are neither too small nor too large."""
     opened = shelf.opened(f"levels, {name}")
     rows, z, plain = opened.to_pandas(), [], []
     for column in LEVEL_NAMES:
         share, average = opened.share(column), opened.mean(column)
-        assert average.estimate == pytest.approx(rows[column].mean())
-        np.testing.assert_allclose(
-            share.estimate,
-            rows[column].value_counts(normalize=True).reindex(range(1, 6), fill_value=0.0),
-        )
+        slack = 1e-9 if name == "holdout" else 4.0  # standard errors, which are those of the counts
+        assert abs(average.estimate - rows[column].mean()) < slack * average.standard_error
+        released = rows[column].value_counts(normalize=True).reindex(range(1, 6), fill_value=0.0)
+        assert (np.abs(share.estimate - released) <= slack * share.standard_error + 1e-12).all()
         of_rows = np.sqrt(LEVEL_SHARES * (1 - LEVEL_SHARES) / opened.n_rows)
         assert (
-            share.standard_error > 1.1 * of_rows
+            share.standard_error > 1.02 * of_rows
         ).all()  # the draw of the reference, and its noise
         assert (share.standard_error < 4.0 * of_rows).all()
         z += [
             *((share.estimate - LEVEL_SHARES) / share.standard_error),
             (average.estimate - LEVEL_SHARES @ np.arange(1, 6)) / average.standard_error,
         ]
-        plain += [*((share.estimate - LEVEL_SHARES) / np.sqrt(2) / of_rows)]
+        of_draws = of_rows * (np.sqrt(2) if name == "holdout" else 1.0)
+        plain += [*((share.estimate - LEVEL_SHARES) / of_draws)]
     assert np.abs(z).max() <= 4.0
     assert 0.6 <= np.sqrt(np.mean(np.square(z))) <= 1.4
     assert (
@@ -288,7 +289,7 @@ def test_dates_go_in_and_come_out(shelf, name, column):
     average = opened.mean(column)
     assert pd.Timedelta(0) < average.standard_error < pd.Timedelta(days=2.5)
     assert abs(average.estimate - dates.mean()) < 4 * average.standard_error + slack
-    assert any("heavy tail" in limit for limit in average.limits) == (name == "rides, tree")
+    assert not any("heavy tail" in limit for limit in average.limits)
     low, high = average.interval(ignore_bias=average.bias_bound is None)
     assert low < average.estimate < high
     assert str(average.estimate) in repr(average)
@@ -598,7 +599,7 @@ def test_the_documentation_runs(
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, PAGE.name, "exec"), names)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     assert "use crosstab(), or the mechanism `copula`" in capsys.readouterr().out
     assert 0.0 < names["share_below_50"] < 1.0
 

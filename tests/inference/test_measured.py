@@ -15,7 +15,8 @@ from dpdask.codec import LevelCodec, ValueCodec, codec_for
 from dpdask.inference.measured import MeasuredColumn
 from dpdask.privacy.events import DiscreteGaussian, DiscreteLaplace
 from dpdask.privacy.noise import deviation, perturb
-from dpdask.references.hierarchy import COUNTS, N_LEVELS, Hierarchy, list_cell_counts, make_grid
+from dpdask.references.counts import COUNTS, list_cell_counts
+from dpdask.references.hierarchy import N_LEVELS, Hierarchy, make_grid
 from dpdask.schema import Column
 from dpdask.stats.statistic import CellCounts
 from dpdask.streams import RunKey, stream
@@ -102,7 +103,7 @@ def test_levels_and_cells_of_one_level_are_read_alike():
     )
     assert isinstance(codec, LevelCodec)
     event = DiscreteLaplace(scale=3.0, sensitivity=2, adjacency="replace-one")
-    rows = list_cell_counts("city", cells(codec, 1), np.array([70, 25, 11]), event)
+    rows = list_cell_counts(cells(codec, 1), "city", np.array([70, 25, 11]), event)
     found = MeasuredColumn.read(rows, 100.0)
     assert found.counts.tolist() == [68.0, 23.0, 9.0]
     share = found.share(np.array([0.0, 1.0, 0.0]))
@@ -115,7 +116,7 @@ def test_levels_and_cells_of_one_level_are_read_alike():
     assert grades.estimate == pytest.approx((68.0 + 3.0 * 23.0) / 91.0)
 
     even = cells(codec_of((0.0, 10.0), nulls=True), 5)
-    rows = list_cell_counts("v", even, np.array([10, 1, 2, 3, 4, 5]), event)
+    rows = list_cell_counts(even, "v", np.array([10, 1, 2, 3, 4, 5]), event)
     found = MeasuredColumn.read(rows, None)
     assert found.counts.tolist() == [10.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert found.is_null.tolist() == [True] + [False] * 5

@@ -172,4 +172,4 @@ def test_a_delta_table_keeps_the_documents_of_each_release(tmp_path, source):
     pytest.importorskip("deltalake", reason="no deltalake: install the extra dpdask[delta]")
     run_here(write(tmp_path, source, output__format="delta"))
     names = sorted(path.name.partition("-")[0] for path in (tmp_path / "out" / "_dpdask").iterdir())
-    assert names == ["croissant", "manifest", "release", "release"]
+    assert names == ["croissant", "manifest", "measured", "release", "release"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import pyarrow as pa
 from pydantic import BeforeValidator, Field
 
 from dpdask.documents import Document, suggest
@@ -261,6 +263,10 @@ class CopulaMechanism(NoisyTables):
             model=model,
             report=report,
         )
+
+    def list_counts(self, drawn: NoisyMarginals, columns: Columns) -> Sequence[pa.Table]:
+        """Return the noisy tables as they are published; see `Mechanism.list_counts`."""
+        return drawn.list_counts(self.cells(columns))
 
     def n_records(self, release: FittedCopula) -> int:
         """Return how many records a job writes."""

@@ -546,6 +546,10 @@ class ColumnsMechanism(DipMechanism):
         found.check(self.measurements, self.reference.sizes(columns.codecs))
         return found
 
+    def list_counts(self, drawn: NoisyHistograms, columns: Columns) -> Sequence[pa.Table]:
+        """Return the noisy histograms as they are published; see `Mechanism.list_counts`."""
+        return self.reference.list_counts(drawn, columns.codecs)
+
     def fit(self, counts: Any, columns: Columns, key: RunKey) -> DipRelease:
         """Return the fitted release; see `Mechanism.fit`."""
         return self._fit(self.reference.distributions(counts, columns.codecs), columns.codecs)

@@ -616,6 +616,10 @@ class TreeMechanism(DipMechanism):
             counts, self.cells(columns), self.spending.row, self.spec.channel, self.spec.cost
         )
 
+    def list_counts(self, drawn: NoisyMarginals, columns: Columns) -> Sequence[pa.Table]:
+        """Return the noisy tables as they are published; see `Mechanism.list_counts`."""
+        return drawn.list_counts(self.cells(columns))
+
     def accounting(self, release: TreeRelease) -> Json:
         """Return what was spent, for the card: never more than was promised."""
         if self.continued:

@@ -7,12 +7,15 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.archive import Archive, Archived, Contents, Json, Named
+from dpdask.cells import Cells
 from dpdask.errors import InputError, InternalError, SpecError
 from dpdask.kernels import marginals as kernel
 from dpdask.kernels.channel import project
@@ -29,6 +32,13 @@ from dpdask.privacy.events import (
     to_dict,
 )
 from dpdask.privacy.noise import deviation
+from dpdask.references.counts import (
+    AGAIN,
+    IN_CELLS,
+    label_table,
+    list_cell_counts,
+    list_table_counts,
+)
 from dpdask.references.hierarchy import N_LEVELS
 from dpdask.stats import Clique, Domain, MarginalCounts
 from dpdask.steps import step
@@ -299,6 +309,25 @@ class NoisyMarginals(Archived):
         self._find_noise(clique)
         counts = MarginalCounts(self.domain, 0, self.one_way, self.pairs, self.cliques)
         return counts.table(clique)
+
+    def list_counts(self, cells: Mapping[str, Cells]) -> list[pa.Table]:
+        """Return the tables as they are published; a column that has fine counts too, and a pair that was measured twice, have two tables."""
+        names, noise = self.domain.names, self.noise
+        found = []
+        if noise.one_way is not None:
+            parts = np.split(self.one_way, np.cumsum(self.domain.sizes)[:-1])
+            for name, counts in zip(names, parts, strict=True):
+                label = name if cells[name].found is None else f"{name}{IN_CELLS}"
+                found.append(list_cell_counts(cells[name], label, counts, noise.one_way))
+        if noise.pairs is not None:
+            parts = np.split(self.pairs, np.cumsum(pair_cells(self.domain))[:-1])
+            for pair, counts in zip(combinations(names, 2), parts, strict=True):
+                found.append(list_table_counts(label_table(pair), counts, noise.pairs))
+        for clique, table in self.cliques.items():
+            twice = len(clique) == 2 and noise.pairs is not None
+            label = f"{label_table(clique)}{AGAIN if twice else ''}"
+            found.append(list_table_counts(label, table, self.noise_of(clique)))
+        return found
 
     def margin(self, clique: Clique) -> float:
         """Return the half-width, in counts, of a 95 % interval for one cell of a measured table."""

@@ -1,0 +1,122 @@
+"""Dates as numbers: how a column's numbers count them, and estimates of dates."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from dpdask.errors import SpecError
+from dpdask.mechanisms.card import microseconds_of
+
+Floats = NDArray[np.float64]
+_MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DateScale:
+    """How the dates of a column are numbers."""
+
+    # what a number counts since 1970: D, s, ms or us; the card's bounds and edges count so too
+    unit: str
+    zone: Any = None
+
+    @classmethod
+    def of(cls, values: pd.Series) -> DateScale | None:
+        """Return the scale of a column of dates; None if it holds none."""
+        if pd.api.types.is_datetime64_any_dtype(values):
+            return cls(unit="us" if values.dt.unit == "ns" else values.dt.unit, zone=values.dt.tz)
+        return cls(unit="D") if pd.api.types.infer_dtype(values, skipna=True) == "date" else None
+
+    @classmethod
+    def of_card(cls, column: Mapping[str, Any], zone: Any = None) -> DateScale | None:
+        """Return how a column's numbers in a card count dates; None if they are not those of dates."""
+        microseconds = microseconds_of(column.get("numbers"))
+        units = (unit for unit, n in _MICROSECONDS.items() if n == microseconds)
+        return next((cls(unit=unit, zone=zone) for unit in units), None)
+
+    @property
+    def microseconds(self) -> int:
+        """How long one unit is."""
+        return _MICROSECONDS[self.unit]
+
+    def to_numbers(self, dates: pd.Series | Sequence[object]) -> Floats:
+        """Return dates as float64 numbers, missing ones as NaN."""
+        index = pd.DatetimeIndex(dates)
+        if index.tz is not None:
+            index = index.tz_convert("UTC").tz_localize(None)
+        elif self.zone is not None:
+            index = index.tz_localize(self.zone).tz_convert("UTC").tz_localize(None)
+        found = index.to_numpy()
+        unit = np.datetime_data(found.dtype)[0]
+        if unit == "ns":
+            found, unit = found.astype("datetime64[us]"), "us"
+        numbers = found.astype(np.int64) / (self.microseconds / _MICROSECONDS[unit])
+        return np.where(np.isnat(found), np.nan, numbers)
+
+    def to_dates(self, numbers: Floats) -> pd.DatetimeIndex:
+        """Return numbers as dates."""
+        index = pd.DatetimeIndex(self._count(numbers).astype("datetime64[us]"))
+        return index if self.zone is None else index.tz_localize("UTC").tz_convert(self.zone)
+
+    def to_spans(self, numbers: Floats) -> pd.TimedeltaIndex:
+        """Return differences of numbers as spans of time."""
+        return pd.TimedeltaIndex(self._count(numbers).astype("timedelta64[us]"))
+
+    def to_edges(self, bins: Sequence[Any], where: str) -> Floats:
+        """Return the edges of a histogram's ranges as numbers."""
+        try:
+            if any(isinstance(each, int | float | np.number) for each in bins):
+                raise ValueError("numbers")
+            return self.to_numbers(list(bins))
+        except (TypeError, ValueError):
+            raise SpecError(
+                "the edges of a column of dates are dates",
+                where,
+                "write them as in bins=['2026-01-01', '2026-07-01']",
+            ) from None
+
+    def _count(self, numbers: Floats) -> NDArray[np.int64]:
+        known = np.isfinite(numbers)
+        missing = np.iinfo(np.int64).min  # NaT
+        micro: NDArray[np.int64] = np.where(
+            known, np.rint(np.where(known, numbers, 0.0) * self.microseconds), 0.0
+        ).astype(np.int64)
+        micro[~known] = missing
+        return micro
+
+
+def count_since_1970(bound: str, microseconds: int, *, last: bool) -> float:
+    """Return a bound of a card of ranges, an ISO text, as a number.
+
+    A date without a time is its last moment, or its first one.
+    """
+    time = dt.datetime.fromisoformat(bound)  # pandas counts in nanoseconds, which end in 2262
+    since = (time if time.tzinfo else time.replace(tzinfo=dt.UTC)) - dt.datetime(
+        1970, 1, 1, tzinfo=dt.UTC
+    )
+    rest = _MICROSECONDS["D"] // microseconds - 1 if last and len(bound) == len("2000-01-31") else 0
+    return since / dt.timedelta(microseconds=microseconds) + rest
+
+
+def find_scales(frame: pd.DataFrame) -> dict[str, DateScale]:
+    """Return how the numbers of each column of dates count them."""
+    return {
+        str(name): scale
+        for name in frame.columns
+        if (scale := DateScale.of(frame[name])) is not None
+    }
+
+
+def in_units(scale: DateScale | None, estimate: Any, error: Any, bias: Any) -> tuple[Any, Any, Any]:
+    """Return an estimate, its error and its bias; of dates a date and two spans of time."""
+    if scale is None:
+        return estimate, error, bias
+    spans = (scale.to_spans(np.atleast_1d(part)) for part in (error, bias))
+    found = scale.to_dates(np.atleast_1d(estimate)), *spans
+    return found if np.ndim(estimate) else (found[0][0], found[1][0], found[2][0])

@@ -1,0 +1,136 @@
+"""Answers about one column from the noisy counts that were drawn of it: linear estimates, which no model bends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dpdask.analysis.dates import DateScale, in_units
+from dpdask.analysis.opened import Result
+from dpdask.errors import SpecError
+from dpdask.inference.measured import NORMAL_95, Linear, MeasuredColumn
+from dpdask.references.counts import AGAIN, label_table
+
+Floats = NDArray[np.float64]
+WITHOUT_NULLS = "rows without a value are left out"
+_CUT = "an edge lies inside a cell, whose rows are taken to lie evenly in it; the bound on the bias is for any place of them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MeasuredAnswers:
+    """The questions that `Points` answers, for one column."""
+
+    column: MeasuredColumn
+    levels: Sequence[object] | None  # of a column with levels
+    dates: Mapping[str, DateScale]  # of a column of dates
+    limits: tuple[str, ...] = ()
+
+    def mean(
+        self,
+        name: str,
+        *,
+        values: Floats | None = None,
+        within: tuple[float, float] | None = None,
+    ) -> Result:
+        """Return the mean of a column; see `Points.mean`."""
+        column = self.column
+        found = column.mean(within) if values is None else column.mean_of(values)
+        if math.isnan(found.estimate):
+            raise _too_few(name)
+        if values is None and within is None and name not in self.dates:
+            self._check_known(name, found)
+        some_left_out = column.is_null.any() if values is None else np.isnan(values).any()
+        limits = (*self.limits, *([WITHOUT_NULLS] if some_left_out else []))
+        return _gather([found], limits, scale=self.dates.get(name))
+
+    def _check_known(self, name: str, found: Linear) -> None:
+        """Refuse a mean whose interval reaches further than the middle half of the rows and than half of the mean, which noise alone seldom does not."""
+        half = NORMAL_95 * found.standard_error + found.bias_bound
+        low, middle, high = (self.column.quantile(p)[0] for p in (0.25, 0.5, 0.75))
+        if half > max(abs(middle), high - low, abs(found.estimate) / 2.0):
+            what = "the bounds are so wide for the noise that the mean is not known: its interval reaches further than most rows"
+            use = f"use mean({name!r}, within=(low, high)), the mean of values clipped to where rows are, or quantile()"
+            raise SpecError(what, f"mean({name})", use)
+
+    def share(self, name: str) -> Result:
+        """Return the share of each level; see `Points.share`."""
+        assert self.levels is not None
+        parts = [self.column.share(each) for each in np.eye(len(self.levels))]
+        return _gather(parts, self.limits, pd.Index(list(self.levels), name=name))
+
+    def histogram(self, name: str, edges: Floats) -> Result:
+        """Return how many rows lie in each range; see `Points.histogram`."""
+        parts = self.column.histogram(edges)
+        breaks = self.dates[name].to_dates(edges) if name in self.dates else edges
+        index = pd.IntervalIndex.from_breaks(breaks, closed="left", name=name)
+        is_cut = any(part.bias_bound > 0.0 for part in parts)
+        return _gather(parts, (*self.limits, *([_CUT] if is_cut else [])), index)
+
+    def quantile(self, name: str, q: float) -> Result:
+        """Return a quantile; see `Points.quantile`."""
+        scale = self.dates.get(name)
+        value, low, high = self.column.quantile(q, 1.0)
+        if math.isnan(value):
+            raise _too_few(name)
+
+        def find_ends(deviations: float) -> tuple[Any, Any]:
+            ends = self.column.quantile(q, deviations)[1:]
+            low, high = (in_units(scale, end, 0.0, 0.0)[0] for end in ends)
+            return low, high
+
+        estimate, error, bias = in_units(scale, value, (high - low) / 2.0, 0.0)
+        limits = (*self.limits, *([WITHOUT_NULLS] if self.column.is_null.any() else []))
+        return Result(
+            estimate=estimate,
+            standard_error=error if high > low else None,
+            bias_bound=bias,
+            limits=limits,
+            find_ends=find_ends,
+        )
+
+
+def average_pair(
+    measured: Mapping[str, pa.Table], pair: tuple[str, str], sizes: Sequence[int]
+) -> tuple[Floats, float] | None:
+    """Return the counts of the table of two columns, and the variance of their noise; None if it was not drawn.
+
+    Measurements of one table are averaged by inverse variance.
+    """
+    found, weights = np.zeros(sizes[0] * sizes[1]), 0.0
+    for names, shape in ((pair, sizes), (pair[::-1], sizes[::-1])):
+        for end in ("", AGAIN):
+            rows = measured.get(label_table(names) + end)
+            if rows is not None:
+                table = rows["count"].to_numpy().astype(np.float64).reshape(shape)
+                weight = rows["standard_deviation"][0].as_py() ** -2
+                found += weight * (table if names == pair else table.T).ravel()
+                weights += weight
+    return (found / weights, 1.0 / weights) if weights else None
+
+
+def _gather(
+    parts: Sequence[Linear],
+    limits: tuple[str, ...],
+    index: pd.Index | None = None,
+    scale: DateScale | None = None,
+) -> Result:
+    """Return estimates as one result: of an index as Series."""
+    table = [(each.estimate, each.standard_error, each.bias_bound) for each in parts]
+    columns = np.array(table, dtype=np.float64).T
+    if index is None:
+        estimate, error, bias = in_units(scale, *map(float, columns[:, 0]))
+    else:
+        estimate, error, bias = (pd.Series(each, index) for each in columns)
+    return Result(estimate=estimate, standard_error=error, bias_bound=bias, limits=limits)
+
+
+def _too_few(name: str) -> SpecError:
+    what = "the rows with a value are too few to be told from the noise"
+    return SpecError(what, f"column {name!r}", "release with a larger epsilon")

@@ -1,0 +1,113 @@
+"""Noisy counts as a release publishes them: one row a count, with what it is of and how large its noise is."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from dpdask.cells import Cells, ends
+from dpdask.privacy.events import CentralEvent
+from dpdask.privacy.noise import deviation
+
+# what a count is of: rows without a value, at one value or level, in a range, or in one that no
+# value is in
+NULL, ATOM, LEVEL, WHOLE, REAL, EMPTY = "null", "atom", "level", "integers", "numbers", "empty"
+SINGLE = (NULL, ATOM, LEVEL)
+# a row for each noisy count of a table: the ranges of a level are in the order of their values, and
+# each has as many of the next level as any other
+COUNTS = pa.schema(
+    [
+        ("table", pa.string()),
+        ("level", pa.int8()),  # 1 is the coarsest
+        ("kind", pa.string()),
+        ("low", pa.float64()),  # the first value of a range, and its last
+        ("high", pa.float64()),
+        ("count", pa.int64()),
+        ("standard_deviation", pa.float64()),  # of its noise
+    ]
+)
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+
+AGAIN, IN_CELLS = ", again", " in cells"  # ends of labels
+
+
+def label_table(names: Sequence[str]) -> str:
+    """Return the name of the table of some columns."""
+    return " x ".join(names)
+
+
+def list_table_counts(label: str, noisy: Counts, event: CentralEvent) -> pa.Table:
+    """Return the noisy counts of the levels or cells of some columns, in the order of the card's, as `COUNTS` has them."""
+    n, nothing = noisy.size, pa.nulls(noisy.size, pa.float64())
+    what = {"level": pa.repeat(pa.scalar(1, pa.int8()), n), "kind": pa.repeat(LEVEL, n)}
+    rows = pa.table(what | {"low": nothing, "high": nothing})
+    return complete_rows(rows, label, noisy.ravel(), event)
+
+
+def list_cell_counts(cells: Cells, name: str, noisy: Counts, event: CentralEvent) -> pa.Table:
+    """Return the noisy counts of the possible cells of a column, or of its levels, as `COUNTS` has them."""
+    if cells.codec.has_levels:
+        return list_table_counts(name, noisy, event)
+    single, low, high = list_ends(cells)
+    rows = make_rows(cells, 1, single, low, high)
+    return complete_rows(rows.filter(pa.array(cells.possible)), name, noisy, event)
+
+
+def list_ends(cells: Cells) -> tuple[Floats, Floats, Floats]:
+    """Return the value of each single cell, NaN of null, and the first and the last value of each one of the line, NaN if it has none."""
+    codec, edges = cells.codec, cells.edges
+    single = np.array([*([math.nan] * codec.nulls), *codec.atoms], dtype=np.float64)
+    low, high = (edges[:-1] + 1.0, edges[1:]) if codec.lattice else ends(codec, edges)
+    possible = cells.possible[len(single) :]
+    return single, np.where(possible, low, np.nan) + 0.0, np.where(possible, high, np.nan) + 0.0
+
+
+def make_rows(cells: Cells, level: int, single: Floats, low: Floats, high: Floats) -> pa.Table:
+    """Return the rows of one level, without what is counted."""
+    kind = WHOLE if cells.codec.lattice else REAL
+    kinds = [NULL if math.isnan(value) else ATOM for value in single.tolist()]
+    kinds += [EMPTY if math.isnan(value) else kind for value in low.tolist()]
+    first, last = (np.append(single, each) for each in (low, high))
+    columns = {"level": np.full(len(kinds), level, dtype=np.int8), "kind": kinds}
+    ends_of = {"low": first, "high": last}
+    columns |= {name: pa.array(each, from_pandas=True) for name, each in ends_of.items()}
+    return pa.table(columns)
+
+
+def complete_rows(rows: pa.Table, name: str, noisy: Counts, event: CentralEvent) -> pa.Table:
+    """Return rows with the noisy counts of a table."""
+    n = rows.num_rows
+    added = {
+        "table": pa.repeat(name, n),
+        "count": pa.array(noisy),
+        "standard_deviation": pa.repeat(deviation(event), n),
+    }
+    columns = {each: rows[each] for each in rows.column_names} | added
+    return pa.table([columns[each] for each in COUNTS.names], schema=COUNTS)
+
+
+def write_counts(tables: Sequence[pa.Table]) -> bytes:
+    """Return tables of noisy counts as a Parquet file: the same counts, the same bytes."""
+    file = io.BytesIO()
+    few = ["table", "level", "kind", "low", "high", "standard_deviation"]
+    pq.write_table(pa.concat_tables(tables), file, compression="zstd", use_dictionary=few)
+    return file.getvalue()
+
+
+def read_counts(data: bytes) -> dict[str, pa.Table]:
+    """Return the tables of noisy counts in a file, by name."""
+    every = pq.read_table(io.BytesIO(data), read_dictionary=["table", "kind"])
+    every = every.combine_chunks().unify_dictionaries()
+    names = every["table"].chunk(0) if every.num_rows else pa.array([]).dictionary_encode()
+    starts = np.flatnonzero(np.diff(names.indices.to_numpy(), prepend=-1)).tolist()
+    bounds = zip(starts, [*starts[1:], every.num_rows], strict=True)
+    return {names[start].as_py(): every.slice(start, end - start) for start, end in bounds}

@@ -1,0 +1,257 @@
+"""Noisy counts that a release publishes: drawn with the noise that the card states, in every kind of output, and what `dpdask.open` answers from them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from e2e.helpers import RATINGS_SCHEMA, lake, run_here, write_job
+from scipy import stats
+
+import dpdask
+from dpdask.codec import codec_for
+from dpdask.references.counts import COUNTS, read_counts, write_counts
+from dpdask.references.hierarchy import N_LEVELS, Hierarchy, make_grid
+from dpdask.schema import Schema
+from dpdask.stats.statistic import CellCounts
+
+ALPHA = 1e-9
+NUMBERS = {
+    "town": {"role": "privatise", "kind": "categorical", "levels": ["a", "b", "c"]},
+    "pay": {"role": "privatise", "kind": "continuous", "bounds": [0, 1e9]},
+    "kids": {
+        "role": "privatise",
+        "kind": "mixed",
+        "bounds": [0, 40],
+        "atoms": [0, 9],
+        "nulls": "level",
+    },
+}
+MECHANISMS = {
+    "histogram": {"kind": "dip", "reference": {"kind": "histogram"}, "channel": "laplace"},
+    "tree": {"kind": "dip", "reference": {"kind": "tree"}, "channel": "laplace"},
+    "copula": {"kind": "copula"},
+    "marginals": {"kind": "marginals", "cliques": [["town", "pay"], ["town", "kids"]]},
+}
+ADD_REMOVE = {"epsilon": 4.0, "delta": 1e-6, "adjacency": "add-remove", "unit": "row"}
+
+
+def table():
+    n, rng = 20_000, np.random.default_rng(9)
+    town = rng.choice(["a", "b", "c"], n, p=[0.5, 0.3, 0.2])
+    pay = np.round(np.exp(rng.normal(7.0, 0.6, n) + 0.5 * (town == "a")), 2)
+    kids = np.where(rng.random(n) < 0.5, 0.0, rng.integers(1, 10, n))
+    kids[rng.random(n) < 0.3] = np.nan
+    return pd.DataFrame({"town": town, "pay": pay, "kids": pd.array(kids, dtype="Int32")})
+
+
+def release(folder, mechanism, **changed):
+    folder.mkdir(parents=True, exist_ok=True)
+    table().to_parquet(folder / "in.parquet")
+    given = {"schema": NUMBERS, "mechanism": MECHANISMS[mechanism], **changed}
+    run_here(write_job(folder, folder / "in.parquet", folder / "out", **given))
+    return dpdask.open(str(folder / "out"))
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    made = {}
+
+    def give(mechanism):
+        if mechanism not in made:
+            private = {"privacy": ADD_REMOVE} if mechanism == "copula" else {}
+            made[mechanism] = release(tmp_path_factory.mktemp("measured"), mechanism, **private)
+        return made[mechanism]
+
+    return give
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_published_counts_are_the_exact_ones_with_the_noise_that_was_accounted_for(
+    opened, mechanism
+):
+    found, rows = opened(mechanism), table()
+    counts, events = found._measured, found.card["accounting"]["events"]["events"]
+    paid = {
+        round(each.get("sigma") or np.sqrt(0.5) / np.sinh(0.5 / each["scale"]), 9)
+        for each in events
+        if "scale" in each or "sigma" in each
+    }
+    schema, residuals = Schema.from_dict({"columns": NUMBERS}), []
+    arrow = pq.read_table(found.folder.local_path.parent / "in.parquet")
+    for part in counts.values():
+        assert part.schema.names == COUNTS.names
+        assert {round(each, 9) for each in part["standard_deviation"].unique().to_pylist()} <= paid
+    for name in ("pay", "kids"):
+        part = counts[name]
+        codec = codec_for(name, schema.columns[name], arrow.schema.field(name).type)
+        hierarchy = Hierarchy(make_grid(codec))
+        exact = hierarchy.count(CellCounts.of_batch(hierarchy.cells, arrow[name].combine_chunks()))
+        noise = part["count"].to_numpy() - exact
+        residuals.append(noise / part["standard_deviation"].to_numpy())
+        assert set(part["level"].to_pylist()) == set(range(1, N_LEVELS + 1))
+    if "town x pay" in counts:
+        both = counts["town x pay"]
+        assert both["count"].to_numpy().sum() == pytest.approx(
+            len(rows), abs=6.0 * both["standard_deviation"][0].as_py() * np.sqrt(len(both))
+        )
+    z = np.concatenate(residuals)
+    assert (z != 0.0).any()
+    # Laplace noise has a kurtosis of 6, Gaussian noise one of 3
+    spread = np.sqrt((6.0 - 1.0) / len(z))
+    assert abs(np.mean(z**2) - 1.0) < stats.norm.isf(ALPHA) * spread
+    assert abs(np.mean((z / 1.5) ** 2) - 1.0) > stats.norm.isf(ALPHA) * spread
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_answers_come_from_the_counts_and_hold_the_truth(opened, mechanism):
+    found, rows = opened(mechanism), table()
+    clipped = rows["pay"].clip(0.0, 8000.0).mean()
+    z = []
+    mean = found.mean("pay", within=(0, 8000))
+    assert mean.interval()[1] - mean.interval()[0] < clipped
+    z.append((mean.estimate - clipped) / mean.standard_error)
+    kids = found.mean("kids", within=(0, 9))
+    z.append((kids.estimate - rows["kids"].mean()) / kids.standard_error)
+    edges = [0.0, 500.0, 1500.0, 3000.0, 1e9]
+    counts = found.histogram("pay", edges)
+    exact = np.histogram(rows["pay"], edges)[0]
+    z += list((counts.estimate - exact) / (counts.standard_error + counts.bias_bound))
+    for p in (0.2, 0.5):
+        low, high = found.quantile("pay", p).interval(1.0 - 1e-6)
+        assert low <= rows["pay"].quantile(p) <= high
+    assert np.abs(z).max() < 4.5
+    if found.content["mechanism"]["kind"] in ("copula", "marginals"):
+        groups = found.mean("pay", by="town", within=(0, 8000))
+        truth = rows.assign(pay=rows["pay"].clip(0, 8000)).groupby("town")["pay"].mean()
+        assert (np.abs(groups.estimate - truth) < 0.06 * truth).all()
+        low, high = groups.interval()
+        assert ((low <= truth) & (truth <= high)).all()
+        # between an atom and the whole number below it there is no cell
+        kids = found.mean("kids", by="town")
+        truth = rows.groupby("town")["kids"].mean()
+        assert (np.abs(kids.estimate - truth) < 4.5 * kids.standard_error + kids.bias_bound).all()
+
+
+@pytest.mark.parametrize("mechanism", ["histogram", "marginals"])
+def test_a_mean_that_wide_bounds_hide_is_refused_and_the_way_out_is_named(opened, mechanism):
+    found = opened(mechanism)
+    with pytest.raises(dpdask.SpecError, match=r"use mean\('pay', within=\(low, high\)\)"):
+        found.mean("pay")
+    for wrong in ((5, 1), (0, 1, 2), "ab", (0, float("inf")), (1, 1)):
+        with pytest.raises(dpdask.SpecError, match="two finite numbers that increase"):
+            found.mean("pay", within=wrong)
+
+
+def test_means_within_bounds_are_those_of_clipped_values_elsewhere_too(shelf):
+    found = shelf.opened("homes, dip")
+    rows = found.to_pandas()
+    plain = rows["years"].clip(3, 6).mean()
+    assert found.mean("years", within=(3, 6)).estimate == pytest.approx(plain)
+    groups = found.mean("years", by="town", within=(3, 6)).estimate
+    plain = rows[rows["town"] == "B"]["years"].clip(3, 6).mean()
+    assert groups["B"] == pytest.approx(plain)
+    assert found.mean("rating", within=(2, 3)).estimate == pytest.approx(
+        rows["rating"].clip(2, 3).mean()
+    )
+    cells = shelf.opened("homes, cells")
+    assert cells.mean("price", within=(0, 50)).bias_bound < cells.mean("price").bias_bound
+    with pytest.raises(dpdask.SpecError, match="are not clipped"):
+        shelf.opened("homes, interval").mean("price", within=(0, 50))
+
+
+OUTPUTS = {
+    "folder": {},
+    "delta": {"output__format": "delta"},
+    "iceberg": {"output__format": "iceberg", "output__table": "db.t"},
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_every_kind_of_output_has_the_counts_beside_the_card(tmp_path, kind):
+    changed = dict(OUTPUTS[kind])
+    source = lake(tmp_path / "lake", [600, 400], schema=RATINGS_SCHEMA)
+    if kind == "delta":
+        pytest.importorskip("deltalake")
+    if kind == "iceberg":
+        from lakes.tables import sql_catalog
+
+        (tmp_path / "warehouse").mkdir()
+        sql_catalog(tmp_path / "warehouse")
+        uri = f"sqlite:///{tmp_path / 'warehouse'}/catalog.db"
+        changed["output__catalog"] = {
+            "name": "lake",
+            "type": "sql",
+            "uri": uri,
+            "warehouse": (tmp_path / "warehouse").as_uri(),
+        }
+    check_output(tmp_path, source, tmp_path / "out", **changed)
+
+
+@pytest.mark.few(1)
+def test_a_store_has_the_counts_beside_the_card(tmp_path, remote_store):
+    source = lake(tmp_path / "lake", [600, 400], schema=RATINGS_SCHEMA)
+    check_output(tmp_path, source, remote_store.folder.url + "/measured")
+
+
+def check_output(folder, source, out, **changed):
+    given = {"schema": RATINGS_SCHEMA, "mechanism__reference": {"kind": "histogram"}}
+    run_here(write_job(folder, source, out, **given, **changed))
+    found = dpdask.open(str(out))
+    [counts] = found._measured.values()
+    assert counts.num_rows == len(found.card["columns"]["rating"]["levels"])
+    excess = counts["count"].to_numpy() - found.share("rating").estimate.to_numpy() * found.n_rows
+    np.testing.assert_allclose(excess, excess[0], atol=1e-6)  # least squares, with the known n
+
+
+def altered(shelf, tmp_path, change):
+    """Return a release whose card, counts or both a test has changed, its manifest in order."""
+    folder = shelf.copy("levels, histogram", tmp_path / "copy")
+    meta = folder / "_dpdask"
+    card = json.loads((meta / "release.json").read_bytes())
+    change(card, meta)
+    data = json.dumps(card).encode()
+    (meta / "release.json").write_bytes(data)
+    manifest = json.loads((meta / "manifest.json").read_bytes())
+    manifest["card_sha256"] = hashlib.sha256(data).hexdigest()
+    (meta / "manifest.json").write_bytes(json.dumps(manifest).encode())
+    return dpdask.open(str(folder))
+
+
+def test_a_release_without_counts_answers_from_its_rows(shelf, tmp_path):
+    def forget(card, meta):
+        del card["sha256"]
+        (meta / "measured.parquet").unlink()
+
+    old, new = altered(shelf, tmp_path, forget), shelf.opened("levels, histogram")
+    rows = old.to_pandas()
+    assert old.mean("c0").estimate == pytest.approx(rows["c0"].mean())
+    assert old.mean("c0").standard_error > new.mean("c0").standard_error
+
+
+def test_counts_of_another_release_are_refused(shelf, tmp_path):
+    def swap(card, meta):
+        counts = read_counts((meta / "measured.parquet").read_bytes())
+        (meta / "measured.parquet").write_bytes(write_counts(list(counts.values())[:1]))
+
+    found = altered(shelf, tmp_path, swap)
+    with pytest.raises(dpdask.InputError, match="not those that the card names"):
+        found.share("c0")
+
+
+def test_files_of_counts_come_back_and_are_the_same_bytes(shelf):
+    path = Path(shelf.release("levels, tree")) / "_dpdask" / "measured.parquet"
+    counts = read_counts(path.read_bytes())
+    again = write_counts(list(counts.values()))
+    assert write_counts(list(counts.values())) == again
+    back = read_counts(again)
+    assert list(back) == list(counts)
+    assert all(back[name].equals(counts[name]) for name in counts)
+    assert "c0" in counts
+    assert any(name.endswith(", again") for name in counts)
+    assert {part.num_rows for name, part in counts.items() if " x " in name} == {25}
