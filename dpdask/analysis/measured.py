@@ -51,10 +51,14 @@ class MeasuredAnswers:
         return _gather([found], limits, scale=self.dates.get(name))
 
     def _check_known(self, name: str, found: Linear) -> None:
-        """Refuse a mean whose interval reaches further than the middle half of the rows and than half of the mean, which noise alone seldom does not."""
+        """Refuse a mean whose interval is wider than the middle half of the rows, and than the mean of all but the upper hundredth.
+
+        The estimate itself does not decide, or those that are wrong by chance would be given.
+        """
         half = NORMAL_95 * found.standard_error + found.bias_bound
-        low, middle, high = (self.column.quantile(p)[0] for p in (0.25, 0.5, 0.75))
-        if half > max(abs(middle), high - low, abs(found.estimate) / 2.0):
+        low, middle, high, last = (self.column.quantile(p)[0] for p in (0.25, 0.5, 0.75, 0.99))
+        usual = self.column.mean((-last, last)).estimate if last > 0.0 else 0.0
+        if half > max(abs(middle), high - low, abs(usual)):
             what = "the bounds are so wide for the noise that the mean is not known: its interval reaches further than most rows"
             use = f"use mean({name!r}, within=(low, high)), the mean of values clipped to where rows are, or quantile()"
             raise SpecError(what, f"mean({name})", use)

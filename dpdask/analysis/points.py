@@ -431,11 +431,9 @@ class OpenedPoints(OpenedRelease):
             self._check_no_texts(names)
         match question:
             case "mean":
-                within = self._check_within(first, options.get("within"))
+                within = options.get("within")
                 numbers = self._level_values(first, options.get("values"), within)
-                if others:
-                    return lambda: self._points(*names).mean(first, others[0], numbers, within)
-                return lambda: self._alone(first).mean(first, values=numbers, within=within)
+                return lambda: self._average(names, numbers, within)
             case "share":
                 return lambda: self._alone(first).share(first)
             case "histogram":
@@ -482,6 +480,18 @@ class OpenedPoints(OpenedRelease):
             else ()
         )
 
+    def _average(
+        self, names: Sequence[str], numbers: Floats | None, within: Sequence[Any] | None
+    ) -> Result:
+        first, *others = names
+        if others:
+            points = self._points(*names)
+            ends = self._check_within(first, within, points.dates.get(first))
+            return points.mean(first, others[0], numbers, ends)
+        alone = self._alone(first)
+        ends = self._check_within(first, within, alone.dates.get(first))
+        return alone.mean(first, values=numbers, within=ends)
+
     def _histogram(
         self, points: Points | MeasuredAnswers, name: str, bins: int | Sequence[Any]
     ) -> Result:
@@ -510,15 +520,13 @@ class OpenedPoints(OpenedRelease):
                     "does not hold numbers", f"column {name!r}", "use share() or crosstab()"
                 )
 
-    def _check_within(self, name: str, within: Sequence[Any] | None) -> tuple[float, float] | None:
+    def _check_within(
+        self, name: str, within: Sequence[Any] | None, scale: DateScale | None = None
+    ) -> tuple[float, float] | None:
         """Return the two numbers that values are clipped to."""
         if within is None:
             return None
         where = f"mean({name}), `within`"
-        column = self._column(name)
-        scale = DateScale.of_card(column) or (
-            DateScale(unit="us") if self._is_of_dates(name) else None
-        )
         try:
             found = (
                 np.asarray(within, dtype=np.float64)
@@ -528,15 +536,15 @@ class OpenedPoints(OpenedRelease):
         except (TypeError, ValueError):
             found = np.zeros(0)
         if found.shape != (2,) or not np.isfinite(found).all() or not found[0] < found[1]:
-            use = "write it as in within=(0, 100)"
-            raise SpecError("two finite numbers that increase are expected", where, use)
+            use = "write it as in within=(0, 100), of dates as texts or dates"
+            raise SpecError("two values that increase are expected", where, use)
         return float(found[0]), float(found[1])
 
     def _level_values(
         self,
         name: str,
         values: Sequence[float] | None,
-        within: tuple[float, float] | None = None,
+        within: Sequence[Any] | None = None,
     ) -> Floats | None:
         """Return the number of each level, NaN for null, clipped to `within`; None for a column without levels."""
         levels = self._levels(name)
@@ -567,7 +575,8 @@ class OpenedPoints(OpenedRelease):
                 f"mean({name})",
                 f"give a number, or NaN, for each of {shown}",
             )
-        return found if within is None else np.clip(found, *within)
+        ends = self._check_within(name, within)
+        return found if ends is None else np.clip(found, *ends)
 
     def _bounds_of(self, name: str) -> tuple[float, float] | None:
         """Return the declared bounds of a column in the numbers of its estimates; None if there are none."""

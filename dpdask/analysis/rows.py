@@ -110,8 +110,7 @@ class OpenedRows(KeptColumns):
         joint = self._is_joint(*names) if others else self._keeps_distribution(first)
         match question:
             case "mean" if not joint:
-                within = self._check_within(first, options.get("within"))
-                numbers = self._level_values(first, options.get("values"), within)
+                numbers = self._level_values(first, options.get("values"), options.get("within"))
                 if numbers is not None and self._has_channel(first):
                     if not self._is_kept(*others):
                         raise self._refusal(question, *names)

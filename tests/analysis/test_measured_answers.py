@@ -144,7 +144,7 @@ def test_a_mean_that_wide_bounds_hide_is_refused_and_the_way_out_is_named(opened
     with pytest.raises(dpdask.SpecError, match=r"use mean\('pay', within=\(low, high\)\)"):
         found.mean("pay")
     for wrong in ((5, 1), (0, 1, 2), "ab", (0, float("inf")), (1, 1)):
-        with pytest.raises(dpdask.SpecError, match="two finite numbers that increase"):
+        with pytest.raises(dpdask.SpecError, match="two values that increase"):
             found.mean("pay", within=wrong)
 
 
@@ -163,6 +163,21 @@ def test_means_within_bounds_are_those_of_clipped_values_elsewhere_too(shelf):
     assert cells.mean("price", within=(0, 50)).bias_bound < cells.mean("price").bias_bound
     with pytest.raises(dpdask.SpecError, match="are not clipped"):
         shelf.opened("homes, interval").mean("price", within=(0, 50))
+
+
+def test_dates_are_clipped_by_dates(shelf):
+    found = shelf.opened("rides, tree")
+    rows = found.to_pandas()
+    ends = pd.Timestamp("2026-02-01"), pd.Timestamp("2026-03-01")
+    seen = pd.to_datetime(rows["seen"]).clip(*ends)
+    clipped = found.mean("seen", within=tuple(map(str, ends))).estimate
+    assert abs(clipped - seen.mean()) < pd.Timedelta(milliseconds=1)
+    day = found.mean("day", within=("2026-02-01", "2026-03-01"))
+    low, high = day.interval()
+    assert ends[0] < low < day.estimate < high < ends[1]
+    for wrong in ((0, 1), ("2026-03-01", "2026-02-01")):
+        with pytest.raises(dpdask.SpecError, match=r"are dates|two values that increase"):
+            found.mean("day", within=wrong)
 
 
 OUTPUTS = {
