@@ -1,0 +1,205 @@
+"""The contract of estimates by name: an interval of 95 % holds the truth in 95 % of the runs and is not much wider than that needs, or it is refused.
+
+`pipelines/benchmarks/coverage.py` simulates and judges.
+`FAILING` lists the cells that are known to break the contract; the list is strict, so that it shrinks as they are mended.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipelines.benchmarks import coverage
+from pipelines.benchmarks.coverage import Cell, judge
+
+FAILING = Path(__file__).with_name("coverage_failing.csv")
+RUNS = 200
+NEVER_REFUSED = (
+    "share of levels",
+    "share of texts",
+    "mean of levels",
+    "crosstab with town",
+    "crosstab of two",
+    "mean within",
+    "counts of ranges",
+    "quantiles",
+)
+PAIRS = [
+    (kind, name)
+    for kind in coverage.KINDS_OF_RELEASE
+    for name in coverage.TABLES
+    if coverage.is_possible(kind, coverage.table(name))
+]
+
+
+def read_failing():
+    with FAILING.open(newline="", encoding="utf-8") as file:
+        return {
+            (row["release"], row["table"], row["question"]): row["reason"]
+            for row in csv.DictReader(file)
+        }
+
+
+def key(cell):
+    return cell.release, cell.table, cell.question
+
+
+def must_answer(cell):
+    """Tell whether a cell may not be a refusal."""
+    return cell.question in NEVER_REFUSED or (
+        cell.question == "mean of levels by town" and "optimal-unbiased" in cell.release
+    )
+
+
+def breaks(cell):
+    """Return what is wrong with a cell, a refusal of what must be answered included."""
+    return judge(cell) or ("is refused" if cell.refusal and must_answer(cell) else "")
+
+
+def simulate(kind, name, runs, folder, **changes):
+    source = coverage.table(name)
+    opened = coverage.releases(kind, source, runs, folder, **changes)
+    return coverage.simulate(kind, source, opened)
+
+
+# ---- a few cells, again
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("dip holdout optimal-unbiased", "zeros"), ("marginals 20", "sparse")]
+)
+def test_some_cells_keep_the_contract(kind, name, tmp_path):
+    cells = simulate(kind, name, 12, tmp_path, n_rows=3_000)
+    failing = read_failing()
+    answered = [cell for cell in cells if not cell.refusal]
+    assert answered
+    assert [
+        (cell.question, judge(cell))
+        for cell in answered
+        if judge(cell) and key(cell) not in failing
+    ] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("kind", "name"), PAIRS, ids=lambda part: part)
+def test_each_cell_keeps_the_contract_or_is_listed_and_breaks_it(kind, name, tmp_path):
+    failing = read_failing()
+    for cell in simulate(kind, name, RUNS, tmp_path):
+        assert bool(breaks(cell)) == (key(cell) in failing), (cell, breaks(cell))
+
+
+# ---- power
+
+
+PLANTED = {
+    "nothing": lambda found: found,
+    "standard errors halved": lambda found: replace(
+        found,
+        standard_error=found.standard_error / 2.0,
+        find_ends=found.find_ends and (lambda z: found.find_ends(z / 2.0)),
+    ),
+    "bias hidden": lambda found: replace(found, bias_bound=0.0),
+    # a share among the rows with a value, with the error of one among all rows
+    "nulls ignored": lambda found: replace(
+        found,
+        standard_error=found.standard_error * math.sqrt(0.1),
+        find_ends=found.find_ends and (lambda z: found.find_ends(z * math.sqrt(0.1))),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """Forty releases of tables, opened."""
+    folder = tmp_path_factory.mktemp("tables")
+    found = []
+    for seed in range(1, 41):
+        place = folder / str(seed)
+        place.mkdir()
+        found.append(
+            coverage.run("marginals 20", coverage.table("sparse"), seed, place, n_rows=6_000)
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("planted", "question", "wrong"),
+    [
+        ("nothing", "share of levels", ""),
+        ("nothing", "quantiles", ""),
+        # an edge cuts a cell, whose rows may all lie on either side
+        ("nothing", "counts of ranges", "times as wide as its error"),
+        ("standard errors halved", "share of levels", "covers.*standard error"),
+        ("standard errors halved", "quantiles", "standard error"),
+        ("bias hidden", "counts of ranges", "covers"),
+        ("nulls ignored", "quantiles", "standard error"),
+    ],
+)
+def test_planted_errors_are_found(tables, planted, question, wrong):
+    [cell] = coverage.simulate(
+        "marginals 20",
+        coverage.table("sparse"),
+        tables,
+        only=[question],
+        plant=PLANTED[planted],
+    )
+    assert re.fullmatch(wrong and f".*{wrong}.*", judge(cell)), cell
+
+
+def make_cell(**changes):
+    good = Cell("r", "t", "q", 200, coverage=0.95, average=0.95, width=1.0, error=1.0, answered=1.0)
+    return replace(good, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, ""),
+        ({"coverage": 0.90}, ""),  # by chance
+        ({"coverage": 0.80}, "covers 0.80"),
+        ({"coverage": 1.0, "width": 3.0}, "3.0 times as wide as its error"),
+        ({"error": 0.5}, "standard error 0.50 of the spread"),
+        ({"error": 2.0}, "standard error 2.00 of the spread"),
+        ({"error": math.nan}, ""),
+        ({"refusal": "cannot be known", "coverage": math.nan}, ""),
+    ],
+)
+def test_a_cell_is_judged_by_three_figures(changes, wrong):
+    assert judge(make_cell(**changes)) == wrong
+
+
+def test_few_runs_say_less():
+    assert judge(make_cell(coverage=0.75, runs=12)) == ""
+    assert judge(make_cell(coverage=0.75)) != ""
+
+
+def test_an_answer_is_measured_over_its_runs():
+    rng = np.random.default_rng(1)
+    truth = np.array([1.0, 2.0])
+    answers = []
+    for _ in range(400):
+        found = truth + rng.normal(size=2)
+        answers.append(coverage.Answer(truth, found, np.ones(2), found - 1.96, found + 1.96))
+    names = {"release": "r", "table": "t", "question": "q"}
+    cell = coverage.measure(answers, **names)
+    assert cell.average == pytest.approx(0.95, abs=0.03)
+    assert cell.coverage <= cell.average
+    assert (cell.width, cell.error) == (pytest.approx(1.0, abs=0.1), pytest.approx(1.0, abs=0.1))
+    assert coverage.measure(["no"] * 3 + answers[:2], **names).refusal == "no"
+    assert coverage.measure([*answers, "no"], **names).answered == pytest.approx(400 / 401)
+
+
+def test_the_truth_of_bounded_rows_weighs_rows():
+    source = coverage.table("units")
+    per_unit = pd.Series(source.weights).groupby(source.rows["user"].to_numpy()).sum()
+    assert per_unit.max() == pytest.approx(coverage.MAX_ROWS)
+    assert (source.weights > 0).all()
+    assert (source.weights <= 1).all()
