@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -26,9 +27,12 @@ if TYPE_CHECKING:
     from dpdask.inference.debias import ReleasedColumn
 
 Floats = NDArray[np.float64]
+# of a column's released rows, whether the nearest estimate will do
+Estimator: TypeAlias = Callable[["ReleasedColumn", Frame, bool], Estimate]
 _IN_MEMORY = 5_000_000  # rows; more are counted by Dask
 _MOST_PAIRS = 1_024
 _SURE = 2.0  # standard deviations
+_SURELY = 0.997  # the confidence that no level is more frequent than it is said
 _CENTRAL = ("discrete-gaussian", "discrete-laplace")  # kinds of events
 _COUNTED = ("histogram", "tree")  # kinds of references
 _AVERAGES = ("mean", "share", "histogram", "quantile", "crosstab", "slope")
@@ -41,8 +45,11 @@ _SPREAD = (
 _RELEASED = "counts are of the released rows, without those that were held out"
 _TOLD_REFERENCE = "the released values have the distribution of noisy counts; standard errors hold that noise and the draws of the rows"
 _WORST_BIAS = (
-    "the bound on the bias is for the worst original values; `dpdask.inference.ReleasedColumn` also gives unbiased estimates, where the channel "
-    "determines them"
+    "the noise hides a part of the answer: the bound on the bias is for the worst original values"
+)
+_LIKELY_BIAS = (
+    "the noise hides a part of the answer: the bound on the bias is for the worst original values; or, if smaller, one with which intervals of 95 % hold "
+    "on average over the groups, if these differ in what the noise hides no more than in what it shows"
 )
 _ABSENT = "levels that the reference holds with probability 0 cannot be released: nothing is known of their share, which the noise may have hidden"
 _CELLS = "inside a cell of the reference the columns are independent: slopes and differences of groups are too small, and no error includes it"
@@ -122,7 +129,8 @@ class OpenedRows(KeptColumns):
                     raise self._refusal(question, first)
                 if not joint and self._has_channel(first):
                     return lambda: self._correct(
-                        first, lambda column, rows: column.distribution(rows)
+                        first,
+                        lambda column, rows, near: column.distribution(rows, approximate=near),
                     )
             case "histogram" | "quantile" if (
                 first in private and self._levels(first) is not None and not self._is_chain
@@ -159,25 +167,32 @@ class OpenedRows(KeptColumns):
 
     # ---- estimates that the channel is taken out of
 
-    def _correct(
-        self, name: str, estimate: Callable[[ReleasedColumn, Frame], Estimate], *kept: str
-    ) -> Result:
+    def _correct(self, name: str, estimate: Estimator, *kept: str) -> Result:
         released = self._read_channel(name)
         rows = self._rows([*released.outcomes.columns, *kept])
         with read_as_python(name, *kept):
-            return self._result(estimate(released, rows))
+            return self._result(_choose(partial(estimate, released, rows)))
 
     def _read_channel(self, name: str) -> ReleasedColumn:
+        """Return a column with its channel, and with what its own shares say of all rows."""
         from dpdask.inference.debias import ReleasedColumn  # many questions need no channel
 
-        return ReleasedColumn.from_card(self.content, name)
+        released = ReleasedColumn.from_card(self.content, name)
+        if not self._keeps_distribution(name):
+            return released
+        high = self.share(name).interval(_SURELY)[1].to_numpy(dtype=np.float64)
+        return replace(released, at_most=np.where(np.isnan(high), 1.0, np.clip(high, 0.0, 1.0)))
 
     def _correct_mean(self, name: str, numbers: Floats, by: str | None = None) -> Result:
         if by is None:
-            found = self._correct(name, lambda column, rows: column.mean(rows, numbers))
+            found = self._correct(
+                name, lambda column, rows, near: column.mean(rows, numbers, approximate=near)
+            )
         else:
             found = self._correct(
-                name, lambda column, rows: column.group_means(rows, by, numbers), by
+                name,
+                lambda column, rows, near: column.group_means(rows, by, numbers, approximate=near),
+                by,
             )
         return (
             found
@@ -186,7 +201,9 @@ class OpenedRows(KeptColumns):
         )
 
     def _correct_crosstab(self, name: str, kept: str, first: bool) -> Result:
-        found = self._correct(name, lambda column, rows: column.crosstab(rows, kept), kept)
+        found = self._correct(
+            name, lambda column, rows, near: column.crosstab(rows, kept, approximate=near), kept
+        )
         return found if first else _change_parts(found, lambda part: part.T)
 
     def _correct_slope(self, name: str, response: str, features: Sequence[str]) -> Result:
@@ -196,7 +213,9 @@ class OpenedRows(KeptColumns):
         )
         found = self._correct(
             name,
-            lambda column, rows: column.slope(rows, covariates=covariates, response=explained),
+            lambda column, rows, near: column.slope(
+                rows, covariates=covariates, response=explained, approximate=near
+            ),
             response,
             *features,
         )
@@ -215,10 +234,17 @@ class OpenedRows(KeptColumns):
             Outcomes(columns=(first, second), levels=(one.levels, two.levels)),
         )
         channel = np.kron(one.matrix, two.matrix).astype(np.float64)
+        most = None
+        if one.at_most is not None and two.at_most is not None:
+            most = np.minimum.outer(one.at_most, two.at_most).ravel()
         pair = replace(
-            one, name=f"{first} × {second}", levels=tuple(range(n_pairs)), matrix=channel
+            one,
+            name=f"{first} × {second}",
+            levels=tuple(range(n_pairs)),
+            matrix=channel,
+            at_most=most,
         )
-        found = self._result(pair.distribution(counts))
+        found = self._result(_choose(lambda near: pair.distribution(counts, approximate=near)))
         lost = (
             n_pairs
             if found.bias_bound is None
@@ -238,7 +264,7 @@ class OpenedRows(KeptColumns):
         bias = np.asarray(found.worst_bias, dtype=np.float64)
         value = np.asarray(found.value, dtype=np.float64)
         known = bool(np.isfinite(bias).all())
-        limits = [_WORST_BIAS] if known and bias.any() else []
+        limits = [_WORST_BIAS if bias.ndim == 0 else _LIKELY_BIAS] if known and bias.any() else []
         if known and (lost := int((bias > np.abs(value)).sum())):
             limits.append(
                 f"the bound on the bias is larger than the estimate in {lost:,} of {bias.size:,} numbers: the noise leaves little of them"
@@ -415,6 +441,23 @@ class OpenedRows(KeptColumns):
             spread=has_numbers and not counted,
             limits=(*limits, *points.limits),
         )
+
+
+def _choose(estimate: Callable[[bool], Estimate]) -> Estimate:
+    """Return the unbiased estimate, if the channel determines it; but the nearest one where its intervals are less than half as wide."""
+    near = estimate(True)
+    try:
+        exact = estimate(False)
+    except SpecError:
+        return near
+    halves = (
+        np.asarray(1.96 * found.standard_error + found.worst_bias, dtype=np.float64)
+        for found in (exact, near)
+    )
+    of_exact, of_near = (
+        np.nanmedian(half) if np.isfinite(half).any() else math.inf for half in halves
+    )
+    return near if 2.0 * of_near < of_exact else exact
 
 
 def _count_beyond(reference: Mapping[str, Any]) -> float:

@@ -20,6 +20,7 @@ from dpdask.inference.pseudo_values import (
     PseudoValues,
     balance,
     balance_groups,
+    critical_value,
     estimate_prior,
     invert,
     nearest_probabilities,
@@ -30,7 +31,6 @@ from dpdask.inference.tallies import (
     Frame,
     Moments,
     Outcomes,
-    average_known,
     group_counts,
     moments,
     outcome_counts,
@@ -141,6 +141,10 @@ class ReleasedColumn:
     max_condition
         Directions whose singular value lies below 1/max_condition are not inverted, and the others
         are, whatever their variance. None: estimates choose.
+    at_most
+        The largest share that each original level may have among all rows, float64 array of shape
+        (s,), where the released rows follow the distribution of the original ones; None otherwise.
+        Bounds on biases are then smaller, and those of groups hold on average over groups.
 
     Notes
     -----
@@ -201,6 +205,7 @@ class ReleasedColumn:
     matrix: Floats
     parent: tuple[str, tuple[object, ...]] | None = None
     max_condition: float | None = None
+    at_most: Floats | None = None
 
     def __post_init__(self) -> None:
         matrix, where, square = (
@@ -400,11 +405,9 @@ class ReleasedColumn:
         """
         table = self._table(outcome_counts(counts, self.outcomes))
 
-        def average(f: Floats) -> Estimate:
-            value, error, worst = self._means(table, f, approximate=approximate)
-            return self._estimate(float(value[0]), float(error[0]), float(worst[0]), table=table)
-
-        return average_known(average, self._values(values, partly=True))
+        f = self._values(values, partly=True)
+        value, error, worst = self._means(table, f, approximate=approximate)
+        return self._estimate(float(value[0]), float(error[0]), float(worst[0]), table=table)
 
     def group_means(
         self,
@@ -436,11 +439,8 @@ class ReleasedColumn:
         """
         groups, table = self._group(frame, by)
 
-        def average(f: Floats) -> Estimate:
-            parts = self._means(table, f, approximate=approximate)
-            return self._estimate(*(pd.Series(part, groups) for part in parts), table=table)
-
-        return average_known(average, self._values(values, partly=True))
+        parts = self._means(table, self._values(values, partly=True), approximate=approximate)
+        return self._estimate(*(pd.Series(part, groups) for part in parts), table=table)
 
     def crosstab(
         self,
@@ -466,7 +466,11 @@ class ReleasedColumn:
         """
         groups, table = self._group(frame, by)
         value, error, worst = self._shares(table, simplex=simplex, approximate=approximate)
-        sizes = np.ones((len(table), 1)) if normalise else table.sum(axis=(1, 2))[:, None]
+        sizes = table.sum(axis=(1, 2))[:, None]
+        if normalise:
+            sizes = np.ones((len(table), 1))
+        else:  # how many rows a group has is drawn from the population, too
+            error = np.sqrt(error**2 + value**2 * (1.0 / sizes - 1.0 / sizes.sum()))
         columns = pd.Index(list(self.levels), name=self.name)
         return self._estimate(
             *(pd.DataFrame(sizes * part, groups, columns) for part in (value, error, worst)),
@@ -607,18 +611,48 @@ class ReleasedColumn:
     def _means(
         self, table: Floats, f: Floats, *, approximate: bool, along: bool = True
     ) -> tuple[Floats, Floats, Floats]:
-        """Return the mean of each group, its standard error and its worst bias."""
-        pseudo = self._pseudo_values(f, table, approximate=approximate, along=along)
-        sizes = table.sum(axis=(1, 2))
+        """Return the mean of each group over the rows whose level has a number, its standard error and its worst bias."""
+        here, sizes = np.isfinite(f), table.sum(axis=(1, 2))
+        centre = 0.0 if here.all() or not here.any() else float(f[here].mean())
+
+        def find(values: Floats) -> PseudoValues:
+            return self._pseudo_values(values, table, approximate=approximate, along=along)
+
+        pseudo = find(np.where(here, f - centre, 0.0))
         value = (table * pseudo.g).sum(axis=(1, 2)) / sizes
-        spread = (table * (pseudo.g - value[:, None, None]) ** 2).sum(axis=(1, 2))
+        known = np.ones(len(table))
         with np.errstate(invalid="ignore", divide="ignore"):
-            error = np.sqrt(
-                np.maximum(
-                    spread / (sizes * np.where(sizes > 1, sizes - 1, np.nan)) + pseudo.shared, 0.0
-                )
-            )
-        return value, error, np.broadcast_to(pseudo.bias, sizes.shape)
+            if not here.all():
+                # a ratio A / B moves as (A - value B) / B does
+                inside = find(here.astype(np.float64))
+                known = np.maximum((table * inside.g).sum(axis=(1, 2)) / sizes, 0.0)
+                value = value / known
+                pseudo = pseudo.minus(value, inside)
+            mean = (table * pseudo.g).sum(axis=(1, 2)) / sizes
+            spread = (table * (pseudo.g - mean[:, None, None]) ** 2).sum(axis=(1, 2))
+            spread = spread / (sizes * np.where(sizes > 1, sizes - 1, np.nan))
+            error = np.sqrt(np.maximum(spread + pseudo.shared, 0.0)) / known
+            worst = self._worst_biases(pseudo, table) / known
+            if self.at_most is not None and pseudo.likely is not None:
+                likely = pseudo.likely / known
+                beyond = critical_value(likely / error) - critical_value(np.zeros(1))
+                worst = np.where(worst > 0.0, np.fmin(worst, beyond * error), 0.0)
+        return centre + value, error, np.broadcast_to(worst, sizes.shape)
+
+    def _worst_biases(self, pseudo: PseudoValues, table: Floats) -> Floats:
+        """Return the worst bias of each group; none of its levels is more frequent than among all rows."""
+        if self.at_most is None or not pseudo.bias.any():
+            return pseudo.bias
+        sizes, total = table.sum(axis=2), table.sum()
+        bias = np.zeros(len(table))
+        for place, each in enumerate(self._strata()):
+            n = sizes[:, place]
+            caps = self.at_most * (total / np.maximum(n, 1.0))[:, None]
+            most = np.minimum(caps, 1.0)
+            g = np.broadcast_to(pseudo.g[:, place], (len(table), table.shape[2]))
+            own = each.bias(g, np.broadcast_to(pseudo.f, g.shape), most)
+            bias += n / np.maximum(sizes.sum(axis=1), 1.0) * own
+        return np.minimum(bias, pseudo.bias)
 
     def _shares(
         self, table: Floats, *, simplex: bool, approximate: bool

@@ -6,12 +6,14 @@ or as far as the sum of squared bias and variance says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize
+from scipy import optimize, special
 
 Floats = NDArray[np.float64]
 
@@ -23,6 +25,7 @@ _MOST_CELLS = 10_000  # that the spread of groups is fitted to: more tell nothin
 _LEAST_SPREAD = 2.0**-14
 _STEPS = 50
 _UNBIASED_FOR = 1.1  # times the variance
+_LIKELY = 1.92  # half of what a chi-squared variable exceeds in 5 %
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,19 +80,72 @@ class Directions:
         found: Floats = self.own.T @ (self.prior * f.T).T
         return found
 
-    def bias(self, g: Floats, f: Floats) -> Floats:
-        """Return the largest |E[g(Z̃) | Z = k] - f(k)| over levels that occur.
+    def bias(self, g: Floats, f: Floats, most: Floats | None = None) -> Floats:
+        """Return the largest |Σ_k π_k (E[g(Z̃) | Z = k] - f(k))| over distributions π of levels that occur.
 
         Parameters
         ----------
-        g
+        g, f
             Shape (…, s).
-        f
-            Shape (s,).
+        most
+            The largest probabilities that π may have, shape (…, s); any if None.
         """
         seen = self.prior > 0
-        found: Floats = np.abs(g @ self.matrix[seen].T - f[seen]).max(axis=-1)
-        return found
+        off = g @ self.matrix[seen].T - f[..., seen]
+        if most is None:
+            found: Floats = np.abs(off).max(axis=-1)
+            return found
+        caps = np.broadcast_to(most[..., seen], off.shape)
+        return np.maximum(_fill(off, caps), _fill(-off, caps))
+
+
+def _fill(values: Floats, caps: Floats) -> Floats:
+    """Return the largest average of values by a distribution below the caps: the largest values have as much as they may."""
+    order = np.argsort(-values, axis=-1)
+    values, caps = (np.take_along_axis(part, order, axis=-1) for part in (values, caps))
+    ahead = np.cumsum(caps, axis=-1) - caps
+    shares = np.clip(1.0 - ahead, 0.0, caps)
+    found: Floats = (shares * values).sum(axis=-1) / np.maximum(shares.sum(axis=-1), 1e-300)
+    return found
+
+
+@lru_cache(maxsize=8)
+def _tabulate_critical(alpha: float) -> tuple[Floats, Floats]:
+    """Return root mean square biases, in standard errors, and the critical value of each."""
+    squares = np.concatenate([[0.0], np.logspace(-4.0, 6.0, 1000)])
+    roots = np.concatenate([[0.0], np.logspace(-2.0, 1.5, 80)])
+    found = []
+    for root in roots:
+        # of the distributions of this mean square the worst has at most two points, and one is 0
+        ends = np.maximum(squares, root**2)
+        far = np.divide(root**2, ends, out=np.ones_like(ends), where=ends > 0.0)
+        low, high = 1.0, root / math.sqrt(alpha) + 4.0
+        for _ in range(40):
+            middle = (low + high) / 2.0
+            beyond = special.ndtr(np.sqrt(ends) - middle) + special.ndtr(-np.sqrt(ends) - middle)
+            near = 2.0 * special.ndtr(-middle)
+            is_enough = float((near + far * (beyond - near)).max()) <= alpha
+            low, high = (low, middle) if is_enough else (middle, high)
+        found.append(high)
+    return roots, np.array(found)
+
+
+def critical_value(root: Floats, alpha: float = 0.05) -> Floats:
+    """Return how many standard errors hold a normal estimate's truth with probability 1 - alpha on average over groups, whatever their biases.
+
+    Parameters
+    ----------
+    root
+        The root mean square of the biases, in standard errors.
+
+    References
+    ----------
+    Armstrong, Kolesár and Plagborg-Møller, Robust empirical Bayes confidence intervals (2022),
+    Proposition B.1.
+    """
+    roots, values = _tabulate_critical(alpha)
+    far = values[-1] + (root - roots[-1]) / math.sqrt(alpha)  # Chebyshev's inequality
+    return np.where(root <= roots[-1], np.interp(root, roots, values), far)
 
 
 def estimate_prior(matrix: Floats, start: Floats, counts: Floats) -> Floats:
@@ -129,11 +185,43 @@ class PseudoValues:
     shared
         The part of each average's variance that comes from the rows of all groups, of the shape of
         `bias`.
+    f
+        What is averaged, shape (groups, s) or (1, s).
+    likely
+        The root mean square of the bias over groups, of the shape of `bias`, if groups differ along
+        the directions that the channel hides as they do along the others: at most so much, by the
+        likelihood of what was released. None if it is not known.
     """
 
     g: Floats
     bias: Floats
     shared: Floats
+    f: Floats
+    likely: Floats | None = None
+
+    def minus(self, shift: Floats, other: PseudoValues) -> PseudoValues:
+        """Return the pseudo-values of f - shift · f of the other.
+
+        Parameters
+        ----------
+        shift
+            One for each group.
+        other
+            Pseudo-values of the same groups and strata.
+        """
+        size = np.abs(shift)
+        likely = None
+        if self.likely is not None and other.likely is not None:
+            likely = self.likely + size * other.likely
+        roots = (np.sqrt(np.maximum(part.shared, 0.0)) for part in (self, other))
+        one, two = roots
+        return PseudoValues(
+            g=self.g - shift[:, None, None] * other.g,
+            bias=self.bias + size * other.bias,
+            shared=(one + size * two) ** 2,
+            f=self.f - shift[:, None] * other.f,
+            likely=likely,
+        )
 
 
 def invert(strata: Sequence[Directions], f: Floats, max_condition: float) -> PseudoValues:
@@ -156,7 +244,7 @@ def invert(strata: Sequence[Directions], f: Floats, max_condition: float) -> Pse
         left = float(each.bias(g[0, place], f))
         if left > _EXACT * np.ptp(f[seen]) + 1e-12 * np.abs(f[seen]).max():
             bias = max(bias, left)
-    return PseudoValues(g=g, bias=np.array([bias]), shared=np.zeros(1))
+    return PseudoValues(g=g, bias=np.array([bias]), shared=np.zeros(1), f=f[None])
 
 
 def balance(strata: Sequence[Directions], f: Floats, counts: Floats) -> PseudoValues:
@@ -191,7 +279,7 @@ def balance(strata: Sequence[Directions], f: Floats, counts: Floats) -> PseudoVa
     if not exact.bias[0] and _variance(exact.g[0], counts) <= _UNBIASED_FOR * _variance(g, counts):
         return exact
     bias = max(float(each.bias(own, f)) for each, own, n in zip(strata, g, sizes, strict=True) if n)
-    return PseudoValues(g=g[None], bias=np.array([bias]), shared=np.zeros(1))
+    return PseudoValues(g=g[None], bias=np.array([bias]), shared=np.zeros(1), f=f[None])
 
 
 def _variance(g: Floats, counts: Floats) -> float:
@@ -235,9 +323,10 @@ def balance_groups(
     n_groups, n_strata, s = table.shape
     sizes = table.sum(axis=2)
     parts = [_stratum(each, f, table[:, place]) for place, each in enumerate(strata)]
-    spread = _fit_spread(parts, along=along)
+    spread, possible = _fit_spread(parts, along=along)
     share = sizes / np.maximum(sizes.sum(axis=1, keepdims=True), 1.0)
     g, bias, shared = np.zeros((n_groups, n_strata, s)), np.zeros(n_groups), np.zeros(n_groups)
+    squares = np.zeros((len(possible), n_groups))
     for place, (each, part) in enumerate(zip(strata, parts, strict=True)):
         weights = part.predict(*spread)
         rest = part.shared_weights - weights
@@ -248,7 +337,9 @@ def balance_groups(
             * ((rest**2 + 2 * weights * rest) @ part.variance)
             / max(float(part.sizes.sum()), 1.0)
         )
-    return PseudoValues(g=g, bias=bias, shared=shared)
+        squares += share[:, place] ** 2 * part.list_squared_biases(weights, possible)
+    likely = np.sqrt(squares.max(axis=0))
+    return PseudoValues(g=g, bias=bias, shared=shared, f=f[None], likely=likely)
 
 
 def nearest_probabilities(channels: Floats, reference: Floats, table: Floats) -> Floats:
@@ -297,6 +388,7 @@ class _Stratum:
 
     constant: float  # φ_0
     length: float  # |φ|
+    own: Floats  # p
     slope: Floats  # σ∘p, (r,)
     singular: Floats
     centre: Floats  # the released coordinates of all rows
@@ -314,6 +406,19 @@ class _Stratum:
         own = self.slope * drawn / noisy
         along = ((tau + kappa) - kappa * (own @ self.slope)) / total
         return self.length * (along[:, None] * scaled + own)
+
+    def list_squared_biases(
+        self, weights: Floats, spreads: Sequence[tuple[float, float]]
+    ) -> Floats:
+        """Return the mean square of each group's bias under each of several pairs τ and κ, shape (pairs, groups)."""
+        phi = self.length * self.own
+        lost = phi - self.singular * weights
+        lost[:, 0] = 0.0
+        squared, along = (lost**2).sum(axis=1), (lost @ self.own) ** 2
+        # the average of all rows is known as well as their draw and that of the reference allow
+        of_all = ((phi - self.singular * self.shared_weights)[1:] ** 2).sum()
+        drawn = 2.0 * of_all / max(float(self.sizes.sum()), 1.0)
+        return np.array([tau * squared + kappa * along + drawn for tau, kappa in spreads])
 
     def likelihood(self, tau: float, kappa: float) -> float:
         """Return the logarithm of the normal likelihood of the groups' offsets, up to a constant."""
@@ -345,6 +450,7 @@ def _stratum(directions: Directions, f: Floats, counts: Floats) -> _Stratum:
     return _Stratum(
         constant=constant,
         length=length,
+        own=phi / (length or 1.0),
         slope=directions.singular * phi / (length or 1.0),
         singular=directions.singular,
         centre=centre,
@@ -355,22 +461,27 @@ def _stratum(directions: Directions, f: Floats, counts: Floats) -> _Stratum:
     )
 
 
-def _fit_spread(parts: Sequence[_Stratum], *, along: bool) -> tuple[float, float]:
-    """Return τ and κ of the largest likelihood: on a grid of factors 4, then between its points."""
+def _fit_spread(
+    parts: Sequence[_Stratum], *, along: bool
+) -> tuple[tuple[float, float], list[tuple[float, float]]]:
+    """Return τ and κ of the largest likelihood, on a grid of factors 4 and then between its points; and those that a test of likelihoods does not reject."""
     step = -(-sum(len(part.sizes) for part in parts) // _MOST_CELLS)
     some = [replace(each, offsets=each.offsets[::step], sizes=each.sizes[::step]) for each in parts]
+    tried: dict[tuple[float, float], float] = {}
 
-    def likelihood(at: tuple[float, float]) -> float:
-        return sum(part.likelihood(*at) for part in some)
+    def find_best(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
+        for at in pairs:
+            if at not in tried:
+                tried[at] = sum(part.likelihood(*at) for part in some)
+        return max(tried, key=tried.__getitem__)
 
     grid = [4.0**-k for k in range(8)]
-    tau, kappa = max(
-        ((t, k) for t in grid for k in ([0.0, *grid] if along else [0.0])), key=likelihood
-    )
+    tau, kappa = find_best((t, k) for t in grid for k in ([0.0, *grid] if along else [0.0]))
     near = [
         (t, k)
         for t in (tau / 2, tau, 2 * tau)
         for k in ((kappa / 2, kappa, 2 * kappa) if kappa else (0.0,))
     ]
-    tau, kappa = max(near, key=likelihood)
-    return min(max(tau, _LEAST_SPREAD), 1.0), min(kappa, 1.0)
+    tau, kappa = find_best(near)
+    possible = [at for at, value in tried.items() if value >= tried[tau, kappa] - _LIKELY]
+    return (min(max(tau, _LEAST_SPREAD), 1.0), min(kappa, 1.0)), possible

@@ -7,8 +7,8 @@ compute on demand, as Dask's do: only small tables of sums leave the cluster.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -359,31 +359,3 @@ class Estimate:
         """Return the normal confidence interval, widened by the worst bias."""
         half = float(special.ndtri(0.5 + confidence / 2)) * self.standard_error + self.worst_bias
         return self.value - half, self.value + half
-
-
-def average_known(average: Callable[[Floats], Estimate], values: Floats) -> Estimate:
-    """Return an average over the rows whose level has a number: the ratio of two averages over all rows.
-
-    Parameters
-    ----------
-    average
-        From a number of each level to its average over all rows, or that of each group.
-    values
-        The number of each level; NaN leaves the rows of a level out.
-    """
-    here = np.isfinite(values)
-    if here.all():
-        return average(values)
-    centre = float(values[here].mean()) if here.any() else 0.0
-    above, inside = average(np.where(here, values - centre, 0.0)), average(here.astype(np.float64))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.maximum(inside.value, 0.0)
-        shift = above.value / share
-        error, bias = (
-            (one + np.abs(shift) * two) / share
-            for one, two in (
-                (above.standard_error, inside.standard_error),
-                (above.worst_bias, inside.worst_bias),
-            )
-        )
-    return replace(above, value=centre + shift, standard_error=error, worst_bias=bias)

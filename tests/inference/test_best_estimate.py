@@ -1,16 +1,18 @@
 """The estimate of least squared bias and variance: better than the unbiased one and than a constant, honest about its bias; cards of trees."""
 
+import dataclasses
 import math
 
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import optimize, stats
 
 import dpdask
 from dpdask.errors import DataError, SpecError
 from dpdask.inference import ReleasedColumn
-from dpdask.inference.pseudo_values import Directions, balance
+from dpdask.inference.pseudo_values import Directions, balance, critical_value
 from pipelines.benchmarks import means
 
 T = np.array([[0.6, 0.3, 0.1], [0.2, 0.6, 0.2], [0.1, 0.3, 0.6]])
@@ -238,3 +240,79 @@ def test_a_parent_that_is_cut_into_cells_is_refused_in_one_line():
     ) as caught:
         ReleasedColumn.from_card(card, child)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("root", [0.5, 1.0, 3.0])
+def test_critical_values_hold_for_the_worst_biases_and_are_no_larger(root):
+    value = float(critical_value(np.array([root]))[0])
+    beyond = 0.0  # the largest probability, of all distributions on 0 and one other point
+    for far in np.linspace(root, 60.0, 4_000):
+        part = root**2 / far**2
+        outside = stats.norm.sf(value - far) + stats.norm.cdf(-value - far)
+        beyond = max(beyond, part * outside + (1 - part) * 2 * stats.norm.sf(value))
+    assert beyond == pytest.approx(0.05, abs=1e-3)
+
+
+def test_critical_values_of_no_bias_and_of_a_large_one():
+    found = critical_value(np.array([0.0, 200.0]))
+    assert found[0] == pytest.approx(stats.norm.ppf(0.975), abs=1e-6)
+    assert found[1] == pytest.approx(200.0 / math.sqrt(0.05), rel=0.02)
+
+
+def test_the_bound_on_a_bias_is_that_of_linear_programming():
+    rng = np.random.default_rng(4)
+    directions = Directions.of(T, np.linalg.matrix_power(T, 200)[0])
+    g, f = rng.normal(size=(5, 3)), rng.normal(size=(5, 3))
+    most = np.array(
+        [[1.0, 1.0, 1.0], [0.5, 0.5, 0.5], [0.4, 0.9, 0.1], [0.9, 0.2, 0.1], [0.35] * 3]
+    )
+    found = directions.bias(g, f, most)
+    for own, target, caps, bound in zip(g, f, most, found, strict=True):
+        off = T @ own - target
+        ends = [
+            optimize.linprog(
+                sign * off, A_eq=np.ones((1, 3)), b_eq=[1.0], bounds=[(0.0, cap) for cap in caps]
+            ).fun
+            for sign in (1, -1)
+        ]
+        assert bound == pytest.approx(max(map(abs, ends)))
+    free = directions.bias(g, f)
+    np.testing.assert_allclose(directions.bias(g, f, np.ones((1, 3))), free)
+    assert (found <= free + 1e-12).all()
+
+
+MERGES = np.array([[0.6, 0.2, 0.2], [0.15, 0.55, 0.3], [0.15, 0.3, 0.55]])
+
+
+def test_intervals_of_groups_hold_on_average_and_are_narrower_than_by_the_worst_bias():
+    rng = np.random.default_rng(5)
+    weak = 0.6 * MERGES + 0.4 * np.linalg.matrix_power(MERGES, 200)[0]
+    own = rng.dirichlet([8.0, 6.0, 6.0], 40)
+    known = ReleasedColumn(name="x", levels=(0, 1, 5), matrix=weak, at_most=np.full(3, 0.5))
+    held, widths = [], []
+    for _ in range(20):
+        codes = np.array([rng.choice(3, 300, p=each) for each in own]).ravel()
+        drawn = (rng.random(12_000)[:, None] > weak.cumsum(axis=1)[codes, :-1]).sum(axis=1)
+        frame = pd.DataFrame({"g": np.repeat(np.arange(40), 300), "x": np.array([0, 1, 5])[drawn]})
+        found, worst = (
+            each.group_means(frame, "g")
+            for each in (known, dataclasses.replace(known, at_most=None))
+        )
+        low, high = found.interval()
+        held.append(((low <= own @ [0, 1, 5]) & (own @ [0, 1, 5] <= high)).mean())
+        widths.append(float((found.worst_bias / worst.worst_bias).mean()))
+        np.testing.assert_allclose(found.value, worst.value)
+    assert np.mean(held) > 0.93
+    assert np.mean(widths) < 0.5
+
+
+def test_how_many_rows_a_group_has_is_in_the_error_of_a_table():
+    rng, found = np.random.default_rng(6), []
+    subject = ReleasedColumn(name="x", levels=(0, 1, 5), matrix=np.eye(3))
+    for _ in range(300):
+        group = rng.choice(["a", "b"], 200, p=[0.3, 0.7])
+        frame = pd.DataFrame({"g": group, "x": np.where(rng.random(200) < 0.9, 0, 5)})
+        found.append(subject.crosstab(frame, "g", approximate=False))
+    spread = np.std([each.value[0] for each in found], axis=0)
+    error = np.mean([each.standard_error[0] for each in found], axis=0)
+    np.testing.assert_allclose(error, spread, rtol=0.15)
