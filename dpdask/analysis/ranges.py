@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +21,13 @@ from dpdask.analysis.opened import Result
 from dpdask.analysis.points import KeptColumns
 from dpdask.errors import SpecError
 from dpdask.inference import NPMLE, RangeCounts, bootstrap, npmle
-from dpdask.inference.range_estimates import count_ranges
+from dpdask.inference.range_estimates import (
+    Anchors,
+    count_ranges,
+    find_quantile_ends,
+    share_between,
+    slopes_of_pseudo_values,
+)
 from dpdask.mechanisms.card import OWN_NUMBERS, microseconds_of
 from dpdask.streams import RunKey, stream
 
@@ -33,6 +41,10 @@ _TOLD_TOO_LITTLE = (
     "groups of too few rows, whose ranges do not tell where their values lie, have no estimate"
 )
 _SLOW = "the distribution at a point is estimated at the rate of the cube root of the rows, so no standard error is given"
+_MONOTONE = "the interval uses no more than that anchors are drawn independently of values, so it is wider than that of a smooth distribution would be"
+_BY_ANCHORS = "the slope is of numbers that have the values' averages, whatever the law of the values: the anchors' distribution gives them"
+_FEW_DECIDE = "a few rows decide on the slope, so no standard error is known"
+_NORMAL = "the response is taken to have normal errors of one variance: if they have another law, the slope is off by an unknown amount"
 _FAR = (
     "the bound on the bias is larger than the mean itself: values may lie far beyond the anchors, or the anchors lie so far apart that the ranges "
     "tell little; see npmle(), or release ranges with anchors where the values are"
@@ -238,11 +250,34 @@ class OpenedRanges(KeptColumns):
         ranges = self._ranges(column, rows)
         fitted = ranges.fit()
         index = pd.IntervalIndex.from_breaks(edges, closed="right", name=column)
-        estimate = pd.Series(len(rows) * np.diff(fitted.cdf(edges)), index)
+        shares = np.diff(fitted.cdf(edges))
+        estimate = pd.Series(len(rows) * shares, index)
         limits = [_THIN] if ranges.is_thin(fitted) else []
         if len(rows) < self.n_rows:
             limits.append(WITHOUT_NULLS)
-        return self._without_error(column, estimate, limits)
+        anchors = self._anchors(column, ranges)
+        if anchors is None:
+            return self._without_error(column, estimate, limits)
+        low, high = self._bounds_of(column) or (-math.inf, math.inf)
+        ends = [-math.inf if edge < low else math.inf if edge >= high else edge for edge in edges]
+
+        def find_ends(deviations: float) -> tuple[pd.Series, pd.Series]:
+            parts = np.array(
+                [
+                    share_between(anchors, ranges.lower, ranges.upper, each, deviations)
+                    for each in pairwise(ends)
+                ]
+            )
+            # how many rows have a value is drawn, too
+            drawn = deviations * shares * math.sqrt(1.0 / len(rows) - 1.0 / self.n_rows)
+            low_part, high_part = (
+                np.hypot(np.maximum(side, 0.0), drawn)
+                for side in (shares - parts[:, 0], parts[:, 1] - shares)
+            )
+            low_counts = pd.Series(len(rows) * np.maximum(shares - low_part, 0.0), index)
+            return low_counts, pd.Series(len(rows) * (shares + high_part), index)
+
+        return self._with_ends(column, estimate, limits, find_ends)
 
     def _quantile_of(self, column: str, ranges: _Ranges, *, q: float | Sequence[float]) -> Result:
         fitted = ranges.fit()
@@ -256,14 +291,58 @@ class OpenedRanges(KeptColumns):
             limits.append(_THIN)
         several = None if isinstance(q, float) else pd.Index(q, name="q")
         value = float(quantiles[0]) if several is None else pd.Series(quantiles, several)
-        return self._without_error(column, value, limits)
+        anchors = self._anchors(column, ranges)
+        if anchors is None:
+            return self._without_error(column, value, limits)
+
+        def find_ends(deviations: float) -> tuple[Any, Any]:
+            parts = np.array(
+                [
+                    find_quantile_ends(anchors, ranges.lower, ranges.upper, each, deviations)
+                    for each in np.atleast_1d(np.array(q))
+                ]
+            )
+            lows, highs = np.minimum(parts[:, 0], quantiles), np.maximum(parts[:, 1], quantiles)
+            if several is None:
+                return float(lows[0]), float(highs[0])
+            return pd.Series(lows, several), pd.Series(highs, several)
+
+        return self._with_ends(column, value, limits, find_ends)
+
+    def _with_ends(
+        self,
+        column: str,
+        estimate: Any,
+        limits: Sequence[str],
+        find_ends: Callable[[float], tuple[Any, Any]],
+    ) -> Result:
+        return Result(
+            estimate=estimate,
+            standard_error=None,
+            bias_bound=0.0,
+            limits=(_MONOTONE, *limits, *self._limits(column)),
+            find_ends=find_ends,
+        )
 
     def _without_error(self, column: str, estimate: Any, limits: Sequence[str]) -> Result:
         limits = (_SLOW, *limits, *self._limits(column))
         return Result(estimate=estimate, standard_error=None, bias_bound=None, limits=limits)
 
+    def _anchors(self, column: str, ranges: _Ranges) -> Anchors | None:
+        """Return the anchors of a column; None if its design tells too little of them, or they do not reach all values."""
+        ends = np.concatenate([ranges.lower, ranges.upper])
+        ends = ends[np.isfinite(ends)]
+        whole = bool((ends == np.round(ends)).all())
+        anchors = Anchors.of_design(self._column(column)["design"], whole=whole)
+        if anchors is None or ranges.bounds is None:
+            return None
+        low, high = anchors.support
+        # the anchors of whole numbers are rounded down
+        reaches = low <= ranges.bounds[0] and ranges.bounds[1] <= high + anchors.step
+        return anchors if reaches and anchors.is_even(ranges.lower, ranges.upper) else None
+
     def _slope(self, response: str, features: Sequence[str]) -> Result:
-        """Return the slopes of `regress`, with a jackknife's errors, of 10 groups of rows.
+        """Return least-squares slopes: of pseudo-values where the anchors are known; otherwise of `regress`, with a jackknife's errors, of 10 groups of rows.
 
         References
         ----------
@@ -273,21 +352,41 @@ class OpenedRanges(KeptColumns):
         if len(X) < 2 * _GROUPS:
             what = f"slopes need at least {2 * _GROUPS} rows"
             raise SpecError(what, f"slope({response})", "use more rows")
-        group = np.arange(len(X)) % _GROUPS
-        samples = [group >= 0, *(group != k for k in range(_GROUPS))]
+        ranges = _Ranges(ends[:, 0], ends[:, 1], self._bounds_of(response))
+        anchors = self._anchors(response, ranges)
         with warnings.catch_warnings():
             # `limits` says it once
             warnings.filterwarnings("ignore", "interval regression did not converge")
-            fits = [_regress(None, response, X[chosen], ends[chosen]) for chosen in samples]
-        whole, *parts = (fit.estimator_.coef_ for fit in fits)
-        limits = ["the response is taken to have normal errors of one variance"]
-        if n_failed := sum(not fit.converged_ for fit in fits):
+            whole = _regress(None, response, X, ends)
+            if anchors is None:
+                return self._slope_of_normal(response, X, ends, whole)
+        # any guess will do: the better it is, the smaller is the error
+        pseudo = anchors.pseudo_values(ranges.lower, ranges.upper, whole.predict(X))
+        beta, error = slopes_of_pseudo_values(pseudo, X.to_numpy(dtype=np.float64))
+        return Result(
+            estimate=pd.Series(beta, X.columns),
+            standard_error=None if error is None else pd.Series(error, X.columns),
+            bias_bound=0.0,
+            limits=(
+                _BY_ANCHORS,
+                *([] if error is not None else [_FEW_DECIDE]),
+                *self._limits(response),
+            ),
+        )
+
+    def _slope_of_normal(self, response: str, X: pd.DataFrame, ends: Floats, whole: Any) -> Result:
+        group = np.arange(len(X)) % _GROUPS
+        samples = (group != k for k in range(_GROUPS))
+        parts = [_regress(None, response, X[chosen], ends[chosen]) for chosen in samples]
+        limits = [_NORMAL]
+        if n_failed := sum(not fit.converged_ for fit in [whole, *parts]):
             limits.append(
                 f"the fit did not converge in {n_failed} of {_GROUPS + 1} samples: the ranges tell too little for slopes"
             )
+        slopes = [fit.estimator_.coef_ for fit in parts]
         return Result(
-            estimate=pd.Series(whole, X.columns),
-            standard_error=pd.Series(np.sqrt((_GROUPS - 1) * np.var(parts, axis=0)), X.columns),
+            estimate=pd.Series(whole.estimator_.coef_, X.columns),
+            standard_error=pd.Series(np.sqrt((_GROUPS - 1) * np.var(slopes, axis=0)), X.columns),
             bias_bound=None,
             limits=(*limits, *self._limits(response)),
         )

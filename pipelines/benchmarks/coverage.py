@@ -260,7 +260,8 @@ def _columns(kind: str, source: Table) -> dict[str, Any]:
                 "role": "privatise",
                 "kind": "continuous",
                 "bounds": source.bounds[column],
-                **({"outside": "refuse"} if kind.startswith("interval") else nulls),
+                **({"outside": "refuse"} if kind.startswith("interval") else {}),
+                **nulls,
             }
     return found
 
