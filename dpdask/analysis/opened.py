@@ -8,7 +8,7 @@ import difflib
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -52,6 +52,7 @@ _N_BINS = 20
 _SHOWN = 12
 _NO_ERROR, _NO_BOUND = "no standard error is known", "no bound on the bias is known"
 _ENDS = {"low": "95 % low", "high": "95 % high", "standard_error": "standard error"}
+_BOUNDED = "this is of the bounded rows, at most {max_rows} of each {column!r}: those with more rows count less than in the table"
 # by the shape of a release, its class, whose module is imported when it is asked for
 _KINDS = {
     "rows": ("rows", "OpenedRows"),
@@ -550,6 +551,10 @@ class OpenedRelease:
                 "name one or more after the response",
             )
         found: Result = answer()
+        unit = self.content["guarantee"]["unit"]
+        if isinstance(found, Result) and isinstance(unit, dict):
+            limit = _BOUNDED.format(**unit)
+            found = replace(found, limits=(limit, *found.limits))
         return found
 
     def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:

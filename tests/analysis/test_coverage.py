@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import re
@@ -16,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import dpdask
 from pipelines.benchmarks import coverage
 from pipelines.benchmarks.coverage import Cell, judge
 
@@ -152,6 +154,24 @@ def test_planted_errors_are_found(tables, planted, question, wrong):
         plant=PLANTED[planted],
     )
     assert re.fullmatch(wrong and f".*{wrong}.*", judge(cell)), cell
+
+
+def test_what_is_estimated_from_bounded_rows_says_so_and_is_not_of_the_table(tmp_path):
+    source, kind = coverage.table("units"), "marginals 20"
+    opened = []
+    for seed in range(1, 13):
+        (tmp_path / str(seed)).mkdir()
+        opened.append(coverage.run(kind, source, seed, tmp_path / str(seed), n_rows=6_000))
+    asked = {"only": ["mean of levels"]}
+    [told] = coverage.simulate(kind, source, opened, **asked)
+    assert judge(told) == ""
+    [silent] = coverage.simulate(
+        kind, source, opened, plant=lambda found: replace(found, limits=()), **asked
+    )
+    assert "covers" in judge(silent)
+    for question in coverage.asked(kind, source).values():
+        with contextlib.suppress(dpdask.SpecError, TypeError):
+            assert coverage.BOUNDED in question.ask(opened[0]).limits[0]
 
 
 def make_cell(**changes):
