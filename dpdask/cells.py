@@ -96,13 +96,21 @@ class Cells:
         index = self.index(array)
         return index if self.possible.all() else (np.cumsum(self.possible) - 1)[index]
 
-    def draw(self, codes: NDArray[np.integer], words: Words) -> pa.Array:
+    def draw(
+        self,
+        codes: NDArray[np.integer],
+        words: Words,
+        places: NDArray[np.uint32] | None = None,
+    ) -> pa.Array:
         """Return a value of each cell, in the column's Arrow type: uniform inside a cell of the line.
 
         Parameters
         ----------
         words
             uint64 array of the same shape, uniform; not looked at where a cell is a single value.
+        places
+            uint32 array of the same shape: how far up in its cell each value lies, as a share of
+            2**32; the words decide the rest. None: the words decide all.
         """
         if self.codec.has_levels:
             return self.codec.decode(
@@ -113,13 +121,17 @@ class Cells:
         line = np.maximum(index - singles, 0)
         low, high = self.edges[line], self.edges[line + 1]
         share = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        if places is not None:
+            share = (places + share) * 2.0**-32
         if self.found is not None:
             low, high, share = _narrow(self.found, low, high, share)
+        if places is not None:
+            share = 1.0 - share  # below, a share is counted from the upper end
         if self.codec.lattice:  # a whole number in (low, high]; cells are narrower than 2**53, so a remainder is even to 2**-11
             width = np.maximum(high - low, 1.0)
             above = (
                 np.floor(share * width)
-                if self.found is not None
+                if self.found is not None or places is not None
                 else (words % width.astype(np.uint64)).astype(np.float64)
             )
             values = high - np.minimum(above, width - 1.0)

@@ -258,6 +258,39 @@ def test_draws_are_uniform_inside_a_cell(name):
         assert stats.kstest(share, "uniform").pvalue > ALPHA
 
 
+@LINES
+def test_values_rise_with_their_places_and_stay_in_their_cells(grid):
+    """The words decide only what a place leaves open."""
+    n = 200
+    places = np.linspace(0, 2**32 - 1, n).astype(np.uint32)
+    words = np.random.default_rng(1).integers(0, 2**64 - 1, n, dtype=np.uint64)
+    singles = int(grid.codec.nulls) + len(grid.codec.atoms)
+    for code in range(grid.size):
+        drawn = grid.draw(np.full(n, code), words, places)
+        assert (grid.codes(drawn) == code).all()
+        if code >= singles:
+            values, _ = grid.codec.encode(drawn)
+            assert (np.diff(values) >= 0).all()
+            first, last = (
+                grid.codec.encode(grid.draw(np.full(len(WORDS), code), WORDS))[0].min(),
+                grid.codec.encode(grid.draw(np.full(len(WORDS), code), WORDS))[0].max(),
+            )
+            assert values[0] <= first + 0.01 * (last - first)
+            assert values[-1] >= last - 0.01 * (last - first)
+
+
+def test_places_follow_the_fine_cells():
+    edges = np.array([0.0, 1.0, 2.0, 10.0])
+    found = FoundBins(cuts=np.array([0.0, 10.0]), edges=edges, masses=np.array([1.0, 2.0, 1.0]))
+    places = (np.array([0.125, 0.25, 0.5, 0.75, 0.875]) * 2.0**32).astype(np.uint32)
+    none = np.zeros(5, dtype=np.uint64)
+    drawn = cells(value_codec(), found).draw(np.zeros(5, dtype=np.int64), none, places)
+    np.testing.assert_allclose(drawn.to_numpy(), [0.5, 1.0, 1.5, 2.0, 6.0], atol=1e-6)
+    whole = cells(value_codec(type=INT, bounds=(0.0, 10.0)), 1)
+    drawn = whole.draw(np.zeros(5, dtype=np.int64), none, places)
+    assert drawn.to_pylist() == [1, 2, 5, 8, 9]
+
+
 def test_a_found_cell_of_one_floating_number_gives_that_number_alone():
     """Between 0 and its neighbour below lies no number: neither that neighbour nor -0.0 may be drawn."""
     edges = np.array([-1.0, -np.nextafter(0.0, 1.0), 0.0, 1.0])

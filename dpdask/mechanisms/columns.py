@@ -177,6 +177,7 @@ def draw_records(
     columns: CutColumns,
     chunks: Iterable[Iterable[Codes]],
     open_stream: Callable[[str], Rng],
+    places: Mapping[str, NDArray[np.uint32]] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield records: their cells, with a value drawn inside each.
 
@@ -188,13 +189,18 @@ def draw_records(
         The codes of each column, in the order of the domain, for some records after the other.
     open_stream
         Returns the random stream of a column's values inside its cells.
+    places
+        Of some columns, where in their cells the values of all records lie; see `Cells.draw`.
     """
     # levels are decided by their code alone
     rngs = {name: open_stream(name) for name, column in columns.items() if len(column.edges)}
-    none = np.zeros(0, dtype=np.uint64)
+    none, given, done = np.zeros(0, dtype=np.uint64), places or {}, 0
     for chunk in chunks:
-        arrays = {
-            name: column.draw(codes, words(rngs[name], len(codes)) if name in rngs else none)
-            for (name, column), codes in zip(columns.items(), chunk, strict=True)
-        }
+        arrays, n = {}, 0
+        for (name, column), codes in zip(columns.items(), chunk, strict=True):
+            n = len(codes)
+            drawn = words(rngs[name], n) if name in rngs else none
+            own = given[name][done : done + n] if name in rngs and name in given else None
+            arrays[name] = column.draw(codes, drawn, own)
+        done += n
         yield pa.RecordBatch.from_arrays([arrays[name] for name in types.names], schema=types)

@@ -12,6 +12,7 @@ import uuid
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +29,7 @@ from dpdask.engine.work import keep, load
 from dpdask.errors import InputError
 from dpdask.io.storage import RELEASE_NAME, Folder
 from dpdask.mechanisms.copula.fit import fit_copula
+from dpdask.mechanisms.copula.places import Places
 from dpdask.mechanisms.copula.release import FittedCopula
 from dpdask.mechanisms.dip.chain import fit_chain, group_hashes
 from dpdask.mechanisms.dip.columns import DipRelease, fit_dip
@@ -140,6 +142,19 @@ def copula():
     )
 
 
+def copula_with_places():
+    """A copula whose two numbers depend on each other."""
+    whole = copula()
+    places = Places(
+        columns=np.array([1, 2]),
+        ranges=np.stack([np.linspace(-8.0, 0.0, 9), np.linspace(0.0, 8.0, 9)]),
+        partners=np.array([[1], [0]]),
+        weights=np.array([[0.5], [0.5]]),
+        deviations=np.array([0.8, 0.8]),
+    )
+    return replace(whole, model=replace(whole.model, places=places))
+
+
 def noisy_histogram(**given):
     joint = JointCounts(
         DOMAIN, np.array([0, 7, 30], dtype=np.int64), np.array([90, 50, 40], dtype=np.int64)
@@ -214,6 +229,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "noisy tables": noisy,
     "noisy tables, gaussian": lambda: noisy(1e-6),
     "copula": copula,
+    "copula with places": copula_with_places,
     "noisy histogram": noisy_histogram,
     "histogram": histogram,
     "histogram, rows": lambda: histogram("rows"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,6 +14,7 @@ import scipy  # its modules are imported when they are first used
 from numpy.typing import NDArray
 from pydantic import Field
 
+from dpdask.cells import Cells
 from dpdask.documents import Document
 from dpdask.errors import InternalError
 from dpdask.kernels import correlation as latent
@@ -30,6 +32,7 @@ from dpdask.mechanisms.copula.model import (
     draw_uniforms,
     n_latents_of,
 )
+from dpdask.mechanisms.copula.places import fit_places
 from dpdask.mechanisms.marginals.noise import (
     MEAN_OF_NOISE,
     Denoised,
@@ -101,6 +104,7 @@ def fit_copula(
     options: CopulaOptions | None = None,
     *,
     records: Records = "raked",
+    cells: Mapping[str, Cells] | None = None,
 ) -> tuple[CopulaModel, FitReport]:
     """Return the copula that fits noisy one- and two-way tables.
 
@@ -108,6 +112,8 @@ def fit_copula(
     ----------
     rng
         A stream, for the sample on which the offsets are calibrated.
+    cells
+        The public cells of each column, if numbers will be drawn in them.
 
     Notes
     -----
@@ -150,6 +156,7 @@ def fit_copula(
                 for group, tables in zip(cleaned.groups, wanted, strict=True)
             ]
             model, report, codes = fit.model(wanted, rng)
+    model = replace(model, places=None if cells is None else fit_places(cleaned, cells))
     if records == "copula" or noisy.noise.pairs is None:
         return model, report
     found = kernel.count_pairs(codes, sizes)

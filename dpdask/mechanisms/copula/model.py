@@ -15,6 +15,7 @@ from dpdask.kernels import decode as decode_kernel
 from dpdask.kernels import raking as raking_kernel
 from dpdask.kernels.hashing import permutation
 from dpdask.mechanisms.columns import CHUNK_ROWS
+from dpdask.mechanisms.copula.places import Places
 from dpdask.mechanisms.marginals.noise import Denoised, NoisyMarginals, PairGroup
 from dpdask.privacy import noise
 from dpdask.privacy.noise import deviation
@@ -317,6 +318,8 @@ class CopulaModel:
     factor: NDArray[np.float32]
     # The tables that records are raked to; None if records are the copula's own.
     targets: Targets | None = None
+    # How places inside cells depend on each other; None if no two numbers do.
+    places: Places | None = None
 
     @property
     def block_rows(self) -> int:

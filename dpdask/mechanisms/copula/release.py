@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -19,6 +19,7 @@ from dpdask.mechanisms.columns import (
 )
 from dpdask.mechanisms.copula.fit import FitReport
 from dpdask.mechanisms.copula.model import CopulaModel, Node, Targets, check_latents
+from dpdask.mechanisms.copula.places import Places
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
 from dpdask.stats import Domain
 from dpdask.streams import RunKey, Stream, words
@@ -34,7 +35,7 @@ _ROUNDING = 1e-6  # of probabilities that sum to 1
 class FittedCopula(ReleasedCounts):
     """A copula with the noisy tables that it was fitted to, and the columns that its codes stand for."""
 
-    archive: ClassVar = Archive(kind="copula", format=5, noun="fitted copula", is_compressed=True)
+    archive: ClassVar = Archive(kind="copula", format=6, noun="fitted copula", is_compressed=True)
 
     counts_type: ClassVar = NoisyMarginals
 
@@ -69,8 +70,9 @@ class FittedCopula(ReleasedCounts):
         Notes
         -----
         Records are drawn in blocks, by their numbers: 131,072 together, or 32,768 of more than 256
-        columns. A block has a stream for its records, and one for each column's values inside its
-        cells. A block that only partly belongs to this part is drawn whole.
+        columns. A block has a stream for its records, one for their places inside cells, and one
+        for what a place leaves open of each column's values. A block that only partly belongs to
+        this part is drawn whole.
         """
         size, cells, workspace = (
             self.model.block_rows,
@@ -81,12 +83,18 @@ class FittedCopula(ReleasedCounts):
             first = block * size
             low, high = max(start - first, 0), min(start + n_rows - first, size)
             rng = self.model.stream(key, f"block {block}/records")
-            codes = self.model.draw(min(size, n_total - first), rng, workspace)[:, low:high]
+            codes = self.model.draw(min(size, n_total - first), rng, workspace)
+            places = {}
+            if self.model.places is not None:
+                rng = self.model.stream(key, f"block {block}/places")
+                found = self.model.places.draw(codes, self.model.domain, rng)
+                places = {name: own[low:high] for name, own in found.items()}
             chunks = (
-                codes[:, place : place + CHUNK_ROWS] for place in range(0, high - low, CHUNK_ROWS)
+                codes[:, place : min(place + CHUNK_ROWS, high)]
+                for place in range(low, high, CHUNK_ROWS)
             )
             yield from draw_records(
-                self.columns, cells, chunks, partial(self._open_values, key, block, low)
+                self.columns, cells, chunks, partial(self._open_values, key, block, low), places
             )
 
     def _open_values(self, key: RunKey, block: int, n_before: int, name: str) -> Stream:
@@ -113,9 +121,14 @@ class FittedCopula(ReleasedCounts):
 
     def _contents(self) -> Contents:
         model = self.model
-        targets = model.targets
+        targets, places = model.targets, model.places
         header, arrays = ReleasedCounts._contents(self)
-        header = {"report": asdict(self.report), "raked": targets is not None, **header}
+        header = {
+            "report": asdict(self.report),
+            "raked": targets is not None,
+            "places": places is not None,
+            **header,
+        }
         arrays = {
             **arrays,
             "factor": model.factor[np.tril_indices(model.n_latents)],
@@ -132,6 +145,10 @@ class FittedCopula(ReleasedCounts):
                 "raked_tables": targets.tables,
                 "raked_counts": targets.counts,
                 "raked_strengths": targets.strengths,
+            }
+        if places is not None:
+            arrays |= {
+                f"places_{field.name}": getattr(places, field.name) for field in fields(places)
             }
         return header, arrays
 
@@ -161,8 +178,19 @@ class FittedCopula(ReleasedCounts):
                 strengths=arrays["raked_strengths"],
             )
             targets.check(noisy.domain)
+        places = None
+        if header["places"]:
+            places = Places(
+                **{field.name: arrays[f"places_{field.name}"] for field in fields(Places)}
+            )
+            places.check(noisy.domain)
         model = CopulaModel(
-            domain=noisy.domain, n_rows=noisy.n_rows, nodes=nodes, factor=factor, targets=targets
+            domain=noisy.domain,
+            n_rows=noisy.n_rows,
+            nodes=nodes,
+            factor=factor,
+            targets=targets,
+            places=places,
         )
         return cls(**counts, model=model, report=report)
 

@@ -254,7 +254,8 @@ class CopulaMechanism(NoisyTables):
     def fit(self, counts: NoisyMarginals, columns: Columns, key: RunKey) -> FittedCopula:
         """Return the copula that fits the noisy tables; see `Mechanism.fit`."""
         rng, spec = stream(key, "copula/calibration", ""), self.spec
-        model, report = fit_copula(counts, rng, spec.options, records=spec.records)
+        cells = self.cells(columns)
+        model, report = fit_copula(counts, rng, spec.options, records=spec.records, cells=cells)
         return FittedCopula(
             schema=self.schema,
             columns=columns.types,
