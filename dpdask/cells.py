@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,34 @@ class FoundBins:
     edges: Floats  # float64 array of shape (n + 1,), increasing: the edges of the fine cells
     # Float64 array of shape (n,), none below 0: what the noisy counts say about each fine cell.
     masses: Floats
+    # Float64 array, increasing: for some fine cells, the number that the rows have which the cell
+    # has beyond its neighbours.
+    numbers: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def split(self, codec: ValueCodec) -> FoundBins:
+        """Return the same with each number in a fine cell of its own."""
+        edges, masses = list(self.edges), list(self.masses)
+        last = len(self.masses) - 1
+        for number in self.numbers[::-1].tolist():
+            cell = int(np.searchsorted(self.edges, number)) - 1
+            low, high = float(self.edges[cell]), float(self.edges[cell + 1])
+            beside = [self.masses[other] for other in (cell - 1, cell + 1) if 0 <= other <= last]
+            usual = min(sum(beside) / max(len(beside), 1), float(self.masses[cell]))
+            before = number - 1.0
+            if not codec.lattice:
+                before = float(step(codec, np.array([number]), -np.inf)[0])
+            before = max(before, low)
+            parts = [(before, before - low), (number, 0.0), (high, high - number)]
+            new = [(end, usual * width / (high - low)) for end, width in parts]
+            new[1] = (number, float(self.masses[cell]) - new[0][1] - new[2][1])
+            kept = [
+                (end, mass)
+                for (end, mass), (begin, _) in zip(new, [(low, 0.0), *new], strict=False)
+                if end > begin
+            ]
+            edges[cell + 1 : cell + 2] = [end for end, _ in kept]
+            masses[cell : cell + 1] = [mass for _, mass in kept]
+        return FoundBins(cuts=self.cuts, edges=np.array(edges), masses=np.array(masses))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -258,7 +286,7 @@ def cells(codec: Codec, bins: int | Sequence[float] | FoundBins) -> Cells:
             hint,
         )
     if isinstance(bins, FoundBins):
-        return replace(cells_of_edges(codec, bins.cuts), found=bins)
+        return replace(cells_of_edges(codec, bins.cuts), found=bins.split(codec))
     cuts = (
         _even(codec, codec.bounds, bins)
         if isinstance(bins, int)

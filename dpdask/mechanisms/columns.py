@@ -61,7 +61,8 @@ def describe_bins(bins: Bins, columns: CutColumns) -> dict[str, int | list[float
 def _to_header(bins: int | Sequence[float] | FoundBins) -> int | list[float] | Json:
     if isinstance(bins, FoundBins):
         masses = base64.b64encode(zlib.compress(bins.masses.astype("<f4").tobytes())).decode()
-        return {"cuts": np.searchsorted(bins.edges, bins.cuts).tolist(), "masses": masses}
+        cuts = np.searchsorted(bins.edges, bins.cuts).tolist()
+        return {"cuts": cuts, "masses": masses, "numbers": bins.numbers.tolist()}
     return bins if isinstance(bins, int) else list(bins)
 
 
@@ -86,7 +87,15 @@ def _from_header(written: Any, codec: Codec) -> int | Sequence[float] | FoundBin
         raise ValueError("the cuts are not among the edges of the fine cells")
     if masses.shape != (n_fine,) or not np.isfinite(masses).all() or (masses < 0).any():
         raise ValueError("the fine cells have other counts")
-    return FoundBins(cuts=grid.edges[cuts], edges=grid.edges, masses=masses)
+    numbers = np.array(written.get("numbers", []), dtype=np.float64)  # older files have none
+    inside = (numbers > grid.edges[0]) & (numbers <= grid.edges[-1])
+    if (
+        numbers.ndim != 1
+        or not inside.all()
+        or (np.diff(np.searchsorted(grid.edges, numbers)) <= 0).any()
+    ):
+        raise ValueError("the frequent numbers are not one each in different fine cells")
+    return FoundBins(cuts=grid.edges[cuts], edges=grid.edges, masses=masses, numbers=numbers)
 
 
 def cut_released(names: Iterable[str], schema: Schema, types: pa.Schema, bins: Bins) -> CutColumns:

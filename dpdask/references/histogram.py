@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -31,7 +30,13 @@ from dpdask.privacy.events import (
 )
 from dpdask.privacy.noise import laplace_scale, perturb
 from dpdask.references.counts import list_cell_counts
-from dpdask.references.hierarchy import N_LEVELS, Hierarchy, make_grid, make_hierarchy
+from dpdask.references.hierarchy import (
+    N_LEVELS,
+    Hierarchy,
+    find_simplest,
+    make_grid,
+    make_hierarchy,
+)
 from dpdask.references.reference import (
     FIT,
     ColumnCounts,
@@ -307,22 +312,13 @@ def _mark_frequent(
         low, high = edges[cell], edges[cell + 1]
         if max(abs(low), abs(high)) > 2.0 * min(abs(low), abs(high)) or low < 0.0 < high:
             continue
-        number = float(codec.type.to_pandas_dtype()(_simplest(low, high)))
+        number = float(codec.type.to_pandas_dtype()(find_simplest(low, high)))
         if low < number < high:
             place = int(np.searchsorted(x, number))
             before = c[place - 1] + usual[cell] * (number - low) / (high - low)
             x = np.insert(x, place, [number, number])
             c = np.insert(c, place, [before, before + line[cell] - usual[cell]])
     return replace(found, x=x, c=c)
-
-
-def _simplest(low: float, high: float) -> float:
-    """Return the number in (low, high] with the fewest decimals; `high` if 15 are too few."""
-    for decimals in range(-15, 16):
-        number = round(math.floor(high * 10.0**decimals) / 10.0**decimals, max(decimals, 0))
-        if low < number <= high:
-            return number
-    return high
 
 
 def _continuous(cells: Cells, probabilities: Floats) -> RankDistribution:

@@ -190,6 +190,12 @@ WRONG = {
     "other many counts": lambda bins: bins.update(masses=_masses(np.ones(7))),
     "counts that are no numbers": lambda bins: bins.update(masses="AAAA"),
     "far too many counts": lambda bins: bins.update(masses=_masses(np.ones(10**6))),
+    "a number beyond the grid": lambda bins: bins.update(numbers=[1e300]),
+    "a number that is none": lambda bins: bins.update(numbers=[float("nan")]),
+    "numbers that do not increase": lambda bins: bins.update(numbers=[1e3, 1.0]),
+    "two numbers in a fine cell": lambda bins: bins.update(numbers=[500.0, 500.0]),
+    "numbers of numbers": lambda bins: bins.update(numbers=[[1.0], [2.0]]),
+    "no numbers": lambda bins: bins.update(numbers="1"),
     "something else": lambda bins: bins.clear(),
 }
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from strategies import zeros_and_a_tail
 
-from dpdask.cells import DEFAULT_BINS, FoundBins, cells
+from dpdask.cells import DEFAULT_BINS, FoundBins, cells, cells_of_edges
 from dpdask.codec import ValueCodec
 from dpdask.privacy.events import Composed, DiscreteGaussian, DiscreteLaplace
 from dpdask.privacy.events import epsilon as paid
@@ -410,6 +410,87 @@ def test_whole_numbers_inside_a_fine_cell_are_all_released_alike(width, type_):
         (values - 1) % int(min(width, 16)), minlength=int(min(width, 16))
     )  # the last digits show every stride
     assert stats.chisquare(few).pvalue > ALPHA
+
+
+NUMBERS = [0.25, 2.75, 9.0, 40.5]
+
+
+def priced(n, is_whole):
+    """Amounts of which two fifths are one of four numbers."""
+    rng = np.random.default_rng(8)
+    amounts = rng.lognormal(2.0, 0.8, n)
+    chosen = rng.random(n) < 0.4
+    amounts[chosen] = rng.choice(NUMBERS, chosen.sum())
+    return np.round(amounts * 100).astype(np.int64) * 10 if is_whole else amounts
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_numbers_that_many_rows_share_are_found_and_come_out_as_themselves(is_whole):
+    unit, n = 1000 if is_whole else 1, 100_000
+    codec = codec_of((0.0, 1000.0 * unit), pa.int64() if is_whole else FLOAT)
+    grid, values = make_grid(codec), priced(n, is_whole)
+    counts = np.bincount(grid.index(pa.array(values)), minlength=grid.n_cells).astype(float)
+    noisy = np.maximum(counts + np.random.default_rng(1).normal(0.0, 60.0, len(counts)), 0.0)
+    found = find_bins(grid, noisy, 20, 60.0)
+    # 250 is a fine cell of its own
+    assert found.numbers.tolist() == [number * unit for number in NUMBERS[is_whole:]]
+    own = cells(codec, found)
+    codes = own.codes(pa.array(values))
+    words = np.random.default_rng(5).integers(0, 2**64, n, dtype=np.uint64)
+    for place in (None, (words >> np.uint64(32)).astype(np.uint32)):
+        drawn = own.draw(codes, words[::-1], place)
+        assert (own.codes(drawn) == codes).all()
+        for number in found.numbers:
+            share = (drawn.to_numpy() == number).mean()
+            assert share == pytest.approx((values == number).mean(), abs=0.004)
+    plain = cells(codec, replace(found, numbers=np.zeros(0))).draw(codes, words)
+    assert (plain.to_numpy() == found.numbers[1]).mean() < 0.05
+
+
+@pytest.mark.parametrize("noise", [1.0, 60.0])
+def test_no_number_is_found_where_none_is_shared(noise):
+    rng = np.random.default_rng(8)
+    codec = codec_of((0.0, 1000.0))
+    grid = make_grid(codec)
+    values = rng.lognormal(2.0, 0.8, 100_000)
+    counts = np.bincount(grid.index(pa.array(values)), minlength=grid.n_cells)
+    for _ in range(20):
+        noisy = np.maximum(counts + rng.normal(0.0, noise, len(counts)), 0.0)
+        assert not len(find_bins(grid, noisy, 20, noise).numbers)
+
+
+def test_what_is_one_number_already_or_has_no_digits_is_no_number_that_many_share():
+    """Whole numbers of their own cell, atoms, the cells about 0, dates."""
+    for bounds, type_, atoms in [
+        ((0.0, 50.0), pa.int64(), ()),
+        ((0.0, 1000.0), FLOAT, (2.75,)),
+        ((18262.0, 19000.0), pa.date32(), ()),
+    ]:
+        codec = codec_of(bounds, type_, atoms=atoms)
+        grid = make_grid(codec)
+        counts = np.zeros(grid.n_cells)
+        line = grid.n_cells - len(grid.edges) + 1
+        wanted = 2.75 if atoms else (bounds[0] + bounds[1]) / 2
+        counts[line + np.searchsorted(grid.edges, wanted) - 1] = 1e5
+        assert not len(find_bins(grid, counts, 20, 1.0).numbers)
+    about = cells_of_edges(codec_of((-10.0, 10.0)), np.array([-10.0, -1.0, 1.0, 10.0]))
+    assert not len(find_bins(about, np.array([0.0, 1e6, 0.0]), 2, 1.0).numbers)
+
+
+def test_a_number_at_an_end_of_its_fine_cell_splits_it_once():
+    codec = codec_of((0.0, 8.0), pa.int64())
+    edges, masses = np.array([-1.0, 3.0, 6.0, 8.0]), np.array([10.0, 90.0, 30.0])
+    for number, ends, rows in [
+        (4.0, [3.0, 4.0, 6.0], [76.666667, 13.333333]),
+        (5.0, [3.0, 4.0, 5.0, 6.0], [6.666667, 76.666667, 6.666667]),
+        (6.0, [3.0, 5.0, 6.0], [13.333333, 76.666667]),
+    ]:
+        found = FoundBins(
+            cuts=edges[[0, -1]], edges=edges, masses=masses, numbers=np.array([number])
+        ).split(codec)
+        assert found.edges.tolist() == [-1.0, *ends, 8.0]
+        np.testing.assert_allclose(found.masses, [10.0, *rows, 30.0])
+        assert not len(found.numbers)
 
 
 @given(

@@ -25,11 +25,11 @@ from dpdask.kernels.rank import guide as guide_of
 from dpdask.privacy import noise
 from dpdask.privacy.events import epsilon as paid
 from dpdask.references import LevelDistribution, RankDistribution
+from dpdask.references.hierarchy import find_simplest
 from dpdask.references.histogram import (
     CellCounts,
     Histogram,
     _mark_frequent,
-    _simplest,
     distribution_of,
     histogram_event,
 )
@@ -357,7 +357,7 @@ def test_a_public_number_of_fewer_than_two_rows_is_refused(counts):
     ],
 )
 def test_the_simplest_number_has_the_fewest_decimals(low, high, number):
-    assert _simplest(low, high) == number
+    assert find_simplest(low, high) == number
 
 
 def test_a_price_that_many_rows_have_is_an_atom(monkeypatch):

@@ -338,7 +338,7 @@ class FittedHistogram(ReleasedCounts):
     """A noisy histogram with the columns that its cells stand for: what a job writes, and what Python lists and samples."""
 
     archive: ClassVar = Archive(
-        kind="histogram", format=2, noun="perturbed histogram", is_compressed=True
+        kind="histogram", format=3, noun="perturbed histogram", is_compressed=True
     )
 
     counts_type: ClassVar = NoisyHistogram
