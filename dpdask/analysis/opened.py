@@ -606,6 +606,13 @@ class OpenedRelease:
             sorts.setdefault(sort, []).append(name)
         return [name for names in sorts.values() for name in names[:2]]
 
+    def _check_released(self, names: Sequence[str]) -> None:
+        """Refuse columns of the original table that a mechanism leaves out of the released one."""
+        for name in names:
+            if name not in self._types.names:
+                what = "is not in the released table"
+                raise SpecError(what, f"column {name!r}", "ask for one that `.columns` offers")
+
     def _refusal(self, question: str, *names: str) -> SpecError:
         """Return what says why a question is not answered, and what to use."""
         why, use = self.refusals[question]

@@ -709,6 +709,10 @@ class OpenedRecords(OpenedPoints):
         ),
     }
 
+    def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
+        self._check_released(names)
+        return super(OpenedRecords, self)._plan(question, names, **options)
+
     def _points(self, *names: str) -> Points:
         if len(names) == 2 and (found := self._find_pair(*names)) is not None:
             return found

@@ -98,10 +98,9 @@ class OpenedRows(KeptColumns):
     }
 
     def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
+        self._check_released(names)
         answer = self._plan_rows(question, names, **options)
-        if question not in ("histogram", "crosstab") or not self.content["mechanism"][
-            "reference"
-        ].get("fraction"):
+        if question not in ("histogram", "crosstab") or not self._reference.get("fraction"):
             return answer
 
         def answer_of_released() -> Result:
@@ -290,7 +289,13 @@ class OpenedRows(KeptColumns):
 
     @property
     def _is_chain(self) -> bool:
-        return bool(self.content["mechanism"]["columns"] == "chain")
+        return bool(self.content["mechanism"].get("columns") == "chain")
+
+    @property
+    def _reference(self) -> Mapping[str, Any]:
+        """The reference of the noise; a mechanism with channels of its own may have none."""
+        found: Mapping[str, Any] = self.content["mechanism"].get("reference", {"kind": "none"})
+        return found
 
     def _has_channel(self, name: str) -> bool:
         """Return whether the card gives a column's channel on levels, which may be chosen by the level of another column."""
@@ -314,7 +319,7 @@ class OpenedRows(KeptColumns):
         mechanism = self.content["mechanism"]
         if self._is_chain:
             return self._keeps_distribution(names[0]) and set(names) - private <= {
-                mechanism["reference"].get("by")
+                self._reference.get("by")
             }
         return len(private) == len(set(names)) == 2 and private in [
             set(edge) for edge in mechanism.get("edges", ())
@@ -340,7 +345,7 @@ class OpenedRows(KeptColumns):
     @property
     def _n_reference(self) -> float | None:
         """The number of rows that the reference is made of; None if it is not made of the table's own rows, but of earlier ones or of others."""
-        reference = self.content["mechanism"]["reference"]
+        reference = self._reference
         if reference["kind"] in _COUNTED:
             return float(self.n_rows) if self._counts else None
         fraction = reference.get("fraction")
@@ -365,7 +370,7 @@ class OpenedRows(KeptColumns):
     def _find_deviation(self, names: Sequence[str]) -> float | None:
         """Return the standard deviation of a noisy count in the reference's table of one or two columns of levels; None if the card does not tell."""
         kind, accounting = (
-            self.content["mechanism"]["reference"]["kind"],
+            self._reference["kind"],
             self.content["accounting"],
         )
         if kind == "histogram" and len(names) == 1:
@@ -407,7 +412,7 @@ class OpenedRows(KeptColumns):
                 cells = NoisyCells(frame=points.frame, variance=(deviation / self.n_rows) ** 2)
         else:
             points = super(OpenedRows, self)._points(*names)
-        reference = self.content["mechanism"]["reference"]["kind"]
+        reference = self._reference["kind"]
         counted, has_numbers = reference in _COUNTED, len(levels) < len(private)
         if not counted:
             limits = [_REFERENCE, _SPREAD] if has_numbers else [_REFERENCE]

@@ -6,7 +6,8 @@ import itertools
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from html import escape, unescape
 from typing import Any, ClassVar
 
@@ -19,10 +20,12 @@ from distributed import Client
 from e2e.helpers import charging_entries, digests, hidden, load, run_here, write_job
 
 import dpdask
+from dpdask.analysis.opened import QUESTIONS
 from dpdask.engine import fit as fit_module
 from dpdask.engine.account import Account, LedgerPlace, open_ledger
 from dpdask.errors import BudgetError, DataError, SpecError
 from dpdask.estimators.estimator import Estimator
+from dpdask.inference import least_squares
 from dpdask.io.shards import PAGE_NAME
 from dpdask.io.storage import Folder
 from dpdask.jobs import run as run_module
@@ -110,6 +113,34 @@ KILLS: dict[str, Callable[[], Any]] = {
 _TURNS = itertools.count()
 
 
+GROUPED, OF_ONE = ("mean", "share", "quantile"), ("histogram", "npmle")
+
+
+def ask_everything(release, undetermined):
+    """Ask a release all questions about one and two columns: it answers or refuses each, and answers those that it offers.
+
+    The rows of `undetermined` columns do not determine their distribution, so offers may be refused.
+    """
+    offered = {name: row.split(", ") for name, row in release.columns["answers"].items()}
+    pairs = [] if len(offered) < 2 else list(itertools.permutations(offered, 2))
+    answered = set()
+    added = {"fit": ((least_squares,), {}), "histogram": ((), {"bins": [0, 1]})}
+    for question in QUESTIONS:
+        first, options = added.get(question, ((), {}))
+        ask = partial(getattr(release, question), *first, **options)
+        alone = [] if question == "crosstab" else [(name,) for name in offered]
+        for names in [*alone, *([] if question in OF_ONE else pairs)]:
+            with suppress(SpecError):
+                if question in GROUPED and len(names) == 2:
+                    ask(names[0], by=names[1])
+                else:
+                    ask(*names)
+                answered |= {(question, name) for name in names}
+    sure = {name: row for name, row in offered.items() if name not in undetermined}
+    promised = {(question, name) for name, row in sure.items() for question in row if question}
+    assert promised <= answered, promised - answered
+
+
 class MechanismContract:
     """The tests that every mechanism inherits.
 
@@ -137,6 +168,7 @@ class MechanismContract:
     draws_nothing: ClassVar[bool] = False
     n_sampled: ClassVar[int | None] = 50
     kills: ClassVar[Sequence[str]] = ()
+    undetermined: ClassVar[Sequence[str]] = ()
 
     def __init_subclass__(cls):
         turn = next(_TURNS)
@@ -226,7 +258,9 @@ class MechanismContract:
         page = (tmp_path / "out" / PAGE_NAME).read_text(encoding="utf-8")
         assert escape(find_guidance(card).title) in page
         assert all(use in unescape(page) for uses in find_guidance(card).uses(card) for use in uses)
-        assert dpdask.open(tmp_path / "out").card == card.to_dict()
+        release = dpdask.open(tmp_path / "out")
+        assert release.card == card.to_dict()
+        ask_everything(release, self.undetermined)
         # test_same_bytes.py has the references of DIP on two processes
         with dask.config.set(scheduler="threads") if self.kind == "dip" else Client(two_workers):
             run_job(load(tmp_path / "job" / "job.yaml", output__path=tmp_path / "again"))
