@@ -333,7 +333,8 @@ class OpenedRanges(KeptColumns):
         ends = np.concatenate([ranges.lower, ranges.upper])
         ends = ends[np.isfinite(ends)]
         whole = bool((ends == np.round(ends)).all())
-        anchors = Anchors.of_design(self._column(column)["design"], whole=whole)
+        design = self._column(column).get("design")  # cards of 0.2.0 have none
+        anchors = design and Anchors.of_design(design, whole=whole)
         if anchors is None or ranges.bounds is None:
             return None
         low, high = anchors.support
