@@ -65,6 +65,7 @@ class Archive:
     format: int  # the version of the content's layout: raise it whenever the layout changes
     noun: str
     is_compressed: bool = False
+    oldest: int | None = None  # the first format that is read; only `format` if None
 
     def pack(self, header: Named, arrays: Named) -> bytes:
         """Return a header and arrays as bytes; the same content gives the same bytes.
@@ -100,10 +101,9 @@ class Archive:
             with _READING, np.load(io.BytesIO(data), allow_pickle=False) as members:
                 _check_sizes(members.zip)
                 header = _header(members)
-                if type(header["format"]) is int and (header["kind"], header["format"]) == (
-                    self.kind,
-                    self.format,
-                ):
+                found, oldest = header["format"], self.oldest or self.format
+                is_known = type(found) is int and oldest <= found <= self.format
+                if is_known and header["kind"] == self.kind:
                     return build(header, members)
         except MemoryError:
             raise  # Arrow's, too: the file may be right

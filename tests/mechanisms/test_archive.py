@@ -295,8 +295,9 @@ def test_it_comes_back_and_the_same_content_has_the_same_bytes(name):
 
 @every
 def test_an_archive_of_another_kind_or_format_or_without_a_part_is_refused(name):
-    data, kind, own = made(name).to_bytes(), made(name).archive.kind, made(name).archive.format
-    for format_ in (999, own - 1, None, str(own), float(own), True):
+    data, archive = made(name).to_bytes(), made(name).archive
+    kind, own, oldest = archive.kind, archive.format, archive.oldest or archive.format
+    for format_ in (999, oldest - 1, None, str(own), float(own), True):
         refused(name, changed(data, {"format": format_}))
     for wrong in ("unknown", None, [kind]):
         refused(name, changed(data, {"kind": wrong}))
@@ -316,6 +317,15 @@ def test_an_archive_of_another_kind_or_format_or_without_a_part_is_refused(name)
     for array in arrays:
         if not array.endswith("_levels"):
             refused(name, changed(data, **{array: None}))
+
+
+@pytest.mark.parametrize(("name", "lacks"), [("copula", "places"), ("histogram", None)])
+def test_files_of_older_formats_are_read(name, lacks):
+    data, oldest = made(name).to_bytes(), made(name).archive.oldest
+    header = members(data)[0] | {"format": oldest}
+    header.pop(lacks, None)
+    older = changed(data, json.dumps(header).encode())
+    assert type(made(name)).from_bytes(older, "here.npz").to_bytes() == data
 
 
 def test_a_file_of_something_else_is_refused():

@@ -35,7 +35,9 @@ _ROUNDING = 1e-6  # of probabilities that sum to 1
 class FittedCopula(ReleasedCounts):
     """A copula with the noisy tables that it was fitted to, and the columns that its codes stand for."""
 
-    archive: ClassVar = Archive(kind="copula", format=6, noun="fitted copula", is_compressed=True)
+    archive: ClassVar = Archive(
+        kind="copula", format=6, noun="fitted copula", is_compressed=True, oldest=5
+    )
 
     counts_type: ClassVar = NoisyMarginals
 
@@ -179,7 +181,7 @@ class FittedCopula(ReleasedCounts):
             )
             targets.check(noisy.domain)
         places = None
-        if header["places"]:
+        if header["format"] > 5 and header["places"]:  # older files have none
             places = Places(
                 **{field.name: arrays[f"places_{field.name}"] for field in fields(Places)}
             )

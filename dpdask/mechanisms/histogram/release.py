@@ -338,7 +338,11 @@ class FittedHistogram(ReleasedCounts):
     """A noisy histogram with the columns that its cells stand for: what a job writes, and what Python lists and samples."""
 
     archive: ClassVar = Archive(
-        kind="histogram", format=3, noun="perturbed histogram", is_compressed=True
+        kind="histogram",
+        format=3,
+        noun="perturbed histogram",
+        is_compressed=True,
+        oldest=2,  # without `numbers` of found cells
     )
 
     counts_type: ClassVar = NoisyHistogram
