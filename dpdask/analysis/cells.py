@@ -12,9 +12,9 @@ import pandas as pd
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpdask.analysis.dates import DateScale, find_scales
 from dpdask.analysis.opened import Result
 from dpdask.analysis.points import NoisyCells, OpenedPoints, Points
+from dpdask.analysis.values import DateScale, find_scales
 from dpdask.errors import InputError, SpecError
 from dpdask.inference.m_estimators import WeightedSample, least_squares, noise_error
 from dpdask.streams import RunKey, stream
@@ -268,6 +268,7 @@ class OpenedTables(OpenedPoints):
             n_rows,
             noise=lambda _: noisy,
             dates={name: scale for name, scale in scales.items() if scale is not None},
+            fine=self._find_fine(names),
         )
         means = any("means" in self._column(name) for name in names)
         middle = "the mean of the fine counts in it" if means else "its middle"

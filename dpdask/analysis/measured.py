@@ -12,8 +12,8 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.analysis.dates import DateScale, in_units
 from dpdask.analysis.opened import Result
+from dpdask.analysis.values import DateScale, in_units
 from dpdask.errors import SpecError
 from dpdask.inference.measured import NORMAL_95, Linear, MeasuredColumn
 from dpdask.references.counts import AGAIN, label_table
@@ -98,6 +98,77 @@ class MeasuredAnswers:
             limits=limits,
             find_ends=find_ends,
         )
+
+
+def place_in_cells(
+    fine: MeasuredColumn,
+    low: Floats,
+    high: Floats,
+    usual: Floats,
+    within: tuple[float, float],
+) -> tuple[Floats, Floats]:
+    """Return the mean of the clipped values in the cell of each point, and its standard error, by the fine counts of all rows.
+
+    Where these tell less, it is the usual one, which a model of them gives, in doubt by its distance
+    from the nearer end (half of it, as a standard error): in a tail under wide bounds, the mean of the counts is mostly noise.
+
+    Parameters
+    ----------
+    low, high, usual
+        The ends of each point's cell, and its usual value.
+    """
+    values, doubts = np.clip(usual, *within), np.zeros(len(usual))
+    middle = (fine.low + fine.high) / 2.0
+    clipped = np.clip(np.nan_to_num(middle), *within)
+    for first, last in {(a, b) for a, b in zip(low.tolist(), high.tolist(), strict=True) if a < b}:
+        here = (low == first) & (high == last)
+        inside = (middle >= first) & (middle <= last) & ~fine.is_single
+        mean, error = fine.ratio(clipped * inside, inside.astype(np.float64))
+        least, most = np.clip((first, last), *within)
+        own = float(usual[here][0])
+        own = own if least < own < most else (least + most) / 2.0
+        reach = min(own - least, most - own)
+        known = error < reach / 2.0 and least <= mean <= most
+        values[here], doubts[here] = (mean, error) if known else (own, reach / 2.0)
+    return values, doubts
+
+
+def average_margin(
+    measured: Mapping[str, pa.Table], name: str, sizes: Mapping[str, int], n_rows: float | None
+) -> MeasuredColumn | None:
+    """Return the counts of the levels of a column by its own table and the sums of all its tables of two columns; None if there are none.
+
+    Each is weighted by its inverse variance, which is that of a count times those that are summed.
+
+    Parameters
+    ----------
+    sizes
+        How many cells each column has.
+    """
+    found, weight = np.zeros(sizes[name]), 0.0
+    own = measured.get(name)
+    tables = [] if own is None else [(own["count"].to_numpy(), own["standard_deviation"][0], 1)]
+    for other in sizes.keys() - {name}:
+        pair = average_pair(measured, (name, other), [sizes[name], sizes[other]])
+        if pair is not None:
+            summed = pair[0].reshape(sizes[name], -1).sum(axis=1)
+            tables.append((summed, math.sqrt(pair[1]), sizes[other]))
+    for counts, spread, n_summed in tables:
+        part = float(spread.as_py() if isinstance(spread, pa.Scalar) else spread) ** -2 / n_summed
+        found, weight = found + part * counts, weight + part
+    if not weight:
+        return None
+    places = np.arange(len(found), dtype=np.float64)
+    return MeasuredColumn(
+        low=places,
+        high=places,
+        is_null=np.zeros(len(found), dtype=np.bool_),
+        singles=np.zeros(0),
+        levels=[found / weight],
+        deviation=weight**-0.5,
+        n_rows=n_rows,
+        is_whole=False,
+    )
 
 
 def average_pair(

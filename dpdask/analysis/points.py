@@ -20,9 +20,22 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.analysis.dates import DateScale, find_scales, in_units
-from dpdask.analysis.measured import WITHOUT_NULLS, MeasuredAnswers, average_pair
+from dpdask.analysis.measured import (
+    WITHOUT_NULLS,
+    MeasuredAnswers,
+    average_margin,
+    average_pair,
+    place_in_cells,
+)
 from dpdask.analysis.opened import OpenedRelease, Result
+from dpdask.analysis.values import (
+    DateScale,
+    cell_ends,
+    find_scales,
+    in_units,
+    list_cells,
+    to_numbers,
+)
 from dpdask.errors import SpecError
 from dpdask.inference.m_estimators import WeightedSample, least_squares, quantile
 from dpdask.inference.measured import MeasuredColumn
@@ -80,6 +93,8 @@ class Points:
     # by column, the least and the greatest value that a point's rows may have, NaN of a null; no
     # column if points are the rows' values
     ends: Mapping[str, tuple[Floats, Floats]] = field(default_factory=dict)
+    # by column of cells, the fine counts of all rows, which tell where in a cell they lie
+    fine: Mapping[str, MeasuredColumn] = field(default_factory=dict)
     # by column, how far the rank of a released value may be off
     rank_errors: Mapping[str, float] = field(default_factory=dict)
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -108,10 +123,13 @@ class Points:
         `within`.
         """
         ends = within or (-math.inf, math.inf)
+        placed, doubt = self._place(name, ends) if values is None else (None, 0.0)
 
         def number(frame: pd.DataFrame) -> Floats:
+            if placed is not None and frame is self.frame:
+                return placed
             if values is None:
-                return np.clip(_to_numbers(frame[name], name), *ends)
+                return np.clip(to_numbers(frame[name], name), *ends)
             return values[_find_levels(frame[name], self._levels_of(name), name)]
 
         def group(frame: pd.DataFrame) -> Codes:
@@ -122,6 +140,7 @@ class Points:
         groups = self._levels_of(by) if by is not None else [None]
         n = len(groups)
         code, x = group(self.frame), number(self.frame)
+        shift = np.zeros(len(x)) if values is not None else self._shift(name, x, ends)
         here = np.isfinite(x)
         x, code, weights = x[here], code[here], self.weights[here] / self.weights.sum()
         cells = self._cells([name] if by is None else [name, by])
@@ -133,6 +152,7 @@ class Points:
             numbers, place = number(cells.frame), group(cells.frame)
             apart = np.where(np.isfinite(numbers), numbers - mean[place], 0.0)
             noise = cells.variance * cells.add(place, n, apart**2)
+            noise += _add((weights * np.broadcast_to(doubt, here.shape)[here]) ** 2, code, n)
             variance = (self.sampling * spread + noise) / share**2
             if name in self.rank_noise and len(x):
                 # a mean is the integral of ranks over the released range
@@ -141,7 +161,7 @@ class Points:
             low, high = np.clip(self.bounds.get(name, (0.0, math.inf)), *ends)
             rank_error = self.rank_errors.get(name, 0.0)
             moved = (rank_error + self.lost) * (high - low) if rank_error else 0.0
-            bias = (_add(np.abs(weights) * self._shift(name, ends)[here], code, n) + moved) / share
+            bias = (_add(np.abs(weights) * shift[here], code, n) + moved) / share
         if by is None and np.isnan(share).all():
             what = "no weight above 0 is left for rows with a value"
             raise SpecError(what, f"column {name!r}", "release with a larger epsilon")
@@ -153,13 +173,23 @@ class Points:
         are_true = (not here.all(), still.any(), is_number and self.biased, is_loose)
         said = itertools.compress((WITHOUT_NULLS, _EQUAL, WIDE, LOOSE), are_true)
         parts = (mean, np.where(still, np.nan, error), bias)
-        if by is None:
-            found = self._result(*self._in_units(name, *(float(part[0]) for part in parts)))
-            found = replace(found, standard_error=None) if still.any() else found
-        else:
-            index = pd.Index(list(groups), name=by)
-            found = self._result(*(pd.Series(part, index) for part in self._in_units(name, *parts)))
+        found = self._tell(name, parts, None if by is None else pd.Index(list(groups), name=by))
         return replace(found, limits=(*self.limits, *said))
+
+    def _place(
+        self, name: str, within: tuple[float, float]
+    ) -> tuple[Floats | None, Floats | float]:
+        """Return the number of each point by the fine counts of its cell, and its standard error; None where there are none."""
+        if name not in self.fine:
+            return None, 0.0
+        return place_in_cells(self.fine[name], *self.ends[name], self._numbers(name), within)
+
+    def _tell(self, name: str, parts: tuple[Floats, ...], index: pd.Index | None) -> Result:
+        """Return means, their errors and biases as a result: of groups as Series."""
+        if index is not None:
+            return self._result(*(pd.Series(each, index) for each in self._in_units(name, *parts)))
+        found = self._result(*self._in_units(name, *(float(part[0]) for part in parts)))
+        return replace(found, standard_error=None) if np.isnan(parts[1]).any() else found
 
     def share(self, name: str) -> Result:
         """Return the share of each level of a column."""
@@ -175,7 +205,7 @@ class Points:
         n, last = len(edges) - 1, edges[-1]
 
         def place(frame: pd.DataFrame) -> Codes:
-            x = _to_numbers(frame[name], name)
+            x = to_numbers(frame[name], name)
             found = np.where(x == last, n - 1, np.searchsorted(edges, x, side="right") - 1)
             return np.where((x < edges[0]) | (x > last) | np.isnan(x), n, found)
 
@@ -197,7 +227,7 @@ class Points:
         value = quantile(x, weights, q)
         known = float(weights.sum() / self.weights.sum())
         cells = self._cells([name])
-        numbers = _to_numbers(cells.frame[name], name)
+        numbers = to_numbers(cells.frame[name], name)
         # the rank of the value is one among the rows with a value
         n_in, n_known = (cells.add(1 - side, 1) for side in (numbers <= value, ~np.isnan(numbers)))
         p = np.array([weights[x <= value].sum() / weights.sum()])
@@ -216,7 +246,7 @@ class Points:
         error = (high - low) / 2.0
         rank_error = (self.rank_errors.get(name, 0.0) + self.lost) / known
         bias = max(abs(end - value) for end in move(rank_error, point_at)) if rank_error else 0.0
-        shift = float(self._shift(name)[here][x == value].max(initial=0.0))
+        shift = float(self._shift(name, self._numbers(name))[here][x == value].max(initial=0.0))
 
         def find_ends(deviations: float) -> tuple[Any, Any]:
             low, high = move(deviations * of_rank, at)
@@ -283,7 +313,7 @@ class Points:
         noise = np.zeros(len(beta))
         for one, two in combinations_with_replacement(range(len(names)), 2):
             cells = self._cells([names[one]] if one == two else [names[one], names[two]])
-            a, b = (_to_numbers(cells.frame[names[k]], names[k]) - centre[k] for k in (one, two))
+            a, b = (to_numbers(cells.frame[names[k]], names[k]) - centre[k] for k in (one, two))
             weight = np.zeros(len(beta))  # of z_one z_two in the influence of each slope
             for left, right in {(one, two), (two, one)}:
                 if left:
@@ -341,7 +371,7 @@ class Points:
         variance = self.sampling * share * max(0.0, 1.0 - share)
         if cut.any():
             cells = self._cells([name])
-            x = _to_numbers(cells.frame[name], name)
+            x = to_numbers(cells.frame[name], name)
             inside = (low[cut].min() <= x) & (x <= high[cut].max())
             variance += cells.variance * float(cells.add(np.where(inside, 0, 1), 1)[0])
         return share, variance
@@ -355,13 +385,15 @@ class Points:
         return self.levels[name]
 
     def _numbers(self, name: str) -> Floats:
-        return _to_numbers(self.frame[name], name)
+        return to_numbers(self.frame[name], name)
 
-    def _shift(self, name: str, within: tuple[float, float] = (-math.inf, math.inf)) -> Floats:
-        """Return how far a row may be from its point."""
+    def _shift(
+        self, name: str, x: Floats, within: tuple[float, float] = (-math.inf, math.inf)
+    ) -> Floats:
+        """Return how far a row may be from its point, which has the number x."""
         if name not in self.ends:
             return np.zeros(len(self.frame))
-        x, low, high = (np.clip(each, *within) for each in (self._numbers(name), *self.ends[name]))
+        low, high = (np.clip(each, *within) for each in self.ends[name])
         return np.where(np.isnan(x), 0.0, np.maximum(x - low, high - x))
 
     def _result(self, estimate: object, error: object, bias: object) -> Result:
@@ -385,20 +417,6 @@ def _find_levels(values: pd.Series, levels: Sequence[object], name: str) -> NDAr
     codes, found = pd.factorize(values, use_na_sentinel=False)
     places: NDArray[np.int64] = level_codes(found, levels, name)[codes]
     return places
-
-
-def _to_numbers(values: pd.Series, name: str) -> Floats:
-    """Return a column as float64, nulls as NaN; refuse one that is not numeric."""
-    scale = DateScale.of(values)
-    if scale is not None:
-        return scale.to_numbers(values)
-    try:
-        numbers: Floats = pd.to_numeric(values).to_numpy(dtype=np.float64, na_value=np.nan)
-    except (TypeError, ValueError):
-        raise SpecError(
-            "does not hold numbers", f"column {name!r}", "use share() or crosstab()"
-        ) from None
-    return numbers
 
 
 def _without_levels(name: str) -> SpecError:
@@ -452,19 +470,31 @@ class OpenedPoints(OpenedRelease):
         return self._find_measured(name) or self._points(name)
 
     def _find_measured(self, name: str) -> MeasuredAnswers | None:
-        rows, levels = self._measured.get(name), self._levels(name)
-        if rows is None or self._is_kept(name) or not (levels is None or self.measures_levels):
-            return None
         exact = self.content["guarantee"]["adjacency"] == "replace-one"
+        counts = self._read_counts(name, self._n_counted if exact else None)
+        if counts is None or self._is_kept(name):
+            return None
         type_ = self._types.field(name).type if name in self._types.names else pa.null()
         zone = type_.tz if pa.types.is_timestamp(type_) else None
         scale = DateScale.of_card(self._column(name), zone)
         return MeasuredAnswers(
-            column=MeasuredColumn.read(rows, self._n_counted if exact else None),
-            levels=levels,
+            column=counts,
+            levels=self._levels(name),
             dates={} if scale is None else {name: scale},
             limits=self._limits_of_units(),
         )
+
+    def _read_counts(self, name: str, n_rows: float | None) -> MeasuredColumn | None:
+        """Return the noisy counts of a column that answer questions about it alone."""
+        rows = self._measured.get(name)
+        if rows is None or not (self._levels(name) is None or self.measures_levels):
+            return None
+        return MeasuredColumn.read(rows, n_rows)
+
+    def _find_fine(self, names: Sequence[str]) -> dict[str, MeasuredColumn]:
+        """Return the fine counts of those columns whose cells were found by them."""
+        found = {name: self._find_measured(name) for name in names if "means" in self._column(name)}
+        return {name: each.column for name, each in found.items() if each is not None}
 
     @property
     def _n_counted(self) -> float | None:
@@ -741,6 +771,12 @@ class OpenedRecords(OpenedPoints):
             dates=find_scales(frame),
         )
 
+    def _read_counts(self, name: str, n_rows: float | None) -> MeasuredColumn | None:
+        if self._levels(name) is None:
+            return super(OpenedRecords, self)._read_counts(name, n_rows)
+        sizes = {each: int(column["cells"]) for each, column in self.content["columns"].items()}
+        return average_margin(self._measured, name, sizes, n_rows)
+
     def _find_pair(self, first: str, second: str) -> Points | None:
         """Return the cells of the noisy table of two columns, which no model bends."""
         sizes = [int(self._column(name)["cells"]) for name in (first, second)]
@@ -757,43 +793,5 @@ class OpenedRecords(OpenedPoints):
             n_rows,
             noise=lambda _: noisy,
             dates={name: scale for name, scale in scales.items() if scale is not None},
+            fine=self._find_fine([first, second]),
         )
-
-
-def list_cells(column: Mapping[str, Any]) -> list[object]:
-    """Return a value in each cell of a column of a card: its levels; or null, the atoms, and the means of the ranges by the fine counts, else the middles."""
-    if "levels" in column:
-        return list(column["levels"])
-    least, edges = _least_values(column)
-    single: list[object] = [math.nan] if column["nulls"] == "level" else []
-    means = np.array(column.get("means") or (least + edges[1:]) / 2.0, dtype=np.float64)
-    # none has a value between an atom and the whole number below it
-    atoms = np.array(column["atoms"], dtype=np.float64)
-    first = least if least[0] > edges[0] else np.nextafter(edges[:-1], np.inf)
-    has_value = (first < edges[1:]) | ~np.isin(edges[1:], atoms)
-    return [*single, *atoms.tolist(), *means[has_value].tolist()]
-
-
-def _least_values(column: Mapping[str, Any]) -> tuple[Floats, Floats]:
-    """Return the least value of each cell, and the edges: a cell does not hold its lower one.
-
-    Of whole numbers the first edge lies one below the bound, and so does each edge below the least value of its cell.
-    """
-    edges = np.array(column["edges"], dtype=np.float64)
-    step = 0.0 if column["bounds"] is None else float(column["bounds"][0]) - edges[0]
-    return edges[:-1] + step, edges
-
-
-def cell_ends(column: Mapping[str, Any], values: pd.Series) -> tuple[Floats, Floats]:
-    """Return the least and the greatest value of the cell of each value of a column with edges; of an atom both are itself."""
-    scale, (least, edges) = DateScale.of(values), _least_values(column)
-    x = (
-        values.to_numpy(dtype=np.float64, na_value=np.nan)
-        if scale is None
-        else scale.to_numbers(values)
-    )
-    cell = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
-    single = np.isnan(x) | np.isin(x, np.array(column["atoms"], dtype=np.float64))
-    least = np.where((least == edges[:-1]) & np.isfinite(least), np.nextafter(least, np.inf), least)
-    low, high = np.minimum(least[cell], x), np.maximum(edges[cell + 1], x)
-    return np.where(single, x, low), np.where(single, x, high)

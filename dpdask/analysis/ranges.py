@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dpdask.analysis.dates import count_since_1970
 from dpdask.analysis.measured import WITHOUT_NULLS
 from dpdask.analysis.opened import Result
 from dpdask.analysis.points import KeptColumns
+from dpdask.analysis.values import count_since_1970
 from dpdask.errors import SpecError
 from dpdask.inference import NPMLE, RangeCounts, bootstrap, npmle
 from dpdask.inference.range_estimates import (

@@ -14,7 +14,7 @@ import pyarrow.csv as pa_csv
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dpdask.analysis.dates import DateScale
+from dpdask.analysis.values import DateScale
 from dpdask.errors import DataError, InputError, SpecError
 from dpdask.inference.tallies import level_key
 from dpdask.io import csv, parquet

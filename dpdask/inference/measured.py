@@ -109,6 +109,11 @@ class MeasuredColumn:
         """Whether a cell may have rows."""
         return self.is_null | ~np.isnan(self.low)
 
+    @property
+    def is_single(self) -> Flags:
+        """Whether a cell is null or an atom."""
+        return np.arange(len(self.low)) < len(self.singles)
+
     @cached_property
     def _factors(self) -> tuple[Floats, ...]:
         """The variance of each level's averaged counts, as parts of the noise's variance."""

@@ -8,14 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from e2e.helpers import RATINGS_SCHEMA, lake, run_here, write_job
 from scipy import stats
 
 import dpdask
+from dpdask.analysis.measured import average_margin, place_in_cells
 from dpdask.codec import codec_for
-from dpdask.references.counts import COUNTS, read_counts, write_counts
+from dpdask.inference.measured import MeasuredColumn
+from dpdask.privacy.events import DiscreteGaussian
+from dpdask.references.counts import COUNTS, list_table_counts, read_counts, write_counts
 from dpdask.references.hierarchy import N_LEVELS, Hierarchy, make_grid
 from dpdask.schema import Schema
 from dpdask.stats.statistic import CellCounts
@@ -136,6 +140,44 @@ def test_answers_come_from_the_counts_and_hold_the_truth(opened, mechanism):
         kids = found.mean("kids", by="town")
         truth = rows.groupby("town")["kids"].mean()
         assert (np.abs(kids.estimate - truth) < 4.5 * kids.standard_error + kids.bias_bound).all()
+
+
+def test_levels_are_averaged_over_all_tables_that_have_them_by_inverse_variance():
+    one, two = (DiscreteGaussian(sigma=s, sensitivity=1.0, adjacency="add-remove") for s in (2, 1))
+    measured = {
+        "a": list_table_counts("a", np.array([10, 20]), one),
+        "b x a": list_table_counts("b x a", np.array([[4, 7], [5, 6], [6, 9]]), two),
+    }
+    found = average_margin(measured, "a", {"a": 2, "b": 3}, None)
+    # variance 4 of its own counts, and 3 of sums of 3
+    assert found.counts == pytest.approx(
+        [(10 / 4 + 15 / 3) / (7 / 12), (20 / 4 + 22 / 3) / (7 / 12)]
+    )
+    assert found.deviation**2 == pytest.approx(12 / 7)
+    assert average_margin({}, "a", {"a": 2, "b": 3}, None) is None
+
+
+def test_rows_of_a_cell_are_where_fine_counts_say_and_in_doubt_where_these_are_noise():
+    schema = Schema.from_dict({"columns": {"pay": NUMBERS["pay"]}})
+    codec = codec_for("pay", schema.columns["pay"], pa.float64())
+    hierarchy, rng = Hierarchy(make_grid(codec)), np.random.default_rng(0)
+    x = rng.uniform(1000.0, 1200.0, 50_000)
+    exact = hierarchy.count(CellCounts.of_batch(hierarchy.cells, pa.array(x)))
+    low, high = np.array([500.0, 1500.0, 7.0]), np.array([1500.0, 1e9, 7.0])
+    for sigma, doubt in ((1e-3, 1.0), (1e6, 125.0)):
+        event = DiscreteGaussian(sigma=sigma, sensitivity=1.5, adjacency="replace-one", count=3)
+        noisy = exact + np.rint(rng.normal(0.0, sigma, exact.size)).astype(np.int64)
+        fine = MeasuredColumn.read(hierarchy.list_counts("pay", noisy, event), 50_000.0)
+        usual = np.array([750.0, 2500.0, 7.0])
+        values, doubts = place_in_cells(fine, low, high, usual, (0.0, 1e6))
+        if sigma < 1.0:
+            assert values[0] == pytest.approx(x.mean(), rel=3e-3)
+            assert doubts[0] < doubt
+        else:  # half of the distance to the nearer end
+            assert values.tolist() == usual.tolist()
+            assert doubts[0] == pytest.approx(doubt)
+        assert doubts[1] == pytest.approx(500.0)  # nobody is there
+        assert (values[2], doubts[2]) == (7.0, 0.0)
 
 
 @pytest.mark.parametrize("mechanism", ["histogram", "marginals"])

@@ -1,8 +1,9 @@
-"""Dates as numbers: how a column's numbers count them, and estimates of dates."""
+"""What the numbers of a column stand for: dates, and the cells of a card."""
 
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -120,3 +121,56 @@ def in_units(scale: DateScale | None, estimate: Any, error: Any, bias: Any) -> t
     spans = (scale.to_spans(np.atleast_1d(part)) for part in (error, bias))
     found = scale.to_dates(np.atleast_1d(estimate)), *spans
     return found if np.ndim(estimate) else (found[0][0], found[1][0], found[2][0])
+
+
+def list_cells(column: Mapping[str, Any]) -> list[object]:
+    """Return a value in each cell of a column of a card: its levels; or null, the atoms, and the means of the ranges by the fine counts, else the middles."""
+    if "levels" in column:
+        return list(column["levels"])
+    least, edges = _least_values(column)
+    single: list[object] = [math.nan] if column["nulls"] == "level" else []
+    means = np.array(column.get("means") or (least + edges[1:]) / 2.0, dtype=np.float64)
+    # none has a value between an atom and the whole number below it
+    atoms = np.array(column["atoms"], dtype=np.float64)
+    first = least if least[0] > edges[0] else np.nextafter(edges[:-1], np.inf)
+    has_value = (first < edges[1:]) | ~np.isin(edges[1:], atoms)
+    return [*single, *atoms.tolist(), *means[has_value].tolist()]
+
+
+def _least_values(column: Mapping[str, Any]) -> tuple[Floats, Floats]:
+    """Return the least value of each cell, and the edges: a cell does not hold its lower one.
+
+    Of whole numbers the first edge lies one below the bound, and so does each edge below the least value of its cell.
+    """
+    edges = np.array(column["edges"], dtype=np.float64)
+    step = 0.0 if column["bounds"] is None else float(column["bounds"][0]) - edges[0]
+    return edges[:-1] + step, edges
+
+
+def cell_ends(column: Mapping[str, Any], values: pd.Series) -> tuple[Floats, Floats]:
+    """Return the least and the greatest value of the cell of each value of a column with edges; of an atom both are itself."""
+    scale, (least, edges) = DateScale.of(values), _least_values(column)
+    x = (
+        values.to_numpy(dtype=np.float64, na_value=np.nan)
+        if scale is None
+        else scale.to_numbers(values)
+    )
+    cell = np.clip(np.searchsorted(edges, x, side="left") - 1, 0, len(edges) - 2)
+    single = np.isnan(x) | np.isin(x, np.array(column["atoms"], dtype=np.float64))
+    least = np.where((least == edges[:-1]) & np.isfinite(least), np.nextafter(least, np.inf), least)
+    low, high = np.minimum(least[cell], x), np.maximum(edges[cell + 1], x)
+    return np.where(single, x, low), np.where(single, x, high)
+
+
+def to_numbers(values: pd.Series, name: str) -> Floats:
+    """Return a column as float64, nulls as NaN; refuse one that is not numeric."""
+    scale = DateScale.of(values)
+    if scale is not None:
+        return scale.to_numbers(values)
+    try:
+        numbers: Floats = pd.to_numeric(values).to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError):
+        raise SpecError(
+            "does not hold numbers", f"column {name!r}", "use share() or crosstab()"
+        ) from None
+    return numbers
