@@ -142,7 +142,8 @@ class Hierarchy:
         Upwards, each count is averaged with the sum of its children, by inverse variance. Of the
         first level's blocks those are kept that lie next to each other from the one with most rows
         outwards, as far as blocks have more than noise together, and one block beyond on each side,
-        less half a standard deviation: noise far out would ruin means. They are projected to
+        less half a standard deviation, and not more than if the tail fell no faster than before:
+        noise far out would ruin means. They are projected to
         non-negative counts with the sum `n_rows`. Downwards, children are projected to non-negative
         counts with the sum that their parent has; where that is less than the standard deviation of
         their own sum, they rise or fall with the parent's neighbours instead.
@@ -157,6 +158,12 @@ class Hierarchy:
         counts, spread = upper[self._there], spreads[self._there]
         support, borders = find_support(counts, spread) or (slice(len(counts)), [])
         counts[borders] -= _EDGE * spread[borders]
+        for place in borders:
+            step_in = 1 if place == support.start else -1
+            inner, before = place + step_in, place + 2 * step_in
+            if 0 <= before < len(counts) and counts[before] > 0.0:
+                most = max(counts[inner] + spread[inner], 0.0) ** 2 / counts[before]
+                counts[place] = min(counts[place], most)
         top = np.concatenate([own, counts[support]])
         total = max(1.0, float(top.sum())) if n_rows is None else float(n_rows)
         first = project(top, total)

@@ -109,8 +109,10 @@ def test_fine_counts_take_their_share_and_tables_the_rest(delta, share):
     n_found, budget = 3, Budget(epsilon=1.0, delta=delta)
     planned = plan_noise(budget, 4, one_way=2.0, pairs=1.0, cliques={("a",): 6.0}, n_found=n_found)
     assert [event.count for event in planned.event.events] == [3 * n_found, 4, 6, 1]
+    # Gaussian: 9 vectors, each with a fifth of the mean weight of 11 tables
+    own = share if delta == 0 else 9 / (5 * 11 + 9)
     assert shares(planned) == pytest.approx(
-        [share, *((1 - share) * part for part in (0.4, 0.3, 0.3))], rel=1e-9
+        [own, *((1 - own) * part for part in (0.4, 0.3, 0.3))], rel=1e-9
     )
     tree = plan_tree_noise(budget, 4, n_found)
     assert [event.count for event in tree.event.events] == [3 * n_found, 4, 6, 3]
@@ -123,6 +125,20 @@ def test_fine_counts_take_their_share_and_tables_the_rest(delta, share):
     )
     if delta == 0:
         assert sum(price(event) for event in planned.event.events) == pytest.approx(1.0, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("n", "n_found", "share"),
+    [(2, 2, 0.25), (3, 1, 3 / (5 * 6 + 3)), (10, 10, 30 / (5 * 55 + 30)), (42, 38, 0.05)],
+)
+def test_fine_counts_of_few_columns_get_a_fifth_of_a_tables_weight(n, n_found, share):
+    """At least a twentieth, and at most a quarter of all; never more where pairs are not all measured."""
+    budget = Budget(epsilon=1.0, delta=DELTA)
+    assert shares(plan_noise(budget, n, n_found=n_found))[0] == pytest.approx(share, rel=1e-9)
+    alone = plan_noise(budget, n, pairs=0.0, n_found=n_found)
+    assert shares(alone)[0] == pytest.approx(0.05, rel=1e-9)
+    without = plan_noise(Budget(epsilon=1.0, delta=0.0), n, n_found=n_found)
+    assert shares(without)[0] == pytest.approx(0.1, rel=1e-9)
 
 
 def test_references_split_epsilon_as_documented():

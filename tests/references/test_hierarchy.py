@@ -198,6 +198,26 @@ def test_a_tail_beside_what_most_rows_share_is_kept(kind, event, n_rows, factor)
     assert 10.0 < np.median(misplaced) <= 500.0
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_outermost_block_has_no_more_than_a_falling_tail(sign):
+    """A block beyond the tail keeps noise alone; rows that are there, and stand out, stay."""
+    high = 1e6 * sign
+    hierarchy = Hierarchy(make_grid(codec_of((min(high, 0.0), max(high, 0.0)))))
+    rng = np.random.default_rng(3)
+    values = np.clip(np.exp(rng.normal(10.0, 0.6, 400_000)), 0.0, 3e5)
+    event = DiscreteGaussian(sigma=26.0, sensitivity=1.0, adjacency="add-remove", count=N_LEVELS)
+    for n_far, least, most in ((0, 0.0, 1.0), (2000, 1990.0, 2010.0)):
+        rows = np.concatenate([values, np.full(n_far, 9e5)]) * sign
+        exact = hierarchy.count(CellCounts.of_batch(hierarchy.cells, pa.array(rows)))
+        far = []
+        for seed in range(60):
+            noisy = perturb(exact, event, rng=stream(RunKey.insecure(seed), "hierarchy", ""))
+            found = hierarchy.estimate(noisy, event, None)
+            beyond = np.abs(hierarchy.cells.edges[1 if sign > 0 else 0 :][: len(found)]) > 4.1e5
+            far.append(found[beyond].sum())
+        assert least <= np.mean(far) <= most
+
+
 def test_what_may_lie_beyond_the_kept_blocks_is_told():
     """Without noise exactly, with noise as its standard deviation says."""
     hierarchy = Hierarchy(make_grid(codec_of((-1e9, 1e9))))

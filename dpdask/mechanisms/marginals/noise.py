@@ -45,6 +45,7 @@ from dpdask.steps import step
 from dpdask.streams import Rng
 
 _NORMAL_95 = 1.959963984540054
+_LEAST_OF_FINE, _MOST_OF_FINE = 0.2, 0.25
 _SHARE_OF_CHOSEN, _SHARE_OF_TRIPLES, _SHARE_OF_SCORES = 0.4, 0.15, 0.05
 # the events of several tables, in the order in which they are charged but for declared tables
 _SHARED = ("cells", "one_way", "pairs", "chosen", "scores", "triples")
@@ -170,7 +171,8 @@ def plan_noise(
         chosen tables get 15 % of the weight of all tables, and the scores 5 %. Only with a δ.
     n_found
         The number of columns whose cells are found. Their fine counts get a twentieth of all
-        weight, or a tenth for Laplace noise.
+        weight, or a tenth for Laplace noise. Gaussian noise of records, whose tails are no better:
+        at least a fifth of a table's weight for each vector, and at most a quarter for all.
     """
     declared = dict(cliques or {})
     n_pairs = n_attributes * (n_attributes - 1) // 2
@@ -191,8 +193,12 @@ def plan_noise(
         others /= 1.0 - (_SHARE_OF_TRIPLES + _SHARE_OF_SCORES)
         drafts["scores"] = draft_scores(budget, others * _SHARE_OF_SCORES, n_scores)
         drafts["triples"] = draft(budget, others * _SHARE_OF_TRIPLES / n_triples, n_triples)
+    weight, n_fine = share_of_cells(others, n_found, budget.delta)
+    if n_fine and pairs and budget.delta > 0:
+        usual = others / sum(count for weight, count in tables.values() if weight)
+        weight = max(weight, min(usual * _LEAST_OF_FINE, weigh(others, _MOST_OF_FINE, n_fine)))
     # the last digits of a price depend on the order in which it is charged
-    cells = draft(budget, *share_of_cells(others, n_found, budget.delta))
+    cells = draft(budget, weight, n_fine)
     events = scale_drafts(budget, {"cells": cells, **drafts})
     return MarginalNoise(
         **{name: events.get(name) for name in _SHARED},
