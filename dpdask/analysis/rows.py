@@ -122,6 +122,10 @@ class OpenedRows(KeptColumns):
                         raise self._refusal(question, *names)
                     return lambda: self._correct_mean(first, numbers, *others)
                 if others:
+                    if self._is_kept(first) and self._has_channel(others[0]):
+                        what = "the groups are of a column with noise of its own"
+                        use = f"use crosstab({first!r}, {others[0]!r}), or slope()"
+                        raise SpecError(what, f"{question}({first}, by={others[0]})", use)
                     raise self._no_dependence(question, *names)
             case "share" if private:
                 if self._levels(first) is None:

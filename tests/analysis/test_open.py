@@ -445,6 +445,11 @@ REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
         "column 'twon': no released column has this name; did you mean 'town'?",
     ),
     ("homes, dip known", ("mean", "price"), "lean to by an unknown amount"),
+    (
+        "homes, dip",
+        ("mean", "years", "rating"),
+        "noise of its own; use crosstab('years', 'rating')",
+    ),
     ("homes, interval", ("share", "price"), "known as ranges"),
     ("homes, interval", ("npmle", "years"), "was kept"),
     ("homes, interval", ("slope", "years", "price"), "a range cannot explain"),
