@@ -42,6 +42,10 @@ _SPREAD = (
     "values that many rows share are spread over the gap below them, unless the schema names them as atoms: means and quantiles may be too small by "
     "that gap and counts be wrong, and no error includes it"
 )
+_TOLD_SPREAD = (
+    "values that many rows share are spread over the gap below them, unless the schema names them as atoms: the bound on the bias holds this "
+    "(`spread_rank_at_most` of the column in the card)"
+)
 _RELEASED = "counts are of the released rows, without those that were held out"
 _TOLD_REFERENCE = "the released values have the distribution of noisy counts; standard errors hold that noise and the draws of the rows"
 _WORST_BIAS = (
@@ -418,8 +422,14 @@ class OpenedRows(KeptColumns):
             points = super(OpenedRows, self)._points(*names)
         reference = self._reference["kind"]
         counted, has_numbers = reference in _COUNTED, len(levels) < len(private)
+        references = {name: self._column(name).get("reference", {}) for name in private}
+        spreads = has_numbers and not counted
+        numbers = [name for name in private if name not in levels]
+        is_told = all("spread_rank_at_most" in references[name] for name in numbers)
         if not counted:
-            limits = [_REFERENCE, _SPREAD] if has_numbers else [_REFERENCE]
+            limits = [_REFERENCE]
+            if spreads:
+                limits.append(_SPREAD if not is_told else _TOLD_SPREAD)
         elif cells is not None:
             limits = [_TOLD_REFERENCE]
         elif reference == "histogram" and names[0] not in levels:
@@ -431,7 +441,6 @@ class OpenedRows(KeptColumns):
             limits = [_NOISY_REFERENCE]
         if has_numbers and counted and len(private) > 1:
             limits.append(_CELLS)
-        references = {name: self._column(name).get("reference", {}) for name in private}
         lost = max(_count_beyond(each) for each in references.values())
         kept = any("kept" in each for each in references.values())
         return replace(
@@ -440,14 +449,16 @@ class OpenedRows(KeptColumns):
             | dict(levels),
             sampling=1.0 / self.n_rows + 1.0 / (self._n_reference or math.inf),
             rank_errors={
-                name: each["rank_error_at_most"] for name, each in references.items() if each
+                name: each["rank_error_at_most"] + each.get("spread_rank_at_most", 0.0)
+                for name, each in references.items()
+                if each
             },
             bounds=self._bounds(names),
             noise=None if cells is None else lambda _: cells,
             rank_noise=rank_noise,
             lost=lost / self.n_rows,
             biased=counted and cells is None and not kept,
-            spread=has_numbers and not counted,
+            spread=spreads and not is_told,
             limits=(*limits, *points.limits),
         )
 

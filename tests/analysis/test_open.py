@@ -22,6 +22,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from e2e.helpers import run_here, write_job
 from shelf import FIRST, LEVEL_NAMES, LEVEL_SHARES, LEVEL_STAYS, TOWNS, homes, rides
 
 import dpdask
@@ -646,3 +647,24 @@ def test_a_release_in_a_store_is_opened_by_its_url(shelf):
         dpdask.open("memory://opened/tables").mean("rating").estimate
         == shelf.opened("homes, tables").mean("rating").estimate
     )
+
+
+def test_values_that_rows_of_a_hold_out_share_are_in_the_bound_on_the_bias(tmp_path):
+    rng = np.random.default_rng(8)
+    rows = pd.DataFrame({"x": np.where(rng.random(6_000) < 0.3, 100.0, rng.uniform(0, 60, 6_000))})
+    schema = {"x": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 200.0]}}
+    (tmp_path / "in").mkdir()
+    rows.to_parquet(tmp_path / "in" / "rows.parquet")
+    job = write_job(tmp_path, tmp_path / "in", tmp_path / "out", schema=schema)
+    run_here(job)
+    opened = dpdask.open(str(tmp_path / "out"))
+    told = opened.card["columns"]["x"]["reference"]["spread_rank_at_most"]
+    assert 0.25 < told < 0.4  # of the value that many share
+    for found, truth in ((opened.mean("x"), rows["x"].mean()), (opened.quantile("x", 0.8), 100.0)):
+        low, high = found.interval()
+        assert low <= truth <= high
+    counts = opened.histogram("x", [0, 80, 200])
+    low, high = counts.interval()
+    share = (rows["x"] < 80).mean() * opened.n_rows
+    assert low.iloc[0] <= share <= high.iloc[0]
+    assert low.iloc[0] > 0.2 * share

@@ -619,6 +619,10 @@ class ColumnsDescription(DipDescription):
         with a single level.
         """
         found = DipDescription.describe_columns(self, release, columns)
+        for name, mechanism in release.columns.items() if self.mechanism.spreads else ():
+            if mechanism.distribution is not None:
+                spread = _measure_spread(mechanism.distribution, columns.codecs[name])
+                found[name]["reference"] |= {"spread_rank_at_most": spread}
         if self.mechanism.spec.channel == "optimal-unbiased":
             for name, mechanism in release.columns.items():
                 assert isinstance(mechanism, LevelMechanism)
@@ -627,6 +631,14 @@ class ColumnsDescription(DipDescription):
                 )
                 found[name] |= {} if line is None else {"attenuation": asdict(line)}
         return found
+
+
+def _measure_spread(distribution: RankDistribution, codec: Codec) -> float:
+    """Return the largest share of the reference's rows at one value that is released spread over the gap below it, rounded up."""
+    gaps, shares = np.diff(distribution.x), np.diff(distribution.c)
+    wide = gaps > (1.0 if codec.lattice else 0.0)
+    largest = float(shares[wide].max(initial=0.0))
+    return float(f"{largest * 1.01:.2g}") if largest else 0.0
 
 
 def _uniform(codec: Codec) -> Distribution:
