@@ -234,6 +234,8 @@ KINDS_OF_RELEASE = _list_kinds()
 def is_possible(kind: str, source: Table) -> bool:
     """Return whether a job can say it, and the table differs from others there."""
     release = KINDS_OF_RELEASE[kind]
+    if kind.startswith("interval") and "x" not in source.rows:
+        return False
     if source.unit:  # ranges have no unit, a public table none to bound
         return release.privacy is not None and "chain" not in kind and "public" not in kind
     if "optimal-unbiased" in kind:
@@ -279,6 +281,7 @@ def _mechanism(
     if mechanism["kind"] == "marginals":
         tables = [["town", "rating"], ["kind", "rating"], ["years", "rating"]]
         tables += [["town", "x"], ["years", "x"], ["x", "y"]]
+        tables += [[column] for column in private if not any(column in each for each in tables)]
         mechanism["cliques"] = [each for each in tables if set(each) <= set(private)]
     reference = mechanism.get("reference", {})
     if reference.get("kind") == "public":

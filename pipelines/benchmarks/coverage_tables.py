@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 opened = coverage.releases(kind, source, chosen.runs, Path(place))
                 found = coverage.simulate(kind, source, opened)
             for cell in found:
-                said = cell.refusal[:70] or f"{cell.average:.2f} {cell.width:5.2f}"
+                said = cell.refusal[:70] or f"{cell.average:.2f}"
                 print(f"{source.name:16} {kind:32} {cell.question:24} {said}", flush=True)
             cells += found
             if chosen.csv:

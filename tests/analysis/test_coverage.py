@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 import dpdask
-from pipelines.benchmarks import coverage
+from pipelines.benchmarks import coverage, coverage_tables
 from pipelines.benchmarks.coverage import Cell, judge
 
 FAILING = Path(__file__).with_name("coverage_failing.csv")
@@ -215,6 +215,27 @@ def test_an_answer_is_measured_over_its_runs():
     assert (cell.width, cell.error) == (pytest.approx(1.0, abs=0.1), pytest.approx(1.0, abs=0.1))
     assert coverage.measure(["no"] * 3 + answers[:2], **names).refusal == "no"
     assert coverage.measure([*answers, "no"], **names).answered == pytest.approx(400 / 401)
+
+
+def test_real_tables_are_asked_as_far_as_they_are_there(tmp_path, monkeypatch, capsys):
+    rng, n = np.random.default_rng(3), 3_000
+    late = rng.normal(5.0, 20.0, n).round()
+    rows = {"ArrDelay": np.where(rng.random(n) < 0.02, np.nan, late), "DepDelay": late + 1.0}
+    rows |= {"UniqueCarrier": rng.choice(["AA", "CO"], n), "Origin": rng.choice(["HOU", "IAH"], n)}
+    pd.DataFrame(rows | {"Month": rng.integers(1, 13, n)}).to_parquet(
+        tmp_path / "hflights_2011.parquet"
+    )
+    monkeypatch.setenv("DPDASK_DATA", str(tmp_path))
+    out = tmp_path / "out.csv"
+    coverage_tables.main(["--runs", "1", "--releases", "interval case2", "--csv", str(out)])
+    cells = coverage.read_cells(out)
+    assert {cell.table for cell in cells} == {"flights"}
+    assert "of the intervals of" in capsys.readouterr().out
+    told = [cell for cell in cells if cell.question == "counts of ranges"]
+    assert told[0].average > 0.5
+    monkeypatch.delenv("DPDASK_DATA")
+    with pytest.raises(SystemExit):
+        coverage_tables.main([])
 
 
 def test_the_truth_of_bounded_rows_weighs_rows():
