@@ -53,8 +53,9 @@ _WORST_BIAS = (
 )
 _LIKELY_BIAS = (
     "the noise hides a part of the answer: the bound on the bias is for the worst original values; or, if smaller, one with which intervals of 95 % hold "
-    "on average over the groups, if these differ in what the noise hides no more than in what it shows"
+    "on average over the groups, if these differ in what the noise hides as much as in what it shows"
 )
+_FEW_KNOWN = "groups of which it is not sure that any row has a value have no estimate"
 _ABSENT = "levels that the reference holds with probability 0 cannot be released: nothing is known of their share, which the noise may have hidden"
 _CELLS = "inside a cell of the reference the columns are independent: slopes and differences of groups are too small, and no error includes it"
 _NOISY_RANKS = (
@@ -270,12 +271,14 @@ class OpenedRows(KeptColumns):
     def _result(self, found: Estimate) -> Result:
         bias = np.asarray(found.worst_bias, dtype=np.float64)
         value = np.asarray(found.value, dtype=np.float64)
-        known = bool(np.isfinite(bias).all())
+        known = bool((np.isfinite(bias) | np.isnan(value)).all())
         limits = [_WORST_BIAS if bias.ndim == 0 else _LIKELY_BIAS] if known and bias.any() else []
         if known and (lost := int((bias > np.abs(value)).sum())):
             limits.append(
                 f"the bound on the bias is larger than the estimate in {lost:,} of {bias.size:,} numbers: the noise leaves little of them"
             )
+        if np.isnan(value).any():
+            limits.append(_FEW_KNOWN)
         absent = (bias == 0.0) & (np.asarray(found.standard_error) == 0.0)
         error = found.standard_error
         if (absent & (value == 0.0)).any():

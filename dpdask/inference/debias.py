@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ from dpdask.inference.tallies import (
     outcome_counts,
 )
 from dpdask.mechanisms.card import Card
+
+_SURELY = 3.0  # standard errors
 
 
 def regress_on_kept(found: Moments, pseudo: PseudoValues) -> tuple[Floats, Floats, Floats]:
@@ -529,7 +531,8 @@ class ReleasedColumn:
         table = self._table(found.products[0, 0])
         if response is None:
             names: list[str] = list(covariates)
-            parts = regress_on_kept(found, self._pseudo_values(f, table, approximate=approximate))
+            pseudo = self._pseudo_values(f, table, approximate=approximate)
+            parts = regress_on_kept(found, self._narrow(pseudo))
         else:
             names = [self.name, *covariates]
             both = [self._invert(each, approximate=approximate) for each in (f, f**2)]
@@ -618,26 +621,39 @@ class ReleasedColumn:
         def find(values: Floats) -> PseudoValues:
             return self._pseudo_values(values, table, approximate=approximate, along=along)
 
-        pseudo = find(np.where(here, f - centre, 0.0))
-        value = (table * pseudo.g).sum(axis=(1, 2)) / sizes
-        known = np.ones(len(table))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            if not here.all():
-                # a ratio A / B moves as (A - value B) / B does
-                inside = find(here.astype(np.float64))
-                known = np.maximum((table * inside.g).sum(axis=(1, 2)) / sizes, 0.0)
-                value = value / known
-                pseudo = pseudo.minus(value, inside)
+        def average(pseudo: PseudoValues) -> tuple[Floats, Floats]:
             mean = (table * pseudo.g).sum(axis=(1, 2)) / sizes
             spread = (table * (pseudo.g - mean[:, None, None]) ** 2).sum(axis=(1, 2))
             spread = spread / (sizes * np.where(sizes > 1, sizes - 1, np.nan))
-            error = np.sqrt(np.maximum(spread + pseudo.shared, 0.0)) / known
+            return mean, np.sqrt(np.maximum(spread + pseudo.shared, 0.0))
+
+        pseudo, known = find(np.where(here, f - centre, 0.0)), np.ones(len(table))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            value, error = average(pseudo)
+            if not here.all():
+                # a ratio A / B moves as (A - value B) / B does, if B is surely above 0
+                inside = find(here.astype(np.float64))
+                known, doubt = average(inside)
+                known = np.where(known > _SURELY * doubt, known, np.nan)
+                value = value / known
+                pseudo = pseudo.minus(value, inside)
+                error = average(pseudo)[1] / known
             worst = self._worst_biases(pseudo, table) / known
             if self.at_most is not None and pseudo.likely is not None:
                 likely = pseudo.likely / known
                 beyond = critical_value(likely / error) - critical_value(np.zeros(1))
                 worst = np.where(worst > 0.0, np.fmin(worst, beyond * error), 0.0)
         return centre + value, error, np.broadcast_to(worst, sizes.shape)
+
+    def _narrow(self, pseudo: PseudoValues) -> PseudoValues:
+        """Return pseudo-values whose bias is the largest root mean square over the rows; none of their levels is more frequent than it may be."""
+        if self.at_most is None or not pseudo.bias.any():
+            return pseudo
+        squares = [
+            each.squared_bias(pseudo.g[0, place], pseudo.f[0], self.at_most)
+            for place, each in enumerate(self._strata())
+        ]
+        return replace(pseudo, bias=np.minimum(pseudo.bias, np.sqrt(max(squares))))
 
     def _worst_biases(self, pseudo: PseudoValues, table: Floats) -> Floats:
         """Return the worst bias of each group; none of its levels is more frequent than among all rows."""

@@ -7,7 +7,7 @@ or as far as the sum of squared bias and variance says.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -25,7 +25,6 @@ _MOST_CELLS = 10_000  # that the spread of groups is fitted to: more tell nothin
 _LEAST_SPREAD = 2.0**-14
 _STEPS = 50
 _UNBIASED_FOR = 1.1  # times the variance
-_LIKELY = 1.92  # half of what a chi-squared variable exceeds in 5 %
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,6 +96,18 @@ class Directions:
             return found
         caps = np.broadcast_to(most[..., seen], off.shape)
         return np.maximum(_fill(off, caps), _fill(-off, caps))
+
+    def squared_bias(self, g: Floats, f: Floats, most: Floats) -> float:
+        """Return the largest mean of (E[g(Z̃) | Z] - f(Z))² over distributions of Z.
+
+        Parameters
+        ----------
+        g, f, most
+            As for `bias`, of shape (s,).
+        """
+        seen = self.prior > 0
+        off = g @ self.matrix[seen].T - f[seen]
+        return float(_fill(off**2, most[seen]))
 
 
 def _fill(values: Floats, caps: Floats) -> Floats:
@@ -189,8 +200,8 @@ class PseudoValues:
         What is averaged, shape (groups, s) or (1, s).
     likely
         The root mean square of the bias over groups, of the shape of `bias`, if groups differ along
-        the directions that the channel hides as they do along the others: at most so much, by the
-        likelihood of what was released. None if it is not known.
+        the directions that the channel hides as they do along the others: on average over the
+        spreads that the likelihood of what was released leaves. None if it is not known.
     """
 
     g: Floats
@@ -323,7 +334,7 @@ def balance_groups(
     n_groups, n_strata, s = table.shape
     sizes = table.sum(axis=2)
     parts = [_stratum(each, f, table[:, place]) for place, each in enumerate(strata)]
-    spread, possible = _fit_spread(parts, along=along)
+    spread, possible, probability = _fit_spread(parts, along=along)
     share = sizes / np.maximum(sizes.sum(axis=1, keepdims=True), 1.0)
     g, bias, shared = np.zeros((n_groups, n_strata, s)), np.zeros(n_groups), np.zeros(n_groups)
     squares = np.zeros((len(possible), n_groups))
@@ -338,7 +349,7 @@ def balance_groups(
             / max(float(part.sizes.sum()), 1.0)
         )
         squares += share[:, place] ** 2 * part.list_squared_biases(weights, possible)
-    likely = np.sqrt(squares.max(axis=0))
+    likely = np.sqrt(probability @ squares)
     return PseudoValues(g=g, bias=bias, shared=shared, f=f[None], likely=likely)
 
 
@@ -463,25 +474,24 @@ def _stratum(directions: Directions, f: Floats, counts: Floats) -> _Stratum:
 
 def _fit_spread(
     parts: Sequence[_Stratum], *, along: bool
-) -> tuple[tuple[float, float], list[tuple[float, float]]]:
-    """Return τ and κ of the largest likelihood, on a grid of factors 4 and then between its points; and those that a test of likelihoods does not reject."""
+) -> tuple[tuple[float, float], list[tuple[float, float]], Floats]:
+    """Return τ and κ of the largest likelihood, on a grid of factors 4 and then between its points; and the grid with the probability of each point, alike before."""
     step = -(-sum(len(part.sizes) for part in parts) // _MOST_CELLS)
     some = [replace(each, offsets=each.offsets[::step], sizes=each.sizes[::step]) for each in parts]
-    tried: dict[tuple[float, float], float] = {}
 
-    def find_best(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
-        for at in pairs:
-            if at not in tried:
-                tried[at] = sum(part.likelihood(*at) for part in some)
-        return max(tried, key=tried.__getitem__)
+    def likelihood(at: tuple[float, float]) -> float:
+        return sum(part.likelihood(*at) for part in some)
 
-    grid = [4.0**-k for k in range(8)]
-    tau, kappa = find_best((t, k) for t in grid for k in ([0.0, *grid] if along else [0.0]))
+    levels = [4.0**-k for k in range(8)]
+    grid = [(t, k) for t in levels for k in ([0.0, *levels] if along else [0.0])]
+    found = np.array([likelihood(at) for at in grid])
+    probability = np.exp(found - found.max())
+    tau, kappa = grid[int(found.argmax())]
     near = [
         (t, k)
         for t in (tau / 2, tau, 2 * tau)
         for k in ((kappa / 2, kappa, 2 * kappa) if kappa else (0.0,))
     ]
-    tau, kappa = find_best(near)
-    possible = [at for at, value in tried.items() if value >= tried[tau, kappa] - _LIKELY]
-    return (min(max(tau, _LEAST_SPREAD), 1.0), min(kappa, 1.0)), possible
+    tau, kappa = max(near, key=likelihood)
+    spread = min(max(tau, _LEAST_SPREAD), 1.0), min(kappa, 1.0)
+    return spread, grid, probability / probability.sum()

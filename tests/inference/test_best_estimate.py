@@ -316,3 +316,29 @@ def test_how_many_rows_a_group_has_is_in_the_error_of_a_table():
     spread = np.std([each.value[0] for each in found], axis=0)
     error = np.mean([each.standard_error[0] for each in found], axis=0)
     np.testing.assert_allclose(error, spread, rtol=0.15)
+
+
+def test_a_group_of_which_no_row_surely_has_a_value_has_no_mean():
+    rng = np.random.default_rng(7)
+    subject = ReleasedColumn(name="x", levels=(None, 1, 5), matrix=T)
+    codes = np.concatenate([np.zeros(300, dtype=int), rng.integers(0, 3, 3_000)])
+    drawn = (rng.random(3_300)[:, None] > T.cumsum(axis=1)[codes, :-1]).sum(axis=1)
+    levels = np.array([None, 1, 5], dtype=object)[drawn]
+    frame = pd.DataFrame({"g": np.repeat(["a", "b"], [300, 3_000]), "x": levels})
+    for approximate in (False, True):
+        found = subject.group_means(frame, "g", approximate=approximate)
+        assert abs(found.value["b"] - 3.0) < 5 * found.standard_error["b"] + found.worst_bias["b"]
+        if not approximate:
+            assert found.value.isna().tolist() == [True, False]
+
+
+def test_the_bias_of_a_slope_is_narrower_where_levels_are_rare():
+    rng = np.random.default_rng(9)
+    codes = rng.choice(3, 4_000, p=[0.9, 0.05, 0.05])
+    merged = np.array([[0.6, 0.2, 0.2], [0.2, 0.4, 0.4], [0.2, 0.4, 0.4]])
+    drawn = (rng.random(4_000)[:, None] > merged.cumsum(axis=1)[codes, :-1]).sum(axis=1)
+    frame = pd.DataFrame({"z": rng.normal(size=4_000), "x": np.array([0, 1, 5])[drawn]})
+    free = ReleasedColumn(name="x", levels=(0, 1, 5), matrix=merged)
+    known = dataclasses.replace(free, at_most=np.array([0.93, 0.07, 0.07]))
+    wide, narrow = (each.slope(frame, covariates=["z"]).worst_bias["z"] for each in (free, known))
+    assert 0.0 < narrow < 0.5 * wide
