@@ -427,12 +427,10 @@ class OpenedRows(KeptColumns):
         counted, has_numbers = reference in _COUNTED, len(levels) < len(private)
         references = {name: self._column(name).get("reference", {}) for name in private}
         spreads = has_numbers and not counted
-        numbers = [name for name in private if name not in levels]
-        is_told = all("spread_rank_at_most" in references[name] for name in numbers)
+        of_numbers = [references[name] for name in private if name not in levels]
+        is_told = all("spread_rank_at_most" in each for each in of_numbers)
         if not counted:
-            limits = [_REFERENCE]
-            if spreads:
-                limits.append(_SPREAD if not is_told else _TOLD_SPREAD)
+            limits = [_REFERENCE, *([_TOLD_SPREAD if is_told else _SPREAD] if spreads else [])]
         elif cells is not None:
             limits = [_TOLD_REFERENCE]
         elif reference == "histogram" and names[0] not in levels:

@@ -650,7 +650,7 @@ class ReleasedColumn:
         if self.at_most is None or not pseudo.bias.any():
             return pseudo
         squares = [
-            each.squared_bias(pseudo.g[0, place], pseudo.f[0], self.at_most)
+            each.square_bias(pseudo.g[0, place], pseudo.f[0], self.at_most)
             for place, each in enumerate(self._strata())
         ]
         return replace(pseudo, bias=np.minimum(pseudo.bias, np.sqrt(max(squares))))

@@ -97,7 +97,7 @@ class Directions:
         caps = np.broadcast_to(most[..., seen], off.shape)
         return np.maximum(_fill(off, caps), _fill(-off, caps))
 
-    def squared_bias(self, g: Floats, f: Floats, most: Floats) -> float:
+    def square_bias(self, g: Floats, f: Floats, most: Floats) -> float:
         """Return the largest mean of (E[g(Z̃) | Z] - f(Z))² over distributions of Z.
 
         Parameters
