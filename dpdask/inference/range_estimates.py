@@ -473,7 +473,7 @@ def _place_knots(ends: Floats, size: float, fine: list[_Stretch], *, trim: bool)
 
 _N_ANCHORS = {"case1": 1, "case2": 2}
 _WIDTHS = (0.25, 0.12, 0.06, 0.03, 0.01)  # of windows, in probability of the anchors
-_FEW_ANCHORS = 100  # in a window
+_FEW_ANCHORS = 50  # in a window
 _FEW_EVENTS = 2.5  # below so many, a variance is not known
 _UNEVEN = 20.0  # times the median
 _PLACES = 256  # where a quantile is looked for
