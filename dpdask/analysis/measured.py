@@ -146,7 +146,7 @@ def average_margin(
         How many cells each column has.
     """
     found, weight = np.zeros(sizes[name]), 0.0
-    own = measured.get(name)
+    own = measured.get(label_table(name))
     tables = [] if own is None else [(own["count"].to_numpy(), own["standard_deviation"][0], 1)]
     for other in sizes.keys() - {name}:
         pair = average_pair(measured, (name, other), [sizes[name], sizes[other]])
@@ -181,7 +181,7 @@ def average_pair(
     found, weights = np.zeros(sizes[0] * sizes[1]), 0.0
     for names, shape in ((pair, sizes), (pair[::-1], sizes[::-1])):
         for end in ("", AGAIN):
-            rows = measured.get(label_table(names) + end)
+            rows = measured.get(label_table(*names) + end)
             if rows is not None:
                 table = rows["count"].to_numpy().astype(np.float64).reshape(shape)
                 weight = rows["standard_deviation"][0].as_py() ** -2

@@ -6,8 +6,8 @@ import copy
 import datetime as dt
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -295,11 +295,20 @@ class OpenedRelease:
         if digest is None:
             return {}
         data = self.folder.read(self.measured, replaced=True)
-        if sha256(data).hexdigest() != digest:
-            what = "these noisy counts are not those that the card names"
-            use = "copy the whole folder again"
-            raise InputError(what, f"{self.folder.url}/{self.measured}", use)
-        return read_counts(data)
+        with self._check_counts():
+            if sha256(data).hexdigest() != digest:
+                raise ValueError
+            return read_counts(data)
+
+    @contextmanager
+    def _check_counts(self) -> Iterator[None]:
+        """Refuse a file of noisy counts that does not fit the card."""
+        try:
+            yield
+        except (ValueError, pa.ArrowException):
+            what, where = "these noisy counts are not those that the card names", self.measured
+            hint = "copy the whole folder again"
+            raise InputError(what, f"{self.folder.url}/{where}", hint) from None
 
     @property
     def columns(self) -> pd.DataFrame:

@@ -40,6 +40,7 @@ from dpdask.errors import SpecError
 from dpdask.inference.m_estimators import WeightedSample, least_squares, quantile
 from dpdask.inference.measured import MeasuredColumn
 from dpdask.inference.tallies import level_codes
+from dpdask.references.counts import label_table
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -486,10 +487,11 @@ class OpenedPoints(OpenedRelease):
 
     def _read_counts(self, name: str, n_rows: float | None) -> MeasuredColumn | None:
         """Return the noisy counts of a column that answer questions about it alone."""
-        rows = self._measured.get(name)
-        if rows is None or not (self._levels(name) is None or self.measures_levels):
+        rows, levels = self._measured.get(label_table(name)), self._levels(name)
+        if rows is None or not (levels is None or self.measures_levels):
             return None
-        return MeasuredColumn.read(rows, n_rows)
+        with self._check_counts():
+            return MeasuredColumn.read(rows, n_rows, None if levels is None else len(levels))
 
     def _find_fine(self, names: Sequence[str]) -> dict[str, MeasuredColumn]:
         """Return the fine counts of those columns whose cells were found by them."""
@@ -504,11 +506,9 @@ class OpenedPoints(OpenedRelease):
 
     def _limits_of_units(self) -> tuple[str, ...]:
         unit = self.content["guarantee"]["unit"]
-        return (
-            (f"rows that share a {unit['column']!r} are taken to be independent",)
-            if isinstance(unit, dict)
-            else ()
-        )
+        if not isinstance(unit, dict):
+            return ()
+        return (f"rows that share a {unit['column']!r} are taken to be independent",)
 
     def _average(
         self, names: Sequence[str], numbers: Floats | None, within: Sequence[Any] | None
@@ -775,12 +775,14 @@ class OpenedRecords(OpenedPoints):
         if self._levels(name) is None:
             return super(OpenedRecords, self)._read_counts(name, n_rows)
         sizes = {each: int(column["cells"]) for each, column in self.content["columns"].items()}
-        return average_margin(self._measured, name, sizes, n_rows)
+        with self._check_counts():
+            return average_margin(self._measured, name, sizes, n_rows)
 
     def _find_pair(self, first: str, second: str) -> Points | None:
         """Return the cells of the noisy table of two columns, which no model bends."""
         sizes = [int(self._column(name)["cells"]) for name in (first, second)]
-        found = average_pair(self._measured, (first, second), sizes)
+        with self._check_counts():
+            found = average_pair(self._measured, (first, second), sizes)
         if found is None:
             return None
         weights, variance = found

@@ -5,7 +5,7 @@ The order is fixed here, so no mechanism can draw noise before it is charged, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -144,18 +144,28 @@ def read_measured(mechanism: Mechanism, work: TableWork) -> bytes:
     -------
     They were drawn with noise and charged before; `references.counts` says what a row tells.
     """
-    found: dict[str, pa.Table] = {}  # a later round may have drawn more of the same tables
-    number = 0
-    while work.secrets.exists(name := _name_noise(number)):
+    rounds: list[Iterable[pa.Table]] = []
+    while work.secrets.exists(name := _name_noise(len(rounds))):
         search = mechanism.search
         measured = search or mechanism
         drawn = measured.read_drawn(work.secrets.read(name), work.columns)
-        for table in measured.list_counts(drawn, work.columns):
-            found[table["table"][0].as_py()] = table
+        rounds.append(measured.list_counts(drawn, work.columns))
         if search is None:
             break
-        mechanism, number = mechanism.with_found(search.find(drawn, work.columns)), number + 1
-    return write_counts(list(found.values())) if found else b""
+        mechanism = mechanism.with_found(search.find(drawn, work.columns))
+
+    def list_tables() -> Iterator[pa.Table]:
+        seen = set()
+        for tables in reversed(rounds):  # a later round may have drawn more of the same tables
+            own = set()
+            for table in tables:
+                label = table["table"][0].as_py()
+                own.add(label)
+                if label not in seen:
+                    yield table
+            seen |= own
+
+    return write_counts(list_tables())
 
 
 def carry_on(

@@ -67,7 +67,7 @@ class MeasuredColumn:
     is_whole: bool  # whether the values are whole numbers
 
     @classmethod
-    def read(cls, rows: pa.Table, n_rows: float | None) -> Self:
+    def read(cls, rows: pa.Table, n_rows: float | None, n_levels: int | None = None) -> Self:
         """Return the counts of a column.
 
         Parameters
@@ -76,7 +76,16 @@ class MeasuredColumn:
             The column's rows of a release's file, as `references.counts.COUNTS` has them.
         n_rows
             The number of rows, if it is public.
+        n_levels
+            How many levels the column has, if it has levels.
+
+        Raises
+        ------
+        ValueError
+            If the rows are not those of such a column.
         """
+        if n_levels is not None and rows.num_rows != n_levels:
+            raise ValueError("the counts are not those of the column's levels")
         level, kind = rows["level"].to_numpy(), np.array(rows["kind"].to_pylist())
         count = rows["count"].to_numpy().astype(np.float64)
         depth = int(level.max())

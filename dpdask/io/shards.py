@@ -231,7 +231,7 @@ MANIFEST_NAME = f"{META}/manifest.json"
 CARD_NAME = f"{META}/release.json"
 PAGE_NAME = f"{META}/release.html"  # the card, for people
 CROISSANT_NAME = f"{META}/croissant.json"  # the card, for catalogues of data sets
-MEASURED = "measured.parquet"  # the noisy counts that were drawn, where they are published
+MEASURED = "measured.arrow"  # the noisy counts that were drawn, where they are published
 MEASURED_NAME = f"{META}/{MEASURED}"
 # beside the shards, in the order in which they are written
 DOCUMENTS = (

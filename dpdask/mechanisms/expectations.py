@@ -6,7 +6,7 @@ import datetime as dt
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +35,7 @@ from dpdask.privacy.events import (
     write_digits,
 )
 from dpdask.privacy.noise import deviation, perturb
+from dpdask.references.counts import label_table
 from dpdask.references.hierarchy import Hierarchy, find_bins, make_grid
 from dpdask.references.histogram import Bins, Found, NoisyHistograms
 from dpdask.references.reference import ColumnCounts, ColumnStatistic
@@ -311,10 +312,12 @@ class CellSearch:
         )
         return found
 
-    def list_counts(self, drawn: NoisyHistograms, columns: Columns) -> Sequence[pa.Table]:
+    def list_counts(self, drawn: NoisyHistograms, columns: Columns) -> Iterable[pa.Table]:
         """Return the noisy fine counts as they are published."""
         return [
-            Hierarchy(make_grid(columns.codecs[name])).list_counts(name, counts, self.event)
+            Hierarchy(make_grid(columns.codecs[name])).list_counts(
+                label_table(name), counts, self.event
+            )
             for name, counts in drawn.counts.items()
         ]
 

@@ -8,7 +8,7 @@ mechanism can draw noise before it is charged.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
@@ -185,7 +185,7 @@ class Search(Protocol):
     def read_drawn(self, data: bytes, columns: Columns) -> Archived:
         """Return noisy counts that an earlier driver kept; see `Mechanism.read_drawn`."""
 
-    def list_counts(self, drawn: Any, columns: Columns) -> Sequence[pa.Table]:
+    def list_counts(self, drawn: Any, columns: Columns) -> Iterable[pa.Table]:
         """Return the noisy counts as they are published; see `Mechanism.list_counts`."""
 
     def find(self, drawn: Any, columns: Columns) -> Any:
@@ -424,7 +424,7 @@ class Mechanism(ABC):
         """Return noisy counts that an earlier driver kept before it died."""
         raise NotImplementedError
 
-    def list_counts(self, drawn: Any, columns: Columns) -> Sequence[pa.Table]:
+    def list_counts(self, drawn: Any, columns: Columns) -> Iterable[pa.Table]:
         """Return noisy counts that are published beside the release, as `references.counts.COUNTS` has them; none where the release itself is all of them."""
         del drawn, columns
         return ()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dpdask.cells import Cells, ends
@@ -40,9 +40,9 @@ Counts = NDArray[np.int64]
 AGAIN, IN_CELLS = ", again", " in cells"  # ends of labels
 
 
-def label_table(names: Sequence[str]) -> str:
-    """Return the name of the table of some columns."""
-    return " x ".join(names)
+def label_table(*names: str) -> str:
+    """Return the name of the table of some columns, a JSON list: no two tables have one."""
+    return json.dumps(names, ensure_ascii=False)
 
 
 def list_table_counts(label: str, noisy: Counts, event: CentralEvent) -> pa.Table:
@@ -53,13 +53,13 @@ def list_table_counts(label: str, noisy: Counts, event: CentralEvent) -> pa.Tabl
     return complete_rows(rows, label, noisy.ravel(), event)
 
 
-def list_cell_counts(cells: Cells, name: str, noisy: Counts, event: CentralEvent) -> pa.Table:
+def list_cell_counts(cells: Cells, label: str, noisy: Counts, event: CentralEvent) -> pa.Table:
     """Return the noisy counts of the possible cells of a column, or of its levels, as `COUNTS` has them."""
     if cells.codec.has_levels:
-        return list_table_counts(name, noisy, event)
+        return list_table_counts(label, noisy, event)
     single, low, high = list_ends(cells)
     rows = make_rows(cells, 1, single, low, high)
-    return complete_rows(rows.filter(pa.array(cells.possible)), name, noisy, event)
+    return complete_rows(rows.filter(pa.array(cells.possible)), label, noisy, event)
 
 
 def list_ends(cells: Cells) -> tuple[Floats, Floats, Floats]:
@@ -83,11 +83,11 @@ def make_rows(cells: Cells, level: int, single: Floats, low: Floats, high: Float
     return pa.table(columns)
 
 
-def complete_rows(rows: pa.Table, name: str, noisy: Counts, event: CentralEvent) -> pa.Table:
+def complete_rows(rows: pa.Table, label: str, noisy: Counts, event: CentralEvent) -> pa.Table:
     """Return rows with the noisy counts of a table."""
     n = rows.num_rows
     added = {
-        "table": pa.repeat(name, n),
+        "table": pa.repeat(label, n),
         "count": pa.array(noisy),
         "standard_deviation": pa.repeat(deviation(event), n),
     }
@@ -95,19 +95,29 @@ def complete_rows(rows: pa.Table, name: str, noisy: Counts, event: CentralEvent)
     return pa.table([columns[each] for each in COUNTS.names], schema=COUNTS)
 
 
-def write_counts(tables: Sequence[pa.Table]) -> bytes:
-    """Return tables of noisy counts as a Parquet file: the same counts, the same bytes."""
-    file = io.BytesIO()
-    few = ["table", "level", "kind", "low", "high", "standard_deviation"]
-    pq.write_table(pa.concat_tables(tables), file, compression="zstd", use_dictionary=few)
-    return file.getvalue()
+def write_counts(tables: Iterable[pa.Table]) -> bytes:
+    """Return tables of noisy counts as an Arrow file, a batch for each; empty if there are none.
+
+    The same counts give the same bytes. Parquet would do as well, but some readers of a folder of
+    Parquet files look into all its folders, and would take counts for rows.
+    """
+    file, options = io.BytesIO(), pa.ipc.IpcWriteOptions(compression="zstd")
+    n_tables = 0
+    with pa.ipc.new_file(file, COUNTS, options=options) as writer:
+        for n_tables, table in enumerate(tables, 1):  # noqa: B007 - how many there were
+            writer.write_batch(table.combine_chunks().to_batches()[0])
+    return file.getvalue() if n_tables else b""
 
 
 def read_counts(data: bytes) -> dict[str, pa.Table]:
-    """Return the tables of noisy counts in a file, by name."""
-    every = pq.read_table(io.BytesIO(data), read_dictionary=["table", "kind"])
-    every = every.combine_chunks().unify_dictionaries()
-    names = every["table"].chunk(0) if every.num_rows else pa.array([]).dictionary_encode()
-    starts = np.flatnonzero(np.diff(names.indices.to_numpy(), prepend=-1)).tolist()
-    bounds = zip(starts, [*starts[1:], every.num_rows], strict=True)
-    return {names[start].as_py(): every.slice(start, end - start) for start, end in bounds}
+    """Return the tables of noisy counts in a file, by name; ValueError or an error of Arrow if it is another file."""
+    reader, found = pa.ipc.open_file(io.BytesIO(data)), {}
+    if not reader.schema.equals(COUNTS):
+        raise ValueError("the file has other columns")
+    for place in range(reader.num_record_batches):
+        batch = reader.get_batch(place)
+        [label], [spread] = (batch[name].unique() for name in ("table", "standard_deviation"))
+        if label.as_py() in found or not 0.0 < spread.as_py() < math.inf:
+            raise ValueError("a table is there twice, or its noise is not")
+        found[label.as_py()] = pa.Table.from_batches([batch])
+    return found

@@ -117,7 +117,7 @@ class Hierarchy:
         padded[: len(line)] = line
         return padded.reshape((self._side,) * N_LEVELS)
 
-    def list_counts(self, name: str, noisy: Counts, event: CentralEvent) -> pa.Table:
+    def list_counts(self, label: str, noisy: Counts, event: CentralEvent) -> pa.Table:
         """Return the noisy counts with what each is of, as `COUNTS` has them."""
         single, *found = list_ends(self.cells)
         missing = np.full(self._side**N_LEVELS - len(found[0]), np.nan)
@@ -130,7 +130,7 @@ class Hierarchy:
                 first = np.nanmin(low.reshape(shape), axis=1)
                 last = np.nanmax(high.reshape(shape), axis=1)
             parts.append(make_rows(self.cells, level, single, first, last))
-        return complete_rows(pa.concat_tables(parts), name, noisy, event)
+        return complete_rows(pa.concat_tables(parts), label, noisy, event)
 
     def estimate(self, noisy: Counts, event: CentralEvent, n_rows: float | None) -> Floats:
         """Return what noisy counts say about each cell, float64 of shape (n_cells,), none below 0.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -29,7 +29,7 @@ from dpdask.privacy.events import (
     to_dict,
 )
 from dpdask.privacy.noise import laplace_scale, perturb
-from dpdask.references.counts import list_cell_counts
+from dpdask.references.counts import label_table, list_cell_counts
 from dpdask.references.hierarchy import (
     N_LEVELS,
     Hierarchy,
@@ -183,12 +183,12 @@ class Histogram(ReferenceBase):
             found[name] = replace(marked, support=hierarchy.describe_support(noisy, event))
         return found
 
-    def list_counts(self, drawn: NoisyHistograms, codecs: Codecs) -> Sequence[pa.Table]:
+    def list_counts(self, drawn: NoisyHistograms, codecs: Codecs) -> Iterable[pa.Table]:
         """Return the noisy counts of each column as they are published."""
         found = []
         for name, own in self.cells(codecs).items():
             hierarchy, counts = self._find_hierarchy(own), drawn.counts[name]
-            arguments = name, counts, drawn.events[name]
+            arguments = label_table(name), counts, drawn.events[name]
             found.append(
                 list_cell_counts(own, *arguments)
                 if hierarchy is None

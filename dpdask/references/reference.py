@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
@@ -283,7 +283,7 @@ class ReferenceBase(Document):
         del counts, codecs, events, noise
         return None
 
-    def list_counts(self, drawn: Any, codecs: Codecs) -> Sequence[pa.Table]:
+    def list_counts(self, drawn: Any, codecs: Codecs) -> Iterable[pa.Table]:
         """Return noisy counts that are published beside the release; see `Mechanism.list_counts`."""
         del drawn, codecs
         return ()

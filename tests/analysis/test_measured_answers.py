@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from pathlib import Path
 
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -19,7 +21,15 @@ from dpdask.analysis.measured import average_margin, place_in_cells
 from dpdask.codec import codec_for
 from dpdask.inference.measured import MeasuredColumn
 from dpdask.privacy.events import DiscreteGaussian
-from dpdask.references.counts import COUNTS, list_table_counts, read_counts, write_counts
+from dpdask.references.counts import (
+    AGAIN,
+    COUNTS,
+    IN_CELLS,
+    label_table,
+    list_table_counts,
+    read_counts,
+    write_counts,
+)
 from dpdask.references.hierarchy import N_LEVELS, Hierarchy, make_grid
 from dpdask.schema import Schema
 from dpdask.stats.statistic import CellCounts
@@ -92,15 +102,15 @@ def test_published_counts_are_the_exact_ones_with_the_noise_that_was_accounted_f
         assert part.schema.names == COUNTS.names
         assert {round(each, 9) for each in part["standard_deviation"].unique().to_pylist()} <= paid
     for name in ("pay", "kids"):
-        part = counts[name]
+        part = counts[label_table(name)]
         codec = codec_for(name, schema.columns[name], arrow.schema.field(name).type)
         hierarchy = Hierarchy(make_grid(codec))
         exact = hierarchy.count(CellCounts.of_batch(hierarchy.cells, arrow[name].combine_chunks()))
         noise = part["count"].to_numpy() - exact
         residuals.append(noise / part["standard_deviation"].to_numpy())
         assert set(part["level"].to_pylist()) == set(range(1, N_LEVELS + 1))
-    if "town x pay" in counts:
-        both = counts["town x pay"]
+    if label_table("town", "pay") in counts:
+        both = counts[label_table("town", "pay")]
         assert both["count"].to_numpy().sum() == pytest.approx(
             len(rows), abs=6.0 * both["standard_deviation"][0].as_py() * np.sqrt(len(both))
         )
@@ -145,8 +155,8 @@ def test_answers_come_from_the_counts_and_hold_the_truth(opened, mechanism):
 def test_levels_are_averaged_over_all_tables_that_have_them_by_inverse_variance():
     one, two = (DiscreteGaussian(sigma=s, sensitivity=1.0, adjacency="add-remove") for s in (2, 1))
     measured = {
-        "a": list_table_counts("a", np.array([10, 20]), one),
-        "b x a": list_table_counts("b x a", np.array([[4, 7], [5, 6], [6, 9]]), two),
+        '["a"]': list_table_counts('["a"]', np.array([10, 20]), one),
+        '["b", "a"]': list_table_counts('["b", "a"]', np.array([[4, 7], [5, 6], [6, 9]]), two),
     }
     found = average_margin(measured, "a", {"a": 2, "b": 3}, None)
     # variance 4 of its own counts, and 3 of sums of 3
@@ -266,9 +276,9 @@ def check_output(folder, source, out, **changed):
     np.testing.assert_allclose(excess, excess[0], atol=1e-6)  # least squares, with the known n
 
 
-def altered(shelf, tmp_path, change):
+def altered(shelf, tmp_path, change, name="levels, histogram"):
     """Return a release whose card, counts or both a test has changed, its manifest in order."""
-    folder = shelf.copy("levels, histogram", tmp_path / "copy")
+    folder = shelf.copy(name, tmp_path / "copy")
     meta = folder / "_dpdask"
     card = json.loads((meta / "release.json").read_bytes())
     change(card, meta)
@@ -283,7 +293,7 @@ def altered(shelf, tmp_path, change):
 def test_a_release_without_counts_answers_from_its_rows(shelf, tmp_path):
     def forget(card, meta):
         del card["sha256"]
-        (meta / "measured.parquet").unlink()
+        (meta / "measured.arrow").unlink()
 
     old, new = altered(shelf, tmp_path, forget), shelf.opened("levels, histogram")
     rows = old.to_pandas()
@@ -293,22 +303,67 @@ def test_a_release_without_counts_answers_from_its_rows(shelf, tmp_path):
 
 def test_counts_of_another_release_are_refused(shelf, tmp_path):
     def swap(card, meta):
-        counts = read_counts((meta / "measured.parquet").read_bytes())
-        (meta / "measured.parquet").write_bytes(write_counts(list(counts.values())[:1]))
+        counts = read_counts((meta / "measured.arrow").read_bytes())
+        (meta / "measured.arrow").write_bytes(write_counts(list(counts.values())[:1]))
 
     found = altered(shelf, tmp_path, swap)
     with pytest.raises(dpdask.InputError, match="not those that the card names"):
         found.share("c0")
 
 
+@pytest.mark.parametrize("fault", ["columns", "no noise", "twice", "cells", "no Arrow file"])
+def test_files_of_counts_that_fit_the_card_alone_are_refused_in_one_line(shelf, tmp_path, fault):
+    def spoil(card, meta):
+        path = meta / "measured.arrow"
+        counts = read_counts(path.read_bytes())
+        first = next(iter(counts))
+        spread = pa.repeat(0.0, counts[first].num_rows)
+        place = COUNTS.get_field_index("standard_deviation")
+        changed = {
+            "no noise": [counts[first].set_column(place, COUNTS.field(place), spread)],
+            "twice": [counts[first], counts[first]],
+            "cells": [each.slice(0, 1) for each in counts.values()],
+        }
+        data = write_counts(changed.get(fault, counts.values()))
+        if fault == "columns":
+            file = io.BytesIO()
+            with pa.ipc.new_file(file, pa.schema([("x", pa.int64())])):
+                pass
+            data = file.getvalue()
+        path.write_bytes(b"PAR1" if fault == "no Arrow file" else data)
+        card["sha256"]["measured.arrow"] = hashlib.sha256(path.read_bytes()).hexdigest()
+
+    with pytest.raises(dpdask.InputError, match="not those that the card names"):
+        altered(shelf, tmp_path, spoil, "levels, tree").share("c0")
+
+
+def test_columns_and_tables_have_names_of_their_own():
+    names = [label_table(*each) for each in (("a",), ("b",), ("a", "b"), ("a x b",), ('a", "b',))]
+    ends = [name + end for name in names for end in ("", AGAIN, IN_CELLS)]
+    assert len(set(ends)) == len(ends)
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # Dask's
+def test_readers_of_the_folder_see_rows_alone(shelf):
+    folder = shelf.release("levels, tree")
+    n_rows = len(dpdask.open(folder).to_pandas())
+    for read in (pd.read_parquet, lambda path: dd.read_parquet(path).compute()):
+        assert len(read(str(folder))) == n_rows
+
+
 def test_files_of_counts_come_back_and_are_the_same_bytes(shelf):
-    path = Path(shelf.release("levels, tree")) / "_dpdask" / "measured.parquet"
+    path = Path(shelf.release("levels, tree")) / "_dpdask" / "measured.arrow"
     counts = read_counts(path.read_bytes())
     again = write_counts(list(counts.values()))
     assert write_counts(list(counts.values())) == again
     back = read_counts(again)
     assert list(back) == list(counts)
     assert all(back[name].equals(counts[name]) for name in counts)
-    assert "c0" in counts
-    assert any(name.endswith(", again") for name in counts)
-    assert {part.num_rows for name, part in counts.items() if " x " in name} == {25}
+    assert '["c0"]' in counts
+    assert any(name.endswith("], again") for name in counts)
+    pairs = [
+        part.num_rows
+        for name, part in counts.items()
+        if len(json.loads(name.partition("]")[0] + "]")) == 2
+    ]
+    assert set(pairs) == {25}

@@ -138,10 +138,10 @@ def folder_view(folder):
                 str(table.schema),
                 str(found.metadata),
             )
-            if path.name.startswith("measured"):
-                seen |= {f"{name} {key}": value for key, value in rows_view(table).items()}
-            else:
-                tables.append(table)
+            tables.append(table)
+        elif path.suffix == ".arrow":
+            counts = pa.ipc.open_file(path).read_all()
+            seen |= {f"{name} {key}": value for key, value in rows_view(counts).items()}
         elif path.suffix == ".json":
             seen |= document_view(name, json.loads(path.read_bytes()))
         else:

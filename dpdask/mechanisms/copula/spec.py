@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -265,7 +265,7 @@ class CopulaMechanism(NoisyTables):
             report=report,
         )
 
-    def list_counts(self, drawn: NoisyMarginals, columns: Columns) -> Sequence[pa.Table]:
+    def list_counts(self, drawn: NoisyMarginals, columns: Columns) -> Iterable[pa.Table]:
         """Return the noisy tables as they are published; see `Mechanism.list_counts`."""
         return drawn.list_counts(self.cells(columns))
 

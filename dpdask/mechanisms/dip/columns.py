@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, Self
@@ -546,7 +546,7 @@ class ColumnsMechanism(DipMechanism):
         found.check(self.measurements, self.reference.sizes(columns.codecs))
         return found
 
-    def list_counts(self, drawn: NoisyHistograms, columns: Columns) -> Sequence[pa.Table]:
+    def list_counts(self, drawn: NoisyHistograms, columns: Columns) -> Iterable[pa.Table]:
         """Return the noisy histograms as they are published; see `Mechanism.list_counts`."""
         return self.reference.list_counts(drawn, columns.codecs)
 

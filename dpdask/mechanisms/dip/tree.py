@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Self, cast
@@ -616,7 +616,7 @@ class TreeMechanism(DipMechanism):
             counts, self.cells(columns), self.spending.row, self.spec.channel, self.spec.cost
         )
 
-    def list_counts(self, drawn: NoisyMarginals, columns: Columns) -> Sequence[pa.Table]:
+    def list_counts(self, drawn: NoisyMarginals, columns: Columns) -> Iterable[pa.Table]:
         """Return the noisy tables as they are published; see `Mechanism.list_counts`."""
         return drawn.list_counts(self.cells(columns))
 

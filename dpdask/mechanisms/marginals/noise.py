@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, ClassVar, Self
@@ -316,24 +316,22 @@ class NoisyMarginals(Archived):
         counts = MarginalCounts(self.domain, 0, self.one_way, self.pairs, self.cliques)
         return counts.table(clique)
 
-    def list_counts(self, cells: Mapping[str, Cells]) -> list[pa.Table]:
+    def list_counts(self, cells: Mapping[str, Cells]) -> Iterator[pa.Table]:
         """Return the tables as they are published; a column that has fine counts too, and a pair that was measured twice, have two tables."""
         names, noise = self.domain.names, self.noise
-        found = []
         if noise.one_way is not None:
             parts = np.split(self.one_way, np.cumsum(self.domain.sizes)[:-1])
             for name, counts in zip(names, parts, strict=True):
-                label = name if cells[name].found is None else f"{name}{IN_CELLS}"
-                found.append(list_cell_counts(cells[name], label, counts, noise.one_way))
+                label = label_table(name) + ("" if cells[name].found is None else IN_CELLS)
+                yield list_cell_counts(cells[name], label, counts, noise.one_way)
         if noise.pairs is not None:
             parts = np.split(self.pairs, np.cumsum(pair_cells(self.domain))[:-1])
             for pair, counts in zip(combinations(names, 2), parts, strict=True):
-                found.append(list_table_counts(label_table(pair), counts, noise.pairs))
+                yield list_table_counts(label_table(*pair), counts, noise.pairs)
         for clique, table in self.cliques.items():
             twice = len(clique) == 2 and noise.pairs is not None
-            label = f"{label_table(clique)}{AGAIN if twice else ''}"
-            found.append(list_table_counts(label, table, self.noise_of(clique)))
-        return found
+            label = f"{label_table(*clique)}{AGAIN if twice else ''}"
+            yield list_table_counts(label, table, self.noise_of(clique))
 
     def margin(self, clique: Clique) -> float:
         """Return the half-width, in counts, of a 95 % interval for one cell of a measured table."""
