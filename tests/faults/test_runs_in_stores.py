@@ -203,10 +203,15 @@ def test_without_a_ledger_the_run_goes_on_where_its_key_is(
     )
 
 
-@pytest.mark.parametrize("point", [pytest.param("acquired", marks=pytest.mark.slow), "some-shards"])
+@pytest.mark.parametrize(
+    "point", [pytest.param("acquired", marks=pytest.mark.slow), "some-shards", "card-created"]
+)
 def test_abort(point, store, drivers, source, keys, tmp_path):
-    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    changes = {"mechanism__reference": {"kind": "histogram"}, "output__path": store.folder.url}
+    job = write_job(tmp_path / "job", source, tmp_path, **changes)  # which publishes its counts
     drivers.run("run", job, point=point, environment=environment(store, tmp_path))
+    written = store.folder.child("_dpdask").names()
+    assert ("measured.arrow" in written) == (point == "card-created")
     assert abort(store.folder.url) is True
     assert store.folder.names() == []
     assert store.folder.sibling(".", ".dpdask").names() == []
