@@ -272,10 +272,18 @@ class MechanismContract:
             self.write(tmp_path / "job", tmp_path / "out", ledger=place, insecure_seed=None),
             [],
         )
+        mechanism = type(load(job).mechanism)
+        draw = mechanism.draw
+
+        def draw_securely(own, counts, columns, noise):
+            assert noise("any name") is None  # a key that leaks would tell central noise
+            return draw(own, counts, columns, noise)
+
+        monkeypatch.setattr(mechanism, "draw", draw_securely)
         watch(monkeypatch, Account, "intend", steps)
         watch(monkeypatch, fit_module, "keep", steps)
         for name in ("draw", "fit"):
-            watch(monkeypatch, type(load(job).mechanism), name, steps)
+            watch(monkeypatch, mechanism, name, steps)
         run_here(job)
         order = [name for name in ("intend", "draw", "fit") if name in steps]
         assert [steps.index(name) for name in order] == sorted(steps.index(name) for name in order)
