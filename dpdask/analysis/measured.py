@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.analysis.opened import Result
+from dpdask.analysis.results import Result, clip_to
 from dpdask.analysis.values import DateScale, in_units
 from dpdask.errors import SpecError
 from dpdask.inference.measured import NORMAL_95, Linear, MeasuredColumn
@@ -20,6 +20,7 @@ from dpdask.references.counts import AGAIN, label_table
 
 Floats = NDArray[np.float64]
 WITHOUT_NULLS = "rows without a value are left out"
+_SURELY = 3.0  # standard deviations on each side of ends that nearly always hold a quantile
 _CUT = "an edge lies inside a cell, whose rows are taken to lie evenly in it; the bound on the bias is for any place of them"
 
 
@@ -44,24 +45,38 @@ class MeasuredAnswers:
         found = column.mean(within) if values is None else column.mean_of(values)
         if math.isnan(found.estimate):
             raise _too_few(name)
-        if values is None and within is None and name not in self.dates:
-            self._check_known(name, found)
-        some_left_out = column.is_null.any() if values is None else np.isnan(values).any()
-        limits = (*self.limits, *([WITHOUT_NULLS] if some_left_out else []))
-        return _gather([found], limits, scale=self.dates.get(name))
-
-    def _check_known(self, name: str, found: Linear) -> None:
-        """Refuse a mean whose interval is wider than the middle half of the rows, and than the mean of all but the upper hundredth.
-
-        The estimate itself does not decide, or those that are wrong by chance would be given.
-        """
-        half = NORMAL_95 * found.standard_error + found.bias_bound
-        low, middle, high, last = (self.column.quantile(p)[0] for p in (0.25, 0.5, 0.75, 0.99))
-        usual = self.column.mean((-last, last)).estimate if last > 0.0 else 0.0
-        if half > max(abs(middle), high - low, abs(usual)):
-            what = "the bounds are so wide for the noise that the mean is not known: its interval reaches further than most rows"
+        if values is None and within is None and not self.knows_mean(name):
+            what = "the bounds are so wide for the noise that the mean is not known: its interval would be as wide as most rows lie apart"
             use = f"use mean({name!r}, within=(low, high)), the mean of values clipped to where rows are, or quantile()"
             raise SpecError(what, f"mean({name})", use)
+        some_left_out = column.is_null.any() if values is None else np.isnan(values).any()
+        limits = (*self.limits, *([WITHOUT_NULLS] if some_left_out else []))
+        possible = within or column.range_of(values)
+        found = replace(found, estimate=clip_to(found.estimate, possible))
+        scale, none = self.dates.get(name), np.zeros(2)
+        ends = in_units(scale, np.array(possible), none, none)[0].tolist()
+        return replace(_gather([found], limits, scale=scale), possible=tuple(ends))
+
+    def knows_mean(self, name: str) -> bool:
+        """Return whether the noise moves the mean of a column, not clipped, less than half of what most rows are from each other, or the median is from 0.
+
+        Neither depends on counts far out, so whether it is answered tells nothing of how far off it
+        is: the noise of the mean is that of its weights, and of the quantiles those ends count that
+        noise hardly ever moves outwards.
+        """
+        if name in self.dates:
+            return True
+        column = self.column
+        if math.isnan(column.quantile(0.5)[0]):
+            return True  # too few rows, which the question itself says
+        ends = {p: column.quantile(p, _SURELY)[1:] for p in (0.01, 0.05, 0.5, 0.95, 0.99)}
+        nine_tenths, nearly_all = (ends[1.0 - p][0] - ends[p][1] for p in (0.05, 0.01))
+        low, high = ends[0.5]
+        away = max(0.0, low, -high)
+        centre = low if low > 0.0 else min(high, 0.0)
+        # most rows may be equal, as many zeros: then the others count, as half as sure
+        reach = max(nine_tenths, nearly_all / 2.0, away)
+        return NORMAL_95 * column.mean_noise(centre) <= reach / 2.0
 
     def share(self, name: str) -> Result:
         """Return the share of each level; see `Points.share`."""

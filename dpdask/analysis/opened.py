@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import datetime as dt
 import difflib
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,12 +16,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
-from scipy import special
 
+from dpdask.analysis.results import Result as Result
 from dpdask.engine.lazy import read_frame, read_shards
 from dpdask.engine.source import Frame
 from dpdask.errors import InputError, SpecError
-from dpdask.html import make_html_table
 from dpdask.inference.m_estimators import WeightedSample
 from dpdask.io.filesystems import by_root, check_options, set_options
 from dpdask.io.parquet import read_schema
@@ -50,8 +48,6 @@ OF_NUMBERS = ("mean", "histogram", "quantile", "slope", "fit")
 OF_SEVERAL = ("crosstab", "slope", "regress", "fit")
 _N_BINS = 20
 _SHOWN = 12
-_NO_ERROR, _NO_BOUND = "no standard error is known", "no bound on the bias is known"
-_ENDS = {"low": "95 % low", "high": "95 % high", "standard_error": "standard error"}
 _BOUNDED = "this is of the bounded rows, at most {max_rows} of each {column!r}: those with more rows count less than in the table"
 # by the shape of a release, its class, whose module is imported when it is asked for
 _KINDS = {
@@ -61,200 +57,6 @@ _KINDS = {
     "tables": ("cells", "OpenedTables"),
     "ranges": ("ranges", "OpenedRanges"),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Result:
-    """An estimate of a quantity of the original table.
-
-    Attributes
-    ----------
-    estimate
-        A number, a Series or a DataFrame; of dates Timestamps, whose errors are Timedeltas.
-    standard_error
-        Its standard deviation over drawing the rows from a population and releasing them, of the
-        shape of the estimate. None where no standard error is known.
-    bias_bound
-        The largest possible bias, of the shape of the estimate or one number; 0.0 if there is none.
-        None where no bound is known.
-    limits
-        What the numbers leave out, in words.
-    find_ends
-        Of a quantile: from a number of standard errors to the values at the ranks so far below and
-        above it; None of others.
-    """
-
-    estimate: Any
-    standard_error: Any
-    bias_bound: Any = 0.0
-    limits: tuple[str, ...] = ()
-    find_ends: Callable[[float], tuple[Any, Any]] | None = None
-
-    @classmethod
-    def gather(cls, parts: Sequence[Result], index: pd.Index) -> Result:
-        """Return several results of numbers as one, with Series.
-
-        Parameters
-        ----------
-        parts
-            The results, one or more.
-        index
-            What each is of.
-        """
-        columns = {
-            name: [getattr(part, name) for part in parts]
-            for name in ("estimate", "standard_error", "bias_bound")
-        }
-        estimate, error, bias = (
-            None if all(each is None for each in column) else pd.Series(column, index)
-            for column in columns.values()
-        )
-        bias = None if None in columns["bias_bound"] else bias
-        error = error if error is None or error.dtype != object else error.astype(float)
-        limits = tuple(dict.fromkeys(limit for part in parts for limit in part.limits))
-        finders = [part.find_ends for part in parts if part.find_ends is not None]
-
-        def find_ends(deviations: float) -> tuple[Any, Any]:
-            low, high = zip(*(find(deviations) for find in finders), strict=True)
-            return pd.Series(low, index), pd.Series(high, index)
-
-        return cls(
-            estimate=estimate,
-            standard_error=error,
-            bias_bound=bias,
-            limits=limits,
-            find_ends=find_ends if len(finders) == len(parts) else None,
-        )
-
-    def interval(self, confidence: float = 0.95, *, ignore_bias: bool = False) -> tuple[Any, Any]:
-        """Return the normal confidence interval, that of a quantile by ranks, widened by the bound on the bias.
-
-        Parameters
-        ----------
-        confidence
-            The probability with which it contains the true value, in (0, 1).
-        ignore_bias
-            Leave the bias out: the interval then holds the true value with that probability only if
-            there is no bias.
-
-        Raises
-        ------
-        SpecError
-            If no standard error or no bound on the bias is known, or the confidence is not within 0
-            to 1.
-        """
-        if not isinstance(confidence, int | float | np.floating) or not 0 < confidence < 1:
-            raise SpecError(
-                "the confidence is a probability between 0 and 1",
-                "interval",
-                "give a fraction such as 0.95, not a percentage",
-            )
-        why = self._why_no_interval
-        if why is not None and not (ignore_bias and why == _NO_BOUND):
-            use = "see `limits`"
-            if why == _NO_BOUND:
-                use += "; interval(ignore_bias=True) has the standard error alone"
-            raise SpecError(f"{why}, so there is no interval", "interval", use)
-        deviations = float(special.ndtri(0.5 + confidence / 2))
-        if self.find_ends is not None:
-            low, high = self.find_ends(deviations)
-        else:
-            error = self.standard_error
-            if isinstance(error, pd.Series | pd.DataFrame):
-                error = error.where(error != error * 0)  # an error of 0 is not known
-            low, high = self.estimate - deviations * error, self.estimate + deviations * error
-        # that of dates is a span of time, unless there is none
-        if not ignore_bias and not (np.ndim(self.bias_bound) == 0 and self.bias_bound == 0.0):
-            low, high = low - self.bias_bound, high + self.bias_bound
-        return low, high
-
-    @property
-    def _why_no_interval(self) -> str | None:
-        """Why no interval is known to hold the true value; None if there is one."""
-        error = self.standard_error
-        is_number = not isinstance(error, pd.Series | pd.DataFrame)
-        if self.find_ends is None and (error is None or (is_number and error == error * 0)):
-            return _NO_ERROR
-        return _NO_BOUND if self.bias_bound is None else None
-
-    def to_frame(self, confidence: float = 0.95) -> pd.DataFrame:
-        """Return a row for each number of the estimate: the estimate, the ends of its interval, its standard error and the bound on its bias; what is not known is missing.
-
-        Parameters
-        ----------
-        confidence
-            The probability with which the interval contains the true value, in (0, 1).
-        """
-        if isinstance(self.estimate, pd.DataFrame):
-            index: pd.Index = pd.MultiIndex.from_product(
-                [self.estimate.index, self.estimate.columns]
-            )
-        else:
-            index = (
-                self.estimate.index if isinstance(self.estimate, pd.Series) else pd.RangeIndex(1)
-            )
-        low, high = (None, None) if self._why_no_interval else self.interval(confidence)
-        parts = {
-            "estimate": self.estimate,
-            "low": low,
-            "high": high,
-            "standard_error": self.standard_error,
-            "bias_bound": self.bias_bound,
-        }
-        shape = np.shape(self.estimate)
-        numbers = {
-            name: np.ravel(np.broadcast_to(np.nan if part is None else part, shape))
-            for name, part in parts.items()
-        }
-        return pd.DataFrame(numbers, index=index)
-
-    def _shorten(self) -> tuple[pd.DataFrame, list[str]]:
-        """Return what is shown of the estimates: their interval, or their standard error, and lines on what they leave out."""
-        frame, why, lines = self.to_frame(), self._why_no_interval, list(self.limits)
-        if len(frame) > _SHOWN:
-            lines.insert(0, f"… {len(frame) - _SHOWN:,} more")
-        if why is not None:
-            lines.insert(0, f"no interval: {why}")
-        shown = frame[["estimate", "low", "high"] if why is None else ["estimate"]]
-        if why == _NO_BOUND and self.standard_error is not None:
-            shown = frame[["estimate", "standard_error"]]
-        return shown.head(_SHOWN), lines
-
-    def __repr__(self) -> str:
-        frame, lines = self._shorten()
-        if isinstance(self.estimate, pd.Series | pd.DataFrame):
-            text = frame.rename(columns=_ENDS).to_string(float_format=_write, na_rep="unknown")
-            return "\n".join([str(text), *lines])
-        [numbers] = frame.to_dict("records")
-        text = _write(numbers.pop("estimate"))
-        if "low" in numbers:
-            text += f" (95 %: {_write(numbers['low'])} to {_write(numbers['high'])})"
-        elif "standard_error" in numbers:
-            text += f" (standard error {_write(numbers['standard_error'])})"
-        return "\n".join([text, *lines])
-
-    def _repr_html_(self) -> str:
-        frame, lines = self._shorten()
-        names = [str(name or "") for name in frame.index.names]
-        named = isinstance(self.estimate, pd.Series | pd.DataFrame)
-        rows = [
-            [
-                *((label if isinstance(label, tuple) else (label,)) if named else ()),
-                *map(_write, row),
-            ]
-            for label, row in zip(frame.index, frame.to_numpy(dtype=object), strict=True)
-        ]
-        head = [*(names if named else ()), *frame.rename(columns=_ENDS).columns]
-        return make_html_table("Estimate", head, rows, "; ".join(lines))
-
-
-def _write(number: Any) -> str:
-    """Return a number or a date for people."""
-    if pd.isna(number):
-        return "unknown"
-    if isinstance(number, dt.date | pd.Timedelta):
-        return str(number)
-    return f"{number:.6g}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -320,9 +122,8 @@ class OpenedRelease:
                 say_date(bound, column.get("numbers")) or str(bound) for bound in bounds or ()
             )
             domain = ends if levels is None else f"{len(levels)} levels"
-            answers = ", ".join(
-                question for question in QUESTIONS if self._is_offered(question, name)
-            )
+            offered = (self._offer(question, name) for question in QUESTIONS)
+            answers = ", ".join(filter(None, offered))
             rows[name] = {
                 "role": column["role"],
                 "kind": column.get("kind") or "",
@@ -585,6 +386,10 @@ class OpenedRelease:
                 return True
         return False
 
+    def _offer(self, question: str, name: str) -> str:
+        """Return how a question that a column answers is asked; an empty text if it answers none."""
+        return question if self._is_offered(question, name) else ""
+
     def _partners(self, name: str) -> list[str]:
         """Return the columns of the tables that a column is in, and two of each other sort.
 
@@ -628,7 +433,11 @@ class OpenedRelease:
         return SpecError(why, f"{question}({', '.join(names)})", use)
 
     def _no_groups(self, question: str, column: str, by: str) -> SpecError:
-        use = f"use crosstab({by!r}, {column!r})" if question == "share" else "use mean(…, by=…)"
+        use = (
+            f"use crosstab({by!r}, {column!r})"
+            if question == "share"
+            else "use mean(…, by=…, within=(low, high))"
+        )
         return SpecError(
             f"{question}() takes no groups",
             f"{question}({column}, by={by})",

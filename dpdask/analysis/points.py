@@ -31,28 +31,33 @@ from dpdask.analysis.opened import OpenedRelease, Result
 from dpdask.analysis.values import (
     DateScale,
     cell_ends,
+    find_levels,
     find_scales,
     in_units,
     list_cells,
+    list_values,
+    read_edges,
+    read_within,
     to_numbers,
 )
 from dpdask.errors import SpecError
 from dpdask.inference.m_estimators import WeightedSample, least_squares, quantile
 from dpdask.inference.measured import MeasuredColumn
-from dpdask.inference.tallies import level_codes
 from dpdask.references.counts import label_table
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 _SHOWN = 12
-WIDE = "the mean of a heavy tail cannot be estimated under wide bounds; use quantile()"
-LOOSE = "the bound on the bias is larger than half of the mean itself, as under bounds that are far too wide; use quantile()"
+WIDE = "the mean of a heavy tail cannot be estimated under wide bounds; use within=(low, high)"
+LOOSE = "the bound on the bias is larger than half of the mean, and than half of the range that nine tenths of the rows lie in; use within=(low, high)"
+_NO_GROUP = "groups whose rows cannot be told from the noise have no estimate"
 _INSIDE = "an edge lies inside a cell, whose rows all count on one side of it, so only the bias bound tells how far off this is; use edges of cells"
+_RANKS = "the ranks of released values may be off, so no bound on the bias of a slope is known"
 _SLOPE = "no bound on the bias of a slope is known: if most values of a column lie in a few ranges, it can be many times too small or too large"
 _EQUAL = "groups whose released values are all equal have no standard error: a few rows do not tell how far values spread"
 _SHARED = "all ranks within a standard error have this value, which many rows share: it has no standard error, but an interval by ranks"
+_SURE = 2.0  # standard deviations that a group's share has at least to divide by it
 _STILL = 1e-12  # of the numbers: values that differ by less differ by rounding alone
-_MOST_LEVELS = 10_000
 _RECORDS = (
     "standard errors add up the draw of the rows, the noise of the tables before they were smoothed, and the draw of the records",
     "what the model leaves out is not in them, and no bound on it is known: dependence of three columns, and where values lie inside a cell",
@@ -131,12 +136,11 @@ class Points:
                 return placed
             if values is None:
                 return np.clip(to_numbers(frame[name], name), *ends)
-            return values[_find_levels(frame[name], self._levels_of(name), name)]
+            return values[find_levels(frame[name], self._levels_of(name), name)]
 
         def group(frame: pd.DataFrame) -> Codes:
-            if by is None:
-                return np.zeros(len(frame), dtype=np.int64)
-            return _find_levels(frame[by], groups, by)
+            none = np.zeros(len(frame), dtype=np.int64)
+            return none if by is None else find_levels(frame[by], groups, by)
 
         groups = self._levels_of(by) if by is not None else [None]
         n = len(groups)
@@ -146,11 +150,14 @@ class Points:
         x, code, weights = x[here], code[here], self.weights[here] / self.weights.sum()
         cells = self._cells([name] if by is None else [name, by])
         with np.errstate(invalid="ignore", divide="ignore"):
+            numbers, place = number(cells.frame), group(cells.frame)
             share = _add(weights, code, n)
-            share = np.where(share > 0.0, share, np.nan)  # noise alone may weigh less than nothing
+            # a group is told from the noise by the cells that its rows with a value may be in
+            doubts = np.sqrt(cells.variance * cells.add(np.where(np.isnan(numbers), n, place), n))
+            told = share > _SURE * doubts
+            share = np.where(told, share, np.nan)
             mean = _add(weights * x, code, n) / share
             spread = np.maximum(_add(weights * (x - mean[code]) ** 2, code, n), 0.0)
-            numbers, place = number(cells.frame), group(cells.frame)
             apart = np.where(np.isfinite(numbers), numbers - mean[place], 0.0)
             noise = cells.variance * cells.add(place, n, apart**2)
             noise += _add((weights * np.broadcast_to(doubt, here.shape)[here]) ** 2, code, n)
@@ -158,24 +165,46 @@ class Points:
             if name in self.rank_noise and len(x):
                 # a mean is the integral of ranks over the released range
                 variance = variance + (self.rank_noise[name] * np.ptp(x) / share) ** 2
-            # an error of ranks, and rows beyond the kept ones, move that part of the bounds' distance
-            low, high = np.clip(self.bounds.get(name, (0.0, math.inf)), *ends)
-            rank_error = self.rank_errors.get(name, 0.0)
-            moved = (rank_error + self.lost) * (high - low) if rank_error else 0.0
+            moved = self._move(name, ends)
             bias = (_add(np.abs(weights) * shift[here], code, n) + moved) / share
-        if by is None and np.isnan(share).all():
-            what = "no weight above 0 is left for rows with a value"
+        if by is None and not told.any():
+            what = "the rows with a value cannot be told from the noise"
             raise SpecError(what, f"column {name!r}", "release with a larger epsilon")
         error = np.sqrt(variance)
         still = error <= _STILL * np.abs(x).max(initial=0.0)
         is_number = values is None and name not in self.levels
-        # noise puts rows anywhere between the bounds
-        is_loose = is_number and bool((bias > np.abs(mean) / 2.0).any())
-        are_true = (not here.all(), still.any(), is_number and self.biased, is_loose)
-        said = itertools.compress((WITHOUT_NULLS, _EQUAL, WIDE, LOOSE), are_true)
+        is_loose = is_number and not self.biased and self._is_loose(x, weights, mean, bias)
+        is_wide = is_number and self.biased and within is None
+        are_true = (not here.all(), still.any(), is_wide, is_loose, not told.all())
+        said = itertools.compress((WITHOUT_NULLS, _EQUAL, WIDE, LOOSE, _NO_GROUP), are_true)
         parts = (mean, np.where(still, np.nan, error), bias)
-        found = self._tell(name, parts, None if by is None else pd.Index(list(groups), name=by))
+        index = pd.Index(list(groups), name=by) if by else None
+        found = self._tell(name, parts, index, self._possible(name, values, within))
         return replace(found, limits=(*self.limits, *said))
+
+    def _move(self, name: str, ends: tuple[float, float]) -> float:
+        """Return how far an error of ranks, and rows beyond the kept ones, may move a mean: that part of the bounds' distance."""
+        low, high = np.clip(self.bounds.get(name, (0.0, math.inf)), *ends)
+        rank_error = self.rank_errors.get(name, 0.0)
+        return float((rank_error + self.lost) * (high - low)) if rank_error else 0.0
+
+    def _possible(
+        self, name: str, values: Floats | None, within: tuple[float, float] | None
+    ) -> tuple[float, float] | None:
+        """Return the least and the greatest mean that there can be, by what is public; None if it is not known."""
+        if within is not None or values is None:
+            return within or self.bounds.get(name)
+        # the levels of kept columns are those that rows have, of others those that were declared
+        known = values[np.isfinite(values)]
+        return (float(known.min()), float(known.max())) if len(known) else None
+
+    def _is_loose(self, x: Floats, weights: Floats, mean: Floats, bias: Floats) -> bool:
+        """Return whether a bound on a bias is large for a mean, and for where most rows lie."""
+        if not len(x) or not weights.sum() > 0.0:
+            return False
+        width = quantile(x, weights, 0.95) - quantile(x, weights, 0.05)
+        # noise puts rows anywhere between the bounds
+        return bool((bias > np.maximum(np.abs(mean), width) / 2.0).any())
 
     def _place(
         self, name: str, within: tuple[float, float]
@@ -185,18 +214,32 @@ class Points:
             return None, 0.0
         return place_in_cells(self.fine[name], *self.ends[name], self._numbers(name), within)
 
-    def _tell(self, name: str, parts: tuple[Floats, ...], index: pd.Index | None) -> Result:
-        """Return means, their errors and biases as a result: of groups as Series."""
+    def _tell(
+        self,
+        name: str,
+        parts: tuple[Floats, Floats, Floats],
+        index: pd.Index | None,
+        possible: tuple[float, float] | None,
+    ) -> Result:
+        """Return means, their errors and biases as a result, within what is possible: of groups as Series."""
+        mean, error, bias = parts
+        mean = mean if possible is None else np.clip(mean, *possible)
+        parts = self._in_units(name, mean, error, bias)
         if index is not None:
-            return self._result(*(pd.Series(each, index) for each in self._in_units(name, *parts)))
-        found = self._result(*self._in_units(name, *(float(part[0]) for part in parts)))
-        return replace(found, standard_error=None) if np.isnan(parts[1]).any() else found
+            found = self._result(*(pd.Series(each, index) for each in parts))
+        else:
+            found = self._result(*self._in_units(name, *map(float, (mean[0], error[0], bias[0]))))
+            found = replace(found, standard_error=None) if np.isnan(error).any() else found
+        if possible is None:
+            return found
+        ends = self._in_units(name, np.array(possible), np.zeros(2), np.zeros(2))[0]
+        return replace(found, possible=(ends[0], ends[1]))
 
     def share(self, name: str) -> Result:
         """Return the share of each level of a column."""
         levels = self._levels_of(name)
         parts = self._count(
-            [name], lambda frame: _find_levels(frame[name], levels, name), len(levels)
+            [name], lambda frame: find_levels(frame[name], levels, name), len(levels)
         )
         index = pd.Index(list(levels), name=name)
         return self._result(*(pd.Series(part, index) for part in parts))
@@ -284,7 +327,7 @@ class Points:
 
         def pair(frame: pd.DataFrame) -> Codes:
             one, two = (
-                _find_levels(frame[name], self.levels[name], name) for name in (first, second)
+                find_levels(frame[name], self.levels[name], name) for name in (first, second)
             )
             return one * sizes[1] + two
 
@@ -325,7 +368,8 @@ class Points:
         error = pd.Series(np.sqrt(variance + noise**2 / known**2), index)
         bias = None if self.ends or self.rank_errors else pd.Series(np.zeros(len(beta)), index)
         found = self._result(pd.Series(beta, index), error, bias)
-        return replace(found, limits=(*found.limits, _SLOPE)) if self.ends else found
+        why = _SLOPE if self.ends else _RANKS
+        return found if bias is not None else replace(found, limits=(*found.limits, why))
 
     def _cells(self, names: Sequence[str]) -> NoisyCells:
         """Return the noisy cells of some columns; none where no noise was added."""
@@ -399,7 +443,9 @@ class Points:
 
     def _result(self, estimate: object, error: object, bias: object) -> Result:
         # of dates, a bias is a span of time, which is missing where it is not known
-        known = bias is not None and not np.any(pd.isna(bias)) and not np.any(bias == math.inf)
+        if isinstance(bias, pd.Series | pd.DataFrame):
+            bias = bias.mask(bias == math.inf)
+        known = bias is not None and not np.all(pd.isna(bias)) and not np.all(bias == math.inf)
         unknown = self.biased or self.spread or not known
         return Result(
             estimate=estimate,
@@ -413,16 +459,9 @@ def _add(values: Floats, code: Codes, n: int) -> Floats:
     return np.bincount(code, weights=values, minlength=n).astype(np.float64)
 
 
-def _find_levels(values: pd.Series, levels: Sequence[object], name: str) -> NDArray[np.int64]:
-    """Return the place of each value among the levels; each different value is looked up once."""
-    codes, found = pd.factorize(values, use_na_sentinel=False)
-    places: NDArray[np.int64] = level_codes(found, levels, name)[codes]
-    return places
-
-
 def _without_levels(name: str) -> SpecError:
     return SpecError(
-        "is a column of numbers, without levels",
+        "it holds numbers, without levels",
         f"column {name!r}",
         "use histogram(), mean() or quantile()",
     )
@@ -465,6 +504,13 @@ class OpenedPoints(OpenedRelease):
                 self._check_no_dates(names)
                 return lambda: self._points(*names).slope(first, others)
         raise self._refusal(question, *names)
+
+    def _offer(self, question: str, name: str) -> str:
+        found = super(OpenedPoints, self)._offer(question, name)
+        if found != "mean" or self._levels(name) is not None:
+            return found
+        measured = self._find_measured(name)
+        return found if measured is None or measured.knows_mean(name) else "mean(within=)"
 
     def _alone(self, name: str) -> Points | MeasuredAnswers:
         """Return what answers questions about one column: its noisy counts, where they are released, else its points."""
@@ -556,19 +602,7 @@ class OpenedPoints(OpenedRelease):
         """Return the two numbers that values are clipped to."""
         if within is None:
             return None
-        where = f"mean({name}), `within`"
-        try:
-            found = (
-                np.asarray(within, dtype=np.float64)
-                if scale is None
-                else scale.to_edges(within, where)
-            )
-        except (TypeError, ValueError):
-            found = np.zeros(0)
-        if found.shape != (2,) or not np.isfinite(found).all() or not found[0] < found[1]:
-            use = "write it as in within=(0, 100), of dates as texts or dates"
-            raise SpecError("two values that increase are expected", where, use)
-        return float(found[0]), float(found[1])
+        return read_within(within, f"mean({name}), `within`", scale)
 
     def _level_values(
         self,
@@ -617,35 +651,7 @@ class OpenedPoints(OpenedRelease):
         self, name: str, bins: int | Sequence[Any], scale: DateScale | None = None
     ) -> Floats:
         """Return the edges of a histogram's ranges; a number of them lies between the declared bounds."""
-        if isinstance(bins, int):
-            bounds = self._bounds_of(name)
-            if bounds is None or bins < 1 or bins is True:
-                raise SpecError(
-                    "a number of ranges needs declared bounds, and is at least 1",
-                    f"column {name!r}",
-                    "give the edges: bins=[0, 10, 20]",
-                )
-            return np.linspace(*bounds, bins + 1)
-        try:
-            edges = (
-                np.asarray(bins, dtype=np.float64)
-                if scale is None
-                else scale.to_edges(bins, f"column {name!r}")
-            )
-        except (TypeError, ValueError):
-            edges = np.zeros(0)
-        if (
-            edges.ndim != 1
-            or len(edges) < 2
-            or not np.isfinite(edges).all()
-            or (np.diff(edges) <= 0).any()
-        ):
-            raise SpecError(
-                "the edges must be finite numbers that increase, at least two",
-                "bins",
-                "write them as in bins=[0, 10, 20]",
-            )
-        return edges
+        return read_edges(bins, self._bounds_of(name), f"column {name!r}", scale)
 
     def _level_map(self, names: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
         return {name: levels for name in names if (levels := self._levels(name)) is not None}
@@ -691,7 +697,7 @@ class KeptColumns(OpenedPoints):
         frame = self.to_pandas(names)
         with read_as_python(*names):
             levels = {
-                name: values for name in names if (values := _list_values(frame[name])) is not None
+                name: values for name in names if (values := list_values(frame[name])) is not None
             }
             dates = find_scales(frame)
         return Points(
@@ -715,15 +721,6 @@ def read_as_python(*names: str) -> Iterator[None]:
         raise SpecError(
             what, f"column {' or '.join(map(repr, names))}", "use to_pandas(), and convert it"
         ) from None
-
-
-def _list_values(column: pd.Series) -> Sequence[object] | None:
-    """Return the different values of a kept column; None if there are too many."""
-    found = column.unique()
-    if len(found) > _MOST_LEVELS:
-        return None
-    values = sorted(found[pd.notna(found)].tolist())
-    return [*([None] if column.hasnans else []), *values]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

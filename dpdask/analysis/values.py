@@ -13,9 +13,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
+from dpdask.inference.tallies import level_codes
 from dpdask.mechanisms.card import microseconds_of
 
 Floats = NDArray[np.float64]
+_MOST_LEVELS = 10_000
 _MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
 
 
@@ -174,3 +176,68 @@ def to_numbers(values: pd.Series, name: str) -> Floats:
             "does not hold numbers", f"column {name!r}", "use share() or crosstab()"
         ) from None
     return numbers
+
+
+def read_within(
+    within: Sequence[Any], where: str, scale: DateScale | None = None
+) -> tuple[float, float]:
+    """Return the two numbers that values are clipped to."""
+    try:
+        found = (
+            np.asarray(within, dtype=np.float64) if scale is None else scale.to_edges(within, where)
+        )
+    except (TypeError, ValueError):
+        found = np.zeros(0)
+    if found.shape != (2,) or not np.isfinite(found).all() or not found[0] < found[1]:
+        use = "write it as in within=(0, 100), of dates as texts or dates"
+        raise SpecError("two values that increase are expected", where, use)
+    return float(found[0]), float(found[1])
+
+
+def read_edges(
+    bins: int | Sequence[Any],
+    bounds: tuple[float, float] | None,
+    where: str,
+    scale: DateScale | None = None,
+) -> Floats:
+    """Return the edges of a histogram's ranges; a number of them lies between the bounds."""
+    if isinstance(bins, int):
+        if bins < 1 or bins is True:
+            use = "write it as in bins=10, or give the edges: bins=[0, 10, 20]"
+            raise SpecError("the number of ranges is at least 1", where, use)
+        if bounds is None:
+            what = "a number of ranges needs the bounds of the column, and none were declared"
+            raise SpecError(what, where, "give the edges: bins=[0, 10, 20]")
+        return np.linspace(*bounds, bins + 1)
+    try:
+        edges = np.asarray(bins, dtype=np.float64) if scale is None else scale.to_edges(bins, where)
+    except (TypeError, ValueError):
+        edges = np.zeros(0)
+    if (
+        edges.ndim != 1
+        or len(edges) < 2
+        or not np.isfinite(edges).all()
+        or (np.diff(edges) <= 0).any()
+    ):
+        raise SpecError(
+            "the edges must be finite numbers that increase, at least two",
+            "bins",
+            "write them as in bins=[0, 10, 20]",
+        )
+    return edges
+
+
+def find_levels(values: pd.Series, levels: Sequence[object], name: str) -> NDArray[np.int64]:
+    """Return the place of each value among the levels; each different value is looked up once."""
+    codes, found = pd.factorize(values, use_na_sentinel=False)
+    places: NDArray[np.int64] = level_codes(found, levels, name)[codes]
+    return places
+
+
+def list_values(column: pd.Series) -> Sequence[object] | None:
+    """Return the different values of a kept column; None if there are too many."""
+    found = column.unique()
+    if len(found) > _MOST_LEVELS:
+        return None
+    values = sorted(found[pd.notna(found)].tolist())
+    return [*([None] if column.hasnans else []), *values]

@@ -229,6 +229,18 @@ class MeasuredColumn:
         below = float(self._has_value @ self.counts)
         return Linear(*found, max(0.0, float(half @ self.counts)) / below)
 
+    def mean_noise(self, centre: float) -> float:
+        """Return the standard deviation that the noise gives the mean of rows that lie around a number: no estimate is in it, but for how many rows have a value."""
+        middle = np.nan_to_num(self.low + self.high) / 2.0
+        below = float(self._has_value @ self.counts)
+        return math.sqrt(self.variance((middle - centre) * self._has_value)) / below
+
+    def range_of(self, values: Floats | None = None) -> tuple[float, float]:
+        """Return the least and the greatest value of a row, or of the numbers of the cells."""
+        ends = (self.low, self.high) if values is None else (values, values)
+        here = (self._has_value > 0.0) if values is None else self.is_possible & ~np.isnan(values)
+        return float(ends[0][here].min()), float(ends[1][here].max())
+
     def histogram(self, edges: Floats) -> list[Linear]:
         """Return how many rows lie in each range [edge, next edge), the last with its upper edge.
 

@@ -17,7 +17,7 @@ from e2e.helpers import RATINGS_SCHEMA, lake, run_here, write_job
 from scipy import stats
 
 import dpdask
-from dpdask.analysis.measured import average_margin, place_in_cells
+from dpdask.analysis.measured import MeasuredAnswers, average_margin, place_in_cells
 from dpdask.codec import codec_for
 from dpdask.inference.measured import MeasuredColumn
 from dpdask.privacy.events import DiscreteGaussian
@@ -188,6 +188,56 @@ def test_rows_of_a_cell_are_where_fine_counts_say_and_in_doubt_where_these_are_n
             assert doubts[0] == pytest.approx(doubt)
         assert doubts[1] == pytest.approx(500.0)  # nobody is there
         assert (values[2], doubts[2]) == (7.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("bound", "is_known"), [(1e4, True), (1e5, True), (1e7, False), (1e9, False)]
+)
+def test_whether_a_mean_is_answered_is_not_chosen_by_its_noise(bound, is_known):
+    """Of a heavy tail, all seeds answer or none, and what is answered holds the truth."""
+    given = {"role": "privatise", "kind": "continuous", "bounds": [0, bound]}
+    codec = codec_for(
+        "pay", Schema.from_dict({"columns": {"pay": given}}).columns["pay"], pa.float64()
+    )
+    hierarchy, rng = Hierarchy(make_grid(codec)), np.random.default_rng(3)
+    x = np.minimum(np.exp(rng.normal(6.0, 1.0, 20_000)), 9999.0)
+    exact = hierarchy.count(CellCounts.of_batch(hierarchy.cells, pa.array(x)))
+    event = DiscreteGaussian(sigma=40.0, sensitivity=1.5, adjacency="replace-one", count=3)
+    answered, held, seeds = 0, 0, 60
+    for _ in range(seeds):
+        noisy = exact + np.rint(rng.normal(0.0, 40.0, exact.size)).astype(np.int64)
+        column = MeasuredColumn.read(hierarchy.list_counts("pay", noisy, event), 20_000.0)
+        answers = MeasuredAnswers(column=column, levels=None, dates={})
+        low, high = answers.mean("pay", within=(0.0, 5e3)).interval()
+        assert 0.0 <= low < np.minimum(x, 5e3).mean() + 100.0
+        assert high <= 5e3
+        if answers.knows_mean("pay"):
+            low, high = answers.mean("pay").interval()
+            answered, held = answered + 1, held + (low <= x.mean() <= high)
+    assert answered == (seeds if is_known else 0)
+    assert stats.binom.cdf(held, answered, 0.95) > ALPHA if answered else held == 0
+
+
+@pytest.mark.parametrize("mechanism", ["copula", "marginals"])
+def test_columns_say_where_only_clipped_means_are_answered(opened, mechanism):
+    answers = opened(mechanism).columns["answers"]
+    assert answers["pay"].split(", ")[0] == "mean(within=)"
+    assert answers["kids"].split(", ")[0] == "mean"
+    assert opened(mechanism).mean("kids").interval()
+
+
+@pytest.mark.parametrize("mechanism", ["copula", "marginals"])
+def test_means_of_groups_stay_within_what_they_are_clipped_to(opened, mechanism):
+    found = opened(mechanism)
+    groups, ends = found.mean("pay", by="town", within=(1400.0, 1500.0)), (1400.0, 1500.0)
+    for part in (groups.estimate, *groups.interval()):
+        assert part.between(*ends).all()
+    truth = table().assign(pay=table()["pay"].clip(*ends)).groupby("town")["pay"].mean()
+    low, high = groups.interval(1.0 - ALPHA)
+    assert ((low <= truth) & (truth <= high)).all()
+    assert not any("half of the mean" in limit for limit in groups.limits)
+    with pytest.raises(dpdask.SpecError, match="within="):
+        found.quantile("pay", by="town")
 
 
 @pytest.mark.parametrize("mechanism", ["histogram", "marginals"])

@@ -26,8 +26,8 @@ from e2e.helpers import run_here, write_job
 from shelf import FIRST, LEVEL_NAMES, LEVEL_SHARES, LEVEL_STAYS, TOWNS, homes, rides
 
 import dpdask
-from dpdask.analysis.opened import Result
 from dpdask.analysis.points import Points
+from dpdask.analysis.results import Result
 from dpdask.analysis.values import count_since_1970, find_scales
 from dpdask.inference import NPMLE, WeightedSample, logistic
 
@@ -368,11 +368,12 @@ def test_rows_that_weigh_nothing_have_no_mean(values, weight):
     points = Points(frame=frame, **given)
     with pytest.raises(
         dpdask.SpecError,
-        match="column 'x': no weight above 0 is left for rows with a value; release with",
+        match="column 'x': the rows with a value cannot be told from the noise; release with",
     ):
         points.mean("x")
-    assert points.mean("x", by="g").standard_error.isna().all()
-    repr(points.mean("x", by="g"))
+    groups = points.mean("x", by="g")
+    assert groups.standard_error.isna().all()
+    assert "have no estimate" in repr(groups)
 
 
 def test_bounds_of_ranges_are_dates_of_all_years():
@@ -556,6 +557,47 @@ def test_results_are_short_and_widen_by_their_bias():
             found.interval(confidence)  # type: ignore[arg-type]
     table = Result(estimate=pd.Series(range(20)), standard_error=pd.Series([0.1] * 20))
     assert repr(table).endswith("… 8 more")
+
+
+def test_what_one_group_does_not_know_is_missing_there_alone():
+    parts = [
+        Result(estimate=2.0, standard_error=0.5, bias_bound=0.25),
+        Result(estimate=3.0, standard_error=0.5, bias_bound=None, limits=("of few rows",)),
+        Result(estimate=np.nan, standard_error=np.nan, bias_bound=np.nan),
+    ]
+    index = pd.Index(["a", None, "c"], name="g")
+    found = Result.gather(parts, index)
+    low, high = found.interval()
+    assert (low.iloc[0], high.iloc[0]) == pytest.approx(
+        (2 - 0.98 - 0.25, 2 + 0.98 + 0.25), abs=1e-3
+    )
+    assert low.isna().tolist() == high.isna().tolist() == [False, True, True]
+    assert found.limits == ("of few rows",)
+    assert [line.split()[0] for line in repr(found).splitlines()[2:5]] == ["a", "null", "c"]
+    ranks = Result(estimate=2.0, standard_error=None, find_ends=lambda by: (2.0 - by, 2.0 + by))
+    low, high = Result.gather([ranks, parts[2]], index[:2]).interval()
+    assert low.isna().tolist() == [False, True]
+    with pytest.raises(dpdask.SpecError, match="no bound on the bias is known"):
+        Result.gather([parts[1]], index[:1]).interval()
+
+
+@pytest.mark.parametrize("index", [[np.nan, 1.0], [pd.NA, "x"], [None, "x"], [pd.NaT, 3]])
+def test_a_null_has_one_name_in_all_tables(index):
+    one = Result(estimate=pd.Series([1.0, 2.0], index), standard_error=pd.Series([0.1, 0.1], index))
+    assert repr(one).splitlines()[1].split()[0] == "null"
+    table = pd.DataFrame([[1.0, 2.0]] * 2, index, ["a", None])
+    pairs = repr(Result(estimate=table, standard_error=table / 10.0))
+    assert pairs.count("null") == 3
+    assert not any(name in pairs for name in ("NaN", "NaT", "<NA>", "None"))
+
+
+def test_intervals_end_where_the_true_value_cannot_lie():
+    found = Result(estimate=3.0, standard_error=2.0, bias_bound=1.0, possible=(2.0, 4.5))
+    assert found.interval() == (2.0, 4.5)
+    many = replace(found, estimate=pd.Series([3.0, np.nan]), standard_error=pd.Series([0.1, 0.1]))
+    low, high = many.interval()
+    assert (low[0], high[0]) == pytest.approx((2.0, 4.196), abs=1e-3)
+    assert low.isna().tolist() == high.isna().tolist() == [False, True]
 
 
 def test_tables_show_ends_and_limits_and_an_error_of_zero_is_not_known():

@@ -14,10 +14,11 @@ from strategies import zeros_and_a_tail
 
 import dpdask
 from dpdask.analysis.cells import OpenedCells
-from dpdask.analysis.opened import Result
 from dpdask.analysis.points import NoisyCells, Points
 from dpdask.analysis.ranges import OpenedRanges
+from dpdask.analysis.results import Result
 from dpdask.analysis.rows import OpenedRows
+from dpdask.analysis.values import read_edges
 from dpdask.inference import Estimate, WeightedSample
 
 ALPHA = 1e-6
@@ -539,3 +540,48 @@ def test_nothing_prints_an_error_of_zero(kind):
         return
     with pytest.raises(dpdask.SpecError, match="no standard error is known"):
         result.interval()
+
+
+def test_groups_that_noise_may_be_all_of_have_no_estimate_and_leave_the_others_theirs():
+    """Of the groups, b has a weight that noise of its cells may be, and c less than nothing."""
+    frame = pd.DataFrame({"x": [1.0, 9.0] * 3, "g": [*"aabbcc"]})
+    cells = NoisyCells(frame=frame, variance=(20.0 / 1000.0) ** 2)
+    points = Points(
+        frame=frame,
+        weights=np.array([500.0, 500.0, 40.0, -10.0, -20.0, -10.0]),
+        n_rows=1000.0,
+        sampling=1e-3,
+        levels={"g": [*"abc"]},
+        ends={"x": (frame["x"].to_numpy() - 1.0, frame["x"].to_numpy() + 1.0)},
+        bounds={"x": (0.0, 10.0)},
+        noise=lambda _: cells,
+    )
+    found = points.mean("x", by="g")
+    assert found.estimate.isna().tolist() == [False, True, True]
+    low, high = found.interval()
+    assert 0.0 <= low["a"] < 5.0 < high["a"] <= 10.0
+    assert low.isna().tolist() == [False, True, True]
+    assert any("cannot be told from the noise" in limit for limit in found.limits)
+
+
+def test_a_slope_without_an_interval_says_why():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=100), "y": rng.normal(size=100)})
+    given = {"frame": frame, "weights": np.ones(100), "n_rows": 100.0, "sampling": 0.01}
+    points = Points(**given, levels={}, rank_errors={"x": 0.01})
+    assert any("no bound on the bias" in limit for limit in points.slope("y", ["x"]).limits)
+    assert Points(**given, levels={}).slope("y", ["x"]).limits == ()
+
+
+@pytest.mark.parametrize(
+    ("bins", "bounds", "what"),
+    [
+        (0, (0.0, 1.0), "at least 1"),
+        (True, (0.0, 1.0), "at least 1"),
+        (5, None, "none were declared"),
+        ([1, 1], None, "that increase"),
+    ],
+)
+def test_numbers_of_ranges_are_refused_for_one_reason(bins, bounds, what):
+    with pytest.raises(dpdask.SpecError, match=what):
+        read_edges(bins, bounds, "column 'x'")
