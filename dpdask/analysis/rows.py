@@ -13,13 +13,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dpdask.analysis.measured import WITHOUT_NULLS
-from dpdask.analysis.opened import Result
 from dpdask.analysis.points import (
     KeptColumns,
     NoisyCells,
     Points,
     read_as_python,
 )
+from dpdask.analysis.results import Result, clip_to
 from dpdask.errors import SpecError
 from dpdask.inference.tallies import Estimate, Frame, Outcomes, outcome_counts
 
@@ -80,7 +80,7 @@ class OpenedRows(KeptColumns):
             "both columns have noise of their own",
             "use crosstab(), or group by a column that was kept",
         ),
-        "share": ("is a column of numbers", "use histogram() or quantile()"),
+        "share": ("it is a column of numbers", "use histogram() or quantile()"),
         "histogram": ("its noise is a channel on levels", "use share()"),
         "quantile": (
             "its noise is a channel on levels",
@@ -202,10 +202,16 @@ class OpenedRows(KeptColumns):
                 lambda column, rows, near: column.group_means(rows, by, numbers, approximate=near),
                 by,
             )
-        return (
-            found
-            if np.isfinite(numbers).all()
-            else replace(found, limits=(*found.limits, WITHOUT_NULLS))
+        known = np.isfinite(numbers)
+        limits = found.limits if known.all() else (*found.limits, WITHOUT_NULLS)
+        if not known.any():
+            return replace(found, limits=limits)
+        possible = float(numbers[known].min()), float(numbers[known].max())
+        return replace(
+            found,
+            estimate=clip_to(found.estimate, possible),
+            limits=limits,
+            possible=possible,
         )
 
     def _correct_crosstab(self, name: str, kept: str, first: bool) -> Result:

@@ -261,6 +261,12 @@ def test_means_within_bounds_are_those_of_clipped_values_elsewhere_too(shelf):
     assert found.mean("rating", within=(2, 3)).estimate == pytest.approx(
         rows["rating"].clip(2, 3).mean()
     )
+    for asked in ({}, {"by": "town"}):
+        found_of_levels = found.mean("rating", **asked, within=(2, 3))
+        assert found_of_levels.possible == (2.0, 3.0)
+        low, high = (np.ravel(end) for end in found_of_levels.interval())
+        assert (low >= 2.0).all()
+        assert (high <= 3.0).all()
     cells = shelf.opened("homes, cells")
     assert cells.mean("price", within=(0, 50)).bias_bound < cells.mean("price").bias_bound
     with pytest.raises(dpdask.SpecError, match="are not clipped"):
