@@ -13,8 +13,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from dpdask.analysis.opened import Result
-from dpdask.analysis.points import NoisyCells, OpenedPoints, Points
-from dpdask.analysis.values import DateScale, find_scales
+from dpdask.analysis.points import OpenedPoints, Points
+from dpdask.analysis.values import DateScale, NoisyCells, find_scales
 from dpdask.errors import InputError, SpecError
 from dpdask.inference.m_estimators import WeightedSample, least_squares, noise_error
 from dpdask.streams import RunKey, stream

@@ -30,6 +30,8 @@ from dpdask.analysis.measured import (
 from dpdask.analysis.opened import OpenedRelease, Result
 from dpdask.analysis.values import (
     DateScale,
+    NoisyCells,
+    add_up,
     cell_ends,
     find_levels,
     find_scales,
@@ -57,32 +59,13 @@ _SLOPE = "no bound on the bias of a slope is known: if most values of a column l
 _EQUAL = "groups whose released values are all equal have no standard error: a few rows do not tell how far values spread"
 _SHARED = "all ranks within a standard error have this value, which many rows share: it has no standard error, but an interval by ranks"
 _SURE = 2.0  # standard deviations that a group's share has at least to divide by it
+_DELTA = 4.0  # and that it has at least for the delta method
 _STILL = 1e-12  # of the numbers: values that differ by less differ by rounding alone
 _RECORDS = (
     "standard errors add up the draw of the rows, the noise of the tables before they were smoothed, and the draw of the records",
     "what the model leaves out is not in them, and no bound on it is known: dependence of three columns, and where values lie inside a cell",
 )
 _POINT = "this is the point of a cell: only the bias bound tells how far off it is"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NoisyCells:
-    """The cells that noise was added to, as far as they matter for some columns."""
-
-    frame: pd.DataFrame  # a point of each cell
-    variance: float  # of the noise of one, as a share of the rows
-    sizes: Floats | None = None  # how many cells each point stands for; None: one each
-
-    def add(self, chosen: Codes, n: int, values: Floats | float = 1.0) -> Floats:
-        """Return the sum of values over the cells of each of n groups; cells of another are in none."""
-        weights = np.ones(len(self.frame)) if self.sizes is None else self.sizes
-        inside = chosen < n
-        return _add((weights * values)[inside], chosen[inside], n)
-
-    @property
-    def n_cells(self) -> float:
-        """How many there are."""
-        return float(len(self.frame) if self.sizes is None else self.sizes.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -151,22 +134,22 @@ class Points:
         cells = self._cells([name] if by is None else [name, by])
         with np.errstate(invalid="ignore", divide="ignore"):
             numbers, place = number(cells.frame), group(cells.frame)
-            share = _add(weights, code, n)
+            share = add_up(weights, code, n)
             # a group is told from the noise by the cells that its rows with a value may be in
             doubts = np.sqrt(cells.variance * cells.add(np.where(np.isnan(numbers), n, place), n))
             told = share > _SURE * doubts
             share = np.where(told, share, np.nan)
-            mean = _add(weights * x, code, n) / share
-            spread = np.maximum(_add(weights * (x - mean[code]) ** 2, code, n), 0.0)
-            apart = np.where(np.isfinite(numbers), numbers - mean[place], 0.0)
-            noise = cells.variance * cells.add(place, n, apart**2)
-            noise += _add((weights * np.broadcast_to(doubt, here.shape)[here]) ** 2, code, n)
+            mean = add_up(weights * x, code, n) / share
+            spread = np.maximum(add_up(weights * (x - mean[code]) ** 2, code, n), 0.0)
+            is_few = told & (share < _DELTA * doubts)
+            noise = cells.variance * cells.add_squares(numbers, place, mean, is_few)
+            noise += add_up((weights * np.broadcast_to(doubt, here.shape)[here]) ** 2, code, n)
             variance = (self.sampling * spread + noise) / share**2
             if name in self.rank_noise and len(x):
                 # a mean is the integral of ranks over the released range
                 variance = variance + (self.rank_noise[name] * np.ptp(x) / share) ** 2
             moved = self._move(name, ends)
-            bias = (_add(np.abs(weights) * shift[here], code, n) + moved) / share
+            bias = (add_up(np.abs(weights) * shift[here], code, n) + moved) / share
         if by is None and not told.any():
             what = "the rows with a value cannot be told from the noise"
             raise SpecError(what, f"column {name!r}", "release with a larger epsilon")
@@ -381,7 +364,7 @@ class Points:
         self, names: Sequence[str], code: Callable[[pd.DataFrame], Codes], n: int
     ) -> tuple[Floats, Floats, Floats]:
         """Return the share of each of n groups, its standard error, and how far lost rows may move it."""
-        p = _add(self.weights, code(self.frame), n)[:n] / self.weights.sum()
+        p = add_up(self.weights, code(self.frame), n)[:n] / self.weights.sum()
         cells = self._cells(names)
         n_in = cells.add(code(cells.frame), n)
         error = self._share_error(p, cells.variance, n_in, cells.n_cells)
@@ -453,10 +436,6 @@ class Points:
             bias_bound=None if unknown else bias,
             limits=self.limits,
         )
-
-
-def _add(values: Floats, code: Codes, n: int) -> Floats:
-    return np.bincount(code, weights=values, minlength=n).astype(np.float64)
 
 
 def _without_levels(name: str) -> SpecError:

@@ -13,13 +13,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dpdask.analysis.measured import WITHOUT_NULLS
-from dpdask.analysis.points import (
-    KeptColumns,
-    NoisyCells,
-    Points,
-    read_as_python,
-)
+from dpdask.analysis.points import KeptColumns, Points, read_as_python
 from dpdask.analysis.results import Result, clip_to
+from dpdask.analysis.values import NoisyCells
 from dpdask.errors import SpecError
 from dpdask.inference.tallies import Estimate, Frame, Outcomes, outcome_counts
 

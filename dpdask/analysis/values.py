@@ -17,6 +17,8 @@ from dpdask.inference.tallies import level_codes
 from dpdask.mechanisms.card import microseconds_of
 
 Floats = NDArray[np.float64]
+Codes = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 _MOST_LEVELS = 10_000
 _MICROSECONDS = {"D": 86_400_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
 
@@ -241,3 +243,41 @@ def list_values(column: pd.Series) -> Sequence[object] | None:
         return None
     values = sorted(found[pd.notna(found)].tolist())
     return [*([None] if column.hasnans else []), *values]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NoisyCells:
+    """The cells that noise was added to, as far as they matter for some columns."""
+
+    frame: pd.DataFrame  # a point of each cell
+    variance: float  # of the noise of one, as a share of the rows
+    sizes: Floats | None = None  # how many cells each point stands for; None: one each
+
+    def add(self, chosen: Codes, n: int, values: Floats | float = 1.0) -> Floats:
+        """Return the sum of values over the cells of each of n groups; cells of another are in none."""
+        weights = np.ones(len(self.frame)) if self.sizes is None else self.sizes
+        inside = chosen < n
+        return add_up((weights * values)[inside], chosen[inside], n)
+
+    @property
+    def n_cells(self) -> float:
+        """How many there are."""
+        return float(len(self.frame) if self.sizes is None else self.sizes.sum())
+
+    def add_squares(self, numbers: Floats, chosen: Codes, centre: Floats, is_few: Flags) -> Floats:
+        """Return the sum of the squared distances of each group's cells from its centre.
+
+        Groups of few rows have the largest one for any centre, as their own may be far from the
+        true mean (Fieller 1954: the noise of A - m B is that at the true ratio m).
+        """
+        here = np.isfinite(numbers)
+        found = self.add(chosen, len(centre), np.where(here, numbers - centre[chosen], 0.0) ** 2)
+        for end in (numbers[here].min(), numbers[here].max()) if is_few.any() else ():
+            most = self.add(chosen, len(centre), np.where(here, numbers - end, 0.0) ** 2)
+            found = np.where(is_few, np.maximum(found, most), found)
+        return found
+
+
+def add_up(values: Floats, code: Codes, n: int) -> Floats:
+    """Return the sum of values in each of n groups."""
+    return np.bincount(code, weights=values, minlength=n).astype(np.float64)
