@@ -496,9 +496,11 @@ class OpenedPoints(OpenedRelease):
         return self._find_measured(name) or self._points(name)
 
     def _find_measured(self, name: str) -> MeasuredAnswers | None:
+        if self._is_kept(name):
+            return None
         exact = self.content["guarantee"]["adjacency"] == "replace-one"
         counts = self._read_counts(name, self._n_counted if exact else None)
-        if counts is None or self._is_kept(name):
+        if counts is None:
             return None
         type_ = self._types.field(name).type if name in self._types.names else pa.null()
         zone = type_.tz if pa.types.is_timestamp(type_) else None
@@ -526,7 +528,7 @@ class OpenedPoints(OpenedRelease):
     @property
     def _n_counted(self) -> float | None:
         """How many rows were counted, where that is public."""
-        n_rows: float | None = self.content["n_rows"]["value"]
+        n_rows: float | None = self.content.get("n_rows", {}).get("value")  # ranges have none
         return n_rows
 
     def _limits_of_units(self) -> tuple[str, ...]:
