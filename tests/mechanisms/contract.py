@@ -136,6 +136,10 @@ def ask_everything(release, undetermined):
                 else:
                     ask(*names)
                 answered |= {(question, name) for name in names}
+    for name in offered:
+        with suppress(SpecError):
+            release.mean(name, within=(0, 1))
+            answered.add(("mean(within=)", name))
     sure = {name: row for name, row in offered.items() if name not in undetermined}
     promised = {(question, name) for name, row in sure.items() for question in row if question}
     assert promised <= answered, promised - answered
