@@ -47,7 +47,7 @@ from dpdask.io.lakes import Delta, Iceberg
 from dpdask.io.storage import Folder, absolute_url
 from dpdask.jobs.output import Catalog, Output, Publication
 from dpdask.jobs.run_keys import ReleaseNames, hide_name
-from dpdask.mechanisms.card import About
+from dpdask.mechanisms.card import About, load_installed
 from dpdask.mechanisms.mechanism import Mechanism, Spec
 from dpdask.mechanisms.registry import bind, parameters, spec_union
 from dpdask.privacy import Budget
@@ -405,6 +405,10 @@ def load_job(path: str | Path, settings: Mapping[str, str] | None = None) -> Job
     def check_file() -> JobFile:
         if todos := text.list_todos():
             raise join_errors(todos)
+        if isinstance(named := data.get("mechanism"), Mapping) and isinstance(
+            named.get("kind"), str
+        ):
+            load_installed(named["kind"])
         file = validate(job_file_type(), data, text)
         check_promise(file, text.name)
         return file

@@ -23,7 +23,7 @@ from dpdask.archive import Json, Named
 from dpdask.cells import Cells, CutColumns
 from dpdask.codec import Codec, ValueCodec
 from dpdask.documents import Document
-from dpdask.errors import InputError, list_names
+from dpdask.errors import InputError, SpecError, list_names
 from dpdask.privacy import COVERED, Budget, UnitColumn, list_cautions, noisy_counts_text
 from dpdask.privacy.events import Adjacency, write_digits
 from dpdask.privacy.ledger_entries import Coverage
@@ -465,7 +465,7 @@ def make_card(section: Section, *, name: str, insecure: bool) -> Card:
         "accounting": section.accounting,
         "order": section.order,
         "insecure": insecure,
-        "versions": versions(),
+        "versions": versions(str(section.mechanism["kind"])),
         "terms": Terms.of(budget).model_dump(exclude_unset=True),
     }
     if section.n_rows is not None:
@@ -578,9 +578,10 @@ def _library_versions() -> dict[str, str]:
     return {library: metadata.version(library) for library in _LIBRARIES}
 
 
-def versions() -> dict[str, str | int]:
-    """Return the versions of dpdask, of the random streams and of the libraries that compute releases."""
-    return {"dpdask": __version__, "streams": STREAM_FORMAT, **_library_versions()}
+def versions(kind: str) -> dict[str, str | int]:
+    """Return the versions of dpdask, of the random streams, of the libraries that compute releases, and of the package that a mechanism is from."""
+    found = {each.dist.name: each.dist.version for each in _find_installed(kind) if each.dist}
+    return {"dpdask": __version__, "streams": STREAM_FORMAT, **_library_versions(), **found}
 
 
 Shape = Literal["rows", "records", "cells", "tables", "ranges", "other"]
@@ -588,6 +589,7 @@ Margin = Callable[[float], float | None]
 
 MARGIN_95 = 1.96  # standard deviations
 _BUILT_IN = ("copula", "dip", "histogram", "interval", "marginals")
+_GROUP = "dpdask.mechanisms"  # of entry points: functions that register a mechanism
 _COUNTS = {
     "cells": "of a cell of the histogram",
     "n_rows": "of all rows",
@@ -631,9 +633,42 @@ def register_guidance(kind: str, guidance: Guidance) -> None:
     _registered[kind] = guidance
 
 
+@functools.cache
+def _find_installed(kind: str) -> tuple[metadata.EntryPoint, ...]:
+    """Return the entry points of installed packages that offer a mechanism of this kind."""
+    if kind in _BUILT_IN:  # which nobody replaces
+        return ()
+    return tuple(metadata.entry_points(group=_GROUP, name=kind))
+
+
+def load_installed(kind: str) -> None:
+    """Let an installed package register its mechanism of this kind; without one nothing happens.
+
+    Raises
+    ------
+    SpecError
+        If two packages offer it, or the package cannot be imported.
+    """
+    found = _find_installed(kind)
+    if kind in _registered or not found:
+        return
+    where, names = f"mechanism {kind!r}", sorted(each.value for each in found)
+    if len(found) > 1:
+        what = f"several packages offer it: {list_names(names, 3)}"
+        raise SpecError(what, where, "uninstall all but one")
+    try:
+        found[0].load()()
+    except Exception as error:
+        what = f"the package that offers it cannot be used: {type(error).__name__}"
+        raise SpecError(what, where, f"import {found[0].module} in Python to see why") from error
+    if kind not in _registered:
+        raise SpecError(f"{names[0]} registers no mechanism of this kind", where, "correct it")
+
+
 def find_guidance(card: Card) -> Guidance:
     """Return the guidance of the card's mechanism; of one that nobody registered, one that says so."""
     kind = card.mechanism.kind
+    load_installed(kind)
     if kind not in _registered:
         if kind not in _BUILT_IN:
             return Guidance(

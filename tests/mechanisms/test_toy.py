@@ -1,199 +1,137 @@
-"""A mechanism of one file: the noisy number of rows, released as one record. It registers itself and keeps the whole contract."""
+"""A mechanism that another package brings: it keeps the whole contract, and jobs find it by the package's entry point."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
 
-import numpy as np
-import pyarrow as pa
+import pandas as pd
 import pytest
+from mechanisms import toy
 from mechanisms.contract import PRIVACY, MechanismContract
 
-from dpdask.archive import Archive, Archived
-from dpdask.errors import InputError
-from dpdask.estimators.estimator import Estimator
 from dpdask.mechanisms import card, registry
-from dpdask.mechanisms.card import Guidance, Section, no_margin, noisy_counts_section
-from dpdask.mechanisms.mechanism import NoisyCounts, NoisyCountsDescription, Spec
-from dpdask.privacy.events import Composed, DiscreteLaplace, to_dict
-from dpdask.privacy.noise import laplace_scale, perturb
-from dpdask.references.reference import ColumnStatistic
 from dpdask.schema import Schema
 
-
-class ToySpec(Spec):
-    """The noisy number of rows, times a factor."""
-
-    kind: Literal["toy"] = "toy"
-    factor: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ToyRelease(Archived):
-    """One noisy number."""
-
-    archive: ClassVar[Archive] = Archive(kind="toy", format=1, noun="toy")
-
-    schema: Schema
-    n_rows: int
-
-    types: ClassVar[pa.Schema] = pa.schema([("n", pa.int64())])
-    few_valued: ClassVar[list[str]] = []
-
-    def n_drawn(self, wanted):
-        return 1 if wanted is None else wanted
-
-    def batches(self, start, n_rows, n_total, key, part):
-        yield pa.RecordBatch.from_pydict({"n": [self.n_rows] * n_rows}, schema=self.types)
-
-    def _contents(self):
-        return {"n_rows": self.n_rows, "schema": self.schema.model_dump(exclude_none=True)}, {}
-
-    @classmethod
-    def _of_contents(cls, header, arrays):
-        return cls(schema=Schema.from_dict(header["schema"]), n_rows=header["n_rows"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToyMechanism(NoisyCounts):
-    """The noisy number of rows under add-remove."""
-
-    spec: ToySpec
-    nobody: ClassVar[str] = "numbers"
-
-    @property
-    def event(self):
-        return Composed(
-            events=(
-                DiscreteLaplace(
-                    scale=laplace_scale(1, self.budget.epsilon),
-                    sensitivity=1,
-                    adjacency="add-remove",
-                ),
-            )
-        )
-
-    def find_written(self, released):
-        return ToyRelease.types
-
-    def check(self, columns): ...
-
-    def statistic(self, columns):
-        return ColumnStatistic(codecs=columns.codecs)
-
-    def draw(self, counts, columns, noise):
-        exact = np.array([counts.columns["level"].n_rows], dtype=np.int64)
-        noisy = perturb(exact, self.event.events[0], rng=noise("toy/noise"))
-        return ToyRelease(schema=self.schema, n_rows=int(noisy[0]))
-
-    def read_drawn(self, data, columns):
-        found = ToyRelease.from_bytes(data, "the run's noisy number")
-        if found.schema != self.schema:
-            raise InputError("this is another number", "noisy.npz", "`dpdask abort` the run")
-        return found
-
-    def fit(self, counts, columns, key):
-        return ToyRelease(schema=self.schema, n_rows=counts.n_rows * self.spec.factor)
-
-    @property
-    def release_type(self):
-        return ToyRelease
-
-    def n_records(self, release):
-        return release.n_drawn(None)
-
-    @property
-    def description(self):
-        return ToyDescription(self)
-
-
-@dataclass(frozen=True, slots=True)
-class ToyDescription(NoisyCountsDescription):
-    """What is said of it: each part, since none has a default."""
-
-    mechanism: ToyMechanism
-
-    @property
-    def how(self):
-        return "the noisy number of rows"
-
-    def stages(self, columns, *, uncounted):
-        return ("tabulate: count the rows", "fit: noise on their number")
-
-    def expectations(self, columns):
-        return ("one number, off by less than 1 or so",)
-
-    def n_expected(self, n_rows):
-        return 1
-
-    def quality(self, release):
-        return f"about {release.n_rows:,}"
-
-    def section(self, release, columns, **_):
-        accounting = {
-            "composition": "one event",
-            "epsilon_exact": self.mechanism.budget.epsilon,
-            "events": to_dict(self.mechanism.event),
-        }
-        mechanism = {"kind": "toy", "factor": self.mechanism.spec.factor}
-        section = noisy_counts_section(
-            budget=self.mechanism.budget,
-            mechanism=mechanism,
-            schema=self.mechanism.schema,
-            cells={},
-            accounting=accounting,
-            n_rows=release.n_rows,
-        )
-        shown = {
-            name: {"role": "privatised", "kind": self.mechanism.schema.columns[name].kind}
-            for name in self.mechanism.schema.privatised
-        }
-        return Section(
-            **{
-                **{field: getattr(section, field) for field in section.__dataclass_fields__},
-                "columns": shown,
-            }
-        )
-
-
-GUIDANCE = Guidance(
-    title="The noisy number of rows",
-    shape=lambda _: "records",
-    uses=lambda _: (["Knowing about how many rows there are."], ["Anything else."]),
-    questions=lambda _: [],
-    margins=lambda _: "",
-    margin=lambda *_: no_margin,
-    attenuates=lambda _: False,
-    counts=lambda name: name,
-    glossary={},
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Toy(Estimator):
-    """The noisy number of rows of a frame."""
-
-    spec_class: ClassVar[type[Spec]] = ToySpec
-
-    factor: int = 1
-    epsilon: float = PRIVACY["epsilon"]
-    adjacency: str = "add-remove"
+FEW = {"level": {"role": "privatise", "kind": "discrete", "levels": [1, 2]}}
+JOB = {
+    "name": "count",
+    "input": {"path": "in.parquet"},
+    "output": {"path": "out"},
+    "schema": "schema.yaml",
+    "mechanism": {"kind": "toy"},
+    "privacy": {"epsilon": 4.0, "delta": 0, "adjacency": "add-remove"},
+    "insecure_seed": 1,
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _registered():
-    registry.register(ToySpec, lambda _: ToyMechanism, GUIDANCE)
+    toy.register()
     yield
-    del registry._REGISTERED[ToySpec], card._registered["toy"]
+    del registry._REGISTERED[toy.ToySpec], card._registered["toy"]
 
 
 class TestToy(MechanismContract):
     kind = "toy"
-    python = Toy
+    python = toy.Toy
     given: ClassVar[dict[str, Any]] = {"factor": 2}
     privacy: ClassVar[dict[str, Any] | None] = {**PRIVACY, "adjacency": "add-remove"}
     releases_rows = False
 
     def estimator(self, **changes):
-        return Toy(Schema.from_dict({"columns": changes.pop("columns", self.columns())}), factor=2)
+        columns = changes.pop("columns", self.columns())
+        return toy.Toy(Schema.from_dict({"columns": columns}), factor=2)
+
+
+def install(folder, name, module, text=None):
+    """Put a package into a folder as an installer does: its module and its metadata."""
+    if text is None:
+        shutil.copy(Path(toy.__file__), folder / f"{module}.py")
+    else:
+        (folder / f"{module}.py").write_text(text)
+    about = folder / f"{name}-1.5.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
+    (about / "entry_points.txt").write_text(f"[dpdask.mechanisms]\ntoy = {module}:register\n")
+
+
+def call(tmp_path, *words):
+    """Run Python where the packages of a folder are installed."""
+    (tmp_path / "packages").mkdir(exist_ok=True)
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "packages")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def write_job(tmp_path):
+    pd.DataFrame({"level": [1, 2] * 500}).to_parquet(tmp_path / "in.parquet")
+    (tmp_path / "schema.yaml").write_text(json.dumps({"columns": FEW}))
+    (tmp_path / "job.yaml").write_text(json.dumps(JOB))
+    (tmp_path / "packages").mkdir()
+    return tmp_path / "packages"
+
+
+def test_a_job_names_the_mechanism_of_an_installed_package(tmp_path):
+    install(write_job(tmp_path), "toy-counts", "toy_counts")
+    ran = call(tmp_path, "-m", "dpdask", "run", "job.yaml")
+    assert ran.returncode == 0, ran.stderr
+    # with a page, and a card that names the package
+    assert "The noisy number of rows" in (tmp_path / "out/_dpdask/release.html").read_text()
+    told = json.loads((tmp_path / "out/_dpdask/release.json").read_text())
+    assert told["versions"]["toy-counts"] == "1.5"
+    opened = call(
+        tmp_path, "-c", "import dpdask; print(dpdask.open('out').to_pandas()['n'].tolist())"
+    )
+    assert abs(json.loads(opened.stdout)[0] - 1000) < 20
+
+
+def test_without_the_package_its_kind_is_no_mechanism(tmp_path):
+    write_job(tmp_path)
+    refused = call(tmp_path, "-m", "dpdask", "validate", "job.yaml")
+    assert refused.returncode == 64
+    assert "toy" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["import nothing_of_this_name"], "cannot be used: ModuleNotFoundError"),
+        (["def register(): ..."], "registers no mechanism of this kind"),
+        ([None, None], "several packages offer it: one:register, two:register"),
+    ],
+)
+def test_a_package_that_cannot_be_used_is_refused_in_a_line(texts, said, tmp_path):
+    packages = write_job(tmp_path)
+    for name, text in zip(("one", "two"), texts, strict=False):
+        install(packages, name, name, text)
+    refused = call(tmp_path, "-m", "dpdask", "validate", "job.yaml")
+    assert refused.returncode == 64
+    [line] = refused.stderr.strip().splitlines()
+    assert said in line
+    assert "mechanism 'toy'" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_nobody_replaces_a_mechanism_of_dpdask(tmp_path):
+    packages = write_job(tmp_path)
+    install(packages, "one", "one", "def register(): raise SystemExit(1)")
+    points = packages / "one-1.5.dist-info/entry_points.txt"
+    points.write_text("[dpdask.mechanisms]\ndip = one:register\n")
+    found = call(
+        tmp_path,
+        "-c",
+        "from dpdask.mechanisms import card; card.load_installed('dip'); print(sorted(card.versions('dip')))",
+    )
+    assert found.returncode == 0, found.stderr
+    assert "one" not in found.stdout
