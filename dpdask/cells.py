@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.codec import Codec, Codecs, ValueCodec
+from dpdask.codec import Codec, Codecs, ValueCodec, float_type
 from dpdask.documents import suggest
 from dpdask.errors import SpecError
 
@@ -324,13 +324,13 @@ def _even(codec: ValueCodec, bounds: tuple[float, float], bins: int) -> Floats:
 def _check_type(codec: Codec, values: Floats) -> Floats:
     """Return the numbers of a floating column's own type that are nearest; infinity where it has none."""
     with np.errstate(over="ignore"):
-        nearest: Floats = values.astype(codec.type.to_pandas_dtype()).astype(np.float64)
+        nearest: Floats = values.astype(float_type(codec.type)).astype(np.float64)
     return nearest
 
 
 def step(codec: Codec, values: Floats, towards: float) -> Floats:
     """Return the next numbers of a floating column's own type, float64; beyond its greatest the next ones of float64."""
-    kind = codec.type.to_pandas_dtype()
+    kind = float_type(codec.type)
     with np.errstate(over="ignore"):
         following = np.nextafter(values.astype(kind), kind(towards)).astype(np.float64)
     return np.where(np.isinf(following), np.nextafter(values, towards), following)

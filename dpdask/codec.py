@@ -30,6 +30,7 @@ Int32s = NDArray[np.int32]
 Numbers = NDArray[np.integer] | Floats
 
 _EXACT = 2.0**53
+_EXACT_DIGITS = 2**50  # counts of a decimal's last digit that come back from float64 as they were
 _LARGEST = 2.0**1021
 _SMALL = 2**30
 _DAY = 86_400_000  # milliseconds
@@ -164,7 +165,8 @@ class ValueCodec:
     ordered: ClassVar[bool] = True
     name: str
     # The column's Arrow type. Dates become days since 1970, times their own unit since 1970;
-    # nanoseconds are cut to microseconds, which float64 still counts exactly.
+    # nanoseconds are cut to microseconds, which float64 still counts exactly. Decimals become the
+    # nearest float64, and a release has the nearest decimals of the type.
     type: pa.DataType
     bounds: tuple[float, float] | None
     # The declared atoms, in numbers, increasing; empty for a continuous column.
@@ -178,7 +180,7 @@ class ValueCodec:
     @property
     def lattice(self) -> bool:
         """Whether values are whole numbers (integers, dates, times), so that a release must be whole too."""
-        return not pa.types.is_floating(self.type)
+        return not is_real(self.type)
 
     @property
     def least(self) -> float:
@@ -221,8 +223,10 @@ class ValueCodec:
     def decode(self, values: Floats, is_null: Flags) -> pa.Array:
         """Return numbers (whole ones for a lattice column) as the column's Arrow type, null where `is_null`."""
         values = np.where(is_null, 0.0, values)  # Arrow keeps the values of nulls
+        if pa.types.is_decimal(self.type):
+            return _make_decimals(np.clip(values, self.least, self.greatest), is_null, self.type)
         if not self.lattice:
-            kind = self.type.to_pandas_dtype()
+            kind = float_type(self.type)
             most = float(np.finfo(kind).max)
             return pa.array(np.clip(values, -most, most).astype(kind), mask=is_null)
         counted = _count(self.type)
@@ -267,7 +271,8 @@ class ValueCodec:
     def _numbers(self, array: pa.Array) -> Numbers:
         """Return the exact values, 0 where null: whole numbers for a lattice, because float64 may not hold them; else float64."""
         if not self.lattice:
-            return np.asarray(array.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False))
+            plain = _comparable(array).cast(pa.float64())
+            return np.asarray(plain.fill_null(0).to_numpy(zero_copy_only=False))
         if pa.types.is_date64(self.type):  # Arrow's cast to whole days overflows without an error
             milliseconds = np.asarray(
                 array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
@@ -278,6 +283,25 @@ class ValueCodec:
         # unsafe only because nanoseconds are cut to microseconds
         whole = array.cast(counted, safe=False).cast(_whole(counted))
         return np.asarray(whole.fill_null(0).to_numpy(zero_copy_only=False))
+
+
+def is_real(type_: pa.DataType) -> bool:
+    """Return whether a type's values are numbers with a fraction: floats and decimals."""
+    return bool(pa.types.is_floating(type_) or pa.types.is_decimal(type_))
+
+
+def float_type(type_: pa.DataType) -> Any:
+    """Return the NumPy type of the numbers of a column that is no lattice: decimals are read as float64."""
+    return np.float64 if pa.types.is_decimal(type_) else type_.to_pandas_dtype()
+
+
+def _make_decimals(values: Floats, is_null: Flags, type_: pa.DataType) -> pa.Array:
+    """Return the nearest decimals of a type; Arrow holds each in 128 bits, the low half first."""
+    counted = np.rint(values * 10.0**type_.scale).astype(np.int64)
+    halves = np.stack([counted, counted >> 63], axis=1)
+    wide = pa.decimal128(38, type_.scale)
+    data = pa.Array.from_buffers(wide, len(values), [None, pa.py_buffer(halves.tobytes())])
+    return pc.if_else(pa.array(~is_null), data, pa.scalar(None, wide)).cast(type_)
 
 
 Codec = LevelCodec | ValueCodec
@@ -329,11 +353,11 @@ def _level_codec(name: str, column: Column, type_: pa.DataType) -> LevelCodec:
 def _value_codec(name: str, column: Column, type_: pa.DataType) -> ValueCodec:
     if not (
         pa.types.is_integer(type_)
-        or pa.types.is_floating(type_)
+        or is_real(type_)
         or pa.types.is_date(type_)
         or pa.types.is_timestamp(type_)
     ):
-        what = f"a {column.kind} column holds integers, floats, dates or timestamps, but this one is {type_}"
+        what = f"a {column.kind} column holds integers, floats, decimals, dates or timestamps, but this one is {type_}"
         raise DataError(what, f"column {name!r}", "correct its kind, or the file's type")
     bounds = None if column.bounds is None else _convert_bounds(name, column.bounds, type_)
     codec = ValueCodec(
@@ -355,6 +379,9 @@ def _narrow_bounds(codec: ValueCodec, bounds: tuple[float, float]) -> tuple[floa
     low, high = codec.least, codec.greatest
     if pa.types.is_integer(codec.type):
         low, high = -_EXACT, _EXACT
+    elif pa.types.is_decimal(codec.type):
+        high = _EXACT_DIGITS / 10.0**codec.type.scale
+        low = -high
     if not (low <= bounds[0] and bounds[1] <= high):
         what, mend = _say_limits(codec.type)
         raise DataError(
@@ -387,6 +414,11 @@ def _convert_bounds(
         )
     if pa.types.is_floating(type_):
         low, high = _convert_type(name, (low, high), type_).cast(pa.float64()).to_pylist()
+    elif pa.types.is_decimal(type_):
+        digits = (Decimal(str(bound)).normalize().as_tuple().exponent for bound in (low, high))
+        if any(int(exponent) < -type_.scale for exponent in digits):
+            what = f"its bounds have more digits after the point than its type {type_}"
+            raise DataError(what, f"column {name!r}", "round them outward")
     elif (low, high) != (round(low), round(high)):
         raise DataError(
             "the bounds of a column of whole numbers must be whole",
@@ -529,6 +561,9 @@ def _find_limits(type_: pa.DataType) -> tuple[float, float]:
     """Return the least and the greatest number of a column that its type holds, float64 counts exactly, and a calendar has."""
     if pa.types.is_floating(type_):
         return -_LARGEST, _LARGEST
+    if pa.types.is_decimal(type_):
+        most = min(10**type_.precision - 1, _EXACT_DIGITS) / 10.0**type_.scale
+        return -most, most
     counted = _count(type_)
     held = np.iinfo(_whole(counted).to_pandas_dtype())
     low, high = max(float(held.min), -_EXACT), min(float(held.max), _EXACT)
@@ -569,6 +604,12 @@ def _say_limits(type_: pa.DataType) -> tuple[str, str]:
     """Return the limits of a type in words, and how to store numbers beyond them."""
     if pa.types.is_floating(type_):
         return "±2**1021, where differences overflow", "store it in a larger unit"
+    if pa.types.is_decimal(type_):
+        most = _find_limits(type_)[1]
+        return (
+            f"±{most:,.{max(type_.scale, 0)}f}, up to which all digits of {type_} are exact",
+            "store it with fewer digits after the point",
+        )
     if pa.types.is_temporal(type_):
         low, high = _find_limits(type_)
         if high < _EXACT:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dpdask.codec import Codec, ValueCodec
+from dpdask.codec import Codec, ValueCodec, float_type
 from dpdask.errors import OutputError, SpecError
 from dpdask.estimators.release import Release
 from dpdask.kernels.channel import TOTAL_BITS
@@ -236,7 +236,7 @@ def _numbers(codec: ValueCodec, values: Floats) -> list[float]:
         whole: list[float] = values.astype(np.int64).tolist()
         return whole
     with np.errstate(over="ignore"):
-        narrow = values.astype(codec.type.to_pandas_dtype())
+        narrow = values.astype(float_type(codec.type))
     shortest = [
         float(str(short)) if short == value else value
         for short, value in zip(narrow, values.tolist(), strict=True)

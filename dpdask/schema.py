@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -611,8 +612,10 @@ def arrow_type(name: str) -> pa.DataType:
         If there is no such type.
     """
     try:
+        if found := re.fullmatch(r"decimal(?:128)?\((\d+), ?(\d+)\)", name):
+            return pa.decimal128(*map(int, found.groups()))
         return pa.type_for_alias(name)
     except ValueError:
         raise ValueError(
-            f"{name!r} is not an Arrow type; use int32, int64, float64, string, bool, date32, timestamp[us] or the like"
+            f"{name!r} is not an Arrow type; use int32, int64, float64, decimal128(10, 2), string, bool, date32, timestamp[us] or the like"
         ) from None

@@ -45,7 +45,7 @@ TIMES = [
 ]
 NUMBERS = [*INTEGERS, *FLOATS, *DECIMALS]
 LEVEL_TYPES = [*NUMBERS, *TEXTS, *TIMES, pa.bool_()]
-VALUE_TYPES = [*INTEGERS, *FLOATS, *TIMES]
+VALUE_TYPES = [*INTEGERS, *FLOATS, *DECIMALS, *TIMES]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ def _range(type_):
         return max(low, -EXACT), min(high, EXACT)
     if pa.types.is_date(type_):
         return -40_000, 40_000
-    return (-1000, 1000) if pa.types.is_floating(type_) else (-(10**10), 10**10)
+    return (-1000, 1000) if type_ in FLOATS + DECIMALS else (-(10**10), 10**10)
 
 
 def _as_stored(values, type_):
@@ -186,7 +186,7 @@ def value_columns(draw, n_rows):
     inside = st.integers(*(bounds or (low, high)))
     inside = (
         inside.map(lambda whole: max(bounds[0], whole - 0.5) if bounds else whole / 4)
-        if pa.types.is_floating(type_)
+        if type_ in FLOATS + DECIMALS
         else inside
     )
     nulls = draw(st.sampled_from(["refuse", "level"]))
@@ -199,7 +199,9 @@ def value_columns(draw, n_rows):
     refused = [*_not_null_refusals([], type_, nulls)]
     if pa.types.is_floating(type_):
         refused += [as_array([bad], type_) for bad in (float("nan"), float("inf"), float("-inf"))]
-    elif type_.bit_width == 64 and not pa.types.is_date(type_):
+    elif type_ in DECIMALS[2:]:
+        refused += [as_array([Decimal(2**50 + 1).scaleb(-type_.scale)], type_)]
+    elif type_.bit_width == 64 and type_ not in DECIMALS and not pa.types.is_date(type_):
         refused += [_as_stored([EXACT + 1], type_)]
     if bounds and bounds[0] > low:
         refused.append(_as_stored([bounds[0] - 1], type_))

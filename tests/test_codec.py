@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
-from strategies import TIMES, VALUE_TYPES, as_array, mixed_tables
+from strategies import DECIMALS, FLOATS, TIMES, VALUE_TYPES, as_array, mixed_tables
 
 from dpdask.codec import LevelCodec, codec_for
 from dpdask.errors import DataError, SpecError
@@ -28,6 +28,7 @@ FLOAT, F32, INT, UNSIGNED, TEXT, DAY = (
     pa.date32(),
 )
 DATES = dt.date(2020, 1, 1), dt.date(2020, 1, 2)
+CENTS = pa.decimal128(20, 2)
 MOMENTS = {unit: pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")}
 
 
@@ -280,6 +281,8 @@ NO_FIT, QUOTES = "do not fit its type", "write them without quotes, or correct t
         (F32, {"atoms": [0.1, 0.1 + 1e-12]}, "become equal when stored as float"),
         (F32, {"bounds": (1, 1 + 1e-12)}, "become equal"),
         (F32, {"bounds": (0, 1e300)}, "do not fit"),
+        (CENTS, {"bounds": (0, 0.125)}, "its bounds have more digits after the point than"),
+        (CENTS, {"bounds": (0, 5), "atoms": [0.125]}, "do not fit"),
         *(
             (type_, {"bounds": (0, 0.5)}, "must be whole")
             for type_ in (pa.int32(), DAY, MOMENTS["us"])
@@ -289,7 +292,6 @@ NO_FIT, QUOTES = "do not fit its type", "write them without quotes, or correct t
             for type_ in (
                 TEXT,
                 pa.bool_(),
-                pa.decimal128(5, 2),
                 pa.binary(),
                 pa.time64("us"),
                 pa.duration("s"),
@@ -344,6 +346,15 @@ CORRECT = "correct the file's type"
         *((type_, [-(2**53), 2**53], [0, 2.0**54], LARGER) for type_ in (pa.int8(), INT)),
         (UNSIGNED, [0, 2.0**53], [-(2.0**60), 5], LARGER),
         (FLOAT, [-(2.0**1021), 2.0**1021], [0, 1.7e308], "store it in a larger unit"),
+        *(
+            (type_, [-most, most], [0, 2**51], "store it with fewer digits after the point")
+            for type_, most in (
+                (CENTS, 2**50 / 100),
+                (pa.decimal128(5, 2), 999.99),
+                (pa.decimal32(3, 0), 999),
+                (pa.decimal256(60, 30), 1e-15),
+            )
+        ),
         *((type_, [FIRST, LAST], [0, 2_932_897], CORRECT) for type_ in (DAY, pa.date64())),
         (MOMENTS["s"], [FIRST, LAST], [0, 1e15], CORRECT),
         (pa.timestamp("ms", "Asia/Tokyo"), [FIRST, dt.date(9999, 12, 30)], [FIRST, LAST], CORRECT),
@@ -386,18 +397,28 @@ def test_whole_bounds_that_float64_would_change_are_refused(bound):
             Column(role="privatise", kind="continuous", bounds=bounds)
 
 
-def test_atoms_of_times_are_declared_as_dates_and_only_floats_are_off_the_lattice():
+def test_atoms_of_times_are_declared_as_dates_and_only_floats_and_decimals_are_off_the_lattice():
     for type_ in TIMES:
         codec = make(type_, atoms=[DATES[0]])
         assert codec.atoms == tuple(codec.encode(as_array([DATES[0]], type_))[0])
-    assert {str(type_) for type_ in VALUE_TYPES if not make(type_).lattice} == {
-        "halffloat",
-        "float",
-        "double",
-    }
+    assert [type_ for type_ in VALUE_TYPES if not make(type_).lattice] == FLOATS + DECIMALS
 
 
-@pytest.mark.parametrize("type_", [F32, FLOAT, pa.int32(), MOMENTS["ns"]], ids=str)
+@pytest.mark.parametrize("type_", [CENTS, pa.decimal64(16, 4), pa.decimal256(70, 40)], ids=str)
+def test_decimals_come_back_with_all_digits_and_other_numbers_as_the_nearest(type_):
+    rng, codec = np.random.default_rng(1), make(type_)
+    most = round(codec.greatest * 10.0**type_.scale)
+    counted = [-most, most, 0, 1, -1, *rng.integers(-most, most, 10_000).tolist()]
+    array = pa.array([Decimal(each).scaleb(-type_.scale) for each in counted], type_)
+    back = codec.decode(*codec.encode(array))
+    back.validate(full=True)
+    assert back.equals(array)
+    near = np.array([-1.4, 0.6, 2.0**60]) / 10.0**type_.scale
+    found = codec.decode(near, np.zeros(3, dtype=bool)).to_pylist()
+    assert found == [Decimal(each).scaleb(-type_.scale) for each in (-1, 1, most)]
+
+
+@pytest.mark.parametrize("type_", [F32, FLOAT, CENTS, pa.int32(), MOMENTS["ns"]], ids=str)
 def test_nothing_lies_under_a_released_null(type_):
     released = make(type_, nulls="level").decode(np.array([1815.0, 7.0]), np.array([True, False]))
     assert released.null_count == 1

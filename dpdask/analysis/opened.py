@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.analysis.results import Result as Result
+from dpdask.codec import is_real
 from dpdask.engine.lazy import read_frame, read_shards
 from dpdask.engine.source import Frame
 from dpdask.errors import InputError, SpecError
@@ -478,7 +479,7 @@ class OpenedRelease:
             is_one(type_)
             for is_one in (
                 pa.types.is_integer,
-                pa.types.is_floating,
+                is_real,
                 pa.types.is_date,
                 pa.types.is_timestamp,
             )

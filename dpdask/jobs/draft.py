@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dpdask.codec import codec_for
+from dpdask.codec import codec_for, is_real
 from dpdask.documents import parse_value, parse_yaml, suggest
 from dpdask.errors import DataError, OutputError, SpecError
 from dpdask.io.files import FoundColumn
@@ -136,20 +136,11 @@ def _leave_domain(type_: pa.DataType | None) -> list[Line]:
         return [("kind", "categorical", ""), ("levels", "[false, true]", "")]
     if _is_text(type_):
         return [("kind", "categorical", ""), _LEVELS]
-    if pa.types.is_decimal(type_):
-        return [
-            (
-                "kind",
-                "discrete",
-                "decimal numbers have levels; store them as floats to declare bounds",
-            ),
-            _LEVELS,
-        ]
     if pa.types.is_integer(type_):
         return [("kind", "TODO", ""), ("bounds", "TODO", "or levels, if it is discrete")]
     return [
         ("kind", "continuous", ""),
-        ("bounds", "TODO", "" if pa.types.is_floating(type_) else "two dates"),
+        ("bounds", "TODO", "" if is_real(type_) else "two dates"),
     ]
 
 

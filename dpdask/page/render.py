@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpdask.archive import Named
+from dpdask.codec import is_real
 from dpdask.errors import OutputError
 from dpdask.html import read_file, read_style, render_page
 from dpdask.io.parquet import read_schema
@@ -124,7 +125,7 @@ def _describe_field(card: Card, field: pa.Field, source: Named) -> Content:
     known = {
         "sc:Boolean": pa.types.is_boolean,
         "sc:Integer": pa.types.is_integer,
-        "sc:Float": pa.types.is_floating,
+        "sc:Float": is_real,
         "sc:Date": pa.types.is_date,
         "sc:DateTime": pa.types.is_timestamp,
     }

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.cells import Cells, FoundBins, cells, cells_of_edges, step
-from dpdask.codec import Codec, ValueCodec
+from dpdask.codec import Codec, ValueCodec, float_type
 from dpdask.kernels.channel import project, project_each
 from dpdask.privacy.events import CentralEvent
 from dpdask.privacy.noise import deviation
@@ -347,7 +347,7 @@ def _find_numbers(grid: Cells, masses: Floats, noise: float) -> Floats:
         low, high = float(edges[cell]), float(edges[cell + 1])
         if max(abs(low), abs(high)) > 2.0 * min(abs(low), abs(high)) or low < 0.0 < high:
             continue
-        number = float(codec.type.to_pandas_dtype()(find_simplest(low, high)))
+        number = float(float_type(codec.type)(find_simplest(low, high)))
         is_one = number in codec.atoms or (codec.lattice and high - low <= 1.0)
         if low < number <= high and not is_one:
             found.append(number)

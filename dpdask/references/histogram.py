@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from dpdask.archive import Archive, Archived, Contents
 from dpdask.cells import DEFAULT_BINS, Cells, FoundBins, cells, cut_columns, ends, not_cut
-from dpdask.codec import Codecs
+from dpdask.codec import Codecs, float_type
 from dpdask.errors import DataError, InputError
 from dpdask.kernels.channel import project
 from dpdask.kernels.jit import Ints as Counts
@@ -312,7 +312,7 @@ def _mark_frequent(
         low, high = edges[cell], edges[cell + 1]
         if max(abs(low), abs(high)) > 2.0 * min(abs(low), abs(high)) or low < 0.0 < high:
             continue
-        number = float(codec.type.to_pandas_dtype()(find_simplest(low, high)))
+        number = float(float_type(codec.type)(find_simplest(low, high)))
         if low < number < high:
             place = int(np.searchsorted(x, number))
             before = c[place - 1] + usual[cell] * (number - low) / (high - low)

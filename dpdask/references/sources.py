@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from dpdask.codec import Codec, Codecs, LevelCodec, ValueCodec
+from dpdask.codec import Codec, Codecs, LevelCodec, ValueCodec, float_type
 from dpdask.documents import Document, suggest
 from dpdask.errors import SpecError
 from dpdask.privacy import UnitColumn
@@ -266,7 +266,7 @@ def _of_values(codec: ValueCodec, known: KnownColumn) -> Distribution:
         values, masses = values[inside], masses[inside]
     low, high = codec.least, codec.greatest
     if not codec.lattice:
-        high = min(high, float(np.finfo(codec.type.to_pandas_dtype()).max))
+        high = min(high, float(np.finfo(float_type(codec.type)).max))
         low = -high
     if len(values) and (values[0] < low or values[-1] > high):
         what = f"has values that the column's type {codec.type} cannot hold"

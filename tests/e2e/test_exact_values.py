@@ -18,6 +18,7 @@ import pytest
 from deltalake import write_deltalake
 from e2e.helpers import call_cli, error_line, run_here, write_job
 from lakes.tables import live_files, sql_catalog
+from strategies import as_array
 
 import dpdask
 from dpdask.errors import SpecError
@@ -139,6 +140,7 @@ KEPT = {
     | {"null": pa.nulls(2)},
     "int96": OLD | nested(OLD["timestamp[us] None"]) | NUMBERS,
     "csv": NUMBERS
+    | DECIMALS
     | CLOCKS
     | DURATIONS
     | {
@@ -164,6 +166,7 @@ LEVELS: dict[str, tuple[pa.DataType, list[Any]]] = {
     **{
         name: (array.type, array.to_pylist()) for name, array in NUMBERS.items() if name != "uint64"
     },
+    "decimal128(5, 2)": (pa.decimal128(5, 2), [-999.99, 0.01]),
     "string": (pa.string(), ["", "\U0010ffff"]),
     "date32": (pa.date32(), [FIRST, LAST]),
     **{f"timestamp[{unit}]": (pa.timestamp(unit), [FIRST, LAST]) for unit in ("ms", "us")},
@@ -174,7 +177,7 @@ NOT_PRIVATE = {
     "csv": ("timestamp[ms]", "timestamp[ns]"),
     "delta": ("uint8", "uint16", "uint32", "timestamp[ms]", "timestamp[ns]"),
     "iceberg": ("uint32", "timestamp[ms]", "timestamp[ns]"),
-    "numpy": ("string", "date32"),
+    "numpy": ("string", "date32", "decimal128(5, 2)"),
 }
 
 
@@ -186,8 +189,7 @@ def make(source):
         if name not in NOT_PRIVATE.get(source, ())
     }
     table = pa.table(
-        KEPT[source]
-        | {name: pa.array(levels).cast(type_) for name, (type_, levels) in private.items()}
+        KEPT[source] | {name: as_array(levels, type_) for name, (type_, levels) in private.items()}
     )
     schema: dict[str, Any] = {name: {"role": "keep"} for name in KEPT[source]}
     schema |= {

@@ -88,7 +88,7 @@ def test_what_types_tell_is_filled_in_and_the_rest_is_left(file):
         == found["genre"]
         == {"role": "TODO", "kind": "categorical", "levels": "TODO", "nulls": "TODO"}
     )
-    assert found["fee"]["kind"] == "discrete"
+    assert found["fee"]["kind"] == "continuous"
     assert found["tags"] == {"role": "TODO"}
     text = draft_schema(Input(path=str(file)))
     assert (

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dpdask.archive import Archive, Contents, Named
 from dpdask.cells import Cells, CutColumns, FoundBins
-from dpdask.codec import ValueCodec
+from dpdask.codec import ValueCodec, is_real
 from dpdask.errors import SpecError
 from dpdask.kernels.jit import Floats, Ints
 from dpdask.kernels.marginals import MAX_LEVELS
@@ -150,14 +150,14 @@ def centres(column: Cells) -> pa.Array:
         return codec.decode(np.arange(codec.n_levels))
     singles = np.concatenate([np.zeros(int(codec.nulls)), codec.atoms])
     values = np.concatenate([singles, line_moments(column)[0]])[column.possible]
-    is_float = pa.types.is_integer(codec.type) or pa.types.is_floating(codec.type)
+    is_float = pa.types.is_integer(codec.type) or is_real(codec.type)
     return decode_points(codec, values if is_float else np.floor(values), int(codec.nulls))
 
 
 def decode_points(codec: ValueCodec, values: Floats, n_null: int) -> pa.Array:
     """Return values, of which the first stand for null, as float64, or in a type that is no number."""
     is_null = np.arange(len(values)) < n_null
-    if pa.types.is_integer(codec.type) or pa.types.is_floating(codec.type):
+    if pa.types.is_integer(codec.type) or is_real(codec.type):
         return pa.array(values, type=pa.float64(), mask=is_null)
     return codec.decode(np.rint(values), is_null)
 
@@ -327,7 +327,7 @@ def type_points(released: pa.Schema, schema: Schema) -> pa.Schema:
     """Return the columns in which points with weights are written; numbers of cells of the line are middles, as float64."""
     types = {each.name: each.type for each in released}
     for name, type_ in types.items():
-        is_number = pa.types.is_integer(type_) or pa.types.is_floating(type_)
+        is_number = pa.types.is_integer(type_) or is_real(type_)
         if is_number and not schema.columns[name].has_levels:
             types[name] = pa.float64()
     return pa.schema({**types, WEIGHT: pa.float64()})

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pydantic import TypeAdapter
 
 from dpdask.archive import Archive, Contents, Named
-from dpdask.codec import Codec, Codecs, codec_for
+from dpdask.codec import Codec, Codecs, codec_for, is_real
 from dpdask.errors import SpecError
 from dpdask.kernels.jit import Flags, Floats, Words
 from dpdask.mechanisms.dip.columns import ColumnMechanism, DipRelease, LevelMechanism
@@ -56,7 +56,7 @@ def make_released_schema(
 def is_lattice(codec: Codec) -> bool:
     """Return whether a column's values are whole numbers: integers, dates, times."""
     type_ = codec.type
-    return not pa.types.is_floating(type_)
+    return not is_real(type_)
 
 
 def to_numbers(codec: Codec, array: pa.Array) -> tuple[Floats, Flags]:

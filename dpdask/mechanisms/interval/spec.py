@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpdask.archive import Json
-from dpdask.codec import Codec, Codecs
+from dpdask.codec import Codec, Codecs, is_real
 from dpdask.documents import check_all, suggest
 from dpdask.errors import SpecError
 from dpdask.kernels.rank import MAX_EPSILON as MAX_RANK_EPSILON
@@ -306,7 +306,7 @@ def _check_tables(name: str, design: Design, column: Column) -> None:
         design.perturb.reference.freeze(name)
     either = [False, True]
     if column.type is not None:
-        either = [not pa.types.is_floating(arrow_type(column.type))]
+        either = [not is_real(arrow_type(column.type))]
     errors = []
     for lattice in either:
         try:
