@@ -145,12 +145,12 @@ def test_a_release_does_what_its_kind_does_until_it_is_closed(name, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-FRAME = r"`frame`: a pandas or Dask frame is expected, not "
+FRAME = r"`frame`: a frame of pandas, Dask or polars, or an Arrow table, is expected, not "
 NO_FRAMES = [
     ("people", FRAME + r"str; read the table first, as by dask\.dataframe\.read_parquet\(path\)$"),
     (Path("people"), FRAME + "pathlib.*; read the table first"),
     (None, FRAME + "NoneType; give a DataFrame$"),
-    (pa.table({"rating": [1.0]}), FRAME + r"pyarrow\.Table; make one of it: to_pandas\(\)$"),
+    (pa.array([1.0]), FRAME + r"pyarrow\.DoubleArray; give a DataFrame$"),
     (rows()["rating"], FRAME + r"pandas\.Series; make one of it: to_frame\(\)$"),
 ]
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from hashlib import blake2b
@@ -300,6 +301,34 @@ def identify(frame: Frame) -> str:
     return str(tokenize(frame)) if isinstance(frame, pd.DataFrame) else str(frame._name)
 
 
+def as_frame(frame: Any) -> Frame:
+    """Return a pandas or Dask frame: of a table that gives itself as an Arrow stream, such as one of Arrow, polars or DuckDB, its columns, of which only views and dictionaries are copied."""
+    is_frame = isinstance(frame, pd.DataFrame) or hasattr(frame, "_meta")
+    can_be_read_again = not isinstance(frame, pa.RecordBatchReader)
+    table = None
+    if not is_frame and can_be_read_again and hasattr(frame, "__arrow_c_stream__"):
+        with suppress(TypeError, ValueError, pa.ArrowException):  # a column alone
+            table = pa.table(frame)
+    if table is None:
+        find_meta(frame)
+        return frame
+    columns = {name: _make_plain(table[name]) for name in table.column_names}
+    return pa.table(columns).to_pandas(types_mapper=pd.ArrowDtype)
+
+
+_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+
+
+def _make_plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column without what holds values of rows that may not be released: dictionaries and views."""
+    type_ = column.type
+    if not pa.types.is_dictionary(type_):
+        return column.cast(_VIEWS.get(type_, type_))
+    values = _VIEWS.get(type_.value_type, type_.value_type)
+    chunks = [chunk.dictionary.cast(values).take(chunk.indices) for chunk in column.chunks]
+    return pa.chunked_array(chunks, values)
+
+
 def find_meta(frame: Frame) -> pd.DataFrame:
     """Return an empty frame of a frame's columns and index, after checking that it is a frame."""
     meta = frame.head(0) if isinstance(frame, pd.DataFrame) else getattr(frame, "_meta", None)
@@ -309,11 +338,16 @@ def find_meta(frame: Frame) -> pd.DataFrame:
     hint = "give a DataFrame"
     if isinstance(frame, str | PurePath):
         hint = "read the table first, as by dask.dataframe.read_parquet(path)"
-    for method in ("to_pandas", "to_frame"):  # an Arrow table, a Series
+    # a Series, a dataset, a stream of Arrow, a query of polars
+    for method in ("to_frame", "to_table", "read_all", "collect"):
         if hasattr(frame, method):
             hint = f"make one of it: {method}()"
     what = name if package == "builtins" else f"{package}.{name}"
-    raise SpecError(f"a pandas or Dask frame is expected, not {what}", "`frame`", hint)
+    raise SpecError(
+        f"a frame of pandas, Dask or polars, or an Arrow table, is expected, not {what}",
+        "`frame`",
+        hint,
+    )
 
 
 def find_types(frame: Frame, schema: Schema | None = None) -> pa.Schema:

@@ -16,7 +16,7 @@ import pandas as pd
 from dpdask.documents import validate
 from dpdask.engine.account import Account, LedgerPlace, check_can_charge, settle
 from dpdask.engine.fit import Fitted, PublicTable, fit
-from dpdask.engine.source import Frame, FrameSource, find_meta, identify
+from dpdask.engine.source import Frame, FrameSource, as_frame, identify
 from dpdask.engine.work import TableWork, load
 from dpdask.errors import BudgetError, DataError, DpdaskError
 from dpdask.estimators.frames import (
@@ -137,7 +137,8 @@ class Estimator(ABC, Generic[Made]):
         Parameters
         ----------
         frame
-            A Dask or pandas frame. With a public reference: the public table. With a declared one,
+            A Dask or pandas frame; or any table that gives itself as an Arrow stream, such as one of
+            Arrow, polars or DuckDB. With a public reference: the public table. With a declared one,
             and for ranges: any frame with the table's columns. Otherwise: the table to release;
             only this same Python object can be transformed, so persist, filter or sort it before.
         ledger
@@ -170,13 +171,13 @@ class Estimator(ABC, Generic[Made]):
             What `plan` would have warned of; if a pandas frame that is to be released is sorted by
             a private column.
         """
-        find_meta(frame)  # before anything is done with it
+        table = as_frame(frame)  # before anything is done with it
         check_can_charge(self.mechanism, ledger, insecure=self.insecure_seed is not None)
         check_secrets(secrets)
         account = _open_account(self.mechanism, ledger)  # batches are charged later
         account.check_room(None)
         key = RunKey.fresh() if self.insecure_seed is None else RunKey.insecure(self.insecure_seed)
-        fitting = _Fitting(self, account, frame, open_secrets(secrets, key.reveal()))
+        fitting = _Fitting(self, account, frame, table, open_secrets(secrets, key.reveal()))
         try:
             with show_fit(progress) as report:
                 return cast("Made", fitting.release(report))
@@ -199,7 +200,7 @@ class Estimator(ABC, Generic[Made]):
         DataError, SpecError
             As `fit`, as far as they need no rows.
         """
-        find_meta(frame)  # before anything is done with it
+        frame = as_frame(frame)  # before anything is done with it
         check_can_charge(self.mechanism, ledger, insecure=self.insecure_seed is not None)
         mechanism, work = self._open_uncounted(frame)
         spending, account = mechanism.spending, _open_account(mechanism, ledger)
@@ -240,7 +241,7 @@ class Estimator(ABC, Generic[Made]):
         -------
         As `mechanisms.mechanism.audit_mechanism`.
         """
-        find_meta(frame)  # before anything is done with it
+        frame = as_frame(frame)  # before anything is done with it
         mechanism, work = self._open_uncounted(frame)
         return audit_mechanism(mechanism, work.columns, None, n_runs=n_runs)
 
@@ -266,9 +267,15 @@ class _Fitting:
     """One call of `fit`: the steps that a frame needs before and after `engine.fit`."""
 
     def __init__(
-        self, estimator: Estimator[Any], account: Account, frame: Frame, folder: Folder
+        self,
+        estimator: Estimator[Any],
+        account: Account,
+        given: Any,
+        frame: Frame,
+        folder: Folder,
     ) -> None:
-        self.estimator, self.account, self.frame, self.folder = estimator, account, frame, folder
+        self.estimator, self.account, self.folder = estimator, account, folder
+        self.given, self.frame = given, frame  # the table of the caller, and its columns
         self.run_id = uuid.uuid4().hex
         self.sample = f"run {self.run_id}"
         self.is_strict = account.is_strict
@@ -290,7 +297,7 @@ class _Fitting:
             warnings.warn(warning, stacklevel=3)
         batches = Batches(self.folder, several=several)
         if mechanism.releases_rows and not several:
-            batches.take(self.frame)
+            batches.take(self.given)
         # rows of a frame have no place in the dataset, units have
         place = work.unit_place
         holdout = None if place is None else self.account.find_holdout(place)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import pandas as pd
+import pyarrow as pa
 
 from dpdask.archive import Archived
 from dpdask.engine.account import Account
 from dpdask.engine.compute import forget_everywhere
 from dpdask.engine.lazy import sample_frame, transform_frame
-from dpdask.engine.source import Frame, FrameSource, find_meta, identify
+from dpdask.engine.source import Frame, FrameSource, as_frame, identify
 from dpdask.engine.work import TableWork, keep, load
 from dpdask.errors import DataError, InputError, InternalError, SpecError
 from dpdask.estimators.frames import (
@@ -43,7 +44,7 @@ _LONGEST = 100
 
 def _name_expression(frame: Any) -> str:
     """Return the expression and the number of partitions of a Dask frame, which can be changed in place."""
-    return "" if isinstance(frame, pd.DataFrame) else f"{frame._name} {frame.npartitions}"
+    return f"{frame._name} {frame.npartitions}" if hasattr(frame, "_meta") else ""
 
 
 class Batches:
@@ -307,7 +308,7 @@ class Release:
         return self._card.n_rows
 
     def transform(self, frame: Frame, batch: str | None = None) -> Frame:
-        """Return the released rows of a frame: lazily for Dask, at once for pandas.
+        """Return the released rows of a frame: lazily for Dask, at once for pandas; as an Arrow table for one of Arrow, polars or DuckDB.
 
         Rows keep their order and index; held-out rows and dropped columns are gone; kept columns
         are untouched.
@@ -355,7 +356,7 @@ class Release:
                 "transform",
                 "draw records from it: sample()",
             )
-        find_meta(frame)
+        given, frame = frame, as_frame(frame)
         if rows.public is not None and identify(frame) == rows.public:
             raise SpecError(
                 "this frame was given as the public table, so its rows would be their own reference",
@@ -369,11 +370,11 @@ class Release:
                 "transform",
                 "give both frames the same types",
             )
-        name = rows.batches.check(frame, batch)
+        name = rows.batches.check(given, batch)
         lazy = not isinstance(frame, pd.DataFrame)
         # a batch that the budget refuses is not taken
         run_id = self._charge(rows, batch, unread=lazy) if rows.batches.several else None
-        rows.batches.take(frame, batch)
+        rows.batches.take(given, batch)
         try:
             released = transform_frame(
                 FrameSource(frame, name), rows.load(self.sha256), self.sha256, rows.work
@@ -388,7 +389,7 @@ class Release:
         if rows.batches.several and not rows.account.is_strict:
             for warning in find_order_warnings(frame, rows.work):
                 warnings.warn(warning, stacklevel=2)
-        return released
+        return released if frame is given else pa.Table.from_pandas(released, preserve_index=False)
 
     def _charge(self, rows: Rows, batch: str | None, *, unread: bool) -> str:
         """Charge a batch, once however often it is released, and return its name in the ledger: a refused one is charged anew."""

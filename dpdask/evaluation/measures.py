@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 from dpdask.cells import DEFAULT_BINS, cut_columns
 from dpdask.codec import codec_for
 from dpdask.engine.scan import scan
-from dpdask.engine.source import Frame, FrameSource, find_meta, find_types
+from dpdask.engine.source import Frame, FrameSource, as_frame, find_meta, find_types
 from dpdask.engine.work import TableWork
 from dpdask.errors import SpecError
 from dpdask.estimators.frames import check_objects, close_secrets, declare_counted, open_secrets
@@ -403,6 +403,7 @@ def exact_marginals(
     """
     place = open_secrets(None)
     try:
+        frame = as_frame(frame)
         declared = declare_counted(find_meta(frame), schema)
         types = find_types(frame, declared)
         check_objects(frame, types, declared)

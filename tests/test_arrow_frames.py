@@ -1,0 +1,117 @@
+"""Tables that give themselves as Arrow streams are released as the pandas frame of the same rows is."""
+
+from __future__ import annotations
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+import dpdask
+
+SCHEMA = dpdask.Schema.from_dict(
+    {
+        "columns": {
+            "town": {"role": "keep"},
+            "stars": {"role": "privatise", "kind": "discrete", "levels": [1, 2, 3]},
+            "tag": {"role": "privatise", "kind": "categorical", "levels": ["a", "b"]},
+            "fare": {
+                "role": "privatise",
+                "kind": "continuous",
+                "bounds": [0, 100],
+                "nulls": "level",
+            },
+            "note": {"role": "drop"},
+        }
+    }
+)
+COUNTED = dpdask.Schema(columns={k: v for k, v in SCHEMA.columns.items() if k != "town"})
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Return rows in Arrow's types, in several chunks."""
+    rng, n = np.random.default_rng(1), 3_000
+    fare = [None if value < 5 else value for value in rng.gamma(2, 20, n).clip(0, 100).tolist()]
+    table = pa.table(
+        {
+            "town": rng.choice(["A", "B"], n),
+            "stars": rng.integers(1, 4, n),
+            "tag": rng.choice(["a", "b"], n),
+            "fare": pa.array(fare, pa.float64()),
+            "note": rng.choice(["x", "y"], n),
+        }
+    )
+    return pa.concat_tables([table.slice(0, 1_000), table.slice(1_000)])
+
+
+def as_each(table):
+    """Return the rows as tables of other packages."""
+    polars = pl.DataFrame({name: table[name].to_pylist() for name in table.column_names})
+    return {
+        "arrow": table,
+        "batch": table.combine_chunks().to_batches()[0],
+        "polars": polars,
+        "polars, categories": polars.with_columns(pl.col("tag").cast(pl.Categorical)),
+        "duckdb": duckdb.from_arrow(table),
+    }
+
+
+KINDS = ("arrow", "batch", "polars", "polars, categories", "duckdb")
+
+
+def as_pandas(table):
+    return pa.table(table).to_pandas(types_mapper=pd.ArrowDtype)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_rows_are_those_of_the_pandas_frame(name, rows):
+    given = as_each(rows)[name]
+    dip = dpdask.DIP(SCHEMA, epsilon=4.0, reference=dpdask.Histogram(), insecure_seed=3)
+    assert dip.plan(given).stages
+    with dip.fit(given) as release, dip.fit(as_pandas(rows)) as other:
+        found = release.transform(given)
+        assert isinstance(found, pa.Table)
+        assert release.card == other.card
+        with pytest.raises(dpdask.SpecError, match="covers only the frame it was fitted on"):
+            release.transform(as_each(rows.slice(1))[name])
+    pandas = dpdask.DIP(SCHEMA, epsilon=4.0, reference=dpdask.Histogram(), insecure_seed=3)
+    frame = as_pandas(rows)
+    with pandas.fit(frame) as release:
+        expected = release.transform(frame)
+    for column in expected.columns:
+        assert (
+            found[column].to_pylist()
+            == expected[column].astype(object).where(expected[column].notna(), None).tolist()
+        )
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_counts_are_those_of_the_pandas_frame(name, rows):
+    given = as_each(rows.drop(["town"]))[name]
+    asked = dpdask.Marginals(
+        COUNTED, cliques=[["tag", "stars"]], epsilon=1.0, delta=1e-6, insecure_seed=3
+    )
+    one, other = asked.fit(given), asked.fit(as_pandas(rows.drop(["town"])))
+    assert one.table(("tag", "stars")).tolist() == other.table(("tag", "stars")).tolist()
+    exact = dpdask.exact_marginals(given, COUNTED).table(("tag", "stars"))
+    assert exact.sum() == rows.num_rows
+
+
+@pytest.mark.parametrize(
+    ("make", "hint"),
+    [
+        (lambda table: table.to_reader(), "make one of it: read_all()"),
+        (lambda table: ds.dataset(table), "make one of it: to_table()"),
+        (lambda table: pl.DataFrame(table).lazy(), "make one of it: collect()"),
+        (lambda table: pl.DataFrame(table)["town"], "make one of it: to_frame()"),
+        (lambda table: table["town"], "give a DataFrame"),
+    ],
+)
+def test_what_is_no_table_is_refused_with_the_way_to_one(make, hint, rows):
+    with pytest.raises(dpdask.SpecError, match="or an Arrow table, is expected") as refused:
+        dpdask.DIP(SCHEMA, epsilon=1.0, reference=dpdask.Histogram()).fit(make(rows))
+    assert refused.value.hint == hint
