@@ -359,7 +359,7 @@ def _value_codec(name: str, column: Column, type_: pa.DataType) -> ValueCodec:
     ):
         what = f"a {column.kind} column holds integers, floats, decimals, dates or timestamps, but this one is {type_}"
         raise DataError(what, f"column {name!r}", "correct its kind, or the file's type")
-    bounds = None if column.bounds is None else _convert_bounds(name, column.bounds, type_)
+    bounds = None if column.bounds is None else convert_bounds(name, column.bounds, type_)
     codec = ValueCodec(
         name=name, type=type_, bounds=bounds, atoms=(), nulls=column.nulls == "level"
     )
@@ -396,7 +396,7 @@ def _narrow_bounds(codec: ValueCodec, bounds: tuple[float, float]) -> tuple[floa
     return narrow
 
 
-def _convert_bounds(
+def convert_bounds(
     name: str, bounds: tuple[Bound, Bound], type_: pa.DataType
 ) -> tuple[float, float]:
     """Return declared bounds in the numbers that a codec counts in."""

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 import pyarrow as pa
 from pydantic import (
     BeforeValidator,
+    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     model_serializer,
@@ -365,6 +366,68 @@ def _check_increasing(name: str, levels: tuple[Level, ...]) -> None:
         raise ValueError(f"{name} must be strictly increasing")
 
 
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _as_condition(value: object) -> object:
+    values = value if isinstance(value, list | tuple) else [value]
+    if not values or any(
+        type(each) not in (bool, int, float, str, dt.date, dt.datetime, type(None))
+        for each in values
+    ):
+        raise ValueError("a level, null, a list of levels, or for numbers [lowest, highest]")
+    return tuple(values)
+
+
+Condition = Annotated[tuple[Level | None, ...], BeforeValidator(_as_condition)]
+Conditions = Annotated[dict[str, Condition], Field(min_length=1)]
+Pairs = Annotated[
+    tuple[Annotated[tuple[Level | None, Level | None], BeforeValidator(_as_tuple)], ...],
+    BeforeValidator(_as_tuple),
+]
+
+
+class Rule(Document):
+    """What cannot stand in one record: `if` and `then`, or `forbid`, or the `columns` and the pairs to `allow`.
+
+    A condition names a column, and gives a level, null, a list of levels, or of a column of numbers the lowest and the highest one.
+
+    Examples
+    --------
+    >>> from dpdask.schema import Rule
+    >>> Rule.model_validate({"if": {"age": [0, 14]}, "then": {"income": None}}).names
+    ('age', 'income')
+    """
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    if_: Conditions | None = Field(default=None, alias="if")
+    """Conditions; where all hold, those of `then` hold too."""
+    then: Conditions | None = None
+    """What follows."""
+    forbid: Conditions | None = None
+    """Conditions that never hold together."""
+    columns: Annotated[tuple[str, str], BeforeValidator(_as_tuple)] | None = None
+    """Two columns of levels."""
+    allow: Pairs | None = None
+    """Their pairs of levels that exist; all others never do."""
+
+    @model_validator(mode="after")
+    def _one_of_three(self) -> Self:
+        given = {name for name in type(self).model_fields if getattr(self, name) is not None}
+        if given not in ({"if_", "then"}, {"forbid"}, {"columns", "allow"}):
+            raise ValueError("a rule has `if` and `then`, or `forbid`, or `columns` and `allow`")
+        if len(set(self.names)) < len(self.names) or len(self.names) < 2:
+            raise ValueError("a rule is between columns: name at least two, each once")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that it names."""
+        return self.columns or (*(self.if_ or {}), *(self.then or {}), *(self.forbid or {}))
+
+
 class Schema(Document):
     """The declared columns of a table; a column that is not declared stops the job.
 
@@ -380,6 +443,24 @@ class Schema(Document):
 
     columns: dict[str, Column] = Field(min_length=1)
     """Each column of the table, by its name."""
+    rules: Annotated[tuple[Rule, ...], BeforeValidator(_as_tuple)] = ()
+    """What cannot stand in one record, as everybody knows: synthetic records keep these rules."""
+
+    @model_serializer(mode="wrap")
+    def _without_no_rules(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out an empty list, so that the digests of jobs without rules do not change."""
+        written: dict[str, Any] = plain(self)
+        return {key: value for key, value in written.items() if key != "rules" or value}
+
+    @model_validator(mode="after")
+    def _rules_fit(self) -> Self:
+        for rule in self.rules:
+            for name in rule.names:
+                if name not in self.privatised:
+                    raise ValueError(
+                        f"a rule names {name!r}, which is no privatised column; correct one of the two"
+                    )
+        return self
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Schema:

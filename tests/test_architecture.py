@@ -39,7 +39,7 @@ MECHANISMS = {
 
 # A room is a package or module directly inside dpdask. Everybody may import the base; the base knows only what stands before it.
 _TOOLS = ("version", "errors", "startup", "steps", "html")
-BASE = (*_TOOLS, "archive", "documents", "schema", "codec", "cells")
+BASE = (*_TOOLS, "archive", "documents", "schema", "codec", "cells", "rules")
 MATHS = {"kernels"}
 ROWS = MATHS | {
     "streams",

@@ -97,7 +97,7 @@ def declare_counted(meta: pd.DataFrame, schema: Schema) -> Schema:
             what = "an index is not counted, and its role is privatise"
             raise DataError(what, f"index {name!r}", "make it a column: reset_index()")
     columns = {name: column for name, column in schema.columns.items() if name not in index}
-    return Schema(columns=columns) if index else schema
+    return schema.model_copy(update={"columns": columns}) if index else schema
 
 
 def _check_published_index(meta: pd.DataFrame, schema: Schema, *, is_lazy: bool) -> None:

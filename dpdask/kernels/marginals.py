@@ -512,7 +512,7 @@ def project_stack(tables: Floats, total: float) -> tuple[Floats, Floats]:
     return projected, divergence
 
 
-def rake(tables: Floats, rows: Floats, columns: Floats) -> Floats:
+def rake(tables: Floats, rows: Floats, columns: Floats, possible: Flags | None = None) -> Floats:
     """Return the tables with the wanted margins that are nearest, in relative entropy, to the given ones' positive parts.
 
     Parameters
@@ -523,6 +523,8 @@ def rake(tables: Floats, rows: Floats, columns: Floats) -> Floats:
     rows, columns
         float64 arrays of shapes (k, m) and (k, n), non-negative, with one sum for a table's two
         margins.
+    possible
+        bool array of the shape of the tables; other cells are 0. All if None.
 
     Notes
     -----
@@ -533,6 +535,8 @@ def rake(tables: Floats, rows: Floats, columns: Floats) -> Floats:
     result: Floats = (
         np.maximum(tables, 0.0) + 1e-9 * independence(rows, columns, 1.0) / total[:, None, None]
     )
+    if possible is not None:
+        result *= possible
     left = np.arange(len(tables))
     for _ in range(_RAKING_STEPS):
         part = result[left]

@@ -112,7 +112,9 @@ def cut_released(names: Iterable[str], schema: Schema, types: pa.Schema, bins: B
 
 def columns_to_header(schema: Schema, types: pa.Schema, bins: Bins) -> Json:
     """Return the privatised columns, and no other, as a part of an archive's header."""
-    private = Schema(columns={name: schema.columns[name] for name in schema.privatised})
+    private = Schema(
+        columns={name: schema.columns[name] for name in schema.privatised}, rules=schema.rules
+    )
     types_ = base64.b64encode(types.serialize().to_pybytes()).decode()
     return {
         "schema": private.model_dump(exclude_none=True),

@@ -275,6 +275,7 @@ class Mechanism(ABC):
     found: Any = None
 
     releases_rows: ClassVar[bool]
+    keeps_rules: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.schema, Schema):
@@ -284,6 +285,9 @@ class Mechanism(ABC):
                 "give Schema.from_yaml(path) or Schema.from_dict(mapping)",
             )
         self.schema.check_privatised("schema")
+        if self.schema.rules and not self.keeps_rules:
+            what = "this mechanism keeps no rules between columns"
+            raise SpecError(what, "schema, rules", "use the mechanism `copula`, or remove them")
         unit = None if self.budget is None else self.budget.unit_column
         if unit is not None and (
             unit.column not in self.schema.columns

@@ -28,7 +28,12 @@ from dpdask.codec import codec_for
 from dpdask.jobs.spec import load_job
 from dpdask.kernels.channel import project
 from dpdask.kernels.marginals import Codes
-from dpdask.mechanisms.copula.fit import CopulaOptions, Records, fit_copula
+from dpdask.mechanisms.copula.fit import (
+    CopulaOptions,
+    Records,
+    fit_copula,
+    measure_pairs_again,
+)
 from dpdask.mechanisms.copula.model import CopulaModel
 from dpdask.mechanisms.copula.spec import CopulaSpec, count_measured_again
 from dpdask.mechanisms.marginals.noise import (
@@ -36,7 +41,6 @@ from dpdask.mechanisms.marginals.noise import (
     NoisyMarginals,
     denoise,
     measure,
-    measure_pairs_again,
     pair_cells,
     plan_noise,
 )

@@ -26,6 +26,7 @@ from dpdask.mechanisms import expectations as cell_search
 from dpdask.mechanisms.copula import fit as triples_module
 from dpdask.mechanisms.copula.fit import (
     MOST_CANDIDATES,
+    choose_pairs,
     choose_triples,
     count_candidates,
     list_candidates,
@@ -36,7 +37,6 @@ from dpdask.mechanisms.marginals.noise import (
     MarginalNoise,
     NoisyMarginals,
     average_pairs,
-    choose_pairs,
     denoise,
     measure,
     measure_chosen,

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import scipy  # its modules are imported when they are first used
@@ -28,6 +28,7 @@ from dpdask.mechanisms.copula.model import (
     Codes,
     CopulaModel,
     Node,
+    check_kept,
     draw_latents,
     draw_uniforms,
     n_latents_of,
@@ -39,9 +40,11 @@ from dpdask.mechanisms.marginals.noise import (
     NoisyMarginals,
     denoise,
     dependence_tree,
+    measure_chosen,
 )
 from dpdask.privacy import noise
 from dpdask.privacy.noise import deviation
+from dpdask.rules import CellRules
 from dpdask.stats import Clique, Domain, MarginalCounts
 from dpdask.steps import step
 from dpdask.streams import Rng, RunKey, stream, words
@@ -105,6 +108,7 @@ def fit_copula(
     *,
     records: Records = "raked",
     cells: Mapping[str, Cells] | None = None,
+    rules: CellRules | None = None,
 ) -> tuple[CopulaModel, FitReport]:
     """Return the copula that fits noisy one- and two-way tables.
 
@@ -114,6 +118,8 @@ def fit_copula(
         A stream, for the sample on which the offsets are calibrated.
     cells
         The public cells of each column, if numbers will be drawn in them.
+    rules
+        What all records will keep.
 
     Notes
     -----
@@ -136,6 +142,7 @@ def fit_copula(
         consistency=options.consistency,
         shrinkage=options.shrinkage,
         significance=options.significance,
+        rules=rules,
     )
     tree = [(attribute, -1) for attribute in range(noisy.domain.n_attributes)]
     if options.tree:
@@ -157,6 +164,10 @@ def fit_copula(
             ]
             model, report, codes = fit.model(wanted, rng)
     model = replace(model, places=None if cells is None else fit_places(cleaned, cells))
+    if rules:
+        is_kept = rules.keep(codes)
+        check_kept(int(is_kept.sum()), len(is_kept))
+        codes = cast("Codes", np.compress(is_kept, codes, axis=1))
     if records == "copula" or noisy.noise.pairs is None:
         return model, report
     found = kernel.count_pairs(codes, sizes)
@@ -291,6 +302,52 @@ class _Fit:
         sums = table.sum(axis=1, keepdims=True)
         found: Floats = np.where(sums > 0.0, table / np.where(sums > 0.0, sums, 1.0), share)
         return found
+
+
+def choose_pairs(noisy: NoisyMarginals, n: int, target: str | None = None) -> tuple[Clique, ...]:
+    """Return the pairs with the largest expected gain from a second measurement, as cliques.
+
+    Notes
+    -----
+    The error of a denoised table is about as large as the noise, or as its whole departure from
+    independence if that is smaller. The expected gain is the smaller of two sums over cells: of
+    |departure|, and of the mean absolute value of the noise.
+    """
+    cleaned, names = denoise(noisy), noisy.domain.names
+    gains = []
+    for group in cleaned.groups:
+        rows, columns = group.tables.sum(axis=2), group.tables.sum(axis=1)
+        independent = kernel.independence(rows, columns, cleaned.n_rows)
+        departures = np.abs(group.tables - independent).sum(axis=(1, 2))
+        most = MEAN_OF_NOISE * group.sigma * group.tables[0].size
+        gains.append(np.minimum(departures, most))
+    first = np.concatenate([group.first for group in cleaned.groups])
+    second = np.concatenate([group.second for group in cleaned.groups])
+    place = -1 if target is None else names.index(target)
+    is_other = (first != place) & (second != place)
+    best = np.lexsort((second, first, -np.concatenate(gains), is_other))[:n]
+    return tuple((names[a], names[b]) for a, b in zip(first[best], second[best], strict=True))
+
+
+def measure_pairs_again(
+    noisy: NoisyMarginals,
+    counts: MarginalCounts,
+    target: str | None = None,
+    *,
+    rng: Rng | None = None,
+) -> NoisyMarginals:
+    """Return noisy tables with a second measurement of as many pairs as are paid for; unchanged if none are.
+
+    Privacy
+    -------
+    Unit, sensitivity, event: `chosen` of `MarginalNoise`. The choice is a function of the first
+    noisy tables.
+    """
+    if noisy.noise.chosen is None:
+        return noisy
+    return measure_chosen(
+        noisy, counts, choose_pairs(noisy, noisy.noise.chosen.count, target), rng=rng
+    )
 
 
 MOST_CANDIDATES = 512  # tables that a pass over the rows counts, and whose scores share the noise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from dpdask.mechanisms.copula.places import Places
 from dpdask.mechanisms.marginals.noise import Denoised, NoisyMarginals, PairGroup
 from dpdask.privacy import noise
 from dpdask.privacy.noise import deviation
+from dpdask.rules import CellRules
 from dpdask.stats import Domain
 from dpdask.steps import step
 from dpdask.streams import Rng, RunKey, Stream, stream, words
@@ -234,6 +235,7 @@ def _order(pool: Codes, sizes: Ints, walk: list[int]) -> Ints:
 
 
 MECHANISM_ID = "copula"
+_LEAST_KEPT = 1e-3  # of the records that are drawn
 MAX_LATENTS = (
     6000  # an eigendecomposition of minutes, and 800 MB of latent variables in a chunk of records
 )
@@ -339,20 +341,47 @@ class CopulaModel:
             latent_kernel.room_for(self.n_latents, min(CHUNK_ROWS, most)),
         )
 
-    def draw(self, n: int, rng: Rng, workspace: Workspace | None = None) -> Codes:
+    def draw(
+        self,
+        n: int,
+        rng: Rng,
+        workspace: Workspace | None = None,
+        rules: CellRules | None = None,
+    ) -> Codes:
         """Return a block of records, raked to the tables if there are any; otherwise those of `sample`.
 
         Parameters
         ----------
         rng
             A stream; the records are a function of it and of `n`.
+        rules
+            What all records keep.
         """
         if self.targets is None:
-            return self.sample(n, rng, workspace)
-        pool = self.sample(self.targets.n_pool(n, self.n_latents), rng, workspace)
+            return self._sample_kept(n, rng, workspace, rules)
+        n_pool = self.targets.n_pool(n, self.n_latents)
+        pool = self._sample_kept(n_pool, rng, workspace, rules)
         return self.targets.redraw(
             pool, n, self.domain, [node.attribute for node in self.nodes], rng
         )
+
+    def _sample_kept(
+        self, n: int, rng: Rng, workspace: Workspace | None, rules: CellRules | None
+    ) -> Codes:
+        """Return records of the copula that keep rules: others are drawn again."""
+        found = self.sample(n, rng, workspace)
+        if not rules:
+            return found
+        parts: list[Any] = [found[:, rules.keep(found)]]
+        drawn = n
+        while (kept := sum(part.shape[1] for part in parts)) < n:
+            check_kept(kept, drawn)
+            again = min(n, math.ceil(1.1 * (n - kept) * drawn / kept))
+            part = self.sample(again, rng, workspace)
+            parts.append(part[:, rules.keep(part)])
+            drawn += again
+        result: Codes = np.concatenate(parts, axis=1)[:, :n]
+        return result
 
     def sample(self, n: int, rng: Rng, workspace: Workspace | None = None) -> Codes:
         """Return records of the copula alone.
@@ -388,6 +417,15 @@ class CopulaModel:
     def stream(self, key: RunKey, partition: str) -> Stream:
         """Return the random stream of one partition of synthetic records, at its start."""
         return stream(key, MECHANISM_ID, partition)
+
+
+def check_kept(kept: int, drawn: int) -> None:
+    """Check that rules leave enough of the copula's records to draw from."""
+    if kept < _LEAST_KEPT * drawn:
+        what = "fewer than 1 in 1,000 of the copula's records keep the rules"
+        raise SpecError(
+            what, "schema, rules", "see which of them the table breaks, or spend more ε"
+        )
 
 
 def draw_latents(

@@ -21,6 +21,7 @@ from dpdask.mechanisms.copula.fit import FitReport
 from dpdask.mechanisms.copula.model import CopulaModel, Node, Targets, check_latents
 from dpdask.mechanisms.copula.places import Places
 from dpdask.mechanisms.marginals.noise import NoisyMarginals
+from dpdask.rules import CellRules
 from dpdask.stats import Domain
 from dpdask.streams import RunKey, Stream, words
 
@@ -81,11 +82,12 @@ class FittedCopula(ReleasedCounts):
             self.cells(),
             self.model.workspace(min(self.model.block_rows, n_total)),
         )
+        rules = CellRules.of(self.schema.rules, cells)
         for block in range(start // size, -(-(start + n_rows) // size)):
             first = block * size
             low, high = max(start - first, 0), min(start + n_rows - first, size)
             rng = self.model.stream(key, f"block {block}/records")
-            codes = self.model.draw(min(size, n_total - first), rng, workspace)
+            codes = self.model.draw(min(size, n_total - first), rng, workspace, rules)
             places = {}
             if self.model.places is not None:
                 rng = self.model.stream(key, f"block {block}/places")

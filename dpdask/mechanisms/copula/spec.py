@@ -23,6 +23,7 @@ from dpdask.mechanisms.copula.fit import (
     count_candidates,
     fit_copula,
     list_candidates,
+    measure_pairs_again,
 )
 from dpdask.mechanisms.copula.model import MOST_CELLS, check_latents
 from dpdask.mechanisms.copula.release import FittedCopula
@@ -31,12 +32,12 @@ from dpdask.mechanisms.marginals.noise import (
     MarginalNoise,
     NoisyMarginals,
     measure_chosen,
-    measure_pairs_again,
     plan_noise,
 )
 from dpdask.mechanisms.marginals.spec import NoisyTables, NoisyTablesDescription, tables_accounting
 from dpdask.mechanisms.mechanism import Columns, RecordsWanted, Search, Sentences, Spec
 from dpdask.references.histogram import Bins, Found
+from dpdask.rules import CellRules, check_levels, describe_rule
 from dpdask.stats import Domain, MarginalCounts
 from dpdask.stats.marginals import TableStatistic
 from dpdask.streams import Noise, RunKey, stream
@@ -131,6 +132,7 @@ class CopulaMechanism(NoisyTables):
     first: NoisyMarginals | None = None
 
     nobody: ClassVar = "synthetic records"
+    keeps_rules: ClassVar = True
     release_type: ClassVar = FittedCopula
 
     @cached_property
@@ -170,7 +172,8 @@ class CopulaMechanism(NoisyTables):
         return min(n_columns, count_candidates(n_columns, self.spec.target)) if wanted else 0
 
     def check_spec(self) -> None:
-        """Check the target, and that there are enough pairs and triples to choose from."""
+        """Check the target, the rules between levels, and that there are enough pairs and triples to choose from."""
+        check_levels(self.schema)
         columns, target, triples = self.schema.privatised, self.spec.target, self.n_triples
         if target is not None and target not in columns:
             raise SpecError(
@@ -235,6 +238,7 @@ class CopulaMechanism(NoisyTables):
         statistic = self.statistic(columns)
         statistic.check_size()
         check_latents(statistic.domain)
+        self.rules(columns)
         if (
             self.n_triples
             and not self.cell_search
@@ -242,6 +246,10 @@ class CopulaMechanism(NoisyTables):
         ):
             what = f"no three-way table has at most {MOST_CELLS:,} cells"
             raise SpecError(what, "`triples`", "set it to 0, or declare fewer levels or `bins`")
+
+    def rules(self, columns: Columns) -> CellRules:
+        """Return what all records keep, on the cells that are counted."""
+        return CellRules.of(self.schema.rules, self.cells(columns), self.adaptive)
 
     def statistic(self, columns: Columns) -> TableStatistic:
         """Return what is counted: the table of each column and of each pair, or in the round that chooses triples, all candidates."""
@@ -255,7 +263,12 @@ class CopulaMechanism(NoisyTables):
         """Return the copula that fits the noisy tables; see `Mechanism.fit`."""
         rng, spec = stream(key, "copula/calibration", ""), self.spec
         cells = self.cells(columns)
-        model, report = fit_copula(counts, rng, spec.options, records=spec.records, cells=cells)
+        model, report = fit_copula(
+            *(counts, rng, spec.options),
+            records=spec.records,
+            cells=cells,
+            rules=self.rules(columns),
+        )
         return FittedCopula(
             schema=self.schema,
             columns=columns.types,
@@ -315,6 +328,14 @@ class CopulaDescription(NoisyTablesDescription):
                 ),
             )
         return said
+
+    def expectations(self, columns: Columns) -> Sentences:
+        """Return how far the counts of the tables may be off, and that records keep rules."""
+        found, n = (
+            NoisyTablesDescription.expectations(self, columns),
+            len(self.mechanism.schema.rules),
+        )
+        return (*found, f"every record keeps the {n} rules of the schema") if n else found
 
     def stages(self, columns: Columns, *, uncounted: bool) -> Sentences:
         """Return what a run does, in words."""
@@ -382,6 +403,11 @@ class CopulaDescription(NoisyTablesDescription):
             "measured_again": [list(clique) for clique in noisy.chosen if len(clique) == 2],
             "three_way": [list(clique) for clique in noisy.chosen if len(clique) == 3],
             "latent_variables": report.n_latents,
+            **(
+                {"rules": list(map(describe_rule, rules))}
+                if (rules := release.schema.rules)
+                else {}
+            ),
             "raked_tables": 0 if model.targets is None else len(model.targets.tables),
             "significant_share": report.kept_share,
             "nearest_correlation": {

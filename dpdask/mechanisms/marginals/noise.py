@@ -40,6 +40,7 @@ from dpdask.references.counts import (
     list_table_counts,
 )
 from dpdask.references.hierarchy import N_LEVELS
+from dpdask.rules import CellRules
 from dpdask.stats import Clique, Domain, MarginalCounts
 from dpdask.steps import step
 from dpdask.streams import Rng
@@ -532,6 +533,12 @@ class PairGroup:
     # of shape (k,): which tables depart from independence by more than noise does
     dependent: Flags
     sigma: float  # the standard deviation of the noise in a cell of the noisy tables
+    possible: Flags | None = None  # of that shape: which cells rules leave; all if None
+
+    def empty(self, rules: CellRules) -> PairGroup:
+        """Return the group with the cells emptied that rules leave no record for."""
+        possible = rules.stack(self.first, self.second, self.tables.shape)
+        return replace(self, tables=self.tables * possible, possible=possible)
 
     def stack(self, flat: NDArray[Any]) -> Floats:
         """Return the group's tables from all two-way tables, one after another."""
@@ -599,6 +606,7 @@ def denoise(
     consistency: bool = True,
     shrinkage: bool = True,
     significance: bool = True,
+    rules: CellRules | None = None,
 ) -> Denoised:
     """Return the tables that noisy ones make believable.
 
@@ -606,6 +614,8 @@ def denoise(
     ----------
     consistency, shrinkage, significance
         Whether to do each step; all are free of privacy cost.
+    rules
+        Which cells are known to be empty; they stay so.
 
     Notes
     -----
@@ -624,6 +634,8 @@ def denoise(
     rule.
     """
     observed = _group_pairs(noisy)
+    if rules:
+        observed = [group.empty(rules) for group in observed]
     with_pairs = consistency or noisy.noise.one_way is None
     one_way = _average_margins(noisy, observed if with_pairs else [])
     groups = []
@@ -636,7 +648,7 @@ def denoise(
         if shrinkage:
             believed = kernel.estimate(group.tables, *known, group.sigma)
             dependent = kernel.tell_dependence(group.tables, *known, group.sigma)
-        believed = kernel.rake(believed, rows, columns)
+        believed = kernel.rake(believed, rows, columns, group.possible)
         if significance:
             significant = np.abs(believed - kernel.independence(*known)) > group.sigma
         groups.append(replace(group, tables=believed, dependent=dependent, significant=significant))
@@ -716,56 +728,12 @@ def _average_margins(noisy: NoisyMarginals, groups: Sequence[PairGroup]) -> tupl
         _, m, n = group.tables.shape
         for side, axis, length, other in ((group.first, 2, m, n), (group.second, 1, n, m)):
             cells, precision = starts[side][:, None] + np.arange(length), group.sigma**-2.0 / other
+            if group.possible is not None:  # the others hold no noise
+                precision = group.sigma**-2.0 / group.possible.sum(axis=axis)
             np.add.at(total, cells, group.tables.sum(axis=axis) * precision)
             np.add.at(weight, cells, precision)
     means = np.split(total / weight, starts[1:])
     return tuple(project(mean, noisy.n_rows) for mean in means)
-
-
-def choose_pairs(noisy: NoisyMarginals, n: int, target: str | None = None) -> tuple[Clique, ...]:
-    """Return the pairs with the largest expected gain from a second measurement, as cliques.
-
-    Notes
-    -----
-    The error of a denoised table is about as large as the noise, or as its whole departure from
-    independence if that is smaller. The expected gain is the smaller of two sums over cells: of
-    |departure|, and of the mean absolute value of the noise.
-    """
-    cleaned, names = denoise(noisy), noisy.domain.names
-    gains = []
-    for group in cleaned.groups:
-        rows, columns = group.tables.sum(axis=2), group.tables.sum(axis=1)
-        independent = kernel.independence(rows, columns, cleaned.n_rows)
-        departures = np.abs(group.tables - independent).sum(axis=(1, 2))
-        most = MEAN_OF_NOISE * group.sigma * group.tables[0].size
-        gains.append(np.minimum(departures, most))
-    first = np.concatenate([group.first for group in cleaned.groups])
-    second = np.concatenate([group.second for group in cleaned.groups])
-    place = -1 if target is None else names.index(target)
-    is_other = (first != place) & (second != place)
-    best = np.lexsort((second, first, -np.concatenate(gains), is_other))[:n]
-    return tuple((names[a], names[b]) for a, b in zip(first[best], second[best], strict=True))
-
-
-def measure_pairs_again(
-    noisy: NoisyMarginals,
-    counts: MarginalCounts,
-    target: str | None = None,
-    *,
-    rng: Rng | None = None,
-) -> NoisyMarginals:
-    """Return noisy tables with a second measurement of as many pairs as are paid for; unchanged if none are.
-
-    Privacy
-    -------
-    Unit, sensitivity, event: `chosen` of `MarginalNoise`. The choice is a function of the first
-    noisy tables.
-    """
-    if noisy.noise.chosen is None:
-        return noisy
-    return measure_chosen(
-        noisy, counts, choose_pairs(noisy, noisy.noise.chosen.count, target), rng=rng
-    )
 
 
 def dependence_tree(cleaned: Denoised) -> list[tuple[int, int]]:
