@@ -363,7 +363,7 @@ class OpenedRelease:
             )
         found: Result = answer()
         unit = self.content["guarantee"]["unit"]
-        if isinstance(found, Result) and isinstance(unit, dict):
+        if isinstance(found, Result) and isinstance(unit, dict) and not found.of_table:
             limit = _BOUNDED.format(**unit)
             found = replace(found, limits=(limit, *found.limits))
         return found

@@ -39,8 +39,12 @@ class Result:
         The least and the greatest value that the true one can have, as what each value is clipped
         to: intervals end there. None if it is not known.
     find_ends
-        Of a quantile: from a number of standard errors to the values at the ranks so far below and
-        above it; None of others.
+        From a number of standard errors to the ends of the interval, where these are not so far from
+        the estimate: of a quantile the values at the ranks so far below and above it; of rows that
+        are weighted by units further ends, where few units make most of the error. None of others.
+    of_table
+        Whether it is of the whole table, although the rows of each unit were bounded: they are
+        weighted by published numbers of rows.
     """
 
     estimate: Any
@@ -49,6 +53,7 @@ class Result:
     limits: tuple[str, ...] = ()
     possible: tuple[Any, Any] | None = None
     find_ends: Callable[[float], tuple[Any, Any]] | None = None
+    of_table: bool = False
 
     @classmethod
     def gather(cls, parts: Sequence[Result], index: pd.Index) -> Result:
@@ -88,6 +93,7 @@ class Result:
             bias_bound=bias,
             limits=limits,
             find_ends=find_ends if are_found else None,
+            of_table=all(part.of_table for part in parts),
         )
 
     def interval(self, confidence: float = 0.95, *, ignore_bias: bool = False) -> tuple[Any, Any]:

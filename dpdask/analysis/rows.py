@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from dpdask.analysis.results import Result, clip_to
 from dpdask.analysis.values import NoisyCells
 from dpdask.errors import SpecError
 from dpdask.inference.tallies import Estimate, Frame, Outcomes, outcome_counts
+from dpdask.privacy import UnitColumn
 
 if TYPE_CHECKING:
     from dpdask.inference.debias import ReleasedColumn
@@ -101,6 +103,8 @@ class OpenedRows(KeptColumns):
     def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
         self._check_released(names)
         answer = self._plan_rows(question, names, **options)
+        if self._is_weighed(question, names):
+            return partial(self._answer_of_table, question, names, **options)
         if question not in ("histogram", "crosstab") or not self._reference.get("fraction"):
             return answer
 
@@ -168,6 +172,56 @@ class OpenedRows(KeptColumns):
                 "use columns of levels, or a release whose reference is made of its own rows",
             )
         return super(OpenedRows, self)._plan(question, names, **options)
+
+    def _is_weighed(self, question: str, names: Sequence[str]) -> bool:
+        """Return whether the whole table is estimated: numbers of rows are published, and the noise of each private column is a known channel."""
+        unit = self.content["guarantee"]["unit"]
+        if not (isinstance(unit, dict) and unit.get("publish_counts")):
+            return False
+        private = [name for name in names if not self._is_kept(name)]
+        if any(map(self._is_of_dates, names)) or not all(map(self._has_channel, private)):
+            return False
+        match question:
+            case "mean":
+                return not set(names[1:]) & set(private)
+            case "histogram" | "quantile":
+                return not private
+            case "slope":
+                return len(private) < 2 and not any(
+                    None in (self._levels(n) or ()) for n in private
+                )
+        along = any(self._column(name).get("parent") is not None for name in private)
+        return question in ("share", "crosstab") and (len(private) < 2 or not along)
+
+    def _answer_of_table(self, question: str, names: Sequence[str], **options: Any) -> Result:
+        from dpdask.analysis.weighted import WeightedAnswers  # many releases have no weights
+        from dpdask.inference.debias import ReleasedColumn
+
+        first, *others = names
+        unit = UnitColumn.model_validate(self.content["guarantee"]["unit"])
+        weight = str(unit.weight)
+        private = [name for name in names if not self._is_kept(name)]
+        columns = {name: ReleasedColumn.from_card(self.content, name) for name in private}
+        read = itertools.chain(*(column.outcomes.columns for column in columns.values()))
+        frame = self.to_pandas(list(dict.fromkeys([*names, *read, unit.column, weight])))
+        of = WeightedAnswers(frame=frame, unit=unit.column, weight=weight, released=columns)
+        with read_as_python(*names):
+            match question:
+                case "mean":
+                    within = options.get("within")
+                    values = self._level_values(first, options.get("values"), within)
+                    ends = self._check_within(first, within)
+                    return of.mean(first, others[0] if others else None, values, ends)
+                case "histogram":
+                    return of.histogram(first, self._edges(first, options["bins"]))
+                case "quantile" if not isinstance(options["q"], float):
+                    found = [of.quantile(first, each) for each in options["q"]]
+                    return Result.gather(found, pd.Index(options["q"], name="q"))
+                case "quantile":
+                    return of.quantile(first, options["q"])
+                case "slope":
+                    return of.slope(first, others)
+        return of.share(first) if question == "share" else of.crosstab(*names)
 
     # ---- estimates that the channel is taken out of
 

@@ -98,15 +98,24 @@ class Hasher:
         if batch.column(self._unit.column).null_count:
             what = "holds a null, and the unit of every row must be known"
             raise DataError(what, f"column {self._unit.column!r}", "fill it, or drop these rows")
-        columns = np.stack([as_words(batch.column(name)) for name in names], axis=1)
+        read = [as_words(batch.column(name)) for name in names]
         positions = np.arange(self._next, self._next + batch.num_rows, dtype=np.uint64)
         self._next += batch.num_rows
+        if self._unit.weight is not None:
+            # weights are right for rows that are drawn one by one, also among those that are alike
+            read.append(positions)
+        columns = np.stack(read, axis=1)
         unit = np.ascontiguousarray(columns[:, :1])
         held = units = siphash(unit, *self._unit_key)
         if not np.array_equal(self._held_unit_key, self._unit_key):
             held = siphash(unit, *self._held_unit_key)
         rows = siphash(columns, *self._row_key)
         return Hashes(units=units, held_units=held, rows=rows, positions=positions)
+
+    def hash_units(self, batch: pa.RecordBatch) -> Words:
+        """Return the hashes of the units of some rows."""
+        found: Words = siphash(as_words(batch.column(self._unit.column))[:, None], *self._unit_key)
+        return found
 
     def choose_held_out(self, hashes: Hashes, fraction: float) -> NDArray[np.bool_]:
         """Return which rows belong to a held-out unit."""
@@ -143,6 +152,14 @@ class Chooser:
             return np.ones(batch.num_rows, dtype=bool), None
         mask = holdout_mask(self._rng, batch.num_rows, fraction)
         return ~mask, mask
+
+    def weigh(self, batch: pa.RecordBatch) -> NDArray[np.float64] | None:
+        """Return how many rows of the table each row of a batch stands for if it is released; None if that is not published."""
+        unit = self._work.unit
+        if self._hasher is None or unit is None or unit.weight is None:
+            return None
+        bounds = load_bounds(self._work.secrets, self._work.bounds_sha256)
+        return bounds.weigh(self._hasher.hash_units(batch), unit.max_rows)
 
     @property
     def _name(self) -> str:
@@ -240,7 +257,8 @@ def bound_units(source: Source, work: TableWork, progress: Progress | None = Non
     """Return the work with its units' bounds computed and kept beside the run key; unchanged if the unit is a row."""
     if work.unit is None:
         return work
-    bounds = UnitRows.identity(1).bounds()  # of no row group at all
+    counted = work.unit.weight is not None
+    bounds = UnitRows.identity(1, counted=counted).bounds()  # of no row group at all
     if found := list(chain.from_iterable(run_stage(_plan_bounds(source, work), progress))):
         bounds = UnitBounds.concatenate(found)
     sha256 = keep(work.secrets, BOUNDS_NAME, bounds.to_bytes())
@@ -253,10 +271,12 @@ def collect_unit_rows(part: Part, rows: Any, work: TableWork) -> UnitRows:
     work = work.hold_keys()
     assert work.unit is not None
     hasher, most, fold = Hasher(work, part.number), work.unit.max_rows, TreeFold[UnitRows]()
-    fold.add(UnitRows.identity(most))
+    counted = work.unit.weight is not None
+    fold.add(UnitRows.identity(most, counted=counted))
     for batch in part.read(rows, work, released=False):
         hashes = hasher.hash(batch)
-        fold.add(UnitRows.of_batch(most, hashes.units, hashes.rows, hashes.positions))
+        counts = np.ones(batch.num_rows, dtype=np.uint64) if counted else None
+        fold.add(UnitRows.of_batch(most, hashes.units, hashes.rows, hashes.positions, counts))
     return fold.result()
 
 

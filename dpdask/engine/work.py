@@ -44,6 +44,7 @@ class UnitWork:
     column: str
     max_rows: int  # how many rows of a unit are released at most
     public: tuple[str, ...]  # the kept columns, by which the rows of a unit are told apart
+    weight: str | None = None  # the column of published numbers of rows, if there is one
     bounds_sha256: str = ""  # SHA-256 of the bounds' file, once it is written
 
 
@@ -91,7 +92,14 @@ class TableWork:
             ", ".join(self.unit_columns),
             f"{self.unit.max_rows} rows of each {self.unit.column}",
         )
-        return (f"units: read {read}; choose at most {most}, by a keyed hash",)
+        counts = "" if self.unit.weight is None else f"; count the rows of each {self.unit.column}"
+        return (f"units: read {read}; choose at most {most}, by a keyed hash{counts}",)
+
+    def add_weight(self, types: pa.Schema) -> pa.Schema:
+        """Return the released columns with that of the weights, if numbers of rows are published."""
+        if self.unit is None or self.unit.weight is None:
+            return types
+        return types.append(pa.field(self.unit.weight, pa.float64(), nullable=False))
 
     @property
     def unit_place(self) -> str | None:
@@ -244,4 +252,4 @@ def _make_unit_work(unit: UnitColumn, schema: Schema, types: pa.Schema) -> UnitW
         what = "the unit's column holds lists or the like"
         raise SpecError(what, where, "name a column of plain values")
     public = tuple(name for name in plain if name != unit.column)
-    return UnitWork(column=unit.column, max_rows=unit.max_rows, public=public)
+    return UnitWork(column=unit.column, max_rows=unit.max_rows, public=public, weight=unit.weight)

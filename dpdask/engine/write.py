@@ -162,7 +162,8 @@ class RowTask:
     ) -> tuple[Iterable[pa.RecordBatch], pa.Schema, Collection[str]]:
         """Return the batches that are written, their types, and which columns have few distinct values."""
         rows = shuffle_rows(self._randomise(release, work, teller), self, work.key())
-        return rows, release.types(work.released), release.few_valued(work.codecs)
+        types = work.add_weight(release.types(work.released))
+        return rows, types, release.few_valued(work.codecs)
 
     def _randomise(
         self, release: RowRelease, work: TableWork, teller: Teller
@@ -172,16 +173,23 @@ class RowTask:
         At the end of each fragment it is refused if it changed since it was first read; then none
         of the rows may be kept.
         """
-        types = release.types(work.released)
+        types = work.add_weight(release.types(work.released))
         for fragment, expected in zip(self.fragments, self.n_released, strict=True):
             held, n_rows = work.hold_keys(), 0
             rngs = release.streams(held.key(), fragment.id)
-            find_released = Chooser(held, fragment.id, fragment.number).find_released()
+            chooser = Chooser(held, fragment.id, fragment.number)
+            find_released = chooser.find_released()
             for batch in FilePart(fragment).read_all(held):
-                rows = filter_rows(batch.select(work.released.names), find_released(batch))
+                chosen = find_released(batch)
+                rows = filter_rows(batch.select(work.released.names), chosen)
                 teller.add(rows)
                 n_rows += rows.num_rows
-                yield release.randomise(rows, work.codecs, rngs).cast(types)
+                random = release.randomise(rows, work.codecs, rngs)
+                if (weights := chooser.weigh(batch)) is not None:
+                    columns = [*random.columns, pa.array(weights[chosen])]
+                    names = [*random.schema.names, types.names[-1]]
+                    random = pa.RecordBatch.from_arrays(columns, names=names)
+                yield random.cast(types)
             if n_rows != expected:
                 raise report_change(fragment.where)
 

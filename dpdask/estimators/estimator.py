@@ -18,7 +18,7 @@ from dpdask.engine.account import Account, LedgerPlace, check_can_charge, settle
 from dpdask.engine.fit import Fitted, PublicTable, fit
 from dpdask.engine.source import Frame, FrameSource, as_frame, identify
 from dpdask.engine.work import TableWork, load
-from dpdask.errors import BudgetError, DataError, DpdaskError
+from dpdask.errors import BudgetError, DataError, DpdaskError, SpecError
 from dpdask.estimators.frames import (
     check_secrets,
     close_secrets,
@@ -122,7 +122,11 @@ class Estimator(ABC, Generic[Made]):
     def _budget(self, spec: Any) -> Budget | None:
         """Return the budget, or None if the specification promises none."""
         del spec
-        return validate(Budget, self._choose("epsilon", "delta", "adjacency", "unit"), "")
+        found = validate(Budget, self._choose("epsilon", "delta", "adjacency", "unit"), "")
+        if found.unit_column is not None and found.unit_column.publish_counts:
+            what = "the numbers of rows are published by jobs only"
+            raise SpecError(what, "`unit.publish_counts`", "leave it out, or run a job")
+        return found
 
     def fit(
         self,

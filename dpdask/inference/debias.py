@@ -356,6 +356,21 @@ class ReleasedColumn:
         found: Floats = self._invert(self._values(values), approximate=approximate).g[0]
         return found[0] if self.parent is None else found
 
+    def find_nearest(self, values: Sequence[float] | Floats) -> tuple[Floats, float]:
+        """Return the g whose averages are nearest to those of f(Z) within `max_condition`, and their largest bias.
+
+        Parameters
+        ----------
+        values
+            f at each level, in the card's order.
+
+        Returns
+        -------
+        float64 array of shape (strata, s), one stratum but along a tree; and the bound, 0 if T g = f.
+        """
+        found = self._invert(self._values(values), approximate=True)
+        return found.g[0], float(found.bias[0])
+
     def distribution(
         self, counts: Any, *, simplex: bool = False, approximate: bool = True
     ) -> Estimate:

@@ -436,7 +436,7 @@ def expect(job: Job, opened: JobTable) -> Expected:
         n_rows = described.n_expected(opened.public_rows)
         n_shards = None if n_rows is None else -(-n_rows // output.rows_per_shard)
     elif n_rows is not None:
-        written = mechanism.find_written(work.released)
+        written = work.add_weight(mechanism.find_written(work.released))
         most = limit_shard_rows(written, output.rows_per_shard, output.order)
         # how many rows the units have decides, and no footer tells
         fraction = None if work.unit is not None else work.fraction

@@ -425,7 +425,8 @@ def _write(
         work = replace(work, unit=replace(unit, bounds_sha256=fitted.bounds_sha256))
     tasks: Sequence[Task]
     if mechanism.releases_rows:
-        fragments, written = opened.table.fragments, mechanism.find_written(work.released)
+        fragments = opened.table.fragments
+        written = work.add_weight(mechanism.find_written(work.released))
         if fitted.seals:  # which the pass before left
             pairs = zip(fragments, fitted.seals, strict=True)
             fragments = tuple(replace(fragment, seal=seal) for fragment, seal in pairs)

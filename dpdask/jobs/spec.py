@@ -248,6 +248,11 @@ class Job:
             raise SpecError(
                 what, "growing", "remove the key, or take the mechanism dip or interval"
             )
+        budget = self.mechanism.budget
+        unit = None if budget is None else budget.unit_column
+        if unit is not None and unit.publish_counts:
+            what = "a unit may have rows in every release of a growing table, and no release tells how many in all"
+            raise SpecError(what, "privacy.unit.publish_counts", "remove it, or `growing`")
         for key in ("version", "snapshot"):
             if getattr(self.file.input, key) is not None:
                 raise SpecError(
@@ -528,7 +533,7 @@ class JobTable:
             raise DataError(
                 "the table has no rows", job.file.input.path, "check the job's input.path"
             )
-        publication.check(self.mechanism.find_written(self.work.released))
+        publication.check(self.work.add_weight(self.mechanism.find_written(self.work.released)))
 
 
 def discover_public(public: TableReference, schema: Schema) -> InputTable:

@@ -21,7 +21,14 @@ from dpdask.codec import Codecs, codec_for
 from dpdask.documents import Document, check_all, suggest
 from dpdask.errors import DataError, SpecError
 from dpdask.mechanisms.card import Section
-from dpdask.privacy import COVERED, UNCOVERED, Budget, delta_warnings, noisy_counts_text
+from dpdask.privacy import (
+    COVERED,
+    UNCOVERED,
+    Budget,
+    UnitColumn,
+    delta_warnings,
+    noisy_counts_text,
+)
 from dpdask.privacy.audit import audit_event
 from dpdask.privacy.events import (
     Composed,
@@ -302,9 +309,24 @@ class Mechanism(ABC):
                 f"`unit.column` {unit.column!r}",
                 hint,
             )
+        if unit is not None and unit.publish_counts:
+            self._check_counts_published(unit)
         columns = self.schema.columns
         check_all(*(partial(_check_type, each, columns[each]) for each in self.schema.privatised))
         self.check_parameters()
+
+    def _check_counts_published(self, unit: UnitColumn) -> None:
+        """Check that rows stand beside the published numbers, and that these tell no more than they say."""
+        where = "`unit.publish_counts`"
+        if not self.releases_rows:
+            what = "no row is released that a number of rows could stand beside"
+            raise SpecError(what, where, "leave it out, or take the mechanism dip")
+        if unit.column not in self.schema.kept:
+            what = f"without {unit.column!r} in the release, the number beside each row would tell which rows belong together"
+            raise SpecError(what, where, f"keep {unit.column!r}, or leave it out")
+        if unit.weight in self.schema.columns:
+            what = f"the weights are released as {unit.weight!r}, and the table has such a column"
+            raise SpecError(what, where, "rename the table's column, or leave it out")
 
     @property
     @abstractmethod

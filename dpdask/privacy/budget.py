@@ -9,7 +9,13 @@ from decimal import ROUND_UP, Context, Decimal
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainSerializer
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from dpdask.documents import Document
 from dpdask.errors import SpecError, quote_names
@@ -36,6 +42,22 @@ class UnitColumn(Document):
     """The column that names the unit, as a user's id does."""
     max_rows: int = Field(ge=1)
     """The largest number of rows of one unit that are released."""
+    publish_counts: bool = False
+    """Whether the exact number of rows of each released unit is published, as a weight of each
+    released row: estimates can then be those of the table, not of the bounded rows.
+    """
+
+    @model_serializer(mode="wrap")
+    def _leave_out(self, serialize: SerializerFunctionWrapHandler) -> Any:
+        shown = serialize(self)
+        if not self.publish_counts:  # cards and jobs without it keep their bytes
+            shown.pop("publish_counts", None)
+        return shown
+
+    @property
+    def weight(self) -> str | None:
+        """The column that holds how many rows of the table a released row stands for; None if these numbers are not published."""
+        return f"{self.column}_weight" if self.publish_counts else None
 
 
 def _whole_zero(delta: float) -> float:
@@ -158,13 +180,19 @@ def guarantee_text(
         whose = f"All private values of all released rows that share a {unit.column}"
         what = f"the rows of one {unit.column}, of which at most {unit.max_rows} are released"
         tested = f"the released rows of a {unit.column}"
+    counts = "" if unit is None or not unit.publish_counts else f"; {describe_counts(unit)}"
     return (
         f"{whose} are {_parameters_text(budget, '', what)}. "
-        f"Protected: {protected}. Not protected: {unprotected}. "
+        f"Protected: {protected}. Not protected: {unprotected}{counts}. "
         f"{describe_published(order)}; {_several_text(budget, 'released rows')}. "
         + _attacker_text(budget, f"{tested} had one value rather than another")
         + ("" if everyone else " No such bound holds for the rows that are not protected.")
     )
+
+
+def describe_counts(unit: UnitColumn) -> str:
+    """Return who is not protected where the numbers of rows are published."""
+    return f"how many rows of the table each released {unit.column} has, which is published exactly"
 
 
 def noisy_counts_text(budget: Budget) -> str:

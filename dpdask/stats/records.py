@@ -232,6 +232,9 @@ class RecordCounter:
         return Records(**self._table.parts())
 
 
+_KEYS = ("units", "hashes", "positions")
+
+
 # Dask logs the arguments of a task that failed
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class _UnitRows:
@@ -241,10 +244,13 @@ class _UnitRows:
     hashes: Words  # a keyed hash of the row's public content
     # The row's place in the table, which only decides between rows that are alike.
     positions: Words
+    # In one row of each unit how many rows it has, and 0 in its others; None if nobody asks.
+    counts: Words | None = None
 
     def columns(self, rows: Any = _ALL) -> dict[str, Words]:
         """Return the arrays of some rows by name."""
-        return {name: getattr(self, name)[rows] for name in ("units", "hashes", "positions")}
+        names = (*_KEYS, *(() if self.counts is None else ("counts",)))
+        return {name: getattr(self, name)[rows] for name in names}
 
 
 def _concatenate(parts: Sequence[_UnitRows]) -> dict[str, Words]:
@@ -263,23 +269,40 @@ class UnitRows(_UnitRows):
     max_rows: int  # how many rows of a unit may be released
 
     @classmethod
-    def identity(cls, max_rows: int) -> Self:
+    def identity(cls, max_rows: int, *, counted: bool = False) -> Self:
         """Return the statistic of no rows."""
         none = np.empty(0, dtype=np.uint64)
-        return cls(max_rows=max_rows, units=none, hashes=none, positions=none)
+        counts = none if counted else None
+        return cls(max_rows=max_rows, units=none, hashes=none, positions=none, counts=counts)
 
     @classmethod
-    def of_batch(cls, max_rows: int, units: Words, hashes: Words, positions: Words) -> Self:
+    def of_batch(
+        cls,
+        max_rows: int,
+        units: Words,
+        hashes: Words,
+        positions: Words,
+        counts: Words | None = None,
+    ) -> Self:
         """Return the statistic of some rows.
 
         Parameters
         ----------
         units, hashes, positions
             uint64 arrays of shape (n,): each row's unit, hash and position.
+        counts
+            How many rows each stands for, if the rows of units are counted.
         """
         group, n_groups = kernel.groups(units)
         first = kernel.first_rows(group, n_groups, hashes, positions, max_rows + 1)
-        rows = _UnitRows(units=units, hashes=hashes, positions=positions)
+        if counts is not None:
+            totals = np.zeros(n_groups, dtype=np.uint64)
+            np.add.at(totals, group, counts)
+            kept = group[first]
+            is_head = np.append(kept[:1] == kept[:1], kept[1:] != kept[:-1])
+            counts = np.zeros(len(group), dtype=np.uint64)
+            counts[first] = np.where(is_head, totals[kept], 0)
+        rows = _UnitRows(units=units, hashes=hashes, positions=positions, counts=counts)
         return cls(max_rows=max_rows, **rows.columns(first))
 
     def merge(self, *others: Self) -> Self:
@@ -326,9 +349,28 @@ class UnitBounds(_UnitRows, Archived):
             units, hashes, positions, self.units, self.hashes, self.positions
         )
 
+    def weigh(self, units: Words, max_rows: int) -> NDArray[np.float64]:
+        """Return how many rows of the table each released row of some units stands for.
+
+        Parameters
+        ----------
+        units
+            uint64 array of shape (n,).
+        max_rows
+            How many rows of a unit with too many are released.
+        """
+        assert self.counts is not None
+        weights = np.ones(len(units))
+        if len(self.units):
+            places = np.minimum(np.searchsorted(self.units, units), len(self.units) - 1)
+            is_bound = self.units[places] == units
+            weights[is_bound] = self.counts[places[is_bound]] / max_rows
+        return weights
+
     def _contents(self) -> Contents:
-        return {}, self.columns()
+        return {"counted": True} if self.counts is not None else {}, self.columns()
 
     @classmethod
-    def _of_contents(cls, _: Named, arrays: Named) -> Self:
-        return cls(units=arrays["units"], hashes=arrays["hashes"], positions=arrays["positions"])
+    def _of_contents(cls, header: Named, arrays: Named) -> Self:
+        names = (*_KEYS, *(("counts",) if "counted" in header else ()))
+        return cls(**{name: arrays[name] for name in names})

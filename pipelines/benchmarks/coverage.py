@@ -25,7 +25,7 @@ import tempfile
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,7 @@ class Kind:
     """A release that a job can say: its mechanism, and what its schema makes of the columns."""
 
     mechanism: Mapping[str, Any]
+    weighted: bool = False  # whether the number of rows of each unit is published
     kept: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ("user",)
     privacy: Mapping[str, Any] | None = field(
@@ -198,6 +199,9 @@ def _list_kinds() -> dict[str, Kind]:
                 dropped=("x", "y") if only_levels else (),
                 **({"privacy": _GAUSSIAN} if reference == "tree" else {}),
             )
+    for channel in ("laplace-calibrated", "optimal-unbiased"):
+        own = found[f"dip histogram {channel}"]
+        found[f"dip histogram {channel}, weighted"] = replace(own, weighted=True)
     for records in ("raked", "copula"):
         found[f"copula {records}"] = Kind({"kind": "copula", "records": records}, privacy=_GAUSSIAN)
     found["copula raked, no delta"] = Kind({"kind": "copula"})
@@ -235,6 +239,8 @@ def is_possible(kind: str, source: Table) -> bool:
     """Return whether a job can say it, and the table differs from others there."""
     release = KINDS_OF_RELEASE[kind]
     if kind.startswith("interval") and "x" not in source.rows:
+        return False
+    if release.weighted and not source.unit:
         return False
     if source.unit:  # ranges have no unit, a public table none to bound
         return release.privacy is not None and "chain" not in kind and "public" not in kind
@@ -331,7 +337,8 @@ def run(kind: str, source: Table, seed: int, folder: Path, *, n_rows: int) -> An
     if release.privacy is not None:
         job["privacy"] = {**release.privacy, "epsilon": source.epsilon}
         if source.unit:
-            job["privacy"]["unit"] = {"column": "user", "max_rows": MAX_ROWS}
+            unit = {"column": "user", "max_rows": MAX_ROWS}
+            job["privacy"]["unit"] = {**unit, "publish_counts": True} if release.weighted else unit
     (folder / "schema.yaml").write_text(yaml.safe_dump({"columns": columns}))
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     with warnings.catch_warnings(), dask.config.set(scheduler="synchronous"):
@@ -569,6 +576,8 @@ def answer(
     error = found.standard_error
     errors = np.full(parts[0].shape, np.nan) if error is None else np.asarray(error, dtype=float)
     scale = n_rows if question.counts else 1.0
+    if question.counts and found.of_table:
+        scale = float(opened.to_pandas(["user_weight"])["user_weight"].sum())
     return Answer(
         truth.ravel(), *(part / scale for part in (parts[0], errors.ravel(), parts[1], parts[2]))
     )

@@ -123,3 +123,24 @@ def test_bounds_come_back_from_bytes_and_the_same_bounds_have_the_same_bytes(row
     assert (
         made.to_bytes() == statistic(rows, list(range(len(rows)))[::-1], bound).bounds().to_bytes()
     )
+
+
+@given(tables, st.lists(st.integers(0, 3), min_size=30, max_size=30), max_rows)
+def test_rows_are_counted_however_they_are_parted(rows, owners, bound):
+    """A unit over the bound is known with all its rows, and each of those that are released stands for its part of them."""
+    parts = [UnitRows.identity(bound, counted=True)]
+    for places in parted(owners[: len(rows)]):
+        units, hashes = (
+            np.array([rows[place][column] for place in places], dtype=np.uint64)
+            for column in (0, 1)
+        )
+        ones = np.ones(len(places), dtype=np.uint64)
+        parts.append(
+            UnitRows.of_batch(bound, units, hashes, np.array(places, dtype=np.uint64), ones)
+        )
+    bounds = parts[0].merge(*parts[1:]).bounds()
+    bounds = UnitBounds.from_bytes(bounds.to_bytes(), "bounds")
+    units = np.array([unit for unit, _ in rows], dtype=np.uint64)
+    sizes = np.array([sum(unit == other for other, _ in rows) for unit, _ in rows])
+    weights = bounds.weigh(units, bound)
+    assert weights.tolist() == [max(1.0, size / bound) for size in sizes]

@@ -65,7 +65,13 @@ def _uses(card: Card) -> tuple[list[str], list[str]]:
         bad.append(
             "How the private columns depend on each other: the noise of each row weakens it. Correlations of released columns are too small."
         )
-    kept = [name for name, part in card.columns.items() if part.role == "kept"]
+    unit = card.guarantee.unit
+    weight = None if isinstance(unit, str) else unit.weight
+    kept = [name for name, part in card.columns.items() if part.role == "kept" and name != weight]
+    if weight is not None:
+        good.append(
+            f"The table itself, not its bounded rows, by columns of levels: each row counts as often as {weight} says."
+        )
     if kept:
         good.append(
             f"Joins and groups by the kept columns ({list_names(kept, 8)}), which are unchanged."

@@ -426,7 +426,9 @@ class DipDescription(Description):
             }
             for name, described in own.items()
         }
-        return shown | {name: {"role": "kept"} for name in self.mechanism.schema.kept}
+        unit, kept = self.mechanism.budget.unit_column, self.mechanism.schema.kept
+        weights = () if unit is None or unit.weight is None else (unit.weight,)
+        return shown | {name: {"role": "kept"} for name in (*kept, *weights)}
 
     @abstractmethod
     def describe_joint(self, release: Any) -> Json:
