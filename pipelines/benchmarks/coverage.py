@@ -3,6 +3,9 @@
     python -m pipelines.benchmarks.coverage --runs 200 --csv tests/analysis/coverage.csv --page docs/reference/cost.md
     python -m pipelines.benchmarks.coverage --runs 20 --releases "dip holdout" copula --tables plain
 
+A file that `--csv` names is continued: releases of tables that it has with as many runs are left out, so that all of it can run in parts. `--page` alone,
+with `--runs 0`, writes its table.
+
 A population is fixed. In each run rows are drawn from it anew, a job releases them with a seed of its own, the output is opened, and all questions
 are asked. A cell is a release (mechanism, reference, channel), a table and a question. It ends as a refusal with its reason, or with
 
@@ -603,6 +606,7 @@ class Cell:
     width: float = math.nan
     error: float = math.nan
     answered: float = 0.0  # the share of the runs, and of the numbers
+    asked: int = 0  # how many runs there were, with those that had no answer
 
 
 def measure(answers: Sequence[Asked], **names: Any) -> Cell:
@@ -611,7 +615,7 @@ def measure(answers: Sequence[Asked], **names: Any) -> Cell:
     refused = [each for each in answers if isinstance(each, str)]
     runs = len(answers)
     if len(told) < runs / 2.0:
-        return Cell(**names, runs=runs, refusal=max(set(refused), key=refused.count))
+        return Cell(**names, runs=runs, asked=runs, refusal=max(set(refused), key=refused.count))
     parts = {
         name: np.array([getattr(each, name) for each in told])
         for name in ("truth", "estimate", "error", "low", "high")
@@ -619,7 +623,7 @@ def measure(answers: Sequence[Asked], **names: Any) -> Cell:
     known = np.isfinite(parts["low"]) & np.isfinite(parts["high"])
     kept = known.mean(axis=0) >= 0.5
     if not kept.any():
-        return Cell(**names, runs=runs, refusal="no interval for most of its numbers")
+        return Cell(**names, runs=runs, asked=runs, refusal="no interval for most of its numbers")
     off = np.abs(parts["estimate"] - parts["truth"])
     least = 1e-9 * np.abs(parts["truth"])
     inside = (parts["low"] - least <= parts["truth"]) & (parts["truth"] <= parts["high"] + least)
@@ -650,6 +654,7 @@ def measure(answers: Sequence[Asked], **names: Any) -> Cell:
             width=float(np.median(widths)),
             error=float(np.nanmedian(errors)),
             answered=float(known.mean()) * len(told) / runs,
+            asked=runs,
         )
 
 
@@ -712,11 +717,8 @@ def _simulate(work: tuple[str, str, int]) -> list[Cell]:
     return simulate(kind, table(name), releases(kind, table(name), runs, place))
 
 
-def simulate_all(
-    kinds: Sequence[str], tables: Sequence[str], runs: int, processes: int
-) -> Iterator[list[Cell]]:
-    """Yield the cells of each release of each table, as they are done."""
-    work = [(k, t, runs) for k in kinds for t in tables if is_possible(k, table(t))]
+def simulate_all(work: Sequence[tuple[str, str, int]], processes: int) -> Iterator[list[Cell]]:
+    """Yield the cells of each release of each table, with its number of runs, as they are done."""
     if processes == 1:
         yield from map(_simulate, work)
         return
@@ -724,33 +726,73 @@ def simulate_all(
         yield from pool.imap_unordered(_simulate, work)
 
 
+def list_work(
+    kinds: Sequence[str], tables: Sequence[str], runs: int, cells: Sequence[Cell]
+) -> list[tuple[str, str, int]]:
+    """Return the releases of tables of which not every question was asked in so many runs."""
+    done = {(c.release, c.table, c.question) for c in cells if c.asked >= runs}
+    return [
+        (kind, name, runs)
+        for kind in (kinds if runs else ())
+        for name in tables
+        if is_possible(kind, table(name))
+        and any((kind, name, each) not in done for each in asked(kind, table(name)))
+    ]
+
+
 BEGIN, END = "<!-- begin: coverage -->", "<!-- end: coverage -->"
+_GROUPS = {  # of questions, as the page has them
+    "shares": ("share of levels", "share of texts"),
+    "means of levels": ("mean of levels", "mean of levels by town"),
+    "crosstabs": ("crosstab with town", "crosstab of two"),
+    "means of numbers": ("mean of numbers", "mean of numbers by town"),
+    "means within": ("mean within",),
+    "counts of ranges": ("counts of ranges",),
+    "quantiles": ("quantiles",),
+    "slopes": ("slope",),
+    "fits": ("fit",),
+}
 
 
 def write_table(cells: Sequence[Cell]) -> str:
-    """Return a line for each release, and in it for each question the least coverage over the tables, and how many of the tables are refused."""
-    labels = list(
-        dict.fromkeys(
-            cell.question for name in TABLES[::-1] for cell in cells if cell.table == name
-        )
+    """Return what all cells say, and a line for each release: for each kind of question the least and the mean coverage, the median width, and the refusals."""
+    if not cells:
+        return "No whole run is recorded."
+    told, runs = (
+        [cell for cell in cells if not cell.refusal],
+        {cell.asked or cell.runs for cell in cells},
     )
-    labels.sort(key=list(questions(table("pair"))).index)
-    lines = [f"| release | {' | '.join(labels)} |", "|---" * (1 + len(labels)) + "|"]
+    broken = sum(bool(judge(cell)) for cell in told)
+    head = (
+        f"{len(cells):,} cells of {min(runs):,} runs"
+        + (f" and more, up to {max(runs):,}" if len(runs) > 1 else "")
+        + f": {len(cells) - len(told):,} are refusals, and {broken:,} of the others are outside of the contract (bold)."
+    )
+    lines = [f"| release | {' | '.join(_GROUPS)} |", "|---" * (1 + len(_GROUPS)) + "|"]
     for release in dict.fromkeys(cell.release for cell in cells):
-        shown = []
-        for label in labels:
-            here = [cell for cell in cells if (cell.release, cell.question) == (release, label)]
-            told = [cell for cell in here if not cell.refusal]
-            text = f"{min(cell.average for cell in told):.2f}" if told else ""
-            text = f"**{text}**" if any(map(judge, told)) else text
-            refused = f"{len(here) - len(told)} of {len(here)} refused"
-            shown.append(
-                ", ".join(filter(None, [text, refused if len(told) < len(here) else ""]))
-                if here
-                else "–"
-            )
+        own = [cell for cell in cells if cell.release == release]
+        shown = [
+            _tell_cells([cell for cell in own if cell.question.startswith(labels)])
+            for labels in _GROUPS.values()
+        ]
         lines.append(f"| {release} | {' | '.join(shown)} |")
-    return "\n".join(lines)
+    return "\n".join([head, "", *lines])
+
+
+def _tell_cells(cells: Sequence[Cell]) -> str:
+    """Return the least and the mean coverage, the median width, and how many of some cells are refused."""
+    told = [cell for cell in cells if not cell.refusal]
+    parts = []
+    if told:
+        mean, width = (
+            float(function([getattr(cell, name) for cell in told]))
+            for name, function in (("average", np.mean), ("width", np.median))
+        )
+        text = f"{min(cell.coverage for cell in told):.2f}, {mean:.2f}, {width:.1f}"
+        parts.append(f"**{text}**" if any(map(judge, told)) else text)
+    if len(told) < len(cells):
+        parts.append(f"{len(cells) - len(told)} of {len(cells)} refused")
+    return "; ".join(parts) or "–"
 
 
 def write_page(path: Path, text: str) -> None:
@@ -767,13 +809,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tables", nargs="*", default=list(TABLES))
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--csv", type=Path, help="where the cells go; others that it has are kept")
+    parser.add_argument(
+        "--csv", type=Path, help="where the cells go; it is continued, if it is there"
+    )
     parser.add_argument("--page", type=Path, help="a document whose table is replaced")
     chosen = parser.parse_args(arguments)
     kinds = [k for k in KINDS_OF_RELEASE if any(part in k for part in chosen.releases)]
     cells = read_cells(chosen.csv) if chosen.csv and chosen.csv.exists() else []
-    work = simulate_all(kinds, chosen.tables, chosen.runs, chosen.processes) if chosen.runs else []
-    for found in work:
+    work = list_work(kinds, chosen.tables, chosen.runs, cells)
+    for found in simulate_all(work, chosen.processes):
         new = {(cell.release, cell.table) for cell in found}
         cells = [cell for cell in cells if (cell.release, cell.table) not in new] + found
         for cell in found:
@@ -791,7 +835,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def read_cells(path: Path) -> list[Cell]:
-    """Return the cells of a file."""
+    """Return the cells of a file; those of an older one may lack how many runs were asked."""
     types = {
         each.name: {"str": str, "int": int, "float": float}[str(each.type)] for each in fields(Cell)
     }
@@ -801,13 +845,15 @@ def read_cells(path: Path) -> list[Cell]:
 
 
 def write_cells(path: Path, cells: Sequence[Cell]) -> None:
-    """Write cells to a file, their figures in three digits."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    """Write cells to a file, their figures in three digits; an interrupted one leaves the file as it was."""
+    whole = path.with_name(f"{path.name}.new")
+    with whole.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([each.name for each in fields(Cell)])
         for cell in cells:
             values = asdict(cell).values()
             writer.writerow([f"{v:.3g}" if isinstance(v, float) else v for v in values])
+    whole.replace(path)
 
 
 if __name__ == "__main__":

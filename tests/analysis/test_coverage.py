@@ -244,3 +244,49 @@ def test_the_truth_of_bounded_rows_weighs_rows():
     assert per_unit.max() == pytest.approx(coverage.MAX_ROWS)
     assert (source.weights > 0).all()
     assert (source.weights <= 1).all()
+
+
+def test_an_interrupted_file_is_continued(tmp_path, capsys):
+    """What it has with as many runs is not run again; what it lacks is; and the page has a line for each release."""
+    out, page = tmp_path / "cells.csv", tmp_path / "page.md"
+    page.write_text(f"before\n{coverage.BEGIN}\nold\n{coverage.END}\nafter\n", encoding="utf-8")
+    chosen = ["--runs", "2", "--releases", "dip known laplace", "--csv", str(out), "--tables"]
+    coverage.main([*chosen, "plain"])
+    cells = coverage.read_cells(out)
+    assert {cell.asked for cell in cells} == {2}
+    kinds = list(dict.fromkeys(cell.release for cell in cells))
+    marked = [replace(cell, average=0.5) for cell in cells if cell.release == kinds[0]]
+    coverage.write_cells(out, marked[:-1])  # one question less, and other releases are not there
+    assert coverage.list_work(kinds[:1], ["plain"], 2, marked) == []
+    assert coverage.list_work(kinds[:1], ["plain"], 3, marked) == [(kinds[0], "plain", 3)]
+    assert coverage.list_work(kinds[:1], ["plain"], 2, marked[:-1]) == [(kinds[0], "plain", 2)]
+    coverage.write_cells(out, marked)
+    capsys.readouterr()
+    coverage.main([*chosen, "plain", "--page", str(page)])
+    assert f"{kinds[0]} " not in capsys.readouterr().out
+    found = coverage.read_cells(out)
+    kept = [cell for cell in found if cell.release == kinds[0]]
+    assert [cell.average for cell in kept] == [0.5] * len(marked)
+    assert {cell.release for cell in found} == set(kinds)
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert all(text.count(f"| {kind} |") == 1 for kind in kinds)
+
+
+def test_the_table_of_all_cells_is_short():
+    cells = [
+        make_cell(release=kind, table=name, question=label, asked=200)
+        for kind, name in PAIRS
+        for label in coverage.asked(kind, coverage.table(name))
+    ]
+    lines = coverage.write_table(cells).splitlines()
+    assert len(lines) <= 50
+    assert len({line.count("|") for line in lines[2:]}) == 1
+    wrong = [replace(cells[0], coverage=0.5), replace(cells[1], refusal="no"), *cells[2:]]
+    text = coverage.write_table(wrong)
+    assert "**0.50" in text
+    assert "refused" in text
+    assert "1 are refusals, and 1 of the others" in text
+    assert coverage.write_table([]) == "No whole run is recorded."
