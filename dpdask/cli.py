@@ -336,6 +336,25 @@ def abort(out: str | None, job: str | None) -> None:
     echo(f"{out or job}: {done}")
 
 
+@cli.command()
+@_job
+@click.option(
+    "--at",
+    "version",
+    type=int,
+    required=True,
+    metavar="VERSION",
+    help="A version of the Delta table, or a snapshot of the Iceberg table.",
+)
+def rebase(job: str, version: int) -> None:
+    """Declare that all rows up to a version of a growing table are released; charge nothing."""
+    from dpdask.jobs.growing import rebase_job
+
+    loaded = _load(job)
+    rebase_job(loaded, version)
+    echo(f"{loaded.file.name}: rows up to version {version} count as released; nothing was charged")
+
+
 def _check_one(usage: str, out: str | None, job: str | None) -> None:
     if (out is None) == (job is None):
         raise UsageError(

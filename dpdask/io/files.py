@@ -80,6 +80,7 @@ class Listing:
     # without a snapshot.
     version: int | None = None
     location: str = ""
+    table: str = ""  # the id that a Delta or Iceberg table keeps for life
     # The table's own columns; None if the files decide.
     fields: tuple[TableField, ...] | None = None
     # The types of the partition columns of plain files.

@@ -75,6 +75,7 @@ class InputTable:
     location: str = ""
     left_out: tuple[str, ...] = ()  # what lies beside its files and is not read, in words
     released: tuple[Fragment, ...] = ()  # of a growing table: the fragments of earlier releases
+    table: str = ""  # the id that a Delta or Iceberg table keeps for life
 
     @property
     def fingerprint(self) -> str:
@@ -122,6 +123,11 @@ def discover(
     If it is `growing`, fragments have the same identities in each version of the table.
     """
     listing = (table_format or Files()).list_files(url, schema)
+    return describe_files(url, listing, schema, growing=growing)
+
+
+def describe_files(url: str, listing: Listing, schema: Schema, *, growing: bool) -> InputTable:
+    """Return the table of a listing, from the metadata of its files alone."""
     version, files = listing.version, listing.files
     if growing:
         listing = replace(listing, version=None)
@@ -141,6 +147,7 @@ def discover(
         n_files=len(files),
         location=listing.location,
         left_out=listing.left_out,
+        table=listing.table,
     )
 
 

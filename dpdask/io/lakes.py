@@ -5,13 +5,14 @@ That are the values of partition columns, the columns' names or numbers in files
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
 
 import numpy as np
@@ -19,7 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dpdask.errors import DataError, DpdaskError, InputError, SpecError, TemporaryError
+from dpdask.errors import (
+    DataError,
+    DpdaskError,
+    InputError,
+    MissingError,
+    SpecError,
+    TemporaryError,
+)
+from dpdask.io.changes import Kind, TableCommit, tell_gap
 from dpdask.io.files import DataFile, FoundColumn, Listing, TableField, natural
 from dpdask.io.filesystems import KINDS, classify, resolve_options
 from dpdask.io.fragment import find_layout, pack
@@ -32,6 +41,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile as IcebergFile
     from pyiceberg.table import DataScan, FileScanTask, Table
+    from pyiceberg.table.snapshots import Snapshot
 
 
 def require(package: str, use: str, where: str, extra: str) -> None:
@@ -153,8 +163,34 @@ class Delta:
                 format="delta",
                 version=version,
                 location=url,
+                table=str(table.metadata().id),
                 fields=_list_delta_fields(table),
             )
+
+    def at(self, version: int | None) -> Self:
+        """Return the format of another version."""
+        return replace(self, version=version)
+
+    def read_commits(self, url: str, since: int | None, until: int | None) -> list[TableCommit]:
+        """Return what each commit after one version did to the rows, up to another version."""
+        log, commits, newest = Folder(url).child("_delta_log"), [], until or 0
+        if since is not None and newest < since:  # rolled back, or restored from a backup
+            raise tell_gap(newest + 1, since, newest, url)
+        for version in range(0 if since is None else since + 1, newest + 1):
+            with metadata_faults(url, _RESTORE):
+                try:
+                    text = log.read(f"{version:020}.json")
+                except MissingError:
+                    present = [int(name[:20]) for name in log.names() if _ENTRY.fullmatch(name)]
+                    last = min((each for each in present if each > version), default=newest + 1)
+                    raise tell_gap(version, last - 1, newest, url) from None
+                commits += classify_entry(version, list(map(json.loads, text.splitlines())))
+        return commits
+
+    def precedes(self, url: str, one: int | None, other: int | None) -> bool:
+        """Return whether one version came before another one."""
+        del url
+        return one is None or (other is not None and one < other)
 
     def read_columns(self, url: str) -> tuple[FoundColumn, ...]:
         """Return the columns that the log names; see `TableFormat.read_columns`."""
@@ -163,6 +199,55 @@ class Delta:
                 FoundColumn(name=column.name, type=column.type, nullable=column.nullable)
                 for column in pa.schema(_open_delta(url, self.version).schema().to_arrow())
             )
+
+
+# what fills files with rows of those that they remove, and with new ones
+_CLOSED = {"DELETE", "UPDATE", "MERGE", "WRITE"}
+_ENTRY = re.compile(r"\d{20}\.json")
+
+
+def classify_entry(version: int, actions: Sequence[Mapping[str, Any]]) -> list[TableCommit]:
+    """Return what one entry of a log did; nothing if it names no file."""
+    found: dict[str, Any] = {}
+    adds, removes = ({}, {})  # type: dict[str, Any], dict[str, Any]
+    for action in actions:
+        found |= action.get("commitInfo", {})
+        for key, files in (("add", adds), ("remove", removes)):
+            if key in action:
+                files[unquote(action[key]["path"])] = action[key]
+    if not adds and not removes:
+        return []
+    both, operation = adds.keys() & removes.keys(), str(found.get("operation", "")).upper()
+    added = {name for name, add in adds.items() if add.get("dataChange", True)} - both
+    removed, kind = removes.keys() - both, _name_kind(added, removes, operation == "DELETE")
+    if not any(each.get("dataChange", True) for each in (*adds.values(), *removes.values())):
+        kind = "rewrite"
+    elif operation == "RESTORE" or any(
+        _count_masked(adds[name]) <= _count_masked(removes[name]) for name in both
+    ):
+        kind, operation = "change", ""  # rows come back, or may have been replaced
+    return [
+        TableCommit(
+            version=version,
+            before=version - 1 if version else None,
+            kind=kind,
+            added=frozenset(added),
+            removed=frozenset(removed),
+            masked=frozenset(both),
+            is_closed=operation in _CLOSED,
+        )
+    ]
+
+
+def _name_kind(added: Collection[str], removed: Collection[str], only_deletes: bool) -> Kind:
+    if not removed:
+        return "append"
+    return "delete" if only_deletes or not added else "change"
+
+
+def _count_masked(action: Mapping[str, Any]) -> int:
+    """Return how many rows of a file a deletion vector deletes."""
+    return int((action.get("deletionVector") or {}).get("cardinality", 0))
 
 
 def _open_delta(url: str, version: int | None) -> DeltaTable:
@@ -347,8 +432,66 @@ class Iceberg:
                 format="iceberg",
                 version=current,
                 location=location,
+                table=str(table.metadata.table_uuid),
                 fields=_list_iceberg_fields(table, scan),
             )
+
+    def at(self, version: int | None) -> Self:
+        """Return the format of another snapshot."""
+        return replace(self, snapshot=version)
+
+    def read_commits(self, url: str, since: int | None, until: int | None) -> list[TableCommit]:
+        """Return what each commit after one snapshot did to the rows, up to another snapshot."""
+        with metadata_faults(url, _RESTORE_SNAPSHOT):
+            table, _, _ = self._open(url)
+            chain: list[Snapshot] = []
+            number = until
+            while number != since:
+                found = None if number is None else table.snapshot_by_id(number)
+                if found is None:  # expired; or what was released is no ancestor any more
+                    last = chain[-1].snapshot_id if chain else until
+                    raise tell_gap(since, last, until, url)
+                chain.append(found)
+                number = found.parent_snapshot_id
+            folder = f"{absolute_url(table.location()).rstrip('/')}/"
+            commits: list[TableCommit] = []
+            ended = [*(each.timestamp_ms for each in table.metadata.metadata_log)]
+            ended.append(table.metadata.last_updated_ms)
+            before: Snapshot | None = None
+            for snapshot in reversed(chain):
+                commit = _classify_iceberg(table, snapshot, folder)
+                # an overwrite may be a snapshot that deletes and one that appends, in one commit
+                if (
+                    before is not None
+                    and commits
+                    and commits[-1].version == before.snapshot_id
+                    and commits[-1].kind in ("delete", "change")
+                    and not any(
+                        before.timestamp_ms <= time < snapshot.timestamp_ms for time in ended
+                    )
+                ):
+                    first = commits.pop()
+                    commit = replace(
+                        commit,
+                        kind="change",
+                        before=first.before,
+                        added=first.added | commit.added,
+                        removed=first.removed | commit.removed,
+                        is_closed=first.is_closed and commit.is_closed,
+                    )
+                commits += [commit]
+                before = snapshot
+            return commits
+
+    def precedes(self, url: str, one: int | None, other: int | None) -> bool:
+        """Return whether one snapshot came before another one, or may have: the other may have expired."""
+        with metadata_faults(url, _RESTORE_SNAPSHOT):
+            table, _, current = self.at(None)._open(url)
+            pair = [None if each is None else table.snapshot_by_id(each) for each in (one, other)]
+            if pair[0] is None or pair[1] is None:
+                return one is None or one != current
+            first, last = ((each.sequence_number or 0, each.timestamp_ms) for each in pair if each)
+            return first < last
 
     def read_columns(self, url: str) -> tuple[FoundColumn, ...]:
         """Return the columns of the snapshot's schema; see `TableFormat.read_columns`."""
@@ -388,6 +531,35 @@ class Iceberg:
         return table, table.scan(snapshot_id=current), current
 
 
+def _classify_iceberg(table: Table, snapshot: Snapshot, folder: str) -> TableCommit:
+    """Return what one snapshot did to the rows of a table in a folder."""
+    from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
+    from pyiceberg.table.snapshots import Operation
+
+    number, masks = snapshot.snapshot_id, False
+    names: dict[ManifestEntryStatus, set[str]] = {status: set() for status in ManifestEntryStatus}
+    for manifest in snapshot.manifests(table.io):
+        if manifest.added_snapshot_id != number:
+            continue
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
+            if manifest.content == ManifestContent.DELETES:
+                masks = masks or entry.status == ManifestEntryStatus.ADDED
+            elif entry.snapshot_id == number:
+                names[entry.status].add(_locate(entry.data_file.file_path, folder)[1])
+    operation = snapshot.summary.operation if snapshot.summary else None
+    added, removed = names[ManifestEntryStatus.ADDED], names[ManifestEntryStatus.DELETED]
+    touched = {*removed, *(["a file with rows that were deleted"] if masks else [])}
+    kind = _name_kind(added, touched, operation == Operation.DELETE)
+    return TableCommit(
+        version=number,
+        before=snapshot.parent_snapshot_id,
+        kind="rewrite" if operation == Operation.REPLACE else kind,
+        added=frozenset(added),
+        removed=frozenset(removed),
+        is_closed=not masks,
+    )
+
+
 def _plan(scan: DataScan, where: str) -> list[FileScanTask]:
     try:
         return list(scan.plan_files())
@@ -413,14 +585,13 @@ def _make_file(
     where: str,
 ) -> DataFile:
     _check_format(found.file_format.name, "files", where)
-    fs, path = open_filesystem(absolute_url(found.file_path))
-    url = str(fs.unstrip_protocol(path))
+    url, name = _locate(found.file_path, folder)
     # a file that was added need not hold the columns that partition it as they are
     columns = {column.field_id: column.name for column in scan.projection().fields}
     parts = enumerate(table.specs()[found.spec_id].fields)
     return DataFile(
         url=url,
-        name=url.removeprefix(folder),  # all of it for a file that was added from elsewhere
+        name=name,
         format="parquet",
         constants={
             columns[part.source_id]: found.partition[place]
@@ -429,6 +600,13 @@ def _make_file(
         },
         deleted=deleted.get(found.file_path, b""),
     )
+
+
+def _locate(path: str, folder: str) -> tuple[str, str]:
+    """Return a file's URL and its name in the table; all of it for a file that was added from elsewhere."""
+    fs, place = open_filesystem(absolute_url(path))
+    url = str(fs.unstrip_protocol(place))
+    return url, url.removeprefix(folder)
 
 
 def _list_iceberg_fields(table: Table, scan: DataScan) -> tuple[TableField, ...]:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dpdask.engine.write import Staging
-from dpdask.errors import SPENT_AGAIN, MissingError, OutputError
+from dpdask.errors import SPENT_AGAIN, MissingError, OutputError, SpecError
+from dpdask.io.changes import Followed, Lake, Place, discover_added
 from dpdask.io.fragments import InputTable
 from dpdask.io.shards import CARD_NAME, META, Manifest
 from dpdask.io.storage import RELEASE_NAME
@@ -22,8 +23,17 @@ from dpdask.jobs.series import (
     describe_series,
     select,
     sum_series,
+    tell_log,
 )
-from dpdask.jobs.spec import Job, JobTable, check_apart, discover_public, open_table
+from dpdask.jobs.spec import (
+    Job,
+    JobTable,
+    check_apart,
+    discover_public,
+    open_table,
+    opens_stores,
+    raises_in_keys,
+)
 from dpdask.jobs.state import RunRecord, finish, name_run, open_job_run
 from dpdask.mechanisms.card import Card
 from dpdask.privacy.events import Series
@@ -41,12 +51,18 @@ class Next(NamedTuple):
     kept: Kept
     # What it costs a unit.
     epsilon: float | None
+    # What the log of a Delta or Iceberg table did since the release before.
+    followed: Followed | None
+
+    def make_size(self, n_rows: int, n_shards: int) -> Size:
+        """Return what the record keeps of the release."""
+        again = self.followed is not None and self.followed.again
+        return Size(n_rows=n_rows, n_shards=n_shards, epsilon=self.epsilon, again=again)
 
     def describe(self, card: Card) -> Card:
         """Return the release's card with its place in the series."""
-        costs = [*(size.epsilon for size in self.kept.sizes), self.epsilon]
-        budget = self.job.file.privacy
-        about = describe_release(len(costs) - 1, costs, budget, has_holdout=card.has_holdout)
+        budget, sizes = self.job.file.privacy, (*self.kept.sizes, self.make_size(0, 0))
+        about = describe_release(sizes, budget, self.followed, has_holdout=card.has_holdout)
         return card.model_copy(update={"series": about})
 
 
@@ -57,6 +73,8 @@ class Growth:
         self.job, self.state = job, open_job_run(job)
         self.output, self.publication = self.state.output, self.state.publication
         self._newest: tuple[int, Kept] | None = None
+        # what the log of a Delta or Iceberg table did since the newest release
+        self.followed: Followed | None = None
         # the output must be this job's
         manifest, left = self.publication.find(name_release(job.digest, 0)), self.state.peek()
         if manifest is None and not self.publication.is_free(name_run(left)):
@@ -86,11 +104,12 @@ class Growth:
         if number == 0:
             return None
         if self._newest is None or self._newest[0] != number:
-            manifest = self._read_manifest(number - 1)
+            manifest = self.read_manifest(number - 1)
             self._newest = number, self.state.kept.read(manifest, number - 1)
         return self._newest[1]
 
-    def _read_manifest(self, number: int) -> bytes:
+    def read_manifest(self, number: int) -> bytes:
+        """Return the manifest of a release that is committed."""
         manifest = self.publication.find(name_release(self.job.digest, number))
         assert manifest is not None
         return manifest.to_bytes()
@@ -103,51 +122,82 @@ class Growth:
     def open_next(self, unfinished: RunRecord | None) -> JobTable:
         """Return what the next release holds; a table without fragments if nothing is new.
 
-        An unfinished release goes on with the files that it began with. An `InputError` if a released
-        file is gone or rewritten, or a file of the unfinished release changed.
+        An unfinished release goes on with the files that it began with. An `InputError` if what was
+        released was changed, or a file of the unfinished release.
         """
         job, kept = self.job, self.read_kept()
-        versions: set[str] = set()
-
-        def choose(table: InputTable) -> InputTable:
-            chosen = table
-            if unfinished is not None:
-                chosen = select(table, unfinished.fragments, unfinished.input_version)
-            elif kept is not None:
-                chosen = choose_new(table, kept)
-            versions.update(fragment.version for fragment in chosen.fragments)
-            urls = {file.url for file in kept.files} if kept is not None else set()
-            released = tuple(fragment for fragment in table.fragments if fragment.url in urls)
-            return replace(chosen, released=released)
-
-        opened = open_table(job if kept is None else job.extend(None), self.state.folder, choose)
+        continued = job if kept is None else job.extend(None)
+        opened = open_table(continued, self.state.folder, lambda: self._find(kept, unfinished))
         public = job.mechanism.public_table
+        versions = {fragment.version for fragment in opened.table.fragments}
         if kept is not None and public is not None and versions:
             with suppress(MissingError):  # the first release read it, and it may be gone
                 check_apart(discover_public(public, job.schema), versions)
         return opened
+
+    def _find(self, kept: Kept | None, unfinished: RunRecord | None) -> InputTable:
+        """Return what the next release holds."""
+        job, lake = self.job, self.job.file.input.lake
+        until = None if unfinished is None else unfinished.input_version
+        if lake is not None and kept is not None:
+            table = self._follow(kept, lake, until)
+        else:
+            table = job.discover(None if lake is None else lake.at(until))
+            if kept is not None and unfinished is None:
+                return choose_new(table, kept)
+            urls = {file.url for file in kept.files} if kept is not None else set()
+            released = tuple(fragment for fragment in table.fragments if fragment.url in urls)
+            table = replace(table, released=released)
+        return table if unfinished is None else select(table, unfinished.fragments, until)
+
+    def _follow(self, kept: Kept, lake: Lake, until: int | None) -> InputTable:
+        """Return the rows that a table's log has added since the newest release."""
+        job, place = self.job, kept.place or self.read_place()
+        released = {file.url: file.version for file in kept.files}
+        n_deleting = n_ignored = 0
+        while True:
+            table, followed = discover_added(
+                job.input_url, job.schema, lake, place, job.growing.changed, released, until
+            )
+            n_deleting, n_ignored = n_deleting + followed.n_deleting, n_ignored + followed.n_ignored
+            if table.fragments or not followed.more:
+                break
+            place = Place(table.table, followed.until)
+        declared = kept.place.version if kept.place is not None and kept.is_declared else None
+        self.followed = replace(
+            followed, n_deleting=n_deleting, n_ignored=n_ignored, declared=declared
+        )
+        return table
+
+    def read_place(self) -> Place:
+        """Return up to where a series was released whose record does not tell: as the newest card does."""
+        release = name_release(self.job.digest, self.number - 1)
+        card = Card.read(self.publication.read_card(release), CARD_NAME)
+        return Place("", None if card.input is None else card.input.version)
 
     def extend(self, table: InputTable) -> Job:
         """Return the job of the release of a table; before the first release, the job itself."""
         kept = self.read_kept()
         if kept is None:
             return self.job
-        head = kept.add(table.fragments).head
-        series = Series(id=kept.id, release=kept.release, previous=kept.head, head=head)
+        # without a digest of what was released before, the ledger charges it in full
+        again = self.followed is not None and self.followed.again
+        previous, head = "" if again else kept.head, kept.add(table).head
+        series = Series(id=kept.id, release=kept.release, previous=previous, head=head)
         return self.job.extend(series)
 
     def prepare(self, reached: RunRecord, table: InputTable) -> Next:
         """Return the release of a run that has begun."""
         kept = self.read_kept()
         if kept is not None:
-            job, kept = self.extend(table), kept.add(table.fragments)
+            job, kept = self.extend(table), kept.add(table)
         else:
             key = self.state.keys.read(reached.run_id)
             assert key is not None
             name, salt = name_series(self.job.digest, reached.run_id), derive_salt(key).hex()
-            kept = Kept(id=name, salt=salt, release="", files=(), sizes=()).add(table.fragments)
+            kept = Kept(id=name, salt=salt, release="", files=(), sizes=()).add(table)
             job = self.job.extend(Series(id=name, head=kept.head), continued=False)
-        return Next(job=job, kept=kept, epsilon=job.epsilon)
+        return Next(job=job, kept=kept, epsilon=job.epsilon, followed=self.followed)
 
     def publish(
         self,
@@ -158,8 +208,7 @@ class Growth:
         documents: Mapping[str, bytes],
     ) -> None:
         """Keep the record that a release leaves, and make it appear; see `RunState.publish`."""
-        state, shards = self.state, len(manifest.shards)
-        size = Size(n_rows=manifest.n_rows, n_shards=shards, epsilon=following.epsilon)
+        state, size = self.state, following.make_size(manifest.n_rows, len(manifest.shards))
         sizes = (*following.kept.sizes, size)
         kept = replace(following.kept, release=reached.fitted.release_sha256, sizes=sizes)
         if read_number(reached.release) == 0:
@@ -182,7 +231,7 @@ class Growth:
                 told = int(summary["series"]["releases"])
         if not number or told == number:
             return
-        manifest = self._read_manifest(number - 1)
+        manifest = self.read_manifest(number - 1)
         kept = self.state.kept.read(manifest, number - 1)
         release = name_release(self.job.digest, 0)
         first = Card.read(self.publication.read_card(release), CARD_NAME)
@@ -206,9 +255,11 @@ class Growth:
 
     def describe_plan(self, opened: JobTable) -> dict[str, Any]:
         """Return what a plan says of the series, and of the release of a table."""
-        kept, epsilon = self.read_kept(), self.extend(opened.table).epsilon
+        kept, epsilon, followed = self.read_kept(), self.extend(opened.table).epsilon, self.followed
         sizes = () if kept is None else kept.sizes
         unit = "row" if self.job.file.privacy is None else self.job.file.privacy.unit
+        again = followed is not None and followed.again
+        following = Size(n_rows=0, n_shards=0, epsilon=epsilon, again=again)
         return {
             "releases": len(sizes),
             "released_rows": sum(size.n_rows for size in sizes),
@@ -216,5 +267,44 @@ class Growth:
             "new_files": len({fragment.url for fragment in opened.table.fragments}),
             "new_rows": opened.table.n_rows,
             "epsilon": epsilon,
-            "series_epsilon": sum_series([*(size.epsilon for size in sizes), epsilon], unit),
+            "series_epsilon": sum_series((*sizes, following), unit),
+            **({} if followed is None else tell_log(followed)),
         }
+
+
+@raises_in_keys
+@opens_stores
+def rebase_job(job: Job, version: int) -> None:
+    """Declare that all rows up to a version of a growing table are released; nothing is charged.
+
+    A `SpecError` if the job has no series of a Delta or Iceberg table, or the version came before
+    what was released; an `OutputError` if a release is unfinished.
+    """
+    lake = job.file.input.lake
+    if not job.file.growing or lake is None:
+        what = "only a growing job on a Delta or Iceberg table follows versions"
+        raise SpecError(what, job.file.name, "name such a job")
+    growth = Growth(job)
+    state = growth.state
+    with state.records.lock():
+        growth.tidy()
+        if state.read_unfinished() is not None:
+            hint = "run the job again, or `dpdask abort` it, and rebase then"
+            raise OutputError("a release is unfinished here", job.file.output.path, hint)
+        kept = growth.read_kept()
+        try:
+            if kept is None:
+                what = "nothing was released here, so there is no series to go on with"
+                raise SpecError(what, job.file.output.path, "run the job")
+            found = lake.at(version).list_files(job.input_url, job.schema)
+            place, before = Place(found.table, version), kept.place or growth.read_place()
+            if place.table == before.table and lake.precedes(
+                job.input_url, version, before.version
+            ):
+                what = f"the table was released up to version {before.version}, which is a later one: its rows would be released twice"
+                raise SpecError(what, "--at", "name a later version")
+            if place != before:
+                manifest = growth.read_manifest(growth.number - 1)
+                state.kept.write(replace(kept, place=place, is_declared=True), manifest)
+        finally:
+            state.remove_rest()

@@ -327,8 +327,7 @@ def plan_job(job: Job) -> Plan:
         warnings += list_footer_warnings(job, table)
     row = mechanism.budget is not None and mechanism.budget.unit == "row"
     if mechanism.continued and row and ledger is not None and ledger["after"] > ledger["before"]:
-        why = "a release was aborted after its noise was drawn, the series was continued from a copy, or the ledger does not know the series"
-        warnings.insert(0, f"this release is charged in full: {why}")
+        warnings.insert(0, f"this release is charged in full: {_tell_why(series)}")
     return Plan(
         name=job.file.name,
         n_fragments=len(table.fragments),
@@ -366,6 +365,13 @@ def plan_job(job: Job) -> Plan:
         expectations=mechanism.description.expectations(opened.work.columns),
         series=series,
     )
+
+
+def _tell_why(series: dict[str, Any] | None) -> str:
+    """Return why a later release of a series is charged in full."""
+    if series is not None and series.get("again"):
+        return "it holds rows that the table changed after their release"
+    return "a release was aborted after its noise was drawn, the series was continued from a copy, or the ledger does not know the series"
 
 
 def _open(job: Job) -> tuple[Job, RunState, JobTable, dict[str, Any] | None]:

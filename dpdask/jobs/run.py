@@ -215,7 +215,7 @@ def _run_growing(job: Job, progress: Progress | None, count_rows: CountRows | No
             if (number, unfinished) != (growth.number, state.find_unfinished(job.digest)):
                 raise busy(state.output)
             outcome = _run_locked(attempt, count_rows)
-        if unfinished is None:
+        if unfinished is None and (growth.followed is None or not growth.followed.more):
             return outcome
 
 

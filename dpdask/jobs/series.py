@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from dpdask.errors import InputError, OutputError, say_count
+from dpdask.io.changes import Followed, Place
 from dpdask.io.encrypted import count_missing_digits, decrypt, encrypt
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable
@@ -25,6 +26,7 @@ from dpdask.privacy.events import round_up_sum
 from dpdask.privacy.ledger_entries import extend_head
 
 _FORMAT = 1
+_RECORD_FORMAT = 2
 _PERSON = b"dpdask kept"
 _HINT = "restore it from a backup, or start a new output, which is charged anew"
 
@@ -48,6 +50,7 @@ class Size:
     n_rows: int
     n_shards: int
     epsilon: float | None
+    again: bool = False  # whether it holds rows that the table changed after their release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -59,6 +62,11 @@ class Kept:
     release: str
     files: tuple[KeptFile, ...]
     sizes: tuple[Size, ...]
+    # Up to where a Delta or Iceberg table was released; None of plain files, and in a record of
+    # format 1.
+    place: Place | None = None
+    # Whether the owner has declared that all rows up to there are released, since the release.
+    is_declared: bool = False
 
     @property
     def head(self) -> str:
@@ -74,15 +82,15 @@ class Kept:
             head = extend_head(bytes.fromhex(self.salt), head, released)
         return head
 
-    def add(self, fragments: Iterable[Fragment]) -> Kept:
+    def add(self, table: InputTable) -> Kept:
         """Return the record with the files of the next release; its size and its fitted release are not known yet."""
-        return dataclasses.replace(
-            self, files=(*self.files, *list_files(fragments, len(self.sizes)))
-        )
+        files = (*self.files, *list_files(table.fragments, len(self.sizes)))
+        place = Place(table.table, table.version) if table.table else None
+        return dataclasses.replace(self, files=files, place=place, is_declared=False)
 
     def to_bytes(self) -> bytes:
         """Return the record as JSON, whose length does not depend on how large the files are: that tells of their rows."""
-        data = json.dumps({"format": _FORMAT, **asdict(self)}).encode()
+        data = json.dumps({"format": _RECORD_FORMAT, **asdict(self)}).encode()
         missing = count_missing_digits(file.n_bytes for file in self.files)
         return data.ljust(len(data) + missing)
 
@@ -90,14 +98,15 @@ class Kept:
     def from_bytes(cls, data: bytes) -> Kept:
         """Return the record that `to_bytes` gave."""
         content = json.loads(data)
-        if content.pop("format") != _FORMAT:
+        if content.pop("format") not in (1, _RECORD_FORMAT):
             raise ValueError
+        place = content.pop("place", None)
         files = tuple(
             KeptFile(**{**file, "fragments": tuple(file["fragments"])}) for file in content["files"]
         )
-        return cls(
-            **{**content, "files": files, "sizes": tuple(Size(**size) for size in content["sizes"])}
-        )
+        sizes = tuple(Size(**size) for size in content["sizes"])
+        place = None if place is None else Place(*place)
+        return cls(**{**content, "files": files, "sizes": sizes, "place": place})
 
 
 class KeptFolder:
@@ -279,8 +288,10 @@ def choose_new(table: InputTable, kept: Kept) -> InputTable:
                 "restore it, and put new rows into new files; or start a new output",
             )
         seen.update(file.fragments)
+    released = {file.url for file in kept.files}
+    known = tuple(fragment for fragment in table.fragments if fragment.url in released)
     return select(
-        table,
+        dataclasses.replace(table, released=known),
         [
             fragment.id
             for fragment in table.fragments
@@ -320,46 +331,85 @@ def select(table: InputTable, ids: Sequence[str], version: int | None) -> InputT
 _PUBLIC = "Which release a row is in is public; if it depends on private values, no ε covers that."
 
 
-def sum_series(epsilons: Sequence[float | None], unit: object) -> float | None:
+def sum_series(sizes: Sequence[Size], unit: object) -> float | None:
     """Return what the releases of a series cost a unit together; None if they have no ε.
+
+    A row is in one release, and once more in each that holds changed rows.
 
     Parameters
     ----------
     unit
         The privacy unit, as a budget or a card has it.
     """
-    known = [epsilon for epsilon in epsilons if epsilon is not None]
-    if not known:
-        return None
-    return known[0] if unit == "row" else round_up_sum(known)
+    paid = [size for number, size in enumerate(sizes) if unit != "row" or size.again or not number]
+    known = [size.epsilon for size in paid if size.epsilon is not None]
+    return round_up_sum(known) if known else None
 
 
 def describe_release(
-    number: int, epsilons: Sequence[float | None], budget: Budget | None, *, has_holdout: bool
+    sizes: Sequence[Size], budget: Budget | None, followed: Followed | None, *, has_holdout: bool
 ) -> dict[str, Any]:
-    """Return what the card of one release says about its series."""
-    rows = (
-        "the rows that the table had then"
-        if number == 0
-        else "the rows of the files that were added after the release before"
-    )
+    """Return what the card of the newest release says about its series.
+
+    Parameters
+    ----------
+    sizes
+        Those of all releases; of the newest one, ε counts alone.
+    followed
+        What the log of a Delta or Iceberg table did since the release before.
+    """
+    number, unit = len(sizes) - 1, "row" if budget is None else budget.unit
+    if number == 0:
+        rows = "the rows that the table had then"
+    elif followed is None:
+        rows = "the rows of the files that were added after the release before"
+    elif followed.again:
+        rows = "the files that a commit of the table changed after their release, with all their rows, and the rows that were added after it"
+    else:
+        rows = "the rows that the table's log has added after the release before"
     reference = (
         ""
         if number == 0
         else " The reference and the channels are those of release 0; no row of this release was held out."
     )
-    unit = "row" if budget is None else budget.unit
-    total = sum_series(epsilons, unit)
-    text = f"Release {number} of a growing table: {rows}.{reference} {_describe_total(total, unit, has_holdout=has_holdout)}{_PUBLIC}"
-    return {"release": number, "epsilon": total, "text": text}
+    total, log = sum_series(sizes, unit), _describe_log(followed)
+    cost = _describe_total(sizes, unit, has_holdout=has_holdout)
+    text = f"Release {number} of a growing table: {rows}.{reference} {log}{cost}{_PUBLIC}"
+    about = {"release": number, "epsilon": total, "text": text}
+    return about if followed is None else about | tell_log(followed)
+
+
+def tell_log(followed: Followed) -> dict[str, Any]:
+    """Return what a table's log did since the release before, beside adding rows."""
+    return {
+        "again": followed.again,
+        "deleting_commits": followed.n_deleting,
+        "ignored_commits": followed.n_ignored,
+        "declared_version": followed.declared,
+    }
+
+
+def _describe_log(followed: Followed | None) -> str:
+    if followed is None:
+        return ""
+    text = ""
+    if followed.n_deleting:
+        commits = say_count(followed.n_deleting, "commit")
+        text += f"Since the release before, {commits} of the table deleted rows; what was released of them stays. "
+    if followed.n_ignored:
+        commits = say_count(followed.n_ignored, "commit")
+        text += f"Rows of {commits} that changed rows are not released: what was released before stays as it was. "
+    if followed.declared is not None:
+        text += f"The owner of the table has declared its rows up to version {followed.declared} as released; those among them that were not stay unreleased. "
+    return text
 
 
 def describe_series(sizes: Sequence[Size], first: Card) -> dict[str, Any]:
     """Return what the card that sums up a series says about it."""
     unit = first.guarantee.unit
-    total = sum_series([size.epsilon for size in sizes], unit)
+    total = sum_series(sizes, unit)
     n_rows, n_shards = sum(size.n_rows for size in sizes), sum(size.n_shards for size in sizes)
-    cost = _describe_total(total, unit, has_holdout=first.has_holdout)
+    cost = _describe_total(sizes, unit, has_holdout=first.has_holdout)
     text = f"This growing table has {say_count(len(sizes), 'release')}. All else in this card is that of release 0. {cost}{_PUBLIC}"
     return {
         "releases": len(sizes),
@@ -370,7 +420,8 @@ def describe_series(sizes: Sequence[Size], first: Card) -> dict[str, Any]:
     }
 
 
-def _describe_total(total: float | None, unit: object, *, has_holdout: bool) -> str:
+def _describe_total(sizes: Sequence[Size], unit: object, *, has_holdout: bool) -> str:
+    total, n_again = sum_series(sizes, unit), sum(size.again for size in sizes)
     if total is None:
         return ""
     held_out = (
@@ -380,5 +431,8 @@ def _describe_total(total: float | None, unit: object, *, has_holdout: bool) -> 
     )
     if isinstance(unit, UnitColumn):
         return f"A {unit.column} may have rows in every release, so the releases add up: ε = {total!r} for all of them together. {held_out}"
+    if n_again:
+        releases = say_count(n_again, "release")
+        return f"A row is in one release, and may be once more in each of {releases} that hold changed rows: ε = {total!r} for all of them together. {held_out}"
     whose, cost = ("released row", "it") if has_holdout else ("row", "a row")
     return f"Each {whose} is in one release, so all releases together cost {cost} no more than release 0: ε = {total!r}. {held_out}"

@@ -39,6 +39,7 @@ from dpdask.engine.fit import PublicTable
 from dpdask.engine.source import FileSource
 from dpdask.engine.work import TableWork, make_public_work, make_table_work
 from dpdask.errors import CombinedSpecError, DataError, DpdaskError, SpecError
+from dpdask.io.changes import Changed, Lake
 from dpdask.io.files import Files, TableFormat, name_format
 from dpdask.io.filesystems import Options, by_root, check_options
 from dpdask.io.fragment import Fragment
@@ -144,6 +145,12 @@ class Input(Document):
             )
         return Delta(self.version) if self.format == "delta" else Files(self.format)
 
+    @property
+    def lake(self) -> Lake | None:
+        """How the files of a table with a log are found; None for plain files."""
+        found = self.table_format
+        return found if isinstance(found, Delta | Iceberg) else None
+
     def locate(self, base: Path) -> str:
         """Return the table's URL, or its name if a catalog knows it; a relative path is relative to the folder `base`."""
         return self.path if self.catalog is not None else absolute_url(self.path, base)
@@ -154,6 +161,16 @@ class Lineage(Document):
 
     namespace: str = Field(default="dpdask", min_length=1)
     """The name of the group of jobs."""
+
+
+class Growing(Document):
+    """How a growing table grows."""
+
+    changed: Changed = "refuse"
+    """Of a Delta or Iceberg table: what becomes of rows that a commit changes after their release.
+    `refuse` ends the run, `ignore` leaves them as they were released, `release` releases the changed
+    files again, and charges for them again.
+    """
 
 
 class JobFile(Document):
@@ -173,8 +190,8 @@ class JobFile(Document):
     """What is released, and how."""
     ledger: LedgerPlace | None = None
     """The dataset whose budget is charged; of mechanisms that spend one."""
-    growing: bool = False
-    """Whether each further run releases the rows of the files that were added since."""
+    growing: bool | Growing = False
+    """Whether each further run releases the rows that were added since; or how."""
     cluster: ClusterBlock = Threads()
     """Where the job runs."""
     lineage: Lineage | None = None
@@ -327,12 +344,12 @@ class Job:
         path and catalog, and `order` if it is not `shuffled`.
         """
         place = {"path", "catalog"} if self.order == "shuffled" else {"path", "catalog", "order"}
-        elsewhere = ["cluster", "storage", "ledger", "lineage", "about", "schema_path"]
-        if not self.file.growing:
-            elsewhere.append("growing")
+        elsewhere = ["cluster", "storage", "ledger", "lineage", "about", "schema_path", "growing"]
         content = self.file.model_dump(
             mode="json", by_alias=True, exclude={"output": place, **dict.fromkeys(elsewhere, True)}
         )
+        if self.file.growing:
+            content["growing"] = True
         whole = {
             "job": content,
             "schema": self.schema.model_dump(mode="json"),
@@ -348,9 +365,19 @@ class Job:
         return self.file.output.mode != "error" and not self.file.growing
 
     @property
+    def growing(self) -> Growing:
+        """How the job's table grows, if it does."""
+        return self.file.growing if isinstance(self.file.growing, Growing) else Growing()
+
+    @property
     def ledger_url(self) -> str | None:
         """The URL of the ledger that the job is charged to, if any."""
         return None if self.ledger is None else self.ledger.url
+
+    def discover(self, table_format: TableFormat | None = None) -> InputTable:
+        """Return the job's input, by default as it is now, from its file names and metadata alone."""
+        found = table_format or self.file.input.table_format
+        return discover(self.input_url, self.schema, found, growing=bool(self.file.growing))
 
     def open_output(self) -> Publication:
         """Return what publishes the job's releases."""
@@ -567,24 +594,18 @@ def _strip(fragments: Sequence[Fragment]) -> list[Fragment]:
 
 
 @step("looking at the input")
-def open_table(
-    job: Job, secrets: Folder, choose: Callable[[InputTable], InputTable] | None = None
-) -> JobTable:
+def open_table(job: Job, secrets: Folder, find: Callable[[], InputTable] | None = None) -> JobTable:
     """Return a job's input with its mechanism; no row is read.
 
     Parameters
     ----------
-    choose
-        Returns the part of the table that is released; all of it if None.
+    find
+        Returns the part of the table that is released; None for all of it.
     """
-    table = discover(
-        job.input_url, job.schema, job.file.input.table_format, growing=job.file.growing
-    )
+    table = job.discover() if find is None else find()
     # only its catalog knows where an Iceberg table lies
     if takes_in(table.location, job.output_url):
         raise _refuse_inside()
-    if choose is not None:
-        table = choose(table)
     public_rows = None if job.mechanism.n_rows_private else table.n_rows
     mechanism = job.mechanism.with_rows(lambda: public_rows)
     work = make_table_work(mechanism, table.schema, secrets)

@@ -145,3 +145,28 @@ def _commit_deletes(table, content, rows):
         transaction.update_snapshot().fast_append() as append,
     ):
         append.append_data_file(file)
+
+
+def rewrite_files(table):
+    """Compact an Iceberg table into one file, as engines do, by a snapshot that replaces."""
+    from pyiceberg.io.pyarrow import _dataframe_to_data_files
+    from pyiceberg.table.snapshots import Operation, Summary
+    from pyiceberg.table.update import snapshot
+
+    summarize = snapshot.update_snapshot_summaries
+
+    def replacing(summary, **more):
+        found = summarize(summary, **more)
+        return Summary(Operation.REPLACE, **found.additional_properties)
+
+    table.refresh()
+    rows, old = table.scan().to_arrow(), [task.file for task in table.scan().plan_files()]
+    with (
+        mock.patch.object(snapshot, "update_snapshot_summaries", replacing),
+        table.transaction() as transaction,
+        transaction.update_snapshot().overwrite() as rewrite,
+    ):
+        for file in old:
+            rewrite.delete_data_file(file)
+        for file in _dataframe_to_data_files(table.metadata, rows, table.io):
+            rewrite.append_data_file(file)
