@@ -429,7 +429,7 @@ class Rule(Document):
 
 
 class Schema(Document):
-    """The declared columns of a table; a column that is not declared stops the job.
+    """The declared columns of a table; a column that is not declared stops the job, or is dropped.
 
     Examples
     --------
@@ -443,14 +443,16 @@ class Schema(Document):
 
     columns: dict[str, Column] = Field(min_length=1)
     """Each column of the table, by its name."""
+    undeclared: Literal["refuse", "drop"] = "refuse"
+    """What becomes of a column that is not declared: the job ends, or the column is not read."""
     rules: Annotated[tuple[Rule, ...], BeforeValidator(_as_tuple)] = ()
     """What cannot stand in one record, as everybody knows: synthetic records keep these rules."""
 
     @model_serializer(mode="wrap")
-    def _without_no_rules(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out an empty list, so that the digests of jobs without rules do not change."""
+    def _without_usual(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out default values, so that the digests of jobs stay as they are."""
         written: dict[str, Any] = plain(self)
-        return {key: value for key, value in written.items() if key != "rules" or value}
+        return {key: value for key, value in written.items() if value and value != "refuse"}
 
     @model_validator(mode="after")
     def _rules_fit(self) -> Self:
@@ -605,9 +607,9 @@ class Schema(Document):
         self.check_names(table.names)
         fields = []
         for field in table:
-            column = self.columns[field.name]
-            if column.role == "drop":
+            if self.is_dropped(field.name):
                 continue
+            column = self.columns[field.name]
             plain = _plain(field.type)
             if column.type is not None and arrow_type(column.type) != plain:
                 what = f"declared as {column.type}, but its type is {plain}"
@@ -617,8 +619,14 @@ class Schema(Document):
             fields.append(pa.field(field.name, plain))
         return pa.schema(fields)
 
+    def is_dropped(self, name: str) -> bool:
+        """Return whether a column of the table is not released; its type does not matter then."""
+        if name in self.columns:
+            return self.columns[name].role == "drop"
+        return self.undeclared == "drop"
+
     def check_names(self, names: list[str]) -> None:
-        """Check that a table's columns are exactly the declared ones.
+        """Check that a table's columns are exactly the declared ones, and those that are not read.
 
         Raises
         ------
@@ -627,7 +635,7 @@ class Schema(Document):
         """
         lacking = [name for name in self.columns if name not in names]  # perhaps misspelt
         for name, count in Counter(names).items():
-            if name not in self.columns:
+            if name not in self.columns and self.undeclared == "refuse":
                 near = find_near(name, lacking)
                 other = "" if near is None else f", or correct the name {near!r} there"
                 also = (
@@ -669,7 +677,7 @@ class Schema(Document):
         place = next(
             (place for place, name in enumerate(names, 1) if name not in self.columns), None
         )
-        if place is not None:
+        if place is not None and self.undeclared == "refuse":
             near = find_near(names[place - 1], [name for name in self.columns if name not in names])
             other = "" if near is None else f", or correct the name {near!r} there"
             what = f"field {place} of its first line is no column that the schema declares, and is not shown, because it may be a value"

@@ -205,6 +205,11 @@ def read_batches(
     except BAD_GZIP:
         raise _refuse_gzip(fragment.name) from None
     except pa.ArrowException as error:
+        lacking = set(columns).difference(read_names(fs, path, fragment.name))
+        if lacking:
+            hint = "write all files with the declared columns"
+            where = f"{fragment.name}, column {min(lacking)!r}"
+            raise DataError("the file has no such column", where, hint) from None
         if text.has_rows:
             raise _describe(str(error), ragged, types) from None
 

@@ -213,7 +213,7 @@ def _inspect(
     if count_deleted(file.deleted) > int(unpack(file.deleted, 0, footer.n_rows).sum()):
         what = "the table deletes rows that this file does not have"
         raise InputError(what, shown, "restore the table")
-    dropped = {renamed.get(column, column) for column in _list_dropped(schema)}
+    back = {stored: column for column, stored in renamed.items()}
     fragments, start = [], 0
     for index, group in enumerate(footer.groups):
         gone = unpack(file.deleted, start, group.n_rows if file.deleted else 0)
@@ -221,7 +221,11 @@ def _inspect(
         if gone.size and gone.all():
             continue
         local = isinstance(fs, LocalFileSystem)
-        read = (chunk.n_bytes_decoded for chunk in group.chunks if chunk.column not in dropped)
+        read = (
+            chunk.n_bytes_decoded
+            for chunk in group.chunks
+            if not schema.is_dropped(back.get(chunk.column, chunk.column))
+        )
         fragment = Fragment(
             id=_id(file, listing, footer.digest, index, gone.tobytes()),
             version=footer.digest,
@@ -237,11 +241,6 @@ def _inspect(
     return fragments, types
 
 
-def _list_dropped(schema: Schema) -> set[str]:
-    """Return the columns that are never read, and so may be of any type."""
-    return {name for name, declared in schema.columns.items() if declared.role == "drop"}
-
-
 def _place_columns(
     file: DataFile, listing: Listing, footer: Footer, types: pa.Schema, schema: Schema
 ) -> tuple[dict[str, Any], dict[str, str]]:
@@ -253,8 +252,7 @@ def _place_columns(
         return {column: value for column, value in file.constants.items() if column not in held}, {}
     stored = footer.parsed.schema.to_arrow_schema()
     names, constants = find_columns(listing.fields, stored, file.constants, shown)
-    dropped = _list_dropped(schema)
-    for wanted in (each for each in listing.fields if each.name not in dropped):
+    for wanted in (each for each in listing.fields if not schema.is_dropped(each.name)):
         where = f"column {wanted.name!r}"
         if wanted.name in names:
             type_ = types.field(names[wanted.name]).type
@@ -288,15 +286,14 @@ def _join_types(
     """Return the table's columns: its own, or those of its files and folders, with wide enough types."""
     if listing.fields is not None:
         return pa.schema([(each.name, each.type) for each in listing.fields])
-    dropped = _list_dropped(schema)
     joined: dict[str, pa.DataType] = {}
     for found, name in zip(parts, names, strict=True):
         if joined and (found is parts[0] or found.equals(parts[0])):
             continue
-        _check_names(found.names, list(joined) or found.names, name)
+        _check_names(found.names, list(joined) or found.names, name, schema)
         for column in found:
             wider = widen(joined.get(column.name, column.type), column.type)
-            if wider is None and column.name not in dropped:
+            if wider is None and not schema.is_dropped(column.name):
                 others = [each.field(column.name).type for each in parts]
                 unlike = (
                     at for at, type_ in enumerate(others) if widen(type_, column.type) is None
@@ -309,12 +306,15 @@ def _join_types(
     return pa.schema({**joined, **listing.partitions, **joined})
 
 
-def _check_names(found: Sequence[str], wanted: Sequence[str], name: str) -> None:
+def _check_names(found: Sequence[str], wanted: Sequence[str], name: str, schema: Schema) -> None:
     twice = next((column for column, count in Counter(found).items() if count > 1), None)
     if twice is not None:
         what = "this column appears twice in the table"
         raise DataError(what, f"column {twice!r}", "rename one of the two")
-    for column in sorted(set(found) ^ set(wanted)):
+    # of one column, an empty line of a CSV file is a row
+    strict = min(len(found), len(wanted)) == 1
+    differing = (each for each in set(found) ^ set(wanted) if strict or not schema.is_dropped(each))
+    for column in sorted(differing):
         this, other = "this file", "the first file"
         one, two = (this, "the first one") if column in found else (other, "this one")
         what = f"{one} has this column and {two} does not"

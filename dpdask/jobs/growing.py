@@ -13,14 +13,16 @@ from dpdask.errors import SPENT_AGAIN, MissingError, OutputError, SpecError
 from dpdask.io.changes import Followed, Lake, Place, discover_added
 from dpdask.io.fragments import InputTable
 from dpdask.io.shards import CARD_NAME, META, Manifest
-from dpdask.io.storage import RELEASE_NAME
+from dpdask.io.storage import RELEASE_NAME, Folder
 from dpdask.jobs.output import name_release, read_number
 from dpdask.jobs.series import (
     Kept,
+    KeptFolder,
     Size,
     choose_new,
     describe_release,
     describe_series,
+    mark_released,
     select,
     sum_series,
     tell_log,
@@ -34,7 +36,7 @@ from dpdask.jobs.spec import (
     opens_stores,
     raises_in_keys,
 )
-from dpdask.jobs.state import RunRecord, finish, name_run, open_job_run
+from dpdask.jobs.state import RunRecord, RunState, finish, name_run, open_job_run
 from dpdask.mechanisms.card import Card
 from dpdask.privacy.events import Series
 from dpdask.privacy.ledger_entries import derive_salt, name_series
@@ -66,11 +68,25 @@ class Next(NamedTuple):
         return card.model_copy(update={"series": about})
 
 
+def find_series(job: Job) -> Job:
+    """Return a job under the name of the series that it goes on with; as it is if there is none."""
+    output = Folder(job.output_url)
+    kept = KeptFolder(output, job.ledger_url)
+    begun = kept.read_job()
+    if begun is not None:
+        return job.name_series(begun[0]) if kept.is_of(job) else job
+    left = RunState(output, job.ledger_url).peek()
+    # a first release that an earlier version has begun
+    old = left is not None and left.job == job.text_digest
+    return job.name_series(job.text_digest) if old else job
+
+
 class Growth:
     """The series of a growing table's output: what was released, what is new, what stays."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.state = job, open_job_run(job)
+        self.job = job = find_series(job)
+        self.state = open_job_run(job)
         self.output, self.publication = self.state.output, self.state.publication
         self._newest: tuple[int, Kept] | None = None
         # what the log of a Delta or Iceberg table did since the newest release
@@ -85,7 +101,7 @@ class Growth:
         if begun is not None and another:  # it may go on, beside the table
             another = begun[1].open(self.output, begun[0]).count() > 0
         if (manifest is not None and manifest.job != job.digest) or another:
-            kept = "a growing table keeps its input, schema, privacy and mechanism"
+            kept = "a growing table keeps its released columns, privacy and mechanism"
             what = f"this output holds another job's release; {kept}"
             hint = "start a new output: choose another output.path"
             raise OutputError(what, job.file.output.path, hint)
@@ -145,9 +161,7 @@ class Growth:
             table = job.discover(None if lake is None else lake.at(until))
             if kept is not None and unfinished is None:
                 return choose_new(table, kept)
-            urls = {file.url for file in kept.files} if kept is not None else set()
-            released = tuple(fragment for fragment in table.fragments if fragment.url in urls)
-            table = replace(table, released=released)
+            table = table if kept is None else mark_released(table, kept)
         return table if unfinished is None else select(table, unfinished.fragments, until)
 
     def _follow(self, kept: Kept, lake: Lake, until: int | None) -> InputTable:
@@ -215,8 +229,7 @@ class Growth:
             key = state.keys.read(reached.run_id)
             assert key is not None
             fitted = state.secrets(reached.run_id).read(RELEASE_NAME)
-            target = self.job.file.output.target
-            state.kept.begin(key, kept.id, fitted, self.job.digest, target)
+            state.kept.begin(key, kept.id, fitted, self.job)
             self.output.remove(SUMMARY_NAME)  # of a series that somebody gave up, in a table
         state.kept.write(kept, manifest.to_bytes())
         state.publish(reached, staging, manifest, documents)
@@ -236,6 +249,7 @@ class Growth:
         release = name_release(self.job.digest, 0)
         first = Card.read(self.publication.read_card(release), CARD_NAME)
         self.publication.finish()
+        self.state.kept.tell_promise(self.job.promise)
         about = {"series": describe_series(kept.sizes, first)}
         self.output.write(SUMMARY_NAME, first.model_copy(update=about).to_bytes())
         self.state.kept.sweep(manifest, number - 1)

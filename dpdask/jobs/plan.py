@@ -24,7 +24,7 @@ from dpdask.io.files import Files
 from dpdask.io.footer import Ranges
 from dpdask.io.fragments import InputTable, row_group_ranges
 from dpdask.io.storage import Folder
-from dpdask.jobs.growing import Growth
+from dpdask.jobs.growing import Growth, find_series
 from dpdask.jobs.output import name_release
 from dpdask.jobs.spec import Job, JobTable, open_table, opens_stores, raises_in_keys
 from dpdask.jobs.state import RunState, name_run, open_job_run
@@ -380,7 +380,7 @@ def _open(job: Job) -> tuple[Job, RunState, JobTable, dict[str, Any] | None]:
         state = open_job_run(job)
         return job, state, open_table(job, state.folder), None
     growth = Growth(job)
-    state = growth.state
+    job, state = growth.job, growth.state
     opened = growth.open_next(None if state.is_committed() else state.find_unfinished(job.digest))
     return growth.extend(opened.table), state, opened, growth.describe_plan(opened)
 
@@ -502,6 +502,7 @@ def audit_job(job: Job, *, n_runs: int = 20_000) -> dict[str, Any]:
 
 def _card(job: Job, fingerprint: str) -> dict[str, Any] | None:
     """Return the card of a finished job's own release of the input, or None if there is none or it was changed."""
+    job = find_series(job) if job.file.growing else job
     publication = job.open_output()
     try:
         if job.file.growing:

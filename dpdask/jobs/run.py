@@ -187,7 +187,7 @@ def _run_growing(job: Job, progress: Progress | None, count_rows: CountRows | No
     outcome = None
     while True:
         growth = Growth(job)
-        state = growth.state
+        job, state = growth.job, growth.state
         if state.folder.exists():
             with state.records.lock():
                 growth.tidy()

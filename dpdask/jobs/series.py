@@ -20,6 +20,7 @@ from dpdask.io.fragments import InputTable
 from dpdask.io.storage import RELEASE_NAME, SERIES_NAME, Folder, hide
 from dpdask.jobs.output import Target
 from dpdask.jobs.run_keys import check_run_id, find_remote_keys, say_place
+from dpdask.jobs.spec import Job
 from dpdask.mechanisms.card import Card
 from dpdask.privacy import Budget, UnitColumn
 from dpdask.privacy.events import round_up_sum
@@ -135,9 +136,19 @@ class KeptFolder:
         about = self._read_about()
         return about["job"], Target.model_validate(about["target"])
 
-    def begin(
-        self, run_key: bytes, series_id: str, release: bytes, job: str, target: Target
-    ) -> None:
+    def is_of(self, job: Job) -> bool:
+        """Return whether the series promises what a job does, in which case it goes on with it."""
+        about = self._read_about()
+        return about.get("promise") == job.promise or about["job"] in (job.promise, job.text_digest)
+
+    def tell_promise(self, promise: str) -> None:
+        """Record what a series promises that an earlier version began."""
+        about = self._read_about()
+        if about.get("promise") != promise:
+            data = json.dumps(about | {"promise": promise}).encode()
+            self.folder.write(SERIES_NAME, data, private=True)
+
+    def begin(self, run_key: bytes, series_id: str, release: bytes, job: Job) -> None:
         """Keep the fitted release of the first run. Doing it twice writes the same bytes."""
         place = ""
         if not self._output.is_local:
@@ -149,8 +160,9 @@ class KeptFolder:
             "format": _FORMAT,
             "id": series_id,
             "key": place,
-            "job": job,
-            "target": target.model_dump(mode="json"),
+            "job": job.digest,
+            "promise": job.promise,
+            "target": job.file.output.target.model_dump(mode="json"),
         }
         self.folder.write(SERIES_NAME, json.dumps(about).encode(), private=True)
         self._write(RELEASE_NAME, release)
@@ -269,36 +281,27 @@ def list_files(fragments: Iterable[Fragment], number: int) -> tuple[KeptFile, ..
 def choose_new(table: InputTable, kept: Kept) -> InputTable:
     """Return the part of a table that is in no release yet."""
     present = {file.url: file for file in list_files(table.fragments, len(kept.sizes))}
-    seen: set[str] = set()
+    ids = {fragment.id for fragment in table.fragments}
     for file in kept.files:
+        if ids.issuperset(file.fragments):
+            continue  # as it was released, although the whole table may have moved
         now = present.get(file.url)
         if now is None:
             what = "this file was released and is gone; if its rows are in another file now, they would be released twice"
             raise InputError(what, file.name, "restore it, or start a new output")
-        if now.fragments != file.fragments and now.version == file.version != "":
-            what = "the table has deleted or restored rows of this file since it was released, so what is released is not what the table holds"
-            raise InputError(
-                what, file.name, "take the table back to what it was, or start a new output"
-            )
-        if now.fragments != file.fragments:
-            what = "rows seen again: this file was released and has been rewritten since, so its rows would be released twice"
-            raise InputError(
-                what,
-                file.name,
-                "restore it, and put new rows into new files; or start a new output",
-            )
-        seen.update(file.fragments)
-    released = {file.url for file in kept.files}
-    known = tuple(fragment for fragment in table.fragments if fragment.url in released)
-    return select(
-        dataclasses.replace(table, released=known),
-        [
-            fragment.id
-            for fragment in table.fragments
-            if fragment.id not in seen and fragment.n_rows != 0
-        ],
-        table.version,
-    )
+        what = "rows seen again: this file was released and has been rewritten since, so its rows would be released twice"
+        hint = "restore it, and put new rows into new files; or start a new output"
+        raise InputError(what, file.name, hint)
+    seen = {fragment for file in kept.files for fragment in file.fragments}
+    new = [each.id for each in table.fragments if each.id not in seen and each.n_rows != 0]
+    return select(mark_released(table, kept), new, table.version)
+
+
+def mark_released(table: InputTable, kept: Kept) -> InputTable:
+    """Return a table that knows which of its fragments were released."""
+    seen = {fragment for file in kept.files for fragment in file.fragments}
+    found = tuple(fragment for fragment in table.fragments if fragment.id in seen)
+    return dataclasses.replace(table, released=found)
 
 
 def select(table: InputTable, ids: Sequence[str], version: int | None) -> InputTable:

@@ -218,6 +218,9 @@ def _make_job_file_type(specs: Any) -> type[JobFile]:
     return create_model("JobFile", __base__=JobFile, mechanism=(specs, ...))
 
 
+_ELSEWHERE = ("cluster", "storage", "ledger", "lineage", "about", "schema_path", "growing")
+
+
 class Job:
     """A job with its schema and its mechanism, its paths made absolute.
 
@@ -337,16 +340,49 @@ class Job:
 
     @functools.cached_property
     def digest(self) -> str:
-        """A digest of everything that decides the output's bytes except the input's content.
+        """The name of the job in its output: a digest of what decides the output's bytes except the input's content.
+
+        Of a growing table, it is the name that its series has, which is that of the job that began it.
+        """
+        return self.promise if self.file.growing else self.text_digest
+
+    @functools.cached_property
+    def promise(self) -> str:
+        """A digest of what the releases of a series have in common: released columns, channels, privacy, and how rows are laid out.
+
+        The job's name, its input and the columns that are not released are left out.
+        """
+        mine = {"name", "input", *_ELSEWHERE}
+        content = self.file.model_dump(
+            mode="json",
+            by_alias=True,
+            exclude={"output": {"path", "catalog"}, **dict.fromkeys(mine, True)},
+        )
+        unit = self.file.privacy and self.file.privacy.unit
+        columns = {
+            name: column.model_dump(mode="json")
+            for name, column in self.schema.columns.items()
+            if column.role != "drop" or name == getattr(unit, "column", None)
+        }
+        return _digest({"series": content, "columns": columns})
+
+    def name_series(self, digest: str) -> Job:
+        """Return the job with the name that its series has."""
+        job = copy(self)
+        job.__dict__["digest"] = digest
+        return job
+
+    @functools.cached_property
+    def text_digest(self) -> str:
+        """A digest of the job that names its output, unless its table grows; series that an earlier version began are named by it, too.
 
         The cluster and the storage's options are left out, because the same job on another
         scheduler is the same job. Also left out are the ledger, the lineage, `about`, the output's
         path and catalog, and `order` if it is not `shuffled`.
         """
         place = {"path", "catalog"} if self.order == "shuffled" else {"path", "catalog", "order"}
-        elsewhere = ["cluster", "storage", "ledger", "lineage", "about", "schema_path", "growing"]
         content = self.file.model_dump(
-            mode="json", by_alias=True, exclude={"output": place, **dict.fromkeys(elsewhere, True)}
+            mode="json", by_alias=True, exclude={"output": place, **dict.fromkeys(_ELSEWHERE, True)}
         )
         if self.file.growing:
             content["growing"] = True
@@ -357,7 +393,7 @@ class Job:
         }
         if self._public_urls:
             whole["public"] = self._public_urls
-        return blake2b(json.dumps(whole, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return _digest(whole)
 
     @property
     def may_repeat(self) -> bool:
@@ -392,6 +428,10 @@ class Job:
             Folder(self.output_url),
             self.ledger_url,
         )
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def check_promise(file: JobFile, where: str) -> None:
