@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from dpdask.errors import DpdaskError, InternalError, UsageError, say_count
-from dpdask.startup import collect_rarely, keep_folder_out
+from dpdask.startup import Terminated, collect_rarely, end_on_sigterm, keep_folder_out
 from dpdask.steps import step
 from dpdask.terminal.echo import echo, echo_json, keep_streams
 from dpdask.version import __version__
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dpdask.schemas import Name
     from dpdask.terminal.progress import LogFormat, Report
 
-_INTERRUPTED, _DEFECT = 130, 70
+_INTERRUPTED, _TERMINATED, _DEFECT = 130, 143, 70
 _CENSUS_ATTRIBUTES = 27  # those of `dpdask.simulate`, which is slow to import
 
 
@@ -44,13 +44,16 @@ class _Verbs(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         keep_folder_out()
         try:
-            return super().invoke(ctx)
+            with end_on_sigterm():
+                return super().invoke(ctx)
         except (click.exceptions.Exit, click.exceptions.NoArgsIsHelpError):
             raise
         except Exception as error:
             if ctx.params.get("debug"):
                 echo(traceback.format_exc(), err=True, nl=False)
             _fail(ctx, *_line_and_code(error))
+        except Terminated:
+            _fail(ctx, "terminated; run again to resume", _TERMINATED)
         except KeyboardInterrupt:
             _fail(ctx, "interrupted; run again to resume", _INTERRUPTED)
 

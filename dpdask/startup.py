@@ -1,4 +1,4 @@
-"""What a process begins with: how often Python collects garbage, from where the processes that it starts import, and the versions that it computes with.
+"""What a process begins with: how often Python collects garbage, what SIGTERM does, from where the processes that it starts import, and the versions that it computes with.
 
 A worker with other versions than the driver's refuses its tasks by a stamp in them.
 """
@@ -9,9 +9,12 @@ import atexit
 import functools
 import gc
 import os
+import signal
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,67 @@ def keep_folder_out() -> None:
     with suppress(OSError):  # a folder that is gone holds no module
         if not {"", str(Path.cwd())} & set(sys.path):  # as of `python -m dpdask`, which looks there
             os.environ.setdefault("PYTHONSAFEPATH", "1")
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: an interruption that no keyboard asked for, as of an orchestrator, `kubectl delete` or systemd."""
+
+
+_CLEANING_SECONDS = 20.0  # so long a second signal does not disturb the cleaning after the first
+
+
+class _Sigterm:
+    """What became of SIGTERM in this process."""
+
+    def __init__(self) -> None:
+        self.n_cleaning = 0  # how many blocks are open that are finished first
+        self.waits = False  # whether a signal came in one of them
+        self.raised: float | None = None  # when the block was last told to end
+
+    def come(self, *_: object) -> None:
+        if self.raised is not None and time.monotonic() - self.raised < _CLEANING_SECONDS:
+            return
+        if self.n_cleaning:
+            self.waits = True
+            return
+        self.waits, self.raised = False, time.monotonic()
+        raise Terminated
+
+
+_SIGTERM = _Sigterm()
+
+
+@contextmanager
+def end_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, by the exception `Terminated`; afterwards the process is at its end, and ignores it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    if before == signal.SIG_IGN:  # whoever started this process wants it so
+        yield
+        return
+    signal.signal(signal.SIGTERM, _SIGTERM.come)
+    try:
+        yield
+    finally:
+        after = signal.SIG_IGN if _SIGTERM.raised else before or signal.SIG_DFL
+        signal.signal(signal.SIGTERM, after)
+
+
+@contextmanager
+def finish_first() -> Iterator[None]:
+    """Let SIGTERM wait for the end of the block, which cleans up, or makes something that must be known to be cleaned up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _SIGTERM.n_cleaning += 1
+    try:
+        yield
+    finally:
+        _SIGTERM.n_cleaning -= 1
+        if _SIGTERM.waits and not _SIGTERM.n_cleaning:
+            _SIGTERM.come()
 
 
 LIBRARIES = ("dask", "distributed", "numba", "numpy", "pandas", "pyarrow")

@@ -243,7 +243,7 @@ def test_exit_codes_are_those_of_the_errors(text):
         if inspect.isclass(kind) and issubclass(kind, errors.DpdaskError)
     ]
     assert sorted(map(int, rows("exit code", text))) == sorted(
-        {0, 130} | {kind.exit_code for kind in kinds}
+        {0, 130, 143} | {kind.exit_code for kind in kinds}
     )
 
 

@@ -33,7 +33,7 @@ from dpdask.connect.spec import (
     silence_dask,
 )
 from dpdask.errors import OutputError, SpecError, TemporaryError
-from dpdask.startup import collect_rarely
+from dpdask.startup import collect_rarely, finish_first
 
 if TYPE_CHECKING:
     from distributed.security import Security
@@ -145,6 +145,17 @@ def open_local(cluster: Local) -> Iterator[str]:
         yield f"{workers} local processes"
 
 
+@contextmanager
+def close_whole() -> Iterator[ExitStack]:
+    """Yield a stack whose callbacks all run at the end of the block, also if SIGTERM comes meanwhile: what they remove runs elsewhere."""
+    with ExitStack() as stack:
+        try:
+            yield stack
+        finally:
+            with finish_first():
+                stack.close()
+
+
 # ---- SLURM
 
 
@@ -168,7 +179,7 @@ def open_slurm(cluster: Slurm) -> Iterator[str]:
         what = "no folder for the workers' certificates can be made here"
         hint = "set cluster.shared_folder to a folder that all machines see"
         raise OutputError(what, cluster.shared_folder, hint) from None
-    with ExitStack() as stack:
+    with close_whole() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         stack.enter_context(silence_dask())
         stack.enter_context(dask.config.set(settings))
@@ -318,8 +329,10 @@ def open_gateway(cluster: Gateway) -> Iterator[str]:
         except (client_module.GatewayServerError, client_module.aiohttp.ClientError, OSError):
             hint = "check cluster.address and that it runs"
             raise TemporaryError("the gateway does not answer", where, hint) from None
-        client = started.get_client(set_as_default=False)
-        with started, client, dask.config.set(scheduler=client):
+        with close_whole() as stack:
+            stack.enter_context(started)
+            client = stack.enter_context(started.get_client(set_as_default=False))
+            stack.enter_context(dask.config.set(scheduler=client))
             _scale(cluster, started)
             yield f"a cluster of the gateway at {where}"
 
@@ -343,31 +356,32 @@ def open_kubernetes(cluster: Kubernetes) -> Iterator[str]:
         made = await objects.DaskCluster(resource, namespace=cluster.namespace)
         await getattr(made, verb)()
 
-    with silence_dask(), ExitStack() as stack:
+    def remove() -> None:
+        # the operator removes an idle cluster too, if the manifest says so
+        with suppress(Exception):
+            asyncio.run(act("delete"))
+
+    with silence_dask(), close_whole() as stack:
         try:
-            asyncio.run(act("create"))
+            with finish_first():  # or nobody would remove it
+                asyncio.run(act("create"))
+                stack.callback(remove)
         except (kr8s.ServerError, ValueError):
             what, hint = "the API server refuses the DaskCluster", "the rights of this account"
             raise SpecError(what, cluster.manifest, f"check it, and {hint}") from None
         except (kr8s.APITimeoutError, kr8s.ConnectionClosedError, OSError):
             where = f"namespace {cluster.namespace}"
             raise TemporaryError("the API server does not answer", where, "run again") from None
-        try:
-            end = time.monotonic() + 60 * cluster.patience_minutes
-            while True:  # the scheduler may still be starting
-                try:
-                    stack.enter_context(open_client(address, security))
-                    break
-                except TemporaryError:
-                    if time.monotonic() > end:
-                        raise
-                time.sleep(_POLL_SECONDS)
-            yield f"pods in the namespace {cluster.namespace}"
-        finally:
-            stack.close()
-            # the operator removes an idle cluster too, if the manifest says so
-            with suppress(Exception):
-                asyncio.run(act("delete"))
+        end = time.monotonic() + 60 * cluster.patience_minutes
+        while True:  # the scheduler may still be starting
+            try:
+                stack.enter_context(open_client(address, security))
+                break
+            except TemporaryError:
+                if time.monotonic() > end:
+                    raise
+            time.sleep(_POLL_SECONDS)
+        yield f"pods in the namespace {cluster.namespace}"
 
 
 def make_resource(cluster: Kubernetes) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from dpdask.errors import DpdaskError, InternalError, TemporaryError
 from dpdask.io.encrypted import drop_key, exchange_keys, hold_key, list_names
 from dpdask.io.filesystems import Options, set_options, use_options
 from dpdask.io.parquet import FOOTERS
-from dpdask.startup import Stamp
+from dpdask.startup import Stamp, finish_first
 from dpdask.stats.statistic import FAN_IN
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ def share_key(run_id: str, secret: bytes) -> Iterator[None]:
         _tell_scheduler(run_id, secret)
         yield
     finally:
-        withdraw_key(run_id)
+        with finish_first():
+            withdraw_key(run_id)
 
 
 def withdraw_key(run_id: str) -> None:

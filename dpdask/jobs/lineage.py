@@ -22,13 +22,14 @@ from urllib.parse import urlsplit
 from dpdask.errors import DpdaskError, InternalError, SpecError
 from dpdask.jobs.run import Outcome
 from dpdask.jobs.spec import Job
+from dpdask.startup import Terminated
 from dpdask.version import __version__
 
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent
 
 PATIENCE = 5.0  # seconds that the end of a run waits for its events
-_INTERRUPTED = 130
+_INTERRUPTED, _TERMINATED = 130, 143
 _PRODUCER = f"pkg:pypi/dpdask@{__version__}"
 _AZURE = ("abfs", "abfss")  # their container stands where other URLs have a user
 # the URL of a repository may hold a token
@@ -141,6 +142,8 @@ class _Sender:
             state, name, code = "FAIL", kind.__name__, kind.exit_code
             if isinstance(ended, KeyboardInterrupt):
                 state, name, code = "ABORT", "Interrupted", _INTERRUPTED
+                if isinstance(ended, Terminated):
+                    name, code = "Terminated", _TERMINATED
             facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(
                 message=f"{name}, exit code {code}", programmingLanguage="PYTHON"
             )

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from dpdask.errors import DpdaskError, InputError, MissingError, OutputError, TemporaryError
 from dpdask.io.storage import LOCK, Folder, PrivateFolder, storage_faults
+from dpdask.startup import finish_first
 
 STATE_FORMAT = 2
 RECORD = "run.json"
@@ -189,37 +190,41 @@ class NumberedRecords:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Have the run, and show signs of life, until the block ends."""
-        self._acquire()
         ended = threading.Event()
         beat = threading.Thread(target=self._beat, args=(ended,), daemon=True, name="dpdask-beat")
-        beat.start()
         try:
+            self._acquire()
+            beat.start()
             yield
         finally:
             ended.set()
-            beat.join()
-            with suppress(Exception):  # else the next driver waits
+            with finish_first(), suppress(Exception):  # else the next driver waits
+                if beat.ident is not None:
+                    beat.join()
                 if self._held is not None:  # let the next driver go on at once
                     self._append(self._held.content, None)
                 self._held = None
-                self._folder.remove(f"beat-{self._me['id']}")
+                if beat.ident is not None:
+                    self._folder.remove(f"beat-{self._me['id']}")
 
     def _acquire(self) -> None:
         newest = self._find_newest()
         if newest is None:
-            chain = uuid.uuid4().hex
-            if not self._folder.put_new(
-                RECORD,
-                _dump({"format": STATE_FORMAT, "chain": chain, "owner": self._me, "run": None}),
-            ):
-                raise busy(self._output)
-            self._held = _Newest(number=0, chain=chain, owner=self._me, content=None)
+            self._begin_chain()
             return
         owner = newest.owner
         if owner is not None and not _has_ended(owner) and self._is_alive(str(owner["id"])):
             raise busy(self._output)
         self._held = newest
         self._append(newest.content, self._me)
+
+    @finish_first()
+    def _begin_chain(self) -> None:
+        chain = uuid.uuid4().hex
+        record = {"format": STATE_FORMAT, "chain": chain, "owner": self._me, "run": None}
+        if not self._folder.put_new(RECORD, _dump(record)):
+            raise busy(self._output)
+        self._held = _Newest(number=0, chain=chain, owner=self._me, content=None)
 
     def _is_alive(self, owner: str) -> bool:
         """Return whether a driver shows a sign of life, as soon as it does, or not at all for `LEASE_SECONDS`."""
@@ -251,6 +256,7 @@ class NumberedRecords:
             number += 1
             ended.wait(BEAT_SECONDS)
 
+    @finish_first()
     def _append(self, content: Content | None, owner: Content | None) -> None:
         held = self._held
         if held is None:

@@ -20,11 +20,12 @@ from typing import Any
 
 RETRIES = 5
 RETRY_SECONDS = float(os.environ.get("DPDASK_RETRY_SECONDS", "60"))
-TEMPORARY = 75
+# a failure that may pass, an interruption, SIGTERM and SIGKILL, as a shell and as Python tell of them
+TRY_AGAIN = {75, 130, 137, 143, -15, -9}
 
 
 class TryAgainError(Exception):
-    """The run failed for a reason that may pass (exit code 75): the same command resumes it."""
+    """The run failed for a reason that may pass (exit code 75), or was stopped (130, 143) or killed: the same command resumes it."""
 
 
 class GiveUpError(Exception):
@@ -58,7 +59,7 @@ def run_job(log: Callable[[str], object], job: str = "", *options: str) -> dict[
         code, message = _run(command, out.fileno(), log)
         log(f"dpdask ended with exit code {code}")
         if code:
-            raise (TryAgainError if code == TEMPORARY else GiveUpError)(
+            raise (TryAgainError if code in TRY_AGAIN else GiveUpError)(
                 f"exit code {code}: {message}"
             )
         out.seek(0)

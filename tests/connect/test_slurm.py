@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from connect.processes import ROOT, python_path
@@ -124,6 +125,35 @@ def check_private(folder):
         for words in workers
     )
     assert not any(b"PRIVATE KEY" in words for words in commands)
+
+
+@needs_slurm
+def test_a_driver_that_is_terminated_leaves_no_job_and_no_certificate(environment, tmp_path):
+    source = lake(tmp_path / "in", [3000] * 10, row_group=1000)
+    job = write_job(
+        tmp_path / "job", source, tmp_path / "out", cluster=BLOCK, output__rows_per_shard=1000
+    )
+    found: list[str] = []
+
+    def strike():
+        found.extend(jobs(environment))
+        for process in psutil.Process().children():
+            if str(job) in process.cmdline():
+                process.terminate()
+
+    ended = run(job, environment, strike)
+    last = "dpdask: terminated; run again to resume"
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (143, last)
+    assert len(found) == 2
+    for _ in range(100):  # those that are cancelled are completing for a moment
+        if not jobs(environment):
+            break
+        time.sleep(0.2)
+    assert jobs(environment) == []
+    assert {path.name for path in job.parent.iterdir()} == {"job.yaml", "schema.yaml"}
+    run_here(job, cluster="{kind: synchronous}")
+    run_here(job, output__path=tmp_path / "quiet", cluster="{kind: synchronous}")
+    assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
 
 
 @needs_slurm

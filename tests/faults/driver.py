@@ -57,6 +57,23 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def terminate_again_and_again():
+    """As a supervisor that is in a hurry does: SIGTERM now, and every few milliseconds while the driver cleans up."""
+    pid = os.getpid()
+
+    def hurry():
+        for _ in range(1000):
+            os.kill(pid, signal.SIGTERM)
+            time.sleep(0.002)
+
+    threading.Thread(target=hurry, daemon=True).start()
+    time.sleep(1)
+
+
 def disconnect():
     raise ConnectionResetError
 
@@ -69,6 +86,8 @@ def pause():
 STRIKES: dict[str, Strike] = {
     "kill": kill,
     "interrupt": interrupt,
+    "terminate": terminate,
+    "terminate again and again": terminate_again_and_again,
     "pause": pause,
     "disconnect": disconnect,
 }

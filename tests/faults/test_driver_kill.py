@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 
+import psutil
 import pytest
 from e2e.helpers import command, digests, hidden, lake, run_here, write_job
 
@@ -126,6 +127,30 @@ def test_interrupted_from_the_keyboard(cluster, tmp_path, out):
             line for line in process.stderr.read().splitlines() if line.startswith("dpdask")
         ]  # worker processes say more: an open point
         assert (process.wait(200), rest) == (130, ["dpdask: interrupted; run again to resume"])
+    assert not out.exists()
+    run_here(job)
+    run_here(job, output__path=tmp_path / "quiet")
+    assert digests(out) == digests(tmp_path / "quiet")
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "and again at once"])
+def test_a_driver_that_is_terminated_ends_its_workers(again, tmp_path, out):
+    source = lake(tmp_path / "in", [6000] * 6, row_group=500)
+    block = {"kind": "local", "workers": 1}
+    job = write_job(tmp_path / "job", source, out, cluster=block, output__rows_per_shard=400)
+    words = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command("run", job), **words) as process:
+        assert process.stderr is not None
+        assert any('"write"' in line for line in process.stderr)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        while again and process.poll() is None:
+            process.terminate()
+            time.sleep(0.01)
+        rest = [line for line in process.stderr.read().splitlines() if line.startswith("dpdask")]
+        assert (process.wait(200), rest) == (143, ["dpdask: terminated; run again to resume"])
+    assert workers
+    assert psutil.wait_procs(workers, timeout=30)[1] == []
     assert not out.exists()
     run_here(job)
     run_here(job, output__path=tmp_path / "quiet")

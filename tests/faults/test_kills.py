@@ -168,6 +168,12 @@ class Run:
             == -signal.SIGKILL
         ), point
 
+    def terminate(self, point, strike):
+        code, text = self._drivers.run(
+            "run", self.job, point=point, strike=strike, environment=self.around
+        )
+        assert (code, text) == (143, "dpdask: terminated; run again to resume"), point
+
     def end(self):
         code, text = self._drivers.run("run", self.job, environment=self.around)
         assert code == 0
@@ -256,6 +262,51 @@ def test_a_killed_run_goes_on_to_the_same_bytes_at_one_charge(
             if key
             for form in (key, key.hex().encode(), base64.b64encode(key))
         )
+
+
+def terminations():
+    """Return each output and stage; by default each stage at one output, and the last ones in a store."""
+    found = []
+    for output in OUTPUTS:
+        points = (*BEFORE_CHARGE, *UNSEEN, *STAGED, *ENDED, *BEFORE[output], *AFTER[output])
+        found += [(output, point) for point in points]
+    few = choose_few([{"output": output, "point": point} for output, point in found], 12)
+    always = {("store", point) for point in ("counts-kept", "some-shards", "card-created")}
+    always |= {("folder", "before-move"), ("store", "manifest-created")}
+    return [
+        pytest.param(
+            *case,
+            id="-".join(case),
+            marks=() if case in always else pytest.mark.more if number in few else pytest.mark.slow,
+        )
+        for number, case in enumerate(found)
+    ]
+
+
+@pytest.mark.parametrize(
+    "strike",
+    ["terminate", pytest.param("terminate again and again", marks=pytest.mark.more)],
+)
+@pytest.mark.parametrize(("output", "point"), terminations())
+def test_a_terminated_run_cleans_up_and_goes_on_to_the_same_bytes_at_one_charge(
+    output, point, strike, start, quiet
+):
+    run = start("columns", output)
+    run.terminate(point, strike)
+    hidden = run.folder.sibling(".", ".dpdask")
+    if run.store.server is not None:  # nobody has the run, so that any machine goes on at once
+        assert not [name for name in hidden.names() if name.startswith("beat-")]
+        assert _find_owner(hidden) is None
+    published = point in (*ENDED, *AFTER[output])
+    assert ("already released" in run.end()) == published
+    run.check_released(quiet["columns"])
+
+
+def _find_owner(hidden):
+    """Return the driver that the newest record of a run in a store names; None if there is none."""
+    records = sorted(name for name in hidden.names() if name.startswith("run-"))
+    last = records[-1:] or [name for name in hidden.names() if name == "run.json"]
+    return json.loads(hidden.read(last[0]))["owner"] if last else None
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from e2e.helpers import call_cli, digests, error_line, lake, load, write_job
 from dpdask.jobs import lineage
 from dpdask.jobs.lineage import name_dataset
 from dpdask.privacy.ledger import Ledger
+from dpdask.startup import Terminated
 
 ROWS = [331, 406]  # the input's numbers of rows, which no event may hold
 SECRETS = re.compile(rf"hunter2|\b({ROWS[0]}|{ROWS[1]}|{sum(ROWS)})\b")
@@ -132,6 +133,7 @@ def test_failures_of_others_are_internal_and_interrupts_are_aborts(job, file):
     for error, state, message in (
         (ValueError("hunter2"), "FAIL", "InternalError, exit code 70"),
         (KeyboardInterrupt(), "ABORT", "Interrupted, exit code 130"),
+        (Terminated(), "ABORT", "Terminated, exit code 143"),
     ):
         with pytest.raises(type(error)), lineage.report_lineage(load(job), print):
             raise error

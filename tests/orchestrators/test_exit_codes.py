@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from e2e.helpers import lake, write_job
 
@@ -100,10 +101,28 @@ def test_a_second_driver_tries_again_and_finds_the_release(stopped_driver, job):
     assert (found["status"], found["epsilon_spent"]) == ("already released", 4.0)
 
 
-def test_a_command_that_is_missing_or_killed_is_given_up(job, tmp_path, monkeypatch):
-    monkeypatch.setenv("DPDASK", "sh -c 'kill -KILL $$'")
-    with pytest.raises(GiveUpError, match="exit code -9"):
+@pytest.mark.parametrize("signal_", ["KILL", "TERM"])
+def test_a_command_that_is_killed_is_tried_again(signal_, job, monkeypatch):
+    monkeypatch.setenv("DPDASK", f"sh -c 'kill -{signal_} $$'")
+    with pytest.raises(TryAgainError, match="exit code -"):
         run_job(print)
+
+
+def test_a_driver_that_is_terminated_is_tried_again(job, monkeypatch):
+    stopped = []
+
+    def stop(line):
+        if '"stage": "survey"' in line and not stopped:
+            [driver] = [each for each in psutil.Process().children() if str(job) in each.cmdline()]
+            driver.terminate()
+            stopped.append(line)
+
+    with pytest.raises(TryAgainError, match="exit code 143: dpdask: terminated; run again"):
+        run_job(stop, "", *MANY_SHARDS)
+    assert run_job(print, "", *MANY_SHARDS)["epsilon_spent"] == 4.0
+
+
+def test_a_command_that_is_missing_is_given_up(job, tmp_path, monkeypatch):
     monkeypatch.setenv("DPDASK", str(tmp_path / "nowhere"))
     with pytest.raises(GiveUpError, match="cannot be started"):
         run_job(print)
