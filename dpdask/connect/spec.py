@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
 import importlib
 import ipaddress
 import logging
@@ -15,15 +14,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 import dask
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from dpdask.documents import Document
-from dpdask.engine.compute import INSECURE_KEY, LONELY_SECONDS, PATIENCE_KEY, find_client
+from dpdask.engine.compute import (
+    INSECURE_KEY,
+    LONELY_SECONDS,
+    PATIENCE_KEY,
+    by_value,
+    call_workers,
+    find_client,
+    list_workers,
+)
 from dpdask.errors import DpdaskError, InputError, OutputError, SpecError, TemporaryError
+from dpdask.io.filesystems import Options, list_options, set_options
 from dpdask.io.fragment import Fragment
 from dpdask.io.storage import Folder
 from dpdask.startup import LIBRARIES, compare_versions, find_versions, own_versions
@@ -410,6 +417,7 @@ def import_extra(module: str, kind: str) -> Any:
 MEMORY_FACTOR = 2
 _BASE_BYTES = 400 * 2**20  # a worker's Python and its libraries
 _SECONDS = 60.0  # a worker imports the package first, perhaps from a shared file system, or on a busy machine
+_HELD_SECONDS = 2.0
 _INSTALL = "install the same versions on every worker, and run again"
 
 
@@ -448,13 +456,16 @@ def _held(client: Client) -> Iterator[None]:
     name = f"dpdask-probe-{uuid.uuid4().hex[:12]}"
     asked = Event(name, client=client)
     task = client.submit(asked.wait, 3 * _SECONDS, key=name, pure=False)
+    patience = _HELD_SECONDS  # if something is wrong, it may be the worker that is held
     try:
         yield
+        patience = _SECONDS
     finally:
         # a scheduler that is lost forgets both, and the answers stand
         with suppress(Exception):
             asked.set()
-            task.result(timeout=_SECONDS)
+            with suppress(TimeoutError):
+                task.result(timeout=patience)
             asked.clear()  # or the scheduler would keep it for good
         task.release()
 
@@ -464,7 +475,7 @@ def _first_worker(client: Client) -> Iterator[None]:
     """Wait until there is a worker; an adaptive cluster starts one for a task, and retires none that holds the only copy of a result."""
     from distributed import CancelledError
 
-    if client.scheduler_info(n_workers=1)["workers"]:
+    if _list_workers(client):
         yield
         return
     seconds = dask.config.get(PATIENCE_KEY, LONELY_SECONDS)
@@ -483,7 +494,7 @@ def _first_worker(client: Client) -> Iterator[None]:
 
 def _check_encryption(client: Client) -> None:
     """Check that nobody on the network path can read a key that is sent to the workers, unless the steward allows it."""
-    addresses = [client.scheduler.address, *client.scheduler_info(n_workers=-1)["workers"]]
+    addresses = [client.scheduler.address, *_list_workers(client)]
     exposed = next(filter(is_exposed, addresses), None)
     if exposed is not None and not dask.config.get(INSECURE_KEY, False):
         what = "the output is in a store, so workers need the run's key, and without TLS anyone on the network path can read it"
@@ -494,13 +505,15 @@ def _check_encryption(client: Client) -> None:
 def _check_versions(client: Client) -> None:
     """Check the versions of the workers, and of the scheduler: it unpickles each task, and pickles it again for its worker."""
     wanted = own_versions()
+    # asked without sending code: Python cannot run that of another version
+    pythons = {address: _find_python(found) for address, found in call_workers(client).items()}
+    ask, run = client.scheduler.versions, client._run_on_scheduler
     try:
-        # asked without sending code: Python cannot run that of another version
-        asked = client.get_versions()
-        pythons = {address: _find_python(found) for address, found in asked["workers"].items()}
-        scheduler = {**wanted, "Python": _find_python(asked["scheduler"])}
+        asked = client.sync(ask, packages=[], callback_timeout=_SECONDS)
+        scheduler = {**wanted, "Python": _find_python(asked)}
         if scheduler == wanted:
-            scheduler = client.run_on_scheduler(_by_value(find_versions), LIBRARIES)
+            find = by_value(find_versions)
+            scheduler = client.sync(run, find, LIBRARIES, callback_timeout=_SECONDS)
     except OSError:
         raise _no_answer() from None
     if differs := compare_versions(scheduler, wanted):
@@ -508,7 +521,7 @@ def _check_versions(client: Client) -> None:
         raise SpecError(f"the scheduler: {differs}", "cluster", hint)
     found = {address: {**wanted, "Python": python} for address, python in pythons.items()}
     if all(python == wanted["Python"] for python in pythons.values()):
-        found = _ask(client, _by_value(find_versions), LIBRARIES)
+        found = _ask(client, by_value(find_versions), LIBRARIES)
     _refuse(
         [compare_versions(versions, wanted) for versions in found.values()], SpecError, _INSTALL
     )
@@ -518,19 +531,10 @@ def _find_python(found: Mapping[str, Any]) -> str:
     return ".".join(found["packages"]["python"].split(".")[:2])
 
 
-def _by_value(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that is pickled with its code: one of an installed module is pickled as its name, and imported where it arrives."""
-    assert isinstance(function, FunctionType)
-    names = {"__builtins__": builtins}
-    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
-    copy.__module__ = "__main__"
-    return copy
-
-
 def _check_memory(client: Client, largest: int) -> None:
     """Check that a worker can hold as many of the largest row group as it has threads."""
     short = []
-    for worker in client.scheduler_info(n_workers=-1)["workers"].values():
+    for worker in _list_workers(client).values():
         n_threads, limit = worker["nthreads"], worker["memory_limit"]
         needed = _BASE_BYTES + MEMORY_FACTOR * largest * n_threads
         has, about = map(dask.utils.format_bytes, (limit, needed))
@@ -548,7 +552,7 @@ def _check_places(
         if secrets is not None:
             secrets.write(name, b"", private=True)
         first = fragments[0] if fragments else None
-        answers = _ask(client, try_places, first, output, secrets, name)
+        answers = _ask(client, try_places, list_options(), first, output, secrets, name)
     finally:
         if secrets is not None:
             secrets.remove(name)
@@ -565,8 +569,13 @@ async def try_places(*places: Any) -> tuple[int, str]:
 
 
 def _try_places(
-    first: Fragment | None, output: Folder, secrets: Folder | None, name: str
+    stores: Mapping[str, Options],
+    first: Fragment | None,
+    output: Folder,
+    secrets: Folder | None,
+    name: str,
 ) -> tuple[int, str]:
+    set_options(stores)
     step, code = "cannot read the first file of the input", InputError.exit_code
     try:
         if first is not None:
@@ -592,7 +601,10 @@ def _ask(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[
     try:
         answers = client.run(function, *arguments, on_error="return", callback_timeout=_SECONDS)
     except OSError:  # also TimeoutError
+        call_workers(client)
         raise _no_answer() from None
+    if any(isinstance(answer, OSError) for answer in answers.values()):
+        call_workers(client)  # it names those that are there and say nothing
     there = {name: answer for name, answer in answers.items() if not isinstance(answer, OSError)}
     failed = [
         f"a failure when asked ({type(answer).__name__})" if isinstance(answer, Exception) else ""
@@ -602,6 +614,13 @@ def _ask(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[
     if not there:
         raise _no_answer()
     return there
+
+
+def _list_workers(client: Client) -> dict[str, Any]:
+    try:
+        return list_workers(client)
+    except OSError:
+        raise _no_answer() from None
 
 
 def _no_answer() -> TemporaryError:

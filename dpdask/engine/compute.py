@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import builtins
 import ctypes
 import functools
 import os
@@ -12,6 +14,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import dask
@@ -24,9 +27,10 @@ from dask.utils import format_bytes
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from dpdask.channels import find_scale, solve_unbiased, solve_weights
-from dpdask.errors import DpdaskError, InternalError, TemporaryError
-from dpdask.io.encrypted import drop_key, exchange_keys, hold_key, list_names
-from dpdask.io.filesystems import Options, set_options, use_options
+from dpdask.errors import DpdaskError, InternalError, TemporaryError, list_names, say_count
+from dpdask.io.encrypted import drop_key, exchange_keys, hold_key
+from dpdask.io.encrypted import list_names as list_key_names
+from dpdask.io.filesystems import set_options
 from dpdask.io.parquet import FOOTERS
 from dpdask.startup import Stamp, finish_first
 from dpdask.stats.statistic import FAN_IN
@@ -44,6 +48,13 @@ PATIENCE_KEY = "dpdask.patience-seconds"  # in Dask's configuration: replaces `L
 INSECURE_KEY = "dpdask.insecure"  # in Dask's configuration: whether a run's key may be sent over connections without TLS
 _POLL_SECONDS = 5.0
 _PATIENCE_SECONDS = 10.0
+_ANSWER_SECONDS = 10.0  # for what needs no work: a process that takes longer is stopped, or lost
+_AGAIN_SECONDS = 5.0  # for one that is asked a second time, alone
+_CLEANING_SECONDS = (
+    5.0  # what is told to the workers at the end reaches each that runs, waited for or not
+)
+_PING = {"op": "versions", "packages": []}  # which Dask answers itself, without a thread of tasks
+_MOST_NAMED = 3
 _LONG_SECONDS = 300.0  # the bounds of 100 million units are 2.4 GB
 _BYTES_A_SECOND = 2**23
 _CACHES: list[Any] = [solve_weights, solve_unbiased, find_scale, FOOTERS]
@@ -59,44 +70,68 @@ def find_client() -> Client | None:
     return client if isinstance(client, Client) else None
 
 
-@contextmanager
-def share_options(options: Mapping[str, Options]) -> Iterator[None]:
-    """Open buckets with these options until the block ends, in this process; workers keep them, also those that join later.
+def list_workers(client: Client) -> dict[str, Any]:
+    """Return what the scheduler knows of each worker, by address; a `TimeoutError` if it does not answer in time."""
+    ask: Any = client.scheduler.identity
+    known: dict[str, Any] = client.sync(ask, n_workers=-1, callback_timeout=_ANSWER_SECONDS)
+    return dict(known["workers"])
 
-    Two jobs that use one bucket on one cluster at the same time must give it the same options.
 
-    Parameters
-    ----------
-    options
-        Options by bucket. Secrets stand in them by the names of environment variables; each worker
-        looks its own up.
+def call_workers(client: Client) -> dict[str, Any]:
+    """Return what each worker answers to a call that Dask answers by itself: its versions.
+
+    A `TemporaryError` names those that the scheduler believes in and that say nothing for some
+    seconds: they are stopped, lost or cut off, and a run would wait for them without end.
     """
-    with use_options(options):
-        client = _find_blocking_client() if options else None  # to look for one imports distributed
-        if client is not None:
-            _tell_workers(client, options)
-        yield
+    call: Any = client.scheduler.broadcast
+    answers: dict[str, Any] = {}
+    try:
+        with suppress(TimeoutError):
+            answers = client.sync(
+                call, msg=_PING, on_error="ignore", callback_timeout=_ANSWER_SECONDS
+            )
+        missing = list_workers(client).keys() - answers.keys()
+        if missing:
+            answers |= client.sync(_call_each, client, sorted(missing))
+        known = list_workers(client)
+    except OSError:
+        hint = "check that it runs, and run again"
+        raise TemporaryError("the scheduler does not answer", "cluster", hint) from None
+    silent = sorted(known.keys() & missing - answers.keys())
+    if silent:
+        names = [_name_worker(address, known[address]) for address in silent]
+        what = f"{len(silent)} of {say_count(len(known), 'worker')} do not answer: {list_names(names, _MOST_NAMED)}"
+        raise TemporaryError(what, "cluster", "restart or remove them, and run again")
+    return answers
 
 
-def _tell_workers(client: Client, options: Mapping[str, Options]) -> None:
-    from distributed import WorkerPlugin
+async def _call_each(client: Client, addresses: Sequence[str]) -> dict[str, Any]:
+    """Call workers one by one, all at once: one that is silent would hide the answers of the others."""
+    call: Any = client.scheduler.broadcast
 
-    class StoreOptions(WorkerPlugin):  # type: ignore[misc]  # distributed ships no types
-        """Sets the options of a bucket on each worker, also on those that join later."""
+    async def call_one(address: str) -> dict[str, Any]:
+        asked = call(msg=_PING, workers=[address], on_error="ignore")
+        with suppress(TimeoutError):
+            return dict(await asyncio.wait_for(asked, _AGAIN_SECONDS))
+        return {}
 
-        def __init__(self, options: Mapping[str, Options]) -> None:
-            self.options = options
+    found = await asyncio.gather(*map(call_one, addresses))
+    return {address: answer for each in found for address, answer in each.items()}
 
-        def setup(self, worker: Any) -> None:  # noqa: ARG002 - dask calls it by this name
-            set_options(self.options)
 
-    for place, found in options.items():
-        try:
-            client.register_plugin(StoreOptions({place: found}), name=f"dpdask-store-{place}")
-        except Exception:
-            what = "the workers could not be told how to open the store"
-            hint = "check that each has this version of dpdask"
-            raise TemporaryError(what, place, hint) from None
+def _name_worker(address: str, known: Mapping[str, Any]) -> str:
+    """Return a worker's name and address, as those who start workers know it."""
+    name = str(known.get("name", address))
+    return address if name == address else f"{name} at {address}"
+
+
+def by_value(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is pickled with its code: one of an installed module is pickled as its name, and imported where it arrives."""
+    assert isinstance(function, FunctionType)
+    names = {"__builtins__": builtins}
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    copy.__module__ = "__main__"
+    return copy
 
 
 def remember(maxsize: int) -> Callable[[Callable[Args, Result]], Callable[Args, Result]]:
@@ -135,9 +170,19 @@ def withdraw_key(run_id: str) -> None:
     drop_key(run_id)
     if (client := _find_blocking_client()) is not None:
         with suppress(Exception):  # a cluster that has gone away holds nothing
-            for name in list_names(run_id):
+            for name in list_key_names(run_id):
                 _set_key(client, name, None)
+            names = [f"dpdask-key-{name}" for name in list_key_names(run_id)]
+            run: Any = client._run_on_scheduler
+            client.sync(run, by_value(_forget_names), names, callback_timeout=_CLEANING_SECONDS)
         _run_on_workers(client, drop_key, run_id)
+
+
+def _forget_names(names: list[str], dask_scheduler: Any = None) -> None:
+    """Remove on the scheduler what is empty by now; the function needs nothing of this module."""
+    for name in names:
+        if dask_scheduler.task_metadata.get(name) is None:
+            dask_scheduler.task_metadata.pop(name, None)
 
 
 def _tell_scheduler(name: str, secret: bytes) -> None:
@@ -199,7 +244,7 @@ def forget_everywhere() -> None:
 
 def _run_on_workers(client: Client, function: Callable[..., None], *arguments: str) -> None:
     with suppress(Exception):  # a failure does not matter: if a worker is lost, so is its memory
-        client.run(function, *arguments, on_error="ignore", callback_timeout=_PATIENCE_SECONDS)
+        client.run(function, *arguments, on_error="ignore", callback_timeout=_CLEANING_SECONDS)
 
 
 class Batch(NamedTuple):
@@ -309,13 +354,15 @@ class Window:
 
 
 def _patiently(client: Client, step: Callable[[], Any]) -> Any:
-    """Run a step and return its result; repeat it while it times out, but stop if the cluster has had no worker for long."""
-    alone = 0.0
-    while alone < dask.config.get(PATIENCE_KEY, LONELY_SECONDS):
+    """Run a step and return its result; repeat it while it times out, but stop if the cluster has had no worker, or no word of the scheduler came, for long."""
+    heard = time.monotonic()
+    while time.monotonic() - heard < dask.config.get(PATIENCE_KEY, LONELY_SECONDS):
         try:
             return step()
         except (queue.Empty, TimeoutError):
-            alone = 0.0 if client.scheduler_info(n_workers=-1)["workers"] else alone + _POLL_SECONDS
+            with suppress(TimeoutError):
+                if list_workers(client):
+                    heard = time.monotonic()
     raise TimeoutError
 
 
@@ -333,7 +380,7 @@ def guard(function: Callable[Args, Result]) -> Callable[Args, Result]:
     """Return a task function whose unforeseen failures name only their type and place: library messages quote data.
 
     A work with a stamp among its arguments is refused by a worker whose versions are not the
-    driver's.
+    driver's. Its stores are opened with its options from now on.
     """
 
     @functools.wraps(function)
@@ -341,7 +388,9 @@ def guard(function: Callable[Args, Result]) -> Callable[Args, Result]:
         try:
             prepare_process()
             for argument in (*args, *kwargs.values()):
-                stamp = getattr(getattr(argument, "work", argument), "stamp", None)
+                work = getattr(argument, "work", argument)
+                set_options(getattr(work, "stores", {}))
+                stamp = getattr(work, "stamp", None)
                 if isinstance(stamp, Stamp) and stamp.differs:
                     what = f"a worker joined with another version: {stamp.differs}"
                     hint = "install the same versions on every worker, and run again to resume"

@@ -15,6 +15,7 @@ from dpdask.codec import Codec, codec_for
 from dpdask.engine.compute import remember
 from dpdask.errors import DataError, InputError, MissingError, SpecError
 from dpdask.io.encrypted import EncryptedFile, EncryptedFolder
+from dpdask.io.filesystems import Options, list_options
 from dpdask.io.storage import HOLDOUT_NAME, KEY_NAME, RELEASE_NAME, Folder, PrivateFolder
 from dpdask.mechanisms.mechanism import Columns, Mechanism
 from dpdask.privacy import UnitColumn
@@ -67,6 +68,9 @@ class TableWork:
     # `hold_keys`.
     held_keys: tuple[RunKey, RunKey] | None = None
     stamp: Stamp = field(default_factory=Stamp)  # A worker with other versions refuses the work
+    # The options of the stores, by bucket: a worker opens these with them. Secrets stand in them by
+    # the names of environment variables; each worker looks its own up.
+    stores: Mapping[str, Options] = field(default_factory=list_options, compare=False)
 
     @property
     def unit_columns(self) -> list[str]:

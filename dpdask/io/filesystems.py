@@ -244,6 +244,11 @@ def use_options(options: Mapping[str, Options]) -> Iterator[None]:
         _ACTIVE.update(before)
 
 
+def list_options() -> dict[str, Options]:
+    """Return the options of all buckets that have some, as jobs gave them: without secrets."""
+    return dict(_ACTIVE)
+
+
 def set_options(options: Mapping[str, Options]) -> None:
     """Open these buckets with these options from now on, in this process."""
     _ACTIVE.update(options)

@@ -34,14 +34,13 @@ from dpdask.documents import (
     validate,
 )
 from dpdask.engine.account import Account, Hide, LedgerPlace
-from dpdask.engine.compute import share_options
 from dpdask.engine.fit import PublicTable
 from dpdask.engine.source import FileSource
 from dpdask.engine.work import TableWork, make_public_work, make_table_work
 from dpdask.errors import CombinedSpecError, DataError, DpdaskError, SpecError
 from dpdask.io.changes import Changed, Lake
 from dpdask.io.files import Files, TableFormat, name_format
-from dpdask.io.filesystems import Options, by_root, check_options
+from dpdask.io.filesystems import Options, by_root, check_options, use_options
 from dpdask.io.fragment import Fragment
 from dpdask.io.fragments import InputTable, check_copies, discover, find_copies, takes_in
 from dpdask.io.lakes import Delta, Iceberg
@@ -535,11 +534,14 @@ def _set(data: dict[str, Any], key: str, value: str) -> None:
 def opens_stores(
     function: Callable[Concatenate[Job, Args], Result],
 ) -> Callable[Concatenate[Job, Args], Result]:
-    """Return a function of a job that opens the job's stores with its options, here and on the workers."""
+    """Return a function of a job that opens the job's stores with its options; workers are told of them by each task's work.
+
+    Two jobs that use one bucket on one cluster at the same time must give it the same options.
+    """
 
     @functools.wraps(function)
     def opening(job: Job, *args: Args.args, **kwargs: Args.kwargs) -> Result:
-        with share_options(job.stores):
+        with use_options(job.stores):
             return function(job, *args, **kwargs)
 
     return opening  # type: ignore[return-value]  # `wraps` takes the first argument for a named one
