@@ -484,11 +484,12 @@ def ledger_init(url: str, dataset: str, epsilon: float, delta: float, strict: bo
 
     opened = open_ledger(url)
     made = opened.init(dataset, epsilon, delta, strict=strict)
-    rule = ", strict: refusals that read rows are charged" if opened.is_strict(dataset) else ""
+    book = opened.show(dataset)
+    rule = ", strict: refusals that read rows are charged" if book.strict else ""
     echo(
         f"{dataset}: "
         + ("a budget of" if made else "has this budget already:")
-        + f" ε {epsilon!r}, δ {delta!r}{rule}"
+        + f" ε {book.epsilon!r}, δ {book.delta!r}{rule}"
     )
 
 
@@ -513,6 +514,70 @@ def ledger_verify(url: str, dataset: str) -> None:
     from dpdask.engine.account import open_ledger
 
     echo(f"{dataset}: {open_ledger(url).verify(dataset)} entries, and the chain is intact")
+
+
+@ledger.command("limit")
+@_url
+@_dataset
+@click.option("--epsilon", type=float, required=True, help="The new limit of the total ε.")
+@click.option("--delta", type=float, help="The new limit of the total δ; by default as it is.")
+@click.option("--reason", required=True, help="Why, in one line: it stays in the chain.")
+def ledger_limit(url: str, dataset: str, epsilon: float, delta: float | None, reason: str) -> None:
+    """Raise or lower a dataset's limit, for a reason that its chain keeps."""
+    from dpdask.engine.account import open_ledger
+    from dpdask.privacy.ledger_changes import change_limit
+
+    opened = open_ledger(url)
+    changed = change_limit(opened, dataset, epsilon, delta, reason)
+    book = opened.show(dataset)
+    said = "the limit is now" if changed else "this is the limit already:"
+    echo(f"{dataset}: {said} ε {book.epsilon!r}, δ {book.delta!r}")
+
+
+@ledger.command("import")
+@click.argument("cards", nargs=-1, metavar="CARD...")
+@click.option("--url", help="The ledger's database.")
+@click.option(
+    "--job", metavar="JOB", help="The job, instead of --url and CARD: its output's cards."
+)
+@click.option(
+    "--earlier",
+    is_flag=True,
+    help="Also record the releases that the cards name and whose own cards are not given, by their ε and δ.",
+)
+def ledger_import(cards: tuple[str, ...], url: str | None, job: str | None, earlier: bool) -> None:
+    """Record releases that a restored ledger has lost, from their cards (files, or folders of releases)."""
+    from dpdask.jobs.claims import find_cards, import_cards, import_job
+    from dpdask.privacy.events import shorten
+
+    if (job is None) != bool(cards and url) or (job is not None and (cards or url)):
+        usage = "dpdask ledger import --url URL CARD..., or dpdask ledger import --job JOB"
+        raise UsageError("either cards and a ledger or a job is needed", "CARD", usage)
+    if job is not None:
+        found = import_job(_load(job), earlier=earlier)
+    else:
+        read = [card for path in cards for card in find_cards(path)]
+        found = import_cards(str(url), read, earlier=earlier)
+    for claim in found.recorded:
+        echo(f"{claim.dataset}: recorded {claim.run_id}, ε {claim.charge.epsilon!r}")
+    told = f"{say_count(len(found.recorded), 'release')} recorded, {found.n_known} known already"
+    for dataset, balance in found.balances.items():
+        spent, limit = shorten(balance.epsilon_spent, up=True), balance.epsilon_limit
+        echo(f"{dataset}: {told}; ε {spent} of {limit!r} spent")
+    if found.n_lacking:
+        count = say_count(found.n_lacking, "earlier release")
+        _warn(f"the cards name {count} that the ledger lacks: import their cards, or add --earlier")
+
+
+@ledger.command("copy")
+@click.argument("source")
+@click.argument("target")
+def ledger_copy(source: str, target: str) -> None:
+    """Copy a ledger's datasets, URL to URL, into a database without one: to back it up, or to move it."""
+    from dpdask.privacy.ledger_changes import copy_ledger
+
+    for dataset, n_entries in copy_ledger(source, target).items():
+        echo(f"{dataset}: {n_entries} entries copied, and the chain is intact")
 
 
 @cli.group()

@@ -9,7 +9,7 @@ table grows: its releases are numbered.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, Self
 
 import pyarrow as pa
@@ -107,6 +107,12 @@ class _Folder:
 
     def read_card(self, release: str) -> bytes:
         return self.output.read(number_name(CARD_NAME, read_number(release)), replaced=True)
+
+    def list_cards(self) -> Iterator[tuple[str, str]]:
+        """Yield the names of the cards of committed releases, the newest first; of no run in particular."""
+        is_there = self.series is None and self.output.exists(MANIFEST_NAME)
+        for number in reversed(range(1 if is_there else self.count())):
+            yield number_name(CARD_NAME, number), ""
 
     def _read_manifest(self, number: int) -> Manifest | None:
         return Manifest.read(self.output, number_name(MANIFEST_NAME, number))
@@ -282,6 +288,13 @@ class PublishedTable:
         """Return the card of a committed release."""
         run = self._log.find(release) or 0
         return self.output.read(_name_file(CARD_NAME, run), replaced=True)
+
+    def list_cards(self) -> Iterator[tuple[str, str]]:
+        """Yield the names of all cards, each with the first digits of its run's name."""
+        for name in self.output.child(META).names():
+            found = re.fullmatch(rf"release-([0-9a-f]{{{NAME_DIGITS}}})\.json", name)
+            if found is not None:
+                yield f"{META}/{name}", found[1]
 
     def is_free(self, run_id: str | None) -> bool:
         """Return whether a release fits beside what is here and what an unfinished run has written."""

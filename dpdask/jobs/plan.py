@@ -24,6 +24,7 @@ from dpdask.io.files import Files
 from dpdask.io.footer import Ranges
 from dpdask.io.fragments import InputTable, row_group_ranges
 from dpdask.io.storage import Folder
+from dpdask.jobs.claims import check_known
 from dpdask.jobs.growing import Growth, find_series
 from dpdask.jobs.output import name_release
 from dpdask.jobs.spec import Job, JobTable, open_table, opens_stores, raises_in_keys
@@ -406,11 +407,15 @@ def _foresee(job: Job, state: RunState, opened: JobTable) -> tuple[bool, DpdaskE
 
 def _check_run(job: Job, state: RunState, opened: JobTable) -> bool:
     """Check what a run would check before it reads a row, in the same order, and change nothing; return whether it is finished."""
+    if job.file.growing or job.may_repeat:
+        check_known(job, state)
     if job.file.growing:
         finished = state.publication.count() > 0 and not opened.table.fragments
     else:
         names = job.name_releases(opened.table.fingerprint if job.may_repeat else "")
         finished = state.find_release(names.find(state.publication)) is not None
+        if finished:
+            check_known(job, state)
     if not finished:
         unfinished = state.find_unfinished(job.digest)
         job.account.check_room(name_run(unfinished))

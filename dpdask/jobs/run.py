@@ -40,6 +40,7 @@ from dpdask.io.shards import (
     list_manifests,
 )
 from dpdask.io.storage import Folder
+from dpdask.jobs.claims import check_known
 from dpdask.jobs.growing import Growth, Next
 from dpdask.jobs.output import name_release
 from dpdask.jobs.plan import expect, list_sorted_warnings
@@ -67,10 +68,12 @@ from dpdask.mechanisms.card import (
 )
 from dpdask.mechanisms.mechanism import Mechanism
 from dpdask.page import make_croissant, make_page
+from dpdask.privacy.events import KEY
 from dpdask.steps import step
 
 CountRows = Callable[[int | None, int | None], None]
 _MOST_EARLIER = 20
+_IN_CARD = ("id", "previous", "head")  # of a release's place in a series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +162,8 @@ def run_job(
     if finished is not None:
         state.sweep()
         return finished
+    if job.may_repeat:  # the table may hold other releases
+        check_known(job, state)
     before = state.find_unfinished(job.digest)
     try:
         job.account.check_room(name_run(before))
@@ -188,6 +193,7 @@ def _run_growing(job: Job, progress: Progress | None, count_rows: CountRows | No
     while True:
         growth = Growth(job)
         job, state = growth.job, growth.state
+        check_known(job, state)
         if state.folder.exists():
             with state.records.lock():
                 growth.tidy()
@@ -232,6 +238,7 @@ def _find_finished(job: Job, state: RunState, names: ReleaseNames) -> Outcome | 
     manifest = state.find_release(release)
     if manifest is None:
         return None
+    check_known(job, state)
     state.publication.finish()
     left, is_shared = state.peek(), state.publication.is_shared
     # the run of this release left its hidden folder, or there is one without a run
@@ -481,6 +488,7 @@ def make_job_card(
             )
             for entry in position.earlier
         ]
+        series = position.entry.charge.event.get(KEY)
         changes["ledger"] = LedgerPosition(
             dataset=job.ledger.dataset,
             entry=position.entry.digest,
@@ -490,6 +498,9 @@ def make_job_card(
             delta_limit=position.delta_limit,
             n_earlier=len(earlier),
             earlier=earlier[-_MOST_EARLIER:],
+            # keyed digests; not that of the fitted release, by which guesses of held-out rows could
+            # be tested
+            **({"series": {key: series[key] for key in _IN_CARD}} if series else {}),
         )
     return card.model_copy(update=changes).with_dataset(book.coverage_until(reached.run_id))
 

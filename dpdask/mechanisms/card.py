@@ -224,7 +224,9 @@ class LedgerPosition(CardPart):
     dataset: str
     """The name of the dataset."""
     entry: str
-    """The digest of the entry that charges the release."""
+    """The digest of the entry that charges the release. It was the head of the chain then, so it
+    seals all entries before it: a ledger that lacks it was restored from an older copy.
+    """
     epsilon: float | None
     """The ε of this release and the earlier ones together, at the dataset's limit of δ; null if no
     number is known. Refused runs are left out: a refusal depends on the rows.
@@ -239,6 +241,10 @@ class LedgerPosition(CardPart):
     """How many releases came before."""
     earlier: list[EarlierRelease]
     """The newest of the releases that came before."""
+    series: dict[str, str] | None = None
+    """For growing tables: the series, with keyed digests of the files that were released before,
+    and with this release.
+    """
 
 
 class Terms(CardPart):

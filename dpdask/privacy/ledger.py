@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import sqlite3
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -32,9 +31,9 @@ from dpdask.privacy.ledger_entries import (
     Entry,
     Kind,
     chain_error,
-    check_number,
     entry_of,
     event_text,
+    find_limits,
     sum_charges,
 )
 
@@ -413,6 +412,7 @@ _ENDED = {
     "commit": "committed: a released run stays charged",
     "void": "voided: intend it again",
     "refuse": "refused: its charge stays",
+    "import": "imported: its card says that it was released, so it stays charged",
 }
 
 
@@ -462,33 +462,28 @@ class Ledger:
         Parameters
         ----------
         epsilon, delta
-            What all releases may spend together: ε above 0 and finite, δ in [0, 1). They cannot be
-            changed.
+            What all releases may spend together: ε above 0 and finite, δ in [0, 1). `change_limit`
+            changes them, for a reason.
         strict
             Whether a run that reads rows and then refuses them costs as much as a release, and at
             least a hundredth of ε. A dataset can be made strict later, and then stays strict.
         """
         name = _name(dataset, "dataset")
-        limits = {
-            "epsilon": check_number(epsilon, "epsilon", sys.float_info.max),
-            "delta": check_number(delta, "delta", 1.0),
-        }
-        if not limits["epsilon"]:
-            what, hint = "a limit of ε = 0 allows no release", "give the dataset a budget above 0"
-            raise SpecError(what, "epsilon", hint)
+        limits = check_limits(epsilon, delta)
+        row: dict[str, Any] = {"epsilon": limits.epsilon, "delta": limits.delta}
 
         def work(connection: Connection) -> bool:
             query = sa.select(DATASETS).where(DATASETS.c.name == name)
             found = connection.execute(query).mappings().one_or_none()
             if found is None:
-                row = {"format": LEDGER_FORMAT, "name": name, "created": _now(), **limits}
-                row |= {"n_entries": 0, "head": digest_of(row)}
-                connection.execute(sa.insert(DATASETS), row)
-            elif any(found[key] != limit for key, limit in limits.items()):
-                limit = f"ε {found['epsilon']!r} and δ {found['delta']!r}"
-                what = f"the dataset {name!r} has a limit already: {limit}"
-                raise self._error(what, "a limit cannot change; give the same one")
+                made = {"format": LEDGER_FORMAT, "name": name, "created": _now(), **row}
+                made |= {"n_entries": 0, "head": digest_of(made)}
+                connection.execute(sa.insert(DATASETS), made)
             book = self._open(connection, name, lock=True)
+            if limits not in (book.declared, Charge(epsilon=book.epsilon, delta=book.delta)):
+                limit = f"ε {book.epsilon!r} and δ {book.delta!r}"
+                what = f"the dataset {name!r} has a limit already: {limit}"
+                raise self._error(what, "give the same one, or change it by `dpdask ledger limit`")
             if strict and not book.strict:
                 _append(connection, book, "strict", "strict", FREE)
             return found is None
@@ -514,17 +509,17 @@ class Ledger:
             if latest is None or not latest.counts:
                 self._require_room(book, price)
                 return "intend", price, ""
-            if latest.kind == "refuse":
+            if latest.kind in ("refuse", "import"):
                 raise self._error(
-                    f"the run {run_id!r} is {_ENDED['refuse']}", "a new run is charged again"
+                    f"the run {run_id!r} is {_ENDED[latest.kind]}", "a new run is charged again"
                 )
-            # another price, if the dataset was made strict since
-            if latest.charge not in (charge, price):
+            # another price, if the dataset was made strict since, or its limit was changed
+            if not book.was_price(charge, latest.charge):
                 what = f"the run {run_id!r} was intended with another charge"
                 raise self._error(what, "a changed job is a new run: give it another name")
             return latest
 
-        return self._write(dataset, run_id, decide)
+        return self.append(dataset, run_id, decide)
 
     def check_room(self, dataset: str, charge: Charge, run_id: str | None = None) -> None:
         """Check that a charge fits, or that its run is already charged; nothing is written. For the parameters see `Ledger.intend`."""
@@ -542,7 +537,7 @@ class Ledger:
                 return "draw", latest.charge, release
             return self._check_drawn(latest, release)
 
-        return self._write(dataset, run_id, decide)
+        return self.append(dataset, run_id, decide)
 
     def commit(self, dataset: str, run_id: str, release: str = "") -> Entry:
         """Record that a run was released, and return the entry. It is idempotent."""
@@ -567,7 +562,7 @@ class Ledger:
         """
 
         def decide(book: Book, latest: Entry | None) -> Entry | Link:
-            if latest is not None and latest.kind in ("refuse", "commit"):
+            if latest is not None and latest.kind in ("refuse", "commit", "import"):
                 return latest
             least = latest.charge if latest is not None and latest.kind == "draw" else charge
             if least != FREE and (latest is None or not latest.counts):
@@ -577,7 +572,7 @@ class Ledger:
             fits = self._compose([*book.count(without=run_id), price], book.delta) <= book.epsilon
             return "refuse", price if fits else least, ""
 
-        return self._write(dataset, run_id, decide)
+        return self.append(dataset, run_id, decide)
 
     def holdout_key(self, dataset: str, *, draw: bool = True) -> bytes | None:
         """Return the 32 secret bytes that choose a dataset's hold-out; they are drawn once and kept.
@@ -646,7 +641,7 @@ class Ledger:
         """Return a dataset's ledger, after checking its chain."""
         return self._store.read(lambda connection: self._open(connection, dataset))
 
-    def _write(
+    def append(
         self, dataset: str, run_id: str, decide: Callable[[Book, Entry | None], Entry | Link]
     ) -> Entry:
         """Append the link that follows from a run's newest entry, under the dataset's lock; or return an entry that stands already."""
@@ -678,13 +673,16 @@ class Ledger:
         try:
             check_chain(record, rows)
             entries = tuple(map(entry_of, rows))
+            declared = Charge(epsilon=record["epsilon"], delta=record["delta"])
+            limits = find_limits(declared, entries)
         except DataError as error:
             raise error.at(f"{self._store.place}, dataset {name!r}") from None
         return Book(
             dataset=name,
             compose=self._compose,
-            epsilon=record["epsilon"],
-            delta=record["delta"],
+            epsilon=limits.epsilon,
+            delta=limits.delta,
+            declared=declared,
             created=record["created"],
             head=record["head"],
             entries=entries,
@@ -710,11 +708,11 @@ class Ledger:
             if latest.kind == "intend" or (latest.kind == "draw" and kind == "commit"):
                 self._check_drawn(latest, release or latest.release)
                 return kind, latest.charge, release or latest.release
-            if latest.kind != kind:
+            if latest.kind != kind and (latest.kind, kind) != ("import", "commit"):
                 raise self._error(f"the run {run_id!r} is {_ENDED[latest.kind]}")
             return latest
 
-        return self._write(dataset, run_id, decide)
+        return self.append(dataset, run_id, decide)
 
     def _check_drawn(self, latest: Entry, release: str) -> Entry:
         """Return a run's newest entry, after checking that it holds no other noise than a release."""
@@ -743,6 +741,15 @@ class Ledger:
             hint = "finish unfinished runs first, or set a smaller ε; a refusal costs at least a hundredth of the limit"
         what = f"the budget of the dataset {book.dataset!r} is too small: {why}"
         raise BudgetError(what, self._store.place, hint)
+
+
+def check_limits(epsilon: float, delta: float) -> Charge:
+    """Return the limits of a dataset."""
+    limits = Charge(epsilon=epsilon, delta=delta)
+    if not limits.epsilon:
+        what, hint = "a limit of ε = 0 allows no release", "give the dataset a budget above 0"
+        raise SpecError(what, "epsilon", hint)
+    return limits
 
 
 def _not_intended(run_id: str) -> tuple[str, str]:

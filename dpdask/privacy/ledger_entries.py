@@ -24,10 +24,13 @@ from dpdask.privacy.events import (
     round_up_sum,
 )
 
-Kind = Literal["intend", "draw", "commit", "void", "refuse", "strict", "hold-out"]
-NO_RUN = ("strict", "hold-out")
+Kind = Literal[
+    "intend", "draw", "commit", "void", "refuse", "import", "strict", "hold-out", "limit"
+]
+NO_RUN = ("strict", "hold-out", "limit")
 _RELEASE = "release"  # the key under which an event holds the digest of what was drawn
-_HOLD_RELEASE = ("draw", "commit", "hold-out")
+_HOLD_RELEASE = ("draw", "commit", "hold-out", "import")
+_UNKNOWN = "unknown"  # the fitted release of a run that is known by its card alone
 
 
 def chain_error(what: str) -> DataError:
@@ -121,8 +124,9 @@ class Entry:
     sequence: int  # 1, 2, 3, … within the dataset
     # `intend`: noise may be drawn from now on. `draw`: it was drawn, and the fitted release is
     # kept. `commit`: the run was released. `void`: no noise was drawn or seen. `refuse`: the run
-    # read rows and then refused them; the charge is what the refusal costs. `strict`: from now on
-    # refusals are charged. `hold-out`: the dataset's hold-out was drawn.
+    # read rows and then refused them; the charge is what the refusal costs. `import`: a ledger
+    # that was restored had lost the run, and its card told of it. `strict`: from now on refusals are
+    # charged. `hold-out`: the dataset's hold-out was drawn. `limit`: the charge is the new limit.
     kind: Kind
     run_id: str
     charge: Charge  # what the run costs; the same in all its entries, until a void or a refusal
@@ -132,15 +136,21 @@ class Entry:
     previous: str
     digest: str
     # For a draw and a commit, the digest of the fitted release, so that a run does not draw its
-    # noise again; for a hold-out, the digest of its key.
+    # noise again; for a hold-out, the digest of its key; for an import, the digest of the entry that
+    # the card names.
     release: str = ""
 
     @property
     def counts(self) -> bool:
         """Whether the entry's charge counts as spent while it is the newest entry of its run."""
-        return self.kind in ("intend", "draw", "commit") or (
+        return self.kind in ("intend", "draw", "commit", "import") or (
             self.kind == "refuse" and self.charge != FREE
         )
+
+    @property
+    def fitted(self) -> str:
+        """The digest of the fitted release that the run recorded; `unknown` of an import, which no card tells."""
+        return _UNKNOWN if self.kind == "import" else self.release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +226,28 @@ class Book:
     # can write a whole new chain.
     head: str
     compose: Compose  # of the ledger
+    # What `init` gave as the limits; `limit` entries have changed them since.
+    declared: Charge = FREE
+
+    def until(self, sequence: int) -> Book:
+        """Return the book as it was after so many entries."""
+        entries = self.entries[:sequence]
+        limits = find_limits(self.declared, entries)
+        return replace(self, entries=entries, epsilon=limits.epsilon, delta=limits.delta)
+
+    def was_price(self, charge: Charge, paid: Charge) -> bool:
+        """Return whether a run that paid something paid for this charge, or for its refusal under any limit that was in force."""
+        changes = (entry.sequence for entry in self.entries if entry.kind == "limit")
+        books = (self, *(self.until(sequence - 1) for sequence in changes))
+        return paid == charge or any(paid == book.price_refusal(charge) for book in books)
+
+    def holds(self, run_id: str, digest: str) -> bool:
+        """Return whether a run's charge is in the chain as the entry with this digest, which seals all entries before it."""
+        charged = any(
+            entry.digest == digest and entry.run_id == run_id and entry.kind == "intend"
+            for entry in self.entries
+        )
+        return charged and run_id in self.standing
 
     @property
     def strict(self) -> bool:
@@ -239,7 +271,7 @@ class Book:
     def count(self, plus: Sequence[Charge] = (), *, without: str = "") -> list[Charge]:
         """Return the charges that are composed: those that count as spent, except of releases that go on with a series."""
         spent = [
-            (entry.charge, entry.release)
+            (entry.charge, entry.fitted)
             for run_id, entry in self.standing.items()
             if run_id != without
         ]
@@ -249,7 +281,7 @@ class Book:
         """Return the charges if a further run, which costs `plus`, and all unfinished ones were refused in a strict dataset; and their number."""
         unfinished = [entry for entry in self.standing.values() if entry.kind in ("intend", "draw")]
         ended = [
-            (entry.charge, entry.release)
+            (entry.charge, entry.fitted)
             for entry in self.standing.values()
             if entry.kind not in ("intend", "draw")
         ]
@@ -277,7 +309,7 @@ class Book:
 
     def coverage_until(self, run_id: str) -> Coverage:
         """Return the rows without ε: those of a run and the runs intended before it, together; later runs do not change it."""
-        intended = [entry for entry in self.entries if entry.kind == "intend"]
+        intended = [entry for entry in self.entries if entry.kind in ("intend", "import")]
         last = max((entry.sequence for entry in intended if entry.run_id == run_id), default=0)
         return coverage_of(entry.charge.event for entry in intended if entry.sequence <= last)
 
@@ -296,20 +328,20 @@ class Book:
         )
         if own is None:
             return None
-        then = replace(self, entries=self.entries[: own.sequence])
+        then = self.until(own.sequence)
         # a run that is charged, and not committed, may be refused yet: cards of different times would tell that it was
         released = [
             entry
             for entry in then.standing.values()
-            if entry.kind == "commit" or entry.run_id == run_id
+            if entry.kind in ("commit", "import") or entry.run_id == run_id
         ]
-        charges = count_series([(entry.charge, entry.release) for entry in released])
+        charges = count_series([(entry.charge, entry.fitted) for entry in released])
         return Position(
             entry=own,
-            epsilon=self.compose(charges, self.delta),
+            epsilon=self.compose(charges, then.delta),
             delta=round_up_sum(charge.delta for charge in charges),
-            epsilon_limit=self.epsilon,
-            delta_limit=self.delta,
+            epsilon_limit=then.epsilon,
+            delta_limit=then.delta,
             earlier=tuple(entry for entry in released if entry.run_id != run_id),
         )
 
@@ -357,6 +389,11 @@ class Book:
             n_refusals_charged=self.n_refusals_charged,
             coverage=self.coverage(plus),
         )
+
+
+def find_limits(declared: Charge, entries: Iterable[Entry]) -> Charge:
+    """Return the limits of a dataset after some entries: the newest that were set."""
+    return next((entry.charge for entry in reversed([*entries]) if entry.kind == "limit"), declared)
 
 
 def _write(value: float, rounding: str) -> str:
@@ -492,8 +529,9 @@ def count_series(charges: Sequence[tuple[Charge, str]]) -> list[Charge]:
     Notes
     -----
     A release goes on with its series if its digest of the fragments released before is the newest
-    one, the fitted release is the same, the unit is the row, and its events are among those of the
-    last charge of the series that counts in full.
+    one, the fitted release is the same (or one of the two is known by its card alone, which does not
+    tell), the unit is the row, and its events are among those of the last charge of the series that
+    counts in full.
     """
     counted: list[Charge] = []
     # of each series, the charge that counts in full, the fitted release, and the newest digest
@@ -504,12 +542,13 @@ def count_series(charges: Sequence[tuple[Charge, str]]) -> list[Charge]:
             counted.append(charge)
             continue
         full, release, head = newest.get(series.id, (charge, "", ""))
-        same = series.previous == head != "" and series.release == release != ""
-        if same and _covers(full, charge):
-            newest[series.id] = full, release, series.head
+        fitted = series.release or recorded
+        matches = fitted == release != "" or _UNKNOWN in (fitted, release)
+        if series.previous == head != "" and matches and _covers(full, charge):
+            newest[series.id] = full, release if fitted == _UNKNOWN else fitted, series.head
         else:
             counted.append(charge)
-            newest[series.id] = charge, series.release or recorded, series.head
+            newest[series.id] = charge, fitted, series.head
     return counted
 
 

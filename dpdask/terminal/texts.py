@@ -52,6 +52,7 @@ def describe_ledger(summary: Book) -> str:
         cost = f"ε {shorten(entry.charge.epsilon, up=True)} δ {entry.charge.delta!r}"
         event = entry.charge.event
         series = f", series {event['series']['id']}" if "series" in event else ""
+        series += f": {event['reason']}" if entry.kind == "limit" else ""
         start = f"  {entry.sequence:>4} {entry.recorded} {entry.kind:<6}"
         lines.append(f"{start} {cost} {entry.run_id}{series}")
     return "\n".join([*lines, f"  head {summary.head}"])

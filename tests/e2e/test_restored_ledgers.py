@@ -1,0 +1,368 @@
+"""A ledger that is restored from a backup, and has lost releases: each run is refused until they are imported from their cards."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import dask
+import pytest
+from e2e.growing import HOLDOUT, at, grow, job, spent
+from e2e.helpers import (
+    RATINGS_SCHEMA,
+    call_cli,
+    digests,
+    error_line,
+    hidden,
+    lake,
+    load,
+    run_here,
+    write_job,
+)
+
+from dpdask.engine.account import Account, open_ledger
+from dpdask.errors import BudgetError, InputError, TemporaryError
+from dpdask.jobs.claims import find_cards, list_claims
+from dpdask.jobs.plan import plan_job
+
+BY_USER = {"column": "userId", "max_rows": 2}
+COUNTED = {
+    name: {**column, "role": "privatise" if name == "rating" else "drop"}
+    for name, column in RATINGS_SCHEMA.items()
+}
+TABLES = {"kind": "marginals", "cliques": [["rating"]]}
+LACKS = "this ledger lacks {} that the cards of the output name"
+
+
+@pytest.fixture(autouse=True)
+def _here():
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture
+def url(file):
+    made = f"sqlite:///{file}"
+    open_ledger(made).init("ratings", 8.0, 1e-5)
+    open_ledger(made).init("people", 1.0)
+    return made
+
+
+@pytest.fixture
+def backup(file, url):
+    """Bring the ledger back to what it was, as often as it is called."""
+    content = file.read_bytes()
+    return lambda: file.write_bytes(content)
+
+
+def written(tmp_path, url, name="job", **changed):
+    source = tmp_path / "in"
+    if not source.exists():
+        lake(source, [150, 90], schema=RATINGS_SCHEMA)
+    given = {"schema": RATINGS_SCHEMA, "ledger": {"url": url, "dataset": "ratings"}, **changed}
+    return write_job(tmp_path / name, source, tmp_path / "lake" / name, **given)
+
+
+def total(url):
+    return open_ledger(url).read_balance("ratings").epsilon_spent
+
+
+KINDS = {
+    "rows": {},
+    "people": {"privacy__unit": BY_USER},
+    "noise": {"mechanism": TABLES, "schema": COUNTED, "privacy__delta": 1e-6},
+    "presence": {
+        "mechanism": TABLES,
+        "schema": COUNTED,
+        "privacy__adjacency": "add-remove",
+        "privacy__delta": 1e-6,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_is_refused_until_its_release_is_imported(kind, tmp_path, url, backup):
+    made = written(tmp_path, url, **KINDS[kind])
+    run_here(made)
+    paid, before = total(url), digests(tmp_path / "lake")
+    entries = open_ledger(url).show("ratings").entries
+    [charged] = [entry for entry in entries if entry.kind == "intend"]
+    coverage = open_ledger(url).read_balance("ratings").coverage
+    backup()
+    assert total(url) == 0.0
+    for _ in range(2):
+        with pytest.raises(InputError, match=LACKS.format("1 release")) as refused:
+            run_here(made)
+    assert refused.value.exit_code == 66
+    assert "`dpdask ledger import --job JOB` records them" in str(refused.value)
+    assert "lacks 1 release" in str(plan_job(load(made)).refusal)
+    assert open_ledger(url).show("ratings").entries == ()
+    done = call_cli("ledger", "import", "--job", made)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"recorded {charged.run_id}, ε 4.0" in done.stdout
+    assert "1 release recorded, 0 known already" in done.stdout
+    assert paid <= total(url) <= paid * (1 + 1e-12)
+    # the events, whom they cover and whom not: as they were charged, but for the hold-out's name
+    [entry] = open_ledger(url).show("ratings").entries
+    assert entry.charge.delta == charged.charge.delta
+    assert entry.charge.event["events"] == charged.charge.event["events"]
+    assert entry.charge.event["unit"] == charged.charge.event["unit"]
+    assert open_ledger(url).read_balance("ratings").coverage == coverage
+    again = call_cli("ledger", "import", "--job", made)
+    assert "0 releases recorded, 1 known already" in again.stdout
+    assert run_here(made).status == "already released"
+    assert plan_job(load(made)).is_finished
+    assert digests(tmp_path / "lake") == before
+    # alone it would fit
+    with pytest.raises(BudgetError):
+        run_here(written(tmp_path, url, "second", **{**KINDS[kind], "privacy__epsilon": 8.0}))
+    assert run_here(written(tmp_path, url, "third", **KINDS[kind])).status == "released"
+
+
+def test_a_newer_backup_that_knows_the_release_is_no_rollback(tmp_path, url, file):
+    first, second = (written(tmp_path, url, name) for name in ("one", "two"))
+    run_here(first)
+    content = file.read_bytes()
+    run_here(second)
+    file.write_bytes(content)
+    assert run_here(first).status == "already released"
+    with pytest.raises(InputError, match=LACKS.format("1 release")):
+        run_here(second)
+
+
+def test_a_release_whose_driver_died_before_it_told_the_ledger(tmp_path, url, backup, monkeypatch):
+    made, out = written(tmp_path, url), tmp_path / "lake" / "job"
+
+    def fail(*_):
+        raise TemporaryError("the ledger is busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Account, "commit", fail)
+        with pytest.raises(TemporaryError):
+            run_here(made)
+    backup()
+    assert hidden(out).exists()
+    with pytest.raises(InputError, match=LACKS.format("1 release")):
+        run_here(made)
+    assert call_cli("ledger", "import", "--job", made).returncode == 0
+    assert run_here(made).status == "already released"
+    assert not hidden(out).exists()
+    assert [entry.kind for entry in open_ledger(url).show("ratings").entries] == ["import"]
+
+
+@pytest.mark.parametrize("format_", ["parquet", "delta"])
+def test_a_series_goes_on_after_a_restore(format_, tmp_path, url, file):
+    """The dataset allows the series and nothing more, so that it cannot go on if a release was counted twice."""
+    source = tmp_path / "in"
+    made = job(
+        tmp_path / "job", source, HOLDOUT, ledger=at(url), output__format=format_, name="grown"
+    )
+    empty = file.read_bytes()
+    grow(made, source, range(2))
+    two = file.read_bytes()
+    grow(made, source, range(2, 4))
+    for lost, recorded in ((two, 2), (empty, 4)):
+        file.write_bytes(lost)
+        with pytest.raises(InputError, match=LACKS.format(f"{recorded} releases")):
+            run_here(made)
+        assert "lacks" in str(plan_job(load(made)).refusal)
+        done = call_cli("ledger", "import", "--job", made)
+        assert f"{recorded} releases recorded, {4 - recorded} known already" in done.stdout
+        assert done.stderr == ""
+        assert spent(url) == 1.0
+        assert run_here(made).status == "nothing new"
+    [outcome] = grow(made, source, [4])
+    assert outcome.status == "released"
+    assert spent(url) == 1.0
+    # one that was imported only in part is found
+    file.write_bytes(empty)
+    newest = max((tmp_path / "job" / "out" / "_dpdask").glob("release*.json"))
+    assert call_cli("ledger", "import", "--url", url, newest).returncode == 0
+    with pytest.raises(InputError, match="lacks"):
+        run_here(made)
+
+
+def test_a_table_that_is_appended_to(tmp_path, url, backup):
+    options = {"output__format": "delta", "output__mode": "append", "privacy__epsilon": 2.0}
+    made = written(tmp_path, url, **options)
+    run_here(made)
+    extra = lake(tmp_path / "more", [30], schema=RATINGS_SCHEMA)
+    shutil.copy(next(extra.glob("*.parquet")), tmp_path / "in" / "more.parquet")
+    run_here(made)
+    backup()
+    options |= {"output__path": str(tmp_path / "lake" / "job"), "privacy__epsilon": 1.0}
+    other = written(tmp_path, url, "other", **options)
+    for each in (made, other):
+        with pytest.raises(InputError, match=LACKS.format("2 releases")):
+            run_here(each)
+    assert call_cli("ledger", "import", "--job", other).returncode == 0
+    assert total(url) == 4.0
+    assert run_here(other).status == "released"
+
+
+def test_releases_whose_cards_are_gone_are_recorded_by_what_another_card_says(
+    tmp_path, url, backup
+):
+    first, second = (
+        written(tmp_path, url, name, privacy__epsilon=epsilon)
+        for name, epsilon in (("one", 3.0), ("two", 2.0))
+    )
+    run_here(first)
+    run_here(second)
+    shutil.rmtree(tmp_path / "lake" / "one")
+    backup()
+    with pytest.raises(InputError, match=LACKS.format("2 releases")) as refused:
+        run_here(second)
+    assert "or `--earlier`" in str(refused.value)
+    card = tmp_path / "lake" / "two"
+    done = call_cli("ledger", "import", "--url", url, card)
+    assert json.loads(done.stderr)["warning"].startswith("the cards name 1 earlier release that")
+    assert total(url) == 2.0
+    with pytest.raises(InputError, match=LACKS.format("1 release")):
+        run_here(second)
+    done = call_cli("ledger", "import", "--url", url, "--earlier", card)
+    assert (done.stderr, total(url)) == ("", 5.0)
+    assert run_here(second).status == "already released"
+
+
+def test_the_cards_of_another_dataset_and_broken_ones_prove_nothing(tmp_path, url, backup):
+    made = written(tmp_path, url)
+    open_ledger(url).init("elsewhere", 4.0)
+    run_here(made, ledger__dataset="elsewhere")
+    assert run_here(made).status == "already released"
+    backup()
+    assert run_here(made).status == "already released"
+    card = tmp_path / "lake" / "job" / "_dpdask" / "release.json"
+    card.write_text("{")
+    assert run_here(made).status == "already released"
+    card.unlink()
+    assert run_here(made).status == "already released"
+
+
+def changed_card(tmp_path, url, **changes):
+    run_here(written(tmp_path, url))
+    path = tmp_path / "lake" / "job" / "_dpdask" / "release.json"
+    content = json.loads(path.read_text())
+    for dotted, value in changes.items():
+        *parents, last = dotted.split("__")
+        inner = content
+        for parent in parents:
+            inner = inner[parent]
+        if value is None:
+            del inner[last]
+        else:
+            inner[last] = value
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "line"),
+    [
+        ({"ledger": None}, 64, "no job with a ledger has written this card"),
+        ({"release": None}, 64, "no job with a ledger has written this card"),
+        ({"ledger__dataset": "unheard"}, 64, "the ledger does not know the dataset 'unheard'"),
+        ({"accounting__events": {"format": 9}}, 64, "the event's format is not 1"),
+        ({"ledger__series": {"id": "s"}}, 64, "an event's series must have an id"),
+        ({"guarantee__epsilon": -1.0}, 64, "a number is out of its range"),
+        ({"format": 1}, 66, "this card has format 1, not 2"),
+    ],
+)
+def test_cards_that_say_nothing_are_refused(changes, code, line, tmp_path, url):
+    path = changed_card(tmp_path, url, **changes)
+    done = call_cli("ledger", "import", "--url", url, path)
+    assert done.returncode == code
+    assert line in error_line(done)
+    assert len(open_ledger(url).show("ratings").entries) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        ([], 2, "either cards and a ledger or a job is needed"),
+        (["card.json"], 2, "either cards and a ledger or a job is needed"),
+        (["--url", "sqlite:///x.db"], 2, "either cards and a ledger or a job is needed"),
+        (["--job", "j.yaml", "card.json"], 2, "either cards and a ledger or a job is needed"),
+        (["--url", "sqlite:///x.db", "/nowhere"], 66, "there is no release card here"),
+    ],
+)
+def test_an_import_says_what_it_needs(words, code, line):
+    done = call_cli("ledger", "import", *words)
+    assert done.returncode == code
+    assert line in error_line(done)
+
+
+def test_a_job_without_a_release_or_a_ledger_imports_nothing(tmp_path, url):
+    made = written(tmp_path, url)
+    done = call_cli("ledger", "import", "--job", made)
+    assert (done.returncode, "holds no release of the dataset 'ratings'" in done.stderr) == (
+        66,
+        True,
+    )
+    made = written(tmp_path, url, ledger=None)
+    done = call_cli("ledger", "import", "--job", made)
+    assert (done.returncode, "this job has no ledger" in done.stderr) == (64, True)
+
+
+def test_whoever_plants_a_card_can_only_add(tmp_path, url, backup):
+    """A card that understates a release is one more charge, and does not stand for the true one."""
+    made = written(tmp_path, url)
+    run_here(made)
+    path = tmp_path / "lake" / "job" / "_dpdask" / "release.json"
+    true = path.read_text()
+    content = json.loads(true)
+    content["guarantee"]["epsilon"] = 0.5
+    content["accounting"]["events"]["events"][0]["epsilon"] = 0.5
+    planted = tmp_path / "planted.json"
+    planted.write_text(json.dumps(content))
+    backup()
+    assert call_cli("ledger", "import", "--url", url, planted).returncode == 0
+    assert total(url) == 0.5
+    with pytest.raises(InputError, match="lacks 1 release"):
+        run_here(made)
+    assert call_cli("ledger", "import", "--job", made).returncode == 0
+    assert total(url) == 4.5
+    assert run_here(made).status == "already released"
+
+
+def test_limits_and_copies_by_the_command_line(tmp_path, url):
+    run_here(written(tmp_path, url))
+    where = ("--url", url, "--dataset", "ratings")
+    done = call_cli("ledger", "limit", *where, "--epsilon", "9", "--reason", "agreed")
+    assert done.stdout == "ratings: the limit is now ε 9.0, δ 1e-05\n"
+    done = call_cli("ledger", "limit", *where, "--epsilon", "9", "--reason", "agreed")
+    assert done.stdout == "ratings: this is the limit already: ε 9.0, δ 1e-05\n"
+    shown = call_cli("ledger", "show", *where).stdout
+    assert "limit  ε 9.0 δ 1e-05 limit: agreed" in shown
+    copied = f"sqlite:///{tmp_path / 'copy.db'}"
+    done = call_cli("ledger", "copy", url, copied)
+    assert done.stdout.splitlines()[0] == "people: 0 entries copied, and the chain is intact"
+    assert call_cli("ledger", "show", "--url", copied, *where[2:]).stdout == shown
+    done = call_cli("ledger", "copy", url, copied)
+    assert (done.returncode, "there is a ledger here already" in done.stderr) == (64, True)
+    done = call_cli("ledger", "init", *where, "--epsilon", "8", "--delta", "1e-5")
+    assert done.stdout == "ratings: has this budget already: ε 9.0, δ 1e-05\n"
+
+
+def test_a_card_holds_no_digest_of_what_was_fitted(tmp_path, url):
+    """The digest of an entry that names the fitted release would be a test of guesses of held-out rows."""
+    source = tmp_path / "in"
+    made = job(tmp_path / "job", source, HOLDOUT, ledger=at(url))
+    grow(made, source, range(2))
+    entries = open_ledger(url).show("people").entries
+    secret = {entry.digest for entry in entries if entry.kind in ("draw", "commit", "hold-out")}
+    secret |= {entry.release for entry in entries if entry.release}
+    assert len(secret) == 7
+    for path in (tmp_path / "job" / "out").rglob("*.json"):
+        text = path.read_text()
+        assert not any(each in text for each in secret)
+    [card, _] = sorted(
+        find_cards(str(tmp_path / "job" / "out")), key=lambda card: card.release.time
+    )
+    assert list_claims(card).own.entry == entries[1].digest
+    assert set(card.ledger.series) == {"id", "previous", "head"}
