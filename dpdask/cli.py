@@ -272,8 +272,15 @@ def _run(
         _warn(warning)
     # it tells of a lost cluster's coroutines when the process ends
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    with report_lineage(loaded, _warn) as complete, _open(loaded, scheduler):
-        outcome = complete(run_job(loaded, report, count_rows=report.count_rows))
+    outcome = None
+    try:
+        with report_lineage(loaded, _warn) as complete, _open(loaded, scheduler):
+            outcome = complete(run_job(loaded, report, count_rows=report.count_rows))
+    except Exception as error:
+        if outcome is None:
+            raise
+        # the release stands, whatever becomes of a cluster that is not needed any more
+        _warn(f"the run has ended, but its cluster did not close ({type(error).__name__})")
     return loaded, warned, outcome
 
 

@@ -45,6 +45,7 @@ BOUNDS_NAME = "bounds.npz"
 RELEASE_NAME = "release.npz"
 SERIES_NAME = "series.json"
 LOCK = "lock"
+_PROBE = "probe"
 _KEY_BYTES = 32
 # a folder with none of these is none of ours
 _MARKS = {KEY_NAME, LOCK, RELEASE_NAME, SERIES_NAME}
@@ -401,6 +402,17 @@ class Folder:
             there = next(filter(os.path.lexists, places))
             if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
                 raise _no_folder(str(self.local_path))
+
+    def check_removable(self) -> None:
+        """Check that this user may delete what it writes into a store: a file is written and removed."""
+        if self.is_local:
+            return
+        self.write(_PROBE, b"")
+        try:
+            self.remove(_PROBE)
+        except OutputError:
+            what = "this user may write here and not delete: what a run leaves here would stay"
+            raise OutputError(what, self.url, "allow deleting below this folder") from None
 
     def read(self, name: str, *, replaced: bool = False) -> bytes:
         """Return a file's bytes.

@@ -233,7 +233,6 @@ class Growth:
             self.output.remove(SUMMARY_NAME)  # of a series that somebody gave up, in a table
         state.kept.write(kept, manifest.to_bytes())
         state.publish(reached, staging, manifest, documents)
-        self.finish()
 
     def finish(self) -> None:
         """Write what an interrupted publication left out: the last file, and the summary's card."""

@@ -114,6 +114,9 @@ class _Folder:
         for number in reversed(range(1 if is_there else self.count())):
             yield number_name(CARD_NAME, number), ""
 
+    def mark(self, release: str) -> None:
+        del release
+
     def _read_manifest(self, number: int) -> Manifest | None:
         return Manifest.read(self.output, number_name(MANIFEST_NAME, number))
 
@@ -230,9 +233,11 @@ class StoreFolder(_Folder):
     def commit(self, release: str, staging: Staging, manifest: Manifest) -> None:
         """Make a staged release appear by one atomic act, unless it has appeared already."""
         del staging
-        number = read_number(release)
-        self._create_manifest(number, manifest)
-        if number == 0:
+        self._create_manifest(read_number(release), manifest)
+
+    def mark(self, release: str) -> None:
+        """Say after a commit that the output is whole; no reader that knows manifests needs it."""
+        if read_number(release) == 0:
             self.output.write(SUCCESS_NAME, b"")
 
     def finish(self) -> None:
@@ -322,6 +327,10 @@ class PublishedTable:
         if self.series is not None and self._log.find(release) != run:
             what = "another run has released these rows into this table"
             raise OutputError(what, self.output.url, "run the job again")
+
+    def mark(self, release: str) -> None:
+        """Do nothing: the entry was the last act."""
+        del release
 
     def finish(self) -> None:
         """Do nothing: the entry was the last act."""

@@ -105,8 +105,9 @@ class LockedRecord:
                 yield
             finally:
                 self._locked = False
-                if self._folder.names() == [LOCK]:
-                    self._folder.remove()
+                with suppress(Exception):  # an empty folder decides nothing
+                    if self._folder.names() == [LOCK]:
+                        self._folder.remove()
 
 
 def _lock_file(lock: int, folder: int) -> bool:

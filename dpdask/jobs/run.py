@@ -26,7 +26,14 @@ from dpdask.engine.write import (
     list_record_tasks,
     write_all,
 )
-from dpdask.errors import BudgetError, DpdaskError, InputError, OutputError, TemporaryError
+from dpdask.errors import (
+    BudgetError,
+    DpdaskError,
+    InputError,
+    OutputError,
+    SpecError,
+    TemporaryError,
+)
 from dpdask.io.files import LOG_FOLDERS
 from dpdask.io.shards import (
     CARD_NAME,
@@ -35,6 +42,7 @@ from dpdask.io.shards import (
     MEASURED,
     MEASURED_NAME,
     PAGE_NAME,
+    SUCCESS_NAME,
     Manifest,
     count_missing,
     list_manifests,
@@ -176,6 +184,8 @@ def run_job(
         job.account.check_room(now.run_id)  # another driver has charged the job since
     opened = opened or open_table(job, state.folder)
     opened.check(job, state.publication)
+    if before is None:
+        state.folder.check_removable()
     with state.records.lock():
         finished = _find_finished(job, state, names)
         if finished is not None:
@@ -195,6 +205,7 @@ def _run_growing(job: Job, progress: Progress | None, count_rows: CountRows | No
         job, state = growth.job, growth.state
         check_known(job, state)
         if state.folder.exists():
+            state.folder.check_removable()
             with state.records.lock():
                 growth.tidy()
         number, unfinished = growth.number, state.find_unfinished(job.digest)
@@ -208,6 +219,8 @@ def _run_growing(job: Job, progress: Progress | None, count_rows: CountRows | No
         following = growth.extend(opened.table)
         following.account.check_room(name_run(unfinished))
         opened.check(job, state.publication)
+        if unfinished is None:
+            state.folder.check_removable()
         release = name_release(job.digest, number)
         attempt = _Attempt(
             job=following,
@@ -374,10 +387,7 @@ def _release(attempt: _Attempt, reached: RunRecord, following: Next | None) -> O
             attempt.growth.publish(following, reached, staging, manifest, documents)
         else:
             state.publish(reached, staging, manifest, documents)
-        # now, for a ledger that cannot be reached would keep it beside the output
-        state.remove_key(reached.run_id)
-        job.account.commit(reached.run_id, fitted.release_sha256)
-        state.remove(reached.run_id)
+        left = _end(attempt, reached)
     told = Told()
     if not strict:  # with a strict ledger, nobody is told
         counted = {name: count for name, count in fitted.changed.items() if count}
@@ -387,13 +397,45 @@ def _release(attempt: _Attempt, reached: RunRecord, following: Next | None) -> O
         status="released",
         output=job.output_url,
         manifest=manifest,
-        warnings=(*(() if strict else doubts), *sorted_, *faults, *further),
+        warnings=(*(() if strict else doubts), *sorted_, *faults, *further, *left),
         told=told,
         quality=quality,
         mechanism=opened.mechanism,
         run_id=reached.run_id,
         release=reached.release,
     )
+
+
+def _end(attempt: _Attempt, reached: RunRecord) -> list[str]:
+    """End a run whose release has appeared, and return warnings of what could not be tidied up.
+
+    Whatever tidying raises, the release stands, so it is no failure. A ledger that does not answer is
+    one that may pass: the next run completes its entry.
+    """
+    job, state, growth = attempt.job, attempt.state, attempt.growth
+    left: list[str] = []
+
+    def tidy(act: Callable[[], None], lacking: str) -> None:
+        try:
+            act()
+        except Exception as error:
+            why = error.what if isinstance(error, DpdaskError) else type(error).__name__
+            left.append(f"the release is published, but {lacking} ({why}); run the job again")
+
+    # the key first, for a ledger that cannot be reached would keep it beside the output
+    danger = "its run key is still there, and whoever reads it can undo the noise"
+    tidy(partial(state.remove_key, reached.run_id), danger)
+    try:
+        job.account.commit(reached.run_id, reached.fitted.release_sha256)
+    except SpecError:
+        check_known(job, state)  # the ledger was restored meanwhile: its error says what to do
+        raise
+    tidy(partial(state.publication.mark, reached.release), f"{SUCCESS_NAME} is missing")
+    if growth is not None:
+        tidy(growth.finish, "the summary of the series is missing")
+    if not left:  # else the next run finds the record, and does the rest
+        tidy(partial(state.remove, reached.run_id), "what it kept in its hidden folder is left")
+    return left
 
 
 def _fit(attempt: _Attempt, reached: RunRecord) -> RunRecord:
