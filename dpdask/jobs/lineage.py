@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dpdask.errors import DpdaskError, InternalError, SpecError
+from dpdask.io.parquet import read_schema
 from dpdask.jobs.run import Outcome
 from dpdask.jobs.spec import Job
+from dpdask.schema import Schema
 from dpdask.startup import Terminated
 from dpdask.version import __version__
 
@@ -177,11 +179,49 @@ class _Sender:
         )
         output.outputFacets = {"outputStatistics": size}
         with suppress(DpdaskError):  # a card that cannot be read just now
-            card = json.loads(self._job.open_output().read_card(outcome.release))
+            place = self._job.open_output()
+            card = json.loads(place.read_card(outcome.release))
             output.facets = {"dpdask_releaseCard": _facet("ReleaseCard", card=card)}
+            written = read_schema(place.output, shards[0].name).names if shards else []
+            output.facets["columnLineage"] = self._trace_columns(written, source)
             if "input" in card:
                 version = versions.DatasetVersionDatasetFacet(str(card["input"]["version"]))
                 source.facets = {"version": version}
+
+    def _trace_columns(self, written: Sequence[str], source: Any) -> Any:
+        """Return from which columns of the input each released column was computed, and whether its values are masked."""
+        from openlineage.client.facet_v2 import column_lineage_dataset as columns
+
+        schema, budget = self._job.schema, self._job.file.privacy
+        how = "TRANSFORMATION" if self._job.mechanism.releases_rows else "AGGREGATION"
+
+        def take(name: str, kind: str, subtype: str, *, masking: bool = True) -> Any:
+            step = columns.Transformation(type=kind, subtype=subtype, masking=masking)
+            return columns.InputField(source.namespace, source.name, name, [step])
+
+        fields = {}
+        for name in written:
+            origins = find_origins(name, schema)
+            taken = [take(origin, "DIRECT", how) for origin in origins]
+            if origins == [name] and name in schema.kept:
+                taken = [take(name, "DIRECT", "IDENTITY", masking=False)]
+            fields[name] = columns.Fields(inputFields=taken)
+        # a reference or a table of several columns may join them
+        joined = [take(name, "INDIRECT", "CONDITIONAL") for name in schema.privatised]
+        unit = None if budget is None else budget.unit_column
+        bounds = [take(unit.column, "INDIRECT", "FILTER")] if unit is not None else []
+        return columns.ColumnLineageDatasetFacet(fields=fields, dataset=[*joined, *bounds])
+
+
+def find_origins(written: str, schema: Schema) -> list[str]:
+    """Return the columns of the input that a released column is made of, by its name; all private ones if the name tells none.
+
+    A range of a column has the column's name with an ending.
+    """
+    if written in schema.kept or written in schema.privatised:
+        return [written]
+    named = [name for name in schema.privatised if written.startswith(f"{name}_")]
+    return [max(named, key=len)] if named else [*schema.privatised]
 
 
 def _facet(name: str, **content: Any) -> Any:

@@ -13,11 +13,21 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from e2e.helpers import call_cli, digests, error_line, lake, load, write_job
+from e2e.helpers import (
+    RATINGS_SCHEMA,
+    call_cli,
+    digests,
+    error_line,
+    lake,
+    load,
+    write_job,
+)
+from openlineage.client.facet_v2 import column_lineage_dataset as columns
 
 from dpdask.jobs import lineage
-from dpdask.jobs.lineage import name_dataset
+from dpdask.jobs.lineage import find_origins, name_dataset
 from dpdask.privacy.ledger import Ledger
+from dpdask.schema import Schema
 from dpdask.startup import Terminated
 
 ROWS = [331, 406]  # the input's numbers of rows, which no event may hold
@@ -88,6 +98,98 @@ def test_a_release_starts_and_completes_with_its_card(job, file, tmp_path):
     assert [event["eventType"] for event in again] == ["START", "COMPLETE"]
     assert again[1]["run"]["facets"]["dpdask_outcome"]["status"] == "already released"
     assert again[0]["run"]["runId"] != start["run"]["runId"]
+
+
+def trace(event):
+    """Return for each released column whence it comes, and the columns that affect all; checked against the classes that are generated from the official schema."""
+    [facet] = [each["facets"]["columnLineage"] for each in event["outputs"]]
+    known = dict(facet)
+    url = known.pop("_schemaURL")
+    assert known.pop("_producer")
+    assert url == columns.ColumnLineageDatasetFacet._get_schema()
+
+    def build(field):
+        steps = [columns.Transformation(**each) for each in field["transformations"]]
+        assert {step.type for step in steps} <= {"DIRECT", "INDIRECT"}
+        return columns.InputField(**{**field, "transformations": steps})
+
+    def tell(fields):
+        built = [build(field) for field in fields]
+        names = {(each["namespace"], each["name"]) for each in event["inputs"]}
+        assert {(each.namespace, each.name) for each in built} <= names
+        return [(each.field, *step_of(each)) for each in built]
+
+    def step_of(field):
+        [step] = field.transformations
+        return step.type, step.subtype, step.masking
+
+    assert set(known) == {"fields", "dataset"}
+    found = {
+        name: tell(columns.Fields(**each).inputFields) for name, each in known["fields"].items()
+    }
+    return found, tell(known["dataset"])
+
+
+def masked(name, subtype="TRANSFORMATION"):
+    return (name, "DIRECT", subtype, True)
+
+
+def test_columns_are_traced_to_their_origins(tmp_path, file):
+    source = lake(tmp_path / "in", [200], schema=RATINGS_SCHEMA)
+    given = {"schema": RATINGS_SCHEMA, "lineage": {"namespace": "lake"}}
+    unit = {"column": "userId", "max_rows": 2}
+    kept = [("userId", "DIRECT", "IDENTITY", False)]
+    joined = ("rating", "INDIRECT", "CONDITIONAL", True)
+    counted = {
+        name: {**column, "role": "drop" if name == "userId" else column["role"]}
+        for name, column in RATINGS_SCHEMA.items()
+    }
+    for number, (changes, fields, whole) in enumerate(
+        [
+            ({}, {"userId": kept, "rating": [masked("rating")]}, [joined]),
+            (
+                {"privacy__unit": unit},
+                {"userId": kept, "rating": [masked("rating")]},
+                [joined, ("userId", "INDIRECT", "FILTER", True)],
+            ),
+            (
+                {"mechanism": {"kind": "histogram"}, "schema": counted},
+                None,
+                [joined],
+            ),
+        ]
+    ):
+        job = write_job(
+            tmp_path / str(number), source, tmp_path / f"out{number}", **{**given, **changes}
+        )
+        assert call_cli("run", job).returncode == 0
+        found, dataset = trace(read(file)[-1])
+        assert dataset == whole
+        if fields is not None:
+            assert found == fields
+        else:
+            assert found["rating"] == [masked("rating", "AGGREGATION")]
+
+
+def test_the_origin_of_a_column_is_found_by_its_name():
+    roles = {"a": "privatise", "a_b": "privatise", "a_lower": "keep", "c": "drop"}
+    schema = Schema.model_validate(
+        {
+            "columns": {
+                name: {"role": role}
+                | ({"kind": "continuous", "bounds": [0.0, 1.0]} if role == "privatise" else {})
+                for name, role in roles.items()
+            }
+        }
+    )
+    origins = {
+        "a": ["a"],
+        "a_lower": ["a_lower"],
+        "a_upper": ["a"],
+        "a_b_upper": ["a_b"],
+        "cell": ["a", "a_b"],
+    }
+    assert {name: find_origins(name, schema) for name in origins} == origins
 
 
 def test_lineage_changes_no_byte_of_a_release(job, file, tmp_path):
