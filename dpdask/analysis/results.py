@@ -37,7 +37,8 @@ class Result:
         What the numbers leave out, in words.
     possible
         The least and the greatest value that the true one can have, as what each value is clipped
-        to: intervals end there. None if it is not known.
+        to, each one number or of the shape of the estimate: intervals end there. None if it is not
+        known.
     find_ends
         From a number of standard errors to the ends of the interval, where these are not so far from
         the estimate: of a quantile the values at the ranks so far below and above it; of rows that

@@ -18,11 +18,13 @@ from dpdask.analysis.points import KeptColumns, Points, read_as_python
 from dpdask.analysis.results import Result, clip_to
 from dpdask.analysis.values import NoisyCells
 from dpdask.errors import SpecError
+from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.tallies import Estimate, Frame, Outcomes, outcome_counts
 from dpdask.privacy import UnitColumn
 
 if TYPE_CHECKING:
     from dpdask.inference.debias import ReleasedColumn
+    from dpdask.inference.pairs import Margin
 
 Floats = NDArray[np.float64]
 # of a column's released rows, whether the nearest estimate will do
@@ -30,7 +32,7 @@ Estimator: TypeAlias = Callable[["ReleasedColumn", Frame, bool], Estimate]
 _IN_MEMORY = 5_000_000  # rows; more are counted by Dask
 _MOST_PAIRS = 1_024
 _SURE = 2.0  # standard deviations
-_SURELY = 0.997  # the confidence that no level is more frequent than it is said
+_SURELY = 2.75  # standard deviations that a level is at most more frequent than it is estimated
 _CENTRAL = ("discrete-gaussian", "discrete-laplace")  # kinds of events
 _COUNTED = ("histogram", "tree")  # kinds of references
 _AVERAGES = ("mean", "share", "histogram", "quantile", "crosstab", "slope")
@@ -51,7 +53,7 @@ _WORST_BIAS = (
 )
 _LIKELY_BIAS = (
     "the noise hides a part of the answer: the bound on the bias is for the worst original values; or, if smaller, one with which intervals of 95 % hold "
-    "on average over the groups, if these differ in what the noise hides as much as in what it shows"
+    "on average over the groups or pairs, if these differ in what the noise hides by as much as in what it shows, and numbers first of all in their mean"
 )
 _FEW_KNOWN = "groups of which it is not sure that any row has a value have no estimate"
 _ABSENT = "levels that the reference holds with probability 0 cannot be released: nothing is known of their share, which the noise may have hidden"
@@ -238,8 +240,7 @@ class OpenedRows(KeptColumns):
         released = ReleasedColumn.from_card(self.content, name)
         if not self._keeps_distribution(name):
             return released
-        high = self.share(name).interval(_SURELY)[1].to_numpy(dtype=np.float64)
-        return replace(released, at_most=np.where(np.isnan(high), 1.0, np.clip(high, 0.0, 1.0)))
+        return replace(released, at_most=self._read_margin(released)[1])
 
     def _correct_mean(self, name: str, numbers: Floats, by: str | None = None) -> Result:
         if by is None:
@@ -268,6 +269,13 @@ class OpenedRows(KeptColumns):
         found = self._correct(
             name, lambda column, rows, near: column.crosstab(rows, kept, approximate=near), kept
         )
+        if self._keeps_distribution(name):
+            # no group has more rows of a level than there are, or than it has rows
+            most = self.n_rows * self._read_margin(self._read_channel(name))[1]
+            sizes = found.estimate.sum(axis=1).to_numpy()
+            frame = found.estimate
+            most = pd.DataFrame(np.minimum.outer(sizes, most), frame.index, frame.columns)
+            found = replace(found, possible=(0.0, most))
         return found if first else _change_parts(found, lambda part: part.T)
 
     def _correct_slope(self, name: str, response: str, features: Sequence[str]) -> Result:
@@ -287,6 +295,8 @@ class OpenedRows(KeptColumns):
 
     def _crosstab_private(self, first: str, second: str) -> Result:
         """Return the table of two columns with noise of their own: of the pair, the channel is the Kronecker product of the two."""
+        from dpdask.inference.pairs import estimate_pairs
+
         one, two = map(self._read_channel, (first, second))
         sizes, where = (len(one.levels), len(two.levels)), f"crosstab({first}, {second})"
         n_pairs = math.prod(sizes)
@@ -297,32 +307,51 @@ class OpenedRows(KeptColumns):
             self._rows([first, second]),
             Outcomes(columns=(first, second), levels=(one.levels, two.levels)),
         )
-        channel = np.kron(one.matrix, two.matrix).astype(np.float64)
-        most = None
-        if one.at_most is not None and two.at_most is not None:
-            most = np.minimum.outer(one.at_most, two.at_most).ravel()
+        margins, ends = zip(*map(self._read_margin, (one, two)), strict=True)
+        value, error, bias = (
+            part.ravel() for part in estimate_pairs(margins[0], margins[1], counts.reshape(sizes))
+        )
         pair = replace(
             one,
             name=f"{first} × {second}",
             levels=tuple(range(n_pairs)),
-            matrix=channel,
-            at_most=most,
+            matrix=np.kron(one.matrix, two.matrix).astype(np.float64),
+            at_most=None,
         )
-        found = self._result(_choose(lambda near: pair.distribution(counts, approximate=near)))
-        lost = (
-            n_pairs
-            if found.bias_bound is None
-            else int((found.bias_bound > found.estimate.abs()).sum())
+        near = Estimate(
+            value=pd.Series(value),
+            standard_error=pd.Series(error),
+            worst_bias=pd.Series(bias),
+            condition_number=pair.condition_number,
         )
-        if lost > n_pairs / 2:
-            what = f"two columns with noise of their own: the bound on the bias is larger than the estimate in {lost} of {n_pairs} pairs"
-            use = "cross one of them with a kept column, or release with a reference `tree` or `chain`, or the mechanism `copula`"
-            raise SpecError(what, where, use)
+        found = self._result(
+            _choose(
+                lambda is_near: near if is_near else pair.distribution(counts, approximate=False)
+            )
+        )
         index, columns = (pd.Index(list(column.levels), name=column.name) for column in (one, two))
-        return _change_parts(
-            found,
-            lambda part: pd.DataFrame(self.n_rows * part.to_numpy().reshape(sizes), index, columns),
-        )
+
+        def shape(part: Any) -> pd.DataFrame:
+            table = self.n_rows * np.asarray(part).reshape(sizes)
+            return pd.DataFrame(table, index, columns)
+
+        # no pair is more frequent than one of its levels
+        possible = 0.0, shape(np.minimum.outer(*ends))
+        found = _change_parts(found, shape)
+        return replace(found, possible=possible)
+
+    def _read_margin(self, column: ReleasedColumn) -> tuple[Margin, Floats]:
+        """Return what is known of a column in a table of pairs, and the largest share that each level may have."""
+        from dpdask.inference.pairs import Margin
+
+        found = self.share(column.name)
+        value = np.asarray(found.estimate, dtype=np.float64)
+        error = np.zeros(len(value)) + np.asarray(found.standard_error, dtype=np.float64)
+        if found.bias_bound is not None:
+            error = error + np.asarray(found.bias_bound, dtype=np.float64) / NORMAL_95
+        most = np.where(np.isnan(error), 1.0, np.clip(value + _SURELY * error, 0.0, 1.0))
+        margin = Margin(matrix=column.matrix, share=value, error=error, numbers=column.axis)
+        return margin, most
 
     def _result(self, found: Estimate) -> Result:
         bias = np.asarray(found.worst_bias, dtype=np.float64)
@@ -418,7 +447,10 @@ class OpenedRows(KeptColumns):
         fraction = reference.get("fraction")
         if fraction is None or not self.content["guarantee"]["unprotected"]["fraction"] > 0.0:
             return None
-        return float(self.n_rows * fraction / (1.0 - fraction))
+        kept = self.content["mechanism"].get(
+            "reference_share", 1.0
+        )  # a sample of a chain's records
+        return float(self.n_rows * kept * fraction / (1.0 - fraction))
 
     @property
     def _n_counted(self) -> float | None:
@@ -546,8 +578,14 @@ def _count_beyond(reference: Mapping[str, Any]) -> float:
 
 def _change_parts(found: Result, change: Callable[[Any], Any]) -> Result:
     """Return a result whose Series or frames are changed."""
-    parts = (found.estimate, found.standard_error, found.bias_bound)
-    estimate, error, bias = (
+    parts = (found.estimate, found.standard_error, found.bias_bound, *(found.possible or ()))
+    estimate, error, bias, *possible = (
         change(part) if isinstance(part, pd.Series | pd.DataFrame) else part for part in parts
     )
-    return replace(found, estimate=estimate, standard_error=error, bias_bound=bias)
+    return replace(
+        found,
+        estimate=estimate,
+        standard_error=error,
+        bias_bound=bias,
+        possible=tuple(possible) if possible else None,
+    )

@@ -14,14 +14,17 @@ import numpy as np
 import pandas as pd
 
 from dpdask.errors import SpecError
+from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.pseudo_values import (
     MAX_CONDITION,
     Directions,
     PseudoValues,
+    Spread,
     balance,
     balance_groups,
-    critical_value,
     estimate_prior,
+    find_half_width,
+    fit_spread,
     invert,
     nearest_probabilities,
 )
@@ -580,6 +583,17 @@ class ReleasedColumn:
             )
         return f
 
+    @property
+    def axis(self) -> Floats | None:
+        """The levels, if they are numbers, null as their mean: groups differ first of all in it."""
+        known = np.array([isinstance(each, int | float) for each in self.levels])
+        if not all(known | np.array([each is None for each in self.levels])):
+            return None
+        numbers = np.array([math.nan if each is None else each for each in self.levels], float)
+        weights = np.where(known, self.reference + 1e-12, 0.0)
+        mean = float(weights @ np.nan_to_num(numbers) / weights.sum()) if known.any() else 0.0
+        return np.where(known, numbers, mean)
+
     def _strata(self, table: Floats | None = None) -> list[Directions]:
         """Return the directions of each channel, under the reference; or under what a table says of the original distribution."""
         prior = self.reference
@@ -617,24 +631,25 @@ class ReleasedColumn:
         return found
 
     def _pseudo_values(
-        self, f: Floats, table: Floats, *, approximate: bool, along: bool = True
+        self, f: Floats, table: Floats, *, approximate: bool, spread: Spread | None = None
     ) -> PseudoValues:
         """Return g for the averages of each group of a table, as it was asked for."""
         if not approximate or self.max_condition is not None:
             return self._invert(f, approximate=approximate)
         if len(table) == 1:
             return balance(self._strata(table), f, table[0])
-        return balance_groups(self._strata(table), f, table, along=along)
+        strata = self._strata(table)
+        return balance_groups(strata, f, spread or fit_spread(strata, table, f))
 
     def _means(
-        self, table: Floats, f: Floats, *, approximate: bool, along: bool = True
+        self, table: Floats, f: Floats, *, approximate: bool, spread: Spread | None = None
     ) -> tuple[Floats, Floats, Floats]:
         """Return the mean of each group over the rows whose level has a number, its standard error and its worst bias."""
         here, sizes = np.isfinite(f), table.sum(axis=(1, 2))
         centre = 0.0 if here.all() or not here.any() else float(f[here].mean())
 
         def find(values: Floats) -> PseudoValues:
-            return self._pseudo_values(values, table, approximate=approximate, along=along)
+            return self._pseudo_values(values, table, approximate=approximate, spread=spread)
 
         def average(pseudo: PseudoValues) -> tuple[Floats, Floats]:
             mean = (table * pseudo.g).sum(axis=(1, 2)) / sizes
@@ -655,9 +670,9 @@ class ReleasedColumn:
                 error = average(pseudo)[1] / known
             worst = self._worst_biases(pseudo, table) / known
             if self.at_most is not None and pseudo.likely is not None:
-                likely = pseudo.likely / known
-                beyond = critical_value(likely / error) - critical_value(np.zeros(1))
-                worst = np.where(worst > 0.0, np.fmin(worst, beyond * error), 0.0)
+                assert pseudo.probability is not None
+                half = find_half_width(error, pseudo.likely / known, pseudo.probability)
+                worst = np.where(worst > 0.0, np.fmin(worst, half - NORMAL_95 * error), 0.0)
         return centre + value, error, np.broadcast_to(worst, sizes.shape)
 
     def _narrow(self, pseudo: PseudoValues) -> PseudoValues:
@@ -689,7 +704,10 @@ class ReleasedColumn:
         self, table: Floats, *, simplex: bool, approximate: bool
     ) -> tuple[Floats, Floats, Floats]:
         functions = np.diag((self.reference > 0).astype(np.float64))
-        parts = [self._means(table, f, approximate=approximate, along=False) for f in functions]
+        spread = None
+        if approximate and self.max_condition is None and len(table) > 1:
+            spread = fit_spread(self._strata(table), table, self.axis)
+        parts = [self._means(table, f, approximate=approximate, spread=spread) for f in functions]
         value, error, worst = (np.column_stack(part) for part in zip(*parts, strict=True))
         if simplex:
             value = np.array(

@@ -6,10 +6,8 @@ or as far as the sum of squared bias and variance says.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +20,9 @@ MAX_CONDITION = 1e6
 
 _EXACT = 1e-6  # of the range of f: what T g may differ from f by and still count as equal
 _MOST_CELLS = 10_000  # that the spread of groups is fitted to: more tell nothing new
-_LEAST_SPREAD = 2.0**-14
+_UNLIKELY = 1e-6  # pairs of spreads that are left out of averages
 _STEPS = 50
+_BEYOND = 0.03
 _UNBIASED_FOR = 1.1  # times the variance
 
 
@@ -120,43 +119,38 @@ def _fill(values: Floats, caps: Floats) -> Floats:
     return found
 
 
-@lru_cache(maxsize=8)
-def _tabulate_critical(alpha: float) -> tuple[Floats, Floats]:
-    """Return root mean square biases, in standard errors, and the critical value of each."""
-    squares = np.concatenate([[0.0], np.logspace(-4.0, 6.0, 1000)])
-    roots = np.concatenate([[0.0], np.logspace(-2.0, 1.5, 80)])
-    found = []
-    for root in roots:
-        # of the distributions of this mean square the worst has at most two points, and one is 0
-        ends = np.maximum(squares, root**2)
-        far = np.divide(root**2, ends, out=np.ones_like(ends), where=ends > 0.0)
-        low, high = 1.0, root / math.sqrt(alpha) + 4.0
-        for _ in range(40):
-            middle = (low + high) / 2.0
-            beyond = special.ndtr(np.sqrt(ends) - middle) + special.ndtr(-np.sqrt(ends) - middle)
-            near = 2.0 * special.ndtr(-middle)
-            is_enough = float((near + far * (beyond - near)).max()) <= alpha
-            low, high = (low, middle) if is_enough else (middle, high)
-        found.append(high)
-    return roots, np.array(found)
+def find_half_width(
+    error: Floats, biases: Floats, probability: Floats, alpha: float = _BEYOND
+) -> Floats:
+    """Return how far on both sides a normal estimate holds the truth with probability 1 - alpha, if its bias is normal with one of several spreads.
 
-
-def critical_value(root: Floats, alpha: float = 0.05) -> Floats:
-    """Return how many standard errors hold a normal estimate's truth with probability 1 - alpha on average over groups, whatever their biases.
+    A bias is the same in every release: intervals that hold in 95 % of all groups and releases
+    together never hold in some groups, so alpha is smaller by default.
 
     Parameters
     ----------
-    root
-        The root mean square of the biases, in standard errors.
+    error
+        Standard errors, of any shape.
+    biases
+        The standard deviations of the biases for each spread, of one dimension more.
+    probability
+        That of each spread, of the first dimension of the biases.
 
     References
     ----------
-    Armstrong, Kolesár and Plagborg-Møller, Robust empirical Bayes confidence intervals (2022),
-    Proposition B.1.
+    Morris, Parametric empirical Bayes inference (1983); the spread is averaged over, as in Laird and
+    Louis, Empirical Bayes confidence intervals based on bootstrap samples (1987).
     """
-    roots, values = _tabulate_critical(alpha)
-    far = values[-1] + (root - roots[-1]) / math.sqrt(alpha)  # Chebyshev's inequality
-    return np.where(root <= roots[-1], np.interp(root, roots, values), far)
+    deviations = np.sqrt(error**2 + biases**2)
+    least = -float(special.ndtri(alpha / 2.0))
+    low, high = least * error, least * deviations.max(axis=0)
+    for _ in range(40):
+        middle = (low + high) / 2.0
+        ratio = middle / np.maximum(deviations, 1e-300)
+        is_enough = np.tensordot(probability, 2.0 * special.ndtr(-ratio), axes=1) <= alpha
+        low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
+    found: Floats = high
+    return found
 
 
 def estimate_prior(matrix: Floats, start: Floats, counts: Floats) -> Floats:
@@ -199,9 +193,11 @@ class PseudoValues:
     f
         What is averaged, shape (groups, s) or (1, s).
     likely
-        The root mean square of the bias over groups, of the shape of `bias`, if groups differ along
-        the directions that the channel hides as they do along the others: on average over the
-        spreads that the likelihood of what was released leaves. None if it is not known.
+        The standard deviation of the bias over groups, if groups differ along the directions that
+        the channel hides as they do along the others, for each of several spreads: shape (spreads,
+        groups). None if it is not known.
+    probability
+        That of each spread, by the likelihood of what was released, shape (spreads,).
     """
 
     g: Floats
@@ -209,6 +205,7 @@ class PseudoValues:
     shared: Floats
     f: Floats
     likely: Floats | None = None
+    probability: Floats | None = None
 
     def minus(self, shift: Floats, other: PseudoValues) -> PseudoValues:
         """Return the pseudo-values of f - shift · f of the other.
@@ -221,9 +218,14 @@ class PseudoValues:
             Pseudo-values of the same groups and strata.
         """
         size = np.abs(shift)
-        likely = None
-        if self.likely is not None and other.likely is not None:
-            likely = self.likely + size * other.likely
+        likely = probability = None
+        if self.probability is not None and other.probability is not None:
+            assert self.likely is not None
+            assert other.likely is not None
+            # the two have spreads of their own: their root mean squares are added
+            likely = np.sqrt(self.probability @ self.likely**2)
+            likely = (likely + size * np.sqrt(other.probability @ other.likely**2))[None]
+            probability = np.ones(1)
         roots = (np.sqrt(np.maximum(part.shared, 0.0)) for part in (self, other))
         one, two = roots
         return PseudoValues(
@@ -232,6 +234,7 @@ class PseudoValues:
             shared=(one + size * two) ** 2,
             f=self.f - shift[:, None] * other.f,
             likely=likely,
+            probability=probability,
         )
 
 
@@ -304,9 +307,64 @@ def _invert_softly(singular: Floats, n: float) -> Floats:
     return inverse
 
 
-def balance_groups(
-    strata: Sequence[Directions], f: Floats, table: Floats, *, along: bool
-) -> PseudoValues:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Spread:
+    """How groups differ: the coordinates in each stratum, and pairs τ and κ with their probabilities."""
+
+    parts: tuple[_Stratum, ...]
+    pairs: tuple[tuple[float, float], ...]
+    probability: Floats
+
+
+def fit_spread(strata: Sequence[Directions], table: Floats, axis: Floats | None) -> Spread:
+    """Return how groups differ from the average of all rows.
+
+    Parameters
+    ----------
+    strata
+        The directions of each channel.
+    table
+        How many rows of each group and stratum were released as each level, shape (groups, strata,
+        s).
+    axis
+        A function of the level along which groups may differ by more than in other directions, as
+        numbers differ first in their mean; None if no direction is before others.
+
+    Notes
+    -----
+    Groups differ from all rows by coordinates whose covariance over groups is τ·1 + κ·a aᵀ, where a
+    is the direction of the axis; the draw of its n rows adds 1/n. All pairs on a grid of factors 4
+    are alike before, and some between the points about the best one. The sum of the squared
+    coordinates, the mean square contingency, is at most min(groups, s) - 1 on average, so no pair
+    is beyond it.
+    """
+    parts = tuple(_stratum(each, table[:, place], axis) for place, each in enumerate(strata))
+    n_levels = max(int((each.prior > 0).sum()) for each in strata)
+    most = min(len(table), n_levels) - 1.0
+    step = -(-sum(len(part.sizes) for part in parts) // _MOST_CELLS)
+    some = [replace(each, offsets=each.offsets[::step], sizes=each.sizes[::step]) for each in parts]
+
+    def likelihood(at: tuple[float, float]) -> float:
+        return sum(part.likelihood(*at) for part in some)
+
+    levels = [4.0**-k for k in range(8)]
+    along = axis is not None and any(part.axis.any() for part in parts)
+    grid = [(t, k) for t in levels for k in ([0.0, *levels] if along else [0.0])]
+    grid = [(t, k) for t, k in grid if (n_levels - 1) * t + k <= most] or grid[-1:]
+    found = [likelihood(at) for at in grid]
+    tau, kappa = grid[int(np.argmax(found))]
+    near = [
+        (t, k)
+        for t in (tau / 2, tau, 2 * tau)
+        for k in ((kappa / 2, kappa, 2 * kappa) if kappa else (0.0,))
+        if (t, k) != (tau, kappa) and (n_levels - 1) * t + k <= most
+    ]
+    found += [likelihood(at) for at in near]
+    probability = np.exp(np.array(found) - max(found))
+    return Spread(parts=parts, pairs=(*grid, *near), probability=probability / probability.sum())
+
+
+def balance_groups(strata: Sequence[Directions], f: Floats, spread: Spread) -> PseudoValues:
     """Return the g of least squared bias and variance together, for the average of each group.
 
     Parameters
@@ -315,42 +373,52 @@ def balance_groups(
         The directions of each channel.
     f
         float64 array of shape (s,).
-    table
-        How many rows of each group and stratum were released as each level, shape (groups, strata,
-        s).
-    along
-        Whether groups may differ along f by more than in other directions; otherwise all functions
-        f share one spread.
+    spread
+        How groups differ from the average of all rows, which comes from `balance`.
 
     Notes
     -----
-    The averages over all rows come from `balance`. Groups differ from them by coordinates whose
-    covariance over groups is taken to be τ·1 + κ·p pᵀ, where p is f's own direction; the draw of
-    its n rows adds 1/n. τ and κ are those of the largest normal likelihood of what was released. In
-    group and stratum the coordinates x are seen as σ∘x with noise of variance about (1 - σ²)/n, and
-    the linear predictor of f's part of x has the least squared bias and variance together. Without
-    noise, or with n large, it is the exact inverse.
+    In group and stratum the coordinates x are seen as σ∘x with noise of variance about (1 - σ²)/n,
+    and the linear predictor of f's part of x has the least squared bias and variance together; it
+    is averaged over the pairs τ and κ. Without noise, or with n large, it is the exact inverse.
     """
-    n_groups, n_strata, s = table.shape
-    sizes = table.sum(axis=2)
-    parts = [_stratum(each, f, table[:, place]) for place, each in enumerate(strata)]
-    spread, possible, probability = _fit_spread(parts, along=along)
+    sizes = np.column_stack([part.sizes for part in spread.parts])
+    n_groups, n_strata = sizes.shape
     share = sizes / np.maximum(sizes.sum(axis=1, keepdims=True), 1.0)
-    g, bias, shared = np.zeros((n_groups, n_strata, s)), np.zeros(n_groups), np.zeros(n_groups)
-    squares = np.zeros((len(possible), n_groups))
-    for place, (each, part) in enumerate(zip(strata, parts, strict=True)):
-        weights = part.predict(*spread)
-        rest = part.shared_weights - weights
-        g[:, place] = weights @ each.released.T + (part.constant + rest @ part.centre)[:, None]
+    g, bias = np.zeros((n_groups, n_strata, len(f))), np.zeros(n_groups)
+    shared, squares = np.zeros(n_groups), np.zeros((len(spread.pairs), n_groups))
+    for place, (each, part) in enumerate(zip(strata, spread.parts, strict=True)):
+        phi = each.coordinates(f)
+        constant, phi[0] = float(phi[0]), 0.0
+        n_rows = float(part.sizes.sum())
+        of_all = phi * _invert_softly(each.singular, n_rows)
+        weights = np.zeros((n_groups, len(phi)))
+        for pair, probability in zip(spread.pairs, spread.probability, strict=True):
+            if probability > _UNLIKELY:
+                weights += probability * part.predict(phi, *pair)
+        weights /= spread.probability[spread.probability > _UNLIKELY].sum()
+        rest = of_all - weights
+        g[:, place] = weights @ each.released.T + (constant + rest @ part.centre)[:, None]
         bias += share[:, place] * each.bias(g[:, place], f)
         shared += (
             share[:, place] ** 2
             * ((rest**2 + 2 * weights * rest) @ part.variance)
-            / max(float(part.sizes.sum()), 1.0)
+            / max(n_rows, 1.0)
         )
-        squares += share[:, place] ** 2 * part.list_squared_biases(weights, possible)
-    likely = np.sqrt(probability @ squares)
-    return PseudoValues(g=g, bias=bias, shared=shared, f=f[None], likely=likely)
+        lost = phi - each.singular * weights
+        # the average of all rows is known as well as their draw and that of the reference allow
+        drawn = 2.0 * ((phi - each.singular * of_all)[1:] ** 2).sum() / max(n_rows, 1.0)
+        tau, kappa = np.array(spread.pairs).T[:, :, None]
+        own = tau * (lost[:, 1:] ** 2).sum(axis=1) + kappa * (lost @ part.axis) ** 2
+        squares += share[:, place] ** 2 * (own + drawn)
+    return PseudoValues(
+        g=g,
+        bias=bias,
+        shared=shared,
+        f=f[None],
+        likely=np.sqrt(squares),
+        probability=spread.probability,
+    )
 
 
 def nearest_probabilities(channels: Floats, reference: Floats, table: Floats) -> Floats:
@@ -397,39 +465,25 @@ def nearest_probabilities(channels: Floats, reference: Floats, table: Floats) ->
 class _Stratum:
     """What the groups' coordinates in one stratum are: all arrays leave the constant out, at place 0, as zeros."""
 
-    constant: float  # φ_0
-    length: float  # |φ|
-    own: Floats  # p
-    slope: Floats  # σ∘p, (r,)
+    axis: Floats  # a, (r,): of length 1, or 0 if no direction is before others
     singular: Floats
     centre: Floats  # the released coordinates of all rows
     variance: Floats  # of one row's released coordinates
     offsets: Floats  # of each group's released coordinates from the centre, (groups, r)
-    shared_weights: Floats  # of the released coordinates of all rows, in the average of all rows
     sizes: Floats  # of the groups, in rows
 
-    def predict(self, tau: float, kappa: float) -> Floats:
-        """Return the weights of each group's released coordinates, (groups, r)."""
+    def predict(self, phi: Floats, tau: float, kappa: float) -> Floats:
+        """Return the weights of each group's released coordinates in the average of Σ φ_i u_i, (groups, r)."""
         drawn = self.variance / np.maximum(self.sizes, 1.0)[:, None]
         noisy = self.singular**2 * tau + drawn + 1e-300
-        scaled = self.slope / noisy  # what is seen has the covariance diag(noisy) + κ·slope slopeᵀ
-        total = 1.0 + kappa * (scaled @ self.slope)
-        own = self.slope * drawn / noisy
-        along = ((tau + kappa) - kappa * (own @ self.slope)) / total
-        return self.length * (along[:, None] * scaled + own)
-
-    def list_squared_biases(
-        self, weights: Floats, spreads: Sequence[tuple[float, float]]
-    ) -> Floats:
-        """Return the mean square of each group's bias under each of several pairs τ and κ, shape (pairs, groups)."""
-        phi = self.length * self.own
-        lost = phi - self.singular * weights
-        lost[:, 0] = 0.0
-        squared, along = (lost**2).sum(axis=1), (lost @ self.own) ** 2
-        # the average of all rows is known as well as their draw and that of the reference allow
-        of_all = ((phi - self.singular * self.shared_weights)[1:] ** 2).sum()
-        drawn = 2.0 * of_all / max(float(self.sizes.sum()), 1.0)
-        return np.array([tau * squared + kappa * along + drawn for tau, kappa in spreads])
+        slope = self.singular * self.axis
+        # the draw of a group's rows is a part of what they are
+        along = kappa * (self.axis @ phi) * self.axis
+        wanted = self.singular * ((tau + drawn) * phi + along)
+        # what is seen has the covariance diag(noisy) + κ·slope slopeᵀ
+        found, scaled = wanted / noisy, slope / noisy
+        ahead = kappa * (found @ slope) / (1.0 + kappa * (scaled @ slope))
+        return found - ahead[:, None] * scaled
 
     def likelihood(self, tau: float, kappa: float) -> float:
         """Return the logarithm of the normal likelihood of the groups' offsets, up to a constant."""
@@ -439,7 +493,7 @@ class _Stratum:
         noisy = (
             self.singular[used] ** 2 * tau + self.variance[used] / self.sizes[here, None] + 1e-300
         )
-        offsets, slope = self.offsets[np.ix_(here, used)], self.slope[used]
+        offsets, slope = self.offsets[np.ix_(here, used)], (self.singular * self.axis)[used]
         q, r = (slope**2 / noisy).sum(axis=1), (offsets * slope / noisy).sum(axis=1)
         terms = (
             np.log(noisy).sum(axis=1)
@@ -450,48 +504,21 @@ class _Stratum:
         return -0.5 * float(terms.sum())
 
 
-def _stratum(directions: Directions, f: Floats, counts: Floats) -> _Stratum:
-    phi = directions.coordinates(f)
-    constant, phi[0] = float(phi[0]), 0.0
-    length = float(np.linalg.norm(phi))
+def _stratum(directions: Directions, counts: Floats, axis: Floats | None) -> _Stratum:
+    own = np.zeros(len(directions.singular))
+    if axis is not None:
+        own = directions.coordinates(axis)
+        own[0] = 0.0
+        own = own / (float(np.linalg.norm(own)) or 1.0)
     sizes, v = counts.sum(axis=1), directions.released.copy()
     v[:, 0] = 0.0
     n_rows = float(sizes.sum())
     centre = counts.sum(axis=0) @ v / max(n_rows, 1.0)
     return _Stratum(
-        constant=constant,
-        length=length,
-        own=phi / (length or 1.0),
-        slope=directions.singular * phi / (length or 1.0),
+        axis=own,
         singular=directions.singular,
         centre=centre,
         variance=counts.sum(axis=0) @ (v - centre) ** 2 / max(n_rows, 1.0),
         offsets=counts @ v / np.maximum(sizes, 1.0)[:, None] - centre,
-        shared_weights=phi * _invert_softly(directions.singular, n_rows),
         sizes=sizes,
     )
-
-
-def _fit_spread(
-    parts: Sequence[_Stratum], *, along: bool
-) -> tuple[tuple[float, float], list[tuple[float, float]], Floats]:
-    """Return τ and κ of the largest likelihood, on a grid of factors 4 and then between its points; and the grid with the probability of each point, alike before."""
-    step = -(-sum(len(part.sizes) for part in parts) // _MOST_CELLS)
-    some = [replace(each, offsets=each.offsets[::step], sizes=each.sizes[::step]) for each in parts]
-
-    def likelihood(at: tuple[float, float]) -> float:
-        return sum(part.likelihood(*at) for part in some)
-
-    levels = [4.0**-k for k in range(8)]
-    grid = [(t, k) for t in levels for k in ([0.0, *levels] if along else [0.0])]
-    found = np.array([likelihood(at) for at in grid])
-    probability = np.exp(found - found.max())
-    tau, kappa = grid[int(found.argmax())]
-    near = [
-        (t, k)
-        for t in (tau / 2, tau, 2 * tau)
-        for k in ((kappa / 2, kappa, 2 * kappa) if kappa else (0.0,))
-    ]
-    tau, kappa = max(near, key=likelihood)
-    spread = min(max(tau, _LEAST_SPREAD), 1.0), min(kappa, 1.0)
-    return spread, grid, probability / probability.sum()

@@ -264,11 +264,14 @@ def test_later_releases_of_a_growing_table_are_corrected(shelf, name):
     agrees(found, LEVEL_SHARES, 1.0)
 
 
-def test_what_a_channel_leaves_too_little_of_is_refused_or_has_no_error(shelf):
-    with pytest.raises(
-        dpdask.SpecError, match="the bound on the bias is larger than the estimate in"
-    ):
-        shelf.opened("levels, histogram").crosstab("c0", "c1")
+def test_what_a_channel_leaves_too_little_of_has_a_wide_interval_or_no_error(shelf):
+    found = shelf.opened("levels, histogram").crosstab("c0", "c1")
+    assert any("the noise leaves little of them" in limit for limit in found.limits)
+    low, high = found.interval()
+    shares = shelf.opened("levels, histogram").share("c0")
+    most = np.minimum.outer(*[6_000 * shares.interval(0.99)[1].to_numpy()] * 2)
+    assert (low.to_numpy() >= 0.0).all()
+    assert (high.to_numpy() <= 1.1 * most).all()
     opened = shelf.opened("levels, holdout")
     points = opened._points("side")
     assert points.sampling == 1 / opened.n_rows
@@ -691,13 +694,15 @@ def test_a_release_in_a_store_is_opened_by_its_url(shelf):
     )
 
 
-def test_values_that_rows_of_a_hold_out_share_are_in_the_bound_on_the_bias(tmp_path):
+@pytest.mark.parametrize("reference", ["holdout", "chain"])
+def test_values_that_rows_of_a_hold_out_share_are_in_the_bound_on_the_bias(tmp_path, reference):
     rng = np.random.default_rng(8)
     rows = pd.DataFrame({"x": np.where(rng.random(6_000) < 0.3, 100.0, rng.uniform(0, 60, 6_000))})
     schema = {"x": {"role": "privatise", "kind": "continuous", "bounds": [0.0, 200.0]}}
     (tmp_path / "in").mkdir()
     rows.to_parquet(tmp_path / "in" / "rows.parquet")
-    job = write_job(tmp_path, tmp_path / "in", tmp_path / "out", schema=schema)
+    mechanism = {"kind": "dip", "reference": {"kind": reference, "fraction": 0.25}}
+    job = write_job(tmp_path, tmp_path / "in", tmp_path / "out", schema=schema, mechanism=mechanism)
     run_here(job)
     opened = dpdask.open(str(tmp_path / "out"))
     told = opened.card["columns"]["x"]["reference"]["spread_rank_at_most"]

@@ -12,7 +12,7 @@ from scipy import optimize, stats
 import dpdask
 from dpdask.errors import DataError, SpecError
 from dpdask.inference import ReleasedColumn
-from dpdask.inference.pseudo_values import Directions, balance, critical_value
+from dpdask.inference.pseudo_values import Directions, balance, find_half_width
 from pipelines.benchmarks import means
 
 T = np.array([[0.6, 0.3, 0.1], [0.2, 0.6, 0.2], [0.1, 0.3, 0.6]])
@@ -242,21 +242,15 @@ def test_a_parent_that_is_cut_into_cells_is_refused_in_one_line():
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("root", [0.5, 1.0, 3.0])
-def test_critical_values_hold_for_the_worst_biases_and_are_no_larger(root):
-    value = float(critical_value(np.array([root]))[0])
-    beyond = 0.0  # the largest probability, of all distributions on 0 and one other point
-    for far in np.linspace(root, 60.0, 4_000):
-        part = root**2 / far**2
-        outside = stats.norm.sf(value - far) + stats.norm.cdf(-value - far)
-        beyond = max(beyond, part * outside + (1 - part) * 2 * stats.norm.sf(value))
-    assert beyond == pytest.approx(0.05, abs=1e-3)
-
-
-def test_critical_values_of_no_bias_and_of_a_large_one():
-    found = critical_value(np.array([0.0, 200.0]))
-    assert found[0] == pytest.approx(stats.norm.ppf(0.975), abs=1e-6)
-    assert found[1] == pytest.approx(200.0 / math.sqrt(0.05), rel=0.02)
+def test_a_half_width_holds_with_its_probability_averaged_over_the_spreads_of_a_bias():
+    error, biases = np.array([1.0, 0.5]), np.array([[0.2, 3.0], [2.0, 0.1]])
+    probability = np.array([0.7, 0.3])
+    for alpha in (0.05, 0.01):
+        half = find_half_width(error, biases, probability, alpha)
+        outside = 2 * stats.norm.sf(half / np.sqrt(error**2 + biases**2))
+        np.testing.assert_allclose(probability @ outside, alpha, rtol=1e-6)
+    free = find_half_width(error, np.zeros((1, 2)), np.ones(1), 0.05)
+    np.testing.assert_allclose(free, stats.norm.ppf(0.975) * error)
 
 
 def test_the_bound_on_a_bias_is_that_of_linear_programming():
@@ -304,6 +298,27 @@ def test_intervals_of_groups_hold_on_average_and_are_narrower_than_by_the_worst_
         np.testing.assert_allclose(found.value, worst.value)
     assert np.mean(held) > 0.93
     assert np.mean(widths) < 0.5
+
+
+def test_groups_lean_along_the_numbers_of_the_levels_where_these_are_what_differs():
+    """The channel merges neighbours; groups differ in their mean, which says how the merged levels differ."""
+    rng, numbers = np.random.default_rng(8), np.arange(6.0)
+    merged = np.kron(0.7 * np.eye(3) + 0.1, np.full((2, 2), 0.5))
+    own = np.exp(np.outer(rng.normal(0.0, 0.5, 30), numbers - 2.5))
+    own /= own.sum(axis=1, keepdims=True)
+    codes = np.concatenate([rng.choice(6, 2_000, p=each) for each in own])
+    drawn = (rng.random(len(codes))[:, None] > merged.cumsum(axis=1)[codes, :-1]).sum(axis=1)
+    frame = pd.DataFrame({"g": np.repeat(np.arange(30), 2_000), "x": numbers[drawn]})
+    most = np.bincount(codes) / len(codes) + 0.01
+    known = ReleasedColumn(name="x", levels=tuple(numbers), matrix=merged, at_most=most)
+    names = dataclasses.replace(known, levels=tuple("abcdef"))
+    found = known.crosstab(frame, "g", normalise=True)
+    plain = names.crosstab(frame.assign(x=np.array(list("abcdef"))[drawn]), "g", normalise=True)
+    off, of_plain = (np.abs(each.value.to_numpy() - own).mean() for each in (found, plain))
+    assert off < 0.8 * of_plain
+    for each in (found, plain):
+        low, high = (end.to_numpy() for end in each.interval())
+        assert ((low <= own) & (own <= high)).mean() > 0.93
 
 
 def test_how_many_rows_a_group_has_is_in_the_error_of_a_table():

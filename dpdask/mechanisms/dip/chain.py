@@ -17,6 +17,7 @@ from dpdask.kernels.jit import Ints, Words
 from dpdask.mechanisms.dip.columns import (
     RankRandomiser,
     fit_ranks,
+    measure_spread,
     read_randomisers,
     write_randomisers,
 )
@@ -282,6 +283,21 @@ class RecordsDescription(DipDescription):
                 cells = kernel.find_cells(release.trie, place)
                 found += warn_of_spread(name, *cells, lattice=codec.lattice)
         return tuple(found)
+
+    def describe_columns(self, release: ChainRelease, columns: Columns) -> dict[str, Json]:
+        """Return what the card says about each fitted column; see `DipDescription.describe_columns`."""
+        found = DipDescription.describe_columns(self, release, columns)
+        for place, name in enumerate(release.columns):
+            codec = columns.codecs[name]
+            if not codec.has_levels:
+                keys, lows, counts = kernel.find_cells(release.trie, place)
+                spread = measure_spread(keys, lows, counts / counts.sum(), codec=codec)
+                # ranks are exact but for rounding to one of 2**16
+                found[name]["reference"] = {
+                    "rank_error_at_most": 2.0**-15,
+                    "spread_rank_at_most": spread,
+                }
+        return found
 
     def describe_joint(self, release: ChainRelease) -> Json:
         """Return what the card says about the columns' joint distribution."""

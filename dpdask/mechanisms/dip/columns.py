@@ -621,7 +621,8 @@ class ColumnsDescription(DipDescription):
         found = DipDescription.describe_columns(self, release, columns)
         for name, mechanism in release.columns.items() if self.mechanism.spreads else ():
             if mechanism.distribution is not None:
-                spread = _measure_spread(mechanism.distribution, columns.codecs[name])
+                x, c = mechanism.distribution.x, mechanism.distribution.c
+                spread = measure_spread(x[1:], x[:-1], np.diff(c), codec=columns.codecs[name])
                 found[name]["reference"] |= {"spread_rank_at_most": spread}
         if self.mechanism.spec.channel == "optimal-unbiased":
             for name, mechanism in release.columns.items():
@@ -633,10 +634,10 @@ class ColumnsDescription(DipDescription):
         return found
 
 
-def _measure_spread(distribution: RankDistribution, codec: Codec) -> float:
-    """Return the largest share of the reference's rows at one value that is released spread over the gap below it, rounded up."""
-    gaps, shares = np.diff(distribution.x), np.diff(distribution.c)
-    wide = gaps > (1.0 if codec.lattice else 0.0)
+def measure_spread(keys: Floats, lows: Floats, shares: Floats, *, codec: Codec) -> float:
+    """Return the largest share of the reference's rows at one value that is released spread over the gap (low, key] below it, rounded up."""
+    with np.errstate(invalid="ignore"):
+        wide = keys - lows > (1.0 if codec.lattice else 0.0)  # a null has no gap
     largest = float(shares[wide].max(initial=0.0))
     return float(f"{largest * 1.01:.2g}") if largest else 0.0
 
