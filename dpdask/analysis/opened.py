@@ -49,6 +49,7 @@ OF_NUMBERS = ("mean", "histogram", "quantile", "slope", "fit")
 OF_SEVERAL = ("crosstab", "slope", "regress", "fit")
 _N_BINS = 20
 _SHOWN = 12
+_HELD_ROWS = 100_000  # a column of which is kept in memory
 _BOUNDED = "this is of the bounded rows, at most {max_rows} of each {column!r}: those with more rows count less than in the table"
 # by the shape of a release, its class, whose module is imported when it is asked for
 _KINDS = {
@@ -166,6 +167,20 @@ class OpenedRelease:
                 _suggest(missing, held) or some,
             )
         return read_shards(self.folder, self.shards, chosen)
+
+    @cached_property
+    def _held(self) -> dict[str, pd.Series]:
+        """The columns that were read, of a small table."""
+        return {}
+
+    def _read(self, names: Sequence[str]) -> pd.DataFrame:
+        """Return released columns, which nobody may change; those of a small table are read once."""
+        if self.n_rows > _HELD_ROWS:
+            return self.to_pandas(names)
+        missing = [name for name in names if name not in self._held]
+        if missing:
+            self._held.update(self.to_pandas(missing).items())
+        return pd.DataFrame({name: self._held[name] for name in names}, copy=False)
 
     def to_dask(self) -> Frame:
         """Return the released table as a lazy Dask frame, with a partition for each shard."""

@@ -675,7 +675,7 @@ class KeptColumns(OpenedPoints):
     """A release of rows: its kept columns are exact, and their errors are those of drawing the rows."""
 
     def _points(self, *names: str) -> Points:
-        frame = self.to_pandas(names)
+        frame = self._read(names)
         with read_as_python(*names):
             levels = {
                 name: values for name in names if (values := list_values(frame[name])) is not None
@@ -724,7 +724,7 @@ class OpenedRecords(OpenedPoints):
     def _points(self, *names: str) -> Points:
         if len(names) == 2 and (found := self._find_pair(*names)) is not None:
             return found
-        frame, weights = self.to_pandas(names), np.ones(self.n_rows)
+        frame, weights = self._read(names), np.ones(self.n_rows)
         n_rows, noise = self._count_rows(weights), self.content["accounting"]["noise"]
 
         def find_noise(chosen: Sequence[str]) -> NoisyCells:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -205,7 +205,7 @@ class OpenedRows(KeptColumns):
         private = [name for name in names if not self._is_kept(name)]
         columns = {name: ReleasedColumn.from_card(self.content, name) for name in private}
         read = itertools.chain(*(column.outcomes.columns for column in columns.values()))
-        frame = self.to_pandas(list(dict.fromkeys([*names, *read, unit.column, weight])))
+        frame = self._read(list(dict.fromkeys([*names, *read, unit.column, weight])))
         of = WeightedAnswers(frame=frame, unit=unit.column, weight=weight, released=columns)
         with read_as_python(*names):
             match question:
@@ -233,8 +233,18 @@ class OpenedRows(KeptColumns):
         with read_as_python(name, *kept):
             return self._result(_choose(partial(estimate, released, rows)))
 
+    @cached_property
+    def _channels(self) -> dict[str, ReleasedColumn]:
+        """The columns whose channels were read, as `_find_channel` returns them."""
+        return {}
+
     def _read_channel(self, name: str) -> ReleasedColumn:
-        """Return a column with its channel, and with what its own shares say of all rows."""
+        """Return a column with its channel, and with what its own shares say of all rows; these are found once."""
+        if name not in self._channels:
+            self._channels[name] = self._find_channel(name)
+        return self._channels[name]
+
+    def _find_channel(self, name: str) -> ReleasedColumn:
         from dpdask.inference.debias import ReleasedColumn  # many questions need no channel
 
         released = ReleasedColumn.from_card(self.content, name)
@@ -379,7 +389,7 @@ class OpenedRows(KeptColumns):
 
     def _rows(self, names: Sequence[str]) -> Frame:
         chosen = list(dict.fromkeys(names))
-        return self.to_pandas(chosen) if self.n_rows <= _IN_MEMORY else self.to_dask()[chosen]
+        return self._read(chosen) if self.n_rows <= _IN_MEMORY else self.to_dask()[chosen]
 
     # ---- what the card says of the noise
 

@@ -365,6 +365,17 @@ class Question:
     ask: Callable[[Any], Any]
     truth: Truth  # of the rows, their weights and the answer
     counts: bool = False  # in rows
+    truths: dict[Any, np.ndarray] = field(default_factory=dict)  # that were computed
+
+    def find_truth(self, source: Table, found: Any, *, is_bounded: bool) -> np.ndarray:
+        """Return what is true of the population, or of its bounded rows."""
+        labels = [getattr(found.estimate, name, ()) for name in ("index", "columns")]
+        key = is_bounded, str([list(each) for each in labels])
+        if key not in self.truths:
+            weights = source.weights if is_bounded else np.ones(len(source.rows))
+            truth = self.truth(source.rows, weights, found)
+            self.truths[key] = np.asarray(truth, dtype=float).ravel()
+        return self.truths[key]
 
 
 def _mean(column: str, by: str | None = None, within: tuple[float, float] | None = None) -> Truth:
@@ -573,17 +584,14 @@ def answer(
     except dpdask.SpecError as refusal:
         return refusal.what
     bounded = source.unit and any(BOUNDED in limit for limit in found.limits)
-    weights = source.weights if bounded else np.ones(len(source.rows))
-    truth = np.asarray(question.truth(source.rows, weights, found), dtype=float)
+    truth = question.find_truth(source, found, is_bounded=bounded)
     parts = [np.asarray(part, dtype=float).ravel() for part in (found.estimate, low, high)]
     error = found.standard_error
     errors = np.full(parts[0].shape, np.nan) if error is None else np.asarray(error, dtype=float)
     scale = n_rows if question.counts else 1.0
     if question.counts and found.of_table:
         scale = float(opened.to_pandas(["user_weight"])["user_weight"].sum())
-    return Answer(
-        truth.ravel(), *(part / scale for part in (parts[0], errors.ravel(), parts[1], parts[2]))
-    )
+    return Answer(truth, *(part / scale for part in (parts[0], errors.ravel(), parts[1], parts[2])))
 
 
 def count_rows_of(opened: Any) -> int:

@@ -3,7 +3,8 @@
     DPDASK_DATA=folder python -m pipelines.benchmarks.coverage_tables --runs 3 --csv coverage-tables.csv
 
 The truth is the table itself, so an interval holds it in at least 95 % of the runs. Green taxi rides, flights, house sales, people of a census, and
-film ratings, by row and by user; tables that are not in the folder are left out. `--rows` takes some rows of each, to try it.
+film ratings, by row and by user; tables that are not in the folder are left out. `--rows` takes some rows of each, to try it. A file that `--csv` names is
+continued.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pipelines.benchmarks.coverage import Table
 RELEASES = (
     "dip histogram optimal",
     "dip histogram optimal-unbiased",
+    "dip histogram optimal-unbiased, weighted",
     "dip holdout laplace-calibrated",
     "dip tree laplace-calibrated",
     "copula raked",
@@ -144,10 +146,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = os.environ.get("DPDASK_DATA")
     if folder is None:
         parser.exit(2, "set DPDASK_DATA to the folder of the tables\n")
-    cells: list[coverage.Cell] = []
+    is_begun = chosen.csv is not None and chosen.csv.exists()
+    cells = coverage.read_cells(chosen.csv) if is_begun else []
+    done = {(cell.release, cell.table) for cell in cells if cell.asked >= chosen.runs}
     for source in read_tables(Path(folder), chosen.rows):
         for kind in chosen.releases if source.name in chosen.tables else ():
-            if not coverage.is_possible(kind, source):
+            if not coverage.is_possible(kind, source) or (kind, source.name) in done:
                 continue
             with tempfile.TemporaryDirectory() as place:
                 opened = coverage.releases(kind, source, chosen.runs, Path(place))
@@ -155,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for cell in found:
                 said = cell.refusal[:70] or f"{cell.average:.2f}"
                 print(f"{source.name:16} {kind:32} {cell.question:24} {said}", flush=True)
-            cells += found
+            cells = [c for c in cells if (c.release, c.table) != (kind, source.name)] + found
             if chosen.csv:
                 coverage.write_cells(chosen.csv, cells)
     told = [cell for cell in cells if not cell.refusal]
