@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from dpdask.engine.compute import Progress
 from dpdask.engine.write import Staging
 from dpdask.errors import SPENT_AGAIN, MissingError, OutputError, SpecError
 from dpdask.io.changes import Followed, Lake, Place, discover_added
@@ -15,6 +16,7 @@ from dpdask.io.fragments import InputTable
 from dpdask.io.shards import CARD_NAME, META, Manifest
 from dpdask.io.storage import RELEASE_NAME, Folder
 from dpdask.jobs.output import name_release, read_number
+from dpdask.jobs.repeats import KEYS_PER_FILE, Keys, compare_keys, list_keys
 from dpdask.jobs.series import (
     Kept,
     KeptFolder,
@@ -23,6 +25,7 @@ from dpdask.jobs.series import (
     describe_release,
     describe_series,
     mark_released,
+    name_with,
     select,
     sum_series,
     tell_log,
@@ -55,16 +58,21 @@ class Next(NamedTuple):
     epsilon: float | None
     # What the log of a Delta or Iceberg table did since the release before.
     followed: Followed | None
+    # Whether it may hold rows that were released before.
+    again: bool
+    # What it holds.
+    table: InputTable
 
     def make_size(self, n_rows: int, n_shards: int) -> Size:
         """Return what the record keeps of the release."""
-        again = self.followed is not None and self.followed.again
-        return Size(n_rows=n_rows, n_shards=n_shards, epsilon=self.epsilon, again=again)
+        return Size(n_rows=n_rows, n_shards=n_shards, epsilon=self.epsilon, again=self.again)
 
     def describe(self, card: Card) -> Card:
         """Return the release's card with its place in the series."""
         budget, sizes = self.job.file.privacy, (*self.kept.sizes, self.make_size(0, 0))
-        about = describe_release(sizes, budget, self.followed, has_holdout=card.has_holdout)
+        about = describe_release(
+            *(sizes, budget, self.followed, self.job.growing), has_holdout=card.has_holdout
+        )
         return card.model_copy(update={"series": about})
 
 
@@ -91,6 +99,9 @@ class Growth:
         self._newest: tuple[int, Kept] | None = None
         # what the log of a Delta or Iceberg table did since the newest release
         self.followed: Followed | None = None
+        # the keys of the next release's rows, and whether some of them were released before
+        self._keys: Keys | None = None
+        self._repeats = False
         # the output must be this job's
         manifest, left = self.publication.find(name_release(job.digest, 0)), self.state.peek()
         if manifest is None and not self.publication.is_free(name_run(left)):
@@ -189,14 +200,36 @@ class Growth:
         card = Card.read(self.publication.read_card(release), CARD_NAME)
         return Place("", None if card.input is None else card.input.version)
 
+    @property
+    def again(self) -> bool:
+        """Whether the next release may hold rows that were released before; it is charged in full then."""
+        changed = self.followed is not None and self.followed.again
+        later = self.read_kept() is not None
+        return later and (changed or self._repeats or self.job.growing.charge_repeats)
+
+    def compare(self, opened: JobTable, progress: Progress | None) -> JobTable:
+        """Return what the next release holds, by the rules for rows that come again."""
+        kept, rules, table = self.read_kept(), self.job.growing, opened.table
+        if kept is None or rules.row_key is None:
+            return opened
+        changed = self.followed is not None and self.followed.again
+        compared = compare_keys(
+            *(table, rules, bytes.fromhex(kept.salt), self.state.kept.read_keys(kept)),
+            is_changed=changed,
+            progress=progress,
+        )
+        self._keys, self._repeats = compared.keys, compared.again
+        rows = None if opened.public_rows is None else compared.table.n_rows
+        source = replace(opened.source, fragments=compared.table.fragments)
+        return replace(opened, table=compared.table, source=source, public_rows=rows)
+
     def extend(self, table: InputTable) -> Job:
         """Return the job of the release of a table; before the first release, the job itself."""
         kept = self.read_kept()
         if kept is None:
             return self.job
         # without a digest of what was released before, the ledger charges it in full
-        again = self.followed is not None and self.followed.again
-        previous, head = "" if again else kept.head, kept.add(table).head
+        previous, head = "" if self.again else kept.head, kept.add(table).head
         series = Series(id=kept.id, release=kept.release, previous=previous, head=head)
         return self.job.extend(series)
 
@@ -211,7 +244,14 @@ class Growth:
             name, salt = name_series(self.job.digest, reached.run_id), derive_salt(key).hex()
             kept = Kept(id=name, salt=salt, release="", files=(), sizes=()).add(table)
             job = self.job.extend(Series(id=name, head=kept.head), continued=False)
-        return Next(job=job, kept=kept, epsilon=job.epsilon, followed=self.followed)
+        return Next(
+            job=job,
+            kept=kept,
+            epsilon=job.epsilon,
+            followed=self.followed,
+            again=self.again,
+            table=table,
+        )
 
     def publish(
         self,
@@ -223,16 +263,34 @@ class Growth:
     ) -> None:
         """Keep the record that a release leaves, and make it appear; see `RunState.publish`."""
         state, size = self.state, following.make_size(manifest.n_rows, len(manifest.shards))
-        sizes = (*following.kept.sizes, size)
-        kept = replace(following.kept, release=reached.fitted.release_sha256, sizes=sizes)
         if read_number(reached.release) == 0:
             key = state.keys.read(reached.run_id)
             assert key is not None
             fitted = state.secrets(reached.run_id).read(RELEASE_NAME)
-            state.kept.begin(key, kept.id, fitted, self.job)
+            state.kept.begin(key, following.kept.id, fitted, self.job)
             self.output.remove(SUMMARY_NAME)  # of a series that somebody gave up, in a table
+        if self.job.growing.row_key is not None:
+            number = len(following.kept.sizes)
+            size = replace(size, keys=name_with(number, manifest.to_bytes()))
+            for keys in self._list_keys(following):
+                state.kept.write_keys(size, size.n_key_files, keys)
+                size = replace(size, n_key_files=size.n_key_files + 1)
+        kept = replace(
+            following.kept,
+            release=reached.fitted.release_sha256,
+            sizes=(*following.kept.sizes, size),
+        )
         state.kept.write(kept, manifest.to_bytes())
         state.publish(reached, staging, manifest, documents)
+
+    def _list_keys(self, following: Next) -> Iterator[Keys]:
+        """Yield the keys of the released rows, for a file each."""
+        if self._keys is None:
+            salt = bytes.fromhex(following.kept.salt)
+            yield from list_keys(following.table, self.job.growing, salt)
+            return
+        for start in range(0, len(self._keys), KEYS_PER_FILE):
+            yield self._keys[start : start + KEYS_PER_FILE]
 
     def finish(self) -> None:
         """Write what an interrupted publication left out: the last file, and the summary's card."""
@@ -271,8 +329,7 @@ class Growth:
         kept, epsilon, followed = self.read_kept(), self.extend(opened.table).epsilon, self.followed
         sizes = () if kept is None else kept.sizes
         unit = "row" if self.job.file.privacy is None else self.job.file.privacy.unit
-        again = followed is not None and followed.again
-        following = Size(n_rows=0, n_shards=0, epsilon=epsilon, again=again)
+        following = Size(n_rows=0, n_shards=0, epsilon=epsilon, again=self.again)
         return {
             "releases": len(sizes),
             "released_rows": sum(size.n_rows for size in sizes),
@@ -281,6 +338,7 @@ class Growth:
             "new_rows": opened.table.n_rows,
             "epsilon": epsilon,
             "series_epsilon": sum_series((*sizes, following), unit),
+            "again": self.again,
             **({} if followed is None else tell_log(followed)),
         }
 

@@ -371,7 +371,7 @@ def plan_job(job: Job) -> Plan:
 def _tell_why(series: dict[str, Any] | None) -> str:
     """Return why a later release of a series is charged in full."""
     if series is not None and series.get("again"):
-        return "it holds rows that the table changed after their release"
+        return "it may hold rows that were released before"
     return "a release was aborted after its noise was drawn, the series was continued from a copy, or the ledger does not know the series"
 
 

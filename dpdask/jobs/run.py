@@ -284,16 +284,34 @@ def _run_locked(attempt: _Attempt, count_rows: CountRows | None) -> Outcome:
             place = Folder(state.folder.url)
             secrets = place if state.output.is_local else None
             check_workers(opened.table.fragments, output=place, secrets=secrets)
+            attempt = _compare(attempt)
         except DpdaskError:
             if state.read() is None:
                 state.remove()  # no trace of a run that has not begun
             raise
+    job, opened = attempt.job, attempt.opened
+    if job.growing.row_key is not None and not opened.table.fragments:
+        state.remove_rest()
+        nothing = Manifest(job=job.digest, shards=(), card_sha256="")
+        return Outcome(status="nothing new", output=job.output_url, manifest=nothing)
     try:
         outcome = _advance(attempt)
     except DpdaskError as error:
         _fail(job, state, error)
         raise
     return replace(outcome, warnings=tuple(dict.fromkeys((*expected.warnings, *outcome.warnings))))
+
+
+def _compare(attempt: _Attempt) -> _Attempt:
+    """Return an attempt at what is new by the keys of its rows, if the job has such, and check the room for it."""
+    growth = attempt.growth
+    if growth is None or attempt.job.growing.row_key is None:
+        return attempt
+    opened = growth.compare(attempt.opened, attempt.progress)
+    job = growth.extend(opened.table)
+    if opened.table.fragments:
+        job.account.check_room(name_run(attempt.state.find_unfinished(job.digest)))
+    return replace(attempt, opened=opened, job=job)
 
 
 def _fail(job: Job, state: RunState, error: DpdaskError) -> None:

@@ -6,13 +6,17 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Any
 
-from dpdask.errors import InputError, OutputError, say_count
+import numpy as np
+from numpy.typing import NDArray
+
+from dpdask.engine.digests import DIGEST
+from dpdask.errors import InputError, OutputError, list_names, say_count
 from dpdask.io.changes import Followed, Place
 from dpdask.io.encrypted import count_missing_digits, decrypt, encrypt
 from dpdask.io.fragment import Fragment
@@ -20,7 +24,7 @@ from dpdask.io.fragments import InputTable
 from dpdask.io.storage import RELEASE_NAME, SERIES_NAME, Folder, hide
 from dpdask.jobs.output import Target
 from dpdask.jobs.run_keys import check_run_id, find_remote_keys, say_place
-from dpdask.jobs.spec import Job
+from dpdask.jobs.spec import Growing, Job
 from dpdask.mechanisms.card import Card
 from dpdask.privacy import Budget, UnitColumn
 from dpdask.privacy.events import round_up_sum
@@ -51,7 +55,10 @@ class Size:
     n_rows: int
     n_shards: int
     epsilon: float | None
-    again: bool = False  # whether it holds rows that the table changed after their release
+    again: bool = False  # whether it may hold rows that were released before
+    # The names of its files of keys begin so, and how many there are; none without a key.
+    keys: str = ""
+    n_key_files: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -171,6 +178,16 @@ class KeptFolder:
         """Keep the record that is valid as soon as its manifest is there."""
         self._write(_record_name(len(kept.sizes) - 1, manifest), kept.to_bytes())
 
+    def write_keys(self, size: Size, number: int, keys: NDArray[np.bytes_]) -> None:
+        """Keep some keys of the rows of a release; they count as soon as its record does."""
+        self._write(_key_name(size, number), np.sort(keys).tobytes())
+
+    def read_keys(self, kept: Kept) -> Iterator[NDArray[np.bytes_]]:
+        """Yield the keys of all released rows, a file at a time."""
+        for size in kept.sizes:
+            for number in range(size.n_key_files):
+                yield np.frombuffer(self._read(_key_name(size, number)), dtype=DIGEST)
+
     def read(self, manifest: bytes, number: int) -> Kept:
         """Return the record of the newest release."""
         try:
@@ -187,8 +204,11 @@ class KeptFolder:
 
     def sweep(self, manifest: bytes, number: int) -> None:
         """Remove the records of releases before this one, and of attempts at it that were given up; for the parameters see `read`."""
-        newest = _record_name(number, manifest)
+        newest, kept = _record_name(number, manifest), self.read(manifest, number)
+        keys = {_key_name(size, at) for size in kept.sizes for at in range(size.n_key_files)}
         for name in self.folder.names():
+            if name.startswith("keys-") and int(name[5:10]) <= number and name not in keys:
+                self.folder.remove(name)
             found = re.fullmatch(r"released-(\d{5,})-.*", name)
             if found is not None and int(found[1]) <= number and name != newest:
                 self.folder.remove(name)
@@ -256,7 +276,16 @@ class KeptFolder:
 
 
 def _record_name(number: int, manifest: bytes) -> str:
-    return f"released-{number:05d}-{hashlib.sha256(manifest).hexdigest()[:16]}.json"
+    return f"released-{name_with(number, manifest)}.json"
+
+
+def name_with(number: int, manifest: bytes) -> str:
+    """Return the part of a name by which a file counts if and only if a manifest is there."""
+    return f"{number:05d}-{hashlib.sha256(manifest).hexdigest()[:16]}"
+
+
+def _key_name(size: Size, number: int) -> str:
+    return f"keys-{size.keys}-{number:06d}.bin"
 
 
 def list_files(fragments: Iterable[Fragment], number: int) -> tuple[KeptFile, ...]:
@@ -337,7 +366,7 @@ _PUBLIC = "Which release a row is in is public; if it depends on private values,
 def sum_series(sizes: Sequence[Size], unit: object) -> float | None:
     """Return what the releases of a series cost a unit together; None if they have no ε.
 
-    A row is in one release, and once more in each that holds changed rows.
+    A row is in one release, and once more in each that may hold released rows.
 
     Parameters
     ----------
@@ -350,7 +379,12 @@ def sum_series(sizes: Sequence[Size], unit: object) -> float | None:
 
 
 def describe_release(
-    sizes: Sequence[Size], budget: Budget | None, followed: Followed | None, *, has_holdout: bool
+    sizes: Sequence[Size],
+    budget: Budget | None,
+    followed: Followed | None,
+    rules: Growing,
+    *,
+    has_holdout: bool,
 ) -> dict[str, Any]:
     """Return what the card of the newest release says about its series.
 
@@ -360,6 +394,8 @@ def describe_release(
         Those of all releases; of the newest one, ε counts alone.
     followed
         What the log of a Delta or Iceberg table did since the release before.
+    rules
+        What becomes of rows that come again.
     """
     number, unit = len(sizes) - 1, "row" if budget is None else budget.unit
     if number == 0:
@@ -375,21 +411,32 @@ def describe_release(
         if number == 0
         else " The reference and the channels are those of release 0; no row of this release was held out."
     )
-    total, log = sum_series(sizes, unit), _describe_log(followed)
+    total, log = sum_series(sizes, unit), _describe_log(followed) + _describe_keys(rules)
     cost = _describe_total(sizes, unit, has_holdout=has_holdout)
     text = f"Release {number} of a growing table: {rows}.{reference} {log}{cost}{_PUBLIC}"
-    about = {"release": number, "epsilon": total, "text": text}
+    about: dict[str, Any] = {
+        "release": number,
+        "epsilon": total,
+        "text": text,
+        "again": sizes[-1].again,
+    }
+    about |= {} if rules.row_key is None else {"row_key": rules.row_key, "repeated": rules.repeated}
     return about if followed is None else about | tell_log(followed)
 
 
 def tell_log(followed: Followed) -> dict[str, Any]:
     """Return what a table's log did since the release before, beside adding rows."""
     return {
-        "again": followed.again,
         "deleting_commits": followed.n_deleting,
         "ignored_commits": followed.n_ignored,
         "declared_version": followed.declared,
     }
+
+
+def _describe_keys(rules: Growing) -> str:
+    if rules.repeated != "skip" or rules.row_key is None:
+        return ""
+    return f"A row is left out if one with the same {list_names(rules.row_key, 8)} was released before. "
 
 
 def _describe_log(followed: Followed | None) -> str:
@@ -436,6 +483,6 @@ def _describe_total(sizes: Sequence[Size], unit: object, *, has_holdout: bool) -
         return f"A {unit.column} may have rows in every release, so the releases add up: ε = {total!r} for all of them together. {held_out}"
     if n_again:
         releases = say_count(n_again, "release")
-        return f"A row is in one release, and may be once more in each of {releases} that hold changed rows: ε = {total!r} for all of them together. {held_out}"
+        return f"A row is in one release, and may be once more in each of {releases} that may hold released rows again: ε = {total!r} for all of them together. {held_out}"
     whose, cost = ("released row", "it") if has_holdout else ("row", "a row")
     return f"Each {whose} is in one release, so all releases together cost {cost} no more than release 0: ε = {total!r}. {held_out}"

@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
     create_model,
     field_validator,
     model_serializer,
@@ -162,6 +163,9 @@ class Lineage(Document):
     """The name of the group of jobs."""
 
 
+Repeated = Literal["refuse", "skip", "charge"]
+
+
 class Growing(Document):
     """How a growing table grows."""
 
@@ -170,6 +174,23 @@ class Growing(Document):
     `refuse` ends the run, `ignore` leaves them as they were released, `release` releases the changed
     files again, and charges for them again.
     """
+    row_key: list[str] | None = Field(default=None, min_length=1)
+    """Kept columns that together tell one row from all others: a row that is delivered again is found by
+    them.
+    """
+    repeated: Repeated = "refuse"
+    """What becomes of rows whose key was released: `refuse` ends the run, `skip` leaves them out,
+    `charge` releases them again, and charges the release in full.
+    """
+    charge_repeats: bool = False
+    """Whether each release is charged in full, as if all its rows had been released before."""
+
+    @field_validator("repeated")
+    @classmethod
+    def _needs_key(cls, repeated: Repeated, info: ValidationInfo) -> Repeated:
+        if repeated != "refuse" and not info.data.get("row_key"):
+            raise ValueError("it needs a `row_key`, by which rows are known again")
+        return repeated
 
 
 class JobFile(Document):
@@ -272,6 +293,10 @@ class Job:
         if unit is not None and unit.publish_counts:
             what = "a unit may have rows in every release of a growing table, and no release tells how many in all"
             raise SpecError(what, "privacy.unit.publish_counts", "remove it, or `growing`")
+        for column in self.growing.row_key or ():
+            if column not in self.schema.kept:
+                what = f"{column!r} is no column that is kept, and a key is looked at before anything is charged"
+                raise SpecError(what, "growing.row_key", "name columns with the role keep")
         for key in ("version", "snapshot"):
             if getattr(self.file.input, key) is not None:
                 raise SpecError(

@@ -1,0 +1,118 @@
+"""Which rows of the next release of a series were released before, as their keys tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpdask.engine.compute import Progress
+from dpdask.engine.digests import DIGEST, add_key, hash_rows
+from dpdask.errors import InputError, list_names
+from dpdask.io.fragment import Fragment, count_deleted, pack, unpack
+from dpdask.io.fragments import InputTable
+from dpdask.jobs.spec import Growing
+
+KEYS_PER_FILE = 2**20
+
+Keys = NDArray[np.bytes_]
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """The next release, after its rows were compared with those that were released."""
+
+    table: InputTable
+    keys: Keys  # of its rows
+    again: bool  # whether some were released before, and are released again
+
+
+def compare_keys(
+    table: InputTable,
+    rules: Growing,
+    salt: bytes,
+    released: Iterable[Keys],
+    *,
+    is_changed: bool,
+    progress: Progress | None = None,
+) -> Remaining:
+    """Return what is left of a table by the rules for rows that come again; only the columns of the key are read.
+
+    Parameters
+    ----------
+    salt
+        The key of the series' digests.
+    released
+        The keys of released rows, file by file.
+    is_changed
+        Whether the table holds rows again that a commit changed: these pay for themselves.
+
+    Privacy
+    -------
+    The columns of the key are released as they are, so nothing private decides how this ends.
+    """
+    columns = tuple(rules.row_key or ())
+    parts = _digest(table.fragments, columns, salt, table, progress)
+    keys = np.concatenate([np.zeros(0, dtype=DIGEST), *parts])
+    again = np.zeros(len(keys), dtype=np.bool_)
+    twice = np.ones(len(keys), dtype=np.bool_)
+    twice[np.unique(keys, return_index=True)[1]] = False
+    for each in () if is_changed else released:
+        again |= np.isin(keys, each)
+    named = f"rows have the same {list_names(columns, 8)}"
+    hint = "deliver each row once; or set `growing.repeated` to skip or charge; or correct `growing.row_key`"
+    if rules.repeated == "refuse" and again.any():
+        raise InputError(f"rows seen again: {named} as released ones", None, hint)
+    if rules.repeated != "skip":
+        if twice.any():  # one release would hold a row twice, and be charged once
+            raise InputError(f"two new {named}", None, hint)
+        return Remaining(table, keys, bool(again.any()))
+    left = _leave_out(table, [len(part) for part in parts], again | twice)
+    return Remaining(left, keys[~(again | twice)], again=False)
+
+
+def list_keys(
+    table: InputTable, rules: Growing, salt: bytes, progress: Progress | None = None
+) -> Iterator[Keys]:
+    """Yield the keys of a table's rows, about as many at a time as a file takes."""
+    columns, group, n_rows = tuple(rules.row_key or ()), list[Fragment](), 0
+    for fragment in table.fragments:
+        group, n_rows = [*group, fragment], n_rows + (fragment.n_rows or KEYS_PER_FILE)
+        if n_rows >= KEYS_PER_FILE:
+            yield np.concatenate(_digest(group, columns, salt, table, progress))
+            group, n_rows = [], 0
+    if group:
+        yield np.concatenate(_digest(group, columns, salt, table, progress))
+
+
+def _digest(
+    fragments: Sequence[Fragment],
+    columns: Sequence[str],
+    salt: bytes,
+    table: InputTable,
+    progress: Progress | None,
+) -> list[Keys]:
+    """Return the keys of each fragment's rows."""
+    # other columns make other keys
+    names = "\n".join(columns).encode()
+    hashed = hash_rows(fragments, columns, table.schema, names, progress)
+    return [add_key(hashed[each.number], salt) for each in fragments]
+
+
+def _leave_out(table: InputTable, sizes: Sequence[int], gone: NDArray[np.bool_]) -> InputTable:
+    """Return a table without some rows, and without fragments that have no other."""
+    left, start = list[Fragment](), 0
+    for fragment, size in zip(table.fragments, sizes, strict=True):
+        own, start = gone[start : start + size], start + size
+        if own.all():
+            continue
+        if own.any():
+            deleted = unpack(fragment.deleted, 0, size + count_deleted(fragment.deleted))
+            deleted[np.flatnonzero(~deleted)[own]] = True
+            n_rows = None if fragment.n_rows is None else fragment.n_rows - int(own.sum())
+            fragment = replace(fragment, deleted=pack(deleted), n_rows=n_rows)
+        left.append(replace(fragment, number=len(left)))
+    n_files = len({fragment.url for fragment in left})
+    return replace(table, fragments=tuple(left), n_files=n_files)

@@ -1,0 +1,227 @@
+"""Rows that are delivered twice: found by their keys in whatever order, codec and file they come."""
+
+from __future__ import annotations
+
+import dask
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+from e2e.growing import (
+    BY_USER,
+    N,
+    add_day,
+    at,
+    job,
+    kept,
+    kinds,
+    list_digests,
+    manifests,
+    released,
+    rows_of,
+    spent,
+)
+from e2e.helpers import call_cli, digests, error_line, hidden, load, run_here
+from e2e.test_growing_jobs import POINTS, dying
+from e2e.test_growing_logs import Delta, Iceberg, output, rows_in, told
+
+from dpdask.engine.account import open_ledger
+from dpdask.engine.digests import add_key, hash_batch
+from dpdask.errors import InputError, SpecError
+from dpdask.jobs import growing, repeats
+from dpdask.jobs.plan import plan_job
+
+KEY = ["day", "user"]
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch):
+    monkeypatch.setattr(repeats, "KEYS_PER_FILE", 50)  # several files
+    monkeypatch.setattr(growing, "KEYS_PER_FILE", 50)
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@pytest.fixture
+def url(tmp_path):
+    made = f"sqlite:///{tmp_path / 'ledger.db'}"
+    open_ledger(made).init("people", 100.0)
+    return made
+
+
+def again(day, n_new=0):
+    """Return the rows of a day in another order, and some that are new."""
+    order = np.random.default_rng(5).permutation(N)
+    rows = rows_of(day).take(pa.array(order))
+    return pa.concat_tables([rows, rows_of(day + 100, n_new)]) if n_new else rows
+
+
+@pytest.mark.parametrize("kind", [Delta, Iceberg, "files", "csv"])
+@pytest.mark.parametrize("policy", ["refuse", "skip", "charge"])
+def test_rows_that_come_again_follow_the_policy(kind, policy, tmp_path, url):
+    rules = {"row_key": KEY, "repeated": policy}
+    if kind in (Delta, Iceberg):
+        lake = kind(tmp_path / "lake")
+        made = lake.job(tmp_path / "job", ledger=at(url), growing=rules)
+    else:
+        made = job(tmp_path / "job", tmp_path / "lake", ledger=at(url), growing=rules)
+        (tmp_path / "lake").mkdir()
+
+    def add(name, rows):
+        if kind in (Delta, Iceberg):
+            lake.add(0, rows, f"{name}.parquet")
+        elif kind == "csv":
+            pa_csv.write_csv(rows, tmp_path / "lake" / f"{name}.csv")
+        else:
+            pq.write_table(rows, tmp_path / "lake" / f"{name}.parquet", row_group_size=50)
+
+    for day in range(2):
+        add(f"a{day}", rows_of(day))
+        run_here(made)
+    add("b", again(0, 7))
+    if policy == "refuse":
+        before = digests(tmp_path / "job")
+        result = call_cli("run", made)
+        assert result.returncode == InputError.exit_code
+        assert "rows seen again: rows have the same" in error_line(result)
+        assert digests(tmp_path / "job") == before
+        assert kinds(url) == ["intend", "commit"] * 2
+        assert not hidden(output(made)).exists()
+        return
+    run_here(made)
+    assert rows_in(made) == [N, N, 7 if policy == "skip" else N + 7]
+    assert spent(url) == (1.0 if policy == "skip" else 2.0)
+    assert told(made, 2)["again"] == (policy == "charge")
+    assert (told(made, 2)["row_key"], told(made, 2)["repeated"]) == (KEY, policy)
+    assert ("is left out if one with the same" in told(made, 2)["text"]) == (policy == "skip")
+    if policy == "skip":
+        table = released(output(made)).to_pandas()
+        assert len(table) == 2 * N + 7 == len(table[KEY].drop_duplicates())
+    add("c", again(1))
+    assert run_here(made).status == ("nothing new" if policy == "skip" else "released")
+    assert spent(url) == (1.0 if policy == "skip" else 3.0)
+    add("d", rows_of(2))
+    run_here(made)
+    assert spent(url) == (1.0 if policy == "skip" else 3.0)
+
+
+@pytest.mark.parametrize("policy", ["refuse", "skip", "charge"])
+def test_two_new_rows_with_one_key(policy, tmp_path, url):
+    """One release holds a row once, or it would cost more than is charged."""
+    source = tmp_path / "in"
+    made = job(
+        tmp_path / "job", source, ledger=at(url), growing={"row_key": KEY, "repeated": policy}
+    )
+    add_day(source, 0)
+    run_here(made)
+    pq.write_table(pa.concat_tables([rows_of(1), again(1)]), source / "twice.parquet")
+    if policy == "skip":
+        run_here(made)
+        assert rows_in(made) == [N, N]
+        return
+    with pytest.raises(InputError, match="two new rows have the same"):
+        run_here(made)
+
+
+def test_changed_rows_keep_their_keys(tmp_path, url):
+    lake = Delta(tmp_path / "lake")
+    rules = {"row_key": KEY, "changed": "release"}
+    made = lake.job(tmp_path / "job", ledger=at(url), growing=rules)
+    lake.add(0)
+    run_here(made)
+    lake.merge(rows_of(0).slice(0, 5))
+    run_here(made)
+    assert (rows_in(made), spent(url)) == ([N, N], 2.0)
+
+
+@pytest.mark.parametrize(("unit", "expected"), [("row", 3.0), (BY_USER, 3.0)])
+def test_each_release_may_be_charged_in_full(unit, expected, tmp_path, url):
+    source = tmp_path / "in"
+    made = job(
+        tmp_path / "job",
+        source,
+        ledger=at(url),
+        growing={"charge_repeats": True},
+        privacy__unit=unit,
+    )
+    for day in range(3):
+        add_day(source, day)
+        planned = plan_job(load(made)).series or {}
+        run_here(made)
+        assert planned["series_epsilon"] == spent(url) == day + 1
+    assert told(made, 2)["epsilon"] == expected
+
+
+@pytest.mark.parametrize("day", [0, 1])
+@pytest.mark.parametrize("point", ["fitted", "kept", "before-commit", "uncommitted", "removed"])
+def test_a_killed_release_keeps_its_keys(day, point, tmp_path, url, seeded_ledgers):
+    assert point in POINTS
+    source = tmp_path / "in"
+    rules = {"growing": {"row_key": KEY, "repeated": "skip"}}
+    quiet = job(tmp_path / "quiet", source, **rules)
+    made = job(tmp_path / "job", source, ledger=at(url), insecure_seed=7, **rules)
+    for before in range(day):
+        add_day(source, before)
+        run_here(quiet)
+        run_here(made)
+    source.mkdir(exist_ok=True)
+    pq.write_table(
+        pa.concat_tables([rows_of(day), *([again(0).slice(0, 30)] if day else [])]),
+        source / f"day-{day}.parquet",
+    )
+    run_here(quiet)
+    with dying(point):
+        run_here(made)
+    pq.write_table(again(day, 4), source / "late.parquet")
+    run_here(quiet)
+    run_here(made)
+    assert list_digests(manifests(output(made))) == list_digests(manifests(output(quiet)))
+    assert rows_in(made) == [*[N] * (day + 1), 4]
+    assert (spent(url), kinds(url)) == (1.0, ["intend", "commit"] * (day + 2))
+    names = [
+        sorted(path.name[:10] for path in kept(output(each)).iterdir()) for each in (made, quiet)
+    ]
+    assert names[0] == names[1]
+
+
+def test_a_lost_file_of_keys_ends_the_series(tmp_path):
+    source = tmp_path / "in"
+    made = job(tmp_path / "job", source, growing={"row_key": KEY})
+    add_day(source, 0)
+    run_here(made)
+    next(kept(output(made)).glob("keys-*")).unlink()
+    add_day(source, 1)
+    with pytest.raises(InputError, match="missing or was changed"):
+        run_here(made)
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ({"row_key": ["r"]}, "growing.row_key: 'r' is no column that is kept"),
+        ({"row_key": []}, "growing"),
+        ({"repeated": "skip"}, "needs a `row_key`"),
+    ],
+)
+def test_a_key_is_of_kept_columns(rules, says, tmp_path):
+    result = call_cli("validate", job(tmp_path, tmp_path / "in", growing=rules))
+    assert result.returncode == SpecError.exit_code
+    assert says in result.stderr
+
+
+def test_hashes_depend_on_values_alone():
+    rows = {"a": [1, None, 1, 2], "b": ["x", "x", "x", None], "c": [b"\xff", b"", b"\xff", None]}
+    batch = pa.record_batch(rows)
+    hashes = hash_batch(batch, ["a", "b", "c"])
+    assert hashes[0] == hashes[2]
+    assert len(set(hashes.tolist())) == 3
+    encoded = batch.set_column(1, "b", batch.column("b").dictionary_encode())
+    assert (hash_batch(encoded, ["a", "b", "c"]) == hashes).all()
+    assert not (hash_batch(batch, ["a", "b", "c"], b"other") == hashes).any()
+    keyed = add_key(hashes, b"k" * 32)
+    assert (keyed == add_key(hashes, b"k" * 32)).all()
+    assert not (keyed == add_key(hashes, b"l" * 32)).any()
+    split = pa.record_batch({"a": ["1", "11"], "b": ["11", "1"]})
+    assert len(set(hash_batch(split, ["a", "b"]).tolist())) == 2
+    assert len(hash_batch(batch.slice(0, 0), ["a"])) == 0
