@@ -325,6 +325,8 @@ def status(out: str | None, job: str | None, as_json: bool) -> None:
         text += f", {say_count(found.n_releases, 'release')}"
     if found.n_missing:
         text += f"; missing shards: {found.n_missing}; restore them from a copy"
+    if found.n_hidden:
+        text += f"; files of an ended run in the hidden folder: {found.n_hidden}; the next run removes them"
     _show(as_json, found._asdict(), text)
 
 
@@ -335,13 +337,21 @@ def status(out: str | None, job: str | None, as_json: bool) -> None:
     metavar="JOB",
     help="The job, instead of OUT: for a run whose key is in a ledger, or a job with storage options.",
 )
-def abort(out: str | None, job: str | None) -> None:
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also end a run whose key is lost: its noise is lost, and its charge stays.",
+)
+def abort(out: str | None, job: str | None, force: bool) -> None:
     """Remove an unfinished run: its key and everything staged."""
     from dpdask.io.storage import absolute_url
     from dpdask.jobs import run as runner
 
     _check_one("abort OUT", out, job)
-    removed = runner.abort(absolute_url(str(out))) if job is None else runner.abort_job(_load(job))
+    if job is None:
+        removed = runner.abort(absolute_url(str(out)), force=force)
+    else:
+        removed = runner.abort_job(_load(job), force=force)
     done = "the unfinished run is removed" if removed else "there is no unfinished run"
     echo(f"{out or job}: {done}")
 

@@ -582,7 +582,13 @@ def test_status_and_abort(tmp_path):
     def state():
         return json.loads(command("status", out, "--json").out)
 
-    assert state() == {"stage": "absent", "n_shards": 0, "n_releases": 0, "n_missing": 0}
+    assert state() == {
+        "stage": "absent",
+        "n_shards": 0,
+        "n_releases": 0,
+        "n_missing": 0,
+        "n_hidden": 0,
+    }
     assert command("abort", out).out == f"{out}: there is no unfinished run\n"
     with mock.patch(
         "dpdask.jobs.run.make_job_card",
@@ -590,13 +596,31 @@ def test_status_and_abort(tmp_path):
     ):
         ended = command(*given)
     assert (ended.code, ended.lines) == (75, ["dpdask: crash; run again to resume"])
-    assert state() == {"stage": "fitted", "n_shards": 1, "n_releases": 0, "n_missing": 0}
+    assert state() == {
+        "stage": "fitted",
+        "n_shards": 1,
+        "n_releases": 0,
+        "n_missing": 0,
+        "n_hidden": 0,
+    }
     assert command("status", out).out == f"{out}: fitted, 1 shard\n"
     assert command("status", "--job", given[1]).out == f"{given[1]}: fitted, 1 shard\n"
     assert command("abort", out).out == f"{out}: the unfinished run is removed\n"
-    assert state() == {"stage": "absent", "n_shards": 0, "n_releases": 0, "n_missing": 0}
+    assert state() == {
+        "stage": "absent",
+        "n_shards": 0,
+        "n_releases": 0,
+        "n_missing": 0,
+        "n_hidden": 0,
+    }
     assert command(*given).code == 0
-    assert state() == {"stage": "released", "n_shards": 1, "n_releases": 1, "n_missing": 0}
+    assert state() == {
+        "stage": "released",
+        "n_shards": 1,
+        "n_releases": 1,
+        "n_missing": 0,
+        "n_hidden": 0,
+    }
     refused = command("abort", out)
     assert (refused.code, len(refused.lines)) == (73, 1)
     assert "released already" in refused.err

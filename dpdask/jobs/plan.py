@@ -421,6 +421,8 @@ def _check_run(job: Job, state: RunState, opened: JobTable) -> bool:
         job.account.check_room(name_run(unfinished))
         opened.check(job, state.publication)
         state.records.check()
+        if unfinished is None:
+            state.keys.check()
         state.find_resumed(job, opened.table)
         if not job.account.is_strict:  # else the refusal is counted, so it is the run's
             opened.check_copies()

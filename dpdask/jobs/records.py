@@ -57,6 +57,10 @@ class LockedRecord:
         """Return True: the lock is kept until the process ends."""
         return True
 
+    def is_overtaken(self) -> bool:
+        """Return False: nobody else can have the lock."""
+        return False
+
     def begin(self) -> None:
         """Remove what an interrupted removal left: it holds the noise of another key."""
         for name in sorted(self._folder.names(), key=lambda name: name != RECORD):
@@ -141,6 +145,7 @@ class NumberedRecords:
         self._folder, self._output = folder, output
         self._me = {"id": uuid.uuid4().hex, **_identify_process()}
         self._held: _Newest | None = None
+        self._lost = False  # whether another driver was seen to have taken the run
 
     def read(self) -> Content | None:
         """Return the content of the newest record that has one; or None."""
@@ -161,6 +166,16 @@ class NumberedRecords:
             and newest is not None
             and (newest.chain, newest.number) == (held.chain, held.number)
         )
+
+    def is_overtaken(self) -> bool:
+        """Return whether another driver has taken the run over, or has ended it; False if the store does not answer."""
+        with suppress(DpdaskError):
+            newest = None if self._held is None else self._find_newest()
+            self._lost |= self._held is not None and (
+                newest is None
+                or (newest.chain, newest.number) != (self._held.chain, self._held.number)
+            )
+        return self._lost
 
     def begin(self) -> None:
         """Remove what an interrupted removal left: it holds the noise of another key."""
@@ -199,14 +214,15 @@ class NumberedRecords:
             yield
         finally:
             ended.set()
-            with finish_first(), suppress(Exception):  # else the next driver waits
-                if beat.ident is not None:
-                    beat.join()
-                if self._held is not None:  # let the next driver go on at once
-                    self._append(self._held.content, None)
+            with finish_first():
+                if self._held is not None:  # let the next driver go on at once, or it waits
+                    with suppress(Exception):
+                        self._append(self._held.content, None)
                 self._held = None
                 if beat.ident is not None:
-                    self._folder.remove(f"beat-{self._me['id']}")
+                    beat.join()
+                    with suppress(Exception):
+                        self._folder.remove(f"beat-{self._me['id']}")
 
     def _acquire(self) -> None:
         newest = self._find_newest()
@@ -265,12 +281,12 @@ class NumberedRecords:
         number = held.number + 1
         record = {"format": STATE_FORMAT, "chain": held.chain, "owner": owner, "run": content}
         if not self._folder.put_new(_record_name(held.chain, number), _dump(record)):
-            self._held = None
+            self._held, self._lost = None, True
             raise busy(self._output)
         first = _parse(self._folder, RECORD)
         # it was removed, and perhaps begun anew, while this driver slept
         if first is None or first.get("chain") != held.chain:
-            self._held = None
+            self._held, self._lost = None, True
             self._folder.remove(_record_name(held.chain, number))
             raise busy(self._output)
         self._held = _Newest(number=number, chain=held.chain, owner=owner, content=content)
@@ -306,6 +322,11 @@ class NumberedRecords:
 
 
 RunRecords = LockedRecord | NumberedRecords
+
+
+def is_left_over(name: str) -> bool:
+    """Return whether a file of a hidden folder without a run tells of no driver that is about to begin one."""
+    return name not in (LOCK, RECORD) and not name.startswith(("run-", "beat-"))
 
 
 def _record_name(chain: str, number: int) -> str:

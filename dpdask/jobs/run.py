@@ -52,7 +52,7 @@ from dpdask.jobs.claims import check_known
 from dpdask.jobs.growing import Growth, Next
 from dpdask.jobs.output import name_release
 from dpdask.jobs.plan import expect, list_sorted_warnings
-from dpdask.jobs.records import busy
+from dpdask.jobs.records import busy, is_left_over
 from dpdask.jobs.run_keys import Name, ReleaseNames, forget_unused
 from dpdask.jobs.spec import Job, JobTable, open_table, opens_stores, raises_in_keys
 from dpdask.jobs.state import (
@@ -297,6 +297,8 @@ def _run_locked(attempt: _Attempt, count_rows: CountRows | None) -> Outcome:
     try:
         outcome = _advance(attempt)
     except DpdaskError as error:
+        if state.records.is_overtaken():  # then files are missing that the other one has removed
+            raise busy(state.output) from None
         _fail(job, state, error)
         raise
     return replace(outcome, warnings=tuple(dict.fromkeys((*expected.warnings, *outcome.warnings))))
@@ -574,6 +576,9 @@ class Status(NamedTuple):
     n_releases: int = 0
     # How many released shards are gone; 0 for a table, and during a run.
     n_missing: int = 0
+    # Entries of the hidden folder that belong to no run: a process that was cut off wrote them when
+    # the run had ended.
+    n_hidden: int = 0
 
 
 def status(output_url: str) -> Status:
@@ -594,6 +599,7 @@ def status(output_url: str) -> Status:
         n_shards=sum(len(manifest.shards) for manifest in released),
         n_releases=len(released),
         n_missing=_count_missing(state.output, released),
+        n_hidden=0 if left is not None else sum(map(is_left_over, state.folder.names())),
     )
 
 
@@ -602,13 +608,14 @@ def _count_missing(output: Folder, released: Sequence[Manifest]) -> int:
     return 0 if set(LOG_FOLDERS) & set(output.names()) else count_missing(output, released)
 
 
-def abort(output_url: str, ledger_url: str | None = None) -> bool:
+def abort(output_url: str, ledger_url: str | None = None, *, force: bool = False) -> bool:
     """Remove an unfinished run: its key, its fitted release, its shards. Return whether one was there.
 
     What a growing table has released, and what it keeps for its next release, stays. The ledger is
     needed if it keeps the run's key: that of a run whose output is in a store. A `SpecError` if the
     key is elsewhere; an `OutputError` if the output is released; a `TemporaryError` if a driver is at
-    work on it.
+    work on it. With `force`, a run whose key is lost with the machine that kept it is ended, too: what
+    is removed is encrypted with it, the noise is lost, and the charge stays.
     """
     state = open_output_run(Folder(output_url), ledger_url)
     released = "this output is released already"
@@ -622,14 +629,14 @@ def abort(output_url: str, ledger_url: str | None = None) -> bool:
     if state.remove_broken():
         return True
     with state.records.lock():
-        if state.is_committed():
+        if state.is_committed() and not force:  # else its rest goes, and the release stays
             raise OutputError(released, output_url, "run the job again to finish it")
-        state.remove()
+        state.remove(force=force)
         forget_unused(state.output, ledger_url)
     return True
 
 
 @opens_stores
-def abort_job(job: Job) -> bool:
+def abort_job(job: Job, *, force: bool = False) -> bool:
     """Remove a job's unfinished run, with the key that its ledger keeps; see `abort`."""
-    return abort(job.output_url, job.ledger_url)
+    return abort(job.output_url, job.ledger_url, force=force)

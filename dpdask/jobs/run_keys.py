@@ -14,7 +14,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
-from dpdask.errors import DpdaskError, InputError, OutputError
+from dpdask.errors import DpdaskError, InputError, OutputError, SpecError
 from dpdask.io.shards import META, list_manifests
 from dpdask.io.storage import (
     KEY_NAME,
@@ -31,11 +31,25 @@ from dpdask.streams import RunKey
 
 LEDGER = "ledger"
 
+# what a service sets in containers that end with their task, and how it calls such a container
+_SHORT_LIVED = {
+    "KUBERNETES_SERVICE_HOST": "pod",
+    "ECS_CONTAINER_METADATA_URI_V4": "ECS task",
+    "AWS_BATCH_JOB_ID": "Batch job",
+    "CLOUD_RUN_JOB": "Cloud Run job",
+    "CONTAINER_APP_JOB_NAME": "Container Apps job",
+}
+_EMPTY_DIR = "kubernetes.io~empty-dir"  # in the path by which a kubelet mounts such a volume
+_OWN_TYPES = {"overlay", "aufs", "tmpfs", "ramfs"}  # of a container's own files, and of memory
+
 
 class FolderKeys:
     """The key in the run's own hidden folder, on a file system: mode 0600, and gone when it is removed."""
 
     place = "folder"  # in the record of a run, which goes on only where its key is
+
+    def check(self) -> None:
+        """Do nothing: the key lasts as long as what it is for."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -62,6 +76,15 @@ class HostKeys:
     def __init__(self) -> None:
         base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
         self._folder = PrivateFolder(f"file://{Path(base).absolute().as_posix()}/dpdask/keys")
+
+    def check(self) -> None:
+        """Check, before a run begins, that its key is not kept where it ends with this container, as far as the system tells."""
+        path = self._folder.local_path
+        container = find_container(path)
+        if container is not None:
+            what = f"the key of the run would lie in {path.parent.parent}, which ends with this {container}, and then nobody could resume the run that is charged"
+            hint = "give the job a `ledger`, which keeps its keys, or set XDG_STATE_HOME to a folder on a volume that lasts"
+            raise SpecError(what, "output.path", hint)
 
     @property
     def place(self) -> str:
@@ -104,6 +127,35 @@ class HostKeys:
             )
 
 
+def find_container(path: Path) -> str | None:
+    """Return the kind of container that this process is in, if a folder ends with it; None where it lasts, or nobody says.
+
+    On Linux, the mount of the folder tells: a container's own file system, memory, and an emptyDir of
+    Kubernetes end with it; other volumes do not.
+    """
+    found = next((kind for name, kind in _SHORT_LIVED.items() if name in os.environ), None)
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    if found is None:
+        return None
+    real, place, last = path.resolve(), Path("/"), ("", "", "")
+    for line in mounts:
+        words = line.split()  # id, parent, device, root, place, options, …, -, type, …
+        root, there = (re.sub(r"\\([0-7]{3})", _octal, word) for word in words[3:5])
+        # a later mount hides an earlier one
+        if real.is_relative_to(there) and Path(there).is_relative_to(place):
+            place, last = Path(there), (there, root, words[words.index("-") + 1])
+    there, root, kind = last
+    ends = there == "/" or kind in _OWN_TYPES or _EMPTY_DIR in root
+    return found if ends else None
+
+
+def _octal(found: re.Match[str]) -> str:
+    return chr(int(found[1], 8))
+
+
 def hide_name(name: str) -> str:
     """Return another name that this user alone can compute, and on this machine; a random one where no secret can be kept."""
     try:
@@ -119,6 +171,9 @@ class LedgerKeys:
         from dpdask.privacy.ledger import KeyTable  # SQLAlchemy is for those who have a ledger
 
         self._table = KeyTable(url)
+
+    def check(self) -> None:
+        """Do nothing: a ledger is kept by whoever limits what is spent."""
 
     @property
     def place(self) -> str:

@@ -42,7 +42,7 @@ from dpdask.jobs.records import (
     busy,
     unreadable,
 )
-from dpdask.jobs.run_keys import Name, check_run_id, find_keys, say_place
+from dpdask.jobs.run_keys import LEDGER, Name, check_run_id, find_keys, say_place
 from dpdask.jobs.series import KeptFolder
 from dpdask.jobs.spec import Job
 from dpdask.streams import STREAM_FORMAT, RunKey
@@ -171,8 +171,11 @@ class RunState:
         """Let this process and the workers hold the key of a run whose files it encrypts."""
         raise NotImplementedError
 
-    def remove_key(self, run_id: str | None) -> None:
-        """Remove the keys of a run, so that what is left can undo no noise; None if none is named."""
+    def remove_key(self, run_id: str | None, *, force: bool = False) -> None:
+        """Remove the keys of a run, so that what is left can undo no noise; None if none is named.
+
+        With `force` also of a run whose key is elsewhere, and stays there.
+        """
         raise NotImplementedError
 
     def _open_records(self) -> RunRecords:
@@ -210,8 +213,8 @@ class RunState:
             hint = "go on with that version, or `dpdask abort` it and run again"
             raise OutputError(f"the unfinished run of this output {begun}", self.folder.url, hint)
         if content["key"] != self.keys.place:
-            what = f"the key of this output's unfinished run is {say_place(str(content['key']))}"
-            raise InputError(what, self.output.url, "run the job there, or abort it there")
+            what, hint = _describe_lost_key(str(content["key"]), "run")
+            raise InputError(what, self.output.url, hint)
         try:
             key = self.keys.read(check_run_id(str(content["run_id"])))
             if key is None or content.get(_PRIVATE, "") is None:
@@ -297,7 +300,8 @@ class RunState:
         The seed makes the run key, for tests. `holdout` is the key and the name of a hold-out that
         several runs share; without it, the run key chooses the run's own.
         """
-        # first, what an interrupted removal left, which holds the noise of another key; it fails if
+        self.keys.check()
+        # next, what an interrupted removal left, which holds the noise of another key; it fails if
         # another driver has the run, and its key, by now
         self.records.begin()
         number = self.publication.count()
@@ -370,17 +374,18 @@ class RunState:
         left = self.peek()
         return left is not None and has_counts(self.secrets(left.run_id))
 
-    def remove(self, run_id: str | None = None) -> None:
+    def remove(self, run_id: str | None = None, *, force: bool = False) -> None:
         """Remove the run, and what it has written into the output, unless that is released.
 
         The key goes first, so that anything left behind is useless; last, the memory of the driver
-        and the workers is cleared. Another run than that of the given name is left alone.
+        and the workers is cleared. Another run than that of the given name is left alone. `force`
+        also removes a run whose key is elsewhere: what is removed is encrypted with it.
         """
         left = self.peek()  # a record that cannot be read names no key of a store
         if self.publication.series is not None and not self.records.holds():
             return  # it is another driver's now
         if run_id is None or run_id == name_run(left):
-            self.remove_key(name_run(left))
+            self.remove_key(name_run(left), force=force)
             if left is not None:
                 series = left.job if " " in left.release else None
                 left.target.open(self.output, series).undo(left.release, left.run_id)
@@ -428,9 +433,9 @@ class LocalRun(RunState):
         del run_id
         return nullcontext()
 
-    def remove_key(self, run_id: str | None) -> None:
+    def remove_key(self, run_id: str | None, *, force: bool = False) -> None:
         """Remove the keys; see `RunState.remove_key`."""
-        del run_id
+        del run_id, force
         self.keys.remove("")
         self.folder.remove(HOLDOUT_NAME)
 
@@ -459,14 +464,15 @@ class StoreRun(RunState):
         with share_key(run_id, key):
             yield
 
-    def remove_key(self, run_id: str | None) -> None:
+    def remove_key(self, run_id: str | None, *, force: bool = False) -> None:
         """Remove the keys; see `RunState.remove_key`."""
         if run_id is None:
             return
         record = self.records.read() or {}  # none if another driver has just ended the run
         if record.get("run_id") == run_id and record["key"] != self.keys.place:
-            hint = "abort it there, or name the job: `dpdask abort --job JOB`"
-            what = f"the key of this run is {say_place(str(record['key']))}"
+            if force:
+                return
+            what, hint = _describe_lost_key(str(record["key"]), "abort")
             raise SpecError(what, self.output.url, hint)
         self.keys.remove(run_id)
         withdraw_key(run_id)  # a driver that was killed may have left it with the cluster
@@ -512,6 +518,16 @@ class StoreRun(RunState):
         sealed = base64.b64decode(content.pop(_PRIVATE))
         revealed: dict[str, Any] = json.loads(decrypt(key, _PRIVATE, sealed))
         return content | revealed
+
+
+def _describe_lost_key(place: str, verb: str) -> tuple[str, str]:
+    """Return what to say of a run whose key is not here, and the ways on."""
+    lost = "`dpdask abort --force` ends the run without it: its noise is lost, and its charge stays"
+    if place.startswith(LEDGER):
+        way = f"{verb} a job that names this ledger; if the ledger is lost"
+    else:
+        way = f"{verb} the job there; if that place is lost"
+    return f"the key of this output's unfinished run is {say_place(place)}", f"{way}, {lost}"
 
 
 def open_job_run(job: Job) -> RunState:

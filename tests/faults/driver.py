@@ -74,6 +74,10 @@ def terminate_again_and_again():
     time.sleep(1)
 
 
+def freeze():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def disconnect():
     raise ConnectionResetError
 
@@ -89,6 +93,7 @@ STRIKES: dict[str, Strike] = {
     "terminate": terminate,
     "terminate again and again": terminate_again_and_again,
     "pause": pause,
+    "freeze": freeze,
     "disconnect": disconnect,
 }
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
 import time
 
+import psutil
 import pytest
 from e2e.helpers import charging_entries, lake, load, run_here, write_job
 from services.stores import everything_ever_written
@@ -16,7 +19,7 @@ from dpdask.io.shards import Manifest
 from dpdask.io.storage import Folder
 from dpdask.jobs import records, state
 from dpdask.jobs.output import StoreFolder
-from dpdask.jobs.run import abort, abort_job
+from dpdask.jobs.run import abort, abort_job, status
 from dpdask.privacy.ledger import KeyTable
 
 
@@ -47,10 +50,10 @@ def keys(tmp_path, monkeypatch):
     return tmp_path / "state" / "dpdask" / "keys"
 
 
-def make_ledger(folder):
+def make_ledger(folder, epsilon=4.0):
     folder.mkdir(exist_ok=True)
     url = f"sqlite:///{folder / 'ledger.db'}"
-    open_ledger(url).init("ratings", 4.0)
+    open_ledger(url).init("ratings", epsilon)
     return {"url": url, "dataset": "ratings"}
 
 
@@ -170,8 +173,9 @@ def test_abort_needs_the_ledger_that_keeps_the_key(store, drivers, source, tmp_p
     drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
     run_id = charging_entries(**place)[-1].run_id
     other = make_ledger(tmp_path / "other")
+    way = "abort a job that names this ledger; if the ledger is lost, `dpdask abort --force` ends"
     for url in (None, other["url"]):
-        with pytest.raises(SpecError, match="in a ledger that is not given here"):
+        with pytest.raises(SpecError, match=f"in a ledger that is not given here; {way}"):
             abort(store.folder.url, url)
     with pytest.raises(SpecError):
         abort_job(load(job, ledger__url=f"sqlite:///{tmp_path / 'wrong.db'}"))
@@ -190,9 +194,10 @@ def test_without_a_ledger_the_run_goes_on_where_its_key_is(
     drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
     [secret] = kept(keys)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
-    with pytest.raises(InputError, match="on another machine"):
+    way = r"on another machine, or belongs to another user; {} the job there; if that place is lost"
+    with pytest.raises(InputError, match=way.format("run")):
         run_here(job)
-    with pytest.raises(SpecError, match="on another machine"):
+    with pytest.raises(SpecError, match=way.format("abort")):
         abort(store.folder.url)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert run_here(job).status == "released"
@@ -425,3 +430,92 @@ def test_a_driver_whose_release_another_one_has_ended_ends_well(
     assert (run_here(job).status, ended) == ("released", ["already released"])
     assert [entry.kind for entry in charging_entries(**place)] == ["intend", "commit"]
     assert store.folder.sibling(".", ".dpdask").names() == []
+
+
+@pytest.mark.parametrize("with_ledger", [False, True], ids=["a lost home", "a lost ledger"])
+def test_a_run_whose_key_is_lost_is_ended_by_force(
+    with_ledger, store, drivers, source, quiet, keys, tmp_path, monkeypatch
+):
+    """The machine is gone, with its home or with the ledger that kept the key; the charge stays."""
+    place = make_ledger(tmp_path / "book", 9.0)
+    block = {"ledger": place} if with_ledger else {}
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, **block)
+    drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
+    hidden = store.folder.sibling(".", ".dpdask")
+    assert len(store.folder.names()) >= 1
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
+    words = ["abort", store.folder.url]
+    elsewhere = {**environment(store, tmp_path), "XDG_STATE_HOME": str(tmp_path / "other")}
+    code, line = drivers.run(*words, environment=elsewhere)
+    assert (code, "`dpdask abort --force` ends the run without it" in line) == (64, True), line
+    assert status(store.folder.url).stage == "fitted"
+    written = b"\n".join(data for _, data in everything_ever_written(store))
+    code, line = drivers.run(*words, "--force", environment=elsewhere)
+    assert (code, line) == (0, f"{store.folder.url}: the unfinished run is removed")
+    assert (store.folder.names(), hidden.names()) == ([], [])
+    secrets = [key for key in kept(keys) if len(key) == 32]
+    if with_ledger:
+        [entry] = charging_entries(**place)
+        assert entry.kind == "intend"  # which stays
+        secrets = [KeyTable(place["url"]).read(entry.run_id)]
+    assert len(secrets) >= 1
+    assert not any(form in written for key in secrets for form in (key, key.hex().encode()))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert run_here(job).status == "released"
+    if with_ledger:
+        kinds = [entry.kind for entry in charging_entries(**place)]
+        assert kinds == ["intend", "intend", "commit"]
+
+
+@pytest.mark.more
+def test_force_removes_the_rest_of_a_finished_run_and_leaves_the_release(
+    store, drivers, source, quiet, keys, tmp_path, monkeypatch
+):
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    drivers.run("run", job, point="uncommitted", environment=environment(store, tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
+    with pytest.raises(OutputError, match="released already"):
+        abort(store.folder.url)
+    assert abort(store.folder.url, force=True) is True
+    assert run_here(job).status == "already released"
+    check_released(store.folder, quiet, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "fitted",
+        *(pytest.param(name, marks=pytest.mark.more) for name in ("counted", "some-shards")),
+    ],
+)
+@pytest.mark.usefixtures("short_lease")
+def test_a_driver_that_was_frozen_and_overtaken_is_told_so(
+    point, store, drivers, source, quiet, keys, tmp_path
+):
+    """What it needs is gone, since the other one has removed it: that is no fault of the input."""
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    around = environment(store, tmp_path)
+    pid = drivers.start("run", job, point=point, strike="freeze", environment=around)
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.05)
+    assert run_here(job).status == "released"
+    os.kill(pid, signal.SIGCONT)
+    code, line = drivers.wait()
+    assert (code, "another run is writing this output; wait for it to end" in line) == (75, True), (
+        line
+    )
+    # what it wrote before it noticed is encrypted with a key that is gone, and goes with the next run
+    assert run_here(job).status == "already released"
+    check_released(store.folder, quiet, keys)
+
+
+def test_what_a_late_host_writes_is_shown_and_removed(store, source, quiet, keys, tmp_path):
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url)
+    run_here(job)
+    beside = store.folder.sibling(".", ".dpdask")
+    assert status(store.folder.url).n_hidden == 0
+    beside.child("0" * 32).write("counts-1.npz", b"late")
+    assert status(store.folder.url).n_hidden == 1
+    assert run_here(job).status == "already released"
+    assert status(store.folder.url).n_hidden == 0
+    check_released(store.folder, quiet, keys)
