@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -183,10 +184,12 @@ def open_slurm(cluster: Slurm) -> Iterator[str]:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         stack.enter_context(silence_dask())
         stack.enter_context(dask.config.set(settings))
-        started = stack.enter_context(jobqueue.SLURMCluster(**slurm_options(cluster, folder)))
+        refusals: list[str] = []
+        listening = _listen(jobqueue.SLURMCluster, refusals)
+        started = stack.enter_context(listening(**slurm_options(cluster, folder)))
         client = stack.enter_context(Client(started, set_as_default=False))
         stack.enter_context(dask.config.set(scheduler=client))
-        _ask_slurm(cluster, started)
+        _ask_slurm(cluster, started, refusals)
         yield "SLURM jobs"
 
 
@@ -262,7 +265,7 @@ def slurm_options(cluster: Slurm, folder: Path) -> dict[str, Any]:
 _SITE = ("log-directory", "job-script-prologue", "worker-extra-args")
 
 
-def _ask_slurm(cluster: Slurm, started: Any) -> None:
+def _ask_slurm(cluster: Slurm, started: Any, refusals: list[str]) -> None:
     """Ask for the workers, and again for those that ended: dask-jobqueue replaces none by itself."""
     from distributed.core import Status
     from tornado.ioloop import PeriodicCallback
@@ -284,12 +287,33 @@ def _ask_slurm(cluster: Slurm, started: Any) -> None:
 
     _scale(cluster, started)
     if cluster.adaptive is None:
-        with suppress(RuntimeError):  # sbatch's own words may hold paths
+        with suppress(RuntimeError):
             started.sync(started._correct_state)
         if forget_refused():
+            words = find_own_words("".join(refusals))
             hint = "check partition, account, memory and walltime"
-            raise SpecError("SLURM refuses the workers' jobs", "cluster", hint)
+            raise SpecError(f"SLURM refuses the workers' jobs{words}", "cluster", hint)
     started.sync(start)
+
+
+def _listen(cluster: Any, refusals: list[str]) -> Any:
+    """Return a class of clusters like this one that also notes what is said of refused jobs: dask-jobqueue's goes to a log alone."""
+
+    class Job(cluster.job_cls):  # type: ignore[misc]  # dask-jobqueue is untyped
+        async def start(self) -> None:
+            try:
+                await super().start()
+            except RuntimeError as error:
+                refusals.append(str(error))
+                raise
+
+    return type(cluster.__name__, (cluster,), {"job_cls": Job})
+
+
+def find_own_words(report: str) -> str:
+    """Return what sbatch itself says in dask-jobqueue's report of a refusal, on one line, after a colon; empty if it says nothing."""
+    said = re.findall(r"^sbatch: (?:error: )?(.+)$", report, re.MULTILINE)
+    return f": {'; '.join(dict.fromkeys(said))}" if said else ""
 
 
 def _scale(cluster: Slurm | Gateway, started: Any) -> None:
@@ -356,6 +380,12 @@ def open_kubernetes(cluster: Kubernetes) -> Iterator[str]:
         made = await objects.DaskCluster(resource, namespace=cluster.namespace)
         await getattr(made, verb)()
 
+    async def sweep(label: str) -> None:
+        """Remove what earlier pods of the same Job have left, which were killed."""
+        left = objects.DaskCluster.list(namespace=cluster.namespace, label_selector=label)
+        for each in [each async for each in left]:
+            await each.delete()
+
     def remove() -> None:
         # the operator removes an idle cluster too, if the manifest says so
         with suppress(Exception):
@@ -363,6 +393,8 @@ def open_kubernetes(cluster: Kubernetes) -> Iterator[str]:
 
     with silence_dask(), close_whole() as stack:
         try:
+            if job := resource["metadata"].get("labels", {}).get(_JOB_LABEL):
+                asyncio.run(sweep(f"{_JOB_LABEL}={job}"))
             with finish_first():  # or nobody would remove it
                 asyncio.run(act("create"))
                 stack.callback(remove)
@@ -385,7 +417,11 @@ def open_kubernetes(cluster: Kubernetes) -> Iterator[str]:
 
 
 def make_resource(cluster: Kubernetes) -> dict[str, Any]:
-    """Return the DaskCluster of a manifest, with the block's workers and a name of its own."""
+    """Return the DaskCluster of a manifest, with the block's workers and a name of its own.
+
+    In a pod that names itself in its environment, as cluster/kubernetes/job.yaml does, the pod owns
+    it: if the pod is removed, so is the cluster.
+    """
     try:
         # as the operator reads it: 0440 is a mode
         resource: dict[str, Any] = yaml.safe_load(Path(cluster.manifest).read_text("utf-8"))
@@ -394,6 +430,7 @@ def make_resource(cluster: Kubernetes) -> dict[str, Any]:
             raise KeyError
         # several runs may be at work in one namespace
         name = metadata["name"] = f"{metadata['name']}-{uuid.uuid4().hex[:5]}"
+        metadata |= _describe_owner(metadata.get("labels", {}))
         worker["replicas"] = cluster.workers
         resource["spec"]["scheduler"]["service"]["selector"] = {
             "dask.org/cluster-name": name,
@@ -411,6 +448,23 @@ def make_resource(cluster: Kubernetes) -> dict[str, Any]:
         hint = "begin with cluster/kubernetes/cluster.yaml"
         raise SpecError(what, cluster.manifest, hint) from None
     return resource
+
+
+_JOB_LABEL = "dpdask.org/job"
+
+
+def _describe_owner(labels: dict[str, str]) -> dict[str, Any]:
+    """Return the part of a resource's metadata that names the pod of this driver, and its Job; empty if nobody names them."""
+    pod, uid, job = (
+        os.environ.get(f"DPDASK_{name}") for name in ("POD_NAME", "POD_UID", "POD_JOB")
+    )
+    described: dict[str, Any] = {}
+    if job:
+        described["labels"] = {**labels, _JOB_LABEL: job}
+    if pod and uid:
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}
+        described["ownerReferences"] = [owner]
+    return described
 
 
 def _scheduler_address(name: str, cluster: Kubernetes) -> str:

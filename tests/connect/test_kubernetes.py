@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import importlib.resources
+import json
 import re
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
-from connect.processes import ROOT
+from connect.processes import ROOT, running, scheduler, worker_words
+from distributed import Client
 
 from dpdask.connect.private import make_resource
 from dpdask.connect.spec import Kubernetes, Tls
@@ -21,7 +27,14 @@ from dpdask.errors import SpecError
 FOLDER = ROOT / "cluster" / "kubernetes"
 TLS = Tls(ca="/tls/ca.pem", cert="/tls/client.pem", key="/tls/client-key.pem")
 BLOCK = Kubernetes(manifest=str(FOLDER / "cluster.yaml"), namespace="dpdask", workers=7, tls=TLS)
+POD = {"DPDASK_POD_NAME": "dpdask-run-x7", "DPDASK_POD_UID": "6f1c", "DPDASK_POD_JOB": "dpdask-run"}
 MANIFESTS = sorted(path for path in FOLDER.glob("*.yaml") if path.name != "cluster.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _in_no_pod(monkeypatch):
+    for name in POD:
+        monkeypatch.delenv(name, raising=False)
 
 
 def is_valid(*paths):
@@ -35,9 +48,18 @@ def is_valid(*paths):
     return subprocess.run(words, check=False, capture_output=True).returncode == 0
 
 
+def read_all(name):
+    return list(yaml.safe_load_all((FOLDER / name).read_text()))
+
+
 def test_kubernetes_knows_every_key(tmp_path):
-    assert is_valid(*MANIFESTS)
-    (tmp_path / "wrong.yaml").write_text(MANIFESTS[0].read_text() + "\nwrong: 1\n")
+    [job] = read_all("job.yaml")
+    metadata = {**job["metadata"], "name": "made"}  # which the API server does, of `generateName`
+    assert metadata.pop("generateName") == "dpdask-run-"
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({**job, "metadata": metadata}))
+    others = [path for path in MANIFESTS if path.name != "job.yaml"]
+    assert is_valid(tmp_path / "job.yaml", *others)
+    (tmp_path / "wrong.yaml").write_text(others[0].read_text() + "\nwrong: 1\n")
     assert not is_valid(tmp_path / "wrong.yaml")
 
 
@@ -50,6 +72,15 @@ def resource_type():
     definition = yaml.safe_load(chart.read_text())
     schema: dict[str, Any] = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return schema
+
+
+ROUTES = "DASK_DISTRIBUTED__SCHEDULER__HTTP__ROUTES"
+
+
+def find_port():
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return opened.getsockname()[1]
 
 
 def strict(schema):
@@ -72,6 +103,7 @@ def test_the_cluster_is_what_the_operator_expects():
     schema = strict(resource_type()["properties"]["spec"])
     resource = make_resource(BLOCK)
     jsonschema.validate(resource["spec"], schema)
+    assert resource["spec"]["idleTimeout"] == 3600
     resource["spec"]["worker"]["spec"]["containers"][0]["imge"] = "a"
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(resource["spec"], schema)
@@ -114,6 +146,90 @@ def test_two_runs_have_two_clusters():
     assert first["spec"]["worker"]["replicas"] == 7
 
 
+def test_the_pod_of_the_driver_owns_the_cluster(monkeypatch):
+    """So that it goes with the pod; and the next pod of the same Job finds what a killed one left."""
+    assert {"ownerReferences", "labels"}.isdisjoint(make_resource(BLOCK)["metadata"])
+    for name, value in POD.items():
+        monkeypatch.setenv(name, value)
+    metadata = make_resource(BLOCK)["metadata"]
+    assert metadata["labels"] == {"dpdask.org/job": "dpdask-run"}
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "dpdask-run-x7", "uid": "6f1c"}
+    assert metadata["ownerReferences"] == [owner]
+    [job] = read_all("job.yaml")
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    named = {each["name"]: each.get("valueFrom", {}).get("fieldRef") for each in container["env"]}
+    assert {name for name, field in named.items() if field} == set(POD)
+
+
+def test_the_job_of_every_day_is_the_job():
+    [job], [daily] = read_all("job.yaml"), read_all("cronjob.yaml")
+    assert daily["spec"]["jobTemplate"]["spec"] == job["spec"]
+    assert daily["spec"]["concurrencyPolicy"] == "Forbid"
+
+
+def test_the_keys_of_unfinished_runs_outlast_a_pod():
+    [job], [claim] = read_all("job.yaml"), read_all("state.yaml")
+    pod = job["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    home = {each["name"]: each.get("value") for each in container["env"]}["XDG_STATE_HOME"]
+    [volume] = [each["name"] for each in container["volumeMounts"] if each["mountPath"] == home]
+    [kept] = [each for each in pod["volumes"] if each["name"] == volume]
+    assert kept["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    codes = job["spec"]["podFailurePolicy"]["rules"][1]["onExitCodes"]
+    assert (codes["operator"], codes["values"]) == ("NotIn", [75, 130, 137, 143])
+
+
+def test_the_commands_of_the_readme_work_a_second_time():
+    """Nothing is created under a name that is there, and no finished Job is changed."""
+    blocks = re.findall(r"```bash\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
+    [each_run] = [block for block in blocks if "kubectl create -f -" in block]
+    for line in each_run.splitlines():
+        if "kubectl" in line and "create configmap" in line:
+            assert "--dry-run=client -o yaml | kubectl apply -f -" in line
+        elif "kubectl create" in line:
+            assert "job.yaml" in line
+        assert "apply -f cluster/kubernetes/job.yaml" not in line
+    applied = {name for block in blocks for name in re.findall(r"kubernetes/(\w+\.yaml)", block)}
+    assert applied == {path.name for path in FOLDER.glob("*.yaml")}
+
+
+def test_a_scheduler_serves_since_when_it_is_idle_and_nothing_else(tmp_path):
+    [scheduler_] = make_resource(BLOCK)["spec"]["scheduler"]["spec"]["containers"]
+    routes = {each["name"]: each.get("value") for each in scheduler_["env"]}[ROUTES]
+    port = find_port()
+    words = ["--host", "127.0.0.1", "--dashboard-address", f"127.0.0.1:{port}"]
+    with scheduler(tmp_path, *words, prefix=("env", f"{ROUTES}={routes}")) as (_, address):
+
+        def ask(page):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{page}") as answer:
+                    return json.loads(answer.read())
+            except urllib.error.HTTPError:
+                return None
+
+        began = time.time()
+        ask("/api/v1/check_idle")  # the first answer may be that it has just begun
+        found = ask("/api/v1/check_idle")
+        assert set(found) == {"idle_since"}
+        assert found["idle_since"] <= began + 60
+        for page in ("/", "/status", "/json/identity.json", "/info/main/workers.html", "/metrics"):
+            assert ask(page) is None
+        for page in ("/api/v1", "/api/v1/get_workers", "/api/v1/retire_workers", "/health"):
+            assert ask(page) is None
+        with (
+            Client(address, set_as_default=False) as client,
+            running(worker_words(address), tmp_path / "worker.log"),
+        ):
+            busy = client.submit(time.sleep, 600)
+            client.wait_for_workers(1, timeout=120)
+            for _ in range(100):
+                if ask("/api/v1/check_idle")["idle_since"] is None:
+                    break
+                time.sleep(0.1)
+            assert ask("/api/v1/check_idle") == {"idle_since": None}
+            busy.cancel()
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -141,9 +257,8 @@ def test_secrets_stand_nowhere_but_by_name():
 def test_every_pod_is_covered_by_the_network_policies():
     policies = list(yaml.safe_load_all((FOLDER / "network.yaml").read_text()))
     assert policies[0]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
-    driver = yaml.safe_load((FOLDER / "job.yaml").read_text())["spec"]["template"]["metadata"][
-        "labels"
-    ]
+    [job] = read_all("job.yaml")
+    driver = job["spec"]["template"]["metadata"]["labels"]
     allowed = [
         peer["podSelector"]["matchLabels"] for peer in policies[1]["spec"]["ingress"][0]["from"]
     ]

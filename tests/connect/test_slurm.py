@@ -22,7 +22,8 @@ needs_slurm = pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())
 [TEXT] = re.findall(
     r"```yaml\n(cluster:\n.*?)```", (ROOT / "cluster/slurm/README.md").read_text(), re.DOTALL
 )
-BLOCK = {**yaml.safe_load(TEXT)["cluster"], "workers": 2, "memory": "1GB"}  # these nodes are small
+WRITTEN = yaml.safe_load(TEXT)["cluster"]
+BLOCK = {**WRITTEN, "workers": 2, "memory": "1GB"}  # these nodes are small
 
 
 @pytest.fixture(scope="module")
@@ -167,9 +168,21 @@ def test_what_slurm_refuses_is_one_line(environment, tmp_path):
     ended = run(job, environment)
     assert (ended.returncode, error_line(ended)) == (
         64,
-        "dpdask: cluster: SLURM refuses the workers' jobs; check partition, account, memory and walltime",
+        "dpdask: cluster: SLURM refuses the workers' jobs: invalid partition specified: nowhere; Batch job submission failed: Invalid partition name specified; check partition, account, memory and walltime",
     )
     assert {path.name for path in job.parent.iterdir()} == {"job.yaml", "schema.yaml"}
+
+
+@needs_slurm
+def test_the_memory_of_the_example_fits_a_node_with_4_gb_for_each_processor(environment, tmp_path):
+    """SLURM counts 1024 MiB as a GB, and a node offers somewhat less than what its modules hold."""
+    assert "4000" in slurm.CONFIGURATION
+    for memory, fits in ((WRITTEN["memory"], True), ("4GB", False)):
+        words = ["sbatch", "--test-only", f"--mem={memory.removesuffix('B')}", "--wrap", "true"]
+        done = subprocess.run(
+            words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode == 0) == fits, done.stderr
 
 
 @needs_slurm
