@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import json
+import os
 import re
 import socket
 import subprocess
@@ -19,6 +20,8 @@ import pytest
 import yaml
 from connect.processes import ROOT, running, scheduler, worker_words
 from distributed import Client
+from e2e.helpers import command, lake, write_job
+from services import kubernetes
 
 from dpdask.connect.private import make_resource
 from dpdask.connect.spec import Kubernetes, Tls
@@ -263,3 +266,54 @@ def test_every_pod_is_covered_by_the_network_policies():
         peer["podSelector"]["matchLabels"] for peer in policies[1]["spec"]["ingress"][0]["from"]
     ]
     assert driver in allowed
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A job on pods whose scheduler never comes: no operator acts here."""
+    ROLES = ("ca", "client", "client-key")
+    script = ROOT / "cluster" / "tls" / "make_certificates.py"
+    subprocess.run([sys.executable, script, tmp_path / "tls"], check=True, capture_output=True)
+    tls = dict(
+        zip(("ca", "cert", "key"), (f"{tmp_path}/tls/{each}.pem" for each in ROLES), strict=True)
+    )
+    block = {"kind": "kubernetes", "manifest": str(FOLDER / "cluster.yaml"), "namespace": "dpdask"}
+    block |= {"workers": 2, "tls": tls, "patience_minutes": 0.02}
+    return write_job(tmp_path / "job", lake(tmp_path / "in", [40]), tmp_path / "out", cluster=block)
+
+
+def leave(server, name, job):
+    """Have a cluster that the pod of a Job has left."""
+    metadata = {"name": name, "namespace": "dpdask", "labels": {"dpdask.org/job": job}}
+    kind = {"apiVersion": "kubernetes.dask.org/v1", "kind": "DaskCluster"}
+    server.clusters[name] = {**kind, "metadata": metadata, "spec": {}}
+
+
+def test_a_run_removes_its_cluster_and_what_a_killed_pod_of_its_job_has_left(job, tmp_path):
+    with kubernetes.serving(tmp_path) as (server, environment):
+        leave(server, "dpdask-killed", "dpdask-run")
+        leave(server, "dpdask-other", "another-run")
+        words = {"capture_output": True, "text": True, "check": False}
+        ended = subprocess.run(
+            command("run", job), env={**os.environ, **environment, **POD}, **words
+        )
+        assert (ended.returncode, "the scheduler cannot be reached" in ended.stderr) == (75, True)
+        [made] = server.made
+        assert made["metadata"]["labels"] == {"dpdask.org/job": "dpdask-run"}
+        assert made["metadata"]["ownerReferences"][0]["uid"] == "6f1c"
+        assert set(server.clusters) == {"dpdask-other"}
+
+
+def test_a_driver_that_is_terminated_removes_its_cluster(job, tmp_path):
+    with kubernetes.serving(tmp_path) as (server, environment):
+        words = command("run", job, "--set", "cluster.patience_minutes=10")
+        around = {**os.environ, **environment}
+        with subprocess.Popen(words, env=around, stderr=subprocess.PIPE, text=True) as driver:
+            while not server.clusters:
+                assert driver.poll() is None
+                time.sleep(0.05)
+            driver.terminate()
+            assert driver.stderr is not None
+            last = driver.stderr.read().splitlines()[-1]
+            assert (driver.wait(60), last) == (143, "dpdask: terminated; run again to resume")
+        assert (len(server.made), server.clusters) == (1, {})
