@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dpdask.jobs.spec import Job
     from dpdask.mechanisms.mechanism import Description
     from dpdask.schemas import Name
+    from dpdask.terminal.metrics import Metrics
     from dpdask.terminal.progress import LogFormat, Report
 
 _INTERRUPTED, _TERMINATED, _DEFECT = 130, 143, 70
@@ -214,15 +215,34 @@ def plan(job: str, settings: dict[str, str], as_json: bool) -> None:
 @click.option(
     "--scheduler", metavar="ADDR", help="Run on this Dask scheduler instead of the job's cluster."
 )
+@click.option(
+    "--metrics",
+    "metrics_file",
+    metavar="FILE",
+    help="Keep the state of the run in this file, in Prometheus' text format.",
+)
 @_log_format
 def run(
-    job: str, settings: dict[str, str], as_json: bool, scheduler: str | None, log_format: LogFormat
+    job: str,
+    settings: dict[str, str],
+    as_json: bool,
+    scheduler: str | None,
+    metrics_file: str | None,
+    log_format: LogFormat,
 ) -> None:
     """Run a job, or resume it; a finished job is not changed."""
     from dpdask.terminal.progress import show_progress
 
-    with show_progress(log_format) as report:  # before anything that is slow to import
+    with (
+        _measure(metrics_file) as metrics,
+        show_progress(log_format, metrics) as report,  # before anything that is slow to import
+    ):
         loaded, warned, outcome = _run(job, settings, scheduler, report)
+        balance = _read_balance(loaded)
+        if metrics is not None:
+            dataset = "" if loaded.ledger is None else loaded.ledger.dataset
+            metrics.name(loaded.file.name)
+            metrics.tell(released=outcome.status != "nothing new", balance=balance, dataset=dataset)
     promised, mechanism = loaded.file.privacy, outcome.mechanism or loaded.mechanism
     described = mechanism.description
     result = {
@@ -233,7 +253,7 @@ def run(
         "bytes": sum(shard.n_bytes for shard in outcome.manifest.shards),
         "epsilon": promised.epsilon if promised is not None else None,
         "delta": promised.delta if promised is not None else None,
-        "balance": _read_balance(loaded),
+        "balance": balance,
         "warnings": [*warned, *outcome.warnings],
         "quality": outcome.quality,
         "protected": described.protected,
@@ -246,6 +266,34 @@ def run(
         changed = "values were outside its domain and were changed as the schema says"
         for name, count in outcome.told.changed.items():
             echo(f"  private   column {name!r}: {count:,} {changed}", err=True)
+
+
+@contextmanager
+def _measure(path: str | None) -> Iterator[Metrics | None]:
+    """Keep metrics in a file until the block ends, last with the exit code; nothing of that fails a run."""
+    if path is None:
+        yield None
+        return
+    from dpdask.terminal.metrics import Metrics
+
+    metrics, code = Metrics(path), 0
+    try:
+        yield metrics
+    except BaseException as error:
+        code = _find_code(error)
+        raise
+    finally:
+        metrics.close(code)
+        if metrics.fault:
+            _warn(f"the metrics could not be written ({metrics.fault})")
+
+
+def _find_code(error: BaseException) -> int:
+    """Return the exit code with which the process will end."""
+    if isinstance(error, Exception):
+        return _line_and_code(error)[1]
+    code = getattr(error, "code", _INTERRUPTED)  # of a SystemExit
+    return code if isinstance(code, int) else 1
 
 
 def _load(job: str, settings: dict[str, str] | None = None) -> Job:
@@ -373,6 +421,32 @@ def rebase(job: str, version: int) -> None:
     loaded = _load(job)
     rebase_job(loaded, version)
     echo(f"{loaded.file.name}: rows up to version {version} count as released; nothing was charged")
+
+
+@cli.command()
+@click.argument("place", metavar="FOLDER|LEDGER")
+@_json
+def runs(place: str, as_json: bool) -> None:
+    """Show many runs in one table: the outputs in a folder, or all runs that a ledger was charged."""
+    from dpdask.jobs.overview import list_outputs, list_runs
+    from dpdask.terminal.texts import make_table
+
+    is_ledger = place.startswith(("sqlite:", "sqlite+", "postgresql:", "postgresql+"))
+    found = list_runs(place) if is_ledger else list_outputs(place)
+    _show(as_json, {"runs": found}, make_table(found))
+
+
+@cli.command()
+@click.argument("folder")
+@click.option("--remove", is_flag=True, help="Remove it; without this, nothing is changed.")
+@_json
+def sweep(folder: str, remove: bool, as_json: bool) -> None:
+    """Find what ended runs have left beside and in the outputs of a folder, and remove it with --remove."""
+    from dpdask.jobs import overview
+
+    found = [asdict(each) for each in overview.sweep(folder, remove=remove)]
+    lines = [f"{each['place']}: {each['outcome']}" for each in found]
+    _show(as_json, {"left": found}, "\n".join(lines) or f"{folder}: nothing is left")
 
 
 def _check_one(usage: str, out: str | None, job: str | None) -> None:

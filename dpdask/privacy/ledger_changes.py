@@ -126,6 +126,15 @@ def import_claim(ledger: Ledger, claim: Claim) -> bool:
             return True
 
 
+def list_datasets(url: str) -> list[str]:
+    """Return the names of a ledger's datasets, sorted."""
+
+    def read(connection: Connection) -> list[str]:
+        return sorted(connection.execute(sa.select(DATASETS.c.name)).scalars())
+
+    return LedgerStore(url).read(read)
+
+
 def copy_ledger(source: str, target: str) -> dict[str, int]:
     """Copy all datasets of a ledger into an empty one, and return how many entries each has.
 

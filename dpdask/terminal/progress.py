@@ -135,8 +135,27 @@ class _Steps(logging.Handler):
             self._report.end(ended)
 
 
+class Both:
+    """Shows stages and steps in two places."""
+
+    def __init__(self, first: Display, second: Display) -> None:
+        self._displays = first, second
+
+    def show(self, stage: StageShown) -> None:
+        """Show a stage that begins or goes on."""
+        for display in self._displays:
+            display.show(stage)
+
+    def end(self, stage: StageShown) -> None:
+        """Show a stage that has ended."""
+        for display in self._displays:
+            display.end(stage)
+
+
 @contextmanager
-def show_progress(log_format: LogFormat = "auto") -> Iterator[Report]:
+def show_progress(
+    log_format: LogFormat = "auto", beside: Display | None = None
+) -> Iterator[Report]:
     """Yield a report of progress, which is shown on stderr until the block ends.
 
     Parameters
@@ -144,14 +163,16 @@ def show_progress(log_format: LogFormat = "auto") -> Iterator[Report]:
     log_format
         `bars` for a terminal, `text` or `json` for a log; `auto` takes bars on a terminal, and
         otherwise JSON.
+    beside
+        Where else it is shown.
     """
     if log_format == "auto":
         log_format = "bars" if sys.stderr.isatty() else "json"
-    if log_format == "bars":
-        with _open_bars() as display, _listen(display, logging.DEBUG) as report:
-            yield report
-    else:
-        with _listen(Lines(as_json=log_format == "json"), logging.INFO) as report:
+    lines = nullcontext(Lines(as_json=log_format == "json"))
+    with _open_bars() if log_format == "bars" else lines as shown:
+        display = shown if beside is None else Both(shown, beside)
+        level = logging.DEBUG if log_format == "bars" else logging.INFO
+        with _listen(display, level) as report:
             yield report
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpdask.errors import say_count
@@ -26,6 +26,18 @@ def describe_audit(found: Mapping[str, Any]) -> str:
         bound = f"at least ε = {one['lower_bound']:.4g} (99.9999 % confidence)"
         lines.append(f"  histogram noise of {size}: {bound} of {one['claimed']!r} claimed")
     return "\n".join(lines)
+
+
+def make_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows that have the same keys as lines of text with aligned columns; a key without values is left out."""
+    shown = [key for key in (rows[0] if rows else ()) if any(row[key] is not None for row in rows)]
+    cells = [
+        [key.removeprefix("n_") for key in shown],
+        *(["" if row[key] is None else str(row[key]) for key in shown] for row in rows),
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
+    return "\n".join(lines) if rows else "there are no runs"
 
 
 def describe_ledger(summary: Book) -> str:

@@ -20,12 +20,13 @@ from typing import Any
 
 RETRIES = 5
 RETRY_SECONDS = float(os.environ.get("DPDASK_RETRY_SECONDS", "60"))
-# a failure that may pass, an interruption, SIGTERM and SIGKILL, as a shell and as Python tell of them
-TRY_AGAIN = {75, 130, 137, 143, -15, -9}
+# a failure that may pass; an interrupt and a termination; a process that was killed, by the kernel for its memory or with its machine,
+# as Python tells it, and as a shell or a container does. Each time the same command resumes the run, and it is charged once
+RESUMED = (75, 130, 143, 137, -2, -15, -9)
 
 
 class TryAgainError(Exception):
-    """The run failed for a reason that may pass (exit code 75), or was stopped (130, 143) or killed: the same command resumes it."""
+    """The run failed for a reason that may pass, or was ended from outside: the same command resumes it."""
 
 
 class GiveUpError(Exception):
@@ -59,7 +60,7 @@ def run_job(log: Callable[[str], object], job: str = "", *options: str) -> dict[
         code, message = _run(command, out.fileno(), log)
         log(f"dpdask ended with exit code {code}")
         if code:
-            raise (TryAgainError if code in TRY_AGAIN else GiveUpError)(
+            raise (TryAgainError if code in RESUMED else GiveUpError)(
                 f"exit code {code}: {message}"
             )
         out.seek(0)

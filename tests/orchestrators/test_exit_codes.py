@@ -101,10 +101,38 @@ def test_a_second_driver_tries_again_and_finds_the_release(stopped_driver, job):
     assert (found["status"], found["epsilon_spent"]) == ("already released", 4.0)
 
 
-@pytest.mark.parametrize("signal_", ["KILL", "TERM"])
-def test_a_command_that_is_killed_is_tried_again(signal_, job, monkeypatch):
-    monkeypatch.setenv("DPDASK", f"sh -c 'kill -{signal_} $$'")
-    with pytest.raises(TryAgainError, match="exit code -"):
+def test_a_driver_that_is_killed_is_tried_again(job, command, tmp_path, monkeypatch):
+    """Killed by -9 in the middle of its work, directly and as a shell tells it; the next try resumes its run, which is charged once."""
+    pids = tmp_path / "pids"
+    body = command.read_text().replace("PYTHONPATH", f"echo $$ >> {pids}; PYTHONPATH", 1)
+    command.write_text(body)
+
+    def kill(line):
+        if '"stage": "write"' in line:
+            os.kill(int(pids.read_text().split()[-1]), signal.SIGKILL)
+
+    with pytest.raises(TryAgainError, match="exit code -9"):
+        run_job(kill, "", *MANY_SHARDS)
+    monkeypatch.setenv("DPDASK", f"sh -c '{command} \"$@\"; exit $?' sh")
+    with pytest.raises(TryAgainError, match="exit code 137"):
+        run_job(kill, "", *MANY_SHARDS)
+    found = run_job(print, "", *MANY_SHARDS)
+    assert (found["status"], found["epsilon_spent"]) == ("released", 4.0)
+    assert len(pids.read_text().split()) == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(143, TryAgainError), (130, TryAgainError), (70, GiveUpError)]
+)
+def test_who_is_ended_from_outside_is_tried_again(code, error, job, monkeypatch):
+    monkeypatch.setenv("DPDASK", f"sh -c 'exit {code}'")
+    with pytest.raises(error, match=f"exit code {code}"):
+        run_job(print)
+
+
+def test_a_command_that_crashes_is_given_up(job, monkeypatch):
+    monkeypatch.setenv("DPDASK", "sh -c 'kill -SEGV $$'")
+    with pytest.raises(GiveUpError, match="exit code -11"):
         run_job(print)
 
 

@@ -1,0 +1,137 @@
+"""The metrics of a run, as Prometheus' own parser reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+
+import pytest
+from e2e.helpers import RATINGS_SCHEMA, call_cli, lake, write_job
+from prometheus_client.parser import text_string_to_metric_families
+
+from dpdask.engine.account import open_ledger
+from dpdask.terminal import metrics
+from dpdask.terminal.metrics import Metrics
+from dpdask.terminal.progress import StageShown
+
+ROWS = [331, 406]
+
+
+def read(path):
+    """Return the value of each metric, by its name and labels."""
+    families = [*text_string_to_metric_families(path.read_text(encoding="utf-8"))]
+    assert all(family.documentation and family.type == "gauge" for family in families)
+    return {
+        (sample.name.removeprefix("dpdask_"), *sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+@pytest.fixture
+def source(tmp_path):
+    return lake(tmp_path / "in", ROWS, schema=RATINGS_SCHEMA)
+
+
+def test_a_run_leaves_its_state(tmp_path, source):
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    open_ledger(url).init("people", 8.0)
+    place = {"url": url, "dataset": "people"}
+    job = write_job(
+        tmp_path, source, tmp_path / "out", schema=RATINGS_SCHEMA, ledger=place, name='a "b"\\n'
+    )
+    file = tmp_path / "run.prom"
+    began = time.time()
+    done = call_cli("run", job, "--json", "--metrics", file)
+    assert done.returncode == 0
+    found = read(file)
+    assert found["run_exit_code",] == found["run_running",] == 0
+    assert found["run_released",] == 1
+    assert began - 1 < found["run_started_timestamp_seconds",] <= time.time()
+    assert found["run_seconds",] > 0
+    assert found["dataset_epsilon_spent", "people"] == 4.0
+    assert found["dataset_epsilon_limit", "people"] == 8.0
+    stages = {key[1] for key in found if key[0] == "run_stage_done_ratio"}
+    assert "write" in stages
+    assert all(found["run_stage_done_ratio", stage] == 1 for stage in stages)
+    [info] = [key for key in found if key[0] == "run_info"]
+    assert 'a "b"\\n' in info
+    assert not [path for path in tmp_path.iterdir() if path.suffix == ".tmp"]
+    assert json.loads(done.stdout)["balance"]["epsilon_spent"] == 4.0
+    # a second run replaces it
+    assert call_cli("run", job, "--metrics", file).returncode == 0
+    assert read(file)["run_released",] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [("privacy.epsilon=-1", 64), ("input.path=nowhere", 66), ("schema=none.yaml", 64)],
+)
+def test_a_run_that_fails_leaves_its_exit_code(change, code, tmp_path, source):
+    job = write_job(tmp_path, source, tmp_path / "out", schema=RATINGS_SCHEMA)
+    done = call_cli("run", job, "--set", change, "--metrics", tmp_path / "run.prom")
+    assert done.returncode == code
+    found = read(tmp_path / "run.prom")
+    assert (found["run_exit_code",], found["run_running",]) == (code, 0)
+    assert ("run_released",) not in found
+
+
+def test_private_numbers_of_rows_are_in_no_metric(tmp_path, source):
+    schema = {
+        name: {**column, "role": "drop" if name == "userId" else column["role"]}
+        for name, column in RATINGS_SCHEMA.items()
+    }
+    given = {"schema": schema, "mechanism": {"kind": "histogram"}}
+    for adjacency, is_public in (("replace-one", True), ("add-remove", False)):
+        folder = tmp_path / adjacency
+        job = write_job(folder, source, folder / "out", privacy__adjacency=adjacency, **given)
+        assert call_cli("run", job, "--metrics", folder / "run.prom").returncode == 0
+        found = read(folder / "run.prom")
+        rows = {value for key, value in found.items() if key[0] == "run_stage_rows"}
+        assert (sum(ROWS) in rows) == is_public
+        assert is_public or not {*ROWS, sum(ROWS)} & {*found.values()}
+
+
+def test_the_file_is_whole_whenever_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "_PAUSE_SECONDS", 0.001)
+    file, ended = tmp_path / "run.prom", threading.Event()
+    written = Metrics(str(file))
+    stages = [StageShown(f"stage {number}", total=4, done=3, rows=1000) for number in range(200)]
+    seen = 0
+
+    def end_all():
+        for stage in stages:
+            written.show(stage)
+            written.end(stage)
+        ended.set()
+
+    thread = threading.Thread(target=end_all)
+    thread.start()
+    while not ended.is_set():
+        found = read(file)
+        count = sum(key[0] == "run_stage_done_ratio" for key in found)
+        assert count >= seen
+        seen = count
+    thread.join()
+    written.close(75)
+    found = read(file)
+    assert found["run_stage_rows", "stage 7"] == 750
+    assert found["run_stage_done_ratio", "stage 7"] == 0.75
+    assert found["run_exit_code",] == 75
+
+
+def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, source):
+    job = write_job(tmp_path, source, tmp_path / "out", schema=RATINGS_SCHEMA)
+    done = call_cli("run", job, "--metrics", tmp_path / "nowhere" / "run.prom")
+    assert done.returncode == 0
+    warned = [json.loads(line) for line in done.stderr.splitlines() if '"warning"' in line]
+    assert [each["warning"] for each in warned] == [
+        f"the metrics could not be written ({os.strerror(2)})"
+    ]
+    # neither hides what a run fails with
+    for place in (tmp_path, ""):
+        done = call_cli("run", tmp_path / "none.yaml", "--metrics", place)
+        assert done.returncode == 64
+        assert sum("none.yaml" in line for line in done.stderr.splitlines()) == 1
