@@ -18,7 +18,6 @@ from dpdask.analysis.points import KeptColumns, Points, read_as_python
 from dpdask.analysis.results import Result, clip_to
 from dpdask.analysis.values import NoisyCells
 from dpdask.errors import SpecError
-from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.tallies import Estimate, Frame, Outcomes, outcome_counts
 from dpdask.privacy import UnitColumn
 
@@ -48,12 +47,10 @@ _TOLD_SPREAD = (
 )
 _RELEASED = "counts are of the released rows, without those that were held out"
 _TOLD_REFERENCE = "the released values have the distribution of noisy counts; standard errors hold that noise and the draws of the rows"
-_WORST_BIAS = (
-    "the noise hides a part of the answer: the bound on the bias is for the worst original values"
-)
 _LIKELY_BIAS = (
     "the noise hides a part of the answer: the bound on the bias is for the worst original values; or, if smaller, one with which intervals of 95 % hold "
-    "on average over the groups or pairs, if these differ in what the noise hides by as much as in what it shows, and numbers first of all in their mean"
+    "on average, if groups, pairs of levels, or all rows and a reference of other rows, differ in what the noise hides by as much as in what it shows, and "
+    "numbers first of all in their mean"
 )
 _FEW_KNOWN = "groups of which it is not sure that any row has a value have no estimate"
 _ABSENT = "levels that the reference holds with probability 0 cannot be released: nothing is known of their share, which the noise may have hidden"
@@ -249,7 +246,7 @@ class OpenedRows(KeptColumns):
 
         released = ReleasedColumn.from_card(self.content, name)
         if not self._keeps_distribution(name):
-            return released
+            return replace(released, at_most=np.ones(len(released.levels)), follows=False)
         return replace(released, at_most=self._read_margin(released)[1])
 
     def _correct_mean(self, name: str, numbers: Floats, by: str | None = None) -> Result:
@@ -279,13 +276,11 @@ class OpenedRows(KeptColumns):
         found = self._correct(
             name, lambda column, rows, near: column.crosstab(rows, kept, approximate=near), kept
         )
-        if self._keeps_distribution(name):
-            # no group has more rows of a level than there are, or than it has rows
-            most = self.n_rows * self._read_margin(self._read_channel(name))[1]
-            sizes = found.estimate.sum(axis=1).to_numpy()
-            frame = found.estimate
-            most = pd.DataFrame(np.minimum.outer(sizes, most), frame.index, frame.columns)
-            found = replace(found, possible=(0.0, most))
+        # no group has more rows of a level than there are, or than it has rows
+        rows_of_level = self.n_rows * self._read_margin(self._read_channel(name))[1]
+        frame, sizes = found.estimate, found.estimate.sum(axis=1).to_numpy()
+        most = pd.DataFrame(np.minimum.outer(sizes, rows_of_level), frame.index, frame.columns)
+        found = replace(found, possible=(0.0, most))
         return found if first else _change_parts(found, lambda part: part.T)
 
     def _correct_slope(self, name: str, response: str, features: Sequence[str]) -> Result:
@@ -357,17 +352,21 @@ class OpenedRows(KeptColumns):
         found = self.share(column.name)
         value = np.asarray(found.estimate, dtype=np.float64)
         error = np.zeros(len(value)) + np.asarray(found.standard_error, dtype=np.float64)
+        bias = np.zeros(len(value))
         if found.bias_bound is not None:
-            error = error + np.asarray(found.bias_bound, dtype=np.float64) / NORMAL_95
-        most = np.where(np.isnan(error), 1.0, np.clip(value + _SURELY * error, 0.0, 1.0))
-        margin = Margin(matrix=column.matrix, share=value, error=error, numbers=column.axis)
+            bias = bias + np.asarray(found.bias_bound, dtype=np.float64)
+        most = value + _SURELY * error + bias
+        most = np.where(np.isnan(most), 1.0, np.clip(most, 0.0, 1.0))
+        margin = Margin(
+            matrix=column.matrix, share=value, error=error, bias=bias, numbers=column.axis
+        )
         return margin, most
 
     def _result(self, found: Estimate) -> Result:
         bias = np.asarray(found.worst_bias, dtype=np.float64)
         value = np.asarray(found.value, dtype=np.float64)
         known = bool((np.isfinite(bias) | np.isnan(value)).all())
-        limits = [_WORST_BIAS if bias.ndim == 0 else _LIKELY_BIAS] if known and bias.any() else []
+        limits = [_LIKELY_BIAS] if known and bias.any() else []
         if known and (lost := int((bias > np.abs(value)).sum())):
             limits.append(
                 f"the bound on the bias is larger than the estimate in {lost:,} of {bias.size:,} numbers: the noise leaves little of them"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -40,6 +40,7 @@ from dpdask.inference.tallies import (
 )
 from dpdask.mechanisms.card import Card
 
+Spreads: TypeAlias = tuple[list[Directions], Spread, Spread | None]
 _SURELY = 3.0  # standard errors
 
 
@@ -150,6 +151,11 @@ class ReleasedColumn:
         The largest share that each original level may have among all rows, float64 array of shape
         (s,), where the released rows follow the distribution of the original ones; None otherwise.
         Bounds on biases are then smaller, and those of groups hold on average over groups.
+    follows
+        Whether all released rows together follow the distribution of the original ones. Where they
+        do not, because the reference was declared or is another table, and `at_most` is given,
+        bounds hold on average, too: if the original distribution differs from the reference in what
+        the noise hides by as much as in what it shows.
 
     Notes
     -----
@@ -211,6 +217,7 @@ class ReleasedColumn:
     parent: tuple[str, tuple[object, ...]] | None = None
     max_condition: float | None = None
     at_most: Floats | None = None
+    follows: bool = True
 
     def __post_init__(self) -> None:
         matrix, where, square = (
@@ -584,6 +591,11 @@ class ReleasedColumn:
         return f
 
     @property
+    def is_about_reference(self) -> bool:
+        """Whether original levels are taken to differ from the reference as what is seen of them does."""
+        return self.at_most is not None and not self.follows
+
+    @property
     def axis(self) -> Floats | None:
         """The levels, if they are numbers, null as their mean: groups differ first of all in it."""
         known = np.array([isinstance(each, int | float) for each in self.levels])
@@ -631,25 +643,34 @@ class ReleasedColumn:
         return found
 
     def _pseudo_values(
-        self, f: Floats, table: Floats, *, approximate: bool, spread: Spread | None = None
+        self, f: Floats, table: Floats, *, approximate: bool, spreads: Spreads | None = None
     ) -> PseudoValues:
         """Return g for the averages of each group of a table, as it was asked for."""
         if not approximate or self.max_condition is not None:
             return self._invert(f, approximate=approximate)
-        if len(table) == 1:
+        if len(table) == 1 and not self.is_about_reference:
             return balance(self._strata(table), f, table[0])
-        strata = self._strata(table)
-        return balance_groups(strata, f, spread or fit_spread(strata, table, f))
+        strata, spread, of_all = spreads or self._fit_spreads(table, f)
+        return balance_groups(strata, f, spread, of_all)
+
+    def _fit_spreads(self, table: Floats, axis: Floats | None) -> Spreads:
+        """Return the directions, how groups differ along them, and how all rows differ from the reference; None if they follow it."""
+        if not self.is_about_reference:
+            strata = self._strata(table)
+            return strata, fit_spread(strata, table, axis), None
+        strata = self._strata()
+        of_all = fit_spread(strata, table.sum(axis=0, keepdims=True), axis, of_all=True)
+        return strata, of_all if len(table) == 1 else fit_spread(strata, table, axis), of_all
 
     def _means(
-        self, table: Floats, f: Floats, *, approximate: bool, spread: Spread | None = None
+        self, table: Floats, f: Floats, *, approximate: bool, spreads: Spreads | None = None
     ) -> tuple[Floats, Floats, Floats]:
         """Return the mean of each group over the rows whose level has a number, its standard error and its worst bias."""
         here, sizes = np.isfinite(f), table.sum(axis=(1, 2))
         centre = 0.0 if here.all() or not here.any() else float(f[here].mean())
 
         def find(values: Floats) -> PseudoValues:
-            return self._pseudo_values(values, table, approximate=approximate, spread=spread)
+            return self._pseudo_values(values, table, approximate=approximate, spreads=spreads)
 
         def average(pseudo: PseudoValues) -> tuple[Floats, Floats]:
             mean = (table * pseudo.g).sum(axis=(1, 2)) / sizes
@@ -704,10 +725,10 @@ class ReleasedColumn:
         self, table: Floats, *, simplex: bool, approximate: bool
     ) -> tuple[Floats, Floats, Floats]:
         functions = np.diag((self.reference > 0).astype(np.float64))
-        spread = None
-        if approximate and self.max_condition is None and len(table) > 1:
-            spread = fit_spread(self._strata(table), table, self.axis)
-        parts = [self._means(table, f, approximate=approximate, spread=spread) for f in functions]
+        spreads = None
+        if approximate and self.max_condition is None and (len(table) > 1 or not self.follows):
+            spreads = self._fit_spreads(table, self.axis)
+        parts = [self._means(table, f, approximate=approximate, spreads=spreads) for f in functions]
         value, error, worst = (np.column_stack(part) for part in zip(*parts, strict=True))
         if simplex:
             value = np.array(

@@ -15,11 +15,12 @@ _MOST_ALONG = 256  # directions: a covariance that is not diagonal is inverted f
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Margin:
-    """What is known of one column: its channel, the shares of its original levels, and their standard errors."""
+    """What is known of one column: its channel, the shares of its original levels, their standard errors and the bounds on their biases."""
 
     matrix: Floats  # float64 array of shape (s, s): T[k, j] = Pr(released level j | original k)
     share: Floats
     error: Floats
+    bias: Floats | float = 0.0
     numbers: Floats | None = None  # the levels, if they are numbers
 
     @property
@@ -90,7 +91,9 @@ def estimate_pairs(one: Margin, two: Margin, counts: Floats) -> tuple[Floats, Fl
     lost = parts @ (weights * seen) - parts
     along = 0.0 if axis is None else np.einsum("ki,ij,kj->k", lost, axis, lost)
     squares = np.array([tau * (lost**2).sum(axis=1) + kappa * along for tau, kappa in pairs])
-    biases = np.sqrt(np.maximum(squares, 0.0)).reshape(-1, *counts.shape)
+    doubts = np.outer(one.bias + 0.0 * p, q), np.outer(p, two.bias + 0.0 * q)
+    squares = squares.reshape(-1, *counts.shape) + sum((part / NORMAL_95) ** 2 for part in doubts)
+    biases = np.sqrt(np.maximum(squares, 0.0))
     bias = find_half_width(error, biases, probability) - NORMAL_95 * error
     # nothing is known of levels that cannot be released
     unknown = np.isnan(error)

@@ -6,6 +6,7 @@ or as far as the sum of squared bias and variance says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -316,8 +317,10 @@ class Spread:
     probability: Floats
 
 
-def fit_spread(strata: Sequence[Directions], table: Floats, axis: Floats | None) -> Spread:
-    """Return how groups differ from the average of all rows.
+def fit_spread(
+    strata: Sequence[Directions], table: Floats, axis: Floats | None, *, of_all: bool = False
+) -> Spread:
+    """Return how groups differ from the average of all rows; or how all rows, as one group, differ from the distribution that the channel keeps.
 
     Parameters
     ----------
@@ -329,6 +332,8 @@ def fit_spread(strata: Sequence[Directions], table: Floats, axis: Floats | None)
     axis
         A function of the level along which groups may differ by more than in other directions, as
         numbers differ first in their mean; None if no direction is before others.
+    of_all
+        Whether the table is that of all rows, and they need not follow the channel's distribution.
 
     Notes
     -----
@@ -339,8 +344,13 @@ def fit_spread(strata: Sequence[Directions], table: Floats, axis: Floats | None)
     is beyond it.
     """
     parts = tuple(_stratum(each, table[:, place], axis) for place, each in enumerate(strata))
+    if of_all:
+        parts = tuple(
+            replace(each, offsets=each.offsets + each.centre, centre=np.zeros_like(each.centre))
+            for each in parts
+        )
     n_levels = max(int((each.prior > 0).sum()) for each in strata)
-    most = min(len(table), n_levels) - 1.0
+    most = math.inf if of_all else min(len(table), n_levels) - 1.0
     step = -(-sum(len(part.sizes) for part in parts) // _MOST_CELLS)
     some = [replace(each, offsets=each.offsets[::step], sizes=each.sizes[::step]) for each in parts]
 
@@ -364,7 +374,9 @@ def fit_spread(strata: Sequence[Directions], table: Floats, axis: Floats | None)
     return Spread(parts=parts, pairs=(*grid, *near), probability=probability / probability.sum())
 
 
-def balance_groups(strata: Sequence[Directions], f: Floats, spread: Spread) -> PseudoValues:
+def balance_groups(
+    strata: Sequence[Directions], f: Floats, spread: Spread, of_all: Spread | None = None
+) -> PseudoValues:
     """Return the g of least squared bias and variance together, for the average of each group.
 
     Parameters
@@ -374,7 +386,10 @@ def balance_groups(strata: Sequence[Directions], f: Floats, spread: Spread) -> P
     f
         float64 array of shape (s,).
     spread
-        How groups differ from the average of all rows, which comes from `balance`.
+        How groups differ from the average of all rows.
+    of_all
+        How all rows differ from the channel's distribution; None if they follow it, so that their
+        average is that of `balance`.
 
     Notes
     -----
@@ -391,13 +406,19 @@ def balance_groups(strata: Sequence[Directions], f: Floats, spread: Spread) -> P
         phi = each.coordinates(f)
         constant, phi[0] = float(phi[0]), 0.0
         n_rows = float(part.sizes.sum())
-        of_all = phi * _invert_softly(each.singular, n_rows)
-        weights = np.zeros((n_groups, len(phi)))
-        for pair, probability in zip(spread.pairs, spread.probability, strict=True):
-            if probability > _UNLIKELY:
-                weights += probability * part.predict(phi, *pair)
-        weights /= spread.probability[spread.probability > _UNLIKELY].sum()
-        rest = of_all - weights
+        weights = part.average(phi, spread)
+        if of_all is None:
+            shared_weights = phi * _invert_softly(each.singular, n_rows)
+            # the average of all rows is known as well as their draw and the reference's allow
+            doubt = 2.0 * ((phi - each.singular * shared_weights)[1:] ** 2).sum()
+            doubt /= max(n_rows, 1.0)
+        else:
+            all_rows = of_all.parts[place]
+            shared_weights = all_rows.average(phi, of_all)[0]
+            lost = phi - each.singular * shared_weights
+            doubt = float(of_all.probability @ all_rows.square(lost[None], of_all.pairs)[:, 0])
+        doubt = 0.0 if of_all is spread else doubt
+        rest = shared_weights - weights
         g[:, place] = weights @ each.released.T + (constant + rest @ part.centre)[:, None]
         bias += share[:, place] * each.bias(g[:, place], f)
         shared += (
@@ -405,12 +426,8 @@ def balance_groups(strata: Sequence[Directions], f: Floats, spread: Spread) -> P
             * ((rest**2 + 2 * weights * rest) @ part.variance)
             / max(n_rows, 1.0)
         )
-        lost = phi - each.singular * weights
-        # the average of all rows is known as well as their draw and that of the reference allow
-        drawn = 2.0 * ((phi - each.singular * of_all)[1:] ** 2).sum() / max(n_rows, 1.0)
-        tau, kappa = np.array(spread.pairs).T[:, :, None]
-        own = tau * (lost[:, 1:] ** 2).sum(axis=1) + kappa * (lost @ part.axis) ** 2
-        squares += share[:, place] ** 2 * (own + drawn)
+        own = part.square(phi - each.singular * weights, spread.pairs)
+        squares += share[:, place] ** 2 * (own + doubt)
     return PseudoValues(
         g=g,
         bias=bias,
@@ -484,6 +501,23 @@ class _Stratum:
         found, scaled = wanted / noisy, slope / noisy
         ahead = kappa * (found @ slope) / (1.0 + kappa * (scaled @ slope))
         return found - ahead[:, None] * scaled
+
+    def average(self, phi: Floats, spread: Spread) -> Floats:
+        """Return the weights, averaged over how groups may differ, (groups, r)."""
+        likely = spread.probability > _UNLIKELY
+        shares = spread.probability[likely] / spread.probability[likely].sum()
+        pairs = [pair for pair, is_likely in zip(spread.pairs, likely, strict=True) if is_likely]
+        parts = [
+            share * self.predict(phi, *pair) for pair, share in zip(pairs, shares, strict=True)
+        ]
+        found: Floats = np.sum(parts, axis=0)
+        return found
+
+    def square(self, lost: Floats, pairs: Sequence[tuple[float, float]]) -> Floats:
+        """Return the mean square of Σ lost_i x_i over groups, for each pair τ and κ, (pairs, groups)."""
+        tau, kappa = np.array(pairs).T[:, :, None]
+        found: Floats = tau * (lost[:, 1:] ** 2).sum(axis=1) + kappa * (lost @ self.axis) ** 2
+        return found
 
     def likelihood(self, tau: float, kappa: float) -> float:
         """Return the logarithm of the normal likelihood of the groups' offsets, up to a constant."""

@@ -321,6 +321,27 @@ def test_groups_lean_along_the_numbers_of_the_levels_where_these_are_what_differ
         assert ((low <= own) & (own <= high)).mean() > 0.93
 
 
+def test_rows_that_do_not_follow_the_reference_have_intervals_that_hold_on_average():
+    """The channel of a declared reference merges levels: the shares within them are those of the reference, about."""
+    rng, held, alone, widths = np.random.default_rng(9), [], [], []
+    for _ in range(40):
+        own = np.exp(0.3 * rng.normal(size=6))
+        own /= own.sum()
+        merged = np.kron(0.7 * np.eye(3) + 0.1, np.full((2, 2), 0.5))
+        drawn = rng.choice(6, 4_000, p=own @ merged)
+        free = ReleasedColumn(name="x", levels=tuple("abcdef"), matrix=merged)
+        known = dataclasses.replace(free, at_most=np.ones(6), follows=False)
+        counts = np.bincount(drawn, minlength=6)
+        found, worst = (each.distribution(counts) for each in (known, free))
+        off = np.abs(found.value.to_numpy() - own)
+        held.append(off <= 1.96 * found.standard_error + found.worst_bias)
+        alone.append(off <= 1.96 * found.standard_error)
+        widths.append(float((found.worst_bias / worst.worst_bias).mean()))
+    assert np.mean(held) > 0.93
+    assert np.mean(alone) < 0.8
+    assert np.mean(widths) < 0.8
+
+
 def test_how_many_rows_a_group_has_is_in_the_error_of_a_table():
     rng, found = np.random.default_rng(6), []
     subject = ReleasedColumn(name="x", levels=(0, 1, 5), matrix=np.eye(3))
