@@ -24,6 +24,7 @@ from dpdask.inference.pseudo_values import (
     balance_groups,
     estimate_prior,
     find_half_width,
+    fit_slopes,
     fit_spread,
     invert,
     nearest_probabilities,
@@ -67,10 +68,12 @@ def regress_on_kept(found: Moments, pseudo: PseudoValues) -> tuple[Floats, Float
     s0, s1, s2 = found.weigh(-beta, found.n_columns)
     meat = s2.sum(axis=2) + 2 * s1 @ g + s0 @ g**2
     covariance = inverse @ meat @ inverse * found.n_rows / (found.n_rows - found.n_columns)
-    bias = pseudo.bias[0] * np.sqrt(found.n_rows * np.diag(inverse))  # Cauchy-Schwarz over the rows
-    beta, error, bias = (
-        part[1:] / found.scale for part in (beta, np.sqrt(np.diag(covariance)), bias)
-    )
+    error, root = np.sqrt(np.diag(covariance)), np.sqrt(found.n_rows * np.diag(inverse))
+    bias = pseudo.bias[0] * root  # Cauchy-Schwarz over the rows
+    if pseudo.likely is not None and pseudo.probability is not None and pseudo.bias[0]:
+        half = find_half_width(error, pseudo.likely[:, :1] * root, pseudo.probability)
+        bias = np.minimum(bias, half - NORMAL_95 * error)
+    beta, error, bias = (part[1:] / found.scale for part in (beta, error, bias))
     return beta, error, bias
 
 
@@ -150,7 +153,8 @@ class ReleasedColumn:
     at_most
         The largest share that each original level may have among all rows, float64 array of shape
         (s,), where the released rows follow the distribution of the original ones; None otherwise.
-        Bounds on biases are then smaller, and those of groups hold on average over groups.
+        Bounds on biases are then smaller, and those of groups and slopes hold on average: if what
+        the noise hides varies by as much as what it shows, and numbers first of all in their mean.
     follows
         Whether all released rows together follow the distribution of the original ones. Where they
         do not, because the reference was declared or is another table, and `at_most` is given,
@@ -556,7 +560,10 @@ class ReleasedColumn:
         table = self._table(found.products[0, 0])
         if response is None:
             names: list[str] = list(covariates)
-            pseudo = self._pseudo_values(f, table, approximate=approximate)
+            if approximate and self.max_condition is None and self.at_most is not None:
+                pseudo = self._balance_slopes(f, table, found)
+            else:
+                pseudo = self._pseudo_values(f, table, approximate=approximate)
             parts = regress_on_kept(found, self._narrow(pseudo))
         else:
             names = [self.name, *covariates]
@@ -705,6 +712,19 @@ class ReleasedColumn:
             for place, each in enumerate(self._strata())
         ]
         return replace(pseudo, bias=np.minimum(pseudo.bias, np.sqrt(max(squares))))
+
+    def _balance_slopes(self, f: Floats, table: Floats, found: Moments) -> PseudoValues:
+        """Return g for the slopes of f(Z) on kept columns; along a tree, for averages over all rows."""
+        if self.parent is not None:
+            return self._pseudo_values(f, table, approximate=True)
+        gram = found.products.sum(axis=2)
+        _refuse_collinear(gram)
+        inverse = np.linalg.inv(gram)
+        # the part of each covariate that the others do not explain, as a standardised one
+        own = inverse[1:] * np.sqrt(found.n_rows / np.diag(inverse)[1:, None])
+        strata = self._strata(table)
+        spread = fit_slopes(strata[0], own @ found.products[0], found.n_rows, f)
+        return balance_groups(strata, f, spread, spread)
 
     def _worst_biases(self, pseudo: PseudoValues, table: Floats) -> Floats:
         """Return the worst bias of each group; none of its levels is more frequent than among all rows."""

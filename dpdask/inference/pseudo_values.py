@@ -350,7 +350,38 @@ def fit_spread(
             for each in parts
         )
     n_levels = max(int((each.prior > 0).sum()) for each in strata)
-    most = math.inf if of_all else min(len(table), n_levels) - 1.0
+    return _weigh_pairs(parts, n_levels, math.inf if of_all else min(len(table), n_levels) - 1.0)
+
+
+def fit_slopes(directions: Directions, sums: Floats, n_rows: float, axis: Floats) -> Spread:
+    """Return how the level depends on covariates, which take the place of groups: its coordinates are the correlations with them.
+
+    Parameters
+    ----------
+    directions
+        Those of the channel.
+    sums
+        Of covariates whose mean is 0 and whose mean square is 1, over the rows of each released
+        level, shape (covariates, s).
+    axis
+        As for `fit_spread`. By Bessel's inequality a covariate's squared correlations add up to at
+        most 1.
+    """
+    v = directions.released.copy()
+    v[:, 0] = 0.0
+    part = _Stratum(
+        axis=_align(directions, axis),
+        singular=directions.singular,
+        centre=np.zeros(v.shape[1]),
+        variance=np.append(0.0, np.ones(v.shape[1] - 1)),
+        offsets=sums @ v / n_rows,
+        sizes=np.full(len(sums), n_rows),
+    )
+    return _weigh_pairs((part,), int((directions.prior > 0).sum()), 1.0)
+
+
+def _weigh_pairs(parts: tuple[_Stratum, ...], n_levels: int, most: float) -> Spread:
+    """Return pairs τ and κ that give the coordinates at most a mean sum of squares, with their probabilities."""
     step = -(-sum(len(part.sizes) for part in parts) // _MOST_CELLS)
     some = [replace(each, offsets=each.offsets[::step], sizes=each.sizes[::step]) for each in parts]
 
@@ -358,7 +389,7 @@ def fit_spread(
         return sum(part.likelihood(*at) for part in some)
 
     levels = [4.0**-k for k in range(8)]
-    along = axis is not None and any(part.axis.any() for part in parts)
+    along = any(part.axis.any() for part in parts)
     grid = [(t, k) for t in levels for k in ([0.0, *levels] if along else [0.0])]
     grid = [(t, k) for t, k in grid if (n_levels - 1) * t + k <= most] or grid[-1:]
     found = [likelihood(at) for at in grid]
@@ -538,18 +569,23 @@ class _Stratum:
         return -0.5 * float(terms.sum())
 
 
+def _align(directions: Directions, axis: Floats | None) -> Floats:
+    """Return the direction of a function, (r,), of length 1; zeros if it is None or constant."""
+    if axis is None:
+        return np.zeros(len(directions.singular))
+    own = directions.coordinates(axis)
+    own[0] = 0.0
+    found: Floats = own / (float(np.linalg.norm(own)) or 1.0)
+    return found
+
+
 def _stratum(directions: Directions, counts: Floats, axis: Floats | None) -> _Stratum:
-    own = np.zeros(len(directions.singular))
-    if axis is not None:
-        own = directions.coordinates(axis)
-        own[0] = 0.0
-        own = own / (float(np.linalg.norm(own)) or 1.0)
     sizes, v = counts.sum(axis=1), directions.released.copy()
     v[:, 0] = 0.0
     n_rows = float(sizes.sum())
     centre = counts.sum(axis=0) @ v / max(n_rows, 1.0)
     return _Stratum(
-        axis=own,
+        axis=_align(directions, axis),
         singular=directions.singular,
         centre=centre,
         variance=counts.sum(axis=0) @ (v - centre) ** 2 / max(n_rows, 1.0),

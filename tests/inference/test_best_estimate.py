@@ -378,3 +378,28 @@ def test_the_bias_of_a_slope_is_narrower_where_levels_are_rare():
     known = dataclasses.replace(free, at_most=np.array([0.93, 0.07, 0.07]))
     wide, narrow = (each.slope(frame, covariates=["z"]).worst_bias["z"] for each in (free, known))
     assert 0.0 < narrow < 0.5 * wide
+
+
+def test_the_bias_of_a_slope_is_as_likely_as_what_the_noise_shows_of_the_dependence():
+    rng, numbers = np.random.default_rng(11), np.arange(4.0)
+    merged = np.kron(0.7 * np.eye(2) + 0.15, np.full((2, 2), 0.5))
+    held, alone, widths = [], [], []
+    for _ in range(60):
+        z = rng.normal(size=4_000)
+        tilt = 0.4 * rng.normal() * numbers + 0.15 * rng.normal(size=4)
+        weights = np.exp(np.outer(z, tilt))
+        shares = weights / weights.sum(axis=1, keepdims=True)
+        codes = (rng.random(4_000)[:, None] > shares.cumsum(axis=1)[:, :-1]).sum(axis=1)
+        truth = np.cov(z, shares @ numbers)[0, 1] / z.var()
+        drawn = (rng.random(4_000)[:, None] > merged.cumsum(axis=1)[codes, :-1]).sum(axis=1)
+        frame = pd.DataFrame({"z": z, "x": numbers[drawn]})
+        free = ReleasedColumn(name="x", levels=tuple(numbers), matrix=merged)
+        known = dataclasses.replace(free, at_most=np.bincount(codes) / 4_000 + 0.02)
+        found, worst = (each.slope(frame, covariates=["z"]) for each in (known, free))
+        off = abs(found.value["z"] - truth)
+        held.append(off <= 1.96 * found.standard_error["z"] + found.worst_bias["z"])
+        alone.append(off <= 1.96 * found.standard_error["z"])
+        widths.append(found.worst_bias["z"] / worst.worst_bias["z"])
+    assert np.mean(held) > 0.88
+    assert np.mean(alone) < 0.9
+    assert np.mean(widths) < 0.7
