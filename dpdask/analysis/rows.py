@@ -18,7 +18,13 @@ from dpdask.analysis.points import KeptColumns, Points, read_as_python
 from dpdask.analysis.results import Result, clip_to
 from dpdask.analysis.values import NoisyCells
 from dpdask.errors import SpecError
-from dpdask.inference.tallies import Estimate, Frame, Outcomes, outcome_counts
+from dpdask.inference.tallies import (
+    Estimate,
+    Frame,
+    Outcomes,
+    group_counts,
+    outcome_counts,
+)
 from dpdask.privacy import UnitColumn
 
 if TYPE_CHECKING:
@@ -52,6 +58,11 @@ _LIKELY_BIAS = (
     "on average, if groups, pairs of levels, or all rows and a reference of other rows, differ in what the noise hides by as much as in what it shows, and "
     "numbers first of all in their mean"
 )
+_FRECHET = (
+    "its noise has no channel on its levels alone, so nothing is known of how it depends on the other column: the estimate is the released table, in which "
+    "the dependence is weakened, and the interval is all that the two columns' own distributions allow"
+)
+_SURELY_HELD = 0.99  # the confidence that a level's own share lies within its interval
 _FEW_KNOWN = "groups of which it is not sure that any row has a value have no estimate"
 _ABSENT = "levels that the reference holds with probability 0 cannot be released: nothing is known of their share, which the noise may have hidden"
 _CELLS = "inside a cell of the reference the columns are independent: slopes and differences of groups are too small, and no error includes it"
@@ -118,6 +129,7 @@ class OpenedRows(KeptColumns):
         first, *others = names
         private = [name for name in names if not self._is_kept(name)]
         joint = self._is_joint(*names) if others else self._keeps_distribution(first)
+        are_kept = all(map(self._keeps_distribution, private))
         match question:
             case "mean" if not joint:
                 numbers = self._level_values(first, options.get("values"), options.get("within"))
@@ -147,6 +159,9 @@ class OpenedRows(KeptColumns):
                 if len(private) == 1 and self._has_channel(private[0]):
                     [kept] = set(names) - set(private)
                     return lambda: self._correct_crosstab(private[0], kept, kept == first)
+                if len(private) == 1 and self._levels(private[0]) is not None and are_kept:
+                    [kept] = set(names) - set(private)
+                    return lambda: self._bound_crosstab(private[0], kept, kept == first)
                 if len(private) == 1 or not all(
                     self._has_channel(name) and self._column(name).get("parent") is None
                     for name in names
@@ -297,6 +312,42 @@ class OpenedRows(KeptColumns):
             *features,
         )
         return _change_parts(found, lambda part: part.loc[list(features)])
+
+    def _bound_crosstab(self, name: str, kept: str, first: bool) -> Result:
+        """Return the released table of a column that has no channel on its own levels; its intervals are what the two distributions allow (Fréchet's bounds)."""
+        levels, shares = self._levels(name) or (), self.share(name)
+        with read_as_python(kept):
+            groups, counts = group_counts(
+                self._rows([name, kept]), [kept], Outcomes(columns=(name,), levels=(levels,))
+            )
+        ends = shares.interval(_SURELY_HELD)
+        low, high = (
+            self.n_rows * np.where(np.isnan(end), side, np.clip(end.to_numpy(float), 0.0, 1.0))
+            for side, end in enumerate(ends)
+        )
+        sizes = counts.sum(axis=1)
+        least = np.maximum(0.0, np.add.outer(sizes, low) - self.n_rows)
+        most = np.minimum.outer(sizes, high)
+        part = np.maximum(counts, 1.0) / self.n_rows
+        own = part.sum(axis=0)
+        # the rows are drawn, and the reference, whose draw moves the levels in all groups alike
+        drawn = part * (1.0 - part) / self.n_rows
+        of_reference = (part / own) ** 2 * own * (1.0 - own) / (self._n_reference or math.inf)
+        error = self.n_rows * np.sqrt(drawn + np.maximum(of_reference, 0.0))
+        estimate = np.clip(counts, least, most)
+        bias = np.maximum(estimate - least, most - estimate)
+        columns = pd.Index(list(levels), name=name)
+        parts = [
+            pd.DataFrame(table, groups, columns) for table in (estimate, error, bias, least, most)
+        ]
+        found = Result(
+            estimate=parts[0],
+            standard_error=parts[1],
+            bias_bound=parts[2],
+            limits=(_FRECHET, *self._limits_of_units()),
+            possible=(parts[3], parts[4]),
+        )
+        return found if first else _change_parts(found, lambda part: part.T)
 
     def _crosstab_private(self, first: str, second: str) -> Result:
         """Return the table of two columns with noise of their own: of the pair, the channel is the Kronecker product of the two."""

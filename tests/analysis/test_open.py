@@ -715,3 +715,28 @@ def test_values_that_rows_of_a_hold_out_share_are_in_the_bound_on_the_bias(tmp_p
     share = (rows["x"] < 80).mean() * opened.n_rows
     assert low.iloc[0] <= share <= high.iloc[0]
     assert low.iloc[0] > 0.2 * share
+
+
+def test_a_column_without_a_channel_on_its_levels_has_the_bounds_of_the_distributions(tmp_path):
+    rng = np.random.default_rng(9)
+    town = rng.choice(["A", "B"], 6_000, p=[0.6, 0.4])
+    stars = np.where(rng.random(6_000) < np.where(town == "A", 0.8, 0.2), 3, 1)
+    rows = pd.DataFrame({"town": town, "stars": stars, "years": rng.integers(1, 4, 6_000)})
+    levels = {"role": "privatise", "kind": "discrete"}
+    schema = {"town": {"role": "keep"}, "stars": {**levels, "levels": [1, 3]}}
+    schema["years"] = {**levels, "levels": [1, 2, 3]}
+    (tmp_path / "in").mkdir()
+    rows.to_parquet(tmp_path / "in" / "rows.parquet")
+    mechanism = {"kind": "dip", "reference": {"kind": "chain", "fraction": 0.25}}
+    job = write_job(tmp_path, tmp_path / "in", tmp_path / "out", schema=schema, mechanism=mechanism)
+    run_here(job)
+    opened = dpdask.open(str(tmp_path / "out"))
+    found = opened.crosstab("town", "stars")
+    truth = opened.n_rows * pd.crosstab(rows["town"], rows["stars"], normalize="all")
+    low, high = found.interval()
+    assert ((low <= truth) & (truth <= high)).all(axis=None)
+    assert (high.loc["B"] <= 1.02 * (town == "B").mean() * opened.n_rows).all()
+    off = (found.estimate - truth).abs()
+    assert (off > 2.0 * found.standard_error).any(axis=None)  # the released table alone is wrong
+    assert any("the dependence is weakened" in limit for limit in found.limits)
+    pd.testing.assert_frame_equal(opened.crosstab("stars", "town").estimate, found.estimate.T)
