@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from e2e.growing import (
     BY_USER,
     N,
@@ -25,10 +26,12 @@ from e2e.growing import (
 from e2e.helpers import call_cli, digests, error_line, hidden, load, run_here
 from e2e.test_growing_jobs import POINTS, dying
 from e2e.test_growing_logs import Delta, Iceberg, output, rows_in, told
+from services.stores import in_environment
 
 from dpdask.engine.account import open_ledger
 from dpdask.engine.digests import add_key, hash_batch
 from dpdask.errors import InputError, SpecError
+from dpdask.io.lakes import find_options
 from dpdask.jobs import growing, repeats
 from dpdask.jobs.plan import plan_job
 
@@ -225,3 +228,46 @@ def test_hashes_depend_on_values_alone():
     split = pa.record_batch({"a": ["1", "11"], "b": ["11", "1"]})
     assert len(set(hash_batch(split, ["a", "b"]).tolist())) == 2
     assert len(hash_batch(batch.slice(0, 0), ["a"])) == 0
+
+
+@pytest.mark.more
+def test_a_delta_table_and_its_keys_in_a_store(open_store, tmp_path, url, monkeypatch):
+    """The log is read there; files of keys are encrypted."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with open_store("radosgw") as store, in_environment(store.server.environment()):
+        source = store.folder.child("in").url
+        made = job(
+            tmp_path / "job",
+            source,
+            ledger=at(url),
+            input={"path": source, "format": "delta"},
+            output__path=store.folder.child("out").url,
+            growing={"row_key": KEY, "repeated": "skip"},
+        )
+
+        def lake():
+            return DeltaTable(source, storage_options=find_options(source))
+
+        for day in range(3):
+            rows = rows_of(0) if not day else pa.concat_tables([rows_of(day), again(day - 1)])
+            write_deltalake(source, rows, mode="append", storage_options=find_options(source))
+            if day:
+                lake().optimize.compact()
+            run_here(made)
+        out = store.folder.child("out")
+        assert [each.n_rows for each in manifests(out)] == [N, N, N]
+        assert (spent(url), kinds(url)) == (1.0, ["intend", "commit"] * 3)
+        hidden_ = out.sibling(".", ".dpdask-series")
+        names = [name for name in hidden_.names() if name.startswith("keys-")]
+        assert len(names) == 7  # 50 keys each, but the first fragment as a whole
+        salts = [hidden_.read(name) for name in names]
+        assert len({data[:16] for data in salts}) == len(names)
+        lake().vacuum(0, dry_run=False, enforce_retention_duration=False)
+        write_deltalake(source, rows_of(3), mode="append", storage_options=find_options(source))
+        newest = lake().optimize.compact() and lake().version()
+        lake().vacuum(0, dry_run=False, enforce_retention_duration=False)
+        with pytest.raises(InputError, match="cannot be read any more"):
+            run_here(made)
+        assert call_cli("rebase", made, "--at", str(newest)).returncode == 0
+        assert out.sibling(".", ".dpdask").names() == []
+        assert run_here(made).status == "nothing new"
