@@ -5,6 +5,7 @@ The log decides, not the files: compaction writes rows into other files, and non
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
@@ -24,6 +25,9 @@ Changed = Literal["refuse", "ignore", "release"]
 Kind = Literal["append", "rewrite", "delete", "change"]
 
 
+_MOST_ALIKE = 32  # files are usually delivered again soon
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCommit:
     """One commit of a table, with the names of files in the table."""
@@ -38,6 +42,13 @@ class TableCommit:
     # Whether the files that it adds hold nothing but rows of those that it removes, and rows that
     # were never in the table.
     is_closed: bool = False
+
+
+class ReleasedFile(NamedTuple):
+    """A file that was released."""
+
+    version: str  # the digest of its footer
+    n_rows: int  # 0 if it is not known
 
 
 class Place(NamedTuple):
@@ -159,7 +170,7 @@ def discover_added(
     lake: Lake,
     since: Place,
     policy: Changed,
-    released: Mapping[str, str],
+    released: Mapping[str, ReleasedFile],
     until: int | None = None,
 ) -> tuple[InputTable, Followed]:
     """Return the part of a Delta or Iceberg table that its log has added since a place, and what else the log did.
@@ -170,8 +181,8 @@ def discover_added(
     Parameters
     ----------
     released
-        The URLs of the released files, each with the digest of its footer. Those that may have a
-        copy among the added files come with the result.
+        The released files by their URLs. Those that may have a copy among the added files, or hold the
+        same rows as one of these, come with the result.
     until
         The version to end at; the newest if None.
     """
@@ -208,12 +219,44 @@ def discover_added(
     numbered = (replace(fragment, number=number) for number, fragment in enumerate(held))
     table = replace(table, fragments=tuple(numbered))
     versions = {fragment.version for fragment in table.fragments}
-    like = {each for each, version in released.items() if version in versions}
+    like = {each for each, file in released.items() if file.version in versions}
     copied = tuple(file for file in newest.files if file.url in like)
     if copied:
         found = describe_files(url, replace(newest, files=copied), schema, growing=True).fragments
         table = replace(table, released=found)
+    alike = _find_alike(table, wanted, released)
+    if alike:
+        found = describe_files(url, replace(ended, files=alike), schema, growing=True).fragments
+        table = replace(table, alike=found)
     return table, followed
+
+
+def _find_alike(
+    table: InputTable, wanted: Collection[DataFile], released: Mapping[str, ReleasedFile]
+) -> tuple[DataFile, ...]:
+    """Return the newest released files that have as many rows as an added one, in the same folder, and are still there."""
+    sizes = Counter[str]()
+    for fragment in table.fragments:
+        sizes[fragment.url] += fragment.n_rows or 0
+    # by the folder, since that has the values of partition columns
+    like = {(_split(file.url)[0], sizes[file.url]): file for file in wanted if not file.deleted}
+    alike: list[DataFile] = []
+    for url, file in reversed(list(released.items())):
+        folder, name = _split(url)
+        other = like.get((folder, file.n_rows))
+        if other is None or len(alike) == _MOST_ALIKE:
+            continue
+        fs, path = open_filesystem(url)
+        with storage_faults(folder):
+            if fs.exists(path):
+                place = f"{_split(other.name)[0]}/{name}".lstrip("/")
+                alike.append(replace(other, url=url, name=place, n_bytes=None))
+    return tuple(alike)
+
+
+def _split(url: str) -> tuple[str, str]:
+    folder, _, name = url.rpartition("/")
+    return folder, name
 
 
 def _index(listing: Listing) -> dict[str, DataFile]:

@@ -76,6 +76,8 @@ class InputTable:
     left_out: tuple[str, ...] = ()  # what lies beside its files and is not read, in words
     released: tuple[Fragment, ...] = ()  # of a growing table: the fragments of earlier releases
     table: str = ""  # the id that a Delta or Iceberg table keeps for life
+    # Released files that may hold the rows of new ones in another order or codec.
+    alike: tuple[Fragment, ...] = ()
 
     @property
     def fingerprint(self) -> str:

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from dpdask.engine.compute import Progress
 from dpdask.engine.write import Staging
 from dpdask.errors import SPENT_AGAIN, MissingError, OutputError, SpecError
-from dpdask.io.changes import Followed, Lake, Place, discover_added
+from dpdask.io.changes import Followed, Lake, Place, ReleasedFile, discover_added
 from dpdask.io.fragments import InputTable
 from dpdask.io.shards import CARD_NAME, META, Manifest
 from dpdask.io.storage import RELEASE_NAME, Folder
 from dpdask.jobs.output import name_release, read_number
-from dpdask.jobs.repeats import KEYS_PER_FILE, Keys, compare_keys, list_keys
+from dpdask.jobs.repeats import KEYS_PER_FILE, Keys, check_alike, compare_keys, list_keys
 from dpdask.jobs.series import (
     Kept,
     KeptFolder,
@@ -178,7 +178,7 @@ class Growth:
     def _follow(self, kept: Kept, lake: Lake, until: int | None) -> InputTable:
         """Return the rows that a table's log has added since the newest release."""
         job, place = self.job, kept.place or self.read_place()
-        released = {file.url: file.version for file in kept.files}
+        released = {file.url: ReleasedFile(file.version, file.n_rows) for file in kept.files}
         n_deleting = n_ignored = 0
         while True:
             table, followed = discover_added(
@@ -222,6 +222,11 @@ class Growth:
         rows = None if opened.public_rows is None else compared.table.n_rows
         source = replace(opened.source, fragments=compared.table.fragments)
         return replace(opened, table=compared.table, source=source, public_rows=rows)
+
+    def check_alike(self, opened: JobTable, progress: Progress | None) -> None:
+        """Check that no new file holds the rows of a released one, unless a key tells that, or they are paid for."""
+        if self.job.growing.row_key is None and not self.again:
+            check_alike(opened.table, opened.work.released.names, progress)
 
     def extend(self, table: InputTable) -> Job:
         """Return the job of the release of a table; before the first release, the job itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpdask.engine.compute import Progress
-from dpdask.engine.digests import DIGEST, add_key, hash_rows
+from dpdask.engine.digests import DIGEST, add_key, hash_rows, sum_rows
 from dpdask.errors import InputError, list_names
 from dpdask.io.fragment import Fragment, count_deleted, pack, unpack
 from dpdask.io.fragments import InputTable
@@ -85,6 +86,41 @@ def list_keys(
             group, n_rows = [], 0
     if group:
         yield np.concatenate(_digest(group, columns, salt, table, progress))
+
+
+def check_alike(table: InputTable, columns: Sequence[str], progress: Progress | None) -> None:
+    """Check that no new file holds the rows of a released one, in whatever order and codec.
+
+    Only files with as many rows as a new one are read, the newest ones.
+    """
+    if not table.alike:
+        return
+    sizes = Counter[str]()
+    for each in (*table.alike, *table.fragments):
+        sizes[each.url] += each.n_rows or 0
+    known = {sizes[each.url] for each in table.alike}
+    new = [each for each in table.fragments if sizes[each.url] in known and not each.deleted]
+    released = _sum_files(table.alike, columns, table, progress)
+    for url, total in _sum_files(new, columns, table, progress).items():
+        other = next((each for each, found in released.items() if found == total), None)
+        if other is not None:
+            names = {each.url: each.name for each in (*table.alike, *new)}
+            what = f"rows seen again: this file holds the rows of {names[other]}, which was released, in another order or codec"
+            hint = "delete its rows from the table; name a `growing.row_key`; or pay for them by `growing: {charge_repeats: true}`"
+            raise InputError(what, names[url], hint)
+
+
+def _sum_files(
+    fragments: Sequence[Fragment],
+    columns: Sequence[str],
+    table: InputTable,
+    progress: Progress | None,
+) -> dict[str, tuple[int, int]]:
+    sums = sum_rows(fragments, columns, table.schema, progress)
+    files: dict[str, NDArray[np.uint64]] = {}
+    for each in fragments:
+        files[each.url] = files.get(each.url, np.zeros(2, dtype=np.uint64)) + sums[each.number]
+    return {url: (int(total[0]), int(total[1])) for url, total in files.items()}
 
 
 def _digest(

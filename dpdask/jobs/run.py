@@ -374,7 +374,7 @@ def _release(attempt: _Attempt, reached: RunRecord, following: Next | None) -> O
         if strict:
             # rows are read from here on, and a refusal costs as much as a release
             charge(job, state, reached)
-        opened.check_copies()
+        _check_repeats(attempt)
         reached = _fit(attempt, reached)
     else:
         # already charged, unless the job got its ledger, or another one, since then
@@ -456,6 +456,13 @@ def _end(attempt: _Attempt, reached: RunRecord) -> list[str]:
     if not left:  # else the next run finds the record, and does the rest
         tidy(partial(state.remove, reached.run_id), "what it kept in its hidden folder is left")
     return left
+
+
+def _check_repeats(attempt: _Attempt) -> None:
+    """Check that no file holds the rows of another one, as far as bytes and hashes tell."""
+    attempt.opened.check_copies()
+    if attempt.growth is not None:
+        attempt.growth.check_alike(attempt.opened, attempt.progress)
 
 
 def _fit(attempt: _Attempt, reached: RunRecord) -> RunRecord:

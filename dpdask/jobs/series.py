@@ -46,6 +46,7 @@ class KeptFile:
     n_bytes: int
     version: str  # of a Parquet file, the digest of its footer; else empty
     fragments: tuple[str, ...]
+    n_rows: int = 0  # as the footer tells; 0 if it does not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,9 @@ class Kept:
     def to_bytes(self) -> bytes:
         """Return the record as JSON, whose length does not depend on how large the files are: that tells of their rows."""
         data = json.dumps({"format": _RECORD_FORMAT, **asdict(self)}).encode()
-        missing = count_missing_digits(file.n_bytes for file in self.files)
+        missing = count_missing_digits(
+            number for file in self.files for number in (file.n_bytes, file.n_rows)
+        )
         return data.ljust(len(data) + missing)
 
     @classmethod
@@ -302,6 +305,7 @@ def list_files(fragments: Iterable[Fragment], number: int) -> tuple[KeptFile, ..
             n_bytes=sum(part.n_bytes for part in parts),
             version=parts[0].version if parts[0].format == "parquet" else "",
             fragments=tuple(part.id for part in parts),
+            n_rows=sum(part.n_rows or 0 for part in parts),
         )
         for url, parts in files.items()
     )

@@ -271,3 +271,44 @@ def test_a_delta_table_and_its_keys_in_a_store(open_store, tmp_path, url, monkey
         assert call_cli("rebase", made, "--at", str(newest)).returncode == 0
         assert out.sibling(".", ".dpdask").names() == []
         assert run_here(made).status == "nothing new"
+
+
+@pytest.mark.parametrize("kind", [Delta, Iceberg])
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_file_that_is_delivered_again_is_found_without_a_key(kind, strict, tmp_path):
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    open_ledger(url).init("people", 100.0, strict=strict)
+    lake = kind(tmp_path / "lake")
+    made = lake.job(tmp_path / "job", ledger=at(url))
+    for day in range(2):
+        lake.add(day)
+        run_here(made)
+    lake.compact()  # the files lie there until the table is vacuumed
+    lake.add(2)
+    pq.write_table(again(0), tmp_path / "again.parquet", compression="gzip", row_group_size=33)
+    lake.add(0, pq.read_table(tmp_path / "again.parquet"), "again.parquet")
+    result = call_cli("run", made)
+    assert result.returncode == InputError.exit_code
+    assert "this file holds the rows of" in error_line(result)
+    assert "charge_repeats" in error_line(result)
+    assert (rows_in(made), spent(url)) == ([N, N], 1.0)
+    assert (
+        hidden(output(made)).exists() == strict
+    )  # such a run stays charged, as one that finds copies
+    if not strict:
+        paying = lake.job(tmp_path / "job", ledger=at(url), growing={"charge_repeats": True})
+        run_here(paying)
+        assert (rows_in(made), spent(url)) == ([N, N, 2 * N], 2.0)
+
+
+def test_a_file_with_other_rows_is_none_that_was_delivered_again(tmp_path):
+    lake = Delta(tmp_path / "lake")
+    made = lake.job(tmp_path / "job")
+    lake.add(0)
+    run_here(made)
+    other = rows_of(0)
+    values = other.column("r").to_numpy().copy()
+    values[7] = values[7] % 5 + 1
+    lake.add(1, other.set_column(2, "r", pa.array(values)))
+    run_here(made)
+    assert rows_in(made) == [N, N]
