@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import re
 import shlex
 import shutil
+import socket
 import stat
 import tempfile
 import time
@@ -174,14 +176,16 @@ def open_slurm(cluster: Slurm) -> Iterator[str]:
         "distributed.scheduler.http.routes": [],
         "temporary-directory": str(scratch_folder()),
     }
+    sweep_certificates(Path(cluster.shared_folder))
     try:
-        folder = Path(tempfile.mkdtemp(prefix=".dpdask-slurm-", dir=cluster.shared_folder))  # 0700
+        folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=cluster.shared_folder))  # 0700
     except OSError:
         what = "no folder for the workers' certificates can be made here"
         hint = "set cluster.shared_folder to a folder that all machines see"
         raise OutputError(what, cluster.shared_folder, hint) from None
     with close_whole() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.enter_context(_hold(folder))
         stack.enter_context(silence_dask())
         stack.enter_context(dask.config.set(settings))
         refusals: list[str] = []
@@ -191,6 +195,33 @@ def open_slurm(cluster: Slurm) -> Iterator[str]:
         stack.enter_context(dask.config.set(scheduler=client))
         _ask_slurm(cluster, started, refusals)
         yield "SLURM jobs"
+
+
+_FOLDER = ".dpdask-slurm-"
+
+
+@contextmanager
+def _hold(folder: Path) -> Iterator[None]:
+    """Hold a lock in a folder of certificates: whoever gets it later knows that this driver has ended."""
+    path = folder / "driver"
+    with path.open("w") as opened:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.rename(_name_lock(folder))  # seen with its lock; locks may count on one host alone
+        yield
+
+
+def _name_lock(folder: Path) -> Path:
+    return folder / f"driver-{socket.gethostname()}"
+
+
+def sweep_certificates(shared: Path) -> None:
+    """Remove the certificates that this user's drivers on this host have left which were killed."""
+    for folder in shared.glob(f"{_FOLDER}*"):
+        with suppress(OSError), _name_lock(folder).open() as opened:
+            if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def find_lifetime(walltime: int) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,6 +17,8 @@ import yaml
 from connect.processes import ROOT, python_path
 from e2e.helpers import command, digests, error_line, lake, run_here, write_job
 from services import slurm
+
+from dpdask.connect.private import sweep_certificates
 
 needs_slurm = pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())
 
@@ -193,3 +196,35 @@ def test_without_sbatch_slurm_is_one_line(environment, tmp_path):
         64,
         "dpdask: cluster.kind slurm: there is no sbatch here; run on a machine that submits SLURM jobs",
     )
+
+
+def test_certificates_that_a_killed_driver_has_left_are_removed_and_no_others(tmp_path):
+    """What is there: those of a driver that was killed, of one that is at work, of one of another host, and a folder of somebody."""
+    program = """
+import sys, time
+from pathlib import Path
+from dpdask.connect.private import _hold
+with _hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+    made = {}
+    for name in ("killed", "working", "elsewhere", "nobodys"):
+        made[name] = tmp_path / f".dpdask-slurm-{name}"
+        made[name].mkdir()
+        (made[name] / "key.pem").write_text("key")
+    (made["elsewhere"] / "driver-other.example").touch()
+    drivers = {}
+    for name in ("killed", "working"):
+        words = [sys.executable, "-c", program, str(made[name])]
+        drivers[name] = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert drivers[name].stdout.readline() == "held\n"
+    try:
+        drivers["killed"].kill()
+        drivers["killed"].wait()
+        sweep_certificates(tmp_path)
+        assert {name for name, folder in made.items() if folder.exists()} == set(made) - {"killed"}
+    finally:
+        for driver in drivers.values():
+            driver.kill()
+            driver.communicate()
