@@ -639,7 +639,12 @@ def abort(output_url: str, ledger_url: str | None = None, *, force: bool = False
         if state.is_committed() and not force:  # else its rest goes, and the release stays
             raise OutputError(released, output_url, "run the job again to finish it")
         state.remove(force=force)
-        forget_unused(state.output, ledger_url)
+        try:
+            forget_unused(state.output, ledger_url)
+        except DpdaskError:  # of a ledger that is lost
+            if not force:
+                raise
+            forget_unused(state.output, None)
     return True
 
 

@@ -20,7 +20,14 @@ from dpdask.engine.compute import forget_everywhere, share_key, withdraw_key
 from dpdask.engine.fit import Fitted
 from dpdask.engine.work import has_counts
 from dpdask.engine.write import Staging
-from dpdask.errors import SPENT_AGAIN, InputError, OutputError, SpecError, TemporaryError
+from dpdask.errors import (
+    SPENT_AGAIN,
+    DpdaskError,
+    InputError,
+    OutputError,
+    SpecError,
+    TemporaryError,
+)
 from dpdask.io.encrypted import EncryptedFolder, count_missing_digits, decrypt, encrypt
 from dpdask.io.fragments import InputTable
 from dpdask.io.shards import META, Manifest
@@ -469,7 +476,13 @@ class StoreRun(RunState):
         if run_id is None:
             return
         record = self.records.read() or {}  # none if another driver has just ended the run
-        if record.get("run_id") == run_id and record["key"] != self.keys.place:
+        place = ""
+        try:
+            place = self.keys.place
+        except DpdaskError:  # of a ledger that is lost
+            if not force:
+                raise
+        if record.get("run_id") == run_id and record["key"] != place:
             if force:
                 return
             what, hint = _describe_lost_key(str(record["key"]), "abort")

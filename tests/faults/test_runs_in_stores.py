@@ -468,6 +468,20 @@ def test_a_run_whose_key_is_lost_is_ended_by_force(
 
 
 @pytest.mark.more
+def test_a_job_whose_ledger_is_gone_is_aborted_by_force(store, drivers, source, tmp_path):
+    place = make_ledger(tmp_path / "book")
+    job = write_job(tmp_path / "job", source, tmp_path, output__path=store.folder.url, ledger=place)
+    drivers.run("run", job, point="some-shards", environment=environment(store, tmp_path))
+    (tmp_path / "book" / "ledger.db").unlink()
+    words, around = ("abort", "--job", job), environment(store, tmp_path)
+    code, line = drivers.run(*words, environment=around)
+    assert (code, "there is no ledger here" in line) == (64, True), line
+    code, line = drivers.run(*words, "--force", environment=around)
+    assert (code, line) == (0, f"{job}: the unfinished run is removed")
+    assert (store.folder.names(), store.folder.sibling(".", ".dpdask").names()) == ([], [])
+
+
+@pytest.mark.more
 def test_force_removes_the_rest_of_a_finished_run_and_leaves_the_release(
     store, drivers, source, quiet, keys, tmp_path, monkeypatch
 ):
