@@ -235,7 +235,8 @@ def allow(bucket, *actions, delete=""):
     name = bucket.removeprefix("s3://")
     given = {actions: [f"arn:aws:s3:::{name}", f"arn:aws:s3:::{name}/*"]}
     if delete:
-        given["DeleteObject",] = [f"arn:aws:s3:::{name}/{delete}"]
+        # radosgw asks for the bucket's own leave, too, when several files are deleted by one request
+        given["DeleteObject",] = [f"arn:aws:s3:::{name}", f"arn:aws:s3:::{name}/{delete}"]
     statements = [
         {
             "Effect": "Allow",
