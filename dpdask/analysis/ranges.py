@@ -18,16 +18,12 @@ from numpy.typing import NDArray
 from dpdask.analysis.measured import WITHOUT_NULLS
 from dpdask.analysis.opened import Result
 from dpdask.analysis.points import KeptColumns
-from dpdask.analysis.values import count_since_1970
+from dpdask.analysis.values import count_since_1970, read_within, to_numbers
 from dpdask.errors import SpecError
-from dpdask.inference import NPMLE, RangeCounts, bootstrap, npmle
-from dpdask.inference.range_estimates import (
-    Anchors,
-    count_ranges,
-    find_quantile_ends,
-    share_between,
-    slopes_of_pseudo_values,
-)
+from dpdask.inference import NPMLE, RangeCounts, RangeEstimate, bootstrap, npmle
+from dpdask.inference.anchors import Anchors, Moment, Survival, average, score, slopes
+from dpdask.inference.range_estimates import average as average_of_npmle
+from dpdask.inference.range_estimates import count_ranges
 from dpdask.mechanisms.card import OWN_NUMBERS, microseconds_of
 from dpdask.streams import RunKey, stream
 
@@ -35,15 +31,16 @@ Floats = NDArray[np.float64]
 _N_KNOTS = 300
 _REPEATS = 50
 _GROUPS = 10
+_FEW_ROWS = 20
 _NEAREST = (50, 100, 200, 400, 800, 1600)  # ends of ranges
 _PERTURBED = "the ranges are of perturbed values: so is the estimate, and only under the declared reference is it that of the original values"
 _TOLD_TOO_LITTLE = (
     "groups of too few rows, whose ranges do not tell where their values lie, have no estimate"
 )
 _SLOW = "the distribution at a point is estimated at the rate of the cube root of the rows, so no standard error is given"
-_MONOTONE = "the interval uses no more than that anchors are drawn independently of values, so it is wider than that of a smooth distribution would be"
+_BY_DESIGN = "this takes no more for granted than that anchors are drawn independently of values, from the distribution that the card gives"
 _BY_ANCHORS = "the slope is of numbers that have the values' averages, whatever the law of the values: the anchors' distribution gives them"
-_FEW_DECIDE = "a few rows decide on the slope, so no standard error is known"
+_FEW_DECIDE = "a few rows decide on the slope, or on the spread of what explains, so no standard error is known"
 _NORMAL = "the response is taken to have normal errors of one variance: if they have another law, the slope is off by an unknown amount"
 _FAR = (
     "the bound on the bias is larger than the mean itself: values may lie far beyond the anchors, or the anchors lie so far apart that the ranges "
@@ -54,9 +51,11 @@ _THIN = "few of the ranges end among the values, so this is very uncertain; rele
 _UNBOUNDED = (
     "the card gives no bounds in the numbers of the ranges, so no bound on the bias is known"
 )
-_UNMOVED = "resamples of the ranges do not vary, since the anchors lie too far apart, so no standard error is given"
+_UNMOVED = "the ranges do not tell where between anchors the values lie, since these lie too far apart, so no standard error is given"
 _FEW_ENDS = 200  # ranges
-_STILL = 1e-9  # of the numbers: resamples that differ by less differ by rounding alone
+_MIDDLE = (0.05, 0.95)
+_GUESSES = 3
+_STILL = 1e-9  # of the numbers: a standard error that is less is one of rounding alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +96,33 @@ class _Ranges:
         support = support or self.widen(counts)
         return npmle(counts, support=support, place="middle" if support else "right")
 
-    def is_thin(self, estimate: NPMLE) -> bool:
-        """Return whether few ranges end where nine tenths of the mass lie."""
-        low, high = _find_middle(estimate)
+    def average(
+        self, counts: RangeCounts, estimate: NPMLE, phi: Callable[[Floats], Floats]
+    ) -> RangeEstimate:
+        """Return the mean of φ under an estimate, and its standard error."""
+        if not (self.lower > self.upper).any():
+            return average_of_npmle(counts, estimate, phi)
+        # of rings the information is nearly singular; any stream, as this is post-processing
+        rng = stream(RunKey.insecure(0), "analysis/resample", "rings").seed_generator()
+        return bootstrap(
+            counts,
+            lambda resample: resample.functional(phi),
+            _REPEATS,
+            rng=rng,
+            support=self.widen(counts),
+            place=estimate.place,
+        )
+
+    def is_thin(self, low: float, high: float) -> bool:
+        """Return whether few ranges end between two places, between which nine tenths of the values lie."""
         ends = np.stack([self.lower, self.upper])
         return bool(((ends >= low) & (ends <= high)).any(axis=0).sum() < _FEW_ENDS)
+
+    def are_even(self, anchors: Anchors, ends: tuple[float, float]) -> bool:
+        """Return whether anchors reach between two ends, and those released there weigh about the same."""
+        low, high = self.bounds or (-math.inf, math.inf)
+        low, high = max(low, ends[0]), min(high, ends[1])
+        return anchors.reach(low, high) and anchors.is_even(self.lower, self.upper, low, high)
 
     def doubt(self, estimate: NPMLE, support: tuple[float, float]) -> float:
         """Return how far more mass beyond the outermost knots may move the mean, from there: as much as the ranges nearest to them allow.
@@ -143,8 +164,8 @@ class OpenedRanges(KeptColumns):
 
     refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
         "mean": (
-            "ranges have no levels and are not clipped, and their groups are those of a kept column",
-            "leave out `values` and `within`, and group by a column that was kept",
+            "ranges have no levels, and their groups are those of a kept column",
+            "leave out `values`, and group by a column that was kept",
         ),
         "quantile": (
             "the groups of ranges are those of a kept column, and take one probability",
@@ -159,8 +180,8 @@ class OpenedRanges(KeptColumns):
             "use slope(), or release with the mechanism `dip`",
         ),
         "slope": (
-            "a range cannot explain: only the response of a regression may be a range",
-            "explain it by columns that were kept",
+            "a range explains only if anchors of a known distribution reach from bound to bound",
+            "explain it by columns that were kept, or release ranges of `case1` or `case2`",
         ),
         "npmle": ("the column was kept: its values are released", "use quantile() or histogram()"),
         "regress": ("the column was kept: its values are released", "use slope()"),
@@ -172,15 +193,21 @@ class OpenedRanges(KeptColumns):
         if question in ("slope", "regress"):
             if question == "regress" and self._is_kept(first):
                 raise self._refusal(question, *names)
-            if not self._is_kept(*others):
+            hidden = [name for name in others if not self._is_kept(name)]
+            if not all(question == "slope" and self._is_designed(name) for name in hidden):
                 raise self._refusal("slope", *names)
             self._check_no_dates(others)
+            if hidden:
+                self._check_no_dates([first])
+                return lambda: self._slope_on_ranges(first, others)
         if self._is_kept(first) and (self._is_kept(*others) or question in ("mean", "quantile")):
             return super(OpenedRanges, self)._plan(question, names, **options)
         grouped, q = self._is_kept(*others), options.get("q", 0.5)
         match question:
-            case "mean" if grouped and options.get("values") is options.get("within") is None:
-                return lambda: self._for_each(self._mean, first, *others)
+            case "mean" if grouped and options.get("values") is None:
+                within = options.get("within")
+                ends = None if within is None else read_within(within, f"mean({first})")
+                return lambda: self._for_each(partial(self._mean, within=ends), first, *others)
             case "quantile" if grouped and (not others or isinstance(q, float)):
                 return lambda: self._for_each(partial(self._quantile_of, q=q), first, *others)
             case "histogram":
@@ -214,26 +241,43 @@ class OpenedRanges(KeptColumns):
         found = Result.gather(list(parts.values()), pd.Index(list(parts), name=by))
         return replace(found, limits=(*found.limits, *limits))
 
-    def _mean(self, column: str, ranges: _Ranges) -> Result:
-        counts = ranges.count()
-        support = ranges.widen(counts)
-        # any stream: this is post-processing
-        rng = stream(RunKey.insecure(0), "analysis/resample", column).seed_generator()
-        found = bootstrap(
-            counts,
-            lambda estimate: estimate.moment(1),
-            _REPEATS,
-            rng=rng,
-            support=support,
-            place="middle" if support else "right",
+    def _mean(self, column: str, ranges: _Ranges, *, within: tuple[float, float] | None) -> Result:
+        """Return the mean of values clipped to `within`, or to the declared bounds."""
+        ends, anchors = within or ranges.bounds, self._anchors(column, ranges)
+        if ends is None or anchors is None or not ranges.are_even(anchors, ends):
+            return self._mean_of_npmle(column, ranges, within)
+        if len(ranges.lower) < _FEW_ROWS:
+            raise SpecError(_TOLD_TOO_LITTLE, f"column {column!r}", "use more rows")
+        mean, error, find_ends = average(
+            anchors, ranges.lower, ranges.upper, ranges.bounds, Moment(*ends)
         )
+        low, high = ends
+        if within is not None and ranges.bounds is not None:
+            low, high = np.clip(ranges.bounds, *within).tolist()
+        return Result(
+            estimate=min(max(mean, low), high),
+            standard_error=error or None,
+            bias_bound=0.0,
+            limits=(_BY_DESIGN, *self._limits(column)),
+            find_ends=lambda deviations: tuple(np.clip(find_ends(deviations), low, high).tolist()),
+        )
+
+    def _mean_of_npmle(
+        self, column: str, ranges: _Ranges, within: tuple[float, float] | None
+    ) -> Result:
+        counts = ranges.count()
+        support, ends = ranges.widen(counts), within or (-math.inf, math.inf)
+        estimate = npmle(counts, support=support, place="middle" if support else "right")
+        found = ranges.average(counts, estimate, lambda y: np.clip(y, *ends))
         limits, bias, error = [*self._limits(column)], None, None
-        if support is None:
+        if support is None and within is None:
             limits.append(_UNBOUNDED)
         else:
-            estimate = npmle(counts, support=support, place="middle")
-            bias = float(estimate.masses @ (estimate.right - estimate.left)) / 2.0
-            bias += ranges.doubt(estimate, support)
+            # beyond what values are clipped to, nothing matters
+            low, high = (np.clip(side, *ends) for side in (estimate.left, estimate.right))
+            places = np.clip(estimate.points, *ends)
+            bias = float(estimate.masses @ np.maximum(high - places, places - low))
+            bias += ranges.doubt(estimate, np.clip(support or ends, *ends).tolist())
             # a date of 0 means nothing
             if bias > abs(found.value) / 2.0 and not self._is_of_dates(column):
                 limits.append(_FAR)
@@ -247,80 +291,68 @@ class OpenedRanges(KeptColumns):
 
     def _histogram_of(self, column: str, bins: int | Sequence[float]) -> Result:
         edges, rows = self._edges(column, bins), self._rows(column)
-        ranges = self._ranges(column, rows)
-        fitted = ranges.fit()
+        ranges, n = self._ranges(column, rows), len(rows)
         index = pd.IntervalIndex.from_breaks(edges, closed="right", name=column)
-        shares = np.diff(fitted.cdf(edges))
-        estimate = pd.Series(len(rows) * shares, index)
-        limits = [_THIN] if ranges.is_thin(fitted) else []
-        if len(rows) < self.n_rows:
-            limits.append(WITHOUT_NULLS)
+        limits = [WITHOUT_NULLS] if n < self.n_rows else []
         anchors = self._anchors(column, ranges)
         if anchors is None:
+            fitted = ranges.fit()
+            estimate = pd.Series(n * np.diff(fitted.cdf(edges)), index)
+            limits += [_THIN] if ranges.is_thin(*_find_middle(fitted)) else []
             return self._without_error(column, estimate, limits)
-        low, high = self._bounds_of(column) or (-math.inf, math.inf)
-        ends = [-math.inf if edge < low else math.inf if edge >= high else edge for edge in edges]
+        survival = Survival.of_ranges(anchors, ranges.lower, ranges.upper, ranges.bounds, edges)
+        limits += [_THIN] if ranges.is_thin(*map(survival.quantile, _MIDDLE)) else []
+        parts = [survival.between(each) for each in pairwise(edges.tolist())]
+        shares, errors = np.array([part[:2] for part in parts]).T
+        # how many rows have a value is drawn, too
+        drawn = shares * math.sqrt(1.0 / n - 1.0 / self.n_rows)
 
         def find_ends(deviations: float) -> tuple[pd.Series, pd.Series]:
-            parts = np.array(
-                [
-                    share_between(anchors, ranges.lower, ranges.upper, each, deviations)
-                    for each in pairwise(ends)
-                ]
-            )
-            # how many rows have a value is drawn, too
-            drawn = deviations * shares * math.sqrt(1.0 / len(rows) - 1.0 / self.n_rows)
-            low_part, high_part = (
-                np.hypot(np.maximum(side, 0.0), drawn)
-                for side in (shares - parts[:, 0], parts[:, 1] - shares)
-            )
-            low_counts = pd.Series(len(rows) * np.maximum(shares - low_part, 0.0), index)
-            return low_counts, pd.Series(len(rows) * (shares + high_part), index)
+            low, high = np.array([part[2](deviations) for part in parts]).T
+            low = shares - np.hypot(shares - low, deviations * drawn)
+            high = shares + np.hypot(high - shares, deviations * drawn)
+            return pd.Series(n * np.maximum(low, 0.0), index), pd.Series(n * high, index)
 
-        return self._with_ends(column, estimate, limits, find_ends)
+        return Result(
+            estimate=pd.Series(n * shares, index),
+            standard_error=pd.Series(n * np.hypot(errors, drawn), index),
+            bias_bound=0.0,
+            limits=(_BY_DESIGN, *limits, *self._limits(column)),
+            find_ends=find_ends,
+        )
 
     def _quantile_of(self, column: str, ranges: _Ranges, *, q: float | Sequence[float]) -> Result:
-        fitted = ranges.fit()
-        quantiles = fitted.quantile(np.atleast_1d(np.array(q)))
-        low, high = _find_middle(fitted)
-        places = np.minimum(np.searchsorted(fitted.points, quantiles), len(fitted.points) - 1)
-        limits = []
-        if ((fitted.right - fitted.left)[places] > (high - low) / 2.0).any():
-            limits.append(_COARSE)
-        elif ranges.is_thin(fitted):
-            limits.append(_THIN)
         several = None if isinstance(q, float) else pd.Index(q, name="q")
-        value = float(quantiles[0]) if several is None else pd.Series(quantiles, several)
+        ranks = np.atleast_1d(np.array(q)).tolist()
+
+        def tell(numbers: Sequence[float] | Floats) -> Any:
+            return float(numbers[0]) if several is None else pd.Series(numbers, several)
+
         anchors = self._anchors(column, ranges)
         if anchors is None:
-            return self._without_error(column, value, limits)
+            fitted = ranges.fit()
+            quantiles, (low, high) = fitted.quantile(np.array(ranks)), _find_middle(fitted)
+            places = np.minimum(np.searchsorted(fitted.points, quantiles), len(fitted.points) - 1)
+            is_coarse = ((fitted.right - fitted.left)[places] > (high - low) / 2.0).any()
+            limits = [_COARSE] if is_coarse else [_THIN] if ranges.is_thin(low, high) else []
+            return self._without_error(column, tell(quantiles), limits)
+        survival = Survival.of_ranges(anchors, ranges.lower, ranges.upper, ranges.bounds)
+        found = [survival.quantile(rank) for rank in ranks]
 
         def find_ends(deviations: float) -> tuple[Any, Any]:
-            parts = np.array(
-                [
-                    find_quantile_ends(anchors, ranges.lower, ranges.upper, each, deviations)
-                    for each in np.atleast_1d(np.array(q))
-                ]
-            )
-            lows, highs = np.minimum(parts[:, 0], quantiles), np.maximum(parts[:, 1], quantiles)
-            if several is None:
-                return float(lows[0]), float(highs[0])
-            return pd.Series(lows, several), pd.Series(highs, several)
+            ends = [survival.find_quantile_ends(rank, deviations) for rank in ranks]
+            low, high = np.array(ends).T
+            return tell(low), tell(high)
 
-        return self._with_ends(column, value, limits, find_ends)
-
-    def _with_ends(
-        self,
-        column: str,
-        estimate: Any,
-        limits: Sequence[str],
-        find_ends: Callable[[float], tuple[Any, Any]],
-    ) -> Result:
         return Result(
-            estimate=estimate,
-            standard_error=None,
+            estimate=tell(found),
+            standard_error=tell([survival.quantile_error(rank) for rank in ranks]),
             bias_bound=0.0,
-            limits=(_MONOTONE, *limits, *self._limits(column)),
+            limits=(
+                _BY_DESIGN,
+                *([_THIN] if ranges.is_thin(*map(survival.quantile, _MIDDLE)) else []),
+                *self._limits(column),
+            ),
             find_ends=find_ends,
         )
 
@@ -329,18 +361,18 @@ class OpenedRanges(KeptColumns):
         return Result(estimate=estimate, standard_error=None, bias_bound=None, limits=limits)
 
     def _anchors(self, column: str, ranges: _Ranges) -> Anchors | None:
-        """Return the anchors of a column; None if its design tells too little of them, or they do not reach all values."""
+        """Return the anchors of a column; None if its design tells too little of them."""
         ends = np.concatenate([ranges.lower, ranges.upper])
         ends = ends[np.isfinite(ends)]
-        whole = bool((ends == np.round(ends)).all())
         design = self._column(column).get("design")  # cards of 0.2.0 have none
-        anchors = design and Anchors.of_design(design, whole=whole)
-        if anchors is None or ranges.bounds is None:
-            return None
-        low, high = anchors.support
-        # the anchors of whole numbers are rounded down
-        reaches = low <= ranges.bounds[0] and ranges.bounds[1] <= high + anchors.step
-        return anchors if reaches and anchors.is_even(ranges.lower, ranges.upper) else None
+        whole = bool((ends == np.round(ends)).all())
+        return Anchors.of_design(design, whole=whole) if design else None
+
+    def _is_designed(self, column: str) -> bool:
+        """Return whether a column's anchors have a known distribution that reaches from bound to bound."""
+        design, bounds = self._column(column).get("design"), self._bounds_of(column)
+        anchors = Anchors.of_design(design, whole=True) if design else None
+        return anchors is not None and bounds is not None and anchors.reach(*bounds)
 
     def _slope(self, response: str, features: Sequence[str]) -> Result:
         """Return least-squares slopes: of pseudo-values where the anchors are known; otherwise of `regress`, with a jackknife's errors, of 10 groups of rows.
@@ -355,24 +387,72 @@ class OpenedRanges(KeptColumns):
             raise SpecError(what, f"slope({response})", "use more rows")
         ranges = _Ranges(ends[:, 0], ends[:, 1], self._bounds_of(response))
         anchors = self._anchors(response, ranges)
-        with warnings.catch_warnings():
-            # `limits` says it once
-            warnings.filterwarnings("ignore", "interval regression did not converge")
-            whole = _regress(None, response, X, ends)
-            if anchors is None:
-                return self._slope_of_normal(response, X, ends, whole)
+        if anchors is None or ranges.bounds is None or not ranges.are_even(anchors, ranges.bounds):
+            with warnings.catch_warnings():
+                # `limits` says it once
+                warnings.filterwarnings("ignore", "interval regression did not converge")
+                return self._slope_of_normal(response, X, ends, _regress(None, response, X, ends))
+        features_of = X.to_numpy(dtype=np.float64)
         # any guess will do: the better it is, the smaller is the error
-        pseudo = anchors.pseudo_values(ranges.lower, ranges.upper, whole.predict(X))
-        beta, error = slopes_of_pseudo_values(pseudo, X.to_numpy(dtype=np.float64))
+        about = score(anchors, ranges.lower, ranges.upper, ranges.bounds, Moment(*ranges.bounds))
+        guess = np.full(len(X), about.mean())
+        for _ in range(_GUESSES):
+            pseudo = anchors.pseudo_values(ranges.lower, ranges.upper, guess)
+            beta, error = slopes(pseudo, features_of, {})
+            guess = pseudo.mean() + (features_of - features_of.mean(axis=0)) @ beta
+        return self._tell_slopes(X.columns, beta, error, [response])
+
+    def _slope_on_ranges(self, response: str, features: Sequence[str]) -> Result:
+        """Return least-squares slopes on features of which some are ranges."""
+        names = [response, *features]
+        hidden = [name for name in names if not self._is_kept(name)]
+        rows = self.to_pandas(
+            [name for name in names if self._is_kept(name)]
+            + [end for name in hidden for end in self._ends(name)]
+        ).dropna()
+        if len(rows) < 2 * _GROUPS:
+            what = f"slopes need at least {2 * _GROUPS} rows"
+            raise SpecError(what, f"slope({response})", "use more rows")
+        parts: dict[str, pd.Series | Floats] = {}
+        squares: dict[str, Floats] = {}
+        for name in features:
+            if name not in hidden:
+                dummies = pd.get_dummies(rows[[name]], drop_first=True, dtype=float)
+                parts |= {str(each): dummies[each] for each in dummies}
+                continue
+            parts[name], squares[name] = self._score_of(name, rows)
+        y = (
+            self._score_of(response, rows)[0]
+            if response in hidden
+            else to_numbers(rows[response], response)
+        )
+        labels = list(parts)
+        beta, error = slopes(
+            y,
+            np.column_stack([np.asarray(part, dtype=np.float64) for part in parts.values()]),
+            {labels.index(name): each for name, each in squares.items()},
+        )
+        return self._tell_slopes(pd.Index(labels), beta, error, hidden)
+
+    def _score_of(self, name: str, rows: pd.DataFrame) -> tuple[Floats, Floats]:
+        """Return the scores of a column of ranges, and those of its squared distance from their mean; refuse it if they have no normal law."""
+        ranges = self._ranges(name, rows)
+        anchors, bounds = self._anchors(name, ranges), ranges.bounds
+        if anchors is None or bounds is None or not ranges.are_even(anchors, bounds):
+            raise self._refusal("slope", name)
+        found = score(anchors, ranges.lower, ranges.upper, bounds, Moment(*bounds))
+        square = Moment(*bounds, power=2, centre=float(found.mean()))
+        return found, score(anchors, ranges.lower, ranges.upper, bounds, square)
+
+    def _tell_slopes(
+        self, index: pd.Index, beta: Floats, error: Floats | None, hidden: Sequence[str]
+    ) -> Result:
+        limits = dict.fromkeys(limit for name in hidden for limit in self._limits(name))
         return Result(
-            estimate=pd.Series(beta, X.columns),
-            standard_error=None if error is None else pd.Series(error, X.columns),
+            estimate=pd.Series(beta, index),
+            standard_error=None if error is None else pd.Series(error, index),
             bias_bound=0.0,
-            limits=(
-                _BY_ANCHORS,
-                *([] if error is not None else [_FEW_DECIDE]),
-                *self._limits(response),
-            ),
+            limits=(_BY_ANCHORS, *([_FEW_DECIDE] if error is None else []), *limits),
         )
 
     def _slope_of_normal(self, response: str, X: pd.DataFrame, ends: Floats, whole: Any) -> Result:

@@ -6,9 +6,9 @@ Everything here needs the released ranges alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,6 @@ from scipy import special
 
 from dpdask.errors import SpecError
 from dpdask.kernels import turnbull
-from dpdask.references.sources import freeze
 from dpdask.stats.ranges import RangeCounts, grid_of_ranges
 
 Floats = NDArray[np.float64]
@@ -344,6 +343,41 @@ def bootstrap(
     return RangeEstimate(value=value, standard_error=float(values.std(ddof=1)))
 
 
+def average(
+    counts: RangeCounts, estimate: NPMLE, phi: Function, tolerance: float = 1e-8
+) -> RangeEstimate:
+    """Return the mean of a smooth φ under an estimate, and its standard error by the information of the ranges.
+
+    Parameters
+    ----------
+    counts
+        What was counted.
+    estimate
+        Its NPMLE.
+    phi
+        φ, finite at all points.
+    tolerance
+        As for `npmle`.
+
+    Notes
+    -----
+    With the intervals that hold mass taken as given, a smooth functional has the influence of a
+    multinomial likelihood; its error is that of the sandwich (Huang, Efficient estimation for the
+    proportional hazards model with interval censoring, 1996).
+    """
+    values = np.asarray(phi(estimate.points), dtype=np.float64)
+    solution = _solve(counts, tolerance)
+    kept = solution.masses > 0
+    error = turnbull.deviation(
+        counts.left,
+        counts.right,
+        counts.counts,
+        (solution.first[kept], solution.last[kept], solution.masses[kept]),
+        values,
+    )
+    return RangeEstimate(value=float(estimate.masses @ values), standard_error=error)
+
+
 _ROUNDS = 4
 _CROWDED = 0.05  # of the mass, in one interval between two knots
 _WIDE = 0.05  # of the width of the intervals between which nearly all mass lies
@@ -469,248 +503,3 @@ def _place_knots(ends: Floats, size: float, fine: list[_Stretch], *, trim: bool)
         rank += find_size(rank)
     kept = [each for each in ranks if each <= last - find_size(last)] if trim else [*ranks, last]
     return np.unique(ends[np.rint(kept or ranks[:1]).astype(np.int64)])
-
-
-_N_ANCHORS = {"case1": 1, "case2": 2}
-_WIDTHS = (0.25, 0.12, 0.06, 0.03, 0.01)  # of windows, in probability of the anchors
-_FEW_ANCHORS = 50  # in a window
-_FEW_EVENTS = 2.5  # below so many, a variance is not known
-_UNEVEN = 20.0  # times the median
-_PLACES = 256  # where a quantile is looked for
-_HEAVY = 0.15  # of a sum of squares: if one row has more, it has no normal law
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Anchors:
-    """The anchors of each row: independent draws of a public distribution, of which those next to the value are released.
-
-    Of an anchor u the released range tells whether Y > u. An anchor that is not released lies
-    outside the range, where it has the anchors' own distribution.
-    """
-
-    distribution: Any  # of scipy.stats
-    n: int  # of a row
-    step: float  # 1 for whole numbers, whose anchors are rounded down; else 0
-
-    @classmethod
-    def of_design(cls, design: Mapping[str, Any], *, whole: bool) -> Anchors | None:
-        """Return the anchors of a design as a card has it; None if they are not independent draws of one distribution.
-
-        Parameters
-        ----------
-        design
-            The part of the column.
-        whole
-            Whether values are whole numbers.
-        """
-        anchors = design.get("anchors") or {}
-        n = _N_ANCHORS.get(design["design"], design.get("n_anchors"))
-        exact = design.get("acceptable") or design.get("exact_ranges")
-        if n is None or exact or "name" not in anchors:
-            return None
-        parameters = {name: value for name, value in anchors.items() if name != "name"}
-        distribution = freeze(anchors["name"], parameters, "anchors", discrete=False)
-        return cls(distribution=distribution, n=n, step=float(whole))
-
-    @property
-    def support(self) -> tuple[float, float]:
-        """Where they lie."""
-        low, high = self.distribution.support()
-        return float(low), float(high)
-
-    def _weigh(self, ends: Floats) -> Floats:
-        """Return one over the density at the ends, 0 at those that are no anchors."""
-        here = np.isfinite(ends)
-        at = np.where(here, ends, 0.0)
-        cdf = self.distribution.cdf
-        density = cdf(at + 1.0) - cdf(at) if self.step else self.distribution.pdf(at)
-        return np.where(here, 1.0 / np.maximum(np.where(here, density, 1.0), 1e-300), 0.0)
-
-    def is_even(self, lower: Floats, upper: Floats) -> bool:
-        """Return whether the released anchors weigh about the same, so that averages of pseudo-values have a normal law.
-
-        Parameters
-        ----------
-        lower, upper
-            The released ranges.
-        """
-        weights = self._weigh(np.concatenate([lower, upper]))
-        weights = weights[weights > 0.0]
-        return len(weights) > 0 and bool(weights.max() <= _UNEVEN * np.median(weights))
-
-    def _hide(self, lower: Floats, upper: Floats) -> Floats:
-        """Return how many anchors of each row are not released, over the probability to lie outside its range."""
-        n = self.n - np.isfinite(lower).astype(np.float64) - np.isfinite(upper)
-        cdf = self.distribution.cdf
-        outside = cdf(lower + self.step) + 1.0 - cdf(upper)
-        return np.where(n > 0.0, n / np.maximum(outside, 1e-300), 0.0)
-
-    def pseudo_values(self, lower: Floats, upper: Floats, centre: Floats) -> Floats:
-        """Return numbers whose average, given the rows' values, is that of the values, cut at the anchors' support.
-
-        Parameters
-        ----------
-        lower, upper
-            The released ranges.
-        centre
-            A guess at each value: any leaves the average as it is; a near one makes it vary less.
-
-        Notes
-        -----
-        For an anchor u of density g, (1{Y > u} - 1{c > u}) / g(u) has the mean ∫ (1{Y > u} - 1{c >
-        u}) du = Y - c. A released anchor counts so; the others count with their mean outside the
-        range. This is inverse probability weighting with a regression (Robins, Rotnitzky and Zhao,
-        1994), and needs no law of the values.
-        """
-        c = np.clip(centre, *self.support)
-        c = np.round(c) if self.step else c
-        moved = np.where(c <= lower, self._weigh(lower), 0.0)
-        moved = moved - np.where(c > upper, self._weigh(upper), 0.0)
-        above = np.where(np.isfinite(lower), np.maximum(lower + self.step - c, 0.0), 0.0)
-        below = np.where(np.isfinite(upper), np.maximum(c - upper, 0.0), 0.0)
-        found: Floats = c + (moved + self._hide(lower, upper) * (above - below)) / self.n
-        return found
-
-    def see(
-        self, lower: Floats, upper: Floats, end: float, width: float, *, before: bool
-    ) -> tuple[Floats, float]:
-        """Return numbers whose average is that of Pr(Y > u) over anchors u beside an end, and how large one may be; what is known where no anchors lie.
-
-        Parameters
-        ----------
-        lower, upper
-            The released ranges.
-        end
-            The end; of -inf and inf, 1 and 0.
-        width
-            The probability of the anchors that are looked at.
-        before
-            Whether they lie below the end.
-        """
-        if not math.isfinite(end):
-            return np.full(len(lower), 1.0 if end < 0.0 else 0.0), 0.0
-        cdf, at = self.distribution.cdf, math.floor(end) if self.step else end
-        rank = float(cdf(at)) + (-width if before else width)
-        other = float(self.distribution.ppf(np.clip(rank, 0.0, 1.0)))
-        start, stop = (other, at) if before else (at, other)
-        if self.step:
-            start, stop = float(np.floor(start)), float(np.ceil(stop))
-        inside = float(cdf(stop) - cdf(start))
-        if not inside > 0.0:
-            return np.full(len(lower), 1.0 if before else 0.0), 0.0
-        known = ((start <= lower) & (lower < stop)).astype(np.float64)
-        reach = np.clip(lower + self.step, start, stop)  # an anchor below the value, in the window
-        hidden = self._hide(lower, upper) * (cdf(reach) - cdf(start))
-        largest = 1.0 / (self.n * inside)
-        return (known + hidden) * largest, largest
-
-
-def share_between(
-    anchors: Anchors, lower: Floats, upper: Floats, ends: tuple[float, float], deviations: float
-) -> tuple[float, float]:
-    """Return an interval of Pr(a < Y ≤ b), which is wide enough whatever the law of the values.
-
-    Parameters
-    ----------
-    anchors
-        Those of the rows.
-    lower, upper
-        The released ranges.
-    ends
-        a and b; -inf and inf where the bounds leave nothing beyond.
-    deviations
-        How many standard errors it holds at either side.
-
-    Notes
-    -----
-    Pr(Y > u) falls in u: its average over anchors below a is at least Pr(Y > a), and that over
-    anchors above at most. Narrow windows vary more, and wide ones lean more; of windows of some
-    widths the narrowest interval is taken, each with half the probability to be wrong.
-    """
-    found, deviations = [], -float(special.ndtri(special.ndtr(-deviations) / 2.0))
-    enough = [w for w in _WIDTHS if w * anchors.n * len(lower) >= _FEW_ANCHORS]
-    for width in enough or _WIDTHS[:1]:
-        limits = [0.0, 1.0]
-        for place, side in enumerate((-1.0, 1.0)):
-            # the upper limit sees a from below and b from above
-            parts = [
-                anchors.see(lower, upper, end, width, before=(side > 0.0) == (sign > 0.0))
-                for end, sign in zip(ends, (1.0, -1.0), strict=True)
-            ]
-            total = parts[0][0] - parts[1][0]
-            most = max(parts[0][1], parts[1][1])
-            limits[place] = _limit(total, most, side * deviations)
-        found.append((max(0.0, limits[0]), min(1.0, max(limits))))
-    return min(found, key=lambda each: each[1] - each[0])
-
-
-def _limit(values: Floats, most: float, deviations: float) -> float:
-    """Return the limit of a mean, moved by their skewness; `most` is the largest value that one may have.
-
-    References
-    ----------
-    Johnson, Modified t tests and confidence intervals for asymmetrical populations (1978).
-    """
-    n, mean = len(values), float(values.mean())
-    centred = values - mean
-    variance = float(np.mean(centred**2))
-    moved = 0.0
-    if variance > 0.0:
-        moved = float(np.mean(centred**3)) / variance * (1.0 + 2.0 * deviations**2) / (6.0 * n)
-    variance = max(variance, _FEW_EVENTS * most**2 / n)
-    return mean + moved + deviations * math.sqrt(variance / n)
-
-
-def find_quantile_ends(
-    anchors: Anchors, lower: Floats, upper: Floats, q: float, deviations: float
-) -> tuple[float, float]:
-    """Return an interval of a quantile: the values below which at least, and at most, a share q may lie.
-
-    Parameters
-    ----------
-    anchors, lower, upper, deviations
-        As for `share_between`.
-    q
-        Its probability.
-    """
-    places = anchors.distribution.ppf(np.linspace(0.0, 1.0, _PLACES + 1)[1:-1])
-
-    def find(is_beyond: Callable[[tuple[float, float]], bool]) -> int:
-        low, high = 0, len(places)
-        while low < high:
-            middle = (low + high) // 2
-            ends = (-math.inf, float(places[middle]))
-            beyond = is_beyond(share_between(anchors, lower, upper, ends, deviations))
-            low, high = (low, middle) if beyond else (middle + 1, high)
-        return low
-
-    first, last = find(lambda share: share[1] >= q), find(lambda share: share[0] >= q)
-    least, greatest = anchors.support
-    low = float(places[first - 1]) if first else least
-    return low, float(places[last]) if last < len(places) else greatest
-
-
-def slopes_of_pseudo_values(pseudo: Floats, features: Floats) -> tuple[Floats, Floats | None]:
-    """Return the slopes of least squares and their standard errors, the sandwich's; None of the latter if a few rows decide.
-
-    Parameters
-    ----------
-    pseudo
-        Those of the response.
-    features
-        float64 array of shape (rows, features); a constant is added.
-
-    References
-    ----------
-    White, A heteroskedasticity-consistent covariance matrix estimator (1980).
-    """
-    X = np.column_stack([np.ones(len(features)), features - features.mean(axis=0)])
-    inverse = np.linalg.inv(X.T @ X)
-    beta = inverse @ (X.T @ pseudo)
-    influence = (X @ inverse) * (pseudo - X @ beta)[:, None]
-    squares = influence**2
-    total = squares.sum(axis=0)
-    n, p = X.shape
-    error = np.sqrt(total * n / (n - p))
-    heavy = (squares.max(axis=0) > _HEAVY * total)[1:].any()
-    return beta[1:], None if heavy else error[1:]

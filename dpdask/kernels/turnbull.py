@@ -139,6 +139,44 @@ def npmle(
     )
 
 
+def deviation(
+    left: Ints, right: Ints, counts: Ints, atoms: tuple[Ints, Ints, Floats], values: Floats
+) -> float:
+    """Return the standard deviation of Σ_j p_j φ_j over drawing the rows, the support held fixed.
+
+    Parameters
+    ----------
+    left, right, counts
+        As for `npmle`.
+    atoms
+        First and last cells and masses p of the atoms with mass, m of them.
+    values
+        float64 array of shape (m,): φ at each.
+
+    Notes
+    -----
+    The score of a row is 1{j in range} / P, the information H their mean outer product. With a the
+    solution of H a + μ 1 = φ, 1'a = 0, the row moves the functional by Σ_j in range a_j / P.
+    """
+    first, last, masses = atoms
+    ranges, n_rows = _over_atoms(left, right, counts, first, last)
+    size = len(masses)
+    if n_rows <= size or size < 2:
+        return 0.0
+    place = np.arange(size)
+    inside = (ranges.start[:, None] <= place) & (place < ranges.stop[:, None])
+    scores = (inside ^ ranges.ring[:, None]).astype(np.float64)
+    scores /= (scores @ masses)[:, None]
+    with threadpool_limits(1, user_api="blas"):
+        information = np.ones((size + 1, size + 1))
+        information[:size, :size] = (scores * ranges.share[:, None]).T @ scores
+        information[size, size] = 0.0
+        wanted = np.append(values - masses @ values, 0.0)
+        slope = np.linalg.lstsq(information, wanted, rcond=1e-12)[0][:size]
+    moves = scores @ slope
+    return float(np.sqrt(ranges.share @ moves**2 / (n_rows - size)))
+
+
 def _over_atoms(
     left: Ints, right: Ints, counts: Ints, first: Ints, last: Ints
 ) -> tuple[_Ranges, int]:

@@ -309,7 +309,7 @@ def test_resamples_that_do_not_vary_give_no_standard_error():
     release = asked_of(value, 5e7, OWN, step=step)
     found = release.mean("value")
     assert found.standard_error is None
-    assert any("do not vary" in limit for limit in found.limits)
+    assert any("lie too far apart" in limit for limit in found.limits)
     assert release.mean("value", by="town").standard_error is None
     in_a = (release.table["town"] == "A").to_numpy()
     value[in_a] = np.random.default_rng(3).uniform(0.0, 4e7, in_a.sum())
@@ -318,7 +318,77 @@ def test_resamples_that_do_not_vary_give_no_standard_error():
     )  # the same anchors and towns
     assert groups.standard_error["A"] > 0.0
     assert np.isnan(groups.standard_error["B"])
-    assert any("do not vary" in limit for limit in groups.limits)
+    assert any("lie too far apart" in limit for limit in groups.limits)
+
+
+def test_clipped_means_of_ranges_are_known_with_anchors_and_without():
+    """Without a design in the card the mean of the likeliest distribution is clipped; with one, the anchors tell it."""
+    value = np.random.default_rng(5).exponential(1000.0, 6_000).clip(0.0, 5_000.0)
+    design = {"design": "case2", "anchors": {"name": "uniform", "loc": 0.0, "scale": 5_000.0}}
+    truth = value.clip(300.0, 1_500.0).mean()
+    found = []
+    for column in (
+        OWN,
+        OWN | {"design": design, "bounds": [0.0, 5_000.0]},
+        {"numbers": OWN["numbers"]},
+    ):
+        release = asked_of(value, 5_000.0, column)
+        clipped = release.mean("value", within=(300.0, 1_500.0))
+        low, high = clipped.interval()
+        assert low < truth < high
+        assert high - low < 0.2 * truth
+        assert abs(clipped.estimate - value.mean()) > high - low
+        found.append(clipped)
+    assert [each.bias_bound for each in found] == [found[0].bias_bound, 0.0, found[2].bias_bound]
+    assert found[0].bias_bound > 0.0
+    groups = asked_of(value, 5_000.0, OWN | {"design": design}).mean(
+        "value", by="town", within=(300.0, 1_500.0)
+    )
+    low, high = groups.interval()
+    assert (low < truth).all()
+    assert (truth < high).all()
+    with pytest.raises(dpdask.SpecError, match="two values that increase"):
+        release.mean("value", within=(5.0, 1.0))
+    with pytest.raises(dpdask.SpecError, match="have no levels"):
+        release.mean("value", values=[1.0, 2.0])
+
+
+def test_groups_of_few_ranges_have_no_mean():
+    design = {"design": "case1", "anchors": {"name": "uniform", "loc": 0.0, "scale": 5_000.0}}
+    release = asked_of(np.full(500, 900.0), 5_000.0, OWN | {"design": design, "bounds": [0.0, 5e3]})
+    release.table.loc[:9, "town"] = "C"
+    found = release.mean("value", by="town")
+    assert np.isnan(found.estimate["C"])
+    assert found.estimate[["A", "B"]].notna().all()
+    assert any("too few rows" in limit for limit in found.limits)
+
+
+def test_ranges_explain_where_their_anchors_reach_from_bound_to_bound():
+    rng = np.random.default_rng(6)
+    value = rng.exponential(1000.0, 8_000).clip(0.0, 5_000.0)
+    anchors = {"name": "uniform", "loc": 0.0, "scale": 5_000.0}
+    design = {"bounds": [0.0, 5e3], "design": {"design": "case2", "anchors": anchors}}
+    release = asked_of(value, 5_000.0, OWN | design)
+    release.table["size"] = 3.0 + 0.01 * value + rng.normal(size=8_000)
+    release.content["columns"]["size"] = {"role": "kept"}
+    found = release.slope("size", "value", "town")
+    assert found.estimate.index.tolist() == ["value", "town_B"]
+    low, high = found.interval()
+    assert low["value"] < 0.01 < high["value"]
+    assert high["value"] - low["value"] < 0.005
+    assert low["town_B"] < 0.0 < high["town_B"]
+    back = release.slope("value", "size")
+    assert back.estimate["size"] == pytest.approx(
+        np.polyfit(release.table["size"], value, 1)[0], rel=0.1
+    )
+    for column in (OWN, OWN | {"design": design["design"]}):
+        other = asked_of(value, 5_000.0, column)
+        other.table["size"], other.content["columns"]["size"] = 1.0, {"role": "kept"}
+        with pytest.raises(dpdask.SpecError, match="a range explains only if"):
+            other.slope("size", "value")
+    object.__setattr__(release, "table", release.table.iloc[:15])
+    with pytest.raises(dpdask.SpecError, match="at least 20 rows"):
+        release.slope("size", "value")
 
 
 @pytest.mark.few(1)

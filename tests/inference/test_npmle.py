@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,15 +11,12 @@ from scipy import stats
 from dpdask.errors import DataError, SpecError
 from dpdask.inference import range_estimates as module
 from dpdask.inference.range_estimates import (
-    Anchors,
     _place_knots,
     _Stretch,
+    average,
     bootstrap,
     count_ranges,
-    find_quantile_ends,
     npmle,
-    share_between,
-    slopes_of_pseudo_values,
 )
 from dpdask.mechanisms.interval.design import ScipyDistribution
 from dpdask.mechanisms.interval.ranges import Ranges, coverages
@@ -324,92 +319,22 @@ def test_cells_grow_slowly():
         assert (np.abs(np.diff(sizes)) <= 0.1 * np.maximum(sizes[:-1], sizes[1:]) + 2.5).all()
 
 
-def draw_ranges(values, anchors, rng, *, whole=False):
-    """Return the ranges between a row's sorted anchors in which its value lies."""
-    drawn = np.sort(anchors.distribution.rvs((len(values), anchors.n), random_state=rng), axis=1)
-    drawn = np.floor(drawn) if whole else drawn
-    place, rows = (drawn < values[:, None]).sum(axis=1), np.arange(len(values))
-    padded = np.column_stack([np.full(len(values), -INF), drawn, np.full(len(values), INF)])
-    return padded[rows, place], padded[rows, place + 1]
-
-
-UNIFORM = {"name": "uniform", "loc": 0.0, "scale": 200.0}
-DESIGNS = [
-    {"design": "case1", "anchors": UNIFORM},
-    {"design": "case2", "anchors": UNIFORM},
-    {"design": "case2", "anchors": {"name": "triang", "c": 0.3, "loc": -20.0, "scale": 260.0}},
-    {"design": "canonical", "n_anchors": 3, "anchors": UNIFORM},
-]
-
-
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("design", DESIGNS, ids=lambda design: str(len(str(design))))
-def test_slopes_by_anchors_are_those_of_skewed_values_and_their_errors_those_of_repeats(
-    design, whole
-):
-    rng = np.random.default_rng(31)
-    anchors = Anchors.of_design(design, whole=whole)
-    slopes, errors, own = [], [], []
-    for _ in range(150):
-        x = rng.normal(size=2_000)
-        y = np.clip(50.0 + 12.0 * x + 18.0 * rng.standard_gamma(1.0, 2_000), 0.0, 200.0)
-        y = np.round(y) if whole else y
-        lower, upper = draw_ranges(y, anchors, rng, whole=whole)
-        pseudo = anchors.pseudo_values(lower, upper, 60.0 + 10.0 * x)
-        [slope], error = slopes_of_pseudo_values(pseudo, x[:, None])
-        slopes.append(slope)
-        own.append(np.polyfit(x, y, 1)[0])
-        errors.append(math.nan if error is None else error[0])
-    difference = np.array(slopes) - own
-    assert abs(difference.mean()) < 4.5 * difference.std() / math.sqrt(150)
-    assert np.nanmean(errors) == pytest.approx(np.std(slopes), rel=0.25)
-    assert np.isnan(errors).mean() < 0.3
-    assert abs(difference.mean()) < 0.4
-
-
-@pytest.mark.parametrize("design", DESIGNS[:2], ids=["one", "two"])
-def test_shares_and_quantiles_by_anchors_hold_the_truth_where_values_repeat_and_where_few_lie(
-    design,
-):
-    rng = np.random.default_rng(32)
-    anchors = Anchors.of_design(design, whole=False)
-    ends = [(-INF, 20.0), (20.0, 50.0), (50.0, 120.0), (120.0, INF)]
-    truth = [0.9 + 0.1 * 19.5 / 199.5, *(0.1 * width / 199.5 for width in (30, 70, 80))]
-    held, quantiles = [], []
+@pytest.mark.parametrize("mechanism", [one_anchor, two_anchors, partly_exact])
+def test_the_error_by_the_information_is_that_of_repeats(mechanism):
+    rng, means, errors = np.random.default_rng(41), [], []
     for _ in range(60):
-        y = np.where(rng.random(1_000) < 0.9, 0.0, rng.uniform(0.5, 200.0, 1_000))
-        lower, upper = draw_ranges(y, anchors, rng)
-        found = [share_between(anchors, lower, upper, each, 1.96) for each in ends]
-        held.append([low <= p <= high for (low, high), p in zip(found, truth, strict=True)])
-        low, high = find_quantile_ends(anchors, lower, upper, 0.95, 1.96)
-        quantiles.append(low <= 100.25 <= high)
-    assert (np.mean(held, axis=0) >= 0.85).all()
-    assert np.mean(quantiles) >= 0.85
-    assert found[0][0] > 0.5  # and not what is far from it
-    assert found[3][1] < 0.3
+        counts = counted(*mechanism(rng, BETA.rvs(1_500, random_state=rng)), n_knots=100)
+        estimate = npmle(counts, support=(0, 1), place="middle", max_ambiguity=1.0)
+        found = average(counts, estimate, lambda y: y)
+        assert found.value == pytest.approx(estimate.moment(1))
+        means.append(found.value)
+        errors.append(found.standard_error)
+    assert np.mean(errors) == pytest.approx(np.std(means), rel=0.35)
+    again = bootstrap(counts, lambda f: f.moment(1), 30, rng=rng, support=(0, 1), place="middle")
+    assert found.standard_error == pytest.approx(again.standard_error, rel=0.5)
 
 
-@pytest.mark.parametrize(
-    "design",
-    [
-        {"design": "ring", "anchors": UNIFORM},
-        {"design": "case1", "at_least": 0.2},
-        {"design": "case1", "anchors": {"coverage": 0.7, "family": {"name": "norm"}}},
-        {"design": "canonical", "n_anchors": 2, "exact_ranges": [1], "anchors": UNIFORM},
-    ],
-)
-def test_anchors_of_other_designs_are_not_known(design):
-    assert Anchors.of_design(design, whole=False) is None
-
-
-def test_a_few_rows_that_decide_leave_no_error():
-    x, pseudo = np.zeros(100), np.zeros(100)
-    x[0], pseudo[0], pseudo[1] = 1.0, 1.0, 1.0
-    slope, error = slopes_of_pseudo_values(pseudo, x[:, None])
-    assert error is None
-    assert slope[0] == pytest.approx(1.0 - 1.0 / 99.0)
-    uneven = Anchors.of_design(
-        {"design": "case1", "anchors": {"name": "norm", "loc": 0.0, "scale": 1.0}}, whole=False
-    )
-    assert uneven.is_even(np.array([0.0, 0.5]), np.array([INF, INF]))
-    assert not uneven.is_even(np.array([0.0, 0.1, 4.0]), np.full(3, INF))
+def test_mass_at_one_place_has_no_error_by_the_information():
+    counts = RangeCounts.of_batch(np.array([0.5]), np.full(9, -INF), np.full(9, 0.5))
+    estimate = npmle(counts, support=(0, 1), place="middle", max_ambiguity=1.0)
+    assert average(counts, estimate, lambda y: y).standard_error == 0.0
