@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,7 @@ from dpdask.streams import RunKey, stream
 
 Floats = NDArray[np.float64]
 _N_KNOTS = 300
-_REPEATS = 50
+_REPEATS = 20
 _GROUPS = 10
 _FEW_ROWS = 20
 _NEAREST = (50, 100, 200, 400, 800, 1600)  # ends of ranges
@@ -96,11 +96,16 @@ class _Ranges:
         support = support or self.widen(counts)
         return npmle(counts, support=support, place="middle" if support else "right")
 
+    @property
+    def are_rings(self) -> bool:
+        """Whether some are the outer ranges of rings."""
+        return bool((self.lower > self.upper).any())
+
     def average(
         self, counts: RangeCounts, estimate: NPMLE, phi: Callable[[Floats], Floats]
     ) -> RangeEstimate:
         """Return the mean of φ under an estimate, and its standard error."""
-        if not (self.lower > self.upper).any():
+        if not self.are_rings:
             return average_of_npmle(counts, estimate, phi)
         # of rings the information is nearly singular; any stream, as this is post-processing
         rng = stream(RunKey.insecure(0), "analysis/resample", "rings").seed_generator()
@@ -111,6 +116,7 @@ class _Ranges:
             rng=rng,
             support=self.widen(counts),
             place=estimate.place,
+            max_ambiguity=1.0,
         )
 
     def is_thin(self, low: float, high: float) -> bool:
@@ -267,7 +273,10 @@ class OpenedRanges(KeptColumns):
     ) -> Result:
         counts = ranges.count()
         support, ends = ranges.widen(counts), within or (-math.inf, math.inf)
-        estimate = npmle(counts, support=support, place="middle" if support else "right")
+        # what rings leave open counts as a bias, so that they need not be refused
+        most = 1.0 if ranges.are_rings and (support or within) else 0.1
+        place: Literal["middle", "right"] = "middle" if support else "right"
+        estimate = npmle(counts, support=support, place=place, max_ambiguity=most)
         found = ranges.average(counts, estimate, lambda y: np.clip(y, *ends))
         limits, bias, error = [*self._limits(column)], None, None
         if support is None and within is None:
@@ -277,7 +286,8 @@ class OpenedRanges(KeptColumns):
             low, high = (np.clip(side, *ends) for side in (estimate.left, estimate.right))
             places = np.clip(estimate.points, *ends)
             bias = float(estimate.masses @ np.maximum(high - places, places - low))
-            bias += ranges.doubt(estimate, np.clip(support or ends, *ends).tolist())
+            first, last = np.clip(support or ends, *ends).tolist()
+            bias += ranges.doubt(estimate, (first, last)) + estimate.drift * (last - first)
             # a date of 0 means nothing
             if bias > abs(found.value) / 2.0 and not self._is_of_dates(column):
                 limits.append(_FAR)

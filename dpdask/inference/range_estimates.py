@@ -300,12 +300,13 @@ def bootstrap(
     rng: np.random.Generator,
     support: tuple[float, float] | None = None,
     place: Place = "right",
+    max_ambiguity: float = 0.1,
 ) -> RangeEstimate:
     """Return a functional of the estimate with its standard error over drawing rows from a population and asking them.
 
     Parameters
     ----------
-    counts, support, place
+    counts, support, place, max_ambiguity
         As for `npmle`.
     functional
         From an estimate to a number: `lambda f: f.moment(1)`.
@@ -330,7 +331,8 @@ def bootstrap(
         raise SpecError(
             "a standard error needs at least 2 resamples", "n_boot", "leave it out for 200"
         )
-    value = functional(npmle(counts, support=support, place=place))
+    whole = npmle(counts, support=support, place=place, max_ambiguity=max_ambiguity)
+    value = functional(whole)
     shares = counts.counts / counts.n_rows
     values = np.empty(n_boot)
     for i in range(n_boot):

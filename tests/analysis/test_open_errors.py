@@ -353,6 +353,23 @@ def test_clipped_means_of_ranges_are_known_with_anchors_and_without():
         release.mean("value", values=[1.0, 2.0])
 
 
+def test_means_of_rings_are_open_where_most_values_lie_at_one_end_and_known_inside():
+    """Rings do not tell the least value from the greatest."""
+    rng, n = np.random.default_rng(7), 1_500
+    u, v = np.sort(rng.uniform(0.0, 100.0, (n, 2)), axis=1).T
+    for value, is_open in ((rng.normal(50.0, 10.0, n), False), (np.zeros(n), True)):
+        inside = (u < value) & (value <= v)
+        table = pd.DataFrame({"low": np.where(inside, u, v), "high": np.where(inside, v, u)})
+        column = {"role": "privatised", "released_as": ["low", "high"], "bounds": [0.0, 100.0]}
+        content = {"columns": {"value": column | {"numbers": OWN["numbers"]}}}
+        release = at_hand(OpenedRanges, table, content | {"guarantee": {"unit": "row"}})
+        for within in (None, (20.0, 80.0)):
+            low, high = release.mean("value", within=within).interval()
+            assert low <= value.clip(*(within or (0.0, 100.0))).mean() <= high
+            assert (high - low > 55.0) == is_open
+            assert is_open or high - low < 15.0
+
+
 def test_groups_of_few_ranges_have_no_mean():
     design = {"design": "case1", "anchors": {"name": "uniform", "loc": 0.0, "scale": 5_000.0}}
     release = asked_of(np.full(500, 900.0), 5_000.0, OWN | {"design": design, "bounds": [0.0, 5e3]})
