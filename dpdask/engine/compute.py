@@ -48,11 +48,9 @@ PATIENCE_KEY = "dpdask.patience-seconds"  # in Dask's configuration: replaces `L
 INSECURE_KEY = "dpdask.insecure"  # in Dask's configuration: whether a run's key may be sent over connections without TLS
 _POLL_SECONDS = 5.0
 _PATIENCE_SECONDS = 10.0
-_ANSWER_SECONDS = 10.0  # for what needs no work: a process that takes longer is stopped, or lost
+_ANSWER_SECONDS = 8.0  # for what needs no work: a process that takes longer is stopped, or lost
 _AGAIN_SECONDS = 5.0  # for one that is asked a second time, alone
-_CLEANING_SECONDS = (
-    5.0  # what is told to the workers at the end reaches each that runs, waited for or not
-)
+_CLEANING_SECONDS = 3.0  # what is told to workers at the end reaches them, waited for or not
 _PING = {"op": "versions", "packages": []}  # which Dask answers itself, without a thread of tasks
 _MOST_NAMED = 3
 _LONG_SECONDS = 300.0  # the bounds of 100 million units are 2.4 GB
