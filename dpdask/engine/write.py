@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain, pairwise
+from itertools import chain, count, pairwise
 from operator import itemgetter
 from typing import Any, Self, TypeAlias
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.engine.compute import Progress, guard, make_stage, run_stage
+from dpdask.engine.partitions import write_partitions
 from dpdask.engine.scan import Chooser, filter_rows, take_values
 from dpdask.engine.source import FilePart
 from dpdask.engine.work import TableWork, load
@@ -345,6 +346,8 @@ class Staging:
     actions: Folder  # the folder of the tasks' records. Private
     # Put into the names of files that are written where they will stay; empty if they are hidden.
     run: str = ""
+    # The kept columns of which each shard has one combination of values.
+    partition_by: tuple[str, ...] = ()
 
     def place(self, name: str) -> str:
         """Return the name under which a file is written: of a shard, given the name by which its random streams are known."""
@@ -461,7 +464,15 @@ def stage(
     told
         Called when all batches are written; returns what to tell the steward about their rows.
     """
-    shards: list[Shard] = []
+    if staging.partition_by:
+        stem = names[0].removesuffix(".parquet")
+        numbered = (staging.place(f"{stem}-p{number:05d}.parquet") for number in count())
+        shards = write_partitions(
+            *(batches, types, few_valued, staging.partition_by, rows_per_shard),
+            *(staging.shards, numbered),
+        )
+        return _record_staged(shards, names[0], staging, told())
+    shards = []
     rest = iter(names)
 
     def open_shard() -> ShardWriter:
@@ -485,13 +496,18 @@ def stage(
         if writer is not None:
             writer.discard(error)
         raise
-    staged = Staged(shards=tuple(shards), told=told())
-    shown = [asdict(shard) for shard in shards]
+    return _record_staged(shards, names[0], staging, told())
+
+
+def _record_staged(shards: Sequence[Shard], name: str, staging: Staging, told: Told) -> Staged:
+    """Record that a task, named by its first shard, has staged all of them."""
+    staged = Staged(shards=tuple(shards), told=told)
+    shown = [shard.to_dict() for shard in shards]
     # the record is of one length, whatever the report says
     names_bytes = sum(_REPORT_BYTES + 2 * len(json.dumps(name)) for name in staged.told.order)
     record = json.dumps({"shards": shown, "told": staged.told.to_dict()}).encode()
     padded = record.ljust(len(json.dumps(shown)) + names_bytes)
-    staging.actions.write(_record(names[0]), padded, private=True)
+    staging.actions.write(_record(name), padded, private=True)
     return staged
 
 

@@ -88,6 +88,12 @@ class Shard:
     n_rows: int
     n_bytes: int
     sha256: str
+    # In an output with partition columns, the value that all rows of the shard have in each.
+    partition: Mapping[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def number_key(shard: str) -> tuple[int, str]:
@@ -202,7 +208,12 @@ class ShardWriter:
         self._pending = table.slice(n_rows).to_batches()
         self._n_pending -= n_rows
 
-    def close(self) -> Shard:
+    @property
+    def n_bytes_held(self) -> int:
+        """About how many bytes of it are in memory."""
+        return self._sink.n_bytes + sum(int(each.nbytes) for each in self._pending)
+
+    def close(self, partition: Mapping[str, Any] | None = None) -> Shard:
         """Write the remaining rows and make the shard appear."""
         if self._n_pending:
             self._flush(self._n_pending)
@@ -214,6 +225,7 @@ class ShardWriter:
             n_rows=self._n_rows,
             n_bytes=self._sink.n_bytes,
             sha256=self._sink.digest.hexdigest(),
+            partition=partition,
         )
 
     def discard(self, error: BaseException) -> None:
@@ -258,7 +270,9 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Return the manifest as canonical JSON; the same release gives the same bytes."""
+        shards = [shard.to_dict() for shard in self.shards]
         content: dict[str, Any] = {"format": MANIFEST_FORMAT, "rows": self.n_rows, **asdict(self)}
+        content["shards"] = shards
         return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
 
     @classmethod

@@ -54,8 +54,11 @@ class TableLog(ABC):
     folder_name: str  # where the format keeps its own files in the table's folder
     _format: str
 
-    def __init__(self, folder: Folder, name: str, key: str) -> None:
+    def __init__(
+        self, folder: Folder, name: str, key: str, partition_by: tuple[str, ...] = ()
+    ) -> None:
         self._folder, self._name, self._elsewhere = folder, name, f"choose another {key}"
+        self.partition_by = partition_by
 
     @abstractmethod
     def exists(self) -> bool:
@@ -110,6 +113,24 @@ class TableLog(ABC):
 
     def _refuse(self, what: str) -> OutputError:
         return OutputError(what, self._name, self._elsewhere)
+
+    def _check_partitions(self, found: Sequence[str]) -> None:
+        """Check that a table that is there has the declared partition columns, in their order."""
+        if tuple(found) != self.partition_by:
+            there = f"the partition columns {', '.join(found)}" if found else "no partition columns"
+            hint = f"set output.partition_by: [{', '.join(found)}]" if found else "remove the key"
+            raise OutputError(f"this table has {there}", self._name, hint)
+
+    def _check_partition_types(self, types: pa.Schema) -> None:
+        for name in self.partition_by:
+            type_ = types.field(name).type
+            type_ = type_.value_type if pa.types.is_dictionary(type_) else type_
+            texts = pa.types.is_string(type_) or pa.types.is_large_string(type_)
+            whole = pa.types.is_signed_integer(type_) or pa.types.is_boolean(type_)
+            if not (texts or whole or pa.types.is_date32(type_)):
+                what = f"a column of {type_} cannot be a partition column"
+                hint = "take one of texts, whole numbers, dates or booleans"
+                raise SpecError(what, f"output.partition_by {name!r}", hint)
 
     def _check_types(
         self, types: pa.Schema, convert: Callable[[pa.DataType], pa.DataType | None]
@@ -169,8 +190,8 @@ class DeltaLog(TableLog):
     folder_name = LOG
     _format = "a Delta table"
 
-    def __init__(self, folder: Folder) -> None:
-        super().__init__(folder, folder.url, "output.path")
+    def __init__(self, folder: Folder, partition_by: tuple[str, ...] = ()) -> None:
+        super().__init__(folder, folder.url, "output.path", partition_by)
         self._log = folder.child(LOG)
         # the files of the log that were read last: they never change
         self._newest: dict[str, bytes] = {}
@@ -185,6 +206,7 @@ class DeltaLog(TableLog):
         _require_delta()
         _check_names(types)
         self._check_types(types, _to_delta)
+        self._check_partition_types(types)
         with self._open() as table:
             if table is not None:
                 self._check_table(table, types, mode)
@@ -197,8 +219,7 @@ class DeltaLog(TableLog):
     def _check_table(self, table: DeltaTable, types: pa.Schema, mode: Mode) -> None:
         metadata, fields = table.metadata(), table.schema().fields
         settings = metadata.configuration
-        if metadata.partition_columns:
-            raise self._refuse("this table has partition columns, which are not supported")
+        self._check_partitions(metadata.partition_columns)
         if settings.get("delta.columnMapping.mode", "none") != "none":
             what = "this table uses column mapping (other column names in its files), which is not supported"
             raise self._refuse(what)
@@ -272,7 +293,12 @@ class DeltaLog(TableLog):
         now = int(time.time() * 1000)
         adds = [
             AddAction(
-                each.name, each.n_bytes, {}, now, True, json.dumps({"numRecords": each.n_rows})
+                each.name,
+                each.n_bytes,
+                {name: _write_value(value) for name, value in (each.partition or {}).items()},
+                now,
+                True,
+                json.dumps({"numRecords": each.n_rows}),
             )
             for each in entry.shards
         ]
@@ -292,11 +318,15 @@ class DeltaLog(TableLog):
         before = set(copied.iterdir())
         try:
             if table is None:
+                by = [*self.partition_by]
                 create_table_with_add_actions(
-                    str(self._root), schema, adds, mode="error", partition_by=[], **properties
+                    str(self._root), schema, adds, mode="error", partition_by=by, **properties
                 )
             else:
-                table.create_write_transaction([*adds], entry.mode, schema, **properties)
+                by = [*self.partition_by]
+                table.create_write_transaction(
+                    [*adds], entry.mode, schema, partition_by=by, **properties
+                )
         except DeltaError:
             what = "this table needs features of a writer that are not supported"
             raise OutputError(what, "output.path", self._elsewhere) from None
@@ -321,6 +351,13 @@ class DeltaLog(TableLog):
                 self._log.put_new(checkpoint.name, checkpoint.read_bytes())
                 self._log.write(_LAST, (made.parent / _LAST).read_bytes())
         return True
+
+
+def _write_value(value: Any) -> str | None:
+    """Return the value of a partition column as a Delta log has it."""
+    if value is None or isinstance(value, str):
+        return value
+    return str(value).lower()  # of a truth value, and of a number
 
 
 def _require_delta() -> None:
@@ -394,8 +431,14 @@ class IcebergLog(TableLog):
     folder_name = "metadata"
     _format = "an Iceberg table"
 
-    def __init__(self, folder: Folder, name: str, catalog: Mapping[str, str]) -> None:
-        super().__init__(folder, name, "output.table")
+    def __init__(
+        self,
+        folder: Folder,
+        name: str,
+        catalog: Mapping[str, str],
+        partition_by: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(folder, name, "output.table", partition_by)
         self._properties = catalog
 
     def exists(self) -> bool:
@@ -406,6 +449,7 @@ class IcebergLog(TableLog):
     def check(self, types: pa.Schema, mode: Mode) -> None:
         """Check that these columns can be committed."""
         self._check_types(types, _to_iceberg)
+        self._check_partition_types(types)
         with self._open() as table:
             if table is not None:
                 self._check_table(table, types, mode)
@@ -427,8 +471,12 @@ class IcebergLog(TableLog):
             )
         if mode == "error":
             return
-        if not table.spec().is_unpartitioned():
-            raise self._refuse("this table has partition columns, which are not supported")
+        names = {field.field_id: field.name for field in table.schema().fields}
+        spec = table.spec().fields
+        if any(str(field.transform) != "identity" for field in spec):
+            what = "this table is partitioned by a function of a column, which is not supported"
+            raise self._refuse(what)
+        self._check_partitions([names[field.source_id] for field in spec])
         version = table.metadata.format_version
         if version > _NEWEST_FORMAT:
             raise self._refuse(
@@ -457,6 +505,10 @@ class IcebergLog(TableLog):
                         self._name, columns, location=self._folder.url, properties=once
                     )
                     work.remove_properties(_RETRIES)
+                    if self.partition_by:
+                        with work.update_spec() as spec:
+                            for name in self.partition_by:
+                                spec.add_identity(name)
                 else:
                     properties = {**table.properties, **once}  # of this copy alone
                     table.metadata = table.metadata.model_copy(update={"properties": properties})

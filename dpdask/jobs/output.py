@@ -271,7 +271,9 @@ class PublishedTable:
     def make_staging(self, run_id: str, hidden: Folder, actions: Folder) -> Staging:
         """Return where a run stages what it will publish, and where its tasks record that."""
         del hidden
-        return Staging(shards=self.output, actions=actions, run=run_id[:NAME_DIGITS])
+        by = self._log.partition_by
+        run = run_id[:NAME_DIGITS]
+        return Staging(shards=self.output, actions=actions, run=run, partition_by=by)
 
     def check(self, types: pa.Schema) -> None:
         """Check that the output can hold these columns; nothing is charged yet."""
@@ -392,6 +394,10 @@ class Target(Document):
     """The name of an Iceberg table, with its namespace."""
     catalog: Catalog | None = None
     """The catalog that knows the Iceberg table."""
+    partition_by: list[str] | None = Field(default=None, min_length=1)
+    """The partition columns of the table: kept columns. Each file holds one combination of their
+    values.
+    """
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -399,6 +405,12 @@ class Target(Document):
             raise ValueError(
                 f"`mode: {self.mode}` belongs to tables; set `format: delta` or `format: iceberg`"
             )
+        if self.format == "parquet" and self.partition_by is not None:
+            raise ValueError(
+                "`partition_by` belongs to tables; set `format: delta` or `format: iceberg`"
+            )
+        if len(set(self.partition_by or ())) < len(self.partition_by or ()):
+            raise ValueError("`partition_by` names a column twice")
         if (self.format == "iceberg") != (self.table is not None) or (self.format == "iceberg") != (
             self.catalog is not None
         ):
@@ -422,9 +434,10 @@ class Target(Document):
         """Return what publishes into a folder; `series` is the digest of a job whose table grows."""
         if self.format == "parquet":
             return LocalFolder(output, series) if output.is_local else StoreFolder(output, series)
-        log: DeltaLog | IcebergLog = DeltaLog(output)
+        by = tuple(self.partition_by or ())
+        log: DeltaLog | IcebergLog = DeltaLog(output, by)
         if self.table is not None and self.catalog is not None:
-            log = IcebergLog(output, self.table, self.catalog.model_dump(exclude_none=True))
+            log = IcebergLog(output, self.table, self.catalog.model_dump(exclude_none=True), by)
         return PublishedTable(output, log, "append" if series else self.mode, series)
 
 

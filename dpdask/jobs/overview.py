@@ -20,7 +20,7 @@ from dpdask.privacy.ledger_entries import NO_RUN
 
 _HIDDEN = re.compile(r"\.(.+)\.dpdask")
 _SHARD = re.compile(
-    rf"part-\d{{5,}}-[0-9a-f]{{{NAME_DIGITS}}}\.parquet"
+    rf"part-\d{{5,}}(-p\d{{5,}})?-[0-9a-f]{{{NAME_DIGITS}}}\.parquet"
 )  # of a run, where it stays
 
 

@@ -455,6 +455,8 @@ def expect(job: Job, opened: JobTable) -> Expected:
         fraction = None if work.unit is not None else work.fraction
         n_shards = most_shards(n_rows, fraction, len(table.fragments), most)
         n_rows = None if work.unit is not None else round(n_rows * (1 - (fraction or 0.0)))
+        if output.partition_by is not None:  # as many as its values, and no footer tells
+            n_shards = None
     cautions = described.cautions(columns, opened.public_rows)
     warnings = [*table.left_out]
     public = mechanism.public_table

@@ -285,6 +285,8 @@ def _run_locked(attempt: _Attempt, count_rows: CountRows | None) -> Outcome:
             secrets = place if state.output.is_local else None
             check_workers(opened.table.fragments, output=place, secrets=secrets)
             attempt = _compare(attempt)
+            if state.read() is None:
+                attempt.opened.check_partitions(attempt.job)
         except DpdaskError:
             if state.read() is None:
                 state.remove()  # no trace of a run that has not begun

@@ -36,6 +36,7 @@ from dpdask.documents import (
 )
 from dpdask.engine.account import Account, Hide, LedgerPlace
 from dpdask.engine.fit import PublicTable
+from dpdask.engine.partitions import check_partitions
 from dpdask.engine.source import FileSource
 from dpdask.engine.work import TableWork, make_public_work, make_table_work
 from dpdask.errors import CombinedSpecError, DataError, DpdaskError, SpecError
@@ -275,12 +276,20 @@ class Job:
             lambda parameter, path: self._place(parameter, path, base)
         )
         self.account = Account(mechanism=self.mechanism, place=self.ledger)
+        self._check_partitions()
         if file.growing:
             self._check_growing()
             if file.output.format != "parquet":
                 self.file = file.model_copy(
                     update={"output": file.output.model_copy(update={"mode": "append"})}
                 )
+
+    def _check_partitions(self) -> None:
+        for name in self.file.output.partition_by or ():
+            if not self.mechanism.releases_rows or name not in self.schema.kept:
+                what = f"{name!r} is not a kept column, and a partition's value stands in the table's log as it is"
+                hint = "name columns whose role is keep"
+                raise SpecError(what, "output.partition_by", hint)
 
     def _check_growing(self) -> None:
         if not self.mechanism.releases_rows:
@@ -620,6 +629,14 @@ class JobTable:
             self.table.released,
             apart={*self.work.released.names, *self.work.unit_columns},
         )
+
+    def check_partitions(self, job: Job) -> None:
+        """Check the values of the output's partition columns, if it has some; these columns are read."""
+        output = job.file.output
+        if output.partition_by is not None:
+            takes_empty = output.format != "delta"
+            by = output.partition_by
+            check_partitions(self.table.fragments, self.work, by, takes_empty=takes_empty)
 
     def check(self, job: Job, publication: Publication) -> None:
         """Check that there is something to release, and that the output can hold it."""
