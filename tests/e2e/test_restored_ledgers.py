@@ -187,6 +187,22 @@ def test_a_series_goes_on_after_a_restore(format_, tmp_path, url, file):
         run_here(made)
 
 
+def test_a_driver_that_was_charged_meanwhile_is_no_rollback(tmp_path, url, monkeypatch):
+    """Its card is in the table, and the ledger was read just before it was charged."""
+    options = {"output__format": "delta", "output__mode": "append", "privacy__epsilon": 1.0}
+    options |= {"output__path": str(tmp_path / "lake" / "both")}
+    one, two = (
+        written(tmp_path, url, name, **{**options, "privacy__epsilon": epsilon})
+        for name, epsilon in (("one", 1.0), ("two", 2.0))
+    )
+    before, read = open_ledger(url).show("ratings"), Account.read
+    run_here(one)
+    stale = [before]
+    monkeypatch.setattr(Account, "read", lambda self: stale.pop() if stale else read(self))
+    assert run_here(two).status == "released"
+    assert not stale
+
+
 def test_a_table_that_is_appended_to(tmp_path, url, backup):
     options = {"output__format": "delta", "output__mode": "append", "privacy__epsilon": 2.0}
     made = written(tmp_path, url, **options)
