@@ -5,18 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
-from numpy.random import Generator
 from numpy.typing import NDArray
 
+from dpdask.analysis.inside import MODEL, NO_VARIANCE, NOT_TOLD, is_resolved, lay_out
 from dpdask.analysis.opened import Result
 from dpdask.analysis.points import OpenedPoints, Points
 from dpdask.analysis.values import DateScale, NoisyCells, find_scales
 from dpdask.errors import InputError, SpecError
-from dpdask.inference.m_estimators import WeightedSample, least_squares, noise_error
+from dpdask.inference.m_estimators import (
+    WeightedSample,
+    find_influence,
+    huber,
+    least_squares,
+    logistic,
+    noise_error,
+    poisson,
+    quantile_regression,
+)
+from dpdask.inference.placed import PlacedTable
+from dpdask.inference.redraw import ThresholdedCells, keep_tails
 from dpdask.streams import RunKey, stream
 
 Floats = NDArray[np.float64]
@@ -24,36 +36,110 @@ Codes = NDArray[np.int64]
 _WEIGHT = "weight"
 _NO_RANGES = "the release holds weighted cells, not ranges of single rows"
 _NO_ROWS = "the release holds tables, not ranges of single rows"
-_REPEATS = 100
+_REPEATS = 50
 _STILL = 1e-9
-_MOST_OTHERS = 100_000
+_MOST_CELLS = 100_000
+_SIGNED = (least_squares, logistic, poisson)  # which take negative weights
+_INFLUENCES: Mapping[Any, Callable[[WeightedSample, Floats], Floats]] = {
+    least_squares: partial(find_influence, kind="linear"),
+    logistic: partial(find_influence, kind="logistic"),
+    poisson: partial(find_influence, kind="poisson"),
+    huber: partial(find_influence, kind="huber"),
+    quantile_regression: partial(find_influence, kind="median"),
+}
+_SURE = 6.0  # standard deviations of its noise that the variance of the features has at least
+_LARGER = "use other columns, or release with a larger epsilon"
 _WIDTHS = "the bound on the bias is of the widths of the cells"
 _BOUNDS_HOLD = "bounds of shares, counts and quantiles hold them, those of means do not"
-_NO_BOUND = "values count as the points of their cells, which moves coefficients by an amount that no bound is known of"
+_CORRECTED = "cells whose noisy count was below {cut} are left out; those together count as what they are expected to hold, and the bound on the bias has what is left"
 _NO_ERROR = "it does not move when the noise is drawn again, as a quantile of few points, so no standard error is known"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class OpenedCells(OpenedPoints):
-    """The cells of a perturbed histogram, each with a point and a noisy weight."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Tabulated:
+    """The cells of some columns: points in them, and the matrices that give these their weights, with dependence inside cells and without."""
 
-    refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "npmle": (_NO_RANGES, "use histogram() or quantile()"),
-        "regress": (_NO_RANGES, "use slope() or fit()"),
-    }
+    table: PlacedTable
+    drawn: ThresholdedCells
+    cell: Codes  # of each cell of the columns that the card lists and the estimator uses, its place in the table
+    used: Codes  # which of all of them that are
+    lines: Sequence[int]  # axes whose cells are ranges
+    deviation: float  # of the noise of a count
+    is_told: bool
+    # by the place of a column whose cells were found, the standard error of the mean of each cell,
+    # and its place among the features; None of the response
+    doubts: Mapping[int, tuple[Floats, int | None]]
+    sample: WeightedSample
+    leaning: Any
+    even: Any
+
+    @cached_property
+    def again(self) -> Floats:
+        """How far the weights of the points are from those of the expected rows, of shape (repeats, n): rows and noise drawn again."""
+        # any stream: this is post-processing
+        rng = stream(RunKey.insecure(0), "analysis/redraw", "").seed_generator()
+        moved = np.zeros((_REPEATS, self.table.counts.size))
+        for row in moved:
+            row[self.cell] = (self.drawn.draw(rng) - self.drawn.expected)[self.used]
+        return np.asarray(self.leaning @ moved.T, dtype=np.float64).T
+
+    def are_features_told(self, sample: WeightedSample) -> bool:
+        """Return whether the noise leaves the variance of the features, in the direction in which it is least."""
+        share = sample.weights / sample.weights.sum()
+        z = sample.features - share @ sample.features
+        spread = np.sqrt(np.maximum(share @ z**2, 1e-300))
+        values, vectors = np.linalg.eigh((z / spread).T @ (share[:, None] * z / spread))
+        least = (z / spread @ vectors[:, 0]) ** 2 / sample.weights.sum()
+        return bool(values[0] > _SURE * np.std(self.again @ least))
+
+    def doubt(self, estimator: Any, sample: WeightedSample, values: Floats) -> Floats:
+        """Return the standard error that the means of cells which were found give an estimate."""
+        squares: list[Floats] = [np.zeros(values.shape)]
+        for place, (doubts, column) in self.doubts.items():
+            axis = self.table.axes[place]
+            x = sample.response if column is None else sample.features[:, column]
+            cell = axis.cell[np.minimum(np.searchsorted(axis.values, x), len(axis.cell) - 1)]
+            for each in np.flatnonzero(doubts):
+                shifted = x + np.where(cell == each, doubts[each], 0.0)
+                if column is None:
+                    moved = replace(sample, response=shifted)
+                else:
+                    features = sample.features.copy()
+                    features[:, column] = shifted
+                    moved = replace(sample, features=features)
+                squares.append((np.asarray(estimator(moved), dtype=np.float64) - values) ** 2)
+        return np.asarray(np.sqrt(np.sum(squares, axis=0)), dtype=np.float64)
+
+    def weigh(self, counts: Floats, parts: Any = None, *, signed: bool) -> WeightedSample:
+        """Return the points with the weights of some counts of the columns' cells; `signed` are as they are, others without negative ones."""
+        found: Floats = np.zeros(self.table.counts.size)
+        found[self.cell] = counts[self.used]
+        if not signed:
+            table = np.asarray(found.reshape(self.table.counts.shape), dtype=np.float64)
+            for axis in self.lines:
+                table = keep_tails(table, axis, self.deviation)
+            found = np.asarray(np.maximum(table, 0.0).ravel(), dtype=np.float64)
+        matrix = self.leaning if parts is None else parts
+        return replace(self.sample, weights=matrix @ found)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)  # no slots: cached properties
+class JointCells(OpenedPoints):
+    """What is released of the cells of a perturbed histogram."""
 
     def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
-        if question not in ("slope", "fit"):
-            return super(OpenedCells, self)._plan(question, names, **options)
+        if question not in ("slope", "fit") or question in self.refusals:
+            return super()._plan(question, names, **options)
         self._check_no_texts(names[:1])
         self._check_no_dates(names)
         if question == "fit":
             return lambda: self._fit(options["estimator"], names)
 
         def slope() -> Result:
-            found = self._fit(least_squares, names)  # corrected for the widths of the cells
-            error = None if found.standard_error is None else found.standard_error.iloc[1:]
-            return replace(found, estimate=found.estimate.iloc[1:], standard_error=error)
+            found = self._fit(least_squares, names)
+            parts = (found.estimate, found.standard_error, found.bias_bound)
+            estimate, error, bias = (None if part is None else part.iloc[1:] for part in parts)
+            return replace(found, estimate=estimate, standard_error=error, bias_bound=bias)
 
         return slope
 
@@ -61,26 +147,133 @@ class OpenedCells(OpenedPoints):
         if not callable(estimator):
             use = "give one of dpdask.inference, such as `logistic`, and then the columns"
             raise SpecError("the estimator must be a function", "fit", use)
-        cells, _ = self._read_cells()
-        cells = cells[cells[list(names)].notna().all(axis=1)].reset_index(drop=True)
-        sample = WeightedSample.of_frame(cells, names[0], names[1:], card=self.content)
-        values = np.asarray(estimator(sample), dtype=np.float64)
-        # any stream: this is post-processing
-        rng = stream(RunKey.insecure(0), "analysis/redraw", "").seed_generator()
-        redraw = self._make_redraw(sample, cells, names)
-        errors = noise_error(estimator, redraw, repeats=_REPEATS, rng=rng).standard_error
-        labels: Sequence[Any] = ["intercept", *sample.names][1 + len(sample.names) - len(values) :]
-        index = pd.Index(labels if len(labels) == len(values) else range(len(values)))
-        limits, error = [_NO_BOUND], None
-        if self._cut is not None:
-            limits.append(f"{self._left_out}, which no error holds")
-        if (errors > _STILL * np.abs(values)).all():
-            error = pd.Series(errors, index)
+        if tuple(names) not in self._tabulated:
+            self._tabulated[tuple(names)] = self._tabulate(names)
+        found = self._tabulated[tuple(names)]
+        counts, signed = found.drawn.corrected, estimator in _SIGNED
+        sample = found.weigh(counts, signed=signed)
+        values, even = (
+            np.asarray(estimator(each), dtype=np.float64)
+            for each in (sample, found.weigh(counts, found.even, signed=signed))
+        )
+        if estimator in _INFLUENCES:
+            whole = sample if signed else found.weigh(counts, signed=True)
+            if not found.are_features_told(whole):
+                raise SpecError(NO_VARIANCE, f"regression on {', '.join(names[1:])}", _LARGER)
+            influence = _INFLUENCES[estimator](sample, values)
+            moved = found.again @ influence
+            errors, off = moved.std(axis=0, ddof=1), np.abs(moved.mean(axis=0))
+            off += np.abs((whole.weights - sample.weights) @ influence)
         else:
-            limits.append(_NO_ERROR)
-        estimate = pd.Series(values, index)
+            # any stream: this is post-processing
+            rng = stream(RunKey.insecure(0), "analysis/redraw", "").seed_generator()
+            again = noise_error(
+                estimator,
+                lambda rng: found.weigh(found.drawn.draw(rng), signed=signed),
+                repeats=_REPEATS,
+                rng=rng,
+            )
+            expected = estimator(found.weigh(found.drawn.expected, signed=signed))
+            errors, off = again.standard_error, np.abs(again.mean - expected)
+        errors = np.hypot(errors, found.doubt(estimator, sample, values))
+        bias = off + np.abs(values - even) / 2.0
+        labels = ["intercept", *found.sample.names][1 + len(found.sample.names) - len(values) :]
+        index = pd.Index(labels if len(labels) == len(values) else range(len(values)))
+        moves = bool((errors > _STILL * np.abs(values)).all())
+        limits = [MODEL if found.is_told else NOT_TOLD]
+        limits += [] if self._cut is None else [_CORRECTED.format(cut=self._cut)]
+        limits += [] if moves else [_NO_ERROR]
         return Result(
-            estimate=estimate, standard_error=error, bias_bound=None, limits=tuple(limits)
+            estimate=pd.Series(values, index),
+            standard_error=pd.Series(errors, index) if moves else None,
+            bias_bound=pd.Series(bias, index) if found.is_told else None,
+            limits=tuple(limits),
+        )
+
+    @cached_property
+    def _tabulated(self) -> dict[tuple[str, ...], _Tabulated]:
+        return {}
+
+    def _list_joint(self) -> tuple[pd.DataFrame, Floats]:
+        """Return a point of each cell that is listed, and its count."""
+        raise NotImplementedError
+
+    def _count_joint(
+        self, names: Sequence[str]
+    ) -> tuple[ThresholdedCells, pd.DataFrame, pd.DataFrame]:
+        """Return the counts of some columns' cells, a point of each cell of all columns that is listed, and one of each of the columns' own."""
+        first, counts = self._list_joint()
+        every, place, others = self._count_cells(first, names)
+        drawn = ThresholdedCells(
+            counts=counts,
+            place=place,
+            others=others if self._cut is not None else np.zeros(len(every)),
+            scale=self._noise["scale"],
+            cut=self._cut,
+            n_rows=self.content["n_rows"]["value"],
+            n_records=self.content["mechanism"]["records"],
+        )
+        return drawn, first, every
+
+    def _tabulate(self, names: Sequence[str]) -> _Tabulated:
+        """Return the cells of some columns, those with a null in one of them left out."""
+        n_cells = math.prod(self._column(name)["cells"] for name in names)
+        if n_cells > _MOST_CELLS:
+            what = f"these columns have {n_cells:,} cells together; the limit is {_MOST_CELLS:,}"
+            raise SpecError(what, ", ".join(names), "use fewer columns")
+        drawn, first, every = self._count_joint(names)
+        weights = drawn.corrected
+        known = every.notna().all(axis=1)
+        for name in self._level_map(names):
+            known &= every[name].isin(first[name].unique())
+        used = np.flatnonzero(known)
+        grid = every.iloc[used].reset_index(drop=True)
+        noise = (self._noise["standard_deviation"] / self._count_rows(weights)) ** 2
+        points = self._make_points(
+            grid,
+            weights[used],
+            float(weights[used].sum()),
+            noise=lambda chosen: NoisyCells(
+                frame=grid[list(chosen)],
+                variance=noise,
+                sizes=np.full(len(grid), len(first) / len(every)),
+            ),
+            fine=self._find_fine(names),
+        )
+        table, codes = lay_out(points, names)
+        is_told = all(map(partial(is_resolved, points, table), range(len(names)), names))
+        texts = [any(isinstance(each, str) for each in grid[name]) for name in names]
+        labels = [
+            axis.cell.astype(np.float64) if text else axis.values
+            for axis, text in zip(table.axes, texts, strict=True)
+        ]
+        found, leaning = table.gather(table.leaning, labels)
+        frame = pd.DataFrame(found, columns=list(names)).assign(**{_WEIGHT: 1.0})
+        for name, text in zip(names, texts, strict=True):
+            if text:
+                levels = [each for each in self._levels(name) or () if each in set(grid[name])]
+                frame[name] = np.array(levels, dtype=object)[frame[name].astype(int)]
+        lines = [k for k, name in enumerate(names) if "edges" in self._column(name)]
+        sample = WeightedSample.of_frame(frame, names[0], names[1:])
+        doubts: dict[int, tuple[Floats, int | None]] = {}
+        for k in lines:
+            of_cells = np.zeros(table.axes[k].n_cells)
+            of_cells[codes[k]] = points.place(names[k], (-math.inf, math.inf))[1]
+            if of_cells.any():
+                doubts[k] = (of_cells, sample.names.index(names[k]) if k else None)
+        return _Tabulated(
+            table=table,
+            drawn=drawn,
+            cell=np.ravel_multi_index(codes, table.counts.shape).astype(np.int64),
+            used=used,
+            lines=lines,
+            deviation=self._noise["standard_deviation"]
+            * math.sqrt(self.content["mechanism"]["cells"] / len(every)),
+            is_told=is_told,
+            doubts=doubts,
+            sample=sample,
+            leaning=leaning,
+            even=table.gather(table.even, labels)[1],
         )
 
     @property
@@ -99,6 +292,79 @@ class OpenedCells(OpenedPoints):
         noise: Mapping[str, float] = self.content["accounting"]["noise"]["cells"]
         return noise
 
+    def _count_lost(self, counts: Floats, cut: int) -> float:
+        """Return how many rows may be in cells that were left out, or were counted by noise alone.
+
+        What is missing from the number of rows, and what the cut made of the noise: the mean of the
+        part of it that reaches the cut from an empty cell, for every cell, and from the cut itself,
+        for those listed below twice the cut; and two standard deviations.
+        """
+        n_cells, n_rows = self.content["mechanism"]["cells"], self.content["n_rows"]["value"]
+        if n_rows is None:
+            return float(cut * (n_cells - len(counts)))
+        near = int((counts < 2 * cut).sum())
+        selected = n_cells * self._moment_above(cut, 1) + near * self._moment_above(0, 1)
+        of_rows = self.content["accounting"]["noise"].get("n_rows", {}).get("standard_deviation", 0)
+        doubt = math.hypot(self._noise["standard_deviation"] * math.sqrt(len(counts)), of_rows)
+        return max(0.0, float(n_rows - counts.sum() + selected + 2.0 * doubt))
+
+    def _count_cells(
+        self, first: pd.DataFrame, names: Sequence[str]
+    ) -> tuple[pd.DataFrame, Codes, Floats]:
+        """Return a point of each cell of some columns' table; in which of them each cell that is listed lies; and how many others lie in it."""
+        every = self._list_cells(names)
+        code = self._number_cells(pd.concat([first[list(names)], every], ignore_index=True))
+        place = np.zeros(int(code.max()) + 1, dtype=np.int64)
+        place[code[len(first) :]] = np.arange(len(every))
+        found = place[code[: len(first)]]
+        listed = np.bincount(found, minlength=len(every))
+        others = np.maximum(self.content["mechanism"]["cells"] / len(every) - listed, 0.0)
+        return every, found, others
+
+    def _number_cells(self, cells: pd.DataFrame) -> Codes:
+        """Return the number of each point's cell: several points may stand for one."""
+        codes = {}
+        for name, column in self.content["columns"].items():
+            if name in cells and "edges" in column:
+                x = cells[name].to_numpy(dtype=np.float64, na_value=np.nan)
+                place = np.searchsorted(np.array(column["edges"], dtype=np.float64), x)
+                place = np.where(np.isnan(x), len(column["edges"]) + 1, place)
+                atoms = np.array(column["atoms"], dtype=np.float64)
+                codes[name] = np.where(np.isin(x, atoms), -1 - place, place)
+            elif name in cells:
+                codes[name] = pd.factorize(cells[name], use_na_sentinel=False)[0]
+        numbers = pd.DataFrame(codes).groupby(list(codes), sort=False).ngroup()
+        return np.asarray(numbers, dtype=np.int64)
+
+    def _list_tail(self, least: int) -> tuple[Floats, Floats]:
+        """Return the values of a cell's noise from one on, as far as they matter, and their probabilities."""
+        scale = self._noise["scale"]
+        far = math.ceil(40 * scale)
+        x = np.arange(-far, least + far + 1, dtype=np.float64)
+        density = np.exp(-np.abs(x) / scale)
+        return x[x >= least], (density / density.sum())[x >= least]
+
+    def _moment_above(self, least: int, k: int) -> float:
+        """Return the k-th moment of a cell's noise where it is at least so much, and 0 elsewhere."""
+        x, probability = self._list_tail(least)
+        return float(probability @ x**k)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class OpenedCells(JointCells):
+    """The cells of a perturbed histogram, each with a point and a noisy weight."""
+
+    refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "npmle": (_NO_RANGES, "use histogram() or quantile()"),
+        "regress": (_NO_RANGES, "use slope() or fit()"),
+    }
+
+    def _list_joint(self) -> tuple[pd.DataFrame, Floats]:
+        cells, _ = self._read_cells()
+        cell = self._number_cells(cells)
+        counts = np.bincount(cell, weights=cells[_WEIGHT]).astype(np.float64)
+        return cells.groupby(cell, sort=True).nth(0), np.rint(counts)
+
     def _points(self, *names: str) -> Points:
         cells, dates = self._read_cells()
         weights = cells[_WEIGHT].to_numpy(dtype=np.float64)
@@ -112,7 +378,9 @@ class OpenedCells(OpenedPoints):
         deviation = self._noise["standard_deviation"]
 
         def noise(chosen: Sequence[str]) -> NoisyCells:
-            frame, listed, others = self._count_cells(cells, cell, chosen)
+            first = cells.groupby(cell, sort=True).nth(0)
+            frame, place, others = self._count_cells(first, chosen)
+            listed = np.bincount(place, minlength=len(frame)).astype(np.float64)
             if self._cut is not None:
                 listed = listed + others * self._moment_above(self._cut, 2) / deviation**2
             return NoisyCells(frame=frame, variance=(deviation / n_rows) ** 2, sizes=listed)
@@ -134,103 +402,57 @@ class OpenedCells(OpenedPoints):
         numbers = {name: scale.to_numbers(cells[name]) for name, scale in scales.items()}
         return cells.assign(**numbers), scales
 
-    def _count_lost(self, counts: Floats, cut: int) -> float:
-        """Return how many rows may be in cells that were left out, or were counted by noise alone.
 
-        What is missing from the number of rows, and what the cut made of the noise: the mean of the
-        part of it that reaches the cut from an empty cell, for every cell, and from the cut itself,
-        for those listed below twice the cut; and two standard deviations.
-        """
-        n_cells, n_rows = self.content["mechanism"]["cells"], self.content["n_rows"]["value"]
-        if n_rows is None:
-            return float(cut * (n_cells - len(counts)))
-        near = int((counts < 2 * cut).sum())
-        selected = n_cells * self._moment_above(cut, 1) + near * self._moment_above(0, 1)
-        of_rows = self.content["accounting"]["noise"].get("n_rows", {}).get("standard_deviation", 0)
-        doubt = math.hypot(self._noise["standard_deviation"] * math.sqrt(len(counts)), of_rows)
-        return max(0.0, float(n_rows - counts.sum() + selected + 2.0 * doubt))
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class OpenedRecordsOfCells(JointCells):
+    """Rows drawn from the cells of a perturbed histogram, in proportion to their noisy counts."""
 
-    def _count_cells(
-        self, cells: pd.DataFrame, cell: Codes, names: Sequence[str]
-    ) -> tuple[pd.DataFrame, Floats, Floats]:
-        """Return a point of each cell of some columns' table, and how many cells of all columns lie in it: those that are listed, and others."""
-        every = self._list_cells(names)
-        first = cells.groupby(cell, sort=True)[list(names)].nth(0)
-        code = self._number_cells(pd.concat([first, every], ignore_index=True))
-        listed = np.bincount(code[: len(first)], minlength=int(code.max()) + 1)[code[len(first) :]]
-        others = np.maximum(self.content["mechanism"]["cells"] / len(every) - listed, 0.0)
-        return every, listed.astype(np.float64), others
+    refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "npmle": ("the release holds values, not ranges", "use share(), histogram() or quantile()"),
+        "regress": ("the release holds values, not ranges", "use slope()"),
+        "fit": (
+            "the records carry no weights",
+            "use slope(), or a release whose `output` is cells",
+        ),
+    }
 
-    def _number_cells(self, cells: pd.DataFrame) -> Codes:
-        """Return the number of each point's cell: several points may stand for one."""
-        codes = {}
-        for name, column in self.content["columns"].items():
-            if name in cells and "edges" in column:
-                x = cells[name].to_numpy(dtype=np.float64, na_value=np.nan)
-                place = np.searchsorted(np.array(column["edges"], dtype=np.float64), x)
-                place = np.where(np.isnan(x), len(column["edges"]) + 1, place)
-                atoms = np.array(column["atoms"], dtype=np.float64)
-                codes[name] = np.where(np.isin(x, atoms), -1 - place, place)
-            elif name in cells:
-                codes[name] = pd.factorize(cells[name], use_na_sentinel=False)[0]
-        numbers = pd.DataFrame(codes).groupby(list(codes), sort=False).ngroup()
-        return np.asarray(numbers, dtype=np.int64)
+    def _list_joint(self) -> tuple[pd.DataFrame, Floats]:
+        rows = self.to_pandas(
+            [name for name in self._types.names if name in self.content["columns"]]
+        )
+        scales = find_scales(rows)
+        rows = rows.assign(**{name: scale.to_numbers(rows[name]) for name, scale in scales.items()})
+        cell = self._number_cells(rows)
+        counts = np.bincount(cell) * (self.content["mechanism"]["total_weight"] / len(rows))
+        return rows.groupby(cell, sort=True).nth(0), counts
 
-    def _make_redraw(
-        self, sample: WeightedSample, cells: pd.DataFrame, names: Sequence[str]
-    ) -> Callable[[Generator], WeightedSample]:
-        """Return what draws the rows and the noise of every cell once more; its points share the new weight as they shared the old.
+    def _points(self, *names: str) -> Points:
+        frame, weights = self._read(names), np.ones(self.n_rows)
+        n_rows, (_, counts) = self._count_rows(weights), self._joint
+        lost = 0.0 if self._cut is None else self._count_lost(counts, self._cut)
 
-        Of the cells that are not listed, those reach the cut that the noise of an empty cell takes
-        there.
-        """
-        cut, cell = self._cut, self._number_cells(cells)
-        counts = np.bincount(cell, weights=sample.weights)
-        rows = np.maximum(counts, 0.0)
-        share = -np.expm1(-1.0 / self._noise["scale"])
-        whole, others = sample, np.zeros(0)
-        n_cells = math.prod(self._column(name)["cells"] for name in names)
-        if cut is not None and n_cells <= _MOST_OTHERS:
-            # a point, of no weight, for each cell of the columns' table
-            every, _, others = self._count_cells(cells, cell, names)
-            known = every.notna().all(axis=1)
-            for name in self._level_map(names):
-                known &= every[name].isin(cells[name].unique())
-            added = pd.concat([cells[list(names)], every[known]], ignore_index=True)
-            whole = WeightedSample.of_frame(added.assign(**{_WEIGHT: 1.0}), names[0], names[1:])
-            others = others[known.to_numpy()]
-            if sample.widths is not None:
-                none = np.zeros((len(others), sample.widths.shape[1]))
-                whole = replace(whole, widths=np.vstack([sample.widths, none]))
-        least, probability = self._list_tail(cut or 0)
+        def noise(chosen: Sequence[str]) -> NoisyCells:
+            table = self._list_cells(chosen)
+            # a cell of these columns is a sum over the cells of the others that are listed
+            n_added = max(1.0, self.content["mechanism"]["cells_listed"] / len(table))
+            variance = n_added * (self._noise["standard_deviation"] / n_rows) ** 2
+            return NoisyCells(frame=table, variance=variance)
 
-        def redraw(rng: Generator) -> WeightedSample:
-            drawn = rng.geometric(share, len(counts)) - rng.geometric(share, len(counts))
-            again = counts + rng.poisson(rows) - rows + drawn
-            again = again if cut is None else np.where(again >= cut, again, 0.0)
-            weights = sample.weights * (again / np.where(counts == 0.0, 1.0, counts))[cell]
-            if not others.any():
-                return replace(sample, weights=weights)
-            n_new = rng.binomial(int(others.sum()), probability.sum())
-            place = rng.choice(len(others), n_new, p=others / others.sum())
-            value = rng.choice(least, n_new, p=probability / probability.sum())
-            new = np.bincount(place, weights=value, minlength=len(others))
-            return replace(whole, weights=np.append(weights, new))
+        return self._make_points(
+            frame,
+            weights,
+            n_rows,
+            sampling=1.0 / n_rows + 1.0 / self.n_rows,
+            noise=noise,
+            lost=lost / n_rows,
+            fine=self._find_fine(names),
+            limits=(f"{self._left_out}: {_BOUNDS_HOLD}",) if self._cut is not None else (),
+            dates=find_scales(frame),
+        )
 
-        return redraw
-
-    def _list_tail(self, least: int) -> tuple[Floats, Floats]:
-        """Return the values of a cell's noise from one on, as far as they matter, and their probabilities."""
-        scale = self._noise["scale"]
-        far = math.ceil(40 * scale)
-        x = np.arange(-far, least + far + 1, dtype=np.float64)
-        density = np.exp(-np.abs(x) / scale)
-        return x[x >= least], (density / density.sum())[x >= least]
-
-    def _moment_above(self, least: int, k: int) -> float:
-        """Return the k-th moment of a cell's noise where it is at least so much, and 0 elsewhere."""
-        x, probability = self._list_tail(least)
-        return float(probability @ x**k)
+    @cached_property
+    def _joint(self) -> tuple[pd.DataFrame, Floats]:
+        return self._list_joint()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

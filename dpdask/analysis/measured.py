@@ -45,10 +45,8 @@ class MeasuredAnswers:
         found = column.mean(within) if values is None else column.mean_of(values)
         if math.isnan(found.estimate):
             raise _too_few(name)
-        if values is None and within is None and not self.knows_mean(name):
-            what = "the bounds are so wide for the noise that the mean is not known: its interval would be as wide as most rows lie apart"
-            use = f"use mean({name!r}, within=(low, high)), the mean of values clipped to where rows are, or quantile()"
-            raise SpecError(what, f"mean({name})", use)
+        if values is None and within is None:
+            self.check_mean(name)
         some_left_out = column.is_null.any() if values is None else np.isnan(values).any()
         limits = (*self.limits, *([WITHOUT_NULLS] if some_left_out else []))
         possible = within or column.range_of(values)
@@ -56,6 +54,13 @@ class MeasuredAnswers:
         scale, none = self.dates.get(name), np.zeros(2)
         ends = in_units(scale, np.array(possible), none, none)[0].tolist()
         return replace(_gather([found], limits, scale=scale), possible=tuple(ends))
+
+    def check_mean(self, name: str) -> None:
+        """Refuse the mean of a column, not clipped, where it is not known."""
+        if not self.knows_mean(name):
+            what = "the bounds are so wide for the noise that the mean is not known: its interval would be as wide as most rows lie apart"
+            use = f"use mean({name!r}, within=(low, high)), the mean of values clipped to where rows are, or quantile()"
+            raise SpecError(what, f"mean({name})", use)
 
     def knows_mean(self, name: str) -> bool:
         """Return whether the noise moves the mean of a column, not clipped, less than half of what most rows are from each other, or the median is from 0.
@@ -121,18 +126,19 @@ def place_in_cells(
     high: Floats,
     usual: Floats,
     within: tuple[float, float],
-) -> tuple[Floats, Floats]:
-    """Return the mean of the clipped values in the cell of each point, and its standard error, by the fine counts of all rows.
+) -> tuple[Floats, Floats, Floats]:
+    """Return the mean of the clipped values in the cell of each point, its standard error, and how much further off it may be, by the fine counts of all rows.
 
     Where these tell less, it is the usual one, which a model of them gives, in doubt by its distance
     from the nearer end (half of it, as a standard error): in a tail under wide bounds, the mean of the counts is mostly noise.
+    It may then be as far off as two standard errors of that mean let it, within the cell.
 
     Parameters
     ----------
     low, high, usual
         The ends of each point's cell, and its usual value.
     """
-    values, doubts = np.clip(usual, *within), np.zeros(len(usual))
+    values, doubts, beyond = np.clip(usual, *within), np.zeros(len(usual)), np.zeros(len(usual))
     middle = (fine.low + fine.high) / 2.0
     clipped = np.clip(np.nan_to_num(middle), *within)
     for first, last in {(a, b) for a, b in zip(low.tolist(), high.tolist(), strict=True) if a < b}:
@@ -145,7 +151,11 @@ def place_in_cells(
         reach = min(own - least, most - own)
         known = error < reach / 2.0 and least <= mean <= most
         values[here], doubts[here] = (mean, error) if known else (own, reach / 2.0)
-    return values, doubts
+        if not known:
+            most_off = max(own - least, most - own)
+            off = abs(own - min(max(mean, least), most)) + 2.0 * error
+            beyond[here] = most_off if math.isnan(mean) else min(off, most_off)
+    return values, doubts, beyond
 
 
 def average_margin(

@@ -54,7 +54,8 @@ _BOUNDED = "this is of the bounded rows, at most {max_rows} of each {column!r}: 
 # by the shape of a release, its class, whose module is imported when it is asked for
 _KINDS = {
     "rows": ("rows", "OpenedRows"),
-    "records": ("points", "OpenedRecords"),
+    "records": ("records", "OpenedRecords"),
+    "records of cells": ("cells", "OpenedRecordsOfCells"),
     "cells": ("cells", "OpenedCells"),
     "tables": ("cells", "OpenedTables"),
     "ranges": ("ranges", "OpenedRanges"),
@@ -343,8 +344,10 @@ class OpenedRelease:
 
         Notes
         -----
-        The standard errors are those of 100 redraws, the same at every call: of the rows, as Poisson counts, and of the noise, which the
-        card states. Cells with a null in one of the columns are left out.
+        The standard errors are those of 50 redraws, the same at every call: of the rows, as Poisson counts, and of the noise and the
+        threshold, which the card states. The estimators of `dpdask.inference` move by one step of Newton, others are fitted again. Cells
+        with a null in one of the columns are left out. The bound on the bias is of what the redraws move in the mean, and half of what
+        dependence inside cells, that of a normal copula, changes.
         """
         return self._ask("fit", response, *features, estimator=estimator)
 
@@ -561,10 +564,12 @@ def open(  # noqa: A001 - `dpdask.open`, as `Image.open`
         set_options(by_root(check_options(dict(storage)), [url]))
     folder = Folder(url)
     manifest, read, measured = _read(folder, str(path), card)
-    shape = find_guidance(read).shape(read)
+    shape: str = find_guidance(read).shape(read)
     if shape not in _KINDS:
         what = f"releases of the mechanism {read.mechanism.kind!r} cannot be opened"
         raise SpecError(what, str(path), "read the Parquet files")
+    if shape == "records" and "cells_listed" in read.mechanism.details:
+        shape = "records of cells"
     module, name = _KINDS[shape]
     kind: type[OpenedRelease] = getattr(importlib.import_module(f"{__package__}.{module}"), name)
     shards = tuple(shard.name for shard in manifest.shards)

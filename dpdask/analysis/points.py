@@ -20,11 +20,10 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dpdask.analysis.inside import MODEL, find_slope_of_table, lean
 from dpdask.analysis.measured import (
     WITHOUT_NULLS,
     MeasuredAnswers,
-    average_margin,
-    average_pair,
     place_in_cells,
 )
 from dpdask.analysis.opened import OpenedRelease, Result
@@ -61,10 +60,6 @@ _SHARED = "all ranks within a standard error have this value, which many rows sh
 _SURE = 2.0  # standard deviations that a group's share has at least to divide by it
 _DELTA = 4.0  # and that it has at least for the delta method
 _STILL = 1e-12  # of the numbers: values that differ by less differ by rounding alone
-_RECORDS = (
-    "standard errors add up the draw of the rows, the noise of the tables before they were smoothed, and the draw of the records",
-    "what the model leaves out is not in them, and no bound on it is known: dependence of three columns, and where values lie inside a cell",
-)
 _POINT = "this is the point of a cell: only the bias bound tells how far off it is"
 
 
@@ -108,11 +103,10 @@ class Points:
     ) -> Result:
         """Return the mean of a column, or its means in the groups of another one; rows without a value are left out.
 
-        `values` has a number for each level, NaN to leave its rows out; others are clipped to
-        `within`.
+        `values` has a number for each level, NaN to leave its rows out; others are clipped.
         """
         ends = within or (-math.inf, math.inf)
-        placed, doubt = self._place(name, ends) if values is None else (None, 0.0)
+        placed, doubt, beyond = self.place(name, ends) if values is None else (None, 0.0, 0.0)
 
         def number(frame: pd.DataFrame) -> Floats:
             if placed is not None and frame is self.frame:
@@ -128,9 +122,9 @@ class Points:
         groups = self._levels_of(by) if by is not None else [None]
         n = len(groups)
         code, x = group(self.frame), number(self.frame)
-        shift = np.zeros(len(x)) if values is not None else self._shift(name, x, ends)
+        moved, shift = self._lean(name, None if values is not None else by, x, ends, beyond)
         here = np.isfinite(x)
-        x, code, weights = x[here], code[here], self.weights[here] / self.weights.sum()
+        x, code, weights = (x + moved)[here], code[here], self.weights[here] / self.weights.sum()
         cells = self._cells([name] if by is None else [name, by])
         with np.errstate(invalid="ignore", divide="ignore"):
             numbers, place = number(cells.frame), group(cells.frame)
@@ -148,8 +142,8 @@ class Points:
             if name in self.rank_noise and len(x):
                 # a mean is the integral of ranks over the released range
                 variance = variance + (self.rank_noise[name] * np.ptp(x) / share) ** 2
-            moved = self._move(name, ends)
-            bias = (add_up(np.abs(weights) * shift[here], code, n) + moved) / share
+            bias = add_up(np.abs(weights) * shift[here], code, n) + self._move(name, ends)
+            bias = (bias + np.abs(add_up(weights * moved[here], code, n)) / 2.0) / share
         if by is None and not told.any():
             what = "the rows with a value cannot be told from the noise"
             raise SpecError(what, f"column {name!r}", "release with a larger epsilon")
@@ -158,12 +152,27 @@ class Points:
         is_number = values is None and name not in self.levels
         is_loose = is_number and not self.biased and self._is_loose(x, weights, mean, bias)
         is_wide = is_number and self.biased and within is None
-        are_true = (not here.all(), still.any(), is_wide, is_loose, not told.all())
-        said = itertools.compress((WITHOUT_NULLS, _EQUAL, WIDE, LOOSE, _NO_GROUP), are_true)
+        true = (not here.all(), still.any(), is_wide, is_loose, not told.all(), moved.any())
+        said = itertools.compress((WITHOUT_NULLS, _EQUAL, WIDE, LOOSE, _NO_GROUP, MODEL), true)
         parts = (mean, np.where(still, np.nan, error), bias)
         index = pd.Index(list(groups), name=by) if by else None
         found = self._tell(name, parts, index, self._possible(name, values, within))
         return replace(found, limits=(*self.limits, *said))
+
+    def _lean(
+        self,
+        name: str,
+        by: str | None,
+        x: Floats,
+        ends: tuple[float, float],
+        beyond: Floats | float,
+    ) -> tuple[Floats, Floats]:
+        """Return how far rows are in the mean from their point, which has the number x, and how much further they may be."""
+        if by is not None and name in self.ends and not self.biased:
+            found = lean(self, name, by, ends, beyond)
+            if found is not None:
+                return found
+        return np.zeros(len(x)), self._shift(name, x, ends)
 
     def _move(self, name: str, ends: tuple[float, float]) -> float:
         """Return how far an error of ranks, and rows beyond the kept ones, may move a mean: that part of the bounds' distance."""
@@ -189,12 +198,12 @@ class Points:
         # noise puts rows anywhere between the bounds
         return bool((bias > np.maximum(np.abs(mean), width) / 2.0).any())
 
-    def _place(
+    def place(
         self, name: str, within: tuple[float, float]
-    ) -> tuple[Floats | None, Floats | float]:
-        """Return the number of each point by the fine counts of its cell, and its standard error; None where there are none."""
+    ) -> tuple[Floats | None, Floats | float, Floats | float]:
+        """Return the number of each point by the fine counts of its cell, its standard error, and how much further off it may be; None where there are none."""
         if name not in self.fine:
-            return None, 0.0
+            return None, 0.0, 0.0
         return place_in_cells(self.fine[name], *self.ends[name], self._numbers(name), within)
 
     def _tell(
@@ -321,6 +330,8 @@ class Points:
     def slope(self, response: str, features: Sequence[str]) -> Result:
         """Return the slopes of least squares of a column of numbers on others, a Series; rows that lack one of them are left out."""
         names = [response, *features]
+        if self.ends and len(names) == 2 and not self.biased:
+            return self._slope_of_table(response, features[0])
         table = np.column_stack([self._numbers(name) for name in names])
         here = np.isfinite(table).all(axis=1)
         table, weights = table[here], self.weights[here]
@@ -353,6 +364,13 @@ class Points:
         found = self._result(pd.Series(beta, index), error, bias)
         why = _SLOPE if self.ends else _RANKS
         return found if bias is not None else replace(found, limits=(*found.limits, why))
+
+    def _slope_of_table(self, response: str, feature: str) -> Result:
+        slope, error, bias, limit = find_slope_of_table(self, response, feature)
+        index = pd.Index([feature])
+        bounds = None if bias is None else pd.Series([bias], index)
+        found = self._result(pd.Series([slope], index), pd.Series([error], index), bounds)
+        return replace(found, limits=(*found.limits, limit))
 
     def _cells(self, names: Sequence[str]) -> NoisyCells:
         """Return the noisy cells of some columns; none where no noise was added."""
@@ -542,6 +560,9 @@ class OpenedPoints(OpenedRelease):
     ) -> Result:
         first, *others = names
         if others:
+            measured = self._find_measured(first)
+            if numbers is None and within is None and measured is not None:
+                measured.check_mean(first)
             points = self._points(*names)
             ends = self._check_within(first, within, points.dates.get(first))
             return points.mean(first, others[0], numbers, ends)
@@ -702,76 +723,3 @@ def read_as_python(*names: str) -> Iterator[None]:
         raise SpecError(
             what, f"column {' or '.join(map(repr, names))}", "use to_pandas(), and convert it"
         ) from None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class OpenedRecords(OpenedPoints):
-    """Synthetic records: ordinary estimates are right, but their ordinary standard errors are too small, since counts had noise."""
-
-    refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "npmle": ("the release holds values, not ranges", "use share(), histogram() or quantile()"),
-        "regress": ("the release holds values, not ranges", "use slope()"),
-        "fit": (
-            "the records carry no weights, and their noise cannot be redrawn from the folder",
-            "use slope(), or to_pandas(), whose errors leave the noise out",
-        ),
-    }
-
-    def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
-        self._check_released(names)
-        return super(OpenedRecords, self)._plan(question, names, **options)
-
-    def _points(self, *names: str) -> Points:
-        if len(names) == 2 and (found := self._find_pair(*names)) is not None:
-            return found
-        frame, weights = self._read(names), np.ones(self.n_rows)
-        n_rows, noise = self._count_rows(weights), self.content["accounting"]["noise"]
-
-        def find_noise(chosen: Sequence[str]) -> NoisyCells:
-            """Return the cells of the noisy table of one or two columns."""
-            table, kind, n_added = self._list_cells(chosen), "cells", 1.0
-            if "cells" not in noise:
-                kind = "one_way" if len(chosen) == 1 else "two_way"
-            else:
-                # a cell of these columns is a sum over the cells of the others that are listed
-                n_added = max(1.0, self.content["mechanism"]["cells_listed"] / len(table))
-            variance = n_added * (noise[kind]["standard_deviation"] / n_rows) ** 2
-            return NoisyCells(frame=table, variance=variance)
-
-        return self._make_points(
-            frame,
-            weights,
-            n_rows,
-            sampling=1.0 / n_rows + 1.0 / self.n_rows,
-            noise=find_noise,
-            biased=len(names) > 1 or "cells" in noise,  # a model, or cells that were left out
-            limits=_RECORDS,
-            dates=find_scales(frame),
-        )
-
-    def _read_counts(self, name: str, n_rows: float | None) -> MeasuredColumn | None:
-        if self._levels(name) is None:
-            return super(OpenedRecords, self)._read_counts(name, n_rows)
-        sizes = {each: int(column["cells"]) for each, column in self.content["columns"].items()}
-        with self._check_counts():
-            return average_margin(self._measured, name, sizes, n_rows)
-
-    def _find_pair(self, first: str, second: str) -> Points | None:
-        """Return the cells of the noisy table of two columns, which no model bends."""
-        sizes = [int(self._column(name)["cells"]) for name in (first, second)]
-        with self._check_counts():
-            found = average_pair(self._measured, (first, second), sizes)
-        if found is None:
-            return None
-        weights, variance = found
-        frame, n_rows = self._list_cells([first, second]), self._count_rows(weights)
-        noisy = NoisyCells(frame=frame, variance=variance / n_rows**2)
-        scales = {name: DateScale.of_card(self._column(name)) for name in frame.columns}
-        return self._make_points(
-            frame,
-            weights,
-            n_rows,
-            noise=lambda _: noisy,
-            dates={name: scale for name, scale in scales.items() if scale is not None},
-            fine=self._find_fine([first, second]),
-        )

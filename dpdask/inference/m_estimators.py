@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -85,6 +85,9 @@ def cell_widths(card: Mapping[str, Any], features: pd.DataFrame, weights: Floats
 
 Contrast = Callable[[Floats, Floats], tuple[Floats, Floats]]
 """(points of shape (n, d), θ of shape (p,)) -> (m of shape (n,), its gradient in θ of shape (n, p))."""
+
+Kind = Literal["linear", "logistic", "poisson", "huber", "median"]
+_HUBER = 1.35  # the default of `huber`
 
 EXTRA = "inference"
 _SINGULAR = 1e-10  # of the largest eigenvalue of a standardised Gram matrix
@@ -330,7 +333,7 @@ def poisson(sample: WeightedSample, *, intercept: bool = True) -> Floats:
     )
 
 
-def huber(sample: WeightedSample, *, threshold: float = 1.35, intercept: bool = True) -> Floats:
+def huber(sample: WeightedSample, *, threshold: float = _HUBER, intercept: bool = True) -> Floats:
     """Return the coefficients of Huber's robust regression, its scale estimated along with them (scikit-learn's HuberRegressor).
 
     Parameters
@@ -638,6 +641,50 @@ def _ill_posed(weights: Floats, what: str, where: str) -> SpecError:
     )
 
 
+def find_influence(sample: WeightedSample, coefficients: Floats, *, kind: Kind) -> Floats:
+    """Return how far one more row at each point moves the coefficients of a regression: a step of Newton.
+
+    Parameters
+    ----------
+    sample
+        What was fitted, with an intercept.
+    coefficients
+        What was found, the intercept first.
+    kind
+        The regression: least squares; the canonical link of a Bernoulli or a Poisson response;
+        Huber's, its scale held; or the median's, its density by a normal kernel.
+
+    Returns
+    -------
+    float64 array of shape (n, p).
+    """
+    z = np.column_stack([np.ones(len(sample.weights)), sample.features])
+    eta, weights = z @ coefficients, sample.weights
+    score = sample.response - eta
+    slope = np.ones(len(eta))
+    if kind == "logistic":
+        mean = special.expit(eta)
+        score, slope = sample.response - mean, mean * (1.0 - mean)
+    elif kind == "poisson":
+        slope = np.exp(np.minimum(eta, 500.0))
+        score = sample.response - slope
+    elif kind == "huber":
+        # the scale solves Σ w min((r / s)², ε²) = Σ w, which scikit-learn minimises
+        scales = np.sqrt(np.average(score**2, weights=np.abs(weights))) * np.geomspace(1e-3, 2, 400)
+        share = np.abs(weights) / np.abs(weights).sum()
+        size = np.array([share @ np.minimum((score / s) ** 2, _HUBER**2) for s in scales])
+        end = _HUBER * float(scales[np.argmin(np.abs(size - 1.0))])
+        slope = (np.abs(score) < end).astype(np.float64)
+        score = np.clip(score, -end, end)
+    elif kind == "median":
+        spread = np.sqrt(np.average(score**2, weights=np.abs(weights)))
+        width = 1.06 * max(float(spread), 1e-300) * max(float(weights.sum()), 1.0) ** -0.2
+        slope = np.exp(-0.5 * (score / width) ** 2) / (width * math.sqrt(2.0 * math.pi))
+        score = 0.5 * np.sign(np.where(np.abs(score) < 1e-9 * spread, 0.0, score))
+    hessian = (z * (weights * slope)[:, None]).T @ z
+    return np.asarray((z * score[:, None]) @ np.linalg.pinv(hessian), dtype=np.float64)
+
+
 Sampled = TypeVar("Sampled")
 
 _REFUSED = 0.05
@@ -651,6 +698,8 @@ class NoiseError:
     ----------
     standard_error
         float64 array of the estimate's shape: its standard deviation over redrawn noise.
+    mean
+        float64 array of that shape: its mean over redrawn noise.
     repeats
         How many redrawn samples were fitted.
     refused
@@ -659,6 +708,7 @@ class NoiseError:
     """
 
     standard_error: Floats
+    mean: Floats
     repeats: int
     refused: int
 
@@ -716,7 +766,10 @@ def noise_error(
                     HINT,
                 ) from None
     return NoiseError(
-        standard_error=np.std(found, axis=0, ddof=1), repeats=repeats, refused=refused
+        standard_error=np.std(found, axis=0, ddof=1),
+        mean=np.mean(found, axis=0),
+        repeats=repeats,
+        refused=refused,
     )
 
 

@@ -179,13 +179,15 @@ def test_rows_of_a_cell_are_where_fine_counts_say_and_in_doubt_where_these_are_n
         noisy = exact + np.rint(rng.normal(0.0, sigma, exact.size)).astype(np.int64)
         fine = MeasuredColumn.read(hierarchy.list_counts("pay", noisy, event), 50_000.0)
         usual = np.array([750.0, 2500.0, 7.0])
-        values, doubts = place_in_cells(fine, low, high, usual, (0.0, 1e6))
+        values, doubts, beyond = place_in_cells(fine, low, high, usual, (0.0, 1e6))
         if sigma < 1.0:
             assert values[0] == pytest.approx(x.mean(), rel=3e-3)
             assert doubts[0] < doubt
+            assert beyond[0] == 0.0
         else:  # half of the distance to the nearer end
             assert values.tolist() == usual.tolist()
             assert doubts[0] == pytest.approx(doubt)
+            assert beyond[0] > doubt
         assert doubts[1] == pytest.approx(500.0)  # nobody is there
         assert (values[2], doubts[2]) == (7.0, 0.0)
 

@@ -1,8 +1,8 @@
 """Standard errors and bounds of opened releases are neither too small nor too large, over fresh tables and fresh noise."""
 
-import math
 import warnings
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from dpdask.analysis.ranges import OpenedRanges
 from dpdask.analysis.results import Result
 from dpdask.analysis.rows import OpenedRows
 from dpdask.analysis.values import read_edges
-from dpdask.inference import Estimate, WeightedSample
+from dpdask.inference import Estimate, least_squares
 
 ALPHA = 1e-6
 REPEATS = 40
@@ -121,24 +121,17 @@ def test_edges_of_cells_split_none_of_them(draws):
     assert any("the point of a cell" in limit for limit in draws[0].quantile("price", 0.5).limits)
 
 
-def test_a_redraw_lists_as_many_empty_cells_as_the_noise_does(draws):
-    """Their expected weight is that of the part of a cell's discrete Laplace noise which reaches the cut, for each cell that is not listed."""
-    sold = draws[0]
-    cells = sold.to_pandas()
-    sample = WeightedSample.of_frame(cells, "price", ["size"], card=sold.content)
-    redraw = sold._make_redraw(sample, cells, ["price", "size"])
-    rng, added = np.random.default_rng(5), []
-    for _ in range(200):
-        again = redraw(rng)
-        assert len(again.weights) > len(sample.weights)
-        added.append(again.weights[len(sample.weights) :].sum())
-    noise, mechanism = sold.content["accounting"]["noise"]["cells"], sold.content["mechanism"]
-    x = np.arange(mechanism["cut"], mechanism["cut"] + 60 * math.ceil(noise["scale"]))
-    mass = np.exp(-x / noise["scale"]) * np.tanh(0.5 / noise["scale"])
-    wanted = (mechanism["cells"] - len(cells)) * float(mass @ x)
-    error = np.std(added) / math.sqrt(len(added))
-    assert wanted > 20.0 * error  # or the next line would hold without them
-    assert abs(np.mean(added) - wanted) < 4.9 * error
+def test_features_that_noise_hides_are_refused(draws):
+    with pytest.raises(dpdask.SpecError, match="variance of the feature cannot be told"):
+        draws[0].slope("price", "size")
+    found = draws[0].fit(least_squares, "price", "town")
+    assert (found.standard_error > 0.0).all()
+
+
+def test_regressions_of_too_many_cells_are_refused(draws, monkeypatch):
+    monkeypatch.setattr("dpdask.analysis.cells._MOST_CELLS", 5)
+    with pytest.raises(dpdask.SpecError, match="cells together; the limit is 5"):
+        draws[1]._tabulate(["price", "town"])
 
 
 # ---- ranges
@@ -649,6 +642,40 @@ def test_groups_that_noise_may_be_all_of_have_no_estimate_and_leave_the_others_t
     assert 0.0 <= low["a"] < 5.0 < high["a"] <= 10.0
     assert low.isna().tolist() == [False, True, True]
     assert any("cannot be told from the noise" in limit for limit in found.limits)
+
+
+def tabled(weights, sigma, edges):
+    """Return the table of a level of four and a number in equal cells."""
+    frame = pd.DataFrame(
+        [(y, (low + high) / 2) for y in range(1, 5) for low, high in pairwise(edges)],
+        columns=["y", "x"],
+    )
+    ends = [np.tile(each, 4).astype(float) for each in (edges[:-1], edges[1:])]
+    cells = NoisyCells(frame=frame, variance=(sigma / weights.sum()) ** 2)
+    return Points(
+        frame=frame,
+        weights=weights.ravel().astype(float),
+        n_rows=float(weights.sum()),
+        sampling=1.0 / weights.sum(),
+        levels={"y": [1, 2, 3, 4]},
+        ends={"x": (ends[0], ends[1])},
+        noise=lambda _: cells,
+    )
+
+
+def test_slopes_of_tables_have_intervals_where_cells_tell_them():
+    edges = np.linspace(0.0, 100.0, 11)
+    shape = stats.norm.pdf(np.arange(10)[None, :], 3.0 + np.arange(4)[:, None], 1.5)
+    weights = np.rint(5_000 * shape)
+    found = tabled(weights, 3.0, edges).slope("x", ["y"])
+    low, high = found.interval()
+    assert low["x" if "x" in low else "y"] < 9.7 < 10.0 < high.iloc[0] + 0.5
+    assert (high - low).iloc[0] < 1.5
+    spiked = weights.copy()
+    spiked[:, 0] += 20_000.0  # a value that many share may lie anywhere in its cell
+    assert tabled(spiked, 3.0, edges).slope("y", ["x"]).bias_bound is None
+    with pytest.raises(dpdask.SpecError, match="variance of the feature cannot be told"):
+        tabled(weights, 30_000.0, edges).slope("y", ["x"])
 
 
 def test_a_slope_without_an_interval_says_why():

@@ -1,0 +1,87 @@
+"""Opened releases of the synthetic records of a copula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dpdask.analysis.measured import average_margin, average_pair
+from dpdask.analysis.points import OpenedPoints, Points
+from dpdask.analysis.values import DateScale, NoisyCells, find_scales
+from dpdask.inference.measured import MeasuredColumn
+
+_RECORDS = (
+    "standard errors add up the draw of the rows, the noise of the tables before they were smoothed, and the draw of the records",
+    "what the model leaves out is not in them, and no bound on it is known: dependence of three columns, and where values lie inside a cell",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class OpenedRecords(OpenedPoints):
+    """Synthetic records: ordinary estimates are right, but their ordinary standard errors are too small, since counts had noise."""
+
+    refusals: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "npmle": ("the release holds values, not ranges", "use share(), histogram() or quantile()"),
+        "regress": ("the release holds values, not ranges", "use slope()"),
+        "fit": (
+            "the records carry no weights, and their noise cannot be redrawn from the folder",
+            "use slope(), or to_pandas(), whose errors leave the noise out",
+        ),
+    }
+
+    def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
+        self._check_released(names)
+        return super(OpenedRecords, self)._plan(question, names, **options)
+
+    def _points(self, *names: str) -> Points:
+        if len(names) == 2 and (found := self._find_pair(*names)) is not None:
+            return found
+        frame, weights = self._read(names), np.ones(self.n_rows)
+        n_rows, noise = self._count_rows(weights), self.content["accounting"]["noise"]
+
+        def find_noise(chosen: Sequence[str]) -> NoisyCells:
+            """Return the cells of the noisy table of one or two columns."""
+            kind = "one_way" if len(chosen) == 1 else "two_way"
+            variance = (noise[kind]["standard_deviation"] / n_rows) ** 2
+            return NoisyCells(frame=self._list_cells(chosen), variance=variance)
+
+        return self._make_points(
+            frame,
+            weights,
+            n_rows,
+            sampling=1.0 / n_rows + 1.0 / self.n_rows,
+            noise=find_noise,
+            biased=len(names) > 1,  # by a model
+            limits=_RECORDS,
+            dates=find_scales(frame),
+        )
+
+    def _read_counts(self, name: str, n_rows: float | None) -> MeasuredColumn | None:
+        if self._levels(name) is None:
+            return super(OpenedRecords, self)._read_counts(name, n_rows)
+        sizes = {each: int(column["cells"]) for each, column in self.content["columns"].items()}
+        with self._check_counts():
+            return average_margin(self._measured, name, sizes, n_rows)
+
+    def _find_pair(self, first: str, second: str) -> Points | None:
+        """Return the cells of the noisy table of two columns, which no model bends."""
+        sizes = [int(self._column(name)["cells"]) for name in (first, second)]
+        with self._check_counts():
+            found = average_pair(self._measured, (first, second), sizes)
+        if found is None:
+            return None
+        weights, variance = found
+        frame, n_rows = self._list_cells([first, second]), self._count_rows(weights)
+        noisy = NoisyCells(frame=frame, variance=variance / n_rows**2)
+        scales = {name: DateScale.of_card(self._column(name)) for name in frame.columns}
+        return self._make_points(
+            frame,
+            weights,
+            n_rows,
+            noise=lambda _: noisy,
+            dates={name: scale for name, scale in scales.items() if scale is not None},
+            fine=self._find_fine([first, second]),
+        )
