@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from dpdask.analysis.measured import WITHOUT_NULLS
 from dpdask.analysis.points import KeptColumns, Points, read_as_python
+from dpdask.analysis.ranks import RankAnswers
 from dpdask.analysis.results import Result, clip_to
-from dpdask.analysis.values import NoisyCells
+from dpdask.analysis.values import DateScale, NoisyCells
 from dpdask.errors import SpecError
+from dpdask.inference.noisy_ranks import NoisyRanks
 from dpdask.inference.tallies import (
     Estimate,
     Frame,
@@ -130,6 +132,8 @@ class OpenedRows(KeptColumns):
         private = [name for name in names if not self._is_kept(name)]
         joint = self._is_joint(*names) if others else self._keeps_distribution(first)
         are_kept = all(map(self._keeps_distribution, private))
+        if (ranks := self._plan_ranks(question, names, **options)) is not None:
+            return ranks
         match question:
             case "mean" if not joint:
                 numbers = self._level_values(first, options.get("values"), options.get("within"))
@@ -171,11 +175,6 @@ class OpenedRows(KeptColumns):
             case "slope" if not joint:
                 if len(private) > 1 or not self._has_channel(private[0]):
                     raise self._refusal(question, *names)
-                if None in (self._levels(private[0]) or ()):
-                    what = "null is one of its levels, so slopes are not supported"
-                    raise SpecError(
-                        what, f"column {private[0]!r}", "use mean(), in groups by a kept column"
-                    )
                 self._check_no_dates(names)
                 return lambda: self._correct_slope(private[0], first, others)
         if private and self._n_reference is None and question in _AVERAGES:
@@ -236,6 +235,63 @@ class OpenedRows(KeptColumns):
                 case "slope":
                     return of.slope(first, others)
         return of.share(first) if question == "share" else of.crosstab(*names)
+
+    # ---- numbers whose noise is a channel on ranks
+
+    def _plan_ranks(
+        self, question: str, names: Sequence[str], **options: Any
+    ) -> Callable[[], Any] | None:
+        """Return what answers a question about a column of numbers by the channel of its ranks; None if that is not known or not needed."""
+        name, *others = names
+        if self._is_kept(name) or not self._is_kept(*others):
+            return None
+        alone = self._n_reference is None and not others
+        if question not in (("mean", "histogram", "quantile") if alone else ("mean", "slope")):
+            return None
+        if not (alone or others):
+            return None
+        channel = NoisyRanks.from_card(self._column(name))
+        if channel is None:
+            return None
+        scale = DateScale.of_card(self._column(name))
+        within, bounds = options.get("within"), self._bounds_of(name)
+        ends = self._check_within(name, within, scale) or bounds
+        if question == "slope":
+            self._check_no_dates(names)
+            self._check_no_texts(others)
+        if question in ("mean", "slope"):
+            self._level_values(name, options.get("values"))  # which it has none of
+            if ends is None:
+                what = "values beyond the reference may be anything, since no bounds were declared"
+                use = f"use mean({name!r}, …, within=(low, high))"
+                raise SpecError(what, f"column {name!r}", use)
+
+        def find() -> Result:
+            frame = self.to_pandas(names)
+            zone = DateScale.of(frame[name]) if scale is not None else None
+            answers = RankAnswers(
+                name=name, column=channel, scale=zone or scale, limits=self._limits_of_units()
+            )
+            if question == "slope":
+                assert ends is not None
+                return answers.slope(frame, others, ends)
+            counts = answers.count(frame[name])
+            match question:
+                case "histogram":
+                    return answers.histogram(counts, self._edges(name, options["bins"], scale))
+                case "quantile":
+                    return answers.quantile(counts, options["q"])
+            assert ends is not None
+            if not others:
+                return answers.mean(counts[None, :], ends)
+            with read_as_python(*others):
+                place, groups = pd.factorize(frame[others[0]], sort=True, use_na_sentinel=False)
+                index = pd.Index(groups, name=others[0])
+            code = channel.n_outcomes * place + answers.code(frame[name])
+            table = np.bincount(code, minlength=channel.n_outcomes * len(groups))
+            return answers.mean(table.reshape(len(groups), -1).astype(np.float64), ends, index)
+
+        return find
 
     # ---- estimates that the channel is taken out of
 

@@ -45,7 +45,13 @@ Spreads: TypeAlias = tuple[list[Directions], Spread, Spread | None]
 _SURELY = 3.0  # standard errors
 
 
-def regress_on_kept(found: Moments, pseudo: PseudoValues) -> tuple[Floats, Floats, Floats]:
+def regress_on_kept(
+    found: Moments,
+    pseudo: PseudoValues,
+    known: PseudoValues | None = None,
+    *,
+    doubts: tuple[Floats, Floats] | None = None,
+) -> tuple[Floats, Floats, Floats]:
     """Return the slopes of f(Z) on kept columns, their standard errors and their worst biases.
 
     Parameters
@@ -54,31 +60,64 @@ def regress_on_kept(found: Moments, pseudo: PseudoValues) -> tuple[Floats, Float
         The moments of the kept columns.
     pseudo
         g, in the place of f.
+    known
+        In the place of 1 where Z is not null; None if no row is.
+    doubts
+        Functions of the outcome whose averages over any rows bound the biases of g and of `known`
+        there; None if their largest biases are taken.
 
     Raises
     ------
     SpecError
-        If a kept column is determined by others.
+        If a kept column is determined by others, or the rows with a value cannot be told from the
+        noise.
     """
-    g = pseudo.g[0].ravel()
-    gram = found.products.sum(axis=2)
+    g, k = pseudo.g[0].ravel(), _weigh_known(found, known)
+    gram = found.products @ k
     _refuse_collinear(gram)
-    inverse = np.linalg.inv(gram)
+    inverse = np.asarray(np.linalg.inv(gram), dtype=np.float64)
+    n = found.n_columns
     beta = inverse @ (found.products[:, 0] @ g)
-    s0, s1, s2 = found.weigh(-beta, found.n_columns)
-    meat = s2.sum(axis=2) + 2 * s1 @ g + s0 @ g**2
-    covariance = inverse @ meat @ inverse * found.n_rows / (found.n_rows - found.n_columns)
-    error, root = np.sqrt(np.diag(covariance)), np.sqrt(found.n_rows * np.diag(inverse))
-    bias = pseudo.bias[0] * root  # Cauchy-Schwarz over the rows
-    if pseudo.likely is not None and pseudo.probability is not None and pseudo.bias[0]:
-        half = find_half_width(error, pseudo.likely[:, :1] * root, pseudo.probability)
-        bias = np.minimum(bias, half - NORMAL_95 * error)
+    s0, s1, s2 = found.weigh(beta, n)
+    # of the scores w (g - fitted · known)
+    meat = s0 @ g**2 - 2 * s1 @ (g * k) + s2 @ k**2
+    covariance = inverse @ meat @ inverse * found.n_rows / (found.n_rows - n)
+    error = np.sqrt(np.diag(covariance))
+    if doubts is not None:
+        of_g, of_known = found.weigh_sizes(inverse, beta)
+        bias = np.maximum(of_g @ doubts[0] + of_known @ doubts[1], 0.0)
+    else:  # Cauchy-Schwarz over the rows
+        reach: Floats = np.sqrt(np.diag(inverse @ found.products.sum(axis=2) @ inverse))
+        rows = 0.0 if known is None else known.bias[0] * math.sqrt(float(s2[0, 0].sum()))
+        bias = (pseudo.bias[0] * math.sqrt(found.n_rows) + rows) * reach
+        if known is None and pseudo.likely is not None and pseudo.probability is not None:
+            root = math.sqrt(found.n_rows) * reach
+            half = find_half_width(error, pseudo.likely[:, :1] * root, pseudo.probability)
+            bias = np.minimum(bias, half - NORMAL_95 * error)
     beta, error, bias = (part[1:] / found.scale for part in (beta, error, bias))
     return beta, error, bias
 
 
+def _weigh_known(found: Moments, known: PseudoValues | None) -> Floats:
+    """Return what a row of each outcome counts as, among the rows with a value."""
+    counts = found.products[0, 0]
+    if known is None:
+        return np.ones(len(counts))
+    k: Floats = known.g[0].ravel()
+    mean = counts @ k / found.n_rows
+    doubt = math.sqrt(counts @ (k - mean) ** 2) / found.n_rows
+    least = float(np.linalg.eigvalsh(found.products @ k / found.n_rows)[0])
+    if not min(mean, least) > _SURELY * doubt:
+        what = "its rows with a value cannot be told from the noise"
+        raise SpecError(what, found.outcomes.where, "use more rows or a larger ε")
+    return k
+
+
 def regress_kept_on(
-    found: Moments, first: PseudoValues, second: PseudoValues
+    found: Moments,
+    first: PseudoValues,
+    second: PseudoValues,
+    known: PseudoValues | None = None,
 ) -> tuple[Floats, Floats, Floats]:
     """Return the slopes of the last kept column on f(Z) and the others, their standard errors, and their worst biases: 0 or infinite.
 
@@ -88,21 +127,23 @@ def regress_kept_on(
         The moments of the kept columns.
     first, second
         g and h, in the places of f and f².
+    known
+        As for `regress_on_kept`.
 
     Raises
     ------
     SpecError
-        If a kept column is determined by others, or the variance of f(Z) cannot be distinguished
-        from zero.
+        If a kept column is determined by others, or the variance of f(Z) or the rows with a value
+        cannot be distinguished from zero.
     """
-    g, h = first.g[0].ravel(), second.g[0].ravel()
+    g, h, k = first.g[0].ravel(), second.g[0].ravel(), _weigh_known(found, known)
     # the constant and the covariates; the response stands last
     q, y = (
         found.n_columns - 1,
         found.n_columns - 1,
     )
     by_level, n_levels = found.products, found.products[0, 0]
-    gram = by_level[:q, :q].sum(axis=2)
+    gram = by_level[:q, :q] @ k
     _refuse_collinear(gram)
     cross = by_level[0, :q] @ g
     bread = np.block([[np.array([[n_levels @ h]]), cross[None, :]], [cross[:, None], gram]])
@@ -111,16 +152,18 @@ def regress_kept_on(
         what = "the variance of its original values cannot be distinguished from zero"
         raise SpecError(what, found.outcomes.where, "use more rows or a larger ε")
     inverse = np.linalg.inv(bread)
-    beta = inverse @ np.append(by_level[0, y] @ g, by_level[:q, y].sum(axis=1))
+    beta = inverse @ np.append(by_level[0, y] @ g, by_level[:q, y] @ k)
     slope, rest = beta[0], beta[1:]
     s0, s1, s2 = found.weigh(np.append(-rest, 1.0), q)  # e = y - its kept part
-    meat = np.empty_like(bread)  # of the scores (g e - h slope, w (e - g slope))
+    meat = np.empty_like(bread)  # of the scores (g e - h slope, w (k e - g slope))
     meat[0, 0] = s2[0, 0] @ g**2 - 2 * slope * s1[0, 0] @ (g * h) + slope**2 * s0[0, 0] @ h**2
-    meat[0, 1:] = meat[1:, 0] = s2[0] @ g - slope * s1[0] @ (g**2 + h) + slope**2 * s0[0] @ (g * h)
-    meat[1:, 1:] = s2.sum(axis=2) - 2 * slope * s1 @ g + slope**2 * s0 @ g**2
+    meat[0, 1:] = s2[0] @ (g * k) - slope * s1[0] @ (g**2 + h * k) + slope**2 * s0[0] @ (g * h)
+    meat[1:, 0] = meat[0, 1:]
+    meat[1:, 1:] = s2 @ k**2 - 2 * slope * s1 @ (g * k) + slope**2 * s0 @ g**2
     error = np.sqrt(np.diag(inverse @ meat @ inverse) * found.n_rows / (found.n_rows - q - 1))
     scale, keep = found.scale[-1] / np.append(1.0, found.scale[:-1]), np.r_[0, 2 : q + 1]
-    bias = np.full(q, math.inf if first.bias[0] or second.bias[0] else 0.0)
+    parts = [first, second, *([] if known is None else [known])]
+    bias = np.full(q, math.inf if any(part.bias[0] for part in parts) else 0.0)
     return beta[keep] * scale, error[keep] * scale, bias
 
 
@@ -530,7 +573,7 @@ class ReleasedColumn:
             None: f(Z) is regressed on the covariates. A kept numeric column: it is regressed on
             f(Z) and the covariates.
         values
-            f at each level, as for `transform_for`.
+            f at each level, as for `mean`: rows of levels without a number are left out.
         approximate
             As for `distribution`.
 
@@ -544,12 +587,16 @@ class ReleasedColumn:
         -----
         As a response f(Z) is replaced by g(Z̃). As a covariate its cross-products with other
         columns are those of g(Z̃), and its square is h(Z̃) with T h = f²: this undoes the
-        attenuation. Standard errors are sandwich ones (heteroscedasticity-consistent) of the
+        attenuation. Where rows are left out, each row counts as k(Z̃), T k being 1 of the others.
+        Standard errors are sandwich ones (heteroscedasticity-consistent) of the
         corrected scores. As a covariate no bound on an approximation's bias is known, so one that
         the channel determines is inverted exactly.
         """
-        f = self._values(values)
-        f = f - self.reference @ f
+        f = self._values(values, partly=True)
+        here = np.isfinite(f)
+        if not here.any():
+            raise SpecError("no level has a number", f"column {self.name!r}", "give `values`")
+        f = np.where(here, f - np.average(f[here], weights=self.reference[here] + 1e-12), 0.0)
         if response is None and not covariates:
             raise SpecError(
                 "a slope needs a kept column", "slope", "name a response, or covariates"
@@ -558,19 +605,24 @@ class ReleasedColumn:
             frame, covariates if response is None else [*covariates, response], self.outcomes
         )
         table = self._table(found.products[0, 0])
+        inside = [] if here.all() else [here.astype(np.float64)]
         if response is None:
             names: list[str] = list(covariates)
-            if approximate and self.max_condition is None and self.at_most is not None:
-                pseudo = self._balance_slopes(f, table, found)
-            else:
-                pseudo = self._pseudo_values(f, table, approximate=approximate)
-            parts = regress_on_kept(found, self._narrow(pseudo))
+            is_likely = approximate and self.max_condition is None and self.at_most is not None
+            pseudo, *known = (
+                self._balance_slopes(each, table, found)
+                if is_likely and not inside
+                else self._pseudo_values(each, table, approximate=approximate)
+                for each in (f, *inside)
+            )
+            parts = regress_on_kept(found, *map(self._narrow, (pseudo, *known)))
         else:
             names = [self.name, *covariates]
-            both = [self._invert(each, approximate=approximate) for each in (f, f**2)]
-            if self.max_condition is None and any(part.bias[0] for part in both):
-                both = [self._pseudo_values(each, table, approximate=True) for each in (f, f**2)]
-            parts = regress_kept_on(found, *both)
+            wanted = (f, f**2, *inside)
+            every = [self._invert(each, approximate=approximate) for each in wanted]
+            if self.max_condition is None and any(part.bias[0] for part in every):
+                every = [self._pseudo_values(each, table, approximate=True) for each in wanted]
+            parts = regress_kept_on(found, *every)
         return self._estimate(*(pd.Series(part, pd.Index(names)) for part in parts), table=table)
 
     def _values(self, values: Sequence[float] | Floats | None, *, partly: bool = False) -> Floats:

@@ -154,7 +154,7 @@ def find_half_width(
     return found
 
 
-def estimate_prior(matrix: Floats, start: Floats, counts: Floats) -> Floats:
+def estimate_prior(matrix: Floats, start: Floats, counts: Floats, steps: int = _STEPS) -> Floats:
     """Return roughly the distribution of the original levels: some steps of expectation and maximisation from a start.
 
     Parameters
@@ -166,9 +166,11 @@ def estimate_prior(matrix: Floats, start: Floats, counts: Floats) -> Floats:
         little.
     counts
         How many rows were released as each level, shape (s,).
+    steps
+        How many steps.
     """
     prior = start
-    for _ in range(_STEPS if counts.any() else 0):
+    for _ in range(steps if counts.any() else 0):
         expected = prior @ matrix
         prior = prior * (
             matrix @ np.divide(counts, expected, out=np.zeros_like(counts), where=expected > 0)

@@ -252,6 +252,26 @@ class Moments:
                     result[power, a, b] = result[power, b, a] = found[f"{a}-{b}-{power}"]
         return result
 
+    def weigh_sizes(self, rows: Floats, coefficients: Floats) -> tuple[Floats, Floats]:
+        """Return Σ |Σ_c rows_jc z_c| by outcome, and the same times |e|, e = Σ_c coefficients_c z_c: both of shape (rows, outcomes).
+
+        Parameters
+        ----------
+        rows, coefficients
+            float64 arrays, a column for each of z.
+        """
+        z = [self.frame[f"z{place}"] for place in range(self.n_columns)]
+
+        def combine(factors: Floats) -> Any:
+            return abs(sum(float(c) * z_ for c, z_ in zip(factors, z, strict=True)))
+
+        e = combine(coefficients)
+        sums = {f"{place}-0": combine(row) for place, row in enumerate(rows)}
+        sums |= {f"{place}-1": combine(row) * e for place, row in enumerate(rows)}
+        found = _sums_by_outcome(self.frame, sums, self.outcomes)
+        one, two = (np.array([found[f"{j}-{k}"] for j in range(len(rows))]) for k in (0, 1))
+        return one, two
+
 
 def moments(frame: Frame, kept: Sequence[str], outcomes: Outcomes) -> Moments:
     """Return the moments of kept numeric columns by outcome; rows that lack one of them are left out.

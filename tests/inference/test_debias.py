@@ -429,12 +429,54 @@ def test_means_leave_out_nulls_and_levels_without_a_number():
     ).value == pytest.approx(5.0)
     with pytest.raises(SpecError, match="one per level"):
         column(third, levels).mean(frame, [0.0, math.inf, 1.0])
-    for refused in (
-        lambda: column(third, levels).transform_for(),
-        lambda: column(third, levels).slope(frame.assign(x=range(1000)), covariates=["x"]),
-    ):
-        with pytest.raises(SpecError, match="null included"):
-            refused()
+    with pytest.raises(SpecError, match="null included"):
+        column(third, levels).transform_for()
+
+
+def test_slopes_leave_out_nulls():
+    """Of expected numbers of released rows, slopes are those of the rows with a value, and so with null in the middle of the levels' values."""
+    levels, third = (None, 1, 3), np.full((3, 3), 0.1) + 0.7 * np.eye(3)
+    x, own = np.repeat([0.0, 1.0, 2.0], 3), np.tile([0, 1, 2], 3)
+    rows = np.array([600, 300, 100, 300, 300, 300, 100, 200, 900])
+    expected = np.rint(10 * rows[:, None] * third[own]).astype(int)
+    numbers = np.array([np.nan, 1.0, 3.0])
+    released = pd.DataFrame(
+        {
+            "x": np.repeat(np.repeat(x, 3), expected.ravel()),
+            "rating": np.repeat(np.tile(numbers, 9), expected.ravel()),
+        }
+    )
+    here = own > 0
+    slope = np.polyfit(x[here], numbers[own][here], 1, w=np.sqrt(rows[here]))[0]
+    back = np.polyfit(numbers[own][here], x[here], 1, w=np.sqrt(rows[here]))[0]
+    rating = column(third, levels)
+    of_x = rating.slope(released, covariates=["x"], approximate=False)
+    assert of_x.value["x"] == pytest.approx(slope, rel=1e-3)
+    assert of_x.worst_bias["x"] == 0.0
+    on_rating = rating.slope(released, response="x", approximate=False)
+    assert on_rating.value["rating"] == pytest.approx(back, rel=1e-3)
+    naive = np.polyfit(*released.dropna().to_numpy().T, 1)[0]
+    assert abs(naive - slope) > 8 * of_x.standard_error["x"]
+    nothing = released.assign(rating=np.where(released.index % 10 == 0, 1.0, np.nan))
+    with pytest.raises(SpecError, match="rows with a value cannot be told"):
+        rating.slope(nothing, covariates=["x"], approximate=False)
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["nulls left out", "nulls ignored"])
+def test_errors_of_slopes_without_nulls_are_those_of_repeated_draws(planted):
+    rng, third = np.random.default_rng(3), np.full((3, 3), 0.1) + 0.7 * np.eye(3)
+    rating, offs = column(third, (None, 1, 3)), []
+    for _ in range(200):
+        x = rng.integers(0, 3, 3_000).astype(float)
+        value = 1 + (rng.random(3_000) < 0.2 + 0.3 * x).astype(int)
+        own = np.where(rng.random(3_000) < 0.5 - 0.2 * x, 0, value)
+        released = (rng.random(3_000)[:, None] > np.cumsum(third, axis=1)[own]).sum(axis=1)
+        frame = pd.DataFrame({"x": x, "rating": np.array([np.nan, 1.0, 3.0])[released]})
+        frame = frame.dropna() if planted else frame
+        found = rating.slope(frame, covariates=["x"], approximate=False)
+        offs.append((found.value["x"] - 0.6) / found.standard_error["x"])
+    held = np.mean(np.abs(offs) < 1.96)
+    assert (held < 0.8) if planted else (0.9 < held < 0.99)
 
 
 @pytest.mark.parametrize(

@@ -451,6 +451,7 @@ def read_randomisers(columns: Sequence[Named], arrays: Named) -> Json:
 
 
 _N_KNOTS = 2**10
+_N_TOLD = 256  # even ranks at which a card tells a reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -617,13 +618,23 @@ class ColumnsDescription(DipDescription):
         (`channels.Attenuation`): all three are functions of the channel and the public levels,
         which stand beside them. It is absent where the reference leaves nothing of the mean, as
         with a single level.
+
+        Privacy
+        -------
+        Points of a reference of numbers are told unless it is a hold-out, of which they are rows'
+        values: they are declared, those of a public table, or functions of counts that were paid.
         """
         found = DipDescription.describe_columns(self, release, columns)
-        for name, mechanism in release.columns.items() if self.mechanism.spreads else ():
-            if mechanism.distribution is not None:
+        for name, mechanism in release.columns.items():
+            if mechanism.distribution is None:
+                continue
+            if self.mechanism.spreads:
                 x, c = mechanism.distribution.x, mechanism.distribution.c
                 spread = measure_spread(x[1:], x[:-1], np.diff(c), codec=columns.codecs[name])
                 found[name]["reference"] |= {"spread_rank_at_most": spread}
+            if not self.mechanism.reference.uncovered:
+                lattice = columns.codecs[name].lattice
+                found[name]["reference"] |= _list_points(mechanism.distribution, lattice)
         if self.mechanism.spec.channel == "optimal-unbiased":
             for name, mechanism in release.columns.items():
                 assert isinstance(mechanism, LevelMechanism)
@@ -640,6 +651,15 @@ def measure_spread(keys: Floats, lows: Floats, shares: Floats, *, codec: Codec) 
         wide = keys - lows > (1.0 if codec.lattice else 0.0)  # a null has no gap
     largest = float(shares[wide].max(initial=0.0))
     return float(f"{largest * 1.01:.2g}") if largest else 0.0
+
+
+def _list_points(distribution: RankDistribution, lattice: bool) -> Json:
+    """Return knots of a reference's distribution function, from which its noise is a known channel: about evenly, and the ends of wide pieces."""
+    x, c = distribution.x, distribution.c
+    chosen = np.minimum(np.searchsorted(c, np.arange(_N_TOLD + 1) / _N_TOLD), len(c) - 1)
+    wide = np.flatnonzero(np.diff(c) > 1.0 / _N_TOLD)
+    chosen = np.unique(np.concatenate([[0, len(c) - 1], chosen, wide, wide + 1]))
+    return {"values": x[chosen].tolist(), "ranks": c[chosen].tolist(), "whole": lattice}
 
 
 def _uniform(codec: Codec) -> Distribution:

@@ -1,0 +1,649 @@
+"""Averages of a released column of numbers whose noise is a public channel on its ranks under a reference that is told.
+
+No distribution is assumed. For a function f of the original value there are functions h of the released
+one with T h >= f, or T h <= f, for every value that there can be: their averages lie above and below that
+of f, up to chance. Those are taken whose averages are nearest, chance included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize
+
+from dpdask.inference.debias import regress_on_kept
+from dpdask.inference.measured import NORMAL_95
+from dpdask.inference.pseudo_values import PseudoValues, estimate_prior
+from dpdask.inference.tallies import Moments
+
+Floats = NDArray[np.float64]
+Codes = NDArray[np.int64]
+
+_FINE = 1.0 / 128  # of the ranks: a wider piece of the reference is cut
+_MIDDLES = 512  # ranks that an average over an interval is taken at
+_MOST_OUTCOMES = 96
+_PER_SCALE = 10.0  # outcomes to a scale of the noise
+_LEAST_OUTCOMES = 32
+_ROUNDS = 3
+_STEPS = 6  # towards what was released, for what the functions are made for
+_HALVINGS = 40
+_ROUNDING = 1e-9
+_SURE = 2.0  # standard errors of a divisor
+
+
+class Law(Protocol):
+    """What rank is released, given the original one: both under the reference."""
+
+    def cumulate(self, own: Floats, at: Floats) -> Floats:
+        """Return Pr(released rank <= at | own rank), of shape (own, at).
+
+        Parameters
+        ----------
+        own, at
+            Ranks.
+        """
+
+    @property
+    def cuts(self) -> Floats:
+        """Released ranks between which the likelihood of the own one changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaplaceLaw:
+    """Discrete Laplace noise on whole ranks, and the rank of the sum: `kernels.rank`."""
+
+    n_cells: int
+    rate: float  # -log(α)
+
+    def cumulate(self, own: Floats, at: Floats) -> Floats:
+        """Return what `Law` says; see `Law.cumulate`."""
+        table, n, a = _cumulate_sums(self.n_cells, self.rate), self.n_cells, math.exp(-self.rate)
+        rank = np.minimum((own * n).astype(np.int64), n - 1)[:, None]
+        # sums below 0 are alike for all ranks, and so are those above: a part of them is that part
+        w = np.searchsorted(table, at, side="right") - 2  # table[w + 1] = Pr(sum <= w)
+        below = np.where(w >= -1, table[np.maximum(w + 1, 0)], 0.0)
+        above = np.where(w + 2 < len(table), table[np.minimum(w + 2, len(table) - 1)], 1.0)
+        part = np.clip((at - below) / np.maximum(above - below, 1e-300), 0.0, 1.0)
+
+        def reach(sums: Codes) -> Floats:
+            off = sums[None, :] - rank
+            power = np.exp(-self.rate * np.abs(np.where(off >= 0, off + 1.0, -off * 1.0)))
+            found: Floats = np.where(off >= 0, 1.0 - power / (1.0 + a), power / (1.0 + a))
+            return found
+
+        first = np.where(w >= -1, reach(w), 0.0)
+        second = np.where(w >= n - 1, 1.0, reach(w + 1))
+        found: Floats = first + part * (second - first)
+        return found
+
+    @property
+    def cuts(self) -> Floats:
+        """Released ranks at even sums."""
+        n = int(np.clip(_PER_SCALE * self.rate * self.n_cells, _LEAST_OUTCOMES, _MOST_OUTCOMES))
+        table = _cumulate_sums(self.n_cells, self.rate)
+        found: Floats = table[np.linspace(0, len(table) - 1, n + 1).astype(np.int64)]
+        return found
+
+
+@lru_cache(maxsize=4)
+def _cumulate_sums(n_cells: int, rate: float) -> Floats:
+    """Return Pr(sum <= w) for w = -1..n_cells - 1 under uniform ranks (docs/explanation/math.md, Ranks)."""
+    a, w = math.exp(-rate), np.arange(-1, n_cells)
+    k = a / (-math.expm1(-rate) * (1.0 + a))
+    found: Floats = w + 1 + k * (np.exp(-rate * (w + 1.0)) - np.exp(-rate * (n_cells - 1.0 - w)))
+    return found / n_cells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BinLaw:
+    """A channel on bins of ranks; inside its bin a released rank is uniform."""
+
+    edges: Floats
+    matrix: Floats
+
+    def cumulate(self, own: Floats, at: Floats) -> Floats:
+        """Return what `Law` says; see `Law.cumulate`."""
+        n = len(self.matrix)
+        place = np.clip(np.searchsorted(self.edges, own, side="right") - 1, 0, n - 1)
+        sums = np.hstack([np.zeros((n, 1)), np.cumsum(self.matrix, axis=1)])
+        return np.array([np.interp(at, self.edges, row) for row in sums])[place]
+
+    @property
+    def cuts(self) -> Floats:
+        """The edges."""
+        return self.edges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Inputs:
+    """The original values that there can be: a row each for a rank, or an interval of ranks that it is uniform in.
+
+    Attributes
+    ----------
+    low, high
+        The values lie in (low, high], or are `high` where `is_point`; NaN of null.
+    is_point
+        Whether there is one value.
+    first, last
+        The ranks.
+    """
+
+    low: Floats
+    high: Floats
+    is_point: NDArray[np.bool_]
+    first: Floats
+    last: Floats
+
+    @property
+    def is_null(self) -> NDArray[np.bool_]:
+        """Whether it is null."""
+        return np.isnan(self.high)
+
+    def clip(self, within: tuple[float, float]) -> tuple[Floats, Floats]:
+        """Return the least and the greatest clipped value; 0 of null."""
+        low, high = (np.clip(np.nan_to_num(part), *within) for part in (self.low, self.high))
+        return low * ~self.is_null, high * ~self.is_null
+
+    def lie_in(self, first: float, end: float) -> tuple[Floats, Floats]:
+        """Return whether all values, and whether some of them, lie in a range.
+
+        Parameters
+        ----------
+        first, end
+            The range, [first, end).
+        """
+        every = (self.low >= first) & (self.high < end)
+        some = (self.high >= first) & (self.low < end)
+        return every.astype(np.float64), some.astype(np.float64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NoisyRanks:
+    """A released column of numbers and the channel of its ranks.
+
+    Attributes
+    ----------
+    values, ranks
+        Points of the reference's distribution function, which it is known at: it jumps where a value
+        repeats. The first rank is that of null.
+    law
+        The channel.
+    is_whole
+        Whether values are whole numbers.
+    bounds
+        What no value lies outside of; infinite if it is not known.
+    """
+
+    values: Floats
+    ranks: Floats
+    law: Law
+    is_whole: bool
+    bounds: tuple[float, float]
+
+    @classmethod
+    def from_card(cls, column: Mapping[str, Any]) -> NoisyRanks | None:
+        """Return the channel of a column of a card; None if it does not tell the reference."""
+        reference = column.get("reference", {})
+        if "ranks" not in reference:
+            return None
+        values, ranks = (
+            np.array(reference[each], dtype=np.float64) for each in ("values", "ranks")
+        )
+        law: Law
+        if "rank_edges" in column:
+            edges, matrix = (np.array(column[each]) for each in ("rank_edges", "channel"))
+            law = BinLaw(edges=edges, matrix=matrix)
+        else:
+            law = LaplaceLaw(n_cells=int(column["ranks"]), rate=-float(column["alpha_log"]))
+        low, high = column.get("bounds") or (-math.inf, math.inf)
+        is_whole = bool(reference["whole"])
+        return cls(
+            values=values, ranks=ranks, law=law, is_whole=is_whole, bounds=(float(low), float(high))
+        )
+
+    @property
+    def has_null(self) -> bool:
+        """Whether a value may be null."""
+        return bool(self.ranks[0] > 0.0)
+
+    # ---- cells of released values
+
+    @cached_property
+    def _points(self) -> tuple[Floats, Floats]:
+        """Return values and ranks that cells end at: those of the card, and even ones inside wide linear pieces."""
+        values, ranks = self.values, self.ranks
+        steps = np.ones(len(values) - 1, dtype=np.int64)
+        if not self.is_whole:
+            wide = np.ceil(np.diff(ranks) / _FINE).astype(np.int64)
+            steps = np.where(np.diff(values) > 0.0, np.maximum(wide, 1), 1)
+        place = np.concatenate(
+            [[0.0], *(k + np.arange(1, n + 1) / n for k, n in enumerate(steps.tolist()))]
+        )
+        k = np.minimum(place.astype(np.int64), len(values) - 2)
+        part = place - k
+        x = values[k] + part * (values[k + 1] - values[k])
+        c = ranks[k] + part * (ranks[k + 1] - ranks[k])
+        return x, c
+
+    @cached_property
+    def _groups(self) -> tuple[Codes, Floats]:
+        """Return the outcome of each cell between points, and the ranks that outcomes end at, null's first."""
+        x, c = self._points
+        keep = np.zeros(len(c), dtype=np.bool_)
+        keep[np.abs(c[None, :] - self.law.cuts[:, None]).argmin(axis=1)] = True
+        jumps = np.flatnonzero((np.diff(x) == 0.0) & (np.diff(c) > 0.0))
+        keep[jumps] = keep[jumps + 1] = keep[0] = keep[-1] = True
+        keep &= np.append(np.diff(c) > 0.0, True)
+        has_null = int(c[0] > 0.0)
+        ends = np.append(0.0, c[keep]) if has_null else c[keep]
+        return np.cumsum(keep)[:-1] - 1 + has_null, ends
+
+    @property
+    def n_outcomes(self) -> int:
+        """How many outcomes are told apart."""
+        return len(self._groups[1]) - 1
+
+    def code(self, released: Floats) -> Codes:
+        """Return the outcome of each released value, NaN of null."""
+        x, _ = self._points
+        place = np.searchsorted(x, released, side="left")
+        last = len(x) - 1
+        here = np.minimum(place, last - 1)
+        is_jump = (x[here] == released) & (x[here + 1] == released)
+        cell = np.clip(np.where(is_jump, here, place - 1), 0, last - 1)
+        found: Codes = np.where(np.isnan(released), 0, self._groups[0][cell])
+        return found
+
+    # ---- original values
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """What there can be."""
+        x, c = self._points
+        low, high, width = x[:-1], x[1:], np.diff(c)
+        one = self.is_whole & (high - low == 1.0)  # one whole number, uniform in its ranks
+        is_point = (low == high) | one
+        spread = ~is_point & (width > 0.0)
+        least = np.where(spread & self.is_whole, low + 1.0, low)
+        pieces, ends = np.diff(self.ranks) > _FINE, np.diff(self.values) > 0.0
+        heavy = pieces & ends & (not self.is_whole)
+        parts = [
+            (high[is_point], high[is_point], c[:-1][is_point], c[1:][is_point], True),
+            *(
+                (least[spread], high[spread], at[spread], at[spread], False)
+                for at in (c[:-1], c[1:])
+            ),
+            # the value at a piece's end is released like any rank of it
+            (
+                self.values[1:][heavy],
+                self.values[1:][heavy],
+                self.ranks[:-1][heavy],
+                self.ranks[1:][heavy],
+                True,
+            ),
+        ]
+        if self.is_whole:
+            wide = spread & (width > _FINE)
+            for part in np.arange(1, 8) / 8:
+                at = c[:-1] + part * width
+                parts.append((least[wide], high[wide], at[wide], at[wide], False))
+        # all values beyond the reference have its first rank, or its last one
+        sides = []
+        if self.bounds[0] < x[0] or x[1] > x[0]:
+            sides.append((min(self.bounds[0], x[0]), x[0], c[0]))
+        if self.bounds[1] > x[-1]:
+            sides.append((x[-1], self.bounds[1], c[-1]))
+        for start, end, rank in sides:
+            one_rank = np.array([rank])
+            parts.append((np.array([start]), np.array([end]), one_rank, one_rank, start == end))
+        if c[0] > 0.0:
+            nothing = np.array([np.nan])
+            parts.append((nothing, nothing, np.zeros(1), c[:1], True))
+        points = np.concatenate([np.full(len(each[0]), each[4]) for each in parts])
+        low, high, first, last = (
+            np.concatenate([each[place] for each in parts]) for place in range(4)
+        )
+        return Inputs(low=low, high=high, is_point=points, first=first, last=last)
+
+    @cached_property
+    def matrix(self) -> Floats:
+        """The probability of each outcome for each of the inputs."""
+        inputs, ends = self.inputs, self._groups[1]
+        found = self.law.cumulate(inputs.first, ends)
+        for row in np.flatnonzero(inputs.last > inputs.first):
+            first, last = inputs.first[row], inputs.last[row]
+            own = first + (np.arange(_MIDDLES) + 0.5) / _MIDDLES * (last - first)
+            found[row] = self.law.cumulate(own, ends).mean(axis=0)
+        found[:, 0], found[:, -1] = 0.0, 1.0
+        return np.diff(found, axis=1)
+
+    # ---- functions of the outcome whose averages lie below and above that of f
+
+    def cover(self, f: tuple[Floats, Floats], counts: Floats, n: float) -> tuple[Floats, Floats]:
+        """Return the functions of the outcome whose averages lie below and above that of f.
+
+        Parameters
+        ----------
+        f
+            Between what it lies, for each of the inputs.
+        counts
+            How many rows have each outcome.
+        n
+            Of how many rows an average is.
+        """
+        q, weight = self._expect(counts), 1.0 / math.sqrt(n)
+        matrix, place = self._different
+
+        def cover(least: Floats) -> Floats:
+            most = np.full(len(matrix), -math.inf)
+            np.maximum.at(most, place, least)
+            return _cover(matrix, most, q, weight)
+
+        return -cover(-f[0]), cover(f[1])
+
+    def _expect(self, counts: Floats) -> Floats:
+        """Return about the probability of each outcome: that of a distribution of original values, unlike the counts themselves."""
+        width = self.inputs.last - self.inputs.first
+        start = np.where(width > 0.0, width, 1.0 / len(width))
+        prior = estimate_prior(self.matrix, start / start.sum(), counts, _STEPS)
+        found: Floats = np.maximum(prior @ self.matrix, 1e-12)
+        return found
+
+    @cached_property
+    def _different(self) -> tuple[Floats, Codes]:
+        """Return the different rows of the matrix, and which each of the inputs has."""
+        ranks = np.column_stack([self.inputs.first, self.inputs.last])
+        _, first, place = np.unique(ranks, axis=0, return_index=True, return_inverse=True)
+        return self.matrix[first], place.ravel()
+
+    def _about(self, f: tuple[Floats, Floats], centre: float) -> tuple[Floats, Floats]:
+        """Return f - centre, and 0 of null."""
+        low, high = (np.where(self.inputs.is_null, 0.0, each - centre) for each in f)
+        return low, high
+
+    # ---- estimates
+
+    def ratio(
+        self,
+        table: Floats,
+        part: tuple[Floats, Floats],
+        possible: tuple[float, float],
+    ) -> Bounds:
+        """Return the average of f over the rows that are not null, in each group.
+
+        Parameters
+        ----------
+        table
+            How many rows of each group have each outcome, shape (groups, outcomes).
+        part
+            Between what f lies, for each of the inputs; null does not count.
+        possible
+            Between what the average lies.
+        """
+        sizes, counts, is_null = table.sum(axis=1), table.sum(axis=0), self.inputs.is_null
+        n = float(np.median(sizes))
+        known = np.where(is_null, 0.0, 1.0)
+        inside = self.cover((known, known), counts, n)
+        centre = sum(possible) / 2.0
+        for _ in range(2):  # about the centre that the average turns out to have
+            off = self._about(part, centre)
+            h = self.cover(off, counts, n)
+            found = Bounds.of(table, h, inside, centre, possible)
+            of_all = Bounds.of(counts[None, :], h, inside, centre, possible)
+            centre = float(of_all.value[0])
+        return found
+
+    def mean(self, table: Floats, within: tuple[float, float]) -> Bounds:
+        """Return the mean of the clipped values in each group of a table; see `ratio`."""
+        return self.ratio(table, self.inputs.clip(within), within)
+
+    def slope(self, found: Moments, possible: tuple[float, float]) -> tuple[Floats, Floats, Floats]:
+        """Return the slopes of the values on kept columns, their standard errors and their worst biases.
+
+        Parameters
+        ----------
+        found
+            The moments of the kept columns by outcome.
+        possible
+            Between what the values lie.
+        """
+        counts, is_null = found.products[0, 0], self.inputs.is_null
+        mean = self.mean(counts[None, :], possible)
+        centre = float(mean.value[0])
+        known = np.where(is_null, 0.0, 1.0)
+        wanted = [self._about(self.inputs.clip(possible), centre)]
+        wanted += [(known, known)] if self.has_null else []
+        parts = [self.cover(each, counts, found.n_rows) for each in wanted]
+        pseudo = [
+            PseudoValues(
+                g=(low + high)[None, None] / 2.0,
+                bias=np.zeros(1),
+                shared=np.zeros(1),
+                f=np.zeros((1, len(low))),
+            )
+            for low, high in parts
+        ]
+        doubts = [(high - low) / 2.0 for low, high in parts]
+        return regress_on_kept(found, *pseudo, doubts=(doubts[0], (*doubts, 0.0 * counts)[1]))
+
+    def share(self, counts: Floats, first: float, end: float) -> Bounds:
+        """Return the share of all rows that lie in a range.
+
+        Parameters
+        ----------
+        counts
+            How many rows have each outcome.
+        first, end
+            The range, [first, end).
+        """
+        h = self.cover(self.inputs.lie_in(first, end), counts, float(counts.sum()))
+        one = np.ones(len(counts))
+        return Bounds.of(counts[None, :], h, (one, one), 0.0, (0.0, 1.0))
+
+    def quantile(self, counts: Floats, p: float) -> Quantile:
+        """Return a quantile of the values that are not null; for the counts see `share`."""
+        x = np.unique(self._points[0])
+
+        @cache
+        def find(place: int) -> tuple[Floats, Floats]:
+            sides = self.inputs.lie_in(-math.inf, float(np.nextafter(x[place], math.inf)))
+            h = self.cover(self._about(sides, p), counts, float(counts.sum()))
+            q = counts / counts.sum()
+            means = np.array([q @ each for each in h])
+            squares = np.array([q @ each**2 for each in h])
+            errors = np.sqrt(np.maximum(squares - means**2, 0.0) / counts.sum())
+            return means, errors
+
+        return Quantile(x=x, find=find, bounds=self.bounds)
+
+
+def _cover(matrix: Floats, f: Floats, q: Floats, weight: float) -> Floats:
+    """Return the h with T h >= f of about the least mean + weight · standard deviation under q."""
+    spread = float(np.ptp(f))
+    if spread == 0.0:
+        return np.full(len(q), f[0])
+    centre, deviation, h = float(f.mean()), spread, np.zeros(len(q))
+    for _ in range(_ROUNDS):
+        # the least of mean + weight/2 · variance / deviation is nearest to a constant
+        h = _cover_near(matrix, f, q, centre - deviation / weight)
+        centre = float(q @ h)
+        deviation = max(math.sqrt(float(q @ (h - centre) ** 2)), 1e-6 * spread)
+    return h
+
+
+def _cover_near(matrix: Floats, f: Floats, q: Floats, target: float) -> Floats:
+    """Return the h with T h >= f nearest to a constant in the norm of q (Lawson and Hanson 1974, chapter 23: least distance)."""
+    root, need = np.sqrt(q), f - target
+    scale = float(np.abs(need).max()) or 1.0
+    system = np.vstack([(matrix / root).T, need[None, :] / scale])
+    right = np.append(np.zeros(len(q)), 1.0)
+    solution, _ = optimize.nnls(system, right, maxiter=20 * system.shape[1])
+    rest = system @ solution - right
+    h = target - scale * rest[:-1] / rest[-1] / root
+    # what rounding left
+    found: Floats = h + max(0.0, float((f - matrix @ h).max()))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Quantile:
+    """A quantile by what is known of how many values lie at or below each point.
+
+    Attributes
+    ----------
+    x
+        The points.
+    find
+        Of a point, the averages that lie below and above the share of the values up to it, less p,
+        and their standard errors.
+    bounds
+        What no value lies outside of.
+    """
+
+    x: Floats
+    find: Callable[[int], tuple[Floats, Floats]]
+    bounds: tuple[float, float]
+
+    @property
+    def value(self) -> float:
+        """Where the middle between the two averages is 0."""
+        place = self._first(lambda place: bool(self.find(place)[0].sum() >= 0.0))
+        return float(self.x[min(place, len(self.x) - 1)])
+
+    def find_ends(self, deviations: float) -> tuple[float, float]:
+        """Return the ends of an interval: beyond them, p is so many standard errors away."""
+
+        def is_not_below(place: int) -> bool:
+            means, errors = self.find(place)
+            return bool(means[1] + deviations * errors[1] >= 0.0)
+
+        def is_above(place: int) -> bool:
+            means, errors = self.find(place)
+            return bool(means[0] - deviations * errors[0] >= 0.0)
+
+        low, high = self._first(is_not_below), self._first(is_above)
+        ends = np.concatenate([[self.bounds[0]], self.x, [self.bounds[1]]])
+        return float(ends[low]), float(ends[high + 1])
+
+    def _first(self, is_there: Callable[[int], bool]) -> int:
+        """Return the first place with a property that all later ones have; their number if none has."""
+        low, high = 0, len(self.x)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if is_there(middle) else (middle + 1, high)
+        return low
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bounds:
+    """Ratios A / B of averages of which each lies between two that are estimated.
+
+    Attributes
+    ----------
+    means
+        The averages of four functions below and above A, and below and above B, shape (groups, 4).
+    covariances
+        Those of the averages, shape (groups, 4, 4).
+    centre
+        What is added to the ratios.
+    possible
+        Between what they lie.
+    """
+
+    means: Floats
+    covariances: Floats
+    centre: float
+    possible: tuple[float, float]
+
+    @classmethod
+    def of(
+        cls,
+        table: Floats,
+        above: tuple[Floats, Floats],
+        below: tuple[Floats, Floats],
+        centre: float,
+        possible: tuple[float, float],
+    ) -> Bounds:
+        """Return the ratios of the groups of a table; see `NoisyRanks.ratio`.
+
+        Parameters
+        ----------
+        above, below
+            The functions of the outcome for A, and for B.
+        centre
+            What was taken from the ratios.
+        """
+        h, sizes = np.array([*above, *below]).T, np.maximum(table.sum(axis=1), 1.0)
+        means = table @ h / sizes[:, None]
+        products = np.einsum("gk,ki,kj->gij", table, h, h) / sizes[:, None, None]
+        covariances = products - means[:, :, None] * means[:, None, :]
+        spare = np.where(sizes > 1.0, sizes - 1.0, np.nan)[:, None, None]
+        return cls(means=means, covariances=covariances / spare, centre=centre, possible=possible)
+
+    @property
+    def ratios(self) -> Floats:
+        """The ratios of the middles, NaN where it is not sure that B is above 0."""
+        a, b = self.means[:, :2].mean(axis=1), self.means[:, 2:].mean(axis=1)
+        doubt = np.sqrt(np.maximum(self.covariances[:, 2, 2], 0.0))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found: Floats = np.where(self.means[:, 2] > _SURE * doubt + _ROUNDING, a / b, np.nan)
+        return found
+
+    @property
+    def value(self) -> Floats:
+        """What is most likely: the ratios as far as they are possible, or the middles of their intervals."""
+        low, high = self.find_ends(NORMAL_95)
+        found = np.clip(self.centre + self.ratios, *self.possible)
+        value: Floats = np.where(np.isnan(found), (low + high) / 2.0, found)
+        return value
+
+    @property
+    def standard_error(self) -> Floats:
+        """That of `value`, by the delta method; NaN where the ends of what is possible are nearer than chance."""
+        ratio = self.ratios
+        half = np.full(len(ratio), 0.5)
+        weights = np.stack([half, half, -ratio / 2.0, -ratio / 2.0], axis=1)
+        variance = np.einsum("gi,gij,gj->g", weights, self.covariances, weights)
+        found = np.sqrt(np.maximum(variance, 0.0)) / self.means[:, 2:].mean(axis=1)
+        away = np.minimum(*(abs(self.centre + ratio - end) for end in self.possible))
+        is_in = np.clip(self.centre + ratio, *self.possible) == self.centre + ratio
+        error: Floats = np.where(is_in & (away > NORMAL_95 * found), found, np.nan)
+        return error
+
+    def find_ends(self, deviations: float) -> tuple[Floats, Floats]:
+        """Return the ends of an interval (Fieller 1954): beyond them, A - ratio · B is so many standard errors from 0."""
+        return self._find_end(deviations, 1.0), self._find_end(deviations, -1.0)
+
+    def _find_end(self, deviations: float, side: float) -> Floats:
+        n = len(self.means)
+        least, most = (np.full(n, end - self.centre) for end in self.possible)
+        lower = side > 0.0
+
+        def is_beyond(ratio: Floats) -> NDArray[np.bool_]:
+            # B's own bound is the one that makes it hardest
+            first = np.full(n, 0 if lower else 1)
+            second = np.where((ratio > 0.0) == lower, 3, 2)
+            rows = np.arange(n)
+            mean = self.means[rows, first] - ratio * self.means[rows, second]
+            variance = (
+                self.covariances[rows, first, first]
+                - 2.0 * ratio * self.covariances[rows, first, second]
+                + ratio**2 * self.covariances[rows, second, second]
+            )
+            error = np.sqrt(np.maximum(variance, 0.0))
+            found: NDArray[np.bool_] = side * mean - deviations * error > 0.0
+            return found
+
+        inner, outer = (most, least) if lower else (least, most)
+        inner, outer = inner.copy(), outer.copy()
+        for _ in range(_HALVINGS):
+            middle = (inner + outer) / 2.0
+            beyond = is_beyond(middle)
+            inner, outer = np.where(beyond, inner, middle), np.where(beyond, middle, outer)
+        return self.centre + outer
