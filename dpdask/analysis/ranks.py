@@ -34,9 +34,7 @@ class RankAnswers:
 
     def code(self, released: pd.Series) -> NDArray[np.int64]:
         """Return the outcome of each released value."""
-        if self.scale is not None:
-            return self.column.code(self.scale.to_numbers(released))
-        return self.column.code(released.to_numpy(dtype=np.float64, na_value=np.nan))
+        return self.column.code(to_floats(released, self.scale))
 
     def count(self, released: pd.Series) -> Floats:
         """Return how many rows have each outcome."""
@@ -124,6 +122,13 @@ class RankAnswers:
             limits=limits,
             find_ends=find_ends,
         )
+
+
+def to_floats(released: pd.Series, scale: DateScale | None) -> Floats:
+    """Return released values as numbers, NaN of null."""
+    if scale is not None:
+        return scale.to_numbers(released)
+    return np.asarray(released.to_numpy(dtype=np.float64, na_value=np.nan))
 
 
 def _scale(found: Result, factor: float) -> Result:

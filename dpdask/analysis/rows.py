@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.analysis.measured import WITHOUT_NULLS
 from dpdask.analysis.points import KeptColumns, Points, read_as_python
-from dpdask.analysis.ranks import RankAnswers
+from dpdask.analysis.ranks import RankAnswers, to_floats
 from dpdask.analysis.results import Result, clip_to
 from dpdask.analysis.values import DateScale, NoisyCells
 from dpdask.errors import SpecError
@@ -38,6 +39,7 @@ Floats = NDArray[np.float64]
 Estimator: TypeAlias = Callable[["ReleasedColumn", Frame, bool], Estimate]
 _IN_MEMORY = 5_000_000  # rows; more are counted by Dask
 _MOST_PAIRS = 1_024
+_MOST_SPREAD = 0.05  # of the rows at one value whose ranks are spread
 _SURE = 2.0  # standard deviations
 _SURELY = 2.75  # standard deviations that a level is at most more frequent than it is estimated
 _CENTRAL = ("discrete-gaussian", "discrete-laplace")  # kinds of events
@@ -250,8 +252,8 @@ class OpenedRows(KeptColumns):
             return None
         if not (alone or others):
             return None
-        channel = NoisyRanks.from_card(self._column(name))
-        if channel is None:
+        told = NoisyRanks.from_card(self._column(name))
+        if told is None and not self._tells_held_out(name):
             return None
         scale = DateScale.of_card(self._column(name))
         within, bounds = options.get("within"), self._bounds_of(name)
@@ -268,9 +270,10 @@ class OpenedRows(KeptColumns):
 
         def find() -> Result:
             frame = self.to_pandas(names)
-            zone = DateScale.of(frame[name]) if scale is not None else None
+            zone = (DateScale.of(frame[name]) if scale is not None else None) or scale
+            channel = told or self._read_ranks(name, frame[name], zone)
             answers = RankAnswers(
-                name=name, column=channel, scale=zone or scale, limits=self._limits_of_units()
+                name=name, column=channel, scale=zone, limits=self._limits_of_units()
             )
             if question == "slope":
                 assert ends is not None
@@ -292,6 +295,21 @@ class OpenedRows(KeptColumns):
             return answers.mean(table.reshape(len(groups), -1).astype(np.float64), ends, index)
 
         return find
+
+    def _tells_held_out(self, name: str) -> bool:
+        """Return whether released values tell the reference of a column of numbers, which is held-out rows."""
+        spread = self._column(name).get("reference", {}).get("spread_rank_at_most", math.inf)
+        return not self._is_chain and self._n_reference is not None and spread <= _MOST_SPREAD
+
+    def _read_ranks(self, name: str, released: pd.Series, scale: DateScale | None) -> NoisyRanks:
+        type_ = self._types.field(name).type
+        assert self._n_reference is not None
+        return NoisyRanks.from_released(
+            self._column(name),
+            to_floats(released, scale),
+            self._n_reference,
+            is_whole=pa.types.is_integer(type_) or pa.types.is_temporal(type_),
+        )
 
     # ---- estimates that the channel is taken out of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import Any, Protocol
 
@@ -34,6 +34,9 @@ _ROUNDS = 3
 _STEPS = 6  # towards what was released, for what the functions are made for
 _HALVINGS = 40
 _ROUNDING = 1e-9
+_POINTS = 256  # of a distribution that released values tell
+_FEW = 20  # rows with one value by chance
+_TERMS = 12  # of a Brownian bridge: 95 % of its variance
 _SURE = 2.0  # standard errors of a divisor
 
 
@@ -120,6 +123,19 @@ class BinLaw:
         return self.edges
 
 
+def _read_law(column: Mapping[str, Any]) -> Law:
+    """Return the law that a card gives of a column."""
+    if "rank_edges" in column:
+        edges, matrix = (np.array(column[each]) for each in ("rank_edges", "channel"))
+        return BinLaw(edges=edges, matrix=matrix)
+    return LaplaceLaw(n_cells=int(column["ranks"]), rate=-float(column["alpha_log"]))
+
+
+def _read_bounds(column: Mapping[str, Any]) -> tuple[float, float]:
+    low, high = column.get("bounds") or (-math.inf, math.inf)
+    return float(low), float(high)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Inputs:
     """The original values that there can be: a row each for a rank, or an interval of ranks that it is uniform in.
@@ -178,6 +194,10 @@ class NoisyRanks:
         Whether values are whole numbers.
     bounds
         What no value lies outside of; infinite if it is not known.
+    doubt
+        How far off ranks are: times a Brownian bridge. 0 where they are told.
+    spread
+        The largest share of the reference's rows at one value that is spread over the gap below.
     """
 
     values: Floats
@@ -185,6 +205,8 @@ class NoisyRanks:
     law: Law
     is_whole: bool
     bounds: tuple[float, float]
+    doubt: float = 0.0
+    spread: float = 0.0
 
     @classmethod
     def from_card(cls, column: Mapping[str, Any]) -> NoisyRanks | None:
@@ -195,16 +217,53 @@ class NoisyRanks:
         values, ranks = (
             np.array(reference[each], dtype=np.float64) for each in ("values", "ranks")
         )
-        law: Law
-        if "rank_edges" in column:
-            edges, matrix = (np.array(column[each]) for each in ("rank_edges", "channel"))
-            law = BinLaw(edges=edges, matrix=matrix)
-        else:
-            law = LaplaceLaw(n_cells=int(column["ranks"]), rate=-float(column["alpha_log"]))
-        low, high = column.get("bounds") or (-math.inf, math.inf)
-        is_whole = bool(reference["whole"])
         return cls(
-            values=values, ranks=ranks, law=law, is_whole=is_whole, bounds=(float(low), float(high))
+            values=values,
+            ranks=ranks,
+            law=_read_law(column),
+            is_whole=bool(reference["whole"]),
+            bounds=_read_bounds(column),
+        )
+
+    @classmethod
+    def from_released(
+        cls, column: Mapping[str, Any], released: Floats, n_reference: float, *, is_whole: bool
+    ) -> NoisyRanks:
+        """Return the channel of a column whose released values have the distribution of a reference that is not told.
+
+        Parameters
+        ----------
+        column
+            Its part of the card.
+        released
+            All released values, NaN of null.
+        n_reference
+            How many rows the reference is made of.
+        is_whole
+            Whether values are whole numbers.
+        """
+        n, x = len(released), np.sort(released[~np.isnan(released)])
+        null = 1.0 - len(x) / n
+        values, first, sizes = np.unique(x, return_index=True, return_counts=True)
+        above = null + (first + sizes) / n
+        chosen = np.searchsorted(above, np.linspace(null, 1.0, _POINTS + 1)[1:-1])
+        jumps = np.flatnonzero((sizes > max(_FEW, n / _POINTS)) & (not is_whole))
+        chosen = np.unique(np.concatenate([chosen, jumps, [len(values) - 1]]))
+        points = [(values[0] - is_whole, null)]
+        for place in chosen.tolist():
+            at_jump = place in jumps
+            points += [(values[place], above[place] - sizes[place] / n)] if at_jump else []
+            points += [(values[place], above[place])]
+        table = np.array(points)
+        keep = np.append(True, np.diff(table[:, 1]) > 0.0)
+        return cls(
+            values=table[keep, 0],
+            ranks=table[keep, 1],
+            law=_read_law(column),
+            is_whole=is_whole,
+            bounds=_read_bounds(column),
+            doubt=math.sqrt(1.0 / n + 1.0 / n_reference),
+            spread=float(column["reference"]["spread_rank_at_most"]),
         )
 
     @property
@@ -309,19 +368,61 @@ class NoisyRanks:
         low, high, first, last = (
             np.concatenate([each[place] for each in parts]) for place in range(4)
         )
+        if self.spread:  # a value that many rows share may have a rank this far below its own
+            beyond = np.interp(first + self.spread, c, x)
+            high = np.where(points | np.isnan(high), high, np.maximum(high, beyond))
         return Inputs(low=low, high=high, is_point=points, first=first, last=last)
 
     @cached_property
     def matrix(self) -> Floats:
         """The probability of each outcome for each of the inputs."""
-        inputs, ends = self.inputs, self._groups[1]
-        found = self.law.cumulate(inputs.first, ends)
-        for row in np.flatnonzero(inputs.last > inputs.first):
-            first, last = inputs.first[row], inputs.last[row]
-            own = first + (np.arange(_MIDDLES) + 0.5) / _MIDDLES * (last - first)
+        return self._find_matrix(self.inputs.first, self.inputs.last, self._groups[1])
+
+    def _find_matrix(self, firsts: Floats, lasts: Floats, ends: Floats) -> Floats:
+        found = self.law.cumulate(firsts, ends)
+        for row in np.flatnonzero(lasts > firsts):
+            own = (np.arange(_MIDDLES) + 0.5) / _MIDDLES
+            own = firsts[row] + own * (lasts[row] - firsts[row])
             found[row] = self.law.cumulate(own, ends).mean(axis=0)
         found[:, 0], found[:, -1] = 0.0, 1.0
         return np.diff(found, axis=1)
+
+    @cached_property
+    def _moved(self) -> list[Floats]:
+        """Return by how much the matrix differs where ranks are off by each term of a Brownian bridge: √2 sin(kπu)/(kπ) (Karhunen and Loève)."""
+        _, c = self._points
+        found = []
+        for k in np.arange(1, _TERMS + 1) * math.pi:
+            moved = c + self.doubt * math.sqrt(2.0) * np.sin(k * c) / k
+            moved = np.maximum.accumulate(np.clip(moved, 0.0, 1.0))
+            parts = (self.inputs.first, self.inputs.last, self._groups[1])
+            first, last, ends = (
+                np.where(part > 0.0, np.interp(part, c, moved), 0.0) for part in parts
+            )
+            found.append(self._find_matrix(first, last, ends) - self.matrix)
+        return found
+
+    def _echo(self, h: Floats, n: float) -> Floats:
+        """Return functions of the outcome whose averages over any rows are what each term of the error of ranks that are not told adds to that of h.
+
+        They are least squares, without directions of the channel that n rows do not tell.
+        """
+        root = np.sqrt(self._weights)[:, None]
+        offs = np.array([moved @ h for moved in self._moved]).reshape(-1, len(root)).T
+        found: Floats = np.linalg.lstsq(root * self.matrix, root * offs, rcond=n**-0.5)[0]
+        return found
+
+    @property
+    def _weights(self) -> Floats:
+        """How much of the reference each of the inputs stands for."""
+        _, c = self._points
+        inputs = self.inputs
+        width = inputs.last - inputs.first
+        near = np.searchsorted(c, inputs.first)
+        reach = np.append(np.diff(c), 0.0)[np.minimum(near, len(c) - 1)]
+        found = np.where(width > 0.0, width, reach)
+        total: Floats = found / found.sum()
+        return total
 
     # ---- functions of the outcome whose averages lie below and above that of f
 
@@ -395,9 +496,32 @@ class NoisyRanks:
             off = self._about(part, centre)
             h = self.cover(off, counts, n)
             found = Bounds.of(table, h, inside, centre, possible)
+            if self.doubt:
+                found = self._tell_held_out(found, table, h, off)
             of_all = Bounds.of(counts[None, :], h, inside, centre, possible)
             centre = float(of_all.value[0])
         return found
+
+    def _tell_held_out(
+        self, found: Bounds, table: Floats, h: tuple[Floats, Floats], f: tuple[Floats, Floats]
+    ) -> Bounds:
+        """Return bounds of groups whose errors hold that of ranks which the released values tell.
+
+        By these ranks the average of h over all rows is that of f over what was released, so a group
+        has the error of the latter, and of its own difference from all rows.
+        """
+        sizes, counts = table.sum(axis=1), table.sum(axis=0)
+        n = float(counts.sum())
+        echo = self._echo((h[0] + h[1]) / 2.0, n)
+        differences = table / np.maximum(sizes, 1.0)[:, None] - counts / n
+        off_by = ((differences @ echo) ** 2).sum(axis=1)
+        numbers = (f[0] + f[1]) / 2.0
+        mean = float(self._weights @ numbers)
+        off_by += self.doubt**2 * float(self._weights @ (numbers - mean) ** 2)
+        covariances = found.covariances.copy()
+        covariances[:, :2, :2] *= (1.0 - sizes / n)[:, None, None]
+        covariances[:, :2, :2] += off_by[:, None, None]
+        return replace(found, covariances=covariances)
 
     def mean(self, table: Floats, within: tuple[float, float]) -> Bounds:
         """Return the mean of the clipped values in each group of a table; see `ratio`."""
@@ -429,8 +553,16 @@ class NoisyRanks:
             )
             for low, high in parts
         ]
-        doubts = [(high - low) / 2.0 for low, high in parts]
-        return regress_on_kept(found, *pseudo, doubts=(doubts[0], (*doubts, 0.0 * counts)[1]))
+        gaps = [(high - low) / 2.0 for low, high in parts]
+        beta, error, bias = regress_on_kept(
+            found, *pseudo, doubts=(gaps[0], (*gaps, 0.0 * counts)[1])
+        )
+        if self.doubt:
+            echo = self._echo(pseudo[0].g[0, 0], found.n_rows)
+            inverse = np.linalg.inv(found.products.sum(axis=2))
+            off_by = (inverse @ (found.products[:, 0] @ echo))[1:] / found.scale[:, None]
+            error = np.sqrt(error**2 + (off_by**2).sum(axis=1))
+        return beta, error, bias
 
     def share(self, counts: Floats, first: float, end: float) -> Bounds:
         """Return the share of all rows that lie in a range.
