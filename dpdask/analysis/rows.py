@@ -133,7 +133,6 @@ class OpenedRows(KeptColumns):
         first, *others = names
         private = [name for name in names if not self._is_kept(name)]
         joint = self._is_joint(*names) if others else self._keeps_distribution(first)
-        are_kept = all(map(self._keeps_distribution, private))
         if (ranks := self._plan_ranks(question, names, **options)) is not None:
             return ranks
         match question:
@@ -165,7 +164,7 @@ class OpenedRows(KeptColumns):
                 if len(private) == 1 and self._has_channel(private[0]):
                     [kept] = set(names) - set(private)
                     return lambda: self._correct_crosstab(private[0], kept, kept == first)
-                if len(private) == 1 and self._levels(private[0]) is not None and are_kept:
+                if len(private) == 1 and self._levels(private[0]) and self._n_reference:
                     [kept] = set(names) - set(private)
                     return lambda: self._bound_crosstab(private[0], kept, kept == first)
                 if len(private) == 1 or not all(
