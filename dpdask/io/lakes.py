@@ -32,6 +32,7 @@ from dpdask.io.changes import Kind, TableCommit, tell_gap
 from dpdask.io.files import DataFile, FoundColumn, Listing, TableField, natural
 from dpdask.io.filesystems import KINDS, classify, resolve_options
 from dpdask.io.fragment import find_layout, pack
+from dpdask.io.fragments import map_files
 from dpdask.io.parquet import open_parquet
 from dpdask.io.storage import Folder, absolute_url, open_filesystem, storage_faults
 from dpdask.schema import Schema
@@ -173,19 +174,26 @@ class Delta:
 
     def read_commits(self, url: str, since: int | None, until: int | None) -> list[TableCommit]:
         """Return what each commit after one version did to the rows, up to another version."""
-        log, commits, newest = Folder(url).child("_delta_log"), [], until or 0
+        log, newest = Folder(url).child("_delta_log"), until or 0
         if since is not None and newest < since:  # rolled back, or restored from a backup
             raise tell_gap(newest + 1, since, newest, url)
-        for version in range(0 if since is None else since + 1, newest + 1):
+
+        def read(version: int) -> list[TableCommit] | None:
             with metadata_faults(url, _RESTORE):
                 try:
                     text = log.read(f"{version:020}.json")
                 except MissingError:
-                    present = [int(name[:20]) for name in log.names() if _ENTRY.fullmatch(name)]
-                    last = min((each for each in present if each > version), default=newest + 1)
-                    raise tell_gap(version, last - 1, newest, url) from None
-                commits += classify_entry(version, list(map(json.loads, text.splitlines())))
-        return commits
+                    return None
+                return classify_entry(version, list(map(json.loads, text.splitlines())))
+
+        versions = range(0 if since is None else since + 1, newest + 1)
+        found = map_files(read, versions)
+        gone = [
+            version for version, commits in zip(versions, found, strict=True) if commits is None
+        ]
+        if gone:
+            raise tell_gap(gone[0], gone[-1], newest, url)
+        return [commit for commits in found for commit in commits or ()]
 
     def precedes(self, url: str, one: int | None, other: int | None) -> bool:
         """Return whether one version came before another one."""
@@ -203,7 +211,6 @@ class Delta:
 
 # what fills files with rows of those that they remove, and with new ones
 _CLOSED = {"DELETE", "UPDATE", "MERGE", "WRITE"}
-_ENTRY = re.compile(r"\d{20}\.json")
 
 
 def classify_entry(version: int, actions: Sequence[Mapping[str, Any]]) -> list[TableCommit]:

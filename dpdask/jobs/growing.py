@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dpdask.engine.compute import Progress
 from dpdask.engine.write import Staging
-from dpdask.errors import SPENT_AGAIN, MissingError, OutputError, SpecError
+from dpdask.errors import SPENT_AGAIN, MissingError, OutputError, SpecError, say_count
 from dpdask.io.changes import Followed, Lake, Place, ReleasedFile, discover_added
 from dpdask.io.fragments import InputTable
 from dpdask.io.shards import CARD_NAME, META, Manifest
@@ -192,7 +192,11 @@ class Growth:
         self.followed = replace(
             followed, n_deleting=n_deleting, n_ignored=n_ignored, declared=declared
         )
-        return table
+        if not n_ignored:
+            return table
+        commits = say_count(n_ignored, "commit")
+        what = f"the rows of {commits} that changed rows of the table are not released (`growing.changed: ignore`)"
+        return replace(table, left_out=(*table.left_out, what))
 
     def read_place(self) -> Place:
         """Return up to where a series was released whose record does not tell: as the newest card does."""
