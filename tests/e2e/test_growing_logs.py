@@ -433,3 +433,41 @@ def test_a_plan_says_what_the_log_did(tmp_path, url):
     assert (series["again"], series["deleting_commits"], series["new_rows"]) == (True, 1, N - 10)
     assert series["series_epsilon"] > 1.0
     assert "it may hold rows that were released before" in planned.warnings[0]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["the log tells", "it was cut"])
+def test_a_deletion_and_an_append_of_iceberg_are_no_change_unless_they_may_be_one_commit(
+    known, tmp_path
+):
+    lake = Iceberg(tmp_path / "lake")
+    made = lake.job(tmp_path / "job")
+    for day in range(2):
+        lake.add(day)
+    run_here(made)
+    if not known:
+        with lake.table.transaction() as transaction:
+            transaction.set_properties({"write.metadata.previous-versions-max": "1"})
+    lake.table.refresh()
+    lake.table.delete(EqualTo("day", 0))
+    lake.append(rows_of(2))
+    with lake.table.transaction() as transaction:
+        transaction.set_properties({"a": "b"})
+    if known:
+        run_here(made)
+        assert rows_in(made) == [2 * N, N]
+        assert told(made, 1)["deleting_commits"] == 1
+    else:
+        with pytest.raises(InputError, match="changed rows that were released"):
+            run_here(made)
+
+
+def test_a_table_that_was_rolled_back_is_a_gap(tmp_path):
+    lake = Delta(tmp_path / "lake")
+    made = lake.job(tmp_path / "job")
+    for day in range(2):
+        lake.add(day)
+    run_here(made)
+    log_of(lake.folder, lake.version).unlink()
+    with pytest.raises(InputError, match="from version 2 to 2 cannot be read any more"):
+        run_here(made)
+    assert call_cli("rebase", made, "--at", "1").returncode == SpecError.exit_code
