@@ -80,9 +80,9 @@ def find_series(job: Job) -> Job:
     """Return a job under the name of the series that it goes on with; as it is if there is none."""
     output = Folder(job.output_url)
     kept = KeptFolder(output, job.ledger_url)
-    begun = kept.read_job()
-    if begun is not None:
-        return job.name_series(begun[0]) if kept.is_of(job) else job
+    name = kept.find_name(job)
+    if name is not None:
+        return job.name_series(name)
     left = RunState(output, job.ledger_url).peek()
     # a first release that an earlier version has begun
     old = left is not None and left.job == job.text_digest

@@ -146,10 +146,14 @@ class KeptFolder:
         about = self._read_about()
         return about["job"], Target.model_validate(about["target"])
 
-    def is_of(self, job: Job) -> bool:
-        """Return whether the series promises what a job does, in which case it goes on with it."""
+    def find_name(self, job: Job) -> str | None:
+        """Return the name of the series if a job goes on with it, else the job's own; None if no series was begun here."""
+        if not self.folder.exists(SERIES_NAME):
+            return None
         about = self._read_about()
-        return about.get("promise") == job.promise or about["job"] in (job.promise, job.text_digest)
+        name, promise = str(about["job"]), about.get("promise")
+        is_same = promise == job.promise or name in (job.promise, job.text_digest)
+        return name if is_same else job.promise
 
     def tell_promise(self, promise: str) -> None:
         """Record what a series promises that an earlier version began."""
