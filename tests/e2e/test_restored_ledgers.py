@@ -382,3 +382,24 @@ def test_a_card_holds_no_digest_of_what_was_fitted(tmp_path, url):
     )
     assert list_claims(card).own.entry == entries[1].digest
     assert set(card.ledger.series) == {"id", "previous", "head"}
+
+
+@pytest.mark.parametrize("growing", [False, True], ids=["once", "growing"])
+def test_releases_in_a_store(growing, open_store, tmp_path, url, backup):
+    with open_store("radosgw") as store:
+        options = {"output__path": store.folder.url, "growing": growing}
+        made = written(tmp_path, url, **options)
+        run_here(made)
+        if growing:  # the ledger keeps the key of the series, which the backup has, too
+            content = (tmp_path / "ledger.db").read_bytes()
+            extra = lake(tmp_path / "more", [30], schema=RATINGS_SCHEMA)
+            shutil.copy(next(extra.glob("*.parquet")), tmp_path / "in" / "more.parquet")
+            run_here(made)
+            (tmp_path / "ledger.db").write_bytes(content)
+        else:
+            backup()
+        with pytest.raises(InputError, match=LACKS.format("1 release")):
+            run_here(made)
+        assert call_cli("ledger", "import", "--job", made).returncode == 0
+        assert run_here(made).status == ("nothing new" if growing else "already released")
+        assert total(url) == 4.0
