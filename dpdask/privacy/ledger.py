@@ -338,7 +338,7 @@ def _is_contended(error: exc.DBAPIError) -> bool:
     return busy or getattr(error.orig, "sqlstate", None) in _RETRIED_STATES
 
 
-_NAME = "name"
+TABLE_NAME = "name"  # of the table itself, among the names of runs
 
 
 class KeyTable:
@@ -367,15 +367,15 @@ class KeyTable:
         """Return the random name of this table, which tells it from that of another ledger; it is made once."""
 
         def make(connection: Connection) -> str:
-            found = _find(connection, _NAME)
+            found = _find(connection, TABLE_NAME)
             if found is None:
                 found = uuid.uuid4().hex
-                connection.execute(sa.insert(RUN_KEYS), {"run_id": _NAME, "key": found})
+                connection.execute(sa.insert(RUN_KEYS), {"run_id": TABLE_NAME, "key": found})
             return found
 
-        return self._store.read(lambda connection: _find(connection, _NAME)) or self._store.create(
-            make
-        )
+        return self._store.read(
+            lambda connection: _find(connection, TABLE_NAME)
+        ) or self._store.create(make)
 
     def read(self, run_id: str) -> bytes | None:
         """Return a run's key, or None."""

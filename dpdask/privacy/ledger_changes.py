@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from dpdask.errors import DataError, SpecError
+from dpdask.privacy.events import KEY
 from dpdask.privacy.ledger import (
     DATASETS,
     ENTRIES,
     HOLDOUTS,
     READABLE_FORMATS,
+    RUN_KEYS,
+    TABLE_NAME,
     Ledger,
     LedgerStore,
     Link,
@@ -142,17 +146,21 @@ def copy_ledger(source: str, target: str) -> dict[str, int]:
 
     Privacy
     -------
-    The copy holds the keys of hold-outs. The keys of unfinished runs are left out, so that a copy
-    can undo no noise. Two ledgers that are both charged after a copy know nothing of each other.
+    The copy holds the keys of hold-outs, of growing tables in stores and of the names of their
+    releases, without which these could not go on. The keys of unfinished runs are left out, so that a
+    copy can undo no noise. Two ledgers that are both charged after a copy know nothing of each other.
     """
 
     def read(connection: Connection) -> _Content:
         names = set(sa.inspect(connection).get_table_names())
         holdouts = _rows(connection, sa.select(HOLDOUTS)) if HOLDOUTS.name in names else []
+        keys = _rows(connection, sa.select(RUN_KEYS)) if RUN_KEYS.name in names else []
+        entries = _rows(connection, sa.select(ENTRIES))
         return _Content(
             datasets=_rows(connection, sa.select(DATASETS)),
-            entries=_rows(connection, sa.select(ENTRIES)),
+            entries=entries,
             holdouts=holdouts,
+            keys=[key for key in keys if is_lasting(key["run_id"], find_series(entries))],
         )
 
     origin, place = LedgerStore(source), LedgerStore(target)
@@ -167,6 +175,7 @@ def copy_ledger(source: str, target: str) -> dict[str, int]:
             (DATASETS, content.datasets),
             (ENTRIES, content.entries),
             (HOLDOUTS, content.holdouts),
+            (RUN_KEYS, content.keys),
         ):
             if rows:
                 connection.execute(sa.insert(table), [*rows])
@@ -180,18 +189,30 @@ def copy_ledger(source: str, target: str) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Content:
-    """The rows of a ledger's tables, without the keys of runs."""
+    """The rows of a ledger's tables, without the keys of unfinished runs."""
 
     datasets: Sequence[Mapping[str, Any]]
     entries: Sequence[Mapping[str, Any]]
     holdouts: Sequence[Mapping[str, Any]]
+    keys: Sequence[Mapping[str, Any]]
 
     def sorted(self) -> list[list[dict[str, Any]]]:
         """Return the rows in one order, whatever the database's."""
         return [
             sorted(map(dict, rows), key=repr)
-            for rows in (self.datasets, self.entries, self.holdouts)
+            for rows in (self.datasets, self.entries, self.holdouts, self.keys)
         ]
+
+
+def find_series(entries: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the ids of the series that a ledger was charged for; none is the name of a run, whatever an imported card says."""
+    named = (json.loads(row["event"]).get(KEY) for row in entries)
+    return {str(series["id"]) for series in named if series} - {row["run_id"] for row in entries}
+
+
+def is_lasting(name: str, series: Collection[str]) -> bool:
+    """Return whether a key is the table's own name, or is needed as long as an output is released into; that of an unfinished run is not."""
+    return name == TABLE_NAME or name.startswith("names-") or name in series
 
 
 def _rows(connection: Connection, query: sa.Select[Any]) -> list[Mapping[str, Any]]:

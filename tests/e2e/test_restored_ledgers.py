@@ -7,7 +7,8 @@ import shutil
 
 import dask
 import pytest
-from e2e.growing import HOLDOUT, at, grow, job, spent
+import sqlalchemy as sa
+from e2e.growing import HOLDOUT, add_day, at, grow, job, spent
 from e2e.helpers import (
     RATINGS_SCHEMA,
     call_cli,
@@ -19,11 +20,14 @@ from e2e.helpers import (
     run_here,
     write_job,
 )
+from sqlalchemy.engine import make_url
 
 from dpdask.engine.account import Account, open_ledger
 from dpdask.errors import BudgetError, InputError, TemporaryError
 from dpdask.jobs.claims import find_cards, list_claims
 from dpdask.jobs.plan import plan_job
+
+pytest_plugins = ("privacy.ledger_worker",)
 
 BY_USER = {"column": "userId", "max_rows": 2}
 COUNTED = {
@@ -377,9 +381,8 @@ def test_a_card_holds_no_digest_of_what_was_fitted(tmp_path, url):
     for path in (tmp_path / "job" / "out").rglob("*.json"):
         text = path.read_text()
         assert not any(each in text for each in secret)
-    [card, _] = sorted(
-        find_cards(str(tmp_path / "job" / "out")), key=lambda card: card.release.time
-    )
+    cards = find_cards(str(tmp_path / "job" / "out"))
+    card = min(cards, key=lambda card: list_claims(card).place)
     assert list_claims(card).own.entry == entries[1].digest
     assert set(card.ledger.series) == {"id", "previous", "head"}
 
@@ -403,3 +406,34 @@ def test_releases_in_a_store(growing, open_store, tmp_path, url, backup):
         assert call_cli("ledger", "import", "--job", made).returncode == 0
         assert run_here(made).status == ("nothing new" if growing else "already released")
         assert total(url) == 4.0
+
+
+def test_a_series_in_a_store_goes_on_with_a_moved_ledger(open_store, tmp_path, url, postgres):
+    """To PostgreSQL: the keys of the series and of the names come along, so nothing is released or charged again."""
+    moved = make_url(postgres).update_query_dict({"options": "-csearch_path=moved"})
+    target = moved.render_as_string(hide_password=False)
+    engine = sa.create_engine(moved.set(drivername="postgresql+psycopg"), poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA moved")
+    with open_store("radosgw") as store:
+        source = tmp_path / "in"
+        grown = {"output__path": f"{store.folder.url}-grown", "ledger": at(url)}
+        added = {"output__path": f"{store.folder.url}-added", "output__format": "delta"}
+        made = job(tmp_path / "job", source, HOLDOUT, **grown)
+        grow(made, source, range(2))
+        plain = {"growing": False, "output__mode": "append", "privacy__epsilon": 0.5}
+        open_ledger(url).init("other", 1.0)
+        other = {"ledger": {"url": url, "dataset": "other"}}
+        joined = job(tmp_path / "second", source, **added, **plain, **other)
+        assert run_here(joined).status == "released"
+        done = call_cli("ledger", "copy", url, target)
+        assert (done.returncode, done.stderr) == (0, "")
+        (tmp_path / "ledger.db").rename(tmp_path / "old.db")
+        add = {"ledger__url": target}
+        assert run_here(joined, **add).status == "already released"
+        add_day(source, 2)
+        assert run_here(made, **add).status == "released"
+        assert run_here(made, **add).status == "nothing new"
+        assert spent(target) == 1.0
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA moved CASCADE")

@@ -269,19 +269,31 @@ def fill(ledger):
 
 def test_a_copy_goes_on_as_the_ledger_would(ledger, url, target):
     fill(ledger)
-    KeyTable(url).write("ab" * 16, b"k" * 32)
-    assert copy_ledger(url, target) == {"census": 1, "ratings": 5}
+    keys = KeyTable(url)
+    ledger.intend("ratings", "ab" * 16, rows(0.1, series=series("", "h")))
+    # an imported card that calls a run's name a series does not bring its key into the copy
+    named = Series(id="ab" * 16, head="h")
+    import_claim(ledger, replace(CLAIM, run_id="planted", charge=rows(0.1, series=named)))
+    lasting = ("names-" + "cd" * 16, "s")
+    for name in ("ab" * 16, *lasting):
+        keys.write(name, name.encode().ljust(40))
+    table = keys.find_name()
+    assert copy_ledger(url, target) == {"census": 1, "ratings": 7}
     copied = Ledger(target, compose=compose)
     for dataset in ("ratings", "census"):
         assert copied.show(dataset) == ledger.show(dataset)
     assert copied.holdout_key("ratings", draw=False) == ledger.holdout_key("ratings")
     assert KeyTable(target).read("ab" * 16) is None  # a copy undoes no noise
+    assert [KeyTable(target).read(name) for name in lasting] == [
+        keys.read(name) for name in lasting
+    ]
+    assert KeyTable(target).find_name() == table
     copied.commit("ratings", "one", "cd" * 32)
     with pytest.raises(BudgetError):
         copied.intend("ratings", "two", rows(1.5))
     with pytest.raises(SpecError, match="there is a ledger here already"):
         copy_ledger(url, target)
-    assert copied.verify("ratings") == 6
+    assert copied.verify("ratings") == 8
 
 
 def test_a_copy_comes_back(ledger, url, target):
