@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from dpdask.inference.debias import regress_on_kept
 from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.pseudo_values import PseudoValues, estimate_prior
+from dpdask.inference.slopes import regress_on_kept
 from dpdask.inference.tallies import Moments
 
 Floats = NDArray[np.float64]

@@ -249,7 +249,7 @@ def test_the_truth_of_bounded_rows_weighs_rows():
 def test_an_interrupted_file_is_continued(tmp_path, capsys):
     """What it has with as many runs is not run again; what it lacks is; and the page has a line for each release."""
     out, page = tmp_path / "cells.csv", tmp_path / "page.md"
-    page.write_text(f"before\n{coverage.BEGIN}\nold\n{coverage.END}\nafter\n", encoding="utf-8")
+    page.write_text(f"before\n{coverage.BEGIN}\nlast year\n{coverage.END}\nafter\n", encoding="utf-8")
     chosen = ["--runs", "2", "--releases", "dip known laplace", "--csv", str(out), "--tables"]
     coverage.main([*chosen, "plain"])
     cells = coverage.read_cells(out)
@@ -271,7 +271,7 @@ def test_an_interrupted_file_is_continued(tmp_path, capsys):
     text = page.read_text(encoding="utf-8")
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    assert "old" not in text
+    assert "last year" not in text
     assert all(text.count(f"| {kind} |") == 1 for kind in kinds)
 
 

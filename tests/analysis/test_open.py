@@ -522,7 +522,7 @@ def test_the_table_the_card_and_the_columns(shelf, monkeypatch):
     assert len(repr(opened)) < 120
     opened.card["columns"].clear()
     assert list(opened.columns.index) == ["rating", "price", "town", "years"]
-    assert opened.columns.loc["price", "answers"] == "mean, histogram, quantile"
+    assert opened.columns.loc["price", "answers"] == "mean, histogram, quantile, slope"
     assert opened.columns.loc["town", "answers"] == "share, crosstab"
     assert opened.mean("years").estimate == pytest.approx(
         opened.to_pandas()["years"].mean()
