@@ -440,12 +440,16 @@ def check_workers(
     client = find_client()
     if client is None or client.asynchronous:
         return
-    with _first_worker(client), _held(client):
-        if secrets is None:
-            _check_encryption(client)
-        _check_versions(client)
-        _check_memory(client, max((fragment.n_bytes_decoded for fragment in fragments), default=0))
-        _check_places(client, fragments, output, secrets)
+    with _first_worker(client):
+        # before one is held: a task that a frozen worker got would hold it once it wakes
+        call_workers(client)
+        with _held(client):
+            if secrets is None:
+                _check_encryption(client)
+            _check_versions(client)
+            largest = max((fragment.n_bytes_decoded for fragment in fragments), default=0)
+            _check_memory(client, largest)
+            _check_places(client, fragments, output, secrets)
 
 
 @contextmanager

@@ -24,8 +24,7 @@ from e2e.helpers import (
 
 from dpdask.engine.account import open_ledger
 
-SOON = 30.0  # seconds in which a silent worker is named, besides the start of the command
-STARTS = 20.0  # at most, on a busy machine
+SOON = 120.0  # seconds, on a busy machine: on a quiet one it takes 20; without deadlines it would not end
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +94,12 @@ def test_a_frozen_worker_is_named_and_the_job_runs_once_it_answers(cluster, sour
         r"dpdask: cluster: 1 of 2 workers do not answer: number-two at tcp://127\.0\.0\.1:\d+; restart or remove them, and run again",
         error_line(ended),
     )
-    assert seconds < SOON + STARTS
+    assert seconds < SOON
     assert charging_entries(**place) == []
     assert not hidden(tmp_path / "out").exists()
     assert describe(client) == before
     frozen.send_signal(signal.SIGCONT)
+    assert len(client.run(lambda: None)) == 2
     ended = run_cli("run", job)
     assert ended.returncode == 0, ended.stderr
     assert describe(client) == before
@@ -137,7 +137,7 @@ def test_a_worker_without_dpdask_is_told_of_and_may_join_afterwards(
             job, place = charged_job(tmp_path / "second", source, address)
             began = time.monotonic()
             ended = run_cli("run", job)
-            assert time.monotonic() - began < SOON + STARTS
+            assert time.monotonic() - began < SOON
             assert (ended.returncode, error_line(ended).partition(" the driver has")[0]) == (
                 64,
                 "dpdask: cluster: 1 of 2 workers: no dpdask, and",
