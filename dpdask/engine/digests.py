@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,13 +23,6 @@ DIGEST = np.dtype(f"S{_BYTES}")
 _NULL, _VALUE, _NEXT, _EMPTY = (
     pa.scalar(text, pa.large_string()) for text in ("null", "value", "\x1f", "")
 )
-
-
-class Hashed(NamedTuple):
-    """The hashes of a fragment's rows, in their order."""
-
-    number: int
-    rows: NDArray[np.bytes_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +62,8 @@ def hash_rows(
     """
     shared = Hashing(columns=tuple(columns), types=types, name=name)
     arguments = [(fragment,) for fragment in fragments]
-    stage = make_stage("keys", hash_fragment, arguments, shared, join_hashed)
-    found = chain.from_iterable(chain.from_iterable(run_stage(stage, progress)))
-    return {each.number: each.rows for each in found}
+    stage = make_stage("keys", hash_fragment, arguments, shared, join_parts)
+    return dict(chain.from_iterable(chain.from_iterable(run_stage(stage, progress))))
 
 
 def sum_rows(
@@ -87,9 +79,8 @@ def sum_rows(
     Exact, of private rows: compare it and discard it.
     """
     shared = Hashing(columns=tuple(columns), types=types, name=b"")
-    stage = make_stage("rows", sum_fragment, [(each,) for each in fragments], shared, join_sums)
-    found = chain.from_iterable(chain.from_iterable(run_stage(stage, progress)))
-    return dict(found)
+    stage = make_stage("rows", sum_fragment, [(each,) for each in fragments], shared, join_parts)
+    return dict(chain.from_iterable(chain.from_iterable(run_stage(stage, progress))))
 
 
 @guard
@@ -102,15 +93,7 @@ def sum_fragment(fragment: Fragment, shared: Hashing) -> list[tuple[int, NDArray
 
 
 @guard
-def join_sums(
-    parts: list[list[tuple[int, NDArray[np.uint64]]]],
-) -> list[tuple[int, NDArray[np.uint64]]]:
-    """Return the sums of several tasks."""
-    return list(chain.from_iterable(parts))
-
-
-@guard
-def hash_fragment(fragment: Fragment, shared: Hashing) -> list[Hashed]:
+def hash_fragment(fragment: Fragment, shared: Hashing) -> list[tuple[int, NDArray[np.bytes_]]]:
     """Return the hashes of a fragment's rows."""
     parts = [np.zeros(0, dtype=DIGEST)]
     columns = list(shared.columns)
@@ -118,12 +101,12 @@ def hash_fragment(fragment: Fragment, shared: Hashing) -> list[Hashed]:
         hash_batch(batch, columns, shared.name)
         for batch in read_batches(fragment, columns, shared.types, columns)
     ]
-    return [Hashed(fragment.number, np.concatenate(parts))]
+    return [(fragment.number, np.concatenate(parts))]
 
 
 @guard
-def join_hashed(parts: list[list[Hashed]]) -> list[Hashed]:
-    """Return the hashes of several tasks."""
+def join_parts(parts: list[list[tuple[int, Any]]]) -> list[tuple[int, Any]]:
+    """Return the numbers and hashes of several tasks."""
     return list(chain.from_iterable(parts))
 
 
