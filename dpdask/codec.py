@@ -465,12 +465,16 @@ def _count_since_1970(name: str, bound: dt.date, type_: pa.DataType, *, last: bo
     )
 
 
+def is_text(type_: pa.DataType) -> bool:
+    """Return whether a type holds texts."""
+    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(check(type_) for check in checks)
+
+
 def _convert_type(name: str, levels: tuple[Level, ...], type_: pa.DataType) -> pa.Array:
     """Return declared values in a column's own type; rounding (as of 0.1 to float32) is no error."""
     fits = {
-        "text": pa.types.is_string(type_)
-        or pa.types.is_large_string(type_)
-        or pa.types.is_string_view(type_),
+        "text": is_text(type_),
         "truth": pa.types.is_boolean(type_),
         "time": pa.types.is_date(type_) or pa.types.is_timestamp(type_),
         "number": pa.types.is_integer(type_)

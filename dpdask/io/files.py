@@ -24,6 +24,7 @@ from dpdask.io.footer import Footer, find_ranges
 from dpdask.io.storage import call_storage, is_local, open_filesystem, protocols, storage_faults
 from dpdask.schema import Schema
 
+TABLES = {"delta": "a Delta table", "iceberg": "an Iceberg table"}
 LOG_FOLDERS = ("_delta_log", "metadata")  # of Delta and Iceberg tables
 NULL = "__HIVE_DEFAULT_PARTITION__"
 PlainFormat = Literal["files", "parquet", "csv"]
@@ -318,8 +319,7 @@ def _refuse_lakes(base: str, paths: list[str], url: str) -> None:
 
     listed = list(filter(None, (_kind_of(path[len(base) :]) for path in paths)))
     for kind in listed or call_storage(url, look):
-        table = {"delta": "a Delta table", "iceberg": "an Iceberg table"}[kind]
-        what = f"this is {table}, or a part of one: read as plain files, it would give deleted rows and old versions too"
+        what = f"this is {TABLES[kind]}, or a part of one: read as plain files, it would give deleted rows and old versions too"
         hint = f"name the table's own folder, with `format: {kind}` beside `path`"
         raise SpecError(what, url, hint)
 

@@ -52,9 +52,8 @@ def check_known(job: Job, state: RunState) -> None:
     unfinished = "" if left is None or state.is_committed() else left.run_id
     book = job.account.read()
     lacking = _find_lacking(book, state.publication, unfinished)
-    if (
-        lacking
-    ):  # another driver may have been charged, and have staged its card, since the ledger was read
+    if lacking:
+        # another driver may have been charged, and have staged its card, since the ledger was read
         book = job.account.read()
         lacking = [claim for claim in lacking if claim.find(book) is None]
     if not lacking:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dpdask.codec import codec_for, is_real
+from dpdask.codec import codec_for, is_real, is_text
 from dpdask.documents import parse_value, parse_yaml, suggest
 from dpdask.errors import DataError, OutputError, SpecError
 from dpdask.io.files import FoundColumn
@@ -117,15 +117,7 @@ def _can_be_private(type_: pa.DataType) -> bool:
         pa.types.is_date,
         pa.types.is_timestamp,
     )
-    return any(check(type_) for check in checks) or _is_text(type_)
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(type_)
-        or pa.types.is_large_string(type_)
-        or pa.types.is_string_view(type_)
-    )
+    return any(check(type_) for check in checks) or is_text(type_)
 
 
 def _leave_domain(type_: pa.DataType | None) -> list[Line]:
@@ -134,7 +126,7 @@ def _leave_domain(type_: pa.DataType | None) -> list[Line]:
         return [("kind", "TODO", ""), ("levels", "TODO", "or bounds")]
     if pa.types.is_boolean(type_):
         return [("kind", "categorical", ""), ("levels", "[false, true]", "")]
-    if _is_text(type_):
+    if is_text(type_):
         return [("kind", "categorical", ""), _LEVELS]
     if pa.types.is_integer(type_):
         return [("kind", "TODO", ""), ("bounds", "TODO", "or levels, if it is discrete")]
@@ -156,7 +148,7 @@ def _declare_levels(column: FoundColumn, texts: Sequence[str]) -> list[Line]:
     type_ = column.type or pa.string()
     try:
         levels: list[Level] = (
-            list(texts) if _is_text(type_) else pa.array(texts).cast(type_).to_pylist()
+            list(texts) if is_text(type_) else pa.array(texts).cast(type_).to_pylist()
         )
     except pa.ArrowException:
         raise SpecError(

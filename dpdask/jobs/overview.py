@@ -19,9 +19,8 @@ from dpdask.privacy.ledger_changes import list_datasets
 from dpdask.privacy.ledger_entries import NO_RUN
 
 _HIDDEN = re.compile(r"\.(.+)\.dpdask")
-_SHARD = re.compile(
-    rf"part-\d{{5,}}(-p\d{{5,}})?-[0-9a-f]{{{NAME_DIGITS}}}\.parquet"
-)  # of a run, where it stays
+# a shard that names its run, as in outputs of many releases
+_SHARD = re.compile(rf"part-\d{{5,}}(-p\d{{5,}})?-[0-9a-f]{{{NAME_DIGITS}}}\.parquet")
 
 
 def find_outputs(folder: Folder) -> list[Folder]:

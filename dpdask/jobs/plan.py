@@ -20,7 +20,7 @@ from dpdask.errors import (
     list_names,
     say_count,
 )
-from dpdask.io.files import Files
+from dpdask.io.files import TABLES, Files
 from dpdask.io.footer import Ranges
 from dpdask.io.fragments import InputTable, row_group_ranges
 from dpdask.io.storage import Folder
@@ -179,7 +179,6 @@ _FORMATS = {
     "delta": "Delta version",
     "iceberg": "Iceberg snapshot",
 }
-_TABLES = {"delta": "a Delta table", "iceberg": "an Iceberg table"}
 _MODES = {
     "error": "as {table}",
     "append": "appended to {table}",
@@ -270,7 +269,7 @@ class Plan:
         if self.released_rows is not None and self.n_shards is not None:
             shards = say_count(self.n_shards, "shard")
             released = f"about {say_count(self.released_rows, 'row')} in at most {shards}, "
-        table = _TABLES.get(self.output_format)
+        table = TABLES.get(self.output_format)
         place = "" if table is None else f", {_MODES[self.output_mode].format(table=table)}"
         done = "; it is finished: a run changes nothing" if self.is_finished else ""
         kept, dropped = (", ".join(each) or "nothing" for each in (self.kept, self.dropped))
@@ -314,7 +313,7 @@ def plan_job(job: Job) -> Plan:
     table, mechanism = opened.table, opened.mechanism
     private = {name: job.schema.columns[name] for name in job.schema.privatised}
     expected = expect(job, opened)
-    written = _TABLES.get(job.file.output.format)
+    written = TABLES.get(job.file.output.format)
     appear = "all shards appear at once" + (f" in one version of {written}" if written else "")
     commit = f"commit: {appear}, with manifest and release card; the run key is destroyed"
     stages = (*expected.stages, commit)

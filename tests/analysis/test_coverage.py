@@ -249,7 +249,9 @@ def test_the_truth_of_bounded_rows_weighs_rows():
 def test_an_interrupted_file_is_continued(tmp_path, capsys):
     """What it has with as many runs is not run again; what it lacks is; and the page has a line for each release."""
     out, page = tmp_path / "cells.csv", tmp_path / "page.md"
-    page.write_text(f"before\n{coverage.BEGIN}\nlast year\n{coverage.END}\nafter\n", encoding="utf-8")
+    page.write_text(
+        f"before\n{coverage.BEGIN}\nlast year\n{coverage.END}\nafter\n", encoding="utf-8"
+    )
     chosen = ["--runs", "2", "--releases", "dip known laplace", "--csv", str(out), "--tables"]
     coverage.main([*chosen, "plain"])
     cells = coverage.read_cells(out)
