@@ -51,7 +51,7 @@ _SURE = 6.0  # standard deviations of its noise that the variance of the feature
 _LARGER = "use other columns, or release with a larger epsilon"
 _WIDTHS = "the bound on the bias is of the widths of the cells"
 _BOUNDS_HOLD = "bounds of shares, counts and quantiles hold them, those of means do not"
-_CORRECTED = "cells whose noisy count was below {cut} are left out; those together count as what they are expected to hold, and the bound on the bias has what is left"
+_CORRECTED = "cells whose noisy count was below {cut} are left out; the number of rows expected in them is added, and the bound on the bias includes the rest"
 _NO_ERROR = "it does not move when the noise is drawn again, as a quantile of few points, so no standard error is known"
 
 

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpdask.analysis.values import add_up, find_levels, to_numbers
+from dpdask.analysis.values import find_levels, to_numbers
 from dpdask.errors import SpecError
 from dpdask.inference.placed import UNRESOLVED, Axis, PlacedTable, count_points, find_slope
+from dpdask.inference.tallies import add_up
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 Points = Any  # those of `analysis.points`, which imports this
-MODEL = "inside a cell, columns are taken to depend on each other as a normal copula has it; the bound on the bias is half of how far off that is if they do not depend there at all"
-NOT_TOLD = "a large part of the spread of a column lies inside one cell, or many of its rows in one of equal width: what it depends on is not told by cells, so no bound on the bias of a slope is known"
+MODEL = "inside a cell, columns are assumed to depend on each other as in a normal copula; the bound on the bias is half the difference to no dependence there"
+NOT_TOLD = "a large part of the spread of a column lies inside one cell, or many of its rows at one place of it: the cells do not show how it depends on others, so no bound on the bias of a slope is known"
 NO_VARIANCE = "the variance of the feature cannot be told from the noise"
 _SPIKES = 0.25  # the share of the rows that stand out of the cells beside theirs
 # of how far an error of a cell's mean moves a slope: that of the feature moves its variance too,
@@ -97,7 +98,6 @@ def lean(
     spread = np.sqrt(np.maximum(table.average(values**2, table.even) - even**2, 0.0))
     every = np.maximum(table.counts.sum(axis=1, keepdims=True), 1.0)
     q = np.clip(table.counts / every, 1e-6, 1.0)
-    more[here] = (spread * np.sqrt((1.0 - q) / q))[code[here], group[here]]
     low, high = (np.clip(each, *within) for each in points.ends[name])
     most = (spread * np.sqrt((1.0 - q) / q))[code[here], group[here]]
     more[here] = np.minimum(most + np.broadcast_to(beyond, here.shape)[here], (high - low)[here])

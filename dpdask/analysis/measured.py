@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.analysis.results import Result, clip_to
-from dpdask.analysis.values import DateScale, in_units
+from dpdask.analysis.values import DateScale, in_units, index_ranges
 from dpdask.errors import SpecError
 from dpdask.inference.measured import NORMAL_95, Linear, MeasuredColumn
 from dpdask.references.counts import AGAIN, label_table
@@ -92,8 +92,7 @@ class MeasuredAnswers:
     def histogram(self, name: str, edges: Floats) -> Result:
         """Return how many rows lie in each range; see `Points.histogram`."""
         parts = self.column.histogram(edges)
-        breaks = self.dates[name].to_dates(edges) if name in self.dates else edges
-        index = pd.IntervalIndex.from_breaks(breaks, closed="left", name=name)
+        index = index_ranges(edges, self.dates.get(name), name)
         is_cut = any(part.bias_bound > 0.0 for part in parts)
         return _gather(parts, (*self.limits, *([_CUT] if is_cut else [])), index)
 

@@ -30,11 +30,12 @@ from dpdask.analysis.opened import OpenedRelease, Result
 from dpdask.analysis.values import (
     DateScale,
     NoisyCells,
-    add_up,
     cell_ends,
     find_levels,
+    find_ranges,
     find_scales,
     in_units,
+    index_ranges,
     list_cells,
     list_values,
     read_edges,
@@ -44,6 +45,7 @@ from dpdask.analysis.values import (
 from dpdask.errors import SpecError
 from dpdask.inference.m_estimators import WeightedSample, least_squares, quantile
 from dpdask.inference.measured import MeasuredColumn
+from dpdask.inference.tallies import add_up
 from dpdask.references.counts import label_table
 
 Floats = NDArray[np.float64]
@@ -241,15 +243,12 @@ class Points:
         n, last = len(edges) - 1, edges[-1]
 
         def place(frame: pd.DataFrame) -> Codes:
-            x = to_numbers(frame[name], name)
-            found = np.where(x == last, n - 1, np.searchsorted(edges, x, side="right") - 1)
-            return np.where((x < edges[0]) | (x > last) | np.isnan(x), n, found)
+            return find_ranges(to_numbers(frame[name], name), edges)
 
         p, error, lost = self._count([name], place, n)
         near, around = np.array([self._cut(name, edge, is_last=edge == last) for edge in edges]).T
         bias = near[:-1] + near[1:] + 2.0 * self.rank_errors.get(name, 0.0) + lost
-        breaks = self.dates[name].to_dates(edges) if name in self.dates else edges
-        index = pd.IntervalIndex.from_breaks(breaks, closed="left", name=name)
+        index = index_ranges(edges, self.dates.get(name), name)
         variance = error**2 + self.rank_noise.get(name, 0.0) ** 2 + around[:-1] + around[1:]
         parts = (p, np.sqrt(variance), bias)
         found = self._result(*(pd.Series(self.n_rows * part, index) for part in parts))

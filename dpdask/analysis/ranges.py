@@ -38,9 +38,9 @@ _TOLD_TOO_LITTLE = (
     "groups of too few rows, whose ranges do not tell where their values lie, have no estimate"
 )
 _SLOW = "the distribution at a point is estimated at the rate of the cube root of the rows, so no standard error is given"
-_BY_DESIGN = "this takes no more for granted than that anchors are drawn independently of values, from the distribution that the card gives"
+_BY_DESIGN = "the only assumption is that anchors are drawn independently of the values, from the distribution that the card gives"
 _BY_ANCHORS = "the slope is of numbers that have the values' averages, whatever the law of the values: the anchors' distribution gives them"
-_FEW_DECIDE = "a few rows decide on the slope, or on the spread of what explains, so no standard error is known"
+_FEW_DECIDE = "a few rows decide on the slope, or on the variance of the explanatory variable, so no standard error is known"
 _NORMAL = "the response is taken to have normal errors of one variance: if they have another law, the slope is off by an unknown amount"
 _FAR = (
     "the bound on the bias is larger than the mean itself: values may lie far beyond the anchors, or the anchors lie so far apart that the ranges "
@@ -186,8 +186,8 @@ class OpenedRanges(KeptColumns):
             "use slope(), or release with the mechanism `dip`",
         ),
         "slope": (
-            "a range explains only if anchors of a known distribution reach from bound to bound",
-            "explain it by columns that were kept, or release ranges of `case1` or `case2`",
+            "a range explains only if its anchors have a known distribution and reach from bound to bound",
+            "use kept columns as explanatory variables, or release ranges of `case1` or `case2`",
         ),
         "npmle": ("the column was kept: its values are released", "use quantile() or histogram()"),
         "regress": ("the column was kept: its values are released", "use slope()"),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dpdask.analysis.measured import WITHOUT_NULLS
 from dpdask.analysis.results import Result
-from dpdask.analysis.values import DateScale, in_units
+from dpdask.analysis.values import DateScale, in_units, index_ranges
 from dpdask.inference.noisy_ranks import Bounds, NoisyRanks
 from dpdask.inference.tallies import Outcomes, moments
 
@@ -67,8 +67,7 @@ class RankAnswers:
             self._tell(self.column.share(counts, float(low), float(end)), (_ANY, *self.limits))
             for low, end in zip(edges[:-1], ends, strict=True)
         ]
-        breaks = edges if self.scale is None else self.scale.to_dates(edges)
-        index = pd.IntervalIndex.from_breaks(breaks, closed="left", name=self.name)
+        index = index_ranges(edges, self.scale, self.name)
         return _scale(Result.gather(parts, index), float(counts.sum()))
 
     def quantile(self, counts: Floats, q: float | Sequence[float]) -> Result:

@@ -15,7 +15,7 @@ from dpdask.inference.measured import MeasuredColumn
 
 _RECORDS = (
     "standard errors add up the draw of the rows, the noise of the tables before they were smoothed, and the draw of the records",
-    "what the model leaves out is not in them, and no bound on it is known: dependence of three columns, and where values lie inside a cell",
+    "they do not include the error of the model, which has no known bound: dependence of three columns, and the places of values inside a cell",
 )
 
 

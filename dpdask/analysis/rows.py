@@ -20,6 +20,7 @@ from dpdask.analysis.ranks import RankAnswers, to_floats
 from dpdask.analysis.results import Result, clip_to
 from dpdask.analysis.values import DateScale, NoisyCells
 from dpdask.errors import SpecError
+from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.noisy_ranks import NoisyRanks
 from dpdask.inference.tallies import (
     Estimate,
@@ -693,7 +694,7 @@ def _choose(estimate: Callable[[bool], Estimate]) -> Estimate:
     except SpecError:
         return near
     halves = (
-        np.asarray(1.96 * found.standard_error + found.worst_bias, dtype=np.float64)
+        np.asarray(NORMAL_95 * found.standard_error + found.worst_bias, dtype=np.float64)
         for found in (exact, near)
     )
     of_exact, of_near = (

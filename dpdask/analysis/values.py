@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from dpdask.errors import SpecError
-from dpdask.inference.tallies import level_codes
+from dpdask.inference.tallies import add_up, level_codes
 from dpdask.mechanisms.card import microseconds_of
 
 Floats = NDArray[np.float64]
@@ -125,6 +125,19 @@ def in_units(scale: DateScale | None, estimate: Any, error: Any, bias: Any) -> t
     spans = (scale.to_spans(np.atleast_1d(part)) for part in (error, bias))
     found = scale.to_dates(np.atleast_1d(estimate)), *spans
     return found if np.ndim(estimate) else (found[0][0], found[1][0], found[2][0])
+
+
+def find_ranges(x: Floats, edges: Floats) -> Codes:
+    """Return in which range [edge, next edge) each number lies, the last with its upper edge; their number if in none."""
+    n = len(edges) - 1
+    found = np.where(x == edges[-1], n - 1, np.searchsorted(edges, x, side="right") - 1)
+    return np.where((x < edges[0]) | (x > edges[-1]) | np.isnan(x), n, found).astype(np.int64)
+
+
+def index_ranges(edges: Floats, scale: DateScale | None, name: str) -> pd.IntervalIndex:
+    """Return the ranges as an index."""
+    breaks = edges if scale is None else scale.to_dates(edges)
+    return pd.IntervalIndex.from_breaks(breaks, closed="left", name=name)
 
 
 def list_cells(column: Mapping[str, Any]) -> list[object]:
@@ -276,8 +289,3 @@ class NoisyCells:
             most = self.add(chosen, len(centre), np.where(here, numbers - end, 0.0) ** 2)
             found = np.where(is_few, np.maximum(found, most), found)
         return found
-
-
-def add_up(values: Floats, code: Codes, n: int) -> Floats:
-    """Return the sum of values in each of n groups."""
-    return np.bincount(code, weights=values, minlength=n).astype(np.float64)

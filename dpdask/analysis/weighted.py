@@ -15,10 +15,17 @@ from numpy.typing import NDArray
 
 from dpdask.analysis.measured import WITHOUT_NULLS
 from dpdask.analysis.results import Result, clip_to
-from dpdask.analysis.values import find_levels, list_values, to_numbers
+from dpdask.analysis.values import (
+    find_levels,
+    find_ranges,
+    index_ranges,
+    list_values,
+    to_numbers,
+)
 from dpdask.errors import SpecError
 from dpdask.inference.debias import ReleasedColumn
 from dpdask.inference.m_estimators import quantile
+from dpdask.inference.measured import NORMAL_95
 from dpdask.inference.pseudo_values import MAX_CONDITION
 from dpdask.inference.units import WeightedRows
 
@@ -30,8 +37,8 @@ Parts: TypeAlias = tuple[Floats, Floats, Floats, Floats]
 _LIMITS = (100.0, 30.0, 10.0, 3.0)  # up to which directions of a channel are inverted
 _SURELY = 3.0  # standard errors above 0 that the rows with a value have
 _OF_TABLE = (
-    "this is of the table: each row counts as often as {weight!r} says, which is published of each {column!r}; "
-    "errors take each {column!r} to be independent"
+    "this is an estimate of the table: each row has the weight {weight!r}, which is published; "
+    "standard errors assume that each {column!r} is independent of the others"
 )
 _UNKNOWN = (
     "no error is known of groups of one unit, of those in which it is not sure that any row has a value, and of levels that no row has or that "
@@ -50,9 +57,8 @@ class WeightedAnswers:
     value is counted as it is.
     """
 
-    frame: (
-        pd.DataFrame
-    )  # the columns that are asked about, those that choose channels, and these two
+    # the columns that are asked about, those that choose channels, and the next two
+    frame: pd.DataFrame
     unit: str
     weight: str
     released: Mapping[str, ReleasedColumn]  # by private column
@@ -118,14 +124,9 @@ class WeightedAnswers:
     def histogram(self, name: str, edges: Floats) -> Result:
         """Return how many rows of the table lie in each range [edge, next edge) of a kept column; the last holds its upper edge too."""
         x, n = to_numbers(self.frame[name], name), len(edges) - 1
-        place = np.where(x == edges[-1], n - 1, np.searchsorted(edges, x, side="right") - 1)
-        place = np.where((x < edges[0]) | (x > edges[-1]) | np.isnan(x), n, place)
-        found = self._rows.share(np.ones(len(x)), place.astype(np.int64), n + 1)
+        found = self._rows.share(np.ones(len(x)), find_ranges(x, edges), n + 1)
         value, error, wide = (self._rows.n_rows * part[:n] for part in found)
-        return self._tell(
-            (value, error, wide, np.zeros(n)),
-            pd.IntervalIndex.from_breaks(edges, closed="left", name=name),
-        )
+        return self._tell((value, error, wide, np.zeros(n)), index_ranges(edges, None, name))
 
     def quantile(self, name: str, q: float) -> Result:
         """Return a quantile of a kept column, its interval by ranks (Woodruff 1952)."""
@@ -333,5 +334,5 @@ class WeightedAnswers:
 
 def _half(parts: Parts) -> float:
     """Return the median half-width of 95 % intervals; infinite where none is known."""
-    half = 1.96 * parts[2] + parts[3]
+    half = NORMAL_95 * parts[2] + parts[3]
     return float(np.median(half[np.isfinite(half)])) if np.isfinite(half).any() else math.inf

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
+from dpdask.inference.measured import NORMAL_95
 from dpdask.references.sources import freeze
 
 Floats = NDArray[np.float64]
@@ -33,7 +34,6 @@ _CHERNOFF = 0.65  # the likelihood ratio's quantiles over those of a χ² of one
 _NEAR = 0.05  # of the anchors, on either side of a place
 _END = 0.5  # of the anchors to the power of 2/3
 _STEPS = 25  # of bisection
-_NORMAL = 1.96  # standard errors, of the limits that one is computed from
 _UNTOLD = 0.2  # of the rows
 _FOLDS = 5
 _CLEAR = 5.0  # standard errors, that the variance of a feature is from 0
@@ -439,9 +439,9 @@ class Survival:
 
     def _spread(self, place: float) -> float:
         """Return the standard error at an edge; NaN where hardly any anchor tells the share."""
-        low, high = self.limit(place, _NORMAL, surely=False)
+        low, high = self.limit(place, NORMAL_95, surely=False)
         untold = high - low > _UNTOLD and self._beside_of(place)[1] < _FEW_EVENTS
-        return math.nan if untold else (high - low) / (2.0 * _NORMAL)
+        return math.nan if untold else (high - low) / (2.0 * NORMAL_95)
 
     def _ratio(self, place: float) -> Callable[[float], float]:
         """Return twice the logarithm of the likelihood ratio against a share at an edge."""
@@ -491,8 +491,8 @@ class Survival:
 
     def quantile_error(self, q: float) -> float:
         """Return the standard error of a quantile."""
-        low, high = self.find_quantile_ends(q, _NORMAL, surely=False)
-        return (high - low) / (2.0 * _NORMAL)
+        low, high = self.find_quantile_ends(q, NORMAL_95, surely=False)
+        return (high - low) / (2.0 * NORMAL_95)
 
     def between(self, ends: Ends) -> tuple[float, float, Callable[[float], Ends]]:
         """Return Pr(a < Y ≤ b), its standard error, and its limits at a number of standard errors.

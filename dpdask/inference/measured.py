@@ -291,8 +291,7 @@ class MeasuredColumn:
         ranks, own, shared = variances
         noise = np.maximum(own - 2.0 * p * shared + p * p * self._rows_vary, 0.0)
         spread = np.sqrt(noise + rows * p * (1.0 - p))
-        up_to = ranks - p * rows
-        up_to = (np.maximum.accumulate(up_to) + np.minimum.accumulate(up_to[::-1])[::-1]) / 2.0
+        up_to = make_rising(ranks - p * rows)
         before = np.append(min(-p * rows, up_to[0]), up_to[:-1])
         place = min(int(np.searchsorted(up_to, 0.0)), len(last) - 1)
         rise = up_to[place] - before[place]
@@ -357,3 +356,11 @@ class MeasuredColumn:
             self.deviation**2 * np.maximum(squares - sums**2 / every, 0.0),
             self.deviation**2 * sums * nulls / every,
         )
+
+
+def make_rising(values: Floats) -> Floats:
+    """Return the middle between the largest value so far and the smallest to come, which rises."""
+    found: Floats = (
+        np.maximum.accumulate(values) + np.minimum.accumulate(values[::-1])[::-1]
+    ) / 2.0
+    return found

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpdask.inference.measured import NORMAL_95
-from dpdask.inference.pseudo_values import MAX_CONDITION, Directions, Floats, find_half_width
+from dpdask.inference.pseudo_values import (
+    MAX_CONDITION,
+    Directions,
+    Floats,
+    find_half_width,
+    list_spreads,
+)
 
 _MOST_ALONG = 256  # directions: a covariance that is not diagonal is inverted for each spread
 
@@ -82,7 +88,8 @@ def estimate_pairs(one: Margin, two: Margin, counts: Floats) -> tuple[Floats, Fl
     if len(seen) <= _MOST_ALONG and not (one.numbers is None and two.numbers is None):
         axis = np.kron(one.align(first), two.align(second)).astype(np.float64)
     variance = np.maximum(np.diag(covariance), 1e-12)
-    pairs = _list_spreads(len(seen), axis, min(counts.shape) - 1.0)
+    length = 0.0 if axis is None else float(np.trace(axis))
+    pairs = list_spreads(len(seen), length, min(counts.shape) - 1.0)
     weights, probability = _predict(seen, offset, variance, axis, pairs)
     value = np.outer(p, q) + (parts @ weights @ offset).reshape(counts.shape)
     drawn = np.einsum("ki,ij,kj->k", parts @ weights, covariance, parts @ weights)
@@ -99,14 +106,6 @@ def estimate_pairs(one: Margin, two: Margin, counts: Floats) -> tuple[Floats, Fl
     unknown = np.isnan(error)
     value, error, bias = (np.where(unknown, 0.0, part) for part in (value, error, bias))
     return value, error, bias
-
-
-def _list_spreads(n: int, axis: Floats | None, most: float) -> list[tuple[float, float]]:
-    """Return pairs τ and κ under which the n coordinates have at most a mean sum of squares."""
-    levels = [4.0**-k for k in range(8)]
-    length = 0.0 if axis is None else float(np.trace(axis))
-    grid = [(t, k) for t in levels for k in ([0.0] if axis is None else [0.0, *levels])]
-    return [(t, k) for t, k in grid if t * n + k * length <= most] or grid[-1:]
 
 
 def _predict(

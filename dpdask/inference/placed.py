@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse, special
 
-from dpdask.inference.measured import MeasuredColumn
+from dpdask.inference.measured import MeasuredColumn, make_rising
+from dpdask.inference.tallies import add_up
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -129,8 +130,7 @@ def _spread(
     if not len(here) or not up_to[-1] > _SURE * math.sqrt(fine.variance(one)):
         return even
     # counts have noise: the rows up to each place are made to rise
-    rising = (np.maximum.accumulate(up_to) + np.minimum.accumulate(up_to[::-1])[::-1]) / 2.0
-    rising = np.clip(rising, 0.0, up_to[-1])
+    rising = np.clip(make_rising(up_to), 0.0, up_to[-1])
     finer = (np.arange(n_each * _FINER) + 0.5) / (n_each * _FINER) * up_to[-1]
     ends = np.append(fine.low[here[0]], fine.high[here])
     found = np.interp(finer, np.append(0.0, rising), ends).reshape(n_each, _FINER).mean(axis=1)
@@ -195,7 +195,7 @@ class PlacedTable:
         most = np.full(n, -np.inf)
         np.maximum.at(most, self._cells, flat)
         weight = np.exp(flat - most[self._cells])
-        total = np.bincount(self._cells, weights=weight, minlength=n)
+        total = add_up(weight, self._cells, n)
         return np.asarray(weight / total[self._cells], dtype=np.float64)
 
     @cached_property
@@ -229,8 +229,7 @@ class PlacedTable:
         parts
             `leaning`, `even`, or others.
         """
-        found = np.bincount(self._cells, weights=parts * numbers, minlength=self.counts.size)
-        return np.asarray(found, dtype=np.float64).reshape(self.counts.shape)
+        return add_up(parts * numbers, self._cells, self.counts.size).reshape(self.counts.shape)
 
     def gather(self, parts: Floats, labels: Sequence[Floats]) -> tuple[Floats, sparse.csr_matrix]:
         """Return the different points, a row of labels for each of them, and the matrix that gives their rows from those of the cells.

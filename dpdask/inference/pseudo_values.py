@@ -390,10 +390,8 @@ def _weigh_pairs(parts: tuple[_Stratum, ...], n_levels: int, most: float) -> Spr
     def likelihood(at: tuple[float, float]) -> float:
         return sum(part.likelihood(*at) for part in some)
 
-    levels = [4.0**-k for k in range(8)]
     along = any(part.axis.any() for part in parts)
-    grid = [(t, k) for t in levels for k in ([0.0, *levels] if along else [0.0])]
-    grid = [(t, k) for t, k in grid if (n_levels - 1) * t + k <= most] or grid[-1:]
+    grid = list_spreads(n_levels - 1, float(along), most)
     found = [likelihood(at) for at in grid]
     tau, kappa = grid[int(np.argmax(found))]
     near = [
@@ -405,6 +403,23 @@ def _weigh_pairs(parts: tuple[_Stratum, ...], n_levels: int, most: float) -> Spr
     found += [likelihood(at) for at in near]
     probability = np.exp(np.array(found) - max(found))
     return Spread(parts=parts, pairs=(*grid, *near), probability=probability / probability.sum())
+
+
+def list_spreads(n: int, length: float, most: float) -> list[tuple[float, float]]:
+    """Return pairs τ and κ, on a grid of factors 4, that give coordinates at most a mean sum of squares.
+
+    Parameters
+    ----------
+    n
+        How many coordinates there are, each of variance τ.
+    length
+        The trace of the matrix that κ is a factor of; 0 if there is none.
+    most
+        The largest mean sum of squares.
+    """
+    levels = [4.0**-k for k in range(8)]
+    grid = [(t, k) for t in levels for k in ([0.0, *levels] if length else [0.0])]
+    return [(t, k) for t, k in grid if t * n + k * length <= most] or grid[-1:]
 
 
 def balance_groups(

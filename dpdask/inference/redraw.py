@@ -11,6 +11,9 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from dpdask.inference.pseudo_values import estimate_prior
+from dpdask.inference.tallies import add_up
+
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 _MOST = 64  # the count up to which others tell what a noisy one stands for
@@ -45,8 +48,7 @@ class ThresholdedCells:
         return self._add_up(self.counts, self.others)
 
     def _add_up(self, counts: Floats, others: Floats) -> Floats:
-        found = np.bincount(self.place, weights=counts, minlength=len(self.others))
-        return self._complete(found.astype(np.float64), others)
+        return self._complete(add_up(counts, self.place, len(self.others)), others)
 
     def _complete(self, found: Floats, others: Floats) -> Floats:
         """Return the counts of the cells of the columns from those that reached the threshold, and how many cells did not."""
@@ -67,18 +69,16 @@ class ThresholdedCells:
         if self.cut is None or self.n_records is not None:
             return np.maximum(self.counts, 0.0), 0.0
         small = self.counts <= _MOST
-        seen = np.bincount(self.counts[small].astype(np.int64), minlength=_MOST + 1)
+        listed = np.bincount(self.counts[small].astype(np.int64), minlength=_MOST + 1)
+        seen = np.append(n_others, listed).astype(np.float64)
         t, v = np.arange(_MOST + 1)[:, None], np.arange(_MOST + 1)[None, :]
         alpha = math.exp(-1.0 / self.scale)
         chance = (1.0 - alpha) / (1.0 + alpha) * alpha ** np.abs(t - v)
         chance[:, : self.cut] = 0.0
         below = np.maximum(1.0 - chance.sum(axis=1) - alpha ** (_MOST + 1.0 - t[:, 0]) / 2.0, 1e-12)
-        chance, seen = np.column_stack([below, chance]), np.append(n_others, seen)
-        prior = np.full(_MOST + 1, 1.0 / (_MOST + 1))
-        for _ in range(_ROUNDS):
-            given = prior[:, None] * chance
-            given /= np.maximum(given.sum(axis=0), 1e-300)
-            prior = given @ seen / max(float(seen.sum()), 1.0)
+        chance = np.column_stack([below, chance])
+        start = np.full(_MOST + 1, 1.0 / (_MOST + 1))
+        prior = estimate_prior(chance, start, seen, _ROUNDS)
         mean = (np.arange(_MOST + 1) @ (prior[:, None] * chance)) / np.maximum(
             prior @ chance, 1e-300
         )
@@ -90,8 +90,7 @@ class ThresholdedCells:
     def expected(self) -> Floats:
         """How many rows the cells of the columns have by these means: what `draw` takes for the truth."""
         listed, other = self.rows
-        found = np.bincount(self.place, weights=listed, minlength=len(self.others))
-        return np.asarray(found + self.others * other, dtype=np.float64)
+        return add_up(listed, self.place, len(self.others)) + self.others * other
 
     def draw(self, rng: Generator) -> Floats:
         """Return the counts of the cells of the columns: rows, noise, threshold and records drawn again."""
@@ -103,10 +102,7 @@ class ThresholdedCells:
         listed = again >= self.cut
         n_new, new = self._raise(of_other, rng)
         kept = np.where(listed, again, 0).astype(np.float64)
-        found = np.asarray(
-            new + np.bincount(self.place, weights=kept, minlength=len(self.others)),
-            dtype=np.float64,
-        )
+        found = new + add_up(kept, self.place, len(self.others))
         total = float(found.sum())
         if self.n_records is not None and total > 0.0:
             drawn = rng.multinomial(self.n_records, found / total)

@@ -106,11 +106,7 @@ def regress_kept_on(
         cannot be distinguished from zero.
     """
     g, h, k = first.g[0].ravel(), second.g[0].ravel(), _weigh_known(found, known)
-    # the constant and the covariates; the response stands last
-    q, y = (
-        found.n_columns - 1,
-        found.n_columns - 1,
-    )
+    q = found.n_columns - 1  # the constant and the covariates; the response stands last
     by_level, n_levels = found.products, found.products[0, 0]
     gram = by_level[:q, :q] @ k
     refuse_collinear(gram)
@@ -121,7 +117,7 @@ def regress_kept_on(
         what = "the variance of its original values cannot be distinguished from zero"
         raise SpecError(what, found.outcomes.where, "use more rows or a larger ε")
     inverse = np.linalg.inv(bread)
-    beta = inverse @ np.append(by_level[0, y] @ g, by_level[:q, y] @ k)
+    beta = inverse @ np.append(by_level[0, q] @ g, by_level[:q, q] @ k)
     slope, rest = beta[0], beta[1:]
     s0, s1, s2 = found.weigh(np.append(-rest, 1.0), q)  # e = y - its kept part
     meat = np.empty_like(bread)  # of the scores (g e - h slope, w (k e - g slope))

@@ -153,7 +153,9 @@ def outcome_counts(counts: Any, outcomes: Outcomes) -> Floats:
     if isinstance(counts, Mapping):
         counts = pd.Series(dict(counts))
     if isinstance(counts, pd.Series):
-        found = _bin(outcomes.codes(counts.index), counts.to_numpy(dtype=np.float64), outcomes.size)
+        found = add_up(
+            counts.to_numpy(dtype=np.float64), outcomes.codes(counts.index), outcomes.size
+        )
     else:
         found = np.asarray(counts, dtype=np.float64).ravel()
     if (
@@ -342,11 +344,12 @@ def _sums_by_outcome(
     keys = [f"level{place}" for place in range(len(outcomes.columns))]
     table = _reduce(frame[keys].assign(**terms).groupby(keys, **_GROUPING).sum())
     codes = outcomes.codes(table.index)
-    return {name: _bin(codes, table[name].to_numpy(), outcomes.size) for name in terms}
+    return {name: add_up(table[name].to_numpy(), codes, outcomes.size) for name in terms}
 
 
-def _bin(codes: NDArray[np.int64], weights: Floats, n_levels: int) -> Floats:
-    return np.bincount(codes, weights=weights, minlength=n_levels).astype(np.float64)
+def add_up(values: Floats, codes: NDArray[np.int64], n: int) -> Floats:
+    """Return the sum of values in each of n groups; see `numpy.bincount`."""
+    return np.bincount(codes, weights=values, minlength=n).astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from dpdask.inference.tallies import add_up
+
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
@@ -48,7 +50,7 @@ class WeightedRows:
 
     def _add_up(self, scores: Floats) -> Floats:
         """Return the weighted sum of a score over the rows of each unit."""
-        return _sum_up(self.weights * scores, self.units, self.n_units)
+        return add_up(self.weights * scores, self.units, self.n_units)
 
     def average(
         self, scores: Floats, known: Floats, groups: Codes, n_groups: int
@@ -65,16 +67,16 @@ class WeightedRows:
         """
         pairs, place = np.unique(groups * self.n_units + self.units, return_inverse=True)
         own = pairs // max(1, self.n_units)
-        above, below = (_sum_up(self.weights * each, place, len(pairs)) for each in (scores, known))
-        a, b = (_sum_up(each, own, n_groups) for each in (above, below))
+        above, below = (add_up(self.weights * each, place, len(pairs)) for each in (scores, known))
+        a, b = (add_up(each, own, n_groups) for each in (above, below))
         n = np.bincount(own, minlength=n_groups)
         with np.errstate(invalid="ignore", divide="ignore"):
             value = a / b
             moved = (a[own] - above) / (b[own] - below) - value[own]
-            squares, fourths = (_sum_up(moved**power, own, n_groups) for power in (2, 4))
-            rest = _sum_up((scores - value[groups] * known) ** 2, groups, n_groups)
+            squares, fourths = (add_up(moved**power, own, n_groups) for power in (2, 4))
+            rest = add_up((scores - value[groups] * known) ** 2, groups, n_groups)
             rest = rest / np.bincount(groups, minlength=n_groups)
-            least = rest * _sum_up(self.weights**2, groups, n_groups) / b**2
+            least = rest * add_up(self.weights**2, groups, n_groups) / b**2
             found = _find_errors(squares, fourths, n.astype(np.float64))
             error, wide = (np.where(n > 1, each, np.nan) for each in found)
             return value, error, np.fmax(wide, np.sqrt(least))
@@ -90,23 +92,21 @@ class WeightedRows:
         pairs, place = np.unique(groups * self.n_units + self.units, return_inverse=True)
         own, unit = np.divmod(pairs, max(1, self.n_units))
         above, sizes = (
-            _sum_up(self.weights * scores, place, len(pairs)),
+            add_up(self.weights * scores, place, len(pairs)),
             self._add_up(np.ones(len(groups))),
         )
-        a, n = _sum_up(above, own, n_groups), self.n_units
+        a, n = add_up(above, own, n_groups), self.n_units
         with np.errstate(invalid="ignore", divide="ignore"):
             value, left = a / self.n_rows, 1.0 / (self.n_rows - sizes)
             moved, still = ((a[own] - part) * left[unit] - value[own] for part in (above, 0.0))
             powers = []
-            for power in (
-                2,
-                4,
-            ):  # of units without rows in the group; others are put in their place
+            # of units without rows in the group; others are put in their place
+            for power in (2, 4):
                 all_still = a**power * ((left - 1.0 / self.n_rows) ** power).sum()
-                more = _sum_up(moved**power - still**power, own, n_groups)
+                more = add_up(moved**power - still**power, own, n_groups)
                 powers.append(np.maximum(all_still + more, 0.0))
             squares, sums = (
-                _sum_up(scores**power, groups, n_groups) / len(scores) for power in (2, 1)
+                add_up(scores**power, groups, n_groups) / len(scores) for power in (2, 1)
             )
             kish = float((self.weights**2).sum()) / self.n_rows**2
             least = kish * np.maximum(squares - 2.0 * value * sums + value**2, 0.0)
@@ -138,11 +138,6 @@ class WeightedRows:
         without = np.linalg.solve(rest[:, :, :p], rest[:, :, p:])[:, :, 0]
         squares, fourths = (((without - value) ** power).sum(axis=0) for power in (2, 4))
         return value, *_find_errors(squares, fourths, n)
-
-
-def _sum_up(values: Floats, groups: Codes, n_groups: int) -> Floats:
-    """Return the sum of values in each of n groups."""
-    return np.bincount(groups, weights=values, minlength=n_groups).astype(np.float64)
 
 
 def _find_errors(squares: Floats, fourths: Floats, n: Floats | int) -> tuple[Floats, Floats]:
