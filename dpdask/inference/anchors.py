@@ -54,15 +54,7 @@ class Moment(NamedTuple):
         return found
 
     def rise(self, y: Floats, step: float) -> Floats:
-        """Return how much φ rises in a step, over its length; its slope without one.
-
-        Parameters
-        ----------
-        y
-            Where.
-        step
-            The step, or 0.
-        """
+        """Return how much φ rises in a step, over its length; its slope without one."""
         if step:
             return (self.at(y + step) - self.at(y)) / step
         slope = self.power * (y - self.centre) ** (self.power - 1)
@@ -83,15 +75,7 @@ class Anchors:
 
     @classmethod
     def of_design(cls, design: Mapping[str, Any], *, whole: bool) -> Anchors | None:
-        """Return the anchors of a design as a card has it; None if they are not independent draws of one distribution.
-
-        Parameters
-        ----------
-        design
-            The part of the column.
-        whole
-            Whether values are whole numbers.
-        """
+        """Return the anchors of a design as a card has it; None if they are not independent draws of one distribution."""
         anchors = design.get("anchors") or {}
         n = _N_ANCHORS.get(design["design"], design.get("n_anchors"))
         exact = design.get("acceptable") or design.get("exact_ranges")
@@ -108,15 +92,7 @@ class Anchors:
         return float(low), float(high)
 
     def weigh(self, ends: Floats, moment: Moment | None = None) -> Floats:
-        """Return φ'(u) over the density at the ends, φ' = 1 without a moment; 0 at ends that are no anchors.
-
-        Parameters
-        ----------
-        ends
-            Lower or upper ends of released ranges.
-        moment
-            φ.
-        """
+        """Return φ'(u) over the density at the ends, φ' = 1 without a moment; 0 at ends that are no anchors."""
         here = np.isfinite(ends)
         at = np.where(here, ends, 0.0)
         cdf = self.distribution.cdf
@@ -125,40 +101,20 @@ class Anchors:
         return np.where(here, rise / np.maximum(np.where(here, density, 1.0), 1e-300), 0.0)
 
     def reach(self, low: float, high: float) -> bool:
-        """Return whether they may lie everywhere between two values.
-
-        Parameters
-        ----------
-        low, high
-            The values.
-        """
+        """Return whether they may lie everywhere between two values."""
         first, last = self.support
         # those of whole numbers are rounded down
         return first <= low and high <= last + self.step
 
     def is_even(self, lower: Floats, upper: Floats, low: float, high: float) -> bool:
-        """Return whether the released anchors between two values weigh about the same, so that averages of scores have a normal law.
-
-        Parameters
-        ----------
-        lower, upper
-            The released ranges.
-        low, high
-            The values.
-        """
+        """Return whether the released anchors between two values weigh about the same, so that averages of scores have a normal law."""
         ends = np.concatenate([lower, upper])
         weights = self.weigh(ends[(low <= ends) & (ends <= high)])
         weights = weights[weights > 0.0]
         return len(weights) > 0 and bool(weights.max() <= _UNEVEN * np.median(weights))
 
     def hide(self, lower: Floats, upper: Floats) -> Floats:
-        """Return how many anchors of each row are not released, over the probability to lie outside its range.
-
-        Parameters
-        ----------
-        lower, upper
-            The released ranges.
-        """
+        """Return how many anchors of each row are not released, over the probability to lie outside its range."""
         n = self.n - np.isfinite(lower).astype(np.float64) - np.isfinite(upper)
         cdf = self.distribution.cdf
         outside = cdf(lower + self.step) + 1.0 - cdf(upper)
@@ -170,8 +126,6 @@ class Anchors:
 
         Parameters
         ----------
-        lower, upper
-            The released ranges.
         centre
             A guess at each value: any leaves the average as it is; a near one makes it vary less.
 
@@ -239,8 +193,6 @@ class Survival:
 
         Parameters
         ----------
-        anchors, lower, upper
-            Those of the rows, one or more.
         bounds
             Public bounds of the values; None if there are none.
         places
@@ -263,12 +215,6 @@ class Survival:
 
         Parameters
         ----------
-        anchors, bounds
-            As for `of_ranges`.
-        edges
-            Those of the cells.
-        counts
-            What `_count` returns.
         rows
             The released ranges, which limits need.
         """
@@ -286,13 +232,6 @@ class Survival:
 
     def scores(self, lower: Floats, upper: Floats, moment: Moment) -> Floats:
         """Return numbers whose average, given the rows' values, is that of φ of the values, where anchors reach its ends.
-
-        Parameters
-        ----------
-        lower, upper
-            The released ranges of any rows.
-        moment
-            φ.
 
         Notes
         -----
@@ -356,8 +295,6 @@ class Survival:
 
         Parameters
         ----------
-        place
-            The edge.
         deviations
             A number of standard errors, which says with what confidence.
         surely
@@ -462,15 +399,7 @@ class Survival:
         return float(self.edges[falls[0]]) if len(falls) else float(self.edges[-1])
 
     def find_quantile_ends(self, q: float, deviations: float, *, surely: bool = True) -> Ends:
-        """Return the edges beyond which the ranges rule out a quantile.
-
-        Parameters
-        ----------
-        q
-            Its probability.
-        deviations, surely
-            As for `limit`.
-        """
+        """Return the edges beyond which the ranges rule out a quantile."""
         centre = int(np.searchsorted(self.edges, self.quantile(q)))
 
         def is_possible(place: int) -> bool:
@@ -496,11 +425,6 @@ class Survival:
 
     def between(self, ends: Ends) -> tuple[float, float, Callable[[float], Ends]]:
         """Return Pr(a < Y ≤ b), its standard error, and its limits at a number of standard errors.
-
-        Parameters
-        ----------
-        ends
-            a and b, edges.
 
         Notes
         -----
@@ -529,11 +453,6 @@ def score(
 ) -> Floats:
     """Return the scores of a moment, those of each fifth of the rows by the regression of the others.
 
-    Parameters
-    ----------
-    anchors, lower, upper, bounds, moment
-        As for `Survival`.
-
     Notes
     -----
     So the regression knows nothing of the rows that it scores, and adds no bias (Chernozhukov et
@@ -552,13 +471,7 @@ def score(
 def average(
     anchors: Anchors, lower: Floats, upper: Floats, bounds: Ends | None, moment: Moment
 ) -> tuple[float, float, Callable[[float], Ends]]:
-    """Return the mean of φ, its standard error, and its limits at a number of standard errors.
-
-    Parameters
-    ----------
-    anchors, lower, upper, bounds, moment
-        As for `score`.
-    """
+    """Return the mean of φ, its standard error, and its limits at a number of standard errors."""
     scores = score(anchors, lower, upper, bounds, moment)
     weights = anchors.weigh(np.concatenate([lower, upper]), moment)
     most = float(np.abs(weights).max(initial=0.0)) / anchors.n

@@ -44,13 +44,7 @@ class Law(Protocol):
     """What rank is released, given the original one: both under the reference."""
 
     def cumulate(self, own: Floats, at: Floats) -> Floats:
-        """Return Pr(released rank <= at | own rank), of shape (own, at).
-
-        Parameters
-        ----------
-        own, at
-            Ranks.
-        """
+        """Return Pr(released rank <= at | own rank), of shape (own, at)."""
 
     @property
     def cuts(self) -> Floats:
@@ -167,13 +161,7 @@ class Inputs:
         return low * ~self.is_null, high * ~self.is_null
 
     def lie_in(self, first: float, end: float) -> tuple[Floats, Floats]:
-        """Return whether all values, and whether some of them, lie in a range.
-
-        Parameters
-        ----------
-        first, end
-            The range, [first, end).
-        """
+        """Return whether all values, and whether some of them, lie in a range."""
         every = (self.low >= first) & (self.high < end)
         some = (self.high >= first) & (self.low < end)
         return every.astype(np.float64), some.astype(np.float64)
@@ -233,14 +221,10 @@ class NoisyRanks:
 
         Parameters
         ----------
-        column
-            Its part of the card.
         released
             All released values, NaN of null.
         n_reference
             How many rows the reference is made of.
-        is_whole
-            Whether values are whole numbers.
         """
         n, x = len(released), np.sort(released[~np.isnan(released)])
         null = 1.0 - len(x) / n
@@ -528,15 +512,7 @@ class NoisyRanks:
         return self.ratio(table, self.inputs.clip(within), within)
 
     def slope(self, found: Moments, possible: tuple[float, float]) -> tuple[Floats, Floats, Floats]:
-        """Return the slopes of the values on kept columns, their standard errors and their worst biases.
-
-        Parameters
-        ----------
-        found
-            The moments of the kept columns by outcome.
-        possible
-            Between what the values lie.
-        """
+        """Return the slopes of the values on kept columns, their standard errors and their worst biases."""
         counts, is_null = found.products[0, 0], self.inputs.is_null
         mean = self.mean(counts[None, :], possible)
         centre = float(mean.value[0])
@@ -565,15 +541,7 @@ class NoisyRanks:
         return beta, error, bias
 
     def share(self, counts: Floats, first: float, end: float) -> Bounds:
-        """Return the share of all rows that lie in a range.
-
-        Parameters
-        ----------
-        counts
-            How many rows have each outcome.
-        first, end
-            The range, [first, end).
-        """
+        """Return the share of all rows that lie in a range."""
         h = self.cover(self.inputs.lie_in(first, end), counts, float(counts.sum()))
         one = np.ones(len(counts))
         return Bounds.of(counts[None, :], h, (one, one), 0.0, (0.0, 1.0))
@@ -702,15 +670,7 @@ class Bounds:
         centre: float,
         possible: tuple[float, float],
     ) -> Bounds:
-        """Return the ratios of the groups of a table; see `NoisyRanks.ratio`.
-
-        Parameters
-        ----------
-        above, below
-            The functions of the outcome for A, and for B.
-        centre
-            What was taken from the ratios.
-        """
+        """Return the ratios of the groups of a table; see `NoisyRanks.ratio`."""
         h, sizes = np.array([*above, *below]).T, np.maximum(table.sum(axis=1), 1.0)
         means = table @ h / sizes[:, None]
         products = np.einsum("gk,ki,kj->gij", table, h, h) / sizes[:, None, None]

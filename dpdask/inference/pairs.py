@@ -51,8 +51,6 @@ def estimate_pairs(one: Margin, two: Margin, counts: Floats) -> tuple[Floats, Fl
 
     Parameters
     ----------
-    one, two
-        The columns.
     counts
         How many rows were released as each pair, shape (s, t).
 

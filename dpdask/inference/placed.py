@@ -209,8 +209,6 @@ class PlacedTable:
 
         Parameters
         ----------
-        place
-            Which column.
         values
             float64 array, a number for each of its points.
         """
@@ -220,15 +218,7 @@ class PlacedTable:
         return np.broadcast_to(found.reshape(shape), every).ravel()
 
     def average(self, numbers: Floats, parts: Floats) -> Floats:
-        """Return the mean of numbers of the points in each cell, of the shape of the counts.
-
-        Parameters
-        ----------
-        numbers
-            A number for each point of the table.
-        parts
-            `leaning`, `even`, or others.
-        """
+        """Return the mean of numbers of the points in each cell, of the shape of the counts."""
         return add_up(parts * numbers, self._cells, self.counts.size).reshape(self.counts.shape)
 
     def gather(self, parts: Floats, labels: Sequence[Floats]) -> tuple[Floats, sparse.csr_matrix]:
@@ -236,8 +226,6 @@ class PlacedTable:
 
         Parameters
         ----------
-        parts
-            `leaning`, or `even`.
         labels
             Of each column a label for each of its points.
         """

@@ -25,8 +25,6 @@ def regress_on_kept(
 
     Parameters
     ----------
-    found
-        The moments of the kept columns.
     pseudo
         g, in the place of f.
     known
@@ -92,12 +90,8 @@ def regress_kept_on(
 
     Parameters
     ----------
-    found
-        The moments of the kept columns.
     first, second
         g and h, in the places of f and f².
-    known
-        As for `regress_on_kept`.
 
     Raises
     ------

@@ -82,13 +82,7 @@ class WeightedRows:
             return value, error, np.fmax(wide, np.sqrt(least))
 
     def share(self, scores: Floats, groups: Codes, n_groups: int) -> tuple[Floats, Floats, Floats]:
-        """Return the sum of a score in each group over the number of all rows, its standard error, and the one for intervals.
-
-        Parameters
-        ----------
-        scores, groups
-            float64 and int64 arrays of shape (n,).
-        """
+        """Return the sum of a score in each group over the number of all rows, its standard error, and the one for intervals."""
         pairs, place = np.unique(groups * self.n_units + self.units, return_inverse=True)
         own, unit = np.divmod(pairs, max(1, self.n_units))
         above, sizes = (
