@@ -483,13 +483,12 @@ class OpenedTables(OpenedPoints):
         frame, n_rows = cells[list(names)], self._count_rows(weights)
         deviation = self.content["accounting"]["noise"][label]["standard_deviation"]
         noisy = NoisyCells(frame=frame, variance=(deviation / n_rows) ** 2)
-        scales = {name: DateScale.of_card(self._column(name)) for name in names}
         found = self._make_points(
             frame,
             weights,
             n_rows,
             noise=lambda _: noisy,
-            dates={name: scale for name, scale in scales.items() if scale is not None},
+            dates=self._find_scales(names),
             fine=self._find_fine(names),
         )
         means = any("means" in self._column(name) for name in names)

@@ -660,6 +660,11 @@ class OpenedPoints(OpenedRelease):
     def _bounds(self, names: Sequence[str]) -> dict[str, tuple[float, float]]:
         return {name: bounds for name in names if (bounds := self._bounds_of(name)) is not None}
 
+    def _find_scales(self, names: Sequence[str]) -> dict[str, DateScale]:
+        """Return how the card counts the dates of each column of dates."""
+        scales = {name: DateScale.of_card(self._column(name)) for name in names}
+        return {name: scale for name, scale in scales.items() if scale is not None}
+
     def _make_points(
         self, frame: pd.DataFrame, weights: Floats, n_rows: float, **more: Any
     ) -> Points:

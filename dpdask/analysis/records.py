@@ -10,7 +10,7 @@ import numpy as np
 
 from dpdask.analysis.measured import average_margin, average_pair
 from dpdask.analysis.points import OpenedPoints, Points
-from dpdask.analysis.values import DateScale, NoisyCells, find_scales
+from dpdask.analysis.values import NoisyCells, find_scales
 from dpdask.inference.measured import MeasuredColumn
 
 _RECORDS = (
@@ -76,12 +76,11 @@ class OpenedRecords(OpenedPoints):
         weights, variance = found
         frame, n_rows = self._list_cells([first, second]), self._count_rows(weights)
         noisy = NoisyCells(frame=frame, variance=variance / n_rows**2)
-        scales = {name: DateScale.of_card(self._column(name)) for name in frame.columns}
         return self._make_points(
             frame,
             weights,
             n_rows,
             noise=lambda _: noisy,
-            dates={name: scale for name, scale in scales.items() if scale is not None},
+            dates=self._find_scales([first, second]),
             fine=self._find_fine([first, second]),
         )
