@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,8 @@ class Metrics:
                 self.fault = ""
             except OSError as error:  # no reason for a run to fail
                 self.fault = error.strerror or type(error).__name__
-                beside.unlink(missing_ok=True)
+                with suppress(OSError):  # of a place that is no folder, this fails too
+                    beside.unlink()
 
     def _list_lines(self) -> Iterable[str]:
         """Return the lines of the file: of each metric what it means, and its values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -120,6 +121,13 @@ def test_the_file_is_whole_whenever_it_is_read(tmp_path, monkeypatch):
     assert found["run_stage_rows", "stage 7"] == 750
     assert found["run_stage_done_ratio", "stage 7"] == 0.75
     assert found["run_exit_code",] == 75
+
+
+def test_metrics_in_a_place_that_is_no_folder_are_a_fault_and_no_error(tmp_path):
+    (tmp_path / "file").touch()
+    written = Metrics(str(tmp_path / "file" / "run.prom"))
+    written.close(0)
+    assert written.fault == os.strerror(errno.ENOTDIR)
 
 
 def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, source):
