@@ -78,12 +78,15 @@ class InputTable:
     table: str = ""  # the id that a Delta or Iceberg table keeps for life
     # Released files that may hold the rows of new ones in another order or codec.
     alike: tuple[Fragment, ...] = ()
+    # A digest of the rows that are left out as their keys were released; empty without such.
+    skipped: str = ""
 
     @property
     def fingerprint(self) -> str:
         """A digest of the whole input: another one if a file was added, removed or changed, or of another version."""
         version = [] if self.version is None else [f"{self.format} {self.version}"]
         lines = [*version, *(f"{fragment.id} {fragment.version}" for fragment in self.fragments)]
+        lines += [self.skipped] if self.skipped else []
         return blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
     @property

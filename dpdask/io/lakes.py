@@ -462,30 +462,16 @@ class Iceberg:
                 number = found.parent_snapshot_id
             folder = f"{absolute_url(table.location()).rstrip('/')}/"
             commits: list[TableCommit] = []
-            ended = [*(each.timestamp_ms for each in table.metadata.metadata_log)]
-            ended.append(table.metadata.last_updated_ms)
             before: Snapshot | None = None
             for snapshot in reversed(chain):
                 commit = _classify_iceberg(table, snapshot, folder)
                 # an overwrite may be a snapshot that deletes and one that appends, in one commit
                 if (
                     before is not None
-                    and commits
-                    and commits[-1].version == before.snapshot_id
                     and commits[-1].kind in ("delete", "change")
-                    and not any(
-                        before.timestamp_ms <= time < snapshot.timestamp_ms for time in ended
-                    )
+                    and not _was_published(table, before, snapshot)
                 ):
-                    first = commits.pop()
-                    commit = replace(
-                        commit,
-                        kind="change",
-                        before=first.before,
-                        added=first.added | commit.added,
-                        removed=first.removed | commit.removed,
-                        is_closed=first.is_closed and commit.is_closed,
-                    )
+                    commit = _join(commits.pop(), commit)
                 commits += [commit]
                 before = snapshot
             return commits
@@ -564,6 +550,35 @@ def _classify_iceberg(table: Table, snapshot: Snapshot, folder: str) -> TableCom
         added=frozenset(added),
         removed=frozenset(removed),
         is_closed=not masks,
+    )
+
+
+def _was_published(table: Table, snapshot: Snapshot, following: Snapshot) -> bool:
+    """Return whether a table was ever at a snapshot, as its old metadata tell: without them, what follows may be of the same commit.
+
+    Their times alone do not tell: another writer may have set a property while a commit was written.
+    """
+    from pyiceberg.serializers import FromInputFile
+
+    for entry in table.metadata.metadata_log:
+        if snapshot.timestamp_ms <= entry.timestamp_ms < following.timestamp_ms:
+            file = table.io.new_input(entry.metadata_file)
+            if file.exists():
+                found = FromInputFile.table_metadata(file)
+                if found.current_snapshot_id == snapshot.snapshot_id:
+                    return True
+    return False
+
+
+def _join(first: TableCommit, second: TableCommit) -> TableCommit:
+    """Return what two snapshots of one commit did; a file that the second removes is in no version."""
+    return replace(
+        second,
+        kind="change",
+        before=first.before,
+        added=(first.added - second.removed) | second.added,
+        removed=first.removed | (second.removed - first.added),
+        is_closed=first.is_closed and second.is_closed,
     )
 
 

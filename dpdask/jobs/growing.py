@@ -141,6 +141,11 @@ class Growth:
         assert manifest is not None
         return manifest.to_bytes()
 
+    def is_changed(self) -> bool:
+        """Return whether the record of the newest release is another one than that which was read, as after a rebase."""
+        known, self._newest = self._newest, None
+        return known is not None and (known[0], known[1]) != (self.number, self.read_kept())
+
     def find_fitted(self) -> bytes | None:
         """Return the fitted release of the series; None before the first release."""
         kept = self.read_kept()

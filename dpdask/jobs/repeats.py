@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,7 +132,8 @@ def _digest(
     progress: Progress | None,
 ) -> list[Keys]:
     """Return the keys of each fragment's rows."""
-    # other columns make other keys
+    # other columns make other keys, in whatever order the job names them
+    columns = sorted(columns)
     names = "\n".join(columns).encode()
     hashed = hash_rows(fragments, columns, table.schema, names, progress)
     return [add_key(hashed[each.number], salt) for each in fragments]
@@ -151,4 +153,5 @@ def _leave_out(table: InputTable, sizes: Sequence[int], gone: NDArray[np.bool_])
             fragment = replace(fragment, deleted=pack(deleted), n_rows=n_rows)
         left.append(replace(fragment, number=len(left)))
     n_files = len({fragment.url for fragment in left})
-    return replace(table, fragments=tuple(left), n_files=n_files)
+    skipped = blake2b(np.packbits(gone).tobytes(), digest_size=16).hexdigest() if gone.any() else ""
+    return replace(table, fragments=tuple(left), n_files=n_files, skipped=skipped)

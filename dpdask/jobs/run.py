@@ -231,7 +231,8 @@ def _run_growing(job: Job, progress: Progress | None, count_rows: CountRows | No
             progress=progress,
         )
         with state.records.lock():
-            if (number, unfinished) != (growth.number, state.find_unfinished(job.digest)):
+            now = growth.number, state.find_unfinished(job.digest)
+            if (number, unfinished) != now or growth.is_changed():
                 raise busy(state.output)
             outcome = _run_locked(attempt, count_rows)
         if unfinished is None and (growth.followed is None or not growth.followed.more):

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from deltalake import DeltaTable, write_deltalake
 from e2e.growing import (
     BY_USER,
@@ -312,3 +313,36 @@ def test_a_file_with_other_rows_is_none_that_was_delivered_again(tmp_path):
     lake.add(1, other.set_column(2, "r", pa.array(values)))
     run_here(made)
     assert rows_in(made) == [N, N]
+
+
+@pytest.mark.parametrize("changed", [True, {"row_key": ["day"], "repeated": "skip"}])
+@pytest.mark.parametrize("point", ["intended", "fitted", "some-shards"])
+def test_a_run_that_began_goes_on_by_the_rules_that_it_began_with(point, changed, tmp_path, url):
+    """Else rows that it skipped might get the noise of those that it released."""
+    source = tmp_path / "lake"
+    made = job(
+        tmp_path / "job", source, ledger=at(url), growing={"row_key": KEY, "repeated": "skip"}
+    )
+    add_day(source, 0)
+    run_here(made)
+    pq.write_table(again(0, 7), source / "b.parquet")
+    with dying(point):
+        run_here(made)
+    text = made.read_text()
+    rules = yaml.safe_load(text)
+    made.write_text(yaml.safe_dump(rules | {"growing": changed}))
+    with pytest.raises(InputError, match="the input changed since the run began"):
+        run_here(made)
+    made.write_text(text)
+    run_here(made)
+    assert (rows_in(made), spent(url)) == ([N, 7], 1.0)
+
+
+def test_the_order_in_which_a_key_names_its_columns_is_nothing(tmp_path, url):
+    source = tmp_path / "lake"
+    for day, names in enumerate((KEY, KEY[::-1])):
+        rules = {"row_key": names, "repeated": "skip"}
+        made = job(tmp_path / "job", source, ledger=at(url), growing=rules)
+        add_day(source, 0, name=f"{day}.parquet", n_rows=N + 7 * day)
+        run_here(made)
+    assert (rows_in(made), spent(url)) == ([N, 7], 1.0)

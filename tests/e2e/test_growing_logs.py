@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ from lakes.tables import log_of, rewrite_files, sql_catalog
 from pyiceberg.expressions import And, EqualTo, LessThan
 
 from dpdask.engine.account import open_ledger
-from dpdask.errors import InputError, OutputError, SpecError
+from dpdask.errors import InputError, OutputError, SpecError, TemporaryError
+from dpdask.jobs.growing import Growth, rebase_job
 from dpdask.jobs.plan import plan_job
 from dpdask.mechanisms.card import Card
 
@@ -471,3 +473,78 @@ def test_a_table_that_was_rolled_back_is_a_gap(tmp_path):
     with pytest.raises(InputError, match="from version 2 to 2 cannot be read any more"):
         run_here(made)
     assert call_cli("rebase", made, "--at", "1").returncode == SpecError.exit_code
+
+
+def test_a_commit_of_two_snapshots_is_one_change_though_another_writer_sets_a_property(
+    tmp_path, url
+):
+    lake = Iceberg(tmp_path / "lake")
+    made = lake.job(tmp_path / "job", ledger=at(url))
+    lake.add(0)
+    run_here(made)
+    lake.table.refresh()
+    other = sql_catalog(tmp_path / "lake").load_table("db.t")
+    with lake.table.transaction() as transaction:
+        transaction.delete(EqualTo("day", 0))
+        time.sleep(0.01)
+        with other.transaction() as property_alone:
+            property_alone.set_properties({"owner": "somebody"})
+        time.sleep(0.01)
+        transaction.append(rows_of(0).slice(0, N - 1))  # else the files are seen to be alike
+    with pytest.raises(InputError, match="changed rows that were released"):
+        run_here(made)
+    assert (rows_in(made), spent(url)) == ([N], 1.0)
+
+
+def test_a_deletion_and_an_append_of_two_commits_are_two(tmp_path, url):
+    lake = Iceberg(tmp_path / "lake")
+    made = lake.job(tmp_path / "job", ledger=at(url))
+    lake.add(0)
+    lake.add(1)
+    run_here(made)
+    lake.table.refresh()
+    lake.table.delete(EqualTo("day", 0))
+    lake.add(2)
+    run_here(made)
+    assert rows_in(made) == [2 * N, N]
+
+
+@pytest.mark.parametrize("policy", ["refuse", "ignore", "release"])
+def test_a_file_that_its_own_commit_removes_is_in_no_version(policy, tmp_path, url):
+    lake = Iceberg(tmp_path / "lake")
+    made = lake.job(tmp_path / "job", ledger=at(url), growing={"changed": policy})
+    lake.add(0)
+    run_here(made)
+    lake.table.refresh()
+    with lake.table.transaction() as transaction:
+        transaction.delete(LessThan("user", 5))
+        transaction.delete(LessThan("user", 10))
+    if policy == "refuse":
+        with pytest.raises(InputError, match="changed rows that were released"):
+            run_here(made)
+    else:
+        run_here(made)
+        assert rows_in(made) == ([N, N - 10] if policy == "release" else [N])
+        assert spent(url) == (2.0 if policy == "release" else 1.0)
+
+
+def test_a_driver_that_looked_before_a_rebase_releases_nothing(tmp_path, url, monkeypatch):
+    lake = Delta(tmp_path / "lake")
+    made = lake.job(tmp_path / "job", ledger=at(url))
+    lake.add(0)
+    run_here(made)
+    lake.add(1)
+    find, struck = Growth.open_next, []
+
+    def look(self, unfinished):
+        found = find(self, unfinished)
+        if not struck:
+            struck.append(True)
+            rebase_job(load(made), lake.version)
+        return found
+
+    monkeypatch.setattr(Growth, "open_next", look)
+    with pytest.raises(TemporaryError, match="another run is writing this output"):
+        run_here(made)
+    assert run_here(made).status == "nothing new"
+    assert (rows_in(made), kinds(url)) == ([N], ["intend", "commit"])
