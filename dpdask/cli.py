@@ -409,7 +409,7 @@ def abort(out: str | None, job: str | None, force: bool) -> None:
 @click.option(
     "--at",
     "version",
-    type=int,
+    type=click.IntRange(min=0, max=2**63 - 1),
     required=True,
     metavar="VERSION",
     help="A version of the Delta table, or a snapshot of the Iceberg table.",
@@ -657,7 +657,9 @@ def ledger_import(cards: tuple[str, ...], url: str | None, job: str | None, earl
         echo(f"{dataset}: {told}; ε {spent} of {limit!r} spent")
     if found.n_lacking:
         count = say_count(found.n_lacking, "earlier release")
-        _warn(f"the cards name {count} that the ledger lacks: import their cards, or add --earlier")
+        _warn(
+            f"the cards name {count} that the ledger lacks, or holds at a lower ε or δ: import their cards, or add --earlier"
+        )
 
 
 @ledger.command("copy")

@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 from dpdask.engine.account import open_ledger
 from dpdask.errors import InputError, SpecError, say_count
@@ -30,13 +31,17 @@ from dpdask.privacy.events import (
     LocalRelease,
     Series,
     Uncovered,
+    add_cost,
+    epsilon,
     from_dict,
+    round_down,
     to_dict,
 )
 from dpdask.privacy.ledger_changes import Claim, import_claim
 from dpdask.privacy.ledger_entries import Balance, Book, Charge
 
 _CARD = re.compile(r"release(-[0-9a-f]+)?\.json")
+_ROUNDED = 0.01  # by how much of ε the events of a release cost less than it promises, at most
 _NO_CLAIM = "no job with a ledger has written this card, so it names no entry"
 
 
@@ -123,7 +128,7 @@ def list_claims(card: Card) -> Claims:
         without_epsilon=tuple(promised.interval_private_only or ()),
         series=None if place.series is None else Series.from_dict({**place.series, "release": ""}),
     )
-    charge = Charge(epsilon=promised.epsilon, delta=promised.delta or 0.0, event=to_dict(composed))
+    charge = _price(promised.epsilon, promised.delta or 0.0, to_dict(composed))
     own = Claim(dataset=place.dataset, run_id=release.id, entry=place.entry, charge=charge)
     earlier = (
         replace(
@@ -136,6 +141,14 @@ def list_claims(card: Card) -> Claims:
     )
     number = 0 if card.series is None else int(card.series.get("release", 0))
     return Claims(own, tuple(earlier), (release.time, number))
+
+
+def _price(promised: float, delta: float, event: dict[str, Any]) -> Charge:
+    """Return a charge that costs what its card promises, also if the events of the card cost less."""
+    cost = epsilon(from_dict(event), delta)
+    if cost < promised * (1 - _ROUNDED):
+        event = add_cost(event, round_down(Fraction(promised) - Fraction(cost)))
+    return Charge(epsilon=promised, delta=delta, event=event)
 
 
 def _list_uncovered(card: Card, name: str) -> Iterator[Uncovered]:
@@ -178,9 +191,11 @@ def import_cards(url: str, cards: Iterable[Card], *, earlier: bool = False) -> I
     named: dict[str, Claim] = {}
     for claims in listed:
         for claim in claims.earlier:
-            named.setdefault(claim.run_id, claim)
-    for claims in listed:
-        named.pop(claims.own.run_id, None)
+            if claim.costs_more(named.get(claim.run_id)):
+                named[claim.run_id] = claim
+    for claims in listed:  # a card that tells of less than another one is no proof of it
+        if not named.get(claims.own.run_id, claims.own).costs_more(claims.own):
+            named.pop(claims.own.run_id, None)
     wanted = [*(named.values() if earlier else ()), *(claims.own for claims in listed)]
     ledger = open_ledger(url)
     recorded = tuple([claim for claim in wanted if import_claim(ledger, claim)])

@@ -83,9 +83,18 @@ class Claim:
             return self.run_id
         named = (run for run in book.standing if run.partition(" ")[0] == self.run_id)
         if not self.entry:
-            return next(named, None)
+            return next(
+                (run for run in named if not self._exceeds(book.standing[run].charge)), None
+            )
         imported = (book.standing[run] for run in named)
         return next((entry.run_id for entry in imported if self._is_in(entry)), None)
+
+    def costs_more(self, other: Claim | None) -> bool:
+        """Return whether it claims a larger ε or δ than another claim; True without one."""
+        return other is None or self._exceeds(other.charge)
+
+    def _exceeds(self, charge: Charge) -> bool:
+        return self.charge.epsilon > charge.epsilon or self.charge.delta > charge.delta
 
     def _is_in(self, entry: Entry) -> bool:
         return entry.kind == "import" and (entry.release, entry.charge) == (self.entry, self.charge)

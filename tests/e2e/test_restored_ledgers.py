@@ -437,3 +437,47 @@ def test_a_series_in_a_store_goes_on_with_a_moved_ledger(open_store, tmp_path, u
         assert spent(target) == 1.0
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP SCHEMA moved CASCADE")
+
+
+def lower(given, factor):
+    """Multiply each ε in a mapping."""
+    for name, value in given.items():
+        if name == "epsilon":
+            given[name] = value * factor
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, dict):
+                lower(each, factor)
+
+
+def test_a_card_whose_events_cost_less_is_charged_what_it_promises(tmp_path, url, backup):
+    made = written(tmp_path, url)
+    run_here(made)
+    backup()
+    card = json.loads((tmp_path / "lake" / "job" / "_dpdask" / "release.json").read_text())
+    lower(card["accounting"]["events"], 1e-6)
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    call_cli("ledger", "import", "--url", url, tmp_path / "card.json")
+    assert 4.0 <= total(url) <= 4.0 * (1 + 1e-6)
+
+
+def test_a_card_that_tells_of_less_than_another_one_is_no_proof(tmp_path, url, backup):
+    for name in ("one", "two"):
+        run_here(written(tmp_path, url, name, privacy__epsilon=2.0))
+    backup()
+    [true] = (tmp_path / "lake" / "one" / "_dpdask").glob("release.json")
+    card = json.loads(true.read_text())
+    lower(card["guarantee"], 1e-6)
+    lower(card["accounting"]["events"], 1e-6)
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    two = tmp_path / "lake" / "two"
+    done = call_cli("ledger", "import", "--url", url, tmp_path / "card.json", two)
+    warned = json.loads(done.stderr)["warning"]
+    assert warned.startswith(
+        "the cards name 1 earlier release that the ledger lacks, or holds at a"
+    )
+    assert total(url) < 3.0
+    with pytest.raises(InputError, match=LACKS.format("1 release")):
+        run_here(written(tmp_path, url, "one", privacy__epsilon=2.0))
+    done = call_cli("ledger", "import", "--url", url, "--earlier", two)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 4.0 <= total(url) <= 4.0 + 1e-5
