@@ -236,6 +236,7 @@ def _order(pool: Codes, sizes: Ints, walk: list[int]) -> Ints:
 
 MECHANISM_ID = "copula"
 _LEAST_KEPT = 1e-3  # of the records that are drawn
+_JUDGED = 10_000  # records; of fewer, none may be kept by chance
 MAX_LATENTS = (
     6000  # an eigendecomposition of minutes, and 800 MB of latent variables in a chunk of records
 )
@@ -375,8 +376,9 @@ class CopulaModel:
         parts: list[Any] = [found[:, rules.keep(found)]]
         drawn = n
         while (kept := sum(part.shape[1] for part in parts)) < n:
-            check_kept(kept, drawn)
-            again = min(n, math.ceil(1.1 * (n - kept) * drawn / kept))
+            if drawn >= _JUDGED:
+                check_kept(kept, drawn)
+            again = min(n, math.ceil(1.1 * (n - kept) * drawn / kept)) if kept else _JUDGED
             part = self.sample(again, rng, workspace)
             parts.append(part[:, rules.keep(part)])
             drawn += again
