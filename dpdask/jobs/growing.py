@@ -383,13 +383,15 @@ def rebase_job(job: Job, version: int) -> None:
                 raise SpecError(what, job.file.output.path, "run the job")
             found = lake.at(version).list_files(job.input_url, job.schema)
             place, before = Place(found.table, version), kept.place or growth.read_place()
-            if place.table == before.table and lake.precedes(
-                job.input_url, version, before.version
+            # also of a table that the series had left for another one
+            reached = next((each for each in kept.left if each.table == place.table), before)
+            if place.table == reached.table and lake.precedes(
+                job.input_url, version, reached.version
             ):
-                what = f"the table was released up to version {before.version}, which is a later one: its rows would be released twice"
+                what = f"the table was released up to version {reached.version}, which is a later one: its rows would be released twice"
                 raise SpecError(what, "--at", "name a later version")
             if place != before:
                 manifest = growth.read_manifest(growth.number - 1)
-                state.kept.write(replace(kept, place=place, is_declared=True), manifest)
+                state.kept.write(kept.declare(place, before), manifest)
         finally:
             state.remove_rest()

@@ -76,6 +76,8 @@ class Kept:
     place: Place | None = None
     # Whether the owner has declared that all rows up to there are released, since the release.
     is_declared: bool = False
+    # Up to where tables were released that `rebase` has left for others.
+    left: tuple[Place, ...] = ()
 
     @property
     def head(self) -> str:
@@ -97,6 +99,12 @@ class Kept:
         place = Place(table.table, table.version) if table.table else None
         return dataclasses.replace(self, files=files, place=place, is_declared=False)
 
+    def declare(self, place: Place, before: Place) -> Kept:
+        """Return the record after all rows up to a place were declared as released; `before` is where the series was."""
+        left = tuple(each for each in self.left if each.table not in (place.table, before.table))
+        left += (before,) if before.table not in ("", place.table) else ()
+        return dataclasses.replace(self, place=place, is_declared=True, left=left)
+
     def to_bytes(self) -> bytes:
         """Return the record as JSON, whose length does not depend on how large the files are: that tells of their rows."""
         data = json.dumps({"format": _RECORD_FORMAT, **asdict(self)}).encode()
@@ -117,7 +125,8 @@ class Kept:
         )
         sizes = tuple(Size(**size) for size in content["sizes"])
         place = None if place is None else Place(*place)
-        return cls(**{**content, "files": files, "sizes": sizes, "place": place})
+        left = tuple(Place(*each) for each in content.pop("left", ()))
+        return cls(**{**content, "files": files, "sizes": sizes, "place": place, "left": left})
 
 
 class KeptFolder:

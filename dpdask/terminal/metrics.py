@@ -89,13 +89,16 @@ class Metrics:
         beside = self._path.parent / f".{self._path.name}.{os.getpid()}.tmp"
         with self._lock:
             try:
-                beside.write_text("".join(self._list_lines()), encoding="utf-8")
+                # no link that another user has made in a folder of all users is followed
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+                with os.fdopen(os.open(beside, flags, 0o644), "w", encoding="utf-8") as file:
+                    file.write("".join(self._list_lines()))
                 beside.replace(self._path)
                 self.fault = ""
             except OSError as error:  # no reason for a run to fail
                 self.fault = error.strerror or type(error).__name__
-                with suppress(OSError):  # of a place that is no folder, this fails too
-                    beside.unlink()
+                with suppress(OSError):  # the place is no folder, or the file another user's
+                    beside.unlink(missing_ok=True)
 
     def _list_lines(self) -> Iterable[str]:
         """Return the lines of the file: of each metric what it means, and its values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -548,3 +549,25 @@ def test_a_driver_that_looked_before_a_rebase_releases_nothing(tmp_path, url, mo
         run_here(made)
     assert run_here(made).status == "nothing new"
     assert (rows_in(made), kinds(url)) == ([N], ["intend", "commit"])
+
+
+def test_a_series_that_left_a_table_does_not_come_back_to_released_rows(tmp_path):
+    place, first = tmp_path / "lake", tmp_path / "first"
+    lake = Delta(place)
+    made = lake.job(tmp_path / "job")
+    for day in range(2):
+        lake.add(day)
+        run_here(made)
+    place.rename(first)
+    Delta(place).add(7)
+    rebase_job(load(made), 1)
+    assert run_here(made).status == "nothing new"
+    shutil.rmtree(place)
+    first.rename(place)
+    for _ in range(2):
+        with pytest.raises(SpecError, match="the table was released up to version 2"):
+            rebase_job(load(made), 0)
+        rebase_job(load(made), 2)
+    lake.add(3)
+    run_here(made)
+    assert rows_in(made) == [N, N, N]

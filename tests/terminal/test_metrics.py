@@ -143,3 +143,21 @@ def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, source):
         done = call_cli("run", tmp_path / "none.yaml", "--metrics", place)
         assert done.returncode == 64
         assert sum("none.yaml" in line for line in done.stderr.splitlines()) == 1
+
+
+def test_no_link_of_another_user_is_followed(tmp_path):
+    target = tmp_path / "precious"
+    target.write_text("kept")
+    (tmp_path / f".run.prom.{os.getpid()}.tmp").symlink_to(target)
+    metrics = Metrics(str(tmp_path / "run.prom"))
+    metrics.close(0)
+    assert target.read_text() == "kept"
+    assert "dpdask_run_exit_code 0.0" in (tmp_path / "run.prom").read_text()
+
+
+def test_a_file_in_the_way_that_cannot_be_removed_is_a_warning(tmp_path):
+    """As that of another user in a folder of all users, which root could remove: so a folder."""
+    (tmp_path / f".run.prom.{os.getpid()}.tmp").mkdir()
+    metrics = Metrics(str(tmp_path / "run.prom"))
+    metrics.close(0)
+    assert metrics.fault == "Is a directory"
