@@ -116,7 +116,9 @@ def follow(
             if policy == "release" and (live or frozen):
                 more = True
                 break
-            again, n_ignored = policy == "release", n_ignored + (policy == "ignore")
+            # without a file of its own, as when it undoes deletions, nothing is released again
+            again = again or (policy == "release" and bool(commit.added))
+            n_ignored += policy == "ignore"
             stays = policy == "ignore"
             gone = gone | (live.keys() & commit.masked) if stays else gone
         n_deleting += kind == "delete" and not closed

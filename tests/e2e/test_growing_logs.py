@@ -30,7 +30,7 @@ from e2e.growing import (
 )
 from e2e.helpers import call_cli, digests, error_line, hidden, load, run_here
 from e2e.test_growing_jobs import POINTS, dying
-from lakes.tables import log_of, rewrite_files, sql_catalog
+from lakes.tables import delete_rows, log_of, rewrite_files, sql_catalog
 from pyiceberg.expressions import And, EqualTo, LessThan
 
 from dpdask.engine.account import open_ledger
@@ -571,3 +571,19 @@ def test_a_series_that_left_a_table_does_not_come_back_to_released_rows(tmp_path
     lake.add(3)
     run_here(made)
     assert rows_in(made) == [N, N, N]
+
+
+def test_deletions_that_are_undone_charge_no_later_rows(tmp_path, url):
+    place = tmp_path / "lake"
+    vectors = {"delta.enableDeletionVectors": "true"}
+    write_deltalake(place, rows_of(0).schema.empty_table(), configuration=vectors)
+    lake = Delta(place)
+    made = lake.job(tmp_path / "job", ledger=at(url), growing={"changed": "release"})
+    lake.add(0)
+    delete_rows(place, {"day-00": [0, 1, 2]})
+    run_here(made)
+    delete_rows(place, {"day-00": [0]})  # fewer rows are deleted now
+    assert run_here(made).status == "nothing new"
+    lake.add(1)
+    run_here(made)
+    assert (rows_in(made), spent(url)) == ([N - 3, N], 1.0)
