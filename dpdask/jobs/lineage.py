@@ -199,16 +199,18 @@ class _Sender:
             step = columns.Transformation(type=kind, subtype=subtype, masking=masking)
             return columns.InputField(source.namespace, source.name, name, [step])
 
+        unit = None if budget is None else budget.unit_column
         fields = {}
         for name in written:
             origins = find_origins(name, schema)
             taken = [take(origin, "DIRECT", how) for origin in origins]
             if origins == [name] and name in schema.kept:
                 taken = [take(name, "DIRECT", "IDENTITY", masking=False)]
+            if unit is not None and name == unit.weight:  # the exact numbers of rows
+                taken = [take(unit.column, "DIRECT", "AGGREGATION", masking=False)]
             fields[name] = columns.Fields(inputFields=taken)
         # a reference or a table of several columns may join them
         joined = [take(name, "INDIRECT", "CONDITIONAL") for name in schema.privatised]
-        unit = None if budget is None else budget.unit_column
         bounds = [take(unit.column, "INDIRECT", "FILTER")] if unit is not None else []
         return columns.ColumnLineageDatasetFacet(fields=fields, dataset=[*joined, *bounds])
 

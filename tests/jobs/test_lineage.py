@@ -153,6 +153,15 @@ def test_columns_are_traced_to_their_origins(tmp_path, file):
                 [joined, ("userId", "INDIRECT", "FILTER", True)],
             ),
             (
+                {"privacy__unit": {**unit, "publish_counts": True}},
+                {
+                    "userId": kept,
+                    "rating": [masked("rating")],
+                    "userId_weight": [("userId", "DIRECT", "AGGREGATION", False)],
+                },
+                [joined, ("userId", "INDIRECT", "FILTER", True)],
+            ),
+            (
                 {"mechanism": {"kind": "histogram"}, "schema": counted},
                 None,
                 [joined],
