@@ -28,8 +28,8 @@ def find_outputs(folder: Folder) -> list[Folder]:
     names = folder.names()
     if META in names:
         return [folder]
-    if not names and not folder.exists():
-        raise InputError("this folder does not exist", folder.url, "check the path")
+    if not names and (folder.is_file() or not folder.exists()):
+        raise InputError("there is no such folder", folder.url, "check the path")
     hidden = {found[1] for name in names if (found := _HIDDEN.fullmatch(name))}
     shown = (name for name in names if not name.startswith(".") and name not in hidden)
     released = {name for name in shown if folder.child(name).child(META).names()}

@@ -20,6 +20,7 @@ from e2e.helpers import (
 )
 
 from dpdask.engine.account import open_ledger
+from dpdask.errors import InputError
 from dpdask.io.storage import Folder
 from dpdask.jobs import overview
 from dpdask.jobs.run import abort
@@ -90,7 +91,12 @@ def test_the_outputs_of_a_folder_in_one_table(tmp_path, source, url, drivers):
     assert [each["epsilon"] for each in found] == [4.0, 4.0, 4.0, 0.0]
     assert all(each["began"] <= each["last"] for each in found)
     assert "there are no runs" in call_cli("runs", tmp_path / "in").stdout
-    assert "this folder does not exist" in error_line(call_cli("runs", tmp_path / "nowhere"))
+    (tmp_path / "file").touch()
+    for verb in ("runs", "sweep"):
+        for name in ("nowhere", "file"):
+            done = call_cli(verb, tmp_path / name)
+            assert done.returncode == InputError.exit_code
+            assert "there is no such folder" in error_line(done)
     assert "there is no ledger here" in error_line(call_cli("runs", "sqlite:///nowhere/l.db"))
 
 
