@@ -653,5 +653,15 @@ def abort(output_url: str, ledger_url: str | None = None, *, force: bool = False
 
 @opens_stores
 def abort_job(job: Job, *, force: bool = False) -> bool:
-    """Remove a job's unfinished run, with the key that its ledger keeps; see `abort`."""
+    """Remove a job's unfinished run, with the key that its ledger keeps; see `abort`.
+
+    If its release is published, which `force` leaves, the ledger is told if it can be: cards of later
+    releases count those that the ledger knows as released.
+    """
+    if force:
+        with suppress(DpdaskError):
+            state = open_output_run(Folder(job.output_url), job.ledger_url)
+            left = state.peek()
+            if left is not None and state.is_committed():
+                job.account.commit(left.run_id)
     return abort(job.output_url, job.ledger_url, force=force)

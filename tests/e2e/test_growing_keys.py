@@ -346,3 +346,20 @@ def test_the_order_in_which_a_key_names_its_columns_is_nothing(tmp_path, url):
         add_day(source, 0, name=f"{day}.parquet", n_rows=N + 7 * day)
         run_here(made)
     assert (rows_in(made), spent(url)) == ([N, 7], 1.0)
+
+
+@pytest.mark.parametrize("point", ["manifest-written", "uncommitted"])
+def test_the_ledger_is_told_of_a_release_whose_rest_is_removed_by_force(point, tmp_path, url):
+    """Else the cards of later releases would leave it out of what was spent."""
+    source = tmp_path / "lake"
+    made = job(tmp_path / "job", source, ledger=at(url), growing={"row_key": KEY})
+    add_day(source, 0)
+    run_here(made)
+    add_day(source, 1)
+    with dying(point):
+        run_here(made)
+    done = call_cli("abort", "--job", made, "--force")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert kinds(url) == ["intend", "commit"] * 2
+    assert run_here(made).status == "nothing new"
+    assert (rows_in(made), spent(url)) == ([N, N], 1.0)
