@@ -197,10 +197,12 @@ def _meet(column: Cells, values: tuple[Any, ...], where: str) -> Flags:
     low, high = convert_bounds(name, (known[0], known[1]), codec.type)
     firsts, lasts = column.firsts, column.edges[1:]
     inside = (firsts >= low) & (lasts <= high)
-    cut = ~inside & (lasts >= low) & (firsts <= high)
+    # of numbers with a fraction, the end is not in the range, unless it is the upper bound
+    following = high + 1.0 if codec.lattice else high
+    cut = ~inside & (lasts >= low) & (firsts < following)
     if cut.any():
         what = "a rule's range of numbers must be made of whole cells"
-        raise SpecError(what, where, f"begin cells there in `bins`, as {name}: [{low:g}, …]")
+        raise SpecError(what, where, f"begin cells in `bins` at {low:g} and {following:g}")
     atoms = np.array(codec.atoms)
     single = np.concatenate(
         [np.zeros(int(codec.nulls), dtype=np.bool_), (atoms >= low) & (atoms <= high)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import importlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpdask.analysis.results import Result as Result
+from dpdask.analysis.results import clip_to
 from dpdask.codec import is_real
 from dpdask.engine.lazy import read_frame, read_shards
 from dpdask.engine.source import Frame
@@ -47,6 +49,7 @@ QUESTIONS = (
 )
 OF_NUMBERS = ("mean", "histogram", "quantile", "slope", "fit")
 OF_SEVERAL = ("crosstab", "slope", "regress", "fit")
+_POSSIBLE = {"share": (0.0, 1.0), "histogram": (0.0, math.inf), "crosstab": (0.0, math.inf)}
 _N_BINS = 20
 _SHOWN = 12
 _HELD_ROWS = 100_000  # a column of which is kept in memory
@@ -379,12 +382,17 @@ class OpenedRelease:
                 question,
                 "name one or more after the response",
             )
-        found: Result = answer()
+        found: Any = answer()
+        if not isinstance(found, Result):
+            return cast("Result", found)
+        possible = found.possible or _POSSIBLE.get(question)
+        if possible is not None:  # the ends of intervals are
+            found = replace(found, estimate=clip_to(found.estimate, possible), possible=possible)
         unit = self.content["guarantee"]["unit"]
-        if isinstance(found, Result) and isinstance(unit, dict) and not found.of_table:
+        if isinstance(unit, dict) and not found.of_table:
             limit = _BOUNDED.format(**unit)
             found = replace(found, limits=(limit, *found.limits))
-        return found
+        return cast("Result", found)
 
     def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
         """Return what computes an answer; refuse a question that the release does not answer, by its card and types alone."""

@@ -269,6 +269,9 @@ class OpenedRows(KeptColumns):
                 raise SpecError(what, f"column {name!r}", use)
 
         def find() -> Result:
+            measured = self._find_measured(name)
+            if question == "mean" and within is None and measured is not None:
+                measured.check_mean(name)
             frame = self.to_pandas(names)
             zone = (DateScale.of(frame[name]) if scale is not None else None) or scale
             channel = told or self._read_ranks(name, frame[name], zone)

@@ -181,6 +181,8 @@ def guarantee_text(
         what = f"the rows of one {unit.column}, of which at most {unit.max_rows} are released"
         tested = f"the released rows of a {unit.column}"
     counts = "" if unit is None or not unit.publish_counts else f"; {describe_counts(unit)}"
+    if counts and unprotected.startswith("none"):
+        unprotected = f"of the values {unprotected}"
     return (
         f"{whose} are {_parameters_text(budget, '', what)}. "
         f"Protected: {protected}. Not protected: {unprotected}{counts}. "

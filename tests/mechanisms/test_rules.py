@@ -282,3 +282,20 @@ def test_a_schema_without_rules_is_written_as_before():
     assert "rules" not in Schema.from_dict({"columns": COLUMNS}).model_dump(mode="json")
     rule = Rule.model_validate({"if": {"day": dt.date(2020, 1, 1)}, "then": {"sex": "M"}})
     assert Rule.model_validate(rule.model_dump()) == rule
+
+
+def test_a_range_of_numbers_with_a_fraction_ends_before_its_end_unless_that_is_the_bound():
+    bins = {**BINS, "income": [0, 5_000, 20_000]}
+    table = people(3_000).to_pandas()
+    for end, kept in ((5_000, 5_000.0), (1e5, np.inf)):
+        rule = {"if": {"sex": "F"}, "then": {"income": [None]}}
+        never = {"forbid": {"sex": "M", "role": "husband", "income": [0, end]}}
+        with fit([rule, never], bins=bins).fit(table) as release:
+            drawn = release.sample(5_000, seed=1).compute()
+        assert drawn.loc[drawn["sex"] == "F", "income"].isna().all()
+        low = drawn.loc[drawn["role"] == "husband", "income"].dropna()
+        assert (low >= kept).all()
+    with pytest.raises(SpecError, match="begin cells in `bins` at 0 and 7000"):
+        fit([{"forbid": {"sex": "M", "income": [0, 7_000]}}], bins=bins).plan(table)
+    with pytest.raises(SpecError, match="begin cells in `bins` at 0 and 51"):
+        fit([{"forbid": {"sex": "M", "age": [0, 50]}}]).plan(table)
