@@ -21,9 +21,6 @@ MODEL = "inside a cell, columns are assumed to depend on each other as in a norm
 NOT_TOLD = "a large part of the spread of a column lies inside one cell, or many of its rows at one place of it: the cells do not show how it depends on others, so no bound on the bias of a slope is known"
 NO_VARIANCE = "the variance of the feature cannot be told from the noise"
 _SPIKES = 0.25  # the share of the rows that stand out of the cells beside theirs
-# of how far an error of a cell's mean moves a slope: that of the feature moves its variance too,
-# the other way, and the means of the card follow a model of the fine counts, which is nearer
-_OF_MEANS = (1.0, 0.5)
 _SURE = 4.0  # standard deviations of its noise that the variance of a feature has at least
 
 
@@ -170,15 +167,20 @@ def find_slope_of_table(
         )
     drawn = points.sampling / known * max(0.0, float((rows * found.influence**2).sum()))
     noise, is_told = each * float((at_rows(found.influence) ** 2).sum()), True
+    # a variance that only the noise made large enough to be told makes the slope too flat; it may
+    # be a standard error less, besides the errors (Fieller, 1954, has the whole set)
+    bias = found.bias_bound + abs(found.estimate) * doubt / (found.variance - doubt)
     for place, (name, axis) in enumerate(zip(names, table.axes, strict=True)):
         _, doubts, beyond = points.place(name, (-math.inf, math.inf))
         of_cells = np.zeros((2, axis.n_cells))
         of_cells[:, codes[place][here]] = [
             np.broadcast_to(part, here.shape)[here] for part in (doubts, beyond)
         ]
-        noise += float(((_OF_MEANS[place] * of_cells[0] * found.of_means[place]) ** 2).sum())
+        # the mean of a cell at an end is off to one side, the outer one: noise far out draws it
+        moved = math.sqrt(float(((of_cells[0] * found.of_means[place]) ** 2).sum()))
+        noise, bias = noise + moved**2, bias + moved
         is_told &= is_resolved(points, table, place, name) and not is_far(of_cells[1], axis)
     error = math.sqrt(drawn + noise)
     if not is_told:
         return found.estimate, error, None, NOT_TOLD
-    return found.estimate, error, found.bias_bound, MODEL
+    return found.estimate, error, bias, MODEL

@@ -678,6 +678,26 @@ def test_slopes_of_tables_have_intervals_where_cells_tell_them():
         tabled(weights, 30_000.0, edges).slope("y", ["x"])
 
 
+def test_slopes_hold_the_truth_where_noise_alone_told_the_variance_of_the_feature():
+    """Tables whose variance is told only if noise makes it larger: the slopes that are answered are too flat."""
+    edges, rng = np.linspace(0.0, 100.0, 11), np.random.default_rng(3)
+    weights = np.rint(200 * stats.norm.pdf(np.arange(10), 3.0 + np.arange(4)[:, None], 1.0))
+    truth = tabled(weights, 0.1, edges).slope("y", ["x"]).estimate.iloc[0]
+    inside, flat = [], []
+    for _ in range(200):
+        noisy = weights + rng.normal(scale=7.5, size=weights.shape)
+        try:
+            found = tabled(noisy, 7.5, edges).slope("y", ["x"])
+        except dpdask.SpecError:
+            continue
+        off, error = abs(found.estimate.iloc[0] - truth), found.standard_error.iloc[0]
+        inside.append(off <= 1.96 * error + found.bias_bound.iloc[0])
+        flat.append(off <= 1.96 * error)
+    assert 30 < len(inside) < 160
+    assert np.mean(inside) > 0.93
+    assert np.mean(flat) < 0.93  # power: by the errors alone they do not
+
+
 def test_a_slope_without_an_interval_says_why():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"x": rng.normal(size=100), "y": rng.normal(size=100)})
