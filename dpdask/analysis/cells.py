@@ -83,14 +83,14 @@ class _Tabulated:
             row[self.cell] = (self.drawn.draw(rng) - self.drawn.expected)[self.used]
         return np.asarray(self.leaning @ moved.T, dtype=np.float64).T
 
-    def are_features_told(self, sample: WeightedSample) -> bool:
-        """Return whether the noise leaves the variance of the features, in the direction in which it is least."""
+    def doubt_variance(self, sample: WeightedSample) -> float:
+        """Return the standard deviation of the noise in the variance of the features, as a part of it, in the direction in which that is least."""
         share = sample.weights / sample.weights.sum()
         z = sample.features - share @ sample.features
         spread = np.sqrt(np.maximum(share @ z**2, 1e-300))
         values, vectors = np.linalg.eigh((z / spread).T @ (share[:, None] * z / spread))
         least = (z / spread @ vectors[:, 0]) ** 2 / sample.weights.sum()
-        return bool(values[0] > _SURE * np.std(self.again @ least))
+        return float(np.std(self.again @ least) / values[0]) if values[0] > 0.0 else math.inf
 
     def doubt(self, estimator: Any, sample: WeightedSample, values: Floats) -> Floats:
         """Return the standard error that the means of cells which were found give an estimate."""
@@ -156,14 +156,21 @@ class JointCells(OpenedPoints):
             np.asarray(estimator(each), dtype=np.float64)
             for each in (sample, found.weigh(counts, found.even, signed=signed))
         )
+        whole = sample if signed else found.weigh(counts, signed=True)
+        part = found.doubt_variance(whole)
+        if not _SURE * part < 1.0:
+            raise SpecError(NO_VARIANCE, f"regression on {', '.join(names[1:])}", _LARGER)
         if estimator in _INFLUENCES:
-            whole = sample if signed else found.weigh(counts, signed=True)
-            if not found.are_features_told(whole):
-                raise SpecError(NO_VARIANCE, f"regression on {', '.join(names[1:])}", _LARGER)
             influence = _INFLUENCES[estimator](sample, values)
             moved = found.again @ influence
             errors, off = moved.std(axis=0, ddof=1), np.abs(moved.mean(axis=0))
             off += np.abs((whole.weights - sample.weights) @ influence)
+            # as of the slope of a table: the variance may be large enough by its noise alone
+            slopes = np.abs(values[-whole.features.shape[1] :]) * part / (1.0 - part)
+            off[-len(slopes) :] += slopes
+            if len(values) > len(slopes):
+                centre = whole.weights @ whole.features / whole.weights.sum()
+                off[0] += slopes @ np.abs(centre)
         else:
             # any stream: this is post-processing
             rng = stream(RunKey.insecure(0), "analysis/redraw", "").seed_generator()

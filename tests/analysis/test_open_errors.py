@@ -124,6 +124,8 @@ def test_edges_of_cells_split_none_of_them(draws):
 def test_features_that_noise_hides_are_refused(draws):
     with pytest.raises(dpdask.SpecError, match="variance of the feature cannot be told"):
         draws[0].slope("price", "size")
+    with pytest.raises(dpdask.SpecError, match="variance of the feature cannot be told"):
+        draws[0].fit(lambda sample: least_squares(sample), "price", "size")  # as of any estimator
     found = draws[0].fit(least_squares, "price", "town")
     assert (found.standard_error > 0.0).all()
 
