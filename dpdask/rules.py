@@ -119,11 +119,13 @@ class CellRules:
 
 def check_levels(schema: Schema) -> None:
     """Check the rules between columns of levels, which need no table."""
-    levels = {
-        name: make_cells(codec_for(name, column, pa.array(list(column.levels)).type), 1)
-        for name, column in schema.columns.items()
-        if column.levels is not None
-    }
+    levels = {}
+    for name in {name for rule in schema.rules for name in rule.names}:
+        column = schema.columns[name]
+        if column.levels is not None:
+            is_large = any(type(level) is int and level >= 2**63 for level in column.levels)
+            type_ = pa.uint64() if is_large else pa.array(list(column.levels)).type
+            levels[name] = make_cells(codec_for(name, column, type_), 1)
     CellRules.of([rule for rule in schema.rules if set(rule.names) <= set(levels)], levels)
 
 

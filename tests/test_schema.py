@@ -121,7 +121,7 @@ def bounds(message, *cases):
         ),
         (
             {"role": "keep", "type": "timestamp"},
-            "'timestamp' is not an Arrow type; use int32, int64, float64, string, bool, date32, timestamp[us] or the like",
+            "'timestamp' is not an Arrow type; use int32, int64, float64, decimal128(10, 2), string, bool, date32, timestamp[us] or the like",
         ),
         ({"role": "keep", "type": 3}, "columns.x.type: a text is expected"),
         *(

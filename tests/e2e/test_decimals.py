@@ -78,7 +78,12 @@ def test_a_column_of_decimals_is_released_by_each_mechanism(name, prices, tmp_pa
     known = np.array([float(price) for price in prices if price is not None])
     found = opened.quantile("price", 0.5)
     assert float(found.estimate) == pytest.approx(np.median(known), rel=0.1)
-    counts = opened.histogram("price", [0, 10, 50, 1000]).estimate.to_numpy(dtype=float)
-    truth = np.histogram(known, [0, 10.005, 50.005, 1001])[0] / len(known)
-    assert counts / counts.sum() == pytest.approx(truth, abs=0.08)
+    counted = opened.histogram("price", [0, 10, 50, 1000])
+    truth = np.histogram(known, [0, 10.005, 50.005, 1001])[0]
+    if name == "ranges":  # which hardly tell 9.99 and 10 apart
+        low, high = counted.interval(0.999)
+        assert ((low <= truth) & (truth <= high)).all()
+    else:
+        counts = counted.estimate.to_numpy(dtype=float)
+        assert counts / counts.sum() == pytest.approx(truth / len(known), abs=0.08)
     assert (tmp_path / "out/_dpdask/release.html").exists()
