@@ -120,7 +120,7 @@ class CellRules:
 def check_levels(schema: Schema) -> None:
     """Check the rules between columns of levels, which need no table."""
     levels = {}
-    for name in {name for rule in schema.rules for name in rule.names}:
+    for name in dict.fromkeys(name for rule in schema.rules for name in rule.names):
         column = schema.columns[name]
         if column.levels is not None:
             is_large = any(type(level) is int and level >= 2**63 for level in column.levels)

@@ -232,7 +232,14 @@ def _write(number: Any) -> str:
 
 def clip_to(numbers: Any, ends: tuple[Any, Any]) -> Any:
     """Return numbers or dates, none of them beyond two others; what is missing stays so."""
-    if isinstance(numbers, pd.Series | pd.DataFrame):
+    if isinstance(
+        numbers, pd.DataFrame
+    ):  # whose own `clip` looks at labels that Python may not hold
+        least, most = (np.asarray(each) for each in ends)
+        return pd.DataFrame(
+            np.clip(numbers.to_numpy(), least, most), numbers.index, numbers.columns
+        )
+    if isinstance(numbers, pd.Series):
         return numbers.clip(*ends)
     return numbers if pd.isna(numbers) else min(max(numbers, ends[0]), ends[1])
 
