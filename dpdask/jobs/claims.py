@@ -37,8 +37,7 @@ from dpdask.privacy.events import (
     round_down,
     to_dict,
 )
-from dpdask.privacy.ledger_changes import Claim, import_claim
-from dpdask.privacy.ledger_entries import Balance, Book, Charge
+from dpdask.privacy.ledger_entries import Balance, Book, Charge, Claim
 
 _CARD = re.compile(r"release(-[0-9a-f]+)?\.json")
 _ROUNDED = 0.01  # by how much of ε the events of a release cost less than it promises, at most
@@ -198,6 +197,8 @@ def import_cards(url: str, cards: Iterable[Card], *, earlier: bool = False) -> I
             named.pop(claims.own.run_id, None)
     wanted = [*(named.values() if earlier else ()), *(claims.own for claims in listed)]
     ledger = open_ledger(url)
+    from dpdask.privacy.ledger_changes import import_claim  # it imports SQLAlchemy
+
     recorded = tuple([claim for claim in wanted if import_claim(ledger, claim)])
     datasets = dict.fromkeys(claims.own.dataset for claims in listed)
     books = {dataset: ledger.show(dataset) for dataset in datasets}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from dpdask.privacy.ledger import (
     check_chain,
     check_limits,
 )
-from dpdask.privacy.ledger_entries import Book, Charge, Entry, event_text
+from dpdask.privacy.ledger_entries import Book, Charge, Claim, Entry
 
 _MAX_REASON = 500  # characters
 
@@ -64,48 +63,6 @@ def change_limit(
     if is_changed(before):
         ledger.append(dataset, "limit", decide)
     return is_changed(before)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """A release that a card tells of, as a ledger would have charged it."""
-
-    dataset: str
-    # The name of the release, which is that of its run.
-    run_id: str
-    # The digest of the entry that charged it; empty where another release's card names it.
-    entry: str
-    charge: Charge
-
-    def find(self, book: Book) -> str | None:
-        """Return the name of the run under which a ledger holds the release; None if it lacks it."""
-        if book.holds(self.run_id, self.entry):
-            return self.run_id
-        named = (run for run in book.standing if run.partition(" ")[0] == self.run_id)
-        if not self.entry:
-            return next(
-                (run for run in named if not self._exceeds(book.standing[run].charge)), None
-            )
-        imported = (book.standing[run] for run in named)
-        return next((entry.run_id for entry in imported if self._is_in(entry)), None)
-
-    def costs_more(self, other: Claim | None) -> bool:
-        """Return whether it claims a larger ε or δ than another claim; True without one."""
-        return other is None or self._exceeds(other.charge)
-
-    def _exceeds(self, charge: Charge) -> bool:
-        return self.charge.epsilon > charge.epsilon or self.charge.delta > charge.delta
-
-    def _is_in(self, entry: Entry) -> bool:
-        return entry.kind == "import" and (entry.release, entry.charge) == (self.entry, self.charge)
-
-    def choose_name(self, book: Book) -> str:
-        """Return the name under which it is recorded: its own, unless the ledger has another charge of that name."""
-        if self.run_id not in book.latest:
-            return self.run_id
-        content = f"{self.entry} {self.charge.epsilon!r} {self.charge.delta!r}"
-        content += event_text(self.charge.event)
-        return f"{self.run_id} {hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
 def import_claim(ledger: Ledger, claim: Claim) -> bool:
