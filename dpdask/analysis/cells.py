@@ -49,6 +49,8 @@ _INFLUENCES: Mapping[Any, Callable[[WeightedSample, Floats], Floats]] = {
 }
 _SURE = 6.0  # standard deviations of its noise that the variance of the features has at least
 _LARGER = "use other columns, or release with a larger epsilon"
+_FEW = 5.0  # rows for each possible cell
+_EVEN = "numbers were cut into declared cells: where many of these hold few rows, no bound on the bias is known to hold; with `bins: adaptive` there is one"
 _WIDTHS = "the bound on the bias is of the widths of the cells"
 _BOUNDS_HOLD = "bounds of shares, counts and quantiles hold them, those of means do not"
 _CORRECTED = "cells whose noisy count was below {cut} are left out; the number of rows expected in them is added, and the bound on the bias includes the rest"
@@ -129,7 +131,8 @@ class JointCells(OpenedPoints):
 
     def _plan(self, question: str, names: Sequence[str], **options: Any) -> Callable[[], Any]:
         if question not in ("slope", "fit") or question in self.refusals:
-            return super()._plan(question, names, **options)
+            answer = super()._plan(question, names, **options)
+            return partial(self._leave_unbounded, answer) if self._has_even_cells else answer
         self._check_no_texts(names[:1])
         self._check_no_dates(names)
         if question == "fit":
@@ -142,6 +145,20 @@ class JointCells(OpenedPoints):
             return replace(found, estimate=estimate, standard_error=error, bias_bound=bias)
 
         return slope
+
+    @property
+    def _has_even_cells(self) -> bool:
+        """Whether numbers were cut into many declared cells for the number of rows: most hold few rows and are left out, and no bound was seen to hold what that moves."""
+        private = [each for each in self.content["columns"].values() if each["role"] != "kept"]
+        n_cells = math.prod(int(column["cells"]) for column in private)
+        n_rows = float(self.content["n_rows"]["value"] or 0.0)
+        is_even = any("levels" not in each and "means" not in each for each in private)
+        return is_even and n_rows < _FEW * n_cells
+
+    @staticmethod
+    def _leave_unbounded(answer: Callable[[], Result]) -> Result:
+        found = answer()
+        return replace(found, bias_bound=None, limits=(*found.limits, _EVEN))
 
     def _fit(self, estimator: Any, names: Sequence[str]) -> Result:
         if not callable(estimator):

@@ -270,7 +270,7 @@ class OpenedRows(KeptColumns):
 
         def find() -> Result:
             measured = self._find_measured(name)
-            if question == "mean" and within is None and measured is not None:
+            if question in ("mean", "slope") and within is None and measured is not None:
                 measured.check_mean(name)
             frame = self.to_pandas(names)
             zone = (DateScale.of(frame[name]) if scale is not None else None) or scale
